@@ -331,7 +331,7 @@ fn cancelling_is_an_error() {
 }
 
 #[test]
-#[should_panic(expected = "activations")]
+#[should_panic(expected = "x must have 10 elements (2 rows of 5), got 9")]
 fn activations_of_the_wrong_length_are_refused() {
     with_exec(Isa::best(), 1, |exec| {
         let w = packed(exec, Format::F32, 3, 5, 1);

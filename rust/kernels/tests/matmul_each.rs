@@ -134,7 +134,7 @@ fn empty_products_are_supported() {
 }
 
 #[test]
-#[should_panic(expected = "9 activations for 2 rows of 5")]
+#[should_panic(expected = "x must have 10 elements (2 rows of 5), got 9")]
 fn activations_of_the_wrong_length_are_refused() {
     with_exec(Isa::best(), 1, |exec| {
         let w = packed(exec, Format::F32, 3, 5, 1);
@@ -144,7 +144,7 @@ fn activations_of_the_wrong_length_are_refused() {
 }
 
 #[test]
-#[should_panic(expected = "f16 and int4 in one product")]
+#[should_panic(expected = "f16 and int4 cannot be combined in one call")]
 fn mixing_float_and_integer_formats_is_refused() {
     with_exec(Isa::best(), 1, |exec| {
         let [float, integer] = [Format::F16, Format::Int4].map(|format| packed(exec, format, 3, 5, 1));

@@ -21,10 +21,10 @@ const BLOCK_WORDS: usize = 2 + BLOCK_QUADS;
 const INLINE_INPUTS: usize = 4 * 1024;
 
 /// Number of tasks per thread, which evens out the speeds of threads.
-const TASKS_A_THREAD: usize = 4;
+const TASKS_PER_THREAD: usize = 4;
 
 /// Words of one block of R rows: `[scale, start, quads..][row]`. The scale is an f32; `start` subtracts the bias of the
-/// weights from the products; a quad is four bytes. Where groups have separate scales, the first two are zero.
+/// weights from the products; a quad is four bytes. If groups have separate scales, the first two are zero.
 pub(super) type BlockOfRows<const R: usize> = [[i32; R]; BLOCK_WORDS];
 
 /// Number of words of a row in a block where codes are multiplied: the initial values of partial sums, for each kind of
@@ -98,13 +98,13 @@ impl Input<'_> {
         std::ptr::eq(self.x, other.x) && self.k == other.k && self.basis == other.basis
     }
 
-    /// Returns the number of pieces. Rows are cut into tiles, and tiles into blocks, so that few rows occupy all threads.
-    fn pieces(&self) -> usize {
+    /// Returns the number of blocks of all tiles, the units of parallel work: even a single tile occupies all threads.
+    fn tile_blocks(&self) -> usize {
         (self.x.len() / self.k).div_ceil(self.tile_rows) * blocks(self.k)
     }
 
-    /// Returns the number of words of a piece, of the initial values of its partial sums, and of its groups.
-    fn piece_words(&self) -> [usize; 3] {
+    /// Returns the number of words of a block of a tile, of the initial values of its partial sums, and of its groups.
+    fn block_words(&self) -> [usize; 3] {
         let starts = if self.by_codes { START_WORDS } else { 0 };
         let groups = if self.basis == Basis::Plain { GROUP_WORDS } else { 0 };
         [BLOCK_WORDS, starts, groups].map(|words| words * self.tile_rows)
@@ -121,9 +121,9 @@ impl<'a> Activations<'a> {
         inputs: &[Input<'_>],
         buffer: &'a mut Scratch<i32>,
     ) -> Result<Vec<Self>, PoolError> {
-        let sizes = |input: &Input<'_>| input.piece_words().map(|words| words * input.pieces());
-        let mut room = buffer.take(inputs.iter().flat_map(sizes).sum());
-        let mut split = |words| room.split_off_mut(..words).expect("room for all inputs");
+        let sizes = |input: &Input<'_>| input.block_words().map(|words| words * input.tile_blocks());
+        let mut rest = buffer.take(inputs.iter().flat_map(sizes).sum());
+        let mut split = |words| rest.split_off_mut(..words).expect("enough words for all inputs");
         let quantized = inputs.iter().map(|input| {
             let [words, starts, groups] = sizes(input).map(&mut split);
             Self { words, starts, groups, blocks: blocks(input.k), tile_rows: input.tile_rows }
@@ -131,16 +131,16 @@ impl<'a> Activations<'a> {
         let mut quantized: Vec<_> = quantized.collect();
         if inputs.iter().map(|input| input.x.len()).sum::<usize>() < INLINE_INPUTS {
             for (&input, Self { words, starts, groups, .. }) in inputs.iter().zip(&mut quantized) {
-                exec.isa.run_dot(QuantizePieces { input, pieces: 0..input.pieces(), words, starts, groups });
+                exec.isa.run_dot(QuantizeBlocks { input, tile_blocks: 0..input.tile_blocks(), words, starts, groups });
             }
             return Ok(quantized);
         }
-        let rows: usize = inputs.iter().map(|input| input.pieces() * input.tile_rows).sum();
-        let task_rows = rows.div_ceil(TASKS_A_THREAD * exec.pool.threads());
+        let rows: usize = inputs.iter().map(|input| input.tile_blocks() * input.tile_rows).sum();
+        let task_rows = rows.div_ceil(TASKS_PER_THREAD * exec.pool.threads());
         let tiles = inputs.iter().zip(&mut quantized).map(|(input, Self { words, starts, groups, .. })| {
-            let task_pieces = task_rows.div_ceil(input.tile_rows);
-            let [words_of, starts_of, groups_of] = input.piece_words();
-            let tiles = |words, of_piece| Tiles::row_blocks(words, of_piece, task_pieces);
+            let task_blocks = task_rows.div_ceil(input.tile_rows);
+            let [words_of, starts_of, groups_of] = input.block_words();
+            let tiles = |words, row_words| Tiles::row_blocks(words, row_words, task_blocks);
             (tiles(words, words_of), tiles(starts, starts_of), tiles(groups, groups_of))
         });
         let tiles: Vec<_> = tiles.collect();
@@ -148,9 +148,9 @@ impl<'a> Activations<'a> {
             let (words, starts, groups) = &tiles[input];
             let mut words = words.take(task);
             let [mut starts, mut groups] = [starts, groups].map(|tiles| (!tiles.is_empty()).then(|| tiles.take(task)));
-            exec.isa.run_dot(QuantizePieces {
+            exec.isa.run_dot(QuantizeBlocks {
                 input: inputs[input],
-                pieces: words.rows(),
+                tile_blocks: words.rows(),
                 words: words.contiguous(),
                 starts: starts.as_mut().map_or(&mut [], |starts| starts.contiguous()),
                 groups: groups.as_mut().map_or(&mut [], |groups| groups.contiguous()),
@@ -195,9 +195,9 @@ impl<'a> Activations<'a> {
 }
 
 /// Kernel that quantizes blocks of tiles, which follow each other tile by tile.
-struct QuantizePieces<'a> {
+struct QuantizeBlocks<'a> {
     input: Input<'a>,
-    pieces: Range<usize>,
+    tile_blocks: Range<usize>,
     words: &'a mut [i32],
     /// Initial values of partial sums, if codes are multiplied.
     starts: &'a mut [i32],
@@ -205,16 +205,16 @@ struct QuantizePieces<'a> {
     groups: &'a mut [i32],
 }
 
-impl DotKernel for QuantizePieces<'_> {
+impl DotKernel for QuantizeBlocks<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Dot>(self, simd: S) {
-        let Self { input: Input { x, k, tile_rows, basis, .. }, pieces, words, starts, groups } = self;
+        let Self { input: Input { x, k, tile_rows, basis, .. }, tile_blocks, words, starts, groups } = self;
         let mut starts = starts.chunks_exact_mut(START_WORDS * tile_rows);
         let mut groups = groups.chunks_exact_mut(GROUP_WORDS * tile_rows);
-        for (piece, words) in pieces.zip(words.chunks_exact_mut(BLOCK_WORDS * tile_rows)) {
-            let (tile, block) = (piece / blocks(k), piece % blocks(k));
+        for (tile_block, words) in tile_blocks.zip(words.chunks_exact_mut(BLOCK_WORDS * tile_rows)) {
+            let (tile, block) = (tile_block / blocks(k), tile_block % blocks(k));
             let (starts, groups) = (starts.next().unwrap_or_default(), groups.next().unwrap_or_default());
             let rows = x[tile * tile_rows * k..].chunks_exact(k).take(tile_rows);
             if rows.len() < tile_rows {

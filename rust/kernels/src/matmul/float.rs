@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use super::unroll::unroll;
-use super::{Product, Shares, to_multiply};
+use super::{Product, TaskSizes, to_multiply};
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::matrix::PackedMatrix;
@@ -33,7 +33,7 @@ const UNROLL: usize = 2;
 const PREFETCH_BYTES: usize = 1024;
 
 /// Number of tasks per thread, which evens out the speeds of threads.
-const TASKS_A_THREAD: usize = 4;
+const TASKS_PER_THREAD: usize = 4;
 
 /// Largest number of panels of a task. With this many, packing activations is about 1/30 of the work.
 const MAX_TASK_PANELS: usize = 32;
@@ -44,9 +44,9 @@ const TASK_ROW_TILES: usize = 8;
 /// Multiplies with weights in format `F`.
 pub(super) fn multiply<F: FloatFormat>(exec: &Exec<'_>, products: &mut [Product<'_>]) -> Result<(), PoolError> {
     let most_rows = exec.isa.run(TileRows);
-    let shares = Shares::new(products, TASKS_A_THREAD * exec.pool.threads());
+    let task_sizes = TaskSizes::new(products, TASKS_PER_THREAD * exec.pool.threads());
     let plan = to_multiply(products).map(|product| {
-        let task_panels = shares.panels(product, MAX_STREAMS, MAX_TASK_PANELS);
+        let task_panels = task_sizes.panels(product, MAX_STREAMS, MAX_TASK_PANELS);
         let (m, n) = (product.m(), product.w.rows());
         // Rows are split evenly: nine are five and four, not eight and one.
         let tile_rows = m.div_ceil(m.div_ceil(most_rows));
@@ -65,7 +65,7 @@ pub(super) fn multiply<F: FloatFormat>(exec: &Exec<'_>, products: &mut [Product<
     })
 }
 
-/// Cut of a product into tasks.
+/// Partition of a product into tasks.
 struct Plan<'a> {
     x: &'a [f32],
     w: &'a PackedMatrix,
@@ -103,13 +103,13 @@ impl<F: FloatFormat> Kernel for Task<'_, F> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let block = if self.tile_rows == 1 { self.k } else { PACKED_ACTIVATIONS / self.tile_rows };
-        let mut room: [f32; PACKED_ACTIVATIONS];
+        let mut buffer: [f32; PACKED_ACTIVATIONS];
         let packed: &mut [f32] = if self.tile_rows == 1 {
             // A single row is read in place; clearing a buffer for it would cost as much as a small task.
             &mut []
         } else {
-            room = [0.0; PACKED_ACTIVATIONS];
-            &mut room
+            buffer = [0.0; PACKED_ACTIVATIONS];
+            &mut buffer
         };
         let mut first_k = 0;
         loop {
@@ -269,9 +269,9 @@ impl<F: FloatFormat, const R: usize, const P: usize> Kernel for Micro<'_, '_, F,
                 step::<S, F, R, P>(simd, &mut sums, &x[u], lines);
             });
             for pair in &pairs {
-                let ahead = pair[i].as_ptr().cast::<u8>().wrapping_add(PREFETCH_BYTES);
+                let address = pair[i].as_ptr().cast::<u8>().wrapping_add(PREFETCH_BYTES);
                 for line in (0..UNROLL * size_of::<Line<F>>()).step_by(64) {
-                    simd.prefetch(ahead.wrapping_add(line));
+                    simd.prefetch(address.wrapping_add(line));
                 }
             }
         }

@@ -36,17 +36,17 @@ impl<F: GroupedFormat> Weights for Grouped<F> {
     }
 
     #[inline(never)]
-    fn few<S: Dot, const R: usize>(panels: &mut Panels<'_, '_, Self>, simd: S) {
+    fn few_rows<S: Dot, const R: usize>(panels: &mut Panels<'_, '_, Self>, simd: S) {
         if const { R <= DIRECT_ROWS } {
             return panels.streams::<S, Packed<F>, R>(simd);
         }
-        let mut room = [ByteLine([0; LINE]); MAX_TILE_PANELS * FEW_BLOCKS * UNPACKED_BLOCK_LINES];
+        let mut unpacked_lines = [ByteLine([0; LINE]); MAX_TILE_PANELS * FEW_BLOCKS * UNPACKED_BLOCK_LINES];
         let mut sums = [[0.0; LANES]; MAX_FEW_SUMS];
         const { assert!(R * streams::<S>(R) <= MAX_FEW_SUMS) }
         match const { streams::<S>(R) } {
-            4 => panels.row_tiles::<S, R, 4>(simd, FEW_BLOCKS, &mut room, &mut sums),
-            2 => panels.row_tiles::<S, R, 2>(simd, FEW_BLOCKS, &mut room, &mut sums),
-            _ => panels.row_tiles::<S, R, 1>(simd, FEW_BLOCKS, &mut room, &mut sums),
+            4 => panels.row_tiles::<S, R, 4>(simd, FEW_BLOCKS, &mut unpacked_lines, &mut sums),
+            2 => panels.row_tiles::<S, R, 2>(simd, FEW_BLOCKS, &mut unpacked_lines, &mut sums),
+            _ => panels.row_tiles::<S, R, 1>(simd, FEW_BLOCKS, &mut unpacked_lines, &mut sums),
         }
     }
 
@@ -55,15 +55,15 @@ impl<F: GroupedFormat> Weights for Grouped<F> {
         simd: S,
         pass: Pass<'_, '_, R, P>,
         lines: [&[ByteLine]; P],
-        room: &mut [ByteLine],
+        unpacked_lines: &mut [ByteLine],
     ) {
         let blocks = pass.blocks.clone();
         let groups = blocks.start * BLOCK_PAIRS..(pass.cols / GROUP).min(blocks.end * BLOCK_PAIRS);
-        let (mut unpacked, panel_room) = ([&[][..]; P], blocks.len() * UNPACKED_BLOCK_LINES);
-        for (p, room) in room.chunks_exact_mut(panel_room).take(P).enumerate() {
-            let to = bytemuck::cast_slice_mut(room);
+        let (mut unpacked, panel_lines) = ([&[][..]; P], blocks.len() * UNPACKED_BLOCK_LINES);
+        for (p, unpacked_lines) in unpacked_lines.chunks_exact_mut(panel_lines).take(P).enumerate() {
+            let to = bytemuck::cast_slice_mut(unpacked_lines);
             simd.vectorize_dot(UnpackGroups::<F> { lines: lines[p], groups: groups.clone(), to, format: PhantomData });
-            unpacked[p] = room;
+            unpacked[p] = unpacked_lines;
         }
         let (lines, first_block) = (unpacked, blocks.start);
         if const { S::BY_CODES } {

@@ -1,10 +1,10 @@
 //! Matmul of integer and grouped formats: products of bytes, summed exactly over blocks of 128 inputs, or over groups of
-//! 32 or 16 inputs where these have separate factors.
+//! 32 or 16 inputs if these have separate factors.
 //!
 //! An output is one chain of multiply-adds over its row, from the first block or group to the last, beginning at zero:
-//! `sum = integer * (block_scale * scale) + sum`, in grouped formats with a factor in place of the block scale, and, where groups have
-//! offsets, then `sum = offset * sum of activations + sum`. Each `integer` is exact, so it may be computed in different
-//! ways:
+//! `sum = integer * (block_scale * scale) + sum`, in grouped formats with a factor in place of the block scale, followed
+//! by `sum = offset * sum of activations + sum` if groups have offsets. Each `integer` is exact, so it may be computed in
+//! different ways:
 //!
 //! - With few rows, each weight is read once, from memory: panels are streams of memory, each with its software prefetch,
 //!   and all rows use the unpacked weights. Integer formats are unpacked in registers.
@@ -22,7 +22,7 @@ use super::grouped::Grouped;
 use super::panels::{MAX_STREAMS, MAX_TASK_ROWS, Panels, Pass, RowTiles, Rows, TileRows, Weights};
 use super::tile::UNPACKED_BLOCKS;
 use super::unroll::unroll;
-use super::{Product, Shares, to_multiply};
+use super::{Product, TaskSizes, to_multiply};
 use crate::arch::{ByteLine, Dot, DotKernel, LANES};
 use crate::disjoint::{Tile, Tiles};
 use crate::matrix::{Band, PackedMatrix};
@@ -33,7 +33,7 @@ use crate::{Exec, PoolError};
 
 /// Number of tasks per thread, within the limits on a task's size: the last tasks should be short, and tasks that follow
 /// each other in memory cost little.
-const TASKS_A_THREAD: usize = 16;
+const TASKS_PER_THREAD: usize = 16;
 
 /// Largest number of panels of a task, which bounds its time, so that cancellation is quick.
 const MAX_TASK_PANELS: usize = 16;
@@ -52,7 +52,7 @@ pub(super) fn multiply(exec: &Exec<'_>, products: &mut [Product<'_>]) -> Result<
 }
 
 fn multiply_in(exec: &Exec<'_>, products: &mut [Product<'_>], buffer: &mut Scratch<i32>) -> Result<(), PoolError> {
-    let shares = Shares::new(products, TASKS_A_THREAD * exec.pool.threads());
+    let task_sizes = TaskSizes::new(products, TASKS_PER_THREAD * exec.pool.threads());
     let mut inputs: Vec<Input<'_>> = Vec::with_capacity(products.len());
     let plan = to_multiply(products).map(|product| {
         let (m, n) = (product.m(), product.w.rows());
@@ -60,15 +60,15 @@ fn multiply_in(exec: &Exec<'_>, products: &mut [Product<'_>], buffer: &mut Scrat
         let mut by_basis = [None; Basis::ALL.len()];
         for band in product.w.bands() {
             let basis = Basis::of(band.format);
-            let input = Input { x: product.x, k: product.w.cols(), tile_rows: rows.of_tile(), by_codes, basis };
+            let input = Input { x: product.x, k: product.w.cols(), tile_rows: rows.tile_rows(), by_codes, basis };
             let known = inputs.iter().position(|other| other.is_same(&input));
             by_basis[basis as usize] = Some(known.unwrap_or_else(|| {
                 inputs.push(input);
                 inputs.len() - 1
             }));
         }
-        let task_rows = m.min(MAX_TASK_ROWS / rows.of_tile() * rows.of_tile());
-        let task_panels = shares.panels(product, MAX_STREAMS, MAX_TASK_PANELS);
+        let task_rows = m.min(MAX_TASK_ROWS / rows.tile_rows() * rows.tile_rows());
+        let task_panels = task_sizes.panels(product, MAX_STREAMS, MAX_TASK_PANELS);
         let tiles = Tiles::new(product.out, n, 0..n, task_rows, task_panels * LANES);
         Plan { w: product.w, inputs: by_basis, rows, tiles }
     });
@@ -90,7 +90,7 @@ fn multiply_in(exec: &Exec<'_>, products: &mut [Product<'_>], buffer: &mut Scrat
     })
 }
 
-/// Cut of a product into tasks.
+/// Partition of a product into tasks.
 struct Plan<'a> {
     w: &'a PackedMatrix,
     /// Indices of its activations in each basis, which other products may share.
@@ -161,7 +161,7 @@ impl<F: IntegerFormat> Weights for Integer<F> {
     }
 
     #[inline(always)]
-    fn few<S: Dot, const R: usize>(panels: &mut Panels<'_, '_, Self>, simd: S) {
+    fn few_rows<S: Dot, const R: usize>(panels: &mut Panels<'_, '_, Self>, simd: S) {
         panels.streams::<S, F, R>(simd);
     }
 
@@ -170,19 +170,21 @@ impl<F: IntegerFormat> Weights for Integer<F> {
         simd: S,
         pass: Pass<'_, '_, R, P>,
         lines: [&[ByteLine]; P],
-        room: &mut [ByteLine],
+        unpacked_lines: &mut [ByteLine],
     ) {
         if const { F::BY_CODES.is_none() || S::BY_CODES } {
             return simd.vectorize_dot(RowTiles { pass, lines, first_block: 0, format: PhantomData::<F> });
         }
         let blocks = &pass.blocks;
-        let room = &mut room[..P * Self::BLOCKS * Self::BLOCK_LINES];
-        for (lines, to) in lines.iter().zip(room.chunks_exact_mut(Self::BLOCKS * Self::BLOCK_LINES)) {
+        let unpacked_lines = &mut unpacked_lines[..P * Self::BLOCKS * Self::BLOCK_LINES];
+        for (lines, to) in lines.iter().zip(unpacked_lines.chunks_exact_mut(Self::BLOCKS * Self::BLOCK_LINES)) {
             simd.vectorize_dot(UnpackBlocks::<F> { lines, blocks: blocks.clone(), to, format: PhantomData });
         }
         let (mut unpacked, first_block) = ([&[][..]; P], blocks.start);
-        for (unpacked, room) in unpacked.iter_mut().zip(room.chunks_exact(Self::BLOCKS * Self::BLOCK_LINES)) {
-            *unpacked = room;
+        for (unpacked, unpacked_lines) in
+            unpacked.iter_mut().zip(unpacked_lines.chunks_exact(Self::BLOCKS * Self::BLOCK_LINES))
+        {
+            *unpacked = unpacked_lines;
         }
         simd.vectorize_dot(RowTiles { pass, lines: unpacked, first_block, format: PhantomData::<Unpacked> });
     }

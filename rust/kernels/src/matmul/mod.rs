@@ -37,8 +37,9 @@ impl Product<'_> {
     /// Panics if the shapes do not match.
     fn check(&self) {
         let (m, n, k) = (self.m(), self.w.rows(), self.w.cols());
-        assert_eq!(self.out.len(), m * n, "outputs of {n} columns");
-        assert!(n == 0 || self.x.len() == m * k, "{} activations for {m} rows of {k}", self.x.len());
+        let (inputs, outputs) = (self.x.len(), self.out.len());
+        assert!(outputs == m * n, "out must be a whole number of rows of {n}, got {outputs} elements");
+        assert!(n == 0 || inputs == m * k, "x must have {} elements ({m} rows of {k}), got {inputs}", m * k);
     }
 
     /// Returns the format of the weights, or `None` if there is nothing to multiply.
@@ -102,19 +103,24 @@ pub fn matmul(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix, out: &mut [f32]) -> 
 /// If the activations and outputs of a product do not have the same number of whole rows, or if the matrices are neither
 /// all in integer and grouped formats nor all in the same floating-point format.
 pub fn matmul_each(exec: &Exec<'_>, products: &mut [Product<'_>]) -> Result<(), PoolError> {
-    let mut of_all = None;
+    let mut first_format = None;
     for product in &mut *products {
         product.check();
         if product.w.cols() == 0 {
             product.out.fill(0.0);
         }
         if let Some(format) = product.format() {
-            let of_all = *of_all.get_or_insert(format);
-            let alike = format == of_all || format.is_integer() && of_all.is_integer();
-            assert!(alike, "{} and {} in one product", of_all.name(), format.name());
+            let first_format = *first_format.get_or_insert(format);
+            let alike = format == first_format || format.is_integer() && first_format.is_integer();
+            assert!(
+                alike,
+                "{} and {} cannot be combined in one call: use one floating-point format, or only quantized formats",
+                first_format.name(),
+                format.name()
+            );
         }
     }
-    of_all.map_or(Ok(()), |format| format.visit(Multiply { exec, products }))
+    first_format.map_or(Ok(()), |format| format.visit(Multiply { exec, products }))
 }
 
 struct Multiply<'a, 'p> {
@@ -143,13 +149,13 @@ fn to_multiply<'a, 'p>(products: &'a mut [Product<'p>]) -> impl Iterator<Item = 
     products.iter_mut().filter(|product| product.format().is_some())
 }
 
-/// Task sizes that cut the weights of all products into shares of about the same size.
-struct Shares {
+/// Task sizes that partition the weights of all products into tasks of about the same size.
+struct TaskSizes {
     lines: usize,
 }
 
-impl Shares {
-    /// Returns the size of the shares of `tasks` tasks.
+impl TaskSizes {
+    /// Computes the size for `tasks` tasks.
     fn new(products: &mut [Product<'_>], tasks: usize) -> Self {
         let lines: usize = to_multiply(products).map(|product| product.lines()).sum();
         Self { lines: lines.div_ceil(tasks) }

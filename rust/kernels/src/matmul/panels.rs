@@ -1,6 +1,6 @@
 //! Loops over panels of bytes and tiles of rows, whatever the weight format.
 //!
-//! Few rows are one tile, and all of them use what was read of the weights; many rows are cut into tiles, which use
+//! Few rows form one tile, in which all rows use each load of the weights. Many rows are partitioned into tiles, which use
 //! unpacked blocks of weights one after the other.
 //!
 //! Kernels compute a fixed number of panels. Where fewer are left, the last panel takes the place of the missing ones and
@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::activations::Activations;
-use super::tile::{Ahead, MAX_TILE_PANELS, Micro, TileInput, UNPACKED_BLOCKS};
+use super::tile::{MAX_TILE_PANELS, Micro, Prefetch, TileInput, UNPACKED_BLOCKS};
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE};
 use crate::disjoint::Tile;
 use crate::quant::grouped::UNPACKED_BLOCK_LINES;
@@ -20,7 +20,7 @@ use crate::quant::integer::{BLOCK_PAIRS, BlockScales, Unpack};
 pub(super) const MAX_STREAMS: usize = 4;
 
 /// Largest number of lines that are unpacked of a panel.
-const MAX_ROOM_LINES: usize = UNPACKED_BLOCKS * UNPACKED_BLOCK_LINES;
+const MAX_UNPACKED_LINES: usize = UNPACKED_BLOCKS * UNPACKED_BLOCK_LINES;
 
 /// Largest number of rows of a task, which bounds its time: a usual chunk of 512, in whole tiles of 2, 4 or 6.
 pub(super) const MAX_TASK_ROWS: usize = 516;
@@ -36,36 +36,37 @@ pub(super) trait Weights: Sized + 'static {
     fn first_line(index: usize) -> usize;
 
     /// Multiplies all panels with one tile of R rows.
-    fn few<S: Dot, const R: usize>(panels: &mut Panels<'_, '_, Self>, simd: S);
+    fn few_rows<S: Dot, const R: usize>(panels: &mut Panels<'_, '_, Self>, simd: S);
 
-    /// Multiplies some blocks of P panels with all tiles of a task. `room` holds `BLOCKS` unpacked blocks of each panel.
+    /// Multiplies some blocks of P panels with all tiles of a task. `unpacked_lines` is a buffer for `BLOCKS` unpacked
+    /// blocks of each panel.
     fn multiply<S: Dot, const R: usize, const P: usize>(
         simd: S,
         pass: Pass<'_, '_, R, P>,
         lines: [&[ByteLine]; P],
-        room: &mut [ByteLine],
+        unpacked_lines: &mut [ByteLine],
     );
 }
 
-/// Tiles into which rows are cut.
+/// Partition of rows into tiles.
 #[derive(Clone, Copy)]
 pub(super) enum Rows {
     /// All rows are one tile.
     Few(usize),
-    /// Rows are cut into tiles of this many rows.
+    /// Rows are partitioned into tiles of this many rows.
     Many(usize),
 }
 
 impl Rows {
     /// Returns the number of rows of a tile.
-    pub fn of_tile(self) -> usize {
+    pub fn tile_rows(self) -> usize {
         match self {
             Self::Few(rows) | Self::Many(rows) => rows,
         }
     }
 }
 
-/// Numbers of rows that have a specialized kernel; other numbers are padded with rows of zeros.
+/// Numbers of rows with a specialized kernel; other numbers are padded with rows of zeros.
 const FEW_ROWS: [usize; 7] = [1, 2, 4, 6, 8, 12, 16];
 
 /// Returns the largest number of rows that are one tile: that whose accumulators fit the registers.
@@ -117,7 +118,7 @@ impl<W: Weights> DotKernel for Panels<'_, '_, W> {
         macro_rules! few {
             ($rows:expr, $($n:literal)*) => {
                 match $rows {
-                    $($n => if const { $n <= few_rows::<S>() } { W::few::<S, $n>(&mut self, simd) })*
+                    $($n => if const { $n <= few_rows::<S>() } { W::few_rows::<S, $n>(&mut self, simd) })*
                     rows => unreachable!("a tile of {rows} rows"),
                 }
             };
@@ -128,7 +129,7 @@ impl<W: Weights> DotKernel for Panels<'_, '_, W> {
                 macro_rules! many {
                     ($($r:literal x $p:literal)*) => {
                         $(if const { $r == S::BYTE_TILE_ROWS && $p == S::BYTE_TILE_PANELS } {
-                            self.many::<S, $r, $p>(simd);
+                            self.many_rows::<S, $r, $p>(simd);
                         })*
                     };
                 }
@@ -147,8 +148,8 @@ pub(super) const fn streams<S: Dot>(rows: usize) -> usize {
     streams
 }
 
-// What calls kernels is not compiled inside of a function with their instructions, and each level but once: inlined into
-// one another these functions were an eighth of all code.
+// Functions that call kernels are compiled without the instructions of the kernels, and never inlined: inlined into each
+// other they made up an eighth of all code.
 impl<'a, W: Weights> Panels<'a, '_, W> {
     /// Returns the number of panels.
     #[inline(always)]
@@ -181,11 +182,11 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
 
     /// Multiplies with any number of tiles of rows, and unpacks weights once for all of them.
     #[inline(never)]
-    fn many<S: Dot, const R: usize, const P: usize>(&mut self, simd: S) {
+    fn many_rows<S: Dot, const R: usize, const P: usize>(&mut self, simd: S) {
         let mut sums = [[0.0; LANES]; MAX_TASK_ROWS * MAX_TILE_PANELS];
-        let mut room = [ByteLine([0; LINE]); MAX_TILE_PANELS * MAX_ROOM_LINES];
-        const { assert!(W::BLOCKS * W::BLOCK_LINES <= MAX_ROOM_LINES) }
-        self.row_tiles::<S, R, P>(simd, W::BLOCKS, &mut room, &mut sums);
+        let mut unpacked_lines = [ByteLine([0; LINE]); MAX_TILE_PANELS * MAX_UNPACKED_LINES];
+        const { assert!(W::BLOCKS * W::BLOCK_LINES <= MAX_UNPACKED_LINES) }
+        self.row_tiles::<S, R, P>(simd, W::BLOCKS, &mut unpacked_lines, &mut sums);
     }
 
     /// Multiplies all panels, P at a time, with all rows of the task, `blocks_at_once` blocks at a time. Sums pause in
@@ -196,7 +197,7 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
         &mut self,
         simd: S,
         blocks_at_once: usize,
-        room: &mut [ByteLine],
+        unpacked_lines: &mut [ByteLine],
         sums: &mut [[f32; LANES]],
     ) {
         let count = self.count();
@@ -220,7 +221,7 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
                 let next_lines = W::first_line(blocks_at_once).div_ceil(tiles);
                 let out = if blocks.end == self.blocks { Some((&mut *self.out, columns.clone())) } else { None };
                 let pass = Pass { x, cols, first_tile, blocks, block_scales, next_weights, next_lines, sums, out };
-                W::multiply(simd, pass, lines, room);
+                W::multiply(simd, pass, lines, unpacked_lines);
             }
             self.column = columns.end;
         }
@@ -251,9 +252,9 @@ impl<W: Weights, U: Unpack, const R: usize, const P: usize> DotKernel for Stream
             for byte in (bytes..2 * bytes).step_by(LINE) {
                 simd.prefetch(block_scales[0].as_ptr().cast::<u8>().wrapping_add(byte));
             }
-            let ahead = Ahead::Weights { end: of.panel_lines, skip: (P - 1) * of.panel_lines };
+            let prefetch = Prefetch::Weights { end: of.panel_lines, skip: (P - 1) * of.panel_lines };
             let x = TileInput { x, starts, groups, blocks: 0..of.blocks, cols: of.cols };
-            Micro { x, block_scales, lines, first_block: 0, ahead, sums: &mut sums, format: PhantomData::<U> }
+            Micro { x, block_scales, lines, first_block: 0, prefetch, sums: &mut sums, format: PhantomData::<U> }
                 .run(simd);
             let columns = of.column..of.end.min(of.column + P * LANES);
             write(&sums, of.out, 0, &columns);
@@ -296,11 +297,11 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for RowTiles<'_, '_, U
         let Pass { x, cols, first_tile, blocks, block_scales, next_weights, next_lines, sums, mut out, .. } = pass;
         for tile in 0..sums.len() {
             let index = first_tile + tile;
-            let mut ahead = Ahead::Tile { blocks: &[], first: blocks.start, rows: [None; 2] };
+            let mut prefetch = Prefetch::Tile { blocks: &[], first: blocks.start, rows: [None; 2] };
             if sums.len() == 1 {
                 let mut lines = [next_weights[0]; MAX_TILE_PANELS];
                 lines[..P].copy_from_slice(&next_weights);
-                ahead = Ahead::Lines { lines, each: next_lines.div_ceil(blocks.len() * BLOCK_PAIRS) };
+                prefetch = Prefetch::Lines { lines, each: next_lines.div_ceil(blocks.len() * BLOCK_PAIRS) };
             } else {
                 for line in tile * next_lines..(tile + 1) * next_lines {
                     for weights in &next_weights {
@@ -322,14 +323,15 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for RowTiles<'_, '_, U
                     }
                     rows[1] = Some(outputs);
                 }
-                ahead = Ahead::Tile { blocks: &x.tile::<R>(index + 1)[blocks.clone()], first: blocks.start, rows };
+                prefetch =
+                    Prefetch::Tile { blocks: &x.tile::<R>(index + 1)[blocks.clone()], first: blocks.start, rows };
             }
             let starts = if S::BY_CODES { &x.starts(index)[blocks.clone()] } else { &[][..] };
             let groups = if const { U::FACTORS.is_some() } { &x.groups(index)[blocks.clone()] } else { &[][..] };
             let tile_x = &x.tile::<R>(index)[blocks.clone()];
             let tile_x = TileInput { x: tile_x, starts, groups, blocks: blocks.clone(), cols };
             let (sums, format) = (&mut sums[tile], PhantomData::<U>);
-            Micro { x: tile_x, block_scales, lines, first_block, ahead, sums, format }.run(simd);
+            Micro { x: tile_x, block_scales, lines, first_block, prefetch, sums, format }.run(simd);
             if let Some((out, columns)) = &mut out {
                 write(sums, out, tile * R, columns);
             }

@@ -25,7 +25,7 @@ const SUMS_IN_REGISTERS: usize = 8;
 const READ_ROWS: usize = 12;
 
 /// Memory that is prefetched while a tile is computed, since it is needed next.
-pub(super) enum Ahead<'a, const R: usize> {
+pub(super) enum Prefetch<'a, const R: usize> {
     /// Weights of the panels themselves, which come from memory in as many streams as there are panels side by side.
     Weights {
         /// Number of lines of a panel.
@@ -45,11 +45,11 @@ pub(super) enum Ahead<'a, const R: usize> {
     },
 }
 
-impl<const R: usize> Ahead<'_, R> {
+impl<const R: usize> Prefetch<'_, R> {
     /// Prefetches a share at part `index` of a block and panel `p`; `of_block` are the block's lines of a panel. The shares
     /// are small, since the processor stalls when more prefetches are outstanding than the cache can track.
     #[inline(always)]
-    fn prefetch<S: Simd>(
+    fn issue<S: Simd>(
         &self,
         simd: S,
         (block, of_block): (usize, &Range<usize>),
@@ -114,7 +114,7 @@ pub(super) struct Micro<'a, U: Unpack, const R: usize, const P: usize> {
     pub lines: [&'a [ByteLine]; P],
     /// Index of the block at the beginning of `lines`.
     pub first_block: usize,
-    pub ahead: Ahead<'a, R>,
+    pub prefetch: Prefetch<'a, R>,
     pub sums: &'a mut [[[f32; LANES]; P]; R],
     pub format: PhantomData<U>,
 }
@@ -127,12 +127,12 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for Micro<'_, U, R, P>
         if const { U::FACTORS.is_some() } {
             return self.add_factored_blocks(simd);
         }
-        let Self { x, block_scales, lines, first_block, ahead, sums: paused, .. } = self;
+        let Self { x, block_scales, lines, first_block, prefetch, sums: saved, .. } = self;
         let TileInput { x, starts: group_starts, blocks, .. } = x;
         let first = blocks.start;
         let mut sums = [[simd.splat(0.0); P]; R];
         if blocks.start > 0 {
-            unroll!(r in 0..R { load_row(simd, &paused[r], &mut sums[r]) });
+            unroll!(r in 0..R { load_row(simd, &saved[r], &mut sums[r]) });
         }
         for (block, [scales, starts, quads @ ..]) in blocks.zip(x) {
             let mut integers = [[simd.splat_i32(0); P]; R];
@@ -151,13 +151,13 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for Micro<'_, U, R, P>
                     unroll!(p in 0..P {
                         add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, 0, quads, &starts[0]);
                         add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, 1, quads, &starts[1]);
-                        ahead.prefetch(simd, here, index, p, lines[p]);
+                        prefetch.issue(simd, here, index, p, lines[p]);
                     });
                 } else {
                     unroll!(q in [0 1 2 3 4 5 6 7] {
                         add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q]);
                         if q % 2 == 1 && q / 2 < P {
-                            ahead.prefetch(simd, here, index, q / 2, lines[q / 2]);
+                            prefetch.issue(simd, here, index, q / 2, lines[q / 2]);
                         }
                     });
                 }
@@ -168,7 +168,7 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for Micro<'_, U, R, P>
                 add_scaled(simd, &mut sums[r], &integers[r], &block_scale, f32::from_bits(scales[r].cast_unsigned()));
             });
         }
-        unroll!(r in 0..R { store_row(simd, &sums[r], &mut paused[r]) });
+        unroll!(r in 0..R { store_row(simd, &sums[r], &mut saved[r]) });
     }
 }
 
@@ -177,15 +177,15 @@ impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
     /// few sums there is a copy, which the compiler keeps in registers.
     #[inline(always)]
     fn add_factored_blocks<S: Dot>(self, simd: S) {
-        let Self { x, lines, first_block, ahead, sums: paused, .. } = self;
+        let Self { x, lines, first_block, prefetch, sums: saved, .. } = self;
         let TileInput { x, starts: group_starts, groups, blocks, cols } = x;
         let first = blocks.start;
         if blocks.start == 0 {
-            *paused = [[[0.0; LANES]; P]; R];
+            *saved = [[[0.0; LANES]; P]; R];
         }
-        let mut few = [[[0.0; LANES]; P]; R];
+        let mut local = [[[0.0; LANES]; P]; R];
         if const { R * P <= SUMS_IN_REGISTERS } {
-            few = *paused;
+            local = *saved;
         }
         for (block, [_, _, quads @ ..]) in blocks.zip(x) {
             let here = (block, &(U::first_line(block)..U::first_line(block + 1)));
@@ -198,13 +198,13 @@ impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
                     starts = &group_starts[block - first][kind::<S, U>()].as_chunks().0[index];
                 }
                 let x = Group { quads: &quads[index], words: &groups[block - first][index], starts, index };
-                let sums = if const { R * P <= SUMS_IN_REGISTERS } { &mut few } else { in_memory(paused) };
+                let sums = if const { R * P <= SUMS_IN_REGISTERS } { &mut local } else { in_memory(saved) };
                 add_group::<S, U, R, P>(simd, sums, &at, x);
-                unroll!(p in 0..P { ahead.prefetch(simd, here, index, p, lines[p]) });
+                unroll!(p in 0..P { prefetch.issue(simd, here, index, p, lines[p]) });
             }
         }
         if const { R * P <= SUMS_IN_REGISTERS } {
-            *paused = few;
+            *saved = local;
         }
     }
 }
@@ -257,7 +257,7 @@ fn in_own_register<T>(quads: &T) -> &T {
     }
 }
 
-// Each level of the loops is a separate function: unrolled in one body they would be thousands of lines.
+// Each loop level is a separate function: unrolled in one body they would be thousands of lines.
 
 #[inline(always)]
 fn load_row<S: Simd, const P: usize>(simd: S, from: &[[f32; LANES]; P], to: &mut [S::F32; P]) {
