@@ -25,7 +25,7 @@ async def capital(llm: AsyncLLM, country: str) -> str:
 
 async def endless_story(llm: AsyncLLM, texts: list[str]) -> None:
     """Generates until the context is full or the task is cancelled."""
-    async for delta in llm.stream("Once upon a time,", SamplingParams(ignore_eos=True, seed=1)):
+    async for delta in llm.stream("Once upon a time,", SamplingParams(ignore_eos=True, seed=1, max_tokens=None)):
         texts.append(delta.text)
 
 
