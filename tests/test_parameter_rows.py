@@ -65,6 +65,30 @@ def test_python_has_the_defaults_of_the_rows() -> None:
     assert set(OPTIONS) <= options
 
 
+NUMBERS = [
+    row
+    for row in SAMPLING.values()
+    if row.kind in ("int", "float") and not row.required and hasattr(SamplingParams, row.name)
+]
+
+
+@pytest.mark.parametrize("row", NUMBERS, ids=lambda row: row.name)
+def test_python_has_the_bounds_of_the_rows(row: _native.ParameterRow) -> None:
+    assert row.minimum is not None
+    assert row.maximum is not None
+    accepted: list[float] = [row.maximum, row.minimum + row.exclusive_minimum]
+    refused: list[float] = [row.maximum + 1, row.minimum - (not row.exclusive_minimum)]
+
+    def given(value: float) -> dict[str, Any]:
+        return {"max_tokens": None, row.name: value}
+
+    for value in accepted:
+        SamplingParams(**given(value))
+    for value in refused:
+        with pytest.raises(InvalidParameterError):
+            SamplingParams(**given(value))
+
+
 @pytest.mark.parametrize(
     ("params", "field", "value", "requirement"),
     [
