@@ -138,7 +138,7 @@ def test_70_a_client_that_reads_slowly_gets_it_all(engine: type[fakes.Engine], m
 
 
 def test_70_the_time_of_a_client_that_never_reads(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "LAST_WORDS", 0.2)
+    monkeypatch.setattr(streaming, "RESPONSE_GRACE", 0.2)
     with serving(ServerSettings(max_concurrent_requests=1, request_timeout=0.5)) as live:
         begun = time.monotonic()
         with full(live):
@@ -217,7 +217,7 @@ def program(*arguments: str, text: str = PROGRAM) -> Generator[tuple[subprocess.
 def test_clients_beyond_the_limit_take_the_places_of_idle_ones(
     engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "most_connections", lambda: 4)
+    monkeypatch.setattr(http_protocol, "max_connections", lambda: 4)
     engine.step_seconds = 0.01
     with serving() as live, ask(live, stream=True, max_tokens=100) as busy:
         said = busy.recv(100)

@@ -104,16 +104,19 @@ def test_63_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
 
 USAGE: list[tuple[list[str], str]] = [
     (["--port", "70000"], "70000 is not in the range"),
-    (["--model", "a"], "--model is 'a'; it must be NAME=MODEL"),
-    (["--lora-module", "a="], "--lora-module is 'a='; it must be NAME=PATH"),
+    (["--model", "a"], "--model must be NAME=MODEL, got 'a'"),
+    (["--lora-modules", "a="], "--lora-modules must be NAME=PATH, got 'a='"),
     (["--model", "a=/no/such/model"], "no directory /no/such/model"),
     (["/no/such/model"], "no directory /no/such/model"),
-    (["--metrics-prefix", "a b"], "metrics_prefix is 'a b'"),
-    (["--request-timeout", "-1"], "request_timeout is -1.0"),
+    (["--metrics-prefix", "a b"], "metrics_prefix must be letters, digits, _ and :, not beginning with a digit, got 'a b'"),
+    (["--request-timeout", "-1"], "request_timeout"),
     (["--api-key", " a"], "api_keys[0] must be"),
     (["--threads", "0"], "0 is not in the range"),
     (["--max-queued-requests", "0"], "0 is not in the range"),
-    (["--tool-call-parser", "nonsense"], "tool_call_parser is 'nonsense'"),
+    (["--tool-call-parser", "nonsense"], "'nonsense'"),
+    (["--chat-template", "/no/such/file"], "--chat-template: cannot read /no/such/file"),
+    (["--served-model-name", "a", "--model", "b=c"], "--served-model-name requires MODEL"),
+    (["--unknown-fields", "drop"], "'drop' is not one of 'reject', 'warn', 'ignore'"),
 ]
 
 

@@ -23,7 +23,7 @@ def call(index: int, arguments: str, name: str | None = None) -> MessageDelta:
 def happened(parts: OutputParts, *deltas: StreamDelta) -> list[tuple[str, int, str]]:
     events = [event for each in deltas for event in parts.add(each)]
     events += parts.end()
-    return [(event.what, event.part.index, event.text) for event in events]
+    return [(event.kind, event.part.index, event.text) for event in events]
 
 
 def shown(parts: list[OutputPart]) -> list[tuple[str, str, str, str]]:
@@ -43,23 +43,23 @@ def test_parts_come_one_after_another() -> None:
         delta(MessageDelta(tool_calls=[*call(1, "[", "g").tool_calls])),
         delta(MessageDelta(content=" Now.")),
     ) == [
-        ("opened", 0, ""),
-        ("grown", 0, "Hm"),
-        ("grown", 0, "."),
-        ("closed", 0, ""),
-        ("opened", 1, ""),
-        ("grown", 1, "I "),
-        ("grown", 1, "ask."),
-        ("closed", 1, ""),
-        ("opened", 2, ""),
-        ("grown", 2, "{}"),
-        ("closed", 2, ""),
-        ("opened", 3, ""),
-        ("grown", 3, "["),
-        ("closed", 3, ""),
-        ("opened", 4, ""),
-        ("grown", 4, " Now."),
-        ("closed", 4, ""),
+        ("start", 0, ""),
+        ("delta", 0, "Hm"),
+        ("delta", 0, "."),
+        ("stop", 0, ""),
+        ("start", 1, ""),
+        ("delta", 1, "I "),
+        ("delta", 1, "ask."),
+        ("stop", 1, ""),
+        ("start", 2, ""),
+        ("delta", 2, "{}"),
+        ("stop", 2, ""),
+        ("start", 3, ""),
+        ("delta", 3, "["),
+        ("stop", 3, ""),
+        ("start", 4, ""),
+        ("delta", 4, " Now."),
+        ("stop", 4, ""),
     ]
     assert shown(parts.all) == [
         ("reasoning", "Hm.", "", ""),
@@ -107,10 +107,10 @@ def test_tokens_without_text_are_of_the_text_all_the_same() -> None:
     parts = OutputParts()
     first, second = ({1: Logprob(-1.0, 1, "\N{REPLACEMENT CHARACTER}")}, {2: Logprob(-2.0, 1, "é")})
     assert happened(parts, delta(None, "", [first]), delta(None, "é", [second]), delta(None)) == [
-        ("opened", 0, ""),
-        ("grown", 0, ""),
-        ("grown", 0, "é"),
-        ("closed", 0, ""),
+        ("start", 0, ""),
+        ("delta", 0, ""),
+        ("delta", 0, "é"),
+        ("stop", 0, ""),
     ]
     assert parts.all[0].logprobs == [first, second]
 

@@ -13,7 +13,7 @@ import fakes
 from ferrule import AsyncLLM, SamplingParams, StructuredOutputsParams
 from ferrule.server import ServerSettings
 from ferrule.server.schema.limits import MAX_TOKEN_IDS
-from ferrule.server.schema.sampling import OTHERWISE, SamplingFields, StructuredOutputs
+from ferrule.server.schema.sampling import NOT_IN_REQUESTS, SamplingFields, StructuredOutputs
 from server.live import Answer, Live, events, serving
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -30,8 +30,8 @@ def shared(tiny: Live) -> Live:
 
 
 def test_every_parameter_of_the_library_can_be_asked_for() -> None:
-    assert SamplingFields.model_fields.keys() | OTHERWISE == {field.name for field in fields(SamplingParams)}
-    assert not SamplingFields.model_fields.keys() & OTHERWISE
+    assert SamplingFields.model_fields.keys() | NOT_IN_REQUESTS == {field.name for field in fields(SamplingParams)}
+    assert not SamplingFields.model_fields.keys() & NOT_IN_REQUESTS
     names = {field.alias or name for name, field in StructuredOutputs.model_fields.items()}
     assert names == {field.name for field in fields(StructuredOutputsParams)}
 
@@ -63,12 +63,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("54", {"structured_outputs": {}}, "structured_outputs"),
     ("54", {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
     ("54", {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
-    ("55", {"audio": None}, "audio"),
-    ("55", {"functions": []}, "functions"),
-    ("55", {"logits_processors": []}, "logits_processors"),
-    ("55", {"structured_outputs": {"disable_fallback": True}}, "structured_outputs.disable_fallback"),
-    ("55", {"stream_options": {"chunk_size": 1}}, "stream_options.chunk_size"),
-    ("55", {"store": True}, "store"),
+    ("55", {"logits_processors": ["a"]}, "logits_processors"),
     ("55", {"response_format": {"type": "text", "foo": 1}}, "response_format.foo"),
     (
         "55",
@@ -76,7 +71,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "response_format.json_schema.foo",
     ),
     ("39", {"structured_outputs": {"choice": ["\\ud800"]}}, "structured_outputs.choice[0]"),
-    ("55", {"service_tier": "flex"}, "service_tier"),
     ("", {"priority": 2**40}, "priority"),
     ("", {"cache_salt": ""}, "cache_salt"),
     ("", {"seed": -1}, "seed"),
@@ -99,13 +93,11 @@ CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
     ("", {"messages": "Hi"}, "messages"),
     ("", {"messages": [{"content": "Hi"}]}, "messages[0].role"),
     ("55", {"messages": [{"role": "alien", "content": "Hi"}]}, "messages[0].role"),
-    ("55", {"messages": [{"role": "user", "content": "Hi", "foo": 1}]}, "messages[0].foo"),
+    ("55", {"audio": {"voice": "a"}}, "audio"),
+    ("55", {"modalities": ["text", "audio"]}, "modalities"),
+    ("55", {"functions": [{"name": "a"}]}, "functions"),
+    ("55", {"web_search_options": {}}, "web_search_options"),
     ("55", {"messages": [{"role": "assistant", "content": "", "audio": {"id": "a"}}]}, "messages[0].audio"),
-    (
-        "55",
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "foo": 1}]}]},
-        "messages[0].content[0].foo",
-    ),
     ("55", {"messages": [{"role": "user", "content": "Hi"}, {"role": "user", "content": None}]}, "messages[1]"),
     ("55", {"messages": [{"role": "assistant"}]}, "messages[0]"),
     ("55", {"messages": [{"role": "user", "content": "a", "tool_call_id": "b"}]}, "messages[0]"),
@@ -115,13 +107,6 @@ CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
         {"messages": [{"role": "tool", "content": "a", "tool_calls": [{"function": {"name": "b"}}]}]},
         "messages[0]",
     ),
-    (
-        "55",
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a"}, "foo": 1}]}]},
-        "messages[0].tool_calls[0].foo",
-    ),
-    ("55", {"tools": [{**TOOL, "foo": 1}]}, "tools[0].foo"),
-    ("55", {"tools": [{"type": "function", "function": {"name": "a", "foo": 1}}]}, "tools[0].function.foo"),
     ("", {"tool_choice": "required"}, "tool_choice"),
     ("", {"tool_choice": "sometimes"}, "tool_choice"),
     ("", {"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
@@ -154,11 +139,104 @@ COMPLETIONS_ALONE: list[tuple[str, dict[str, Any], str]] = [
     ("", {"suffix": "b", "echo": True}, "echo"),
     ("", {"suffix": "b", "prompt": [5]}, "suffix"),
     ("", {"max_tokens": 0}, "max_tokens"),
-    ("", {"tools": [TOOL]}, "tools"),
+]
+UNKNOWN: list[tuple[str, dict[str, Any], str]] = [
+    ("chat/completions", {"foo": 1}, "foo"),
+    ("chat/completions", {"tool_choice": "none", "tools": [{**TOOL, "foo": 1}]}, "tools[0].foo"),
+    (
+        "chat/completions",
+        {"tool_choice": "none", "tools": [{"type": "function", "function": {"name": "a", "foo": 1}}]},
+        "tools[0].function.foo",
+    ),
+    ("chat/completions", {"messages": [{"role": "user", "content": "Hi", "foo": 1}]}, "messages[0].foo"),
+    (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "foo": 1}]}]},
+        "messages[0].content[0].foo",
+    ),
+    (
+        "chat/completions",
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"id": "b", "function": {"name": "a"}, "foo": 1}]},
+                {"role": "user", "content": "Hi"},
+            ]
+        },
+        "messages[0].tool_calls[0].foo",
+    ),
+    ("completions", {"structured_outputs": {"regex": "a", "foo": True}}, "structured_outputs.foo"),
+    ("completions", {"stream": True, "stream_options": {"chunk_size": 1}}, "stream_options.chunk_size"),
+    ("completions", {"tools": [TOOL]}, "tools"),
+]
+ACCEPTED: list[dict[str, Any]] = [
+    {"store": True},
+    {"metadata": {"a": "b"}},
+    {"service_tier": "flex"},
+    {"verbosity": "low"},
+    {"modalities": ["text"]},
+    {"safety_identifier": "a", "prompt_cache_key": "b", "prompt_cache_retention": "24h", "user": "c"},
+    {"parallel_tool_calls": True},
+    {"audio": None, "functions": None, "logit_bias": None, "foo": None},
+    {"functions": [], "function_call": "auto"},
 ]
 
 
 @pytest.mark.native
+def with_prompt(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    plain = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"prompt": "Hi"}
+    return {**plain, "max_tokens": 2, **body}
+
+
+@pytest.fixture(scope="module")
+def rejecting() -> Iterator[Live]:
+    with serving(ServerSettings(unknown_fields="reject")) as live:
+        yield live
+
+
+@pytest.mark.parametrize(("path", "body", "field"), UNKNOWN)
+def test_55_unknown_fields_are_refused_with_reject(
+    rejecting: Live, path: str, body: dict[str, Any], field: str
+) -> None:
+    found = rejecting.request(f"/v1/{path}", with_prompt(path, body))
+    assert (found.status, found.error["param"], found.error["code"]) == (400, field, "unknown_parameter")
+
+
+@pytest.mark.parametrize(("path", "body", "field"), UNKNOWN)
+def test_55_unknown_fields_are_reported_in_a_header_with_warn(
+    live: Live, path: str, body: dict[str, Any], field: str
+) -> None:
+    found = live.request(f"/v1/{path}", with_prompt(path, body))
+    assert found.status == 200, found.body
+    assert found.headers["X-Ferrule-Ignored-Fields"] == field
+
+
+def test_55_an_unknown_field_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(ServerSettings()) as live, caplog.at_level("WARNING", "ferrule.server"):
+        for _ in range(2):
+            live.request("/v1/completions", {"prompt": "Hi", "max_tokens": 1, "foo\r\nbar": 1})
+    warned = [record for record in caplog.records if record.getMessage() == "unknown field ignored"]
+    assert [record.__dict__["fields"]["field"] for record in warned] == ["foo\r\nbar"]
+
+
+def test_55_the_name_of_an_unknown_field_is_cut(rejecting: Live) -> None:
+    found = rejecting.request("/v1/completions", {"prompt": "Hi", "a" * 1000: 5})
+    assert found.error["message"].startswith(f"unknown field: {'a' * 100};")
+
+
+def test_55_unknown_fields_are_silent_with_ignore() -> None:
+    with serving(ServerSettings(unknown_fields="ignore")) as live:
+        found = live.request("/v1/completions", {"prompt": "Hi", "max_tokens": 1, "foo": 1})
+    assert found.status == 200
+    assert "X-Ferrule-Ignored-Fields" not in found.headers
+
+
+@pytest.mark.parametrize("body", ACCEPTED, ids=str)
+def test_55_fields_without_effect_are_accepted(live: Live, body: dict[str, Any]) -> None:
+    found = live.request("/v1/chat/completions", with_prompt("chat", body))
+    assert found.status == 200, found.body
+    assert "X-Ferrule-Ignored-Fields" not in found.headers
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "asked", "param"),
@@ -182,11 +260,10 @@ def test_what_cannot_be_is_refused_by_name(
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"prompt": [5, "a"]}, "prompt[1] is 'a': Input should be a valid integer"),
-        ({"prompt": [5] * (MAX_TOKEN_IDS + 1)}, f"List should have at most {MAX_TOKEN_IDS} items"),
-        ({"stop": [None]}, "stop[0] is None: Input should be a valid string"),
-        ({"prediction": 5}, "prediction is 5: Input should be an object"),
-        ({"a" * 1000: 5}, f"{'a' * 100} is not supported"),
+        ({"prompt": [5, "a"]}, "prompt[1] must be an integer, got 'a'"),
+        ({"prompt": [5] * (MAX_TOKEN_IDS + 1)}, f"prompt must be a list of at most {MAX_TOKEN_IDS} items, got [5, 5"),
+        ({"stop": [None]}, "stop[0] must be a string, got None"),
+        ({"prediction": 5}, "prediction must be an object, got 5"),
     ],
 )
 def test_what_is_wrong_is_said_of_the_form_that_was_sent(live: Live, asked: dict[str, Any], said: str) -> None:
@@ -256,7 +333,7 @@ def test_56_what_is_no_json(live: Live, body: bytes) -> None:
     [
         (b"{:", "property name"),
         (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
-        (b'{"prompt": 1' + b"0" * 5000 + b"}", "digits than the limit, 4300"),
+        (b'{"prompt": 1' + b"0" * 5000 + b"}", "a number has more than 4300 digits"),
         (b'{"prompt": "\xff"}', "byte 12 is 0xff"),
     ],
     ids=["syntax", "depth", "digits", "encoding"],
@@ -459,5 +536,5 @@ def test_rerank(shared: Live) -> None:
     for path in ("/rerank", "/v2/rerank"):
         found = shared.request(path, {"query": "capital", "documents": [{"text": each} for each in documents]}).json
         assert sorted(each["index"] for each in found["results"]) == [0, 1, 2]
-    refused = shared.request("/rerank", {"query": "a", "documents": [{"text": "b", "foo": 1}]})
-    assert refused.error["param"] == "documents[0].foo"
+    ignored = shared.request("/rerank", {"query": "a", "documents": [{"text": "b", "foo": 1}]})
+    assert ignored.headers["X-Ferrule-Ignored-Fields"] == "documents[0].foo"

@@ -1,6 +1,6 @@
-"""The command `ferrule`: text on stdout, everything else on stderr, JSON where a program reads.
+"""The command `ferrule`: results on stdout, messages on stderr, JSON for programs.
 
-Exit codes: 0 done, 1 an error while working, 2 a command line that cannot be, 130 Ctrl-C.
+Exit codes: 0 success, 1 error, 2 usage error, 130 interrupted (Ctrl-C).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-import ferrule._cli.parent_process  # reads the parent's id before anything slow
+from ferrule._cli.parent_process import PARENT_PID as PARENT_PID  # reads it before any slow import
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
     warnings.showwarning = _show_warning
     try:
-        # A click command returns what its function does, or the code of ctx.exit(): of --help, for one.
+        # A click command returns the value of its function, or the code of ctx.exit(), for example after --help.
         code = app(args=None if arguments is None else list(arguments), prog_name="ferrule", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:  # usage errors among them, whose code is 2
@@ -39,10 +39,10 @@ def _main(arguments: Sequence[str] | None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:
-        # `| head` has read enough.
+        # The reader closed the pipe, for example `| head`.
         discard_output()
         return 1
-    except OSError as error:  # a full disk, most likely: files of models have errors of their own
+    except OSError as error:  # most likely a full disk: model files have their own errors
         discard_output()
         return _fail(str(error), 1)
     return code if isinstance(code, int) else 0

@@ -1,4 +1,4 @@
-"""The group of commands. A command's module is imported when it is run, so that each starts quickly."""
+"""The group of commands. The module of a command is imported when it runs, which keeps startup fast."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from ferrule._cli.help import CONTEXT, EXIT_CODES
 TOPICS = {
     "Use a model": {
         "run": "Continue a prompt.",
-        "chat": "Talk with a model.",
-        "serve": "Answer over HTTP, as OpenAI's API does, with a chat page.",
-        "run-batch": "Answer a file of requests.",
+        "chat": "Chat with a model.",
+        "serve": "Serve models over HTTP (OpenAI's API), with a chat page.",
+        "run-batch": "Run a file of requests.",
     },
     "Understand and measure": {
-        "explain": "Show how each token comes about.",
-        "info": "Show what a model is and what it needs.",
-        "bench": "Measure prefill and decode.",
-        "eval": "Measure perplexity, distance from a reference, and tasks.",
+        "explain": "Show the candidates and probabilities of each token.",
+        "info": "Show architecture, size and memory needs of a model.",
+        "bench": "Measure prefill and decode speed.",
+        "eval": "Measure perplexity, distance from a reference, and task accuracy.",
     },
-    "Keep models": {
+    "Manage models": {
         "pull": "Download a model.",
-        "quantize": "Pack a model into a directory that loads at once.",
-        "list": "Show the models that were downloaded, and packed files.",
-        "rm": "Remove them.",
+        "quantize": "Quantize and pack a model into a directory that loads fast.",
+        "list": "List downloaded models and packed files.",
+        "rm": "Remove downloaded models and packed files.",
     },
-    "And": {
-        "completion": "Let the shell complete commands and options.",
+    "Shell": {
+        "completion": "Print the shell completion script.",
     },
 }
 COMMANDS = {name: text for topic in TOPICS.values() for name, text in topic.items()}
-"""Each is the function `command` of the module of its name, or of the one below."""
+"""Descriptions of the commands; each command is the function `command` of the module of its name or of `MODULES`."""
 MODULES = {"list": "listing", "run-batch": "run_batch"}
-"""A module `list` would hide the builtin in this package."""
+"""Modules with another name than their command; a module `list` would hide the builtin."""
 
 WELCOME = """\
-ferrule runs language models on this computer's processors.
+ferrule runs language models on CPUs.
 
-A small model is inside, so that you can try everything at once:
+A small model is included for first steps:
 
-  ferrule run "The capital of France is"       it continues a text
-  ferrule chat                                 it answers you
-  ferrule explain "The capital of France is"   why it writes what it writes
+  ferrule run "The capital of France is"       continue a text
+  ferrule chat                                 chat with the model
+  ferrule explain "The capital of France is"   show the probabilities of each token
 
-It is a toy. Real models come from the Hugging Face hub, or from a directory:
+Larger models are loaded from the Hugging Face hub or from a directory:
 
   ferrule chat Qwen/Qwen3-0.6B
 
-`ferrule --help` lists all commands, `ferrule chat --help` explains one."""
+`ferrule --help` lists all commands, `ferrule chat --help` describes one."""
 
 
 class _LazyGroup(click.Group):
@@ -66,7 +66,7 @@ class _LazyGroup(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Without importing what is only named."""
+        """Completes command names without importing their modules."""
         options = click.Command.shell_complete(self, ctx, incomplete)
         return options + [CompletionItem(name, help=COMMANDS[name]) for name in COMMANDS if name.startswith(incomplete)]
 
@@ -86,7 +86,7 @@ class _LazyGroup(click.Group):
 
 
 def _suggestion(name: str) -> str:
-    """What may have been meant: a prompt, or a command of nearly that name."""
+    """Suggests `run` for a prompt, or the command with the most similar name."""
     if " " in name:
         return " A prompt needs a command before it: ferrule run PROMPT."
     near = get_close_matches(name, COMMANDS, 1)
@@ -104,8 +104,8 @@ def _suggestion(name: str) -> str:
 def app(context: click.Context) -> None:
     """LLM inference on CPUs.
 
-    MODEL is a directory of a Hugging Face model, a GGUF file, org/repo on the hub, or org/repo:Q4_K_M for one of its
-    GGUF files. Left out, it is the small model that ships with ferrule:
+    MODEL is a directory with a Hugging Face model, a GGUF file, org/repo on the hub, or org/repo:Q4_K_M for one of its
+    GGUF files. The default is the small model that ships with ferrule:
 
     \b
       ferrule run "The capital of France is"
@@ -113,7 +113,7 @@ def app(context: click.Context) -> None:
       ferrule chat
       ferrule run Qwen/Qwen3-0.6B "Once upon a time," --temperature 0.8 --seed 1
 
-    Where NO_COLOR is set, or the output is no terminal, it is plain text.
+    Output is plain text if NO_COLOR is set or stdout is not a terminal.
     """  # noqa: D301  # \b keeps click from filling the examples
     if context.invoked_subcommand is None:
         click.echo(WELCOME)

@@ -1,4 +1,4 @@
-"""Help that teaches by example, with options under headings by what they are about."""
+"""Help texts with examples and with options grouped under headings."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import click
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""Of every command, by itself too: click makes an option for help once, for the context that asks first."""
-EXIT_CODES = "Exit codes: 0 done, 1 an error while working, 2 a command line that cannot be, 130 Ctrl-C."
+"""Context settings of every command: click creates the help option once, for the first context."""
+EXIT_CODES = "Exit codes: 0 success, 1 error, 2 usage error, 130 interrupted (Ctrl-C)."
 
 
 class Option(click.Option):
-    """An option that stands under a heading."""
+    """An option with a heading in the help text."""
 
     def __init__(self, *arguments: Any, topic: str, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -22,7 +22,7 @@ class Option(click.Option):
 
 
 def options(topic: str, table: Sequence[tuple[tuple[str, ...], dict[str, Any]]]) -> Callable[[Decorated], Decorated]:
-    """Adds options under a heading: for each its names, and what click.option wants to know of it."""
+    """Adds options under a heading: for each its names and its keyword arguments of click.option."""
 
     def add(command: Decorated) -> Decorated:
         for names, settings in reversed(table):
@@ -33,22 +33,23 @@ def options(topic: str, table: Sequence[tuple[tuple[str, ...], dict[str, Any]]])
 
 
 class Command(click.Command):
-    """A command with examples: what they do, and how they are typed."""
+    """A command with examples: description and command line."""
 
     def __init__(self, *arguments: Any, examples: Sequence[tuple[str, str]], **settings: Any) -> None:
         super().__init__(*arguments, context_settings=CONTEXT, **settings)
         self.examples = examples
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Puts the examples below what the command is."""
+        """Writes the examples below the description."""
         super().format_help_text(ctx, formatter)
         with formatter.section("Examples"):
-            for meaning, typed in self.examples:
-                # A command line stays whole, so that it can be copied.
-                formatter.write(f"{'':{formatter.current_indent}}# {meaning}\n{'':{formatter.current_indent}}{typed}\n")
+            for description, line in self.examples:
+                # A command line is not wrapped, so that it can be copied.
+                indent = " " * formatter.current_indent
+                formatter.write(f"{indent}# {description}\n{indent}{line}\n")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists those of no topic first, which are the command's own."""
+        """Writes the options, those without a heading first."""
         topics: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
             record = None if isinstance(parameter, click.Argument) else parameter.get_help_record(ctx)

@@ -1,4 +1,4 @@
-"""MODEL and the options that say how it is loaded."""
+"""The argument MODEL and the options of loading."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ferrule.errors import ModelFileError, ModelNotFoundError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 LOADING = "Loading"
-"""What the options are about."""
-QUICK_SECONDS = 0.3
-"""A load that is done by then shows no progress bar."""
+"""Heading of the options."""
+PROGRESS_DELAY = 0.3
+"""Seconds after which a load shows a progress bar."""
 
 
 def check_model(name: str) -> str:
-    """Passes a model's name on; a local one must be there and readable, before anything else is done.
+    """Returns the name of a model after checking that a local model exists and is readable.
 
     Raises click.UsageError.
     """
@@ -43,7 +43,7 @@ def _check_given(_context: click.Context, _parameter: click.Parameter, name: str
 
 
 def complete_model(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
-    """What a shell may make of the beginning of a model's name: what is here, or a path."""
+    """Completes the name of a model: downloaded models, else paths."""
     from ferrule._loading.hub_cache import downloads
 
     names = [EMBEDDED, *(model.name for model in downloads())]
@@ -51,23 +51,29 @@ def complete_model(_context: click.Context, _parameter: click.Parameter, start: 
 
 
 def model_argument(command: Command) -> Command:
-    """Adds `[MODEL]`."""
+    """Adds the argument `[MODEL]`."""
     return click.argument("model", required=False, callback=_check_given, shell_complete=complete_model)(command)
 
 
 def model_options(command: Command) -> Command:
-    """Adds the options of loading; the command gets them as keywords and hands them to `load`."""
-    threads = "Default: the processors that this process may use."
-    paging = "Let weights be more than memory holds, and decoding slow."
+    """Adds the options of loading; the command receives them as keywords and passes them to `load`."""
+    weights = "Format of the weights (default auto: int8, or as stored where the model is quantized)."
+    cache = "Format of the KV cache (default auto: f32 beside f32 weights, else f16)."
+    length = "Maximum length of prompt and output together, in tokens (default: the model's context length)."
+    tokenizer = "Model whose tokenizer is used (default: MODEL)."
+    paging = "Load a model that does not fit into memory; decoding is then slow (default: refuse)."
+    threads = "Number of threads (default: the CPUs that the process may use)."
+    revision = "Branch, tag or commit of a model on the hub (default: main)."
+    mmap = "Read a packed file into memory instead of mapping it."
     table: list[tuple[tuple[str, ...], dict[str, Any]]] = [
-        (("--quantization",), {**_one_of(QUANTIZATIONS), "help": "Format of the weights; auto: int8."}),
-        (("--no-mmap", "mmap"), {"flag_value": False, "default": True, "help": "Read a packed file into memory."}),
+        (("--quantization",), {**_one_of(QUANTIZATIONS), "help": weights}),
+        (("--no-mmap", "mmap"), {"flag_value": False, "default": True, "help": mmap}),
         (("--allow-paging",), {"is_flag": True, "help": paging}),
         (("--threads",), {"type": click.IntRange(min=1), "help": threads}),
-        (("--max-model-len",), {"type": click.IntRange(min=1), "help": "Tokens of prompt and output together."}),
-        (("--kv-cache-dtype",), {**_one_of(KV_CACHE_DTYPES), "help": "Format of the cache."}),
-        (("--tokenizer",), {"callback": _check_given, "help": "Take the tokenizer from another model."}),
-        (("--revision",), {"help": "Branch, tag or commit of a model on the hub."}),
+        (("--max-model-len",), {"type": click.IntRange(min=1), "help": length}),
+        (("--kv-cache-dtype",), {**_one_of(KV_CACHE_DTYPES), "help": cache}),
+        (("--tokenizer",), {"callback": _check_given, "help": tokenizer}),
+        (("--revision",), {"help": revision}),
     ]
     return options(LOADING, table)(command)
 
@@ -77,41 +83,43 @@ def _one_of(names: Sequence[str]) -> dict[str, Any]:
 
 
 def prefix_cache_option(command: Command) -> Command:
-    """Adds `--prefix-cache-dir`, which `load` takes too; not for measurements, which would find their prompts there."""
+    """Adds `--prefix-cache-dir`; measurements do not have it, since they would find their prompts in the cache."""
     settings = {
         "type": click.Path(file_okay=False),
         "metavar": "DIR",
-        "help": "Keep what is computed of prompts there, for the next time that one begins alike.",
+        "help": "Directory of the prefix cache on disk, which outlives the process (default: memory only).",
     }
     return options(LOADING, [(("--prefix-cache-dir",), settings)])(command)
 
 
 def speculative_options(command: Command) -> Command:
-    """Adds `--speculative-…`, which `load` takes too: what tokens to come are guessed by."""
-    method = "Guess tokens to come, and verify several at once. No token changes by it."
-    most = click.IntRange(1, MAX_SPECULATIVE_TOKENS)
+    """Adds the options of speculative decoding."""
+    method = "Speculative decoding method; it changes speed, never tokens (default: none)."
+    model = "Draft model, with the same vocabulary (default: none)."
+    tokens = "Maximum number of draft tokens in a step (default: the method's)."
+    limit = click.IntRange(1, MAX_SPECULATIVE_TOKENS)
     table: list[tuple[tuple[str, ...], dict[str, Any]]] = [
         (("--speculative-method",), {"type": click.Choice(METHODS), "help": method}),
-        (("--speculative-model",), {"callback": _check_given, "help": "A smaller model of the same vocabulary."}),
-        (("--speculative-tokens",), {"type": most, "help": "Tokens to guess at once, at the most."}),
+        (("--speculative-model",), {"callback": _check_given, "help": model}),
+        (("--speculative-tokens",), {"type": limit, "help": tokens}),
     ]
-    return options("Speculation", table)(command)
+    return options("Speculative decoding", table)(command)
 
 
 def _speculative_config(options: dict[str, Any]) -> dict[str, Any] | None:
-    """Takes the options of speculation out; None where none was given.
+    """Removes the options of speculative decoding and returns their config; None where none was given.
 
     Raises click.UsageError.
     """
     method, model, tokens = (options.pop(f"speculative_{name}", None) for name in ("method", "model", "tokens"))
     if tokens is not None and method is None and model is None:
-        raise click.UsageError("--speculative-tokens needs --speculative-method or --speculative-model")
+        raise click.UsageError("--speculative-tokens requires --speculative-method or --speculative-model")
     given = {"method": method, "model": model, "num_speculative_tokens": tokens}
     return {name: value for name, value in given.items() if value is not None} or None
 
 
 def loading(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of this module as keywords of LLM and AsyncLLM.
+    """Converts the options of loading to arguments of LLM and AsyncLLM.
 
     Raises click.UsageError.
     """
@@ -121,14 +129,14 @@ def loading(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(model: str | None, options: Mapping[str, Any]) -> LLM:
-    """Loads a model, with a progress bar if stderr is a terminal and it takes a while."""
+    """Loads a model, with a progress bar if stderr is a terminal."""
     with load_progress() as progress:
         return LLM(model, progress=progress, **loading(options))
 
 
 @contextmanager
 def load_progress() -> Generator[Callable[[int, int], None] | None, None, None]:
-    """What a load calls to show how far it is; None where stderr is no terminal."""
+    """Yields a progress callback; None where stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -137,7 +145,7 @@ def load_progress() -> Generator[Callable[[int, int], None] | None, None, None]:
 
 
 class ProgressBar:
-    """Bytes of weights, and how long the rest will take; drawn once it has taken long enough to be noticed."""
+    """Progress bar of loaded bytes, shown after `PROGRESS_DELAY`."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -146,9 +154,9 @@ class ProgressBar:
         self._task: Any = None
 
     def update(self, done: int, total: int) -> None:
-        """Called by the engine as it loads."""
+        """Shows the number of loaded bytes."""
         if self._bar is None:
-            if time.monotonic() - self._start < QUICK_SECONDS or done >= total:
+            if time.monotonic() - self._start < PROGRESS_DELAY or done >= total:
                 return
             from rich.console import Console
             from rich.progress import (

@@ -1,4 +1,4 @@
-"""`ferrule serve`: models behind OpenAI's API."""
+"""`ferrule serve`: models over HTTP."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     from ferrule.server import ServerSettings
 
 API_KEYS = "FERRULE_API_KEYS"
-"""The environment variable with keys, commas between: other users of a machine see a command line."""
+"""Environment variable with API keys, separated by commas: other users of the machine can read a command line."""
 SETTINGS = (
     *("api_keys", "allowed_hosts", "allowed_origins", "max_body_bytes", "request_timeout", "drain_timeout"),
     *("max_concurrent_requests", "metrics_prefix", "tool_call_parser", "reasoning_parser", "lora_dir"),
-    *("otlp_traces_endpoint", "ollama", "page"),
+    *("otlp_traces_endpoint", "ollama", "page", "chat_template", "unknown_fields"),
 )
-"""Options that are fields of ServerSettings; those left out keep its defaults."""
+"""Options that are fields of ServerSettings, which has their defaults."""
 
 
 @click.command(
@@ -37,8 +38,9 @@ SETTINGS = (
     cls=Command,
     examples=[
         ("The small model that ships with ferrule, at http://127.0.0.1:8000", "ferrule serve"),
-        ("Another one, for whoever has the key", "ferrule serve Qwen/Qwen3-0.6B --port 8080 --api-key secret"),
-        ("Two, by names that requests use", "ferrule serve --model small=./model-a --model large=./model-b"),
+        ("A model of the hub, with an API key", "ferrule serve Qwen/Qwen3-0.6B --port 8080 --api-key secret"),
+        ("A model under the name of a cloud model", "ferrule serve ./my-model --served-model-name gpt-4o-mini"),
+        ("Two models", "ferrule serve --model small=./model-a --model large=./model-b"),
     ],
 )
 @click.argument("model", required=False)
@@ -46,87 +48,144 @@ SETTINGS = (
     "Models",
     [
         (
+            ("--served-model-name", "served_model_names"),
+            {
+                "multiple": True,
+                "metavar": "NAME",
+                "help": "Name of MODEL in requests (default: MODEL). May be repeated.",
+            },
+        ),
+        (
             ("--model", "aliases"),
             {
                 "multiple": True,
                 "metavar": "NAME=MODEL",
-                "help": "Serve another model, or the same by another name. May be repeated; the first answers where "
-                "none is named.",
+                "help": "Further model with its name in requests. May be repeated; the first model serves requests "
+                "that name none.",
             },
         ),
         (
-            ("--lora-module", "lora_modules"),
-            {"multiple": True, "metavar": "NAME=PATH", "help": "Load an adapter of the model."},
+            ("--lora-modules",),
+            {
+                "multiple": True,
+                "metavar": "NAME=PATH",
+                "help": "LoRA adapter with its name in requests (default: none). May be repeated.",
+            },
         ),
         (
             ("--lora-dir",),
-            {"type": click.Path(exists=True, file_okay=False), "help": "Let adapters from there be loaded over HTTP."},
+            {
+                "type": click.Path(exists=True, file_okay=False),
+                "help": "Directory from which adapters may be loaded over HTTP (default: none may).",
+            },
+        ),
+        (
+            ("--chat-template",),
+            {
+                "metavar": "FILE|TEMPLATE",
+                "help": "Chat template in Jinja, as a file or as text (default: the model's).",
+            },
         ),
         (
             ("--tool-call-parser",),
-            {"help": "How the model writes tool calls. Default: what its chat template tells."},
+            {"metavar": "NAME", "help": "Parser of tool calls (default: derived from the chat template)."},
         ),
-        (("--reasoning-parser",), {"help": "Likewise, reasoning."}),
+        (
+            ("--reasoning-parser",),
+            {"metavar": "NAME", "help": "Parser of reasoning (default: derived from the chat template)."},
+        ),
     ],
 )
 @options(
-    "Who may ask",
+    "HTTP",
     [
-        (("--host",), {"default": "127.0.0.1", "show_default": True, "help": "The address to listen at."}),
+        (("--host",), {"default": "127.0.0.1", "help": "Address to listen on (default 127.0.0.1)."}),
         (
             ("--port",),
-            {"type": click.IntRange(0, 65535), "default": 8000, "show_default": True, "help": "0 takes a free one."},
+            {"type": click.IntRange(0, 65535), "default": 8000, "help": "Port; 0 chooses a free one (default 8000)."},
         ),
         (
             ("--api-key", "api_keys"),
-            {"multiple": True, "help": f"Ask for this key. May be repeated; also ${API_KEYS}."},
+            {
+                "multiple": True,
+                "help": f"API key that requests must send (default: ${API_KEYS}, else none). May be repeated.",
+            },
         ),
         (
             ("--allowed-host", "allowed_hosts"),
-            {"multiple": True, "metavar": "NAME", "help": "Answer to this name; * to all."},
+            {
+                "multiple": True,
+                "metavar": "NAME",
+                "help": "Accepted Host header; * accepts all (default: localhost and IP addresses). May be repeated.",
+            },
         ),
         (
             ("--allowed-origin", "allowed_origins"),
-            {"multiple": True, "metavar": "URL", "help": "Let pages of this site ask; * all."},
+            {
+                "multiple": True,
+                "metavar": "URL",
+                "help": "Origin whose pages may send requests; * allows all (default: the chat page). May be repeated.",
+            },
         ),
-        (("--ollama",), {"is_flag": True, "help": "Serve Ollama's API too, below /api."}),
-        (("--no-page", "page"), {"flag_value": False, "default": True, "help": "No chat page at /."}),
+        (
+            ("--unknown-fields",),
+            {
+                "type": click.Choice(("reject", "warn", "ignore")),
+                "help": "Handling of unknown fields in requests: answer 400, log and report in a response header, or "
+                "ignore (default warn).",
+            },
+        ),
+        (("--ollama",), {"is_flag": True, "help": "Serve Ollama's API below /api as well."}),
+        (("--no-page", "page"), {"flag_value": False, "default": True, "help": "Do not serve the chat page at /."}),
     ],
 )
 @options(
-    "Limits and the end",
+    "Limits and shutdown",
     [
-        (("--max-num-seqs",), {"type": click.IntRange(min=1), "help": "Sequences that run at once."}),
+        (
+            ("--max-num-seqs",),
+            {"type": click.IntRange(min=1), "help": "Maximum number of running sequences (default: what fits into memory)."},
+        ),
         (
             ("--max-queued-requests",),
-            {"type": click.IntRange(min=1), "help": "Sequences that may wait; others get 503."},
+            {
+                "type": click.IntRange(min=1),
+                "help": "Maximum number of queued sequences; further requests get 503 (default 1024).",
+            },
         ),
-        (("--max-concurrent-requests",), {"type": int, "help": "Default: what runs and what may wait."}),
-        (("--max-body-bytes",), {"type": int, "help": "Largest request."}),
+        (
+            ("--max-concurrent-requests",),
+            {"type": int, "help": "Maximum number of requests at once (default: running and queued sequences)."},
+        ),
+        (("--max-body-bytes",), {"type": int, "help": "Maximum size of a request body in bytes (default 8388608)."}),
         (
             ("--request-timeout",),
-            {"type": float, "metavar": "SECONDS", "help": "The longest that a request may take."},
+            {"type": float, "metavar": "SECONDS", "help": "Maximum duration of a request (default: unlimited)."},
         ),
         (
             ("--drain-timeout",),
-            {"type": float, "metavar": "SECONDS", "help": "What requests get to end in after SIGTERM."},
+            {
+                "type": float,
+                "metavar": "SECONDS",
+                "help": "Time that running requests have to finish after SIGTERM (default 30).",
+            },
         ),
         (
             ("--exit-with-parent",),
-            {"is_flag": True, "help": "Drain and end when the process that started this one has."},
+            {"is_flag": True, "help": "Shut down when the parent process exits."},
         ),
     ],
 )
 @options(
-    "Watching",
+    "Observability",
     [
         (
             ("--metrics-prefix",),
-            {"help": "Of names at /metrics: ferrule: if left out; vllm: for its dashboards."},
+            {"help": "Prefix of the names at /metrics; vllm: fits vLLM's dashboards (default ferrule:)."},
         ),
         (
             ("--otlp-traces-endpoint",),
-            {"metavar": "URL", "help": "Send a span of each request there (OpenTelemetry)."},
+            {"metavar": "URL", "help": "Endpoint for OpenTelemetry spans of requests (default: none)."},
         ),
     ],
 )
@@ -137,17 +196,22 @@ def command(
     *,
     model: str | None,
     aliases: Sequence[str],
+    served_model_names: Sequence[str],
     host: str,
     port: int,
     lora_modules: Sequence[str],
     exit_with_parent: bool,
     **options: Any,
 ) -> None:
-    """Serve MODEL, or the small model that ships with ferrule, behind OpenAI's API, with a chat page at /."""
-    with _interrupts_noted():
-        models = _models(model, aliases)
+    """Serve MODEL (default: the small model that ships with ferrule) over HTTP, with a chat page at /.
+
+    The APIs are OpenAI's, Anthropic's and, with --ollama, Ollama's.
+    """
+    with _interrupts_deferred():
+        models = _models(model, served_model_names, aliases)
+        options["chat_template"] = _chat_template(options["chat_template"])
         settings = _settings(options)
-        adapters = dict(_pair("--lora-module", module, "NAME=PATH") for module in lora_modules)
+        adapters = dict(_pair("--lora-modules", module, "NAME=PATH") for module in lora_modules)
         keywords = loading({name: value for name, value in options.items() if value is not None})
         if adapters:
             keywords["lora_modules"] = adapters
@@ -168,30 +232,30 @@ def command(
                 parent=PARENT_PID if exit_with_parent else None,
             )
     except OSError as error:
-        if error.errno is None:  # an error of ours about a model's file
+        if error.errno is None:  # an error of the library about a model's file
             raise
         raise click.UsageError(f"{host}:{port}: {error.strerror}") from error
 
 
 @contextmanager
-def _interrupts_noted() -> Generator[None]:
-    """Raises KeyboardInterrupt at its end: amid imports there are places in which Python ignores it."""
-    if threading.current_thread() is not threading.main_thread():  # where no handler can be set, and none is called
+def _interrupts_deferred() -> Generator[None]:
+    """Raises KeyboardInterrupt at its end: during imports Python ignores it in some places."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can set and run handlers
         yield
         return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if came:
+    if received:
         raise KeyboardInterrupt
 
 
 @contextmanager
 def _json_lines() -> Generator[None]:
-    """Writes what anybody logs to stderr, as one JSON object a line."""
+    """Writes all log records to stderr as JSON lines."""
     from ferrule.server.middleware.log import LOGGER, JSONFormatter
 
     handler = logging.StreamHandler(sys.stderr)
@@ -205,42 +269,61 @@ def _json_lines() -> Generator[None]:
         root.removeHandler(handler)
 
 
-def _models(model: str | None, aliases: Sequence[str]) -> dict[str, str | None]:
-    """Names of models, as they are found, by the names that they have for clients."""
+def _models(model: str | None, served_names: Sequence[str], aliases: Sequence[str]) -> dict[str, str | None]:
+    """Returns the models by their names in requests.
+
+    Raises click.UsageError.
+    """
     models: dict[str, str | None] = {}
     if model is not None or not aliases:
-        models[model or EMBEDDED] = None if model is None else check_model(model)
+        found = None if model is None else check_model(model)
+        models.update(dict.fromkeys(served_names or (model or EMBEDDED,), found))
+    elif served_names:
+        raise click.UsageError("--served-model-name requires MODEL; the names of --model are NAME=MODEL")
     for alias in aliases:
         name, path = _pair("--model", alias, "NAME=MODEL")
         if name in models:
-            raise click.UsageError(f"--model has the name {name!r} twice")
+            raise click.UsageError(f"--model must have different names, got {name!r} twice")
         models[name] = check_model(path)
     return models
+
+
+def _chat_template(given: str | None) -> str | None:
+    """Returns a chat template that is given as a file or as text, which contains a brace or a line break.
+
+    Raises click.UsageError.
+    """
+    if given is None or "{" in given or "\n" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"--chat-template: cannot read {given}: {error}") from None
 
 
 def _pair(option: str, given: str, form: str) -> tuple[str, str]:
     name, separator, value = given.partition("=")
     if not (name and separator and value):
-        raise click.UsageError(f"{option} is {given!r}; it must be {form}")
+        raise click.UsageError(f"{option} must be {form}, got {given!r}")
     return name, value
 
 
 def _settings(options: dict[str, Any]) -> ServerSettings:
-    """Takes the settings out of the options.
+    """Removes the settings of the server from the options and returns them.
 
     Raises InvalidParameterError; click.UsageError where the server is not installed.
     """
     try:
         from ferrule.server import ServerSettings
     except ModuleNotFoundError as error:
-        raise click.UsageError(f"the server needs {error.name}: pip install 'ferrule[server]'") from error
+        raise click.UsageError(f"the server requires {error.name}: pip install 'ferrule[server]'") from error
     given = {name: options.pop(name) for name in SETTINGS}
     given["api_keys"] = (*given["api_keys"], *filter(None, os.environ.get(API_KEYS, "").split(",")))
     return ServerSettings(**{name: value for name, value in given.items() if value is not None})
 
 
 def _load(models: Mapping[str, str | None], keywords: Mapping[str, Any]) -> dict[str, AsyncLLM]:
-    """Loads each model once, however many names it has."""
+    """Loads each model once, also where it has several names."""
     from ferrule._api.async_llm import AsyncLLM
 
     loaded: dict[str | None, AsyncLLM] = {}

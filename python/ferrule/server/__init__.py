@@ -1,15 +1,17 @@
-"""The HTTP server: OpenAI's API and others over one or more models, and a chat page; `pip install ferrule[server]`.
+"""HTTP server for one or more models with the APIs of OpenAI, Anthropic and Ollama and a chat page.
+
+It needs `pip install ferrule[server]`.
 
     ferrule serve org/repo --port 8000
 
-or within a program of one's own, where any ASGI server serves it:
+or in a program, served by any ASGI server:
 
     app = create_app({"my-model": AsyncLLM("path/to/model")})
     other_app.mount("/llm", create_app(...))
 
-A request passes the guards (`guards/`), each a layer that knows nothing of the others: request ids and logs, hosts and
-origins, keys, admission, bodies, disconnects. Routes (`openai/`, `responses/`, `anthropic/`, `ollama/`) turn what is
-asked into a `Generation` (`generation.py`), and what comes back into their protocol's shapes.
+A request passes the middleware (`middleware/`): request ids and logs, hosts and origins, API keys, admission, limits of
+bodies, disconnects. The protocol packages (`openai/`, `responses/`, `anthropic/`, `ollama/`), which do not import each
+other, convert requests to a `Generation` (`generation.py`) and its output to their responses.
 """
 
 from ferrule.server.app import create_app

@@ -1,4 +1,4 @@
-"""Which API a path belongs to: the form that its errors have, whoever raises them, and where a request's id goes."""
+"""API of a path: the form of its errors and the header of its request id."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from ferrule.server.errors import ApiError
 
 @dataclass(frozen=True)
 class Api:
-    """What clients of an API expect beside what its routes say."""
+    """Properties of an API that hold for all of its routes."""
 
     path: str
-    """What all of its paths begin with."""
+    """Prefix of its paths."""
     error_body: Callable[[ApiError], dict[str, Any]]
+    """Makes the error body."""
     request_id_header: str | None = None
-    """Beside X-Request-Id."""
+    """Header of the request id besides X-Request-Id."""
 
 
 APIS = (
@@ -29,5 +30,5 @@ OPENAI = Api("/", ApiError.body)
 
 
 def api_of(path: str) -> Api:
-    """The first that fits; OpenAI's where none does."""
+    """Returns the first API whose prefix matches; OpenAI's otherwise."""
     return next((api for api in APIS if path.startswith(api.path)), OPENAI)

@@ -1,4 +1,4 @@
-"""The application: routes, the errors that they end in, and the guards around them."""
+"""The ASGI application: routes, error handlers and middleware."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ ROUTERS = (
     messages.router,
     ollama.router,
 )
-"""Each makes the routes of a family; one line each."""
+"""Functions that create the routes of an API."""
 NO_ROUTE = (404, 405)
-"""Where nothing was found for what was asked."""
+"""Statuses of a request without a route."""
 
 
 def create_app(
     models: Models | Mapping[str, AsyncLLM] | None = None, settings: ServerSettings | None = None
 ) -> FastAPI:
-    """The server as an ASGI application, for any server or to be mounted in another application.
+    """Creates the server as an ASGI application, which can be mounted in another application.
 
-    `models` are by the names that requests use; None is the small model that ships with ferrule. The application needs
-    no lifespan of its own, and closes nothing: whoever made an AsyncLLM closes it. A `Models` can be made before there
-    is an event loop, and be `set` in the lifespan of the application around it.
+    `models` maps the names that requests use to models; None is the small model that ships with ferrule. The
+    application has no lifespan and closes nothing: the creator of an AsyncLLM closes it. A `Models` can be created
+    before there is an event loop and filled with `set` in the lifespan of the outer application.
 
         engines = {EMBEDDED: AsyncLLM()}
         app = FastAPI()
         app.mount("/llm", create_app(engines))
 
-    Raises InvalidParameterError, and as AsyncLLM where it loads one.
+    Raises InvalidParameterError; with `models=None` also the errors of AsyncLLM.
     """
     settings = settings or ServerSettings()
     if not isinstance(models, Models):
@@ -73,15 +73,15 @@ def create_app(
         title="ferrule",
         version=__version__,
         summary="LLM inference on CPUs, behind OpenAI's API",
-        docs_url=None,  # its page loads scripts from elsewhere
+        docs_url=None,  # the page loads scripts from other hosts
         redoc_url=None,
-        responses={"default": {"model": ErrorResponse, "description": "What went wrong"}},
+        responses={"default": {"model": ErrorResponse, "description": "Error"}},
     )
     app.state.server = server
     for router in ROUTERS:
         app.include_router(router(server))
     if settings.page:
-        # Where no route answers; a mount at / would answer for those that know another method.
+        # As the default application: a mount at / would hide the 405 of routes with another method.
         app.router.default = page(Path(__file__).parent / "page")
     for kind in (FerruleError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer)
@@ -101,8 +101,8 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
             return error_response(unreadable_body(cause))
         case HTTPException():
             phrase = HTTPStatus(error.status_code).phrase
-            asked = f"{request.method} {shown(request.url.path)}"
-            message = f"{phrase}: there is no {asked} here" if error.status_code in NO_ROUTE else str(error.detail)
+            route = f"{request.method} {shown(request.url.path)}"
+            message = f"no route: {route}" if error.status_code in NO_ROUTE else str(error.detail)
             code = phrase.lower().replace(" ", "_")
             return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
         case _:

@@ -1,4 +1,4 @@
-"""Bodies of answers as JSON that any text survives: half of a surrogate pair, say, which a request may contain."""
+"""Response bodies as ASCII JSON, which can represent any text: a request may contain a lone surrogate."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from starlette.responses import Response
 
 
 def encoded(body: object) -> bytes:
-    """A body, or a part of one, as ASCII."""
+    """Serializes a body or a part of one."""
     return json.dumps(_plain(body), separators=(",", ":"), allow_nan=False).encode()
 
 
 def json_response(body: BaseModel, headers: Mapping[str, str] | None = None) -> Response:
-    """A whole answer."""
+    """Makes a response from a body."""
     return Response(encoded(body), headers=headers, media_type="application/json")
 
 

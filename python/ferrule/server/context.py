@@ -1,4 +1,4 @@
-"""What routes and guards are made with."""
+"""`Context`: the objects that routes and middleware share."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ferrule.server.tracing import Tracing
 
 @dataclass(frozen=True)
 class Context:
-    """A server's models and its settings, and what it counts."""
+    """Models, settings, counters and tracing of a server."""
 
     models: Models
     settings: ServerSettings
     registry: CollectorRegistry
-    """Of metrics: each application has its own."""
+    """Registry of metrics; each application has its own."""
     counters: RequestCounters
     tracing: Tracing | None
-    """Where spans go; None where they go nowhere."""
+    """Exporter of spans; None without tracing."""
 
     @classmethod
     def of(cls, models: Models, settings: ServerSettings) -> Context:
-        """With counters that stand at zero.
+        """Creates a context with new counters.
 
-        Raises InvalidParameterError where spans are wanted and OpenTelemetry is not installed.
+        Raises InvalidParameterError where tracing is configured and OpenTelemetry is not installed.
         """
         registry = CollectorRegistry()
         tracing = Tracing.to(settings.otlp_traces_endpoint)

@@ -1,7 +1,7 @@
-"""Conversations with tools, as any API asks for them: what the model reads, and how its answer is to be read.
+"""Conversations with tools, for all protocols: rendering of the prompt and format of the output.
 
-How tools are chosen: `auto` leaves it to the model, which writes calls in its own form. `required`, or a name, holds
-the output to a JSON list of calls, whatever the model; such an output has no reasoning.
+Tool choice `auto` leaves the choice to the model, which writes calls in its own format. `required` and a named tool
+constrain the output of any model to a JSON list of calls; such an output has no reasoning.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from ferrule._engine.workers import WORKERS
 from ferrule._params.structured import StructuredOutputsParams
 from ferrule._text.parsers import MessageFormat
 from ferrule._text.prompt import TokensPrompt
-from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError
 from ferrule.server.errors import unsupported
 from ferrule.server.models import ServedModel
@@ -24,20 +23,20 @@ from ferrule.server.settings import ServerSettings
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 DEFINITIONS = "#/$defs/"
 FORCED_FORM = "llama3_json"
-"""The parser that reads a JSON list of calls."""
+"""Parser of a JSON list of calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """Messages in OpenAI's form, and what may follow."""
+    """Messages in OpenAI's form, with tools and arguments of the chat template."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str = AUTO
-    """`none`, `auto`, `required`, or `function:` and a name."""
+    """`none`, `auto`, `required`, or `function:` with the name of a tool."""
     parallel_tool_calls: bool = True
     structure: StructuredOutputsParams | None = None
-    """What the answer must be, for other reasons than tools."""
+    """Structure that the request asks for, other than tool calls."""
     chat_template: str | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     documents: Sequence[Mapping[str, Any]] | None = None
@@ -47,17 +46,17 @@ class Conversation:
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """What `AsyncLLM` needs."""
+    """Rendered prompt with the format and the structure of the output."""
 
     prompt: TokensPrompt
     message_format: MessageFormat | None
     structure: StructuredOutputsParams | None
     only_calls: bool
-    """Whether the answer is calls of tools and nothing else."""
+    """Whether the output consists of tool calls only."""
 
 
 async def prepare_prompt(served: ServedModel, settings: ServerSettings, conversation: Conversation) -> PreparedPrompt:
-    """Renders a conversation, in a thread: templates may take their time.
+    """Renders a conversation in a worker thread: a chat template may be slow.
 
     Raises ApiError, ChatTemplateError, TokenizerError, InvalidParameterError.
     """
@@ -70,9 +69,9 @@ def _prepare(served: ServedModel, settings: ServerSettings, conversation: Conver
     structure = conversation.structure
     forced = tools if conversation.tool_choice == REQUIRED else _named_tool(conversation.tool_choice, tools, names)
     if conversation.tool_choice not in (NONE, AUTO) and not forced:
-        raise InvalidParameterError(f"tool_choice is {shown(conversation.tool_choice)}; there are no tools")
+        raise InvalidParameterError("tool_choice", conversation.tool_choice, "none or auto without tools")
     if tools and structure is not None:
-        raise unsupported("tools", "tools are given beside a structure of the output, which would forbid their calls")
+        raise unsupported("tools", "tools are not supported with structured output, which would forbid their calls")
     if forced:
         structure = tool_call_schema(
             forced, several=conversation.parallel_tool_calls and conversation.tool_choice == REQUIRED
@@ -82,7 +81,7 @@ def _prepare(served: ServedModel, settings: ServerSettings, conversation: Conver
         message_format = _template_message_format(served, settings, conversation, tools)
     prompt = served.llm.chat_prompt(
         conversation.messages,
-        chat_template=conversation.chat_template,
+        chat_template=conversation.chat_template or settings.chat_template,
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final_message,
         tools=tools or None,
@@ -95,55 +94,54 @@ def _prepare(served: ServedModel, settings: ServerSettings, conversation: Conver
 def _template_message_format(
     served: ServedModel, settings: ServerSettings, conversation: Conversation, tools: Sequence[Mapping[str, Any]]
 ) -> MessageFormat | None:
-    # An output of a given structure begins with it: there is no reasoning before.
+    # A structured output has no reasoning before it.
     reasoning = settings.reasoning_parser if conversation.structure is None else None
     chosen = served.llm.message_format(
         settings.tool_call_parser if tools else None,
         reasoning,
         tools=tools or None,
-        chat_template=conversation.chat_template,
+        chat_template=conversation.chat_template or settings.chat_template,
     )
     if tools and (chosen is None or chosen.tool_call_parser is None):
         raise unsupported(
             "tools",
-            f"{served.name} has no form of tool calls that its chat template tells; choose tool_choice required or a "
-            "function, or start the server with tool_call_parser",
+            f"the format of tool calls of {served.name} is not known from its chat template; set tool_choice to "
+            "required or to a function, or start the server with --tool-call-parser",
         )
     return chosen
 
 
 def check_reasoning_supported(field: str, served: ServedModel, settings: ServerSettings) -> None:
-    """Raises ApiError where a field asks a model to think of which it is not known how it does."""
+    """Raises ApiError where a field asks for reasoning and the model's format of reasoning is not known."""
     if served.llm.message_format(None, settings.reasoning_parser) is None:
         raise unsupported(
             field,
-            f"{field} is asked for, but {served.name} has no form of reasoning that its chat template tells; start the "
-            "server with reasoning_parser",
+            f"{field} is not supported: the format of reasoning of {served.name} is not known from its chat template; "
+            "start the server with --reasoning-parser",
         )
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of functions, each once.
+    """Returns the names of the functions, which must differ.
 
     Raises InvalidParameterError.
     """
     if len(tools) > MAX_TOOLS:
-        raise InvalidParameterError(f"tools has {len(tools)} tools; the limit is {MAX_TOOLS}")
+        raise InvalidParameterError("tools", len(tools), f"a list of at most {MAX_TOOLS} tools")
     names: dict[str, int] = {}
     for index, tool in enumerate(tools):
         function: object = tool.get("function")
         name = cast("Mapping[str, object]", function).get("name") if isinstance(function, Mapping) else None
         if tool.get("type") != "function" or not isinstance(name, str) or not name:
-            limit = 'an object of the type "function" with a function that has a name'
-            raise InvalidParameterError(f"tools[{index}] is {shown(tool)}; it must be {limit}")
+            raise InvalidParameterError(f"tools[{index}]", tool, 'a tool of type "function" with a named function')
         if name in names:
-            raise InvalidParameterError(f"tools[{index}] has the name {name!r} of another; names must differ")
+            raise InvalidParameterError(f"tools[{index}]", name, f"a tool with a name other than tools[{names[name]}]")
         names[name] = index
     return list(names)
 
 
 def tool_call_schema(tools: Sequence[Mapping[str, Any]], *, several: bool) -> StructuredOutputsParams:
-    """A JSON list of one call of one of the tools, or more."""
+    """Returns the structure of a JSON list of one call of a tool, or with `several` of any number of calls."""
     calls = [
         {
             "type": "object",
@@ -163,12 +161,12 @@ def tool_call_schema(tools: Sequence[Mapping[str, Any]], *, several: bool) -> St
         "$defs": _definitions(tools),
     }
     one_or_more = schema if several else {**schema, "maxItems": 1}
-    # Given the choice, small models write white space for ever.
+    # Small models would otherwise generate white space until the token limit.
     return StructuredOutputsParams(json=one_or_more, disable_any_whitespace=True)
 
 
 def _definitions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The schemas of arguments, with their references to themselves led to where they stand now.
+    """Returns the schemas of the arguments, with their references rebased to their new place.
 
     Raises InvalidParameterError.
     """
@@ -179,7 +177,8 @@ def _definitions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 tool["function"].get("parameters") or {"type": "object"}, index
             )
         except RecursionError:
-            raise InvalidParameterError(f"tools[{index}].function.parameters is nested too deeply") from None
+            field = f"tools[{index}].function.parameters"
+            raise InvalidParameterError(field, {}, "a schema with less nesting") from None
     return definitions
 
 
@@ -201,6 +200,6 @@ def _named_tool(choice: str, tools: Sequence[Mapping[str, Any]], names: Sequence
     if kind != "function":
         return []
     if name not in names:
-        known = ", ".join(names) or "none"
-        raise InvalidParameterError(f"tool_choice.function.name is {shown(name)}; it must be one of tools ({known})")
+        limit = f"the name of a tool ({', '.join(names) or 'there are none'})"
+        raise InvalidParameterError("tool_choice.function.name", name, limit)
     return [tools[names.index(name)]]

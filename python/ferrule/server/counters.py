@@ -1,4 +1,4 @@
-"""What is counted of HTTP requests: how they ended, how long they took, and how much they asked and got."""
+"""Prometheus counters of HTTP requests: finish reasons, latency and tokens."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 TOKENS = tuple(2**power for power in range(18))
 LABELS = ("model_name", "engine")
 ENGINE = "0"
-"""Of vLLM's label `engine`: a model has one here."""
+"""Value of vLLM's label `engine`: each model has one engine."""
 
 
 class RequestCounters:
-    """The counters of one application; the names are vLLM's."""
+    """Counters of one application, with vLLM's names."""
 
     def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
         self._finished = Counter(
             f"{prefix}request_success",
-            "Completions by how they ended.",
+            "Finished completions by finish reason.",
             (*LABELS, "finished_reason"),
             registry=registry,
         )
         self._seconds = Histogram(
             f"{prefix}e2e_request_latency_seconds",
-            "From arrival to the last token.",
+            "Seconds from the arrival of a request to its last token.",
             LABELS,
             registry=registry,
             buckets=SECONDS,
         )
         self._prompt = Histogram(
-            f"{prefix}request_prompt_tokens", "Tokens of a prompt.", LABELS, registry=registry, buckets=TOKENS
+            f"{prefix}request_prompt_tokens", "Number of tokens of a prompt.", LABELS, registry=registry, buckets=TOKENS
         )
         self._generated = Histogram(
             f"{prefix}request_generation_tokens",
-            "Tokens generated for a prompt.",
+            "Number of tokens generated for a prompt.",
             LABELS,
             registry=registry,
             buckets=TOKENS,
         )
-        self._answers = Counter(
+        self._responses = Counter(
             f"{prefix}http_requests",
-            "Answers by status; 499 where the client had gone.",
+            "HTTP responses by status; 499 where the client disconnected.",
             ("status",),
             registry=registry,
         )
 
-    def note(self, record: RequestRecord, status: int) -> None:
-        """Takes in a request that has ended."""
-        self._answers.labels(str(status)).inc()
+    def observe(self, record: RequestRecord, status: int) -> None:
+        """Counts a request that has ended."""
+        self._responses.labels(str(status)).inc()
         if record.model is None:
             return
         labels = (record.model, ENGINE)

@@ -1,4 +1,4 @@
-"""Work of models that read texts and write none, as any API asks for it."""
+"""Embedding and reranking of texts, for all protocols."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ferrule.server.models import ServedModel
 from ferrule.server.request_record import PromptRecord, current_record
 
 MAX_TEXTS = 2048
-"""Texts of a request, as in OpenAI's API."""
+"""Maximum number of texts of a request, as in OpenAI's API."""
 T = TypeVar("T")
 
 
 def check_not_adapter(served: ServedModel) -> ServedModel:
-    """The model itself, noted in the request's record.
+    """Returns the model and notes it in the request's record.
 
     Raises ApiError for an adapter.
     """
     if served.adapter is not None:
-        raise unsupported("model", f"{served.name} is an adapter; texts are encoded without adapters")
+        raise unsupported("model", f"model must not be an adapter for this route, got {served.name}")
     record = current_record.get()
     if record is not None:
         record.model = served.name
@@ -30,29 +30,32 @@ def check_not_adapter(served: ServedModel) -> ServedModel:
 
 
 def check_texts(texts: Sequence[object]) -> None:
-    """Raises InvalidParameterError where they are too many."""
+    """Raises InvalidParameterError for too many texts."""
     if len(texts) > MAX_TEXTS:
-        raise InvalidParameterError(f"input has {len(texts)} texts; the limit is {MAX_TEXTS}")
+        raise InvalidParameterError("input", len(texts), f"a list of at most {MAX_TEXTS} texts")
 
 
 def record_input_tokens(tokens: Sequence[int]) -> None:
-    """Notes in the request's record how many tokens its texts had."""
+    """Notes the number of tokens of each text in the request's record."""
     record = current_record.get()
     if record is not None:
         record.prompts += [PromptRecord(each, 0) for each in tokens]
 
 
 def input_field_names(*, several: bool) -> dict[str, str]:
-    """What requests for vectors call the library's fields; one text is the input itself."""
+    """Returns the names of the library's fields in requests for embeddings; a single text is the input itself."""
     return {**({} if several else {"prompts[0]": "input"}), "prompts": "input", "prompt": "input"}
 
 
 async def before_deadline(work: Coroutine[Any, Any, T]) -> T:
-    """Raises ApiError where the request's time is over before."""
+    """Returns the result of `work`.
+
+    Raises ApiError where the request's deadline passes before.
+    """
     record = current_record.get()
     try:
         async with asyncio.timeout(None if record is None else record.remaining):
             return await work
     except TimeoutError:
-        message = "the request was ended: its time is over"
+        message = "the request exceeded its timeout"
         raise ApiError(UNAVAILABLE, message, code="deadline_exceeded") from None

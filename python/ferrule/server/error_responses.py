@@ -25,13 +25,11 @@ from ferrule.errors import (
     RequestFailedError,
     TokenizerError,
     UnsupportedTaskError,
+    shown,
 )
 from ferrule.server.errors import BAD_REQUEST, UNAVAILABLE, UNPROCESSABLE, ApiError
 from ferrule.server.request_record import current_record
 
-_NAME = r"[a-zA-Z_]\w*(?:\.[\w.]+|\[[^\]]*\])*"
-_FIELD = re.compile(_NAME + "(?= )")
-_FIELD_OF_PROMPT = re.compile(_NAME + "(?= is |: )")
 _CODES: tuple[tuple[type[FerruleError], int, str], ...] = (
     (QueueFullError, UNAVAILABLE, "queue_full"),
     (RequestFailedError, UNPROCESSABLE, "request_failed"),
@@ -55,26 +53,42 @@ def api_error(error: FerruleError) -> ApiError:
     status, code = next((status, code) for kind, status, code in _CODES if isinstance(error, kind))
     record = current_record.get()
     names: Mapping[str, str] = {} if record is None else record.field_names
-    message = str(error)
-    param = None
-    if isinstance(error, InvalidParameterError | PromptError):
-        message = _renamed(message, names)
-        whole = isinstance(error, PromptError)
-        field = (_FIELD_OF_PROMPT if whole else _FIELD).match(message)
-        if error.field is not None:
-            param = _renamed(error.field, names)
-        else:
-            param = field.group() if field is not None else names.get("prompt", "prompt") if whole else None
-    elif isinstance(error, ChatTemplateError):
-        param = names.get("messages", "messages")
+    message, param = str(error), None
+    match error:
+        case InvalidParameterError(field=str(field), value=value, requirement=requirement):
+            param = _request_name(field, names)
+            message = f"{param} must be {requirement}, got {shown(value)}"
+        case PromptError():
+            field: str | None = getattr(error, "field", None) or _leading_field(error)
+            param = _request_name(field or "prompt", names)
+            if field is not None and message.startswith(field):
+                message = param + message[len(field) :]
+        case InvalidParameterError():
+            field = _leading_field(error)
+            if field is not None:
+                param = _request_name(field, names)
+                message = param + message[len(field) :]
+        case ChatTemplateError():
+            param = _request_name("messages", names)
+        case _:
+            pass
     return ApiError(status, message, code=code, param=param)
 
 
-def _renamed(message: str, names: Mapping[str, str]) -> str:
-    for name, own in names.items():
-        if re.match(rf"{re.escape(name)}(?!\w)", message):
-            return own + message[len(name) :]
-    return message
+def _leading_field(error: FerruleError) -> str | None:
+    # For errors that do not carry their field yet.
+    after = "(?= )" if isinstance(error, InvalidParameterError) else "(?= is |: )"
+    found = re.match(r"[a-zA-Z_]\w*(?:\.[\w.]+|\[[^\]]*\])*" + after, str(error))
+    return None if found is None else found.group()
+
+
+def _request_name(field: str, names: Mapping[str, str]) -> str:
+    """Returns the request's name of a field, or of the part of it that `field` is."""
+    for name, request_name in names.items():
+        rest = field.removeprefix(name)
+        if field.startswith(name) and (not rest or rest[0] in ".["):
+            return request_name + rest
+    return field
 
 
 def error_response(error: ApiError) -> JSONResponse:

@@ -1,7 +1,7 @@
-"""What a protocol asks of a model, and what comes back, in no protocol's words.
+"""`Generation`: a request for text, independent of the protocol, and its execution.
 
-Each API turns its request into a `Generation` and gets `StreamStep`s: what is new of each completion, and in the last
-one all of it.
+Each protocol converts its request to a `Generation` and receives `StreamStep`s: the new part of each completion, and in
+the last step the whole output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ferrule.server.models import ServedModel
 from ferrule.server.request_record import PromptRecord, RequestRecord, current_record
 
 ABORT = "abort"
-"""The finish_reason of what was ended from outside."""
+"""The finish reason of an aborted request."""
 
 
 def new_request_id(prefix: str) -> str:
@@ -32,7 +32,7 @@ def new_request_id(prefix: str) -> str:
 
 @dataclass(frozen=True)
 class Generation:
-    """A prompt to continue."""
+    """A prompt with its sampling parameters."""
 
     served: ServedModel
     prompt: Prompt
@@ -41,13 +41,13 @@ class Generation:
     message_format: MessageFormat | None = None
     priority: int = 0
     parallel_tool_calls: bool = True
-    """Whether more than the first call of a completion is passed on."""
+    """Whether to return more than the first tool call of a completion."""
     only_calls: bool = False
-    """Whether a completion is calls and nothing else: what was cut off before it became one is dropped."""
+    """Whether completions consist of tool calls only: text before an incomplete call is dropped."""
 
 
 async def complete(request: Generation) -> RequestOutput:
-    """All of it, once it is there.
+    """Runs a generation and returns its output.
 
     Raises as `AsyncLLM.generate`.
     """
@@ -59,17 +59,17 @@ async def complete(request: Generation) -> RequestOutput:
 
 
 def finished(request: Generation, output: RequestOutput | None) -> RequestOutput:
-    """What the last step had."""
+    """Returns the output of the last step."""
     if output is None or not output.finished:
-        raise RuntimeError(f"the request {request.request_id} ended without an end")
+        raise RuntimeError(f"request {request.request_id} ended without a finished output")
     return output
 
 
 async def stream_steps(request: Generation) -> AsyncGenerator[StreamStep, None]:
-    """What is new, as it comes; closing it ends the request.
+    """Runs a generation and yields its steps; closing the generator aborts the request.
 
-    Raises as `AsyncLLM.generate`; ApiError where the adapter has gone meanwhile, or the request was ended from outside,
-    after what came until then.
+    Raises as `AsyncLLM.generate`; ApiError where the adapter was unloaded or the request was aborted, after the steps
+    before.
     """
     record = current_record.get() or RequestRecord(request.request_id)
     record.model = request.served.name
@@ -118,7 +118,7 @@ async def _engine_steps(request: Generation) -> AsyncGenerator[StreamStep, None]
 
 @asynccontextmanager
 async def _deadline(request: Generation, record: RequestRecord) -> AsyncGenerator[Callable[[], bool], None]:
-    """Ends the request when its time is over; what it yields says whether that happened."""
+    """Aborts the request at its deadline; the yielded function tests whether that happened."""
     left = record.remaining
     if left is None:
         yield lambda: False
@@ -137,21 +137,21 @@ async def _deadline(request: Generation, record: RequestRecord) -> AsyncGenerato
 
 def _ended(request: Generation, overdue: bool) -> ApiError:
     if overdue:
-        return ApiError(UNAVAILABLE, "the request was ended: its time is over", code="deadline_exceeded")
+        return ApiError(UNAVAILABLE, "the request exceeded its timeout", code="deadline_exceeded")
     if request.served.models.draining:
-        return ApiError(UNAVAILABLE, "the request was ended: the server shuts down", code="draining")
-    return ApiError(UNAVAILABLE, "the request was ended: it was aborted", code="aborted")
+        return ApiError(UNAVAILABLE, "the request was aborted: the server is shutting down", code="draining")
+    return ApiError(UNAVAILABLE, "the request was aborted", code="aborted")
 
 
 def parsed_message(request: Generation, completion: CompletionOutput) -> ParsedMessage:
-    """A whole completion as a message: told apart where a message format was chosen, else all of it content."""
+    """Returns a finished completion as a message; without a message format all text is content."""
     if completion.message is None:
         return ParsedMessage(completion.text, None, [])
     return (_filtered(request, _as_delta(completion.message)) or MessageDelta()).message()
 
 
 def _as_delta(message: ParsedMessage) -> MessageDelta:
-    """A message as the sum of its deltas."""
+    """Returns a whole message as one delta."""
     calls = [ToolCallDelta(i, call.id, call.name, call.arguments) for i, call in enumerate(message.tool_calls)]
     return MessageDelta(message.content, message.reasoning, calls)
 
@@ -166,7 +166,7 @@ def _filtered(request: Generation, message: MessageDelta | None) -> MessageDelta
 
 
 def prompt_ids(prompt: Prompt) -> list[int]:
-    """The ids of a prompt that was given as ids."""
+    """Returns the token ids of a prompt that was given as token ids; else an empty list."""
     if isinstance(prompt, str) or "prompt_token_ids" not in prompt:
         return []
     return list(prompt["prompt_token_ids"])

@@ -1,4 +1,4 @@
-"""Several generators as one."""
+"""Merging of several asynchronous generators."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """What each yields, with its number, as it comes; no more of it waits here than one of each.
+    """Yields the items of all generators, with the index of the generator, in the order of arrival.
 
-    Raises what the first of them raises that does; the others are closed then.
+    At most one item of each generator is buffered. Raises the first exception of a generator, and closes the others.
     """
     if len(sources) == 1:
         async with aclosing(sources[0]) as source:
@@ -27,7 +27,7 @@ async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
             async with aclosing(source):
                 async for item in source:
                     await waiting.put((number, item))
-        except Exception as error:  # for whoever reads
+        except Exception as error:  # raised by the reader below
             await waiting.put(error)
         else:
             await waiting.put(None)

@@ -1,7 +1,7 @@
-"""GET /metrics: what engines and requests have done, in Prometheus' text format and with vLLM's names.
+"""GET /metrics: metrics of engines and requests in Prometheus' text format, with vLLM's names.
 
-The engines count by themselves; here is only asked for it, when somebody looks. What a processor's engine has and an
-accelerator's has not: threads, instruction set, bytes of weights read, and how often the container's quota held it up.
+The engines count; this module reads their counters when /metrics is requested. Metrics that vLLM does not have:
+threads, instruction set, bytes of weights read, and throttling by the container's CPU quota.
 """
 
 from __future__ import annotations
@@ -31,60 +31,64 @@ from ferrule.server.models import ServedModel
 
 FORMATS = ("quantization", "kv_cache_dtype")
 GAUGES = (
-    ("num_requests_running", "running", "Sequences that hold pages."),
-    ("num_requests_waiting", "waiting", "Sequences that wait."),
+    ("num_requests_running", "running", "Sequences that are running."),
+    ("num_requests_waiting", "waiting", "Sequences in the queue."),
 )
 COUNTERS = (
-    ("prompt_tokens", "prompt_tokens", "Tokens of prompts, once computed."),
-    ("prompt_tokens_cached", "cached_prompt_tokens", "Of these, taken from the prefix cache or a sibling."),
+    ("prompt_tokens", "prompt_tokens", "Prompt tokens processed."),
+    (
+        "prompt_tokens_cached",
+        "cached_prompt_tokens",
+        "Prompt tokens taken from the prefix cache or from another completion of the same prompt.",
+    ),
     ("generation_tokens", "generated_tokens", "Tokens generated."),
-    ("num_preemptions", "preemptions", "Sequences that gave their pages up for others."),
+    ("num_preemptions", "preemptions", "Preempted sequences."),
     ("prefix_cache_queries", "prefix_queries_tokens", "Prompt tokens looked up in the prefix cache."),
-    ("prefix_cache_hits", "prefix_hits_tokens", "Of these, found."),
-    ("prefix_cache_disk_hits", "disk_hits_tokens", "Of these, read from the disk."),
-    ("spec_decode_num_draft_tokens", "drafted_tokens", "Tokens guessed and verified."),
-    ("spec_decode_num_accepted_tokens", "accepted_tokens", "Of these, sampled indeed."),
-    ("requests_refused", "requests_refused", "For want of room, most of all."),
+    ("prefix_cache_hits", "prefix_hits_tokens", "Prompt tokens found in the prefix cache."),
+    ("prefix_cache_disk_hits", "disk_hits_tokens", "Prompt tokens found in the prefix cache on disk."),
+    ("spec_decode_num_draft_tokens", "drafted_tokens", "Draft tokens."),
+    ("spec_decode_num_accepted_tokens", "accepted_tokens", "Accepted draft tokens."),
+    ("requests_refused", "requests_refused", "Requests refused, mostly because the queue was full."),
     ("engine_steps", "steps", "Batched forward passes."),
-    ("computed_tokens", "computed_tokens", "Through the model, in prefill and decode."),
+    ("computed_tokens", "computed_tokens", "Tokens computed by the model, in prefill and decode."),
 )
 HISTOGRAMS = (
-    ("request_queue_time_seconds", "queue_seconds", "From arrival until first scheduled."),
-    ("request_prefill_time_seconds", "prefill_seconds", "From there to the first token."),
-    ("request_decode_time_seconds", "decode_seconds", "From the first token to the last."),
-    ("time_to_first_token_seconds", "time_to_first_token_seconds", "From arrival to the first token."),
-    ("inter_token_latency_seconds", "inter_token_seconds", "Between tokens of a sequence."),
-    ("engine_step_seconds", "step_seconds", "Of a batched forward pass."),
+    ("request_queue_time_seconds", "queue_seconds", "Seconds from arrival to the first scheduled step."),
+    ("request_prefill_time_seconds", "prefill_seconds", "Seconds from the first scheduled step to the first token."),
+    ("request_decode_time_seconds", "decode_seconds", "Seconds from the first token to the last."),
+    ("time_to_first_token_seconds", "time_to_first_token_seconds", "Seconds from arrival to the first token."),
+    ("inter_token_latency_seconds", "inter_token_seconds", "Seconds between tokens of a sequence."),
+    ("engine_step_seconds", "step_seconds", "Seconds of a batched forward pass."),
 )
 """Name at /metrics without the prefix, field of EngineMetrics, help. The names are vLLM's where it has the number."""
 CPU_STAT = ("/sys/fs/cgroup/cpu.stat", "/sys/fs/cgroup/cpu/cpu.stat", "/sys/fs/cgroup/cpu,cpuacct/cpu.stat")
-"""Of the container: in cgroup v2, and where v1 has it."""
+"""Files with the container's CPU statistics, of cgroup v2 and v1."""
 
 
 def router(server: Context) -> APIRouter:
-    """The route."""
+    """Creates the route."""
     routes = APIRouter()
     server.registry.register(EngineCollector(server))
 
     @routes.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Numbers for Prometheus."""
+        """Returns the metrics."""
         return Response(generate_latest(server.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     return routes
 
 
 class _Snapshot(NamedTuple):
-    """What was known when somebody looked."""
+    """Step counters at a request of /metrics."""
 
     steps: int
     seconds: float
-    """That all steps took."""
+    """Total duration of the steps."""
     steps_per_second: float
-    """Of the steps since the look before; where there were none, of those before that."""
+    """Rate of the steps since the previous snapshot with steps."""
 
-    def again(self, found: EngineMetrics) -> _Snapshot:
-        """What is known now."""
+    def updated(self, found: EngineMetrics) -> _Snapshot:
+        """Returns the snapshot of the current counters."""
         steps, seconds = found.steps, found.step_seconds.sum
         if seconds <= self.seconds:
             return self
@@ -92,16 +96,16 @@ class _Snapshot(NamedTuple):
 
 
 class EngineCollector(Collector):
-    """Asks the engines, and the kernel, when it is asked."""
+    """Collects metrics of the engines and of the container."""
 
     def __init__(self, server: Context) -> None:
         self._models = server.models
         self._prefix = server.settings.metrics_prefix
         self._before: dict[str, _Snapshot] = {}
-        """Of each engine, by its name."""
+        """Last snapshot of each engine, by the name of the model."""
 
     def collect(self) -> Iterator[Metric]:
-        """All families of metrics."""
+        """Yields all metrics."""
         engines = list(self._engines())
         for name, field, text in GAUGES:
             yield self._family(GaugeMetricFamily, name, text, engines, lambda found, field=field: getattr(found, field))
@@ -118,7 +122,7 @@ class EngineCollector(Collector):
         yield self._family(
             GaugeMetricFamily,
             "kv_cache_usage_perc",
-            "Share of the cache's pages that requests hold, from 0 to 1.",
+            "Fraction of the KV cache pages in use, from 0 to 1.",
             engines,
             lambda found: 1 - found.pages_free / found.pages_total if found.pages_total else 0,
         )
@@ -129,7 +133,7 @@ class EngineCollector(Collector):
         for served in self._models.engines():
             try:
                 yield served, served.llm.metrics()
-            except EngineError:  # closed: it has nothing to say any more
+            except EngineError:  # closed
                 continue
 
     def _family(
@@ -146,24 +150,26 @@ class EngineCollector(Collector):
         return family
 
     def _machine(self, engines: Sequence[tuple[ServedModel, EngineMetrics]]) -> Iterator[Metric]:
-        threads = GaugeMetricFamily(f"{self._prefix}threads", "Threads of the engine.", labels=LABELS)
+        threads = GaugeMetricFamily(f"{self._prefix}threads", "Number of threads of the engine.", labels=LABELS)
         read = CounterMetricFamily(
-            f"{self._prefix}weight_bytes_read", "Bytes of weights read from memory, at least.", labels=LABELS
+            f"{self._prefix}weight_bytes_read", "Bytes of weights read from memory (lower bound).", labels=LABELS
         )
         speed = GaugeMetricFamily(
             f"{self._prefix}weight_bytes_read_per_second",
-            "Likewise, in each second of the last steps that somebody looked at.",
+            "Bytes of weights read from memory per second in the steps between the last two requests.",
             labels=LABELS,
         )
         about = GaugeMetricFamily(
-            f"{self._prefix}engine_info", "Instruction set and formats.", labels=(*LABELS, "isa", *FORMATS)
+            f"{self._prefix}engine_info",
+            "Instruction set and number formats of the engine.",
+            labels=(*LABELS, "isa", *FORMATS),
         )
-        adapters = GaugeMetricFamily(f"{self._prefix}lora_adapters", "Adapters that are loaded.", labels=LABELS)
+        adapters = GaugeMetricFamily(f"{self._prefix}lora_adapters", "Number of loaded adapters.", labels=LABELS)
         for served, found in engines:
             labels, info = (served.name, ENGINE), served.info
             size: int = info["weight_bytes_per_token"]
             before = self._before.get(served.name, _Snapshot(0, 0.0, 0.0))
-            snapshot = before.again(found)
+            snapshot = before.updated(found)
             self._before[served.name] = snapshot
             threads.add_metric(labels, info["threads"])
             read.add_metric(labels, found.steps * size)
@@ -182,12 +188,14 @@ class EngineCollector(Collector):
             )
             seconds = stat["throttled_usec"] / 1e6 if "throttled_usec" in stat else stat.get("throttled_time", 0) / 1e9
             yield CounterMetricFamily(
-                f"{self._prefix}cgroup_throttled_seconds", "How long it waited for more.", value=seconds
+                f"{self._prefix}cgroup_throttled_seconds",
+                "Seconds of throttling by the container's CPU quota.",
+                value=seconds,
             )
 
 
 def cpu_stat(paths: Sequence[str] = CPU_STAT) -> dict[str, int]:
-    """What the kernel says of the container's CPU time; nothing where there is no such file."""
+    """Reads the container's CPU statistics; empty without such a file."""
     for path in paths:
         try:
             lines = Path(path).read_text().splitlines()
@@ -199,6 +207,6 @@ def cpu_stat(paths: Sequence[str] = CPU_STAT) -> dict[str, int]:
 
 
 def buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Cumulative, as Prometheus wants them."""
+    """Returns the cumulative buckets that Prometheus expects."""
     bounds = [*(str(bound) for bound in histogram.bounds), "+Inf"]
     return list(zip(bounds, accumulate(map(float, histogram.counts)), strict=True))

@@ -1,8 +1,7 @@
-"""An answer as a row of parts: what was thought, what was said, and calls of tools.
+"""Output as a list of parts: reasoning, text and tool calls.
 
-APIs whose answers are lists of typed parts are written from it, whole answers and streams alike. A stream has parts in
-the order in which the model wrote them; a whole answer has its reasoning first, then its text, then its calls, which is
-the order in which models write.
+APIs whose answers are lists of typed parts are written from it, whole answers and streams. A stream has parts in the
+order of generation; a whole answer has reasoning, then text, then calls, which is the order in which models generate.
 """
 
 from __future__ import annotations
@@ -17,45 +16,45 @@ from ferrule.outputs import StreamDelta, TokenLogprobs
 
 Kind = Literal["reasoning", "text", "call"]
 INVALID_JSON = "INVALID_JSON"
-"""The key under which Anthropic advises to hand on what a model wrote in place of a JSON object."""
+"""Key under which Anthropic recommends to pass on arguments that are not a JSON object."""
 
 
 @dataclass
 class OutputPart:
-    """One of them, as far as it has come."""
+    """A part of the output, as far as it is generated."""
 
     kind: Kind
     index: int
-    """Among the answer's parts."""
-    pieces: list[str] = field(default_factory=list[str])
-    """Its text, as it came."""
+    """Index among the parts of the output."""
+    deltas: list[str] = field(default_factory=list[str])
+    """Text in the order of arrival."""
     call_id: str = ""
     name: str = ""
-    """Of the tool that is called."""
+    """Name of the called tool."""
     number: int = 0
-    """Of a call, among the calls."""
+    """Index of a call among the calls."""
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
-    """Of a text's tokens, where they were asked for."""
+    """Log-probabilities of the tokens of a text, where the request asks for them."""
 
     @property
     def text(self) -> str:
-        """All of it; of a call, its arguments."""
-        return "".join(self.pieces)
+        """The whole text; the arguments of a call."""
+        return "".join(self.deltas)
 
 
 @dataclass(frozen=True)
 class PartEvent:
-    """What happens to a part: it is opened, it grows, and it is closed before the next one is opened."""
+    """Start, delta or stop of a part; a part stops before the next one starts."""
 
-    what: Literal["opened", "grown", "closed"]
+    kind: Literal["start", "delta", "stop"]
     part: OutputPart
     text: str = ""
-    """What is new, where it has grown."""
+    """New text of a delta."""
     logprobs: Sequence[TokenLogprobs] = ()
 
 
 class OutputParts:
-    """An answer's parts, as they come."""
+    """Parts of the output of a completion."""
 
     def __init__(self) -> None:
         self.all: list[OutputPart] = []
@@ -63,7 +62,7 @@ class OutputParts:
 
     @classmethod
     def of(cls, message: ParsedMessage, logprobs: Sequence[TokenLogprobs] | None) -> OutputParts:
-        """Those of a whole answer."""
+        """Returns the parts of a finished completion."""
         calls = [ToolCallDelta(i, call.id, call.name, call.arguments) for i, call in enumerate(message.tool_calls)]
         parts = cls()
         for _ in parts._add(MessageDelta(message.content, message.reasoning, calls), logprobs or ()):
@@ -71,20 +70,20 @@ class OutputParts:
         return parts
 
     def add(self, new: StreamDelta) -> Iterator[PartEvent]:
-        """What happens with a delta."""
+        """Adds a delta and yields the events that follow from it."""
         message = MessageDelta(new.text) if new.message is None else new.message
         return self._add(message, new.logprobs or ())
 
     def end(self) -> Iterator[PartEvent]:
-        """What happens when nothing more comes."""
+        """Yields the events at the end of the output."""
         if self._open is not None:
-            yield PartEvent("closed", self._open)
+            yield PartEvent("stop", self._open)
             self._open = None
 
     def _add(self, message: MessageDelta, logprobs: Sequence[TokenLogprobs]) -> Iterator[PartEvent]:
         calls = message.tool_calls
         if calls and self._open is not None and self._open.kind == "call" and self._open.number == calls[0].index:
-            # A delta does not say in what order it came: only once a call is whole can there be something else.
+            # A delta does not say in which order its fields came; other parts can only follow a complete call.
             if calls[0].arguments:
                 yield from self._grow("call", calls[0].arguments)
             calls = calls[1:]
@@ -102,22 +101,22 @@ class OutputParts:
         if self._open is None or self._open.kind != kind:
             yield from self._begin(OutputPart(kind, len(self.all)))
         part = self.all[-1]
-        part.pieces.append(text)
+        part.deltas.append(text)
         part.logprobs += logprobs
-        yield PartEvent("grown", part, text, logprobs)
+        yield PartEvent("delta", part, text, logprobs)
 
     def _begin(self, part: OutputPart) -> Iterator[PartEvent]:
         yield from self.end()
         self._open = part
         self.all.append(part)
-        yield PartEvent("opened", part)
+        yield PartEvent("start", part)
 
 
 def call_input(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object; what is none, such as a call that was cut off, whole under INVALID_JSON."""
+    """Parses the arguments of a call; text that is not a JSON object is returned under the key INVALID_JSON."""
     try:
         parsed: object = json.loads(arguments or "{}", parse_constant=_refuse)
-        # Half of a surrogate pair can be written in JSON, and not be sent.
+        # JSON can escape a lone surrogate, which UTF-8 cannot encode.
         json.dumps(parsed, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         parsed = None
@@ -125,5 +124,5 @@ def call_input(arguments: str) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> None:
-    """NaN and the infinities, which Python reads and JSON has not."""
+    """Rejects NaN and infinities, which Python's parser accepts and JSON does not have."""
     raise ValueError(constant)

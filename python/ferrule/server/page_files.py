@@ -1,4 +1,4 @@
-"""The chat page's files, and the headers that let it run nothing but them."""
+"""Files of the chat page, with headers that allow no scripts, styles or connections of other origins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADERS = {
             "base-uri 'none'",
             "form-action 'none'",
             "frame-ancestors 'none'",
-            # No text becomes HTML or code, whatever a script of the page may try.
+            # No script of the page can turn text into HTML or code.
             "require-trusted-types-for 'script'",
             "trusted-types 'none'",
         )
@@ -33,7 +33,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-"""`no-cache` asks each time whether a file has changed: a new version of ferrule is a new page."""
+"""Headers of every file. With `no-cache` the browser revalidates, so that a new version of ferrule has a new page."""
 
 
 class _PageFiles(StaticFiles):
@@ -46,5 +46,5 @@ class _PageFiles(StaticFiles):
 
 
 def page(directory: Path) -> StaticFiles:
-    """The directory's files, with index.html at the root."""
+    """Serves the files of a directory, with index.html at the root."""
     return _PageFiles(directory=directory, html=True, check_dir=False)

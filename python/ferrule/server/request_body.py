@@ -1,4 +1,4 @@
-"""Bodies of requests, parsed and checked; large ones in a thread, so that nobody waits for them."""
+"""Parsing and validation of request bodies; large ones in a worker thread, so that the event loop is not blocked."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ferrule._engine.workers import WORKERS
+from ferrule.server.context import Context
+from ferrule.server.errors import BAD_REQUEST, ApiError
+from ferrule.server.request_record import current_record
+from ferrule.server.schema.base import check_other_fields
+from ferrule.server.settings import REJECT, WARN
 from ferrule.server.validation import validation_error
 
-LARGE = 64 << 10
-"""Bytes from which on a thread is worth its while."""
+LARGE_BODY = 64 << 10
+"""Bytes from which a body is parsed in a worker thread."""
 
 
 class BodyRoute(APIRoute):
-    """A route whose body is read here: FastAPI finds it as the model that it wants, and lets it be."""
+    """A route that validates the request body itself; FastAPI receives the finished model."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's handler, with requests of ours."""
+        """Returns FastAPI's handler, called with a request whose `json` is the validated model."""
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
@@ -37,24 +42,41 @@ class BodyRoute(APIRoute):
 
 
 class _ValidatedRequest(Request):
-    def __init__(self, request: Request, body: TypeAdapter[Any]) -> None:
+    def __init__(self, request: Request, model: TypeAdapter[Any]) -> None:
         super().__init__(request.scope, request.receive)
-        self._expected = body
+        self._model = model
 
     async def json(self) -> Any:
-        """The body as its model.
+        """Returns the body as its model.
 
         Raises json.JSONDecodeError, ApiError.
         """
-        given = await self.body()
-        return _read(self._expected, given) if len(given) < LARGE else await WORKERS.run(_read, self._expected, given)
+        content = await self.body()
+        if len(content) < LARGE_BODY:
+            model, unknown = _parse(self._model, content)
+        else:
+            model, unknown = await WORKERS.run(_parse, self._model, content)
+        if unknown:
+            server: Context = self.app.state.server
+            _handle_unknown(server.settings.unknown_fields, unknown)
+        return model
 
 
-def _read(expected: TypeAdapter[Any], given: bytes) -> Any:
-    body = json.loads(given)
+def _parse(model: TypeAdapter[Any], content: bytes) -> tuple[Any, list[str]]:
+    body = json.loads(content)
     try:
-        return expected.validate_python(body)
+        parsed = model.validate_python(body)
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
         located = {**found, "loc": ("body", *found["loc"])}
         raise validation_error(RequestValidationError([located], body=body)) from None
+    return parsed, check_other_fields(parsed)
+
+
+def _handle_unknown(policy: str, unknown: list[str]) -> None:
+    if policy == REJECT:
+        message = f"unknown field: {unknown[0]}; leave it out, or start the server with --unknown-fields warn"
+        raise ApiError(BAD_REQUEST, message, code="unknown_parameter", param=unknown[0])
+    record = current_record.get()
+    if policy == WARN and record is not None:
+        record.ignored_fields = unknown

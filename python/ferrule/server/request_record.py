@@ -47,6 +47,8 @@ class RequestRecord:
     """Code of the error with which the request ended."""
     error_body: Callable[[ApiError], dict[str, Any]] | None = None
     """Makes the error body of the request's API; None for OpenAI's."""
+    ignored_fields: list[str] = field(default_factory=list[str])
+    """Paths of unknown fields of the body that were ignored."""
     field_names: Mapping[str, str] = field(default_factory=dict[str, str])
     """Names of the library's fields in the request's API, where they differ."""
 

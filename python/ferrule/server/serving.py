@@ -1,4 +1,4 @@
-"""`serve`: listens, loads the models, answers, and ends in order when it is told to."""
+"""`serve`: runs the server until a signal, then drains and shuts down."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ferrule.server.tracing import Tracing
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 BACKLOG = 2048
-"""Clients that may wait to be let in."""
-LET_IN = 16
-"""Of them, in a turn of the event loop: so many at most come before connections are counted again."""
-LAST_WORDS = 5
-"""Seconds that responses have to be written once their requests have ended."""
+"""Maximum number of connections that wait to be accepted."""
+ACCEPT_BATCH = 16
+"""Connections that are accepted in one iteration of the event loop before they are counted again."""
+RESPONSE_GRACE = 5
+"""Seconds to send the last responses after the requests have ended."""
 
 
 def serve(
@@ -38,13 +38,12 @@ def serve(
     on_listening: Callable[[str], None] | None = None,
     parent: int | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then drains; models are loaded when it listens already.
+    """Serves until SIGTERM or SIGINT, then drains. The server listens before the models are loaded.
 
-    `load` runs in a thread; `on_listening` gets the URL, with the port that was chosen where `port` is 0.
-    With a `parent`, the process that started this one, it drains too once that has ended; whoever gives it asked for it
-    early enough, since it may end at any time.
+    `load` runs in a thread. `on_listening` receives the URL, with the chosen port where `port` is 0. With `parent`, the
+    process id of the parent, the server also drains when that process exits; the caller must have read the id early.
 
-    Raises OSError where the port is taken, and what `load` raises.
+    Raises OSError where the port is in use, and the exceptions of `load`.
     """
     settings = settings or ServerSettings()
     raise_file_limit()
@@ -55,16 +54,16 @@ def serve(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at which clients can come.
+    """Opens a listening socket.
 
-    Raises OSError where the port is taken.
+    Raises OSError where the port is in use.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        # From here on clients can come; they wait until somebody answers.
+        # Clients can connect from here on; they wait until the server accepts.
         listener.listen(BACKLOG)
     except OSError:
         listener.close()
@@ -78,7 +77,7 @@ def _url(listener: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which drains before it closes its door: while it does, newcomers are told so."""
+    """uvicorn's server, which drains before it stops listening: new requests are then answered with 503."""
 
     def __init__(
         self,
@@ -87,12 +86,12 @@ class Server(uvicorn.Server):
         host: str,
         parent: int | None = None,
     ) -> None:
-        """`parent` is the process without which this one ends."""
+        """Creates the server; it drains when the process `parent` exits."""
         self._parent = parent
         self._load = load
         self._settings = settings
         self.models = Models()
-        """Empty until they are loaded."""
+        """Models of the server, empty until they are loaded."""
         app = create_app(self.models, settings)
         self._tracing: Tracing | None = app.state.server.tracing
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -109,31 +108,31 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 h11_max_incomplete_event_size=settings.max_header_bytes,
-                timeout_graceful_shutdown=LAST_WORDS,
-                backlog=LET_IN,
+                timeout_graceful_shutdown=RESPONSE_GRACE,
+                backlog=ACCEPT_BATCH,
             )
         )
 
     def run_until_ended(self, listener: socket.socket) -> None:
-        """Raises what loading raised."""
+        """Runs the server. Raises the exceptions of loading."""
         asyncio.run(self._run(listener))
-        WORKERS.settle(0 if self.force_exit else LAST_WORDS)
+        WORKERS.settle(0 if self.force_exit else RESPONSE_GRACE)
         if self._failure is not None:
             raise self._failure
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, the second ends it all."""
+        """Drains at the first signal and exits at the second."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens, for as many as may wait: asyncio has one number for these and for those it lets in at once."""
+        """Starts listening with a long backlog: asyncio has one number for the backlog and for a batch of accepts."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second."""
+        """Checks for the parent process, ten times a second."""
         if self._parent is not None and os.getppid() != self._parent and self._ending is None:
             self._end()
         return await super().on_tick(counter)
@@ -145,7 +144,7 @@ class Server(uvicorn.Server):
         try:
             await self.serve([listener])
         finally:
-            # Reading a model cannot be broken off, and is not waited for either: it ends with the process.
+            # Loading cannot be interrupted and is not awaited: it ends with the process.
             loading.cancel()
             await asyncio.wait([loading])
             for served in self.models.engines():
@@ -156,7 +155,7 @@ class Server(uvicorn.Server):
     async def _load_models(self) -> None:
         try:
             self.models.set(await WORKERS.run(self._load))
-        except Exception as error:  # told to whoever called
+        except Exception as error:  # raised by run_until_ended
             self._failure = error
             self.should_exit = True
 

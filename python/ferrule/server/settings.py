@@ -1,4 +1,4 @@
-"""How the server guards itself and what it shows: everything closed unless it is opened here."""
+"""`ServerSettings`: limits, access control and options of the server. All access is closed by default."""
 
 from __future__ import annotations
 
@@ -8,59 +8,68 @@ from dataclasses import dataclass
 from typing import cast
 
 from ferrule._text.parsers import MessageFormat
-from ferrule._validation import check_integer, check_number, shown
+from ferrule._validation import check_integer, check_number
 from ferrule.errors import InvalidParameterError
 
 AUTO = "auto"
-"""The parser that a model's chat template tells."""
+"""Parser of the format that the chat template of the model shows."""
+REJECT, WARN, IGNORE = "reject", "warn", "ignore"
+UNKNOWN_FIELDS = (REJECT, WARN, IGNORE)
 MAX_SECONDS = 1e6
-"""Limit of times."""
+"""Maximum of all times."""
 MAX_BODY = 1 << 30
 _PREFIX = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """What requests must bring, how large and how slow they may be, and what the server tells of itself.
+    """Settings of the server.
 
-    Raises InvalidParameterError for a value outside its limits.
+    Raises InvalidParameterError for an invalid value.
     """
 
     api_keys: Sequence[str] = ()
-    """Any of them lets a request in, as `Authorization: Bearer`, as `X-Api-Key`, or as the password of HTTP Basic,
-    which lets a browser ask for it. Every path but /health wants one. Without any, none is asked for."""
+    """Accepted API keys, as `Authorization: Bearer`, as `X-Api-Key`, or as the password of HTTP Basic, which lets a
+    browser ask for it. All paths except /health require one. Without keys, no request needs one."""
     allowed_hosts: Sequence[str] = ()
-    """Names in the header Host beside `localhost` and plain addresses, which no foreign page can make its own; `*`
-    allows all."""
+    """Accepted names in the header Host besides `localhost` and IP addresses, which a foreign page cannot claim; `*`
+    accepts all."""
     allowed_origins: Sequence[str] = ()
-    """Origins, such as `https://example.org`, whose pages may ask this server; `*` allows all. Its own page may."""
+    """Origins, such as `https://example.org`, whose pages may send requests; `*` allows all. The chat page always
+    may."""
     max_body_bytes: int = 8 << 20
-    """Of a request; a prompt of a million token ids fits."""
+    """Maximum size of a request body, in bytes; the default fits a prompt of a million token ids."""
     body_timeout: float = 30.0
-    """Seconds until all of a request must be there, from its first byte."""
+    """Seconds from the first byte of a request body to its last."""
     max_header_bytes: int = 64 << 10
+    """Maximum size of the request line and headers, in bytes."""
     request_timeout: float | None = None
-    """Seconds that a request may take in all; None for no limit. A request can ask for less: `X-Request-Timeout`."""
+    """Maximum duration of a request, in seconds; None for no limit. The header `X-Request-Timeout` can lower it."""
     drain_timeout: float = 30.0
-    """Seconds that running requests have to end once the server is told to."""
+    """Seconds that running requests have to finish when the server shuts down."""
     max_concurrent_requests: int | None = None
-    """Requests inside at once; None: as many as the engines run and let wait."""
+    """Maximum number of requests at once; None: as many as the engines run and queue."""
     keep_alive: float = 10.0
-    """Seconds of silence in a stream after which a comment shows that it lives."""
+    """Seconds without an event after which a stream sends a comment that keeps the connection alive."""
     metrics_prefix: str = "ferrule:"
-    """Of the names at /metrics; `vllm:` fits dashboards that know vLLM's."""
+    """Prefix of the names at /metrics; `vllm:` fits dashboards for vLLM."""
     tool_call_parser: str | None = AUTO
-    """How models write tool calls: a parser's name, what the chat template tells, or None for no tools."""
+    """Parser of tool calls; `auto` derives it from the chat template, None disables tools."""
     reasoning_parser: str | None = AUTO
-    """Likewise, for reasoning."""
+    """Parser of reasoning; `auto` derives it from the chat template, None disables it."""
+    chat_template: str | None = None
+    """Jinja template that replaces the models' chat templates; None keeps them."""
+    unknown_fields: str = WARN
+    """Handling of unknown fields of a request: `reject` answers 400, `warn` ignores a field with a log line and the
+    response header X-Ferrule-Ignored-Fields, `ignore` ignores it silently."""
     lora_dir: str | None = None
-    """The directory below which adapters may be loaded while the server runs; None: none may."""
+    """Directory from which adapters may be loaded while the server runs; None: none may."""
     otlp_traces_endpoint: str | None = None
-    """Where spans go, such as `http://localhost:4318/v1/traces`; needs `pip install ferrule[otel]`."""
+    """URL to which spans are sent, such as `http://localhost:4318/v1/traces`; needs `pip install ferrule[otel]`."""
     ollama: bool = False
-    """Whether Ollama's API is served too, below `/api`."""
+    """Whether to serve Ollama's API below `/api`."""
     page: bool = True
-    """Whether the chat page is served at `/`."""
+    """Whether to serve the chat page at `/`."""
 
     def __post_init__(self) -> None:
         for name in ("api_keys", "allowed_hosts", "allowed_origins"):
@@ -73,20 +82,21 @@ class ServerSettings:
             check_number("request_timeout", self.request_timeout, 0, MAX_SECONDS, above_low=True)
         if self.max_concurrent_requests is not None:
             check_integer("max_concurrent_requests", self.max_concurrent_requests, 1, 1 << 20)
-        # Names that no parser has.
+        # Raises for unknown parsers.
         MessageFormat(*(None if name == AUTO else name for name in (self.tool_call_parser, self.reasoning_parser)))
+        if self.unknown_fields not in UNKNOWN_FIELDS:
+            raise InvalidParameterError("unknown_fields", self.unknown_fields, f"one of {', '.join(UNKNOWN_FIELDS)}")
         if _PREFIX.fullmatch(self.metrics_prefix) is None:
             limit = "letters, digits, _ and :, not beginning with a digit"
-            raise InvalidParameterError(f"metrics_prefix is {shown(self.metrics_prefix)}; it must be {limit}")
+            raise InvalidParameterError("metrics_prefix", self.metrics_prefix, limit)
 
 
 def _strings(name: str, given: object) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise InvalidParameterError(
-            f"{name} is {'a string' if isinstance(given, str) else shown(given)}; it must be a list of strings"
-        )
+        # The value may be a secret.
+        raise InvalidParameterError(name, type(given), "a list of strings")
     for index, each in enumerate(cast("Sequence[object]", given)):
         if not isinstance(each, str) or not each or each.strip() != each:
-            # Its value may be a secret.
-            raise InvalidParameterError(f"{name}[{index}] must be a string that is not empty and has no space around")
+            limit = "a non-empty string without surrounding white space"
+            raise InvalidParameterError(f"{name}[{index}]", type(each), limit)
     return tuple(cast("Sequence[str]", given))

@@ -1,4 +1,4 @@
-"""Server-sent events: what a stream's response is made of."""
+"""Streaming responses: server-sent events and lines of JSON."""
 
 from __future__ import annotations
 
@@ -18,44 +18,43 @@ from ferrule.server.request_record import current_record
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": waiting\n\n"
-LAST_WORDS = 5.0
-"""Seconds beyond a request's time in which its client may read that it is over."""
+ERROR_GRACE = 5.0
+"""Seconds after a request's deadline in which the error can still be sent."""
 
 
 def event(body: BaseModel, exclude: set[str] | None = None) -> bytes:
-    """A body as an event without a name, as OpenAI's API has them."""
+    """Formats a body as an event without a name (OpenAI's form)."""
     return b"data: " + body.model_dump_json(exclude=exclude).encode() + b"\n\n"
 
 
 def named_event(name: str, body: object) -> bytes:
-    """A body as an event with a name."""
+    """Formats a body as a named event."""
     return f"event: {name}\n".encode() + b"data: " + encoded(body) + b"\n\n"
 
 
 def line(body: object) -> bytes:
-    """A body as a line of JSON."""
+    """Formats a body as a line of JSON."""
     return encoded(body) + b"\n"
 
 
 def error_event(error: ApiError) -> bytes:
-    """An error within a stream."""
+    """Formats an error as an event (OpenAI's form)."""
     return b"data: " + json.dumps(error.body()).encode() + b"\n\n"
 
 
-def _note(code: str) -> None:
+def _record_error(code: str) -> None:
     record = current_record.get()
     if record is not None:
         record.error = code
 
 
 class EventStream(Response):
-    """A response that is written as its events come.
+    """A response that streams events.
 
-    `begin` waits for the first event, so that what goes wrong before it has its own status. What goes wrong later is an
-    event, and the last one. A client that reads slowly is waited for: nothing is gathered for it.
+    `begin` waits for the first event, so that an error before it has its own HTTP status; a later error is the last
+    event. Events are not buffered for a slow client: the stream waits until it has read them.
 
-    An API that has its own way to say that something went wrong gives `fail`, and one that has its own way to say
-    nothing gives `comment`.
+    `fail` formats the error event of an API, `comment` is the event that keeps a silent connection alive.
     """
 
     media_type = "text/event-stream"
@@ -77,9 +76,9 @@ class EventStream(Response):
         self._first: asyncio.Task[bytes] | None = None
 
     async def begin(self) -> EventStream:
-        """Waits for the first event, but no longer than proxies would.
+        """Waits for the first event, at most until a keep-alive comment is due.
 
-        Raises what came instead.
+        Raises the exception of the generation.
         """
         self._first = asyncio.ensure_future(anext(self._events))
         try:
@@ -100,8 +99,8 @@ class EventStream(Response):
             comments = asyncio.create_task(self._comment(send)) if self._keep_alive else None
             await self._write_in_time(send)
         except TimeoutError:
-            # Its client reads nothing: there is no way to say so.
-            _note("deadline_exceeded")
+            # The client does not read: no error can be sent.
+            _record_error("deadline_exceeded")
             return
         finally:
             if comments is not None:
@@ -111,8 +110,8 @@ class EventStream(Response):
 
     async def _write_in_time(self, send: Send) -> None:
         record = current_record.get()
-        left = None if record is None else record.remaining
-        async with asyncio.timeout(None if left is None else left + LAST_WORDS):
+        remaining = None if record is None else record.remaining
+        async with asyncio.timeout(None if remaining is None else remaining + ERROR_GRACE):
             await self._write(send)
 
     async def _write(self, send: Send) -> None:
@@ -127,7 +126,7 @@ class EventStream(Response):
             await self._fail(send, error)
 
     async def _fail(self, send: Send, error: ApiError) -> None:
-        _note(error.code)
+        _record_error(error.code)
         await self._send(send, self._error_event(error))
 
     async def _send(self, send: Send, body: bytes) -> None:
@@ -135,7 +134,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _comment(self, send: Send) -> None:
-        """Comments in long silences, which readers skip and proxies count as life."""
+        """Sends comments while there are no events, so that proxies keep the connection open."""
         while True:
             quiet = asyncio.get_running_loop().time() - self._sent
             if quiet >= self._keep_alive:
@@ -146,13 +145,13 @@ class EventStream(Response):
         if self._first is not None:
             self._first.cancel()
             await asyncio.wait([self._first])
-            # What came instead of an event nobody waits for any more; asyncio would log it with all that it says.
+            # Retrieves the exception: asyncio would log it with its text.
             if not self._first.cancelled():
                 self._first.exception()
         await self._events.aclose()
 
 
 class LineStream(EventStream):
-    """The same, of lines of JSON."""
+    """A response that streams lines of JSON."""
 
     media_type = "application/x-ndjson"

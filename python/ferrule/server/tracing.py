@@ -1,7 +1,7 @@
-"""A span of each request for OpenTelemetry, where it is installed and asked for (`pip install ferrule[otel]`).
+"""OpenTelemetry spans of requests (`pip install ferrule[otel]`).
 
-Attributes are those of the semantic conventions for generative AI, and vLLM's for times: how much and how long, never
-what was asked or written. A `traceparent` that a request brings is the span's parent.
+Attributes follow the semantic conventions for generative AI, and vLLM's for times. They never contain prompts or
+outputs. The header `traceparent` of a request is the parent of its span.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Tracing:
-    """Makes spans and hands them to an exporter, which sends them in a thread of its own."""
+    """Creates spans; the exporter sends them in its own thread."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -33,7 +33,7 @@ class Tracing:
 
     @classmethod
     def to(cls, endpoint: str | None) -> Tracing | None:
-        """Sends spans over HTTP, as OTLP; None where there is no endpoint.
+        """Creates a tracing that sends spans over HTTP (OTLP); None without an endpoint.
 
         Raises InvalidParameterError where OpenTelemetry is not installed.
         """
@@ -42,16 +42,16 @@ class Tracing:
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         except ModuleNotFoundError as error:
-            message = f"otlp_traces_endpoint needs {error.name}: pip install 'ferrule[otel]'"
-            raise InvalidParameterError(message) from error
+            limit = f"left out without {error.name}: pip install 'ferrule[otel]'"
+            raise InvalidParameterError("otlp_traces_endpoint", endpoint, limit) from error
         return cls(OTLPSpanExporter(endpoint=endpoint))
 
     def close(self) -> None:
-        """Sends what has not been sent, and waits for that."""
+        """Sends all remaining spans and waits until they are sent."""
         self._provider.shutdown()
 
-    def note(self, record: RequestRecord, traceparent: str | None, path: str, status: int) -> None:
-        """The span of a request that has ended."""
+    def export(self, record: RequestRecord, traceparent: str | None, path: str, status: int) -> None:
+        """Exports the span of a request that has ended."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         now = time.time_ns()

@@ -1,4 +1,4 @@
-"""What FastAPI and pydantic find wrong with a body, as one error that names the field and its value."""
+"""Conversion of validation errors of FastAPI and pydantic to errors that state field, requirement and value."""
 
 from __future__ import annotations
 
@@ -8,54 +8,76 @@ from typing import Any, cast
 
 from fastapi.exceptions import RequestValidationError
 
-from ferrule._validation import shown
+from ferrule.errors import shown
 from ferrule.server.errors import BAD_REQUEST, ApiError
 
-LONGEST_NAME = 100
-"""Characters of a field's name that an error repeats."""
-_OBJECTS = frozenset({"model_type", "dict_type"})
-"""Errors in which pydantic speaks of dictionaries, and of classes by our names for them."""
+MAX_NAME = 100
+"""Maximum number of characters of a field's name in an error."""
+REQUIREMENTS = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "none_required": "null",
+    "literal_error": "{expected}",
+    "too_long": "a list of at most {max_length} items",
+    "too_short": "a list of at least {min_length} items",
+    "string_too_short": "a string of at least {min_length} characters",
+    "string_too_long": "a string of at most {max_length} characters",
+    "greater_than_equal": ">= {ge}",
+    "less_than_equal": "<= {le}",
+    "greater_than": "> {gt}",
+    "less_than": "< {lt}",
+}
+"""Requirement by pydantic's type of the error, as it reads after "must be", with values of its context."""
 
 
 def validation_error(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong; the field is where the body has it."""
+    """Converts the first validation error; the path of the field is the body's."""
     found: Mapping[str, Any] = error.errors()[0]
-    kind, where = str(found["type"]), [str(part) for part in found["loc"][1:]]
+    kind, location = str(found["type"]), found["loc"][1:]
     if kind == "json_invalid":
-        return ApiError(BAD_REQUEST, f"the body is no JSON: {found['ctx']['error']}", code="invalid_json")
-    if kind == "missing":
-        if not where:
-            return ApiError(BAD_REQUEST, "the body is empty; it must be a JSON object", code="invalid_json")
-        name = _name([*_engine_steps(error.body, found["loc"][1:-1]), where[-1]])
-        return ApiError(BAD_REQUEST, f"{name} is missing", code="missing_required_parameter", param=name)
-    if kind == "extra_forbidden":
-        name = _name(_engine_steps(error.body, found["loc"][1:]))
-        return ApiError(BAD_REQUEST, f"{name} is not supported", code="unknown_parameter", param=name)
-    field = _engine_steps(error.body, found["loc"][1:])
-    name = _name(field) or None
-    said = "Input should be an object" if kind in _OBJECTS else found["msg"]
-    message = f"{name or 'the body'} is {shown(found['input'])}: {said}"
+        return ApiError(BAD_REQUEST, f"request body is not valid JSON: {found['ctx']['error']}", code="invalid_json")
     if isinstance(error.body, bytes):
-        message = "the body is not JSON by its Content-Type; send application/json"
+        message = "Content-Type must be application/json: the request body was not parsed as JSON"
+        return ApiError(BAD_REQUEST, message, code="invalid_type")
+    if kind == "missing":
+        if not location:
+            return ApiError(BAD_REQUEST, "request body is empty; it must be a JSON object", code="invalid_json")
+        name = _path([*_existing_parts(error.body, location[:-1]), str(location[-1])])
+        return ApiError(BAD_REQUEST, f"{name} is required", code="missing_required_parameter", param=name)
+    name = _path(_existing_parts(error.body, location)) or None
+    requirement = REQUIREMENTS.get(kind)
+    if requirement is not None:
+        limit = requirement.format_map(found.get("ctx", {}))
+        message = f"{name or 'request body'} must be {limit}, got {shown(found['input'])}"
+    else:  # errors of validators of ours state the requirement themselves
+        message = f"{name or 'request body'} {found['msg']}"
     return ApiError(BAD_REQUEST, message, code="invalid_type", param=name)
 
 
 def unreadable_body(cause: BaseException) -> ApiError:
-    """What kept FastAPI from reading a body, where it says no more than that something did."""
+    """Converts an exception that kept FastAPI from parsing a body."""
     match cause:
         case RecursionError():
-            found = "it is nested too deeply"
+            reason = "it is nested too deeply"
         case UnicodeDecodeError():
-            found = f"it is not UTF-8: byte {cause.start} is {cause.object[cause.start]:#04x}"
-        case ValueError():  # the one other that json raises: Python reads no number of any length
-            found = f"a number has more digits than the limit, {sys.get_int_max_str_digits()}"
-        case _:  # the client went, say
-            found = "it did not come whole"
-    return ApiError(BAD_REQUEST, f"the body is no JSON that can be read: {found}", code="invalid_json")
+            reason = f"it is not UTF-8 (byte {cause.start} is {cause.object[cause.start]:#04x})"
+        case ValueError():  # the only other ValueError of json: Python limits the digits of integers
+            reason = f"a number has more than {sys.get_int_max_str_digits()} digits"
+        case _:  # for example the client disconnected
+            reason = "it is incomplete"
+    return ApiError(BAD_REQUEST, f"request body is not valid JSON: {reason}", code="invalid_json")
 
 
-def _engine_steps(body: object, path: Sequence[object]) -> list[str]:
-    """The parts of a path that the body has: pydantic adds names of types to them."""
+def _existing_parts(body: object, path: Sequence[object]) -> list[str]:
+    """Returns the parts of a path that exist in the body: pydantic adds the tags of unions."""
     found: list[str] = []
     for part in path:
         if isinstance(body, Mapping) and part in cast("Mapping[object, object]", body):
@@ -68,9 +90,9 @@ def _engine_steps(body: object, path: Sequence[object]) -> list[str]:
     return found
 
 
-def _name(path: Sequence[str]) -> str:
-    name = ""
-    for part in path:
-        part = part[:LONGEST_NAME]  # noqa: PLW2901
-        name += f"[{part}]" if part.isdigit() else f".{part}" if name else part
-    return name
+def _path(parts: Sequence[str]) -> str:
+    path = ""
+    for part in parts:
+        name = part[:MAX_NAME]
+        path += f"[{name}]" if name.isdigit() else f".{name}" if path else name
+    return path

@@ -1,4 +1,4 @@
-"""What is said of a message: whole, or as the events of a stream."""
+"""Responses of the Messages API, whole or as the events of a stream."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ DELTAS = {
     "reasoning": ("thinking_delta", "thinking"),
     "call": ("input_json_delta", "partial_json"),
 }
-"""The type of what is new of a block, and its field."""
+"""Type of a block's delta and name of its field, by the kind of the part."""
 
 
 @dataclass
-class Answer:
-    """A message, as far as it has come."""
+class ResponseWriter:
+    """Writes the response of a generation."""
 
     generation: Generation
     _parts: OutputParts = field(default_factory=OutputParts)
 
-    def whole(self, output: RequestOutput) -> Message:
-        """The answer at once."""
+    def full(self, output: RequestOutput) -> Message:
+        """Returns the response of a finished generation."""
         completion = output.outputs[0]
         self._parts = OutputParts.of(parsed_message(self.generation, completion), None)
         reason, sequence = self._stop(completion)
@@ -53,7 +53,7 @@ class Answer:
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The answer as it comes."""
+        """Yields the events of the stream."""
         begun = False
         output: RequestOutput | None = None
         async with aclosing(stream_steps(self.generation)) as all_steps:
@@ -81,12 +81,12 @@ class Answer:
             content=[],
             stop_reason=None,
             stop_sequence=None,
-            # What of it was cached is known in the end.
+            # The number of cached tokens is known at the end.
             usage=MessageUsage(input_tokens=read, cache_read_input_tokens=0, output_tokens=0),
         )
 
     def _stop(self, completion: CompletionOutput) -> tuple[str, str | None]:
-        """Why it ended, and the stop sequence that ended it."""
+        """Returns the stop reason, and the stop sequence that was matched."""
         if completion.finish_reason == "length":
             most = self.generation.params.max_tokens
             full = most is not None and len(completion.token_ids) < most
@@ -98,21 +98,21 @@ class Answer:
 
 
 def failed(error: ApiError) -> bytes:
-    """The last event of a stream in which something went wrong."""
+    """Returns the last event of a stream that failed."""
     return named_event("error", error_body(error))
 
 
 def _part_events(part_event: PartEvent) -> bytes:
-    """What happens to a part, as what happens to a block."""
+    """Converts an event of a part to an event of a block."""
     part = part_event.part
-    match part_event.what:
-        case "opened":
+    match part_event.kind:
+        case "start":
             empty = OutputPart(part.kind, part.index, call_id=part.call_id, name=part.name)
             return _event("content_block_start", index=part.index, content_block=_block(empty))
-        case "grown":
+        case "delta":
             kind, name = DELTAS[part.kind]
             return _event("content_block_delta", index=part.index, delta={"type": kind, name: part_event.text})
-        case "closed":
+        case "stop":
             return _event("content_block_stop", index=part.index)
 
 

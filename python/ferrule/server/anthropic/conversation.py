@@ -1,4 +1,4 @@
-"""Turns made of blocks, as the conversation that a chat template reads."""
+"""Conversion of messages made of blocks to the conversation that a chat template reads."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ferrule.server.anthropic.protocol import (
     ToolUseBlock,
 )
 from ferrule.server.conversation import AUTO, NONE, REQUIRED, Conversation
-from ferrule.server.errors import unsupported
+from ferrule.server.errors import BAD_REQUEST, ApiError, unsupported
 
 CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
 Turn = dict[str, Any]
 
 
 def conversation(request: CountTokensRequest) -> Conversation:
-    """What is asked, in OpenAI's form. Where the last turn is the assistant's, the answer goes on with it.
+    """Converts a request to a conversation in OpenAI's form. The answer continues a last message of the assistant.
 
     Raises ApiError, InvalidParameterError.
     """
@@ -37,7 +37,8 @@ def conversation(request: CountTokensRequest) -> Conversation:
         _add(turns, message, f"messages[{index}]")
     prefilled = bool(turns) and turns[-1]["role"] == "assistant"
     if prefilled and "tool_calls" in turns[-1]:
-        raise InvalidParameterError("messages ends with a tool_use; its tool_result must follow")
+        message = "messages must not end with a tool_use block; its tool_result must follow"
+        raise ApiError(BAD_REQUEST, message, code="invalid_value", param="messages")
     choice = request.tool_choice
     if choice is None:
         chosen = AUTO if request.tools else NONE
@@ -69,23 +70,25 @@ def check_thinking(request: MessagesRequest) -> None:
         return
     budget = thinking.budget_tokens
     if thinking.type != "enabled":
-        raise InvalidParameterError(f"thinking.budget_tokens is given, but thinking.type is {thinking.type}")
+        raise InvalidParameterError("thinking.budget_tokens", budget, "left out unless thinking.type is enabled")
     if not MIN_THINKING_BUDGET <= budget < request.max_tokens:
-        limit = f"from {MIN_THINKING_BUDGET} and less than max_tokens, {request.max_tokens}"
-        raise InvalidParameterError(f"thinking.budget_tokens is {budget}; it must be {limit}")
+        limit = f"at least {MIN_THINKING_BUDGET} and less than max_tokens ({request.max_tokens})"
+        raise InvalidParameterError("thinking.budget_tokens", budget, limit)
 
 
 def _add(turns: list[Turn], message: InputMessage, where: str) -> None:
-    """A turn; what comes in a row from one side is one turn, for templates that want them to alternate."""
+    """Appends a message; adjacent messages of a role are merged, for templates that require alternating roles."""
     blocks = message.content
     if isinstance(blocks, str):
         blocks = [TextBlock(type="text", text=blocks)]
     for index, block in enumerate(blocks):
         role = "tool" if isinstance(block, ToolResultBlock) else message.role
         if isinstance(block, (ThinkingBlock, ToolUseBlock)) and role != "assistant":
-            raise unsupported(f"{where}.content[{index}]", f"{where}.content[{index}] is a {block.type} of a {role}")
+            field = f"{where}.content[{index}]"
+            raise unsupported(field, f"{field}: {block.type} is not allowed in {role} messages")
         if role == "tool" and message.role != "user":
-            raise unsupported(f"{where}.content[{index}]", f"{where}.content[{index}] is a tool_result of no user")
+            field = f"{where}.content[{index}]"
+            raise unsupported(field, f"{field}: tool_result is allowed in user messages only")
         match block:
             case ToolResultBlock():
                 text = ("Error: " if block.is_error else "") + _text(block.content)
@@ -105,7 +108,7 @@ def _add(turns: list[Turn], message: InputMessage, where: str) -> None:
 
 
 def _turn(turns: list[Turn], role: str) -> Turn:
-    """The last one where it is of this role, else a new one."""
+    """Returns the last message if it has this role, else a new one."""
     if not turns or turns[-1]["role"] != role or role == "system":
         turns.append({"role": role, "content": ""})
     return turns[-1]
@@ -126,6 +129,6 @@ def _template_arguments(request: CountTokensRequest) -> Mapping[str, Any]:
     if request.output_config is not None and request.output_config.effort is not None:
         arguments["reasoning_effort"] = request.output_config.effort
     if request.thinking is not None and request.thinking.type != "adaptive":
-        # Qwen's name and DeepSeek's.
+        # The names of Qwen's and DeepSeek's templates.
         arguments["enable_thinking"] = arguments["thinking"] = request.thinking.type == "enabled"
     return arguments

@@ -1,7 +1,7 @@
 """Errors in Anthropic's form, `{"type": "error", "error": {type, message}, "request_id"}`.
 
-Statuses stay what they are for every API: a server that is full answers 503, which proxies know, where Anthropic's own
-answers 529; the type is theirs, and their client tries both again.
+The HTTP status is the same for every API: a full server answers 503, which proxies know, where Anthropic's answers 529.
+The error type is Anthropic's; its client retries both statuses.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _TYPES_OF_CODES = {
     "loading": "overloaded_error",
     "queue_full": "overloaded_error",
 }
-"""Of those that mean a server which is there, and has no room or no time."""
+"""Error types of codes that mean a server without capacity or time."""
 _THREAD = "thread"
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": [_THREAD]}
-"""By this Anthropic's client knows that its tool runner, which asks for a thread, must send whole conversations."""
+"""Details by which the tool runner of Anthropic's client falls back from threads to whole conversations."""
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """The error object."""
+    """Returns the error body."""
     record = current_record.get()
     kind = _TYPES_OF_CODES.get(error.code) or _TYPES.get(error.status_code)
     if kind is None:

@@ -1,4 +1,4 @@
-"""The bodies of POST /v1/messages and /v1/messages/count_tokens."""
+"""Request and response models of POST /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -7,41 +7,43 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
+from ferrule.server.anthropic.fields import MESSAGES_FIELDS, TEXT_FIELDS
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.limits import BoundedList, ToolList
 from ferrule.server.schema.unions import str_or_list
 
 MIN_THINKING_BUDGET = 1024
-"""Tokens; Anthropic's limit."""
+"""Minimum of `thinking.budget_tokens` in Anthropic's API."""
 
 
 class CacheControl(RequestModel):
-    """Accepted, and of no effect: prefixes are cached whoever asks for it."""
+    """Cache marker, accepted without effect: all prefixes are cached."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
 class TextBlock(RequestModel):
-    """Something that was said."""
+    """Block of text."""
+
+    other_fields = TEXT_FIELDS
 
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
-    citations: None = None
 
 
 class ThinkingBlock(RequestModel):
-    """What the model thought; the template says what becomes of it."""
+    """Block of the model's reasoning; the chat template decides whether it is rendered."""
 
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None
-    """Of an answer that is handed back: nothing is signed here."""
+    """Accepted without effect: reasoning is not signed."""
 
 
 class ToolUseBlock(RequestModel):
-    """A call that the model made."""
+    """Tool call of the model."""
 
     type: Literal["tool_use"]
     id: str
@@ -56,13 +58,13 @@ TextOrBlocks = Annotated[
 
 
 class ToolResultBlock(RequestModel):
-    """What the tool returned."""
+    """Result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
     content: TextOrBlocks = ""
     is_error: bool = False
-    """Told to the model in front of the content: `Error: `."""
+    """Whether the tool failed; the model then reads `Error: ` before the content."""
     cache_control: CacheControl | None = None
 
 
@@ -81,13 +83,13 @@ Block = Annotated[
     Discriminator(
         _kind,
         custom_error_type="unsupported_block",
-        custom_error_message="its type must be text, thinking, tool_use or tool_result",
+        custom_error_message="must be a block of type text, thinking, tool_use or tool_result",
     ),
 ]
 
 
 class InputMessage(RequestModel):
-    """A turn."""
+    """Message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
@@ -96,27 +98,27 @@ class InputMessage(RequestModel):
 
 
 class Tool(RequestModel):
-    """A function that may be called."""
+    """Tool that the model may call."""
 
     type: Literal["custom"] | None = None
     name: str = Field(min_length=1)
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
-    """A call is held to the schema where `tool_choice` is `any` or `tool`, strict or not. Elsewhere the model writes it
-    in its own form."""
+    """Accepted without effect. Arguments are constrained to the schema where `tool_choice` is `any` or `tool`;
+    elsewhere the model writes calls in its own format."""
     cache_control: CacheControl | None = None
 
 
 class FreeChoice(RequestModel):
-    """Whether tools are called."""
+    """Tool choice that leaves the tool to the model."""
 
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool = False
 
 
 class NamedChoice(RequestModel):
-    """The one tool that is to be called."""
+    """Tool choice that names the tool to call."""
 
     type: Literal["tool"]
     name: str
@@ -124,40 +126,36 @@ class NamedChoice(RequestModel):
 
 
 class Thinking(RequestModel):
-    """Whether to think first, which the chat template is told; left out, and with `adaptive`, it decides itself."""
+    """Whether to reason first, an argument of the chat template; the template decides by default and for `adaptive`."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
-    """A target and no limit, as Anthropic says itself; `max_tokens` is the limit of both."""
-
-
-class Metadata(RequestModel):
-    """Accepted, and of no effect."""
-
-    user_id: str | None = None
+    """Accepted without effect. Anthropic defines it as a target; `max_tokens` limits reasoning and text together."""
 
 
 class OutputFormat(RequestModel):
-    """What an answer is to be."""
+    """JSON schema of the answer."""
 
     type: Literal["json_schema"]
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(RequestModel):
-    """How to answer."""
+    """Format of the answer and effort."""
 
     format: OutputFormat | None = None
     effort: str | None = None
-    """Handed to the chat template, as `reasoning_effort`."""
+    """Reasoning effort, the argument `reasoning_effort` of the chat template."""
 
 
 class CountTokensRequest(RequestModel):
-    """POST /v1/messages/count_tokens."""
+    """Request of POST /v1/messages/count_tokens."""
+
+    other_fields = MESSAGES_FIELDS
 
     messages: Annotated[BoundedList[InputMessage], Field(min_length=1)]
     model: str | None = None
-    """A model, or an adapter; left out, the first model."""
+    """Name of a model or an adapter; default: the first model."""
     system: TextOrBlocks | None = None
     tools: ToolList[Tool] | None = None
     tool_choice: Annotated[FreeChoice | NamedChoice, Field(discriminator="type")] | None = None
@@ -167,7 +165,7 @@ class CountTokensRequest(RequestModel):
 
 
 class MessagesRequest(CountTokensRequest):
-    """POST /v1/messages."""
+    """Request of POST /v1/messages."""
 
     max_tokens: int
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -175,13 +173,10 @@ class MessagesRequest(CountTokensRequest):
     top_k: int | None = None
     stop_sequences: BoundedList[str] | None = None
     stream: bool | None = None
-    metadata: Metadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
-    """Accepted, and of no effect."""
 
 
 class TextContent(BaseModel):
-    """What was said."""
+    """Block of text in an answer."""
 
     type: Literal["text"] = "text"
     text: str
@@ -189,7 +184,7 @@ class TextContent(BaseModel):
 
 
 class ThinkingContent(BaseModel):
-    """What was thought."""
+    """Block of reasoning in an answer."""
 
     type: Literal["thinking"] = "thinking"
     thinking: str
@@ -197,20 +192,20 @@ class ThinkingContent(BaseModel):
 
 
 class ToolUseContent(BaseModel):
-    """A call of a tool."""
+    """Tool call in an answer."""
 
     type: Literal["tool_use"] = "tool_use"
     id: str
     name: str
     input: dict[str, Any]
-    """Where the model wrote no JSON object, or was cut off: what it wrote, as `INVALID_JSON`."""
+    """Arguments; where the model's text is not a JSON object, the text under the key `INVALID_JSON`."""
 
 
 Content = TextContent | ThinkingContent | ToolUseContent
 
 
 class MessageUsage(BaseModel):
-    """Tokens; those of the prompt are the sum of the first three."""
+    """Token counts; the prompt has the sum of the first three."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
@@ -219,7 +214,7 @@ class MessageUsage(BaseModel):
 
 
 class Message(BaseModel):
-    """The answer to POST /v1/messages."""
+    """Response of POST /v1/messages."""
 
     id: str
     type: Literal["message"] = "message"
@@ -232,22 +227,22 @@ class Message(BaseModel):
 
 
 class TokenCount(BaseModel):
-    """The answer to POST /v1/messages/count_tokens."""
+    """Response of POST /v1/messages/count_tokens."""
 
     input_tokens: int
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """Type and message of an error."""
 
     type: str
     message: str
     details: dict[str, Any] | None = None
-    """For programs, where there is more to know."""
+    """Machine-readable details."""
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer that is an error."""
+    """Body of every error response."""
 
     type: Literal["error"] = "error"
     error: ErrorDetail

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ferrule._params.sampling import SamplingParams
-from ferrule.server.anthropic.answer import PING, Answer, failed
+from ferrule.server.anthropic.answer import PING, ResponseWriter, failed
 from ferrule.server.anthropic.conversation import check_thinking, conversation
 from ferrule.server.anthropic.protocol import CountTokensRequest, ErrorBody, Message, MessagesRequest, TokenCount
 from ferrule.server.ascii_json import json_response
@@ -20,24 +20,22 @@ from ferrule.server.streaming import EventStream
 
 
 def router(server: Context) -> APIRouter:
-    """The routes. The header anthropic-version is not looked at: there is one version."""
-    routes = APIRouter(
-        route_class=BodyRoute, responses={"default": {"model": ErrorBody, "description": "What went wrong"}}
-    )
+    """Creates the routes. The header anthropic-version is ignored: there is one version."""
+    routes = APIRouter(route_class=BodyRoute, responses={"default": {"model": ErrorBody, "description": "Error"}})
 
     @routes.post("/v1/messages", response_model=Message)
     async def messages(request: MessagesRequest) -> Response:
-        """Answers a conversation: Anthropic's Messages, at once or as a stream of typed events."""
+        """Answers a conversation (Anthropic's Messages), whole or as a stream of typed events."""
         name_fields(_names(request))
-        answer = Answer(await generation(server, server.models.find(request.model), request))
+        writer = ResponseWriter(await generation(server, server.models.find(request.model), request))
         if request.stream:
-            stream = EventStream(answer.events(), server.settings.keep_alive, failed, comment=PING)
+            stream = EventStream(writer.events(), server.settings.keep_alive, failed, comment=PING)
             return await stream.begin()
-        return json_response(answer.whole(await complete(answer.generation)))
+        return json_response(writer.full(await complete(writer.generation)))
 
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(request: CountTokensRequest) -> TokenCount:
-        """The tokens that a conversation would be."""
+        """Counts the tokens of a conversation."""
         name_fields(_names(request))
         prepared = await prepare_prompt(server.models.find(request.model), server.settings, conversation(request))
         return TokenCount(input_tokens=len(prompt_ids(prepared.prompt)))
@@ -46,15 +44,15 @@ def router(server: Context) -> APIRouter:
 
 
 async def generation(server: Context, served: ServedModel, request: MessagesRequest) -> Generation:
-    """What is asked of the model.
+    """Converts a request to a generation.
 
     Raises ApiError, FerruleError.
     """
     check_thinking(request)
     if request.thinking is not None and request.thinking.type == "enabled":
         check_reasoning_supported("thinking", served, server.settings)
-    told = conversation(request)
-    prepared = await prepare_prompt(served, server.settings, told)
+    given = conversation(request)
+    prepared = await prepare_prompt(served, server.settings, given)
     params = SamplingParams.with_model_defaults(
         max_tokens=request.max_tokens,
         temperature=request.temperature,
@@ -69,13 +67,13 @@ async def generation(server: Context, served: ServedModel, request: MessagesRequ
         params,
         new_request_id("msg").replace("-", "_"),
         prepared.message_format,
-        parallel_tool_calls=told.parallel_tool_calls,
+        parallel_tool_calls=given.parallel_tool_calls,
         only_calls=prepared.only_calls,
     )
 
 
 def _names(request: CountTokensRequest) -> dict[str, str]:
-    """What the request calls the library's fields."""
+    """Returns the request's names of the library's fields."""
     return {
         "stop": "stop_sequences",
         "structured_outputs.json": "tools" if request.tools else "output_config.format.schema",

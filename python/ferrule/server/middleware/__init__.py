@@ -1,8 +1,9 @@
-"""What a request passes before a route sees it: each guard is a layer that knows nothing of the others.
+"""ASGI middleware that every request passes before its route.
 
-From the outside: `log` names the request and writes its line, `headers` bounds them, `hosts` turns foreign pages away,
-`keys` those without a key, `admission` whom there is no room for, `bodies` what is too large or too slow, and
-`disconnects` ends the work for a client that has gone. Below them all, `wire` bounds headers as their bytes come in.
+From the outside to the inside: `log` assigns the request id and writes the log line, `headers` limits header sizes,
+`hosts` rejects foreign hosts and origins, `keys` checks API keys, `admission` rejects requests without capacity,
+`bodies` limits size and duration of bodies, `disconnects` aborts requests of clients that disconnected. Below all of
+them, `http_protocol` limits headers while they are received.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from ferrule.server.middleware.keys import Keys
 from ferrule.server.middleware.log import RequestLog
 
 MIDDLEWARE = (RequestLog, HeaderSizes, Hosts, Keys, Admission, Bodies, Disconnects)
-"""From the outside to the inside."""
+"""Middleware from the outside to the inside."""
 
 
 def add_middleware(app: FastAPI, server: Context) -> None:
-    """Puts the guards around an application."""
+    """Adds all middleware to an application."""
     for layer in reversed(MIDDLEWARE):
         app.add_middleware(layer, server=server)

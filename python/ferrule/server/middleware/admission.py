@@ -1,4 +1,4 @@
-"""Who comes in: nobody once the server drains, and no more than the engines run and let wait."""
+"""Admission control: no requests while the server drains, and at most as many as the engines run and queue."""
 
 from __future__ import annotations
 
@@ -9,68 +9,68 @@ from ferrule.server.errors import UNAVAILABLE, ApiError
 from ferrule.server.middleware.base import Middleware
 
 MAX_UPLOADS = 256
-"""Requests whose bodies may be on their way at once."""
+"""Maximum number of requests whose bodies are being received."""
 
 
 class Admission(Middleware):
-    """Refuses by the request's first line and headers alone where it can, before its body is there.
+    """Rejects requests, before their bodies are received where possible.
 
-    The engines refuse too, by sequences, of which a request may have several. Here requests are counted: those whose
-    bodies are still coming by themselves, so that whoever does not finish one takes no place from whoever has.
+    The engines limit sequences, of which a request may have several; this limits requests. Requests whose bodies are
+    being received are counted separately, so that slow uploads do not block complete requests.
     """
 
     def __init__(self, app: ASGIApp, *, server: Context) -> None:
         super().__init__(app, server=server)
         self._uploading = 0
-        self._inside = 0
+        self._running = 0
 
     def check(self, scope: Scope) -> None:
         """Raises ApiError."""
         if scope["method"] != "POST":
             return
         if self.server.models.draining:
-            raise ApiError(UNAVAILABLE, "the server is draining; it takes no new requests", code="draining")
+            raise ApiError(UNAVAILABLE, "the server is shutting down and accepts no new requests", code="draining")
         self._check_room()
         if self._uploading >= MAX_UPLOADS:
             raise ApiError(
                 UNAVAILABLE,
-                f"the server is full: the bodies of {self._uploading} requests are coming; the limit is {MAX_UPLOADS}",
+                f"the server is full: {self._uploading} request bodies are being received (limit {MAX_UPLOADS})",
                 code="queue_full",
             )
 
     def _check_room(self) -> None:
-        most = self.settings.max_concurrent_requests or self.server.models.places
-        # Before models are there it is they who say so.
-        if most and self._inside >= most:
+        limit = self.settings.max_concurrent_requests or self.server.models.capacity
+        # The limit is 0 before the models are loaded; the route then answers 503.
+        if limit and self._running >= limit:
             raise ApiError(
                 UNAVAILABLE,
-                f"the server is full: {self._inside} requests are inside; the limit is {most}",
+                f"the request queue is full ({self._running} requests, limit {limit})",
                 code="queue_full",
             )
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts it while its body comes, and then while it is inside."""
+        """Counts a request while its body is received and while it runs."""
         if scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
-        whole = inside = False
+        received = running = False
 
         async def receive_counted() -> Message:
-            nonlocal whole, inside
+            nonlocal received, running
             message = await receive()
-            if not whole and message["type"] == "http.request" and not message.get("more_body", False):
-                whole = True
+            if not received and message["type"] == "http.request" and not message.get("more_body", False):
+                received = True
                 self._uploading -= 1
                 self._check_room()
-                inside = True
-                self._inside += 1
+                running = True
+                self._running += 1
             return message
 
         self._uploading += 1
         try:
             await self.app(scope, receive_counted, send)
         finally:
-            if not whole:
+            if not received:
                 self._uploading -= 1
-            if inside:
-                self._inside -= 1
+            if running:
+                self._running -= 1

@@ -1,4 +1,4 @@
-"""What the guards have in common."""
+"""Base class of middleware."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ferrule.server.errors import ApiError
 
 
 class Middleware:
-    """A layer around an application; what it raises as ApiError before the application has begun is its answer."""
+    """ASGI middleware whose ApiErrors become responses."""
 
     def __init__(self, app: ASGIApp, *, server: Context) -> None:
         self.app = app
@@ -31,19 +31,19 @@ class Middleware:
         await self.serve(scope, receive, send)
 
     def check(self, scope: Scope) -> None:
-        """Raises ApiError for a request that goes no further."""
+        """Raises ApiError for a request that must be rejected."""
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on."""
+        """Passes a request to the inner application."""
         await self.app(scope, receive, send)
 
 
 def header(scope: Scope, name: str) -> str | None:
-    """A header's value; where it comes twice, the first."""
+    """Returns the value of a header, the first where it is repeated."""
     return Headers(scope=scope).get(name)
 
 
 def route_path(scope: Scope) -> str:
-    """The path below the place where the application is mounted."""
+    """Returns the path relative to the mount point of the application."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if root and path.startswith(f"{root}/") else path

@@ -1,4 +1,4 @@
-"""A client that goes away takes its request with it."""
+"""Abort of requests whose clients disconnected."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ferrule.server.request_record import current_record
 
 
 class Disconnects(Middleware):
-    """Listens to the client once its body is there, and cancels the request's task when it has gone."""
+    """Waits for a disconnect once the body is received, and then cancels the task of the request."""
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes it on, and listens."""
+        """Passes the request on and watches for a disconnect."""
         task = asyncio.current_task()
         watcher: asyncio.Task[None] | None = None
         answered = gone = False
@@ -23,7 +23,7 @@ class Disconnects(Middleware):
             nonlocal gone
             while (await receive())["type"] != "http.disconnect":
                 pass
-            # That the answer is whole ends the request too.
+            # A complete response ends with a disconnect message too.
             if not answered and task is not None:
                 gone = True
                 task.cancel()

@@ -12,7 +12,7 @@ from ferrule.server.middleware.base import Middleware
 
 
 class HeaderSizes(Middleware):
-    """431 for more than the settings allow, the path included."""
+    """Answers 431 for headers, including the path, above the limit."""
 
     def check(self, scope: Scope) -> None:
         """Raises ApiError."""
@@ -20,5 +20,5 @@ class HeaderSizes(Middleware):
         size += sum(len(name) + len(value) for name, value in scope["headers"])
         limit = self.settings.max_header_bytes
         if size > limit:
-            message = f"the headers have {size} bytes; the limit is max_header_bytes, {limit}"
+            message = f"headers must have at most {limit} bytes (max_header_bytes), got {size}"
             raise ApiError(431, message, code="headers_too_large")

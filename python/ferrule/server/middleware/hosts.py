@@ -1,7 +1,7 @@
-"""Which names the server answers to, and whose pages may ask it.
+"""Checks of the headers Host and Origin, and CORS.
 
-A page of another site can make a visitor's browser ask a server at localhost, or make its own name point there. The
-first shows in Origin, the second in Host: a plain address in Host cannot be a foreign page's own.
+A page of another site can make a visitor's browser send requests to localhost, or resolve its own name to localhost
+(DNS rebinding). The first is visible in Origin, the second in Host: an IP address in Host cannot be a foreign page's.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ferrule.server.middleware.base import Middleware, header
 
 ANY = "*"
 LONGEST_PREFLIGHT = "600"
-"""Seconds that a browser may remember the answer."""
+"""Seconds that a browser may cache the answer to a preflight request."""
 
 
 class Hosts(Middleware):
-    """Host and Origin: closed but for localhost, addresses, and what the settings name."""
+    """Accepts localhost, IP addresses, and the hosts and origins of the settings."""
 
     def check(self, scope: Scope) -> None:
         """Raises ApiError."""
@@ -31,19 +31,19 @@ class Hosts(Middleware):
         if not self._is_ours(host):
             raise ApiError(
                 403,
-                f"the header Host is {shown(host)}; the server answers to localhost, addresses, and allowed_hosts",
+                f"header Host must be localhost, an IP address or a name of --allowed-host, got {shown(host)}",
                 code="host_not_allowed",
             )
         origin = header(scope, "origin")
         if origin is not None and not self._may_ask(origin, host):
             raise ApiError(
                 403,
-                f"the header Origin is {shown(origin)}; pages of allowed_origins alone may ask this server",
+                f"header Origin must be an origin of --allowed-origin, got {shown(origin)}",
                 code="origin_not_allowed",
             )
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes it on, and tells the browser that its page may read the answer."""
+        """Passes the request on and adds the CORS headers to its response."""
         origin = header(scope, "origin")
         if origin is None or self._is_own(origin, header(scope, "host") or ""):
             await self.app(scope, receive, send)
@@ -57,7 +57,7 @@ class Hosts(Middleware):
                 given["Access-Control-Allow-Headers"] = asked
             await Response(status_code=204, headers=given)(scope, receive, send)
             return
-        given["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
+        given["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After, X-Ferrule-Ignored-Fields"
 
         async def send_allowed(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -77,7 +77,7 @@ class Hosts(Middleware):
 
     @staticmethod
     def _is_own(origin: str, host: str) -> bool:
-        # The scheme is not compared: a proxy before the server may speak TLS where the server does not.
+        # The scheme is not compared: a proxy may terminate TLS.
         try:
             return urlsplit(origin).netloc.lower() == host.lower() != ""
         except ValueError:
@@ -85,7 +85,7 @@ class Hosts(Middleware):
 
 
 def _name(host: str) -> str:
-    """Without the port."""
+    """Returns the host name without the port."""
     name = host.lower()
     if name.startswith("["):
         return name[1:].partition("]")[0]

@@ -1,7 +1,7 @@
-"""HTTP/1.1 as bytes: headers that are too large, or too slow, or none at all; clients too many, or not reading.
+"""uvicorn's HTTP/1.1 protocol with limits: of headers, connections, and clients that do not read.
 
-What uvicorn leaves open: it answers any of these with 400 and in plain text, waits for headers without end, and goes on
-to read a body that nobody wants any more.
+uvicorn itself answers oversized and invalid headers with 400 in plain text, waits for headers without a timeout, and
+continues to read bodies of requests that were rejected.
 """
 
 from __future__ import annotations
@@ -22,55 +22,55 @@ from ferrule.server.apis import api_of
 from ferrule.server.errors import ApiError
 
 HEADER_TIMEOUT = 10.0
-"""Seconds until a request's headers must be there."""
+"""Seconds to receive the headers of a request."""
 STALL_TIMEOUT = 30.0
-"""Seconds in which a client must read something of an answer that waits for it."""
+"""Seconds without progress after which a connection whose client does not read is closed."""
 SPARE_FILES = 128
-"""File descriptors that connections leave to everything else."""
+"""File descriptors that are reserved for everything but connections."""
 LINGER = 5.0
-"""Seconds in which a client may finish sending what was refused, so that it gets to read why."""
+"""Seconds in which a client may finish sending a rejected request, so that it reads the error."""
 _PATH = re.compile(rb"\S+ ([^ ?\r\n]*)")
-"""Of a request's first line."""
+"""Matches the path in a request line."""
 
 
 def raise_file_limit() -> None:
-    """Takes as many file descriptors as the system gives: each connection is one."""
+    """Raises the limit of open files to the maximum of the system: each connection is a file."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def most_connections() -> int:
-    """So many that other files can be opened."""
+def max_connections() -> int:
+    """Returns the maximum number of connections, which leaves `SPARE_FILES` descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else max(soft - SPARE_FILES, soft // 2)
 
 
 class LimitedH11Protocol(H11Protocol):
-    """uvicorn's protocol, with limits."""
+    """uvicorn's h11 protocol with limits."""
 
     _headers_due: asyncio.TimerHandle | None = None
     _linger: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client; where there are too many, one of those that ask for nothing makes room."""
-        if len(self.connections) >= most_connections():
+        """Accepts a connection; at the limit, an idle connection is closed, or this one."""
+        if len(self.connections) >= max_connections():
             known = cast("Set[LimitedH11Protocol]", self.connections)
             idle = next((each for each in known if each.idle), None)
             (transport if idle is None else idle.transport).abort()
             if idle is not None:
-                # It is told in the loop's next turn; who comes until then must find another.
+                # Its own callback runs in the next iteration of the event loop; until then others must not choose it.
                 self.connections.discard(idle)
         super().connection_made(transport)
         self._watch_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of it."""
+        """Receives bytes."""
         super().data_received(data)
         self._watch_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has gone."""
+        """Cancels all timers."""
         for timer in (self._headers_due, self._linger, self._stalled):
             if timer is not None:
                 timer.cancel()
@@ -78,30 +78,30 @@ class LimitedH11Protocol(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request of it is there: its first is awaited, or its next."""
+        """Whether the connection waits for a request."""
         keep_alive: asyncio.TimerHandle | None = self.timeout_keep_alive_task
         return self._headers_due is not None or keep_alive is not None
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is written to."""
+        """Starts to watch a client that reads more slowly than the server writes."""
         super().pause_writing()
         self._watch_reading(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """It has read enough."""
+        """Stops watching the client."""
         super().resume_writing()
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
 
     def on_response_complete(self) -> None:
-        """An answer is whole, maybe before its request."""
+        """Limits the time for the rest of a request that was answered before its end."""
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
             self._linger = self.loop.call_later(LINGER, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is no HTTP, by what h11 says of it."""
+        """Answers invalid HTTP with the status that h11 suggests."""
         found = sys.exception()
         hint = found.error_status_hint if isinstance(found, h11.RemoteProtocolError) else 400
         if hint == 431:
@@ -109,7 +109,7 @@ class LimitedH11Protocol(H11Protocol):
             self._refuse(
                 ApiError(
                     431,
-                    f"the headers have more bytes than the limit, max_header_bytes, {limit}",
+                    f"headers must have at most {limit} bytes (max_header_bytes), got more",
                     code="headers_too_large",
                 )
             )
@@ -117,7 +117,7 @@ class LimitedH11Protocol(H11Protocol):
             self._refuse(ApiError(400, "the request is not HTTP/1.1", code="invalid_http"))
 
     def _watch_headers(self) -> None:
-        """From the first byte of a request, or of a connection, to the last of its headers."""
+        """Starts and stops the timer of the headers."""
         reading = self.conn.their_state is h11.IDLE
         if self._linger is not None and self.conn.their_state is not h11.SEND_BODY:
             self._linger.cancel()
@@ -140,14 +140,15 @@ class LimitedH11Protocol(H11Protocol):
 
     def _headers_overdue(self) -> None:
         if self.conn.trailing_data[0]:
-            self._refuse(ApiError(408, f"the headers took more than {HEADER_TIMEOUT:g} s", code="header_timeout"))
-        else:  # nothing came at all
+            message = f"headers must be complete within {HEADER_TIMEOUT:g} s"
+            self._refuse(ApiError(408, message, code="header_timeout"))
+        else:  # no byte was received
             self.transport.close()
 
     def _refuse(self, error: ApiError) -> None:
         cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
         if cycle is not None and not cycle.response_complete:
-            # The request whose body is no HTTP is being answered already.
+            # A response to the request with this invalid body has begun.
             cycle.disconnected = True
             cycle.message_event.set()
             self.transport.abort()
@@ -155,7 +156,7 @@ class LimitedH11Protocol(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
-        # Where the first line is not there, or was no HTTP, it is nobody's, and OpenAI's form as good as any.
+        # Without a valid request line the API is not known, and the error has OpenAI's form.
         line = _PATH.match(self.conn.trailing_data[0])
         path = "" if line is None else unquote_to_bytes(line[1]).decode(errors="replace")
         body = json.dumps(api_of(path).error_body(error)).encode()

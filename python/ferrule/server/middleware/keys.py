@@ -1,4 +1,4 @@
-"""API keys: without one, nothing but /health says anything."""
+"""API keys, which all paths except /health require."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ferrule.server.errors import ApiError
 from ferrule.server.middleware.base import Middleware, header, route_path
 
 OPEN = frozenset({"/health"})
-"""What a load balancer asks for."""
+"""Paths without authentication, for load balancers."""
 
 
 class Keys(Middleware):
-    """One of the settings' keys, where there are any, compared in a time that tells nothing of them."""
+    """Requires one of the configured API keys; the comparison takes constant time."""
 
     def __init__(self, app: ASGIApp, *, server: Context) -> None:
         super().__init__(app, server=server)
@@ -29,23 +29,23 @@ class Keys(Middleware):
         if not self._digests or route_path(scope) in OPEN:
             return
         given = _digest(_key(scope))
-        # Each is compared, whichever fits.
+        # Every key is compared, so that the time does not depend on the match.
         if not sum(hmac.compare_digest(given, digest) for digest in self._digests):
             raise ApiError(
                 401,
-                "an API key is needed: Authorization: Bearer, X-Api-Key, or the password of HTTP Basic",
+                "invalid or missing API key; send it as Authorization: Bearer, X-Api-Key, or password of HTTP Basic",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": 'Basic realm="ferrule", charset="UTF-8"'},
             )
 
 
 def _digest(key: bytes) -> bytes:
-    """Of one length, whatever the key's."""
+    """Returns a digest, which has the same length for every key."""
     return hashlib.sha256(key).digest()
 
 
 def _key(scope: Scope) -> bytes:
-    """What the request brings; empty where it brings nothing."""
+    """Returns the key of a request; empty without one."""
     scheme, _, value = (header(scope, "authorization") or "").partition(" ")
     match scheme.lower():
         case "bearer":
@@ -60,5 +60,5 @@ def _key(scope: Scope) -> bytes:
 
 
 def _bytes(value: str) -> bytes:
-    """A header as it was sent: it is read as if it were Latin-1."""
+    """Returns the bytes of a header, which Starlette decodes as Latin-1."""
     return value.encode("latin-1")

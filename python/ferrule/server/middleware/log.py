@@ -1,4 +1,4 @@
-"""A name for each request, and a line of JSON when it has ended: how it went, and never what was in it."""
+"""Request ids and the request log: one JSON line for each request, without its contents."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from time import perf_counter
+from urllib.parse import quote
 
 from starlette.datastructures import MutableHeaders
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ferrule._validation import shown
 from ferrule.server.apis import api_of
+from ferrule.server.context import Context
 from ferrule.server.error_responses import error_response
 from ferrule.server.errors import BAD_REQUEST, ApiError
 from ferrule.server.middleware.base import Middleware, header, route_path
@@ -26,17 +28,20 @@ from ferrule.server.settings import MAX_SECONDS
 
 LOGGER = logging.getLogger("ferrule.server")
 CLIENT_CLOSED_REQUEST = 499
-"""The status, in the log alone, of a request whose client had gone before it was answered."""
+"""Status in the log of a request whose client disconnected before the response."""
 POLLED = frozenset({"/health", "/metrics"})
-"""What is asked for again and again; a line for each would hide the others."""
+"""Paths that are polled; their successful requests are logged at level DEBUG."""
+MAX_LOGGED_FIELDS = 1024
+"""Maximum number of different unknown fields that are logged."""
+_INDEX = re.compile(r"\[\d+\]")
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class JSONFormatter(logging.Formatter):
-    """One JSON object a line; of an exception its type and its place."""
+    """Formats log records as JSON lines; exceptions as type and place."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """A line."""
+        """Returns the line of a record."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         fields: dict[str, object] = getattr(record, "fields", {})
         if record.exc_info is not None and record.exc_info[1] is not None:
@@ -45,10 +50,14 @@ class JSONFormatter(logging.Formatter):
 
 
 class RequestLog(Middleware):
-    """Outermost: whatever happens inside ends as a response, and as a line."""
+    """Outermost middleware: every request ends with a response and a log line."""
+
+    def __init__(self, app: ASGIApp, *, server: Context) -> None:
+        super().__init__(app, server=server)
+        self._logged_fields: set[str] = set()
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes it on, whatever happens to it."""
+        """Passes the request on and handles all of its exceptions."""
         given = header(scope, "x-request-id")
         record = RequestRecord(given if given is not None and _ID.fullmatch(given) else uuid.uuid4().hex)
         api = api_of(route_path(scope))
@@ -62,6 +71,9 @@ class RequestLog(Middleware):
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = record.request_id
+                if record.ignored_fields:
+                    names = (quote(name, safe=".[]") for name in record.ignored_fields)
+                    headers["X-Ferrule-Ignored-Fields"] = ", ".join(names)
                 if api.request_id_header is not None:
                     headers[api.request_id_header] = record.request_id
             await send(message)
@@ -74,26 +86,27 @@ class RequestLog(Middleware):
         except asyncio.CancelledError:
             if status or not self.server.models.draining:
                 raise
-            # The server ends, and what it still did for this request cannot be broken off otherwise.
-            ended = ApiError(503, "the server ended before the request was answered", code="draining")
+            # uvicorn cancels the remaining requests at shutdown.
+            ended = ApiError(503, "the server shut down before the request was finished", code="draining")
             await error_response(ended)(scope, receive, send_named)
-        except Exception as error:  # a defect of ours: the response says that, the log where
+        except Exception as error:  # a bug: the response says so, the log has the place
             _log_internal_error(record, error)
             if not status:
-                failure = ApiError(500, "a defect of the server: see its log", code="internal_error")
+                failure = ApiError(500, "internal server error; see the log of the server", code="internal_error")
                 await error_response(failure)(scope, receive, send_named)
         finally:
             current_record.reset(token)
-            self.server.counters.note(record, status or CLIENT_CLOSED_REQUEST)
+            self._log_ignored(scope, record)
+            self.server.counters.observe(record, status or CLIENT_CLOSED_REQUEST)
             if self.server.tracing is not None:
-                self.server.tracing.note(
+                self.server.tracing.export(
                     record, header(scope, "traceparent"), route_path(scope), status or CLIENT_CLOSED_REQUEST
                 )
             level = logging.DEBUG if route_path(scope) in POLLED and status < 400 else logging.INFO
             LOGGER.log(level, "request", extra={"fields": _fields(scope, record, status or CLIENT_CLOSED_REQUEST)})
 
     def _timeout(self, asked: str | None) -> float | None:
-        """What the server allows, or less where the request asks for less.
+        """Returns the timeout of a request: the server's, or a lower one that the request asks for.
 
         Raises ApiError.
         """
@@ -105,9 +118,18 @@ class RequestLog(Middleware):
         except ValueError:
             wanted = math.nan
         if not 0 < wanted <= MAX_SECONDS:
-            message = f"the header X-Request-Timeout is {shown(asked)}; it must be a number of seconds above 0"
+            message = f"header X-Request-Timeout must be a number of seconds > 0, got {shown(asked)}"
             raise ApiError(BAD_REQUEST, message, code="invalid_value", param="X-Request-Timeout")
         return wanted if limit is None else min(wanted, limit)
+
+    def _log_ignored(self, scope: Scope, record: RequestRecord) -> None:
+        """Logs unknown fields of a request, each once."""
+        for name in record.ignored_fields:
+            field = f"{route_path(scope)[:200]} {_INDEX.sub('[]', name)}"
+            if field not in self._logged_fields and len(self._logged_fields) < MAX_LOGGED_FIELDS:
+                self._logged_fields.add(field)
+                fields = {"request_id": record.request_id, "path": route_path(scope)[:200], "field": name}
+                LOGGER.warning("unknown field ignored", extra={"fields": fields})
 
 
 def _fields(scope: Scope, record: RequestRecord, status: int) -> dict[str, object]:
@@ -134,16 +156,16 @@ def _fields(scope: Scope, record: RequestRecord, status: int) -> dict[str, objec
 
 
 def log_uncaught(_loop: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:
-    """What nobody caught in an event loop, as its exception handler is told; asyncio's own message shows arguments."""
+    """Logs an uncaught exception of an event loop, as its exception handler; asyncio's message has arguments."""
     error = context.get("exception")
-    LOGGER.error("defect", extra={"fields": _place(error) if isinstance(error, BaseException) else {}})
+    LOGGER.error("internal error", extra={"fields": _place(error) if isinstance(error, BaseException) else {}})
 
 
 def _log_internal_error(record: RequestRecord, error: Exception) -> None:
-    LOGGER.error("defect", extra={"fields": {"request_id": record.request_id, **_place(error)}})
+    LOGGER.error("internal error", extra={"fields": {"request_id": record.request_id, **_place(error)}})
 
 
 def _place(error: BaseException) -> dict[str, object]:
-    # Not the error's text, which may hold what the request held.
+    # Without the text of the error, which may contain parts of the request.
     where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
     return {"type": type(error).__name__, "where": where}

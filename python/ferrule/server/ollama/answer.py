@@ -1,4 +1,4 @@
-"""What is said of a generation: whole, or as the lines of a stream. A call of a tool comes when it is whole."""
+"""Responses of Ollama's API, whole or as lines of a stream. A tool call is sent once it is complete."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ NANOSECONDS = 1e9
 
 
 @dataclass
-class Answer:
-    """The answer of a route: of a conversation, or of a text."""
+class ResponseWriter:
+    """Writes the response of a generation, for /api/chat or /api/generate."""
 
     generation: Generation
     chat: bool
     top_logprobs: int | None = None
 
-    def whole(self, output: RequestOutput) -> GenerationLine:
-        """The answer at once."""
+    def full(self, output: RequestOutput) -> GenerationLine:
+        """Returns the response of a finished generation."""
         completion = output.outputs[0]
         parts = OutputParts.of(parsed_message(self.generation, completion), None).all
         return self._body(
@@ -46,7 +46,7 @@ class Answer:
         )
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        """The answer as it comes."""
+        """Yields the lines of the stream."""
         parts = OutputParts()
         output: RequestOutput | None = None
         async with aclosing(stream_steps(self.generation)) as all_steps:
@@ -54,11 +54,11 @@ class Answer:
                 output = step.output
                 for new in step.deltas:
                     for part_event in parts.add(new):
-                        if part_event.what == "grown" and part_event.part.kind == "text":
+                        if part_event.kind == "delta" and part_event.part.kind == "text":
                             yield line(self._body(text=part_event.text, logprobs=part_event.logprobs))
-                        elif part_event.what == "grown" and part_event.part.kind == "reasoning":
+                        elif part_event.kind == "delta" and part_event.part.kind == "reasoning":
                             yield line(self._body(thinking=part_event.text))
-                        elif part_event.what == "closed" and part_event.part.kind == "call":
+                        elif part_event.kind == "stop" and part_event.part.kind == "call":
                             yield line(self._body(calls=[part_event.part]))
         output = finished(self.generation, output)
         for part_event in parts.end():
@@ -92,8 +92,8 @@ class Answer:
         return [token_logprob(self.generation.served, each, self.top_logprobs or 0) for each in given]
 
 
-def loaded(name: str, *, chat: bool) -> GenerationLine:
-    """What is said to whoever asks for nothing but that the model be loaded."""
+def load_response(name: str, *, chat: bool) -> GenerationLine:
+    """Returns the response of a request without a prompt, which loads a model in Ollama."""
     now = timestamp(time.time())
     if not chat:
         return GenerateResponse(model=name, created_at=now, done=True, done_reason="load", response="")

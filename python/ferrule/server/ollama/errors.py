@@ -8,5 +8,5 @@ from ferrule.server.errors import ApiError
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """The error object."""
+    """Returns the error body."""
     return {"error": error.detail}

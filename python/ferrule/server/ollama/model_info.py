@@ -1,4 +1,4 @@
-"""What is told of models."""
+"""Descriptions of models for Ollama's clients."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ferrule.server.models import ServedModel
 from ferrule.server.ollama.protocol import ModelDetails, ModelTag, RunningModel, ShowResponse, timestamp
 
 FOREVER = 2**63 / 1e9
-"""Seconds, as many as Ollama can count: how long a model is kept that is kept without end."""
+"""Seconds that a model stays loaded: the maximum that Ollama can express."""
 IDENTITY = ("directory", "file", "architecture", "parameters", "quantization")
-"""What of a model's facts tells it apart from others."""
+"""Facts of `info` that identify a model."""
 
 
 def tag(served: ServedModel, created: float) -> ModelTag:
-    """A model in a list; `created` is when it was loaded, in seconds since 1970."""
+    """Describes a model for /api/tags; `created` is the time of loading, in seconds since 1970."""
     return ModelTag(modified_at=timestamp(created), **_common(served))
 
 
 def running(served: ServedModel, created: float) -> RunningModel:
-    """A model in memory; `created` as above."""
+    """Describes a model for /api/ps; `created` is the time of loading, in seconds since 1970."""
     return RunningModel(
         modified_at=timestamp(created),
         expires_at=timestamp(created + FOREVER),
@@ -32,7 +32,7 @@ def running(served: ServedModel, created: float) -> RunningModel:
 
 
 def show(served: ServedModel, created: float) -> ShowResponse:
-    """All that is told of a model."""
+    """Describes a model for /api/show; `created` is the time of loading, in seconds since 1970."""
     info = served.info
     family = info["architecture"]
     defaults = served.llm.generation_config.given()
@@ -94,7 +94,7 @@ def _generates(served: ServedModel) -> bool:
         served.llm.apply_chat_template([])
     except UnsupportedTaskError:
         return False
-    except FerruleError:  # it says nothing about nothing
+    except FerruleError:  # the template rejects an empty conversation
         pass
     return True
 

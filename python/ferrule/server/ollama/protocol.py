@@ -1,13 +1,14 @@
-"""The bodies of requests and answers below /api."""
+"""Request and response models of Ollama's API."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from ferrule.server.ollama.fields import CHAT_MESSAGE_FIELDS, GENERATE_FIELDS, OPTIONS
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.limits import BoundedList, StrOrList, ToolList
 from ferrule.server.schema.logprobs import TokenLogprob
@@ -16,10 +17,9 @@ from ferrule.server.schema.unions import StrOrObject
 
 
 class Options(RequestModel):
-    """How tokens are chosen; what is left out, the model's generation_config.json decides, and not Ollama's defaults.
+    """Sampling options. Defaults are those of the model's generation_config.json, not Ollama's."""
 
-    Those of Ollama's that say how a model is to be loaded are not supported.
-    """
+    other_fields = OPTIONS
 
     temperature: float | None = None
     top_k: int | None = None
@@ -35,30 +35,31 @@ class Options(RequestModel):
     seed: int | None = None
     stop: StrOrList | None = None
     num_predict: int | None = None
-    """The most tokens; -1 and -2 for as many as there is room for."""
+    """Maximum number of tokens; -1 and -2 mean the rest of the context."""
     num_ctx: int | None = None
-    """Room for so many tokens is asked for; it is there, or this is an error."""
+    """Context length that the request needs, in tokens; more than the model's is an error."""
 
 
 class GenerationRequest(RequestModel):
-    """What requests have in common that generate."""
+    """Fields that requests for text share."""
 
     model: str
     format: StrOrObject | None = None
-    """`json`, or a schema."""
+    """`json` or a JSON schema."""
     options: Options | None = None
     stream: bool | None = None
-    """Left out, true."""
+    """Whether to stream (default true)."""
     think: bool | Literal["low", "medium", "high"] | None = None
-    """Told to the chat template, as `enable_thinking`, `thinking` and `reasoning_effort`; left out, it decides."""
+    """Whether to reason first: the arguments `enable_thinking`, `thinking` and `reasoning_effort` of the chat template,
+    which decides by default."""
     keep_alive: float | str | None = None
-    """Accepted, and of no effect: models stay loaded."""
+    """Accepted without effect: models stay loaded."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
 
 class CalledFunction(RequestModel):
-    """What was called."""
+    """Name and arguments of a called function."""
 
     index: int | None = None
     name: str
@@ -66,7 +67,7 @@ class CalledFunction(RequestModel):
 
 
 class MessageToolCall(RequestModel):
-    """A call that the model made."""
+    """Tool call of the model."""
 
     id: str | None = None
     type: Literal["function"] | None = None
@@ -74,73 +75,74 @@ class MessageToolCall(RequestModel):
 
 
 class ChatMessage(RequestModel):
-    """A turn."""
+    """Message of a conversation."""
+
+    other_fields = CHAT_MESSAGE_FIELDS
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
-    images: Annotated[list[Any], Field(fail_fast=True, max_length=0)] | None = None
-    """There is no model here that sees."""
+
     tool_calls: BoundedList[MessageToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
 class ChatRequest(GenerationRequest):
-    """POST /api/chat."""
+    """Request of POST /api/chat."""
 
     messages: BoundedList[ChatMessage] = Field(default_factory=list[ChatMessage])
     tools: ToolList[ToolDefinition] | None = None
 
 
 class GenerateRequest(GenerationRequest):
-    """POST /api/generate."""
+    """Request of POST /api/generate."""
+
+    other_fields = GENERATE_FIELDS
 
     prompt: str = ""
     suffix: str = ""
-    """What comes after the text that is to be written; the prompt is as it is then, too."""
+    """Text after the middle to generate (fill-in-the-middle); the prompt is then used without the chat template."""
     system: str = ""
     raw: bool | None = None
-    """Whether the prompt is as it is, without the chat template."""
-    template: Literal[""] | None = None
-    """The model's own, alone."""
+    """Whether to use the prompt without the chat template."""
 
 
 class EmbedRequest(RequestModel):
-    """POST /api/embed."""
+    """Request of POST /api/embed."""
 
     model: str
     input: StrOrList
     truncate: bool | None = None
-    """Whether what is too long is cut; left out, true."""
+    """Whether to truncate a text that is too long (default true)."""
     dimensions: int | None = None
     options: Options | None = None
-    """Of them `num_ctx` alone: texts that are only read have no others."""
+    """Options; only `num_ctx` applies to embeddings."""
     keep_alive: float | str | None = None
 
 
 class ShowRequest(RequestModel):
-    """POST /api/show."""
+    """Request of POST /api/show."""
 
     model: str
     verbose: bool | None = None
-    """Accepted, and of no effect: the vocabulary is never told."""
+    """Accepted without effect: the vocabulary is not returned."""
 
 
 def _extra() -> Any:
-    """A field that is there only where it says something."""
+    """Returns a field that is left out where it is None."""
     return Field(default=None, exclude_if=lambda value: value is None)
 
 
 class ResponseToolCall(BaseModel):
-    """A call, once it is whole."""
+    """Complete tool call."""
 
     id: str
     function: dict[str, Any]
 
 
 class ResponseMessage(BaseModel):
-    """An answer, or what is new of it."""
+    """Message of the assistant, or its new part in a stream."""
 
     role: Literal["assistant"] = "assistant"
     content: str
@@ -149,7 +151,7 @@ class ResponseMessage(BaseModel):
 
 
 class GenerationLine(BaseModel):
-    """A line of a stream; the last one is done, and has what comes after `done`. Durations are nanoseconds."""
+    """Line of a stream. Only the last line, with `done`, has the fields after `done`. Durations are in nanoseconds."""
 
     model: str
     created_at: str
@@ -165,20 +167,20 @@ class GenerationLine(BaseModel):
 
 
 class ChatResponse(GenerationLine):
-    """The answer to POST /api/chat."""
+    """Response of POST /api/chat."""
 
     message: ResponseMessage
 
 
 class GenerateResponse(GenerationLine):
-    """The answer to POST /api/generate."""
+    """Response of POST /api/generate."""
 
     response: str
     thinking: str | None = _extra()
 
 
 class EmbedResponse(BaseModel):
-    """The answer to POST /api/embed."""
+    """Response of POST /api/embed."""
 
     model: str
     embeddings: list[list[float]]
@@ -188,7 +190,7 @@ class EmbedResponse(BaseModel):
 
 
 class ModelDetails(BaseModel):
-    """What a model is."""
+    """Architecture, size and format of a model."""
 
     parent_model: str
     format: str
@@ -205,41 +207,41 @@ class ModelTag(BaseModel):
     model: str
     modified_at: str
     size: int
-    """Bytes of its weights, as they are held."""
+    """Size of the loaded weights, in bytes."""
     digest: str
-    """Names that stand for the same model have the same, and other models another. Of what is known of a model without
-    reading its weights again: no checksum of these."""
+    """Digest of the model's path, architecture and quantization, the same for all names of a model; not a checksum of
+    the weights."""
     details: ModelDetails
 
 
 class RunningModel(ModelTag):
-    """A model in memory, as all are."""
+    """A loaded model."""
 
     expires_at: str
-    """Centuries from now, as Ollama has it for a model that stays."""
+    """Time in the far future, which Ollama reports for a model that stays loaded."""
     size_vram: Literal[0] = 0
-    """Weights are in no memory but the processor's."""
+    """Bytes in GPU memory: always 0."""
     context_length: int
 
 
 class RunningModels(BaseModel):
-    """The answer to GET /api/ps."""
+    """Response of GET /api/ps."""
 
     models: list[RunningModel]
 
 
 class ModelTags(BaseModel):
-    """The answer to GET /api/tags."""
+    """Response of GET /api/tags."""
 
     models: list[ModelTag]
 
 
 class ShowResponse(BaseModel):
-    """The answer to POST /api/show."""
+    """Response of POST /api/show."""
 
     parameters: str
     template: str
-    """In Jinja's language, where Ollama's own are in Go's."""
+    """Chat template, in Jinja; Ollama's own are Go templates."""
     modified_at: str
     details: ModelDetails
     model_info: Mapping[str, Any]
@@ -247,11 +249,11 @@ class ShowResponse(BaseModel):
 
 
 class Version(BaseModel):
-    """The answer to GET /api/version."""
+    """Response of GET /api/version."""
 
     version: str
 
 
 def timestamp(seconds: float) -> str:
-    """Seconds since 1970 as Ollama writes times."""
+    """Formats seconds since 1970 as Ollama does."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

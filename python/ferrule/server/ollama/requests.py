@@ -1,4 +1,4 @@
-"""What requests ask of a model, in no protocol's words."""
+"""Conversion of requests of Ollama's API to generations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from ferrule._params.sampling import SamplingParams
 from ferrule._params.structured import StructuredOutputsParams
-from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
 from ferrule.server.conversation import AUTO, NONE, Conversation, check_reasoning_supported, prepare_prompt
@@ -19,15 +18,15 @@ from ferrule.server.request_record import name_fields
 from ferrule.server.schema.tools import tool_dicts
 
 NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
-"""Of options that SamplingParams calls otherwise."""
-ROOM = ("num_predict", "num_ctx")
-"""Options that are read here."""
+"""Names of SamplingParams for options with another name."""
+TOKEN_LIMITS = ("num_predict", "num_ctx")
+"""Options about the number of tokens, which are converted here."""
 LATEST = ":latest"
-"""What clients put behind names that have no tag."""
+"""Tag that clients append to names without one."""
 
 
 def find(server: Context, name: str) -> ServedModel:
-    """The model of a name, with or without the tag that every model has.
+    """Returns the model of a name, with or without the tag `:latest`.
 
     Raises ApiError.
     """
@@ -38,7 +37,7 @@ def find(server: Context, name: str) -> ServedModel:
 
 
 async def chat(server: Context, served: ServedModel, request: ChatRequest) -> Generation:
-    """What is asked by a conversation.
+    """Converts a request with a conversation to a generation.
 
     Raises ApiError, FerruleError.
     """
@@ -48,7 +47,7 @@ async def chat(server: Context, served: ServedModel, request: ChatRequest) -> Ge
 
 
 async def generate(server: Context, served: ServedModel, request: GenerateRequest) -> Generation:
-    """What is asked by a text: it is what the user says, unless it is raw.
+    """Converts a request with a prompt to a generation. The prompt is a user message unless it is raw or has a suffix.
 
     Raises ApiError, FerruleError.
     """
@@ -60,18 +59,18 @@ async def generate(server: Context, served: ServedModel, request: GenerateReques
     for field in ("system", "think"):
         if getattr(request, field):
             beside = "raw" if request.raw else "suffix"
-            raise unsupported(field, f"{field} is given beside {beside}; such a prompt has no chat template")
+            raise unsupported(field, f"{field} is not supported with {beside}, which skips the chat template")
     prompt: Any = {"prompt": request.prompt} | ({"suffix": request.suffix} if request.suffix else {})
     return Generation(served, prompt, _params(served, request, _structure(request)), new_request_id("ollama"))
 
 
-def check_reading(served: ServedModel, options: Options | None) -> None:
-    """Raises InvalidParameterError, ApiError for options that say nothing of texts which are only read."""
+def check_embed_options(served: ServedModel, options: Options | None) -> None:
+    """Raises InvalidParameterError, ApiError for sampling options of a request for embeddings."""
     if options is None:
         return
-    _check_room(served, options)
+    _check_context(served, options)
     for name in options.model_dump(exclude_none=True, exclude={"num_ctx"}):
-        raise unsupported(f"options.{name}", f"options.{name} is given, but nothing is sampled")
+        raise unsupported(f"options.{name}", f"options.{name} is not supported for embeddings")
 
 
 async def _converse(
@@ -88,7 +87,7 @@ async def _converse(
     )
     prepared = await prepare_prompt(served, server.settings, conversation)
     if request.logprobs and prepared.message_format is not None:
-        raise unsupported("logprobs", "logprobs are asked for, but the output has thinking or calls beside its text")
+        raise unsupported("logprobs", "logprobs is not supported for outputs with thinking or tool calls")
     params = _params(served, request, prepared.structure)
     return Generation(served, prepared.prompt, params, new_request_id("ollama"), prepared.message_format)
 
@@ -120,7 +119,7 @@ def _structure(request: GenerationRequest) -> StructuredOutputsParams | None:
         case "json":
             return StructuredOutputsParams(json_object=True)
         case str():
-            raise InvalidParameterError(f"format is {shown(request.format)}; it must be json or a schema")
+            raise InvalidParameterError("format", request.format, "'json' or a JSON schema")
         case schema:
             return StructuredOutputsParams(json=schema)
 
@@ -128,25 +127,26 @@ def _structure(request: GenerationRequest) -> StructuredOutputsParams | None:
 def _template_arguments(request: GenerationRequest) -> Mapping[str, Any]:
     if request.think is None:
         return {}
-    # Qwen's name and DeepSeek's; how long is gpt-oss's.
+    # The names of Qwen's and DeepSeek's templates; reasoning_effort is gpt-oss's.
     arguments: dict[str, Any] = {"enable_thinking": bool(request.think), "thinking": bool(request.think)}
     return arguments | ({"reasoning_effort": request.think} if isinstance(request.think, str) else {})
 
 
-def _check_room(served: ServedModel, options: Options) -> None:
+def _check_context(served: ServedModel, options: Options) -> None:
     room = served.info["max_model_len"]
     if options.num_ctx is not None and not 1 <= options.num_ctx <= room:
-        raise InvalidParameterError(f"options.num_ctx is {shown(options.num_ctx)}; {served.name} has room for {room}")
+        limit = f"from 1 to {room}, the context length of {served.name}"
+        raise InvalidParameterError("options.num_ctx", options.num_ctx, limit)
 
 
 def _params(
     served: ServedModel, request: GenerationRequest, structure: StructuredOutputsParams | None
 ) -> SamplingParams:
     options = request.options or Options()
-    _check_room(served, options)
+    _check_context(served, options)
     if request.top_logprobs is not None and not request.logprobs:
-        raise InvalidParameterError("top_logprobs is given, but logprobs is not true")
-    given = options.model_dump(exclude_none=True, exclude=set(ROOM))
+        raise InvalidParameterError("top_logprobs", request.top_logprobs, "left out unless logprobs is true")
+    given = options.model_dump(exclude_none=True, exclude=set(TOKEN_LIMITS))
     if options.num_predict not in (None, -1, -2):
         given["num_predict"] = options.num_predict
     names = {NAMES.get(name, name): f"options.{name}" for name in Options.model_fields}

@@ -1,4 +1,4 @@
-"""The routes below /api, where the settings say so."""
+"""Routes below /api, which the setting `ollama` enables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ferrule.server.encoding import (
 )
 from ferrule.server.errors import ApiError
 from ferrule.server.generation import Generation, complete
-from ferrule.server.ollama.answer import NANOSECONDS, Answer, loaded
+from ferrule.server.ollama.answer import NANOSECONDS, ResponseWriter, load_response
 from ferrule.server.ollama.errors import error_body
 from ferrule.server.ollama.model_info import running, show, tag
 from ferrule.server.ollama.protocol import (
@@ -37,43 +37,41 @@ from ferrule.server.ollama.protocol import (
     ShowResponse,
     Version,
 )
-from ferrule.server.ollama.requests import chat, check_reading, find, generate
+from ferrule.server.ollama.requests import chat, check_embed_options, find, generate
 from ferrule.server.request_body import BodyRoute
 from ferrule.server.request_record import name_fields
 from ferrule.server.streaming import LineStream, line
 
 
 def router(server: Context) -> APIRouter:
-    """The routes; none where the settings do not ask for them."""
-    responses: dict[int | str, dict[str, Any]] = {
-        "default": {"model": dict[str, str], "description": "What went wrong"}
-    }
+    """Creates the routes; none unless the setting `ollama` is true."""
+    responses: dict[int | str, dict[str, Any]] = {"default": {"model": dict[str, str], "description": "Error"}}
     routes = APIRouter(route_class=BodyRoute, prefix="/api", responses=responses)
     if not server.settings.ollama:
         return routes
 
     @routes.post("/chat", response_model=ChatResponse)
     async def api_chat(request: ChatRequest) -> Response:
-        """Answers a conversation, as lines of JSON or, without `stream`, at once."""
+        """Answers a conversation, as lines of JSON or, with `stream` false, whole."""
         served = find(server, request.model)
         if not request.messages:
-            return json_response(loaded(served.name, chat=True))
+            return json_response(load_response(served.name, chat=True))
         return await _answer(await chat(server, served, request), request, chat=True)
 
     @routes.post("/generate", response_model=GenerateResponse)
     async def api_generate(request: GenerateRequest) -> Response:
-        """Answers a text, or continues a raw one."""
+        """Answers a prompt, or continues a raw one."""
         served = find(server, request.model)
         if not (request.prompt or request.suffix):
-            return json_response(loaded(served.name, chat=False))
+            return json_response(load_response(served.name, chat=False))
         return await _answer(await generate(server, served, request), request, chat=False)
 
     @routes.post("/embed", response_model=EmbedResponse)
     async def api_embed(request: EmbedRequest) -> Response:
-        """Texts as vectors of length 1."""
+        """Embeds texts as vectors of length 1."""
         begun = time.perf_counter()
         served = check_not_adapter(find(server, request.model))
-        check_reading(served, request.options)
+        check_embed_options(served, request.options)
         texts = [request.input] if isinstance(request.input, str) else request.input
         check_texts(texts)
         name_fields(input_field_names(several=len(texts) > 1))
@@ -98,35 +96,35 @@ def router(server: Context) -> APIRouter:
 
     @routes.get("/tags")
     async def api_tags() -> ModelTags:
-        """The models."""
+        """Lists the models."""
         await server.models.check_health()
         return ModelTags(models=[tag(served, server.models.created) for served in server.models.all()])
 
     @routes.get("/ps")
     async def api_ps() -> RunningModels:
-        """The models again: all of them are in memory."""
+        """Lists the loaded models, which are all."""
         await server.models.check_health()
         return RunningModels(models=[running(served, server.models.created) for served in server.models.all()])
 
     @routes.post("/show")
     async def api_show(request: ShowRequest) -> ShowResponse:
-        """What a model is."""
+        """Describes a model."""
         return show(find(server, request.model), server.models.created)
 
     @routes.get("/version")
     async def api_version() -> Version:
-        """The version of ferrule."""
+        """Returns the version of ferrule."""
         return Version(version=__version__)
 
     return routes
 
 
 async def _answer(generation: Generation, request: GenerationRequest, *, chat: bool) -> Response:
-    answer = Answer(generation, chat, request.top_logprobs)
+    writer = ResponseWriter(generation, chat, request.top_logprobs)
     if request.stream is False:
-        return json_response(answer.whole(await complete(generation)))
-    # No line says nothing, so that silences are silent.
-    return await LineStream(answer.lines(), 0, _failed).begin()
+        return json_response(writer.full(await complete(generation)))
+    # A stream of JSON lines has no comments that could keep the connection alive.
+    return await LineStream(writer.lines(), 0, _failed).begin()
 
 
 def _failed(error: ApiError) -> bytes:

@@ -1,1 +1,1 @@
-"""OpenAI's API, with the extras that vLLM's server takes."""
+"""OpenAI's API, with vLLM's extensions."""

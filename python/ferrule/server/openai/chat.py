@@ -33,7 +33,7 @@ from ferrule.server.openai.completion_fields import (
     usage,
     wants_usage_per_chunk,
 )
-from ferrule.server.openai.messages import for_template
+from ferrule.server.openai.messages import template_messages
 from ferrule.server.openai.protocol import (
     ChatChoice,
     ChatChunk,
@@ -58,28 +58,28 @@ from ferrule.server.streaming import DONE, EventStream, event
 
 
 def router(server: Context) -> APIRouter:
-    """The route."""
+    """Creates the route."""
     routes = APIRouter(route_class=BodyRoute)
 
     @routes.post("/v1/chat/completions", response_model=ChatCompletion)
     async def chat_completions(request: ChatCompletionRequest) -> Response:
-        """Answers a conversation: OpenAI's chat completions, at once or as a stream of server-sent events."""
+        """Answers a conversation (OpenAI's chat completions), whole or as a stream of server-sent events."""
         check_stream_options(request)
         name_fields(_names(request))
         if request.stream and request.prompt_logprobs is not None:
-            raise unsupported("prompt_logprobs", "prompt_logprobs are not part of a stream; ask without stream")
+            raise unsupported("prompt_logprobs", "prompt_logprobs is not supported with stream; set stream to false")
         served = server.models.find(request.model)
-        answer = Answer(request, await generation(server, served, request))
+        writer = ResponseWriter(request, await generation(server, served, request))
         if request.stream:
-            return await EventStream(answer.events(), server.settings.keep_alive).begin()
-        body = answer.whole(await complete(answer.generation))
+            return await EventStream(writer.events(), server.settings.keep_alive).begin()
+        body = writer.full(await complete(writer.generation))
         return Response(body.model_dump_json(), media_type="application/json")
 
     return routes
 
 
 async def generation(server: Context, served: ServedModel, request: ChatCompletionRequest) -> Generation:
-    """What is asked of the model.
+    """Converts a request to a generation.
 
     Raises ApiError, FerruleError.
     """
@@ -110,7 +110,7 @@ def _conversation(request: ChatCompletionRequest) -> Conversation:
     if request.reasoning_effort is not None:
         arguments = {"reasoning_effort": request.reasoning_effort, **arguments}
     return Conversation(
-        messages=for_template(request.messages),
+        messages=template_messages(request.messages),
         tools=tool_dicts(request.tools or ()),
         tool_choice=choice or (AUTO if request.tools else NONE),
         parallel_tool_calls=request.parallel_tool_calls is not False,
@@ -124,7 +124,7 @@ def _conversation(request: ChatCompletionRequest) -> Conversation:
 
 
 def _names(request: ChatCompletionRequest) -> dict[str, str]:
-    """What the request calls the library's fields."""
+    """Returns the request's names of the library's fields."""
     names = structure_field_names(request)
     if request.tools and not names and request.structured_outputs is None:
         names["structured_outputs.json"] = "tools"
@@ -137,28 +137,30 @@ def _names(request: ChatCompletionRequest) -> dict[str, str]:
 
 def _max_tokens(request: ChatCompletionRequest) -> int | None:
     if request.max_tokens is not None and request.max_completion_tokens is not None:
-        raise InvalidParameterError("max_tokens is given beside max_completion_tokens; they are the same")
+        raise InvalidParameterError(
+            "max_tokens", request.max_tokens, "left out with max_completion_tokens, which means the same"
+        )
     return request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
 
 
 def _logprobs(request: ChatCompletionRequest) -> int | None:
     if request.top_logprobs is not None and not request.logprobs:
-        raise InvalidParameterError("top_logprobs is given, but logprobs is not true")
+        raise InvalidParameterError("top_logprobs", request.top_logprobs, "left out unless logprobs is true")
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
 @dataclass
-class Answer:
-    """What is said of a generation, whole or as it comes."""
+class ResponseWriter:
+    """Writes the response of a generation, whole or as a stream."""
 
     request: ChatCompletionRequest
     generation: Generation
     created: int = field(default_factory=lambda: int(time.time()))
     _calls: dict[int, bool] = field(default_factory=dict[int, bool])
-    """Whether a completion has called a tool, by its index."""
+    """Whether a completion has called a tool, by the index of the completion."""
 
-    def whole(self, output: RequestOutput) -> ChatCompletion:
-        """The answer at once."""
+    def full(self, output: RequestOutput) -> ChatCompletion:
+        """Returns the response of a finished generation."""
         served = self.generation.served
         return ChatCompletion(
             id=self.generation.request_id,
@@ -172,7 +174,7 @@ class Answer:
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The answer as it comes."""
+        """Yields the events of the stream."""
         options = self.request.stream_options
         begun: set[int] = set()
         hidden = excluded_fields(self.request)
@@ -211,6 +213,7 @@ class Answer:
         delta = ChatDelta(
             role="assistant" if first else None,
             content=message.content if message else ("" if first else None),
+            reasoning=message.reasoning,
             reasoning_content=message.reasoning,
             tool_calls=[_call_delta(call) for call in message.tool_calls] or None,
         )
@@ -229,7 +232,12 @@ class Answer:
             ToolCall(id=call.id, type="function", function=FunctionCall(name=call.name, arguments=call.arguments))
             for call in parsed.tool_calls
         ]
-        message = ChatMessage(content=parsed.content, reasoning_content=parsed.reasoning, tool_calls=calls or None)
+        message = ChatMessage(
+            content=parsed.content,
+            reasoning=parsed.reasoning,
+            reasoning_content=parsed.reasoning,
+            tool_calls=calls or None,
+        )
         return ChatChoice(
             index=completion.index,
             message=message,

@@ -1,4 +1,4 @@
-"""Parts of the answers that both of OpenAI's APIs for text have."""
+"""Fields of requests and responses that chat completions and completions share."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ferrule.server.openai.protocol import (
 
 
 def fingerprint(served: ServedModel) -> str:
-    """What the numbers depend on: the same fingerprint and seed give the same tokens."""
+    """Returns `system_fingerprint`: the same fingerprint, request and seed give the same tokens."""
     return f"ferrule-{__version__}-{served.info['quantization']}-{served.info['isa']}"
 
 
 def usage(outputs: Sequence[RequestOutput], *, predicted: bool = False) -> Usage:
-    """The tokens of some prompts and of what followed."""
+    """Sums the token counts of several prompts and their completions."""
     prompt = sum(output.metrics.prompt_tokens for output in outputs)
     written = sum(output.metrics.output_tokens for output in outputs)
     accepted = sum(output.metrics.accepted_tokens for output in outputs)
@@ -42,12 +42,12 @@ def usage(outputs: Sequence[RequestOutput], *, predicted: bool = False) -> Usage
 
 
 def token_name(request: GenerationFields, token_id: int, text: str) -> str:
-    """How log-probabilities call a token."""
+    """Returns the name of a token in log-probabilities."""
     return f"token_id:{token_id}" if request.return_tokens_as_token_ids else text
 
 
 def prompt_logprobs(given: Sequence[TokenLogprobs | None] | None) -> PromptLogprobs | None:
-    """As vLLM writes them."""
+    """Converts log-probabilities of prompt tokens to vLLM's form."""
     if given is None:
         return None
     return [
@@ -62,7 +62,7 @@ def prompt_logprobs(given: Sequence[TokenLogprobs | None] | None) -> PromptLogpr
 
 
 def structure_of(request: GenerationFields) -> StructuredOutputsParams | None:
-    """What the output must be, by `response_format` or by `structured_outputs`.
+    """Returns the structure of the output that `response_format` or `structured_outputs` asks for.
 
     Raises InvalidParameterError.
     """
@@ -74,12 +74,16 @@ def structure_of(request: GenerationFields) -> StructuredOutputsParams | None:
     if request.structured_outputs is None:
         return given
     if given is not None:
-        raise InvalidParameterError("structured_outputs is given beside response_format; the output has one structure")
+        raise InvalidParameterError(
+            "structured_outputs",
+            request.structured_outputs.model_dump(),
+            "left out with response_format, which means the same",
+        )
     return request.structured_outputs.params()
 
 
 def structure_field_names(request: GenerationFields) -> dict[str, str]:
-    """What `response_format` calls the parts of a structure, where it says what that is."""
+    """Returns the names of the library's structured outputs in `response_format`, where that is used."""
     if request.response_format is None or request.structured_outputs is not None:
         return {}
     return {
@@ -89,17 +93,19 @@ def structure_field_names(request: GenerationFields) -> dict[str, str]:
 
 
 def excluded_fields(request: GenerationFields) -> set[str]:
-    """Fields of a stream's chunks that were not asked for."""
+    """Returns the fields of a stream's chunks that the request does not ask for."""
     options = request.stream_options
     return set() if options is not None and (options.include_usage or options.continuous_usage_stats) else {"usage"}
 
 
 def wants_usage_per_chunk(request: GenerationFields) -> bool:
-    """Whether each chunk of a stream tells the usage so far."""
+    """Whether each chunk of a stream reports the usage so far."""
     return request.stream_options is not None and request.stream_options.continuous_usage_stats
 
 
 def check_stream_options(request: GenerationFields) -> None:
-    """Raises InvalidParameterError where they are given without a stream."""
+    """Raises InvalidParameterError for stream_options without stream."""
     if request.stream_options is not None and not request.stream:
-        raise InvalidParameterError("stream_options is given, but stream is not true")
+        raise InvalidParameterError(
+            "stream_options", request.stream_options.model_dump(), "left out unless stream is true"
+        )

@@ -1,4 +1,4 @@
-"""POST /v1/completions: the older API, which continues texts."""
+"""POST /v1/completions: the older API, which continues a text without a chat template."""
 
 from __future__ import annotations
 
@@ -39,35 +39,35 @@ from ferrule.server.schema.sampling import sampling_params
 from ferrule.server.streaming import DONE, EventStream, event
 
 MAX_PROMPTS = 1024
-"""Prompts of a request."""
+"""Maximum number of prompts of a request."""
 
 
 def router(server: Context) -> APIRouter:
-    """The route."""
+    """Creates the route."""
     routes = APIRouter(route_class=BodyRoute)
 
     @routes.post("/v1/completions", response_model=Completion)
     async def completions(request: CompletionRequest) -> Response:
-        """Continues one text or several: OpenAI's completions, at once or as a stream of server-sent events."""
+        """Continues one text or several (OpenAI's completions), whole or as a stream of server-sent events."""
         check_stream_options(request)
         name_fields({**structure_field_names(request), "prompt_token_ids": "prompt"})
-        answer = CompletionWriter(request, generations(server.models.find(request.model), request))
+        writer = CompletionWriter(request, generations(server.models.find(request.model), request))
         if request.stream:
-            return await EventStream(answer.events(), server.settings.keep_alive).begin()
-        body = answer.whole(await _all(answer.generations))
+            return await EventStream(writer.events(), server.settings.keep_alive).begin()
+        body = writer.full(await _complete_all(writer.generations))
         return Response(body.model_dump_json(), media_type="application/json")
 
     return routes
 
 
 def generations(served: ServedModel, request: CompletionRequest) -> list[Generation]:
-    """What is asked of the model: one for each prompt.
+    """Converts a request to one generation for each prompt.
 
     Raises ApiError, InvalidParameterError.
     """
     if request.suffix is not None and request.echo:
-        raise unsupported("echo", "echo is given beside suffix; a text with a middle to fill in cannot be echoed")
-    # Nothing but the echo is wanted of a request for no tokens: there is no such thing to the engine.
+        raise unsupported("echo", "echo is not supported with suffix")
+    # The engine generates at least one token, which an echo without output drops.
     params = sampling_params(
         request,
         max_tokens=1 if request.max_tokens == 0 and request.echo else request.max_tokens,
@@ -86,12 +86,14 @@ def generations(served: ServedModel, request: CompletionRequest) -> list[Generat
 
 
 def _check_room(served: ServedModel, prompts: int, each: int) -> None:
-    """Raises InvalidParameterError for what would find the queue full whenever it came."""
+    """Raises InvalidParameterError for a request that does not fit into an empty queue."""
     running, waiting = served.info["max_num_seqs"], served.info["max_queued_requests"]
     if prompts * each > running + waiting:
         raise InvalidParameterError(
-            f"prompt has {prompts} prompts, of {each} completions each; max_queued_requests, {waiting}, and "
-            f"max_num_seqs, {running}, allow {running + waiting} in all"
+            "prompt",
+            prompts * each,
+            f"prompts with at most {running + waiting} completions in all (max_num_seqs {running} + "
+            f"max_queued_requests {waiting})",
         )
 
 
@@ -100,7 +102,7 @@ def _prompts(request: CompletionRequest) -> list[Prompt]:
     several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
     prompts = cast("Sequence[str | list[int]]", given if several else [given])
     if len(prompts) > MAX_PROMPTS:
-        raise InvalidParameterError(f"prompt has {len(prompts)} prompts; the limit is {MAX_PROMPTS}")
+        raise InvalidParameterError("prompt", len(prompts), f"a list of at most {MAX_PROMPTS} prompts")
     return [_prompt(request, prompt) for prompt in prompts]
 
 
@@ -113,24 +115,24 @@ def _prompt(request: CompletionRequest, given: str | list[int]) -> Prompt:
             text["cache_salt"] = request.cache_salt
         return text
     if request.suffix is not None:
-        raise InvalidParameterError("suffix is given with a prompt of token ids; the prompt must be a string")
+        raise InvalidParameterError("suffix", request.suffix, "left out with a prompt of token ids")
     tokens: TokensPrompt = {"prompt_token_ids": given}
     if request.cache_salt is not None:
         tokens["cache_salt"] = request.cache_salt
     return tokens
 
 
-async def _all(request: Sequence[Generation]) -> list[RequestOutput]:
-    """All at once, in order; where one fails, all end.
+async def _complete_all(request: Sequence[Generation]) -> list[RequestOutput]:
+    """Runs all generations at once and returns their outputs in order; a failure of one ends all.
 
     Raises as `complete`.
     """
 
-    async def whole(number: int) -> RequestOutput:
+    async def run(number: int) -> RequestOutput:
         with _naming_prompt(number, request):
             return await complete(request[number])
 
-    tasks = [asyncio.ensure_future(whole(number)) for number in range(len(request))]
+    tasks = [asyncio.ensure_future(run(number)) for number in range(len(request))]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -148,7 +150,7 @@ async def _streamed(number: int, request: Sequence[Generation]) -> AsyncGenerato
 
 @contextmanager
 def _naming_prompt(number: int, request: Sequence[Generation]) -> Generator[None, None, None]:
-    """What is wrong with one of several prompts says with which.
+    """Names the prompt in its errors where a request has several.
 
     Raises ApiError.
     """
@@ -162,7 +164,7 @@ def _naming_prompt(number: int, request: Sequence[Generation]) -> Generator[None
 
 @dataclass
 class _TextPosition:
-    """How far the text of a choice has come."""
+    """Position in the text of a choice."""
 
     characters: int = 0
     begun: bool = False
@@ -170,14 +172,14 @@ class _TextPosition:
 
 @dataclass
 class CompletionWriter:
-    """What is said of generations, whole or as it comes; choices are numbered through all prompts."""
+    """Writes the response of several generations, whole or as a stream; choices are numbered through all prompts."""
 
     request: CompletionRequest
     generations: Sequence[Generation]
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
-        """All of them at once."""
+    def full(self, outputs: Sequence[RequestOutput]) -> Completion:
+        """Returns the response of finished generations."""
         choices = [
             self._choice(prompt, _as_delta(completion), output, _TextPosition())
             for prompt, output in enumerate(outputs)
@@ -188,7 +190,7 @@ class CompletionWriter:
         return body
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """All of them as they come."""
+        """Yields the events of the stream."""
         options = self.request.stream_options
         known: dict[int, RequestOutput] = {}
         hidden = excluded_fields(self.request)
@@ -211,7 +213,7 @@ class CompletionWriter:
         yield DONE
 
     def _choice(self, prompt: int, new: StreamDelta, output: RequestOutput, place: _TextPosition) -> CompletionChoice:
-        """What is new of a choice; with the prompt first, where it is echoed, and what is known of it."""
+        """Returns the new part of a choice; the first part begins with the prompt where it is echoed."""
         request, generation = self.request, self.generations[prompt]
         silent = request.max_tokens == 0
         first, place.begun = not place.begun, True
@@ -251,7 +253,7 @@ class CompletionWriter:
         return shown
 
     def _top(self, found: TokenLogprobs) -> dict[str, float]:
-        # By text, of which several tokens may have the same: the likeliest of them counts.
+        # Several tokens may have the same text: the most likely of them is reported.
         ranked = sorted(found.items(), key=lambda item: item[1].rank, reverse=True)
         return {token_name(self.request, token, each.decoded_token): each.logprob for token, each in ranked}
 

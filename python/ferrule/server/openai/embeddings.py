@@ -35,12 +35,12 @@ from ferrule.server.request_record import name_fields
 
 
 def router(server: Context) -> APIRouter:
-    """The routes."""
+    """Creates the routes."""
     routes = APIRouter(route_class=BodyRoute)
 
     @routes.post("/v1/embeddings", response_model=EmbeddingList)
     async def embeddings(request: EmbeddingRequest) -> Response:
-        """Texts as vectors: OpenAI's embeddings, of models made for that, and of any other's hidden states."""
+        """Embeds texts (OpenAI's embeddings), with an embedding model or with the hidden states of any other."""
         served = check_not_adapter(server.models.find(request.model))
         texts = _texts(request.input)
         name_fields(input_field_names(several=len(texts) > 1))
@@ -57,19 +57,19 @@ def router(server: Context) -> APIRouter:
         body = EmbeddingList(
             model=served.name,
             data=[
-                Embedding(index=index, embedding=_written(output.outputs.embedding, request.encoding_format))
+                Embedding(index=index, embedding=_encode(output.outputs.embedding, request.encoding_format))
                 for index, output in enumerate(outputs)
             ],
             usage=_usage(sum(tokens)),
         )
         return Response(body.model_dump_json(), media_type="application/json")
 
-    # As Jina's and Cohere's clients spell it, and vLLM answers.
+    # Paths of Jina's and Cohere's clients, as in vLLM.
     @routes.post("/rerank", response_model=RerankList)
     @routes.post("/v2/rerank", response_model=RerankList)
     @routes.post("/v1/rerank", response_model=RerankList)
     async def rerank(request: RerankRequest) -> Response:
-        """Documents by how well they answer a query, the best first: Jina's and Cohere's rerank."""
+        """Sorts documents by their relevance to a query, the best first (Jina's and Cohere's rerank)."""
         served = check_not_adapter(server.models.find(request.model))
         ranked = await before_deadline(
             served.llm.rerank(
@@ -107,7 +107,7 @@ def _texts(given: str | list[str] | list[int] | list[list[int]]) -> list[str | T
     return [each if isinstance(each, str) else {"prompt_token_ids": each} for each in texts]
 
 
-def _written(vector: npt.NDArray[np.float32], encoding: str | None) -> list[float] | str:
+def _encode(vector: npt.NDArray[np.float32], encoding: str | None) -> list[float] | str:
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return cast("list[float]", vector.tolist())

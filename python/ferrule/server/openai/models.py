@@ -1,4 +1,4 @@
-"""GET /v1/models, and adapters that come and go while the server runs (vLLM's routes)."""
+"""GET /v1/models, and loading and unloading of LoRA adapters (vLLM's routes)."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from ferrule.server.request_body import BodyRoute
 
 
 def router(server: Context) -> APIRouter:
-    """The routes."""
+    """Creates the routes."""
     routes = APIRouter(route_class=BodyRoute)
 
     @routes.get("/v1/models")
     async def list_models() -> ModelList:
-        """What may stand in a request's `model`: models, and adapters, whose `parent` is their model."""
+        """Lists models and adapters; the `parent` of an adapter is its model."""
         await server.models.check_health()
         return ModelList(data=[_card(server, served) for served in server.models.all()])
 
     @routes.get("/v1/models/{model:path}")
     async def get_model(model: str) -> ModelCard:
-        """One of them."""
+        """Describes a model or an adapter."""
         return _card(server, server.models.find(model))
 
     @routes.post("/v1/load_lora_adapter")
     async def load_lora_adapter(request: LoadAdapterRequest) -> ModelCard:
-        """Loads an adapter from below the server's lora_dir; from then on its name is a model."""
+        """Loads an adapter from the server's lora_dir; requests then use its name as a model."""
         served = server.models.find(request.model)
         if any(each.name == request.lora_name for each in server.models.all()):
-            raise InvalidParameterError(f"lora_name is {shown(request.lora_name)}; a model has that name")
+            raise InvalidParameterError("lora_name", request.lora_name, "a name that no model or adapter has")
         path = await WORKERS.run(_allowed, server.settings.lora_dir, request.lora_path)
         await served.llm.load_lora_adapter(request.lora_name, path)
         return _card(server, server.models.find(request.lora_name))
 
     @routes.post("/v1/unload_lora_adapter")
     async def unload_lora_adapter(request: UnloadAdapterRequest) -> dict[str, str]:
-        """Takes an adapter's name away; requests that have it go on to their end."""
+        """Unloads an adapter; running requests that use it finish."""
         served = server.models.find(request.lora_name)
         if served.adapter is None:
-            raise InvalidParameterError(f"lora_name is {shown(request.lora_name)}; that is a model, and no adapter")
+            raise InvalidParameterError("lora_name", request.lora_name, "the name of an adapter")
         await served.llm.unload_lora_adapter(served.adapter)
         return {"unloaded": served.adapter}
 
@@ -54,21 +54,21 @@ def router(server: Context) -> APIRouter:
 
 
 def _allowed(lora_dir: str | None, given: str) -> Path:
-    """The path of an adapter, which must lie in `lora_dir` once links are followed.
+    """Returns the path of an adapter, which must be in `lora_dir` after links are followed.
 
     Raises ApiError.
     """
     if lora_dir is None:
-        raise ApiError(403, "no adapter may be loaded: the server has no lora_dir", code="adapters_closed")
+        message = "adapters cannot be loaded: start the server with --lora-dir"
+        raise ApiError(403, message, code="adapters_closed")
     root = Path(lora_dir).resolve()
     try:
         path = (root / given).resolve()
-    except (OSError, ValueError, RuntimeError):  # no path at all, or links in a circle
+    except (OSError, ValueError, RuntimeError):  # not a path, or circular links
         path = None
     if path is None or not path.is_relative_to(root):
-        raise ApiError(
-            403, f"lora_path is {shown(given)}; it must lie in lora_dir", code="path_not_allowed", param="lora_path"
-        )
+        message = f"lora_path must be a path in lora_dir, got {shown(given)}"
+        raise ApiError(403, message, code="path_not_allowed", param="lora_path")
     return path
 
 

@@ -1,4 +1,4 @@
-"""The bodies of requests and responses, as OpenAI's API and vLLM's extras have them."""
+"""Request and response models of OpenAI's API, with vLLM's extensions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
+from ferrule.server.openai.fields import CHAT_FIELDS, EMBEDDING_FIELDS, SERVICE_FIELDS, STREAM_FIELDS
 from ferrule.server.openai.messages import Message
 from ferrule.server.schema.base import RequestModel
-from ferrule.server.schema.limits import BoundedDict, BoundedList, TokenIds, ToolList
+from ferrule.server.schema.limits import BoundedList, TokenIds, ToolList
 from ferrule.server.schema.logprobs import TokenLogprob
 from ferrule.server.schema.sampling import SamplingFields
 from ferrule.server.schema.tools import ToolDefinition
@@ -21,61 +22,57 @@ Prompts = Annotated[
     | Annotated[BoundedList[TokenIds], Tag("<lists>")],
     Discriminator(prompt_kind),
 ]
-"""One, or several."""
+"""One prompt or several, as text or token ids."""
 
 
 class FunctionName(RequestModel):
-    """The function of a named tool choice."""
+    """Name of a function."""
 
     name: str
 
 
 class NamedTool(RequestModel):
-    """The one tool that is to be called."""
+    """Tool choice that names the function to call."""
 
     type: Literal["function"]
     function: FunctionName
 
 
 class StreamOptions(RequestModel):
-    """What a stream says beside the deltas."""
+    """Options of a stream."""
+
+    other_fields = STREAM_FIELDS
 
     include_usage: bool = False
-    """Whether a last chunk, without choices, tells the usage; in the others it is null then."""
+    """Whether to send a last chunk with the usage and no choices; the usage of other chunks is then null."""
     continuous_usage_stats: bool = False
-    """Whether each chunk tells the usage so far (vLLM's)."""
-    include_obfuscation: bool = False
-    """OpenAI's padding against whoever watches the line: there is none here."""
+    """Whether to report the usage so far in each chunk (vLLM's field)."""
 
 
 class GenerationFields(SamplingFields):
-    """What requests of both APIs have."""
+    """Fields that chat completions and completions share."""
+
+    other_fields = SERVICE_FIELDS
 
     model: str | None = None
-    """A model, or an adapter; left out, the first model."""
+    """Name of a model or an adapter; default: the first model."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
-    user: str | None = None
-    """Accepted, and of no effect; so are the next five."""
-    metadata: BoundedDict[str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = None
-    """Nothing is stored: true is refused."""
     priority: int = 0
-    """Lower is scheduled earlier."""
+    """Scheduling priority; lower values are scheduled earlier."""
     cache_salt: str | None = None
-    """Requests share cached prefixes only with those of the same salt."""
+    """Salt of the prefix cache: requests share cached prefixes only with requests of the same salt."""
     return_token_ids: bool = False
-    """Whether the answer has the ids of prompt and tokens."""
+    """Whether to return the token ids of prompt and output."""
     return_tokens_as_token_ids: bool = False
-    """Whether log-probabilities name tokens `token_id:123`, which tells them apart where their texts do not."""
+    """Whether log-probabilities name tokens `token_id:123`, which distinguishes tokens with the same text."""
 
 
 class ChatCompletionRequest(GenerationFields):
-    """POST /v1/chat/completions."""
+    """Request of POST /v1/chat/completions."""
+
+    other_fields = CHAT_FIELDS
 
     messages: BoundedList[Message]
     max_tokens: int | None = None
@@ -92,7 +89,7 @@ class ChatCompletionRequest(GenerationFields):
     ) = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    """Handed to the chat template."""
+    """Reasoning effort, an argument of the chat template."""
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: BoundedList[dict[str, Any]] | None = None
@@ -101,7 +98,7 @@ class ChatCompletionRequest(GenerationFields):
 
 
 class CompletionRequest(GenerationFields):
-    """POST /v1/completions."""
+    """Request of POST /v1/completions."""
 
     prompt: Prompts
     suffix: str | None = None
@@ -112,7 +109,9 @@ class CompletionRequest(GenerationFields):
 
 
 class EmbeddingRequest(RequestModel):
-    """POST /v1/embeddings."""
+    """Request of POST /v1/embeddings."""
+
+    other_fields = EMBEDDING_FIELDS
 
     input: Prompts
     model: str | None = None
@@ -120,17 +119,16 @@ class EmbeddingRequest(RequestModel):
     dimensions: int | None = None
     normalize: bool | None = None
     truncate_prompt_tokens: int | None = None
-    user: str | None = None
 
 
 class RerankDocument(RequestModel):
-    """A document in Cohere's and Jina's longer form."""
+    """Document as an object (Cohere's and Jina's second form)."""
 
     text: str
 
 
 class RerankRequest(RequestModel):
-    """POST /v1/rerank."""
+    """Request of POST /v1/rerank."""
 
     query: str
     documents: BoundedList[
@@ -146,13 +144,13 @@ class RerankRequest(RequestModel):
 
 
 class TokenizeRequest(RequestModel):
-    """POST /tokenize: of a text, or of a conversation."""
+    """Request of POST /tokenize, with a text or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
     messages: BoundedList[Message] | None = None
     add_special_tokens: bool | None = None
-    """Of a text; True if left out. A conversation's are the template's."""
+    """Whether to add special tokens to a text (default true); a chat template writes its own."""
     return_token_strs: bool = False
     tools: ToolList[ToolDefinition] | None = None
     chat_template: str | None = None
@@ -162,14 +160,14 @@ class TokenizeRequest(RequestModel):
 
 
 class DetokenizeRequest(RequestModel):
-    """POST /detokenize."""
+    """Request of POST /detokenize."""
 
     model: str | None = None
     tokens: TokenIds
 
 
 class LoadAdapterRequest(RequestModel):
-    """POST /v1/load_lora_adapter."""
+    """Request of POST /v1/load_lora_adapter."""
 
     lora_name: str
     lora_path: str
@@ -177,31 +175,31 @@ class LoadAdapterRequest(RequestModel):
 
 
 class UnloadAdapterRequest(RequestModel):
-    """POST /v1/unload_lora_adapter."""
+    """Request of POST /v1/unload_lora_adapter."""
 
     lora_name: str
 
 
 def _extra() -> Any:
-    """A field that is there only where it says something."""
+    """Returns a field that is left out where it is None."""
     return Field(default=None, exclude_if=lambda value: value is None)
 
 
 class PromptTokensDetails(BaseModel):
-    """Of the tokens of a prompt."""
+    """Details of the prompt tokens."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(BaseModel):
-    """Of the tokens of a completion."""
+    """Details of the completion tokens."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
 class Usage(BaseModel):
-    """Tokens."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -211,14 +209,14 @@ class Usage(BaseModel):
 
 
 class ChatLogprobs(BaseModel):
-    """Of an answer's tokens."""
+    """Log-probabilities of the tokens of an answer."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class CompletionLogprobs(BaseModel):
-    """Of a text's tokens, in the older API's form."""
+    """Log-probabilities of the tokens of a text, in the form of the completions API."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -227,14 +225,14 @@ class CompletionLogprobs(BaseModel):
 
 
 class FunctionCall(BaseModel):
-    """A call, or in a stream what is new of it."""
+    """Function call, or its new part in a stream."""
 
     name: str | None = _extra()
     arguments: str
 
 
 class ToolCall(BaseModel):
-    """A call of a message."""
+    """Tool call of a message."""
 
     id: str | None = _extra()
     type: Literal["function"] | None = _extra()
@@ -242,26 +240,30 @@ class ToolCall(BaseModel):
 
 
 class ToolCallDelta(ToolCall):
-    """What is new of a call."""
+    """New part of a tool call."""
 
     index: int
 
 
 class ChatMessage(BaseModel):
-    """An answer."""
+    """Message of the assistant."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    reasoning: str | None = _extra()
+    """Reasoning (vLLM's and OpenRouter's name)."""
     reasoning_content: str | None = _extra()
+    """Reasoning again (DeepSeek's and older vLLM's name)."""
     tool_calls: list[ToolCall] | None = _extra()
 
 
 class ChatDelta(BaseModel):
-    """What is new of an answer."""
+    """New part of the assistant's message."""
 
     role: Literal["assistant"] | None = _extra()
     content: str | None = _extra()
+    reasoning: str | None = _extra()
     reasoning_content: str | None = _extra()
     tool_calls: list[ToolCallDelta] | None = _extra()
 
@@ -270,7 +272,7 @@ PromptLogprobs = list[dict[int, dict[str, Any]] | None]
 
 
 class ChatChoice(BaseModel):
-    """One of `n` answers."""
+    """One of `n` completions of a conversation."""
 
     index: int
     message: ChatMessage
@@ -281,7 +283,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """The answer to POST /v1/chat/completions."""
+    """Response of POST /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -295,7 +297,7 @@ class ChatCompletion(BaseModel):
 
 
 class ChatChunkChoice(BaseModel):
-    """What is new of one of `n` answers."""
+    """New part of one of `n` completions of a conversation."""
 
     index: int
     delta: ChatDelta
@@ -306,7 +308,7 @@ class ChatChunkChoice(BaseModel):
 
 
 class ChatChunk(BaseModel):
-    """An event of a stream."""
+    """Event of a stream of POST /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -315,12 +317,12 @@ class ChatChunk(BaseModel):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
-    """Left out of a stream that was not asked for it."""
+    """Usage; streams leave it out unless `stream_options` asks for it."""
     prompt_token_ids: list[int] | None = _extra()
 
 
 class CompletionChoice(BaseModel):
-    """One of the continuations, or in a stream what is new of it."""
+    """One of the completions of a text, or its new part in a stream."""
 
     index: int
     text: str
@@ -333,7 +335,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """The answer to POST /v1/completions, and an event of its stream."""
+    """Response of POST /v1/completions, and an event of its stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -342,11 +344,11 @@ class Completion(BaseModel):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
-    """Left out of a stream that was not asked for it."""
+    """Usage; streams leave it out unless `stream_options` asks for it."""
 
 
 class Embedding(BaseModel):
-    """A text as numbers; base64 of little-endian float32 if asked."""
+    """Embedding of a text, as numbers or as base64 of little-endian float32."""
 
     object: Literal["embedding"] = "embedding"
     index: int
@@ -354,7 +356,7 @@ class Embedding(BaseModel):
 
 
 class EmbeddingList(BaseModel):
-    """The answer to POST /v1/embeddings."""
+    """Response of POST /v1/embeddings."""
 
     object: Literal["list"] = "list"
     model: str
@@ -363,7 +365,7 @@ class EmbeddingList(BaseModel):
 
 
 class RerankResult(BaseModel):
-    """A document's place."""
+    """Index and score of a document."""
 
     index: int
     relevance_score: float
@@ -371,7 +373,7 @@ class RerankResult(BaseModel):
 
 
 class RerankList(BaseModel):
-    """The answer to POST /v1/rerank."""
+    """Response of POST /v1/rerank."""
 
     id: str
     model: str
@@ -380,7 +382,7 @@ class RerankList(BaseModel):
 
 
 class Tokens(BaseModel):
-    """The answer to POST /tokenize."""
+    """Response of POST /tokenize."""
 
     count: int
     max_model_len: int
@@ -389,13 +391,13 @@ class Tokens(BaseModel):
 
 
 class Text(BaseModel):
-    """The answer to POST /detokenize."""
+    """Response of POST /detokenize."""
 
     prompt: str
 
 
 class ModelCard(BaseModel):
-    """A model, or an adapter of one."""
+    """A model or an adapter of one."""
 
     id: str
     object: Literal["model"] = "model"
@@ -407,14 +409,14 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The answer to GET /v1/models."""
+    """Response of GET /v1/models."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """Message, type, field and code of an error."""
 
     message: str
     type: str
@@ -423,6 +425,6 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """The body of every answer that is an error."""
+    """Body of every error response."""
 
-    error: ErrorDetail = Field(description="What went wrong, and of which field.")
+    error: ErrorDetail = Field(description="Message, type, field and code of the error.")

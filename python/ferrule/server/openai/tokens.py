@@ -9,7 +9,7 @@ from ferrule._engine.workers import WORKERS
 from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
 from ferrule.server.models import ServedModel
-from ferrule.server.openai.messages import for_template
+from ferrule.server.openai.messages import template_messages
 from ferrule.server.openai.protocol import DetokenizeRequest, Text, TokenizeRequest, Tokens
 from ferrule.server.request_body import BodyRoute
 from ferrule.server.request_record import name_fields
@@ -17,12 +17,12 @@ from ferrule.server.schema.tools import tool_dicts
 
 
 def router(server: Context) -> APIRouter:
-    """The routes."""
+    """Creates the routes."""
     routes = APIRouter(route_class=BodyRoute)
 
     @routes.post("/tokenize", response_model=Tokens)
     async def tokenize(request: TokenizeRequest) -> Response:
-        """The ids of a text, or of a conversation as its template writes it."""
+        """Tokenizes a text, or a conversation that the chat template renders."""
         served = server.models.find(request.model)
         if request.messages is not None:
             name_fields({"prompt": "messages"})
@@ -30,7 +30,7 @@ def router(server: Context) -> APIRouter:
 
     @routes.post("/detokenize")
     async def detokenize(request: DetokenizeRequest) -> Text:
-        """The text of ids, special tokens among it."""
+        """Converts token ids to text, with special tokens."""
         served = server.models.find(request.model)
         name_fields({"prompt": "tokens", "prompt_token_ids": "tokens"})
         return Text(prompt=await WORKERS.run(served.llm.detokenize, request.tokens, skip_special_tokens=False))
@@ -39,7 +39,7 @@ def router(server: Context) -> APIRouter:
 
 
 def _tokenize(served: ServedModel, request: TokenizeRequest) -> str:
-    """The answer as it is sent: of a million tokens, even writing it takes a while."""
+    """Returns the response as JSON text: serializing a million tokens blocks as long as tokenizing them."""
     tokens = _tokens(served, request)
     texts = [served.llm.token_text(token) for token in tokens] if request.return_token_strs else None
     limit: int = served.info["max_model_len"]
@@ -49,13 +49,15 @@ def _tokenize(served: ServedModel, request: TokenizeRequest) -> str:
 
 def _tokens(served: ServedModel, request: TokenizeRequest) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
-        raise InvalidParameterError("messages or prompt must be given, and not both")
+        raise InvalidParameterError("prompt", request.prompt, "given exactly where messages is left out")
     if request.prompt is not None:
         return served.llm.tokenize(request.prompt, add_special_tokens=request.add_special_tokens is not False)
     if request.add_special_tokens:
-        raise InvalidParameterError("add_special_tokens is true with messages; their template writes special tokens")
+        raise InvalidParameterError(
+            "add_special_tokens", True, "left out with messages, whose chat template writes special tokens"
+        )
     prompt = served.llm.chat_prompt(
-        for_template(request.messages or []),
+        template_messages(request.messages or []),
         chat_template=request.chat_template,
         add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
         continue_final_message=request.continue_final_message,

@@ -1,1 +1,1 @@
-"""OpenAI's Responses, without a memory: what was said before comes with each request."""
+"""OpenAI's Responses API, without storage: each request carries the whole conversation."""

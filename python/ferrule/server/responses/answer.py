@@ -1,4 +1,4 @@
-"""What is said of a response: whole, or as the typed events of a stream, numbered and in order."""
+"""Responses of the Responses API, whole or as typed, numbered events of a stream."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ from ferrule.server.schema.logprobs import TokenLogprob, token_logprob
 from ferrule.server.streaming import named_event
 
 LENGTH = "length"
-"""The finish_reason of what was cut off."""
+"""The finish reason of an output that reached its token limit."""
 PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
-"""Of the ids of items."""
+"""Prefix of an item's id, by the kind of the part."""
 
 
 @dataclass
-class Answer:
-    """A response, as far as it has come."""
+class ResponseWriter:
+    """Writes the response of a generation."""
 
     request: ResponsesRequest
     generation: Generation
     created: int = field(default_factory=lambda: int(time.time()))
     _parts: OutputParts = field(default_factory=OutputParts)
     _number: int = 0
-    """Of the next event."""
+    """Sequence number of the next event."""
 
-    def whole(self, output: RequestOutput) -> ResponseBody:
-        """The answer at once."""
+    def full(self, output: RequestOutput) -> ResponseBody:
+        """Returns the response of a finished generation."""
         completion = output.outputs[0]
         self._parts = OutputParts.of(parsed_message(self.generation, completion), completion.logprobs)
         return self._ended(output)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The answer as it comes."""
+        """Yields the events of the stream."""
         begun = False
         output: RequestOutput | None = None
         async with aclosing(stream_steps(self.generation)) as all_steps:
             async for step in all_steps:
                 output = step.output
                 if not begun:
-                    # Not earlier: what is refused has a status of its own.
+                    # Not earlier: an invalid request is answered with its HTTP status.
                     yield self._event("response.created", response=self._body("in_progress"))
                     yield self._event("response.in_progress", response=self._body("in_progress"))
                     begun = True
@@ -77,7 +77,7 @@ class Answer:
         yield self._event(f"response.{body.status}", response=body)
 
     def failed(self, error: ApiError) -> bytes:
-        """The last event of a stream in which something went wrong."""
+        """Returns the last event of a stream that failed."""
         body = self._body("failed", "incomplete")
         body.error = ResponseFailure(code=error.code, message=error.detail)
         return self._event("response.failed", response=body)
@@ -93,7 +93,7 @@ class Answer:
     def _body(
         self, status: Literal["in_progress", "completed", "incomplete", "failed"], last: Status = "in_progress"
     ) -> ResponseBody:
-        """The response, whose last item has a status of its own."""
+        """Returns the response so far; `last` is the status of its last item."""
         request = self.request
         choice = request.tool_choice
         items = self._parts.all
@@ -121,7 +121,7 @@ class Answer:
 
     def _part_events(self, part_event: PartEvent, status: Status) -> Iterator[bytes]:
         part = part_event.part
-        if part_event.what == "opened":
+        if part_event.kind == "start":
             empty = OutputPart(part.kind, part.index, call_id=part.call_id, name=part.name)
             yield self._event("response.output_item.added", **self._place(part), item=self._item(empty, "in_progress"))
         match part.kind:
@@ -131,31 +131,31 @@ class Answer:
                 yield from self._told_reasoning(part_event)
             case "call":
                 yield from self._told_call(part_event)
-        if part_event.what == "closed":
+        if part_event.kind == "stop":
             yield self._event("response.output_item.done", **self._place(part), item=self._item(part, status))
 
     def _told_text(self, part_event: PartEvent) -> Iterator[bytes]:
         part = part_event.part
         place = self._place(part, content=True)
-        match part_event.what:
-            case "opened":
+        match part_event.kind:
+            case "start":
                 yield self._event("response.content_part.added", **place, part=OutputText(text=""))
-            case "grown":
+            case "delta":
                 logprobs = self._logprobs(part_event.logprobs)
                 yield self._event("response.output_text.delta", **place, delta=part_event.text, logprobs=logprobs)
-            case "closed":
+            case "stop":
                 text = self._text(part)
                 yield self._event("response.output_text.done", **place, text=text.text, logprobs=text.logprobs)
                 yield self._event("response.content_part.done", **place, part=text)
 
     def _told_reasoning(self, part_event: PartEvent) -> Iterator[bytes]:
         place = self._place(part_event.part, content=True)
-        match part_event.what:
-            case "opened":
+        match part_event.kind:
+            case "start":
                 yield self._event("response.content_part.added", **place, part=OutputReasoningText(text=""))
-            case "grown":
+            case "delta":
                 yield self._event("response.reasoning_text.delta", **place, delta=part_event.text)
-            case "closed":
+            case "stop":
                 text = part_event.part.text
                 yield self._event("response.reasoning_text.done", **place, text=text)
                 yield self._event("response.content_part.done", **place, part=OutputReasoningText(text=text))
@@ -163,12 +163,12 @@ class Answer:
     def _told_call(self, part_event: PartEvent) -> Iterator[bytes]:
         part = part_event.part
         place = self._place(part, content=False)
-        match part_event.what:
-            case "opened":
+        match part_event.kind:
+            case "start":
                 pass
-            case "grown":
+            case "delta":
                 yield self._event("response.function_call_arguments.delta", **place, delta=part_event.text)
-            case "closed":
+            case "stop":
                 kind = "response.function_call_arguments.done"
                 yield self._event(kind, **place, name=part.name, arguments=part.text)
 
@@ -178,7 +178,7 @@ class Answer:
         return named_event(kind, body)
 
     def _place(self, part: OutputPart, *, content: bool | None = None) -> dict[str, Any]:
-        """Where something happens: the output's item, and with `content` its name, and the content in it."""
+        """Returns the fields that locate a part: the item, with `content` its id, and the content in it."""
         place: dict[str, Any] = {"output_index": part.index}
         if content is not None:
             place["item_id"] = self._id(part)
@@ -190,7 +190,7 @@ class Answer:
     def _item(self, part: OutputPart, status: Status) -> OutputItem:
         match part.kind:
             case "text":
-                # Before its content part is added, a message has none.
+                # A message has no content before its content part is added.
                 content = [self._text(part)] if part.text or part.logprobs or status != "in_progress" else []
                 return OutputMessage(id=self._id(part), status=status, content=content)
             case "reasoning":

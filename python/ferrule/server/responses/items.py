@@ -1,4 +1,4 @@
-"""What was said, called and returned so far, as the conversation that a chat template reads."""
+"""Conversion of input items to the conversation that a chat template reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ferrule.server.responses.protocol import (
 
 
 def conversation(request: ResponsesRequest) -> Conversation:
-    """What is asked, in OpenAI's older form.
+    """Converts a request to a conversation in the form of chat completions.
 
     Raises InvalidParameterError.
     """
@@ -53,10 +53,10 @@ def conversation(request: ResponsesRequest) -> Conversation:
 
 
 def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """One message for all that the model did in a row: its reasoning, what it said, and its calls."""
+    """Converts items to messages; adjacent reasoning, text and calls of the model become one message."""
     messages: list[dict[str, Any]] = []
     turn: dict[str, Any] | None = None
-    """The model's message that may go on."""
+    """Message of the model to which the next item may belong."""
     for item in items:
         match item:
             case MessageItem(role="assistant"):
@@ -64,7 +64,7 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
                     turn = _turn(messages)
                 turn["content"] = _content(item.content)
             case MessageItem():
-                # What developers say is what systems say, to models that have never heard of developers.
+                # Chat templates know no developer messages.
                 role = "system" if item.role == "developer" else item.role
                 messages.append({"role": role, "content": _content(item.content)})
                 turn = None
@@ -96,14 +96,15 @@ def _content(given: str | Sequence[TextPart]) -> str | list[dict[str, str]]:
 
 
 def structure(request: ResponsesRequest) -> StructuredOutputsParams | None:
-    """What the text must be.
+    """Returns the structure of the answer's text.
 
     Raises InvalidParameterError.
     """
     form = None if request.text is None else request.text.format
     if request.structured_outputs is not None:
         if form is not None and form.type != "text":
-            raise InvalidParameterError("structured_outputs is given beside text.format; the output has one structure")
+            limit = "left out with text.format, which means the same"
+            raise InvalidParameterError("structured_outputs", request.structured_outputs.model_dump(), limit)
         return request.structured_outputs.params()
     if isinstance(form, SchemaFormat):
         return StructuredOutputsParams(json=form.json_schema)

@@ -1,4 +1,4 @@
-"""The bodies of POST /v1/responses."""
+"""Request and response models of POST /v1/responses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
+from ferrule.server.responses.fields import ITEM_FIELDS, REASONING_FIELDS, RESPONSE_FIELDS, STREAM_FIELDS, TEXT_FIELDS
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.limits import BoundedDict, BoundedList, ToolList
 from ferrule.server.schema.logprobs import TokenLogprob
@@ -15,16 +16,16 @@ from ferrule.server.schema.unions import str_or_list, str_or_object
 
 Status = Literal["in_progress", "completed", "incomplete"]
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` may ask for."""
+"""Supported value of `include`."""
 
 
 class TextPart(RequestModel):
-    """A part of a message, or of what a tool returned."""
+    """Text part of a message or of a tool's result."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
     annotations: BoundedList[Any] | None = None
-    """Of an answer that is handed back; so are the log-probabilities. Neither is read."""
+    """Accepted without effect, like `logprobs`: parts of an earlier answer that is sent back."""
     logprobs: BoundedList[Any] | None = None
 
 
@@ -34,7 +35,9 @@ TextOrParts = Annotated[
 
 
 class MessageItem(RequestModel):
-    """Something that was said."""
+    """Message of a conversation."""
+
+    other_fields = ITEM_FIELDS
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -44,7 +47,7 @@ class MessageItem(RequestModel):
 
 
 class FunctionCallItem(RequestModel):
-    """A call that the model made."""
+    """Tool call of the model."""
 
     type: Literal["function_call"]
     call_id: str
@@ -55,7 +58,7 @@ class FunctionCallItem(RequestModel):
 
 
 class FunctionCallOutputItem(RequestModel):
-    """What the tool returned."""
+    """Result of a tool call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -65,25 +68,27 @@ class FunctionCallOutputItem(RequestModel):
 
 
 class SummaryText(RequestModel):
-    """A part of the summary of a reasoning."""
+    """Part of a reasoning summary."""
 
     type: Literal["summary_text"]
     text: str
 
 
 class ReasoningText(RequestModel):
-    """A part of a reasoning."""
+    """Part of the model's reasoning."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
 class ReasoningItem(RequestModel):
-    """What the model thought; the template says what becomes of it."""
+    """Reasoning of the model; the chat template decides whether it is rendered."""
+
+    other_fields = ITEM_FIELDS
 
     type: Literal["reasoning"]
     summary: list[SummaryText] = Field(default_factory=list[SummaryText], max_length=0, fail_fast=True)
-    """Empty: this server summarizes nothing."""
+    """Must be empty: the server summarizes no reasoning."""
     content: BoundedList[ReasoningText] | None = None
     id: str | None = None
     status: Status | None = None
@@ -104,45 +109,45 @@ Item = Annotated[
     Discriminator(
         _kind,
         custom_error_type="unsupported_item",
-        custom_error_message="its type must be message, function_call, function_call_output or reasoning",
+        custom_error_message="must be an item of type message, function_call, function_call_output or reasoning",
     ),
 ]
 
 
 class FunctionTool(RequestModel):
-    """A function that may be called."""
+    """Function that the model may call."""
 
     type: Literal["function"]
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    """A call is held to the parameters where `tool_choice` is `required` or names the function, strict or not.
-    Elsewhere the model writes it in its own form."""
+    """Accepted without effect. Arguments are constrained to the parameters where `tool_choice` is `required` or names
+    the function; elsewhere the model writes calls in its own format."""
 
 
 class FunctionChoice(RequestModel):
-    """The one function that is to be called."""
+    """Tool choice that names the function to call."""
 
     type: Literal["function"]
     name: str
 
 
 class PlainFormat(RequestModel):
-    """Text, or any JSON object."""
+    """Format of an answer that is text or any JSON object."""
 
     type: Literal["text", "json_object"]
 
 
 class SchemaFormat(RequestModel):
-    """What a schema allows."""
+    """Format of an answer that follows a JSON schema."""
 
     type: Literal["json_schema"]
     name: str | None = None
     description: str | None = None
     json_schema: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
-    """Accepted, and of no effect: a schema is always held; so are its name and its description."""
+    """Accepted without effect, like `name` and `description`: the schema is always enforced."""
 
 
 def _format(given: object) -> str:
@@ -155,42 +160,44 @@ TextFormat = Annotated[
     Discriminator(
         _format,
         custom_error_type="unsupported_format",
-        custom_error_message="its type must be text, json_object or json_schema",
+        custom_error_message="must be a format of type text, json_object or json_schema",
     ),
 ]
 
 
 class TextConfig(RequestModel):
-    """What the text of an answer is to be."""
+    """Format of the answer's text."""
+
+    other_fields = TEXT_FIELDS
 
     format: TextFormat | None = None
 
 
 class Reasoning(RequestModel):
-    """How long to think."""
+    """Reasoning effort."""
+
+    other_fields = REASONING_FIELDS
 
     effort: str | None = None
-    """Handed to the chat template, as `reasoning_effort`."""
-    summary: None = None
+    """Reasoning effort, the argument `reasoning_effort` of the chat template."""
 
 
 class StreamOptions(RequestModel):
     """Options of a stream. The last event always reports the usage."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_obfuscation: bool = False
-    """Accepted without effect: no padding is sent."""
+    other_fields = STREAM_FIELDS
 
 
 class ResponsesRequest(SamplingFields):
-    """POST /v1/responses; how tokens are chosen can be said in all the words of /v1/chat/completions."""
+    """Request of POST /v1/responses, with the sampling parameters of /v1/chat/completions."""
+
+    other_fields = RESPONSE_FIELDS
 
     input: Annotated[
         Annotated[str, Tag("<str>")] | Annotated[BoundedList[Item], Tag("<list>")], Discriminator(str_or_list)
     ]
     model: str | None = None
-    """A model, or an adapter; left out, the first model."""
+    """Name of a model or an adapter; default: the first model."""
     instructions: str | None = None
     tools: ToolList[FunctionTool] | None = None
     tool_choice: (
@@ -209,26 +216,19 @@ class ResponsesRequest(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     metadata: BoundedDict[str] | None = None
-    """Comes back with the answer."""
-    store: bool | None = None
-    """Nothing is stored: true is refused, and so is what the next three ask for."""
-    previous_response_id: str | None = None
-    background: bool | None = None
-    truncation: str | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    """Accepted, and of no effect; so are the next three."""
+    """Returned with the answer, like the next three fields; none has another effect."""
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     priority: int = 0
-    """Lower is scheduled earlier."""
+    """Scheduling priority; lower values are scheduled earlier."""
     cache_salt: str | None = None
-    """Requests share cached prefixes only with those of the same salt."""
+    """Salt of the prefix cache: requests share cached prefixes only with requests of the same salt."""
     chat_template_kwargs: dict[str, Any] | None = None
 
 
 class OutputText(BaseModel):
-    """The text of an answer."""
+    """Text of an answer."""
 
     type: Literal["output_text"] = "output_text"
     text: str
@@ -237,7 +237,7 @@ class OutputText(BaseModel):
 
 
 class OutputMessage(BaseModel):
-    """What was said."""
+    """Message of an answer."""
 
     type: Literal["message"] = "message"
     id: str
@@ -247,7 +247,7 @@ class OutputMessage(BaseModel):
 
 
 class OutputCall(BaseModel):
-    """A call of a function."""
+    """Function call of an answer."""
 
     type: Literal["function_call"] = "function_call"
     id: str
@@ -258,14 +258,14 @@ class OutputCall(BaseModel):
 
 
 class OutputReasoningText(BaseModel):
-    """What was thought, in one part."""
+    """Text of the reasoning."""
 
     type: Literal["reasoning_text"] = "reasoning_text"
     text: str
 
 
 class OutputReasoning(BaseModel):
-    """What was thought."""
+    """Reasoning of an answer."""
 
     type: Literal["reasoning"] = "reasoning"
     id: str
@@ -278,22 +278,22 @@ OutputItem = OutputMessage | OutputCall | OutputReasoning
 
 
 class InputDetails(BaseModel):
-    """Of the tokens of a prompt."""
+    """Details of the input tokens."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
-    """Of interest to whoever pays for it."""
+    """Always 0; OpenAI bills cache writes."""
 
 
 class OutputDetails(BaseModel):
-    """Of the tokens of an answer."""
+    """Details of the output tokens."""
 
     reasoning_tokens: int
-    """Of the reasoning's text, without what marks it as such."""
+    """Tokens of the reasoning text, without its markers."""
 
 
 class ResponseUsage(BaseModel):
-    """Tokens."""
+    """Token counts of a response."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -303,14 +303,14 @@ class ResponseUsage(BaseModel):
 
 
 class ResponseFailure(BaseModel):
-    """Why there is no answer."""
+    """Code and message of a failed response."""
 
     code: str
     message: str
 
 
 class ResponseBody(BaseModel):
-    """The answer to POST /v1/responses, and its state in the events of a stream."""
+    """Response of POST /v1/responses, and its state in the events of a stream."""
 
     id: str
     object: Literal["response"] = "response"

@@ -1,6 +1,6 @@
-"""The fields of a request that say how tokens are chosen: OpenAI's, and every other of SamplingParams.
+"""Sampling parameters of requests: OpenAI's, and all others of `SamplingParams`.
 
-Types are checked here; limits, and what fits together, by SamplingParams, whose errors name the field.
+Types are validated here; bounds and combinations by `SamplingParams`, whose errors name the field.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from pydantic import Discriminator, Field, Tag, WithJsonSchema
 
 from ferrule._params.sampling import SamplingParams
 from ferrule._params.structured import StructuredOutputsParams
-from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.limits import BoundedDict, BoundedList, StrOrList, TokenIds
@@ -19,7 +18,7 @@ from ferrule.server.schema.unions import StrOrObject, str_list_or_object
 
 
 class StructuredOutputs(RequestModel):
-    """What the output must be, in vLLM's words."""
+    """Structure of the output, with vLLM's fields."""
 
     json_schema: StrOrObject | None = Field(None, alias="json")
     regex: str | None = None
@@ -31,7 +30,7 @@ class StructuredOutputs(RequestModel):
     whitespace_pattern: str | None = None
 
     def params(self) -> StructuredOutputsParams:
-        """As the library has it.
+        """Converts the field to the library's parameter.
 
         Raises InvalidParameterError.
         """
@@ -45,7 +44,7 @@ Bias = Annotated[
 
 
 class SamplingFields(RequestModel):
-    """What a request may say of its tokens; what it leaves out, the model's generation_config.json decides."""
+    """Sampling parameters; the model's generation_config.json provides the defaults."""
 
     n: int | None = None
     best_of: int | None = None
@@ -98,9 +97,13 @@ class SamplingFields(RequestModel):
     ) = None
 
 
-OTHERWISE = frozenset({"max_tokens", "logprobs", "entropy", "logits_processors"})
-"""Fields of SamplingParams that no request has under their name: each API has its own for the first two, and functions
-do not travel."""
+NOT_IN_REQUESTS = frozenset({"max_tokens", "logprobs", "entropy", "logits_processors"})
+"""Fields of SamplingParams that requests do not have: each API has its own names of the first two, and functions cannot
+be sent over HTTP."""
+
+
+MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Parameters with a default in the model's generation_config.json."""
 
 
 def sampling_params(
@@ -110,12 +113,14 @@ def sampling_params(
     logprobs: int | None,
     structure: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
-    """The parameters of a request; `structure` is what the output must be, whichever field says so.
+    """Converts the sampling parameters of a request; `structure` is the structure of the output, from any field.
 
     Raises InvalidParameterError.
     """
     values = {name: getattr(request, name) for name in SamplingFields.model_fields}
-    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    # None leaves the parameter to the model's generation_config.json.
+    given: dict[str, Any] = dict.fromkeys(MODEL_DEFAULTS)
+    given |= {name: value for name, value in values.items() if value is not None}
     if request.logit_bias is not None:
         given["logit_bias"] = {_token_id(key): bias for key, bias in request.logit_bias.items()}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "structured_outputs": structure}
@@ -124,5 +129,5 @@ def sampling_params(
 
 def _token_id(key: str) -> int:
     if not (key.isascii() and key.isdigit() and len(key) <= 10):
-        raise InvalidParameterError(f"logit_bias has the key {shown(key)}; it must be a token id")
+        raise InvalidParameterError("logit_bias", key, "an object whose keys are token ids")
     return int(key)

@@ -1,0 +1,25 @@
+"""Fields of Anthropic's Messages beside those that the request models declare, and what becomes of each."""
+
+from __future__ import annotations
+
+from ferrule.server.schema.base import ACCEPTED, FieldRules, Unsupported
+
+MESSAGES_FIELDS: FieldRules = {
+    "billing_policy": ACCEPTED,
+    "compaction": Unsupported("a conversation that is too long is an error"),
+    "container": Unsupported("the server runs no code"),
+    "context_management": Unsupported("a conversation that is too long is an error", neutral=({}, {"edits": []})),
+    "diagnostics": ACCEPTED,
+    "fallback_credit_token": ACCEPTED,
+    "fallbacks": Unsupported("one model answers", neutral=([],)),
+    "inference_geo": ACCEPTED,
+    "mcp_servers": Unsupported("the server calls no tools; the client does", neutral=([],)),
+    "metadata": ACCEPTED,
+    "output_format": Unsupported("use output_config.format"),
+    "service_tier": ACCEPTED,
+    "speed": ACCEPTED,
+    "thread": Unsupported("the server stores no conversations; send all messages"),
+    "user_profile_id": ACCEPTED,
+    "workspace_id": ACCEPTED,
+}
+TEXT_FIELDS: FieldRules = {"citations": Unsupported("the server reads no citations", neutral=([],))}

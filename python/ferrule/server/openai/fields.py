@@ -1,0 +1,37 @@
+"""Fields of OpenAI's API beside those that the request models declare, and what becomes of each."""
+
+from __future__ import annotations
+
+from ferrule.server.schema.base import ACCEPTED, FieldRules, Unsupported
+
+SERVICE_FIELDS: FieldRules = {
+    "metadata": ACCEPTED,
+    "prompt_cache_key": ACCEPTED,
+    "prompt_cache_options": ACCEPTED,
+    "prompt_cache_retention": ACCEPTED,
+    "safety_identifier": ACCEPTED,
+    "service_tier": ACCEPTED,
+    "store": ACCEPTED,
+    "user": ACCEPTED,
+    "verbosity": ACCEPTED,
+    "logits_processors": Unsupported("functions cannot be sent over HTTP", neutral=([],)),
+}
+"""Fields of both APIs for text: billing, storage and caching of OpenAI's service."""
+CHAT_FIELDS: FieldRules = {
+    **SERVICE_FIELDS,
+    "audio": Unsupported("the server generates text only"),
+    "function_call": Unsupported("use tool_choice", neutral=("none", "auto")),
+    "functions": Unsupported("use tools", neutral=([],)),
+    "modalities": Unsupported("the server generates text only", neutral=(["text"],)),
+    "moderation": Unsupported("the server does not moderate"),
+    "web_search_options": Unsupported("the server does not search the web"),
+}
+MESSAGE_FIELDS: FieldRules = {
+    "annotations": Unsupported("the server reads no citations", neutral=([],)),
+    "audio": Unsupported("the server reads text only"),
+    "function_call": Unsupported("use tool_calls"),
+    "refusal": Unsupported("chat templates have no refusals"),
+}
+"""Fields of messages that come back from an answer."""
+EMBEDDING_FIELDS: FieldRules = {"user": ACCEPTED}
+STREAM_FIELDS: FieldRules = {"include_obfuscation": ACCEPTED}

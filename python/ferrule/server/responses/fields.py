@@ -1,0 +1,38 @@
+"""Fields of OpenAI's Responses beside those that the request models declare, and what becomes of each."""
+
+from __future__ import annotations
+
+from ferrule.server.schema.base import ACCEPTED, FieldRules, Unsupported
+
+NOT_STORED = "the server stores nothing; send the conversation as input"
+RESPONSE_FIELDS: FieldRules = {
+    "access_programs": Unsupported("the server has no access programs"),
+    "background": Unsupported("the server answers while the client waits", neutral=(False,)),
+    "background_options": Unsupported("the server answers while the client waits"),
+    "context_management": Unsupported("a conversation that is too long is an error", neutral=([],)),
+    "conversation": Unsupported(NOT_STORED),
+    "image": Unsupported("the server generates text only"),
+    "logits_processors": Unsupported("functions cannot be sent over HTTP", neutral=([],)),
+    "max_tool_calls": ACCEPTED,  # it limits OpenAI's own tools, of which the server has none
+    "moderation": Unsupported("the server does not moderate"),
+    "previous_response_id": Unsupported(NOT_STORED),
+    "prompt": Unsupported("the server stores no prompt templates; use input and instructions"),
+    "prompt_cache_options": ACCEPTED,
+    "prompt_cache_retention": ACCEPTED,
+    "service_tier": ACCEPTED,
+    "store": ACCEPTED,
+    "truncation": Unsupported("a conversation that is too long is an error", neutral=("disabled",)),
+}
+TEXT_FIELDS: FieldRules = {"verbosity": ACCEPTED}
+REASONING_FIELDS: FieldRules = {
+    "context": ACCEPTED,
+    "generate_summary": Unsupported("the server summarizes no reasoning"),
+    "mode": ACCEPTED,
+    "summary": Unsupported("the server summarizes no reasoning"),
+}
+ITEM_FIELDS: FieldRules = {"encrypted_content": Unsupported("the server reads reasoning as text"), "phase": ACCEPTED}
+STREAM_FIELDS: FieldRules = {
+    "continuous_usage_stats": Unsupported("the last event reports the usage", neutral=(False,)),
+    "include_obfuscation": ACCEPTED,
+    "include_usage": ACCEPTED,
+}
