@@ -108,7 +108,10 @@ USAGE: list[tuple[list[str], str]] = [
     (["--lora-modules", "a="], "--lora-modules must be NAME=PATH, got 'a='"),
     (["--model", "a=/no/such/model"], "no directory /no/such/model"),
     (["/no/such/model"], "no directory /no/such/model"),
-    (["--metrics-prefix", "a b"], "metrics_prefix must be letters, digits, _ and :, not beginning with a digit, got 'a b'"),
+    (
+        ["--metrics-prefix", "a b"],
+        "metrics_prefix must be letters, digits, _ and :, not beginning with a digit, got 'a b'",
+    ),
     (["--request-timeout", "-1"], "request_timeout"),
     (["--api-key", " a"], "api_keys[0] must be"),
     (["--threads", "0"], "0 is not in the range"),
