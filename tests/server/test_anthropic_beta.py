@@ -128,13 +128,16 @@ def test_threads_are_refused_in_words_that_the_client_knows(caller: Talking) -> 
         with pytest.raises(anthropic.BadRequestError) as caught:
             client.beta.messages.create(model="tiny", max_tokens=4, messages=MESSAGES, thread={"type": "create"})
         body: Any = caught.value.body
-        assert body["error"]["message"] == "thread is not supported"
+        message = "thread is not supported: the server stores no conversations; send all messages"
+        assert body["error"]["message"] == message
+            body["error"]["message"] == "thread is not supported: the server stores no conversations; send all messages"
+        )
         assert body["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
         thread = client.beta.messages.thread(
             model="tiny", max_tokens=500, messages=MESSAGES, unsupported_request_behavior="continue_unthreaded"
         )
         assert thread.send().stop_reason == "end_turn"
-        assert "details" not in _refused(client, speed="fast")["error"]
+        assert "details" not in _refused(client, container="c")["error"]
 
 
 def _refused(client: anthropic.Anthropic, **fields: Any) -> Any:

@@ -87,11 +87,9 @@ def with_tool(**fields: Any) -> dict[str, Any]:
 
 SOURCE = {"type": "url", "url": "http://localhost/x"}
 COUNTED: list[tuple[dict[str, Any], str]] = [
-    ({"billing_policy": {"type": "x"}}, "billing_policy"),
     ({"compaction": {"type": "enabled"}}, "compaction"),
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
     ({"mcp_servers": [{"type": "url", "name": "m", "url": "http://localhost"}]}, "mcp_servers"),
-    ({"speed": "fast"}, "speed"),
     ({"output_config": {"task_budget": {"type": "tokens", "total": 5}}}, "output_config.task_budget"),
     ({"thinking": {"type": "enabled", "display": "omitted"}}, "thinking.display"),
     ({"tools": [{"type": "memory_20250818", "name": "memory"}]}, "tools[0].type"),
@@ -100,7 +98,7 @@ COUNTED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "computer_20251124", "name": "computer"}]}, "tools[0].type"),
     ({"tools": [{"type": "mcp_toolset", "mcp_server_name": "m"}]}, "tools[0].type"),
     (with_tool(defer_loading=True), "tools[0].defer_loading"),
-    (with_tool(allowed_callers=["direct"]), "tools[0].allowed_callers"),
+    (with_tool(allowed_callers=["code_execution_20250825"]), "tools[0].allowed_callers"),
     (with_tool(input_examples=[{}]), "tools[0].input_examples"),
     (saying({"type": "image", "source": SOURCE}), "messages[0].content[0]"),
     (saying({"type": "document", "source": SOURCE}), "messages[0].content[0]"),
@@ -114,10 +112,7 @@ COUNTED: list[tuple[dict[str, Any], str]] = [
 CREATED: list[tuple[dict[str, Any], str]] = [
     *COUNTED,
     ({"container": "c"}, "container"),
-    ({"diagnostics": {"previous_message_id": "m"}}, "diagnostics"),
     ({"fallbacks": [{"model": "other"}]}, "fallbacks"),
-    ({"fallback_credit_token": "t"}, "fallback_credit_token"),
-    ({"inference_geo": "eu"}, "inference_geo"),
     ({"thread": {"type": "continue", "previous_message_id": "m"}}, "thread"),
 ]
 

@@ -68,7 +68,7 @@ def test_57_a_body_that_says_it_is_too_large_is_not_read(engine: type[fakes.Engi
     with serving(ServerSettings(max_body_bytes=1000)) as live:
         found = answer_of(raw(live, head("/v1/chat/completions", f"Content-Length: {1 << 30}")))
         assert (found.status, found.error["code"]) == (413, "body_too_large")
-        assert "1073741824 bytes; the limit is max_body_bytes, 1000" in found.error["message"]
+        assert "request body must have at most 1000 bytes (--max-body-bytes), got 1073741824" in found.error["message"]
         assert live.request("/v1/chat/completions", CHAT).status == 200
 
 
@@ -193,7 +193,7 @@ def test_60_no_key_on_every_path(engine: type[fakes.Engine]) -> None:
                 body = None if method == "GET" else b"{}"
                 found = live.request(path, body, method=method, headers=headers)
                 # Each API has its own form of an error; a message is in all.
-                assert (found.status, found.error["message"][:10]) == (401, "an API key"), (path, method, headers)
+                assert (found.status, found.error["message"][:10]) == (401, "invalid or"), (path, method, headers)
 
 
 def test_60_any_key_any_way(engine: type[fakes.Engine]) -> None:
@@ -287,7 +287,7 @@ def test_68_bodies_that_never_end_take_no_places(engine: type[fakes.Engine], mon
         until(lambda: live.request("/v1/chat/completions", CHAT).status == 503)
         found = live.request("/v1/chat/completions", CHAT)
         assert (found.status, found.error["code"]) == (503, "queue_full")
-        assert "the bodies of 3 requests" in found.error["message"]
+        assert "3 request bodies are being received" in found.error["message"]
         # A complete body is rejected if the limit is reached.
         with held(engine):
             clients.pop(0).close()

@@ -63,7 +63,7 @@ def test_uncaught_exceptions_are_logged_by_type_and_place(caplog: pytest.LogCapt
 
     asyncio.run(lose())
     (line,) = lines(caplog)
-    assert (line["event"], line["type"]) == ("defect", "ValueError")
+    assert (line["event"], line["type"]) == ("internal error", "ValueError")
     assert any(place.endswith(" fail") for place in line["where"])
     assert MARKER not in json.dumps(line)
 

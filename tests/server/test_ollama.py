@@ -100,7 +100,7 @@ def test_a_stream_that_fails_says_so(talker: Talking) -> None:
 
 def test_a_server_that_drains_says_so(talker: Talking, client: ollama.Client) -> None:
     talker.live.server.models.draining = True
-    with pytest.raises(ollama.ResponseError, match="draining") as caught:
+    with pytest.raises(ollama.ResponseError, match="shutting down") as caught:
         client.chat("tiny", MESSAGES)
     assert caught.value.status_code == 503
 

@@ -201,7 +201,7 @@ def test_nothing_asked_loads_nothing_new(client: ollama.Client) -> None:
 
 
 ERRORS: list[tuple[str, dict[str, Any], str]] = [
-    ("chat", {"options": {"num_gpu": 1}}, "options.num_gpu"),
+    ("chat", {"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
     ("chat", {"options": {"repeat_penalty": -1}}, "options.repeat_penalty"),
     ("chat", {"options": {"num_predict": 0}}, "options.num_predict"),
     ("chat", {"options": {"num_ctx": 4096}}, "options.num_ctx"),
@@ -215,7 +215,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("chat", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ("chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images"),
     ("chat", {"messages": [{"role": "robot"}]}, "messages[0].role"),
-    ("chat", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tiny has no form of tool calls"),
+    ("chat", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "the format of tool calls of tiny"),
     ("chat", {"shift": True}, "shift"),
     ("generate", {"images": ["aGk="]}, "images"),
     ("generate", {"context": [1, 2]}, "context"),

@@ -22,4 +22,12 @@ MESSAGES_FIELDS: FieldRules = {
     "user_profile_id": ACCEPTED,
     "workspace_id": ACCEPTED,
 }
+TOOL_FIELDS: FieldRules = {
+    "allowed_callers": Unsupported("the model calls all tools", neutral=(["direct"],)),
+    "defer_loading": Unsupported("all tools are part of the prompt", neutral=(False,)),
+    "eager_input_streaming": ACCEPTED,
+    "input_examples": Unsupported("describe examples in description", neutral=([],)),
+}
+OUTPUT_FIELDS: FieldRules = {"task_budget": Unsupported("use max_tokens")}
+THINKING_FIELDS: FieldRules = {"display": Unsupported("reasoning is returned unchanged")}
 TEXT_FIELDS: FieldRules = {"citations": Unsupported("the server reads no citations", neutral=([],))}

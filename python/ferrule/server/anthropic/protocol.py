@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from ferrule.server.anthropic.fields import MESSAGES_FIELDS, TEXT_FIELDS
+from ferrule.server.anthropic.fields import MESSAGES_FIELDS, OUTPUT_FIELDS, TEXT_FIELDS, THINKING_FIELDS, TOOL_FIELDS
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.limits import BoundedList, ToolList
 from ferrule.server.schema.unions import str_or_list
@@ -100,6 +100,8 @@ class InputMessage(RequestModel):
 class Tool(RequestModel):
     """Tool that the model may call."""
 
+    other_fields = TOOL_FIELDS
+
     type: Literal["custom"] | None = None
     name: str = Field(min_length=1)
     description: str | None = None
@@ -128,6 +130,8 @@ class NamedChoice(RequestModel):
 class Thinking(RequestModel):
     """Whether to reason first, an argument of the chat template; the template decides by default and for `adaptive`."""
 
+    other_fields = THINKING_FIELDS
+
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
     """Accepted without effect. Anthropic defines it as a target; `max_tokens` limits reasoning and text together."""
@@ -142,6 +146,8 @@ class OutputFormat(RequestModel):
 
 class OutputConfig(RequestModel):
     """Format of the answer and effort."""
+
+    other_fields = OUTPUT_FIELDS
 
     format: OutputFormat | None = None
     effort: str | None = None

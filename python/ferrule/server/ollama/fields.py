@@ -23,7 +23,12 @@ OPTIONS: FieldRules = {
     "vocab_only": ACCEPTED,
 }
 """Options that say how a model is loaded have no effect: the model is loaded already."""
+CHAT_FIELDS: FieldRules = {
+    "shift": Unsupported("a conversation that is too long is an error", neutral=(False,)),
+    "truncate": Unsupported("a conversation that is too long is an error", neutral=(False,)),
+}
 GENERATE_FIELDS: FieldRules = {
+    **CHAT_FIELDS,
     "context": Unsupported("use /api/chat and send all messages", neutral=([],)),
     "height": Unsupported("the server generates text only"),
     "images": Unsupported("the server reads text only", neutral=([],)),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from ferrule.server.ollama.fields import CHAT_MESSAGE_FIELDS, GENERATE_FIELDS, OPTIONS
+from ferrule.server.ollama.fields import CHAT_FIELDS, CHAT_MESSAGE_FIELDS, GENERATE_FIELDS, OPTIONS
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.limits import BoundedList, StrOrList, ToolList
 from ferrule.server.schema.logprobs import TokenLogprob
@@ -90,6 +90,8 @@ class ChatMessage(RequestModel):
 
 class ChatRequest(GenerationRequest):
     """Request of POST /api/chat."""
+
+    other_fields = CHAT_FIELDS
 
     messages: BoundedList[ChatMessage] = Field(default_factory=list[ChatMessage])
     tools: ToolList[ToolDefinition] | None = None
