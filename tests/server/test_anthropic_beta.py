@@ -130,8 +130,6 @@ def test_threads_are_refused_in_words_that_the_client_knows(caller: Talking) -> 
         body: Any = caught.value.body
         message = "thread is not supported: the server stores no conversations; send all messages"
         assert body["error"]["message"] == message
-            body["error"]["message"] == "thread is not supported: the server stores no conversations; send all messages"
-        )
         assert body["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
         thread = client.beta.messages.thread(
             model="tiny", max_tokens=500, messages=MESSAGES, unsupported_request_behavior="continue_unthreaded"
