@@ -130,7 +130,7 @@ USAGE: list[tuple[list[str], str]] = [
     (["run", "x", "--allowed-token-ids", "1,b"], "'1,b' is no list of token ids"),
     (["run", "x", "--logit-bias", "1:2"], "'1:2' is no token id with a number"),
     (["chat", "--url", "ftp://x"], "--url is 'ftp://x'; it must be as in http://"),
-    (["chat", "--url", "http://127.0.0.1:1", "--threads", "1"], "--threads has no meaning"),
+    (["chat", "--url", "http://127.0.0.1:1", "--threads", "1"], "--threads has no effect with --url"),
     (["pull", "tiny"], "ships with ferrule"),
     (["pull", "/no/such"], "not of the form org/repo"),
     (["run-batch", "one"], "1 arguments; give MODEL, which may be left out, INPUT and OUTPUT"),

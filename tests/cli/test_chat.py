@@ -199,7 +199,7 @@ def test_completion(tmp_path: Path) -> None:
 def test_a_conversation_that_fits_no_more(chat: Chat) -> None:
     code, out, err = chat("word " * 3000, "Hi")
     assert (code, out.count("\n")) == (1, 1)
-    assert "/clear starts anew" in err
+    assert "/clear starts a new conversation" in err
 
 
 def history_of(directory: Path) -> list[str]:
@@ -219,7 +219,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_the_program() -> None:
         assert time.monotonic() - began < 5 * 0.2
         time.sleep(0.3)  # readline shows its prompt a moment before it looks for signals
         terminal.interrupt()
-        terminal.read_until("Ctrl-D ends it")
+        terminal.read_until("Ctrl-D exits")
         terminal.read_until("> ")
         terminal.send("/stats\n")
         terminal.read_until("2 messages")  # what was said until Ctrl-C stays said

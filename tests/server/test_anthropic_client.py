@@ -211,7 +211,7 @@ def test_errors_name_the_field(client: anthropic.Anthropic, fields: dict[str, An
         client.messages.create(model="tiny", max_tokens=4, messages=MESSAGES, extra_body=fields)
     body: Any = caught.value.body
     assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
-    assert body["error"]["message"].startswith((f"{named} ", "the format of tool calls of tiny"))
+    assert body["error"]["message"].startswith((f"{named} ", f"{named}: ", "the format of tool calls of tiny"))
     assert body["request_id"] == caught.value.request_id
 
 

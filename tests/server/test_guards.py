@@ -68,7 +68,7 @@ def test_57_a_body_that_says_it_is_too_large_is_not_read(engine: type[fakes.Engi
     with serving(ServerSettings(max_body_bytes=1000)) as live:
         found = answer_of(raw(live, head("/v1/chat/completions", f"Content-Length: {1 << 30}")))
         assert (found.status, found.error["code"]) == (413, "body_too_large")
-        assert "request body must have at most 1000 bytes (--max-body-bytes), got 1073741824" in found.error["message"]
+        assert "request body must have at most 1000 bytes (max_body_bytes), got 1073741824" in found.error["message"]
         assert live.request("/v1/chat/completions", CHAT).status == 200
 
 

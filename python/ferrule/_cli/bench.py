@@ -1,4 +1,4 @@
-"""`ferrule bench`: tokens per second of prefill and decode, beside what the machine can give."""
+"""`ferrule bench`: prefill and decode speed, compared with the limits of the machine."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ferrule._params.sampling import MAX_COUNT
 from ferrule._validation import shown
 
 MAX_BATCH = 256
-"""Sequences at once: half of the tokens of a step, so that prompts still advance beside so many."""
+"""Maximum number of concurrent sequences: half of the tokens of a step, so that prefill still advances."""
 OF_THE_MACHINE = {"machine", "threads", "repeat", "as_json", "record"}
-"""Parameters that go with --machine."""
+"""Options that are allowed with --machine."""
 
 
 def _counts(limit: int) -> Callable[[click.Context, click.Parameter, str], tuple[int, ...]]:
-    """Reads whole numbers up to `limit` with commas between them; one that is there twice counts once."""
+    """Parses integers up to `limit`, separated by commas, without duplicates."""
 
     def read(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
         numbers: list[int] = []
@@ -47,18 +47,22 @@ def _counts(limit: int) -> Callable[[click.Context, click.Parameter, str], tuple
     "bench",
     cls=Command,
     examples=[
-        ("How fast is this model here?", "ferrule bench ./my-model"),
+        ("Speed of a model:", "ferrule bench ./my-model"),
         (
-            "Several sequences at once, and long contexts:",
+            "Several concurrent sequences and long contexts:",
             "ferrule bench --shape llama-1b --batch 1,8 --context 512,8192",
         ),
-        ("What could this machine do?", "ferrule bench --machine"),
-        ("Has that changed?", "ferrule bench --json > old.json; ferrule bench --compare old.json"),
+        ("Limits of the machine:", "ferrule bench --machine"),
+        ("Comparison with an earlier run:", "ferrule bench --json > old.json; ferrule bench --compare old.json"),
     ],
 )
 @model_argument
-@click.option("--shape", type=click.Choice(shape_names()), help="Measure random weights in this shape, not MODEL.")
-@click.option("--machine", is_flag=True, help="Measure the machine alone: its ceilings, on one thread and on all.")
+@click.option(
+    "--shape",
+    type=click.Choice(shape_names()),
+    help="Well-known shape with random weights to measure instead of MODEL (default: none).",
+)
+@click.option("--machine", is_flag=True, help="Measure only the limits of the machine, on one thread and on all.")
 @click.option(
     "--context",
     "--prompt",
@@ -67,7 +71,7 @@ def _counts(limit: int) -> Callable[[click.Context, click.Parameter, str], tuple
     metavar="N,...",
     default="512",
     show_default=True,
-    help="Tokens of a prompt, and so the context at which decoding begins.",
+    help="Prompt lengths in tokens, at which decoding starts.",
 )
 @click.option(
     "--batch",
@@ -88,7 +92,7 @@ def _counts(limit: int) -> Callable[[click.Context, click.Parameter, str], tuple
     "record",
     type=click.Path(path_type=Path),
     metavar="RECORD",
-    help="Show what changed against this file, which an earlier --json wrote.",
+    help="Compare with this output of an earlier --json (default: none).",
 )
 @click.option(
     "--plot",
@@ -113,10 +117,10 @@ def command(
     picture: Path | None,
     **loading: Any,
 ) -> None:
-    """Measure how fast MODEL reads a prompt and writes a continuation, with random tokens.
+    """Measure prefill and decode speed of MODEL, with random tokens.
 
-    Several contexts or batches are a sweep: each is measured with each. The machine's ceilings are taken between the
-    runs, and runs in bad windows, when others had the processors, are repeated.
+    Every context length is measured with every batch size. The limits of the machine are measured between the runs;
+    runs during which other processes used the CPUs are repeated.
     """
     from ferrule._bench.compare import MACHINE_POINTS, compare, point_name, read_record
     from ferrule._bench.plot import plot
@@ -127,7 +131,7 @@ def command(
         _refuse_options_of_models(context)
     if shape is not None and model is not None:
         raise click.UsageError(f"give MODEL or --shape, not both: {model!r} and {shape!r}")
-    # What cannot be used later is said before anything is measured.
+    # Files are checked before anything is measured.
     points = [Point(tokens, batch, gen) for tokens in contexts for batch in batches]
     names = MACHINE_POINTS if machine else [point_name(point.batch, point.context) for point in points]
     old = None if record is None else read_record(record, names)
@@ -161,7 +165,7 @@ def _measure_model(
 ) -> Record:
     if shape is not None:
         model, loading = str(find_shape(shape)), {**loading, "load_format": "dummy"}
-    # The prompts of a point are the same in each run, and must be computed in each.
+    # The prompts of a point are the same in each run, and each run must compute them.
     fixed = {"max_num_seqs": max(point.batch for point in points), "enable_prefix_caching": False}
     with load(model, {**loading, **fixed}) as llm:
         info = llm.info()
@@ -197,7 +201,7 @@ def _refuse_options_of_models(context: click.Context) -> None:
 
 @contextmanager
 def _progress() -> Generator[Callable[[str], None], None, None]:
-    """Shows what is going on as one line of stderr, if that is a terminal, and takes it away at the end."""
+    """Shows the current step in a line on stderr, if that is a terminal, and erases it at the end."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return

@@ -1,4 +1,4 @@
-"""`ferrule completion`: what a shell has to read to complete commands and options."""
+"""`ferrule completion`: scripts for shell completion."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SHELLS = ("bash", "zsh", "fish")
 )
 @click.argument("shell", type=click.Choice(SHELLS))
 def command(shell: str) -> None:
-    """Print what makes SHELL complete commands, options, and the names of models that were downloaded."""
+    """Print the completion script of SHELL, for commands, options and names of downloaded models."""
     from ferrule._cli.app import app
 
     kind = get_completion_class(shell)
     assert kind is not None  # noqa: S101  # click knows all three
-    # The source alone: click would run bash to see whether it is new enough, which bash does itself.
+    # Only the source: click would otherwise run bash to check its version.
     completion = kind(app, {}, "ferrule", "_FERRULE_COMPLETE")
     click.echo(completion.source_template % completion.source_vars())

@@ -1,4 +1,4 @@
-"""`ferrule eval`: how well a model predicts a text, how far it is from a reference, how it does on tasks."""
+"""`ferrule eval`: perplexity, divergence from a reference, and accuracy on tasks."""
 
 from __future__ import annotations
 
@@ -31,33 +31,55 @@ LONGEST_TOKEN = 64
     examples=[
         ("The perplexity of a text:", "ferrule eval ./my-model wiki.test.raw"),
         (
-            "What a format loses:",
+            "Loss of a format:",
             "ferrule eval ./my-model wiki.test.raw --quantization int4 --reference-quantization f32",
         ),
         ("Tasks of lm-evaluation-harness:", "ferrule eval ./my-model --tasks arc_easy,hellaswag --limit 100"),
     ],
 )
 @click.argument("words", nargs=-1, metavar="[MODEL] FILE")
-@click.option("--reference", metavar="MODEL", help="Compare with this model, of the same vocabulary.")
+@click.option("--reference", metavar="MODEL", help="Reference model with the same vocabulary (default: none).")
 @click.option(
     "--reference-quantization",
     type=click.Choice(QUANTIZATIONS),
-    help="Compare with this format: of MODEL, unless --reference names another. Default there: f32.",
+    help="Format of the reference, of MODEL without --reference (default f32).",
 )
-@click.option("--window", type=click.IntRange(min=2), help="Tokens read at once. Default: 512, or the context.")
-@click.option("--stride", type=click.IntRange(min=1), help="Tokens between windows. Default: half a window.")
-@click.option("--min-context", type=click.IntRange(min=0), default=0, help="Score no token with less before it.")
-@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many windows, or examples of each task.")
-@click.option("--worst", type=click.IntRange(min=0), default=10, show_default=True, help="Tokens to list.")
-@click.option("--tasks", metavar="NAME,...", help="Run these tasks of lm-evaluation-harness (ferrule[eval]), no FILE.")
-@click.option("--num-fewshot", type=click.IntRange(min=0), help="Examples in front of each question of a task.")
+@click.option(
+    "--window", type=click.IntRange(min=2), help="Window length in tokens (default: 512, at most the context length)."
+)
+@click.option(
+    "--stride", type=click.IntRange(min=1), help="Distance between windows in tokens (default: half a window)."
+)
+@click.option(
+    "--min-context", type=click.IntRange(min=0), default=0, help="Minimum number of preceding tokens of a scored token."
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), help="Maximum number of windows, or of examples of each task (default: all)."
+)
+@click.option(
+    "--worst",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="Number of tokens with the largest divergence to list.",
+)
+@click.option(
+    "--tasks", metavar="NAME,...", help="Tasks of lm-evaluation-harness to run instead of FILE; needs ferrule[eval]."
+)
+@click.option(
+    "--num-fewshot",
+    type=click.IntRange(min=0),
+    help="Number of examples before each question of a task (default: the task's).",
+)
 @click.option(
     "--include-path",
     type=click.Path(exists=True, file_okay=False),
     metavar="DIR",
-    help="Look for tasks there too.",
+    help="Directory with further tasks (default: none).",
 )
-@click.option("--apply-chat-template", "chat", is_flag=True, help="Put the questions of tasks as conversations.")
+@click.option(
+    "--apply-chat-template", "chat", is_flag=True, help="Render the questions of tasks with the chat template."
+)
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
@@ -87,10 +109,10 @@ def command(
     picture: Path | None,
     **loading: Any,
 ) -> None:
-    """Measure the perplexity of FILE ("-" is stdin), text in UTF-8, by MODEL or by the model that ships with ferrule.
+    """Measure the perplexity of MODEL (default: the small model that ships with ferrule) on FILE ("-" is stdin).
 
-    FILE is read in windows, half of which overlap, so that each token is scored once. With a reference it is also
-    measured how far the model's probabilities are from that one's.
+    FILE is UTF-8 text. It is read in overlapping windows, and each token is scored once. With a reference, the
+    divergence (KLD) of the model's probabilities from the reference's is measured too.
     """
     if tasks is not None:
         _refuse(context, OF_A_TEXT, "--tasks reads no text")
@@ -116,12 +138,12 @@ def command(
         if not compared:
             raise click.UsageError("--plot draws the divergence from a reference; give --reference-quantization")
         check_plot(picture)
-    # What cannot be used later is said before anything is loaded.
+    # Files are checked before anything is loaded.
     text = _read(file)
     other = model if reference is None else check_model(reference)
     window = _fitting_window(window, model, loading)
     cutting: dict[str, Any] = {"window": window, "stride": stride, "min_context": min_context, "limit": limit}
-    # One sequence at a time, and none twice.
+    # One sequence at a time, without repeated prompts.
     fixed = {"max_num_seqs": 1, "enable_prefix_caching": False}
     loading = {**loading, **fixed, "max_model_len": loading["max_model_len"] or window}
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What `ferrule eval` measured: as a record for programs, and as text for a terminal."""
+"""Results of `ferrule eval`, as a record for programs and as text for a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ferrule._evaluation import Comparison, Perplexity
 Record = dict[str, Any]
 
 NUMBERS = ("KLD", "context", "p", "reference")
-"""Columns of the worst tokens that stand right: a context ends where the token begins."""
+"""Right-aligned columns of the worst tokens: a context ends where the token begins."""
 KLD = {
     "mean": "mean",
     "median": "median",
@@ -25,7 +25,7 @@ KLD = {
 
 
 def record(facts: Mapping[str, Any], result: Any) -> Record:
-    """What was evaluated beside what came out; numbers that JSON has no word for are None."""
+    """Returns facts and results as one record; numbers that JSON cannot express are None."""
     match result:
         case Perplexity():
             made = {**facts, **_perplexity(result)}
@@ -51,7 +51,7 @@ def show_perplexity(made: Record) -> None:
 
 
 def show_comparison(made: Record) -> None:
-    """Prints a model beside its reference."""
+    """Prints a model compared with its reference."""
     out = console()
     reference = made["reference"]
     out.print(_heading(made), markup=False)
@@ -141,7 +141,7 @@ def _number(value: float | None) -> str:
 
 
 def _tail(text: str, characters: int) -> str:
-    """The end of a text in one line."""
+    """Returns the end of a text in one line."""
     line = repr(text)[1:-1]
     return line if len(line) <= characters else f"...{line[-characters + 3 :]}"
 

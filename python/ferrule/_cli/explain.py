@@ -1,4 +1,4 @@
-"""`ferrule explain`: the way from a prompt to its continuation, step by step."""
+"""`ferrule explain`: candidates and probabilities of each generated token."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     "explain",
     cls=Command,
     examples=[
-        ("Why these tokens?", 'ferrule explain "The capital of France is" -n 3'),
+        ("Candidates of three tokens:", 'ferrule explain "The capital of France is" -n 3'),
         (
-            "What did each stage of the sampler drop?",
+            "Effect of each sampler stage:",
             'ferrule explain "Once" --temperature 0.8 --top-p 0.9 --min-p 0.05',
         ),
         ("For programs:", 'ferrule explain "Once upon a time," --top 20 --json'),
@@ -37,10 +37,16 @@ if TYPE_CHECKING:
 @model_options
 @prefix_cache_option
 @speculative_options
-@click.option("--top", type=click.IntRange(1, 100), default=8, show_default=True, help="Candidates shown for a token.")
+@click.option(
+    "--top",
+    type=click.IntRange(1, 100),
+    default=8,
+    show_default=True,
+    help="Number of candidates to show for each token.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(words: tuple[str, ...], top: int, as_json: bool, **options: Any) -> None:
-    """Show how MODEL continues PROMPT: tokens, candidates, what the sampler dropped, and why it picked."""
+    """Show how MODEL continues PROMPT: tokens, candidates, dropped candidates, and the reason for each choice."""
     model, prompt = split_words(words)
     sampling, loading = split_options(options)
     wanted = params(sampling)
@@ -99,7 +105,7 @@ def _candidates(step: Explanation) -> Table:
 
 
 def _stages(step: Explanation) -> Table:
-    """What each stage left, and what it made of the token that was chosen."""
+    """Prints the candidates after each stage and the probability of the sampled token."""
     table = _table("stage", ("tokens left", "entropy", f"probability of {_shown(step.text)}"))
     chosen = next((c for c in step.candidates if c.token_id == step.token_id), None)
     for place, stage in enumerate(step.stages):
@@ -109,7 +115,7 @@ def _stages(step: Explanation) -> Table:
 
 
 def _table(first: str, numbers: Iterable[str]) -> Table:
-    """A name and its numbers. Where a terminal is narrow they are broken, and nothing is left out."""
+    """Prints a name and its numbers, wrapped on a narrow terminal."""
     from rich.table import Table
 
     table = Table(box=None, header_style="dim")
@@ -120,7 +126,7 @@ def _table(first: str, numbers: Iterable[str]) -> Table:
 
 
 def reason(step: Explanation) -> str:
-    """Why the sampler chose this token, in a sentence."""
+    """Returns the reason for the sampled token, as a sentence."""
     if step.draw is None:
         return f"Greedy: {step.text!r} has the highest score of those kept."
     share = next((c for c in step.candidates if c.token_id == step.token_id), None)

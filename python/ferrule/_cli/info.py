@@ -1,4 +1,4 @@
-"""`ferrule info`: what a model is and what it needs here, without loading it."""
+"""`ferrule info`: architecture and memory needs of a model, without loading it."""
 
 from __future__ import annotations
 
@@ -18,30 +18,35 @@ from ferrule._loading.shapes import find_shape, shape_names
 from ferrule.archs.spec import Experts, LearnedPositions, ModelSpec, SinusoidalPositions
 
 LABEL = 12
-"""Columns of a line's name."""
+"""Width of the names of lines, in columns."""
 COLUMNS = (60, 110)
-"""The least and the most that a line has."""
+"""Minimum and maximum width of a line, in columns."""
 MOST_RANGES = 6
-"""Runs of neighbouring layers that are listed."""
+"""Maximum number of ranges of layers to list."""
 
 
 @click.command(
     "info",
     cls=Command,
     examples=[
-        ("What ships with ferrule?", "ferrule info"),
-        ("Would this model fit here, and in how many bits?", "ferrule info Qwen/Qwen3-8B --quantization int4"),
-        ("And a well-known shape, with a long context?", "ferrule info --shape llama-8b --max-model-len 32768"),
+        ("The model that ships with ferrule:", "ferrule info"),
+        ("Memory needs of a model in int4:", "ferrule info Qwen/Qwen3-8B --quantization int4"),
+        (
+            "Memory needs of a well-known shape with a long context:",
+            "ferrule info --shape llama-8b --max-model-len 32768",
+        ),
     ],
 )
 @model_argument
-@click.option("--shape", type=click.Choice(shape_names()), help="Show this well-known shape, not MODEL.")
+@click.option(
+    "--shape", type=click.Choice(shape_names()), help="Well-known shape to show instead of MODEL (default: none)."
+)
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(model: str | None, shape: str | None, as_json: bool, **loading: Any) -> None:
-    """Show what MODEL is, and what it would need in memory beside what there is.
+    """Show the architecture of MODEL and its memory needs, compared with the available memory.
 
-    Weights are not loaded: of their files the headers are read, and models of the hub are not downloaded.
+    Weights are not loaded: only the headers of their files are read. Models of the hub are not downloaded.
     """
     if shape is None:
         spec, info = inspect(model, **loading)
@@ -57,7 +62,7 @@ def command(model: str | None, shape: str | None, as_json: bool, **loading: Any)
     columns = min(max(shutil.get_terminal_size((COLUMNS[1], 24)).columns, COLUMNS[0]), COLUMNS[1])
     for name, text in _lines(spec, info):
         label = f"{name:{LABEL}}"
-        # A path is not broken, however long.
+        # A path is not wrapped.
         print(textwrap.fill(text, columns, initial_indent=label, subsequent_indent=" " * LABEL, break_long_words=False))
 
 

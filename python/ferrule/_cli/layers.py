@@ -1,4 +1,4 @@
-"""Layers in words: what a line or two can say of each block."""
+"""Descriptions of layers in words."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ OVER = {"head": "each", "each_head": "each, with weights of its own", "heads": "
 
 
 def attention_words(attention: Attention, ropes: Sequence[Rope]) -> str:
-    """`32 heads of 128, 8 key-value heads; rotated, base 500,000; window of 4,096`."""
+    """Describes attention: `32 heads of 128, 8 key-value heads; rotated, base 500,000; window of 4,096`."""
     return "; ".join(_attention(attention, ropes))
 
 
 def ffn_words(ffn: Ffn) -> str:
-    """`gated silu, 8,192 wide`, or which experts run."""
+    """Describes a feed-forward network, `gated silu, 8,192 wide`, or the choice of experts."""
     match ffn:
         case Dense():
             return _dense(ffn)
@@ -38,12 +38,12 @@ def ffn_words(ffn: Ffn) -> str:
 
 
 def frame_words(layer: Layer) -> str:
-    """Where the norms stand and how the blocks meet: `rms norm before each block`."""
+    """Describes the norms and the residual connections: `rms norm before each block`."""
     return "; ".join(_frame(layer))
 
 
 def count_words(number: int, what: str) -> str:
-    """`1 head`, `4,096 heads`."""
+    """Formats a count with its noun: `1 head`, `4,096 heads`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 

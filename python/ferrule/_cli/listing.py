@@ -1,4 +1,4 @@
-"""`ferrule list`: the models that were downloaded, and the packed files that loads have left in the cache."""
+"""`ferrule list`: downloaded models, and packed files in the cache."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ferrule._loading.packed_cache import PackedCache, age_text
     "list",
     cls=Command,
     examples=[
-        ("What is there?", "ferrule list"),
-        ("The names of the models alone:", "ferrule list --json | jq -r '.models[].name'"),
+        ("All models and packed files:", "ferrule list"),
+        ("Names of the models:", "ferrule list --json | jq -r '.models[].name'"),
     ],
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(as_json: bool) -> None:
-    """Show the models that were downloaded from the hub, and the packed files, what was used last first.
+    """List models downloaded from the hub and packed files, the most recently used first.
 
-    Packed files are made by the first load of a large model, and mapped by the next ones. $FERRULE_CACHE names another
-    place than ~/.cache/ferrule, $FERRULE_PACKED_CACHE_LIMIT the bytes that they may take.
+    The first load of a large model writes a packed file, which later loads map. $FERRULE_CACHE sets the directory
+    (default ~/.cache/ferrule), $FERRULE_PACKED_CACHE_LIMIT the limit of the size in bytes (default 100 GiB).
     """
     cache = PackedCache.open()
     entries, models = cache.entries(), downloads()

@@ -1,4 +1,4 @@
-"""`[MODEL] PROMPT` on a command line: one word is the prompt."""
+"""The arguments `[MODEL] PROMPT`: a single argument is the prompt."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def prompt_arguments(command: Command) -> Command:
-    """Adds the arguments; the command gets them as `words` and hands them to `split_words`."""
+    """Adds the arguments; the command receives them as `words` and passes them to `split_words`."""
     return click.argument("words", nargs=-1, metavar="[MODEL] PROMPT", shell_complete=complete_model)(command)
 
 
 def split_words(words: tuple[str, ...]) -> tuple[str | None, str]:
-    """Model and prompt, which comes from stdin where it is "-", or where there is none and something is piped in.
+    """Returns model and prompt. The prompt is read from stdin where it is "-", or absent with stdin piped.
 
     Raises click.UsageError.
     """
@@ -35,5 +35,5 @@ def split_words(words: tuple[str, ...]) -> tuple[str | None, str]:
 
 
 def _piped() -> str:
-    """All of stdin but for the end of its last line, which is `echo`'s or an editor's and ends what a model says."""
+    """Reads stdin without the final newline, which would end the model's paragraph."""
     return sys.stdin.read().removesuffix("\n")

@@ -1,4 +1,4 @@
-"""`ferrule pull`: downloads a model, so that it is there when it is needed."""
+"""`ferrule pull`: downloads a model."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ferrule._loading.resolve import EMBEDDED, find_model, is_repository
     "pull",
     cls=Command,
     examples=[
-        ("All that a load needs of a repository:", "ferrule pull Qwen/Qwen3-0.6B"),
+        ("All required files of a repository:", "ferrule pull Qwen/Qwen3-0.6B"),
         ("One of its GGUF files:", "ferrule pull Qwen/Qwen3-0.6B-GGUF:Q8_0"),
-        ("Then without the network:", "HF_HUB_OFFLINE=1 ferrule chat Qwen/Qwen3-0.6B"),
+        ("Use it without network access:", "HF_HUB_OFFLINE=1 ferrule chat Qwen/Qwen3-0.6B"),
     ],
 )
 @click.argument("name", metavar="ORG/REPO[:QUANT]")
-@click.option("--revision", help="Branch, tag or commit.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
+@click.option("--revision", help="Branch, tag or commit (default: main).")
+@click.option("-q", "--quiet", is_flag=True, help="Do not show progress on stderr.")
 def command(name: str, **options: Any) -> None:
-    """Download a model from the Hugging Face hub, and print where it is.
+    """Download a model from the Hugging Face hub and print its path.
 
-    Files that are here already are not downloaded again. Other programs find them in the same place: HF_HOME moves it,
-    HF_TOKEN opens what is private, HF_ENDPOINT names a mirror, HF_HUB_OFFLINE forbids the network.
+    Existing files are not downloaded again. The cache is shared with other programs: HF_HOME sets its directory,
+    HF_TOKEN grants access to private models, HF_ENDPOINT sets a mirror, HF_HUB_OFFLINE disables the network.
     """
     if name == EMBEDDED:
         raise click.UsageError(f"{name!r} ships with ferrule; there is nothing to download")

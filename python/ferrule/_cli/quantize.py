@@ -1,4 +1,4 @@
-"""`ferrule quantize`: a directory of packed weights that loads at once."""
+"""`ferrule quantize`: writes a directory with packed weights, which loads fast."""
 
 from __future__ import annotations
 
@@ -23,30 +23,50 @@ from ferrule._cli.model import ProgressBar, model_argument
             "Four bits a weight, for `ferrule run my-model-int4`:",
             "ferrule quantize org/repo --format int4 -o my-model-int4",
         ),
-        ("Better ones, which take longer to find:", "ferrule quantize org/repo --calibrate text.txt -o my-model-int4"),
+        (
+            "With calibration, which is more accurate and slower:",
+            "ferrule quantize org/repo --calibrate text.txt -o my-model-int4",
+        ),
     ],
 )
 @model_argument
-@click.option("--format", type=click.Choice(FORMATS), default="int4", show_default=True, help="Of the weights.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", required=True, help="Made, or empty so far."
+    "--format",
+    type=click.Choice(FORMATS),
+    default="int4",
+    show_default=True,
+    help="Format of the weights.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace DIR, if an earlier `ferrule quantize` wrote it.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    required=True,
+    help="Output directory, new or empty (required).",
+)
+@click.option("--overwrite", is_flag=True, help="Replace DIR if an earlier `ferrule quantize` wrote it.")
 @click.option(
     "--calibrate",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="TEXT",
-    help="A file of text such as the model will read: errors are made where they cost it least. Takes far longer.",
+    help="Text file for calibration (GPTQ): more accurate and much slower (default: none).",
 )
 @click.option(
-    "--calibration-tokens", type=click.IntRange(min=1), default=TOKENS, show_default=True, help="Of TEXT, at the most."
+    "--calibration-tokens",
+    type=click.IntRange(min=1),
+    default=TOKENS,
+    show_default=True,
+    help="Maximum number of calibration tokens.",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="Default: the processors that this process may use.")
-@click.option("--revision", help="Branch, tag or commit of a model on the hub.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Number of threads (default: the CPUs that the process may use)."
+)
+@click.option("--revision", help="Branch, tag or commit of a model on the hub (default: main).")
 def command(model: str | None, output: Path, **options: Any) -> None:
-    """Pack the weights of MODEL into DIR, with everything that a load needs besides.
+    """Quantize and pack the weights of MODEL into DIR, with all other files of the model.
 
-    DIR appears whole at the end, or not at all.
+    DIR is created at the end, complete or not at all.
     """
     with ProgressBar("quantizing") as bar:
         written = quantize(model, output, progress=bar.update if sys.stderr.isatty() else None, **options)

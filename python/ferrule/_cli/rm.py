@@ -1,4 +1,4 @@
-"""`ferrule rm`: removes models that were downloaded, and packed files."""
+"""`ferrule rm`: removes downloaded models and packed files."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from ferrule._loading.packed_cache import PackedCache
     "rm",
     cls=Command,
     examples=[
-        ("A model, with what was packed from it:", "ferrule rm Qwen/Qwen3-0.6B"),
-        ("What was packed alone; the next load packs anew:", "ferrule rm --packed Qwen/Qwen3-0.6B"),
+        ("A model with its packed files:", "ferrule rm Qwen/Qwen3-0.6B"),
+        ("Packed files only; the next load packs again:", "ferrule rm --packed Qwen/Qwen3-0.6B"),
         ("All packed files:", "ferrule rm --all"),
     ],
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--packed", is_flag=True, help="Keep the models themselves.")
-@click.option("--all", "everything", is_flag=True, help="Remove all packed files, and keep the models.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before a model goes.")
+@click.option("--packed", is_flag=True, help="Remove packed files only.")
+@click.option("--all", "everything", is_flag=True, help="Remove all packed files and keep the models.")
+@click.option("-y", "--yes", is_flag=True, help="Remove models without asking.")
 def command(names: tuple[str, ...], *, packed: bool, everything: bool, yes: bool) -> None:
     """Remove models and packed files by the names that `ferrule list` shows.
 
-    A model of the hub goes with what was packed from it; other programs that share the cache lose it too, so on a
-    terminal you are asked. A model's directory elsewhere is never touched. Programs that have a file open go on with
-    it.
+    A model of the hub is removed with its packed files, after a question on a terminal, since other programs share the
+    cache. Model directories outside the cache are never removed. Programs that have a file open can still read it.
     """
     if bool(names) == everything:
         raise click.UsageError("give names, or --all")

@@ -21,10 +21,10 @@ from ferrule._cli.terminal import harmless
     cls=Command,
     examples=[
         ("The model that ships with ferrule continues a prompt:", 'ferrule run "Once upon a time,"'),
-        ("A model of the hub, less predictably:", 'ferrule run Qwen/Qwen3-0.6B "Once upon a time," --temperature 0.8'),
-        ("Up to an empty line, the prompt from a file:", "ferrule run ./my-model - --stop $'\\n\\n' < prompt.txt"),
+        ("A model of the hub, with sampling:", 'ferrule run Qwen/Qwen3-0.6B "Once upon a time," --temperature 0.8'),
+        ("Stop at an empty line; the prompt from a file:", "ferrule run ./my-model - --stop $'\\n\\n' < prompt.txt"),
         ("The prompt from a file, or with | from another command:", "ferrule run < prompt.txt"),
-        ("One of two answers:", 'ferrule run "The sky is" --choice blue,green'),
+        ("A choice of two answers:", 'ferrule run "The sky is" --choice blue,green'),
         ("For programs:", 'ferrule run "The capital of France is" -n 8 --logprobs 3 --json'),
     ],
 )
@@ -34,12 +34,11 @@ from ferrule._cli.terminal import harmless
 @prefix_cache_option
 @speculative_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
-@click.option("-q", "--quiet", is_flag=True, help="No statistics on stderr.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print statistics to stderr.")
 def command(words: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
-    """Continue PROMPT with MODEL, or with the small model that ships with ferrule.
+    """Continue PROMPT with MODEL (default: the small model that ships with ferrule).
 
-    "-" reads PROMPT from stdin, but for the end of its last line, and so does no PROMPT and no MODEL where something is
-    piped in.
+    PROMPT is read from stdin, without its final newline, if it is "-" or if there are no arguments and stdin is piped.
     """
     model, prompt = split_words(words)
     sampling, loading = split_options(options)

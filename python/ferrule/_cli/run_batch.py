@@ -1,4 +1,4 @@
-"""`ferrule run-batch`: answers a file of requests."""
+"""`ferrule run-batch`: runs a file of requests."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from ferrule._batch import Answered, BatchInput, Progress
 
 NEEDED = ("fastapi", "pydantic", "uvicorn")
-"""What the server's protocol is made with."""
+"""Packages that the server requires."""
 INTERVALS = (0.2, 30.0)
-"""Seconds between two words on how far it is: on a terminal, where they take each other's place, and in a log."""
+"""Seconds between two progress messages, on a terminal and in a log."""
 
 
 @click.command(
@@ -40,33 +40,38 @@ INTERVALS = (0.2, 30.0)
     cls=Command,
     examples=[
         (
-            "Answer every line; the same command goes on where it was interrupted:",
+            "Run all requests; the same command resumes an interrupted run:",
             "ferrule run-batch in.jsonl out.jsonl",
         ),
         ("With a model of the hub:", "ferrule run-batch Qwen/Qwen3-0.6B in.jsonl out.jsonl"),
         (
-            "Where the requests name another model:",
+            "Requests that name another model:",
             "ferrule run-batch ./my-model in.jsonl out.jsonl --served-model-name gpt-4o-mini",
         ),
-        ("Ask again what became an error:", "ferrule run-batch in.jsonl out.jsonl --retry-errors"),
+        ("Retry failed requests:", "ferrule run-batch in.jsonl out.jsonl --retry-errors"),
     ],
 )
 @click.argument("words", nargs=-1, required=True, metavar="[MODEL] INPUT OUTPUT", shell_complete=complete_model)
-@click.option("--served-model-name", multiple=True, metavar="NAME", help="What requests may call the model, too.")
-@click.option("--retry-errors", is_flag=True, help="Answer again what OUTPUT has as errors.")
-@click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
+@click.option(
+    "--served-model-name",
+    multiple=True,
+    metavar="NAME",
+    help="Further name of the model in requests (default: none). May be repeated.",
+)
+@click.option("--retry-errors", is_flag=True, help="Run the requests again whose responses in OUTPUT are errors.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors to stderr.")
 @model_options
 @prefix_cache_option
 @speculative_options
 def command(
     words: tuple[str, ...], served_model_name: tuple[str, ...], retry_errors: bool, quiet: bool, **options: Any
 ) -> None:
-    """Answer the requests in INPUT, a line of JSON each in OpenAI's batch format, in the lines of OUTPUT.
+    """Run the requests in INPUT (JSON lines in OpenAI's batch format) and write the responses to OUTPUT.
 
-    A line has custom_id, method (POST), url (/v1/chat/completions, /v1/completions or /v1/embeddings) and body. Many
-    are answered at once, and written in the order of the input. A line that is no request, or is refused, becomes an
-    error in the output; the others go on, and the exit code is 1. What OUTPUT has already is compared with INPUT by
-    custom_id, and not made again, but for errors with --retry-errors.
+    A line has custom_id, method (POST), url (/v1/chat/completions, /v1/completions or /v1/embeddings) and body.
+    Requests run concurrently; responses are written in the order of the input. An invalid request becomes an error in
+    the output; the other requests continue, and the exit code is 1. Responses that OUTPUT already has are matched with
+    INPUT by custom_id and kept, except errors with --retry-errors.
     """
     model, source, target = _split(words)
     missing = [name for name in NEEDED if find_spec(name) is None]
@@ -117,7 +122,7 @@ def _split(words: tuple[str, ...]) -> tuple[str | None, Path, Path]:
 
 
 class _Shown:
-    """How far it is, on stderr."""
+    """Progress messages on stderr."""
 
     def __init__(self, requests: BatchInput, answered: Answered, *, quiet: bool) -> None:
         self._requests = requests
@@ -129,7 +134,7 @@ class _Shown:
             print(f"{answered.lines} lines are answered already{errors}", file=sys.stderr)
 
     def notify(self, progress: Progress) -> None:
-        """Shows it now and then."""
+        """Shows the progress if the last message is old enough."""
         now = time.monotonic()
         if self._quiet or now - self._said < INTERVALS[0 if self._terminal else 1]:
             return
@@ -137,13 +142,13 @@ class _Shown:
         share = min(progress.bytes / max(self._requests.bytes, 1), 1)
         text = f"{share:.0%}: {self._counts(progress)}"
         if self._terminal:
-            # One that is broken into two could not be taken away.
+            # A wrapped line could not be erased.
             print(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
         else:
             print(text, file=sys.stderr)
 
     def end(self, progress: Progress | None) -> None:
-        """Says what came of it; None where nothing was left to do."""
+        """Prints the result; `progress` is None where all requests had responses."""
         if self._quiet:
             return
         clear = "\r\x1b[K" if self._terminal else ""

@@ -144,7 +144,10 @@ SETTINGS = (
     [
         (
             ("--max-num-seqs",),
-            {"type": click.IntRange(min=1), "help": "Maximum number of running sequences (default: what fits into memory)."},
+            {
+                "type": click.IntRange(min=1),
+                "help": "Maximum number of running sequences (default: what fits into memory).",
+            },
         ),
         (
             ("--max-queued-requests",),

@@ -1,7 +1,7 @@
-"""The streams that a command was started with: missing, with what is no text, or with nobody behind them any more.
+"""Standard streams that are closed, contain invalid text, or lose their reader.
 
-What a command makes goes to stdout, and it ends where nobody reads that. What it says on stderr is about the work,
-which goes on without listeners: a server's, a batch's, and with the exit code that it would have had.
+A command ends when the reader of stdout is gone. It continues when the reader of stderr is gone, which carries messages
+only, and keeps its exit code.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 
-class Unheard:
-    """A stream to which writing never fails."""
+class IgnoringErrors:
+    """A stream whose write errors are ignored."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -23,28 +23,28 @@ class Unheard:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes, or does not."""
+        """Writes text; errors are ignored."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Likewise."""
+        """Flushes the stream; errors are ignored."""
         with suppress(OSError):
             self._stream.flush()
 
 
 @contextmanager
 def usable_streams() -> Generator[None]:
-    """Opens what is missing, and keeps stderr's end from being the command's."""
+    """Opens missing streams, and ignores write errors of stderr."""
     _open_missing()
-    # What the terminal cannot show must not end the program, and bytes that are no text get an error of ours.
+    # Characters that the terminal cannot show are replaced; invalid bytes of stdin get an error of the command.
     for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "replace"), (sys.stdin, "surrogateescape")):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors=errors)
     before = sys.stderr
-    sys.stderr = cast("TextIO", Unheard(before))
+    sys.stderr = cast("TextIO", IgnoringErrors(before))
     try:
         yield
     finally:
@@ -52,12 +52,12 @@ def usable_streams() -> Generator[None]:
 
 
 def discard_output() -> None:
-    """Python flushes stdout once more at exit: gives it somewhere to go."""
+    """Redirects stdout to the null device, since Python flushes it at exit."""
     sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # stays open to the end
 
 
 def _open_missing() -> None:
-    """Python has None for a stream that the shell closed (`<&-`)."""
+    """Opens the null device for streams that the shell closed (`<&-`), which are None in Python."""
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: PTH123, SIM115  # stay open to the end
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115

@@ -1,4 +1,4 @@
-"""What a terminal may be shown, and what it wants to be shown."""
+"""Properties of terminals, and text that is safe to print."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _SHOWN = {**_PICTURES, 0x0D: None, 0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA
 
 
 def harmless(text: str) -> str:
-    """A model's text without control characters: on a terminal they could rename windows or fill the clipboard."""
+    """Removes control characters from a model's text: they could rename windows or write to the clipboard."""
     return text.translate(_SHOWN)
 
 
 def is_styled(stream: TextIO) -> bool:
-    """Whether a stream is a terminal on which colours and a moving cursor are welcome (https://no-color.org)."""
+    """Whether a stream is a terminal that supports colors and cursor movement (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")

@@ -1,4 +1,4 @@
-"""`ferrule chat`: a conversation on the terminal."""
+"""`ferrule chat`: a chat in the terminal."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from ferrule._cli.sampling import params, sampling_options, split_options
     ],
 )
 @click.argument("model", required=False, shell_complete=complete_model)
-@click.option("--system", help="What the model is told first.")
-@click.option("--url", metavar="URL", help="Talk with a server of OpenAI's API: http://host:port/v1.")
+@click.option("--system", help="System prompt (default: none).")
+@click.option("--url", metavar="URL", help="Chat with a server of OpenAI's API at this URL (default: load MODEL).")
 @click.option(
     "--api-key",
     envvar=["FERRULE_API_KEY", "OPENAI_API_KEY"],
     show_envvar=True,
-    help="For the server.",
+    help="API key for --url (default: none).",
 )
-@click.option("--plain", is_flag=True, help="Show answers as they come, not as markdown.")
-@click.option("--no-history", is_flag=True, help="Keep no history of what is typed.")
+@click.option("--plain", is_flag=True, help="Print answers as plain text instead of rendered Markdown.")
+@click.option("--no-history", is_flag=True, help="Do not save the input history.")
 @sampling_options(max_tokens=None)
 @model_options
 @prefix_cache_option
 @speculative_options
-@click.option("-v", "--verbose", is_flag=True, help="Statistics on stderr after each answer.")
+@click.option("-v", "--verbose", is_flag=True, help="Print statistics to stderr after each answer.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -59,9 +59,9 @@ def command(
     verbose: bool,
     **options: Any,
 ) -> int:
-    """Talk with MODEL, or with the small model that ships with ferrule. Ctrl-D ends it.
+    """Chat with MODEL (default: the small model that ships with ferrule). Ctrl-D exits.
 
-    /help lists what can be typed besides messages. What was typed stays in ~/.local/state/ferrule for the next time.
+    /help lists the commands of the chat. The input history is saved in ~/.local/state/ferrule.
     """
     from ferrule._cli.chat.answers import Answers, LocalAnswers
     from ferrule._cli.chat.commands import complete
@@ -89,4 +89,4 @@ def _refuse_options_of_loading(context: click.Context, loading: dict[str, Any]) 
     for name in loading:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = next(each.opts[0] for each in context.command.params if each.name == name)
-            raise click.UsageError(f"--url talks with a model that a server has loaded: {option} has no meaning")
+            raise click.UsageError(f"{option} has no effect with --url: the server has loaded the model")

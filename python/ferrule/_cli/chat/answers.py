@@ -1,4 +1,4 @@
-"""Where the answers of a conversation come from: a model of this process, or a server."""
+"""Sources of the answers of a chat: a model in this process, or a server."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from ferrule._params.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class Usage:
-    """What an answer took."""
+    """Tokens and times of an answer."""
 
     summary: str
-    """One line."""
+    """Summary in one line."""
     prompt_tokens: int | None = None
-    """None where a server does not say."""
+    """Prompt tokens; None where a server does not report them."""
     output_tokens: int | None = None
 
 
 @dataclass(frozen=True)
 class Delta:
-    """What is new of an answer."""
+    """New part of an answer."""
 
     content: str = ""
     reasoning: str = ""
     usage: Usage | None = None
-    """With the last delta."""
+    """Usage; only the last delta has it."""
 
 
 class Answers(Protocol):
-    """Answers conversations."""
+    """Source of answers."""
 
     @property
     def name(self) -> str:
-        """The model's."""
+        """Name of the model."""
         ...
 
     @property
     def context(self) -> int | None:
-        """Tokens of the longest conversation, where that is known."""
+        """Context length in tokens; None where it is not known."""
         ...
 
     def stream(self, messages: Sequence[dict[str, Any]], params: SamplingParams) -> Generator[Delta, None, None]:
-        """The next message of a conversation. Closing the generator ends the request.
+        """Streams the next message of a conversation. Closing the generator aborts the request.
 
         Raises FerruleError.
         """
@@ -54,7 +54,7 @@ class Answers(Protocol):
 
 
 class LocalAnswers:
-    """A model of this process. Raises ChatTemplateError where it cannot chat."""
+    """Answers of a model in this process. Raises ChatTemplateError for a model without a chat template."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
@@ -65,7 +65,7 @@ class LocalAnswers:
         self.context: int | None = info["max_model_len"]
 
     def stream(self, messages: Sequence[dict[str, Any]], params: SamplingParams) -> Generator[Delta, None, None]:
-        """As `Answers.stream`."""
+        """Implements `Answers.stream`."""
         prompt = self._llm.chat_prompt(messages)
         sampling = greedy_by_default(params, self._llm)
         for delta in self._llm.stream(prompt, sampling, message_format=self._format):

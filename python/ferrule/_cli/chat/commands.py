@@ -1,4 +1,4 @@
-"""What a line that begins with a slash does: one function each, and one line of the table."""
+"""Commands of the chat, which begin with a slash: one function and one row of the table each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 WIDEST = 100
-"""Columns of what is wrapped."""
+"""Width of wrapped text, in columns."""
 
 
 def _say(text: str) -> None:
@@ -55,13 +55,13 @@ def _params(session: Session, rest: str) -> None:
 
 
 def _name_and_value(text: str) -> tuple[str, str | None]:
-    """`top_p 0.9` or `top_p=0.9`."""
+    """Splits `top_p 0.9` or `top_p=0.9` into name and value."""
     name, space, value = text.replace("=", " ", 1).partition(" ")
     return name.strip().replace("-", "_"), value.strip() if space and value.strip() else None
 
 
 def _parsed(text: str) -> Any:
-    """JSON where it is, else the text itself."""
+    """Parses a value as JSON; other text is returned unchanged."""
     if text == "default":
         return None
     try:
@@ -125,7 +125,7 @@ def _help(_session: Session, _rest: str) -> None:
     formatter = click.HelpFormatter(width=_columns())
     formatter.write_dl([(f"/{name} {usage}".rstrip(), text) for name, (_, usage, text) in COMMANDS.items()])
     formatter.write_text('A message of several lines stands between """ and """, or ends all but the last with a \\.')
-    formatter.write_text("Ctrl-C stops an answer, Ctrl-D ends it.")
+    formatter.write_text("Ctrl-C stops an answer, Ctrl-D exits.")
     _say(formatter.getvalue().rstrip("\n"))
 
 
@@ -139,23 +139,23 @@ def _short(text: str) -> str:
 
 
 COMMANDS: dict[str, tuple[Callable[[Session, str], None], str, str]] = {
-    "system": (_system, "[TEXT]", "show what the model is told first, or tell it; `none` removes it"),
-    "params": (_params, "[NAME [VALUE]]", "show or set how tokens are chosen; `default` resets"),
-    "retry": (_retry, "", "answer the last message anew"),
-    "undo": (_undo, "", "take the last message back, with its answer"),
-    "clear": (_clear, "", "forget the conversation"),
-    "save": (_save, "FILE", "write the conversation to a file"),
-    "load": (_load, "FILE", "go on with one"),
-    "stats": (_stats, "", "tokens and times so far"),
+    "system": (_system, "[TEXT]", "show or set the system prompt; `none` removes it"),
+    "params": (_params, "[NAME [VALUE]]", "show or set sampling parameters; `default` resets one"),
+    "retry": (_retry, "", "regenerate the last answer"),
+    "undo": (_undo, "", "remove the last message and its answer"),
+    "clear": (_clear, "", "start a new conversation"),
+    "save": (_save, "FILE", "save the conversation to a file"),
+    "load": (_load, "FILE", "continue a saved conversation"),
+    "stats": (_stats, "", "show tokens and times so far"),
     "help": (_help, "", "show this"),
-    "exit": (_exit, "", "leave; so does Ctrl-D"),
+    "exit": (_exit, "", "exit, like Ctrl-D"),
 }
 
 
 def run_command(session: Session, line: str) -> None:
     """Runs a line that begins with a slash.
 
-    Raises InvalidParameterError for an unknown command or a bad argument, EOFError to leave.
+    Raises InvalidParameterError for an unknown command or an invalid argument, EOFError to exit.
     """
     name, _, rest = line.strip().removeprefix("/").partition(" ")
     if name not in COMMANDS:
@@ -165,7 +165,7 @@ def run_command(session: Session, line: str) -> None:
 
 
 def complete(line: str) -> Sequence[str]:
-    """What the last word of a line may become."""
+    """Returns the completions of the last word of a line."""
     if not line.startswith("/"):
         return []
     command, space, rest = line.partition(" ")

@@ -1,4 +1,4 @@
-"""What was said so far, and with what parameters: kept in files as the body of a request to /v1/chat/completions."""
+"""Messages and sampling parameters of a chat, saved as the body of a request to /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from ferrule._validation import shown
 from ferrule.errors import FerruleError, InvalidParameterError
 
 NOT_OF_CHATS = {"n", "logits_processors"}
-"""Fields of SamplingParams that a conversation has no use for."""
+"""Fields of SamplingParams that a chat does not have."""
 PARAMETERS = sorted({field.name for field in fields(SamplingParams)} - NOT_OF_CHATS)
 ROLES = ("system", "user", "assistant", "tool")
 LARGEST_FILE = 64 << 20
-"""Bytes of a conversation that is loaded."""
+"""Maximum size of a saved conversation, in bytes."""
 
 
 @dataclass
 class Conversation:
-    """Messages, and how the next one is chosen."""
+    """Messages and sampling parameters of a chat."""
 
     params: SamplingParams
     system: str | None = None
     said: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Without the system's message."""
+    """Messages without the system prompt."""
 
     def messages(self) -> list[dict[str, Any]]:
-        """As a model gets them."""
+        """Returns all messages, with the system prompt."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *self.said]
 
     def undo(self) -> str | None:
-        """Takes back the user's last message with what followed it, and returns it; None where there is none."""
+        """Removes the last user message with its answer and returns it; None without one."""
         for place in range(len(self.said) - 1, -1, -1):
             if self.said[place]["role"] == "user":
                 message = str(self.said[place]["content"])
@@ -45,9 +45,9 @@ class Conversation:
         return None
 
     def save(self, path: Path, model: str) -> None:
-        """Writes a file that `load` reads, and that any server of OpenAI's API answers.
+        """Saves the chat as a request that `load` reads and every server of OpenAI's API answers.
 
-        Raises InvalidParameterError where it cannot be written.
+        Raises InvalidParameterError for a file that cannot be written.
         """
         body = {"model": model, "messages": self.messages(), **parameter_fields(self.params)}
         new = path.with_name(f".{path.name}.tmp")
@@ -60,9 +60,9 @@ class Conversation:
             raise InvalidParameterError(f"{path}: cannot be written: {reason}") from error
 
     def load(self, path: Path) -> None:
-        """Goes on with a conversation that was saved, or with a list of messages.
+        """Loads a saved chat or a list of messages.
 
-        Raises InvalidParameterError, and changes nothing then.
+        Raises InvalidParameterError; the chat is then unchanged.
         """
         try:
             with path.open("rb") as file:
@@ -88,9 +88,9 @@ class Conversation:
 
 
 def with_parameters(params: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:
-    """Parameters with some of them changed; JSON's values are taken where Python's are meant.
+    """Returns parameters with some of them changed; values may be JSON's.
 
-    Raises InvalidParameterError for a name that is none, or a value outside its limits.
+    Raises InvalidParameterError for an unknown name or an invalid value.
     """
     unknown = [name for name in changes if name not in PARAMETERS]
     if unknown:
@@ -112,7 +112,7 @@ def with_parameters(params: SamplingParams, changes: Mapping[str, Any]) -> Sampl
 
 
 def parameter_fields(params: SamplingParams) -> dict[str, Any]:
-    """The parameters that were given, as the fields of a request."""
+    """Returns the parameters that differ from their defaults, as fields of a request."""
     given = {name: value for name, value in params.given().items() if name not in NOT_OF_CHATS}
     if params.structured_outputs is not None:
         structure = asdict(params.structured_outputs)
@@ -121,7 +121,7 @@ def parameter_fields(params: SamplingParams) -> dict[str, Any]:
 
 
 def nearest(name: str, names: list[str]) -> str:
-    """A question that suggests the nearest of some names, if one is near."""
+    """Returns a suggestion of the most similar name; empty where none is similar."""
     from difflib import get_close_matches
 
     found = get_close_matches(name, names, 1)

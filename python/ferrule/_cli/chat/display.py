@@ -1,8 +1,8 @@
-"""An answer on the screen, as it grows.
+"""Display of an answer while it is generated.
 
-On a terminal it is markdown. Blocks that can change no more are printed once and for all; the last one, which still
-grows, is drawn again in its place below them, never higher than the screen. So nothing that has scrolled away is ever
-drawn twice, and what is left in the scrollback is the answer as it reads.
+On a terminal it is rendered Markdown. Complete blocks are printed once; the last block, which still grows, is redrawn
+in place below them, never higher than the screen. Text that has scrolled off the screen is thus never drawn twice, and
+the scrollback contains the answer once.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 INTERVAL = 0.05
-"""Seconds between two drawings, or four times what one takes: a long block of code is slow to colour."""
+"""Seconds between two redraws, at least four times the duration of one: long code blocks are slow to highlight."""
 _SYNCHRONIZED, _SHOWN = "\x1b[?2026h", "\x1b[?2026l"
-"""Terminals that know these show everything between them at once; others ignore them."""
+"""Escape sequences of synchronized output: a terminal shows everything between them at once, or ignores them."""
 
 
 class Display(Protocol):
-    """Shows one answer."""
+    """Display of one answer."""
 
     def add(self, delta: Delta) -> None:
-        """Shows what is new."""
+        """Shows a delta."""
         ...
 
     def close(self) -> None:
-        """Shows what is not shown yet, and ends the line."""
+        """Shows the rest of the answer and ends the line."""
         ...
 
 
 def display(*, plain: bool) -> Display:
-    """For the next answer: markdown, or plain text where it is asked for or stdout is not made for more."""
+    """Creates the display of an answer: Markdown on a terminal, else plain text or with `plain`."""
     if plain or not is_styled(sys.stdout):
         return PlainDisplay(sys.stdout)
     return MarkdownDisplay()
 
 
 class PlainDisplay:
-    """The text as it comes. Reasoning is for people: what reads a pipe gets the answer alone."""
+    """Plain text. Reasoning is shown on a terminal only: a pipe receives the answer alone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -55,7 +55,7 @@ class PlainDisplay:
         self._answered = False
 
     def add(self, delta: Delta) -> None:
-        """As `Display.add`."""
+        """Implements `Display.add`."""
         self._answered = self._answered or bool(delta.content) or delta.usage is not None
         if self._terminal and delta.reasoning:
             self._reasoned = True
@@ -68,26 +68,26 @@ class PlainDisplay:
         self._stream.flush()
 
     def close(self) -> None:
-        """As `Display.close`. An answer without text is a line too, and what failed is none."""
+        """Implements `Display.close`. An answer without text is an empty line; a failed answer prints none."""
         if self._answered or self._reasoned:
             self._stream.write("\n")
             self._stream.flush()
 
 
 class MarkdownDisplay:
-    """Reasoning dim, then the answer as markdown."""
+    """Rendered Markdown, with dimmed reasoning."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
 
-        # soft_wrap stays off: rich breaks lines, so that it is known how many there are.
+        # soft_wrap stays off: rich wraps lines, so that their number is known.
         self._console = Console(highlight=False, markup=False, emoji=False) if console is None else console
         self._reasoning = ""
-        """What is not printed for good yet, and likewise:"""
+        """Text that is not printed permanently yet."""
         self._content = ""
         self._printed = False
         self._drawn: list[int] = []
-        """Columns of the lines that are drawn, and will be drawn again."""
+        """Widths of the lines that will be redrawn, in columns."""
         self._drawn_at = 0.0
         self._interval = 0.0
         self._lock = threading.Lock()
@@ -96,7 +96,7 @@ class MarkdownDisplay:
         self._draw([], self._lines(_dim("...")))
 
     def add(self, delta: Delta) -> None:
-        """As `Display.add`."""
+        """Implements `Display.add`."""
         with self._lock:
             self._reasoning += harmless(delta.reasoning)
             self._content += harmless(delta.content)
@@ -109,7 +109,7 @@ class MarkdownDisplay:
                 self._timer.start()
 
     def close(self) -> None:
-        """As `Display.close`."""
+        """Implements `Display.close`."""
         with self._lock:
             self._closed = True
             if self._timer is not None:
@@ -135,7 +135,7 @@ class MarkdownDisplay:
             self._reasoning = "" if ended else lines.pop()
             done += self._lines(_dim("\n".join(lines))) if lines else []
             growing += self._lines(_dim(self._reasoning)) if self._reasoning else []
-        # Each block by itself, so that it looks the same whatever came with it.
+        # Each block is rendered separately, so that it does not depend on the deltas.
         *whole, last = blocks(self._content)
         for block, lines in (*((each, done) for each in whole), (last, done if final else growing)):
             drawn = _without_empty_ends(self._lines(Markdown(block))) if block.strip() else []
@@ -149,7 +149,7 @@ class MarkdownDisplay:
         self._interval = max(INTERVAL, 4 * (self._drawn_at - began))
 
     def _draw(self, done: Sequence[str], growing: Sequence[str]) -> None:
-        """Prints what is done over what was drawn, and draws below it the end of what grows."""
+        """Prints complete blocks over the drawn lines, and draws the growing block below them."""
         growing = growing[-max(self._console.height - 1, 1) :]
         text = "".join(f"{line}\n" for line in done) + "\n".join(growing)
         self._console.file.write(f"{_SYNCHRONIZED}{self._up()}\x1b[J{text}{_SHOWN}")
@@ -163,7 +163,7 @@ class MarkdownDisplay:
         return [line.rstrip(" ") for line in captured.get().removesuffix("\n").split("\n")]
 
     def _up(self) -> str:
-        """Moves the cursor to where the drawing began; a window made narrower has broken its lines anew."""
+        """Moves the cursor to the start of the drawn lines; a narrower window has wrapped them again."""
         width = max(self._console.width, 1)
         rows = sum(max(1, -(-columns // width)) for columns in self._drawn)
         return "\r" if rows <= 1 else f"\r\x1b[{rows - 1}A"

@@ -1,7 +1,7 @@
-"""What the user types: messages of one line or several, with a history that outlives the session.
+"""Input of messages of one or several lines, with a history that is saved between sessions.
 
-The standard library's readline does the editing, which costs nothing to install. It hands over what was pasted as one
-text, newlines included, where the terminal brackets pastes.
+Editing uses the standard library's readline. Text that is pasted with newlines is one message where the terminal
+supports bracketed paste.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from types import ModuleType
 
 BLOCK = '"""'
 MOST_MESSAGES = 1000
-"""Kept in the history; the file is cut when it has twice as many."""
+"""Maximum number of messages in the history; the file is truncated when it has twice as many."""
 PROMPT, CONTINUED = "> ", ". "
 
 
 class Lines:
-    """Messages from stdin: with editing and history on a terminal, as they come from a pipe."""
+    """Messages from stdin, with editing and history on a terminal."""
 
     def __init__(self, history: Path | None, complete: Callable[[str], Sequence[str]]) -> None:
         self.interactive = sys.stdin.isatty()
         self._history = history if self.interactive else None
-        # input() edits nothing unless both are terminals, and would put its prompt into the file.
+        # input() has no editing unless both are terminals, and would write its prompt to the file.
         self._readline = _readline() if self.interactive and sys.stdout.isatty() else None
         if self._readline is not None:
             _set_up(self._readline, complete)
@@ -34,7 +34,7 @@ class Lines:
                 self._readline.add_history(message)
 
     def read(self) -> str:
-        """The next message. Raises EOFError at the end, KeyboardInterrupt for Ctrl-C."""
+        """Reads the next message. Raises EOFError at the end, KeyboardInterrupt for Ctrl-C."""
         text = self._line(PROMPT)
         if text.lstrip().startswith(BLOCK):
             text = self._block(text.lstrip().removeprefix(BLOCK))
@@ -45,7 +45,7 @@ class Lines:
         return text
 
     def _block(self, text: str) -> str:
-        """The lines up to three quotes, or up to the end."""
+        """Reads lines up to three quotes or the end of the input."""
         while not text.rstrip().endswith(BLOCK):
             try:
                 text += "\n" + self._line(CONTINUED)
@@ -76,13 +76,13 @@ class Lines:
         if self._history is not None:
             with contextlib.suppress(OSError):  # a chat without a history is a chat
                 self._history.parent.mkdir(parents=True, exist_ok=True)
-                # Of the user alone, and appended: sessions side by side keep each other's messages.
+                # Readable by the user only. Appended, so that concurrent sessions keep each other's messages.
                 file = os.open(self._history, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
                 with open(file, "a", encoding="utf-8") as stream:  # noqa: PTH123  # a descriptor
                     stream.write(json.dumps(message) + "\n")
 
     def _past(self) -> list[str]:
-        """What earlier sessions wrote; lines that are damaged are left out."""
+        """Reads the history of earlier sessions without damaged lines."""
         if self._history is None:
             return []
         try:
@@ -109,7 +109,7 @@ class Lines:
 
 
 def history_path() -> Path | None:
-    """Where the history is: in $XDG_STATE_HOME or ~/.local/state; None where there is no home."""
+    """Returns the path of the history, in $XDG_STATE_HOME or ~/.local/state; None without a home directory."""
     state = os.environ.get("XDG_STATE_HOME", "")
     try:
         home = Path(state) if state else Path.home() / ".local" / "state"
@@ -119,7 +119,7 @@ def history_path() -> Path | None:
 
 
 def _is_continued(text: str) -> bool:
-    """Whether a line ends with a backslash that stands for itself."""
+    """Whether a line ends with an unescaped backslash, which continues the message."""
     return (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 

@@ -1,4 +1,4 @@
-"""Markdown of models: CommonMark with tables and strikethrough, drawn by rich, with what chats read otherwise."""
+"""Rendering of Markdown: CommonMark with tables and strikethrough, by rich, with changes for chats."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rich.table import Table as RichTable
 
 
 class Heading(RichHeading):
-    """A line at the left margin: neither centered nor framed."""
+    """Heading at the left margin, neither centered nor framed."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draws it."""
+        """Renders the element."""
         self.text.justify = "left"
         yield self.text
 
 
 class Table(TableElement):
-    """Breaks words that are wider than their column, where rich would leave out the rest of them."""
+    """Table that wraps words wider than their column, which rich would cut off."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draws it."""
+        """Renders the element."""
         for table in super().__rich_console__(console, options):
             if isinstance(table, RichTable):
                 for column in table.columns:
@@ -36,7 +36,7 @@ class Table(TableElement):
 
 
 class Markdown(rich.markdown.Markdown):
-    """Keeps line breaks, as poems and addresses want it; shows tags as they are, and addresses beside their links."""
+    """Markdown with hard line breaks, literal HTML tags, and the URL beside each link."""
 
     elements: ClassVar[dict[str, type[MarkdownElement]]] = {
         **rich.markdown.Markdown.elements,
@@ -54,13 +54,13 @@ class Markdown(rich.markdown.Markdown):
 
 
 def blocks(text: str) -> list[str]:
-    """The blocks of a text, each with the empty lines after it: whatever follows, all but the last stay as they are.
+    """Splits a text into blocks with their trailing empty lines. More text can change only the last block.
 
-    A line that is not whole begins none of its own: `3` would be a paragraph, and `3.` goes on with a list.
+    An incomplete line does not start a block: `3` would be a paragraph, and `3.` may continue a list.
     """
     whole = text[: text.rfind("\n") + 1]
     starts = [token.map[0] for token in _parser().parse(whole) if token.level == 0 and token.map is not None]
-    # Lines end at a newline alone, which str.splitlines sees otherwise.
+    # Lines end at a newline only; str.splitlines also splits at other characters.
     lines = text.split("\n")
     cuts = [0, *starts[1:], len(lines)]
     found = ["\n".join(lines[first:last]) for first, last in pairwise(cuts)]
@@ -69,5 +69,5 @@ def blocks(text: str) -> list[str]:
 
 @cache
 def _parser() -> MarkdownIt:
-    # Without HTML, which would not be shown at all: List<int> in the middle of a sentence is text.
+    # HTML is disabled: rich would drop it, and List<int> in a sentence is text.
     return MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table")

@@ -1,4 +1,4 @@
-"""Answers of a server of OpenAI's API: one request with the standard library, its events as they come."""
+"""Answers of a server of OpenAI's API, requested with the standard library."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError, RemoteError
 
 FIRST_TIMEOUT = 10.0
-"""Seconds in which a server says which models it has."""
+"""Timeout of the list of models, in seconds."""
 TIMEOUT = 600.0
-"""Seconds in which it begins to answer, or goes on: a long prompt takes its time."""
+"""Timeout between events of an answer, in seconds; prefill of a long prompt takes long."""
 LONGEST_LINE = 16 << 20
-"""Bytes of an event, of a list of models, or of an error."""
+"""Maximum size of an event, a list of models or an error, in bytes."""
 
 
 class RemoteAnswers:
-    """A model of a server; of several the first, unless one is named.
+    """Answers of a model of a server (default: its first model).
 
-    Raises InvalidParameterError for what is no URL, RemoteError where the server is not there or has no such model.
+    Raises InvalidParameterError for an invalid URL, RemoteError for an unreachable server or an unknown model.
     """
 
     def __init__(self, url: str, model: str | None, api_key: str | None) -> None:
@@ -45,12 +45,12 @@ class RemoteAnswers:
                 raise RemoteError(f"{self._base}/models: the server has no models")
             self.name = str(models[0].get("id"))
         for each in models:
-            # vLLM's field, which not every server has.
+            # A field of vLLM and ferrule.
             if each.get("id") == self.name and isinstance(each.get("max_model_len"), int):
                 self.context = each["max_model_len"]
 
     def stream(self, messages: Sequence[dict[str, Any]], params: SamplingParams) -> Generator[Delta, None, None]:
-        """As `Answers.stream`. Raises RemoteError."""
+        """Implements `Answers.stream`. Raises RemoteError."""
         options = {"stream": True, "stream_options": {"include_usage": True}}
         body = {"model": self.name, "messages": list(messages), **options, **parameter_fields(params)}
         began = time.monotonic()
@@ -80,7 +80,7 @@ class RemoteAnswers:
     def _asked(
         self, path: str, timeout: float, body: Mapping[str, Any] | None = None
     ) -> Generator[http.client.HTTPResponse, None, None]:
-        """What the server answers. Raises RemoteError, for what happens while it is read too."""
+        """Yields the response of the server. Raises RemoteError, also for failures while it is read."""
         url = f"{self._base}/{path}"
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, "Content-Type": "application/json", "User-Agent": "ferrule"}
@@ -116,17 +116,17 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _object(value: object) -> dict[str, Any]:
-    """What a server should have sent as an object; empty where it did not."""
+    """Returns a value that must be an object; an empty object for any other value."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _objects(value: object) -> list[dict[str, Any]]:
-    """Likewise of a list of objects."""
+    """Returns a value that must be a list of objects; an empty list for any other value."""
     return [_object(each) for each in cast("list[object]", value)] if isinstance(value, list) else []
 
 
 def _checked_url(url: str) -> str:
-    """Without a slash at the end; with /v1 where there is no path."""
+    """Normalizes a URL: removes a trailing slash, and adds /v1 where the path is empty."""
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and parts.hostname is not None and (parts.port or 1) > 0
@@ -139,7 +139,7 @@ def _checked_url(url: str) -> str:
 
 
 def _events(response: http.client.HTTPResponse, url: str) -> Iterator[dict[str, Any]]:
-    """The objects that a server sends (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+    """Parses server-sent events as objects (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
     ended = False
     while line := response.readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:
@@ -169,7 +169,7 @@ def _json(content: bytes, url: str) -> dict[str, Any]:
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """What a refusal says."""
+    """Returns the message of an error response."""
     try:
         content = error.read(LONGEST_LINE)
         return _text_of(_json(content, ""))
@@ -178,7 +178,7 @@ def _message(error: urllib.error.HTTPError) -> str:
 
 
 def _text_of(answer: Mapping[str, Any]) -> str:
-    """OpenAI's `error.message`, or what comes near it."""
+    """Returns OpenAI's `error.message`, or the most similar field."""
     error: object = answer.get("error") or answer.get("detail") or answer
     message: object = _object(error).get("message", error)
     return message if isinstance(message, str) else shown(error)

@@ -1,4 +1,4 @@
-"""A conversation on the terminal: reads, answers, and says what went wrong without ending."""
+"""The loop of a chat: reads messages, prints answers, and reports errors without exiting."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from ferrule._cli.chat.conversation import Conversation
     from ferrule._cli.chat.lines import Lines
 
-HINT = "/help shows the commands, Ctrl-C stops an answer, Ctrl-D ends it"
+HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D exits"
 
 
 class Session:
-    """Who talks with whom, and how it goes."""
+    """State of a chat."""
 
     def __init__(self, answers: Answers, conversation: Conversation, *, verbose: bool, plain: bool) -> None:
         self.answers = answers
         self.conversation = conversation
         self.first_params = conversation.params
         self.failed = False
-        """Whether a message got no answer."""
+        """Whether a message failed."""
         self._verbose = verbose
         self._plain = plain
         self._usages: list[Usage] = []
 
     def run(self, lines: Lines) -> None:
-        """Until the user leaves."""
+        """Runs until the user exits."""
         if lines.interactive:
             print(f"{self.answers.name}: {HINT}", file=sys.stderr)
         while True:
@@ -45,7 +45,7 @@ class Session:
                 print(f"\n{HINT}", file=sys.stderr)
                 continue
             try:
-                # An answer ends itself on Ctrl-C; a second one may come a moment later.
+                # Ctrl-C stops an answer; a second one may arrive a moment later.
                 with contextlib.suppress(KeyboardInterrupt):
                     self.say(line)
             except EOFError:
@@ -54,21 +54,21 @@ class Session:
             print(file=sys.stderr)
 
     def say(self, line: str) -> None:
-        """What the user typed: a command, or a message to answer. Raises EOFError to leave."""
+        """Runs a command or answers a message. Raises EOFError to exit."""
         try:
             if line.strip().startswith("/"):
                 run_command(self, line)
             elif line.strip():
                 self.answer(line)
         except PromptError as error:
-            self._report(f"{error}; /clear starts anew, /undo takes the last message back")
+            self._report(f"{error}; /clear starts a new conversation, /undo removes the last message")
         except FerruleError as error:
             self._report(str(error))
 
     def answer(self, message: str) -> None:
-        """Answers a message; what was said until Ctrl-C stays said, and without an answer neither is the message.
+        """Answers a message. After Ctrl-C the partial answer is kept; without any text the message is removed.
 
-        Raises FerruleError, and the message is not said then.
+        Raises FerruleError; the message is then removed.
         """
         said = [*self.conversation.said, {"role": "user", "content": message}]
         self.conversation.said, before = said, self.conversation.said
@@ -96,7 +96,7 @@ class Session:
             print(self._usages[-1].summary, file=sys.stderr)
 
     def statistics(self) -> str:
-        """Tokens and times of the session, in lines."""
+        """Returns tokens and times of the session, as lines."""
         answered = f"{self.answers.name}: {len(self._usages)} answers, {len(self.conversation.said)} messages"
         if not self._usages:
             return answered

@@ -47,7 +47,7 @@ class Bodies(Middleware):
 
     def _too_large(self, found: str) -> ApiError:
         limit = self.settings.max_body_bytes
-        message = f"request body must have at most {limit} bytes (--max-body-bytes), {found}"
+        message = f"request body must have at most {limit} bytes (max_body_bytes), {found}"
         return ApiError(413, message, code="body_too_large")
 
 

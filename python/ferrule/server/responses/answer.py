@@ -126,15 +126,15 @@ class ResponseWriter:
             yield self._event("response.output_item.added", **self._place(part), item=self._item(empty, "in_progress"))
         match part.kind:
             case "text":
-                yield from self._told_text(part_event)
+                yield from self._text_events(part_event)
             case "reasoning":
-                yield from self._told_reasoning(part_event)
+                yield from self._reasoning_events(part_event)
             case "call":
-                yield from self._told_call(part_event)
+                yield from self._call_events(part_event)
         if part_event.kind == "stop":
             yield self._event("response.output_item.done", **self._place(part), item=self._item(part, status))
 
-    def _told_text(self, part_event: PartEvent) -> Iterator[bytes]:
+    def _text_events(self, part_event: PartEvent) -> Iterator[bytes]:
         part = part_event.part
         place = self._place(part, content=True)
         match part_event.kind:
@@ -148,7 +148,7 @@ class ResponseWriter:
                 yield self._event("response.output_text.done", **place, text=text.text, logprobs=text.logprobs)
                 yield self._event("response.content_part.done", **place, part=text)
 
-    def _told_reasoning(self, part_event: PartEvent) -> Iterator[bytes]:
+    def _reasoning_events(self, part_event: PartEvent) -> Iterator[bytes]:
         place = self._place(part_event.part, content=True)
         match part_event.kind:
             case "start":
@@ -160,7 +160,7 @@ class ResponseWriter:
                 yield self._event("response.reasoning_text.done", **place, text=text)
                 yield self._event("response.content_part.done", **place, part=OutputReasoningText(text=text))
 
-    def _told_call(self, part_event: PartEvent) -> Iterator[bytes]:
+    def _call_events(self, part_event: PartEvent) -> Iterator[bytes]:
         part = part_event.part
         place = self._place(part, content=False)
         match part_event.kind:
