@@ -6,7 +6,6 @@ than the library (`max_completion_tokens`, `num_predict`, `stop_sequences`) sets
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from starlette.responses import JSONResponse
@@ -59,27 +58,14 @@ def api_error(error: FerruleError) -> ApiError:
             param = _request_name(field, names)
             message = f"{param} must be {requirement}, got {shown(value)}"
         case PromptError():
-            field: str | None = getattr(error, "field", None) or _leading_field(error)
-            param = _request_name(field or "prompt", names)
-            if field is not None and message.startswith(field):
-                message = param + message[len(field) :]
-        case InvalidParameterError():
-            field = _leading_field(error)
-            if field is not None:
-                param = _request_name(field, names)
-                message = param + message[len(field) :]
+            param = _request_name(error.field or "prompt", names)
+            if error.field is not None and message.startswith(error.field):
+                message = param + message[len(error.field) :]
         case ChatTemplateError():
             param = _request_name("messages", names)
         case _:
             pass
     return ApiError(status, message, code=code, param=param)
-
-
-def _leading_field(error: FerruleError) -> str | None:
-    # For errors that do not carry their field yet.
-    after = "(?= )" if isinstance(error, InvalidParameterError) else "(?= is |: )"
-    found = re.match(r"[a-zA-Z_]\w*(?:\.[\w.]+|\[[^\]]*\])*" + after, str(error))
-    return None if found is None else found.group()
 
 
 def _request_name(field: str, names: Mapping[str, str]) -> str:

@@ -97,13 +97,9 @@ class SamplingFields(RequestModel):
     ) = None
 
 
-NOT_IN_REQUESTS = frozenset({"max_tokens", "logprobs", "entropy", "logits_processors"})
-"""Fields of SamplingParams that requests do not have: each API has its own names of the first two, and functions cannot
-be sent over HTTP."""
-
-
-MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Parameters with a default in the model's generation_config.json."""
+NOT_IN_REQUESTS = frozenset({"max_tokens", "logprobs", "entropy", "logits_processors", "detokenize", "output_kind"})
+"""Fields of SamplingParams that requests do not have: each API has its own names of the first two, functions cannot be
+sent over HTTP, and the rest concerns callers in Python."""
 
 
 def sampling_params(
@@ -118,9 +114,7 @@ def sampling_params(
     Raises InvalidParameterError.
     """
     values = {name: getattr(request, name) for name in SamplingFields.model_fields}
-    # None leaves the parameter to the model's generation_config.json.
-    given: dict[str, Any] = dict.fromkeys(MODEL_DEFAULTS)
-    given |= {name: value for name, value in values.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     if request.logit_bias is not None:
         given["logit_bias"] = {_token_id(key): bias for key, bias in request.logit_bias.items()}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "structured_outputs": structure}
