@@ -14,6 +14,10 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 # Two processes; tests of one file run in the same process, because they share fixtures.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
+# Files whose language is checked.
+PROSE := *.md docs examples benches tools tests scripts .ci Makefile pyproject.toml zensical.toml rust \
+    $(addprefix python/ferrule/,_batch _bench _evaluation _loading _text archs harness.py models)
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test check lint rust-test python-test develop release harness versions docs dist bench tools clean
@@ -49,6 +53,8 @@ lint: $(VENV)/ready ## check formatting, lints, types, import layers and prose; 
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	PYTHONPATH=python $(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/check_prose.py $(PROSE)
+	$(BIN)/codespell
 	$(UV) lock --check
 
 develop: $(VENV)/ready ## install a developer build: optimized, for the instruction sets of this machine
