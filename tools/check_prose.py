@@ -96,7 +96,7 @@ PHRASES: tuple[tuple[str, str], ...] = (
     (rf"\b(?:is|are|was|were|be) no (?:{_THINGS})s?\b", "write 'is not a ...'"),
     (r"\bbut for\b", "write 'except'"),
     (r"\bso (?:long|large|many|few|much|small|short|deep) an?\b", "write 'such a long ...' or name the limit"),
-    (r"\b(?:that is none|which (?:is|are) none|none is)\b", "say what was found and what is allowed"),
+    (r"\b(?:that is (?-i:none)|which (?:is|are) (?-i:none)|(?-i:none) is)\b", "say what was found and what is allowed"),
     (r"\b(?:than|as(?: many| much)?) may\b(?! be\b)", "state the limit"),
     (rf"\bcannot be\b{_CLAUSE_END}", "write 'is invalid', 'is unsupported' or 'is impossible'"),
     (rf"\b(?:has|have) not\b{_CLAUSE_END}", "write 'does not have ...'"),

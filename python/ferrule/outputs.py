@@ -177,7 +177,7 @@ class TopLogprobs:
 
 @dataclass(frozen=True)
 class StreamDelta:
-    """What one engine step added to a completion."""
+    """Tokens and text that one engine step added to a completion."""
 
     text: str
     """New text, in whole characters; empty while a character or a possible stop string is incomplete."""
@@ -201,7 +201,7 @@ class StreamDelta:
 
 @dataclass(frozen=True)
 class StreamStep:
-    """What one engine step added to a request."""
+    """Deltas that one engine step added to a request."""
 
     deltas: list[StreamDelta]
     """One delta for each completion that got tokens or ended."""
@@ -243,7 +243,7 @@ class StageEffect:
 
 @dataclass(frozen=True)
 class Explanation:
-    """How the sampler chose one token."""
+    """Explanation of the sampling of one token."""
 
     position: int
     """Position of the token in prompt and output together, from 0."""

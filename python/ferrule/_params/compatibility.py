@@ -25,7 +25,7 @@ class Ignored:
 
     default: object
     reason: str
-    """Why it has no effect, and what to use instead."""
+    """Reason that it has no effect, and the replacement."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Refused:
 
     default: object
     instead: str
-    """What to use instead, as it reads after "must be left out; "."""
+    """Replacement, as the text after "must be left out; "."""
 
 
 @dataclass(frozen=True)

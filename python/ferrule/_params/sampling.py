@@ -54,12 +54,12 @@ STANDARD = {
 
 
 class RequestOutputKind(enum.Enum):
-    """What `AsyncLLM.generate` yields, with vLLM's names."""
+    """Kind of outputs that `AsyncLLM.generate` yields, with vLLM's names."""
 
     CUMULATIVE = 0
     """The whole output so far, each time."""
     DELTA = 1
-    """What is new since the last output."""
+    """Changes since the last output."""
     FINAL_ONLY = 2
     """The finished output alone."""
 
@@ -74,7 +74,7 @@ FOREIGN: Rules = {
     "prompt_logprob_token_ids": Refused(None, "use LLM.logits(token_ids)"),
     "prompt_logprob_start": Refused(None, "use LLM.logits(token_ids, first=n)"),
     "logprob_token_ids": Refused(None, "use LLM.loglikelihood, or LLM.logits(token_ids)"),
-    "skip_reading_prefix_cache": Refused(False, "give the prompt a cache_salt of its own"),
+    "skip_reading_prefix_cache": Refused(False, "give the prompt its own cache_salt"),
     "thinking_token_budget": Refused(None, "limit the whole output with max_tokens"),
     "repetition_detection": Refused(None, "use no_repeat_ngram_size or dry_multiplier"),
     "routed_experts_prompt_start": Refused(0, "routed experts are not reported"),
