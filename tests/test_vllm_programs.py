@@ -23,6 +23,7 @@ ENCODERS = {
 PRINTED = {
     "chat": ["The capital of Japan is Tokyo.", "A KV cache keeps the keys and values of past tokens."],
     "logprobs": ["' Par' 1 True True", "None True"],
+    "lora": ["None sql 4"],
     "prefix_caching": ["True True"],
     "structured_output": ["True\nbool\nTrue"],
     "beam_search": ["3 True True True"],
@@ -42,6 +43,9 @@ def for_ferrule(source: str, folder: Path) -> str:
             shutil.copytree(GOLDEN / "encoders" / case, folder / case, copy_function=shutil.copyfile)
             write_word_tokenizer(folder / case)
             source = source.replace(f'"{name}"', repr(str(folder / case)))
+    if "org/adapter" in source:
+        source = source.replace('"org/adapter"', repr(str(GOLDEN / "adapters" / "llama_all")))
+        source = source.replace('"org/model"', repr(str(GOLDEN / "logits" / "llama")))
     return re.sub(r'"org/(?:chat-)?model"', "None", source)
 
 
