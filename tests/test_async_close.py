@@ -19,6 +19,7 @@ import pytest
 import fakes
 from event_loop import LONG, SLACK, all_free, fake_of, last, run, sampled, until
 from ferrule import LLM, AsyncLLM, EngineError, InvalidParameterError
+from ferrule._loading import packed_cache
 
 TESTS = Path(__file__).parent
 
@@ -279,3 +280,18 @@ def test_a_forked_child_works_or_says_why_not() -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORK]
     process = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=20, check=False)
     assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.parametrize("closes", ["close", "aclose", "shutdown"])
+def test_closing_releases_packed_files(
+    closes: str, engine: type[fakes.Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = tmp_path / "packed.safetensors"
+    packed.touch()
+    monkeypatch.setattr("ferrule._api.loaded.weights_of", lambda *_: packed)
+    llm = AsyncLLM()
+    assert packed_cache._held[packed] == 1
+    closed = getattr(llm, closes)()
+    if closed is not None:
+        asyncio.run(closed)
+    assert packed not in packed_cache._held
