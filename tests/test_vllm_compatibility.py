@@ -12,10 +12,18 @@ import pytest
 
 import ferrule
 from ferrule import LLM, CompatibilityWarning, InvalidParameterError
+from ferrule._params import foreign_engine_args, lora, pooling, sampling
+from ferrule._params.compatibility import Ignored, Refused, Rules
 from ferrule._params.declaration import parameters
 
 TABLE: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "vllm_api.toml").read_text())
 MODEL_ARGUMENTS = {"BeamSearchParams": {"beam_width": 2, "max_tokens": 4}, "LoRARequest": {"lora_name": "a"}}
+RULES: dict[str, Rules] = {
+    "SamplingParams": sampling.FOREIGN,
+    "EngineArgs": foreign_engine_args.FOREIGN,
+    "PoolingParams": pooling.FOREIGN,
+    "LoRARequest": lora.FOREIGN,
+}
 OTHER_VALUES: dict[type, Any] = {bool: True, int: 7, float: 0.25, str: "other"}
 
 
@@ -79,3 +87,22 @@ def test_the_tokenizer_has_hugging_faces_methods(llm: LLM) -> None:
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text == llm.apply_chat_template(messages)
     assert tokenizer.eos_token_id == llm.info()["eos_token_ids"][0]
+
+
+def migration_table() -> str:
+    """Renders the parameters that are not the same, with what the warning or the error says."""
+    lines = ["| parameter of vLLM | ferrule |", "|---|---|"]
+    for kind, rules in RULES.items():
+        for name, row in TABLE[kind].items():
+            rule = rules.get(name)
+            if isinstance(rule, Ignored):
+                lines.append(f"| `{kind}({name}=...)` | no effect: {rule.reason} |")
+            elif isinstance(rule, Refused):
+                lines.append(f"| `{kind}({name}=...)` | error: {rule.instead} |")
+            assert (row["status"] == "same") == (rule is None)
+    return "\n".join(lines)
+
+
+def test_the_migration_guide_has_the_table() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "migrating.md").read_text()
+    assert migration_table() in page
