@@ -87,7 +87,7 @@ FURTHER: Table = {
     "epsilon_cutoff": {"help": "Drop tokens less likely than this."},
     "eta_cutoff": {"help": "Drop tokens less likely than a bound that falls with the entropy."},
     "top_h": {"help": "Keep the likeliest tokens up to this share of the entropy."},
-    "xtc_probability": {"help": "How often the likeliest tokens are dropped, but for the last of them."},
+    "xtc_probability": {"help": "Probability of dropping all tokens above the XTC threshold except the least likely."},
     "xtc_threshold": {"help": "The probability that makes a token one of them."},
     "dry_multiplier": {"help": "What a token costs that goes on with a repeat."},
     "dry_base": {"help": "How much more, for each token that the repeat is longer."},
@@ -124,13 +124,13 @@ FURTHER: Table = {
         "help": "Added to the logit of this token. May be repeated.",
     },
 }
-"""What few ask for."""
+"""Further sampling options."""
 REPORTS: Table = {
     "logprobs": {**_INT, "help": "Likeliest alternatives of each token in what --json prints."},
     "prompt_logprobs": {**_INT, "help": "Likewise of the prompt's tokens."},
     "entropy": {"is_flag": True, "help": "How undecided the model was before each token, there too."},
 }
-"""For commands that print them."""
+"""Options of commands that print reports."""
 STRUCTURES: Table = {
     "json_schema": {"type": _FILE, "help": "Write JSON that the schema in this file allows."},
     "json_object": {"is_flag": True, "help": "Write a JSON object."},

@@ -57,7 +57,7 @@ def discard_output() -> None:
 
 
 def _open_missing() -> None:
-    """Opens the null device for streams that the shell closed (`<&-`), which are None in Python."""
+    """Opens the null device for streams that the shell closed (`<&-`), where Python has None."""
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: PTH123, SIM115  # stay open to the end
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115

@@ -37,7 +37,7 @@ class ServedModel:
         return self.llm.info()
 
     def token_bytes(self, token_id: int) -> list[int] | None:
-        """Returns the bytes of a token; None for a token without bytes of its own."""
+        """Returns the bytes of a token; None for a token without bytes."""
         found = self.llm.token_bytes(token_id)
         return None if found is None else list(found)
 

@@ -101,7 +101,7 @@ def with_parameters(params: SamplingParams, changes: Mapping[str, Any]) -> Sampl
         known = {field.name for field in fields(StructuredOutputsParams)}
         wrong = [name for name in cast("Mapping[str, Any]", structure) if name not in known]
         if wrong:
-            raise InvalidParameterError(f"structured_outputs has {shown(wrong[0])}, which is none of its fields")
+            raise InvalidParameterError(f"structured_outputs has {shown(wrong[0])}, which is not one of its fields")
         values["structured_outputs"] = StructuredOutputsParams(**cast("dict[str, Any]", structure))
     bias = values.get("logit_bias")
     if isinstance(bias, Mapping):  # JSON's keys are strings

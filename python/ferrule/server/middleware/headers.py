@@ -1,4 +1,4 @@
-"""How large headers may be.
+"""Limit of the size of headers.
 
 Those that come in pieces are cut off where the bytes are read (`wire`); what comes at once is measured here.
 """

@@ -89,7 +89,7 @@ class RequestLog(Middleware):
             # uvicorn cancels the remaining requests at shutdown.
             ended = ApiError(503, "the server shut down before the request was finished", code="draining")
             await error_response(ended)(scope, receive, send_named)
-        except Exception as error:  # a bug: the response says so, the log has the place
+        except Exception as error:  # a bug: the log has its place
             _log_internal_error(record, error)
             if not status:
                 failure = ApiError(500, "internal server error; see the log of the server", code="internal_error")

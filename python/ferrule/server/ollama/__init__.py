@@ -1,4 +1,4 @@
-"""Ollama's API, for programs that know no other; only where the settings say so."""
+"""Ollama's API, without management of models; the setting `ollama` enables it."""
 
 from ferrule.server.ollama.errors import error_body
 

@@ -64,7 +64,7 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
                     turn = _turn(messages)
                 turn["content"] = _content(item.content)
             case MessageItem():
-                # Chat templates know no developer messages.
+                # Chat templates do not support developer messages.
                 role = "system" if item.role == "developer" else item.role
                 messages.append({"role": role, "content": _content(item.content)})
                 turn = None
