@@ -55,7 +55,7 @@ def create_app(
 ) -> FastAPI:
     """Creates the server as an ASGI application, which can be mounted in another application.
 
-    `models` maps the names that requests use to models; None is the small model that ships with ferrule. The
+    `models` maps the names that requests use to models; the default is the small model that ships with ferrule. The
     application has no lifespan and closes nothing: the creator of an AsyncLLM closes it. A `Models` can be created
     before there is an event loop and filled with `set` in the lifespan of the outer application.
 

@@ -1,4 +1,4 @@
-// What a screen reader is told. A stream is not read out word by word: that it began, and what was said, is.
+// Announcements for screen readers. A stream is not read word by word: its start and the finished answer are.
 
 import { byId } from "./dom.js";
 

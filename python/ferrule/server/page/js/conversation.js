@@ -53,7 +53,7 @@ export function merge(conversation, other) {
     const here = nodes[node.id];
     if (here) {
       if (isFurther(node, here)) Object.assign(here, node);
-      // A refusal without a word makes room for the next try, and does not come back.
+      // A failed answer without text is removed before the next attempt.
     } else if (!(node.error && node.content === "")) {
       nodes[node.id] = node;
       added = true;

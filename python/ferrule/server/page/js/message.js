@@ -78,7 +78,7 @@ export function messageView(node, act) {
     }
   }
 
-  // Made anew only where something changed: a button that has the focus is not taken away under it.
+  // Rebuilt only after a change, so that a focused button is not removed.
   function showActions(siblings, running) {
     const versions = siblings.map(({ id }) => id);
     const state = JSON.stringify([versions, running, node.finish, node.error, walking, editing]);

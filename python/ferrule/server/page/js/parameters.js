@@ -14,7 +14,7 @@ export const PARAMETERS = [
   { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, hint: "for tokens that came at all" },
 ];
 
-/** How many alternatives of each token are asked for where nothing else is set; 0 asks for none. */
+/** Default number of alternatives to request for each token; 0 requests none. */
 export const ALTERNATIVES = { name: "alternatives", label: "Alternatives", min: 0, max: 20, integer: true, usual: 5 };
 
 /** The number that a field holds: null when it is empty; throws a RangeError that says what is allowed. */
