@@ -161,10 +161,10 @@ def test_windows_are_prompts_spread_over_the_text(text: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "a text of 0 tokens; it must have 256 at least"),
-        (b"Once upon a time", r"a text of \d+ tokens; it must have 256 at least"),
-        (b"ab\xff" * 9000, "not UTF-8 at byte 2"),
-        (None, "cannot be read"),
+        (b"", r"a text of at least 256 tokens \(it has 0\)"),
+        (b"Once upon a time", r"a text of at least 256 tokens \(it has \d+\)"),
+        (b"ab\xff" * 9000, r"a UTF-8 file \(byte 2 is not\)"),
+        (None, "a readable file"),
     ],
 )
 def test_what_is_no_text_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_what_is_no_text_is_refused(content: bytes | None, message: str, tmp_pat
         path.mkdir()
     else:
         path.write_bytes(content)
-    with pytest.raises(InvalidParameterError, match=f"^calibrate is {path}.*{message}"):
+    with pytest.raises(InvalidParameterError, match=f"^calibrate must be {message}.*{path}"):
         quantize(None, tmp_path / "packed", calibrate=path)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["text"]
 
@@ -181,11 +181,14 @@ def test_what_is_no_text_is_refused(content: bytes | None, message: str, tmp_pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"calibrate": []}, "^calibration has no sequences"),
-        ({"calibrate": [[1], []]}, r"^calibration\[1\] has 0 tokens; it must have from 1 to "),
-        ({"calibrate": [[1] * 100_000]}, r"^calibration\[0\] has 100000 tokens"),
-        ({"calibrate": [[1]], "calibration_tokens": 0}, "^calibration_tokens is 0"),
-        ({"calibrate": [[1]], "format": "bf16"}, "^format is 'bf16'; it must be one of integers"),
+        ({"calibrate": []}, r"^calibration must be a list of at least one sequence of tokens, got \[\]"),
+        ({"calibrate": [[1], []]}, r"^calibration\[1\] must be a list of 1 to 2048 token ids, got \[\]"),
+        (
+            {"calibrate": [[1] * 100_000]},
+            r"^calibration\[0\] must be a list of 1 to 2048 token ids, got \[1, 1, 1, 1, 1, 1, 1,",
+        ),
+        ({"calibrate": [[1]], "calibration_tokens": 0}, "^calibration_tokens must be >= 1, got 0"),
+        ({"calibrate": [[1]], "format": "bf16"}, "^format must be int8 or int4 with calibrate"),
     ],
 )
 def test_what_cannot_be_calibrated_with_is_refused(options: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -197,11 +200,11 @@ def test_what_cannot_be_calibrated_with_is_refused(options: dict[str, object], m
 @pytest.mark.parametrize(
     ("sequences", "message"),
     [
-        ([[1, -1]], r"calibrate\[0\]\[1\] is -1"),
-        ([[1], [1 << 40]], r"calibrate\[1\]\[0\] is 1099511627776; it must be .* 4095"),
-        ([[1.5]], r"calibrate\[0\]\[0\] is 1.5"),
-        ([None], r"calibrate\[0\] is None; it must be a list of token ids"),
-        (["some text"], r"calibrate\[0\] is 'some text'; it must be a list of token ids"),
+        ([[1, -1]], r"calibrate\[0\]\[1\] must be an integer from 0 to 4095, got -1"),
+        ([[1], [1 << 40]], r"calibrate\[1\]\[0\] must be .* 4095"),
+        ([[1.5]], r"calibrate\[0\]\[0\] must be an integer from 0 to 4095, got 1\.5"),
+        ([None], r"calibrate\[0\] must be a list of token ids"),
+        (["some text"], r"calibrate\[0\] must be a list of token ids"),
     ],
 )
 def test_sequences_of_other_things_are_refused(sequences: Any, message: str, tmp_path: Path) -> None:
@@ -243,7 +246,7 @@ def test_the_command_line(text: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     short = tmp_path / "short"
     short.write_text("Hello")
     assert main(["quantize", "--calibrate", str(short), "-o", str(tmp_path / "b")]) == 2
-    assert f"calibrate is {short}" in capsys.readouterr().err
+    assert "calibrate must be a text of at least 256 tokens" in capsys.readouterr().err
     assert main(["quantize", "--calibrate", str(tmp_path / "none"), "-o", str(tmp_path / "b")]) == 2
     assert not (tmp_path / "b").exists()
 

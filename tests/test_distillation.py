@@ -74,12 +74,17 @@ def test_texts_are_tokenized_and_taken_as_needed(teacher: LLM) -> None:
 @pytest.mark.parametrize(
     ("texts", "k", "error", "message"),
     [
-        (["a"], 0, InvalidParameterError, "k is 0; it must be a whole number from 1 to 4096"),
-        (["a"], 4097, InvalidParameterError, "k is 4097"),
-        ("abc", 1, PromptError, "texts is 'abc'; it must be a list"),
-        (5, 1, PromptError, "texts is 5"),
+        (["a"], 0, InvalidParameterError, "k must be an integer from 1 to 4096"),
+        (["a"], 4097, InvalidParameterError, "k must be an integer from 1 to 4096, got 4097"),
+        ("abc", 1, PromptError, "texts must be a list or another iterable of texts, got 'abc'"),
+        (5, 1, PromptError, "texts must be a list or another iterable of texts, got 5"),
         (["a", ""], 1, PromptError, r"texts\[1\]: the text is empty"),
-        (["a", 5], 1, PromptError, r"texts\[1\]: a prompt is 5"),
+        (
+            ["a", 5],
+            1,
+            PromptError,
+            r"texts\[1\]: a prompt must be a string or \{.prompt_token_ids.: \[\.\.\.\]\}, got 5",
+        ),
         ([{"prompt_token_ids": [7] * 2049}], 1, PromptError, r"texts\[0\]: the text has 2049 tokens"),
     ],
 )
@@ -89,7 +94,10 @@ def test_what_cannot_be_is_named(texts: Any, k: int, error: type[Exception], mes
 
 
 def test_an_encoder_teaches_nothing(fake_engine: object) -> None:
-    with LLM(GOLDEN / "bert") as encoder, pytest.raises(UnsupportedTaskError, match="gives no log-probabilities"):
+    with (
+        LLM(GOLDEN / "bert") as encoder,
+        pytest.raises(UnsupportedTaskError, match="cannot produce log-probabilities; it embeds texts"),
+    ):
         encoder.top_logprobs(["a"], 1)
 
 
@@ -166,11 +174,11 @@ def test_what_cannot_be_gone_on_with_is_refused(tmp_path: Path, teacher: LLM) ->
     with pytest.raises(Interrupted):
         teacher.export_top_logprobs(failing(TEXTS * 3), 3, tmp_path, shard_size=8)
     kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(InvalidParameterError, match=r"shard-00000\.safetensors is of other texts"):
+    with pytest.raises(InvalidParameterError, match="texts must be the texts of the interrupted export"):
         teacher.export_top_logprobs(["another", *TEXTS], 3, tmp_path, shard_size=8)
-    with pytest.raises(InvalidParameterError, match="is of other texts"):
+    with pytest.raises(InvalidParameterError, match="texts must be the texts of the interrupted export"):
         teacher.export_top_logprobs(TEXTS[:1], 3, tmp_path, shard_size=8)
-    with pytest.raises(InvalidParameterError, match=r"index\.json: k is 3; an export with 4 needs a folder of its own"):
+    with pytest.raises(InvalidParameterError, match=r"index\.json: k is 3; an export with 4 needs a folder of"):
         teacher.export_top_logprobs(TEXTS, 4, tmp_path, shard_size=8)
     with pytest.raises(InvalidParameterError, match="shard_size is 8"):
         teacher.export_top_logprobs(TEXTS, 3, tmp_path, shard_size=9)
@@ -185,11 +193,15 @@ def test_what_cannot_be_gone_on_with_is_refused(tmp_path: Path, teacher: LLM) ->
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("notes.txt", "mine", "which holds notes.txt; it must be empty"),
-        ("index.json", "{", "index.json: not JSON"),
-        ("index.json", "[" * 100_000, "index.json: not JSON"),
-        ("index.json", "[]", "format is None"),
-        ("index.json", '{"format": "other"}', "format is 'other'"),
+        ("notes.txt", "mine", r"out_dir must be an empty directory \(it holds notes\.txt\)"),
+        ("index.json", "{", r"out_dir must be a directory whose index\.json is valid JSON \("),
+        ("index.json", "[" * 100_000, r"out_dir must be a directory whose index\.json is valid JSON \("),
+        ("index.json", "[]", "out_dir must be another directory: format of its export is None, not"),
+        (
+            "index.json",
+            '{"format": "other"}',
+            "out_dir must be another directory: format of its export is 'other', not",
+        ),
     ],
 )
 def test_folders_of_others(name: str, content: str, message: str, tmp_path: Path, teacher: LLM) -> None:
@@ -206,7 +218,9 @@ def test_an_index_that_lists_nonsense(shards: object, tmp_path: Path, teacher: L
         teacher.export_top_logprobs(failing(TEXTS * 3), 3, tmp_path, shard_size=8)
     index = json.loads((tmp_path / "index.json").read_text())
     (tmp_path / "index.json").write_text(json.dumps({**index, "shards": shards}))
-    with pytest.raises(InvalidParameterError, match=r"shards is .*; each must have file, texts, tokens"):
+    with pytest.raises(
+        InvalidParameterError, match=r"out_dir must be a directory whose index\.json lists shards with file, texts,"
+    ):
         teacher.export_top_logprobs(TEXTS, 3, tmp_path, shard_size=8)
 
 

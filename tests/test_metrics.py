@@ -133,7 +133,7 @@ def test_a_state_is_saved_and_restored(llm: LLM, fake_engine: type[fakes.Engine]
         assert output.num_cached_tokens == len(ids) // 16 * 16 > 0
         with pytest.raises(InvalidParameterError, match="state is not what save_state gave"):
             other.restore_state(b"junk")
-        with pytest.raises(InvalidParameterError, match="state is 'junk'; it must be what save_state gave"):
+        with pytest.raises(InvalidParameterError, match=r"state must be bytes that save_state returned, got .junk."):
             other.restore_state("junk")  # type: ignore[arg-type]
     with LLM(enable_prefix_caching=False) as without, pytest.raises(InvalidParameterError, match="prefix_caching"):
         without.restore_state(state)

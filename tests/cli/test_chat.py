@@ -126,7 +126,7 @@ def test_a_saved_conversation_goes_on(chat: Chat, tmp_path: Path) -> None:
         ('[{"role": "user", "content": 3}]', "messages[0].content is 3; it must be a string"),
         ('["Hi"]', "messages[0] is 'Hi'; it must be an object"),
         ('{"messages": [], "tempreature": 1}', "'tempreature' is no parameter of sampling; did you mean temperature?"),
-        ('{"messages": [], "temperature": -1}', "temperature is -1; it must be a number from 0 to 100"),
+        ('{"messages": [], "temperature": -1}', "temperature must be a number from 0 to 100"),
         ('{"messages": [], "structured_outputs": {"jsn": 1}}', "structured_outputs has 'jsn'"),
     ],
 )
@@ -155,7 +155,7 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
         ("/statz", "no command /statz; did you mean /stats?"),
         ("/xyzzy", "no command /xyzzy; /help lists them"),
         ("/params tempreature 1", "did you mean temperature?"),
-        ("/params temperature hot", "temperature is 'hot'; it must be a number from 0 to 100"),
+        ("/params temperature hot", "temperature must be a number from 0 to 100"),
         ("/params n 2", "'n' is no parameter of sampling"),
         ("/save", "/save FILE.json: name a file"),
         ("/load /no/such/file", "/no/such/file: cannot be read: No such file"),

@@ -73,19 +73,28 @@ def test_special_tokens_to_keep() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MessageFormat("hermse"), "tool_call_parser is 'hermse'; it must be one of hermes, "),
-        (lambda: MessageFormat("qwen3"), "tool_call_parser is 'qwen3'; it must be one of qwen3_"),
-        (lambda: MessageFormat(3), "tool_call_parser is 3; it must be one of "),  # type: ignore[arg-type]
-        (lambda: MessageFormat(None, "hermes"), "reasoning_parser is 'hermes'; it must be one of "),
-        (lambda: MessageFormat("hermes", tools="x"), "tools is 'x'; it must be a list of tools"),  # type: ignore[arg-type]
-        (lambda: MessageFormat("hermes", tools={}), "tools is {}; it must be a list"),  # type: ignore[arg-type]
+        (lambda: MessageFormat("hermse"), "tool_call_parser must be one of hermes, "),
+        (lambda: MessageFormat("qwen3"), "tool_call_parser must be one of qwen3_"),
+        (lambda: MessageFormat(3), "tool_call_parser must be one of "),  # type: ignore[arg-type]
+        (lambda: MessageFormat(None, "hermes"), "reasoning_parser must be one of "),
+        (lambda: MessageFormat("hermes", tools="x"), "tools must be a list of tools"),  # type: ignore[arg-type]
+        (lambda: MessageFormat("hermes", tools={}), "tools must be a list"),  # type: ignore[arg-type]
         (
             lambda: MessageFormat("hermes", tools=[{"name": "f"}, {"type": "x"}]),
-            r"tools\[1\] is {'type': 'x'}; it must",
+            r"tools\[1\] must be an object with a function that has a name, got \{'type': 'x'\}",
         ),
-        (lambda: MessageFormat("hermes", tools=["f"]), r"tools\[0\] is 'f'"),  # type: ignore[list-item]
-        (lambda: MessageFormat("hermes", tools=[{"name": ""}]), r"tools\[0\] is {'name': ''}"),
-        (lambda: MessageFormat("hermes", tools=[{"function": {"name": 3}}]), r"tools\[0\] is"),
+        (
+            lambda: MessageFormat("hermes", tools=["f"]),
+            r"tools\[0\] must be an object with a function that has a name, got 'f'",
+        ),  # type: ignore[list-item]
+        (
+            lambda: MessageFormat("hermes", tools=[{"name": ""}]),
+            r"tools\[0\] must be an object with a function that has a name, got \{'name': ''\}",
+        ),
+        (
+            lambda: MessageFormat("hermes", tools=[{"function": {"name": 3}}]),
+            r"tools\[0\] must be an object with a function that has a name, got \{'function':",
+        ),
     ],
 )
 def test_what_cannot_be_is_an_error(make: Callable[[], Any], message: str) -> None:
@@ -99,7 +108,10 @@ def test_a_message_ends_once() -> None:
     assert not parser.feed("<tool_call>")
     assert parser.finish().content == "<tool_call>"
     assert not parser.finish()
-    with pytest.raises(InvalidParameterError, match="the message is finished"):
+    with pytest.raises(
+        InvalidParameterError,
+        match=r"text must be left out after finish\(\); use a new parser for another message, got",
+    ):
         parser.feed("x")
 
 
