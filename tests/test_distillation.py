@@ -178,7 +178,7 @@ def test_what_cannot_be_gone_on_with_is_refused(tmp_path: Path, teacher: LLM) ->
         teacher.export_top_logprobs(["another", *TEXTS], 3, tmp_path, shard_size=8)
     with pytest.raises(InvalidParameterError, match="texts must be the texts of the interrupted export"):
         teacher.export_top_logprobs(TEXTS[:1], 3, tmp_path, shard_size=8)
-    with pytest.raises(InvalidParameterError, match=r"index\.json: k is 3; an export with 4 needs a folder of"):
+    with pytest.raises(InvalidParameterError, match=r"out_dir must be another directory: k of its export is 3, not 4"):
         teacher.export_top_logprobs(TEXTS, 4, tmp_path, shard_size=8)
     with pytest.raises(InvalidParameterError, match="shard_size is 8"):
         teacher.export_top_logprobs(TEXTS, 3, tmp_path, shard_size=9)

@@ -28,7 +28,7 @@ def histogram(values: list[float], bounds: tuple[float, ...] = (1.0, 2.0, 4.0)) 
 def test_an_empty_histogram_knows_nothing() -> None:
     assert histogram([]).mean is None
     assert histogram([]).percentile(50) is None
-    with pytest.raises(InvalidParameterError, match="p is 101"):
+    with pytest.raises(InvalidParameterError, match="p must be a number from 0 to 100, got 101"):
         histogram([1.0]).percentile(101)
 
 

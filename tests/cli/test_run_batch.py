@@ -303,7 +303,7 @@ def test_another_file_is_named(batch: Batch, tmp_path: Path, capsys: pytest.Capt
     assert main(["run-batch", str(source), str(source)]) == 2
     assert "the same file" in capsys.readouterr().err
     assert main(["run-batch", str(source), str(tmp_path / "no" / "out.jsonl")]) == 2
-    assert "cannot be written: No such file" in capsys.readouterr().err
+    assert "output_file must be a writable file (No such file or directory)" in capsys.readouterr().err
 
 
 def test_two_runs_cannot_write_one_file(batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
