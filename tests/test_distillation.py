@@ -180,13 +180,13 @@ def test_what_cannot_be_gone_on_with_is_refused(tmp_path: Path, teacher: LLM) ->
         teacher.export_top_logprobs(TEXTS[:1], 3, tmp_path, shard_size=8)
     with pytest.raises(InvalidParameterError, match=r"out_dir must be another directory: k of its export is 3, not 4"):
         teacher.export_top_logprobs(TEXTS, 4, tmp_path, shard_size=8)
-    with pytest.raises(InvalidParameterError, match="shard_size is 8"):
+    with pytest.raises(InvalidParameterError, match="shard_size of its export is 8, not 9"):
         teacher.export_top_logprobs(TEXTS, 3, tmp_path, shard_size=9)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == kept
     teacher.export_top_logprobs(TEXTS * 3, 3, tmp_path, shard_size=8)
-    with pytest.raises(InvalidParameterError, match="holds an export that is complete"):
+    with pytest.raises(InvalidParameterError, match="out_dir must be another directory: its export is complete"):
         teacher.export_top_logprobs(TEXTS * 3, 3, tmp_path, shard_size=8)
-    with pytest.raises(InvalidParameterError, match="shard_size is 0"):
+    with pytest.raises(InvalidParameterError, match="shard_size must be an integer from 1 to 2147483647, got 0"):
         teacher.export_top_logprobs(TEXTS, 3, tmp_path / "other", shard_size=0)
 
 

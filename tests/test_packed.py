@@ -333,10 +333,10 @@ def test_the_limit_is_a_number(cache: PackedCache, model: Path, monkeypatch: pyt
         LLM(model, packed_cache_limit=-1)
     with pytest.raises(InvalidParameterError, match="mmap must be True or False, got 1"):
         LLM(model, mmap=1)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InvalidParameterError, match="allow_paging is True; it needs mmap"):
+    with pytest.raises(InvalidParameterError, match="allow_paging must be False with mmap=False, got True"):
         LLM(model, mmap=False, allow_paging=True)
     monkeypatch.setenv(LIMIT, "1 GB")
-    with pytest.raises(InvalidParameterError, match=f"{LIMIT} is '1 GB'; it must be a whole number of bytes"):
+    with pytest.raises(InvalidParameterError, match=f"{LIMIT} must be a number of bytes, got '1 GB'"):
         LLM(model)
 
 
@@ -418,9 +418,12 @@ def test_quantize_refuses_where_something_would_be_lost(model: Path, tmp_path: P
             InvalidParameterError, match="output must be empty: only what ferrule quantize wrote is overwritten"
         ):
             quantize(model, full, overwrite=overwrite)
-        with pytest.raises(InvalidParameterError, match="a file; it must be a directory"):
+        with pytest.raises(InvalidParameterError, match="output must be a directory, or a new path"):
             quantize(model, tmp_path / "file", overwrite=overwrite)
-        with pytest.raises(InvalidParameterError, match="which holds something else"):
+        with pytest.raises(
+            InvalidParameterError,
+            match=r"output must be empty: only what ferrule quantize wrote is overwritten \(it holds",
+        ):
             quantize(None, model, overwrite=overwrite)
     assert contents(model) == before
     assert contents(full) == {"notes.txt": b"mine"}
@@ -474,7 +477,7 @@ def test_quantize_overwrites_its_own_work_with_overwrite(model: Path, tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == [model.name, "out"]
     with pytest.raises(InvalidParameterError, match=r"model must be an unpacked model .this one is packed as 'int4'."):
         quantize(output, tmp_path / "again")
-    with pytest.raises(InvalidParameterError, match="format is 'int5'; it must be one of bf16, f16, int8, int4"):
+    with pytest.raises(InvalidParameterError, match="format must be one of bf16, f16, int8, int4, got 'int5'"):
         quantize(model, tmp_path / "other", format="int5")
 
 
@@ -493,7 +496,9 @@ def test_a_packed_model_is_not_taken_for_another(tmp_path: Path) -> None:
         LLM(packed)
     config["quantization_config"]["format"] = "int5"
     (packed / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InvalidParameterError, match="quantization is 'int5'"):
+    with pytest.raises(
+        InvalidParameterError, match="quantization must be one of auto, f32, bf16, f16, int8, int4, got 'int5'"
+    ):
         LLM(packed)
 
 
