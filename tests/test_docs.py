@@ -170,10 +170,10 @@ def test_the_latest_of_a_name_counts() -> None:
 @pytest.mark.parametrize(
     ("architecture", "message"),
     [
-        (Architecture("Llama", "llama9", llama), "name is 'Llama'; it must be a name that none of ferrule's own"),
-        (Architecture("Otter", "llama", llama), "model_type is 'llama'; it must be a name that none of ferrule's own"),
-        (Architecture("", "otter", llama), "name is ''; it must be a name"),
-        ("otter", "architecture is 'otter'; it must be an Architecture"),
+        (Architecture("Llama", "llama9", llama), "name must be a new name, which no built-in architecture has, got 'Llama'"),
+        (Architecture("Otter", "llama", llama), "model_type must be a new name, which no built-in architecture has, got 'llama'"),
+        (Architecture("", "otter", llama), "name must be a new name, which no built-in architecture has, got ''"),
+        ("otter", "architecture must be an Architecture, got 'otter'"),
     ],
 )
 def test_what_cannot_be_registered(architecture: Any, message: str) -> None:
@@ -215,7 +215,7 @@ def test_the_command_line_finds_what_packages_name(
     ("target", "message"),
     [
         ("otter_plugin:NOTHING", "AttributeError: module 'otter_plugin' has no attribute 'NOTHING'"),
-        ("otter_plugin:NO_OTTER", "architecture is 'otter'; it must be an Architecture"),
+        ("otter_plugin:NO_OTTER", "architecture must be an Architecture, got 'otter'"),
         ("no_such_module:OTTER", "ModuleNotFoundError: No module named 'no_such_module'"),
     ],
 )

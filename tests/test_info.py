@@ -154,7 +154,7 @@ def test_of_a_large_model_the_headers_alone_are_read(tmp_path: Path) -> None:
     [
         (ConfigError, r"tensor .* must have shape .* for this config, got", {"intermediate_size": 100}),
         (ModelFileError, "no tensor", {"num_hidden_layers": 7}),
-        (InvalidParameterError, "max_model_len is 257; it must be in", {}),
+        (InvalidParameterError, "max_model_len must be an integer from 1 to 256, got 257", {}),
     ],
 )
 def test_what_a_load_refuses_is_refused(

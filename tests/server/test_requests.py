@@ -73,7 +73,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("39", {"structured_outputs": {"choice": ["\\ud800"]}}, "structured_outputs.choice[0]"),
     ("", {"priority": 2**40}, "priority"),
     ("", {"cache_salt": ""}, "cache_salt"),
-    ("", {"seed": -1}, "seed"),
+    ("", {"seed": -2}, "seed"),
     ("", {"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
 ]
 CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
@@ -135,7 +135,7 @@ COMPLETIONS_ALONE: list[tuple[str, dict[str, Any], str]] = [
     ("", {"prompt": [1, 2, "a"]}, "prompt[2]"),
     ("", {"prompt": ["a", 5]}, "prompt[1]"),
     ("", {"prompt": [[1], ["a"]]}, "prompt[1][0]"),
-    ("", {"suffix": "b"}, "prompt"),
+    ("", {"suffix": "b"}, "suffix"),
     ("", {"suffix": "b", "echo": True}, "echo"),
     ("", {"suffix": "b", "prompt": [5]}, "suffix"),
     ("", {"max_tokens": 0}, "max_tokens"),
@@ -277,7 +277,7 @@ def test_what_is_wrong_is_said_of_the_form_that_was_sent(live: Live, asked: dict
         ("/v1/embeddings", {"input": ""}, "input"),
         ("/v1/embeddings", {"input": ["a", 5]}, "input[1]"),
         ("/v1/embeddings", {"input": ["a", ""]}, "input[1]"),
-        ("/v1/embeddings", {"input": [4096]}, "input"),
+        ("/v1/embeddings", {"input": [4096]}, "input[0]"),
         ("/v1/embeddings", {"input": "word " * 3000}, "input"),
         ("/v1/rerank", {"query": "a", "documents": ["b", ""]}, "documents[1]"),
         ("/v1/rerank", {"query": "", "documents": ["b"]}, "query"),

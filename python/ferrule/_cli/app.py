@@ -52,7 +52,7 @@ Larger models are loaded from the Hugging Face hub or from a directory:
 
   ferrule chat Qwen/Qwen3-0.6B
 
-`ferrule --help` lists all commands, `ferrule chat --help` describes one."""
+`ferrule --help` lists all commands; `ferrule chat --help` describes one."""
 
 
 class _LazyGroup(click.Group):
