@@ -170,8 +170,8 @@ def test_the_latest_of_a_name_counts() -> None:
 @pytest.mark.parametrize(
     ("architecture", "message"),
     [
-        (Architecture("Llama", "llama9", llama), "name must be a new name, which no built-in architecture has, got 'Llama'"),
-        (Architecture("Otter", "llama", llama), "model_type must be a new name, which no built-in architecture has, got 'llama'"),
+        (Architecture("Llama", "llama9", llama), "name must be a new name, which no built-in architecture has"),
+        (Architecture("Otter", "llama", llama), "model_type must be a new name, which no built-in architecture has"),
         (Architecture("", "otter", llama), "name must be a new name, which no built-in architecture has, got ''"),
         ("otter", "architecture must be an Architecture, got 'otter'"),
     ],

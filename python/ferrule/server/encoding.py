@@ -44,7 +44,8 @@ def record_input_tokens(tokens: Sequence[int]) -> None:
 
 def input_field_names(*, several: bool) -> dict[str, str]:
     """Returns the names of the library's fields in requests for embeddings; a single text is the input itself."""
-    return {**({} if several else {"prompts[0]": "input"}), "prompts": "input", "prompt_token_ids": "input", "prompt": "input"}
+    names = dict.fromkeys(("prompts", "prompt_token_ids", "prompt"), "input")
+    return names if several else {"prompts[0]": "input", **names}
 
 
 async def before_deadline(work: Coroutine[Any, Any, T]) -> T:
