@@ -228,7 +228,7 @@ class Engine:
         if fork_of is not None:
             origin = self.running.get(fork_of)
             if not 1 <= fork_of <= self.next_id or (origin is not None and origin.prompt != prompt_token_ids):
-                raise InvalidParameterError(f"fork_of is {fork_of}; it must be a request with the same prompt")
+                raise InvalidParameterError("fork_of", fork_of, "a request with the same prompt")
         self.next_id += 1
         if fork_of is not None:
             self.forks.append((self.next_id, fork_of))

@@ -254,28 +254,31 @@ def test_the_machine_itself(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 BAD: list[tuple[list[str], str]] = [
-    (["--batch", "0"], "'0' is not a whole number from 1 to 256"),
-    (["--batch", "x"], "'x' is not a whole number"),
-    (["--batch", "1,,2"], "'' is not a whole number"),
-    (["--batch", "-1"], "'-1' is not a whole number"),
-    (["--batch", "257"], "'257' is not a whole number from 1 to 256"),
-    (["--context", "0x10"], "'0x10' is not a whole number"),
-    (["--context", "9" * 5000], "is not a whole number"),
+    (["--batch", "0"], "must be integers from 1 to 256, separated by commas, got '0'"),
+    (["--batch", "x"], "must be integers from 1 to 256, separated by commas, got 'x'"),
+    (["--batch", "1,,2"], "must be integers from 1 to 256, separated by commas, got ''"),
+    (["--batch", "-1"], "must be integers from 1 to 256, separated by commas, got '-1'"),
+    (["--batch", "257"], "must be integers from 1 to 256, separated by commas, got '257'"),
+    (["--context", "0x10"], "must be integers from 1 to 2147483647, separated by commas, got '0x10'"),
+    (["--context", "9" * 5000], "must be integers from 1 to 2147483647, separated by commas, got '999"),
     (
         ["--context", "512,5000"],
-        "5000 tokens of context and 128 to generate are 5128; the limit is max_model_len, 2048",
+        "context must be at most max_model_len (2048) together with 128 generated tokens, got 5000",
     ),
-    (["--context", "1915", "--batch", "4"], "of them while the other prompts are read"),
-    (["--context", "1024", "--batch", "4"], "the key-value cache holds 4096"),
+    (["--context", "1915", "--batch", "4"], "of them while the other prompts are computed), got 1915"),
+    (
+        ["--context", "1024", "--batch", "4"],
+        "batch must be at most 3 with 1160 tokens each: the KV cache holds 4096 tokens, got 4",
+    ),
     (["--repeat", "0"], "0 is not in the range"),
     (["--shape", "llama-2b"], "'llama-2b' is not one of"),
     (["--shape", "llama-1b", "tiny"], "give MODEL or --shape, not both"),
-    (["--machine", "tiny"], "MODEL has no meaning beside it"),
-    (["--machine", "--batch", "2"], "--batch has no meaning beside it"),
-    (["--machine", "--quantization", "f32"], "--quantization has no meaning beside it"),
-    (["--plot", "/no/such/folder/x.png"], "no folder /no/such/folder"),
-    (["--plot", "x.pdf"], "must end in .png or .svg"),
-    (["--compare", "/no/such/record"], "No such file"),
+    (["--machine", "tiny"], "MODEL has no effect with --machine"),
+    (["--machine", "--batch", "2"], "--batch has no effect with --machine"),
+    (["--machine", "--quantization", "f32"], "--quantization has no effect with --machine"),
+    (["--plot", "/no/such/folder/x.png"], "plot must be a file in an existing directory, got '/no/such/folder/x.png'"),
+    (["--plot", "x.pdf"], "plot must be the name of a file that ends in .png or .svg, got 'x.pdf'"),
+    (["--compare", "/no/such/record"], "compare must be a readable file (No such file or directory), got"),
 ]
 
 
@@ -294,15 +297,21 @@ def test_what_cannot_be_measured(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "not JSON"),
-        (b"ferrule bench --json\n{}", "not JSON"),
-        (b"\xff\xfe", "not JSON"),
-        (b"[]", "not a record"),
-        (b"{}", "not a record"),
-        (b'{"points": 3}', "not a record"),
-        (b'{"points": [3, null]}', "not a record"),
-        (b'{"prefill_tokens": 16, "read_gbps": 20.0}', "is of 1 x 16 tokens; this would be of 1 x 512 tokens"),
-        (b'{"read_gbps": 20.0, "one_thread": {"read_gbps": 10.0}}', "is of all threads, one thread"),
+        (b"", "compare must be a file of valid JSON ("),
+        (b"ferrule bench --json\n{}", "compare must be a file of valid JSON ("),
+        (b"\xff\xfe", "compare must be a file of valid JSON ("),
+        (b"[]", "compare must be a record that ferrule bench --json wrote, got"),
+        (b"{}", "compare must be a record that ferrule bench --json wrote, got"),
+        (b'{"points": 3}', "compare must be a record that ferrule bench --json wrote, got"),
+        (b'{"points": [3, null]}', "compare must be a record that ferrule bench --json wrote, got"),
+        (
+            b'{"prefill_tokens": 16, "read_gbps": 20.0}',
+            "compare must be a record of 1 x 512 tokens (this one is of 1 x 16 tokens), got",
+        ),
+        (
+            b'{"read_gbps": 20.0, "one_thread": {"read_gbps": 10.0}}',
+            "compare must be a record of 1 x 512 tokens (this one is of all threads, one thread), got",
+        ),
     ],
 )
 def test_a_record_that_cannot_be_compared_with(

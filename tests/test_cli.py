@@ -18,7 +18,7 @@ import fakes
 from cli.terminal import Terminal
 from ferrule._cli import main
 from ferrule._cli.run import command as run_command
-from ferrule._cli.sampling import FURTHER
+from ferrule._cli.sampling import OTHER
 from ferrule._params.declaration import Integer, Number, parameters
 from ferrule._params.sampling import SamplingParams
 
@@ -108,13 +108,13 @@ USAGE: list[tuple[list[str], str]] = [
     (["run"], "PROMPT is missing; give it in quotes, or pipe it in"),
     (["explain"], "PROMPT is missing; give it in quotes, or pipe it in"),
     (["run", "a", "b", "c"], "3 arguments; give MODEL and PROMPT"),
-    (["run", "--threads", "0", "x"], "0 is not in the range x>=1"),
+    (["run", "--threads", "0", "x"], "threads must be an integer from 1 to 1024, got 0"),
     (["run", "/no/such/model", "x"], "no directory /no/such/model"),
     (["info", str(TESTS / "test_cli.py")], "a file; give the directory"),
     (["chat", "/no/such/model"], "no directory /no/such/model"),
     (["run", "x", "--tokenizer", "/no/such/model"], "no directory /no/such/model"),
     (["run", "x", "--quantization", "int1"], "'int1' is not one of"),
-    (["run", "x", "--temperature", "hot"], "'hot' is not a valid float"),
+    (["run", "x", "--temperature", "hot"], "temperature must be a number from 0 to 100, got 'hot'"),
     (["run", "x", "--temperature", "-1"], "temperature must be a number from 0 to 100, got -1.0"),
     (["run", "x", "--top-p", "nan"], "top_p must be a number > 0 and <= 1, got nan"),
     (["run", "x", "-n", "0"], "max_tokens must be an integer from 1 to 2147483647, got 0"),
@@ -127,13 +127,13 @@ USAGE: list[tuple[list[str], str]] = [
     (["Once upon a time"], "ferrule run PROMPT"),
     (["run", "x", "--nonsense"], "No such option"),
     (["run", "x", "--tempreature", "1"], "--temperature"),
-    (["run", "x", "--allowed-token-ids", "1,b"], "'1,b' is no list of token ids"),
-    (["run", "x", "--logit-bias", "1:2"], "'1:2' is no token id with a number"),
-    (["chat", "--url", "ftp://x"], "--url is 'ftp://x'; it must be as in http://"),
+    (["run", "x", "--allowed-token-ids", "1,b"], "must be token ids such as 11,42, got '1,b'"),
+    (["run", "x", "--logit-bias", "1:2"], "must be a token id and a number, such as 42=-100, got '1:2'"),
+    (["chat", "--url", "ftp://x"], "url must be an HTTP URL such as http://127.0.0.1:8000/v1, got 'ftp://x'"),
     (["chat", "--url", "http://127.0.0.1:1", "--threads", "1"], "--threads has no effect with --url"),
     (["pull", "tiny"], "ships with ferrule"),
     (["pull", "/no/such"], "not of the form org/repo"),
-    (["run-batch", "one"], "1 arguments; give MODEL, which may be left out, INPUT and OUTPUT"),
+    (["run-batch", "one"], "expected [MODEL] INPUT OUTPUT, got 1 arguments"),
     (["run-batch", "/no/such/in", "/tmp/out"], "error: input_file must be a readable file"),
     (["completion", "tcsh"], "'tcsh' is not one of"),
 ]
@@ -302,7 +302,7 @@ def test_every_stage_can_be_asked_for(fake_engine: type[fakes.Engine], monkeypat
 
     monkeypatch.setattr(fakes.Engine, "add_request", watch)
     declared = parameters(SamplingParams)
-    given = {name: 1 for name in FURTHER if isinstance(declared[name].bounds, Number | Integer)}
+    given = {name: 1 for name in OTHER if isinstance(declared[name].bounds, Number | Integer)}
     options = [part for name in given for part in (f"--{name.replace('_', '-')}", "1")]
     options += ["--bad-word", "Paris", "--bad-word-ids", "5,6", "--bad-word-ids", "7", "--allowed-token-ids", "3,4"]
     options += ["--logit-bias", "3=-1.5", "--logit-bias", "4=2", "--dry-sequence-breaker", "?"]

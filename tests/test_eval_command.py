@@ -125,12 +125,12 @@ def test_the_context_bounds_the_window(
 
 
 BAD_FILES: list[tuple[bytes | None, str]] = [
-    (b"", "is empty; it must have text to predict"),
-    (b" \n\n", "is empty"),
-    (b"fine until \xff here", "is not UTF-8: byte 11 is 0xff"),
-    ("ä".encode("utf-16"), "is not UTF-8: byte 0 is 0xff"),
-    (b"short", "less than a window of 512; give a longer text or a smaller --window"),
-    (None, "No such file or directory"),
+    (b"", " must have text to predict, got an empty file"),
+    (b" \n\n", " must have text to predict, got an empty file"),
+    (b"fine until \xff here", " must be UTF-8 text; byte 11 is 0xff"),
+    ("ä".encode("utf-16"), " must be UTF-8 text; byte 0 is 0xff"),
+    (b"short", " must have at least 512 tokens, one window, got 1; give a longer text or lower --window"),
+    (None, " cannot be read: No such file or directory"),
 ]
 
 
@@ -150,21 +150,24 @@ def test_bad_files(
 
 
 USAGE: list[tuple[list[str], str]] = [
-    ([], "0 arguments; give MODEL and FILE, or --tasks"),
-    (["a", "b", "c"], "3 arguments"),
+    ([], "expected [MODEL] FILE or --tasks, got 0 arguments"),
+    (["a", "b", "c"], "expected [MODEL] FILE or --tasks, got 3 arguments"),
     (["/no/such/model", "x"], "no directory /no/such/model"),
     ([str(TESTS)], "Is a directory"),
     (["FILE", "--window", "1"], "1 is not in the range x>=2"),
-    (["FILE", "--window", "9000"], "--window is 9000; the context is 2048 tokens"),
-    (["FILE", "--window", "64", "--stride", "64"], "stride is 64; it must be a whole number from 1 to 63"),
-    (["FILE", "--window", "64", "--min-context", "40"], "min_context is 40"),
+    (["FILE", "--window", "9000"], "window must be at most 2048, the context length, got 9000"),
+    (["FILE", "--window", "64", "--stride", "64"], "stride must be an integer from 1 to 63, got 64"),
+    (["FILE", "--window", "64", "--min-context", "40"], "min_context must be an integer from 0 to 32, got 40"),
     (["FILE", "--reference", "/no/such/model"], "no directory /no/such/model"),
-    (["FILE", "--plot", "x.png"], "--plot draws the divergence from a reference"),
-    (["FILE", "--plot", "x.pdf", "--reference", "tiny"], "must end in .png or .svg"),
-    (["FILE", "--num-fewshot", "1"], "a text is no task: --num-fewshot has no meaning beside it"),
-    (["FILE", "--apply-chat-template"], "--apply-chat-template has no meaning"),
-    (["--tasks", "x", "--window", "64"], "--tasks reads no text: --window has no meaning beside it"),
-    (["--tasks", "x", "a", "b"], "2 arguments; --tasks takes MODEL alone"),
+    (["FILE", "--plot", "x.png"], "--plot requires --reference or --reference-quantization"),
+    (
+        ["FILE", "--plot", "x.pdf", "--reference", "tiny"],
+        "plot must be the name of a file that ends in .png or .svg, got 'x.pdf'",
+    ),
+    (["FILE", "--num-fewshot", "1"], "--num-fewshot requires --tasks"),
+    (["FILE", "--apply-chat-template"], "--apply-chat-template requires --tasks"),
+    (["--tasks", "x", "--window", "64"], "--window requires FILE; it has no effect with --tasks"),
+    (["--tasks", "x", "a", "b"], "--tasks takes only MODEL, got 2 arguments"),
     (["--tasks", "x", "--include-path", "/no/such/folder"], "does not exist"),
 ]
 
@@ -185,7 +188,7 @@ def test_another_vocabulary(
 ) -> None:
     other = str(model_with({"vocab_size": 4000}))
     assert main(["eval", file, "--window", "64", "--reference", other]) == 2
-    assert "has a vocabulary of 4000 tokens" in capsys.readouterr().err
+    assert "reference must be a model with the vocabulary of tiny: 4096 tokens, not 4000" in capsys.readouterr().err
 
 
 def test_no_room_for_both(
@@ -200,7 +203,7 @@ def test_no_room_for_both(
 
     monkeypatch.setattr(fake_engine, "__init__", second_is_too_large)
     assert main(["eval", file, "--window", "64", "--reference", "tiny"]) == 1
-    assert "no room for the reference beside the model: the weights need 9 bytes" in capsys.readouterr().err
+    assert "not enough memory for model and reference: the weights need 9 bytes" in capsys.readouterr().err
 
 
 def test_tasks_name_what_they_need(

@@ -4,8 +4,6 @@ All derive from FerruleError and from the built-in exception that a Python progr
 or a prompt carry its name as an attribute, so that no caller has to parse messages.
 """
 
-_ABSENT = object()
-
 
 def shown(value: object) -> str:
     """Formats a value for a message, in at most 80 characters."""
@@ -28,24 +26,18 @@ class InvalidParameterError(FerruleError, ValueError):
     `InvalidParameterError("temperature", -1, ">= 0")` reads `temperature must be >= 0, got -1`.
     """
 
-    field: str | None
+    field: str
     """Name of the parameter; `stop[2]` for an item of a list, `speculative_config.method` for a nested field."""
     value: object
     """Value that was found."""
-    requirement: str | None
+    requirement: str
     """Requirement of the value, as it reads after "must be"."""
 
-    def __init__(self, field: str, value: object = _ABSENT, requirement: str = "") -> None:
-        if value is _ABSENT:  # a whole message: the form that is being replaced
-            super().__init__(field)
-            self.field, self.value, self.requirement = None, None, None
-        else:
-            super().__init__(field, value, requirement)
-            self.field, self.value, self.requirement = field, value, requirement
+    def __init__(self, field: str, value: object, requirement: str) -> None:
+        super().__init__(field, value, requirement)
+        self.field, self.value, self.requirement = field, value, requirement
 
     def __str__(self) -> str:
-        if self.field is None:
-            return super().__str__()
         return f"{self.field} must be {self.requirement}, got {shown(self.value)}"
 
 

@@ -59,7 +59,7 @@ def test_options_stand_under_what_they_are_about(capsys: pytest.CaptureFixture[s
     main(["run", "--help"])
     text = capsys.readouterr().out
     headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert headings[:4] == ["Examples:", "Options:", "Sampling:", "Where it ends:"]
+    assert headings[:4] == ["Examples:", "Options:", "Sampling:", "Stopping:"]
     assert headings[-2:] == ["Loading:", "Speculative decoding:"]
     for command in commands().values():
         for parameter in command.params:

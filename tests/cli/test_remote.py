@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import click
 import pytest
 
 from cli.terminal import Terminal
@@ -113,7 +114,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 def test_an_answer_comes_as_it_is_written(served: Served) -> None:
     answers = RemoteAnswers(served.url, None, "secret")
     assert (answers.name, answers.context) == ("first", 512)
-    params = SamplingParams(
+    params = SamplingParams.with_model_defaults(
         temperature=0.5, top_k=3, logit_bias={5: 1}, structured_outputs=StructuredOutputsParams(regex="a+")
     )
     deltas = list(answers.stream(HI, params))
@@ -145,7 +146,7 @@ def test_the_command(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: py
     captured = capsys.readouterr()
     assert captured.out == "Hello there\n"
     assert "second: 1 answers" in captured.err
-    assert "read 7 tokens, written 3" in captured.err
+    assert "prompts 7 tokens, answers 3 tokens" in captured.err
     path, key, body = served.asked[1]
     assert (path, key, body["model"]) == ("/v1/chat/completions", "Bearer mine", "second")
     assert [message["role"] for message in body["messages"]] == ["system", "user"]
@@ -153,12 +154,12 @@ def test_the_command(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x/v1", "http://", "http://x:99999", "http://x/?a=1"])
 def test_what_is_no_url(url: str) -> None:
-    with pytest.raises(InvalidParameterError, match="--url is"):
+    with pytest.raises(InvalidParameterError, match="url must be an HTTP URL such as http"):
         RemoteAnswers(url, "x", None)
 
 
 def test_a_key_that_fits_no_header(served: Served) -> None:
-    with pytest.raises(InvalidParameterError, match="API key"):
+    with pytest.raises(click.UsageError, match="--api-key must be printable ASCII"):
         RemoteAnswers(served.url, None, "a\nb")
     assert not served.asked
 
@@ -173,7 +174,12 @@ def test_nobody_listens() -> None:
 
 @pytest.mark.parametrize(
     ("models", "message"),
-    [(b"<html>", "no JSON object: b'<html>'"), ([], "no JSON object"), ({}, "no models"), ({"data": []}, "no models")],
+    [
+        (b"<html>", "response is not a JSON object: b'<html>'"),
+        ([], "response is not a JSON object"),
+        ({}, "no models"),
+        ({"data": []}, "no models"),
+    ],
 )
 def test_a_server_without_models(served: Served, models: object, message: str) -> None:
     served.models = models
@@ -187,8 +193,8 @@ def test_a_server_without_models(served: Served, models: object, message: str) -
         (401, b'{"error": {"message": "wrong key"}}', "401 Unauthorized: wrong key"),
         (404, b'{"error": "no such model"}', "404 Not Found: no such model"),
         (422, b'{"detail": [{"msg": "x"}]}', "422 .*msg"),
-        (503, b"<html>", "503 Service Unavailable: the server does not say why"),
-        (500, b"", "500 .*: the server does not say why"),
+        (503, b"<html>", "503 Service Unavailable: no error message"),
+        (500, b"", "500 .*: no error message"),
     ],
 )
 def test_what_a_server_refuses(served: Served, status: int, error: bytes, message: str) -> None:
@@ -209,11 +215,11 @@ def test_a_redirect_does_not_get_the_key(served: Served) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (ANSWER, "the answer broke off"),
-        ([*ANSWER, "data: {"], "no JSON object"),
-        ([*ANSWER, "data: " + "[" * 100_000], "no JSON object"),
+        (ANSWER, r"the response ended before \[DONE\]$"),
+        ([*ANSWER, "data: {"], "response is not a JSON object"),
+        ([*ANSWER, "data: " + "[" * 100_000], "response is not a JSON object"),
         ([*ANSWER, 'data: {"error": {"message": "the engine died"}}'], "the engine died"),
-        (["data: " + "x" * (17 << 20)], "an event of more than 16777216 bytes"),
+        (["data: " + "x" * (17 << 20)], "an event has more than 16777216 bytes"),
     ],
 )
 def test_an_answer_that_goes_wrong(served: Served, lines: list[str], message: str) -> None:
@@ -246,7 +252,7 @@ def test_a_failed_answer_is_not_said(
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n/stats\n"))
     assert main(["chat", "--url", served.url]) == 1
     err = capsys.readouterr().err
-    assert f"error: {served.url}/v1/chat/completions: the answer broke off" in err
+    assert f"error: {served.url}/v1/chat/completions: the response ended before [DONE]" in err
     assert "0 answers, 0 messages" in err
 
 

@@ -138,7 +138,7 @@ def test_a_line_that_is_no_request_is_an_error_line(batch: Batch, line: object, 
     [
         ({"model": "gpt-4"}, 404, "unknown model 'gpt-4'; choose one of: tiny"),
         ({"temperature": -1}, 400, "temperature must be a number from 0 to 100, got -1.0"),
-        ({"nonsense": 1}, 400, "nonsense"),
+        ({"n": 0}, 400, "n must be an integer from 1 to 128, got 0"),
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "user", "content": "x " * 5000}]}, 400, "2048"),
     ],
@@ -195,7 +195,7 @@ def test_errors_are_answered_again(batch: Batch, tmp_path: Path) -> None:
     options = ("--served-model-name", "gpt-4o")
     code, same, err = batch(*lines[:4], options=options)
     assert (code, same) == (1, first)  # nothing is asked again that was not told to be
-    assert "--retry-errors answers them again" in err
+    assert "--retry-errors runs these requests again" in err
     code, answers, err = batch(*lines, options=(*options, "--retry-errors"))
     assert code == 1
     assert "5 lines answered, 1 error, " in err
@@ -268,12 +268,12 @@ def test_a_rerun_makes_what_is_missing(batch: Batch, tmp_path: Path) -> None:
         target.write_bytes(b"".join(line + b"\n" for line in kept) + torn)
         code, answers, err = batch(*lines)
         assert code == 1  # of the second line, however old its error is
-        assert "2 lines are answered already, 1 of them with errors\n" in err
+        assert "resuming after 2 lines, 1 error\n" in err
         assert answers[:2] == whole[:2]
         assert [said(answer) for answer in answers[2:]] == [said(answer) for answer in whole[2:]]
     code, answers, err = batch(*lines)
     assert code == 1
-    assert "nothing is left to do" in err
+    assert "all requests have responses" in err
     _, more, _ = batch(*lines, chat_request(9))  # requests that were added are answered too
     assert more[: len(answers)] == answers
     assert more[-1]["custom_id"] == "r9"
@@ -358,7 +358,7 @@ def test_without_the_server(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> No
     find = importlib.util.find_spec
     monkeypatch.setattr("ferrule._cli.run_batch.find_spec", lambda name: None if name == "fastapi" else find(name))
     code, answers, err = batch(chat_request(0))
-    assert (code, answers, err) == (2, [], "error: run-batch needs fastapi: pip install 'ferrule[server]'\n")
+    assert (code, answers, err) == (2, [], "error: run-batch requires fastapi: pip install 'ferrule[server]'\n")
 
 
 def start(source: Path, target: Path, *options: str) -> subprocess.Popen[bytes]:
@@ -390,7 +390,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_stopped(tmp_path: Path, sent: 
         before = read(target)  # whole lines alone
         assert lines <= len(before) < 160
     process = start(source, target)
-    assert f"{len(before)} lines are answered already".encode() in process.communicate(timeout=120)[1]
+    assert f"resuming after {len(before)} lines".encode() in process.communicate(timeout=120)[1]
     answers = read(target)
     assert answers[: len(before)] == before
     assert [said(answer) for answer in answers] == [said(answer) for answer in read(expected)]
@@ -423,9 +423,7 @@ def test_killed_while_errors_are_answered_again_the_file_is_whole(
         assert failed <= 60
         assert between[-80:] == before[-80:] or failed < 40
     process = start(source, target, *options)
-    assert (
-        f"160 lines are answered already, {failed} of them with errors".encode() in process.communicate(timeout=60)[1]
-    )
+    assert f"resuming after 160 lines, {failed} error".encode() in process.communicate(timeout=60)[1]
     answers = read(target)
     assert process.returncode == 0
     assert [answer["custom_id"] for answer in answers] == [line["custom_id"] for line in lines]

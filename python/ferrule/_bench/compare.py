@@ -84,7 +84,7 @@ def read_record(path: Path, points: Collection[str]) -> Record:
         raise InvalidParameterError("compare", str(path), "a record that ferrule bench --json wrote")
     if not found.keys() & points:
         raise InvalidParameterError(
-            "compare", str(path), f"a record of {', '.join(points)} (it has {', '.join(found)})"
+            "compare", str(path), f"a record of {', '.join(points)} (this one is of {', '.join(found)})"
         )
     return cast("Record", record)
 

@@ -40,24 +40,26 @@ class Point:
         return math.ceil((self.batch - 1) * self.context / chunk) + 1
 
     def check(self, info: dict[str, Any]) -> None:
-        """Whether a model can hold it.
+        """Checks that a model has room for the workload.
 
         Raises InvalidParameterError.
         """
         early = self.early(info["max_num_batched_tokens"])
         length = self.context + early + self.gen
-        meanwhile = f" ({early} of them while the other prompts are read)" if early else ""
-        wanted = f"{self.context} tokens of context and {early + self.gen} to generate{meanwhile}"
         if self.batch > info["max_num_batched_tokens"] // 2:
             limit = f"half of max_num_batched_tokens, {info['max_num_batched_tokens']}"
             raise InvalidParameterError("batch", self.batch, f"at most {limit}")
         if length > info["max_model_len"]:
-            raise InvalidParameterError(
-                "context", length, f"at most max_model_len ({info['max_model_len']}), counted as {wanted}"
-            )
+            meanwhile = f" ({early} of them while the other prompts are computed)" if early else ""
+            generated = f"{early + self.gen} generated tokens{meanwhile}"
+            requirement = f"at most max_model_len ({info['max_model_len']}) together with {generated}"
+            raise InvalidParameterError("context", self.context, requirement)
         if length * self.batch > info["kv_cache_tokens"]:
-            requirement = f"less: {length * self.batch} tokens, and the KV cache holds {info['kv_cache_tokens']}"
-            raise InvalidParameterError("batch", f"{self.batch} sequences of {length} tokens", requirement)
+            most = info["kv_cache_tokens"] // length
+            requirement = (
+                f"at most {most} with {length} tokens each: the KV cache holds {info['kv_cache_tokens']} tokens"
+            )
+            raise InvalidParameterError("batch", self.batch, requirement)
 
 
 @dataclass(frozen=True)

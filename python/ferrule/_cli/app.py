@@ -46,7 +46,7 @@ A small model is included for first steps:
 
   ferrule run "The capital of France is"       continue a text
   ferrule chat                                 chat with the model
-  ferrule explain "The capital of France is"   show the probabilities of each token
+  ferrule explain "The capital of France is"   show token probabilities
 
 Larger models are loaded from the Hugging Face hub or from a directory:
 

@@ -23,7 +23,7 @@ from ferrule._validation import shown
 
 MAX_BATCH = 256
 """Maximum number of concurrent sequences: half of the tokens of a step, so that prefill still advances."""
-OF_THE_MACHINE = {"machine", "threads", "repeat", "as_json", "record"}
+MACHINE_OPTIONS = {"machine", "threads", "repeat", "as_json", "record"}
 """Options that are allowed with --machine."""
 
 
@@ -35,7 +35,7 @@ def _counts(limit: int) -> Callable[[click.Context, click.Parameter, str], tuple
         for word in map(str.strip, text.split(",")):
             number = int(word) if word.isascii() and word.isdigit() and len(word) <= len(str(limit)) else 0
             if not 1 <= number <= limit:
-                message = f"{shown(word)} is not a whole number from 1 to {limit}."
+                message = f"must be integers from 1 to {limit}, separated by commas, got {shown(word)}"
                 raise click.BadParameter(message, context, parameter)
             numbers.append(number)
         return tuple(dict.fromkeys(numbers))
@@ -130,7 +130,7 @@ def command(
     if machine:
         _refuse_options_of_models(context)
     if shape is not None and model is not None:
-        raise click.UsageError(f"give MODEL or --shape, not both: {model!r} and {shape!r}")
+        raise click.UsageError(f"give MODEL or --shape, not both, got {model!r} and {shape!r}")
     # Files are checked before anything is measured.
     points = [Point(tokens, batch, gen) for tokens in contexts for batch in batches]
     names = MACHINE_POINTS if machine else [point_name(point.batch, point.context) for point in points]
@@ -194,9 +194,9 @@ def _measure_machine(threads: int | None, repeat: int, notify: Callable[[str], N
 def _refuse_options_of_models(context: click.Context) -> None:
     for parameter in context.command.params:
         name = parameter.name or ""
-        if name not in OF_THE_MACHINE and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if name not in MACHINE_OPTIONS and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             title = parameter.opts[0] if parameter.param_type_name == "option" else "MODEL"
-            raise click.UsageError(f"--machine measures no model: {title} has no meaning beside it")
+            raise click.UsageError(f"{title} has no effect with --machine, which measures no model")
 
 
 @contextmanager

@@ -19,19 +19,19 @@ from ferrule._loading import find_model, read_model_files
 from ferrule._params.options import QUANTIZATIONS
 from ferrule.errors import InsufficientMemoryError, InvalidParameterError
 
-OF_A_TEXT = {"reference", "reference_quantization", "window", "stride", "min_context", "worst", "picture"}
-OF_TASKS = {"num_fewshot", "include_path", "chat"}
+TEXT_OPTIONS = {"reference", "reference_quantization", "window", "stride", "min_context", "worst", "picture"}
+TASK_OPTIONS = {"num_fewshot", "include_path", "chat"}
 LONGEST_TOKEN = 64
-"""Characters for each token of a window: a text of more is long enough for one, whatever it says."""
+"""Characters per token that no text exceeds on average; a longer text is not tokenized to check its length."""
 
 
 @click.command(
     "eval",
     cls=Command,
     examples=[
-        ("The perplexity of a text:", "ferrule eval ./my-model wiki.test.raw"),
+        ("Perplexity of a text:", "ferrule eval ./my-model wiki.test.raw"),
         (
-            "Loss of a format:",
+            "Divergence of a quantization from f32:",
             "ferrule eval ./my-model wiki.test.raw --quantization int4 --reference-quantization f32",
         ),
         ("Tasks of lm-evaluation-harness:", "ferrule eval ./my-model --tasks arc_easy,hellaswag --limit 100"),
@@ -51,7 +51,11 @@ LONGEST_TOKEN = 64
     "--stride", type=click.IntRange(min=1), help="Distance between windows in tokens (default: half a window)."
 )
 @click.option(
-    "--min-context", type=click.IntRange(min=0), default=0, help="Minimum number of preceding tokens of a scored token."
+    "--min-context",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Minimum number of preceding tokens of a scored token.",
 )
 @click.option(
     "--limit", type=click.IntRange(min=1), help="Maximum number of windows, or of examples of each task (default: all)."
@@ -115,7 +119,7 @@ def command(
     divergence (KLD) of the model's probabilities from the reference's is measured too.
     """
     if tasks is not None:
-        _refuse(context, OF_A_TEXT, "--tasks reads no text")
+        _refuse(context, TEXT_OPTIONS, "requires FILE; it has no effect with --tasks")
         model = _only_model(words)
         names = list(dict.fromkeys(name.strip() for name in tasks.split(",") if name.strip()))
         _run_tasks(
@@ -129,14 +133,14 @@ def command(
             limit=limit,
         )
         return
-    _refuse(context, OF_TASKS, "a text is no task")
+    _refuse(context, TASK_OPTIONS, "requires --tasks")
     model, file = _model_and_file(words)
     compared = reference is not None or reference_quantization is not None
     if picture is not None:
         from ferrule._plotting import check_plot
 
         if not compared:
-            raise click.UsageError("--plot draws the divergence from a reference; give --reference-quantization")
+            raise click.UsageError("--plot requires --reference or --reference-quantization; it draws the divergence")
         check_plot(picture)
     # Files are checked before anything is loaded.
     text = _read(file)
@@ -149,8 +153,9 @@ def command(
     with ExitStack() as stack:
         llm = stack.enter_context(load(model, loading))
         if len(text) <= LONGEST_TOKEN * window and (tokens := len(llm.tokenize(text))) < window:
-            raise InvalidParameterError(
-                f"{file} has {tokens} tokens, less than a window of {window}; give a longer text or a smaller --window"
+            raise click.UsageError(
+                f"{file} must have at least {window} tokens, one window, got {tokens}; give a longer text or lower "
+                "--window"
             )
         if not compared:
             with _progress("perplexity") as progress:
@@ -204,23 +209,23 @@ def _facts(llm: LLM) -> dict[str, Any]:
 
 
 def _load_reference(model: str | None, named: str | None, quantization: str | None, loading: Mapping[str, Any]) -> LLM:
-    """The reference, beside the model that is loaded already.
+    """Loads the reference while the model is loaded.
 
-    Raises InsufficientMemoryError where there is no room for both, and as `LLM`.
+    Raises InsufficientMemoryError if memory does not suffice for both, and as `LLM`.
     """
     options = {**loading, "quantization": quantization or "f32"}
     if named is not None:
-        options["revision"] = None  # of MODEL
+        options["revision"] = None  # the option is the revision of MODEL
     try:
         return load(model, options)
     except InsufficientMemoryError as error:
         raise InsufficientMemoryError(
-            f"there is no room for the reference beside the model: {error}; a smaller --reference-quantization may fit"
+            f"not enough memory for model and reference: {error}; use a smaller --reference-quantization"
         ) from error
 
 
 def _fitting_window(window: int | None, model: str | None, loading: Mapping[str, Any]) -> int:
-    """Without `--window` the usual one, or the context where that is shorter.
+    """Returns the window length: `--window`, or the default, which a shorter context reduces.
 
     Raises InvalidParameterError, and as `read_model_files`.
     """
@@ -229,54 +234,52 @@ def _fitting_window(window: int | None, model: str | None, loading: Mapping[str,
     context = read_model_files(find_model(model, loading["revision"])).spec.max_position_embeddings
     context = min(context, loading["max_model_len"] or context)
     if window is not None and window > context:
-        raise InvalidParameterError(f"--window is {window}; the context is {context} tokens")
+        raise InvalidParameterError("window", window, f"at most {context}, the context length")
     return window or min(DEFAULT_WINDOW, context)
 
 
 def _only_model(words: tuple[str, ...]) -> str | None:
     if len(words) > 1:
-        raise click.UsageError(f"{len(words)} arguments; --tasks takes MODEL alone")
+        raise click.UsageError(f"--tasks takes only MODEL, got {len(words)} arguments")
     return check_model(words[0]) if words else None
 
 
 def _model_and_file(words: tuple[str, ...]) -> tuple[str | None, str]:
     if not 1 <= len(words) <= 2:
-        raise click.UsageError(f"{len(words)} arguments; give MODEL and FILE, or --tasks")
+        raise click.UsageError(f"expected [MODEL] FILE or --tasks, got {len(words)} arguments")
     *model, file = words
     return check_model(model[0]) if model else None, file
 
 
 def _read(file: str) -> str:
-    """The text of a file, or of stdin.
+    """Reads a text from a file or from stdin.
 
     Raises InvalidParameterError.
     """
     try:
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    except OSError as error:
-        raise InvalidParameterError(f"{file}: {error.strerror or error}") from None
-    except ValueError as error:  # a NUL in a path
-        raise InvalidParameterError(f"{file!r}: {error}") from None
+    except (OSError, ValueError) as error:  # ValueError for a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise click.UsageError(f"{file.encode('unicode_escape').decode()} cannot be read: {reason}") from None
     if not content.strip():
-        raise InvalidParameterError(f"{file} is empty; it must have text to predict")
+        raise click.UsageError(f"{file} must have text to predict, got an empty file")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidParameterError(
-            f"{file} is not UTF-8: byte {error.start} is 0x{content[error.start]:02x}"
-        ) from None
+        found = f"byte {error.start} is 0x{content[error.start]:02x}"
+        raise click.UsageError(f"{file} must be UTF-8 text; {found}") from None
 
 
-def _refuse(context: click.Context, names: set[str], why: str) -> None:
+def _refuse(context: click.Context, names: set[str], requirement: str) -> None:
     for parameter in context.command.params:
         name = parameter.name or ""
         if name in names and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{why}: {parameter.opts[0]} has no meaning beside it")
+            raise click.UsageError(f"{parameter.opts[0]} {requirement}")
 
 
 @contextmanager
 def _progress(title: str) -> Generator[Callable[[int, int], None] | None, None, None]:
-    """A bar with the time that is left, on stderr if that is a terminal; taken away at the end."""
+    """Shows a progress bar on stderr, if that is a terminal, and erases it at the end."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -51,7 +51,7 @@ def command(model: str | None, shape: str | None, as_json: bool, **loading: Any)
     if shape is None:
         spec, info = inspect(model, **loading)
     elif model is not None:
-        raise click.UsageError(f"give MODEL or --shape, not both: {model!r} and {shape!r}")
+        raise click.UsageError(f"give MODEL or --shape, not both, got {model!r} and {shape!r}")
     else:
         spec, info = inspect(find_shape(shape), load_format="dummy", **loading)
         info["model"] = shape
@@ -62,8 +62,9 @@ def command(model: str | None, shape: str | None, as_json: bool, **loading: Any)
     columns = min(max(shutil.get_terminal_size((COLUMNS[1], 24)).columns, COLUMNS[0]), COLUMNS[1])
     for name, text in _lines(spec, info):
         label = f"{name:{LABEL}}"
-        # A path is not wrapped.
-        print(textwrap.fill(text, columns, initial_indent=label, subsequent_indent=" " * LABEL, break_long_words=False))
+        # Paths and hyphenated words are not broken.
+        wrapper = textwrap.TextWrapper(columns, label, " " * LABEL, break_long_words=False, break_on_hyphens=False)
+        print(wrapper.fill(text))
 
 
 def _lines(spec: ModelSpec, info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -12,15 +12,18 @@ import click
 from click.shell_completion import CompletionItem
 
 from ferrule._api.llm import LLM
+from ferrule._cli.declared import Bounded, Row, row
 from ferrule._cli.help import options
 from ferrule._loading.resolve import EMBEDDED, find_model, is_repository
-from ferrule._params.options import KV_CACHE_DTYPES, QUANTIZATIONS
+from ferrule._params.declaration import Integer, parameters
+from ferrule._params.options import EngineArgs
 from ferrule._params.speculative import MAX_SPECULATIVE_TOKENS, METHODS
 from ferrule.errors import ModelFileError, ModelNotFoundError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 LOADING = "Loading"
 """Heading of the options."""
+DECLARED = parameters(EngineArgs)
 PROGRESS_DELAY = 0.3
 """Seconds after which a load shows a progress bar."""
 
@@ -42,6 +45,19 @@ def _check_given(_context: click.Context, _parameter: click.Parameter, name: str
     return None if name is None else check_model(name)
 
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "quantization": {
+        "default": "auto",
+        "effect": "Weight format; auto is int8, or the stored format of a quantized checkpoint",
+    },
+    "mmap": {"effect": "Read a packed file into memory instead of mapping it"},
+    "kv_cache_dtype": {"default": "auto"},
+    "tokenizer": {"callback": _check_given},
+    "prefix_cache_dir": {"type": click.Path(file_okay=False), "metavar": "DIR"},
+}
+"""Settings of options that do not follow from the declaration; see `declared.row`."""
+
+
 def complete_model(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
     """Completes the name of a model: downloaded models, else paths."""
     from ferrule._loading.hub_cache import downloads
@@ -57,39 +73,18 @@ def model_argument(command: Command) -> Command:
 
 def model_options(command: Command) -> Command:
     """Adds the options of loading; the command receives them as keywords and passes them to `load`."""
-    weights = "Format of the weights (default auto: int8, or as stored where the model is quantized)."
-    cache = "Format of the KV cache (default auto: f32 beside f32 weights, else f16)."
-    length = "Maximum length of prompt and output together, in tokens (default: the model's context length)."
-    tokenizer = "Model whose tokenizer is used (default: MODEL)."
-    paging = "Load a model that does not fit into memory; decoding is then slow (default: refuse)."
-    threads = "Number of threads (default: the CPUs that the process may use)."
-    revision = "Branch, tag or commit of a model on the hub (default: main)."
-    mmap = "Read a packed file into memory instead of mapping it."
-    table: list[tuple[tuple[str, ...], dict[str, Any]]] = [
-        (("--quantization",), {**_one_of(QUANTIZATIONS), "help": weights}),
-        (("--no-mmap", "mmap"), {"flag_value": False, "default": True, "help": mmap}),
-        (("--allow-paging",), {"is_flag": True, "help": paging}),
-        (("--threads",), {"type": click.IntRange(min=1), "help": threads}),
-        (("--max-model-len",), {"type": click.IntRange(min=1), "help": length}),
-        (("--kv-cache-dtype",), {**_one_of(KV_CACHE_DTYPES), "help": cache}),
-        (("--tokenizer",), {"callback": _check_given, "help": tokenizer}),
-        (("--revision",), {"help": revision}),
-    ]
-    return options(LOADING, table)(command)
+    names = ("quantization", "mmap", "allow_paging", "threads", "max_model_len", "kv_cache_dtype", "tokenizer")
+    return options(LOADING, engine_rows(*names, "revision"))(command)
 
 
-def _one_of(names: Sequence[str]) -> dict[str, Any]:
-    return {"type": click.Choice(names), "default": "auto"}
+def engine_rows(*names: str, **settings: Any) -> list[Row]:
+    """Returns options of arguments of LLM and AsyncLLM; `settings` are those of `row`."""
+    return [row(DECLARED[name], **{**SETTINGS.get(name, {}), **settings}) for name in names]
 
 
 def prefix_cache_option(command: Command) -> Command:
     """Adds `--prefix-cache-dir`; measurements do not have it, since they would find their prompts in the cache."""
-    settings = {
-        "type": click.Path(file_okay=False),
-        "metavar": "DIR",
-        "help": "Directory of the prefix cache on disk, which outlives the process (default: memory only).",
-    }
-    return options(LOADING, [(("--prefix-cache-dir",), settings)])(command)
+    return options(LOADING, engine_rows("prefix_cache_dir"))(command)
 
 
 def speculative_options(command: Command) -> Command:
@@ -97,7 +92,7 @@ def speculative_options(command: Command) -> Command:
     method = "Speculative decoding method; it changes speed, never tokens (default: none)."
     model = "Draft model, with the same vocabulary (default: none)."
     tokens = "Maximum number of draft tokens in a step (default: the method's)."
-    limit = click.IntRange(1, MAX_SPECULATIVE_TOKENS)
+    limit = Bounded(Integer(1, MAX_SPECULATIVE_TOKENS))
     table: list[tuple[tuple[str, ...], dict[str, Any]]] = [
         (("--speculative-method",), {"type": click.Choice(METHODS), "help": method}),
         (("--speculative-model",), {"callback": _check_given, "help": model}),

@@ -11,8 +11,8 @@ import click
 from ferrule._api.calibration import TOKENS
 from ferrule._api.info import size_text
 from ferrule._api.quantization import FORMATS, quantize
-from ferrule._cli.help import Command
-from ferrule._cli.model import ProgressBar, model_argument
+from ferrule._cli.help import Command, options
+from ferrule._cli.model import LOADING, ProgressBar, engine_rows, model_argument
 
 
 @click.command(
@@ -59,16 +59,13 @@ from ferrule._cli.model import ProgressBar, model_argument
     show_default=True,
     help="Maximum number of calibration tokens.",
 )
-@click.option(
-    "--threads", type=click.IntRange(min=1), help="Number of threads (default: the CPUs that the process may use)."
-)
-@click.option("--revision", help="Branch, tag or commit of a model on the hub (default: main).")
-def command(model: str | None, output: Path, **options: Any) -> None:
+@options(LOADING, engine_rows("threads", "revision"))
+def command(model: str | None, output: Path, **settings: Any) -> None:
     """Quantize and pack the weights of MODEL into DIR, with all other files of the model.
 
     DIR is created at the end, complete or not at all.
     """
     with ProgressBar("quantizing") as bar:
-        written = quantize(model, output, progress=bar.update if sys.stderr.isatty() else None, **options)
+        written = quantize(model, output, progress=bar.update if sys.stderr.isatty() else None, **settings)
     size = size_text(sum(path.stat().st_size for path in written.rglob("*") if path.is_file()))
-    print(f"{written}: {options['format']}, {size}", file=sys.stderr)
+    print(f"{written}: {settings['format']}, {size}", file=sys.stderr)

@@ -24,7 +24,6 @@ from ferrule._cli.model import (
 )
 from ferrule._loading.resolve import EMBEDDED
 from ferrule._params.sampling import MAX_COUNT
-from ferrule.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from ferrule._batch import Answered, BatchInput, Progress
@@ -76,7 +75,7 @@ def command(
     model, source, target = _split(words)
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise InvalidParameterError(f"run-batch needs {', '.join(missing)}: pip install 'ferrule[server]'")
+        raise click.UsageError(f"run-batch requires {', '.join(missing)}: pip install 'ferrule[server]'")
     from ferrule._batch import Answered, BatchInput, BatchOutput, check_model_names, run_batch
 
     if source.exists() and target.exists() and source.samefile(target):
@@ -108,16 +107,16 @@ def command(
     if answered.failed:
         raise click.ClickException(
             f"{answered.failed} of {answered.lines} lines of {target} are errors; the first is {answered.failure}; "
-            "--retry-errors answers them again"
+            "--retry-errors runs these requests again"
         )
 
 
 def _split(words: tuple[str, ...]) -> tuple[str | None, Path, Path]:
     if not 2 <= len(words) <= 3:
-        raise click.UsageError(f"{len(words)} arguments; give MODEL, which may be left out, INPUT and OUTPUT")
+        raise click.UsageError(f"expected [MODEL] INPUT OUTPUT, got {len(words)} arguments")
     *model, source, target = words
     if "-" in (source, target):
-        raise click.UsageError("INPUT and OUTPUT must be files, as a run goes on where they end; - is no file")
+        raise click.UsageError("INPUT and OUTPUT must be files, which an interrupted run resumes, got -")
     return check_model(model[0]) if model else None, Path(source), Path(target)
 
 
@@ -130,8 +129,8 @@ class _Shown:
         self._terminal = sys.stderr.isatty()
         self._began = self._said = time.monotonic()
         if answered.lines and not quiet:
-            errors = f", {answered.failed} of them with errors" if answered.failed else ""
-            print(f"{answered.lines} lines are answered already{errors}", file=sys.stderr)
+            errors = f", {_counted(answered.failed, 'error')}" if answered.failed else ""
+            print(f"resuming after {_counted(answered.lines, 'line')}{errors}", file=sys.stderr)
 
     def notify(self, progress: Progress) -> None:
         """Shows the progress if the last message is old enough."""
@@ -152,13 +151,14 @@ class _Shown:
         if self._quiet:
             return
         clear = "\r\x1b[K" if self._terminal else ""
-        text = "nothing is left to do" if progress is None else self._counts(progress)
+        text = "all requests have responses" if progress is None else self._counts(progress)
         print(f"{clear}{text}", file=sys.stderr)
 
     def _counts(self, progress: Progress) -> str:
         answered, seconds = progress.answered, time.monotonic() - self._began
         rate = progress.asked / max(seconds, 1e-9)
-        return f"{_counted(answered.lines, 'line')} answered, {_counted(answered.failed, 'error')}, {rate:.1f} a second"
+        lines, errors = _counted(answered.lines, "line"), _counted(answered.failed, "error")
+        return f"{lines} answered, {errors}, {rate:.1f} requests/s"
 
 
 def _counted(number: int, noun: str) -> str:

@@ -15,9 +15,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ferrule._cli.help import Command, options
-from ferrule._cli.model import check_model, loading, model_options, prefix_cache_option, speculative_options
+from ferrule._cli.model import (
+    check_model,
+    engine_rows,
+    loading,
+    model_options,
+    prefix_cache_option,
+    speculative_options,
+)
 from ferrule._cli.parent_process import PARENT_PID
 from ferrule._loading import EMBEDDED
+from ferrule._params.options import MAX_QUEUED_REQUESTS
 
 if TYPE_CHECKING:
     from ferrule._api.async_llm import AsyncLLM
@@ -142,20 +150,8 @@ SETTINGS = (
 @options(
     "Limits and shutdown",
     [
-        (
-            ("--max-num-seqs",),
-            {
-                "type": click.IntRange(min=1),
-                "help": "Maximum number of running sequences (default: what fits into memory).",
-            },
-        ),
-        (
-            ("--max-queued-requests",),
-            {
-                "type": click.IntRange(min=1),
-                "help": "Maximum number of queued sequences; further requests get 503 (default 1024).",
-            },
-        ),
+        *engine_rows("max_num_seqs"),
+        *engine_rows("max_queued_requests", unset=f"{MAX_QUEUED_REQUESTS}; further requests get 503"),
         (
             ("--max-concurrent-requests",),
             {"type": int, "help": "Maximum number of requests at once (default: running and queued sequences)."},

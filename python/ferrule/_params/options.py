@@ -58,7 +58,7 @@ class EngineOptions:
         ),
     ] = True
     allow_paging: Annotated[
-        bool, Flag(), Doc("Whether weights may exceed the memory; they are mapped and read again as needed.")
+        bool, Flag(), Doc("Whether to load weights that exceed the memory; they are mapped and read again as needed.")
     ] = False
     packed_cache_limit: Annotated[
         int | None,
@@ -81,7 +81,11 @@ class EngineOptions:
         str, Choice(KV_CACHE_DTYPES), Doc("Format of the KV cache; `auto` is f32 with f32 weights, else f16.")
     ] = "auto"
     kv_cache_memory: Annotated[int | None, Integer(1, MAX_BYTES), Doc("Memory of the KV cache, in bytes.")] = None
-    max_num_seqs: Annotated[int | None, Integer(1, MAX_COUNT), Doc("Maximum number of sequences in a step.")] = None
+    max_num_seqs: Annotated[
+        int | None,
+        Integer(1, MAX_COUNT),
+        Doc("Maximum number of sequences in a step. None: as many as fit into memory."),
+    ] = None
     max_num_batched_tokens: Annotated[
         int | None,
         Integer(1, MAX_COUNT),
@@ -92,7 +96,7 @@ class EngineOptions:
     ] = True
     prefix_cache_dir: Annotated[
         str | os.PathLike[str] | None,
-        Doc("Directory that keeps cached prefixes across processes. None keeps them in memory alone."),
+        Doc("Directory that keeps cached prefixes across processes. None: in memory alone."),
     ] = None
     prefix_cache_dir_limit: Annotated[
         int | None, Integer(1, MAX_BYTES), Doc("Limit of that directory, in bytes. None: 8 GiB.")
@@ -184,7 +188,9 @@ class EngineArgs(EngineOptions):
     tokenizer: Annotated[
         str | os.PathLike[str] | None, Doc("Directory, file or repository of the tokenizer. None: the model's.")
     ] = None
-    revision: Annotated[str | None, Doc("Branch, tag or commit of the model on the Hugging Face hub.")] = None
+    revision: Annotated[str | None, Doc("Branch, tag or commit of the model on the Hugging Face hub. None: main.")] = (
+        None
+    )
     load_format: Annotated[
         str, Choice(LOAD_FORMATS), Doc("`dummy` makes random weights instead of reading the model's files.")
     ] = "auto"

@@ -228,7 +228,7 @@ class SamplingParams:
         Sequence[Sequence[int]] | None, Doc("Token sequences that must not be generated (Hugging Face's name).")
     ] = ()
     allowed_token_ids: Annotated[
-        Sequence[int] | None, Doc("Token ids that may be generated; None allows the whole vocabulary.")
+        Sequence[int] | None, Doc("Token ids that may be generated. None: the whole vocabulary.")
     ] = None
     logits_processors: Annotated[
         Sequence[LogitsProcessor] | None, Doc("Functions that change the logits before each token.")
@@ -239,7 +239,7 @@ class SamplingParams:
     seed: Annotated[
         int | None,
         Integer(0, 2**64 - 1),
-        Doc("Seed of the random numbers; None or -1 draws one, which the output reports."),
+        Doc("Seed of the random numbers; -1 draws one. None: a random one, which the output reports."),
     ] = None
     stop: Annotated[str | Sequence[str] | None, Doc("Strings that end the output when they are generated.")] = ()
     stop_token_ids: Annotated[
@@ -258,14 +258,14 @@ class SamplingParams:
         int | None,
         Integer(0, MAX_LOGPROBS),
         Doc(
-            "Number of most likely alternatives to report for each token, with the log-probability of the chosen one; "
-            "None reports nothing."
+            "Number of most likely alternatives to report for each token, with the log-probability of the chosen one. "
+            "None: no report."
         ),
     ] = None
     prompt_logprobs: Annotated[
         int | None,
         Integer(0, MAX_LOGPROBS),
-        Doc("Number of most likely alternatives to report for each prompt token after the first."),
+        Doc("Number of most likely alternatives to report for each prompt token after the first. None: no report."),
     ] = None
     entropy: Annotated[
         bool, Flag(), Doc("Whether to report the entropy of the model's probabilities before each token.")

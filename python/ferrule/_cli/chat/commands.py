@@ -13,7 +13,6 @@ import click
 
 from ferrule._cli.chat.conversation import PARAMETERS, nearest, with_parameters
 from ferrule._validation import shown
-from ferrule.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from ferrule._cli.chat.session import Session
@@ -48,7 +47,7 @@ def _params(session: Session, rest: str) -> None:
         return _say(click.wrap_text(f"/params NAME VALUE sets one of {', '.join(PARAMETERS)}", _columns()))
     name, value = _name_and_value(rest)
     if value is None:
-        with_parameters(conversation.params, {name: None})  # is there such a name?
+        with_parameters(conversation.params, {name: None})  # raises for an unknown name
         return _say(_setting(name, getattr(conversation.params, name)))
     conversation.params = with_parameters(conversation.params, {name: _parsed(value)})
     return _say(_setting(name, getattr(conversation.params, name)))
@@ -73,7 +72,7 @@ def _parsed(text: str) -> Any:
 def _given(session: Session) -> str:
     given = session.conversation.params.given()
     lines = [_setting(name, value) for name, value in given.items()]
-    return "\n".join(lines) or "every parameter has the model's value, or its neutral one"
+    return "\n".join(lines) or "all parameters have their defaults"
 
 
 def _setting(name: str, value: object) -> str:
@@ -94,11 +93,11 @@ def _load(session: Session, rest: str) -> None:
 
 def _path(rest: str, usage: str) -> Path:
     if not rest:
-        raise InvalidParameterError(f"{usage}: name a file")
+        raise click.UsageError(f"a file name is required: {usage}")
     try:
         return Path(rest).expanduser()
     except RuntimeError as error:
-        raise InvalidParameterError(f"{rest}: {error}") from None
+        raise click.UsageError(f"{rest} is not a valid path: {error}") from None
 
 
 def _stats(session: Session, _rest: str) -> None:
@@ -111,20 +110,20 @@ def _clear(session: Session, _rest: str) -> None:
 
 def _undo(session: Session, _rest: str) -> None:
     message = session.conversation.undo()
-    _say("nothing was said yet" if message is None else f"taken back: {_short(message)}")
+    _say("no messages" if message is None else f"removed: {_short(message)}")
 
 
 def _retry(session: Session, _rest: str) -> None:
     message = session.conversation.undo()
     if message is None:
-        return _say("nothing was said yet")
+        return _say("no messages")
     return session.answer(message)
 
 
 def _help(_session: Session, _rest: str) -> None:
     formatter = click.HelpFormatter(width=_columns())
     formatter.write_dl([(f"/{name} {usage}".rstrip(), text) for name, (_, usage, text) in COMMANDS.items()])
-    formatter.write_text('A message of several lines stands between """ and """, or ends all but the last with a \\.')
+    formatter.write_text('Enclose a message of several lines in """, or end each line except the last with \\.')
     formatter.write_text("Ctrl-C stops an answer, Ctrl-D exits.")
     _say(formatter.getvalue().rstrip("\n"))
 
@@ -148,19 +147,21 @@ COMMANDS: dict[str, tuple[Callable[[Session, str], None], str, str]] = {
     "load": (_load, "FILE", "continue a saved conversation"),
     "stats": (_stats, "", "show tokens and times so far"),
     "help": (_help, "", "show this"),
-    "exit": (_exit, "", "exit, like Ctrl-D"),
+    "exit": (_exit, "", "exit, as Ctrl-D does"),
 }
 
 
 def run_command(session: Session, line: str) -> None:
     """Runs a line that begins with a slash.
 
-    Raises InvalidParameterError for an unknown command or an invalid argument, EOFError to exit.
+    Raises click.UsageError for an unknown command or a file that cannot be used, InvalidParameterError for an invalid
+    sampling parameter, and EOFError to exit.
     """
     name, _, rest = line.strip().removeprefix("/").partition(" ")
     if name not in COMMANDS:
         near = nearest(name, list(COMMANDS))
-        raise InvalidParameterError(f"no command /{name}{near.replace('mean ', 'mean /') or '; /help lists them'}")
+        hint = "/help lists the commands" if near is None else f"did you mean /{near}?"
+        raise click.UsageError(f"unknown command /{name}; {hint}")
     COMMANDS[name][0](session, rest.strip())
 
 

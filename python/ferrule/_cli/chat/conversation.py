@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
+import click
+
 from ferrule._params.sampling import SamplingParams
 from ferrule._params.structured import StructuredOutputsParams
-from ferrule._validation import shown
 from ferrule.errors import FerruleError, InvalidParameterError
 
 NOT_OF_CHATS = {"n", "logits_processors"}
@@ -47,7 +48,7 @@ class Conversation:
     def save(self, path: Path, model: str) -> None:
         """Saves the chat as a request that `load` reads and every server of OpenAI's API answers.
 
-        Raises InvalidParameterError for a file that cannot be written.
+        Raises click.UsageError for a file that cannot be written.
         """
         body = {"model": model, "messages": self.messages(), **parameter_fields(self.params)}
         new = path.with_name(f".{path.name}.tmp")
@@ -57,30 +58,30 @@ class Conversation:
         except (OSError, UnicodeEncodeError) as error:
             new.unlink(missing_ok=True)
             reason = error.strerror if isinstance(error, OSError) else error
-            raise InvalidParameterError(f"{path}: cannot be written: {reason}") from error
+            raise click.UsageError(f"{path} cannot be written: {reason}") from error
 
     def load(self, path: Path) -> None:
         """Loads a saved chat or a list of messages.
 
-        Raises InvalidParameterError; the chat is then unchanged.
+        Raises click.UsageError; the chat is then unchanged.
         """
         try:
             with path.open("rb") as file:
                 content = file.read(LARGEST_FILE + 1)
             if len(content) > LARGEST_FILE:
-                raise InvalidParameterError(f"{path}: larger than {LARGEST_FILE} bytes, the limit of a conversation")
+                raise click.UsageError(f"{path} must have at most {LARGEST_FILE} bytes")
             body: object = json.loads(content)
         except OSError as error:
-            raise InvalidParameterError(f"{path}: cannot be read: {error.strerror}") from error
+            raise click.UsageError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
-            raise InvalidParameterError(f"{path}: not JSON: {error}") from error
+            raise click.UsageError(f"{path} is not valid JSON: {error}") from error
         given = cast("dict[str, Any]", body) if isinstance(body, dict) else {"messages": body}
         try:
             messages = _checked_messages(given.pop("messages", None))
             given.pop("model", None)
             params = with_parameters(SamplingParams.with_model_defaults(), given) if given else self.params
         except FerruleError as error:
-            raise InvalidParameterError(f"{path}: {error}") from error
+            raise click.UsageError(f"{path}: {error}") from error
         first = messages[0] if messages and messages[0]["role"] == "system" else None
         self.system = None if first is None else first["content"]
         self.said = messages if first is None else messages[1:]
@@ -94,21 +95,28 @@ def with_parameters(params: SamplingParams, changes: Mapping[str, Any]) -> Sampl
     """
     unknown = [name for name in changes if name not in PARAMETERS]
     if unknown:
-        raise InvalidParameterError(f"{shown(unknown[0])} is no parameter of sampling{nearest(unknown[0], PARAMETERS)}")
+        near = nearest(unknown[0], PARAMETERS)
+        hint = "" if near is None else f" (did you mean {near}?)"
+        raise InvalidParameterError("parameter", unknown[0], f"the name of a sampling parameter{hint}")
     values = dict(changes)
     structure = values.get("structured_outputs")
     if isinstance(structure, Mapping):
-        known = {field.name for field in fields(StructuredOutputsParams)}
-        wrong = [name for name in cast("Mapping[str, Any]", structure) if name not in known]
-        if wrong:
-            raise InvalidParameterError(f"structured_outputs has {shown(wrong[0])}, which is not one of its fields")
-        values["structured_outputs"] = StructuredOutputsParams(**cast("dict[str, Any]", structure))
+        values["structured_outputs"] = _structured_outputs(cast("Mapping[str, Any]", structure))
     bias = values.get("logit_bias")
     if isinstance(bias, Mapping):  # JSON's keys are strings
         values["logit_bias"] = {_number(key): value for key, value in cast("Mapping[Any, Any]", bias).items()}
     plain = SamplingParams.with_model_defaults()
     values = {name: getattr(plain, name) if value is None else value for name, value in values.items()}
     return SamplingParams.with_model_defaults(**{**{f.name: getattr(params, f.name) for f in fields(params)}, **values})
+
+
+def _structured_outputs(given: Mapping[str, Any]) -> StructuredOutputsParams:
+    known = [field.name for field in fields(StructuredOutputsParams)]
+    for name in given:
+        if name not in known:
+            requirement = f"an object with the fields {', '.join(known)} (no {name:.50})"
+            raise InvalidParameterError("structured_outputs", given, requirement)
+    return StructuredOutputsParams(**given)
 
 
 def parameter_fields(params: SamplingParams) -> dict[str, Any]:
@@ -120,12 +128,11 @@ def parameter_fields(params: SamplingParams) -> dict[str, Any]:
     return given
 
 
-def nearest(name: str, names: list[str]) -> str:
-    """Returns a suggestion of the most similar name; empty where none is similar."""
+def nearest(name: str, names: list[str]) -> str | None:
+    """Returns the most similar name; None if no name is similar."""
     from difflib import get_close_matches
 
-    found = get_close_matches(name, names, 1)
-    return f"; did you mean {found[0]}?" if found else ""
+    return next(iter(get_close_matches(name, names, 1)), None)
 
 
 def _number(key: object) -> object:
@@ -134,16 +141,14 @@ def _number(key: object) -> object:
 
 def _checked_messages(given: object) -> list[dict[str, Any]]:
     if not isinstance(given, list):
-        raise InvalidParameterError(f"messages is {shown(given)}; it must be a list of messages")
+        raise InvalidParameterError("messages", given, "a list of messages")
     for index, message in enumerate(cast("list[object]", given)):
         if not isinstance(message, dict):
-            raise InvalidParameterError(f"messages[{index}] is {shown(message)}; it must be an object")
+            raise InvalidParameterError(f"messages[{index}]", message, "an object")
         role = cast("dict[str, object]", message).get("role")
         content = cast("dict[str, object]", message).get("content")
         if role not in ROLES:
-            raise InvalidParameterError(
-                f"messages[{index}].role is {shown(role)}; it must be one of {', '.join(ROLES)}"
-            )
+            raise InvalidParameterError(f"messages[{index}].role", role, f"one of {', '.join(ROLES)}")
         if not isinstance(content, str):
-            raise InvalidParameterError(f"messages[{index}].content is {shown(content)}; it must be a string")
+            raise InvalidParameterError(f"messages[{index}].content", content, "a string")
     return cast("list[dict[str, Any]]", given)

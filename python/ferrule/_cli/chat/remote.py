@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from typing import Any, cast
 from urllib.parse import urlsplit, urlunsplit
 
+import click
+
 from ferrule._cli.chat.answers import Delta, Usage
 from ferrule._cli.chat.conversation import parameter_fields
 from ferrule._params.sampling import SamplingParams
@@ -29,13 +31,14 @@ LONGEST_LINE = 16 << 20
 class RemoteAnswers:
     """Answers of a model of a server (default: its first model).
 
-    Raises InvalidParameterError for an invalid URL, RemoteError for an unreachable server or an unknown model.
+    Raises InvalidParameterError for an invalid URL, click.UsageError for an invalid API key, and RemoteError for an
+    unreachable server or one without models.
     """
 
     def __init__(self, url: str, model: str | None, api_key: str | None) -> None:
         self._base = _checked_url(url)
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-            raise InvalidParameterError("the API key has characters that no HTTP header can hold")
+            raise click.UsageError("--api-key must be printable ASCII characters, which an HTTP header can hold")
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self.context: int | None = None
         self.name = model or ""
@@ -57,7 +60,7 @@ class RemoteAnswers:
         first: float | None = None
         finished: str | None = None
         usage: Mapping[str, Any] = {}
-        with self._asked("chat/completions", TIMEOUT, body) as response:
+        with self._request("chat/completions", TIMEOUT, body) as response:
             for event in _events(response, f"{self._base}/chat/completions"):
                 usage = _object(event.get("usage")) or usage
                 for choice in _objects(event.get("choices")):
@@ -72,12 +75,12 @@ class RemoteAnswers:
         yield Delta(usage=_usage(usage, began, first, finished))
 
     def _models(self) -> list[dict[str, Any]]:
-        with self._asked("models", FIRST_TIMEOUT) as response:
+        with self._request("models", FIRST_TIMEOUT) as response:
             answer = _json(response.read(LONGEST_LINE), f"{self._base}/models")
         return _objects(answer.get("data"))
 
     @contextmanager
-    def _asked(
+    def _request(
         self, path: str, timeout: float, body: Mapping[str, Any] | None = None
     ) -> Generator[http.client.HTTPResponse, None, None]:
         """Yields the response of the server. Raises RemoteError, also for failures while it is read."""
@@ -88,7 +91,7 @@ class RemoteAnswers:
         try:
             with _opener().open(request, timeout=timeout) as response:
                 yield response
-        except RemoteError:  # of what was read
+        except RemoteError:  # raised while the response was read
             raise
         except urllib.error.HTTPError as error:
             with error:
@@ -96,13 +99,13 @@ class RemoteAnswers:
         except urllib.error.URLError as error:
             raise RemoteError(f"{url}: cannot be reached: {error.reason}") from error
         except TimeoutError as error:
-            raise RemoteError(f"{url}: no answer within {timeout:g} seconds") from error
+            raise RemoteError(f"{url}: no response within {timeout:g} seconds") from error
         except (OSError, http.client.HTTPException) as error:
             raise RemoteError(f"{url}: {type(error).__name__}: {error}") from error
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """Proxies as the environment has them, and no redirects: one would send the key elsewhere."""
+    """Creates an opener with the proxies of the environment and without redirects, which would forward the key."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler,
@@ -129,12 +132,12 @@ def _checked_url(url: str) -> str:
     """Normalizes a URL: removes a trailing slash, and adds /v1 where the path is empty."""
     try:
         parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and parts.hostname is not None and (parts.port or 1) > 0
-    except ValueError:  # a port that is none
-        known = False
+        valid = parts.scheme in ("http", "https") and parts.hostname is not None and (parts.port or 1) > 0
+    except ValueError:  # an invalid port
+        valid = False
         parts = urlsplit("")
-    if not known or parts.query or parts.fragment or parts.username or any(ord(each) <= 0x20 for each in url):
-        raise InvalidParameterError(f"--url is {shown(url)}; it must be as in http://127.0.0.1:8000/v1")
+    if not valid or parts.query or parts.fragment or parts.username or any(ord(each) <= 0x20 for each in url):
+        raise InvalidParameterError("url", url, "an HTTP URL such as http://127.0.0.1:8000/v1")
     return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") or "/v1", "", ""))
 
 
@@ -143,7 +146,7 @@ def _events(response: http.client.HTTPResponse, url: str) -> Iterator[dict[str, 
     ended = False
     while line := response.readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:
-            raise RemoteError(f"{url}: an event of more than {LONGEST_LINE} bytes")
+            raise RemoteError(f"{url}: an event has more than {LONGEST_LINE} bytes, the limit")
         field, _, value = line.strip().partition(b":")
         if field != b"data":
             continue
@@ -155,7 +158,7 @@ def _events(response: http.client.HTTPResponse, url: str) -> Iterator[dict[str, 
             raise RemoteError(f"{url}: {_text_of(event)}")
         yield event
     if not ended:
-        raise RemoteError(f"{url}: the answer broke off")
+        raise RemoteError(f"{url}: the response ended before [DONE]")
 
 
 def _json(content: bytes, url: str) -> dict[str, Any]:
@@ -164,7 +167,8 @@ def _json(content: bytes, url: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
-        raise RemoteError(f"{url}: no JSON object: {shown(content)}; is there a server of OpenAI's API?")
+        hint = "check that the URL is that of OpenAI's API"
+        raise RemoteError(f"{url}: response is not a JSON object: {shown(content)}; {hint}")
     return cast("dict[str, Any]", answer)
 
 
@@ -174,7 +178,7 @@ def _message(error: urllib.error.HTTPError) -> str:
         content = error.read(LONGEST_LINE)
         return _text_of(_json(content, ""))
     except (OSError, http.client.HTTPException, RemoteError):
-        return "the server does not say why"
+        return "no error message"
 
 
 def _text_of(answer: Mapping[str, Any]) -> str:

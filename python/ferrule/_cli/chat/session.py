@@ -7,6 +7,8 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import click
+
 from ferrule._cli.chat.commands import run_command
 from ferrule._cli.chat.display import display
 from ferrule.errors import FerruleError, PromptError
@@ -62,6 +64,8 @@ class Session:
                 self.answer(line)
         except PromptError as error:
             self._report(f"{error}; /clear starts a new conversation, /undo removes the last message")
+        except click.UsageError as error:
+            self._report(error.message)
         except FerruleError as error:
             self._report(str(error))
 
@@ -105,7 +109,7 @@ class Session:
         last = self._usages[-1]
         used = (last.prompt_tokens or 0) + (last.output_tokens or 0)
         of = "" if self.answers.context is None else f" of {self.answers.context:,}, {used / self.answers.context:.0%}"
-        lines = [answered, f"read {read:,} tokens, written {written:,}", f"context {used:,} tokens{of}"]
+        lines = [answered, f"prompts {read:,} tokens, answers {written:,} tokens", f"context {used:,} tokens{of}"]
         return "\n".join([*lines, f"last answer {last.summary}"])
 
     def _report(self, message: str) -> None:
