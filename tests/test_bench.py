@@ -343,7 +343,7 @@ def test_comparison(fake_engine: object, tmp_path: Path, capsys: pytest.CaptureF
     ]
     assert main(["bench", "--context", "16", "--gen", "4", "--compare", str(path)]) == 0
     shown = capsys.readouterr().out
-    assert "isa differs: slower then, fake now" in shown
+    assert "isa differs: slower (old), fake (new)" in shown
     assert "read gbps" in shown
     assert "2.000" in shown
 

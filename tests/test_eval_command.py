@@ -89,10 +89,10 @@ def test_tables(file: str, fake_engine: object, capsys: pytest.CaptureFixture[st
     assert captured.err == ""
     assert captured.out.startswith("tiny  int8 weights")
     assert "perplexity  " in captured.out
-    assert "windows of 64, 32 apart" in captured.out
+    assert "windows of 64, stride 32" in captured.out
     assert main(["eval", file, "--window", "64", "--reference", "tiny", "--worst", "2"]) == 0
     out = capsys.readouterr().out
-    assert "against tiny  f32 weights" in out
+    assert "reference: tiny  f32 weights" in out
     for name in ("same top token", "divergence (KLD, nats)", "99.9 %", "maximum", "reference's top"):
         assert name in out
     assert max(map(len, out.splitlines())) <= 100

@@ -63,9 +63,9 @@ def test_quantized_checkpoints_tell_how_they_are_stored(case: str, capsys: pytes
     assert common >= {"stored_as", "conversion", "weight_bytes"}
     assert main(["info", str(directory)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert f"bits a weight; {before['stored_as']}; tensors: " in text
+    assert f"bits per weight; {before['stored_as']}; tensors: " in text
     assert " weights stored: " in text
-    assert "; kept as stored if kernels support the format, else dequantized and re-quantized cache" in text
+    assert "; kept as stored if kernels support the format, else dequantized and re-quantized KV cache" in text
 
 
 @pytest.mark.native
@@ -81,8 +81,8 @@ def test_encoders_are_described(case: str, capsys: pytest.CaptureFixture[str]) -
     assert before["memory"]["buffers"] == in_pieces["memory"]["buffers"]
     assert main(["info", str(directory)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "tokens see those after them too" in text
-    assert ("a classifier of 1 label; no head" in text) == (case == "bert_classifier")
+    assert "bidirectional attention" in text
+    assert ("classifier of 1 label; no lm_head" in text) == (case == "bert_classifier")
 
 
 def test_parsers_follow_from_the_template(fake_engine: object, model_with: Callable[..., Path]) -> None:
@@ -365,20 +365,20 @@ def words(case: str) -> list[tuple[str, str, str]]:
 def test_layers_in_words() -> None:
     (cohere,) = words("cohere")
     assert cohere[0].startswith("4 heads of 16, 2 key-value heads; ")
-    assert "neighbours paired" in cohere[0]
-    assert cohere[2] == "layer norm before both blocks; blocks side by side"
+    assert "interleaved pairs" in cohere[0]
+    assert cohere[2] == "layer norm before both blocks; parallel blocks"
     assert "sinks" in words("gpt_oss")[0][0]
     assert "clamped at 7 (alpha 1.702)" in words("gpt_oss")[0][1]
-    assert "not rotated" in words("gpt2")[0][0]
+    assert "no RoPE" in words("gpt2")[0][0]
     assert "ALiBi" in words("bloom")[0][0]
     assert "2 experts" not in words("qwen3_moe")[0][1]
     assert "rms norm after each block" in words("olmo2")[0][2]
-    assert "what blocks add is times 0.3" in words("granite")[0][2]
+    assert "residual scale 0.3" in words("granite")[0][2]
     dense, sparse = words("deepseek_v3")
-    assert "over one latent of" in dense[0]
+    assert "latent attention of rank" in dense[0]
     assert dense[1].startswith("gated silu, ")
-    assert "sigmoid" in sparse[1]
-    assert "one for all tokens: gated silu" in sparse[1]
+    assert "router: sigmoid" in sparse[1]
+    assert "shared expert: gated silu" in sparse[1]
 
 
 @pytest.mark.native

@@ -102,22 +102,26 @@ def test_each_endpoint(batch: Batch) -> None:
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        ("{", "invalid_json", "line 1 is not JSON"),
-        ("[" * 100_000, "invalid_json", "line 1 is not JSON: nested too deep"),
-        ("\\ud800", "invalid_json", "line 1 is not JSON"),
-        ("[]", "invalid_request", "line 1 is []; it must be an object"),
+        ("{", "invalid_json", "line 1 is not valid JSON: Expecting property name"),
+        ("[" * 100_000, "invalid_json", "line 1 is not valid JSON: too deeply nested"),
+        ("\\ud800", "invalid_json", "line 1 is not valid JSON: Expecting value"),
+        ("[]", "invalid_request", "line 1 must be an object, got []"),
         ("{}", "invalid_request", "custom_id is missing"),
-        ({**chat_request(0), "custom_id": 3}, "invalid_request", "custom_id is 3; it must be a string"),
-        ({**chat_request(0), "custom_id": ""}, "invalid_request", "custom_id is ''"),
-        ({**chat_request(0), "method": "GET"}, "invalid_request", "method is 'GET'; it must be 'POST'"),
+        ({**chat_request(0), "custom_id": 3}, "invalid_request", "custom_id must be a non-empty string, got 3"),
+        ({**chat_request(0), "custom_id": ""}, "invalid_request", "custom_id must be a non-empty string, got ''"),
+        ({**chat_request(0), "method": "GET"}, "invalid_request", "method must be 'POST', got 'GET'"),
         (
             {**chat_request(0), "url": "/v1/models"},
             "invalid_request",
-            "url is '/v1/models'; it must be one of /v1/chat",
+            "url must be one of /v1/chat/completions, /v1/completions, /v1/embeddings, got '/v1/models'",
         ),
-        ({**chat_request(0), "body": "x"}, "invalid_request", "body is 'x'; it must be an object"),
-        ({**chat_request(0), "priority": 1}, "invalid_request", "'priority' is no field of a request"),
-        (chat_request(0, stream=True), "invalid_request", "body.stream is true; a batch has no streams"),
+        ({**chat_request(0), "body": "x"}, "invalid_request", "body must be an object, got 'x'"),
+        (
+            {**chat_request(0), "priority": 1},
+            "invalid_request",
+            "unknown field 'priority'; the fields are custom_id, method, url, body",
+        ),
+        (chat_request(0, stream=True), "invalid_request", "body.stream must be false in a batch, got true"),
     ],
 )
 def test_a_line_that_is_no_request_is_an_error_line(batch: Batch, line: object, code: str, message: str) -> None:
@@ -176,9 +180,9 @@ def test_an_id_that_comes_twice(batch: Batch, tmp_path: Path) -> None:
         assert code == 1
         assert [answer["error"] and answer["error"]["code"] for answer in answers[:2]] == [None, None]
         for answer in answers[2:]:
-            message = "custom_id 'r0' is that of line 1 already"
+            message = "custom_id must be unique, got 'r0' again (first in line 1)"
             assert answer["error"] == {"code": "duplicate_custom_id", "message": message}
-        assert "the first is line 3 ('r0'): custom_id 'r0' is that of line 1 already" in err
+        assert "the first is line 3 ('r0'): custom_id must be unique, got 'r0' again (first in line 1)" in err
         target = tmp_path / "out.jsonl"
         target.write_bytes(b"".join(target.read_bytes().splitlines(keepends=True)[:3]))
 
@@ -239,8 +243,8 @@ def test_a_batch_is_no_pipe(batch: Batch, tmp_path: Path, capsys: pytest.Capture
     for words, message in [
         (("-", "-"), "INPUT and OUTPUT must be files"),
         ((str(source), "-"), "INPUT and OUTPUT must be files"),
-        ((str(pipe), str(tmp_path / "out.jsonl")), "file must be a regular file; a batch is read from one and"),
-        ((str(source), str(pipe)), "file must be a regular file; a batch is read from one and written to"),
+        ((str(pipe), str(tmp_path / "out.jsonl")), "input_file must be a regular file, got"),
+        ((str(source), str(pipe)), "output_file must be a regular file, got"),
     ]:
         assert main(["run-batch", *words]) == 2
         assert message in capsys.readouterr().err
@@ -282,24 +286,33 @@ def test_a_rerun_makes_what_is_missing(batch: Batch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"custom_id": "other", "response": null, "error": null}\n', "answers 'other', but line 1 of"),
-        (b"a diary\n", "this line is not an answer of a batch"),
-        (b"[" * 100_000 + b"\n", "this line is not an answer of a batch"),
-        (b'{"custom_id": "r0", "response": null, "error": null}\n' * 2, "line 2: "),
+        (
+            b'{"custom_id": "other", "response": null, "error": null}\n',
+            "in.jsonl, which has custom_id 'r0', not 'other' for line 1, got",
+        ),
+        (b"a diary\n", "output_file must be a file of batch responses (line 1 is not one), got"),
+        (b"[" * 100_000 + b"\n", "output_file must be a file of batch responses (line 1 is not one), got"),
+        (
+            b'{"custom_id": "r0", "response": null, "error": null}\n' * 2,
+            "in.jsonl, which has no request for line 2, got",
+        ),
     ],
 )
-def test_another_file_is_left_as_it_is(batch: Batch, tmp_path: Path, content: bytes, message: str) -> None:
+def test_another_file_is_left_as_it_is(
+    batch: Batch, tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "out.jsonl").write_bytes(content)
     source = written(tmp_path / "in.jsonl", chat_request(0))
     assert main(["run-batch", str(source), str(tmp_path / "out.jsonl")]) == 2
     assert (tmp_path / "out.jsonl").read_bytes() == content
+    assert message in capsys.readouterr().err
 
 
 def test_another_file_is_named(batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "out.jsonl").write_bytes(b"a diary\n")
     source = written(tmp_path / "in.jsonl", chat_request(0))
     main(["run-batch", str(source), str(tmp_path / "out.jsonl")])
-    assert "this line is not an answer of a batch" in capsys.readouterr().err
+    assert "output_file must be a file of batch responses (line 1 is not one), got" in capsys.readouterr().err
     assert main(["run-batch", str(source), str(source)]) == 2
     assert "the same file" in capsys.readouterr().err
     assert main(["run-batch", str(source), str(tmp_path / "no" / "out.jsonl")]) == 2

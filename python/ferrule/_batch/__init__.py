@@ -1,8 +1,8 @@
-"""Files of requests in OpenAI's batch format (https://platform.openai.com/docs/guides/batch), answered line by line.
+"""Files of requests in OpenAI's batch format (https://platform.openai.com/docs/guides/batch).
 
-Each line goes through the server's own application, without a network: what is answered, and refused, is what
-`ferrule serve` would. Answers stand in the order of the requests, so that a run that was broken off is resumed by
-reading both files side by side, and memory does not grow with them.
+Each line is a request to the server application, which runs in this process without a network, so that responses and
+errors are those of `ferrule serve`. Responses are written in the order of the requests. An interrupted run is resumed
+by reading both files in parallel, and memory does not grow with their size.
 """
 
 from ferrule._batch.files import Answered, BatchInput, BatchOutput

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from ferrule._validation import shown
@@ -19,7 +20,7 @@ class Answer:
     """A line of the output."""
 
     content: bytes
-    """The line with its end."""
+    """The line with its newline."""
     custom_id: Any
     """None if the request has none."""
     failure: str | None
@@ -32,15 +33,15 @@ def refusal(custom_id: Any, code: str, message: str) -> Answer:
 
 
 def response(custom_id: Any, status: int, body: bytes) -> Answer:
-    """Response of the server application to a request."""
+    """Returns the answer with a response of the server application."""
     request_id = f"req_{uuid.uuid4().hex}"
     return _answer(custom_id, {"status_code": status, "request_id": request_id, "body": json.loads(body)}, None)
 
 
-def read_answer(content: bytes, where: str) -> Answer:
-    """An answer of an earlier run.
+def read_answer(content: bytes, path: Path, number: int) -> Answer:
+    """Reads an answer of an earlier run; path and line number are for errors.
 
-    Raises InvalidParameterError where it is none.
+    Raises InvalidParameterError for a line that is not an answer.
     """
     try:
         read: object = json.loads(content)
@@ -48,7 +49,7 @@ def read_answer(content: bytes, where: str) -> Answer:
         read = None
     answer = cast("dict[str, Any]", read) if isinstance(read, dict) else {}
     if not answer.keys() >= FIELDS:
-        raise InvalidParameterError("output_file", where, "another file: this line is not an answer of a batch")
+        raise InvalidParameterError("output_file", str(path), f"a file of batch responses (line {number} is not one)")
     return Answer(content, answer["custom_id"], _failure(answer["response"], answer["error"]))
 
 

@@ -1,4 +1,4 @@
-"""The two files of a batch: requests that are read one by one, and answers that are there whole or not at all."""
+"""Files of a batch: the input, read line by line, and the output, whose lines are written atomically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError, ModelWriteError
 
 LONGEST_LINE = 64 << 20
-"""Bytes of a request; a longer line is answered with an error."""
+"""Maximum size of a line, in bytes; a longer line gets an error."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Line:
     """Number of the first line with the same custom_id; None if this is the first."""
 
     def read(self) -> object:
-        """The line as JSON. Raises ValueError."""
+        """Parses the line as JSON. Raises ValueError."""
         return _parsed(cast("bytes", self.content))
 
 
@@ -47,7 +47,7 @@ class BatchInput:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _check_regular(path)
+        _check_regular("input_file", path)
         try:
             self._file: BinaryIO = path.open("rb")
             self.bytes = os.fstat(self._file.fileno()).st_size
@@ -56,7 +56,7 @@ class BatchInput:
         self.rewind()
 
     def rewind(self) -> None:
-        """The first line is the next one."""
+        """Starts again at the first line."""
         self._file.seek(0)
         self.bytes_read = 0
         self._number = 0
@@ -87,7 +87,7 @@ class BatchInput:
         custom_id = cast("dict[str, Any]", read).get("custom_id") if isinstance(read, dict) else None
         same = None
         if isinstance(custom_id, str):
-            # A digest, as ids may be as long as they like, and there is one for each line.
+            # Digests bound the memory: ids may be long, and every line has one.
             digest = blake2b(custom_id.encode(errors="surrogatepass"), digest_size=16).digest()
             first = self._first.setdefault(digest, self._number)
             same = None if first == self._number else first
@@ -111,23 +111,23 @@ class Answered:
     """Line and message of the first error."""
 
     def count(self, answer: Answer) -> None:
-        """Adds the answer that comes next."""
+        """Counts the next answer."""
         self.lines += 1
         if answer.failure is not None:
             self.failed += 1
-            called = "" if answer.custom_id is None else f" ({shown(answer.custom_id)})"
-            self.failure = self.failure or f"line {self.lines}{called}: {answer.failure}"
+            name = "" if answer.custom_id is None else f" ({shown(answer.custom_id)})"
+            self.failure = self.failure or f"line {self.lines}{name}: {answer.failure}"
 
 
 class BatchOutput:
-    """A file to which answers are added; one process at a time may have it.
+    """Output file to which answers are appended, locked for this process.
 
-    Raises InvalidParameterError where it cannot be opened, or another process has it.
+    Raises InvalidParameterError for a file that cannot be opened or that another process has locked.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _check_regular(path)
+        _check_regular("output_file", path)
         self._rewrite: Rewrite | None = None
         self._old: BinaryIO | None = None
         try:
@@ -141,9 +141,9 @@ class BatchOutput:
             raise InvalidParameterError("output_file", str(path), "a file that no other process writes") from None
 
     def resume(self, requests: BatchInput) -> Answered:
-        """Takes from the requests those that have answers; a torn last line is cut off.
+        """Skips the requests that have answers and truncates an incomplete last line.
 
-        Raises InvalidParameterError where the answers are not those of the requests; the file is left as it is then.
+        Raises InvalidParameterError for a file with answers to other requests, which remains unchanged.
         """
         answered = Answered()
         whole = 0
@@ -152,30 +152,27 @@ class BatchOutput:
                 if not content.endswith(b"\n"):
                     break
                 whole += len(content)
-                where = f"{self.path}, line {answered.lines + 1}"
-                answer = read_answer(content, where)
+                answer = read_answer(content, self.path, answered.lines + 1)
                 answered.count(answer)
                 request = next(requests, None)
                 if request is None:
-                    raise InvalidParameterError(
-                        "output_file", where, f"another file: {requests.path} has no request for this line"
-                    )
-                if request.custom_id != answer.custom_id:
-                    requirement = (
-                        f"another file, or removed: it answers {shown(answer.custom_id)}, but line {request.number} of "
-                        f"{requests.path} is {shown(request.custom_id)}"
-                    )
-                    raise InvalidParameterError("output_file", where, requirement)
+                    mismatch = "has no request"
+                elif request.custom_id != answer.custom_id:
+                    mismatch = f"has custom_id {shown(request.custom_id)}, not {shown(answer.custom_id)}"
+                else:
+                    continue
+                requirement = f"responses to {requests.path}, which {mismatch} for line {answered.lines}"
+                raise InvalidParameterError("output_file", str(self.path), requirement)
         self._file.truncate(whole)
         return answered
 
     def retry(self) -> None:
-        """From here on all answers are written again, those that are `kept` and others in the place of errors.
+        """Starts to rewrite the file, in which new answers replace errors; `kept` answers are copied.
 
-        Until each line has its answer the file is as it was. Raises ModelWriteError.
+        The old file remains until each of its lines has an answer. Raises ModelWriteError.
         """
         self._rewrite = Rewrite(self.path)
-        self._old, self._file = self._file, self._rewrite.file  # the old one is locked until the end
+        self._old, self._file = self._file, self._rewrite.file  # the old file stays open, which keeps its lock
 
     def kept(self) -> Answer | None:
         """Returns the existing answer to the next line; None if the request must run."""
@@ -213,16 +210,14 @@ class BatchOutput:
 
 
 def _parsed(content: bytes) -> object:
-    """Raises ValueError."""
+    """Parses JSON. Raises ValueError, also for deep nesting."""
     try:
         return json.loads(content)
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        raise ValueError("too deeply nested") from None
 
 
-def _check_regular(path: Path) -> None:
-    """A pipe cannot be compared with what was answered before, and would be waited for."""
+def _check_regular(field: str, path: Path) -> None:
+    """Refuses pipes and devices: they cannot be read again to resume, and opening a pipe would block."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise InvalidParameterError(
-            "file", str(path), "a regular file; a batch is read from one and written to another"
-        )
+        raise InvalidParameterError(field, str(path), "a regular file")

@@ -20,7 +20,7 @@ FIELDS = ("custom_id", "method", "url", "body")
 
 
 class LineError(Exception):
-    """A line that is no request."""
+    """A line is not a valid request; `code` identifies the error."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -28,49 +28,52 @@ class LineError(Exception):
 
 
 def read_request(line: Line) -> tuple[str, bytes]:
-    """The path and the body of the request that a line is.
+    """Returns the path and the body of the request in a line.
 
     Raises LineError.
     """
     if line.content is None:
-        raise LineError("line_too_long", f"line {line.number} has more than {LONGEST_LINE} bytes, the limit")
+        raise LineError("line_too_long", f"line {line.number} must have at most {LONGEST_LINE} bytes")
     try:
         read = line.read()
     except ValueError as error:
-        raise LineError("invalid_json", f"line {line.number} is not JSON: {error}") from error
+        raise LineError("invalid_json", f"line {line.number} is not valid JSON: {error}") from error
     if not isinstance(read, dict):
-        raise LineError("invalid_request", f"line {line.number} is {shown(read)}; it must be an object")
+        raise LineError("invalid_request", f"line {line.number} must be an object, got {shown(read)}")
     request = cast("dict[str, object]", read)
     for name in FIELDS:
         if name not in request:
             raise LineError("invalid_request", f"{name} is missing")
     unknown = [name for name in request if name not in FIELDS]
     if unknown:
-        raise LineError("invalid_request", f"{shown(unknown[0])} is no field of a request; it has {', '.join(FIELDS)}")
+        raise LineError("invalid_request", f"unknown field {shown(unknown[0])}; the fields are {', '.join(FIELDS)}")
     custom_id, method, url, body = (request[name] for name in FIELDS)
     if not isinstance(custom_id, str) or not custom_id:
-        raise LineError("invalid_request", f"custom_id is {shown(custom_id)}; it must be a string that is not empty")
+        raise LineError("invalid_request", f"custom_id must be a non-empty string, got {shown(custom_id)}")
     if line.same_id is not None:
-        raise LineError("duplicate_custom_id", f"custom_id {shown(custom_id)} is that of line {line.same_id} already")
+        raise LineError(
+            "duplicate_custom_id",
+            f"custom_id must be unique, got {shown(custom_id)} again (first in line {line.same_id})",
+        )
     if method != "POST":
-        raise LineError("invalid_request", f"method is {shown(method)}; it must be 'POST'")
+        raise LineError("invalid_request", f"method must be 'POST', got {shown(method)}")
     if url not in ENDPOINTS:
-        raise LineError("invalid_request", f"url is {shown(url)}; it must be one of {', '.join(ENDPOINTS)}")
+        raise LineError("invalid_request", f"url must be one of {', '.join(ENDPOINTS)}, got {shown(url)}")
     if not isinstance(body, dict):
-        raise LineError("invalid_request", f"body is {shown(body)}; it must be an object")
+        raise LineError("invalid_request", f"body must be an object, got {shown(body)}")
     if cast("dict[str, object]", body).get("stream"):
-        raise LineError("invalid_request", "body.stream is true; a batch has no streams")
+        raise LineError("invalid_request", "body.stream must be false in a batch, got true")
     return cast("str", url), json.dumps(body).encode()
 
 
 async def call(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
-    """Status and body of what an application answers to a POST (https://asgi.readthedocs.io)."""
+    """Sends a POST request to an ASGI application and returns status and body (https://asgi.readthedocs.io)."""
     status, answer = 0, b""
     asked = False
 
     async def receive() -> MutableMapping[str, Any]:
         nonlocal asked
-        if asked:  # the client stays to the end
+        if asked:  # the client stays connected
             await asyncio.Event().wait()
         asked = True
         return {"type": "http.request", "body": body, "more_body": False}
@@ -104,15 +107,15 @@ async def call(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
     try:
         await app(scope, receive, send)
     except Exception:
-        if not status:  # Starlette answers a defect with 500, and raises it once more for whoever keeps the log
+        if not status:  # Starlette sends a 500 for an exception and then raises it again for the log
             raise
     return status, answer
 
 
 def check_model_names(requests: BatchInput, names: Sequence[str]) -> None:
-    """Rewinds the requests after a look at what models they name.
+    """Checks that a request names one of the models, or none, and rewinds the requests.
 
-    Raises InvalidParameterError where none can be answered, as each names a model that is called otherwise.
+    Raises InvalidParameterError if all requests name other models.
     """
     other = None
     for line in requests:
@@ -127,8 +130,8 @@ def check_model_names(requests: BatchInput, names: Sequence[str]) -> None:
     else:
         if other is not None:
             number, asked = other
-            where = f"{requests.path}, line {number}"
             known = " or ".join(names)
+            where = f"line {number} of {requests.path}"
             requirement = f"{known} in {where} (or pass --served-model-name {shlex.quote(asked)})"
             raise InvalidParameterError("model", asked, requirement)
     requests.rewind()

@@ -1,6 +1,6 @@
-"""Rewriting of an output file, so that errors within it can be replaced by answers.
+"""Rewriting of an output file, in which new answers replace errors.
 
-The new file replaces the old one once it has all lines.
+The new file replaces the old one when it has all lines.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from ferrule.errors import ModelWriteError
 
 
 class Rewrite:
-    """The old file, whose lines were all checked, and the new one beside it.
+    """The old file, whose lines were checked, and the new file in the same directory.
 
     Raises ModelWriteError.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path.resolve()  # what a link leads to is replaced, and not the link
+        self._path = path.resolve()  # replaces the target of a link, not the link
         self._new = self._path.with_name(f".{self._path.name}.retry")
         self._size = self._path.stat().st_size
+        self._number = 0
         self._ahead: BinaryIO = self._path.open("rb")
         self._behind: BinaryIO = self._path.open("rb")
         try:
@@ -35,20 +36,21 @@ class Rewrite:
         shutil.copymode(self._path, self._new)
 
     def next(self) -> Answer | None:
-        """The next answer of the old file; None behind the last, and for one that is to be made again."""
+        """Returns the next answer of the old file; None for an error, which runs again, and at the end."""
         content = self._ahead.readline()
-        answer = read_answer(content, str(self._path)) if content else None
+        self._number += 1
+        answer = read_answer(content, self._path, self._number) if content else None
         return None if answer is None or answer.failure is not None else answer
 
     def pass_line(self) -> bool:
-        """Notes that the new file has a further line; whether it has them all."""
+        """Counts a line of the new file and returns whether it has all lines."""
         self._behind.readline()
         return self._behind.tell() == self._size
 
     def finish(self) -> None:
-        """Puts the new file in the place of the old one, with what the old one has behind.
+        """Copies the remaining lines of the old file and replaces it with the new one.
 
-        Raises ModelWriteError, and leaves the old one then.
+        Raises ModelWriteError; the old file then remains.
         """
         try:
             while rest := self._behind.read(1 << 20):

@@ -1,4 +1,4 @@
-"""Many requests at once, answers in order, and not more in memory than it takes to keep the engine busy."""
+"""Concurrent requests with responses in order, and bounded memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 WAITING = 1.25
-"""Requests that are asked at once, as a multiple of the sequences of a step: the next ones wait in the engine."""
+"""Number of concurrent requests relative to `max_num_seqs`; the additional requests wait in the engine's queue."""
 MOST_LINES = 2048
-"""Maximum number of lines between the first one without an answer in the file and the last one read. A long answer can
-delay this many others, which are lost and generated again if the run is killed."""
+"""Maximum number of lines that are read but not written, because they wait for the response to an earlier line. A run
+that is killed loses their responses."""
 MOST_BYTES = 256 << 20
-"""Maximum bytes of these lines and answers."""
+"""Maximum size of these lines, in bytes."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Progress:
     answered: Answered
     """Answers in the output."""
     bytes: int
-    """Bytes of the input, up to the last line that is answered."""
+    """Bytes of the input up to the last line with an answer."""
     asked: int = 0
     """Number of requests answered in this run."""
 
@@ -46,9 +46,9 @@ async def run_batch(
     answered: Answered,
     notify: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Answers requests with a model that has these names, after those that already have answers.
+    """Runs the requests that have no answers yet, with a model that has these names.
 
-    Raises EngineError where the engine is dead, ModelWriteError.
+    Raises EngineError if the engine has failed, ModelWriteError.
     """
     from ferrule.server import Models, ServerSettings, create_app
 
@@ -107,5 +107,5 @@ async def _answer(application: ASGIApp, llm: AsyncLLM, line: Line) -> Answer:
         return refusal(line.custom_id, error.code, str(error))
     status, answer = await call(application, path, body)
     if status == 503:
-        await llm.check_health()  # a dead engine answers nobody: the rest is for the next run
+        await llm.check_health()  # raises if the engine has failed: the next run repeats the rest
     return response(line.custom_id, status, answer)

@@ -1,5 +1,5 @@
 """Benchmarks of models relative to the ceilings of the machine.
 
-`measure` runs the model and `machine` the probes of the ceilings, `record` relates the figures of both, and `report`,
-`compare` and `plot` show them. `ferrule bench` is the command line.
+`measure` runs the model and `machine` measures the ceilings; `record` combines the figures of both; `report`, `compare`
+and `plot` show them. The command line is `ferrule bench`.
 """

@@ -1,4 +1,4 @@
-"""A record beside an earlier one: what was measured, and by how much each figure moved."""
+"""Comparison of a record with an earlier one: different conditions, and the ratio of each figure."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ NOT_COMPARED = (
     *CONDITIONS,
     *("batch", "prefill_tokens", "weight_bytes_per_token", "layer_parameters_per_token"),
     *("repeat", "runs_repeated", "runs_in_bad_windows", "rounds_in_bad_windows", "decode_step_bytes"),
-    # The tokens per second once more, the other way round.
+    # Reciprocals of figures that are compared.
     *("prefill_seconds_per_token", "decode_step_seconds"),
 )
 
 
 @dataclass(frozen=True)
 class Change:
-    """A figure then and now."""
+    """Old and new value of a figure."""
 
     point: str
     """Label of the point of a sweep, or of the number of threads; empty if there is only one."""
@@ -53,7 +53,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two records, one beside the other."""
+    """Differences of two records."""
 
     differs: dict[str, tuple[Any, Any]]
     """Conditions that differ, with old and new value."""
@@ -69,7 +69,7 @@ class Comparison:
 
 
 def read_record(path: Path, points: Collection[str]) -> Record:
-    """A record that `ferrule bench --json` wrote, of some of these points at least; see `point_name`.
+    """Reads a record that `ferrule bench --json` wrote and that has at least one of the points; see `point_name`.
 
     Raises InvalidParameterError.
     """
@@ -90,12 +90,12 @@ def read_record(path: Path, points: Collection[str]) -> Record:
 
 
 def point_name(batch: int, context: int) -> str:
-    """The name of a model's point."""
+    """Returns the name of a point of a model."""
     return f"{batch} x {context} tokens"
 
 
 def compare(old: Record, new: Record) -> Comparison:
-    """The figures that both records have of the same points."""
+    """Compares the figures of the points that both records have."""
     before, after = _points(old), _points(new)
     common = [point for point in after if point in before]
     several = len(after) > 1
@@ -112,7 +112,7 @@ def compare(old: Record, new: Record) -> Comparison:
 
 
 def _points(record: Record) -> dict[str, dict[str, float]]:
-    """The figures of a record, by a name of the point they are of."""
+    """Returns the figures of a record, by the name of their point."""
     several: dict[str, object] = {}
     if "one_thread" in record:
         parts = (record, record["one_thread"], record.get("scaling"))

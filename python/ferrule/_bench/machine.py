@@ -1,8 +1,8 @@
-"""The ceilings of the machine, taken again and again between the runs of a model.
+"""Ceilings of the machine, measured repeatedly between the runs of a model.
 
-Machines are shared and clocks move: a ceiling counts beside what ran in the same seconds, and a window in which others
-had the processors counts for nothing. The rate of plain integer additions, which depends on nothing but the processors
-themselves, tells such a window.
+Machines are shared and clock rates change, so that a run is related to the ceilings measured directly before and after
+it. A window in which other processes used the CPUs does not count. It is recognized by the rate of integer additions,
+which depends only on the CPUs.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PASSES = 5
-"""Number of runs of each probe; the median counts, because the figure of a model is a mean over seconds."""
+"""Number of runs of each probe, whose median is used."""
 
 GOOD_SHARE = 0.85
-"""Share of the highest observed additions per second below which a window counts as disturbed."""
+"""Share of the highest observed rate of additions below which a window is disturbed."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Throughput of the machine at one time, per second."""
+    """Throughput of the machine in a window, per second."""
 
     read: float
     """Bytes read."""
@@ -38,7 +38,7 @@ class Ceilings:
 
 
 class Machine:
-    """Probes on as many threads as a model has.
+    """Probes of the ceilings, on as many threads as a model uses.
 
     Raises InsufficientMemoryError.
     """
@@ -48,11 +48,11 @@ class Machine:
 
         self._probes = _native.Ceilings(threads)
         self.read_bytes = self._probes.read_bytes
-        """Bytes of memory that the probe of the read bandwidth goes through."""
+        """Bytes of memory that the probe of the read bandwidth reads."""
         self._most_adds = {True: 0.0, False: 0.0}
 
     def measure(self, *, alone: bool = False) -> Ceilings:
-        """The ceilings of now, on all threads or on one `alone`."""
+        """Measures the ceilings, on all threads or, with `alone`, on one."""
         passes = [self._probes.measure(alone=alone) for _ in range(PASSES)]
         read, int8, f32, adds = map(statistics.median, zip(*passes, strict=True))
         ceilings = Ceilings(read, int8, f32, adds)
@@ -60,12 +60,12 @@ class Machine:
         return ceilings
 
     def is_bad(self, ceilings: Ceilings, *, alone: bool = False) -> bool:
-        """Whether they are of a bad window, as far as is known by now."""
+        """Whether the ceilings were measured in a disturbed window, by the rates observed so far."""
         return ceilings.adds < GOOD_SHARE * self._most_adds[alone]
 
 
 def median(ceilings: Sequence[Ceilings]) -> Ceilings:
-    """The median of each figure."""
+    """Returns the median of each figure."""
     return Ceilings(
         read=statistics.median(each.read for each in ceilings),
         int8=statistics.median(each.int8 for each in ceilings),
@@ -75,7 +75,7 @@ def median(ceilings: Sequence[Ceilings]) -> Ceilings:
 
 
 def between(before: Ceilings, after: Ceilings) -> Ceilings:
-    """The ceilings of what ran between the two: their means, and the fewer additions."""
+    """Returns the ceilings of a run between two measurements: their means, and the lower rate of additions."""
     return Ceilings(
         read=(before.read + after.read) / 2,
         int8=(before.int8 + after.int8) / 2,

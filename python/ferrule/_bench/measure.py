@@ -1,4 +1,4 @@
-"""Runs a model on random tokens and notes when its tokens arrive."""
+"""Runs a model on random tokens and records when its tokens arrive."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Point:
         return f"{sequences} at {self.context} tokens"
 
     def early(self, max_num_batched_tokens: int) -> int:
-        """Tokens, at most, that the first sequence writes while the prompts of the others are read."""
+        """Returns the most tokens that the first sequence generates while the other prompts are computed."""
         if self.batch == 1:
             return 0
         chunk = max(max_num_batched_tokens - self.batch, 1)  # decode rows come first
@@ -73,30 +73,30 @@ class Run:
     decode_seconds: float
     """Seconds from there until each sequence had `gen` more tokens while all of them were running."""
     gaps: list[float]
-    """Seconds between neighbouring tokens of a sequence in that time."""
+    """Seconds between consecutive tokens of a sequence while all sequences decode."""
     contexts: list[float]
-    """Tokens that a step of that time looks back upon, for each sequence: the mean."""
+    """Mean context length of each sequence in tokens, over the steps in which all sequences decode."""
     ceilings: Ceilings
 
 
 class Arrivals:
-    """When the tokens of each sequence came."""
+    """Arrival times of the tokens of each sequence."""
 
     def __init__(self, point: Point) -> None:
         self._point = point
         self._times: list[list[float]] = [[] for _ in range(point.batch)]
         self._silent = point.batch
         self._begin = [0] * point.batch
-        """By sequence, its tokens when the last one had its first: decoding is measured from there."""
+        """Number of tokens of each sequence when the last sequence had its first token, where decoding begins."""
         self._left = point.batch * (point.gen - 1)
 
     @property
     def complete(self) -> bool:
-        """Whether all has been seen that is measured."""
+        """Whether all measured tokens have arrived."""
         return self._silent == 0 and self._left <= 0
 
     def add(self, sequence: int, tokens: int) -> None:
-        """Notes tokens that have just come."""
+        """Records tokens that have just arrived."""
         times = self._times[sequence]
         if not times:
             self._silent -= 1
@@ -108,12 +108,12 @@ class Arrivals:
             self._begin = [len(times) for times in self._times]
 
     def run(self, start: float, ceilings: Ceilings) -> Run:
-        """Returns the record of the run."""
+        """Returns the times of the run."""
         ends = [begin + self._point.gen - 1 for begin in self._begin]
         windows = [times[begin - 1 : end] for times, begin, end in zip(self._times, self._begin, ends, strict=True)]
         first = max(times[0] for times in self._times)
         gaps = [after - before for window in windows for before, after in itertools.pairwise(window)]
-        # The token at an index is computed from the one before it, which looks back upon prompt and output to itself.
+        # A token is computed from the one before it, whose context is the prompt and the output up to itself.
         contexts = [self._point.context + (begin + end - 1) / 2 for begin, end in zip(self._begin, ends, strict=True)]
         return Run(
             prefill_seconds=first - start,
@@ -132,9 +132,9 @@ def sweep(
     repeat: int,
     notify: Callable[[str], None],
 ) -> dict[Point, list[Run]]:
-    """Runs every point `repeat` times, in turn, the ceilings taken between each two runs.
+    """Runs all points in turn, `repeat` times, and measures the ceilings between the runs.
 
-    Runs in bad windows are repeated, each point's as often again at most; all runs are returned.
+    Disturbed runs are repeated, at most `repeat` times for each point; all runs are returned.
     """
     vocab_size = int(llm.info()["vocab_size"])
     notify("warming up")  # first touch of every page
@@ -158,7 +158,7 @@ def sweep(
         once(point)
     for point in points:
         while len(runs[point]) < 2 * repeat and len(good(runs[point], machine)) < repeat:
-            notify(f"once more, after a bad window: {point}")
+            notify(f"repeating a disturbed run: {point}")
             once(point)
     return runs
 
@@ -169,7 +169,7 @@ def good(runs: Sequence[Run], machine: Machine) -> list[Run]:
 
 
 def _run(llm: LLM, point: Point, vocab_size: int) -> tuple[float, Arrivals]:
-    """Runs a point once; the time of its start, and what arrived."""
+    """Runs a point once and returns its start time and the arrivals."""
     generator = random.Random(point.batch)
     prompts = [generator.choices(range(vocab_size), k=point.context) for _ in range(point.batch)]
     params = SamplingParams.with_model_defaults(temperature=0, ignore_eos=True)
@@ -180,4 +180,6 @@ def _run(llm: LLM, point: Point, vocab_size: int) -> tuple[float, Arrivals]:
             arrivals.add(sequence, len(delta.token_ids))
             if arrivals.complete:
                 return start, arrivals
-    raise EngineError(f"{point}: one reached the end of the context before all had {point.gen} tokens side by side")
+    raise EngineError(
+        f"{point}: a sequence reached the end of the context before each had {point.gen} tokens while all decoded"
+    )

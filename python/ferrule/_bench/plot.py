@@ -1,7 +1,7 @@
-"""A picture of a record: what was achieved against the roofline, after Williams, Waterman and Patterson (2009).
+"""Roofline plot of a record (Williams, Waterman and Patterson 2009).
 
-Left of the ridge the memory limits a computation, right of it the arithmetic: what does `x` operations for each byte
-that it must read can do at most `min(peak, x * bandwidth)` operations per second.
+A computation with `x` operations per byte that it reads reaches at most `min(peak, x * bandwidth)` operations per
+second: left of the ridge memory limits it, right of the ridge arithmetic does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ferrule._plotting import new_figure
 
 
 def plot(record: Record, path: Path) -> None:
-    """Draws the points of a model's record under its roofs.
+    """Draws the points of a model's record under the roofline.
 
     Raises InvalidParameterError, OSError.
     """
@@ -53,15 +53,15 @@ def plot(record: Record, path: Path) -> None:
 class Mark:
     """Throughput of a phase of a point.
 
-    Operations are those of the layers' projections, as in the record's fractions: no attention, no head. The height of
-    a decode's mark over its place on the slope is thus its fraction of the bandwidth.
+    Only the operations of the layers' projections count, as in the fractions of the record, without attention and
+    lm_head. The ratio of a decode mark's speed to the slope at its intensity is thus its fraction of the bandwidth.
     """
 
     phase: str
     label: str
-    """Tokens of the prompt, after the number of sequences where they are several."""
+    """Number of prompt tokens, preceded by the number of sequences if there are several."""
     intensity: float
-    """Operations for each byte that must be read."""
+    """Operations per byte that must be read."""
     speed: float
     """Operations per second."""
 
@@ -74,9 +74,9 @@ def _marks(record: Record) -> Iterator[Mark]:
         operations = 2 * layers * batch
         label = f"{tokens}" if batch == 1 else f"{batch} x {tokens}"
         yield Mark("decode", label, operations / point["decode_step_bytes"], operations / point["decode_step_seconds"])
-        if tokens not in prompts:  # each sequence of a batch reads its prompt as one alone does
+        if tokens not in prompts:  # the speed of prefill does not depend on the batch
             prompts.add(tokens)
-            # A prompt reads the weights once at the least.
+            # Prefill reads the weights at least once.
             yield Mark(
                 "prefill", f"{tokens}", 2 * layers * tokens / weights, 2 * layers * point["prefill_tokens_per_second"]
             )

@@ -1,8 +1,8 @@
-"""From runs to a record: plain figures under fixed names, which `ferrule bench --json` prints.
+"""Records of runs: figures under fixed names, which `ferrule bench --json` prints.
 
-Times are seconds, sizes are bytes, rates are per second; `gbps`, `gops`, `gflops` and `add_probe` are 10^9 of what they
-count. Each figure is the median of the runs, and each fraction the median of the runs' own fractions, every one of the
-ceilings beside that run.
+Times are in seconds and sizes in bytes. Rates are per second; `gbps`, `gops`, `gflops` and `add_probe` are divided by
+10^9. Each figure is the median of the runs; each fraction is the median of the fractions of the runs, relative to the
+ceilings measured around each run.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ferrule._bench.measure import Point, Run, good
 Record: TypeAlias = dict[str, Any]
 
 FLOAT_FORMATS = ("f32", "bf16", "f16")
-"""Formats whose matmuls compute in f32; the others do in int8."""
+"""Formats whose matmuls compute in f32; those of other formats compute in int8."""
 
 PERCENTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99, "max": 1.0}
 
 
 def model_record(info: Mapping[str, Any], runs: Mapping[Point, Sequence[Run]], machine: Machine, repeat: int) -> Record:
-    """The record of a model: what it is, the figures of the first point, and of all points where there are several."""
+    """Returns the record of a model: properties, figures of the first point, and `points` if there are several."""
     points = [_point_record(info, point, taken, machine, repeat) for point, taken in runs.items()]
     record: Record = {
         "model": info["model"],
@@ -42,7 +42,7 @@ def model_record(info: Mapping[str, Any], runs: Mapping[Point, Sequence[Run]], m
 
 
 def machine_record(machine: Machine, isa: str, threads: int, rounds: Mapping[int, Sequence[Ceilings]]) -> Record:
-    """The record of the machine alone, from rounds by number of threads: its ceilings, and how they scale."""
+    """Returns the record of the machine, from rounds by number of threads: ceilings and their scaling."""
     good_rounds = {
         count: [each for each in taken if not machine.is_bad(each, alone=count == 1)] for count, taken in rounds.items()
     }
@@ -66,10 +66,10 @@ def _point_record(info: Mapping[str, Any], point: Point, taken: Sequence[Run], m
     def middle(figure: Callable[[Run], float]) -> float:
         return statistics.median(map(figure, runs))
 
-    # What a step must read: every weight once, and the keys and values that its sequences look back upon.
+    # A step must read every weight once, and the keys and values in the contexts of its sequences.
     weights = info["weight_bytes_per_token"]
     step_bytes = middle(lambda run: weights + sum(_kv_bytes(info["kv_windows"], tokens) for tokens in run.contexts))
-    # What a token of a prompt must compute: the layers' projections. No attention, and no head.
+    # Operations of the layers' projections for a prompt token, without attention and lm_head.
     token_operations = 2 * info["layer_parameters_per_token"]
 
     def prefill(run: Run) -> float:
@@ -100,13 +100,13 @@ def _point_record(info: Mapping[str, Any], point: Point, taken: Sequence[Run], m
 
 
 def _kv_bytes(windows: Sequence[Mapping[str, Any]], context: float) -> float:
-    """Bytes of keys and values that a token looks back upon; some layers see the last ones only."""
+    """Returns the bytes of keys and values in a context; layers with a window read only its last tokens."""
     return sum(group["bytes_per_token"] * min(context, group["window"] or context) for group in windows)
 
 
 def _latencies(gaps: Sequence[float]) -> dict[str, float]:
-    """Percentiles of the time between tokens: each is the least value that this share of all values does not exceed."""
+    """Returns percentiles of the time between tokens: the least value that is not below this share of all values."""
     ordered = sorted(gaps)
-    # ceil(share * count) as integers: 0.99 is no binary fraction.
+    # ceil(share * count) in integers, since 0.99 is not exact in binary.
     ranks = {name: -(-round(share * 100) * len(ordered) // 100) for name, share in PERCENTILES.items()}
     return {f"inter_token_latency_{name}": ordered[rank - 1] for name, rank in ranks.items()}

@@ -1,4 +1,4 @@
-"""Records as tables for a terminal of 80 columns."""
+"""Tables of records, for a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CEILINGS = {
 
 
 def console() -> Console:
-    """A terminal that prints text as it is; what is no terminal has 100 columns."""
+    """Creates a console without highlighting; 100 columns wide if stdout is not a terminal."""
     from rich.console import Console
 
     terminal = Console(highlight=False, soft_wrap=False)
@@ -41,18 +41,18 @@ def show_model(record: Record) -> None:
     legend.columns[1].justify = "left"
     read = f"{_rounded(ceilings['read_gbps'])} GB/s"
     for name, meaning in (
-        ("of peak", f"the layers' matmuls, over the {CEILINGS[peak][0]}, {_rounded(ceilings[peak])} {peak_unit}"),
-        ("of read", f"weights and cache of a step, over the read bandwidth, {read}"),
-        ("x read", "time of a step, over that of reading its weights alone"),
-        ("p50-max", "time between neighbouring tokens of a sequence"),
+        ("of peak", f"speed of the layers' matmuls / {CEILINGS[peak][0]}, {_rounded(ceilings[peak])} {peak_unit}"),
+        ("of read", f"speed of reading weights and KV cache / read bandwidth, {read}"),
+        ("x read", "time of a step / time of reading only its weights"),
+        ("p50-max", "time between consecutive tokens of a sequence"),
     ):
         legend.add_row(name, meaning)
     out.print()
     out.print(legend, style="dim")
     repeated, bad = (sum(point[name] for point in points) for name in ("runs_repeated", "runs_in_bad_windows"))
     if repeated:
-        verdict = f"; {bad} of those shown are of such windows too" if bad else ""
-        out.print(f"{repeated} {_runs(repeated)} repeated, as others had the processors meanwhile{verdict}.")
+        verdict = f"; {bad} of the runs shown were disturbed too" if bad else ""
+        out.print(f"{repeated} {_runs(repeated)} repeated because other processes used the CPUs{verdict}.")
 
 
 def show_machine(record: Record) -> None:
@@ -67,19 +67,19 @@ def show_machine(record: Record) -> None:
         several = [_rounded(record[figure]), f"{record['scaling'][figure]:.2f}"] if threads > 1 else []
         table.add_row(name, unit, _rounded(one[figure]), *several)
     out.print(table)
-    out.print(f"\nThe memory is read {record['read_probe_bytes'] / 2**20:.0f} MiB at a time.", style="dim")
+    out.print(f"\nThe read bandwidth is that of {record['read_probe_bytes'] / 2**20:.0f} MiB of memory.", style="dim")
     if bad := record["rounds_in_bad_windows"]:
-        out.print(f"{bad} left out, as others had the processors meanwhile.")
+        out.print(f"{bad} {'round' if bad == 1 else 'rounds'} left out because other processes used the CPUs.")
 
 
 def show_comparison(comparison: Comparison, name: str) -> None:
-    """Prints what changed against the record called `name`."""
+    """Prints the changes from the record called `name`."""
     out = console()
-    out.print(f"\n[bold]Against[/bold]  {_escaped(name)}")
+    out.print(f"\n[bold]Compared with[/bold]  {_escaped(name)}")
     for condition, (old, new) in comparison.differs.items():
-        out.print(f"{condition} differs: {_escaped(str(old))} then, {_escaped(str(new))} now", style="yellow")
+        out.print(f"{condition} differs: {_escaped(str(old))} (old), {_escaped(str(new))} (new)", style="yellow")
     several = any(change.point for change in comparison.changes)
-    table = _table(*(["point"] if several else []), "figure", "then", "now", "ratio")
+    table = _table(*(["point"] if several else []), "figure", "old", "new", "ratio")
     for column in table.columns[: 2 if several else 1]:
         column.justify = "left"
     last = ""
@@ -135,14 +135,14 @@ def _points(points: Sequence[Record], fraction: str) -> Table:
 
 
 def _peak(record: Record) -> tuple[str, str, str]:
-    """The peak that the format's matmuls can reach: its figure, its unit, and the figure of the share of it."""
+    """Returns the ceiling of the format's matmuls: names of its figure, its unit and the figure of its fraction."""
     if record["format"] in FLOAT_FORMATS:
         return "f32_gflops", "GFLOPS", "prefill_f32_fraction"
     return "int8_gops", "GOPS", "prefill_peak_fraction"
 
 
 def _table(*headers: str, header: bool = True) -> Table:
-    """Numbers stand right, the first column left."""
+    """Creates a table whose first column is left-aligned and whose other columns are right-aligned."""
     from rich.table import Table
 
     table = Table(box=None, header_style="dim", show_header=header, pad_edge=False)
@@ -152,7 +152,7 @@ def _table(*headers: str, header: bool = True) -> Table:
 
 
 def _rounded(figure: float) -> str:
-    """Three digits at the least, as a plain number."""
+    """Formats a number with at least three significant digits."""
     for limit, digits in ((100, 0), (10, 1), (1, 2)):
         if abs(figure) >= limit:
             return f"{figure:.{digits}f}"

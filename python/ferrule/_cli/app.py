@@ -20,7 +20,7 @@ TOPICS = {
     },
     "Understand and measure": {
         "explain": "Show the candidates and probabilities of each token.",
-        "info": "Show architecture, size and memory needs of a model.",
+        "info": "Show architecture, size and memory requirements of a model.",
         "bench": "Measure prefill and decode speed.",
         "eval": "Measure perplexity, distance from a reference, and task accuracy.",
     },

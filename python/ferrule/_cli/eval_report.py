@@ -13,7 +13,7 @@ from ferrule._evaluation import Comparison, Perplexity
 Record = dict[str, Any]
 
 NUMBERS = ("KLD", "context", "p", "reference")
-"""Right-aligned columns of the worst tokens: a context ends where the token begins."""
+"""Right-aligned columns of the worst tokens; the context is right-aligned because the token follows it."""
 KLD = {
     "mean": "mean",
     "median": "median",
@@ -55,13 +55,13 @@ def show_comparison(made: Record) -> None:
     out = console()
     reference = made["reference"]
     out.print(_heading(made), markup=False)
-    out.print(f"against {_heading(reference)}\n", markup=False)
+    out.print(f"reference: {_heading(reference)}\n", markup=False)
     kld = made["kld"]
     error = "" if kld["error"] is None else f" ± {kld['error']:.2g}"
     lines = {
         "perplexity": _with_error(made, "perplexity"),
-        "of the reference": _with_error(reference, "perplexity"),
-        "ratio": _with_error(made, "perplexity_ratio"),
+        "reference perplexity": _with_error(reference, "perplexity"),
+        "perplexity ratio": _with_error(made, "perplexity_ratio"),
         "same top token": f"{made['same_top']:.2%}"
         + ("" if made["same_top_error"] is None else f" ± {made['same_top_error']:.2%}"),
         "divergence (KLD, nats)": f"{_number(kld['mean'])}{error}",
@@ -124,9 +124,9 @@ def _heading(made: Mapping[str, Any]) -> str:
 
 
 def _windows(made: Mapping[str, Any]) -> str:
-    least = f", each after {made['min_context']} others at the least" if made["min_context"] else ""
+    context = f" with at least {made['min_context']} preceding tokens" if made["min_context"] else ""
     windows = "1 window" if made["windows"] == 1 else f"{made['windows']} windows"
-    return f"{made['tokens']:,} tokens scored{least}, in {windows} of {made['window']}, {made['stride']} apart"
+    return f"{made['tokens']:,} tokens scored{context}, in {windows} of {made['window']}, stride {made['stride']}"
 
 
 def _with_error(made: Mapping[str, Any], name: str) -> str:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(words: tuple[str, ...], top: int, as_json: bool, **options: Any) -> None:
-    """Show how MODEL continues PROMPT: tokens, candidates, dropped candidates, and the reason for each choice."""
+    """Show how MODEL continues PROMPT: candidates, dropped candidates and the reason for each token."""
     model, prompt = split_words(words)
     sampling, loading = split_options(options)
     wanted = params(sampling)
@@ -74,7 +74,7 @@ def _show_prompt(console: Console, prompt: str, tokens: Iterable[tuple[int, str]
 
     console.print(f"[bold]Prompt[/bold]  {_escaped(prompt)}")
     console.print(f"[bold]Tokens[/bold]  pieces of a vocabulary of {vocab_size:,}; the model sees only their ids:")
-    # A piece above its id, in as many rows as a long prompt takes.
+    # Each token above its id, in as many rows as a long prompt needs.
     console.print(Columns([f"{_shown(text)}\n[dim]{token}[/dim]" for token, text in tokens], padding=(0, 2)))
     console.print("The model gives every token a score, its logit; softmax turns scores into probabilities.")
 
@@ -105,7 +105,7 @@ def _candidates(step: Explanation) -> Table:
 
 
 def _stages(step: Explanation) -> Table:
-    """Prints the candidates after each stage and the probability of the sampled token."""
+    """Returns a table of the remaining tokens after each stage and the probability of the sampled token."""
     table = _table("stage", ("tokens left", "entropy", f"probability of {_shown(step.text)}"))
     chosen = next((c for c in step.candidates if c.token_id == step.token_id), None)
     for place, stage in enumerate(step.stages):
@@ -115,7 +115,7 @@ def _stages(step: Explanation) -> Table:
 
 
 def _table(first: str, numbers: Iterable[str]) -> Table:
-    """Prints a name and its numbers, wrapped on a narrow terminal."""
+    """Returns a table of names and numbers, which wraps on a narrow terminal."""
     from rich.table import Table
 
     table = Table(box=None, header_style="dim")
@@ -130,13 +130,13 @@ def reason(step: Explanation) -> str:
     if step.draw is None:
         return f"Greedy: {step.text!r} has the highest score of those kept."
     share = next((c for c in step.candidates if c.token_id == step.token_id), None)
-    among = "" if share is None else f", which {share.final_probability:.2%} of all draws do"
-    return f"The random number {step.draw:.4f} falls on {step.text!r}{among}{_dropped(step.candidates)}."
+    probability = "" if share is None else f" (probability {share.final_probability:.2%})"
+    return f"The random number {step.draw:.4f} selects {step.text!r}{probability}{_dropped(step.candidates)}."
 
 
 def _dropped(candidates: Iterable[Candidate]) -> str:
     stages = dict.fromkeys(c.dropped_by for c in candidates if c.dropped_by is not None)
-    return f"; {', '.join(stages)} had dropped others" if stages else ""
+    return f"; {', '.join(stages)} dropped other tokens" if stages else ""
 
 
 def _shown(text: str) -> str:

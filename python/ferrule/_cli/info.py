@@ -1,4 +1,4 @@
-"""`ferrule info`: architecture and memory needs of a model, without loading it."""
+"""`ferrule info`: architecture and memory requirements of a model, without loading it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ferrule._loading.shapes import find_shape, shape_names
 from ferrule.archs.spec import Experts, LearnedPositions, ModelSpec, SinusoidalPositions
 
 LABEL = 12
-"""Width of the names of lines, in columns."""
+"""Width of the labels, in columns."""
 COLUMNS = (60, 110)
 """Minimum and maximum width of a line, in columns."""
 MOST_RANGES = 6
@@ -30,9 +30,9 @@ MOST_RANGES = 6
     cls=Command,
     examples=[
         ("The model that ships with ferrule:", "ferrule info"),
-        ("Memory needs of a model in int4:", "ferrule info Qwen/Qwen3-8B --quantization int4"),
+        ("Memory requirements of a model in int4:", "ferrule info Qwen/Qwen3-8B --quantization int4"),
         (
-            "Memory needs of a well-known shape with a long context:",
+            "Memory requirements of a well-known shape with a long context:",
             "ferrule info --shape llama-8b --max-model-len 32768",
         ),
     ],
@@ -44,7 +44,7 @@ MOST_RANGES = 6
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(model: str | None, shape: str | None, as_json: bool, **loading: Any) -> None:
-    """Show the architecture of MODEL and its memory needs, compared with the available memory.
+    """Show the architecture and the memory requirements of MODEL, compared with the available memory.
 
     Weights are not loaded: only the headers of their files are read. Models of the hub are not downloaded.
     """
@@ -75,24 +75,24 @@ def _lines(spec: ModelSpec, info: Mapping[str, Any]) -> Iterator[tuple[str, str]
     yield "tokenizer", _tokenizer(info)
     yield "files", _files(info)
     yield "weights", _weights(info)
-    yield "cache", _cache(info)
+    yield "KV cache", _cache(info)
     yield "memory", _memory(info["memory"])
     yield "", info["verdict"]
 
 
 def _parameters(info: Mapping[str, Any]) -> str:
-    count, met = info["parameters"], info["parameters_per_token"]
-    return f"{_large(count)} parameters" + (f", of which a token meets {_large(met)}" if met < count else "")
+    count, active = info["parameters"], info["parameters_per_token"]
+    return f"{_large(count)} parameters" + (f", {_large(active)} active per token" if active < count else "")
 
 
 def _embedding(spec: ModelSpec) -> Iterator[str]:
-    embedding, head = spec.embedding, spec.head
+    embedding, lm_head = spec.embedding, spec.head
     width = f"{spec.hidden_size:,}"
     if embedding.width is not None:
         width = f"{embedding.width:,}, projected to {width}"
     yield f"vocabulary of {spec.vocab_size:,}, {width} wide"
     if embedding.scale != 1:
-        yield f"times {embedding.scale:.5g}"
+        yield f"scaled by {embedding.scale:.5g}"
     match embedding.positions:
         case LearnedPositions():
             yield "learned positions"
@@ -101,24 +101,24 @@ def _embedding(spec: ModelSpec) -> Iterator[str]:
         case None:
             pass
     if embedding.token_types:
-        yield f"{embedding.token_types} kinds of tokens"
+        yield f"{embedding.token_types} token types"
     if spec.classifier is not None:
-        yield f"a classifier of {count_words(spec.classifier.labels, 'label')}"
-    if head is None:
-        yield "no head"
+        yield f"classifier of {count_words(spec.classifier.labels, 'label')}"
+    if lm_head is None:
+        yield "no lm_head"
         return
-    yield "tied with the head" if head.tied else "a head of its own"
-    if head.scale != 1:
-        yield f"logits times {head.scale:.4g}"
-    if head.softcap is not None:
-        yield f"capped at {head.softcap:g}"
+    yield "tied with lm_head" if lm_head.tied else "separate lm_head"
+    if lm_head.scale != 1:
+        yield f"logits scaled by {lm_head.scale:.4g}"
+    if lm_head.softcap is not None:
+        yield f"logit softcap {lm_head.softcap:g}"
 
 
 def _layers(spec: ModelSpec) -> Iterator[tuple[str, str]]:
     groups = layer_groups(spec)
     count = len(spec.layers)
-    alike = "1" if count == 1 else f"{count}, all alike" if len(groups) == 1 else f"{count}, of {len(groups)} kinds"
-    yield "layers", alike if spec.causal else f"{alike}; tokens see those after them too"
+    kinds = "" if count == 1 else ", identical" if len(groups) == 1 else f", of {len(groups)} kinds"
+    yield "layers", f"{count}{kinds}" + ("" if spec.causal else "; bidirectional attention")
     for group in groups:
         if len(groups) > 1:
             yield "", _numbers(group)
@@ -132,7 +132,7 @@ def _layers(spec: ModelSpec) -> Iterator[tuple[str, str]]:
 def _numbers(group: LayerGroup) -> str:
     runs = [f"{first}" if first == last else f"{first}-{last}" for first, last in ranges(group.layers)]
     more = ["..."] if len(runs) > MOST_RANGES else []
-    return f"{len(group.layers)} of them: {', '.join([*runs[:MOST_RANGES], *more])}"
+    return f"{count_words(len(group.layers), 'layer')}: {', '.join([*runs[:MOST_RANGES], *more])}"
 
 
 def _tokenizer(info: Mapping[str, Any]) -> str:
@@ -142,46 +142,48 @@ def _tokenizer(info: Mapping[str, Any]) -> str:
     parsers = {"tool calls": info["tool_call_parser"], "reasoning": info["reasoning_parser"]}
     if any(parsers.values()):
         template += f" ({', '.join(f'{name}: {parser}' for name, parser in parsers.items() if parser is not None)})"
-    ends = ", ".join(map(str, info["eos_token_ids"])) or "no token"
-    return f"{template}; output ends with {ends}"
+    ids = ", ".join(map(str, info["eos_token_ids"])) or "none"
+    return f"{template}; end-of-sequence tokens: {ids}"
 
 
 def _files(info: Mapping[str, Any]) -> str:
     count = info["checkpoint_bytes"]
     if count is None:
-        return "not here"
+        return "not downloaded"
     types = ", ".join(f"{each['tensors']} as {name}" for name, each in info["stored_types"].items())
     stored = [] if info["stored_as"] is None else [info["stored_as"]]
     how = f"tensors: {types}" if types else "packed"
-    return "; ".join([f"{size_text(count)}, {_bits(count, info)} bits a weight", *stored, how])
+    return "; ".join([f"{size_text(count)}, {_bits(count, info)} bits per weight", *stored, how])
 
 
 def _weights(info: Mapping[str, Any]) -> str:
     count, read = info["weight_bytes"], info["weight_bytes_per_token"]
-    each = f"; a token reads {size_text(read)}" if read < count else ""
+    each = f"; {size_text(read)} read per token" if read < count else ""
     mapped = ", mapped" if info["mapped_bytes"] else ""
     made = "" if info["conversion"] is None else f"; {info['conversion']}"
     by_format = info["weight_bytes_by_format"]
     formats = ", ".join(f"{size_text(of_format)} as {name}" for name, of_format in by_format.items())
     formats = f" ({formats})" if list(by_format) != [info["quantization"]] else ""
-    of_all = f"{size_text(count)}{formats}, {_bits(count, info)} bits a weight"
+    of_all = f"{size_text(count)}{formats}, {_bits(count, info)} bits per weight"
     return f"{info['quantization']}: {of_all}{mapped}{each}{made}"
 
 
 def _cache(info: Mapping[str, Any]) -> str:
     windows = [group for group in info["kv_windows"] if group["window"] is not None]
-    bounded = [f"{size_text(each['bytes_per_token'])} of it for the last {each['window']:,} alone" for each in windows]
-    return "; ".join([f"{info['kv_cache_dtype']}: {size_text(info['kv_bytes_per_token'])} a token", *bounded])
+    bounded = [
+        f"{size_text(each['bytes_per_token'])} of it in a window of {each['window']:,} tokens" for each in windows
+    ]
+    return "; ".join([f"{info['kv_cache_dtype']}: {size_text(info['kv_bytes_per_token'])} per token", *bounded])
 
 
 def _memory(memory: Mapping[str, Any]) -> str:
     parts = {
         "weights": memory["weights"] + memory["vectors"],
-        "cache of one sequence": memory["kv_cache"],
+        "KV cache of one sequence": memory["kv_cache"],
         "buffers": memory["buffers"],
     }
     of = ", ".join(f"{name} {size_text(count)}" for name, count in parts.items())
-    return f"needs {size_text(memory['needed'])} ({of}); {size_text(memory['available'])} are available here"
+    return f"needs {size_text(memory['needed'])} ({of}); {size_text(memory['available'])} available"
 
 
 def _bits(count: int, info: Mapping[str, Any]) -> str:

@@ -20,21 +20,22 @@ from ferrule.archs.spec import (
     Router,
 )
 
-OVER = {"head": "each", "each_head": "each, with weights of its own", "heads": "all as one row"}
+OVER = {"head": "per head", "each_head": "per head, with separate weights", "heads": "over all heads"}
+"""Extents of a norm of queries and keys, by `HeadNorm.over`."""
 
 
 def attention_words(attention: Attention, ropes: Sequence[Rope]) -> str:
-    """Describes attention: `32 heads of 128, 8 key-value heads; rotated, base 500,000; window of 4,096`."""
+    """Describes attention: `32 heads of 128, 8 key-value heads; RoPE, base 500,000; window of 4,096`."""
     return "; ".join(_attention(attention, ropes))
 
 
 def ffn_words(ffn: Ffn) -> str:
-    """Describes a feed-forward network, `gated silu, 8,192 wide`, or the choice of experts."""
+    """Describes a feed-forward network, such as `gated silu, 8,192 wide`, or a mixture of experts."""
     match ffn:
         case Dense():
             return _dense(ffn)
         case Experts():
-            return "; ".join(_mixture(ffn))
+            return "; ".join(_moe(ffn))
 
 
 def frame_words(layer: Layer) -> str:
@@ -42,9 +43,9 @@ def frame_words(layer: Layer) -> str:
     return "; ".join(_frame(layer))
 
 
-def count_words(number: int, what: str) -> str:
+def count_words(number: int, noun: str) -> str:
     """Formats a count with its noun: `1 head`, `4,096 heads`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _attention(attention: Attention, ropes: Sequence[Rope]) -> Iterator[str]:
@@ -59,13 +60,13 @@ def _attention(attention: Attention, ropes: Sequence[Rope]) -> Iterator[str]:
             if heads.qk_norm is not None:
                 yield _head_norm(heads.qk_norm)
             if heads.clip is not None:
-                yield f"clipped at {heads.clip:g}"
+                yield f"queries, keys and values clipped at {heads.clip:g}"
         case LatentProjections() as latent:
-            queries = "" if latent.query_rank is None else f", queries of {latent.query_rank:,}"
-            yield f"{count_words(attention.heads, 'head')} over one latent of {latent.kv_rank:,}{queries}"
-            yield f"keys of {latent.nope_dim:,} + {latent.rope_dim:,} rotated, values of {latent.value_dim:,}"
+            queries = "" if latent.query_rank is None else f", queries of rank {latent.query_rank:,}"
+            yield f"{count_words(attention.heads, 'head')}, latent attention of rank {latent.kv_rank:,}{queries}"
+            yield f"keys of {latent.nope_dim:,} + {latent.rope_dim:,} with RoPE, values of {latent.value_dim:,}"
             usual = (latent.nope_dim + latent.rope_dim) ** -0.5
-    yield "not rotated" if attention.rope is None else _rope(ropes[attention.rope], attention)
+    yield "no RoPE" if attention.rope is None else _rope(ropes[attention.rope], attention)
     if attention.window is not None:
         yield f"window of {attention.window:,}"
     if attention.alibi_slopes is not None:
@@ -73,29 +74,31 @@ def _attention(attention: Attention, ropes: Sequence[Rope]) -> Iterator[str]:
     if attention.sinks:
         yield "sinks"
     if attention.scale != usual:
-        yield f"scores times {attention.scale:.4g}"
+        yield f"scores scaled by {attention.scale:.4g}"
     if attention.softcap is not None:
-        yield f"capped at {attention.softcap:g}"
+        yield f"score softcap {attention.softcap:g}"
     biases = [
-        name for name, there in (("q, k, v", attention.projections.bias), ("output", attention.output_bias)) if there
+        name
+        for name, present in (("q, k, v", attention.projections.bias), ("output", attention.output_bias))
+        if present
     ]
     if biases:
         yield f"biases on {' and '.join(biases)}"
 
 
 def _head_norm(norm: HeadNorm) -> str:
-    after = ", after rotation" if norm.after_rope else ""
+    after = ", after RoPE" if norm.after_rope else ""
     return f"{_norm(norm.norm)} of queries and keys ({OVER[norm.over]}{after})"
 
 
 def _rope(rope: Rope, attention: Attention) -> str:
     projections = attention.projections
     whole = projections.key_dim if isinstance(projections, HeadProjections) else projections.rope_dim
-    part = "" if rope.rotary_dim == whole else f"{rope.rotary_dim} "
-    pairs = ", neighbours paired" if rope.interleaved else ""
+    part = "" if rope.rotary_dim == whole else f" of {rope.rotary_dim} dimensions"
+    pairs = ", interleaved pairs" if rope.interleaved else ""
     scaling = "" if isinstance(rope.scaling, NoScaling) else f", {rope.scaling.type} scaling"
     factor: float | None = getattr(rope.scaling, "factor", None)
-    return f"{part}rotated, base {rope.theta:,.10g}{pairs}{scaling}{'' if factor is None else f' by {factor:g}'}"
+    return f"RoPE{part}, base {rope.theta:,.10g}{pairs}{scaling}{'' if factor is None else f' by {factor:g}'}"
 
 
 def _dense(dense: Dense) -> str:
@@ -109,23 +112,23 @@ def _dense(dense: Dense) -> str:
     return f"{kind}, {dense.intermediate_size:,} wide{', with biases' if dense.bias else ''}"
 
 
-def _mixture(mixture: Experts) -> Iterator[str]:
-    yield f"{mixture.experts_per_token} of {mixture.experts} experts, each {_dense(mixture.expert)}"
-    yield _router(mixture.router)
-    if mixture.shared is not None:
-        yield f"one for all tokens{', gated' if mixture.shared_gate else ''}: {_dense(mixture.shared)}"
+def _moe(moe: Experts) -> Iterator[str]:
+    yield f"{moe.experts_per_token} of {moe.experts} experts, each {_dense(moe.expert)}"
+    yield f"router: {_router(moe.router)}"
+    if moe.shared is not None:
+        yield f"shared expert{', gated' if moe.shared_gate else ''}: {_dense(moe.shared)}"
 
 
 def _router(router: Router) -> str:
     parts = [router.scoring.replace("_", " ")]
     if router.groups > 1:
-        parts.append(f"from {router.groups_chosen} of {router.groups} groups")
+        parts.append(f"{router.groups_chosen} of {router.groups} groups")
     if router.correction_bias:
-        parts.append("corrected")
+        parts.append("correction bias")
     if router.normalize:
         parts.append("normalized")
     if router.scale != 1:
-        parts.append(f"times {router.scale:g}")
+        parts.append(f"scaled by {router.scale:g}")
     return ", ".join(parts)
 
 
@@ -133,7 +136,7 @@ def _frame(layer: Layer) -> Iterator[str]:
     places = {
         "before": (layer.attention_norm, layer.ffn_norm),
         "after": (layer.attention_post_norm, layer.ffn_post_norm),
-        "after the sum of": (layer.attention_sum_norm, layer.ffn_sum_norm),
+        "after the residual sum of": (layer.attention_sum_norm, layer.ffn_sum_norm),
     }
     for place, norms in places.items():
         present = [norm for norm in norms if norm is not None]
@@ -141,11 +144,11 @@ def _frame(layer: Layer) -> Iterator[str]:
             blocks = "each block" if len(present) == 2 else "both blocks" if layer.parallel else "one block"
             yield f"{_norm(present[0])} {place} {blocks}"
     if layer.parallel:
-        yield "blocks side by side"
+        yield "parallel blocks"
     if layer.residual_scale != 1:
-        yield f"what blocks add is times {layer.residual_scale:g}"
+        yield f"residual scale {layer.residual_scale:g}"
     if layer.residual_after_norm:
-        yield "added to the normed input"
+        yield "residual from the normed input"
 
 
 def _norm(norm: Norm) -> str:
