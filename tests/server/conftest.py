@@ -9,7 +9,7 @@ import pytest
 import fakes
 from ferrule import LLM
 from server.live import Live, serving
-from server.talking import Talking, talking
+from server.scripted_server import ScriptedServer, scripted_server
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,9 @@ def live(engine: type[fakes.Engine]) -> Iterator[Live]:
 
 
 @pytest.fixture
-def talker(engine: type[fakes.Engine]) -> Iterator[Talking]:
+def scripted(engine: type[fakes.Engine]) -> Iterator[ScriptedServer]:
     """A fake that thinks, speaks, and calls two tools."""
-    with talking(engine) as found:
+    with scripted_server(engine) as found:
         yield found
 
 

@@ -20,7 +20,7 @@ from ferrule.server.anthropic.protocol import CountTokensRequest
 from ferrule.server.output_parts import INVALID_JSON
 from server.live import Live, serving, until
 from server.message_streams import check_stream, without_names
-from server.talking import CITY, PARAMETERS, SAID, THOUGHT, Talking, named_events, talking
+from server.scripted_server import CITY, PARAMETERS, SAID, THOUGHT, ScriptedServer, named_events, scripted_server
 
 WEATHER = {"name": "weather", "input_schema": PARAMETERS}
 HI = [{"role": "user", "content": "Hi"}]
@@ -30,23 +30,23 @@ def ask(live: Live, headers: dict[str, str] | None = None, **fields: Any) -> Any
     return live.request("/v1/messages", {"max_tokens": 500, "messages": HI, **fields}, headers=headers)
 
 
-def test_thinking_text_and_calls_are_blocks(talker: Talking) -> None:
-    message = ask(talker.live, tools=[WEATHER]).json
+def test_thinking_text_and_calls_are_blocks(scripted: ScriptedServer) -> None:
+    message = ask(scripted.live, tools=[WEATHER]).json
     thought, said, *calls = message["content"]
     assert thought == {"type": "thinking", "thinking": THOUGHT, "signature": ""}
     assert said == {"type": "text", "text": SAID, "citations": None}
     assert [(call["name"], call["input"]) for call in calls] == [("weather", {"city": city}) for city in (CITY, "Rome")]
     assert message["stop_reason"] == "tool_use"
-    stream = named_events(ask(talker.live, tools=[WEATHER], stream=True).body)
+    stream = named_events(ask(scripted.live, tools=[WEATHER], stream=True).body)
     assert without_names(check_stream(stream)) == without_names(message)
     choice = {"type": "auto", "disable_parallel_tool_use": True}
-    one = ask(talker.live, tools=[WEATHER], tool_choice=choice).json["content"]
+    one = ask(scripted.live, tools=[WEATHER], tool_choice=choice).json["content"]
     assert [block["type"] for block in one] == ["thinking", "text", "tool_use"]
 
 
-def test_the_client_reads_thinking_and_calls(talker: Talking) -> None:
+def test_the_client_reads_thinking_and_calls(scripted: ScriptedServer) -> None:
     with (
-        anthropic.Anthropic(base_url=talker.live.url, api_key="none", max_retries=0) as client,
+        anthropic.Anthropic(base_url=scripted.live.url, api_key="none", max_retries=0) as client,
         client.messages.stream(
             model="tiny",
             max_tokens=2000,
@@ -64,22 +64,22 @@ def test_the_client_reads_thinking_and_calls(talker: Talking) -> None:
     assert [call.input for call in calls if call.type == "tool_use"] == [{"city": CITY}, {"city": "Rome"}]
 
 
-def test_what_came_can_be_handed_back(talker: Talking) -> None:
-    content = ask(talker.live, tools=[WEATHER]).json["content"]
+def test_what_came_can_be_handed_back(scripted: ScriptedServer) -> None:
+    content = ask(scripted.live, tools=[WEATHER]).json["content"]
     results = [
         {"type": "tool_result", "tool_use_id": block["id"], "content": [{"type": "text", "text": "Sunny."}]}
         for block in content
         if block["type"] == "tool_use"
     ]
     turns = [*HI, {"role": "assistant", "content": content}, {"role": "user", "content": results}]
-    assert ask(talker.live, tools=[WEATHER], messages=turns).status == 200
-    assert SAID in talker.prompts[-1]
-    assert talker.prompts[-1].count("Sunny.") == 2
+    assert ask(scripted.live, tools=[WEATHER], messages=turns).status == 200
+    assert SAID in scripted.prompts[-1]
+    assert scripted.prompts[-1].count("Sunny.") == 2
 
 
-def test_a_call_that_was_cut_off(talker: Talking) -> None:
-    talker.says('<tool_call>\n{"name": "weather", "arguments": {"city": "Pa')
-    (call,) = ask(talker.live, tools=[WEATHER]).json["content"]
+def test_a_call_that_was_cut_off(scripted: ScriptedServer) -> None:
+    scripted.set_output('<tool_call>\n{"name": "weather", "arguments": {"city": "Pa')
+    (call,) = ask(scripted.live, tools=[WEATHER]).json["content"]
     assert call["input"] == {INVALID_JSON: '{"city": "Pa'}
 
 
@@ -135,10 +135,10 @@ def test_blocks_are_messages() -> None:
     assert found.template_arguments == {"enable_thinking": False, "thinking": False, "reasoning_effort": "low"}
 
 
-def test_a_stream_that_fails_says_so(talker: Talking) -> None:
-    talker.engine.step_seconds = 0.02
-    talker.engine.error_at = 6
-    answer = ask(talker.live, stream=True)
+def test_a_stream_that_fails_says_so(scripted: ScriptedServer) -> None:
+    scripted.engine.step_seconds = 0.02
+    scripted.engine.error_at = 6
+    answer = ask(scripted.live, stream=True)
     first, *_, last = named_events(answer.body)
     assert first["type"] == "message_start"
     assert (last["type"], last["error"]["type"]) == ("error", "invalid_request_error")
@@ -146,11 +146,11 @@ def test_a_stream_that_fails_says_so(talker: Talking) -> None:
 
 
 def test_pings_fill_silences(engine: type[fakes.Engine]) -> None:
-    with held(engine) as gate, talking(engine, keep_alive=0.05) as talker:
+    with held(engine) as gate, scripted_server(engine, keep_alive=0.05) as scripted:
         answers: list[Any] = []
-        asking = threading.Thread(target=lambda: answers.append(ask(talker.live, stream=True)))
+        asking = threading.Thread(target=lambda: answers.append(ask(scripted.live, stream=True)))
         asking.start()
-        until(lambda: fake_of(talker.live.llm).running)
+        until(lambda: fake_of(scripted.live.llm).running)
         time.sleep(0.3)
         gate.set()
         asking.join()
@@ -200,11 +200,11 @@ def test_guards_speak_its_language(engine: type[fakes.Engine]) -> None:
 
 
 def test_the_client_knows_a_full_server(engine: type[fakes.Engine]) -> None:
-    with held(engine) as gate, talking(engine, max_concurrent_requests=1) as talker:
-        asking = threading.Thread(target=lambda: ask(talker.live))
+    with held(engine) as gate, scripted_server(engine, max_concurrent_requests=1) as scripted:
+        asking = threading.Thread(target=lambda: ask(scripted.live))
         asking.start()
-        until(lambda: fake_of(talker.live.llm).running)
-        with anthropic.Anthropic(base_url=talker.live.url, api_key="none", max_retries=0) as client:
+        until(lambda: fake_of(scripted.live.llm).running)
+        with anthropic.Anthropic(base_url=scripted.live.url, api_key="none", max_retries=0) as client:
             with pytest.raises(anthropic.InternalServerError) as caught:
                 client.messages.create(model="tiny", max_tokens=1, messages=[{"role": "user", "content": "Hi"}])
             assert caught.value.type == "overloaded_error"
@@ -213,6 +213,6 @@ def test_the_client_knows_a_full_server(engine: type[fakes.Engine]) -> None:
 
 
 def test_a_request_whose_time_is_over(engine: type[fakes.Engine]) -> None:
-    with held(engine) as gate, talking(engine) as talker:
+    with held(engine) as gate, scripted_server(engine) as scripted:
         threading.Timer(0.5, gate.set).start()
-        message_of(ask(talker.live, {"X-Request-Timeout": "0.2"}), 503, "timeout_error")
+        message_of(ask(scripted.live, {"X-Request-Timeout": "0.2"}), 503, "timeout_error")

@@ -13,7 +13,7 @@ from anthropic.lib.tools import BetaFunctionTool
 from anthropic.types.beta import BetaMessage, BetaMessageParam
 
 from server.live import Live
-from server.talking import CALLS, CITY, THOUGHT, Talking
+from server.scripted_server import CALLS, CITY, THOUGHT, ScriptedServer
 
 MESSAGES: list[BetaMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 DONE = "It is sunny in both."
@@ -24,18 +24,18 @@ def client_of(live: Live) -> anthropic.Anthropic:
 
 
 @pytest.fixture
-def caller(talker: Talking) -> Talking:
+def scripted(scripted: ScriptedServer) -> ScriptedServer:
     """One that thinks and asks for the weather in two cities, and is done once it knows."""
-    tokenize = talker.live.llm.tokenize
+    tokenize = scripted.live.llm.tokenize
     asking = tokenize(f"<think>\n{THOUGHT}\n</think>\n\n{CALLS}", add_special_tokens=False)
     done = tokenize(DONE, add_special_tokens=False)
 
     def script(prompt: list[int]) -> list[int]:
-        talker.prompts.append(talker.live.llm.detokenize(prompt, skip_special_tokens=False))
-        return done if "Sunny" in talker.prompts[-1] else asking
+        scripted.prompts.append(scripted.live.llm.detokenize(prompt, skip_special_tokens=False))
+        return done if "Sunny" in scripted.prompts[-1] else asking
 
-    talker.engine.script = staticmethod(script)
-    return talker
+    scripted.engine.script = staticmethod(script)
+    return scripted
 
 
 def weather_of(cities: list[str], *, fails: bool = False) -> BetaFunctionTool[Callable[..., str]]:
@@ -53,7 +53,7 @@ def weather_of(cities: list[str], *, fails: bool = False) -> BetaFunctionTool[Ca
     return beta_tool(weather)
 
 
-def check_run(messages: list[BetaMessage], caller: Talking) -> None:
+def check_run(messages: list[BetaMessage], scripted: ScriptedServer) -> None:
     """A question with two calls, and an answer with what they returned."""
     asked, answered = messages
     assert [block.type for block in asked.content] == ["thinking", "tool_use", "tool_use"]
@@ -61,27 +61,27 @@ def check_run(messages: list[BetaMessage], caller: Talking) -> None:
     (said,) = answered.content
     assert said.type == "text"
     assert said.text == DONE
-    first, second = dict.fromkeys(caller.prompts)  # each is looked at for every token
+    first, second = dict.fromkeys(scripted.prompts)  # each is looked at for every token
     assert "Sunny" not in first
     assert second.count("Sunny.") == 2
 
 
 @pytest.mark.parametrize("options", [{}, {"thread": False}, {"max_iterations": 5}], ids=str)
-def test_the_runner_runs_tools(caller: Talking, options: dict[str, Any]) -> None:
+def test_the_runner_runs_tools(scripted: ScriptedServer, options: dict[str, Any]) -> None:
     """The client first asks for a thread on the server, and continues without one."""
     cities: list[str] = []
-    with client_of(caller.live) as client:
+    with client_of(scripted.live) as client:
         runner = client.beta.messages.tool_runner(
             model="tiny", max_tokens=500, messages=MESSAGES, tools=[weather_of(cities)], **options
         )
-        check_run(list(runner), caller)
+        check_run(list(runner), scripted)
     assert cities == [CITY, "Rome"]
 
 
 @pytest.mark.parametrize("eagerly", [False, True])
-def test_the_runner_streams(caller: Talking, eagerly: bool) -> None:
+def test_the_runner_streams(scripted: ScriptedServer, eagerly: bool) -> None:
     cities: list[str] = []
-    with client_of(caller.live) as client:
+    with client_of(scripted.live) as client:
         runner = client.beta.messages.tool_runner(
             model="tiny",
             max_tokens=500,
@@ -91,11 +91,11 @@ def test_the_runner_streams(caller: Talking, eagerly: bool) -> None:
             run_tools_eagerly=eagerly,
         )
         messages = [stream.get_final_message() for stream in runner]
-        check_run([BetaMessage.model_validate(message.model_dump()) for message in messages], caller)
+        check_run([BetaMessage.model_validate(message.model_dump()) for message in messages], scripted)
     assert cities == [CITY, "Rome"]
 
 
-def test_the_asynchronous_runner(caller: Talking) -> None:
+def test_the_asynchronous_runner(scripted: ScriptedServer) -> None:
     cities: list[str] = []
 
     @beta_async_tool
@@ -105,26 +105,26 @@ def test_the_asynchronous_runner(caller: Talking) -> None:
         return "Sunny."
 
     async def run() -> list[BetaMessage]:
-        async with anthropic.AsyncAnthropic(base_url=caller.live.url, api_key="none", max_retries=0) as client:
+        async with anthropic.AsyncAnthropic(base_url=scripted.live.url, api_key="none", max_retries=0) as client:
             runner = client.beta.messages.tool_runner(model="tiny", max_tokens=500, messages=MESSAGES, tools=[weather])
             return [message async for message in runner]
 
-    check_run(asyncio.run(run()), caller)
+    check_run(asyncio.run(run()), scripted)
     assert cities == [CITY, "Rome"]
 
 
-def test_the_model_gets_the_error_of_a_failed_tool(caller: Talking) -> None:
-    with client_of(caller.live) as client:
+def test_the_model_gets_the_error_of_a_failed_tool(scripted: ScriptedServer) -> None:
+    with client_of(scripted.live) as client:
         runner = client.beta.messages.tool_runner(
             model="tiny", max_tokens=500, messages=MESSAGES, tools=[weather_of([], fails=True)]
         )
         assert runner.until_done().stop_reason == "end_turn"
-    assert caller.prompts[-1].count("Error: ") == 2
-    assert "no Sunny day" in caller.prompts[-1]
+    assert scripted.prompts[-1].count("Error: ") == 2
+    assert "no Sunny day" in scripted.prompts[-1]
 
 
-def test_threads_are_refused_in_words_that_the_client_knows(caller: Talking) -> None:
-    with client_of(caller.live) as client:
+def test_threads_are_refused_in_words_that_the_client_knows(scripted: ScriptedServer) -> None:
+    with client_of(scripted.live) as client:
         with pytest.raises(anthropic.BadRequestError) as caught:
             client.beta.messages.create(model="tiny", max_tokens=4, messages=MESSAGES, thread={"type": "create"})
         body: Any = caught.value.body

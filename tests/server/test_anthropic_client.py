@@ -14,7 +14,7 @@ from anthropic.types import MessageParam, TextBlockParam, ToolParam
 from ferrule import LLM, SamplingParams
 from server.live import Live
 from server.message_streams import check_stream, without_names
-from server.talking import named_events
+from server.scripted_server import named_events
 
 pytestmark = pytest.mark.native
 

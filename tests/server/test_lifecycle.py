@@ -138,7 +138,7 @@ def test_70_a_client_that_reads_slowly_gets_it_all(engine: type[fakes.Engine], m
 
 
 def test_70_the_time_of_a_client_that_never_reads(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "RESPONSE_GRACE", 0.2)
+    monkeypatch.setattr(streaming, "ERROR_GRACE", 0.2)
     with serving(ServerSettings(max_concurrent_requests=1, request_timeout=0.5)) as live:
         begun = time.monotonic()
         with full(live):

@@ -15,7 +15,7 @@ from conftest import TINY
 from ferrule import AsyncLLM
 from ferrule.server import ServerSettings
 from server.live import Live, serving
-from server.talking import ANSWER, CITY, PARAMETERS, SAID, THOUGHT, Talking
+from server.scripted_server import ANSWER, CITY, PARAMETERS, SAID, THOUGHT, ScriptedServer
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Ask.", "parameters": PARAMETERS}}]
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -23,19 +23,19 @@ PATHS = ("chat", "generate", "embed", "show")
 
 
 @pytest.fixture
-def client(talker: Talking) -> Iterator[ollama.Client]:
-    with ollama.Client(talker.live.url) as client:
+def client(scripted: ScriptedServer) -> Iterator[ollama.Client]:
+    with ollama.Client(scripted.live.url) as client:
         yield client
 
 
-def test_thinking_and_calls(talker: Talking, client: ollama.Client) -> None:
+def test_thinking_and_calls(scripted: ScriptedServer, client: ollama.Client) -> None:
     whole = client.chat("tiny", MESSAGES, tools=TOOLS, think=True).message
     assert (whole.thinking, whole.content) == (THOUGHT, SAID)
     called = [(call.function.name, call.function.arguments) for call in whole.tool_calls or ()]
     assert called == [("weather", {"city": CITY}), ("weather", {"city": "Rome"})]
     for stream in (False, True):
         asked = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "stream": stream}
-        lines = map(json.loads, talker.live.request("/api/chat", asked).body.splitlines())
+        lines = map(json.loads, scripted.live.request("/api/chat", asked).body.splitlines())
         indices = [call["function"]["index"] for line in lines for call in line["message"].get("tool_calls", ())]
         assert indices == [0, 1]
     thinking = content = ""
@@ -53,12 +53,12 @@ def test_thinking_and_calls(talker: Talking, client: ollama.Client) -> None:
     assert raw.response == ANSWER
 
 
-def test_what_came_can_be_handed_back(talker: Talking, client: ollama.Client) -> None:
+def test_what_came_can_be_handed_back(scripted: ScriptedServer, client: ollama.Client) -> None:
     message = client.chat("tiny", MESSAGES, tools=TOOLS).message
     results = [{"role": "tool", "tool_name": "weather", "content": "Sunny."} for _ in message.tool_calls or ()]
     client.chat("tiny", [*MESSAGES, message, *results], tools=TOOLS)
-    assert SAID in talker.prompts[-1]
-    assert talker.prompts[-1].count("Sunny.") == 2
+    assert SAID in scripted.prompts[-1]
+    assert scripted.prompts[-1].count("Sunny.") == 2
 
 
 @pytest.mark.parametrize("think", [True, False, "high"])
@@ -83,23 +83,23 @@ def test_think_reaches_the_template(
     assert told.split() == [str(bool(think))] * 2 + (["high"] if think == "high" else [])
 
 
-def test_logprobs_beside_thinking_are_refused(talker: Talking) -> None:
-    answer = talker.live.request("/api/chat", {"model": "tiny", "messages": MESSAGES, "logprobs": True})
+def test_logprobs_beside_thinking_are_refused(scripted: ScriptedServer) -> None:
+    answer = scripted.live.request("/api/chat", {"model": "tiny", "messages": MESSAGES, "logprobs": True})
     assert answer.status == 400
     assert answer.json["error"].startswith("logprobs ")
 
 
-def test_a_stream_that_fails_says_so(talker: Talking) -> None:
-    talker.engine.step_seconds = 0.02
-    talker.engine.error_at = 30
-    body = talker.live.request("/api/chat", {"model": "tiny", "messages": MESSAGES}).body
+def test_a_stream_that_fails_says_so(scripted: ScriptedServer) -> None:
+    scripted.engine.step_seconds = 0.02
+    scripted.engine.error_at = 30
+    body = scripted.live.request("/api/chat", {"model": "tiny", "messages": MESSAGES}).body
     first, *_, last = [json.loads(line) for line in body.splitlines()]
     assert first["message"]["thinking"]
     assert last.keys() == {"error"}
 
 
-def test_a_server_that_drains_says_so(talker: Talking, client: ollama.Client) -> None:
-    talker.live.server.models.draining = True
+def test_a_server_that_drains_says_so(scripted: ScriptedServer, client: ollama.Client) -> None:
+    scripted.live.server.models.draining = True
     with pytest.raises(ollama.ResponseError, match="shutting down") as caught:
         client.chat("tiny", MESSAGES)
     assert caught.value.status_code == 503

@@ -267,7 +267,7 @@ ERRORS: list[tuple[dict[str, object], str, str]] = [
     ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
     ({"n": 1000}, "n", "invalid_value"),
     ({"frequency_penalty": "high"}, "frequency_penalty", "invalid_type"),
-    ({"extra_body": {"audio": {}}}, "audio", "unknown_parameter"),
+    ({"extra_body": {"audio": {}}}, "audio", "unsupported_parameter"),
     ({"stop": ["a", ""]}, "stop[1]", "invalid_value"),
     ({"logit_bias": {"4096": 1}}, "logit_bias", "invalid_value"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pydantic import RootModel
 from schemathesis import GenerationMode
 
-from ferrule import AsyncLLM
+from ferrule import AsyncLLM, SamplingParams
+from ferrule._params.declaration import parameters
 from ferrule.server import Models, ServerSettings, create_app
 from ferrule.server.anthropic.protocol import ErrorBody
 from ferrule.server.openai.protocol import ErrorResponse
@@ -43,6 +44,41 @@ def test_what_is_described() -> None:
     chat = DESCRIPTION["components"]["schemas"]["ChatCompletionRequest"]
     assert chat["additionalProperties"] is True
     assert chat["required"] == ["messages"]
+
+
+@pytest.mark.parametrize(
+    ("request_model", "own"),
+    [
+        ("ChatCompletionRequest", {"logprobs"}),
+        ("CompletionRequest", {"max_tokens"}),
+        ("ResponsesRequest", set[str]()),
+        ("Options", set[str]()),
+    ],
+)
+def test_sampling_fields_have_the_declared_descriptions(request_model: str, own: set[str]) -> None:
+    """`own` are the fields with another meaning than the parameter of the same name."""
+    found = DESCRIPTION["components"]["schemas"][request_model]["properties"]
+    declared = {name: each.doc for name, each in parameters(SamplingParams).items() if name in found.keys() - own}
+    assert {name: found[name].get("description") for name in declared} == declared
+
+
+def test_bounds_and_json_types_of_sampling_fields() -> None:
+    found = DESCRIPTION["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+    limits = {"minimum", "maximum", "exclusiveMinimum"}
+    bounds = {name: {key: field[key] for key in limits & field.keys()} for name, field in found.items()}
+    assert bounds["n"] == {"minimum": 1, "maximum": 128}
+    assert bounds["top_p"] == {"exclusiveMinimum": 0, "maximum": 1}
+    assert bounds["ignore_eos"] == {}
+    types = {name: [each.get("type") for each in field.get("anyOf", ())] for name, field in found.items()}
+    assert types["n"] == ["integer", "null"]
+    assert types["top_p"] == ["number", "null"]
+    assert types["stop_token_ids"] == ["array", "null"]
+    assert types["logit_bias"] == ["object", "null"]
+    assert [each["type"] for each in found["stop"]["anyOf"][0]["oneOf"]] == ["string", "array"]
+    assert [each["type"] for each in found["prediction"]["anyOf"][0]["oneOf"]] == ["string", "array", "object"]
+    assert found["structured_outputs"]["anyOf"][0] == {"$ref": "#/components/schemas/StructuredOutputs"}
+    options = DESCRIPTION["components"]["schemas"]["Options"]["properties"]
+    assert options["repeat_penalty"]["description"] == found["repetition_penalty"]["description"]
 
 
 @pytest.mark.native

@@ -210,6 +210,12 @@ def test_55_unknown_fields_are_reported_in_a_header_with_warn(
     assert found.headers["X-Ferrule-Ignored-Fields"] == field
 
 
+def test_55_any_name_of_an_unknown_field_fits_into_the_header(live: Live) -> None:
+    found = live.request("/v1/completions", {"prompt": "Hi", "max_tokens": 1, "\u00e9 ,": 1, "": 2})
+    assert found.status == 200, found.body
+    assert found.headers["X-Ferrule-Ignored-Fields"] == '%C3%A9%20%2C, ""'
+
+
 def test_55_an_unknown_field_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with serving(ServerSettings()) as live, caplog.at_level("WARNING", "ferrule.server"):
         for _ in range(2):
@@ -263,6 +269,7 @@ def test_what_cannot_be_is_refused_by_name(
         ({"prompt": [5, "a"]}, "prompt[1] must be an integer, got 'a'"),
         ({"prompt": [5] * (MAX_TOKEN_IDS + 1)}, f"prompt must be a list of at most {MAX_TOKEN_IDS} items, got [5, 5"),
         ({"stop": [None]}, "stop[0] must be a string, got None"),
+        ({"\ud811": 1}, "request body must be Unicode text without lone surrogates, got '\\ud811'"),
         ({"prediction": 5}, "prediction must be an object, got 5"),
     ],
 )

@@ -9,17 +9,17 @@ from ferrule.server.responses.items import conversation
 from ferrule.server.responses.protocol import LOGPROBS, ResponsesRequest
 from server.live import Live
 from server.response_streams import check_stream, without_times
-from server.talking import CITY, PARAMETERS, SAID, THOUGHT, Talking, named_events
+from server.scripted_server import CITY, PARAMETERS, SAID, THOUGHT, ScriptedServer, named_events
 
 WEATHER = {"type": "function", "name": "weather", "parameters": PARAMETERS}
 
 
-def ask(talker: Talking, **fields: Any) -> Any:
-    return talker.live.request("/v1/responses", {"input": "?", "tools": [WEATHER], **fields})
+def ask(scripted: ScriptedServer, **fields: Any) -> Any:
+    return scripted.live.request("/v1/responses", {"input": "?", "tools": [WEATHER], **fields})
 
 
-def test_reasoning_text_and_calls_are_items(talker: Talking) -> None:
-    body = ask(talker, max_output_tokens=500).json
+def test_reasoning_text_and_calls_are_items(scripted: ScriptedServer) -> None:
+    body = ask(scripted, max_output_tokens=500).json
     thought, said, *calls = body["output"]
     assert (thought["type"], thought["summary"]) == ("reasoning", [])
     assert thought["content"] == [{"type": "reasoning_text", "text": THOUGHT}]
@@ -29,23 +29,23 @@ def test_reasoning_text_and_calls_are_items(talker: Talking) -> None:
     assert {each["status"] for each in body["output"]} == {"completed"}
     reasoning = body["usage"]["output_tokens_details"]["reasoning_tokens"]
     assert 0 < reasoning < body["usage"]["output_tokens"]
-    stream = check_stream(named_events(ask(talker, max_output_tokens=500, stream=True).body))
+    stream = check_stream(named_events(ask(scripted, max_output_tokens=500, stream=True).body))
     assert without_times(stream) == without_times(body)
-    one = ask(talker, max_output_tokens=500, parallel_tool_calls=False).json["output"]
+    one = ask(scripted, max_output_tokens=500, parallel_tool_calls=False).json["output"]
     assert [each["type"] for each in one] == ["reasoning", "message", "function_call"]
 
 
-def test_what_came_can_be_handed_back(talker: Talking) -> None:
-    output = ask(talker, max_output_tokens=500).json["output"]
+def test_what_came_can_be_handed_back(scripted: ScriptedServer) -> None:
+    output = ask(scripted, max_output_tokens=500).json["output"]
     results = [
         {"type": "function_call_output", "call_id": each["call_id"], "output": "Sunny."}
         for each in output
         if each["type"] == "function_call"
     ]
     question = {"role": "user", "content": "?"}
-    assert ask(talker, input=[question, *output, *results], max_output_tokens=500).status == 200
-    assert SAID in talker.prompts[-1]
-    assert talker.prompts[-1].count("Sunny.") == 2
+    assert ask(scripted, input=[question, *output, *results], max_output_tokens=500).status == 200
+    assert SAID in scripted.prompts[-1]
+    assert scripted.prompts[-1].count("Sunny.") == 2
 
 
 def test_items_are_messages() -> None:
@@ -89,10 +89,10 @@ def test_items_are_messages() -> None:
     ]
 
 
-def test_a_stream_that_fails_says_so(talker: Talking) -> None:
-    talker.engine.step_seconds = 0.02
-    talker.engine.error_at = 6
-    events = named_events(ask(talker, stream=True, max_output_tokens=500).body)
+def test_a_stream_that_fails_says_so(scripted: ScriptedServer) -> None:
+    scripted.engine.step_seconds = 0.02
+    scripted.engine.error_at = 6
+    events = named_events(ask(scripted, stream=True, max_output_tokens=500).body)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     response = events[-1]["response"]
     assert (events[-1]["type"], response["status"]) == ("response.failed", "failed")
@@ -100,15 +100,15 @@ def test_a_stream_that_fails_says_so(talker: Talking) -> None:
     assert response["id"] == events[0]["response"]["id"]
 
 
-def test_what_is_refused_before_the_first_token_has_a_status(talker: Talking) -> None:
-    talker.engine.error_at = 1
-    answer = ask(talker, stream=True)
+def test_what_is_refused_before_the_first_token_has_a_status(scripted: ScriptedServer) -> None:
+    scripted.engine.error_at = 1
+    answer = ask(scripted, stream=True)
     assert answer.status == 422
     assert answer.error["code"] == "request_failed"
 
 
-def test_logprobs_beside_reasoning_are_refused(talker: Talking) -> None:
-    answer = talker.live.request("/v1/responses", {"input": "Hi", "include": [LOGPROBS]})
+def test_logprobs_beside_reasoning_are_refused(scripted: ScriptedServer) -> None:
+    answer = scripted.live.request("/v1/responses", {"input": "Hi", "include": [LOGPROBS]})
     assert (answer.status, answer.error["param"]) == (400, "include")
 
 

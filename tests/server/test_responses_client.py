@@ -16,7 +16,7 @@ from ferrule import LLM, SamplingParams
 from ferrule.server.responses.protocol import LOGPROBS
 from server.live import Live
 from server.response_streams import check_stream, without_times
-from server.talking import named_events
+from server.scripted_server import named_events
 
 pytestmark = pytest.mark.native
 

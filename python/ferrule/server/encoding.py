@@ -44,7 +44,7 @@ def record_input_tokens(tokens: Sequence[int]) -> None:
 
 def input_field_names(*, several: bool) -> dict[str, str]:
     """Returns the names of the library's fields in requests for embeddings; a single text is the input itself."""
-    names = dict.fromkeys(("prompts", "prompt_token_ids", "prompt"), "input")
+    names: dict[str, str] = dict.fromkeys(("prompts", "prompt_token_ids", "prompt"), "input")
     return names if several else {"prompts[0]": "input", **names}
 
 

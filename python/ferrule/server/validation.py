@@ -15,6 +15,7 @@ MAX_NAME = 100
 """Maximum number of characters of a field's name in an error."""
 REQUIREMENTS = {
     "string_type": "a string",
+    "string_unicode": "Unicode text without lone surrogates",
     "int_type": "an integer",
     "int_from_float": "an integer",
     "float_type": "a number",

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from ferrule.server.anthropic.fields import MESSAGES_FIELDS, OUTPUT_FIELDS, TEXT_FIELDS, THINKING_FIELDS, TOOL_FIELDS
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.limits import BoundedList, ToolList
+from ferrule.server.schema.sampling import sampling_field
 from ferrule.server.schema.unions import str_or_list
 
 MIN_THINKING_BUDGET = 1024
@@ -175,8 +176,8 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: int
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    top_p: float | None = sampling_field("top_p")
+    top_k: int | None = sampling_field("top_k")
     stop_sequences: BoundedList[str] | None = None
     stream: bool | None = None
 

@@ -72,7 +72,8 @@ class RequestLog(Middleware):
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = record.request_id
                 if record.ignored_fields:
-                    names = (quote(name, safe=".[]") for name in record.ignored_fields)
+                    # A header must not end with a space, which an empty name would leave.
+                    names = (quote(name, safe=".[]") or '""' for name in record.ignored_fields)
                     headers["X-Ferrule-Ignored-Fields"] = ", ".join(names)
                 if api.request_id_header is not None:
                     headers[api.request_id_header] = record.request_id

@@ -12,6 +12,7 @@ from ferrule.server.ollama.fields import CHAT_FIELDS, CHAT_MESSAGE_FIELDS, GENER
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.limits import BoundedList, StrOrList, ToolList
 from ferrule.server.schema.logprobs import TokenLogprob
+from ferrule.server.schema.sampling import sampling_field
 from ferrule.server.schema.tools import ToolDefinition
 from ferrule.server.schema.unions import StrOrObject
 
@@ -21,19 +22,19 @@ class Options(RequestModel):
 
     other_fields = OPTIONS
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
-    seed: int | None = None
-    stop: StrOrList | None = None
+    temperature: float | None = sampling_field("temperature")
+    top_k: int | None = sampling_field("top_k")
+    top_p: float | None = sampling_field("top_p")
+    min_p: float | None = sampling_field("min_p")
+    typical_p: float | None = sampling_field("typical_p")
+    repeat_penalty: float | None = sampling_field("repetition_penalty")
+    presence_penalty: float | None = sampling_field("presence_penalty")
+    frequency_penalty: float | None = sampling_field("frequency_penalty")
+    mirostat: int | None = sampling_field("mirostat")
+    mirostat_tau: float | None = sampling_field("mirostat_tau")
+    mirostat_eta: float | None = sampling_field("mirostat_eta")
+    seed: int | None = sampling_field("seed")
+    stop: StrOrList | None = sampling_field("stop")
     num_predict: int | None = None
     """Maximum number of tokens; -1 and -2 mean the rest of the context."""
     num_ctx: int | None = None

@@ -11,7 +11,7 @@ from ferrule.server.openai.messages import Message
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.limits import BoundedList, TokenIds, ToolList
 from ferrule.server.schema.logprobs import TokenLogprob
-from ferrule.server.schema.sampling import SamplingFields
+from ferrule.server.schema.sampling import SamplingFields, sampling_field
 from ferrule.server.schema.tools import ToolDefinition
 from ferrule.server.schema.unions import prompt_kind, str_or_object
 
@@ -75,8 +75,8 @@ class ChatCompletionRequest(GenerationFields):
     other_fields = CHAT_FIELDS
 
     messages: BoundedList[Message]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: int | None = sampling_field("max_tokens")
+    max_completion_tokens: int | None = sampling_field("max_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: ToolList[ToolDefinition] | None = None
@@ -104,7 +104,7 @@ class CompletionRequest(GenerationFields):
     suffix: str | None = None
     max_tokens: int | None = 16
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: int | None = sampling_field("logprobs")
     add_special_tokens: Literal[True] = True
 
 

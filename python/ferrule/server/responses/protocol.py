@@ -11,7 +11,7 @@ from ferrule.server.responses.fields import ITEM_FIELDS, REASONING_FIELDS, RESPO
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.limits import BoundedDict, BoundedList, ToolList
 from ferrule.server.schema.logprobs import TokenLogprob
-from ferrule.server.schema.sampling import SamplingFields
+from ferrule.server.schema.sampling import SamplingFields, sampling_field
 from ferrule.server.schema.unions import str_or_list, str_or_object
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -210,7 +210,7 @@ class ResponsesRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: int | None = sampling_field("max_tokens")
     include: BoundedList[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: int | None = None
     stream: bool | None = None

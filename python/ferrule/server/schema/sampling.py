@@ -1,14 +1,16 @@
-"""Sampling parameters of requests: OpenAI's, and all others of `SamplingParams`.
+"""Sampling parameters of requests, generated from the declaration of `SamplingParams`.
 
 Types are validated here; bounds and combinations by `SamplingParams`, whose errors name the field.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, WithJsonSchema
+from pydantic import Discriminator, Field, JsonValue, Tag, WithJsonSchema, create_model
 
+from ferrule._params.declaration import Bounds, Integer, Number, Parameter, parameters
 from ferrule._params.sampling import SamplingParams
 from ferrule._params.structured import StructuredOutputsParams
 from ferrule.errors import InvalidParameterError
@@ -43,63 +45,73 @@ Bias = Annotated[
 ]
 
 
-class SamplingFields(RequestModel):
-    """Sampling parameters; the model's generation_config.json provides the defaults."""
-
-    n: int | None = None
-    best_of: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    dynatemp_range: float | None = None
-    dynatemp_exponent: float | None = None
-    top_n_sigma: float | None = None
-    typical_p: float | None = None
-    epsilon_cutoff: float | None = None
-    eta_cutoff: float | None = None
-    top_h: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: StrOrList | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
-    no_repeat_ngram_size: int | None = None
-    bad_words: StrOrList | None = None
-    bad_words_ids: BoundedList[TokenIds] | None = None
-    allowed_token_ids: TokenIds | None = None
-    logit_bias: Bias | None = None
-    seed: int | None = None
-    stop: StrOrList | None = None
-    stop_token_ids: TokenIds | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    prompt_logprobs: int | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    structured_outputs: StructuredOutputs | None = None
-    prediction: (
-        Annotated[
-            Annotated[str, Tag("<str>")]
-            | Annotated[TokenIds, Tag("<list>")]
-            | Annotated[dict[str, Any], Tag("<object>")],
-            Discriminator(str_list_or_object),
-        ]
-        | None
-    ) = None
-
-
+Prediction = Annotated[
+    Annotated[str, Tag("<str>")] | Annotated[TokenIds, Tag("<list>")] | Annotated[dict[str, Any], Tag("<object>")],
+    Discriminator(str_list_or_object),
+]
+JSON_TYPES: dict[object, Any] = {
+    str | Sequence[str] | None: StrOrList,
+    Sequence[int] | None: TokenIds,
+    Sequence[Sequence[int]] | None: BoundedList[TokenIds],
+    Mapping[int, float] | None: Bias,
+    StructuredOutputsParams | None: StructuredOutputs,
+    str | Sequence[int] | Mapping[str, Any] | None: Prediction,
+}
+"""JSON forms of parameter types; other types are the same in JSON."""
 NOT_IN_REQUESTS = frozenset({"max_tokens", "logprobs", "entropy", "logits_processors", "detokenize", "output_kind"})
 """Fields of SamplingParams that requests do not have: each API has its own names of the first two, functions cannot be
 sent over HTTP, and the rest concerns callers in Python."""
+
+
+def sampling_field(name: str) -> Any:
+    """Returns an optional field with the description and the bounds of a parameter of `SamplingParams`.
+
+    The bounds are those of the schema: `SamplingParams` checks the values.
+    """
+    parameter = parameters(SamplingParams)[name]
+    return Field(None, description=parameter.doc, json_schema_extra=_schema_of(parameter.bounds))
+
+
+def _schema_of(bounds: Bounds | None) -> dict[str, JsonValue]:
+    match bounds:
+        case Integer(low, high):
+            return {"minimum": low, "maximum": high}
+        case Number(low, high, above_low):
+            return {"exclusiveMinimum" if above_low else "minimum": low, "maximum": high}
+        case _:
+            return {}
+
+
+def _type_of(parameter: Parameter) -> Any:
+    optional = parameter.type | None
+    return JSON_TYPES.get(optional, optional) | None
+
+
+if TYPE_CHECKING:
+
+    class SamplingFields(RequestModel):
+        """Fields of the generated model that the server reads one by one."""
+
+        n: int | None
+        temperature: float | None
+        top_p: float | None
+        logit_bias: dict[str, float] | None
+        prompt_logprobs: int | None
+        structured_outputs: StructuredOutputs | None
+        prediction: str | list[int] | dict[str, Any] | None
+
+else:
+    SamplingFields = create_model(
+        "SamplingFields",
+        __base__=RequestModel,
+        __module__=__name__,
+        __doc__="Sampling parameters; the model's generation_config.json provides the defaults.",
+        **{
+            name: (_type_of(parameter), sampling_field(name))
+            for name, parameter in parameters(SamplingParams).items()
+            if name not in NOT_IN_REQUESTS
+        },
+    )
 
 
 def sampling_params(

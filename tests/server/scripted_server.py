@@ -1,4 +1,4 @@
-"""A server whose model says what a test wants to hear, and streams as they are on the wire."""
+"""A server with a scripted engine, and the events of its streams."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"city": {"type": 
 
 
 @dataclass
-class Talking:
-    """The embedded model's tokenizer, and an engine that says `ANSWER`."""
+class ScriptedServer:
+    """A server with the embedded model's tokenizer and an engine whose output the test sets; by default `ANSWER`."""
 
     live: Live
     engine: type[fakes.Engine]
     prompts: list[str] = field(default_factory=list[str])
-    """Prompt of the request, as rendered by the template."""
+    """Rendered prompts, in the order of the requests."""
 
-    def says(self, text: str) -> None:
+    def set_output(self, text: str) -> None:
         tokens = self.live.llm.tokenize(text, add_special_tokens=False)
 
         def script(prompt: list[int]) -> list[int]:
@@ -40,11 +40,11 @@ class Talking:
 
 
 @contextmanager
-def talking(engine: type[fakes.Engine], **settings: Any) -> Generator[Talking]:
+def scripted_server(engine: type[fakes.Engine], **settings: Any) -> Generator[ScriptedServer]:
     given: dict[str, Any] = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3", "ollama": True, **settings}
     with serving(ServerSettings(**given)) as live:
-        found = Talking(live, engine)
-        found.says(ANSWER)
+        found = ScriptedServer(live, engine)
+        found.set_output(ANSWER)
         yield found
 
 
