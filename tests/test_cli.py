@@ -105,9 +105,9 @@ def test_without_a_prompt_nobody_waits_at_a_terminal() -> None:
 
 
 USAGE: list[tuple[list[str], str]] = [
-    (["run"], "PROMPT is missing; give it in quotes, or pipe it in"),
-    (["explain"], "PROMPT is missing; give it in quotes, or pipe it in"),
-    (["run", "a", "b", "c"], "3 arguments; give MODEL and PROMPT"),
+    (["run"], "PROMPT is missing; give it in quotes or pipe it in"),
+    (["explain"], "PROMPT is missing; give it in quotes or pipe it in"),
+    (["run", "a", "b", "c"], "expected [MODEL] PROMPT, got 3 arguments; put the prompt in quotes"),
     (["run", "--threads", "0", "x"], "threads must be an integer from 1 to 1024, got 0"),
     (["run", "/no/such/model", "x"], "no directory /no/such/model"),
     (["info", str(TESTS / "test_cli.py")], "a file; give the directory"),
@@ -132,7 +132,7 @@ USAGE: list[tuple[list[str], str]] = [
     (["chat", "--url", "ftp://x"], "url must be an HTTP URL such as http://127.0.0.1:8000/v1, got 'ftp://x'"),
     (["chat", "--url", "http://127.0.0.1:1", "--threads", "1"], "--threads has no effect with --url"),
     (["pull", "tiny"], "ships with ferrule"),
-    (["pull", "/no/such"], "not of the form org/repo"),
+    (["pull", "/no/such"], "name must be org/repo, org/repo:quantization or an existing path, got '/no/such'"),
     (["run-batch", "one"], "expected [MODEL] INPUT OUTPUT, got 1 arguments"),
     (["run-batch", "/no/such/in", "/tmp/out"], "error: input_file must be a readable file"),
     (["completion", "tcsh"], "'tcsh' is not one of"),

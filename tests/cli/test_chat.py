@@ -17,8 +17,8 @@ import fakes
 from cli.terminal import TESTS, Terminal
 from ferrule._cli import main
 from ferrule._cli.chat.commands import COMMANDS, complete
-from ferrule._cli.chat.conversation import NOT_OF_CHATS, PARAMETERS, Conversation, with_parameters
-from ferrule._cli.chat.lines import MOST_MESSAGES, Lines
+from ferrule._cli.chat.conversation import NOT_IN_CHATS, PARAMETERS, Conversation, with_parameters
+from ferrule._cli.chat.lines import MAX_MESSAGES, Lines
 from ferrule._params.sampling import SamplingParams
 
 PROGRAM = """
@@ -148,7 +148,7 @@ def test_a_file_that_is_no_conversation(content: str, message: str, tmp_path: Pa
         conversation.load(path)
     assert raised.value.message.startswith(str(path))
     assert message in raised.value.message
-    assert (conversation.system, conversation.said) == ("before", [])
+    assert (conversation.system, conversation.history) == ("before", [])
 
 
 def test_files_that_cannot_be(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_exit_leaves(chat: Chat) -> None:
 
 
 def test_every_parameter_of_sampling_can_be_set() -> None:
-    assert set(PARAMETERS) == set(SamplingParams.__dataclass_fields__) - NOT_OF_CHATS
+    assert set(PARAMETERS) == set(SamplingParams.__dataclass_fields__) - NOT_IN_CHATS
     params = with_parameters(SamplingParams(), {"logit_bias": {"7": 1}, "structured_outputs": {"choice": ["a", "b"]}})
     assert params.logit_bias == {7: 1.0}
     assert params.structured_outputs is not None
@@ -272,13 +272,13 @@ def test_no_history_where_none_is_wanted(tmp_path: Path) -> None:
 
 def test_a_damaged_history_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "history.jsonl"
-    lines = [json.dumps(f"message {number}") for number in range(2 * MOST_MESSAGES)]
+    lines = [json.dumps(f"message {number}") for number in range(2 * MAX_MESSAGES)]
     path.write_bytes(b"\n".join([*(line.encode() for line in lines), b"{", b"3", b"\xff", b'"torn']))
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     reader = Lines(None, complete)
     reader._history = path
-    assert reader._past() == [f"message {number}" for number in range(MOST_MESSAGES + 3, 2 * MOST_MESSAGES)]
-    assert len(path.read_text(errors="replace").splitlines()) == MOST_MESSAGES  # and the file was cut
+    assert reader._past() == [f"message {number}" for number in range(MAX_MESSAGES + 3, 2 * MAX_MESSAGES)]
+    assert len(path.read_text(errors="replace").splitlines()) == MAX_MESSAGES  # and the file was cut
     reader._history = tmp_path
     assert reader._past() == []
 

@@ -251,7 +251,7 @@ def test_a_batch_is_no_pipe(batch: Batch, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_line_that_is_too_long(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LONGEST_LINE", 300)
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 300)
     _, answers, _ = batch("x" * 2_000_000, chat_request(1), chat_request(2, user="y" * 300))
     assert answers[0]["error"]["code"] == answers[2]["error"]["code"] == "line_too_long"
     assert answers[1]["response"]["status_code"] == 200
@@ -329,7 +329,7 @@ def test_two_runs_cannot_write_one_file(batch: Batch, tmp_path: Path, capsys: py
 
 def test_no_more_is_held_than_the_window(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a long answer others are made, up to a limit."""
-    monkeypatch.setattr(runner, "MOST_LINES", 8)
+    monkeypatch.setattr(runner, "MAX_PENDING_LINES", 8)
     reads: list[int] = []
     next_line = files.BatchInput.__next__
     write = files.BatchOutput.write

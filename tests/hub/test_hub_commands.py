@@ -95,7 +95,7 @@ def test_ctrl_c_gives_a_download_up(hub: Hub, environment: dict[str, str]) -> No
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert b"interrupted; files that are complete stay" in errors
+    assert b"interrupted; the same command downloads the remaining files" in errors
     assert b"Traceback" not in errors
     snapshot = Path(environment["HF_HOME"], "hub", "models--org--large", "snapshots", COMMIT)
     assert not (snapshot / "model.safetensors").exists()

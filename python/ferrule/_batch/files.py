@@ -17,7 +17,7 @@ from ferrule._batch.rewrite import Rewrite
 from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError, ModelWriteError
 
-LONGEST_LINE = 64 << 20
+MAX_LINE_BYTES = 64 << 20
 """Maximum size of a line, in bytes; a longer line gets an error."""
 
 
@@ -28,7 +28,7 @@ class Line:
     number: int
     """Number of the line, from 1."""
     content: bytes | None
-    """None if it is longer than LONGEST_LINE."""
+    """None if it is longer than MAX_LINE_BYTES."""
     custom_id: Any
     """None if the line has none or is not JSON."""
     same_id: int | None
@@ -66,10 +66,10 @@ class BatchInput:
         return self
 
     def __next__(self) -> Line:
-        while content := self._file.readline(LONGEST_LINE + 1):
+        while content := self._file.readline(MAX_LINE_BYTES + 1):
             self._number += 1
             self.bytes_read += len(content)
-            too_long = len(content) > LONGEST_LINE and not content.endswith(b"\n")
+            too_long = len(content) > MAX_LINE_BYTES and not content.endswith(b"\n")
             while too_long and content and not content.endswith(b"\n"):
                 content = self._file.readline(1 << 20)
                 self.bytes_read += len(content)

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ferrule._batch.files import LONGEST_LINE, BatchInput, Line
+from ferrule._batch.files import MAX_LINE_BYTES, BatchInput, Line
 from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError
 
@@ -33,7 +33,7 @@ def read_request(line: Line) -> tuple[str, bytes]:
     Raises LineError.
     """
     if line.content is None:
-        raise LineError("line_too_long", f"line {line.number} must have at most {LONGEST_LINE} bytes")
+        raise LineError("line_too_long", f"line {line.number} must have at most {MAX_LINE_BYTES} bytes")
     try:
         read = line.read()
     except ValueError as error:
@@ -69,13 +69,13 @@ def read_request(line: Line) -> tuple[str, bytes]:
 async def call(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
     """Sends a POST request to an ASGI application and returns status and body (https://asgi.readthedocs.io)."""
     status, answer = 0, b""
-    asked = False
+    body_sent = False
 
     async def receive() -> MutableMapping[str, Any]:
-        nonlocal asked
-        if asked:  # the client stays connected
+        nonlocal body_sent
+        if body_sent:  # the client stays connected
             await asyncio.Event().wait()
-        asked = True
+        body_sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: MutableMapping[str, Any]) -> None:

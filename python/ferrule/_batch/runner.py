@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 from ferrule._api.async_llm import AsyncLLM
 from ferrule._batch.answers import Answer, refusal, response
-from ferrule._batch.files import LONGEST_LINE, Answered, BatchInput, BatchOutput, Line
+from ferrule._batch.files import MAX_LINE_BYTES, Answered, BatchInput, BatchOutput, Line
 from ferrule._batch.requests import LineError, call, read_request
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-WAITING = 1.25
+CONCURRENCY = 1.25
 """Number of concurrent requests relative to `max_num_seqs`; the additional requests wait in the engine's queue."""
-MOST_LINES = 2048
+MAX_PENDING_LINES = 2048
 """Maximum number of lines that are read but not written, because they wait for the response to an earlier line. A run
 that is killed loses their responses."""
-MOST_BYTES = 256 << 20
+MAX_PENDING_BYTES = 256 << 20
 """Maximum size of these lines, in bytes."""
 
 
@@ -33,7 +33,7 @@ class Progress:
     """Answers in the output."""
     bytes: int
     """Bytes of the input up to the last line with an answer."""
-    asked: int = 0
+    completed: int = 0
     """Number of requests answered in this run."""
 
 
@@ -52,9 +52,9 @@ async def run_batch(
     """
     from ferrule.server import Models, ServerSettings, create_app
 
-    at_once = int(llm.info()["max_num_seqs"] * WAITING) + 1
+    at_once = int(llm.info()["max_num_seqs"] * CONCURRENCY) + 1
     models = Models(dict.fromkeys(names, llm))
-    settings = ServerSettings(max_body_bytes=2 * LONGEST_LINE, max_concurrent_requests=at_once, page=False)
+    settings = ServerSettings(max_body_bytes=2 * MAX_LINE_BYTES, max_concurrent_requests=at_once, page=False)
     application = create_app(models, settings)
     room = asyncio.Semaphore(at_once)
     progress = Progress(answered, requests.bytes_read)
@@ -64,7 +64,7 @@ async def run_batch(
             return kept
         async with room:
             made = await _answer(application, llm, line)
-        progress.asked += 1
+        progress.completed += 1
         return made
 
     window: deque[tuple[asyncio.Task[Answer], int]] = deque()
@@ -89,7 +89,7 @@ async def run_batch(
             size = len(line.content or b"")
             held += size
             window.append((asyncio.create_task(answer(line, output.kept())), size))
-            while window and (window[0][0].done() or len(window) >= MOST_LINES or held > MOST_BYTES):
+            while window and (window[0][0].done() or len(window) >= MAX_PENDING_LINES or held > MAX_PENDING_BYTES):
                 await write_first()
         while window:
             await write_first()

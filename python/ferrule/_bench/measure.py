@@ -71,7 +71,7 @@ class Run:
     first_token_seconds: float
     """Seconds until the first sequence had its first token."""
     decode_seconds: float
-    """Seconds from there until each sequence had `gen` more tokens while all of them were running."""
+    """Seconds from then until each sequence has `gen` tokens that were generated while all sequences decode."""
     gaps: list[float]
     """Seconds between consecutive tokens of a sequence while all sequences decode."""
     contexts: list[float]
@@ -85,26 +85,28 @@ class Arrivals:
     def __init__(self, point: Point) -> None:
         self._point = point
         self._times: list[list[float]] = [[] for _ in range(point.batch)]
-        self._silent = point.batch
+        self._without_token = point.batch
+        """Number of sequences without a token."""
         self._begin = [0] * point.batch
         """Number of tokens of each sequence when the last sequence had its first token, where decoding begins."""
         self._left = point.batch * (point.gen - 1)
+        """Number of measured tokens that have not arrived."""
 
     @property
     def complete(self) -> bool:
         """Whether all measured tokens have arrived."""
-        return self._silent == 0 and self._left <= 0
+        return self._without_token == 0 and self._left <= 0
 
     def add(self, sequence: int, tokens: int) -> None:
         """Records tokens that have just arrived."""
         times = self._times[sequence]
         if not times:
-            self._silent -= 1
-        elif self._silent == 0:
+            self._without_token -= 1
+        elif self._without_token == 0:
             wanted = self._begin[sequence] + self._point.gen - 1 - len(times)
             self._left -= max(min(tokens, wanted), 0)
         times.extend([time.perf_counter()] * tokens)
-        if self._silent == 0 and not any(self._begin):
+        if self._without_token == 0 and not any(self._begin):
             self._begin = [len(times) for times in self._times]
 
     def run(self, start: float, ceilings: Ceilings) -> Run:

@@ -21,7 +21,7 @@ from ferrule.errors import InsufficientMemoryError, InvalidParameterError
 
 TEXT_OPTIONS = {"reference", "reference_quantization", "window", "stride", "min_context", "worst", "picture"}
 TASK_OPTIONS = {"num_fewshot", "include_path", "chat"}
-LONGEST_TOKEN = 64
+MAX_TOKEN_CHARACTERS = 64
 """Characters per token that no text exceeds on average; a longer text is not tokenized to check its length."""
 
 
@@ -68,7 +68,9 @@ LONGEST_TOKEN = 64
     help="Number of tokens with the largest divergence to list.",
 )
 @click.option(
-    "--tasks", metavar="NAME,...", help="Tasks of lm-evaluation-harness to run instead of FILE; needs ferrule[eval]."
+    "--tasks",
+    metavar="NAME,...",
+    help="Tasks of lm-evaluation-harness to run instead of FILE (default: none); needs ferrule[eval].",
 )
 @click.option(
     "--num-fewshot",
@@ -152,7 +154,7 @@ def command(
     loading = {**loading, **fixed, "max_model_len": loading["max_model_len"] or window}
     with ExitStack() as stack:
         llm = stack.enter_context(load(model, loading))
-        if len(text) <= LONGEST_TOKEN * window and (tokens := len(llm.tokenize(text))) < window:
+        if len(text) <= MAX_TOKEN_CHARACTERS * window and (tokens := len(llm.tokenize(text))) < window:
             raise click.UsageError(
                 f"{file} must have at least {window} tokens, one window, got {tokens}; give a longer text or lower "
                 "--window"

@@ -21,7 +21,7 @@ LABEL = 12
 """Width of the labels, in columns."""
 COLUMNS = (60, 110)
 """Minimum and maximum width of a line, in columns."""
-MOST_RANGES = 6
+MAX_RANGES = 6
 """Maximum number of ranges of layers to list."""
 
 
@@ -131,8 +131,8 @@ def _layers(spec: ModelSpec) -> Iterator[tuple[str, str]]:
 
 def _numbers(group: LayerGroup) -> str:
     runs = [f"{first}" if first == last else f"{first}-{last}" for first, last in ranges(group.layers)]
-    more = ["..."] if len(runs) > MOST_RANGES else []
-    return f"{count_words(len(group.layers), 'layer')}: {', '.join([*runs[:MOST_RANGES], *more])}"
+    more = ["..."] if len(runs) > MAX_RANGES else []
+    return f"{count_words(len(group.layers), 'layer')}: {', '.join([*runs[:MAX_RANGES], *more])}"
 
 
 def _tokenizer(info: Mapping[str, Any]) -> str:

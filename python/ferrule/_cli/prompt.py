@@ -24,16 +24,16 @@ def split_words(words: tuple[str, ...]) -> tuple[str | None, str]:
     Raises click.UsageError.
     """
     if len(words) > 2:
-        raise click.UsageError(f"{len(words)} arguments; give MODEL and PROMPT, the prompt in quotes")
+        raise click.UsageError(f"expected [MODEL] PROMPT, got {len(words)} arguments; put the prompt in quotes")
     if not words:
         piped = "" if sys.stdin.isatty() else _piped()
         if not piped:
-            raise click.UsageError("PROMPT is missing; give it in quotes, or pipe it in")
+            raise click.UsageError("PROMPT is missing; give it in quotes or pipe it in")
         return None, piped
     *model, prompt = words
     return check_model(model[0]) if model else None, _piped() if prompt == "-" else prompt
 
 
 def _piped() -> str:
-    """Reads stdin without the final newline, which would end the model's paragraph."""
+    """Reads stdin without the final newline, after which a model would begin a new paragraph."""
     return sys.stdin.read().removesuffix("\n")

@@ -34,7 +34,7 @@ def command(name: str, **options: Any) -> None:
     if name == EMBEDDED:
         raise click.UsageError(f"{name!r} ships with ferrule; there is nothing to download")
     if not is_repository(name):
-        raise click.UsageError(f"{name!r} is not of the form org/repo or org/repo:quantization, or a path that is here")
+        raise click.UsageError(f"name must be org/repo, org/repo:quantization or an existing path, got {name!r}")
     if options["quiet"] or not sys.stderr.isatty():
         from huggingface_hub.utils import disable_progress_bars
 
@@ -42,7 +42,7 @@ def command(name: str, **options: Any) -> None:
     try:
         path = find_model(name, options["revision"])
     except KeyboardInterrupt:
-        print("\ninterrupted; files that are complete stay, and the same command fetches the others", file=sys.stderr)
+        print("\ninterrupted; the same command downloads the remaining files", file=sys.stderr)
         raise
     print(path)
     if not options["quiet"]:

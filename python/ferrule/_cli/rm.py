@@ -28,27 +28,27 @@ from ferrule._loading.packed_cache import PackedCache
 def command(names: tuple[str, ...], *, packed: bool, everything: bool, yes: bool) -> None:
     """Remove models and packed files by the names that `ferrule list` shows.
 
-    A model of the hub is removed with its packed files, after a question on a terminal, since other programs share the
+    A model of the hub is removed with its packed files, after confirmation on a terminal: other programs share the
     cache. Model directories outside the cache are never removed. Programs that have a file open can still read it.
     """
     if bool(names) == everything:
-        raise click.UsageError("give names, or --all")
+        raise click.UsageError("give either names or --all")
     cache = PackedCache.open()
     entries, models = cache.entries(), downloads()
-    gone = {each.name: each for name in names if not packed for each in find_downloads(name, models)}
+    removed = {each.name: each for name in names if not packed for each in find_downloads(name, models)}
     for name in names:
         if not any(name in (entry.name, entry.model) for entry in entries) and not (
             not packed and find_downloads(name, models)
         ):
-            there = [*(model.name for model in models if not packed), *(entry.name for entry in entries)]
-            raise click.UsageError(f"{name!r} is not in the cache, which has {', '.join(there) or 'nothing'}")
-    chosen = [entry for entry in entries if everything or {entry.name, entry.model} & {*names, *gone}]
-    size = sum(each.bytes for each in gone.values())
-    if gone and not yes and sys.stdin.isatty():
-        click.confirm(f"Remove {', '.join(gone)}, {size_text(size)}?", abort=True, err=True)
-    remove_downloads(gone.values())
+            known = [*(model.name for model in models if not packed), *(entry.name for entry in entries)]
+            raise click.UsageError(f"{name!r} is not in the cache, which has {', '.join(known) or 'nothing'}")
+    chosen = [entry for entry in entries if everything or {entry.name, entry.model} & {*names, *removed}]
+    size = sum(each.bytes for each in removed.values())
+    if removed and not yes and sys.stdin.isatty():
+        click.confirm(f"Remove {', '.join(removed)}, {size_text(size)}?", abort=True, err=True)
+    remove_downloads(removed.values())
     cache.remove(chosen)
     if everything:
         cache.remove_abandoned()
     size += sum(entry.bytes for entry in chosen)
-    print(f"{len(chosen) + len(gone)} removed, {size_text(size)}", file=sys.stderr)
+    print(f"{len(chosen) + len(removed)} removed, {size_text(size)}", file=sys.stderr)

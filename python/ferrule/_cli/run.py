@@ -23,7 +23,7 @@ from ferrule._cli.terminal import harmless
         ("The model that ships with ferrule continues a prompt:", 'ferrule run "Once upon a time,"'),
         ("A model of the hub, with sampling:", 'ferrule run Qwen/Qwen3-0.6B "Once upon a time," --temperature 0.8'),
         ("Stop at an empty line; the prompt from a file:", "ferrule run ./my-model - --stop $'\\n\\n' < prompt.txt"),
-        ("The prompt from a file, or with | from another command:", "ferrule run < prompt.txt"),
+        ("The prompt from a file:", "ferrule run < prompt.txt"),
         ("A choice of two answers:", 'ferrule run "The sky is" --choice blue,green'),
         ("For programs:", 'ferrule run "The capital of France is" -n 8 --logprobs 3 --json'),
     ],
@@ -46,7 +46,7 @@ def command(words: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) 
     with load(model, loading) as llm:
         terminal = sys.stdout.isatty()
         if terminal and not as_json:
-            sys.stdout.write(harmless(prompt))  # for people, the text as it reads; for programs, what the model wrote
+            sys.stdout.write(harmless(prompt))  # a terminal shows the whole text, a pipe receives the output alone
         output = None
         for delta in llm.stream(prompt, greedy_by_default(wanted, llm)):
             output = delta.output

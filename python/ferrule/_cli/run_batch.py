@@ -86,13 +86,13 @@ def command(
         check_model_names(requests, names)
         with BatchOutput(target) as output:
             answered = output.resume(requests)
-            show = _Shown(requests, answered, quiet=quiet)
+            log = _ProgressLog(requests, answered, quiet=quiet)
             if retry_errors and answered.failed:
                 output.retry()
                 requests.rewind()
                 answered = Answered()
             if requests.bytes_read >= requests.bytes:
-                show.end(None)
+                log.end(None)
             else:
                 from ferrule._api.async_llm import AsyncLLM
 
@@ -101,9 +101,9 @@ def command(
 
                 async def answer() -> Progress:
                     async with llm:
-                        return await run_batch(llm, names, requests, output, answered=answered, notify=show.notify)
+                        return await run_batch(llm, names, requests, output, answered=answered, notify=log.notify)
 
-                show.end(asyncio.run(answer()))
+                log.end(asyncio.run(answer()))
     if answered.failed:
         raise click.ClickException(
             f"{answered.failed} of {answered.lines} lines of {target} are errors; the first is {answered.failure}; "
@@ -120,14 +120,14 @@ def _split(words: tuple[str, ...]) -> tuple[str | None, Path, Path]:
     return check_model(model[0]) if model else None, Path(source), Path(target)
 
 
-class _Shown:
+class _ProgressLog:
     """Progress messages on stderr."""
 
     def __init__(self, requests: BatchInput, answered: Answered, *, quiet: bool) -> None:
         self._requests = requests
         self._quiet = quiet
         self._terminal = sys.stderr.isatty()
-        self._began = self._said = time.monotonic()
+        self._start = self._last_shown = time.monotonic()
         if answered.lines and not quiet:
             errors = f", {_counted(answered.failed, 'error')}" if answered.failed else ""
             print(f"resuming after {_counted(answered.lines, 'line')}{errors}", file=sys.stderr)
@@ -135,9 +135,9 @@ class _Shown:
     def notify(self, progress: Progress) -> None:
         """Shows the progress if the last message is old enough."""
         now = time.monotonic()
-        if self._quiet or now - self._said < INTERVALS[0 if self._terminal else 1]:
+        if self._quiet or now - self._last_shown < INTERVALS[0 if self._terminal else 1]:
             return
-        self._said = now
+        self._last_shown = now
         share = min(progress.bytes / max(self._requests.bytes, 1), 1)
         text = f"{share:.0%}: {self._counts(progress)}"
         if self._terminal:
@@ -155,8 +155,8 @@ class _Shown:
         print(f"{clear}{text}", file=sys.stderr)
 
     def _counts(self, progress: Progress) -> str:
-        answered, seconds = progress.answered, time.monotonic() - self._began
-        rate = progress.asked / max(seconds, 1e-9)
+        answered, seconds = progress.answered, time.monotonic() - self._start
+        rate = progress.completed / max(seconds, 1e-9)
         lines, errors = _counted(answered.lines, "line"), _counted(answered.failed, "error")
         return f"{lines} answered, {errors}, {rate:.1f} requests/s"
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ferrule._cli.chat.session import Session
 
 
-WIDEST = 100
+MAX_COLUMNS = 100
 """Width of wrapped text, in columns."""
 
 
@@ -27,7 +27,7 @@ def _say(text: str) -> None:
 
 
 def _columns() -> int:
-    return min(shutil.get_terminal_size().columns, WIDEST)
+    return min(shutil.get_terminal_size().columns, MAX_COLUMNS)
 
 
 def _system(session: Session, rest: str) -> None:
@@ -82,13 +82,13 @@ def _setting(name: str, value: object) -> str:
 def _save(session: Session, rest: str) -> None:
     path = _path(rest, "/save FILE.json")
     session.conversation.save(path, session.answers.name)
-    _say(f"{path}: {len(session.conversation.said)} messages")
+    _say(f"{path}: {len(session.conversation.history)} messages")
 
 
 def _load(session: Session, rest: str) -> None:
     path = _path(rest, "/load FILE.json")
     session.conversation.load(path)
-    _say(f"{path}: {len(session.conversation.said)} messages")
+    _say(f"{path}: {len(session.conversation.history)} messages")
 
 
 def _path(rest: str, usage: str) -> Path:
@@ -105,7 +105,7 @@ def _stats(session: Session, _rest: str) -> None:
 
 
 def _clear(session: Session, _rest: str) -> None:
-    session.conversation.said.clear()
+    session.conversation.history.clear()
 
 
 def _undo(session: Session, _rest: str) -> None:

@@ -14,11 +14,11 @@ from ferrule._params.sampling import SamplingParams
 from ferrule._params.structured import StructuredOutputsParams
 from ferrule.errors import FerruleError, InvalidParameterError
 
-NOT_OF_CHATS = {"n", "logits_processors"}
+NOT_IN_CHATS = {"n", "logits_processors"}
 """Fields of SamplingParams that a chat does not have."""
-PARAMETERS = sorted({field.name for field in fields(SamplingParams)} - NOT_OF_CHATS)
+PARAMETERS = sorted({field.name for field in fields(SamplingParams)} - NOT_IN_CHATS)
 ROLES = ("system", "user", "assistant", "tool")
-LARGEST_FILE = 64 << 20
+MAX_FILE_BYTES = 64 << 20
 """Maximum size of a saved conversation, in bytes."""
 
 
@@ -28,20 +28,20 @@ class Conversation:
 
     params: SamplingParams
     system: str | None = None
-    said: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    history: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Messages without the system prompt."""
 
     def messages(self) -> list[dict[str, Any]]:
         """Returns all messages, with the system prompt."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, *self.said]
+        return [*system, *self.history]
 
     def undo(self) -> str | None:
         """Removes the last user message with its answer and returns it; None without one."""
-        for place in range(len(self.said) - 1, -1, -1):
-            if self.said[place]["role"] == "user":
-                message = str(self.said[place]["content"])
-                del self.said[place:]
+        for place in range(len(self.history) - 1, -1, -1):
+            if self.history[place]["role"] == "user":
+                message = str(self.history[place]["content"])
+                del self.history[place:]
                 return message
         return None
 
@@ -67,9 +67,9 @@ class Conversation:
         """
         try:
             with path.open("rb") as file:
-                content = file.read(LARGEST_FILE + 1)
-            if len(content) > LARGEST_FILE:
-                raise click.UsageError(f"{path} must have at most {LARGEST_FILE} bytes")
+                content = file.read(MAX_FILE_BYTES + 1)
+            if len(content) > MAX_FILE_BYTES:
+                raise click.UsageError(f"{path} must have at most {MAX_FILE_BYTES} bytes")
             body: object = json.loads(content)
         except OSError as error:
             raise click.UsageError(f"{path} cannot be read: {error.strerror}") from error
@@ -84,7 +84,7 @@ class Conversation:
             raise click.UsageError(f"{path}: {error}") from error
         first = messages[0] if messages and messages[0]["role"] == "system" else None
         self.system = None if first is None else first["content"]
-        self.said = messages if first is None else messages[1:]
+        self.history = messages if first is None else messages[1:]
         self.params = params
 
 
@@ -121,7 +121,7 @@ def _structured_outputs(given: Mapping[str, Any]) -> StructuredOutputsParams:
 
 def parameter_fields(params: SamplingParams) -> dict[str, Any]:
     """Returns the parameters that differ from their defaults, as fields of a request."""
-    given = {name: value for name, value in params.given().items() if name not in NOT_OF_CHATS}
+    given = {name: value for name, value in params.given().items() if name not in NOT_IN_CHATS}
     if params.structured_outputs is not None:
         structure = asdict(params.structured_outputs)
         given["structured_outputs"] = {name: value for name, value in structure.items() if value not in (None, False)}

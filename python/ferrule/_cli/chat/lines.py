@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 BLOCK = '"""'
-MOST_MESSAGES = 1000
+MAX_MESSAGES = 1000
 """Maximum number of messages in the history; the file is truncated when it has twice as many."""
 PROMPT, CONTINUED = "> ", ". "
 
@@ -89,10 +89,10 @@ class Lines:
             lines = self._history.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
         except OSError:
             return []
-        if len(lines) > 2 * MOST_MESSAGES:
-            self._cut(lines[-MOST_MESSAGES:])
+        if len(lines) > 2 * MAX_MESSAGES:
+            self._cut(lines[-MAX_MESSAGES:])
         messages: list[str] = []
-        for line in lines[-MOST_MESSAGES:]:
+        for line in lines[-MAX_MESSAGES:]:
             with contextlib.suppress(ValueError):
                 message = json.loads(line)
                 if isinstance(message, str) and "\0" not in message:

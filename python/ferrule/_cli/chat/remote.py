@@ -24,7 +24,7 @@ FIRST_TIMEOUT = 10.0
 """Timeout of the list of models, in seconds."""
 TIMEOUT = 600.0
 """Timeout between events of an answer, in seconds; prefill of a long prompt takes long."""
-LONGEST_LINE = 16 << 20
+MAX_LINE_BYTES = 16 << 20
 """Maximum size of an event, a list of models or an error, in bytes."""
 
 
@@ -76,7 +76,7 @@ class RemoteAnswers:
 
     def _models(self) -> list[dict[str, Any]]:
         with self._request("models", FIRST_TIMEOUT) as response:
-            answer = _json(response.read(LONGEST_LINE), f"{self._base}/models")
+            answer = _json(response.read(MAX_LINE_BYTES), f"{self._base}/models")
         return _objects(answer.get("data"))
 
     @contextmanager
@@ -144,9 +144,9 @@ def _checked_url(url: str) -> str:
 def _events(response: http.client.HTTPResponse, url: str) -> Iterator[dict[str, Any]]:
     """Parses server-sent events as objects (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
     ended = False
-    while line := response.readline(LONGEST_LINE + 1):
-        if len(line) > LONGEST_LINE:
-            raise RemoteError(f"{url}: an event has more than {LONGEST_LINE} bytes, the limit")
+    while line := response.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise RemoteError(f"{url}: an event has more than {MAX_LINE_BYTES} bytes, the limit")
         field, _, value = line.strip().partition(b":")
         if field != b"data":
             continue
@@ -175,7 +175,7 @@ def _json(content: bytes, url: str) -> dict[str, Any]:
 def _message(error: urllib.error.HTTPError) -> str:
     """Returns the message of an error response."""
     try:
-        content = error.read(LONGEST_LINE)
+        content = error.read(MAX_LINE_BYTES)
         return _text_of(_json(content, ""))
     except (OSError, http.client.HTTPException, RemoteError):
         return "no error message"

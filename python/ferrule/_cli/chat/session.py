@@ -74,8 +74,8 @@ class Session:
 
         Raises FerruleError; the message is then removed.
         """
-        said = [*self.conversation.said, {"role": "user", "content": message}]
-        self.conversation.said, before = said, self.conversation.said
+        history = [*self.conversation.history, {"role": "user", "content": message}]
+        self.conversation.history, before = history, self.conversation.history
         text = ""
         shown = display(plain=self._plain)
         try:
@@ -88,20 +88,20 @@ class Session:
         except KeyboardInterrupt:
             pass
         except BaseException:
-            self.conversation.said = before
+            self.conversation.history = before
             raise
         finally:
             shown.close()
         if not text:
-            self.conversation.said = before
+            self.conversation.history = before
             return
-        said.append({"role": "assistant", "content": text})
+        history.append({"role": "assistant", "content": text})
         if self._verbose and self._usages:
             print(self._usages[-1].summary, file=sys.stderr)
 
     def statistics(self) -> str:
         """Returns tokens and times of the session, as lines."""
-        answered = f"{self.answers.name}: {len(self._usages)} answers, {len(self.conversation.said)} messages"
+        answered = f"{self.answers.name}: {len(self._usages)} answers, {len(self.conversation.history)} messages"
         if not self._usages:
             return answered
         read = sum(usage.prompt_tokens or 0 for usage in self._usages)
