@@ -15,9 +15,11 @@ from gguf import GGUFWriter, TokenType
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from conftest import TINY
-from ferrule import UnsupportedModelError
+from ferrule import TokenizerError, UnsupportedModelError
 from ferrule._loading.gguf.pre_tokenizers import PRE_TOKENIZERS
+from ferrule._loading.gguf.vocabulary import read_vocabulary
 from ferrule._text.tokenizer import Tokenizer
+from ferrule.archs.config import Config
 from gguf_convert import add_tokenizer
 
 pytestmark = pytest.mark.native
@@ -72,12 +74,18 @@ def write(path: Path, fill: Callable[[GGUFWriter], None]) -> Path:
     """A GGUF of a vocabulary alone."""
     writer = GGUFWriter(path, "llama")
     fill(writer)
+    return written(writer)
+
+
+def written(writer: GGUFWriter) -> Path:
+    """Writes a tensor, which every file must have, and the metadata."""
     writer.add_tensor("token_embd.weight", gguf.np.zeros((1, 32), dtype=gguf.np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    assert writer.path is not None
+    return Path(writer.path)
 
 
 def check_same(tokenizer: Tokenizer, oracle: tokenizers.Tokenizer, samples: Sequence[str]) -> None:
@@ -165,7 +173,11 @@ def test_vocabularies_like_sentencepieces(first_space: bool, tmp_path: Path) -> 
             assert tokenizer.decode(ids) == text
 
 
-@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+BYTE_LEVEL = sorted(name for name, rules in PRE_TOKENIZERS.items() if rules.byte_level)
+"""Pre-tokenizers of models whose tokens spell bytes, so that every text has tokens."""
+
+
+@pytest.mark.parametrize("name", BYTE_LEVEL)
 def test_pre_tokenizers_lose_nothing(name: str, tmp_path: Path) -> None:
     def fill(writer: GGUFWriter) -> None:
         add_tokenizer(writer, TINY)
@@ -190,12 +202,25 @@ def test_pre_tokenizers_lose_nothing(name: str, tmp_path: Path) -> None:
         ("deepseek-llm", "ab 12\ncd", ["ab", "Ġ", "12", "Ċ", "cd"]),
         ("falcon", "a12345!!", ["a", "123", "45", "!!"]),
         ("bloom", "one, two", ["one", ",", "Ġtwo"]),
+        ("kimi-k2", "Hi你好World 1234", ["Hi", "ä½łå¥½", "World", "Ġ", "123", "4"]),
+        ("qwen35", "cafe\u0301 12", ["cafeÌģ", "Ġ", "1", "2"]),
+        ("tiny_aya", "x 1234567", ["x", "Ġ", "1", "234", "567"]),
+        ("afmoe", "12 あ", ["12", "Ġ", "ãģĤ"]),
+        ("minicpm5", "I'LL 12345", ["I", "'LL", "Ġ", "123", "45"]),
+        ("ufakzeka", "Ali'nin it's", ["Ali", "'nin", "Ġit", "'s"]),
+        ("laguna", "a\n\nb c", ["a", "ĊĊ", "b", "Ġc"]),
+        ("bailingmoe2", "I'LL go\n\n", ["I", "'LL", "Ġgo", "ĊĊ"]),
+        ("spark2_5", "1234!\n", ["1", "2", "3", "4", "!", "Ċ"]),
+        ("chameleon", "a    b.", ["a", "ĠĠĠĠ", "b", "."]),
+        ("superbpe", "a 1234567", ["a ".replace(" ", "Ġ"), "1", "234", "567"]),
+        ("gemma4", "a b\n\nc", ["a b", "\n\n", "c"]),
+        ("whitespace", " a  b\n", ["a", "b"]),
     ],
 )
 def test_pre_tokenizers_split_as_their_models_do(name: str, text: str, pieces: list[str]) -> None:
     from ferrule._loading.gguf.pre_tokenizers import splitter
 
-    assert [piece for piece, _ in splitter(PRE_TOKENIZERS[name].patterns).pre_tokenize_str(text)] == pieces
+    assert [piece for piece, _ in splitter(PRE_TOKENIZERS[name]).pre_tokenize_str(text)] == pieces
 
 
 def test_a_pre_tokenizer_that_is_not_known_is_named(tmp_path: Path) -> None:
@@ -208,6 +233,143 @@ def test_a_pre_tokenizer_that_is_not_known_is_named(tmp_path: Path) -> None:
         UnsupportedModelError, match=r"model.gguf: tokenizer.ggml.pre is 'lama-bpe'; .*llama-bpe.*nearest"
     ):
         Tokenizer(write(tmp_path / "model.gguf", fill))
+
+
+def test_a_tokenizer_model_names_its_pre_tokenizer(tmp_path: Path) -> None:
+    """Files of Gemma 4 have no `tokenizer.ggml.pre`; some say that texts have no BOS token, which is wrong."""
+    oracle, _ = sentencepiece_like(first_space=False)
+    oracle.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    described = json.loads(oracle.to_str())["model"]
+    tokens = by_id(oracle)
+
+    def fill(writer: GGUFWriter) -> None:
+        writer.add_tokenizer_model("gemma4")
+        writer.add_token_list(tokens)
+        writer.add_token_types(
+            [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL]
+            + [TokenType.BYTE] * 256
+            + [TokenType.USER_DEFINED if token == "<tool>" else TokenType.NORMAL for token in tokens[259:]]
+        )
+        writer.add_token_merges([" ".join(pair) for pair in described["merges"]])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_unk_token_id(0)
+        writer.add_add_bos_token(False)
+
+    tokenizer = Tokenizer(write(tmp_path / "model.gguf", fill))
+    samples = texts(["<s>", "</s>", "<unk>", "<tool>"], 2000)
+    check_same(tokenizer, oracle, samples)
+    assert tokenizer.encode("a")[0] == 1
+    for text in samples[:500]:
+        if not any(token in text for token in ("<s>", "</s>", "<unk>", "<tool>", "▁")):
+            assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_white_space_only_separates_words(tmp_path: Path) -> None:
+    def fill(writer: GGUFWriter) -> None:
+        writer.add_tokenizer_model("whitespace")
+        writer.add_tokenizer_pre("whitespace")
+        writer.add_token_list(["<unk>", "a", "b", "ab"])
+        writer.add_token_types([TokenType.UNKNOWN] + [TokenType.NORMAL] * 3)
+        writer.add_token_merges(["a b"])
+        writer.add_unk_token_id(0)
+
+    tokenizer = Tokenizer(write(tmp_path / "model.gguf", fill))
+    assert tokenizer.encode(" ab\n  a b", add_special_tokens=False) == [3, 1, 2]
+
+
+PHI3 = ["<unk>", "<s>", "</s>", "<|endoftext|>", "<|user|>", "<|end|>", "<|assistant|>"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name", "strips"),
+    [("phi3", "Phi 3.5 Mini Instruct", True), ("llama", "phi-3-mini", True), ("llama", "Mistral 7B", False)],
+)
+def test_special_tokens_of_phi_3_strip_white_space_after_them(
+    architecture: str, name: str, strips: bool, tmp_path: Path
+) -> None:
+    tokens = [*PHI3, *(f"<0x{byte:02X}>" for byte in range(256)), "H", "i", "Hi", "▁", "▁Hi"]
+    path = tmp_path / "model.gguf"
+    writer = GGUFWriter(path, architecture)
+    writer.add_name(name)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * (len(tokens) - 5) + [-3.0, -3.0, -1.0, -3.0, -2.0])
+    writer.add_token_types(
+        [TokenType.UNKNOWN] + [TokenType.CONTROL] * (len(PHI3) - 1) + [TokenType.BYTE] * 256 + [TokenType.NORMAL] * 5
+    )
+    writer.add_bos_token_id(1)
+    tokenizer = Tokenizer(written(writer))
+    ids = tokenizer.encode("<|user|>\nHi<|end|>\n<|assistant|>\n", add_special_tokens=False)
+    if strips:
+        assert [tokens[index] for index in ids] == ["<|user|>", "▁Hi", "<|end|>", "<|assistant|>"]
+        assert len(tokenizer.encode("<|endoftext|>\n", add_special_tokens=False)) == 3, "a space and the line"
+    else:
+        assert len(ids) > 4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name", "pre", "mask"),
+    [
+        ("nomic-bert-moe", "Nomic", "gpt-2", "<mask>"),
+        ("jina-bert-v2", "Jina", "jina-v2-de", "<mask>"),
+        ("modern-bert", "ModernBERT base", "gpt-2", "[MASK]"),
+    ],
+)
+def test_mask_tokens_strip_white_space_before_them(
+    architecture: str, name: str, pre: str, mask: str, tmp_path: Path
+) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", architecture)
+    writer.add_name(name)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(["a", "Ġ", mask, "aa"])
+    writer.add_token_types([TokenType.NORMAL, TokenType.NORMAL, TokenType.CONTROL, TokenType.NORMAL])
+    writer.add_token_merges(["a a"])
+    tokenizer = Tokenizer(written(writer))
+    assert tokenizer.encode(f"a  {mask} a", add_special_tokens=False) == [0, 2, 1, 0]
+
+
+def test_added_tokens_are_text_and_not_bytes(tmp_path: Path) -> None:
+    """DeepSeek's vocabularies add letters like ö, which GPT-2's alphabet has for a byte that UTF-8 never has."""
+
+    def fill(writer: GGUFWriter) -> None:
+        add_tokenizer(writer, TINY)
+        lists = writer.kv_data[0]
+        index = lists["tokenizer.ggml.tokens"].value.index("ö")
+        lists["tokenizer.ggml.token_type"].value[index] = TokenType.USER_DEFINED
+
+    tokenizer = Tokenizer(write(tmp_path / "model.gguf", fill))
+    letter = tokenizer.vocabulary()["ö"]
+    ids = tokenizer.encode("schön", add_special_tokens=False)
+    assert letter in ids
+    assert tokenizer.decode(ids) == "schön"
+    assert tokenizer.token_bytes(letter + 1)[0][letter] == "ö".encode()
+
+
+def test_an_end_token_of_the_normal_type_is_special(tmp_path: Path) -> None:
+    """Aquila's file has `<|endoftext|>` among the normal tokens."""
+
+    def fill(writer: GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(["<|endoftext|>", "a", "<", "aa"])
+        writer.add_token_types([TokenType.NORMAL] * 4)
+        writer.add_token_merges(["a a"])
+
+    tokenizer = Tokenizer(write(tmp_path / "model.gguf", fill))
+    ids = tokenizer.encode("a<|endoftext|>", add_special_tokens=False)
+    assert ids == [1, 0]
+    assert tokenizer.decode(ids) == "a"
+
+
+@pytest.mark.parametrize("kind", [[[1], 1], [True, 1], [1, 7], ["x", 1]])
+def test_a_token_type_that_is_no_type_is_named(kind: list[object]) -> None:
+    values = {"tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.token_type": kind}
+    with pytest.raises(
+        TokenizerError, match=r"tokenizer\.ggml\.token_type\[[01]\] is .* must be a whole number from 0 to 6"
+    ):
+        read_vocabulary(Config(values, Path("model.gguf")))
 
 
 def test_words_and_their_ends_as_bert_has_them(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ class Pieces(Protocol):
 
     strip_first_space: bool
     """Whether the first space of a text is removed, which SentencePiece adds."""
+    spells_added_tokens: bool
+    """Whether added tokens have the vocabulary's spelling; otherwise they are plain text."""
 
     def read(self, token: str) -> bytes:
         """Returns the bytes of a token in the vocabulary's spelling."""
@@ -49,6 +51,7 @@ class ByteLevelPieces:
     """GPT-2's byte-level alphabet: every byte is a printable character."""
 
     strip_first_space = False
+    spells_added_tokens = False
 
     def __init__(self) -> None:
         printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -60,12 +63,14 @@ class ByteLevelPieces:
         """Returns the bytes of a token."""
         try:
             return bytes([self._bytes[character] for character in token])
-        except KeyError:  # an added token in plain text
+        except KeyError:  # a token that another tool added to the vocabulary as plain text
             return token.encode()
 
 
 class SentencePiecePieces:
     """SentencePiece's spelling: a visible space, and single bytes as `<0xNN>`."""
+
+    spells_added_tokens = True
 
     def __init__(self, space: str, *, strip_first_space: bool) -> None:
         self._space = space

@@ -62,11 +62,14 @@ class Tokenizer:
         self._special_ids: frozenset[int] = frozenset()
         self._pieces = None
         self._bytes: dict[int, bytes] = {}
+        """Bytes of the tokens that were needed so far, by id."""
         if self._backend is not None:
             added = self._backend.get_added_tokens_decoder()
             self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
             decoder = self._backend.decoder
             self._pieces = pieces_for(None if decoder is None else decoder.__getstate__().decode())
+            if self._pieces is not None and not self._pieces.spells_added_tokens:
+                self._bytes = {token_id: token.content.encode() for token_id, token in added.items()}
 
     @property
     def available(self) -> bool:
@@ -167,7 +170,8 @@ class Tokenizer:
         tokens = [b""] * vocab_size
         for token, token_id in backend.get_vocab(with_added_tokens=True).items():
             if token_id < vocab_size:
-                tokens[token_id] = pieces.read(token)
+                known = self._bytes.get(token_id)
+                tokens[token_id] = pieces.read(token) if known is None else known
         return tokens, {token_id for token_id in self._special_ids if token_id < vocab_size}
 
     def vocabulary(self) -> dict[str, int]:

@@ -20,9 +20,10 @@ KEY = "tokenizer.ggml.pre"
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
-QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
+LLAMA3 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_REST}"
+QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_REST}"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _CASED_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TEKKEN = (
@@ -34,6 +35,15 @@ GPT4O = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_CONTRACTIONS}?"
     rf"|\p{{N}}{{1,3}}|{_CASED_REST}"
 )
+_HAN = r"&&[^\p{Han}]"
+"""Excludes Chinese characters from a class, by intersection."""
+KIMI_K2 = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}{_HAN}]*[{_LOWER}{_HAN}]+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}{_HAN}]+[{_LOWER}{_HAN}]*{_CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}|{_REST}"
+)
+_THREE_DIGITS = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+"""Groups of three digits from the right, as in 1,234,567."""
 _DEEPSEEK_WORDS = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -58,6 +68,12 @@ _YOUTU_BLOCKS = (
     r"|[\x{FF01}\x{2026}\x{201C}\x{201D}\x{2018}\x{2019}\x{2014}\x{FF1A}\x{FF1B}\x{FF0C}\x{3001}-\x{303F}\x{FE30}-\x{FE4F}]+"
     rf"|[\x{{3105}}-\x{{312F}}]+|{_CHINESE_KANA}"
 )
+_ASIAN = (
+    r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF}\x{FF65}-\x{FF9F}"
+    r"\x{2F00}-\x{2FDF}\x{E40}-\x{E7F}\x{E80}-\x{EFF}\x{1780}-\x{17FF}\x{1000}-\x{109F}\x{AA60}-\x{AA7F}"
+    r"\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+"
+)
+"""Scripts without spaces between words, and Hangul."""
 _BLOOM = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+"
 
 
@@ -76,6 +92,14 @@ class PreTokenization:
     """Whether a piece that is a token skips the merges."""
     add_bos: bool = False
     """Whether texts begin with the BOS token by default."""
+    require_bos: bool = False
+    """Whether texts begin with the BOS token whatever the file says: files of these models say it wrongly."""
+    byte_level: bool = True
+    """Whether tokens are spelled in GPT-2's alphabet of bytes; otherwise they are text."""
+    escape_spaces: bool = False
+    """Whether the tokens spell a space as `▁`."""
+    remove_spaces: bool = False
+    """Whether white space only separates the pieces and belongs to none."""
 
 
 _GPT2 = PreTokenization((GPT2,))
@@ -84,19 +108,45 @@ _DIGITS = PreTokenization((r"\p{N}", GPT2))
 _QWEN2 = PreTokenization((QWEN2,))
 _GPT4O = PreTokenization((GPT4O,))
 _DEEPSEEK3 = PreTokenization((r"\p{N}{1,3}", _CHINESE_KANA, _DEEPSEEK_WORDS))
+_LINES = r"[^\n]+|\n+"
+_GEMMA4 = PreTokenization((_LINES,), add_bos=True, require_bos=True, byte_level=False, escape_spaces=True)
+_TINY_AYA = PreTokenization((_THREE_DIGITS, GPT4O))
+_BAILING = PreTokenization(
+    (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)
+)
 
 PRE_TOKENIZERS: Mapping[str, PreTokenization] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "lfm2"), _LLAMA3),
+    **dict.fromkeys(("falcon-h1", "jina-v5-nano"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenization((LLAMA3,))),
     "chatglm-bpe": PreTokenization((LLAMA3,)),
-    "glm4": PreTokenization((LLAMA3,), ignore_merges=True),
+    **dict.fromkeys(("glm4", "glm5"), PreTokenization((LLAMA3,), ignore_merges=True)),
+    "minicpm5": PreTokenization((r"\p{N}{1,3}", LLAMA3.replace("{1,3}", "+")), ignore_merges=True),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "mellum", "modern-bert"), _GPT2),
-    **dict.fromkeys(("gigachat", "a.x-4.0", "roberta-bpe", "granite-docling"), _GPT2),
+    **dict.fromkeys(("gigachat", "a.x-4.0", "roberta-bpe", "granite-docling", "jina-es", "jina-de"), _GPT2),
+    **dict.fromkeys(("jina-v1-en", "jina-v2-code", "jina-v2-es", "jina-v2-de"), _GPT2),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"), _DIGITS),
+    "mellum2": _DIGITS,
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "grok-2", "solar-open"), _QWEN2),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT4O),
+    **dict.fromkeys(("kormo", "f2llmv2"), _QWEN2),
+    "qwen35": PreTokenization(
+        (
+            rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+            r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        )
+    ),
+    "ufakzeka": PreTokenization((QWEN2.removeprefix(f"{_CONTRACTIONS}|"),)),
+    "laguna": PreTokenization((_LINES, QWEN2)),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"), _GPT4O),
+    "granite-embed-multi-97m": PreTokenization((GPT4O,), ignore_merges=True),
+    **dict.fromkeys(("tiny_aya", "cohere2moe"), _TINY_AYA),
+    "kimi-k2": PreTokenization((KIMI_K2,)),
     "tekken": PreTokenization((TEKKEN,), ignore_merges=True, add_bos=True),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK3),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _DEEPSEEK3),
+    "spark2_5": PreTokenization(
+        (r"\p{N}{1,3}", _CHINESE_KANA, _DEEPSEEK_WORDS.replace(r"[\r\n]*|\s*[\r\n]+", r"|[\r\n]"), r"\p{N}")
+    ),
+    "afmoe": PreTokenization((_THREE_DIGITS, _ASIAN, _DEEPSEEK_WORDS)),
     "deepseek-llm": PreTokenization(
         (r"[\r\n]", rf"\s?{code_points(_DEEPSEEK_LETTERS)}+", _DEEPSEEK_MARKS, r"\s+$", _EAST_ASIAN, r"\p{N}+"),
     ),
@@ -125,17 +175,34 @@ PRE_TOKENIZERS: Mapping[str, PreTokenization] = {
             + r"|\s{1,2}(?!\S)|\s{1}",
         )
     ),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING),
+    "chameleon": PreTokenization(
+        (
+            "<sentinel:[0-9]+>",
+            "IMGIMG[A-I]{1,4}Z",
+            r"[\t\n]|    |  ",
+            r"\p{N}",
+            r"[\p{P}!-/:-@\[-`{-~]",
+            GPT2,
+        ),
+        add_bos=True,
+    ),
+    "superbpe": PreTokenization((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+    **dict.fromkeys(("gemma4", "granite-embed-multi-311m"), _GEMMA4),
+    "sarvam-moe": PreTokenization((_LINES,), byte_level=False, escape_spaces=True),
+    "whitespace": PreTokenization((), byte_level=False, remove_spaces=True),
     "default": PreTokenization((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
 }
 """Pre-tokenizers by llama.cpp's names; `default` is that of files without a name."""
 
 
 def pre_tokenization(metadata: Config) -> PreTokenization:
-    """Returns the pre-tokenization that a file names, or `default`.
+    """Returns the pre-tokenization that a file names, or else the one of its tokenizer model or `default`.
 
     Raises UnsupportedModelError for an unknown name.
     """
-    name = metadata.text(KEY, default="default")
+    model = metadata.text("tokenizer.ggml.model")
+    name = metadata.text(KEY, default=model if model in PRE_TOKENIZERS else "default")
     if name not in PRE_TOKENIZERS:
         nearest = difflib.get_close_matches(name, PRE_TOKENIZERS, n=1, cutoff=0)
         names = [*nearest, *(each for each in sorted(PRE_TOKENIZERS) if each not in nearest)]
@@ -143,9 +210,13 @@ def pre_tokenization(metadata: Config) -> PreTokenization:
     return PRE_TOKENIZERS[name]
 
 
-def splitter(patterns: tuple[str, ...]) -> PreTokenizer:
-    """Returns a pre-tokenizer that splits by each pattern in turn and maps bytes to GPT-2's alphabet."""
+def splitter(rules: PreTokenization) -> PreTokenizer:
+    """Returns a pre-tokenizer that splits by each pattern in turn, and spells the pieces as the tokens are."""
     from tokenizers import Regex, pre_tokenizers
 
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    steps: list[PreTokenizer] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rules.patterns]
+    if rules.remove_spaces:
+        steps.append(pre_tokenizers.WhitespaceSplit())
+    if rules.byte_level:
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    return pre_tokenizers.Sequence(steps)

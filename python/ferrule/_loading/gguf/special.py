@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import cast
 
 from ferrule._loading.gguf.vocabulary import TOKENS, TokenType, Vocabulary
@@ -30,11 +31,21 @@ END_KEYS = (KEYS["eos_token"], "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eo
 ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
     *("<EOT>", "_<EOT>", "[EOT]", "<|end_of_text|>", "<end_of_utterance>", "<\uff5cend▁of▁sentence\uff5c>"),
+    *("<|flush|>", "<|calls|>", "[EOS]", "[e~[", "<turn|>", "<|tool_response>"),
 )
 """Tokens that end a turn even without a key; most files have a key for the end of text only."""
 
-HARMONY = "<|return|>"
-"""Token that ends an answer in OpenAI's harmony format."""
+ANSWER_ENDS = frozenset({"<|return|>", "<|flush|>"})
+"""Tokens that end an answer in OpenAI's harmony format and in Solar's, where `<|end|>` ends one of its messages."""
+
+
+def mark_control_tokens(vocabulary: Vocabulary) -> Vocabulary:
+    """Returns the vocabulary with control types for ENDS: some files list them among the normal tokens."""
+    types = [
+        TokenType.CONTROL if token in _ENDS and kind in (TokenType.NORMAL, TokenType.UNDEFINED) else kind
+        for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+    ]
+    return replace(vocabulary, types=types)
 
 
 def special_ids(vocabulary: Vocabulary) -> dict[str, int]:
@@ -61,8 +72,7 @@ def end_tokens(metadata: Config, vocab_size: int) -> tuple[int, ...]:
     tokens: object = metadata.values.get(TOKENS)
     named = cast("list[object]", tokens)[:vocab_size] if isinstance(tokens, list) else []
     found = {token: index for index, token in enumerate(named) if isinstance(token, str) and token in _ENDS}
-    if HARMONY in found:
-        # In this format `<|end|>` ends a message; an answer has several.
+    if not ANSWER_ENDS.isdisjoint(found):
         found.pop("<|end|>", None)
     return tuple(dict.fromkeys([*ends, *found.values()]))
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ferrule._loading.gguf.byte_level import byte_level
+from ferrule._loading.gguf.bpe import byte_pair_encoding
 from ferrule._loading.gguf.file import GgufFile
 from ferrule._loading.gguf.pre_tokenizers import pre_tokenization
 from ferrule._loading.gguf.sentencepiece import sentencepiece
-from ferrule._loading.gguf.special import special_ids
+from ferrule._loading.gguf.special import mark_control_tokens, special_ids
+from ferrule._loading.gguf.strip import left_stripped, right_stripped
 from ferrule._loading.gguf.unigram import unigram
 from ferrule._loading.gguf.vocabulary import TokenType, Vocabulary, read_vocabulary
 from ferrule._loading.gguf.wordpiece import wordpiece
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 MODEL = "tokenizer.ggml.model"
 NO_MODELS = ("none", "no_vocab")
 """Values for files without a tokenizer."""
-MODELS = ("gpt2", "llama", "t5", "bert")
+BPE_MODELS = ("gpt2", "gemma4", "whitespace")
+MODELS = (*BPE_MODELS, "llama", "t5", "bert")
 TEMPLATE = "tokenizer.chat_template"
 
 
@@ -49,7 +51,7 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
     templates = _chat_templates(metadata)
     if metadata.text(MODEL, default="none") in NO_MODELS:
         return GgufTokenizer(None, {}, templates)
-    vocabulary = read_vocabulary(metadata)
+    vocabulary = mark_control_tokens(read_vocabulary(metadata))
     ids = special_ids(vocabulary)
     try:
         backend = _backend(vocabulary, ids)
@@ -68,8 +70,8 @@ def _backend(vocabulary: Vocabulary, ids: dict[str, int]) -> Tokenizer:
     unknown_id = ids.get("unk_token")
     unknown = None if unknown_id is None else vocabulary.tokens[unknown_id]
     match metadata.text(MODEL):
-        case "gpt2":
-            backend, begins, ends = byte_level(vocabulary), pre_tokenization(metadata).add_bos, False
+        case model if model in BPE_MODELS:
+            backend, begins, ends = byte_pair_encoding(vocabulary, unknown), pre_tokenization(metadata).add_bos, False
         case "llama":
             backend, begins, ends = sentencepiece(vocabulary, unknown), True, False
         case "t5":
@@ -88,10 +90,18 @@ def _add_tokens(backend: Tokenizer, vocabulary: Vocabulary) -> None:
     from tokenizers import AddedToken
 
     kinds = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
-    tokens, added = vocabulary.tokens, list[AddedToken]()
-    for token_id in vocabulary.of_type(*kinds):
-        special = vocabulary.types[token_id] != TokenType.USER_DEFINED
-        added.append(AddedToken(tokens[token_id], special=special, normalized=False))
+    kind_of = {vocabulary.tokens[token_id]: vocabulary.types[token_id] for token_id in vocabulary.of_type(*kinds)}
+    left, right = left_stripped(vocabulary), right_stripped(vocabulary, frozenset(kind_of))
+    added = [
+        AddedToken(
+            token,
+            special=kind != TokenType.USER_DEFINED,
+            normalized=False,
+            lstrip=token in left,
+            rstrip=token in right,
+        )
+        for token, kind in kind_of.items()
+    ]
     backend.add_tokens(added)  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -106,7 +116,8 @@ def _add_post_processor(
         first, last = ids.get("cls_token", ids.get("bos_token")), ids.get("sep_token", ids.get("eos_token"))
     else:
         first, last = ids.get("bos_token"), ids.get("eos_token")
-    if not metadata.flag("tokenizer.ggml.add_bos_token", default=begins):
+    required = metadata.text(MODEL) in BPE_MODELS and pre_tokenization(metadata).require_bos
+    if not (required or metadata.flag("tokenizer.ggml.add_bos_token", default=begins)):
         first = None
     if not metadata.flag(f"tokenizer.ggml.add_{'sep' if bert else 'eos'}_token", default=ends):
         last = None

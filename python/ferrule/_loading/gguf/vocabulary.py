@@ -101,11 +101,11 @@ def read_vocabulary(metadata: Config) -> Vocabulary:
     if TYPES not in metadata:
         return Vocabulary(metadata, tokens, [TokenType.NORMAL] * len(tokens), ids)
     types = read_list(metadata, TYPES, "whole numbers", len(tokens))
-    if not set(types) <= _TYPES:
-        index = next(index for index, kind in enumerate(types) if kind not in _TYPES)
-        raise TokenizerError(
-            f"{metadata.file}: {TYPES}[{index}] is {types[index]!r}; it must be a whole number from 0 to {max(_TYPES)}"
-        )
+    for index, kind in enumerate(types):
+        if type(kind) is not int or kind not in _TYPES:
+            raise TokenizerError(
+                f"{metadata.file}: {TYPES}[{index}] is {shown(kind)}; it must be a whole number from 0 to {max(_TYPES)}"
+            )
     return Vocabulary(metadata, tokens, types, ids)
 
 
