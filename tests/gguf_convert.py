@@ -259,8 +259,8 @@ def add_tensor(writer: GGUFWriter, name: str, values: Array, storage: str) -> No
     """Matrices as `storage`, where their rows are whole blocks; vectors as they are."""
     kind = GGMLQuantizationType[storage]
     block, _ = gguf.GGML_QUANT_SIZES[kind]
-    if values.ndim == 1 or values.shape[-1] % block or kind == GGMLQuantizationType.F32:
-        writer.add_tensor(name, np.ascontiguousarray(values))
+    if kind == GGMLQuantizationType.F32 or values.ndim < 2 or values.shape[-1] % block:
+        writer.add_tensor(name, values.copy(order="C"))
     else:
         writer.add_tensor(name, quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
 

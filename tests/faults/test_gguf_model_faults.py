@@ -106,6 +106,14 @@ FAULTS: list[tuple[str, str, dict[str, Any], list[str]]] = [
         [f"{LIST}[9]", "[7]", "different"],
     ),
     ("36-types-few", "TokenizerError", {TYPES: [1]}, [TYPES, "1 elements", "4096"]),
+    ("36-tokens-long", "TokenizerError", {LIST: at(7, "a" * 2_000_000)}, [f"{LIST}[7] has 2000000 characters", "4096"]),
+    (
+        "36-tokens-long-together",
+        "TokenizerError",
+        {LIST: [f"{index:04096}" for index in range(4097)]},
+        [f"{LIST} has 16781312 characters", "16777216"],
+    ),
+    ("36-types-nested", "TokenizerError", {TYPES: [[1]] * TOKENS}, [f"{TYPES}[0] is [1]", "0 to 6"]),
     ("36-types-99", "TokenizerError", {TYPES: at(3, 99)}, [f"{TYPES}[3] is 99", "0 to 6"]),
     ("36-merges-missing", "TokenizerError", {MERGES: None}, [MERGES, "missing"]),
     ("36-merges-numbers", "TokenizerError", {MERGES: [1, 2]}, [f"{MERGES}[0] is 1"]),
@@ -115,7 +123,7 @@ FAULTS: list[tuple[str, str, dict[str, Any], list[str]]] = [
         "36-model",
         "UnsupportedModelError",
         {"tokenizer.ggml.model": "rwkv"},
-        ["tokenizer.ggml.model is 'rwkv'", "gpt2, llama, t5, bert"],
+        ["tokenizer.ggml.model is 'rwkv'", "gpt2, gemma4, whitespace, llama, t5, bert"],
     ),
     ("36-pre", "UnsupportedModelError", {"tokenizer.ggml.pre": "zip"}, ["tokenizer.ggml.pre is 'zip'", "llama-bpe"]),
     ("36-template", "ConfigError", {"tokenizer.chat_template": 3}, ["tokenizer.chat_template is 3", "string"]),
@@ -187,6 +195,18 @@ def test_row32_an_embedding_of_another_width(tmp_path: Path, valid: str) -> None
     outcome = run(LOAD, str(path), valid, warm_up=WARM_UP)
     assert_refused(
         outcome, "ConfigError", ["token_embd.weight", "[4096, 64]", "[4096, 32]"], file_bytes=path.stat().st_size
+    )
+
+
+@pytest.mark.parametrize("shape", [(), (TOKENS,)])
+def test_an_embedding_without_rows(shape: tuple[int, ...], tmp_path: Path, valid: str) -> None:
+    path = write(tmp_path / "model.gguf", token_embd=shape)
+    outcome = run(LOAD, str(path), valid, warm_up=WARM_UP)
+    assert_refused(
+        outcome,
+        "ConfigError",
+        ["token_embd.weight", str(list(shape)), "2 dimensions"],
+        file_bytes=path.stat().st_size,
     )
 
 

@@ -12,11 +12,14 @@ from ferrule._loading.gguf import is_gguf, read_gguf_tokenizer
 from ferrule._text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, pieces_for
 from ferrule._validation import shown
 from ferrule.archs.config import Config, read_json_object
+from ferrule.archs.files import read_file
 from ferrule.errors import ConfigError, ModelNotFoundError, PromptError, TokenizerError
 
 if TYPE_CHECKING:
     import tokenizers
 
+MAX_TOKENIZER_BYTES = 256 << 20
+"""Largest tokenizer.json, in bytes; those of the largest vocabularies have 35 MB."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
@@ -254,10 +257,12 @@ def _errors_of(file: Path) -> Generator[None]:
 def _load(file: Path) -> tokenizers.Tokenizer | None:
     import tokenizers
 
-    if not file.exists():
+    try:
+        content = read_file(file, MAX_TOKENIZER_BYTES)
+    except ModelNotFoundError:
         return None
     with _errors_of(file):
-        backend = tokenizers.Tokenizer.from_file(str(file))
+        backend = tokenizers.Tokenizer.from_buffer(content)
     # Some files contain truncation settings of the training, which would truncate prompts silently.
     backend.no_truncation()
     backend.no_padding()
@@ -316,8 +321,8 @@ def _token_text(config: Config, role: str) -> str | None:
 
 def _read_text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_file(file).decode()
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: {error}") from error
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from ferrule._validation import shown
+from ferrule.archs.files import read_file
 from ferrule.archs.spec import Activation
-from ferrule.errors import ConfigError, ModelFileError, ModelNotFoundError, UnsupportedModelError
+from ferrule.errors import ConfigError, UnsupportedModelError
 
-MAX_FILE_BYTES = 16 << 20
-"""Largest configuration file, in bytes."""
 MAX_LAYERS = 4096
 MAX_HEADS = 1024
 """Most attention heads of a layer; specs hold a slope or a norm for each."""
@@ -293,19 +291,7 @@ def read_json(file: Path) -> object:
 
     Raises ModelNotFoundError if it is missing, ModelFileError if it cannot be read, ConfigError if it is not JSON.
     """
-    try:
-        status = file.stat()
-        if status.st_size > MAX_FILE_BYTES:
-            raise ModelFileError(f"{file}: {status.st_size} bytes; the limit is {MAX_FILE_BYTES}")
-        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-            raise ModelFileError(f"{file}: not a regular file")  # a pipe or a device could block for ever
-        content = file.read_bytes()
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"{file}: no such file") from None
-    except OSError as error:
-        raise ModelFileError(f"{file}: {error.strerror or error}") from error
-    if content.startswith(b"version https://git-lfs"):
-        raise ModelFileError(f"{file}: a Git LFS pointer, not the file itself; download it with `git lfs pull`")
+    content = read_file(file)
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:

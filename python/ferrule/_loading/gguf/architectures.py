@@ -264,7 +264,7 @@ def _minicpm3(file: GgufFile, config: Config) -> dict[str, Any]:
         "q_lora_rank": metadata.whole_or_none(file.key("attention.q_lora_rank")),
         "qk_rope_head_dim": rope_dim,
         "qk_nope_head_dim": metadata.whole(whole) - rope_dim,
-        "v_head_dim": file.shape("blk.0.attn_kv_b.weight")[0] // config.heads - (metadata.whole(whole) - rope_dim),
+        "v_head_dim": file.rows("blk.0.attn_kv_b.weight") // config.heads - (metadata.whole(whole) - rope_dim),
     }
 
 
@@ -275,8 +275,8 @@ def _ernie(file: GgufFile, config: Config) -> dict[str, Any]:
 def _bert(file: GgufFile, config: Config) -> dict[str, Any]:
     """Returns BERT's fields; converters drop the unused position rows of RoBERTa, so that it becomes a BERT."""
     return {
-        "max_position_embeddings": file.shape("position_embd.weight")[0],
-        "type_vocab_size": file.shape("token_types.weight")[0],
+        "max_position_embeddings": file.rows("position_embd.weight"),
+        "type_vocab_size": file.rows("token_types.weight"),
     }
 
 

@@ -80,7 +80,7 @@ def _config(file: GgufFile, architecture: GgufArchitecture) -> Config:
     config = config.with_defaults(num_key_value_heads=values["num_attention_heads"])
     config = config.with_values(
         num_hidden_layers=_layers(file, config),
-        vocab_size=file.shape(EMBEDDING)[0],
+        vocab_size=file.rows(EMBEDDING),
         tie_word_embeddings=HEAD not in file,
     )
     if architecture.heads:

@@ -56,6 +56,16 @@ class GgufFile:
             raise ConfigError(f"{self.path}: has no tensor {tensor!r}, which every model of its architecture has")
         return self.tensors[tensor][1]
 
+    def rows(self, tensor: str) -> int:
+        """Returns the number of rows of a required matrix.
+
+        Raises ConfigError if it is missing or not a matrix.
+        """
+        shape = self.shape(tensor)
+        if len(shape) != 2:
+            raise ConfigError(f"{self.path}: tensor {tensor!r} has the shape {list(shape)}; it must have 2 dimensions")
+        return shape[0]
+
     def factors(self, tensor: str, count: int) -> Sequence[float]:
         """Returns a tensor of `count` divisors.
 

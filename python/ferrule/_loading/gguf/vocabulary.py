@@ -16,6 +16,10 @@ TOKENS = "tokenizer.ggml.tokens"
 TYPES = "tokenizer.ggml.token_type"
 SCORES = "tokenizer.ggml.scores"
 MERGES = "tokenizer.ggml.merges"
+MAX_TOKEN_LENGTH = 4096
+"""Characters of a token; the longest known ones are 1,024 spaces. Some steps take time in the square of it."""
+MAX_CHARACTERS = 16 << 20
+"""Characters of all tokens together; the largest known vocabularies have 2 million."""
 
 
 class TokenType(IntEnum):
@@ -93,11 +97,17 @@ def read_vocabulary(metadata: Config) -> Vocabulary:
     for index, token in enumerate(tokens):
         if not isinstance(token, str):
             raise TokenizerError(f"{metadata.file}: {TOKENS}[{index}] is {token!r}; it must be a string")
+        if len(token) > MAX_TOKEN_LENGTH:
+            raise TokenizerError(
+                f"{metadata.file}: {TOKENS}[{index}] has {len(token)} characters; the limit is {MAX_TOKEN_LENGTH}"
+            )
         text = tokens[index] = token or f"[EMPTY_{index}]"
         if ids.setdefault(text, index) != index:
             raise TokenizerError(
                 f"{metadata.file}: {TOKENS}[{index}] is {text!r}, as [{ids[text]}] is; all must be different"
             )
+    if (characters := sum(map(len, tokens))) > MAX_CHARACTERS:
+        raise TokenizerError(f"{metadata.file}: {TOKENS} has {characters} characters; the limit is {MAX_CHARACTERS}")
     if TYPES not in metadata:
         return Vocabulary(metadata, tokens, [TokenType.NORMAL] * len(tokens), ids)
     types = read_list(metadata, TYPES, "whole numbers", len(tokens))
