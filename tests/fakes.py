@@ -297,14 +297,14 @@ class Engine:
         self._alone()
         self._alive()
         if not self.options["enable_prefix_caching"]:
-            raise InvalidParameterError("enable_prefix_caching is False; a state is restored into the prefix cache")
+            raise InvalidParameterError("enable_prefix_caching", False, "true to restore a saved state")
         try:
             given = json.loads(state)
             token_ids, salt, model = given["token_ids"], given["cache_salt"], given["model"]
         except (ValueError, TypeError, KeyError):
-            raise InvalidParameterError("state is not what save_state gave") from None
+            raise InvalidParameterError("state", None, "a state that this model saved (not a state)") from None
         if model != self.spec:
-            raise InvalidParameterError("state is of another model")
+            raise InvalidParameterError("state", None, "a state that this model saved (the model is another one)")
         self._remember(salt, token_ids)
         return token_ids, self._cached(salt, token_ids)
 

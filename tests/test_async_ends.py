@@ -272,7 +272,7 @@ def test_a_request_that_is_refused_after_its_loop_was_closed(
     engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
-        raise InvalidParameterError("refused")
+        raise InvalidParameterError("n", 0, ">= 1")
 
     async def begun(llm: AsyncLLM) -> Collector:
         collector = Collector("mine", 1)

@@ -159,10 +159,10 @@ def test_chat(engine: type[fakes.Engine]) -> None:
 BAD: list[tuple[Callable[[AsyncLLM], AsyncGenerator[Any, None]], type[Exception], str]] = [
     (lambda llm: llm.generate(""), PromptError, "the prompt has no tokens"),
     (
-        lambda llm: llm.generate(None),
+        lambda llm: llm.generate(None),  # type: ignore[arg-type]
         PromptError,
         r"a prompt must be a string or \{.prompt_token_ids.: \[\.\.\.\]\}, got None",
-    ),  # type: ignore[arg-type]
+    ),
     (
         lambda llm: llm.generate({"prompt_token_ids": [-1]}),
         PromptError,
@@ -281,7 +281,9 @@ def test_names(engine: type[fakes.Engine]) -> None:
         async with AsyncLLM() as llm:
             first = llm.generate("x", LONG, "0")
             assert (await anext(first)).request_id == "0"
-            with pytest.raises(InvalidParameterError, match="request_id is '0'; a request of that name still runs"):
+            with pytest.raises(
+                InvalidParameterError, match="request_id must be an id that no running request has, got '0'"
+            ):
                 await last(llm.generate("x", request_id="0"))
             assert (await last(llm.generate("x", sampled(2)))).request_id == "1"
             await first.aclose()
@@ -325,7 +327,7 @@ def test_a_place_that_is_free_counts(engine: type[fakes.Engine]) -> None:
             with pytest.raises(QueueFullError, match="0 requests wait"):
                 await last(llm.generate("x", sampled(3, n=5)))
             assert len((await last(llm.generate("x", sampled(3, n=4)))).outputs) == 4
-            message = "n is 6; max_queued_requests, 3, and max_num_seqs, 2, allow 5 sequences in all"
+            message = r"n must be at most 5 \(max_queued_requests 3 \+ max_num_seqs 2\), got 6"
             with pytest.raises(InvalidParameterError, match=message):
                 await last(llm.generate("x", sampled(3, n=6)))
             assert llm.metrics().requests_refused == 1

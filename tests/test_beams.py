@@ -29,7 +29,7 @@ from ferrule import (
 from ferrule._params.logits_processors import Logits, Tokens
 from ferrule._text.prompt import TextPrompt, TokensPrompt
 from lora_files import random_adapter
-from test_batch_invariance import FEW_PAGES, PAGE_TOKENS, favour_new, prompts, told
+from test_batch_invariance import FEW_PAGES, PAGE_TOKENS, favour_new, prompts, result_of
 from test_batch_invariance import params as others_params
 from test_invariance import load
 
@@ -106,14 +106,14 @@ async def beside_others(llm: AsyncLLM) -> tuple[Found, list[Any]]:
         for prompt, search in zip(search_prompts(), SEARCHES, strict=True)
     ]
     others = [asyncio.create_task(other(number)) for number in range(OTHERS)]
-    return found(list(await asyncio.gather(*searches))), [told(output) for output in await asyncio.gather(*others)]
+    return found(list(await asyncio.gather(*searches))), [result_of(output) for output in await asyncio.gather(*others)]
 
 
 @cache
 def others_alone(formats: tuple[str, str]) -> list[Any]:
     """The other requests, each by itself."""
     with load("tiny", formats, 512, 1, enable_prefix_caching=False) as llm:
-        return [told(llm.generate(prompts()[number], others_params(number))[0]) for number in range(OTHERS)]
+        return [result_of(llm.generate(prompts()[number], others_params(number))[0]) for number in range(OTHERS)]
 
 
 @pytest.mark.parametrize("formats", FORMATS)

@@ -26,3 +26,16 @@ def test_invalid_parameter_survives_pickling(value: object) -> None:
 @pytest.mark.parametrize("value", ["x" * 1000, [1] * 1000, 10**1000, [10**5000]])
 def test_long_values_are_shortened(value: object) -> None:
     assert len(str(InvalidParameterError("stop", value, "short"))) < 120
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([1] * 33, "a list of 33 items"),
+        (range(10**9), "a range of 1000000000 items"),
+        ("x" * 33, repr("x" * 33)),
+        ([1, 2], "[1, 2]"),
+    ],
+)
+def test_long_collections_are_shown_as_their_length(value: object, text: str) -> None:
+    assert str(InvalidParameterError("stop", value, "short")) == f"stop must be short, got {text}"

@@ -162,7 +162,7 @@ USAGE: list[tuple[list[str], str]] = [
     (["FILE", "--plot", "x.png"], "--plot requires --reference or --reference-quantization"),
     (
         ["FILE", "--plot", "x.pdf", "--reference", "tiny"],
-        "plot must be the name of a file that ends in .png or .svg, got 'x.pdf'",
+        "plot must be a file name that ends in .png or .svg, got 'x.pdf'",
     ),
     (["FILE", "--num-fewshot", "1"], "--num-fewshot requires --tasks"),
     (["FILE", "--apply-chat-template"], "--apply-chat-template requires --tasks"),
@@ -219,7 +219,7 @@ def test_tasks_name_what_they_need(
     monkeypatch.delitem(sys.modules, "ferrule.harness", raising=False)
     monkeypatch.setattr(builtins, "__import__", without_harness)
     assert main(["eval", "--tasks", "arc_easy"]) == 2
-    assert "pip install 'ferrule[eval]'" in capsys.readouterr().err
+    assert capsys.readouterr().err == "error: tasks require lm-evaluation-harness: pip install 'ferrule[eval]'\n"
 
 
 def test_figures_that_are_no_numbers_are_null() -> None:

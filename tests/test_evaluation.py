@@ -147,9 +147,8 @@ def test_each_token_is_scored_once(lengths: list[int], prefix: int, window: int,
     specials = [1000 + i for i in range(prefix)]
     texts = [(specials, [*range(length)]) for length in lengths]
     if window - prefix <= min_context:
-        with pytest.raises(
-            InvalidParameterError, match="window must be more than 1 special tokens and 1 tokens of context, got 2"
-        ):
+        requirement = rf"more than {prefix} \(special tokens\) \+ {min_context} \(min_context\)"
+        with pytest.raises(InvalidParameterError, match=f"^window must be {requirement}, got {window}$"):
             list(cut(texts, windowing))
         return
     windows = list(cut(texts, windowing))
@@ -337,9 +336,7 @@ def test_models_without_tokenizer_are_compared_by_ids(llm: LLM, model_with: Call
 def test_an_encoder_predicts_nothing(fake_engine: object) -> None:
     with (
         LLM(GOLDEN / "bert") as encoder,
-        pytest.raises(
-            UnsupportedTaskError, match="/work/wt/api/tests/golden/encoders/bert cannot produce logits; it embeds texts"
-        ),
+        pytest.raises(UnsupportedTaskError, match=r"/encoders/bert cannot produce logits; it embeds texts$"),
     ):
         encoder.perplexity([1, 2, 3])
 

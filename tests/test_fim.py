@@ -189,7 +189,7 @@ def test_async_llm_fills_the_middle(coder: Path, engine: type[fakes.Engine]) -> 
         (
             {"prompt": "a", "suffix": "b"},
             PromptError,
-            r"needs a model with fill-in-the-middle tokens.*<\|fim_prefix\|>",
+            r"suffix requires a model with fill-in-the-middle tokens, such as <\|fim_prefix\|>, .* has none of them$",
         ),
         ({"prompt": "a", "suffix": 5}, PromptError, "suffix must be a string, got 5"),
         (
@@ -238,5 +238,5 @@ def test_markers_that_normalizing_makes(tmp_path: Path) -> None:
     for token in description["added_tokens"]:
         token["normalized"] = True
     file.write_text(json.dumps(description))
-    with pytest.raises(PromptError, match=r"spells the special token <\|fim_prefix\|>"):
+    with pytest.raises(PromptError, match=r"must not contain the token <\|fim_prefix\|>, which separates them"):
         encode_infill(Tokenizer(tmp_path), "<|FIM_prefix|>", "")

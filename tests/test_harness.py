@@ -104,7 +104,7 @@ def test_an_unknown_task_is_one_line() -> None:
     )
     assert process.returncode == 2
     assert process.stdout == ""
-    assert "tasks is 'no_such_task', which lm-evaluation-harness does not know" in process.stderr
+    assert process.stderr == "error: tasks must be names that `lm_eval ls tasks` lists, got ['no_such_task']\n"
 
 
 def test_it_is_registered(model: Any) -> None:

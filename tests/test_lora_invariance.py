@@ -10,7 +10,7 @@ import pytest
 
 from ferrule import LLM
 from lora_files import Array, linear_modules, random_adapter, random_matrices, write_adapter
-from test_batch_invariance import FEW_PAGES, PAGE_TOKENS, REQUESTS, params, prompts, told
+from test_batch_invariance import FEW_PAGES, PAGE_TOKENS, REQUESTS, params, prompts, result_of
 from test_batch_invariance import alone as base_alone
 from test_invariance import MODELS, load
 
@@ -67,7 +67,7 @@ def alone(folder: Path, model: str, formats: tuple[str, str]) -> list[Any]:
     if (model, formats) not in _alone:
         with with_adapters(folder, model, formats, 512, 1, enable_prefix_caching=False) as llm:
             _alone[model, formats] = [
-                told(llm.generate(prompt, params(n, model), lora_request=name_of(n))[0])
+                result_of(llm.generate(prompt, params(n, model), lora_request=name_of(n))[0])
                 for n, prompt in enumerate(prompts(model))
             ]
     return _alone[model, formats]
@@ -78,7 +78,7 @@ def at_once(llm: LLM, model: str) -> list[Any]:
     numbers = range(REQUESTS)
     asked = [params(number, model) for number in numbers]
     outputs = llm.generate(prompts(model), asked, lora_request=[name_of(number) for number in numbers])
-    return [told(output) for output in outputs]
+    return [result_of(output) for output in outputs]
 
 
 @pytest.mark.parametrize(("model", "formats"), CASES)

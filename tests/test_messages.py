@@ -117,7 +117,9 @@ def test_async(engine: type[fakes.Engine]) -> None:
             messages = [output.outputs[0].message async for output in chat]
             assert messages[-1] is not None
             assert (messages[-1].content, messages[-1].reasoning) == ("Yes.", "Hm.")
-            with pytest.raises(InvalidParameterError, match="tool_call_parser is 'x'"):
+            with pytest.raises(
+                InvalidParameterError, match=r"tool_call_parser must be one of qwen3_xml, .*, gemma3, got 'x'$"
+            ):
                 await anext(llm.chat(ASK, tool_call_parser="x"))
 
     run(test)

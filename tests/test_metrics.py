@@ -131,7 +131,7 @@ def test_a_state_is_saved_and_restored(llm: LLM, fake_engine: type[fakes.Engine]
         assert ids == llm.tokenize(prompt)
         output = other.generate({"prompt_token_ids": [*ids, 9]}, SamplingParams(max_tokens=1))[0]
         assert output.num_cached_tokens == len(ids) // 16 * 16 > 0
-        with pytest.raises(InvalidParameterError, match="state is not what save_state gave"):
+        with pytest.raises(InvalidParameterError, match="state must be a state that this model saved"):
             other.restore_state(b"junk")
         with pytest.raises(InvalidParameterError, match=r"state must be bytes that save_state returned, got .junk."):
             other.restore_state("junk")  # type: ignore[arg-type]

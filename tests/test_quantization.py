@@ -31,7 +31,9 @@ WINDOW = 256
 def test_the_names_are_those_of_the_engine() -> None:
     spec = read_model_files(TINY).spec.to_json()
     options = json.loads(EngineOptions().to_json()) | {"quantization": "int6"}
-    with pytest.raises(InvalidParameterError, match=f"one of {', '.join(QUANTIZATIONS)}$"):
+    with pytest.raises(
+        InvalidParameterError, match=f"quantization must be one of {', '.join(QUANTIZATIONS)}, got 'int6'$"
+    ):
         _native.Engine(spec, None, json.dumps(options))
 
 

@@ -170,7 +170,9 @@ def test_a_lone_surrogate_is_named(llm: LLM) -> None:
 
 @pytest.mark.parametrize("token_ids", [[4096], [-1], [5, 2**63], [2**70]])
 def test_ids_outside_the_vocabulary(token_ids: list[int], llm: LLM) -> None:
-    with pytest.raises(PromptError, match="the vocabulary has ids from 0 to 4095"):
+    index = len(token_ids) - 1
+    message = rf"^prompt_token_ids\[{index}\] must be from 0 to 4095 \(the vocabulary\), got {token_ids[index]}$"
+    with pytest.raises(PromptError, match=message):
         llm.detokenize(token_ids)
 
 

@@ -58,6 +58,9 @@ from .errors import (
     LogitsProcessorError as LogitsProcessorError,
 )
 from .errors import (
+    MissingDependencyError as MissingDependencyError,
+)
+from .errors import (
     ModelFileError as ModelFileError,
 )
 from .errors import (

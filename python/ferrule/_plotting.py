@@ -6,29 +6,29 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ferrule.errors import InvalidParameterError
+from ferrule.errors import InvalidParameterError, MissingDependencyError
 
 SUFFIXES = (".png", ".svg")
 
 
 def check_plot(path: Path) -> None:
-    """Whether a picture can be drawn and written there, before anything is measured for it.
+    """Checks that a plot can be drawn and written to `path`, before anything is measured.
 
-    Raises InvalidParameterError.
+    Raises InvalidParameterError, and MissingDependencyError if matplotlib is not installed.
     """
     if path.suffix.lower() not in SUFFIXES:
-        raise InvalidParameterError("plot", str(path), f"the name of a file that ends in {' or '.join(SUFFIXES)}")
+        raise InvalidParameterError("plot", str(path), f"a file name that ends in {' or '.join(SUFFIXES)}")
     if not path.parent.is_dir():
         raise InvalidParameterError("plot", str(path), "a file in an existing directory")
     _figures()
 
 
 def new_figure() -> Any:
-    """An empty figure of matplotlib, 1200 x 750 pixels.
+    """Returns an empty matplotlib figure of 1200 x 750 pixels.
 
-    Raises InvalidParameterError where matplotlib is not installed.
+    Raises MissingDependencyError if matplotlib is not installed.
     """
-    # Without pyplot nothing looks for a display.
+    # pyplot would look for a display.
     return _figures().Figure(figsize=(8, 5), dpi=150, layout="constrained")
 
 
@@ -36,5 +36,5 @@ def _figures() -> ModuleType:
     try:
         import matplotlib.figure
     except ImportError as error:
-        raise InvalidParameterError("plot", None, "left out without matplotlib: pip install 'ferrule[plot]'") from error
+        raise MissingDependencyError("plots require matplotlib: pip install 'ferrule[plot]'") from error
     return matplotlib.figure

@@ -4,9 +4,17 @@ All derive from FerruleError and from the built-in exception that a Python progr
 or a prompt carry its name as an attribute, so that no caller has to parse messages.
 """
 
+from collections.abc import Collection
+from typing import cast
+
+MAX_SHOWN_ITEMS = 32
+"""Most items of a collection that a message lists; larger ones are summarized."""
+
 
 def shown(value: object) -> str:
-    """Formats a value for a message, in at most 80 characters."""
+    """Formats a value for a message, in at most 80 characters; a long collection as its number of items."""
+    if (items := _items(value)) > MAX_SHOWN_ITEMS:
+        return f"a {type(value).__name__} of {items} items"
     if isinstance(value, int) and abs(value) >= 1 << 128:
         return f"a number of {value.bit_length()} bits"
     try:
@@ -14,6 +22,13 @@ def shown(value: object) -> str:
     except ValueError:  # a number in it has more digits than Python writes
         return f"a {type(value).__name__} with a very large number"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _items(value: object) -> int:
+    """Returns the number of items of a collection; 0 for text and for other values."""
+    if isinstance(value, (str, bytes, bytearray)) or not isinstance(value, Collection):
+        return 0
+    return len(cast("Collection[object]", value))
 
 
 class FerruleError(Exception):
@@ -102,6 +117,10 @@ class LogitsProcessorError(FerruleError, RuntimeError):
 
 class QueueFullError(FerruleError, RuntimeError):
     """The request queue is full: retry later, or on another server."""
+
+
+class MissingDependencyError(FerruleError, ImportError):
+    """An optional dependency is not installed; the message names the extra that installs it."""
 
 
 class RemoteError(FerruleError, OSError):

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 from ferrule._api.llm import LLM
 from ferrule._params.sampling import SamplingParams
 from ferrule._text.prompt import TokensPrompt
-from ferrule.errors import ChatTemplateError, InvalidParameterError, PromptError
+from ferrule.errors import ChatTemplateError, InvalidParameterError, MissingDependencyError, PromptError
 
 try:
     from lm_eval.api.model import TemplateLM
@@ -31,9 +31,7 @@ try:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
     from tqdm import tqdm
 except ImportError as error:
-    raise InvalidParameterError(
-        "tasks", None, "left out without lm-evaluation-harness (pip install 'ferrule[eval]')"
-    ) from (error)
+    raise MissingDependencyError("tasks require lm-evaluation-harness: pip install 'ferrule[eval]'") from error
 
 logger = logging.getLogger(__name__)
 
@@ -264,8 +262,7 @@ def run_tasks(
     manager = TaskManager(include_path=include_path)
     unknown = [name for name in names if not manager.match_tasks([name])]
     if unknown or not names:
-        found = f"{unknown[0]!r}, which lm-evaluation-harness does not know" if unknown else "empty"
-        raise InvalidParameterError("tasks", found, "tasks that `lm_eval ls tasks` lists")
+        raise InvalidParameterError("tasks", unknown or [], "names that `lm_eval ls tasks` lists")
     results: Any = simple_evaluate(
         model,
         tasks=list(names),

@@ -220,7 +220,8 @@ print("end", flush=True)
 """
 FIRST_LOAD = """
 import sys
-from ferrule import LLM, packing
+from ferrule import LLM
+from ferrule._loading import packing
 packing.SMALLEST = 0
 print("begin", flush=True)
 LLM(sys.argv[1], quantization=sys.argv[3], threads=1, kv_cache_memory=1 << 24)
@@ -339,7 +340,8 @@ def test_ctrl_c_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
 
 FULL_DISK = """
     import resource, warnings
-    from ferrule import LLM, packing, quantize
+    from ferrule import LLM, quantize
+    from ferrule._loading import packing
     packing.SMALLEST = 0
     def fill_disk_up(): resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 """
@@ -382,7 +384,11 @@ def test_row64_onto_its_own_input(packed: Path, model: Path) -> None:
     fault = "quantize(arguments[0], arguments[1], overwrite=True)"
     warm_up = "from ferrule import quantize"
     outcome = run(fault, str(model), str(model), warm_up=warm_up)
-    assert_refused(outcome, "InvalidParameterError", [str(model), "must not be the model's own directory"])
+    assert_refused(
+        outcome,
+        "InvalidParameterError",
+        [f"output must be a directory other than the model's own, and not around it, got '{model}'"],
+    )
     outcome = run(fault, str(packed), str(packed), warm_up=warm_up)
     assert_refused(outcome, "InvalidParameterError", [str(packed), "packed as 'int4' already"])
     assert contents(model) == before

@@ -84,9 +84,9 @@ def test_special_tokens_to_keep() -> None:
             r"tools\[1\] must be an object with a function that has a name, got \{'type': 'x'\}",
         ),
         (
-            lambda: MessageFormat("hermes", tools=["f"]),
+            lambda: MessageFormat("hermes", tools=["f"]),  # type: ignore[list-item]
             r"tools\[0\] must be an object with a function that has a name, got 'f'",
-        ),  # type: ignore[list-item]
+        ),
         (
             lambda: MessageFormat("hermes", tools=[{"name": ""}]),
             r"tools\[0\] must be an object with a function that has a name, got \{'name': ''\}",

@@ -87,10 +87,10 @@ def test_no_models_yet(engine: type[fakes.Engine]) -> None:
 
 def test_what_loading_raises_ends_the_server() -> None:
     def load() -> dict[str, AsyncLLM]:
-        raise InvalidParameterError("no such thing")
+        raise InvalidParameterError("threads", 0, ">= 1")
 
     urls: list[str] = []
-    with pytest.raises(InvalidParameterError, match="no such thing"):
+    with pytest.raises(InvalidParameterError, match="threads must be >= 1, got 0"):
         serve(load, port=0, on_listening=urls.append)
     assert urls[0].startswith("http://127.0.0.1:")
 
@@ -114,8 +114,8 @@ USAGE: list[tuple[list[str], str]] = [
     ),
     (["--request-timeout", "-1"], "request_timeout"),
     (["--api-key", " a"], "api_keys[0] must be"),
-    (["--threads", "0"], "0 is not in the range"),
-    (["--max-queued-requests", "0"], "0 is not in the range"),
+    (["--threads", "0"], "error: threads must be an integer from 1 to 1024, got 0\n"),
+    (["--max-queued-requests", "0"], "error: max_queued_requests must be an integer from 1 to 2147483647, got 0\n"),
     (["--tool-call-parser", "nonsense"], "'nonsense'"),
     (["--chat-template", "/no/such/file"], "--chat-template: cannot read /no/such/file"),
     (["--served-model-name", "a", "--model", "b=c"], "--served-model-name requires MODEL"),

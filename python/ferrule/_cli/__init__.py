@@ -25,7 +25,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
     from ferrule._cli.app import app
     from ferrule._cli.streams import discard_output
-    from ferrule.errors import FerruleError, InvalidParameterError
+    from ferrule.errors import FerruleError, InvalidParameterError, MissingDependencyError
 
     warnings.showwarning = _show_warning
     try:
@@ -35,7 +35,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except click.ClickException as error:  # usage errors among them, whose code is 2
         return _fail(error.format_message(), error.exit_code)
     except FerruleError as error:
-        return _fail(str(error), 2 if isinstance(error, InvalidParameterError) else 1)
+        return _fail(str(error), 2 if isinstance(error, (InvalidParameterError, MissingDependencyError)) else 1)
     except (click.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:

@@ -61,7 +61,7 @@ class Registry:
         with self._lock:
             self._check_open()
             if collector.request_id in self._collectors:
-                raise InvalidParameterError("request_id", collector.request_id, "an id of no running request")
+                raise InvalidParameterError("request_id", collector.request_id, "an id that no running request has")
             self._check_room(collector.n)
             self._collectors[collector.request_id] = collector
             self._sequences += collector.n
@@ -172,7 +172,7 @@ class Registry:
     def _check_room(self, n: int) -> None:
         most = self._limit + self._max_num_seqs
         if n > most:
-            requirement = f"at most {most}: max_queued_requests ({self._limit}) and max_num_seqs ({self._max_num_seqs})"
+            requirement = f"at most {most} (max_queued_requests {self._limit} + max_num_seqs {self._max_num_seqs})"
             raise InvalidParameterError("n", n, requirement)
         if self._sequences + n <= most:  # fewer are there than may be: the engine need not be asked
             return

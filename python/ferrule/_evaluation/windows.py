@@ -89,7 +89,7 @@ def cut(texts: Sequence[tuple[list[int], list[int]]], windowing: Windowing) -> I
         room = windowing.window - len(prefix)
         stride = min(windowing.stride, room - windowing.min_context)
         if stride < 1:
-            requirement = f"more than {len(prefix)} special tokens and {windowing.min_context} tokens of context"
+            requirement = f"more than {len(prefix)} (special tokens) + {windowing.min_context} (min_context)"
             raise InvalidParameterError("window", windowing.window, requirement)
         # Nothing stands before the first token of all where there is no special one.
         scored = max(windowing.min_context, 0 if prefix else 1)
