@@ -223,7 +223,7 @@ class Engine:
         if limit is not None and waiting >= limit + self._places() - (len(self.running) - waiting):
             self.counters["requests_refused"] += 1
             raise QueueFullError(
-                f"the queue is full: {waiting} requests wait; the limit is max_queued_requests, {limit}"
+                f"the request queue is full ({waiting} waiting; the limit is max_queued_requests {limit})"
             )
         if fork_of is not None:
             origin = self.running.get(fork_of)

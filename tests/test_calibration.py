@@ -185,7 +185,7 @@ def test_what_is_no_text_is_refused(content: bytes | None, message: str, tmp_pat
         ({"calibrate": [[1], []]}, r"^calibration\[1\] must be a list of 1 to 2048 token ids, got \[\]"),
         (
             {"calibrate": [[1] * 100_000]},
-            r"^calibration\[0\] must be a list of 1 to 2048 token ids, got \[1, 1, 1, 1, 1, 1, 1,",
+            r"^calibration\[0\] must be a list of 1 to 2048 token ids, got a list of 100000 items$",
         ),
         ({"calibrate": [[1]], "calibration_tokens": 0}, "^calibration_tokens must be >= 1, got 0"),
         ({"calibrate": [[1]], "format": "bf16"}, "^format must be int8 or int4 with calibrate"),

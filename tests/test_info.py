@@ -256,14 +256,16 @@ def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     fits, text = verdict(monkeypatch, available=16 * gib)
     assert fits
     assert text.startswith("It fits, with sequences of up to ")
-    assert text.endswith("the cache of 131,072 would be 16 GiB, more than half of what the weights leave.")
+    assert text.endswith(
+        "the KV cache of 131,072 tokens needs 16 GiB, more than half of the memory beside the weights."
+    )
     fits, text = verdict(monkeypatch, available=6 * gib)
     assert not fits
-    assert text.startswith("It does not fit: weights and buffers take 7.")
-    assert "6 GiB are available here. As int4 they take 4." in text
+    assert text.startswith("It does not fit: weights and buffers need 7.")
+    assert "6 GiB are available. With quantization=int4 they need 4." in text
     fits, text = verdict(monkeypatch, available=2 * gib, quantization="int4")
     assert not fits
-    assert text.endswith("There is no format of weights in which they would.")
+    assert text.endswith("No quantization would make it fit.")
 
 
 @pytest.mark.native

@@ -114,7 +114,9 @@ def test_priority_decides_who_is_first(llm: LLM, fake_engine: type[fakes.Engine]
 
 def test_a_full_queue_refuses_the_whole_call(fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
     with LLM(max_queued_requests=2, max_num_seqs=1) as llm:
-        with pytest.raises(QueueFullError, match="3 requests wait; the limit is max_queued_requests, 2"):
+        with pytest.raises(
+            QueueFullError, match=r"the request queue is full \(3 waiting; the limit is max_queued_requests 2\)"
+        ):
             llm.generate(["a", "b"], SamplingParams(n=2))
         assert not engine_of(llm).running
         assert llm.metrics().requests_refused == 1

@@ -85,7 +85,7 @@ def test_no_thread_waits_for_the_prompt_of_another(
 ) -> None:
     """A thread that steps without a token for itself lets other threads use the engine."""
     monkeypatch.setattr(llm._driver, "_lock", SlowToWake())
-    monkeypatch.setattr(driver, "HAND_OVER", 0.002)
+    monkeypatch.setattr(driver, "LOCK_HANDOVER_SECONDS", 0.002)
     fake_engine.step_seconds, fake_engine.prefill_chunk = 0.002, 2
     long: Any = {"prompt_token_ids": [9] * 1000}
     thread = threading.Thread(target=llm.generate, args=(long, params(1)))

@@ -390,5 +390,9 @@ def test_row64_onto_its_own_input(packed: Path, model: Path) -> None:
         [f"output must be a directory other than the model's own, and not around it, got '{model}'"],
     )
     outcome = run(fault, str(packed), str(packed), warm_up=warm_up)
-    assert_refused(outcome, "InvalidParameterError", [str(packed), "packed as 'int4' already"])
+    assert_refused(
+        outcome,
+        "InvalidParameterError",
+        [f"model must be an unpacked model (this one is packed as 'int4'), got '{packed}'"],
+    )
     assert contents(model) == before

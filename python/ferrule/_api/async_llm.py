@@ -475,7 +475,7 @@ class AsyncLLM(LoadedModel):
                 self._engine_thread.add(collector)
             yield collector
         finally:
-            self._let_go(collector)
+            self._end_request(collector)
 
     def _name_of(self, request_id: object) -> str:
         if request_id is None:
@@ -488,14 +488,14 @@ class AsyncLLM(LoadedModel):
         """Aborts a request from any loop; its own loop finishes the work, as it may be about to add the request."""
         self._registry.remove(collector)
         if collector.loop is asyncio.get_running_loop():
-            self._let_go(collector)
+            self._end_request(collector)
             return
         try:
-            collector.loop.call_soon_threadsafe(self._let_go, collector)
+            collector.loop.call_soon_threadsafe(self._end_request, collector)
         except RuntimeError:  # that loop is closed
             self._engine_thread.release(collector)
 
-    def _let_go(self, collector: Collector) -> None:
+    def _end_request(self, collector: Collector) -> None:
         self._registry.remove(collector)
         if not collector.ended:
             collector.abort()

@@ -1,4 +1,4 @@
-"""The tokens that a model runs over as it is quantized: windows of a text, each as a prompt of its own."""
+"""Calibration data for quantization: token sequences, each a window of a text."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from ferrule._validation import check_integer
 from ferrule.errors import InvalidParameterError, PromptError
 
 TOKENS = 65_536
-"""128 windows: more hardly change what is found out, and take longer."""
+"""Default number of tokens: 128 windows. More take longer and hardly change the result."""
 WINDOW = 512
-"""Tokens of a window, those before its text among them."""
-FEWEST = 256
-"""Tokens of a text below which nothing is known of what goes together: as many as inputs share a step."""
-_CHARACTERS = 16
-"""Of a text that is longer than that many for each token wanted, only pieces are tokenized."""
-_LARGEST = 256 << 20
-"""Bytes of a text."""
+"""Tokens of a window, leading special tokens included."""
+MIN_TOKENS = 256
+"""Least tokens of a text: fewer leave the Hessian of a block of 256 inputs undetermined."""
+_MAX_TOKEN_LENGTH = 16
+"""Assumed characters per token: of a text longer than this per wanted token, only parts are tokenized."""
+_MAX_BYTES = 256 << 20
+"""Maximum size of a text file."""
 
 Calibration = str | os.PathLike[str] | Sequence[Sequence[int]]
 
 
 def calibration_sequences(calibrate: Calibration, files: ModelFiles, tokens: int = TOKENS) -> list[list[int]]:
-    """At most so many tokens of a file of text, in windows spread evenly over it; or sequences as they are given.
+    """Returns windows spread evenly over a text file, at most `tokens` tokens in all; or the given sequences, checked.
 
-    A window begins as a prompt of the model does, with a beginning-of-sequence token if it has one.
+    Each window begins with the special tokens of a prompt, such as a beginning-of-sequence token.
 
-    Raises InvalidParameterError for a file that cannot be read, is empty, no UTF-8, too large or too short, for less
-    than one token, and for sequences of anything but the vocabulary's ids; TokenizerError where the model has no
-    tokenizer.
+    Raises InvalidParameterError if the file cannot be read, is not UTF-8, too large or too short, if `tokens` is less
+    than 1, and for token ids outside the vocabulary; TokenizerError if the model has no tokenizer.
     """
     if tokens < 1:
         raise InvalidParameterError("calibration_tokens", tokens, ">= 1")
@@ -46,11 +45,13 @@ def calibration_sequences(calibrate: Calibration, files: ModelFiles, tokens: int
     length = min(WINDOW, files.spec.max_position_embeddings) - len(first)
     wanted = max(tokens // (length + len(first)), 1)
     try:
-        pieces = [tokenizer.encode_part(piece, begins=True) for piece in _pieces(text, wanted, length * _CHARACTERS)]
+        pieces = [
+            tokenizer.encode_part(piece, begins=True) for piece in _pieces(text, wanted, length * _MAX_TOKEN_LENGTH)
+        ]
     except PromptError as error:
         raise InvalidParameterError("calibrate", str(path), f"a file of text ({error})") from error
-    if (found := sum(map(len, pieces))) < FEWEST:
-        raise InvalidParameterError("calibrate", str(path), f"a text of at least {FEWEST} tokens (it has {found})")
+    if (found := sum(map(len, pieces))) < MIN_TOKENS:
+        raise InvalidParameterError("calibrate", str(path), f"a text of at least {MIN_TOKENS} tokens (it has {found})")
     if len(pieces) == 1:
         windows = [pieces[0][start : start + length] for start in range(0, len(pieces[0]), length)]
     else:
@@ -71,9 +72,9 @@ def _checked(sequences: Sequence[Sequence[int]], vocab_size: int) -> list[list[i
 
 
 def _pieces(text: str, count: int, length: int) -> list[str]:
-    """So many pieces of so many characters, spread evenly; or all of the text, if it is no longer.
+    """Returns `count` pieces of `length` characters, spread evenly, or the whole text if it is not longer.
 
-    Tokens of a text take a hundred times its memory.
+    The tokens of a whole text would take a hundred times its memory.
     """
     if len(text) <= count * length:
         return [text]
@@ -84,8 +85,8 @@ def _pieces(text: str, count: int, length: int) -> list[str]:
 def _read(path: Path) -> str:
     try:
         size = path.stat().st_size
-        if size > _LARGEST:
-            raise InvalidParameterError("calibrate", str(path), f"a file of at most {_LARGEST} bytes (it has {size})")
+        if size > _MAX_BYTES:
+            raise InvalidParameterError("calibrate", str(path), f"a file of at most {_MAX_BYTES} bytes (it has {size})")
         return path.read_bytes().decode()
     except OSError as error:
         raise InvalidParameterError("calibrate", str(path), f"a readable file ({error.strerror})") from error

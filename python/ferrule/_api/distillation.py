@@ -1,7 +1,7 @@
-"""A teacher's likeliest tokens, for training a student: as the engine gives them, and as files.
+"""Most likely tokens of a teacher model, as training data for distillation: reading the engine's output, and files.
 
-An export is a folder of safetensors shards and an `index.json`, which is written anew after each shard: what it does
-not list is not there. Both appear under their names by a rename, once they are on the disk.
+An export is a directory of safetensors shards and an `index.json` that lists them; it is rewritten after each shard.
+Files are written under a temporary name, synced and renamed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ INDEX = "index.json"
 FORMAT = "ferrule.top_logprobs"
 VERSION = 1
 TEMPORARY = ".partial"
-"""What a file's name ends in while it is written."""
+"""Suffix of a file that is being written."""
 DTYPES = {"int32": "I32", "int64": "I64", "float32": "F32"}
-"""NumPy's names to those of safetensors."""
+"""Names of dtypes in safetensors, by their names in NumPy."""
 SHARD = {"file": str, "texts": int, "tokens": int, "sha256_of_token_ids": str}
-"""What the index says of a shard."""
+"""Fields of a shard in the index, with their types."""
 ALIGNMENT = 64
-"""Bytes of which the header of a shard is a multiple, so that tensors can be mapped."""
+"""Alignment of the tensors of a shard in bytes, so that they can be mapped."""
 
 
 def check_count(k: object, vocab_size: int) -> int:
-    """How many tokens are listed.
+    """Returns `k` if it is an integer from 1 to the size of the vocabulary.
 
     Raises InvalidParameterError.
     """
@@ -45,12 +45,12 @@ def check_count(k: object, vocab_size: int) -> int:
 
 
 def top_logprobs_task(k: int) -> str:
-    """The task of `Engine.encode`, JSON."""
+    """Returns the task of `Engine.encode` as JSON."""
     return json.dumps({"type": "top_logprobs", "count": k})
 
 
 def unpack(answer: bytes | bytearray, texts: Sequence[Text], k: int) -> Iterator[TopLogprobs]:
-    """From the engine's answer, `[tokens, 2, k]` of all texts, to what each of them got."""
+    """Splits the engine's answer, `[tokens, 2, k]` for all texts, into the result of each text."""
     import numpy as np
 
     numbers = np.frombuffer(answer, dtype=np.float32).reshape(-1, 2, k)
@@ -58,24 +58,24 @@ def unpack(answer: bytes | bytearray, texts: Sequence[Text], k: int) -> Iterator
     for text in texts:
         rows = numbers[first : first + len(text.token_ids)]
         first += len(text.token_ids)
-        # Copies, so that who keeps one text keeps no more than that. Ids come as the bits of the numbers.
+        # Copies, so that a result does not keep all others alive. Ids are stored as the bits of floats.
         ids = rows[:, 0].copy().view(np.int32)
         yield TopLogprobs(np.array(text.token_ids, dtype=np.int32), ids, rows[:, 1].copy())
 
 
 def export(
     texts: Iterable[Text],
-    teach: Callable[[Iterable[Text]], Generator[TopLogprobs, None, None]],
+    compute: Callable[[Iterable[Text]], Generator[TopLogprobs, None, None]],
     out_dir: str | os.PathLike[str],
     *,
-    made_of: Mapping[str, Any],
+    source: Mapping[str, Any],
     shard_size: int,
     progress: Callable[[int, int], None] | None,
 ) -> int:
-    """See `LLM.export_top_logprobs`; `made_of` is what must be the same where an export is gone on with."""
+    """Implements `LLM.export_top_logprobs`; `source` has the fields that must be equal to resume an export."""
     shard_size = check_integer("shard_size", shard_size, 1, MAX_COUNT)
     folder = Path(out_dir)
-    index = _open_index(folder, {"format": FORMAT, "version": VERSION, **made_of, "shard_size": shard_size})
+    index = _open_index(folder, {"format": FORMAT, "version": VERSION, **source, "shard_size": shard_size})
     shards: list[dict[str, Any]] = index["shards"]
     rest = iter(texts)
     for shard in shards:
@@ -84,7 +84,7 @@ def export(
     def count(field: str) -> int:
         return sum(shard[field] for shard in shards)
 
-    for number, shard in enumerate(_shards(teach(rest), shard_size), start=len(shards)):
+    for number, shard in enumerate(_shards(compute(rest), shard_size), start=len(shards)):
         name = f"shard-{number:05}.safetensors"
         _write(folder / name, _safetensors(_tensors(shard)))
         digest = _digest([text.token_ids.tolist() for text in shard])
@@ -99,14 +99,14 @@ def export(
 
 
 def _open_index(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    """The index of an export that goes on, or of one that begins.
+    """Returns the index of an interrupted export, or a new one for an empty directory.
 
-    Raises InvalidParameterError for a folder of anything else.
+    Raises InvalidParameterError if the directory holds anything else.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = sorted(path.name for path in folder.iterdir() if not path.name.endswith(TEMPORARY))
     if INDEX not in names:
-        # A shard that no index lists is what an interrupted export left.
+        # An interrupted export may have left a shard without an index.
         other = [name for name in names if not name.startswith("shard-")]
         if other:
             raise InvalidParameterError("out_dir", str(folder), f"an empty directory (it holds {other[0]})")
@@ -139,9 +139,9 @@ def _is_shard(entry: object) -> bool:
 
 
 def _skip(texts: Iterator[Text], shard: Mapping[str, Any], folder: Path) -> None:
-    """Passes over the texts of a shard that is there.
+    """Skips the texts of an existing shard.
 
-    Raises InvalidParameterError where the texts are others.
+    Raises InvalidParameterError if the texts differ from those of the shard.
     """
     skipped = [text.token_ids for text in itertools.islice(texts, shard["texts"])]
     if len(skipped) != shard["texts"] or _digest(skipped) != shard["sha256_of_token_ids"]:
@@ -154,7 +154,7 @@ def _digest(texts: Sequence[Sequence[int]]) -> str:
 
 
 def _shards(texts: Iterable[TopLogprobs], size: int) -> Iterator[list[TopLogprobs]]:
-    """Texts that together have `size` tokens or more; the last ones as many as there are."""
+    """Groups texts into shards of at least `size` tokens; the last one may have fewer."""
     shard: list[TopLogprobs] = []
     tokens = 0
     for text in texts:
@@ -180,7 +180,7 @@ def _tensors(shard: Sequence[TopLogprobs]) -> dict[str, npt.NDArray[Any]]:
 
 
 def _safetensors(tensors: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes | memoryview]:
-    """The bytes of a file: https://github.com/huggingface/safetensors#format. Larger elements come first, aligned."""
+    """Yields the bytes of a safetensors file (https://github.com/huggingface/safetensors#format)."""
     header: dict[str, Any] = {"__metadata__": {"format": FORMAT}}
     offset = 0
     for name, tensor in tensors.items():
@@ -198,7 +198,7 @@ def _write_index(folder: Path, index: Mapping[str, Any]) -> None:
 
 
 def _write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Writes a file that is there whole or not at all, whatever ends this process."""
+    """Writes a file atomically, also if the process is killed."""
     partial = path.with_name(path.name + TEMPORARY)
     try:
         with partial.open("wb") as file:

@@ -1,4 +1,4 @@
-"""What a model is and what it needs here, told without loading it."""
+"""Facts about a model and its memory requirements, without loading its weights."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from ferrule.archs.spec import Layer, ModelSpec
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that are alike."""
+    """Layers with equal configuration."""
 
     layers: tuple[int, ...]
-    """Their indices."""
+    """Indices of the layers."""
     layer: Layer
+    """Configuration of each of them."""
 
 
 def layer_groups(spec: ModelSpec) -> list[LayerGroup]:
-    """The layers of a model by kind, in the order in which each kind first comes."""
+    """Groups the layers of a model by configuration, in order of first occurrence."""
     kinds: list[tuple[Layer, list[int]]] = []
     for index, layer in enumerate(spec.layers):
-        # Few kinds, but layers may hold long lists: hashing each would cost more than comparing.
+        # There are few kinds, and layers may hold long lists: comparing is cheaper than hashing.
         alike = next((layers for kind, layers in kinds if kind is layer or kind == layer), None)
         if alike is None:
             kinds.append((layer, [index]))
@@ -49,22 +50,24 @@ def model_info(
     load_format: str = "auto",
     **options: Any,
 ) -> dict[str, Any]:
-    """What `LLM(model, **options).info()` says, and what the model needs in memory, without loading its weights.
+    """Returns the fields of `LLM(model, **options).info()` and memory requirements, without loading the weights.
 
-    Of the weights' files the headers are read, and everything that a load would refuse is refused; of a repository on
-    the hub only the small files are fetched, and what the weights come to follows from its configuration. `options` are
-    those of EngineOptions; `load_format="dummy"` is for a directory without weights. What is there in addition:
+    Headers of weight files are read and checked as in a load. Of a repository on the hub only the small files are
+    fetched, and the sizes of weights are computed from its configuration. `options` are those of EngineOptions;
+    `load_format="dummy"` is for a directory without weights. Additional fields:
 
-    - `layer_groups`: the layers by kind, each with `layers`, their indices, and `layer`, the fields of `spec.Layer`;
-    - `checkpoint_bytes`: bytes of the tensors in the files; None where they are not here;
-    - `stored_types`: of the tensors in the files, by the type as which they are stored, their number (`tensors`) and
-      their `bytes`; None likewise, empty where they are packed;
-    - `mapped_bytes`: bytes of weights that are mapped from a packed file, which processes share;
-    - `memory`: bytes of `weights`, `vectors` (norms, biases and tables), `kv_cache` (of one sequence of max_model_len
-      tokens) and `buffers` (about, of a step of that sequence), of all four (`needed`), and of what is `available`
-      here; `holds_tokens`, the longest sequence that an engine's cache would hold here, 0 if there can be none;
-    - `fits`: whether there can be an engine here at all;
-    - `verdict`: the same in words, with the longest sequence, or the format in which it would fit.
+    - `layer_groups`: groups of equal layers, each with their indices (`layers`) and the fields of `spec.Layer`
+      (`layer`);
+    - `checkpoint_bytes`: bytes of the tensors in the files; None without local files;
+    - `stored_types`: number (`tensors`) and `bytes` of the tensors in the files, by stored dtype; None without local
+      files, empty for packed weights;
+    - `mapped_bytes`: bytes of weights that are mapped from a packed file and shared between processes;
+    - `memory`: bytes of `weights`, `vectors` (norms, biases and tables), `kv_cache` (for one sequence of max_model_len
+      tokens) and `buffers` (approximately, for a step of that sequence), their sum (`needed`), and the memory
+      `available` on this machine; `holds_tokens` is the longest sequence that the KV cache could hold, 0 if the model
+      does not fit;
+    - `fits`: whether the model can be loaded on this machine;
+    - `verdict`: the same as a sentence, with the longest sequence, or with the quantization that would fit.
 
     Raises ModelNotFoundError, ModelFileError, ConfigError, UnsupportedModelError, TokenizerError,
     InvalidParameterError.
@@ -80,14 +83,14 @@ def inspect(
     load_format: str = "auto",
     **options: Any,
 ) -> tuple[ModelSpec, dict[str, Any]]:
-    """A model's spec, and what `model_info` says of it, which explains arguments and errors."""
+    """Returns the spec of a model and the result of `model_info`, which documents arguments and errors."""
     check_choice("load_format", load_format, LOAD_FORMATS)
     checked = EngineOptions(**options)
     files = read_model_files(find_model(model, revision, weights=False))
     checked = checked.for_packed(files.packed, files.path)
     weights: str | None = os.fspath(files.weights)
-    not_here = model is not None and is_repository(os.fspath(model)) and not has_weights(files.path)
-    if load_format == "dummy" or not_here:
+    is_remote = model is not None and is_repository(os.fspath(model)) and not has_weights(files.path)
+    if load_format == "dummy" or is_remote:
         weights = None
     at = files.path if tokenizer is None else find_model(tokenizer, weights=False)
     is_packed = files.packed is not None
@@ -104,10 +107,10 @@ def inspect(
 
 
 def facts(name: str, files: ModelFiles, tokenizer: Tokenizer, quantization: str) -> dict[str, Any]:
-    """What a model's small files say of it, and what becomes of its weights.
+    """Returns facts from the small files of a model, and the conversion of its weights.
 
-    `stored_as`: how the files store what is quantized in them, None where weights are plain; `conversion`: what was
-    done to those for `quantization`.
+    `stored_as` is the quantized format of the files, None for floating-point weights; `conversion` describes how
+    weights are converted to `quantization`.
     """
     from ferrule._text.parsers import reasoning_parser_for, tool_call_parser_for
 
@@ -133,14 +136,14 @@ def facts(name: str, files: ModelFiles, tokenizer: Tokenizer, quantization: str)
 
 
 def end_of_sequence(files: ModelFiles, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that end the model's output: the tokenizer's where its configuration names none."""
+    """Returns the end-of-sequence token ids: those of the configuration, otherwise the tokenizer's."""
     token = tokenizer.special_tokens.get("eos_token")
     token_id = None if token is None else tokenizer.token_id(token)
     return files.eos_token_ids or (() if token_id is None else (token_id,))
 
 
 def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Rising numbers as runs of neighbours: the first and the last of each."""
+    """Splits ascending numbers into runs of consecutive ones; returns the first and the last of each."""
     runs = [
         [number for _, number in run]
         for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
@@ -150,19 +153,20 @@ def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What there is to measure, in the form that the native module takes."""
+    """Arguments of `_native.measure` for a model."""
 
     spec: str
+    """Spec as JSON."""
     weights: str | None
-    """A directory or a file; None where there are none."""
+    """Directory or file of the weights; None without local files."""
     options: EngineOptions
     is_packed: bool
-    """Whether the weights have one format and can have no other."""
+    """Whether the weights are packed, so that their format is fixed."""
     may_page: bool
-    """Whether an engine maps the weights, and may have more of them than memory."""
+    """Whether the weights are mapped and may exceed the available memory."""
 
     def figures(self, quantization: str | None = None) -> dict[str, Any]:
-        """What it comes to, in another format than the one asked for if there is one."""
+        """Returns the sizes, for another quantization if one is given."""
         from ferrule import _native
 
         options = self.options if quantization is None else replace(self.options, quantization=quantization)
@@ -177,51 +181,54 @@ def _group_facts(spec: ModelSpec, group: LayerGroup) -> dict[str, Any]:
 
 
 def _judge(measured: _Measured, figures: dict[str, Any]) -> dict[str, Any]:
-    """Whether there can be an engine, and for how long a sequence."""
+    """Returns `fits` and `verdict` of `model_info`."""
     memory, wanted = figures["memory"], figures["max_model_len"]
-    of_others = memory["vectors"] + memory["buffers"]
-    if not _has_room(memory) and measured.may_page and of_others <= memory["available"]:
-        needed, available = size_text(_least(memory)), size_text(memory["available"])
-        verdict = f"Weights and buffers take {needed}, and {available} are available here:"
-        return {"fits": True, "verdict": f"{verdict} weights are read from a packed file again and again, slowly."}
+    unmapped = memory["vectors"] + memory["buffers"]
+    if not _has_room(memory) and measured.may_page and unmapped <= memory["available"]:
+        needed, available = size_text(_bytes_without_cache(memory)), size_text(memory["available"])
+        verdict = f"Weights and buffers need {needed}, and {available} are available:"
+        return {"fits": True, "verdict": f"{verdict} each step reads weights from the packed file, which is slow."}
     if not _has_room(memory):
-        needed, available = size_text(_least(memory)), size_text(memory["available"])
-        verdict = f"It does not fit: weights and buffers take {needed}, and {available} are available here."
-        return {"fits": False, "verdict": f"{verdict} {_narrower(measured, figures['quantization'])}".rstrip()}
+        needed, available = size_text(_bytes_without_cache(memory)), size_text(memory["available"])
+        verdict = f"It does not fit: weights and buffers need {needed}, and {available} are available."
+        return {
+            "fits": False,
+            "verdict": f"{verdict} {_smaller_quantization(measured, figures['quantization'])}".rstrip(),
+        }
     if memory["holds_tokens"] >= wanted:
         return {"fits": True, "verdict": f"It fits, with sequences of {wanted:,} tokens."}
-    share = "half of what the weights leave" if measured.options.kv_cache_memory is None else "kv_cache_memory"
+    share = "half of the memory beside the weights" if measured.options.kv_cache_memory is None else "kv_cache_memory"
     verdict = f"It fits, with sequences of up to {memory['holds_tokens']:,} tokens:"
-    cache = f"the cache of {wanted:,} would be {size_text(memory['kv_cache'])}, more than {share}."
+    cache = f"the KV cache of {wanted:,} tokens needs {size_text(memory['kv_cache'])}, more than {share}."
     return {"fits": True, "verdict": f"{verdict} {cache}"}
 
 
 def _has_room(memory: dict[str, Any]) -> bool:
-    """For the weights, a step's buffers, and a page of cache at the least."""
-    return memory["holds_tokens"] > 0 and _least(memory) <= memory["available"]
+    """Whether weights, buffers of a step and one page of the KV cache fit into memory."""
+    return memory["holds_tokens"] > 0 and _bytes_without_cache(memory) <= memory["available"]
 
 
-def _least(memory: dict[str, Any]) -> int:
-    """Bytes of all but the cache."""
+def _bytes_without_cache(memory: dict[str, Any]) -> int:
+    """Returns the bytes needed for all except the KV cache."""
     return memory["needed"] - memory["kv_cache"]
 
 
-def _narrower(measured: _Measured, quantization: str) -> str:
-    """The widest format of those that would fit."""
+def _smaller_quantization(measured: _Measured, quantization: str) -> str:
+    """Describes the widest quantization that would fit."""
     if measured.is_packed:
-        advice = "With allow_paging they would be read from their file again and again, slowly."
+        advice = "With allow_paging each step would read them from their file, which is slow."
         return "" if measured.options.allow_paging else advice
-    # What is kept as stored may be wider than any.
+    # Weights that keep their stored format may be wider than any quantization.
     wider = QUANTIZATIONS.index(quantization) if quantization in QUANTIZATIONS else QUANTIZATIONS.index("int8") - 1
     for other in QUANTIZATIONS[wider + 1 :]:
         memory = measured.figures(other)["memory"]
         if _has_room(memory):
-            return f"As {other} they take {size_text(_least(memory))}, and fit."
-    return "There is no format of weights in which they would."
+            return f"With quantization={other} they need {size_text(_bytes_without_cache(memory))}, and fit."
+    return "No quantization would make it fit."
 
 
 def size_text(count: float) -> str:
-    """Bytes, for people."""
+    """Formats a number of bytes with a binary unit."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"

@@ -493,12 +493,12 @@ class LLM(LoadedModel):
         self._encoding.check_generates("log-probabilities")
         k = check_count(k, self._model.vocab_size)
         info = self.info()
-        made_of = {name: info[name] for name in ("model", "quantization", "kv_cache_dtype", "vocab_size")}
+        source = {name: info[name] for name in ("model", "quantization", "kv_cache_dtype", "vocab_size")}
         return export(
             self._read_each(texts),
             lambda rest: self._top_logprobs(rest, k),
             out_dir,
-            made_of={**made_of, "k": k},
+            source={**source, "k": k},
             shard_size=shard_size,
             progress=progress,
         )

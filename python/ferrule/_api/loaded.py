@@ -54,7 +54,7 @@ UNSUPPORTED_METHODS = {
     "apply_model": "use logits, info or explain to look into the model",
     "get_metrics": "use metrics()",
     "get_world_size": "one process uses all threads of the machine",
-    "reset_prefix_cache": "give prompts a cache_salt of their own",
+    "reset_prefix_cache": "give prompts a different cache_salt",
     "reset_mm_cache": "prompts are text",
     "set_tokenizer": "pass tokenizer to the constructor",
     "start_profile": "use the profiler of the system, such as perf",

@@ -1,4 +1,4 @@
-"""`quantize`: a model's directory with packed weights, which loads at once and everywhere."""
+"""`quantize`: writes a model directory with packed weights, which loads without conversion."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from ferrule.archs.config import read_json_object
 from ferrule.errors import ConfigError, InvalidParameterError, ModelFileError, ModelNotFoundError, ModelWriteError
 
 FORMATS = tuple(name for name in QUANTIZATIONS if name not in ("auto", "f32"))
-"""What there is to choose from, widest first."""
+"""Formats that `quantize` can write, widest first."""
 
 _CONFIG = "config.json"
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "NOTICE*", "*/config.json", "*/*.jinja")
-"""Everything that says what a model is, but for its weights; of the folders that sentence-transformers and chat
-templates have beside it, too."""
-_LARGEST_COPY = 1 << 30
+"""Patterns of the files to copy: all except weights, with those in directories of sentence-transformers and of chat
+templates."""
+_MAX_COPY_BYTES = 1 << 30
+"""Maximum size of a file to copy."""
 _OLD = ".old"
-"""The suffix of what was overwritten."""
+"""Suffix of a directory that is being overwritten."""
 
 
 def quantize(
     model: str | os.PathLike[str] | None,
     output: str | os.PathLike[str],
     *,
-    format: str = "int4",  # noqa: A002  # the word of the command line
+    format: str = "int4",  # noqa: A002  # the name on the command line
     revision: str | None = None,
     threads: int | None = None,
     overwrite: bool = False,
@@ -43,20 +44,19 @@ def quantize(
     calibration_tokens: int = TOKENS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Writes a model with its weights packed as `format` into the directory `output`, and returns that.
+    """Writes a model with weights packed as `format` into the directory `output`, and returns its path.
 
-    It holds configuration, tokenizer and chat template as they were, and loads as any model does, as `format` and
-    nothing else. The weights are packed matrix by matrix: at no time are all of them in memory. The directory appears
-    as a whole at the end or not at all; `overwrite` lets it take the place of one that `quantize` wrote before.
-    `progress` is called with the bytes packed so far and in all.
+    The directory has the configuration, tokenizer and chat template of the model, and loads like any model, but only
+    as `format`. Weights are packed one matrix at a time, so that they need not fit into memory. The directory is
+    written atomically; `overwrite` replaces one that `quantize` wrote before. `progress` is called with the bytes
+    packed so far and in all.
 
-    With `calibrate`, a file of text, of which `calibration_tokens` are read at the most, or sequences of token ids, the
-    model runs over them, and integer formats make their errors where they cost least (GPTQ). That takes a layer in f32
-    and the hidden states of these tokens in memory, and far longer. On one instruction set the same text gives the same
-    bits.
+    `calibrate` is a text file, of which at most `calibration_tokens` tokens are read, or sequences of token ids. The
+    model runs over them, and GPTQ reduces the error of the integer formats. That takes much longer, and memory for one
+    layer in f32 and the hidden states of these tokens. The result is bitwise reproducible on one instruction set.
 
-    Raises InvalidParameterError for a format that there is not, and for a directory that is the model's own, or holds
-    something else; ModelWriteError where it cannot be written, and as loading the model and `calibration_sequences` do.
+    Raises InvalidParameterError for an unknown format, and if `output` is the model's own directory or holds something
+    else; ModelWriteError if it cannot be written; and the errors of loading a model and of reading `calibrate`.
     """
     if format not in FORMATS:
         raise InvalidParameterError("format", format, f"one of {', '.join(FORMATS)}")
@@ -74,7 +74,7 @@ def quantize(
     _check_target(target, files.path.resolve(), overwrite=overwrite)
     sequences = None if calibrate is None else calibration_sequences(calibrate, files, calibration_tokens)
     name = EMBEDDED if model is None else os.fspath(model)
-    with _writing(target) as folder:
+    with _temporary_directory(target) as folder:
         _copy_small_files(files.path, folder)
         packed = {"quantization_config": {"quant_method": PACKED_METHOD, "format": format}}
         config = {**read_json_object(files.path / _CONFIG), **packed}
@@ -101,7 +101,7 @@ def _pack(
 
 
 def _check_target(target: Path, source: Path, *, overwrite: bool) -> None:
-    """Refuses to write where anything would be lost."""
+    """Raises InvalidParameterError if writing to `target` would lose data."""
     if target == source or target in source.parents:
         requirement = "a directory other than the model's own, and not around it"
         raise InvalidParameterError("output", str(target), requirement)
@@ -118,17 +118,18 @@ def _check_target(target: Path, source: Path, *, overwrite: bool) -> None:
         raise ModelWriteError(f"{target}: {error.strerror}") from error
     if is_empty:
         return
-    ours = _is_ours(target)
-    if not (ours and overwrite):
-        holds = "a packed model already" if ours else "something else"
-        limit = (
-            "empty, or overwrite must be given" if ours else "empty: only what ferrule quantize wrote is overwritten"
+    is_packed = _is_packed_model(target)
+    if not (is_packed and overwrite):
+        requirement = (
+            "empty, unless overwrite is true (it holds a packed model)"
+            if is_packed
+            else "empty, or written by ferrule quantize (it holds other files)"
         )
-        raise InvalidParameterError("output", str(target), f"{limit} (it holds {holds})")
+        raise InvalidParameterError("output", str(target), requirement)
 
 
-def _is_ours(directory: Path) -> bool:
-    """Whether `quantize` wrote a directory."""
+def _is_packed_model(directory: Path) -> bool:
+    """Whether a directory is a model that `quantize` wrote."""
     try:
         return read_model_files(directory).packed is not None
     except (ConfigError, ModelFileError, ModelNotFoundError):
@@ -136,8 +137,8 @@ def _is_ours(directory: Path) -> bool:
 
 
 @contextmanager
-def _writing(target: Path) -> Generator[Path]:
-    """A directory beside `target`, to be filled; it is gone afterwards, whatever happened."""
+def _temporary_directory(target: Path) -> Generator[Path]:
+    """Creates a temporary directory beside `target` and removes it at the end."""
     prefix = f".{target.name}."
     folder = target.with_name(f"{prefix}{os.getpid()}-{time.time_ns()}.tmp")
     lock: int | None = None
@@ -149,7 +150,7 @@ def _writing(target: Path) -> Generator[Path]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield folder
     except ModelWriteError as error:
-        # Of the place that the user named; the one where it happened is gone by then.
+        # Name the path that the user gave; the temporary one no longer exists.
         raise ModelWriteError(str(error).replace(os.fspath(folder), os.fspath(target))) from error
     except OSError as error:
         if isinstance(error, ModelFileError):
@@ -162,16 +163,16 @@ def _writing(target: Path) -> Generator[Path]:
 
 
 def _remove_abandoned(parent: Path, prefix: str) -> None:
-    """Removes what killed processes left of this directory."""
+    """Removes temporary directories of killed processes."""
     for folder in parent.glob(f"{prefix}*.tmp"):
         try:
             if time.time() - folder.stat().st_mtime < ABANDONED:
                 continue
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:  # gone meanwhile, or not ours
+        except OSError:  # removed meanwhile, or of another user
             continue
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by whoever still writes it
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while another process writes it
             shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue
@@ -187,28 +188,28 @@ def _copy_small_files(source: Path, folder: Path) -> None:
             continue
         real = path.resolve()
         if not any(real.is_relative_to(each) for each in inside):
-            raise ModelFileError(f"{path}: a link to {real}, which is outside of the model's folder: not copied")
-        if (size := real.stat().st_size) > _LARGEST_COPY:
-            raise ModelFileError(f"{path}: has {size} bytes; the limit of what is copied is {_LARGEST_COPY}")
+            raise ModelFileError(f"{path}: a link to {real}, which is outside the model directory; it is not copied")
+        if (size := real.stat().st_size) > _MAX_COPY_BYTES:
+            raise ModelFileError(f"{path} has {size} bytes, more than the limit of {_MAX_COPY_BYTES} for copied files")
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(real, folder / name)
 
 
 def _blobs(source: Path) -> list[Path]:
-    """Where the links of a snapshot in the Hugging Face cache lead: `models--org--name/blobs`."""
+    """Returns the target directory of links in a Hugging Face cache snapshot: `models--org--name/blobs`."""
     roots = [parent.parent for parent in source.resolve().parents if parent.name == "snapshots"]
     return [root / "blobs" for root in roots if root.name.startswith("models--")]
 
 
 def _replace(target: Path, folder: Path, *, overwrite: bool) -> None:
-    """Gives a filled directory its name, if nothing has taken that meanwhile.
+    """Renames the temporary directory to `target`, unless something else was created there meanwhile.
 
-    What is to be overwritten is first moved away, and put back where that fails. Where a process is killed between the
-    two it lies beside, until another one is whole.
+    A directory to overwrite is renamed first, and renamed back if that fails. If the process is killed in between, it
+    remains under that name until a later call succeeds.
     """
     for path in [*folder.rglob("*"), folder]:
         _sync(path)
-    replaces = overwrite and target.exists() and _is_ours(target)
+    replaces = overwrite and target.exists() and _is_packed_model(target)
     old = folder.with_suffix(_OLD)
     if replaces:
         target.rename(old)

@@ -1,8 +1,8 @@
-"""Runs the engine for any number of threads: whoever waits for tokens, and finds none there, steps for all.
+"""Driver that shares an engine between threads: a thread that waits for tokens and has none runs a step for all.
 
-One lock guards the engine. A plain lock in a `with` statement is let go whatever happens, Ctrl-C at any moment
-included. A step's outputs pass from the engine into a queue within one call of C code, and from there into each
-caller's inbox by assignments that may be repeated: an interrupt of one thread loses nothing that belongs to another.
+One lock guards the engine; its `with` statement releases it even if Ctrl-C interrupts. The outputs of a step move from
+the engine to a queue within one call of C code, and from there to the inbox of each caller by idempotent assignments,
+so that an interrupt of one thread loses no output of another.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ if TYPE_CHECKING:
 
 
 class Work(NamedTuple):
-    """One sequence for the engine."""
+    """Arguments of `Engine.add_request` for one sequence."""
 
     token_ids: list[int]
     params: str
-    """JSON."""
+    """Parameters as JSON."""
     fork_of: int | None = None
-    """Where it continues the prompt of a sequence of the same inbox: how far back that one was added, 1 for the one
-    just before."""
+    """Position of the parent sequence, counted back in the same inbox: 1 for the one before; None for no parent."""
     lora: LoraAdapter | None = None
-    """What is added to the model for it."""
+    """Adapter; None for the base model."""
     logits_processors: LogitsProcessors | None = None
-    """What changes its logits before a token is sampled."""
+    """Functions that change the logits before sampling."""
     grammar: Grammar | None = None
-    """What its output must be."""
+    """Grammar that the output must match."""
 
 
 class Inbox:
-    """The requests of one call, and what they got.
+    """Requests of one call and their undelivered outputs.
 
-    Inboxes with the same `items` are received together, and released one by one.
+    Inboxes that share `items` receive together and are released separately.
     """
 
     def __init__(self, items: dict[tuple[int, int], StepOutput] | None = None) -> None:
         self.request_ids: list[int] = []
-        """Grows as requests are added, so that none is lost when adding them is interrupted."""
+        """Ids of the added requests; extended one by one, so that an interrupt loses none."""
         self.items: dict[tuple[int, int], StepOutput] = {} if items is None else items
-        """By step and request."""
+        """Outputs by step number and request id."""
         self.finished: set[int] = set()
+        """Ids of requests that have ended."""
 
 
-HAND_OVER = 0.0002
-"""Seconds in which a thread that waits for the engine wakes up and takes the lock: tens of microseconds where a
-processor is idle, and little beside a step of milliseconds."""
+LOCK_HANDOVER_SECONDS = 0.0002
+"""Pause after a step, in which a waiting thread wakes up and takes the lock: it needs tens of microseconds on an idle
+processor, and a step takes milliseconds."""
 _STEP = operator.methodcaller("step")
 _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 _exiting = threading.Event()
@@ -70,10 +70,10 @@ class Driver:
 
     def __init__(self, engine: Engine) -> None:
         self._engine: Engine | None = engine
-        self._gone = "the engine is closed"
+        self._closed_reason = "the engine is closed"
         self._closing = False
         self._stepping: int | None = None
-        """The thread that steps. A logits processor runs on it, and would wait for itself."""
+        """Id of the thread that runs a step. A logits processor runs on it and must not wait for the step."""
         self._late_aborts: list[int] = []
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -82,9 +82,9 @@ class Driver:
         _drivers.add(self)
 
     def submit(self, inbox: Inbox, work: Iterable[Work]) -> None:
-        """Adds requests, in order.
+        """Adds requests in order. The caller must release the inbox, also after an error.
 
-        Raises what Engine.add_request does; `release` the inbox in any case.
+        Raises the errors of Engine.add_request.
         """
         self._check_outside()
         with self._lock:
@@ -94,7 +94,7 @@ class Driver:
                 self._inboxes[request_id] = inbox
 
     def receive(self, inbox: Inbox) -> list[StepOutput]:
-        """What the inbox's requests got since the last call, in order; waits until there is something.
+        """Returns new outputs of the inbox's requests in order; runs steps until there is one.
 
         Raises EngineError, KeyboardInterrupt.
         """
@@ -102,11 +102,11 @@ class Driver:
             outputs = self.advance(inbox)
             if outputs:
                 return outputs
-            # CPython's lock has no queue: taken again at once, it would be kept from all others for a whole prompt.
-            time.sleep(HAND_OVER)
+            # CPython's lock is not fair: without a pause this thread would keep it for a whole prompt.
+            time.sleep(LOCK_HANDOVER_SECONDS)
 
     def advance(self, inbox: Inbox) -> list[StepOutput]:
-        """What the inbox's requests got since the last call, in order: if that is nothing, what one step brings them.
+        """Returns new outputs of the inbox's requests in order; runs one step if there is none.
 
         Raises EngineError, KeyboardInterrupt.
         """
@@ -119,89 +119,89 @@ class Driver:
                 return [inbox.items.pop(key) for key in sorted(inbox.items)]
         except EngineError:
             if _exiting.is_set() and threading.current_thread().daemon:
-                # Nobody is left to tell. The interpreter is about to go, and this thread with it.
+                # The interpreter is exiting and ends this daemon thread; raising would print a traceback.
                 threading.Event().wait()
             raise
 
     def abort(self, request_id: int) -> None:
-        """Ends a request; nothing more arrives for it."""
+        """Aborts a request; it has no further output."""
         if self._is_stepping():
-            # A generator that nobody reads any more was collected while a logits processor ran.
+            # An unused generator was garbage collected while a logits processor ran.
             self._late_aborts.append(request_id)
             return
         with self._lock:
             self._abort(request_id)
 
     def release(self, inbox: Inbox) -> None:
-        """Ends what is left of an inbox's requests."""
+        """Aborts the unfinished requests of an inbox."""
         for request_id in inbox.request_ids:
             if request_id not in inbox.finished:
                 self.abort(request_id)
 
     def check_idle(self) -> None:
-        """Raises EngineError where the engine is dead; only for an engine that has nothing to do."""
+        """Raises EngineError if the engine is dead; does nothing if it has unfinished requests."""
         self._check_outside()
         with self._lock:
-            # A step says so, and without requests it does nothing else.
+            # Without requests, a step only raises the error of a dead engine.
             if not self._alive().has_unfinished_requests():
                 self._alive().step()
 
     def load_lora(self, directory: str, config: str) -> LoraAdapter:
-        """Loads an adapter. The engine steps meanwhile, but for a moment at the beginning."""
+        """Loads an adapter; steps run meanwhile, except for a moment at the beginning."""
         self._check_outside()
         return self._alive().load_lora(directory, config)
 
     def save_state(self, token_ids: list[int], cache_salt: str | None, lora: LoraAdapter | None) -> bytes:
-        """The keys and values of a prompt, as bytes."""
+        """Returns the KV cache contents of a prompt as bytes."""
         self._check_outside()
         with self._lock:
             return self._alive().save_state(token_ids, cache_salt, lora)
 
     def restore_state(self, state: bytes) -> tuple[list[int], int]:
-        """The tokens of a state, and how many of them are in the prefix cache now."""
+        """Restores a state; returns its tokens and how many of them the prefix cache has now."""
         self._check_outside()
         with self._lock:
             return self._alive().restore_state(state)
 
     def metrics(self) -> str:
-        """The engine's numbers, as JSON. Waits for nobody: the engine has them at hand while it steps."""
+        """Returns the metrics as JSON, without waiting for a running step."""
         return self._alive().metrics()
 
     def logits(self, token_ids: list[int], lora: LoraAdapter | None, first: int = 0) -> bytearray:
-        """The logits after each token from the one at `first` on, float32 `[len(token_ids) - first, vocab_size]`."""
+        """Returns the logits after each token from index `first` on, float32 `[len(token_ids) - first, vocab_size]`."""
         self._check_outside()
         with self._lock:
             return self._alive().logits(token_ids, lora, first)
 
     def encode(self, texts: Sequence[Text], task: str) -> bytearray:
-        """What a task makes of texts, float32."""
+        """Returns the output of a task for texts, float32."""
         self._check_outside()
         given = [(text.token_ids, text.token_type_ids, text.cache_salt) for text in texts]
         with self._lock:
             return self._alive().encode(given, task)
 
     def encode_all(self, portions: Iterable[Sequence[Text]], task: str) -> list[bytearray]:
-        """What a task makes of texts, portion by portion; others come between."""
+        """Returns the output of a task for each portion of texts; other threads may step in between."""
         answers: list[bytearray] = []
         for portion in portions:
             if answers:
-                time.sleep(HAND_OVER)
+                time.sleep(LOCK_HANDOVER_SECONDS)
             answers.append(self.encode(portion, task))
         return answers
 
     def info(self) -> str:
-        """What is loaded, as JSON."""
+        """Returns facts about the loaded model as JSON."""
         self._check_outside()
         with self._lock:
             return self._alive().info()
 
     def close(self) -> None:
-        """Frees the engine once a running step is over; whoever still waits gets an EngineError."""
+        """Frees the engine after a running step; waiting callers get an EngineError."""
         self._check_outside()
-        # Who steps and gets tokens takes the lock again at once; this ends that, whoever is quicker.
+        # A thread that generates takes the lock again and again; the flag stops it even if it is faster than this one.
         self._closing = True
         with self._lock:
-            # The engine may outlive this reference, and dropping it would free gigabytes with Python's lock held.
+            # Dropping the last reference would free gigabytes with the GIL held.
             if self._engine is not None:
                 self._engine.close()
             self._engine = None
@@ -218,18 +218,18 @@ class Driver:
 
     def _check_outside(self) -> None:
         if self._is_stepping():
-            raise EngineError("a logits processor cannot use the engine that waits for it")
+            raise EngineError("a logits processor must not call the engine that runs it")
 
     def _alive(self) -> Engine:
         engine = self._engine
         if self._closing or engine is None:
-            raise EngineError(self._gone)
+            raise EngineError(self._closed_reason)
         return engine
 
     def _step(self) -> None:
         engine = self._alive()
         if not engine.has_unfinished_requests():
-            raise EngineError("the engine has lost a request")
+            raise EngineError("the engine has no record of an unfinished request")
         self._stepping = threading.get_ident()
         try:
             self._undelivered.extend(zip(self._numbers, map(_STEP, (engine,)), strict=False))
@@ -254,22 +254,22 @@ class Driver:
             self._undelivered.popleft()
 
     def after_fork(self) -> None:
-        """In the child: a lock held by a thread that was not copied would never open."""
+        """Replaces the lock in a forked child, where a thread that holds it no longer exists."""
         if self._lock.locked():
             self._engine = None
-            self._gone = "the process was forked while the engine ran; make a new LLM in the child"
+            self._closed_reason = "the process was forked while the engine ran; create a new LLM in the child process"
         self._lock = threading.Lock()
 
 
 def _arguments(work: Iterable[Work], added: Sequence[int]) -> Iterator[tuple[Any, ...]]:
-    """Those of Engine.add_request. A fork's origin has its id by the time that the fork's turn comes."""
+    """Yields the arguments of Engine.add_request, lazily: a parent has its id before its fork is added."""
     for each in work:
-        origin = None if each.fork_of is None else added[-each.fork_of]
-        yield each.token_ids, each.params, origin, each.lora, each.logits_processors, each.grammar
+        parent = None if each.fork_of is None else added[-each.fork_of]
+        yield each.token_ids, each.params, parent, each.lora, each.logits_processors, each.grammar
 
 
 def _close_all() -> None:
-    # A daemon thread inside the engine must not come back to an interpreter that is gone.
+    # A daemon thread in the engine must not return to an interpreter that has been finalized.
     _exiting.set()
     for driver in list(_drivers):
         driver.close()

@@ -1,7 +1,7 @@
-"""The thread in which the engine of an `AsyncLLM` runs.
+"""Engine thread of an `AsyncLLM`.
 
-Event loops post what they want and go on; between two steps the thread does it. What a step brings goes to each loop in
-one call, however many requests it is for.
+Event loops post commands without waiting, and the thread runs them between steps. The outputs of a step go to each
+event loop in one call for all its requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ferrule.errors import EngineError
 if TYPE_CHECKING:
     from ferrule._native import StepOutput
 
-News: TypeAlias = "tuple[Collector, Completion, StepOutput]"
+Delivery: TypeAlias = "tuple[Collector, Completion, StepOutput]"
 
 CLOSED = "the engine is closed"
 
@@ -33,27 +33,27 @@ _threads: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
 
 class EngineThread:
-    """Steps as long as there are requests, and sleeps otherwise. It starts with the first one."""
+    """Thread that runs steps while there are requests and sleeps otherwise; it starts with the first request."""
 
     def __init__(self, driver: Driver, registry: Registry, portion: tuple[int, int]) -> None:
-        """`portion`: how many tokens and how many texts are encoded between two steps."""
+        """Creates the thread; `portion` is the maximum of tokens and of texts to encode between two steps."""
         self._driver = driver
         self._registry = registry
         self._portion = portion
         self._encodes = EncodeQueue()
-        registry.on_abandoned(self.release)
+        registry.on_closed_loop(self.release)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
-        # From here on, what the thread alone touches.
+        # Only the thread itself uses the following.
         self._received = Inbox()
         self._inboxes: dict[Collector, Inbox] = {}
         self._routes: dict[int, tuple[Collector, Completion]] = {}
         _threads.add(self)
 
     def add(self, collector: Collector) -> None:
-        """Posts a request that has begun."""
+        """Posts a request whose prompt is tokenized."""
         collector.posted = True
         self._commands.put(partial(self._add, collector))
         self._start()
@@ -61,38 +61,38 @@ class EngineThread:
     def encode(self, portion: Portion) -> None:
         """Posts texts to be encoded.
 
-        Raises EngineError where nobody would do it any more.
+        Raises EngineError if the engine has failed or is closed.
         """
         self._encodes.put(portion)
-        self._commands.put(_nothing)  # wakes it up
+        self._commands.put(_wake)
         self._start()
 
     def drop_encodes(self, reason: str) -> None:
-        """Ends what waits to be encoded, and all that would come, with an EngineError."""
+        """Fails waiting and later texts to encode with an EngineError."""
         self._encodes.close(reason)
 
     def release(self, collector: Collector) -> None:
-        """Posts the end of a request: what still runs of it is aborted."""
-        if collector.posted:  # else there may be no thread yet, which would read this
+        """Posts the end of a request; its running sequences are aborted."""
+        if collector.posted:  # otherwise the thread may not have been started
             self._commands.put(partial(self._release, collector))
 
     def stop(self) -> None:
-        """Posts the end of the thread: it frees the engine, and every reader gets an EngineError."""
+        """Posts the end of the thread; it frees the engine, and readers get an EngineError."""
         with self._lock:
             self._stopping = True
             started = self._thread is not None
         if started:
-            self._commands.put(_nothing)  # wakes it up
+            self._commands.put(_wake)
         else:
             self._end(CLOSED)
 
     @property
     def alive(self) -> bool:
-        """Whether it has begun and not ended."""
+        """Whether the thread has been started and has not ended."""
         return self._thread is not None and self._thread.is_alive()
 
     def join(self) -> None:
-        """Waits until it has ended, for a step at most once it is stopped."""
+        """Waits until the thread has ended: after `stop`, for one step at most."""
         if self._thread is not None:
             self._thread.join()
 
@@ -106,7 +106,7 @@ class EngineThread:
         reason = CLOSED
         try:
             while not self._stopping:
-                self._obey()
+                self._run_commands()
                 if self._encodes and not self._stopping:
                     self._encode()
                 if self._routes and not self._stopping:
@@ -118,8 +118,8 @@ class EngineThread:
         finally:
             self._end(reason)
 
-    def _obey(self) -> None:
-        """Does what was posted until now; with nothing to step for, waits until something is."""
+    def _run_commands(self) -> None:
+        """Runs the commands posted so far; waits for one if there is nothing to compute."""
         if not self._routes and not self._encodes:
             self._commands.get()()
         for _ in range(self._commands.qsize()):
@@ -128,7 +128,7 @@ class EngineThread:
     def _add(self, collector: Collector) -> None:
         if collector.ended:
             return
-        # From here on the engine counts it among those that wait, or refuses it.
+        # From here on the engine counts the request as waiting, or refuses it.
         collector.added = True
         inbox = Inbox(self._received.items)
         try:
@@ -156,7 +156,7 @@ class EngineThread:
             self._driver.abort(request_id)
 
     def _advance(self) -> None:
-        batches: dict[AbstractEventLoop, list[News]] = {}
+        batches: dict[AbstractEventLoop, list[Delivery]] = {}
         failed = False
         for step in self._driver.advance(self._received):
             route = self._routes.get(step.request_id)
@@ -169,32 +169,32 @@ class EngineThread:
                 failed = failed or step.finish_reason == "error"
             batches.setdefault(collector.loop, []).append((collector, completion, step))
         if failed and not self._routes:
-            # One request's error is its own affair; but so says an engine that has died, and then nobody would step.
-            # Before anyone hears of it, so that who then asks for the engine's health is told the truth.
+            # A request may fail alone or because the engine is dead. Check before the error is delivered, so that a
+            # reader that calls check_health next gets the right result.
             self._driver.check_idle()
         for loop, batch in batches.items():
             if not self._call(loop, self._deliver, batch):
                 self._abandon(collector for collector, _, _ in batch)
 
     def _encode(self) -> None:
-        """What those who waited longest want, and others that want the same."""
+        """Encodes the portion that waited longest, together with others of the same task."""
         portions = self._encodes.take(*self._portion)
-        if len(portions) > 1 and not self._answer(portions):
-            # One of them is at fault, and the others are not.
+        if len(portions) > 1 and not self._encode_together(portions):
+            # One of them is invalid; the others are not.
             for portion in portions:
-                self._answer([portion])
+                self._encode_together([portion])
         elif len(portions) == 1:
-            self._answer(portions)
+            self._encode_together(portions)
 
-    def _answer(self, portions: list[Portion]) -> bool:
-        """Has texts encoded; an error is told to the one portion that it is of."""
+    def _encode_together(self, portions: list[Portion]) -> bool:
+        """Encodes portions and returns whether it succeeded; a single portion receives its error."""
         try:
             answer = self._driver.encode([text for portion in portions for text in portion.texts], portions[0].task)
         except Exception as error:
             if len(portions) == 1:
                 portions[0].settle(error)
                 if isinstance(error, EngineError) and not self._routes:
-                    self._driver.check_idle()  # it says whether the engine has died
+                    self._driver.check_idle()  # raises if the engine is dead
             return False
         start = 0
         for portion in portions:
@@ -203,13 +203,13 @@ class EngineThread:
         return True
 
     def _abandon(self, collectors: Iterable[Collector]) -> None:
-        """Ends requests whose event loop was closed under them."""
+        """Removes requests whose event loop was closed."""
         for collector in collectors:
             self._registry.remove(collector)
             self._release(collector)
 
     def _end(self, reason: str) -> None:
-        # First, so that a stopped engine is free by the time that anyone hears of it.
+        # First, so that the memory is free by the time that readers get the error.
         self._driver.close()
         by_loop: dict[AbstractEventLoop, list[Collector]] = {}
         for collector in self._registry.fail(reason):
@@ -222,19 +222,19 @@ class EngineThread:
 
     @staticmethod
     def _call(loop: AbstractEventLoop, function: Callable[..., None], *arguments: object) -> bool:
-        """Runs a function in an event loop, soon; says whether that loop is still there."""
+        """Schedules a function in an event loop; returns False if the loop is closed."""
         try:
             loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
             return False
         return True
 
-    # What follows runs in the loop of the collectors.
+    # The following methods run in the event loop of the collectors.
 
-    def _deliver(self, batch: list[News]) -> None:
+    def _deliver(self, batch: list[Delivery]) -> None:
         for collector, completion, step in batch:
             if collector.ended or completion.finish_reason is not None:
-                continue  # ended here while the engine still worked on it
+                continue  # ended by a stop string or by abort while the engine computed the step
             collector.take(completion, step)
             if collector.ended:
                 self._registry.remove(collector)
@@ -244,12 +244,12 @@ class EngineThread:
 
     def _fail_all(self, collectors: list[Collector], error: Exception | None, reason: str = "") -> None:
         for collector in collectors:
-            # An exception that several tasks raise would gather the tracebacks of all of them.
+            # A separate exception per task: a shared one would accumulate the tracebacks of all tasks.
             collector.fail(EngineError(reason) if error is None else error)
             self._registry.remove(collector)
 
     def after_fork(self) -> None:
-        """In the child, which the thread did not come along to: the next request starts another."""
+        """Resets the state in a forked child, which does not have the thread; the next request starts a new one."""
         self._lock = threading.Lock()
         self._commands = queue.SimpleQueue()
         self._encodes = EncodeQueue()
@@ -258,8 +258,8 @@ class EngineThread:
         self._registry.after_fork()
 
 
-def _nothing() -> None:
-    """A command that only wakes the thread."""
+def _wake() -> None:
+    """Command that only wakes the thread."""
 
 
 def _after_fork() -> None:

@@ -1,4 +1,4 @@
-"""What an engine has done since it began, in numbers: for dashboards and for admission."""
+"""Metrics of an engine since it started: counters, gauges and histograms for dashboards and admission control."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from ferrule._validation import check_number
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often a duration fell between bounds, as Prometheus has it, but not cumulative."""
+    """Histogram of durations; the counts are per bucket, not cumulative as in Prometheus."""
 
     bounds: tuple[float, ...]
-    """Upper bounds in seconds, ascending, each inclusive."""
+    """Upper bounds of the buckets in seconds, ascending, inclusive."""
     counts: tuple[int, ...]
-    """For each bound, and at the end for what is above the last."""
+    """Number of observations per bucket; the last bucket has those above all bounds."""
     sum: float
-    """Seconds."""
+    """Sum of the observations in seconds."""
     count: int
+    """Number of observations."""
 
     @property
     def mean(self) -> float | None:
-        """Seconds; None before the first observation."""
+        """Mean in seconds; None before the first observation."""
         return self.sum / self.count if self.count else None
 
     def percentile(self, p: float) -> float | None:
-        """Seconds that `p` percent of the observations stay below; None before the first observation.
+        """Returns the `p`-th percentile in seconds; None before the first observation.
 
-        Even within each interval, as Prometheus' histogram_quantile takes it; above the last bound it is that bound.
+        Observations are assumed to be evenly distributed within a bucket, as in Prometheus' histogram_quantile. The
+        result is the last bound if the percentile lies above it.
 
-        Raises InvalidParameterError for a `p` outside 0 to 100.
+        Raises InvalidParameterError if `p` is not from 0 to 100.
         """
         wanted = check_number("p", p, 0, 100) * self.count / 100
         if not self.count:
@@ -48,54 +50,64 @@ class Histogram:
 
 @dataclass(frozen=True)
 class EngineMetrics:
-    """A snapshot. Counters only ever grow; gauges say how it is now; histograms are in seconds."""
+    """Snapshot of the metrics of an engine. Counters only increase, gauges are current values."""
 
     requests_finished: dict[str, int]
-    """How they ended for the engine: `stop`, `length`, `abort`, `error`. A stop string is found outside of it: what it
-    ends, with the finish_reason `stop`, is an `abort` here."""
+    """Counter of finished sequences by finish reason of the engine: `stop`, `length`, `abort`, `error`. Stop strings
+    are matched outside the engine, so that a sequence that ends at one counts as `abort`."""
     requests_refused: int
-    """By the engine, whatever the reason, and by a full queue before they came to it."""
+    """Counter of requests that the engine or a full queue refused."""
     prompt_tokens: int
-    """Of each prompt once it is computed."""
+    """Counter of prompt tokens; a prompt counts once it is computed."""
     cached_prompt_tokens: int
-    """Of these, not computed: taken from the prefix cache, or from another completion of the same prompt."""
+    """Counter of prompt tokens taken from the prefix cache, or from another completion of the same prompt."""
     computed_tokens: int
-    """Through the model, in prefill and decode, again after a preemption, and drafts whether accepted or not."""
+    """Counter of tokens that the model computed in prefill and decode, with those that were computed again after a
+    preemption and all draft tokens."""
     generated_tokens: int
+    """Counter of generated tokens."""
     drafted_tokens: int
-    """That were guessed and computed, to be verified."""
+    """Counter of draft tokens that were verified."""
     accepted_tokens: int
-    """Of these, those that were sampled indeed."""
+    """Counter of draft tokens that were accepted."""
     steps: int
+    """Counter of engine steps."""
     preemptions: int
+    """Counter of preemptions."""
     running: int
-    """Sequences that hold pages: a gauge, as the next four."""
+    """Gauge of sequences that hold pages."""
     waiting: int
-    """Sequences that wait, new ones and those that gave their pages up."""
+    """Gauge of sequences in the queue, new or preempted."""
     pages_total: int
+    """Gauge of all pages of the KV cache."""
     pages_free: int
-    """Pages that no request holds."""
+    """Gauge of pages that no request holds, cached ones included."""
     pages_cached: int
-    """Of these, kept for requests that begin with the same tokens."""
+    """Gauge of free pages that the prefix cache keeps."""
     prefix_queries_tokens: int
-    """Prompt tokens that were looked up in the prefix cache."""
+    """Counter of prompt tokens that were looked up in the prefix cache."""
     prefix_hits_tokens: int
+    """Counter of prompt tokens that were found in the prefix cache."""
     disk_hits_tokens: int
-    """Of these, read from `prefix_cache_dir`."""
+    """Counter of tokens found in the prefix cache that were read from `prefix_cache_dir`."""
     disk_stored_bytes: int
+    """Gauge of bytes in `prefix_cache_dir` at the last scan; other processes may use it too."""
     queue_seconds: Histogram
-    """From arrival until first scheduled; noted with the first token."""
+    """Time from arrival to the first scheduling; observed at the first token."""
     prefill_seconds: Histogram
-    """From there to the first token."""
+    """Time from the first scheduling to the first token."""
     time_to_first_token_seconds: Histogram
+    """Time from arrival to the first token."""
     inter_token_seconds: Histogram
+    """Time between two tokens."""
     decode_seconds: Histogram
-    """From the first token to the last."""
+    """Time from the first to the last token."""
     step_seconds: Histogram
+    """Duration of an engine step."""
 
     @classmethod
     def from_json(cls, text: str) -> EngineMetrics:
-        """As the native module gives it; what this version does not know is left out."""
+        """Reads the JSON of the native module; fields that this version does not have are ignored."""
         given: dict[str, Any] = json.loads(text)
         return cls(**{field.name: _value(given[field.name]) for field in fields(cls)})
 

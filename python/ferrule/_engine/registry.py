@@ -1,6 +1,6 @@
-"""The requests of an `AsyncLLM` that have not ended: who may come in, who is there, and when all are gone.
+"""Registry of the unfinished requests of an `AsyncLLM`: admission, lookup and draining.
 
-Any event loop and the engine's thread come here; nothing in here waits for a step.
+Used by any event loop and by the engine thread; nothing here waits for a step.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import NamedTuple
 from ferrule._engine.collector import Collector
 from ferrule.errors import EngineError, InvalidParameterError, QueueFullError
 
-LOOK_FOR_CLOSED = 0.1
-"""Seconds between looks for event loops that were closed, when waiting for their requests: they tell nobody."""
+CLOSED_LOOP_CHECK_SECONDS = 0.1
+"""Interval of checks for closed event loops while waiting for their requests: a closed loop sends no notification."""
 
 
 class Load(NamedTuple):
-    """How many sequences the engine has."""
+    """Numbers of running and of waiting sequences of the engine."""
 
     running: int
     waiting: int
 
 
 class Registry:
-    """Requests by name.
+    """Unfinished requests by id, with admission control.
 
-    At most `max_num_seqs` sequences run at once, and `limit` may wait beyond those for which there is a place; `load`
-    asks the engine how many there are. Requests whose event loop was closed under them are let go whenever somebody
-    comes here: what the engine says of them never arrives, and nobody else would do it.
+    At most `max_num_seqs` sequences run at once, and `limit` more may wait; `load` returns the engine's numbers.
+    Requests whose event loop was closed are removed at the next call, since the engine's output for them cannot be
+    delivered.
     """
 
     def __init__(self, limit: int, max_num_seqs: int, load: Callable[[], Load]) -> None:
         self.refused = 0
-        """Requests for which there was no room."""
+        """Number of requests refused because the queue was full."""
         self._limit = limit
         self._max_num_seqs = max_num_seqs
         self._load = load
@@ -48,14 +48,14 @@ class Registry:
         self._idle: list[asyncio.Future[None]] = []
         self._release: Callable[[Collector], None] | None = None
 
-    def on_abandoned(self, release: Callable[[Collector], None]) -> None:
-        """Says how the engine hears of a request that was let go with its event loop."""
+    def on_closed_loop(self, release: Callable[[Collector], None]) -> None:
+        """Sets the function that releases a request in the engine when its event loop was closed."""
         self._release = release
 
     def admit(self, collector: Collector) -> None:
-        """Lets a request in.
+        """Adds a request.
 
-        Raises QueueFullError, InvalidParameterError for the name of another one, EngineError.
+        Raises QueueFullError, InvalidParameterError if its id is in use, EngineError.
         """
         self._purge()
         with self._lock:
@@ -68,7 +68,7 @@ class Registry:
 
     @contextmanager
     def encoding(self) -> Generator[None]:
-        """Lets a call in that encodes texts, and out again.
+        """Counts a call that encodes texts while the context is active.
 
         Raises QueueFullError, EngineError.
         """
@@ -78,20 +78,20 @@ class Registry:
             if self._encodings >= most:
                 self.refused += 1
                 raise QueueFullError(
-                    f"the queue is full: {self._encodings} calls wait to encode texts; max_queued_requests, "
-                    f"{self._limit}, and max_num_seqs, {self._max_num_seqs}, allow {most}"
+                    f"the request queue is full ({self._encodings} encoding calls; "
+                    f"the limit is max_queued_requests {self._limit} + max_num_seqs {self._max_num_seqs})"
                 )
             self._encodings += 1
         try:
             yield
         finally:
             with self._lock:
-                self._encodings = max(self._encodings - 1, 0)  # a fork may have been between
+                self._encodings = max(self._encodings - 1, 0)  # a fork resets the number
                 idle = self._take_idle()
             _resolve(idle)
 
     def remove(self, collector: Collector) -> None:
-        """Lets a request go, if it is still there."""
+        """Removes a request, if it is registered."""
         with self._lock:
             if self._collectors.get(collector.request_id) is not collector:
                 return
@@ -101,33 +101,33 @@ class Registry:
         _resolve(idle)
 
     def find(self, request_id: str) -> Collector | None:
-        """The request of that name."""
+        """Returns the request with an id; None if there is none."""
         return self._collectors.get(request_id)
 
     def all(self) -> list[Collector]:
-        """Those that are there now."""
+        """Returns the unfinished requests."""
         self._purge()
         with self._lock:
             return list(self._collectors.values())
 
     def drain(self) -> None:
-        """From now on nobody comes in."""
+        """Refuses new requests from now on."""
         self._draining = True
 
     async def wait_until_idle(self) -> None:
-        """Until nobody is there."""
+        """Waits until no request is unfinished."""
         future = asyncio.get_running_loop().create_future()
         with self._lock:
             self._idle.append(future)
         try:
             while self.all() or self._encodings:
-                await asyncio.wait([future], timeout=LOOK_FOR_CLOSED)
+                await asyncio.wait([future], timeout=CLOSED_LOOP_CHECK_SECONDS)
         finally:
             with self._lock:
                 self._idle = [other for other in self._idle if other is not future]
 
     def fail(self, reason: str) -> list[Collector]:
-        """Ends it all, for the first reason that is given; those that were still there, for whom it is over."""
+        """Removes and returns all requests; later ones are refused with the first reason given."""
         with self._lock:
             self._failure = self._failure or reason
             collectors = list(self._collectors.values())
@@ -138,15 +138,15 @@ class Registry:
         return collectors
 
     def check_health(self) -> None:
-        """Raises EngineError where it is all over."""
+        """Raises EngineError if the engine has failed or is closed."""
         if self._failure is not None:
             raise EngineError(self._failure)
 
     def after_fork(self) -> None:
-        """In the child, to which neither the readers nor the engine's thread came along."""
+        """Clears the registry in a forked child, which has neither the readers nor the engine thread."""
         self._lock = threading.Lock()
         if self._collectors and self._failure is None:
-            self._failure = "the process was forked while the engine ran; make a new AsyncLLM in the child"
+            self._failure = "the process was forked while the engine ran; create a new AsyncLLM in the child process"
         self._collectors, self._sequences, self._encodings, self._idle = {}, 0, 0, []
 
     def _check_open(self) -> None:
@@ -155,14 +155,14 @@ class Registry:
             raise EngineError("the engine is draining; it takes no new requests")
 
     def _take_idle(self) -> list[asyncio.Future[None]]:
-        """Those that wait until nobody is there, if nobody is."""
+        """Returns the futures of `wait_until_idle` if no request is left; none otherwise."""
         if self._collectors or self._encodings:
             return []
         idle, self._idle = self._idle, []
         return idle
 
     def _purge(self) -> None:
-        # A copy of the values is one call of C code, and so whole whoever changes them.
+        # Copying the values is one call of C code, so that no other thread can change the dict meanwhile.
         for collector in list(self._collectors.values()):
             if collector.loop.is_closed():
                 self.remove(collector)
@@ -174,15 +174,15 @@ class Registry:
         if n > most:
             requirement = f"at most {most} (max_queued_requests {self._limit} + max_num_seqs {self._max_num_seqs})"
             raise InvalidParameterError("n", n, requirement)
-        if self._sequences + n <= most:  # fewer are there than may be: the engine need not be asked
+        if self._sequences + n <= most:  # below the limit without asking the engine
             return
         load = self._load()
         waiting = load.waiting + sum(each.n for each in self._collectors.values() if not each.added)
-        # As the engine has it: those for whom there is a place wait for no more than the next step.
+        # Sequences that fit into the running batch do not count as waiting, as in the engine.
         if waiting + n > most - load.running:
             self.refused += 1
             raise QueueFullError(
-                f"the queue is full: {waiting} requests wait; the limit is max_queued_requests, {self._limit}"
+                f"the request queue is full ({waiting} waiting; the limit is max_queued_requests {self._limit})"
             )
 
 
@@ -190,7 +190,7 @@ def _resolve(futures: list[asyncio.Future[None]]) -> None:
     for future in futures:
         try:
             future.get_loop().call_soon_threadsafe(_set, future)
-        except RuntimeError:  # its loop is closed, and nobody waits there
+        except RuntimeError:  # the loop is closed
             continue
 
 

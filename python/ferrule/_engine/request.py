@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 NOT_OF_STAGES = frozenset({"n", "best_of", "seed", "min_tokens", "logprobs", "prompt_logprobs", *STANDARD})
-"""Numbers of SamplingParams that the engine reads under a rule of their own, or not at all."""
+"""Numbers of SamplingParams that the engine reads by separate rules, or not at all."""
 ENGINE_NUMBERS = tuple(
     name
     for name, each in parameters(SamplingParams).items()

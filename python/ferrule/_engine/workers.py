@@ -1,7 +1,7 @@
-"""Threads for what would hold up an event loop: rendering templates, tokenizing, reading adapters and large bodies.
+"""Worker threads for work that would block an event loop: templates, tokenization, adapters and large request bodies.
 
-asyncio's own are waited for when a loop or the process ends, for as long as they take; a few that nobody can break off
-would keep a program alive that was told to go.
+asyncio's own executor joins its threads when a loop or the process ends, so that work which cannot be interrupted would
+keep a program alive. These threads are daemons.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-MOST = 8
-"""Threads; other work waits."""
+MAX_WORKERS = 8
+"""Maximum number of threads; more work is queued."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Workers:
-    """A few threads, started as they are needed, with which the process can end."""
+    """Pool of daemon threads, started on demand."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.begin()
+    def __init__(self, max_workers: int) -> None:
+        self._max_workers = max_workers
+        self.reset()
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What it returns, or raises; whoever is cancelled while it waits for a thread takes its work along."""
+        """Runs a function in a thread and returns its result; cancelling drops the work if it has not started."""
         context = contextvars.copy_context()
         future: Future[T] = Future()
         with self._changed:
             self._unfinished += 1
-            if self._threads < min(self._unfinished, self._most):
+            if self._threads < min(self._unfinished, self._max_workers):
                 self._threads += 1
                 threading.Thread(target=self._work, name=f"ferrule-worker-{self._threads}", daemon=True).start()
         self._jobs.put((future, lambda: context.run(work, *args, **kwargs)))
         return await asyncio.wrap_future(future)
 
     def settle(self, seconds: float) -> bool:
-        """Waits until nothing is done any more, but no longer than this; whether that came true."""
+        """Waits up to `seconds` until all work is done; returns whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._unfinished, seconds)
 
-    def begin(self) -> None:
-        """Without threads or work, as in a forked child: threads do not come along, and their work is the parent's."""
+    def reset(self) -> None:
+        """Starts without threads and work, also in a forked child, which has no threads of its parent."""
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._changed = threading.Condition()
         self._threads = 0
@@ -54,23 +54,23 @@ class Workers:
 
     def _work(self) -> None:
         while True:
-            self._one(*self._jobs.get())
+            self._run_job(*self._jobs.get())
 
-    def _one(self, future: Future[Any], job: Callable[[], Any]) -> None:
+    def _run_job(self, future: Future[Any], job: Callable[[], Any]) -> None:
         try:
             if future.set_running_or_notify_cancel():
                 try:
-                    found = job()
-                except BaseException as error:  # whoever waits for it gets it
+                    result = job()
+                except BaseException as error:  # raised where the future is awaited
                     future.set_exception(error)
                 else:
-                    future.set_result(found)
+                    future.set_result(result)
         finally:
             with self._changed:
                 self._unfinished -= 1
                 self._changed.notify_all()
 
 
-WORKERS = Workers(MOST)
-"""Those of the process, however many models and applications are in it."""
-os.register_at_fork(after_in_child=WORKERS.begin)
+WORKERS = Workers(MAX_WORKERS)
+"""Worker threads of the process, shared by all models and servers."""
+os.register_at_fork(after_in_child=WORKERS.reset)

@@ -99,7 +99,7 @@ pub enum RequestError {
         pages: usize,
     },
     /// The request queue is full.
-    #[error("the queue is full: {waiting} requests wait; the limit is max_queued_requests, {limit}")]
+    #[error("the request queue is full ({waiting} waiting; the limit is max_queued_requests {limit})")]
     QueueFull {
         /// Number of requests that wait.
         waiting: usize,

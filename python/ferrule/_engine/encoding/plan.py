@@ -236,7 +236,7 @@ class Encoding:
 
     @property
     def purpose(self) -> str:
-        """What the model does, for messages."""
+        """Tasks that the model supports, for messages."""
         if self._spec.generates:
             return "it generates text"
         if self._spec.classifier is not None:
