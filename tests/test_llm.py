@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from hypothesis import strategies as st
 import fakes
 from ferrule import (
     LLM,
+    AsyncLLM,
+    BeamSearchParams,
     ChatTemplateError,
     EngineError,
     InvalidParameterError,
@@ -24,6 +28,7 @@ from ferrule import (
     RequestOutput,
     SamplingParams,
 )
+from ferrule._api import progress
 
 EngineOf = Callable[[LLM], fakes.Engine]
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -315,6 +320,101 @@ def test_a_model_of_another_type_is_named(model: Any) -> None:
         LLM(model)
     with pytest.raises(ModelNotFoundError, match="home directory"):
         LLM("~no-such-user/model")
+
+
+@pytest.mark.usefixtures("fake_engine")
+@pytest.mark.parametrize(
+    ("unknown", "hint"),
+    [("max_model_length", ". Did you mean 'max_model_len'?"), ("dtyp", ". Did you mean 'dtype'?"), ("xyz", "")],
+)
+@pytest.mark.parametrize("cls", [LLM, AsyncLLM])
+def test_an_unknown_argument_is_named(cls: type[LLM | AsyncLLM], unknown: str, hint: str) -> None:
+    options: Any = {unknown: 1}
+    with pytest.raises(TypeError) as caught:
+        cls(**options)
+    assert str(caught.value) == f"{cls.__name__}() got an unexpected keyword argument {unknown!r}{hint}"
+
+
+WITH_BARS: dict[str, Callable[[LLM], object]] = {
+    "generate": lambda llm: llm.generate(["one", "two"], GREEDY),
+    "chat": lambda llm: llm.chat([{"role": "user", "content": "one"}], GREEDY),
+    "embed": lambda llm: llm.embed(["one", "two"]),
+    "score": lambda llm: llm.score("one", "two"),
+}
+"""Calls that show a progress bar by default."""
+WITHOUT_BARS: dict[str, Callable[[LLM], object]] = {
+    "use_tqdm": lambda llm: llm.generate("one", GREEDY, use_tqdm=False),
+    "beam_search": lambda llm: llm.beam_search("one", BeamSearchParams(beam_width=2, max_tokens=2)),
+    "next_token_probs": lambda llm: llm.next_token_probs("one"),
+    "rerank": lambda llm: llm.rerank("one", ["two"]),
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("call", WITH_BARS.values(), ids=WITH_BARS)
+def test_nothing_is_printed_without_a_terminal(
+    call: Callable[[LLM], object], llm: LLM, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "BAR_DELAY", 0.0)
+    call(llm)
+    monkeypatch.setattr(sys, "stderr", None)
+    call(llm)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("call", WITH_BARS.values(), ids=WITH_BARS)
+def test_a_terminal_shows_a_bar_of_slow_calls(
+    call: Callable[[LLM], object], llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    call(llm)
+    assert terminal.getvalue() == ""
+    monkeypatch.setattr(progress, "BAR_DELAY", 0.0)
+    call(llm)
+    assert "Processed prompts: 100%" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("call", WITHOUT_BARS.values(), ids=WITHOUT_BARS)
+def test_a_terminal_shows_no_bar_unasked(
+    call: Callable[[LLM], object], llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "BAR_DELAY", 0.0)
+    call(llm)
+    assert terminal.getvalue() == ""
+
+
+def test_a_bar_may_be_of_another_class(llm: LLM) -> None:
+    counts: list[float] = []
+
+    class Bar:
+        def __init__(self, *, total: int, desc: str) -> None:
+            assert (total, desc) == (2, "Processed prompts")
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def update(self, count: float) -> None:
+            counts.append(count)
+
+    llm.generate(["one", "two"], SamplingParams(max_tokens=2), use_tqdm=Bar)
+    assert counts == [1, 1]
+    llm.embed(["one", "two"], use_tqdm=Bar)
+    assert sum(counts) == 4
+    not_a_bar: Any = 3
+    with pytest.raises(
+        InvalidParameterError, match=r"^use_tqdm must be True, False, or a class such as tqdm\.tqdm, got 3"
+    ):
+        llm.generate("one", use_tqdm=not_a_bar)
 
 
 def test_the_longest_prompt_leaves_one_token(llm: LLM) -> None:

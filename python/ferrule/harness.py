@@ -180,7 +180,7 @@ class FerruleLM(TemplateLM):
                     {"prompt_token_ids": self._cut(self.tok_encode(context), each.max_tokens or 0)}
                     for (context, _), each in zip(portion, params, strict=True)
                 ]
-                outputs = self.llm.generate(prompts, params)
+                outputs = self.llm.generate(prompts, params, use_tqdm=False)
                 for arguments, output in zip(portion, outputs, strict=True):
                     answers.append(output.outputs[0].text)
                     self.cache_hook.add_partial("generate_until", arguments, answers[-1])

@@ -17,7 +17,9 @@ FOREIGN: Rules = {
     "trace_headers": Ignored(None, "`ferrule serve` traces requests"),
     "prompt_text": Ignored(None, "the prompt is in the output"),
     "data_parallel_rank": Ignored(None, "one process uses all threads of the machine"),
+    "session_id": Ignored(None, "the prefix cache finds what requests have in common"),
     "reasoning_ended": Ignored(None, "the message format decides it"),
+    "reasoning_parser_kwargs": Ignored(None, "the message format decides it"),
     "concurrency_limit": Ignored(None, "the scheduler limits sequences by max_num_seqs"),
     "max_tokens": Refused(None, "pass SamplingParams(max_tokens=...)"),
     "temperature": Refused(None, "pass SamplingParams(temperature=...)"),
@@ -31,6 +33,14 @@ FOREIGN_POOLING: Rules = {
     "chat_template": Refused(None, "the prompt of Qwen3-Reranker is built in"),
 }
 """Arguments of vLLM's `embed`, `classify` and `score` that ferrule does not have."""
+FOREIGN_ABORT: Rules = {"internal": Ignored(False, "a request has one id")}
+"""Arguments of vLLM's `abort` that ferrule does not have."""
+FOREIGN_START: Rules = {
+    "start_engine_loop": Ignored(True, "the engine starts with the first request"),
+    "usage_context": Ignored(None, "usage is not reported"),
+    "stat_loggers": Ignored(None, "read metrics()"),
+}
+"""Arguments of vLLM's `from_engine_args` that ferrule does not have."""
 
 
 def pooling_arguments(pooling_params: object, **given: Any) -> dict[str, Any]:

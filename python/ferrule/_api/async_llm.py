@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, Unpack, cast
 
-from ferrule._api.arguments import FOREIGN, FOREIGN_POOLING, pooling_arguments
+from ferrule._api.arguments import FOREIGN, FOREIGN_ABORT, FOREIGN_POOLING, pooling_arguments
 from ferrule._api.loaded import LoadedModel, beam_params, only_params, stream_params
 from ferrule._engine.beams import BeamSearchParams
 from ferrule._engine.collector import Collector
@@ -333,6 +333,7 @@ class AsyncLLM(LoadedModel):
         )
         return await self._encode(plan)
 
+    @compatible_call(FOREIGN_ABORT)
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends a request or several; a reader gets a last output with finish_reason `abort`.
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, TypeVar, Unpack, cast
 
 from ferrule._api.arguments import FOREIGN, FOREIGN_POOLING, pooling_arguments
 from ferrule._api.distillation import check_count, export, top_logprobs_task, unpack
 from ferrule._api.loaded import LoadedModel, beam_params, stream_params
 from ferrule._api.loglikelihood import Continuation, loglikelihood_of, pair, read_continuation
+from ferrule._api.progress import ProgressBar, UseTqdm, progress_bar
 from ferrule._engine.beams import BeamSearchParams
 from ferrule._engine.encoding import Plan
 from ferrule._engine.encoding.texts import Text, TextInput, TextOrPair, portions
@@ -79,25 +80,25 @@ class LLM(LoadedModel):
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool | Callable[..., Any] = False,
-        priority: int | Sequence[int] = 0,
+        use_tqdm: UseTqdm = True,
+        priority: int | Sequence[int] | None = None,
         message_format: MessageFormat | None = None,
         lora_request: LoRA | Sequence[LoRA | None] | None = None,
     ) -> list[RequestOutput]:
         """Generates completions of one prompt or several; the outputs have the order of the prompts.
 
         One SamplingParams applies to all prompts, a list has one for each; without any, `get_default_sampling_params`
-        applies. `priority` is likewise one or several numbers: lower ones are scheduled earlier. `lora_request` is the
-        name of an adapter, a LoRARequest, or None for the base model. With a `message_format` each completion has a
-        `message`. `use_tqdm` shows a progress bar on stderr; it may be a class such as `tqdm.tqdm`. Ctrl-C ends only
-        the requests of this call.
+        applies. `priority` is likewise one or several numbers: lower ones are scheduled earlier, None is 0.
+        `lora_request` is the name of an adapter, a LoRARequest, or None for the base model. With a `message_format`
+        each completion has a `message`. `use_tqdm` shows a progress bar after two seconds if stderr is a terminal; it
+        may be a class such as `tqdm.tqdm`, whose bar is always shown. Ctrl-C ends only the requests of this call.
 
         Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError, and the errors of
         `load_lora_adapter` where an adapter is loaded.
         """
         several = list(prompts) if _is_several(prompts) else [cast("Prompt", prompts)]
         params = self._one_each(sampling_params, len(several))
-        priorities = _list_of_one_each("priority", priority, len(several))
+        priorities = _list_of_one_each("priority", 0 if priority is None else priority, len(several))
         adapters = _list_of_one_each("lora_request", lora_request, len(several))
         requests = [
             self._request(prompt, each, priority=level, message_format=message_format, lora_request=lora)
@@ -150,10 +151,10 @@ class LLM(LoadedModel):
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool | Callable[..., Any] = False,
-        priority: int | Sequence[int] = 0,
+        use_tqdm: UseTqdm = True,
         lora_request: LoRA | Sequence[LoRA | None] | None = None,
+        *,
+        priority: int | Sequence[int] | None = None,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
         **options: Unpack[ChatOptions],
@@ -191,9 +192,9 @@ class LLM(LoadedModel):
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
         lora_request: LoRA | Sequence[LoRA | None] | None = None,
-        use_tqdm: bool | Callable[..., Any] = False,
+        use_tqdm: UseTqdm = False,
         *,
-        priority: int | Sequence[int] = 0,
+        priority: int | Sequence[int] | None = None,
     ) -> list[BeamSearchOutput]:
         """Searches the most likely completions of each prompt; the best come first.
 
@@ -205,7 +206,7 @@ class LLM(LoadedModel):
         """
         search = beam_params(params)
         several = list(prompts) if _is_several(prompts) else [cast("Prompt", prompts)]
-        priorities = _list_of_one_each("priority", priority, len(several))
+        priorities = _list_of_one_each("priority", 0 if priority is None else priority, len(several))
         adapters = _list_of_one_each("lora_request", lora_request, len(several))
         requests = [
             self._beam_request(prompt, search, priority=level, lora_request=lora)
@@ -251,7 +252,7 @@ class LLM(LoadedModel):
         prompts: TextInput | Sequence[TextInput],
         *,
         pooling_params: PoolingParams | None = None,
-        use_tqdm: bool | Callable[..., Any] = False,
+        use_tqdm: UseTqdm = True,
         pooling: str | None = None,
         normalize: bool | None = None,
         dimensions: int | None = None,
@@ -295,7 +296,7 @@ class LLM(LoadedModel):
         prompts: TextOrPair | Sequence[TextOrPair],
         *,
         pooling_params: PoolingParams | None = None,
-        use_tqdm: bool | Callable[..., Any] = False,
+        use_tqdm: UseTqdm = True,
         truncate_prompt_tokens: int | None = None,
     ) -> list[ClassificationRequestOutput]:
         """Computes the probability of each label of the model's classifier for each text or pair of texts.
@@ -315,7 +316,7 @@ class LLM(LoadedModel):
         data_2: str | Sequence[str],
         *,
         pooling_params: PoolingParams | None = None,
-        use_tqdm: bool | Callable[..., Any] = False,
+        use_tqdm: UseTqdm = True,
         truncate_prompt_tokens: int | None = None,
     ) -> list[ScoringRequestOutput]:
         """Computes the similarity of pairs of texts: one text with each of several, or two lists pair by pair.
@@ -512,7 +513,7 @@ class LLM(LoadedModel):
         """
         top = check_integer("top", top, 1, MAX_LOGPROBS)
         params = SamplingParams.with_model_defaults(temperature=0, max_tokens=1, logprobs=top)
-        output = self.generate([prompt], params, lora_request=[lora_request])[0].outputs[0]
+        output = self.generate([prompt], params, use_tqdm=False, lora_request=[lora_request])[0].outputs[0]
         alternatives = sorted((output.logprobs or [{}])[0].values(), key=lambda entry: entry.rank)[:top]
         return [(entry.decoded_token, math.exp(entry.logprob)) for entry in alternatives]
 
@@ -588,17 +589,16 @@ class LLM(LoadedModel):
         for portion in portions(texts, *self._portion):
             yield from unpack(self._driver.encode(portion, task), portion, k)
 
-    def _encode(self, plan: Plan[T], use_tqdm: bool | Callable[..., Any] = False) -> list[T]:
+    def _encode(self, plan: Plan[T], use_tqdm: UseTqdm = False) -> list[T]:
         portions = list(plan.slices(*self._portion))
-        with _progress_bar(use_tqdm, len(plan.texts)) as bar:
-            answers = self._driver.encode_all(iter(portions), plan.task)
-            bar.update(len(plan.texts))
+        with progress_bar(use_tqdm, len(plan.texts)) as bar:
+            answers = self._driver.encode_all(_counted(portions, bar), plan.task)
         return plan.outputs(answers)
 
-    def _finish(self, requests: Sequence[Request], use_tqdm: bool | Callable[..., Any] = False) -> None:
+    def _finish(self, requests: Sequence[Request], use_tqdm: UseTqdm = False) -> None:
         with (
             closing(run(self._driver, requests, streams=False)) as progress,
-            _progress_bar(use_tqdm, len(requests)) as bar,
+            progress_bar(use_tqdm, len(requests)) as bar,
         ):
             for step in progress:
                 if step.request.finished:
@@ -685,21 +685,8 @@ def _list_of_one_each(field: str, given: object, prompts: int) -> Sequence[objec
     return several
 
 
-class _NoBar:
-    """A progress bar that shows nothing."""
-
-    def update(self, count: int) -> None:
-        """Does nothing."""
-
-
-def _progress_bar(use_tqdm: object, total: int) -> AbstractContextManager[Any]:
-    """Returns tqdm's progress bar, that of another class, or one that shows nothing."""
-    if use_tqdm is False:
-        return nullcontext(_NoBar())
-    if use_tqdm is True:
-        from tqdm.auto import tqdm
-
-        return tqdm(total=total, desc="Processed prompts")
-    if not callable(use_tqdm):
-        raise InvalidParameterError("use_tqdm", use_tqdm, "True, False, or a class such as tqdm.tqdm")
-    return cast("Callable[..., AbstractContextManager[Any]]", use_tqdm)(total=total, desc="Processed prompts")
+def _counted(portions: Iterable[Sequence[Text]], bar: ProgressBar) -> Iterator[Sequence[Text]]:
+    """Yields portions of texts, and adds each to the bar when the next one is requested."""
+    for portion in portions:
+        yield portion
+        bar.update(len(portion))

@@ -12,6 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, Unpack
 
+from ferrule._api.arguments import FOREIGN_START
+from ferrule._api.foreign_methods import UNSUPPORTED, RefusingMeta
 from ferrule._api.info import end_of_sequence, facts
 from ferrule._api.tokenizer import PreTrainedTokenizer
 from ferrule._engine.beams import BeamRequest, BeamSearchParams
@@ -25,8 +27,9 @@ from ferrule._loading import EMBEDDED, ModelFiles, find_model, read_model_files
 from ferrule._loading.packed_cache import hold, release
 from ferrule._loading.packing import weights_of
 from ferrule._loading.shapes import find_shape
-from ferrule._params.compatibility import compatible_call, refuse_attribute
-from ferrule._params.declaration import signature_of
+from ferrule._params.compatibility import compatible_call, refuse_attribute, refuse_unknown
+from ferrule._params.declaration import parameters, signature_of
+from ferrule._params.foreign_engine_args import FOREIGN as FOREIGN_ENGINE_ARGS
 from ferrule._params.lora import LoRARequest
 from ferrule._params.options import EngineArgs, EngineOptions
 from ferrule._params.sampling import MAX_PRIORITY, MIN_PRIORITY, SamplingParams
@@ -43,40 +46,11 @@ if TYPE_CHECKING:
     from ferrule._text.chat import Message, Tool
     from ferrule._text.parsers import MessageFormat
 
-UNSUPPORTED_METHODS = {
-    "encode": "use embed, classify or score",
-    "reward": 'use classify, or embed with pooling="none"',
-    "enqueue": "use generate, or AsyncLLM",
-    "wait_for_completion": "use generate, or AsyncLLM",
-    "sleep": "use close() and load the model again; packed weights load at once",
-    "wake_up": "use close() and load the model again; packed weights load at once",
-    "collective_rpc": "one process uses all threads of the machine",
-    "apply_model": "use logits, info or explain to look into the model",
-    "get_metrics": "use metrics()",
-    "get_world_size": "one process uses all threads of the machine",
-    "reset_prefix_cache": "give prompts a different cache_salt",
-    "reset_mm_cache": "prompts are text",
-    "set_tokenizer": "pass tokenizer to the constructor",
-    "start_profile": "use the profiler of the system, such as perf",
-    "stop_profile": "use the profiler of the system, such as perf",
-    "init_weight_transfer_engine": "close the model and load the new weights",
-    "update_weights": "close the model and load the new weights",
-    "llm_engine": "use the methods of LLM",
-    "add_request": "use generate or stream",
-    "add_lora": "use load_lora_adapter(name, path)",
-    "remove_lora": "use unload_lora_adapter(name)",
-    "list_loras": "use lora_adapters()",
-    "from_vllm_config": "use from_engine_args",
-    "model_config": "use info()",
-    "create_chat_completion": "use chat",
-    "create_embedding": "use embed",
-}
-"""Methods of vLLM and llama-cpp-python that are not supported, with what to use instead."""
 AUTO = "auto"
 """Name that selects the parser implied by the chat template."""
 
 
-class LoadedModel:
+class LoadedModel(metaclass=RefusingMeta):
     """A model with its tokenizer and its engine."""
 
     _engine_args: ClassVar[type[EngineArgs]] = EngineArgs
@@ -89,18 +63,16 @@ class LoadedModel:
         Raises ModelNotFoundError, ModelFileError, ConfigError, TokenizerError, InvalidParameterError,
         InsufficientMemoryError.
         """
-        args = self._engine_args(*given, **options)
-        self._load(args)
+        refuse_unknown(type(self).__name__, options, {*parameters(self._engine_args), *FOREIGN_ENGINE_ARGS})
+        self._load(self._engine_args(*given, **options))
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs, **ignored: Any) -> Self:
-        """Loads the model that `engine_args` describes, as in vLLM; `start_engine_loop` and the like have no effect.
+    @compatible_call(FOREIGN_START)
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """Loads the model that `engine_args` describes.
 
         Raises what the constructor raises.
         """
-        for name in ignored:
-            if name not in ("start_engine_loop", "usage_context", "stat_loggers"):
-                raise TypeError(f"from_engine_args() got an unexpected keyword argument {name!r}")
         return cls(**engine_args.keywords())
 
     def _load(self, args: EngineArgs) -> None:
@@ -355,7 +327,7 @@ class LoadedModel:
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raises an AttributeError that says what to use instead of a method of vLLM's."""
-            refuse_attribute(self, name, UNSUPPORTED_METHODS)
+            refuse_attribute(self, name, UNSUPPORTED)
 
     def __enter__(self) -> Self:
         return self

@@ -6,9 +6,11 @@ that equals the other library's default passes silently.
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import wraps
 from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -50,7 +52,7 @@ Rule: TypeAlias = Ignored | Refused | Renamed
 Rules: TypeAlias = Mapping[str, Rule]
 
 
-def translate(rules: Rules, given: Mapping[str, Any], *, stacklevel: int = 4) -> dict[str, Any]:
+def translate(rules: Rules, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns keyword arguments without those that `rules` handle, and with renamed ones under their own name.
 
     Raises InvalidParameterError for a refused one; warns of an ignored one.
@@ -62,7 +64,8 @@ def translate(rules: Rules, given: Mapping[str, Any], *, stacklevel: int = 4) ->
                 kept.setdefault(name, value)
             case Ignored(default, reason):
                 if value is not None and value != default:
-                    warnings.warn(f"{name} has no effect: {reason}", CompatibilityWarning, stacklevel=stacklevel)
+                    message = f"{name} has no effect: {reason}"
+                    warnings.warn(message, CompatibilityWarning, stacklevel=_level_of_caller())
             case Refused(default, instead):
                 if value is not None and value != default:
                     raise InvalidParameterError(name, value, f"left out; {instead}")
@@ -104,10 +107,29 @@ def compatible_call(rules: Rules) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
+def refuse_unknown(caller: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raises the TypeError of the first keyword argument that is not `known`, with the nearest known name."""
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{hint}")
+
+
 def refuse_attribute(owner: object, name: str, hints: Mapping[str, str]) -> NoReturn:
-    """Raises the AttributeError of a missing attribute, with a hint where the attribute is one of vLLM's."""
-    kind = type(owner).__name__
+    """Raises the AttributeError of a class or object, with a hint where the attribute is one of vLLM's."""
+    kind = owner.__name__ if isinstance(owner, type) else type(owner).__name__
     hint = hints.get(name)
     if hint is None:
-        raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=owner)
+        has_not = f"type object {kind!r}" if isinstance(owner, type) else f"{kind!r} object"
+        raise AttributeError(f"{has_not} has no attribute {name!r}", name=name, obj=owner)
     raise AttributeError(f"{kind}.{name} is not supported; {hint}", name=name, obj=owner)
+
+
+def _level_of_caller() -> int:
+    """Returns the `stacklevel` with which a warning of the calling function names the code that called the package."""
+    package = __name__.partition(".")[0]
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        frame, level = frame.f_back, level + 1
+    return level
