@@ -1,1 +1,1 @@
-"""The chat page in Debian's Chromium, on a live `ferrule serve` with the embedded model."""
+"""Tests of the chat page with Debian's Chromium and a running `ferrule serve` with the embedded model."""

@@ -1,4 +1,4 @@
-"""The chat page as its users see it: what they do and what they find, in a word each."""
+"""Page object of the chat page: actions of users, and the visible messages."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from typing import Any
 from playwright.sync_api import ConsoleMessage, Locator, Page, Request, Route, expect
 
 TIMEOUT = 30_000
-"""Milliseconds until something is held not to happen."""
+"""Milliseconds after which an expectation fails."""
 STREAM = "text/event-stream"
 
 
 @dataclass
 class ChatPage:
-    """A page; `complaints` are errors of its scripts and whatever its policy kept from happening."""
+    """The chat page in a browser tab."""
 
     page: Page
     screenshots: Path
-    complaints: list[str] = field(default_factory=list[str])
+    errors: list[str] = field(default_factory=list[str])
+    """Errors of scripts, and violations of the content security policy."""
     requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Bodies of what it asked of the model."""
+    """Bodies of the completion requests."""
 
     def __post_init__(self) -> None:
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("console", self._on_console)
         self.page.on("request", self._on_request)
         self.page.set_default_timeout(TIMEOUT)
         expect.set_options(timeout=TIMEOUT)
 
     def _on_console(self, message: ConsoleMessage) -> None:
-        # Chromium reports each refused request; what the page makes of it is what tests look at.
+        # Chromium logs every error response; the tests check the page's reaction instead.
         if message.type == "error" and "Failed to load resource" not in message.text:
-            self.complaints.append(message.text)
+            self.errors.append(message.text)
 
     def _on_request(self, request: Request) -> None:
         if request.url.endswith("/v1/chat/completions"):
@@ -46,76 +47,78 @@ class ChatPage:
         self.page.goto("/")
         expect(self.page.locator("#model option")).not_to_have_count(0)
 
-    def at(self, selector: str) -> Locator:
+    def find(self, selector: str) -> Locator:
+        """Returns the elements of a CSS selector."""
         return self.page.locator(selector)
 
     def send(self, text: str) -> None:
-        """Sends a message and does not wait."""
-        self.at("#prompt").fill(text)
-        self.at("#send").click()
+        """Sends a message without waiting for the answer."""
+        self.find("#prompt").fill(text)
+        self.find("#send").click()
 
     def ask(self, text: str) -> str:
-        """Sends a message; the answer, once it is whole."""
+        """Sends a message, and returns the complete answer."""
         self.send(text)
         self.wait()
         return self.answers()[-1]
 
     def wait(self) -> None:
         """Waits until no answer is being generated."""
-        expect(self.at("#send")).to_have_accessible_name("Send")
-        expect(self.at(".running")).to_have_count(0)
+        expect(self.find("#send")).to_have_accessible_name("Send")
+        expect(self.find(".running")).to_have_count(0)
 
     def answers(self) -> list[str]:
-        return self.at(".assistant .body").all_inner_texts()
+        """Returns the texts of the visible answers."""
+        return self.find(".assistant .body").all_inner_texts()
 
     def expect_messages(self, *texts: str) -> None:
-        """Returns the visible messages of the user."""
-        expect(self.at(".user .body")).to_have_text(texts)
+        """Expects these visible messages of the user."""
+        expect(self.find(".user .body")).to_have_text(texts)
 
     def answer(self) -> Locator:
-        """The last answer."""
-        return self.at(".assistant").last
+        """Returns the last answer."""
+        return self.find(".assistant").last
 
-    def act(self, action: str, at: Locator | None = None) -> None:
-        """Presses a button below the last answer, or of another message."""
-        (at or self.answer()).locator(f"[data-act={action}]").click()
+    def press(self, action: str, message: Locator | None = None) -> None:
+        """Presses a button of the last answer or of another message."""
+        (message or self.answer()).locator(f"[data-action={action}]").click()
 
-    def version(self, at: Locator | None = None) -> str:
-        """Returns the visible version of the last answer or another message: `2/3`."""
-        return (at or self.answer()).locator(".branch").inner_text()
+    def version(self, message: Locator | None = None) -> str:
+        """Returns the version of the last answer or of another message, such as `2/3`."""
+        return (message or self.answer()).locator(".version").inner_text()
 
     def set(self, **values: str) -> None:
-        """Writes into fields of the settings."""
-        self.at("#open-settings").click()
+        """Changes fields of the settings."""
+        self.find("#open-settings").click()
         for name, value in values.items():
-            self.at(f"#{name}").fill(value)
-        self.at("#close-settings").click()
+            self.find(f"#{name}").fill(value)
+        self.find("#close-settings").click()
 
     def expect_titles(self, *titles: str) -> None:
-        """Conversations are listed a moment after they have changed."""
-        expect(self.at(".opener")).to_have_text(titles)
+        """Expects these titles in the list, which is updated asynchronously."""
+        expect(self.find(".open-conversation")).to_have_text(titles)
 
-    def fulfil(self, *pieces: str, error: dict[str, Any] | None = None) -> None:
-        """From now on the model says these pieces, a token each, whatever it is asked."""
-        body = stream(pieces, error)
+    def respond(self, *pieces: str, error: dict[str, Any] | None = None) -> None:
+        """Makes the server answer all later requests with these tokens."""
+        body = stream_body(pieces, error)
         self.page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type=STREAM))
 
-    def refuse(self, status: int, message: str, path: str = "**/v1/chat/completions") -> None:
-        """Makes the server refuse further requests."""
+    def respond_with_error(self, status: int, message: str, path: str = "**/v1/chat/completions") -> None:
+        """Makes the server answer all later requests with an error."""
 
-        def refuse(route: Route) -> None:
+        def fulfill(route: Route) -> None:
             route.fulfill(status=status, json={"error": {"message": message, "type": "x", "param": None, "code": None}})
 
-        self.page.route(path, refuse)
+        self.page.route(path, fulfill)
 
-    def shoot(self, name: str) -> None:
-        """Keeps a picture for people to look at."""
+    def screenshot(self, name: str) -> None:
+        """Saves a screenshot for people to look at."""
         self.screenshots.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=self.screenshots / f"{name}.png")
 
 
-def stream(pieces: Sequence[str], error: dict[str, Any] | None = None) -> str:
-    """An answer as the server streams it, each piece a token with two alternatives."""
+def stream_body(pieces: Sequence[str], error: dict[str, Any] | None = None) -> str:
+    """Returns the body of a streamed answer; each piece is a token with two alternatives."""
     events: list[dict[str, Any]] = []
     for piece in pieces:
         top = [{"token": piece, "logprob": -0.1}, {"token": " else", "logprob": -3.0}, {"token": "\n", "logprob": -4.0}]

@@ -1,4 +1,4 @@
-"""A server, a browser, and a page of it for each test; what the page complains of fails the test."""
+"""Fixtures: a server, a browser, and a page for each test; errors of the page fail the test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SERVE = ("-m", "ferrule", "serve", "--port", "0", "--exit-with-parent")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without Chromium these tests are skipped, but where CI runs it must be there (`.ci/run` installs it)."""
+    """Skips the tests without Chromium, except in CI, where `.ci/run` installs it."""
     if CHROMIUM is not None or os.environ.get("CI"):
         return
     skip = pytest.mark.skip(reason="Chromium is not installed: apt-get install chromium")
@@ -31,16 +31,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def server_url() -> Iterator[str]:
-    """Where a server of the embedded model answers, by two names."""
+    """URL of a server with the embedded model under two names."""
     with served(*SERVE, "--model", "tiny=tiny", "--model", "other=tiny") as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium. Not for the whole session: as long as Playwright runs there is an event loop in this thread."""
+    """Chromium; per module, because an event loop occupies this thread while Playwright runs."""
     with sync_playwright() as playwright:
-        # A container's root has no sandbox.
+        # Chromium's sandbox does not work for root in a container.
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -48,7 +48,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_chat(browser: Browser, server_url: str) -> Iterator[Callable[..., ChatPage]]:
-    """Opens the page in a new browser profile; keywords go to Playwright's `new_context`."""
+    """Opens the page in a new browser profile; keyword arguments are those of Playwright's `new_context`."""
     opened: list[ChatPage] = []
 
     def open_chat(base_url: str = server_url, **options: Any) -> ChatPage:
@@ -60,10 +60,10 @@ def open_chat(browser: Browser, server_url: str) -> Iterator[Callable[..., ChatP
     yield open_chat
     for chat in opened:
         chat.page.context.close()
-    assert not [complaint for chat in opened for complaint in chat.complaints]
+    assert [error for chat in opened for error in chat.errors] == []
 
 
 @pytest.fixture
 def chat(open_chat: Callable[..., ChatPage]) -> ChatPage:
-    """The page on a desk."""
+    """The page in a desktop window with the light theme."""
     return open_chat(viewport={"width": 1280, "height": 800}, color_scheme="light")

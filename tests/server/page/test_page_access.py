@@ -1,4 +1,4 @@
-"""For everyone: by keyboard alone, read out, on a phone, in the dark; held to axe-core's rules."""
+"""Accessibility: axe-core's rules, keyboard, screen readers, phones and the dark theme."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from importlib.resources import files
 import pytest
 from playwright.sync_api import ViewportSize, expect
 
-from server.page.chat_page import ChatPage, stream
+from server.page.chat_page import ChatPage, stream_body
 
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
-DESK: ViewportSize = {"width": 1280, "height": 800}
+DESKTOP: ViewportSize = {"width": 1280, "height": 800}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 RICH = (
     "# Heading\n\n",
@@ -26,68 +26,68 @@ CAPITAL = "What is the capital of France?"
 
 
 def assert_accessible(chat: ChatPage, state: str) -> None:
-    """No fault of any rule of axe-core, whatever its weight."""
+    """Asserts that axe-core finds no violation of any impact level."""
     chat.page.evaluate(AXE)
     violations = chat.page.evaluate("axe.run({ resultTypes: ['violations'] })")["violations"]
     found = [(each["id"], each["impact"], [node["html"][:150] for node in each["nodes"]]) for each in violations]
     assert not found, state
 
 
-@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_fault(open_chat: Callable[..., ChatPage], scheme: str, size: ViewportSize) -> None:
+def test_axe_finds_no_violation(open_chat: Callable[..., ChatPage], scheme: str, size: ViewportSize) -> None:
     chat = open_chat(color_scheme=scheme, viewport=size)
     name = f"{scheme}-{size['width']}"
     assert_accessible(chat, "empty")
-    chat.shoot(f"{name}-empty")
-    chat.fulfil(*RICH)
+    chat.screenshot(f"{name}-empty")
+    chat.respond(*RICH)
     chat.ask("Show me everything.")
-    chat.act("regenerate")
+    chat.press("regenerate")
     chat.wait()
     assert_accessible(chat, "an answer")
-    chat.shoot(f"{name}-answer")
+    chat.screenshot(f"{name}-answer")
     chat.answer().locator(".token").nth(2).hover()
-    expect(chat.at(".alternatives")).to_be_visible()
+    expect(chat.find(".alternatives")).to_be_visible()
     assert_accessible(chat, "alternatives")
-    chat.shoot(f"{name}-alternatives")
-    chat.act("tokens")
+    chat.screenshot(f"{name}-alternatives")
+    chat.press("tokens")
     assert_accessible(chat, "tokens")
-    chat.shoot(f"{name}-tokens")
+    chat.screenshot(f"{name}-tokens")
     chat.page.keyboard.press("Escape")
-    chat.at("#open-settings").click()
-    chat.at("#temperature").fill("-1")
+    chat.find("#open-settings").click()
+    chat.find("#temperature").fill("-1")
     assert_accessible(chat, "settings")
-    chat.shoot(f"{name}-settings")
-    chat.at("#close-settings").click()
+    chat.screenshot(f"{name}-settings")
+    chat.find("#close-settings").click()
     chat.page.unroute_all()
-    chat.refuse(429, "too many")
+    chat.respond_with_error(429, "too many")
     chat.send("Hello")
-    expect(chat.at(".refusal")).to_be_visible()
-    chat.act("edit", chat.at(".user").last)
-    assert_accessible(chat, "a refusal and an editor")
-    chat.shoot(f"{name}-refusal")
+    expect(chat.find(".error")).to_be_visible()
+    chat.press("edit", chat.find(".user").last)
+    assert_accessible(chat, "an error and an editor")
+    chat.screenshot(f"{name}-error")
     chat.page.keyboard.press("Escape")
     chat.page.keyboard.press("Alt+k")
-    assert_accessible(chat, "keys")
-    chat.shoot(f"{name}-keys")
+    assert_accessible(chat, "shortcuts")
+    chat.screenshot(f"{name}-shortcuts")
     chat.page.keyboard.press("Escape")
-    if not chat.at("#sidebar").is_visible():
-        chat.at("#open-sidebar").click()
+    if not chat.find("#sidebar").is_visible():
+        chat.find("#open-sidebar").click()
         assert_accessible(chat, "conversations")
-        chat.shoot(f"{name}-conversations")
+        chat.screenshot(f"{name}-conversations")
 
 
-def test_by_keyboard_alone(chat: ChatPage) -> None:
-    """A conversation, its branches, its settings and another conversation, and no click."""
+def test_keyboard_without_mouse(chat: ChatPage) -> None:
+    """Uses a conversation, its versions, its settings and another conversation without a click."""
     keyboard = chat.page.keyboard
-    expect(chat.at("#prompt")).to_be_focused()
+    expect(chat.find("#prompt")).to_be_focused()
     keyboard.press("Alt+s")
-    expect(chat.at("#close-settings")).to_be_focused()
+    expect(chat.find("#close-settings")).to_be_focused()
     while chat.page.evaluate("document.activeElement.id") != "temperature":
         keyboard.press("Tab")
     keyboard.type("0")
     keyboard.press("Alt+s")
-    expect(chat.at("#open-settings")).to_be_focused()
+    expect(chat.find("#open-settings")).to_be_focused()
     keyboard.press("Tab")
     while chat.page.evaluate("document.activeElement.id") != "prompt":
         keyboard.press("Tab")
@@ -98,7 +98,7 @@ def test_by_keyboard_alone(chat: ChatPage) -> None:
     chat.wait()
     chat.expect_messages("What is the capital\nof France?")
     keyboard.press("Alt+e")
-    expect(chat.at(".user textarea")).to_be_focused()
+    expect(chat.find(".user textarea")).to_be_focused()
     keyboard.press("Control+a")
     keyboard.type(CAPITAL)
     keyboard.press("Enter")
@@ -112,15 +112,15 @@ def test_by_keyboard_alone(chat: ChatPage) -> None:
     keyboard.press("Alt+Period")
     assert chat.version() == "2/2"
     keyboard.press("Alt+n")
-    expect(chat.at("#prompt")).to_be_focused()
+    expect(chat.find("#prompt")).to_be_focused()
     chat.expect_messages()
     keyboard.press("Shift+Tab")
     assert chat.page.evaluate("document.activeElement !== document.body")
 
 
-def test_the_focus_is_always_seen(chat: ChatPage) -> None:
+def test_the_focus_is_always_visible(chat: ChatPage) -> None:
     chat.ask(CAPITAL)
-    chat.at("body").focus()
+    chat.find("body").focus()
     seen: set[str] = set()
     for _ in range(40):
         chat.page.keyboard.press("Tab")
@@ -137,33 +137,33 @@ def test_the_focus_is_always_seen(chat: ChatPage) -> None:
     assert len(seen) > 8
 
 
-def test_what_happens_is_read_out(chat: ChatPage) -> None:
-    said = chat.at("#announcements")
-    expect(said).to_have_attribute("aria-live", "polite")
+def test_answers_are_announced(chat: ChatPage) -> None:
+    announcements = chat.find("#announcements")
+    expect(announcements).to_have_attribute("aria-live", "polite")
     chat.set(temperature="0")
     chat.ask(CAPITAL)
-    expect(said).to_have_text("Answer: The capital of France is Paris.")
-    expect(chat.at(".assistant")).to_have_accessible_name("tiny")
-    expect(chat.at(".user")).to_have_accessible_name("You")
+    expect(announcements).to_have_text("Answer: The capital of France is Paris.")
+    expect(chat.find(".assistant")).to_have_accessible_name("tiny")
+    expect(chat.find(".user")).to_have_accessible_name("You")
 
 
-def test_on_a_phone(open_chat: Callable[..., ChatPage]) -> None:
+def test_phone(open_chat: Callable[..., ChatPage]) -> None:
     chat = open_chat(viewport=PHONE, has_touch=True, is_mobile=True)
     chat.set(temperature="0")
-    expect(chat.at("#sidebar")).to_be_hidden()
-    # Enter is a new line on glass.
-    chat.at("#prompt").tap()
+    expect(chat.find("#sidebar")).to_be_hidden()
+    # Enter starts a new line on touch screens.
+    chat.find("#prompt").tap()
     chat.page.keyboard.type("What is the capital of France?")
     chat.page.keyboard.press("Enter")
-    expect(chat.at("#prompt")).to_have_value("What is the capital of France?\n")
-    chat.at("#send").tap()
+    expect(chat.find("#prompt")).to_have_value("What is the capital of France?\n")
+    chat.find("#send").tap()
     chat.wait()
     for width in (320, PHONE["width"]):
         chat.page.set_viewport_size({"width": width, "height": 700})
         assert chat.page.evaluate("document.documentElement.scrollWidth") == width
         assert chat.page.evaluate("document.documentElement.scrollHeight") == 700, "only messages scroll"
-    chat.at(".assistant .token").nth(1).tap()
-    card = chat.at(".alternatives")
+    chat.find(".assistant .token").nth(1).tap()
+    card = chat.find(".alternatives")
     expect(card).to_be_visible()
     box = card.bounding_box()
     assert box is not None
@@ -171,80 +171,80 @@ def test_on_a_phone(open_chat: Callable[..., ChatPage]) -> None:
     assert box["x"] + box["width"] <= PHONE["width"]
     chat.page.wait_for_timeout(500)
     expect(card).to_be_visible()
-    chat.at(".who").first.tap()
+    chat.find(".author").first.tap()
     expect(card).to_be_hidden()
-    # A side lies above the messages, and what is below cannot be reached.
-    chat.at("#open-sidebar").tap()
-    expect(chat.at("#sidebar")).to_be_visible()
-    expect(chat.at("#main")).to_have_attribute("inert", "")
-    chat.at("#new").tap()
-    expect(chat.at("#sidebar")).to_be_hidden()
+    # An open sidebar covers the messages, which are inert.
+    chat.find("#open-sidebar").tap()
+    expect(chat.find("#sidebar")).to_be_visible()
+    expect(chat.find("#main")).to_have_attribute("inert", "")
+    chat.find("#new").tap()
+    expect(chat.find("#sidebar")).to_be_hidden()
     chat.expect_messages()
-    for button in chat.at("#main button:visible").all():
+    for button in chat.find("#main button:visible").all():
         size = button.bounding_box()
         assert size is not None
         assert min(size["width"], size["height"]) >= 36
 
 
-def test_the_colours_follow_the_system_until_they_are_chosen(open_chat: Callable[..., ChatPage]) -> None:
+def test_the_theme_follows_the_system_until_one_is_selected(open_chat: Callable[..., ChatPage]) -> None:
     chat = open_chat(color_scheme="dark")
 
-    def ground() -> dict[str, str]:
+    def colors() -> dict[str, str]:
         return chat.page.evaluate(
             "(({ backgroundColor, scrollbarColor }) => ({ backgroundColor, scrollbarColor }))"
             "(getComputedStyle(document.body))"
         )
 
-    dark = ground()
+    dark = colors()
     chat.page.emulate_media(color_scheme="light")
-    light = ground()
-    assert all(dark[what] != light[what] for what in dark)
-    chat.at("#theme").click()
-    expect(chat.at("#theme")).to_have_accessible_name("Colours: light")
-    chat.at("#theme").click()
-    expect(chat.at("#theme")).to_have_accessible_name("Colours: dark")
-    assert ground() == dark
+    light = colors()
+    assert all(dark[name] != light[name] for name in dark)
+    chat.find("#theme").click()
+    expect(chat.find("#theme")).to_have_accessible_name("Theme: light")
+    chat.find("#theme").click()
+    expect(chat.find("#theme")).to_have_accessible_name("Theme: dark")
+    assert colors() == dark
     chat.open()
-    assert ground() == dark
-    chat.at("#theme").click()
-    assert ground() == light
+    assert colors() == dark
+    chat.find("#theme").click()
+    assert colors() == light
 
 
 def test_code_is_copied(open_chat: Callable[..., ChatPage]) -> None:
     chat = open_chat(permissions=["clipboard-read", "clipboard-write"])
-    chat.fulfil("Try:\n\n", "```python\nif x < 1:\n", "    y = '&amp;'\n```\n")
+    chat.respond("Try:\n\n", "```python\nif x < 1:\n", "    y = '&amp;'\n```\n")
     chat.ask("Hello")
     chat.answer().get_by_role("button", name="Copy code").click()
-    expect(chat.at("#announcements")).to_have_text("Copied")
+    expect(chat.find("#announcements")).to_have_text("Copied")
     assert chat.page.evaluate("navigator.clipboard.readText()") == "if x < 1:\n    y = '&amp;'"
-    chat.act("copy")
+    chat.press("copy")
     copied = chat.page.evaluate("navigator.clipboard.readText()")
     assert copied == "Try:\n\n```python\nif x < 1:\n    y = '&amp;'\n```\n"
 
 
-def test_reasoning_is_folded(chat: ChatPage) -> None:
+def test_reasoning_is_collapsed(chat: ChatPage) -> None:
     thought = 'data: {"choices": [{"index": 0, "delta": {"reasoning_content": "Let me think."}}]}\n\n'
-    body = thought + stream(["Paris", "."])
+    body = thought + stream_body(["Paris", "."])
     chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
     assert chat.ask(CAPITAL) == "Paris."
-    expect(chat.at(".reasoning-text")).to_be_hidden()
-    chat.at("summary").click()
-    expect(chat.at(".reasoning-text")).to_have_text("Let me think.")
-    assert chat.at(".assistant .token").all_inner_texts() == ["Paris", "."]
+    expect(chat.find(".reasoning-text")).to_be_hidden()
+    chat.find("summary").click()
+    expect(chat.find(".reasoning-text")).to_have_text("Let me think.")
+    assert chat.find(".assistant .token").all_inner_texts() == ["Paris", "."]
 
 
-def test_a_reader_who_scrolled_away_stays_where_they_are(open_chat: Callable[..., ChatPage]) -> None:
+def test_scrolling_away_stops_following_the_stream(open_chat: Callable[..., ChatPage]) -> None:
     chat = open_chat(viewport={"width": 800, "height": 500})
-    chat.fulfil(*(f"Line {number}.\n\n" for number in range(60)))
+    chat.respond(*(f"Line {number}.\n\n" for number in range(60)))
     chat.ask("Count.")
-    scroller = chat.at("#thread")
+    scroller = chat.find("#thread")
     at_end = scroller.evaluate("(it) => it.scrollHeight - it.scrollTop - it.clientHeight")
     assert at_end < 2
     scroller.evaluate("(it) => (it.scrollTop = 0)")
-    expect(chat.at("#latest")).to_be_visible()
+    expect(chat.find("#scroll-to-end")).to_be_visible()
     chat.page.keyboard.press("Alt+r")
     chat.wait()
     assert chat.version() == "2/2"
     assert scroller.evaluate("(it) => it.scrollTop") == 0
-    chat.at("#latest").click()
-    expect(chat.at("#latest")).to_be_hidden()
+    chat.find("#scroll-to-end").click()
+    expect(chat.find("#scroll-to-end")).to_be_hidden()

@@ -1,4 +1,4 @@
-"""A conversation with the embedded model: asking, stopping, asking again, editing, and what a reload keeps."""
+"""Conversations with the embedded model: send, stop, regenerate, edit, settings and reload."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from server.page.chat_page import ChatPage
 CAPITAL = "What is the capital of France?"
 ENDLESS_TOKENS = 1800
 ENDLESS = json.dumps({"ignore_eos": True, "min_tokens": ENDLESS_TOKENS})
+RESERVED_FIELD = "Extra body must not have the field {}, which the page sets"
 
 
-def test_a_whole_conversation(chat: ChatPage) -> None:
+def test_conversation(chat: ChatPage) -> None:
     chat.set(temperature="0")
     assert chat.ask(CAPITAL) == "The capital of France is Paris."
     assert "Rome" in chat.ask("What is the capital of Italy?")
@@ -26,69 +27,70 @@ def test_a_whole_conversation(chat: ChatPage) -> None:
     expect(chat.page).to_have_title(f"{CAPITAL} · ferrule")
 
 
-def test_figures_are_those_of_the_server(chat: ChatPage) -> None:
+def test_statistics_of_an_answer(chat: ChatPage) -> None:
     chat.set(temperature="0")
     chat.ask(CAPITAL)
-    figures = chat.answer().locator(".figures")
-    expect(figures.locator("[data-figure=ttft]")).to_have_text(re.compile(r"\d+ ms to the first token|\d\.\d s to"))
-    expect(figures.locator("[data-figure=count]")).to_have_text("10 tokens")
-    expect(chat.at("#context")).to_contain_text("23 of 2,048 tokens")
+    statistics = chat.answer().locator(".statistics")
+    ttft = re.compile(r"\d+ ms to first token|\d\.\d s to first token")
+    expect(statistics.locator("[data-statistic=ttft]")).to_have_text(ttft)
+    expect(statistics.locator("[data-statistic=count]")).to_have_text("10 tokens")
+    expect(chat.find("#context")).to_contain_text("23 of 2,048 tokens")
 
 
 def metric(chat: ChatPage, name: str) -> float:
-    """Returns the counters of the server over all models."""
+    """Returns the sum of a server metric over all models."""
     lines = chat.page.request.get("/metrics").text().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"ferrule:{name}{{"))
 
 
-def test_stop_in_mid_stream(chat: ChatPage) -> None:
+def test_stop_during_generation(chat: ChatPage) -> None:
     before = metric(chat, "generation_tokens_total")
-    chat.set(further=ENDLESS)
+    chat.set(extra_body=ENDLESS)
     chat.send("Tell me a story.")
     expect(chat.answer().locator(".body")).not_to_be_empty()
-    chat.at("#send[aria-label=Stop]").click()
+    chat.find("#send[aria-label=Stop]").click()
     chat.wait()
-    expect(chat.answer().locator("[data-figure=finish]")).to_have_text("stopped")
-    kept = chat.answers()[-1]
-    assert kept
-    # The server has stopped, too.
+    expect(chat.answer().locator("[data-statistic=finish]")).to_have_text("stopped")
+    stopped = chat.answers()[-1]
+    assert stopped
+    # The server stops the request too.
     until(lambda: metric(chat, "num_requests_running") == 0)
     assert metric(chat, "generation_tokens_total") - before < ENDLESS_TOKENS
-    chat.set(further="", temperature="0")
+    chat.set(extra_body="", temperature="0")
     chat.ask(CAPITAL)
-    assert chat.answers()[0] == kept
+    assert chat.answers()[0] == stopped
 
 
-def test_while_the_prompt_is_read_the_time_is_shown(chat: ChatPage) -> None:
-    held: list[Route] = []
+def test_the_elapsed_time_is_shown_during_prefill(chat: ChatPage) -> None:
+    routes: list[Route] = []
 
-    def hold(route: Route) -> None:
-        held.append(route)
+    def delay(route: Route) -> None:
+        routes.append(route)
 
-    chat.page.route("**/v1/chat/completions", hold)
+    chat.page.route("**/v1/chat/completions", delay)
     chat.send("Hello")
-    expect(chat.answer().locator("[data-figure=waited]")).to_have_text(re.compile(r"\d m?s until now"))
+    expect(chat.answer().locator("[data-statistic=elapsed]")).to_have_text(re.compile(r"\d m?s elapsed"))
     expect(chat.answer()).to_have_attribute("aria-busy", "true")
-    held[0].continue_()
+    routes[0].continue_()
     chat.wait()
-    expect(chat.answer().locator("[data-figure=waited]")).to_have_count(0)
-    expect(chat.answer().locator("[data-figure=ttft]")).to_have_count(1)
+    expect(chat.answer().locator("[data-statistic=elapsed]")).to_have_count(0)
+    expect(chat.answer().locator("[data-statistic=ttft]")).to_have_count(1)
 
 
 def test_escape_stops(chat: ChatPage) -> None:
-    chat.set(further=ENDLESS)
+    chat.set(extra_body=ENDLESS)
     chat.send("Tell me a story.")
     expect(chat.answer().locator(".body")).not_to_be_empty()
     chat.page.keyboard.press("Escape")
     chat.wait()
-    expect(chat.answer().locator("[data-figure=finish]")).to_have_text("stopped")
+    expect(chat.answer().locator("[data-statistic=finish]")).to_have_text("stopped")
 
 
-def test_an_answer_that_was_stopped_goes_on(chat: ChatPage) -> None:
+def test_a_stopped_answer_is_continued(chat: ChatPage) -> None:
     chat.set(temperature="0", max_tokens="4")
     assert chat.ask(CAPITAL) != "The capital of France is Paris."
     chat.set(max_tokens="")
-    chat.act("more")
+    chat.press("continue")
     chat.wait()
     assert chat.answers() == ["The capital of France is Paris."]
     assert chat.version() == "2/2"
@@ -101,35 +103,35 @@ def test_regenerate_keeps_every_version(chat: ChatPage) -> None:
     versions = [chat.answers()[-1]]
     for seed in ("1", "2"):
         chat.set(seed=seed)
-        chat.act("regenerate")
+        chat.press("regenerate")
         chat.wait()
         versions.append(chat.answers()[-1])
     assert chat.version() == "3/3"
     assert len(set(versions)) == 3
-    chat.act("back")
+    chat.press("previous")
     assert (chat.version(), chat.answers()[-1]) == ("2/3", versions[1])
-    chat.act("back")
+    chat.press("previous")
     assert (chat.version(), chat.answers()[-1]) == ("1/3", versions[0])
-    expect(chat.answer().locator("[data-act=back]")).to_be_disabled()
-    # A new one is shown whichever stood there.
-    chat.act("regenerate")
+    expect(chat.answer().locator("[data-action=previous]")).to_be_disabled()
+    # The new version is selected, although another one was visible.
+    chat.press("regenerate")
     chat.wait()
     assert chat.version() == "4/4"
 
 
-def test_an_edited_message_is_a_branch_with_its_own_answer(chat: ChatPage) -> None:
+def test_an_edited_message_is_a_version_with_a_separate_answer(chat: ChatPage) -> None:
     chat.set(temperature="0")
     chat.ask(CAPITAL)
     chat.ask("What is the capital of Spain?")
-    first = chat.at(".user").first
-    chat.act("edit", first)
+    first = chat.find(".user").first
+    chat.press("edit", first)
     first.locator("textarea").fill("What is the capital of Italy?")
     chat.page.keyboard.press("Enter")
     chat.wait()
     chat.expect_messages("What is the capital of Italy?")
     assert "Rome" in chat.answers()[0]
     assert len(chat.requests[-1]["messages"]) == 1
-    chat.act("back", chat.at(".user").first)
+    chat.press("previous", chat.find(".user").first)
     chat.expect_messages(CAPITAL, "What is the capital of Spain?")
     assert "Paris" in chat.answers()[0]
 
@@ -137,68 +139,68 @@ def test_an_edited_message_is_a_branch_with_its_own_answer(chat: ChatPage) -> No
 def test_an_edited_answer_is_sent_to_the_model(chat: ChatPage) -> None:
     chat.set(temperature="0")
     chat.ask(CAPITAL)
-    chat.act("edit")
+    chat.press("edit")
     chat.answer().locator("textarea").fill("It is **Lyon**.")
-    chat.answer().get_by_role("button", name="Save as a version").click()
+    chat.answer().get_by_role("button", name="Save as new version").click()
     assert chat.answers() == ["It is Lyon."]
     chat.ask("Why?")
     assert chat.requests[-1]["messages"][1] == {"role": "assistant", "content": "It is **Lyon**."}
 
 
-def test_what_is_asked_last_ends_what_is_being_written(chat: ChatPage) -> None:
-    chat.set(further=ENDLESS)
+def test_a_new_message_stops_the_running_answer(chat: ChatPage) -> None:
+    chat.set(extra_body=ENDLESS)
     chat.send("Tell me a story.")
     expect(chat.answer().locator(".body")).not_to_be_empty()
-    chat.at("#open-settings").click()
-    chat.at("#further").fill("")
-    chat.at("#temperature").fill("0")
-    chat.act("edit", chat.at(".user"))
-    chat.at(".user textarea").fill(CAPITAL)
+    chat.find("#open-settings").click()
+    chat.find("#extra_body").fill("")
+    chat.find("#temperature").fill("0")
+    chat.press("edit", chat.find(".user"))
+    chat.find(".user textarea").fill(CAPITAL)
     chat.page.keyboard.press("Enter")
     chat.wait()
     assert chat.answers() == ["The capital of France is Paris."]
-    chat.act("back", chat.at(".user"))
+    chat.press("previous", chat.find(".user"))
     chat.expect_messages("Tell me a story.")
-    expect(chat.answer().locator("[data-figure=finish]")).to_have_text("stopped")
+    expect(chat.answer().locator("[data-statistic=finish]")).to_have_text("stopped")
 
 
-def test_leaving_an_edit_changes_nothing(chat: ChatPage) -> None:
+def test_a_canceled_edit_changes_nothing(chat: ChatPage) -> None:
     chat.set(temperature="0")
     chat.ask(CAPITAL)
-    chat.act("edit", chat.at(".user"))
-    chat.at(".user textarea").fill("Something else")
+    chat.press("edit", chat.find(".user"))
+    chat.find(".user textarea").fill("Something else")
     chat.page.keyboard.press("Escape")
     chat.expect_messages(CAPITAL)
-    expect(chat.at(".user [data-act=edit]")).to_be_focused()
+    expect(chat.find(".user [data-action=edit]")).to_be_focused()
 
 
 def test_a_reload_keeps_the_conversation(chat: ChatPage) -> None:
     chat.set(temperature="0", system="Be brief.")
     chat.ask(CAPITAL)
-    chat.act("regenerate")
+    chat.press("regenerate")
     chat.wait()
-    chat.act("back")
+    chat.press("previous")
     before = chat.answers(), chat.version()
     chat.open()
     chat.expect_messages(CAPITAL)
     assert (chat.answers(), chat.version()) == before
     chat.expect_titles(CAPITAL)
-    expect(chat.at("#system")).to_have_value("Be brief.")
-    expect(chat.at("#temperature")).to_have_value("0")
+    expect(chat.find("#system")).to_have_value("Be brief.")
+    expect(chat.find("#temperature")).to_have_value("0")
     chat.answer().locator(".token").first.hover()
-    expect(chat.at(".alternatives")).to_be_visible()
+    expect(chat.find(".alternatives")).to_be_visible()
 
 
-def test_a_reload_in_mid_stream_keeps_what_was_said(chat: ChatPage) -> None:
-    chat.set(further=ENDLESS)
+def test_a_reload_during_generation_keeps_the_text(chat: ChatPage) -> None:
+    chat.set(extra_body=ENDLESS)
     chat.send("Tell me a story.")
     expect(chat.answer().locator(".body")).not_to_be_empty()
     chat.open()
     chat.expect_messages("Tell me a story.")
-    expect(chat.answer().locator("[data-figure=finish]")).to_have_text("stopped")
+    expect(chat.answer().locator("[data-statistic=finish]")).to_have_text("stopped")
 
 
-def test_settings_are_the_request(chat: ChatPage) -> None:
+def test_settings_are_sent_in_the_request(chat: ChatPage) -> None:
     chat.set(
         system="You speak of cats.",
         temperature="0.7",
@@ -212,12 +214,12 @@ def test_settings_are_the_request(chat: ChatPage) -> None:
         presence_penalty="-0.5",
         stop="dog\nbird",
         alternatives="3",
-        further='{"ignore_eos": true}',
+        extra_body='{"ignore_eos": true}',
     )
     chat.ask("Hello")
-    asked = chat.requests[-1]
-    assert asked.pop("messages")[0] == {"role": "system", "content": "You speak of cats."}
-    assert asked == {
+    request = chat.requests[-1]
+    assert request.pop("messages")[0] == {"role": "system", "content": "You speak of cats."}
+    assert request == {
         "model": "tiny",
         "temperature": 0.7,
         "top_p": 0.9,
@@ -235,51 +237,52 @@ def test_settings_are_the_request(chat: ChatPage) -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    expect(chat.answer().locator("[data-figure=count]")).to_have_text("5 tokens")
+    expect(chat.answer().locator("[data-statistic=count]")).to_have_text("5 tokens")
 
 
-def test_a_value_outside_its_limits_is_named_and_not_taken(chat: ChatPage) -> None:
-    chat.at("#open-settings").click()
-    for name, value, fault in (
-        ("temperature", "-1", "Temperature: a number from 0 to 100"),
-        ("top_k", "1.5", "Top k: a whole number from -1"),
-        ("top_p", "much", "Top p: a number from 0 to 1"),
-        ("further", "[1]", "an object is needed: {…}"),
-        ("further", '{"n": 2}', "n is set by the page"),
-        ("further", '{"ignore_eos": true, "stream": false}', "stream is set by the page"),
-        ("further", '{"messages": []}', "messages is set by the page"),
-        ("further", '{"model": "other"}', "model is set by the page"),
+def test_an_invalid_setting_shows_an_error_and_is_not_sent(chat: ChatPage) -> None:
+    chat.find("#open-settings").click()
+    for name, value, error in (
+        ("temperature", "-1", "Temperature must be a number from 0 to 100, got -1"),
+        ("top_k", "1.5", "Top k must be an integer >= -1, got 1.5"),
+        ("top_p", "much", "Top p must be a number from 0 to 1, got much"),
+        ("extra_body", "[1]", 'Extra body must be a JSON object, such as {"ignore_eos": true}'),
+        ("extra_body", "{", re.compile("^Extra body is not valid JSON: .")),
+        *(
+            ("extra_body", json.dumps({"ignore_eos": True, name: value}), RESERVED_FIELD.format(name))
+            for name, value in (("n", 2), ("stream", False), ("messages", []), ("model", "other"))
+        ),
     ):
-        chat.at(f"#{name}").fill(value)
-        expect(chat.at(f"#{name}-fault")).to_have_text(fault)
-        expect(chat.at(f"#{name}")).to_have_attribute("aria-invalid", "true")
+        chat.find(f"#{name}").fill(value)
+        expect(chat.find(f"#{name}-error")).to_have_text(error)
+        expect(chat.find(f"#{name}")).to_have_attribute("aria-invalid", "true")
     chat.ask("Hello")
     assert not {"temperature", "top_k", "top_p", "n", "ignore_eos"} & chat.requests[-1].keys()
 
 
-def test_another_conversation_while_one_is_written(chat: ChatPage) -> None:
-    chat.set(further=ENDLESS)
+def test_another_conversation_during_generation(chat: ChatPage) -> None:
+    chat.set(extra_body=ENDLESS)
     chat.send("Tell me a story.")
     expect(chat.answer().locator(".body")).not_to_be_empty()
-    chat.at("#new").click()
-    chat.set(further="", temperature="0")
+    chat.find("#new").click()
+    chat.set(extra_body="", temperature="0")
     assert "Paris" in chat.ask(CAPITAL)
-    chat.at(
-        ".opener",
-    ).get_by_text("Tell me a story.").click()
+    chat.find(".open-conversation").get_by_text("Tell me a story.").click()
     chat.wait()
     chat.expect_messages("Tell me a story.")
-    expect(chat.answer().locator("[data-figure=count]")).to_have_text(re.compile(r"1,[89]\d\d tokens|2,0\d\d tokens"))
+    expect(chat.answer().locator("[data-statistic=count]")).to_have_text(
+        re.compile(r"1,[89]\d\d tokens|2,0\d\d tokens")
+    )
 
 
-def test_a_model_is_picked_where_there_are_several(open_chat: Callable[..., ChatPage]) -> None:
+def test_a_model_is_selected(open_chat: Callable[..., ChatPage]) -> None:
     chat = open_chat()
-    expect(chat.at("#model option")).to_have_text(["tiny", "other"])
+    expect(chat.find("#model option")).to_have_text(["tiny", "other"])
     chat.ask(CAPITAL)
-    chat.at("#model").select_option("other")
-    chat.act("regenerate")
+    chat.find("#model").select_option("other")
+    chat.press("regenerate")
     chat.wait()
     assert [request["model"] for request in chat.requests] == ["tiny", "other"]
-    expect(chat.answer().locator(".who")).to_have_text("other")
+    expect(chat.answer().locator(".author")).to_have_text("other")
     chat.open()
-    expect(chat.at("#model")).to_have_value("other")
+    expect(chat.find("#model")).to_have_value("other")

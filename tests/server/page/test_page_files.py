@@ -1,4 +1,4 @@
-"""The page's files: nothing comes from elsewhere, what is not ours is listed, and every file has a use."""
+"""Files of the page: none refers to other origins, third-party files are listed, and every file is used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def name(path: Path) -> str:
     return str(path.relative_to(PAGE))
 
 
-def test_what_is_not_ours_is_listed_with_its_licence_and_hash() -> None:
+def test_third_party_files_are_listed_with_licence_and_hash() -> None:
     assert {path.name for path in VENDOR.iterdir()} == {*LISTED, "VENDORED.toml"}
     for file, entry in LISTED.items():
         assert entry["licence"]
@@ -36,7 +36,7 @@ def test_what_is_not_ours_is_listed_with_its_licence_and_hash() -> None:
             assert f"LICENSE.{file.split('.')[0]}" in LISTED
 
 
-def test_every_file_has_a_use() -> None:
+def test_every_file_is_used() -> None:
     html = (PAGE / "index.html").read_text()
     linked = set(re.findall(r'(?:href|src)="([^"#]+)"', html))
     reached = {"index.html"} | linked
@@ -49,38 +49,38 @@ def test_every_file_has_a_use() -> None:
             if target not in reached:
                 reached.add(target)
                 queue.append(target)
-    there = {name(path) for path in OURS} | {f"vendor/{file}" for file in LISTED if file.endswith(".js")}
-    assert reached == there
+    existing = {name(path) for path in OURS} | {f"vendor/{file}" for file in LISTED if file.endswith(".js")}
+    assert reached == existing
 
 
 @pytest.mark.parametrize("path", [PAGE / "index.html", *SCRIPTS, *STYLES], ids=name)
-def test_nothing_comes_from_elsewhere(path: Path) -> None:
+def test_no_file_refers_to_another_origin(path: Path) -> None:
     for url in re.findall(r"""(?:https?:)?//[a-z0-9.-]+\.[a-z]+[^\s"')]*""", path.read_text()):
-        # Names of formats and specifications, in comments and for drawings.
+        # Names of XML namespaces, and specifications in comments.
         assert urlsplit(url).hostname in {"www.w3.org", "html.spec.whatwg.org"}, url
     assert "@import" not in path.read_text()
 
 
-def test_the_page_has_no_script_or_style_of_its_own() -> None:
+def test_the_page_has_no_inline_script_or_style() -> None:
     html = (PAGE / "index.html").read_text()
     assert re.findall(r"<script[^>]*>[^<]+</script>|<style|\sstyle=|\son[a-z]+=|javascript:", html) == []
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=name)
-def test_no_script_makes_markup_of_text(path: Path) -> None:
+def test_no_script_parses_text_as_html(path: Path) -> None:
     sinks = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|srcdoc"
     assert re.findall(sinks, path.read_text()) == []
 
 
 @pytest.mark.parametrize("path", [*SCRIPTS, *STYLES], ids=name)
-def test_files_are_small_and_say_why_they_are(path: Path) -> None:
+def test_files_are_small_and_begin_with_their_purpose(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert len(lines) <= 300
     assert lines[0].startswith(("//", "/*"))
 
 
 @pytest.mark.parametrize("path", STYLES, ids=name)
-def test_colours_have_names(path: Path) -> None:
-    """Light and dark are decided in one file."""
+def test_colors_have_names(path: Path) -> None:
+    """Only one file defines colors, for the light and the dark theme."""
     found = re.findall(r"#[0-9a-f]{3,8}\b(?=[^{]*;)|\brgba?\(|\bhsl", path.read_text())
-    assert (found != []) == (path.name == "colours.css")
+    assert (found != []) == (path.name == "colors.css")

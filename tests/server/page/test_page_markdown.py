@@ -1,4 +1,4 @@
-"""An answer as it comes is shown as the whole of it would be, and read once."""
+"""Incremental Markdown rendering has the same result as rendering the whole text, and parses finished blocks once."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ A heading below
 """
 
 
-def test_a_stream_shows_what_the_whole_text_does(chat: ChatPage) -> None:
+def test_incremental_rendering_equals_rendering_the_whole_text(chat: ChatPage) -> None:
     text = BLOCKS + "See [there].\n\n[there]: https://example.com/\n\n" + BLOCKS
     assert chat.page.evaluate(RENDERED, [text, 1])["differing"] == []
 
 
-def test_what_is_finished_is_not_read_again(chat: ChatPage) -> None:
+def test_finished_blocks_are_not_parsed_again(chat: ChatPage) -> None:
     rendered = chat.page.evaluate(RENDERED, [BLOCKS * 30, 40])
     assert rendered["differing"] == []
     assert rendered["longest"] < 2 * len(BLOCKS)
 
 
-def test_more_marks_than_can_be_read_are_shown_as_they_are(chat: ChatPage) -> None:
-    """marked takes minutes for these."""
+def test_too_many_emphasis_marks_are_shown_as_text(chat: ChatPage) -> None:
+    """The marked library would take minutes for these."""
     rendered = chat.page.evaluate(RENDERED, ["*a " * 50_000 + "\n\n*b*", 200_000])
     assert rendered["html"].startswith("<p>*a *a ")
     assert rendered["html"].endswith("<p><em>b</em></p>")

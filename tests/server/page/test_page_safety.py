@@ -1,4 +1,4 @@
-"""Output of models and servers is text: it runs nothing, loads nothing and hides nothing."""
+"""Security: output of models and servers is text, which cannot run scripts or load resources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from serve_process import served
-from server.page.chat_page import TIMEOUT, ChatPage, stream
+from server.page.chat_page import TIMEOUT, ChatPage, stream_body
 from server.page.conftest import SERVE
 
 HOSTILE = """
@@ -45,10 +45,10 @@ ALLOWED = """
 
 def test_hostile_markdown_does_nothing(chat: ChatPage) -> None:
     loaded: list[str] = []
-    chat.fulfil(*HOSTILE.splitlines(keepends=True))
+    chat.respond(*HOSTILE.splitlines(keepends=True))
     chat.page.on("request", lambda request: loaded.append(request.url))
     chat.ask("Hello")
-    body = chat.at(".assistant .body")
+    body = chat.find(".assistant .body")
     tags = body.evaluate("(body) => [...body.querySelectorAll('*')].map((element) => element.tagName)")
     assert set(tags) <= set(ALLOWED.split())
     attributes = body.evaluate(
@@ -61,7 +61,7 @@ def test_hostile_markdown_does_nothing(chat: ChatPage) -> None:
         ("Image: picture", "https://example.org/p.png"),
     ]
     assert all("noopener" in rel and "noreferrer" in rel for *_, rel in links)
-    # It is shown as the text that it is.
+    # HTML is shown as text.
     for text in ("<script>document.title", "<img src=x onerror=", "<iframe srcdoc", "relative"):
         assert text in body.inner_text()
     for element in body.locator("span, strong, td").all():
@@ -75,75 +75,75 @@ def test_hostile_markdown_does_nothing(chat: ChatPage) -> None:
     [">" * 20_000, "[" * 20_000, "*" * 20_000, "- " * 3_000 + "x", "`" * 20_001, "<" * 20_000, "&" * 20_000],
     ids=["quotes", "brackets", "stars", "lists", "ticks", "angles", "ampersands"],
 )
-def test_markdown_that_would_hang_a_reader_is_shown(chat: ChatPage, text: str) -> None:
-    chat.fulfil(text[:10], text[10:])
+def test_pathological_markdown_does_not_hang_the_page(chat: ChatPage, text: str) -> None:
+    chat.respond(text[:10], text[10:])
     chat.ask("Hello")
-    chat.fulfil("Fine.")
+    chat.respond("Fine.")
     assert chat.ask("Still there?") == "Fine."
 
 
-def test_nothing_of_a_message_is_markup(chat: ChatPage) -> None:
+def test_user_messages_are_plain_text(chat: ChatPage) -> None:
     said = "<b>bold</b> **stars** <script>document.title = 'taken'</script>"
-    chat.fulfil("Yes.")
+    chat.respond("Yes.")
     chat.ask(said)
     chat.expect_messages(said)
     chat.expect_titles(f"{said[:59].rstrip()}…")
-    expect(chat.at(".user .body *")).to_have_count(0)
+    expect(chat.find(".user .body *")).to_have_count(0)
 
 
-def test_the_policy_lets_nothing_in(chat: ChatPage) -> None:
+def test_the_content_security_policy_blocks_injection(chat: ChatPage) -> None:
     policy = chat.page.request.get("/").headers["content-security-policy"]
     assert "unsafe" not in policy
     assert "default-src 'none'" in policy
     assert "require-trusted-types-for 'script'" in policy
-    refused = chat.page.evaluate(
+    blocked = chat.page.evaluate(
         """() => {
-            const tries = [
+            const attempts = [
                 () => (document.body.innerHTML += "<p>x</p>"),
                 () => eval("1"),
                 () => new Function("1"),
                 () => (document.createElement("script").text = "1"),
             ];
-            const refused = (attempt) => { try { attempt(); return false; } catch { return true; } };
-            // What Playwright itself calls may evaluate; what is called later may not.
-            return new Promise((resolve) => setTimeout(() => resolve(tries.map(refused))));
+            const isBlocked = (attempt) => { try { attempt(); return false; } catch { return true; } };
+            // The policy does not apply to code that Playwright evaluates, but to code that runs later.
+            return new Promise((resolve) => setTimeout(() => resolve(attempts.map(isBlocked))));
         }"""
     )
-    assert refused == [True] * 4
-    # The browser reports this, as expected.
-    chat.complaints.clear()
+    assert blocked == [True] * 4
+    # The browser logs these violations, as expected.
+    chat.errors.clear()
 
 
-def test_a_refusal_is_shown_in_the_servers_words(chat: ChatPage) -> None:
-    chat.set(further='{"nonsense": 3}')
+def test_an_error_response_shows_the_message_of_the_server(chat: ChatPage) -> None:
+    chat.set(extra_body='{"min_tokens": -1}')
     chat.send("Hello")
-    refusal = chat.at(".refusal")
-    expect(refusal).to_contain_text("nonsense")
-    expect(refusal).to_contain_text("400")
-    expect(refusal).to_have_attribute("role", "alert")
-    # Asked again it takes the place of what was refused.
-    chat.set(further="", temperature="0")
-    refusal.get_by_role("button").click()
+    error = chat.find(".error")
+    expect(error).to_contain_text("min_tokens")
+    expect(error).to_contain_text("400")
+    expect(error).to_have_attribute("role", "alert")
+    # The new answer replaces the failed one.
+    chat.set(extra_body="", temperature="0")
+    error.get_by_role("button").click()
     chat.wait()
-    expect(refusal).to_have_count(0)
-    expect(chat.answer().locator(".branch")).to_have_count(0)
+    expect(error).to_have_count(0)
+    expect(chat.answer().locator(".version")).to_have_count(0)
     assert chat.answers()[-1]
 
 
-def test_a_fault_in_mid_stream_keeps_what_was_said(chat: ChatPage) -> None:
-    chat.fulfil("Once ", "upon", error={"message": "the logits are not numbers", "type": "server_error", "code": 500})
+def test_an_error_during_the_stream_keeps_the_text(chat: ChatPage) -> None:
+    chat.respond("Once ", "upon", error={"message": "the logits are not numbers", "type": "server_error", "code": 500})
     chat.send("Hello")
-    expect(chat.at(".refusal")).to_contain_text("the logits are not numbers")
+    expect(chat.find(".error")).to_contain_text("the logits are not numbers")
     assert chat.answers() == ["Once upon"]
     chat.page.unroute("**/v1/chat/completions")
-    cut = stream(["Once "]).removesuffix("data: [DONE]\n\n")
+    cut = stream_body(["Once "]).removesuffix("data: [DONE]\n\n")
     chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=cut))
-    chat.act("regenerate")
-    expect(chat.at(".refusal")).to_contain_text("The stream ended before the answer did.")
+    chat.press("regenerate")
+    expect(chat.find(".error")).to_contain_text("The connection was closed before the answer was complete.")
 
 
-def test_a_connection_that_breaks_in_mid_stream_is_said_to(chat: ChatPage) -> None:
-    event = stream(["Once "]).partition("\n\n")[0].encode() + b"\n\n"
+def test_a_closed_connection_keeps_the_text_and_shows_an_error(chat: ChatPage) -> None:
+    event = stream_body(["Once "]).partition("\n\n")[0].encode() + b"\n\n"
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -159,53 +159,53 @@ def test_a_connection_that_breaks_in_mid_stream_is_said_to(chat: ChatPage) -> No
         breaking = threading.Thread(target=break_off)
         breaking.start()
         chat.send("Hello")
-        expect(chat.at(".assistant .body")).to_have_text("Once ")
+        expect(chat.find(".assistant .body")).to_have_text("Once ")
         was_shown.set()
         breaking.join()
-    expect(chat.at(".refusal")).to_contain_text("The stream ended before the answer did.")
+    expect(chat.find(".error")).to_contain_text("The connection was closed before the answer was complete.")
     assert chat.answers() == ["Once"]
 
 
-def test_a_server_that_is_gone_is_said_to_be(open_chat: Callable[..., ChatPage]) -> None:
+def test_an_unreachable_server_shows_an_error(open_chat: Callable[..., ChatPage]) -> None:
     chat = open_chat()
     chat.page.route("**/v1/**", lambda route: route.abort())
     chat.send("Hello")
-    expect(chat.at(".refusal")).to_contain_text("The server cannot be reached.")
+    expect(chat.find(".error")).to_contain_text("Cannot connect to the server.")
     chat.page.reload()
-    expect(chat.at("#notice")).to_contain_text("The server cannot be reached.")
+    expect(chat.find("#notice")).to_contain_text("Cannot connect to the server.")
     chat.page.unroute_all()
-    chat.at("#notice").get_by_role("button", name="Try again").click()
-    expect(chat.at("#model option")).to_have_count(2)
-    expect(chat.at("#notice")).to_be_hidden()
+    chat.find("#notice").get_by_role("button", name="Try again").click()
+    expect(chat.find("#model option")).to_have_count(2)
+    expect(chat.find("#notice")).to_be_hidden()
 
 
-def test_a_server_that_still_loads_is_asked_again(chat: ChatPage) -> None:
-    chat.refuse(503, "the model is loading", "**/v1/models")
+def test_requests_to_a_loading_server_are_retried(chat: ChatPage) -> None:
+    chat.respond_with_error(503, "the model is loading", "**/v1/models")
     chat.page.reload()
-    expect(chat.at("#notice")).to_contain_text("the model is loading")
+    expect(chat.find("#notice")).to_contain_text("the model is loading")
     chat.page.unroute_all()
-    expect(chat.at("#model option")).to_have_count(2)
-    expect(chat.at("#notice")).to_be_hidden()
+    expect(chat.find("#model option")).to_have_count(2)
+    expect(chat.find("#notice")).to_be_hidden()
 
 
-def test_a_server_with_keys_is_used_with_what_the_browser_asked_for(open_chat: Callable[..., ChatPage]) -> None:
+def test_api_key_as_http_credentials(open_chat: Callable[..., ChatPage]) -> None:
     with served(*SERVE, "--api-key", "secret") as url:
         chat = open_chat(base_url=url, http_credentials={"username": "", "password": "secret"})
         assert chat.ask("Hello")
 
 
-def test_the_key_is_asked_for_and_sent(chat: ChatPage) -> None:
-    chat.refuse(401, "a key is needed", "**/v1/models")
+def test_api_key_dialog(chat: ChatPage) -> None:
+    chat.respond_with_error(401, "a key is needed", "**/v1/models")
     chat.page.reload()
-    dialog = chat.at("#key-dialog")
+    dialog = chat.find("#api-key-dialog")
     expect(dialog).to_be_visible()
     expect(dialog).to_contain_text("a key is needed")
     chat.page.unroute("**/v1/models")
     keys: list[str | None] = []
     chat.page.on("request", lambda request: keys.append(request.headers.get("authorization")))
-    chat.at("#key").fill("secret")
+    chat.find("#api-key").fill("secret")
     chat.page.keyboard.press("Enter")
-    expect(chat.at("#model option")).to_have_count(2)
+    expect(chat.find("#model option")).to_have_count(2)
     expect(dialog).to_be_hidden()
     chat.ask("Hello")
     assert set(keys) == {"Bearer secret"}

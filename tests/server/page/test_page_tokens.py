@@ -1,4 +1,4 @@
-"""A token's alternatives: pointed at, walked to by keyboard, and taken instead."""
+"""Token alternatives: shown by pointer and keyboard, and selected to continue an answer."""
 
 from __future__ import annotations
 
@@ -20,71 +20,71 @@ def answered(chat: ChatPage) -> ChatPage:
     return chat
 
 
-def test_the_card_shows_what_the_server_says(answered: ChatPage) -> None:
+def test_the_card_shows_the_logprobs_of_the_server(answered: ChatPage) -> None:
     body = {**answered.requests[-1], "stream": False}
     del body["stream_options"]
-    said = answered.page.request.post("/v1/chat/completions", data=body).json()
-    entry = said["choices"][0]["logprobs"]["content"][1]
-    token = answered.at(".assistant .token").nth(1)
+    response = answered.page.request.post("/v1/chat/completions", data=body).json()
+    entry = response["choices"][0]["logprobs"]["content"][1]
+    token = answered.find(".assistant .token").nth(1)
     expect(token).to_have_text(entry["token"])
     token.hover()
-    card = answered.at(".alternatives")
+    card = answered.find(".alternatives")
     expected = [other["token"].replace(" ", "␣") for other in entry["top_logprobs"]]
     expect(card.locator(".alternative-text")).to_have_text(expected)
     percent = answered.page.evaluate(
         """async (logprobs) => {
-            const { percent, probability } = await import("./js/tokens.js");
-            return logprobs.map((logprob) => percent(probability(logprob)));
+            const { formatPercent, probability } = await import("./js/tokens.js");
+            return logprobs.map((logprob) => formatPercent(probability(logprob)));
         }""",
         [other["logprob"] for other in entry["top_logprobs"]],
     )
-    assert card.locator(".share").all_inner_texts() == percent
-    expect(card.locator(".taken")).to_contain_text("␣capital")
+    assert card.locator(".probability").all_inner_texts() == percent
+    expect(card.locator(".sampled")).to_contain_text("␣capital")
     assert any("<" in each for each in percent)
-    heights = card.locator(".share").evaluate_all("shares => shares.map((share) => share.offsetHeight)")
-    assert len(set(heights)) == 1, "each has one line"
+    heights = card.locator(".probability").evaluate_all("shares => shares.map((share) => share.offsetHeight)")
+    assert len(set(heights)) == 1, "every row has one line"
     answered.page.mouse.move(5, 5)
     expect(card).to_be_hidden()
 
 
-def test_another_token_is_taken_and_the_model_goes_on(answered: ChatPage) -> None:
-    answered.at(".assistant .token").nth(1).hover()
-    taken = answered.at(".alternatives button").first
-    text = taken.locator(".alternative-text").inner_text()
-    taken.click()
+def test_selecting_another_token_continues_the_answer(answered: ChatPage) -> None:
+    answered.find(".assistant .token").nth(1).hover()
+    selected = answered.find(".alternatives button").first
+    text = selected.locator(".alternative-text").inner_text()
+    selected.click()
     answered.wait()
     assert answered.version() == "2/2"
-    said = f"The{text.replace('␣', ' ')}"
-    assert answered.answers()[-1].startswith(said)
-    assert answered.requests[-1]["messages"][-1] == {"role": "assistant", "content": said}
+    prefix = f"The{text.replace('␣', ' ')}"
+    assert answered.answers()[-1].startswith(prefix)
+    assert answered.requests[-1]["messages"][-1] == {"role": "assistant", "content": prefix}
     assert answered.requests[-1]["continue_final_message"] is True
-    # Tokens of both parts have their alternatives.
-    spelled = "".join(answered.at(".assistant .token").all_text_contents())
+    # The tokens of both parts have alternatives.
+    spelled = "".join(answered.find(".assistant .token").all_text_contents())
     assert spelled == answered.answers()[-1]
 
 
-def test_tokens_are_walked_by_keyboard(answered: ChatPage) -> None:
-    button = answered.answer().locator("[data-act=tokens]")
+def test_the_token_list_works_with_the_keyboard(answered: ChatPage) -> None:
+    button = answered.answer().locator("[data-action=tokens]")
     button.focus()
     answered.page.keyboard.press("Enter")
-    walked = answered.at(".walked")
-    expect(walked.first).to_be_focused()
-    expect(walked.first).to_have_accessible_name(re.compile(r"The, > 99\.9\s%; space The < 0\.01\s%; space \w+ <"))
-    expect(walked.last).to_have_text("<|end|>")
+    buttons = answered.find(".token-button")
+    expect(buttons.first).to_be_focused()
+    expect(buttons.first).to_have_accessible_name(re.compile(r"The, > 99\.9\s%; space The < 0\.01\s%; space \w+ <"))
+    expect(buttons.last).to_have_text("<|end|>")
     answered.page.keyboard.press("ArrowRight")
-    expect(walked.nth(1)).to_be_focused()
-    card = answered.at(".alternatives")
+    expect(buttons.nth(1)).to_be_focused()
+    card = answered.find(".alternatives")
     expect(card.locator(".alternatives-head")).to_contain_text("␣capital")
     answered.page.keyboard.press("Enter")
     expect(card.locator("button").first).to_be_focused()
     answered.page.keyboard.press("ArrowDown")
     expect(card.locator("button").nth(1)).to_be_focused()
     answered.page.keyboard.press("Escape")
-    expect(walked.nth(1)).to_be_focused()
+    expect(buttons.nth(1)).to_be_focused()
     answered.page.keyboard.press("Escape")
     expect(card).to_be_hidden()
     answered.page.keyboard.press("End")
-    expect(walked.last).to_be_focused()
+    expect(buttons.last).to_be_focused()
     answered.page.keyboard.press("Enter")
     answered.page.keyboard.press("Enter")
     answered.wait()
@@ -92,12 +92,12 @@ def test_tokens_are_walked_by_keyboard(answered: ChatPage) -> None:
     assert answered.answers()[-1].startswith("The capital of France is Paris.")
 
 
-def test_without_alternatives_none_are_asked_for(chat: ChatPage) -> None:
+def test_zero_alternatives_request_no_logprobs(chat: ChatPage) -> None:
     chat.set(alternatives="0", temperature="0")
     assert chat.ask(CAPITAL) == "The capital of France is Paris."
     assert not {"logprobs", "top_logprobs"} & chat.requests[-1].keys()
-    expect(chat.at(".token")).to_have_count(0)
-    expect(chat.answer().locator("[data-act=tokens]")).to_have_count(0)
+    expect(chat.find(".token")).to_have_count(0)
+    expect(chat.answer().locator("[data-action=tokens]")).to_have_count(0)
 
 
 MARKDOWN = [
@@ -115,19 +115,19 @@ MARKDOWN = [
 ]
 
 
-def test_every_rendered_word_knows_its_token(chat: ChatPage) -> None:
-    """Markdown is cut where tokens end, whatever stands between a word and its source."""
-    chat.fulfil(*MARKDOWN)
+def test_every_rendered_word_has_its_token(chat: ChatPage) -> None:
+    """Rendered Markdown is split at the ends of tokens."""
+    chat.respond(*MARKDOWN)
     chat.ask("Hello")
-    tokens: list[dict[str, Any]] = chat.at(".assistant .token").evaluate_all(
+    tokens: list[dict[str, Any]] = chat.find(".assistant .token").evaluate_all(
         "(all) => all.map((one) => ({ index: Number(one.dataset.token), text: one.textContent }))"
     )
     shown = {"&": "&amp;", "*": "\\*"}
     for token in tokens:
         assert shown.get(token["text"], token["text"]) in MARKDOWN[token["index"]]
     assert {token["index"] for token in tokens} == set(range(len(MARKDOWN)))
-    # Nothing that is shown of the answer is without a token, and the second "good" is not the link's.
-    bare = chat.at(".assistant .body").evaluate(
+    # All visible text has a token, and the second "good" is not that of the link.
+    bare = chat.find(".assistant .body").evaluate(
         """(body) => {
             const walker = document.createTreeWalker(body, NodeFilter.SHOW_TEXT);
             const found = [];
@@ -142,15 +142,16 @@ def test_every_rendered_word_knows_its_token(chat: ChatPage) -> None:
     assert [token["index"] for token in tokens if "good" in token["text"]] == [4, 5]
 
 
-def test_a_character_of_several_tokens_is_of_the_last(chat: ChatPage) -> None:
+def test_a_character_of_several_tokens_belongs_to_the_last(chat: ChatPage) -> None:
     found = chat.page.evaluate(
         """async () => {
-            const { TokenReader, place } = await import("./js/tokens.js");
+            const { TokenReader, locateTokens } = await import("./js/tokens.js");
             const reader = new TokenReader();
             const bytes = [[104, 105, 32], [0xf0, 0x9f], [0x90], [0x88, 33]];
             const tokens = bytes.map((some) => reader.read({ token: "?", bytes: some, logprob: null }));
-            return [tokens.map(({ text }) => text), place(tokens, "hi 🐈!"), place(tokens, "other"), tokens[0].logprob];
+            const [matching, other] = ["hi 🐈!", "other"].map((content) => locateTokens(tokens, content));
+            return [tokens.map(({ text }) => text), matching, other, tokens[0].logprob];
         }"""
     )
-    placed = [{"index": 0, "start": 0, "end": 3}, {"index": 3, "start": 3, "end": 6}]
-    assert found == [["hi ", "", "", "🐈!"], placed, [], -9999]
+    positions = [{"index": 0, "start": 0, "end": 3}, {"index": 3, "start": 3, "end": 6}]
+    assert found == [["hi ", "", "", "🐈!"], positions, [], -9999]

@@ -1,137 +1,140 @@
-// What else a token could have been: a card beside the token that is pointed at or walked to, with the probabilities
-// that the model gave, and the way to go on with another one.
+// The alternatives card: the candidates for a token with their probabilities. It opens beside a token that the pointer
+// or the focus is on; selecting a candidate continues the answer from there.
 
 import { el } from "./dom.js";
-import { percent, probability, spoken, visible } from "./tokens.js";
+import { formatPercent, probability, spokenText, visibleText } from "./tokens.js";
 
-// A pointer on its way elsewhere opens nothing, and has a while to reach the card.
-const PAUSE_MILLISECONDS = 120;
-const LINGER_MILLISECONDS = 300;
+// The delays let the pointer cross tokens without opening cards, and move from a token to its card.
+const SHOW_DELAY_MILLISECONDS = 120;
+const HIDE_DELAY_MILLISECONDS = 300;
 const GAP = 6;
 
-const LABEL = "Alternatives of the token";
+const LABEL = "Token alternatives";
 
 const card = el("div", { class: "alternatives", role: "dialog", "aria-label": LABEL, hidden: true });
 let anchor = null;
-let coming = null;
-let leaving = null;
+let showTimer = null;
+let hideTimer = null;
 
 card.addEventListener("pointerenter", () => {
-  clearTimeout(coming);
-  clearTimeout(leaving);
+  clearTimeout(showTimer);
+  clearTimeout(hideTimer);
 });
-card.addEventListener("pointerleave", hideSoon);
-card.addEventListener("keydown", keydown);
+card.addEventListener("pointerleave", scheduleHide);
+card.addEventListener("keydown", onKeydown);
 document.addEventListener("scroll", ({ target }) => card.contains(target) || hideAlternatives(), { capture: true });
-// Another token that is pressed brings its own card.
+// A press on another token opens that token's card.
 document.addEventListener("pointerdown", ({ target }) => target.closest(".alternatives, .token") || hideAlternatives());
-document.addEventListener("keydown", escape, { capture: true });
+document.addEventListener("keydown", onEscape, { capture: true });
 
-/** Shows the card when the pointer stays, as `showAlternatives`. */
-export function showSoon(...what) {
-  clearTimeout(coming);
-  coming = setTimeout(() => showAlternatives(...what), PAUSE_MILLISECONDS);
+/** Shows the card after a delay; the arguments are those of `showAlternatives`. */
+export function scheduleShow(...showArguments) {
+  clearTimeout(showTimer);
+  showTimer = setTimeout(() => showAlternatives(...showArguments), SHOW_DELAY_MILLISECONDS);
 }
 
 /**
  * Shows the card of `token` at an element.
  *
- * `take(text)`, where there is one, is called when another token is chosen.
+ * `onSelect(text)` is called when the user selects another token; null shows the alternatives without buttons.
  */
-export function showAlternatives(element, token, take) {
-  clearTimeout(leaving);
+export function showAlternatives(element, token, onSelect) {
+  clearTimeout(hideTimer);
   if ((anchor === element && !card.hidden) || !element.isConnected) return;
   hideAlternatives();
   anchor = element;
-  anchor.classList.add("pointed");
+  anchor.classList.add("active");
   if (!card.isConnected) document.body.append(card);
-  card.replaceChildren(...content(token, take));
+  card.replaceChildren(...content(token, onSelect));
   card.hidden = false;
   position();
 }
 
-/** Hides the card after a while. */
-export function hideSoon() {
-  clearTimeout(coming);
-  clearTimeout(leaving);
-  leaving = setTimeout(hideAlternatives, LINGER_MILLISECONDS);
+/** Hides the card after a delay. */
+export function scheduleHide() {
+  clearTimeout(showTimer);
+  clearTimeout(hideTimer);
+  hideTimer = setTimeout(hideAlternatives, HIDE_DELAY_MILLISECONDS);
 }
 
-/** Hides the card now. */
+/** Hides the card. */
 export function hideAlternatives() {
-  clearTimeout(coming);
+  clearTimeout(showTimer);
   if (card.hidden) return;
   card.hidden = true;
-  anchor.classList.remove("pointed");
+  anchor.classList.remove("active");
   anchor = null;
 }
 
-/** Moves the focus into the card, to the first token that could be taken. */
-export function enterAlternatives() {
+/** Moves the focus to the first selectable token of the card. */
+export function focusAlternatives() {
   card.querySelector("button")?.focus();
 }
 
-/** What a screen reader says of a token: what it is, how likely it was, and what came next to it. */
-export function description({ text, logprob, top }) {
+/** Description of a token for screen readers: its text, its probability and the most likely alternatives. */
+export function tokenDescription({ text, logprob, top }) {
   const others = top.filter(([other]) => other !== text).slice(0, 3);
-  const rest = others.map(([other, value]) => `${spoken(other)} ${percent(probability(value))}`);
-  return [`${spoken(text)}, ${percent(probability(logprob))}`, ...rest].join("; ");
+  const rest = others.map(([other, value]) => `${spokenText(other)} ${formatPercent(probability(value))}`);
+  return [`${spokenText(text)}, ${formatPercent(probability(logprob))}`, ...rest].join("; ");
 }
 
-function content({ text, logprob, top }, take) {
-  const among = top.some(([other]) => other === text);
-  const shown = among ? top : [...top, [text, logprob]];
-  const rest = 1 - shown.reduce((sum, [, value]) => sum + probability(value), 0);
-  const rows = shown.map(([other, value]) => row(other, value, other === text, take));
+function content({ text, logprob, top }, onSelect) {
+  const isListed = top.some(([other]) => other === text);
+  const candidates = isListed ? top : [...top, [text, logprob]];
+  const rest = 1 - candidates.reduce((sum, [, value]) => sum + probability(value), 0);
+  const rows = candidates.map(([other, value]) => row(other, value, other === text, onSelect));
+  const heading = el("b", {}, visibleText(text));
   return [
-    el("p", { class: "alternatives-head" }, el("b", {}, visible(text)), ` ${percent(probability(logprob))}`),
+    el("p", { class: "alternatives-head" }, heading, ` ${formatPercent(probability(logprob))}`),
     el("ul", {}, ...rows),
-    el("p", { class: "alternatives-rest" }, `All other tokens: ${percent(Math.max(0, rest))}`),
-    take && shown.length > 1 ? el("p", { class: "alternatives-hint" }, "Choose one to go on from there.") : null,
+    el("p", { class: "alternatives-rest" }, `All other tokens: ${formatPercent(Math.max(0, rest))}`),
+    onSelect && candidates.length > 1
+      ? el("p", { class: "alternatives-hint" }, "Select a token to continue from there.")
+      : null,
   ].filter(Boolean);
 }
 
-function row(text, logprob, isTaken, take) {
-  const share = probability(logprob);
+function row(text, logprob, isSampled, onSelect) {
+  const value = probability(logprob);
   const bar = el("span", { class: "bar" });
-  bar.style.setProperty("--share", share);
-  const words = el("span", { class: "alternative-text" }, visible(text));
-  const inside = [words, bar, el("span", { class: "share" }, percent(share))];
-  // Half a character is no place to go on from.
-  const label = `Go on with ${spoken(text)}, ${percent(share)}`;
-  const usable = take && !isTaken && text !== "" && !text.includes("\uFFFD");
+  bar.style.setProperty("--probability", value);
+  const label = el("span", { class: "alternative-text" }, visibleText(text));
+  const cells = [label, bar, el("span", { class: "probability" }, formatPercent(value))];
+  const description = `Continue with ${spokenText(text)}, ${formatPercent(value)}`;
+  // An answer cannot continue after an incomplete UTF-8 character.
+  const isSelectable = onSelect && !isSampled && text !== "" && !text.includes("\uFFFD");
   const click = () => {
     hideAlternatives();
-    take(text);
+    onSelect(text);
   };
   return el(
     "li",
-    { class: isTaken ? "taken" : null },
-    usable
-      ? el("button", { type: "button", click, "aria-label": label }, ...inside)
-      : el("span", { class: "row" }, ...inside),
+    { class: isSampled ? "sampled" : null },
+    isSelectable
+      ? el("button", { type: "button", click, "aria-label": description }, ...cells)
+      : el("span", { class: "row" }, ...cells),
   );
 }
 
 function position() {
   const token = anchor.getClientRects()[0] ?? anchor.getBoundingClientRect();
   const { width, height } = card.getBoundingClientRect();
-  const below = token.bottom + GAP + height <= innerHeight;
+  const fitsBelow = token.bottom + GAP + height <= innerHeight;
   const left = Math.max(GAP, Math.min(token.left, innerWidth - width - GAP));
-  const top = below ? token.bottom + GAP : Math.max(GAP, token.top - GAP - height);
+  const top = fitsBelow ? token.bottom + GAP : Math.max(GAP, token.top - GAP - height);
   card.style.setProperty("left", `${left}px`);
   card.style.setProperty("top", `${top}px`);
 }
 
-// Out of the card back to the token, and from there out of everything; nothing else hears of it.
-function escape(event) {
+// Escape moves the focus from the card to its token; a second Escape closes the card. Other listeners do not get it.
+function onEscape(event) {
   if (event.key !== "Escape" || card.hidden) return;
   event.stopPropagation();
   if (card.contains(document.activeElement) && anchor.tabIndex >= 0) anchor.focus();
   else hideAlternatives();
 }
 
-function keydown(event) {
+function onKeydown(event) {
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   if (!step) return;
   event.preventDefault();

@@ -1,10 +1,10 @@
-// Announcements for screen readers. A stream is not read word by word: its start and the finished answer are.
+// Announcements for screen readers: the start of an answer and the complete answer, not each token of a stream.
 
 import { byId } from "./dom.js";
 
-/** Says something politely: after what is being read. */
+/** Announces a text after the screen reader has finished what it is reading. */
 export function announce(text) {
   const region = byId("announcements");
-  // The same text twice is no change, and no change is not read out.
+  // Screen readers announce changes only, so a repeated text needs a different character.
   region.textContent = region.textContent === text ? `${text}\u00a0` : text;
 }

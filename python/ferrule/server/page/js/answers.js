@@ -1,62 +1,63 @@
-// The answers that are being written, one for each conversation at most: they go on when another conversation is
-// looked at, are drawn once a frame and kept once a second.
+// Answers that are being generated, at most one for each conversation. Generation continues while another conversation
+// is visible. The page is updated once for each frame, and the conversation is saved once a second.
 
 import { announce } from "./announce.js";
 import { append } from "./conversation.js";
 import { generate } from "./generation.js";
 import { clearNotice } from "./notice.js";
 
-const KEEP_MILLISECONDS = 1000;
-const ANNOUNCED_CHARACTERS = 2000;
+const SAVE_INTERVAL_MILLISECONDS = 1000;
+const MAX_ANNOUNCED_CHARACTERS = 2000;
 
 /**
- * `{start(…), stop(id), of(id), all()}`, by the ids of conversations.
+ * Creates `{start(…), stop(id), get(id), conversations()}`, where `id` is that of a conversation.
  *
- * `on` has `begin`, `progress` and `done`, called with a conversation and its answer, and `keep`, with a conversation.
+ * `handlers` has `onStart`, `onProgress` and `onEnd`, called with a conversation and its answer, and `save`, called
+ * with a conversation.
  */
-export function answers(on) {
+export function createAnswers(handlers) {
   const running = new Map();
-  const all = () => [...running.values()].map((one) => one.conversation);
-  const of = (id) => running.get(id) ?? null;
-  return { start, stop, of, all };
+  const conversations = () => [...running.values()].map(({ conversation }) => conversation);
+  const get = (id) => running.get(id) ?? null;
+  return { start, stop, get, conversations };
 
   /**
-   * Adds an answer below `parent` and writes it; `kept` is text and tokens that it begins with.
+   * Adds an answer below `parent` and generates it; `prefix` has the text and the tokens that it begins with.
    *
-   * One that is still being written in this conversation ends: what is asked last counts.
+   * An answer that is still being generated in this conversation is stopped.
    */
-  async function start(conversation, parent, model, kept = { content: "", tokens: [], reasoning: "" }) {
-    const fields = { role: "assistant", model, finish: null, error: null, figures: null, ...kept };
+  async function start(conversation, parent, model, prefix = { content: "", tokens: [], reasoning: "" }) {
+    const fields = { role: "assistant", model, finishReason: null, error: null, statistics: null, ...prefix };
     const answer = append(conversation, parent, fields);
     const controller = new AbortController();
     stop(conversation.id);
     running.set(conversation.id, { conversation, answer, controller });
-    announce("Answering");
-    // What went wrong before has been read by now.
+    announce("Generating an answer");
+    // An earlier error is obsolete now.
     clearNotice();
-    on.begin(conversation, answer);
-    let drawn = null;
-    let keptAt = Date.now();
-    const changed = () => {
-      drawn ??= requestAnimationFrame(() => {
-        drawn = null;
-        on.progress(conversation, answer);
+    handlers.onStart(conversation, answer);
+    let frame = null;
+    let savedAt = Date.now();
+    const onChange = () => {
+      frame ??= requestAnimationFrame(() => {
+        frame = null;
+        handlers.onProgress(conversation, answer);
       });
-      if (Date.now() - keptAt > KEEP_MILLISECONDS) {
-        keptAt = Date.now();
-        on.keep(conversation);
+      if (Date.now() - savedAt > SAVE_INTERVAL_MILLISECONDS) {
+        savedAt = Date.now();
+        handlers.save(conversation);
       }
     };
-    await generate(conversation, answer, controller.signal, changed);
-    if (drawn !== null) cancelAnimationFrame(drawn);
-    if (of(conversation.id)?.answer === answer) running.delete(conversation.id);
-    const said = answer.content.slice(0, ANNOUNCED_CHARACTERS);
-    // A refusal is an alert and read out as such.
-    if (!answer.error) announce(`${answer.finish === "stopped" ? "Stopped" : "Answer"}: ${said}`);
-    on.done(conversation, answer);
+    await generate(conversation, answer, controller.signal, onChange);
+    if (frame !== null) cancelAnimationFrame(frame);
+    if (get(conversation.id)?.answer === answer) running.delete(conversation.id);
+    const text = answer.content.slice(0, MAX_ANNOUNCED_CHARACTERS);
+    // Screen readers announce an error themselves, because it has the role "alert".
+    if (!answer.error) announce(`${answer.finishReason === "stopped" ? "Stopped" : "Answer"}: ${text}`);
+    handlers.onEnd(conversation, answer);
   }
 
-  /** Ends the answer of a conversation where it is. */
+  /** Stops the answer of a conversation. */
   function stop(id) {
     running.get(id)?.controller.abort();
   }

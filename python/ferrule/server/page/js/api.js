@@ -1,13 +1,13 @@
-// What the page asks of the server: the models, and an answer as a stream. Paths are relative, so that the page works
-// wherever it is mounted.
+// Requests to the server: the list of models, and an answer as a stream. Paths are relative, so that the page works
+// below any prefix.
 
-import { recall, remember } from "./remembered.js";
 import { events } from "./sse.js";
+import { readStorage, writeStorage } from "./storage.js";
 
-const KEY = "ferrule-api-key";
-const CUT = "The stream ended before the answer did.";
+const API_KEY = "ferrule-api-key";
+const TRUNCATED = "The connection was closed before the answer was complete.";
 
-/** What the server, or the way to it, said no with; `message` is the server's text. */
+/** An error response of the server, or a failed connection; `message` is the server's text. */
 export class ServerError extends Error {
   constructor(message, { status = null, param = null, retryAfter = null } = {}) {
     super(message);
@@ -18,27 +18,27 @@ export class ServerError extends Error {
   }
 }
 
-/** Keeps the key for this tab: it is forgotten with it. */
+/** Stores the API key until the tab is closed. */
 export function setApiKey(key) {
-  remember("tab", KEY, key);
+  writeStorage("session", API_KEY, key);
 }
 
-/** The models that can be asked: `{id, max_model_len, …}`. */
+/** Returns the available models: `{id, max_model_len, …}`. */
 export async function listModels() {
-  const response = await ask("v1/models");
+  const response = await request("v1/models");
   return (await response.json()).data;
 }
 
-/** Yields the chunks of an answer; ends early where `signal` aborts, with an AbortError. */
-export async function* streamChat(request, signal) {
-  const response = await ask("v1/chat/completions", {
+/** Yields the chunks of an answer; throws an AbortError when `signal` aborts, and a ServerError on failure. */
+export async function* streamChat(body, signal) {
+  const response = await request("v1/chat/completions", {
     method: "POST",
-    body: JSON.stringify({ ...request, stream: true, stream_options: { include_usage: true } }),
+    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
     signal,
   });
   let done = false;
-  // Read to its end: to leave behind the last word would be a disconnect.
-  for await (const data of unbroken(events(response.body))) {
+  // The stream is read to its end, because the server treats an earlier close as a disconnect.
+  for await (const data of withServerErrors(events(response.body))) {
     if (data === "[DONE]") {
       done = true;
       continue;
@@ -47,41 +47,41 @@ export async function* streamChat(request, signal) {
     if (chunk.error) throw new ServerError(chunk.error.message, { status: chunk.error.code, param: chunk.error.param });
     yield chunk;
   }
-  if (!done) throw new ServerError(CUT);
+  if (!done) throw new ServerError(TRUNCATED);
 }
 
-/** What comes of a stream; a connection that breaks is a ServerError, as each browser has other words for it. */
-async function* unbroken(stream) {
+/** Replaces the error of an interrupted connection, whose message differs between browsers, by a ServerError. */
+async function* withServerErrors(stream) {
   try {
     yield* stream;
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServerError(CUT);
+    throw new ServerError(TRUNCATED);
   }
 }
 
-async function ask(path, options = {}) {
+async function request(path, options = {}) {
   const headers = { "Content-Type": "application/json" };
-  const key = recall("tab", KEY);
+  const key = readStorage("session", API_KEY);
   if (key) headers.Authorization = `Bearer ${key}`;
   let response;
   try {
     response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServerError("The server cannot be reached.");
+    throw new ServerError("Cannot connect to the server.");
   }
-  if (!response.ok) throw await refusal(response);
+  if (!response.ok) throw await responseError(response);
   return response;
 }
 
-async function refusal(response) {
+async function responseError(response) {
   const text = await response.text();
-  const about = { status: response.status, retryAfter: response.headers.get("Retry-After") };
+  const details = { status: response.status, retryAfter: response.headers.get("Retry-After") };
   try {
     const { error } = JSON.parse(text);
-    return new ServerError(error.message, { ...about, param: error.param });
+    return new ServerError(error.message, { ...details, param: error.param });
   } catch {
-    return new ServerError(text || response.statusText || `HTTP ${response.status}`, about);
+    return new ServerError(text || response.statusText || `HTTP ${response.status}`, details);
   }
 }

@@ -1,56 +1,56 @@
-// The page put together: what is shown, and what each action does to it.
+// Entry point: creates the parts of the page and connects their actions.
 
-import { answers } from "./answers.js";
-import { composer } from "./composer.js";
-import { append, choose, discard, merge, newConversation, path, settle, siblings } from "./conversation.js";
-import { askForKey, askToDelete, showKeys } from "./dialogs.js";
+import { createAnswers } from "./answers.js";
+import { createComposer } from "./composer.js";
+import { append, markInterrupted, merge, newConversation, path, removeNode, select, siblings } from "./conversation.js";
+import { createConversationList } from "./conversation-list.js";
+import * as database from "./database.js";
+import { askForApiKey, confirmDeletion, showShortcuts } from "./dialogs.js";
 import { byId } from "./dom.js";
-import { drawers } from "./drawers.js";
-import { exchange } from "./exchange.js";
-import { contextUse, showContext } from "./figures.js";
-import { listing } from "./listing.js";
-import { modelPicker } from "./models.js";
-import { clearNotice, notice } from "./notice.js";
-import { panel } from "./panel.js";
-import { recall, remember } from "./remembered.js";
-import { shortcuts } from "./shortcuts.js";
-import * as store from "./store.js";
-import { themeSwitch } from "./theme.js";
-import { thread } from "./thread.js";
-import { offsetOf } from "./tokens.js";
+import { createImportExport } from "./import-export.js";
+import { createModelPicker } from "./models.js";
+import { clearNotice, showNotice } from "./notice.js";
+import { createSettings } from "./settings.js";
+import { addShortcuts } from "./shortcuts.js";
+import { createSidebars } from "./sidebars.js";
+import { contextUsage, showContextUsage } from "./statistics.js";
+import { readStorage, writeStorage } from "./storage.js";
+import { initTheme } from "./theme.js";
+import { createThread } from "./thread.js";
+import { tokenOffset } from "./tokens.js";
 
-const CURRENT = "ferrule-conversation";
+const CURRENT_CONVERSATION = "ferrule-conversation";
 const [UNAUTHORIZED, UNAVAILABLE] = [401, 503];
-// A server that still loads its model is asked again.
+// Interval of requests to a server that is still loading its model.
 const LOADING_MILLISECONDS = 2000;
 
 let conversation = newConversation();
 
-const sides = drawers();
-const models = modelPicker(() => (conversation.model = models.chosen()));
-const settings = panel(() => keepIfBegun());
-const files = exchange({ current: () => conversation, show: adopt, refresh: refreshList });
-const list = listing({ open, rename, exportOne: files.exportOne, remove });
-const messages = thread({ edit, regenerate, goOn, choose: chooseVersion, branch });
-const running = answers({ begin, progress, keep, done });
-const writer = composer({ send, stop: () => running.stop(conversation.id) });
+const sidebars = createSidebars();
+const models = createModelPicker(() => (conversation.model = models.selected()));
+const settings = createSettings(() => saveUnlessEmpty());
+const files = createImportExport({ current: () => conversation, show: showConversation, refresh: refreshList });
+const list = createConversationList({ open, rename, exportCurrent: files.exportCurrent, remove });
+const thread = createThread({ edit, regenerate, continueAnswer, selectVersion, continueFromToken });
+const answers = createAnswers({ onStart, onProgress, onEnd, save });
+const composer = createComposer({ send, stop: () => answers.stop(conversation.id) });
 
-function show() {
-  const now = running.of(conversation.id);
-  messages.show(conversation, now?.answer.id);
-  writer.setRunning(now !== null);
-  meter();
+function render() {
+  const running = answers.get(conversation.id);
+  thread.show(conversation, running?.answer.id);
+  composer.setRunning(running !== null);
+  updateContextUsage();
   document.title = conversation.title ? `${conversation.title} · ferrule` : "ferrule";
 }
 
-function meter() {
-  const shown = path(conversation).filter(({ role }) => role === "assistant");
-  const model = shown.at(-1)?.model ?? models.chosen();
-  showContext(byId("context"), contextUse(shown, models.all(), model));
+function updateContextUsage() {
+  const visible = path(conversation).filter(({ role }) => role === "assistant");
+  const model = visible.at(-1)?.model ?? models.selected();
+  showContextUsage(byId("context"), contextUsage(visible, models.all(), model));
 }
 
 async function refreshList() {
-  const entries = await store.list().catch(() => []);
+  const entries = await database.list().catch(() => []);
   const { id, title } = conversation;
   if (!entries.some((entry) => entry.id === id)) entries.unshift({ id, title });
   list.show(entries, id);
@@ -58,117 +58,117 @@ async function refreshList() {
 
 // --- Conversations
 
-function adopt(next) {
+function showConversation(next) {
   conversation = next;
-  remember("tab", CURRENT, conversation.id);
-  models.choose(conversation.model);
+  writeStorage("session", CURRENT_CONVERSATION, conversation.id);
+  models.select(conversation.model);
   settings.show(conversation);
-  messages.toEnd();
-  show();
+  thread.scrollToEnd();
+  render();
 }
 
-/** A new conversation has the settings of the one before. */
 async function create() {
   if (path(conversation).length > 0) {
-    const { model, system, parameters } = conversation;
-    adopt(newConversation({ model, system, parameters }));
+    // A new conversation has the settings of the current one.
+    showConversation(newConversation(conversation));
     await refreshList();
   }
-  sides.closeAll();
-  writer.focus();
+  sidebars.closeOverlays();
+  composer.focus();
 }
 
 async function open(id) {
   if (id !== conversation.id) {
     const found = await find(id);
     if (!found) return refreshList();
-    adopt(found);
+    showConversation(found);
     await refreshList();
   }
-  if (sides.closeAll()) writer.focus();
+  if (sidebars.closeOverlays()) composer.focus();
 }
 
-// What is being written is shown as it is, not as it was kept last.
+// A conversation with a running answer is newer in memory than in the database.
 async function find(id) {
-  const kept = running.of(id)?.conversation ?? (await store.load(id));
-  return running.of(id) || !kept ? kept : settle(kept);
+  const running = answers.get(id);
+  if (running) return running.conversation;
+  const saved = await database.load(id);
+  return saved && markInterrupted(saved);
 }
 
-// What another tab has said is shown here too, and what it has deleted is gone.
-async function follow(ids) {
+async function onOtherTabChange(ids) {
   for (const id of ids) {
-    const mine = running.of(id)?.conversation ?? (id === conversation.id ? conversation : null);
-    if (!mine) continue;
-    const kept = await store.load(id);
-    if (kept) takeOver(mine, kept);
-    else await leave(id);
+    const local = answers.get(id)?.conversation ?? (id === conversation.id ? conversation : null);
+    if (!local) continue;
+    const saved = await database.load(id);
+    if (saved) applyChanges(local, saved);
+    else await close(id);
   }
   await refreshList();
 }
 
-function takeOver(mine, kept) {
-  const { title, model, system, parameters } = kept;
-  const isSet = JSON.stringify([mine.system, mine.parameters]) === JSON.stringify([system, parameters]);
-  merge(mine, kept);
-  Object.assign(mine, { title, model, system, parameters });
-  if (mine !== conversation) return;
-  // A field that someone is writing in is let alone.
-  if (!isSet) settings.show(conversation);
-  show();
+function applyChanges(local, saved) {
+  const { title, model, system, parameters } = saved;
+  const hasSameSettings = JSON.stringify([local.system, local.parameters]) === JSON.stringify([system, parameters]);
+  merge(local, saved);
+  Object.assign(local, { title, model, system, parameters });
+  if (local !== conversation) return;
+  // Unchanged settings are not shown again, because the user may be editing a field.
+  if (!hasSameSettings) settings.show(conversation);
+  render();
 }
 
 async function rename(id, title) {
   conversation.title = title;
-  await keep(conversation);
-  show();
+  await save(conversation);
+  render();
 }
 
 async function remove(id, title) {
-  if (!(await askToDelete(title))) return;
-  await store.remove(id);
-  await leave(id);
+  if (!(await confirmDeletion(title))) return;
+  await database.remove(id);
+  await close(id);
   await refreshList();
-  writer.focus();
+  composer.focus();
 }
 
-/** Ends what belongs to a conversation that was deleted, and shows another one in its place. */
-async function leave(id) {
-  running.stop(id);
+/** Stops the answer of a deleted conversation and shows another conversation if it was visible. */
+async function close(id) {
+  answers.stop(id);
   if (id !== conversation.id) return;
-  const [next] = await store.list();
-  adopt(next ? await find(next.id) : newConversation(conversation));
+  const [next] = await database.list();
+  showConversation(next ? await find(next.id) : newConversation(conversation));
 }
 
-async function keep(kept) {
+async function save(changed) {
   try {
-    await store.save(kept);
+    await database.save(changed);
     await refreshList();
   } catch (error) {
-    notice(`The conversation could not be kept in this browser: ${error.message}`);
+    showNotice(`Cannot save the conversation in this browser: ${error.message}`);
   }
 }
 
-function keepIfBegun() {
-  if (path(conversation).length > 0) keep(conversation);
+function saveUnlessEmpty() {
+  if (path(conversation).length > 0) save(conversation);
 }
 
 // --- Messages and answers
 
 function send(text) {
-  if (models.chosen() === null) {
-    notice("There is no model to ask yet.", start);
+  if (models.selected() === null) {
+    showNotice("No model is available yet.", loadModels);
     return false;
   }
   const last = path(conversation).at(-1) ?? null;
   const message = append(conversation, last?.id ?? null, { role: "user", content: text });
-  messages.toEnd();
+  thread.scrollToEnd();
   answer(message.id);
   return true;
 }
 
-function answer(parent, kept) {
-  conversation.model = models.chosen();
-  running.start(conversation, parent, conversation.model, kept);
+function answer(parent, prefix) {
+  conversation.model = models.selected();
+  answers.start(conversation, parent, conversation.model, prefix);
 }
 
 function edit(node, text) {
@@ -177,124 +177,124 @@ function edit(node, text) {
     answer(message.id);
   } else {
     const { model, reasoning } = node;
-    append(conversation, node.parent, {
-      role: "assistant", content: text, tokens: [], model, reasoning, figures: null, finish: "stop", error: null,
-    });
-    keep(conversation);
+    const edited = { content: text, tokens: [], statistics: null, finishReason: "stop", error: null };
+    append(conversation, node.parent, { role: "assistant", model, reasoning, ...edited });
+    save(conversation);
   }
-  show();
-  writer.focus();
+  render();
+  composer.focus();
 }
 
 function regenerate(node) {
-  if (node.error && node.content === "") discard(conversation, node);
+  if (node.error && node.content === "") removeNode(conversation, node);
   answer(node.parent);
 }
 
-function goOn(node) {
-  answer(node.parent, { content: node.content, tokens: [...node.tokens], reasoning: node.reasoning });
+function continueAnswer({ parent, content, tokens, reasoning }) {
+  answer(parent, { content, tokens: [...tokens], reasoning });
 }
 
-/** Another version of an answer: as it was up to a token, then `text`, then what the model makes of it. */
-function branch(node, index, text) {
+/** Generates a version of an answer that has `text` in place of a token, and the same text before it. */
+function continueFromToken(node, index, text) {
   const { top } = node.tokens[index];
   const [, logprob] = top.find(([other]) => other === text);
-  const content = node.content.slice(0, offsetOf(node.tokens, node.content, index)) + text;
+  const content = node.content.slice(0, tokenOffset(node.tokens, node.content, index)) + text;
   const tokens = [...node.tokens.slice(0, index), { text, logprob, top }];
   answer(node.parent, { content, tokens, reasoning: node.reasoning });
-  writer.focus();
+  composer.focus();
 }
 
-function chooseVersion(node, button) {
-  choose(conversation, node);
-  keep(conversation);
-  show();
-  messages.view(node)?.element.querySelector(`[data-act="${button}"]:not(:disabled), [data-act="copy"]`)?.focus();
+function selectVersion(node, action) {
+  select(conversation, node);
+  save(conversation);
+  render();
+  const { element } = thread.view(node);
+  element.querySelector(`[data-action="${action}"]:not(:disabled), [data-action="copy"]`)?.focus();
 }
 
-function begin(begun) {
-  keep(begun);
-  if (begun === conversation) show();
+function onStart(changed) {
+  save(changed);
+  if (changed === conversation) render();
 }
 
-function progress(changed, node) {
+function onProgress(changed, node) {
   if (changed !== conversation) return;
-  messages.refresh(conversation, node, true);
-  meter();
+  thread.refresh(conversation, node, true);
+  updateContextUsage();
 }
 
-async function done(finished, node) {
-  await keep(finished);
-  if (finished === conversation) show();
-  const given = node.error?.status === UNAUTHORIZED && (await askForKey(node.error.message));
-  if (given && finished === conversation) regenerate(node);
+async function onEnd(changed, node) {
+  await save(changed);
+  if (changed === conversation) render();
+  const hasNewKey = node.error?.status === UNAUTHORIZED && (await askForApiKey(node.error.message));
+  if (hasNewKey && changed === conversation) regenerate(node);
 }
 
-// --- Keys
+// --- Keyboard shortcuts
 
-function lastOf(role) {
+function lastMessage(role) {
   return path(conversation).findLast((node) => node.role === role);
 }
 
-function version(step) {
-  const node = path(conversation).findLast((shown) => siblings(conversation, shown).length > 1);
-  const beside = node ? siblings(conversation, node) : [];
-  const next = beside[beside.indexOf(node) + step];
-  if (next) {
-    choose(conversation, next);
-    keep(conversation);
-    show();
-  }
+function stepVersion(step) {
+  const node = path(conversation).findLast((visible) => siblings(conversation, visible).length > 1);
+  const versions = node ? siblings(conversation, node) : [];
+  const next = versions[versions.indexOf(node) + step];
+  if (!next) return;
+  select(conversation, next);
+  save(conversation);
+  render();
 }
 
-function escape() {
-  if (!sides.closeAll()) running.stop(conversation.id);
+function closeOrStop() {
+  if (!sidebars.closeOverlays()) answers.stop(conversation.id);
 }
 
-// --- Beginning
+// --- Start
 
-async function start() {
+async function loadModels() {
   try {
     await models.load();
-    models.choose(conversation.model);
-    meter();
+    models.select(conversation.model);
+    updateContextUsage();
     clearNotice();
   } catch (error) {
-    notice(error.message, start);
-    if (error.status === UNAVAILABLE) setTimeout(start, LOADING_MILLISECONDS);
+    showNotice(error.message, loadModels);
+    if (error.status === UNAVAILABLE) setTimeout(loadModels, LOADING_MILLISECONDS);
   }
 }
 
 async function restore() {
   try {
-    const [latest] = await store.list();
-    const found = (await find(recall("tab", CURRENT) ?? "")) ?? (latest && (await find(latest.id)));
-    adopt(found ?? conversation);
+    const [latest] = await database.list();
+    const current = await find(readStorage("session", CURRENT_CONVERSATION) ?? "");
+    showConversation(current ?? (latest && (await find(latest.id))) ?? conversation);
     await refreshList();
   } catch (error) {
-    adopt(conversation);
+    showConversation(conversation);
     list.show([], conversation.id);
-    notice(`This browser keeps no conversations: ${error.message}`);
+    showNotice(`This browser does not save conversations: ${error.message}`);
   }
 }
 
-themeSwitch();
-shortcuts({
-  create,
-  conversations: () => sides.toggle("sidebar"),
-  settings: () => sides.toggle("settings"),
-  regenerate: () => lastOf("assistant") && regenerate(lastOf("assistant")),
-  edit: () => lastOf("user") && messages.view(lastOf("user")).edit(),
-  keys: showKeys,
-  version,
-  escape,
+initTheme();
+addShortcuts({
+  newChat: create,
+  conversations: () => sidebars.toggle("sidebar"),
+  settings: () => sidebars.toggle("settings"),
+  regenerate: () => lastMessage("assistant") && regenerate(lastMessage("assistant")),
+  edit: () => lastMessage("user") && thread.view(lastMessage("user")).edit(),
+  showShortcuts,
+  stepVersion,
+  escape: closeOrStop,
 });
 byId("new").addEventListener("click", create);
-byId("keys").addEventListener("click", showKeys);
-const take = ({ currentTarget }) => writer.fill(currentTarget.textContent);
-document.querySelectorAll("#examples button").forEach((example) => example.addEventListener("click", take));
-store.onChange(follow);
-addEventListener("pagehide", () => running.all().forEach(keep));
+byId("shortcuts").addEventListener("click", showShortcuts);
+for (const example of document.querySelectorAll("#examples button")) {
+  example.addEventListener("click", () => composer.setText(example.textContent));
+}
+database.onChange(onOtherTabChange);
+addEventListener("pagehide", () => answers.conversations().forEach(save));
 await restore();
-await start();
-writer.focus();
+await loadModels();
+composer.focus();

@@ -1,20 +1,21 @@
-// Copying. The clipboard's own interface exists on https and on this machine alone; elsewhere the old way has to do.
+// Copy buttons. Browsers provide `navigator.clipboard` on https and localhost only; elsewhere the page uses the
+// deprecated `document.execCommand`.
 
-import { button, icon } from "./icons.js";
 import { announce } from "./announce.js";
 import { el } from "./dom.js";
+import { button, icon } from "./icons.js";
 
-const SHOWN_MILLISECONDS = 1500;
+const CHECK_MARK_MILLISECONDS = 1500;
 
-/** A button that copies what `text()` says. */
+/** Creates a button that copies the result of `text()`. */
 export function copyButton(label, text, attributes) {
   const made = button("copy", label, async () => {
     await copy(text());
-    const before = made.querySelector(".icon");
-    const done = icon("check");
-    before.replaceWith(done);
+    const copyIcon = made.querySelector(".icon");
+    const checkIcon = icon("check");
+    copyIcon.replaceWith(checkIcon);
     announce("Copied");
-    setTimeout(() => done.replaceWith(before), SHOWN_MILLISECONDS);
+    setTimeout(() => checkIcon.replaceWith(copyIcon), CHECK_MARK_MILLISECONDS);
   }, attributes);
   return made;
 }

@@ -1,14 +1,14 @@
-// A block of code, with its language and a button that copies it.
+// Code blocks with their language and a copy button.
 
 import { copyButton } from "./clipboard.js";
 import { el } from "./dom.js";
 
-/** The block; `nodes` are its text, cut where tokens end. */
+/** Creates a code block; `nodes` are the text nodes and token elements of `text`. */
 export function codeBlock(text, language, nodes) {
   const name = (language ?? "").split(/\s/, 1)[0];
   const copy = copyButton("Copy code", () => text, { class: "plain-button" });
-  // It scrolls sideways, so that the keyboard has to reach it.
   const label = name ? `Code, ${name}` : "Code";
+  // The block scrolls sideways, so the keyboard must be able to focus it.
   return el(
     "figure",
     { class: "code" },

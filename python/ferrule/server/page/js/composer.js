@@ -1,12 +1,13 @@
-// Where a message is written. Enter sends and Shift+Enter is a new line; on glass Enter is a new line.
+// The message field. Enter sends the message and Shift+Enter starts a new line; on touch screens Enter starts a new
+// line.
 
-import { byId, growing, hasCoarsePointer } from "./dom.js";
+import { autoGrow, byId, hasTouchScreen } from "./dom.js";
 import { icon } from "./icons.js";
 
-/** The form: `{setRunning(running), focus(), fill(text)}`; `send(text)` says whether the text was taken. */
-export function composer({ send, stop }) {
+/** Creates `{setRunning(running), focus(), setText(text)}`; `send(text)` returns whether the message was accepted. */
+export function createComposer({ send, stop }) {
   const form = byId("composer");
-  const area = growing(byId("prompt"));
+  const area = autoGrow(byId("prompt"));
   const button = byId("send");
   let running = false;
 
@@ -15,21 +16,21 @@ export function composer({ send, stop }) {
     submit();
   });
   area.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing || hasCoarsePointer()) return;
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || hasTouchScreen()) return;
     event.preventDefault();
     if (!running) submit();
   });
   setRunning(false);
-  return { setRunning, focus, fill };
+  return { setRunning, focus, setText };
 
   function submit() {
     if (running) return stop();
-    if (area.value.trim() !== "" && send(area.value)) write("");
+    if (area.value.trim() !== "" && send(area.value)) setValue("");
   }
 
-  // On glass the focus would bring the keyboard over what there is to read.
+  // On touch screens the focus would open the keyboard, which covers the messages.
   function focus() {
-    if (!hasCoarsePointer()) area.focus();
+    if (!hasTouchScreen()) area.focus();
   }
 
   function setRunning(value) {
@@ -37,15 +38,15 @@ export function composer({ send, stop }) {
     button.replaceChildren(icon(running ? "stop" : "send"));
     button.setAttribute("aria-label", running ? "Stop" : "Send");
     button.title = running ? "Stop (Esc)" : "Send (Enter)";
-    button.classList.toggle("stops", running);
+    button.classList.toggle("stop", running);
   }
 
-  function fill(text) {
-    write(text);
+  function setText(text) {
+    setValue(text);
     area.focus();
   }
 
-  function write(text) {
+  function setValue(text) {
     area.value = text;
     area.dispatchEvent(new Event("input"));
   }

@@ -1,21 +1,22 @@
-// A conversation is a tree: to edit a message, or to ask again, adds a sibling and loses nothing. What is shown is the
-// path from the root through the children that were chosen last.
+// Data of a conversation. It is a tree: an edited message and a regenerated answer are siblings of the original. The
+// visible messages are the path from the root through the selected children.
 //
-//   {format, id, title, created, updated, model, system, parameters, nodes: {id: node}, chosen: {parent: child}}
-//   node: {id, parent, role, content, created} and of answers {reasoning, tokens, model, figures, finish, error}
+//   {format, id, title, created, updated, model, system, parameters, nodes: {id: node}, selected: {parent: child}}
+//   node: {id, parent, role, content, created}
+//   answer: a node with {reasoning, tokens, model, statistics, finishReason, error}
 
-import { identifier } from "./identifier.js";
+import { newId } from "./identifier.js";
 
 export const FORMAT = 1;
 const ROOT = "";
-const TITLE_LENGTH = 60;
+const MAX_TITLE_LENGTH = 60;
 
-/** An empty conversation with these settings, for example those of another one; it is kept once something was said. */
+/** Creates an empty conversation with these settings; it is saved with its first message. */
 export function newConversation({ model = null, system = "", parameters = {} } = {}) {
   const now = Date.now();
   return {
     format: FORMAT,
-    id: identifier(),
+    id: newId(),
     title: "",
     created: now,
     updated: now,
@@ -23,36 +24,36 @@ export function newConversation({ model = null, system = "", parameters = {} } =
     system,
     parameters: { ...parameters },
     nodes: {},
-    chosen: {},
+    selected: {},
   };
 }
 
-/** Adds a node below `parent` (null: at the root), shows it, and returns it. */
+/** Adds a node below `parent` (null for the root), selects it, and returns it. */
 export function append(conversation, parent, fields) {
-  const node = { id: identifier(), parent, created: Date.now(), ...fields };
+  const node = { id: newId(), parent, created: Date.now(), ...fields };
   conversation.nodes[node.id] = node;
   conversation.updated = node.created;
   if (conversation.title === "" && node.role === "user") conversation.title = titleOf(node.content);
-  choose(conversation, node);
+  select(conversation, node);
   return node;
 }
 
-/** Takes away a node that has nothing below it. */
-export function discard(conversation, node) {
+/** Removes a node without children. */
+export function removeNode(conversation, node) {
   delete conversation.nodes[node.id];
 }
 
 /**
- * Takes over from another copy of a conversation, of another tab, what was said there: nodes that this one has not, and
- * of one that both have the copy that is further. A version that is shown here stays the one that is shown.
+ * Adds the nodes of another tab's copy of a conversation. Where both copies have a node, the more complete one is kept.
+ * The selection of this copy has precedence.
  */
 export function merge(conversation, other) {
   const { nodes } = conversation;
   let added = false;
   for (const node of Object.values(other.nodes)) {
-    const here = nodes[node.id];
-    if (here) {
-      if (isFurther(node, here)) Object.assign(here, node);
+    const local = nodes[node.id];
+    if (local) {
+      if (isMoreComplete(node, local)) Object.assign(local, node);
       // A failed answer without text is removed before the next attempt.
     } else if (!(node.error && node.content === "")) {
       nodes[node.id] = node;
@@ -63,61 +64,57 @@ export function merge(conversation, other) {
     const byAge = Object.values(nodes).sort((one, two) => one.created - two.created);
     conversation.nodes = Object.fromEntries(byAge.map((node) => [node.id, node]));
   }
-  conversation.chosen = { ...other.chosen, ...conversation.chosen };
+  conversation.selected = { ...other.selected, ...conversation.selected };
   conversation.updated = Math.max(conversation.updated, other.updated);
 }
 
-// An answer grows until it has ended; "stopped" may be what a tab that did not write it took it for.
-function isFurther(one, two) {
+// An answer grows until it ends. A tab that loads an answer of another tab marks it "stopped", so that any other finish
+// reason has precedence.
+function isMoreComplete(one, two) {
   const length = ({ content, reasoning = "" }) => content.length + reasoning.length;
-  const end = ({ finish }) => (finish === null ? 0 : finish === "stopped" ? 1 : 2);
-  return length(one) !== length(two) ? length(one) > length(two) : end(one) > end(two);
+  const progress = ({ finishReason }) => (finishReason === null ? 0 : finishReason === "stopped" ? 1 : 2);
+  return length(one) !== length(two) ? length(one) > length(two) : progress(one) > progress(two);
 }
 
-/** Says of answers that were cut off with the page they were written on that they were. */
-export function settle(conversation) {
-  for (const node of Object.values(conversation.nodes)) if (node.finish === null) node.finish = "stopped";
+/** Marks answers as stopped whose page was closed during generation; returns the conversation. */
+export function markInterrupted(conversation) {
+  for (const node of Object.values(conversation.nodes)) if (node.finishReason === null) node.finishReason = "stopped";
   return conversation;
 }
 
-/** The nodes below one (null: at the root), the oldest first. */
-export function children(conversation, parent) {
+/** Returns a node and its siblings, oldest first. */
+export function siblings(conversation, { parent }) {
   return Object.values(conversation.nodes).filter((node) => node.parent === parent);
 }
 
-/** A node and those beside it, the oldest first. */
-export function siblings(conversation, node) {
-  return children(conversation, node.parent);
+/** Selects a node among its siblings. */
+export function select(conversation, node) {
+  conversation.selected[node.parent ?? ROOT] = node.id;
 }
 
-/** Shows the branch of this node. */
-export function choose(conversation, node) {
-  conversation.chosen[node.parent ?? ROOT] = node.id;
-}
-
-/** The nodes shown, from the first message on. */
+/** Returns the visible nodes, starting with the first message. */
 export function path(conversation) {
   const byParent = Map.groupBy(Object.values(conversation.nodes), (node) => node.parent);
-  const shown = [];
+  const visible = [];
   let parent = null;
   while (byParent.has(parent)) {
-    const chosen = conversation.chosen[parent ?? ROOT];
-    const below = byParent.get(parent);
-    const node = below.find(({ id }) => id === chosen) ?? below.at(-1);
-    shown.push(node);
+    const selected = conversation.selected[parent ?? ROOT];
+    const children = byParent.get(parent);
+    const node = children.find(({ id }) => id === selected) ?? children.at(-1);
+    visible.push(node);
     parent = node.id;
   }
-  return shown;
+  return visible;
 }
 
-/** The nodes from the first message to this one. */
-export function ancestry(conversation, node) {
-  const line = [];
-  for (let at = node; at; at = at.parent === null ? null : conversation.nodes[at.parent]) line.unshift(at);
-  return line;
+/** Returns the nodes from the first message to this one. */
+export function ancestors(conversation, node) {
+  const nodes = [];
+  for (let at = node; at; at = at.parent === null ? null : conversation.nodes[at.parent]) nodes.unshift(at);
+  return nodes;
 }
 
 function titleOf(text) {
   const line = text.trim().split("\n", 1)[0].trim();
-  return line.length <= TITLE_LENGTH ? line : `${line.slice(0, TITLE_LENGTH - 1).trimEnd()}…`;
+  return line.length <= MAX_TITLE_LENGTH ? line : `${line.slice(0, MAX_TITLE_LENGTH - 1).trimEnd()}…`;
 }

@@ -1,35 +1,34 @@
-// What the page asks for in between: the key, whether to delete; and the list of keys.
+// Dialogs: the API key, the confirmation of a deletion, and the list of keyboard shortcuts.
 
 import { setApiKey } from "./api.js";
 import { byId } from "./dom.js";
 
-/** Asks for the API key until one is given or the dialog is left; resolves to whether there is one. */
-export function askForKey(message) {
-  const dialog = byId("key-dialog");
-  const input = byId("key");
-  byId("key-message").textContent = message;
+/** Asks for the API key; resolves to whether the user entered one. */
+export async function askForApiKey(message) {
+  const input = byId("api-key");
+  byId("api-key-message").textContent = message;
   input.value = "";
-  return answered(dialog).then((answer) => {
-    const given = answer === "use" && input.value.trim() !== "";
-    if (given) setApiKey(input.value.trim());
-    input.value = "";
-    return given;
-  });
+  const answer = await openDialog(byId("api-key-dialog"));
+  const key = input.value.trim();
+  input.value = "";
+  if (answer !== "use" || key === "") return false;
+  setApiKey(key);
+  return true;
 }
 
-/** Asks whether a conversation is to be deleted. */
-export function askToDelete(title) {
-  byId("delete-title").textContent = title || "New conversation";
-  return answered(byId("delete-dialog")).then((answer) => answer === "delete");
+/** Asks whether to delete a conversation; resolves to the answer. */
+export async function confirmDeletion(title) {
+  byId("delete-title").textContent = title || "New chat";
+  return (await openDialog(byId("delete-dialog"))) === "delete";
 }
 
-/** Shows the list of keys. */
-export function showKeys() {
-  answered(byId("keys-dialog"));
+/** Shows the list of keyboard shortcuts. */
+export function showShortcuts() {
+  openDialog(byId("shortcuts-dialog"));
 }
 
-// The forms have method="dialog": the button that is pressed is the answer, and Escape is none.
-function answered(dialog) {
+// The forms have method="dialog", so that the value of the pressed button is the return value; Escape returns "".
+function openDialog(dialog) {
   dialog.returnValue = "";
   if (!dialog.open) dialog.showModal();
   return new Promise((resolve) => {

@@ -1,25 +1,25 @@
-// Elements are made here and nowhere else, so that text stays text: nothing that a model or a file says is ever parsed
-// as HTML. The policy that the server sends (Trusted Types) holds the page to it.
+// All elements are created here, so that text is never parsed as HTML. The content security policy of the server
+// (Trusted Types) enforces it.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element; functions among the attributes are listeners, what is null or false is left out. */
+/** Creates an element; attributes that are functions become listeners, null and false are omitted. */
 export function el(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
-/** The same for the elements of a drawing. */
+/** Creates an SVG element, like `el`. */
 export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** The element of the page with this id. */
+/** Returns the element with this id. */
 export function byId(id) {
   return document.getElementById(id);
 }
 
-/** Lets a text field grow with what is written, where the style sheet alone cannot. */
-export function growing(area) {
+/** Makes a text field grow with its text in browsers without `field-sizing`; returns the field. */
+export function autoGrow(area) {
   if (CSS.supports("field-sizing", "content")) return area;
   area.addEventListener("input", () => {
     area.style.setProperty("height", "auto");
@@ -28,8 +28,8 @@ export function growing(area) {
   return area;
 }
 
-/** Whether whoever uses the page types on glass, where Enter has to be a new line. */
-export function hasCoarsePointer() {
+/** Returns whether the main input device is a touch screen, whose keyboard has no Shift+Enter. */
+export function hasTouchScreen() {
   return matchMedia("(pointer: coarse)").matches;
 }
 

@@ -1,11 +1,11 @@
-// A message while it is edited: in its place, with the words on it.
+// The form that edits a message in its place.
 
-import { el, growing, hasCoarsePointer } from "./dom.js";
+import { autoGrow, el, hasTouchScreen } from "./dom.js";
 import { button } from "./icons.js";
 
-/** The form; `save(text)` or `cancel()` is called once. */
-export function editor({ text, label, action, save, cancel }) {
-  const area = growing(el("textarea", { "aria-label": label, rows: "3", keydown }));
+/** Creates `{form, focus()}`; either `save(text)` or `cancel()` is called, once. */
+export function createEditor({ text, label, saveLabel, save, cancel }) {
+  const area = autoGrow(el("textarea", { "aria-label": label, rows: "3", keydown }));
   area.value = text;
   const form = el(
     "form",
@@ -14,7 +14,7 @@ export function editor({ text, label, action, save, cancel }) {
     el(
       "div",
       { class: "actions" },
-      el("button", { type: "submit", class: "primary" }, action),
+      el("button", { type: "submit", class: "primary" }, saveLabel),
       button("close", "Cancel", cancel, { class: "plain-button" }),
     ),
   );
@@ -29,7 +29,7 @@ export function editor({ text, label, action, save, cancel }) {
     if (event.key === "Escape") {
       event.stopPropagation();
       cancel();
-    } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !hasCoarsePointer()) {
+    } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !hasTouchScreen()) {
       submit(event);
     }
   }

@@ -1,6 +1,6 @@
-// Runs before the page is drawn, so that a dark page does not flash white. Everything else is in modules.
+// Sets the theme before the first paint, so that a dark page does not flash white; modules run later.
 try {
   document.documentElement.dataset.theme = localStorage.getItem("ferrule-theme") ?? "auto";
 } catch {
-  // A browser that keeps nothing shows what the system has.
+  // Without storage the page follows the system.
 }

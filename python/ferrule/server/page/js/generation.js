@@ -1,90 +1,90 @@
-// One answer as it comes: text, reasoning, tokens and figures are written into the node of the conversation.
+// Generation of one answer: writes the streamed text, reasoning, tokens and statistics to the answer's node.
 
 import { streamChat } from "./api.js";
-import { requestFor } from "./request.js";
+import { buildRequest } from "./request.js";
 import { TokenReader } from "./tokens.js";
 
-// How often the time is shown while the prompt is read.
-const CLOCK_MILLISECONDS = 250;
-// A browser reads what came meanwhile at once: what takes less says nothing of the model.
-const MEASURABLE_MILLISECONDS = 20;
+// Interval at which the elapsed time is updated until the first token.
+const TIMER_MILLISECONDS = 250;
+// Browsers deliver buffered chunks at once, so the rate of shorter intervals is meaningless.
+const MIN_MEASURED_MILLISECONDS = 20;
 
 /**
- * Fills `answer` until it ends, fails, or `signal` aborts; calls `changed` after each chunk.
+ * Fills `answer` until it ends, fails, or `signal` aborts; calls `onChange` after each chunk.
  *
- * `finish` is the server's reason, "stopped" when the user ended it, or "error" beside `error`.
+ * `finishReason` is that of the server, "stopped" if the user stopped the answer, or "error" if `error` is set.
  */
-export async function generate(conversation, answer, signal, changed) {
+export async function generate(conversation, answer, signal, onChange) {
   const reader = new TokenReader();
-  const asked = performance.now();
-  const request = requestFor(conversation, answer);
-  const kept = answer.tokens.length;
-  answer.figures = { milliseconds: 0 };
-  const clock = setInterval(() => {
-    if (answer.figures.firstToken === undefined) {
-      answer.figures.waited = performance.now() - asked;
-      changed();
+  const start = performance.now();
+  const request = buildRequest(conversation, answer);
+  const prefixTokens = answer.tokens.length;
+  answer.statistics = { milliseconds: 0 };
+  const timer = setInterval(() => {
+    if (answer.statistics.firstToken === undefined) {
+      answer.statistics.elapsed = performance.now() - start;
+      onChange();
     }
-  }, CLOCK_MILLISECONDS);
+  }, TIMER_MILLISECONDS);
   try {
     for await (const chunk of streamChat(request, signal)) {
-      take(answer, chunk, reader);
-      measure(answer, chunk, performance.now() - asked, kept);
-      changed();
+      addChunk(answer, chunk, reader);
+      updateStatistics(answer, chunk, performance.now() - start, prefixTokens);
+      onChange();
     }
-    answer.finish ??= "stop";
+    answer.finishReason ??= "stop";
   } catch (error) {
     if (error.name === "AbortError") {
-      answer.finish = "stopped";
+      answer.finishReason = "stopped";
     } else {
-      answer.finish = "error";
+      answer.finishReason = "error";
       const { message, status = null, param = null, retryAfter = null } = error;
       answer.error = { message, status, param, retryAfter };
     }
   } finally {
-    clearInterval(clock);
+    clearInterval(timer);
   }
   conversation.updated = Date.now();
 }
 
-function take(answer, { choices }, reader) {
+function addChunk(answer, { choices }, reader) {
   const choice = choices?.[0];
   if (!choice) return;
   const { content, reasoning_content: reasoning = choice.delta?.reasoning } = choice.delta ?? {};
   if (reasoning) answer.reasoning += reasoning;
   if (content) answer.content += content;
-  // The tokens of the reasoning part are not kept: alternatives are shown where the answer is.
+  // Tokens of the reasoning are not saved, because only tokens of the answer have visible alternatives.
   for (const entry of choice.logprobs?.content ?? []) {
     const token = reader.read(entry);
     if (!reasoning) answer.tokens.push(token);
   }
-  if (choice.finish_reason) answer.finish = choice.finish_reason;
+  if (choice.finish_reason) answer.finishReason = choice.finish_reason;
 }
 
-function measure(answer, { usage, choices }, milliseconds, kept) {
-  const { figures } = answer;
+function updateStatistics(answer, { usage, choices }, milliseconds, prefixTokens) {
+  const { statistics } = answer;
   const delta = choices?.[0]?.delta ?? {};
   if (delta.content || delta.reasoning_content || delta.reasoning) {
-    figures.firstToken ??= milliseconds;
-    figures.chunks = (figures.chunks ?? 0) + 1;
-    figures.milliseconds = milliseconds;
+    statistics.firstToken ??= milliseconds;
+    statistics.chunks = (statistics.chunks ?? 0) + 1;
+    statistics.milliseconds = milliseconds;
   }
-  // Chunks stand in for tokens until the server has counted them.
-  figures.completionTokens = Math.max(answer.tokens.length - kept, figures.chunks ?? 0);
+  // The number of chunks approximates the number of tokens until the server reports it.
+  statistics.completionTokens = Math.max(answer.tokens.length - prefixTokens, statistics.chunks ?? 0);
   if (usage) {
-    figures.promptTokens = usage.prompt_tokens;
-    figures.completionTokens = usage.completion_tokens;
-    figures.cachedTokens = usage.prompt_tokens_details?.cached_tokens ?? null;
+    statistics.promptTokens = usage.prompt_tokens;
+    statistics.completionTokens = usage.completion_tokens;
+    statistics.cachedTokens = usage.prompt_tokens_details?.cached_tokens ?? null;
   }
 }
 
-/** Tokens per second behind the first, or null while there is too little to divide. */
-export function speed({ firstToken, milliseconds, completionTokens }) {
-  const taken = milliseconds - firstToken;
-  return taken >= MEASURABLE_MILLISECONDS && completionTokens > 1 ? ((completionTokens - 1) / taken) * 1000 : null;
+/** Returns the decode rate in tokens per second, without the first token; null if there is too little data. */
+export function tokensPerSecond({ firstToken, milliseconds, completionTokens }) {
+  const decode = milliseconds - firstToken;
+  return decode >= MIN_MEASURED_MILLISECONDS && completionTokens > 1 ? ((completionTokens - 1) / decode) * 1000 : null;
 }
 
-/** How many tokens of the context an answer and what stands above it take; null where the server has not said. */
+/** Returns the number of context tokens of an answer and its prompt; null until the server reports it. */
 export function contextTokens({ promptTokens, completionTokens }) {
   return promptTokens === undefined ? null : promptTokens + completionTokens;
 }

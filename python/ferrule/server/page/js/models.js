@@ -1,37 +1,37 @@
-// Which models the server has, and which one is asked.
+// The model picker: the models of the server and the selected one.
 
 import { listModels } from "./api.js";
-import { askForKey } from "./dialogs.js";
+import { askForApiKey } from "./dialogs.js";
 import { byId, el } from "./dom.js";
 
 const UNAUTHORIZED = 401;
 
-/** The picker: `{load(), all(), choose(id), chosen()}`; `changed()` is called when the user picks one. */
-export function modelPicker(changed) {
-  const select = byId("model");
+/** Creates `{load(), all(), select(id), selected()}`; `onChange()` is called when the user selects a model. */
+export function createModelPicker(onChange) {
+  const picker = byId("model");
   let models = [];
-  select.addEventListener("change", changed);
-  return { load, all: () => models, choose, chosen: () => select.value || null };
+  picker.addEventListener("change", onChange);
+  return { load, all: () => models, select, selected: () => picker.value || null };
 
-  /** Asks the server, and for the key where the server wants one; throws a ServerError. */
+  /** Loads the models, and asks for the API key if the server requires one; throws a ServerError. */
   async function load() {
     for (;;) {
       try {
         models = await listModels();
         break;
       } catch (error) {
-        if (error.status !== UNAUTHORIZED || !(await askForKey(error.message))) throw error;
+        if (error.status !== UNAUTHORIZED || !(await askForApiKey(error.message))) throw error;
       }
     }
-    const chosen = select.value;
-    select.replaceChildren(...models.map(({ id }) => el("option", { value: id }, id)));
-    choose(chosen);
-    select.disabled = models.length < 2;
+    const selected = picker.value;
+    picker.replaceChildren(...models.map(({ id }) => el("option", { value: id }, id)));
+    select(selected);
+    picker.disabled = models.length < 2;
   }
 
-  /** Picks the model where the server has it, the first one otherwise. */
-  function choose(id) {
-    const known = models.some((model) => model.id === id);
-    select.value = known ? id : (models[0]?.id ?? "");
+  /** Selects a model, or the first one if the server does not have it. */
+  function select(id) {
+    const isAvailable = models.some((model) => model.id === id);
+    picker.value = isAvailable ? id : (models[0]?.id ?? "");
   }
 }

@@ -1,21 +1,21 @@
-// What went wrong with the page itself: no server, a file that cannot be read, no place in the browser.
+// The notice above the messages, for errors of the page itself: no connection, an invalid file, no storage.
 
 import { byId, el } from "./dom.js";
 import { button } from "./icons.js";
 
-/** Shows a message above the messages, with a way out where there is one. */
-export function notice(message, retry = null) {
-  const place = byId("notice");
-  const again = retry && button("regenerate", "Try again", () => {
+/** Shows a notice, with a button "Try again" if `retry` is given. */
+export function showNotice(message, retry = null) {
+  const notice = byId("notice");
+  const retryButton = retry && button("regenerate", "Try again", () => {
     clearNotice();
     retry();
   }, { class: "plain-button" });
-  const close = button("close", "Close", clearNotice, { quiet: true, class: "icon-button" });
-  place.replaceChildren(el("p", {}, message), ...(again ? [again] : []), close);
-  place.hidden = false;
+  const closeButton = button("close", "Close", clearNotice, { iconOnly: true, class: "icon-button" });
+  notice.replaceChildren(el("p", {}, message), ...(retryButton ? [retryButton] : []), closeButton);
+  notice.hidden = false;
 }
 
-/** Takes it away. */
+/** Removes the notice. */
 export function clearNotice() {
   byId("notice").hidden = true;
   byId("notice").replaceChildren();

@@ -1,49 +1,66 @@
-// What can be set for a conversation, as one table: the panel is made of it, files are checked against it, and what is
-// set goes into the request under its name. What is not set is left to the server.
+// Parameters of a conversation as one table, which the settings show, imported files are checked against, and requests
+// are built from. Parameters without a value are omitted from the request, so that the server's defaults apply.
 
-/** Sampling parameters: name, words for it, limits, and what it does in one line. */
+/** Sampling parameters: name in the request, label, limits and effect. */
 export const PARAMETERS = [
-  { name: "temperature", label: "Temperature", min: 0, max: 100, hint: "0 takes the likeliest token each time" },
-  { name: "top_p", label: "Top p", min: 0, max: 1, hint: "the fewest tokens that have this share together" },
-  { name: "top_k", label: "Top k", min: -1, integer: true, hint: "the k likeliest tokens alone" },
-  { name: "min_p", label: "Min p", min: 0, max: 1, hint: "none below this share of the likeliest" },
-  { name: "max_tokens", label: "Max tokens", min: 1, integer: true, hint: "the longest an answer may get" },
-  { name: "seed", label: "Seed", min: 0, integer: true, hint: "the same seed gives the same answer" },
-  { name: "repetition_penalty", label: "Repetition penalty", min: 0.01, hint: "above 1 avoids what was said" },
-  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, hint: "for each time a token came" },
-  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, hint: "for tokens that came at all" },
+  { name: "temperature", label: "Temperature", min: 0, max: 100, hint: "0 always selects the most likely token" },
+  { name: "top_p", label: "Top p", min: 0, max: 1, hint: "Nucleus sampling: total probability of the candidates" },
+  { name: "top_k", label: "Top k", min: -1, integer: true, hint: "Number of candidates; -1 for all" },
+  { name: "min_p", label: "Min p", min: 0, max: 1, hint: "Minimum probability, relative to the most likely token" },
+  { name: "max_tokens", label: "Max tokens", min: 1, integer: true, hint: "Maximum length of the answer" },
+  { name: "seed", label: "Seed", min: 0, integer: true, hint: "The same seed gives the same answer" },
+  { name: "repetition_penalty", label: "Repetition penalty", min: 0.01, hint: "Above 1 reduces repetition" },
+  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, hint: "Penalty per earlier occurrence" },
+  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, hint: "Penalty for tokens that occurred" },
 ];
 
-/** Default number of alternatives to request for each token; 0 requests none. */
-export const ALTERNATIVES = { name: "alternatives", label: "Alternatives", min: 0, max: 20, integer: true, usual: 5 };
+/** Number of alternatives to request for each token; 0 requests none. */
+export const ALTERNATIVES = {
+  name: "alternatives",
+  label: "Token alternatives",
+  min: 0,
+  max: 20,
+  integer: true,
+  defaultValue: 5,
+  hint: "Number of alternatives to save for each token of an answer",
+};
 
-/** The number that a field holds: null when it is empty; throws a RangeError that says what is allowed. */
-export function readNumber(parameter, text) {
+/** Parses a number; returns null if the text is empty, and throws a RangeError with the allowed values. */
+export function parseNumber(parameter, text) {
   if (text.trim() === "") return null;
   const value = Number(text);
   const { label, min, max, integer } = parameter;
-  const inside = value >= min && (max === undefined || value <= max);
-  if (inside && (!integer || Number.isSafeInteger(value))) return value;
-  const kind = integer ? "a whole number" : "a number";
-  throw new RangeError(`${label}: ${kind} ${max === undefined ? `from ${min}` : `from ${min} to ${max}`}`);
+  const isInRange = value >= min && (max === undefined || value <= max);
+  if (isInRange && (!integer || Number.isSafeInteger(value))) return value;
+  const kind = integer ? "an integer" : "a number";
+  const range = max === undefined ? `>= ${min}` : `from ${min} to ${max}`;
+  throw new RangeError(`${label} must be ${kind} ${range}, got ${text.trim()}`);
 }
 
-// What the page makes of a request itself: it reads one answer, as a stream, to what is shown above it.
-const OWN = ["n", "stream", "stream_options", "messages", "model"];
+// Fields that the page sets: it requests one streamed answer to the visible messages.
+const RESERVED = ["n", "stream", "stream_options", "messages", "model"];
 
-/** The first of an object's fields that a request cannot have besides the page's own; undefined where there is none. */
-export function ownField(further) {
-  return OWN.find((name) => Object.hasOwn(further, name));
+/** Returns the first field of an extra body that only the page may set, or undefined. */
+export function reservedField(extraBody) {
+  return RESERVED.find((name) => Object.hasOwn(extraBody, name));
 }
 
-/** The further fields of a request, as a JSON object: null when there are none; throws a SyntaxError. */
-export function readFurther(text) {
+/** Parses the extra body of a request, a JSON object; returns null if the text is empty, and throws a SyntaxError. */
+export function parseExtraBody(text) {
   if (text.trim() === "") return null;
-  const value = JSON.parse(text);
+  const value = parseJson(text);
   if (typeof value !== "object" || value === null || Array.isArray(value)) {
-    throw new SyntaxError("an object is needed: {…}");
+    throw new SyntaxError("Extra body must be a JSON object, such as {\"ignore_eos\": true}");
   }
-  const own = ownField(value);
-  if (own) throw new SyntaxError(`${own} is set by the page`);
+  const reserved = reservedField(value);
+  if (reserved) throw new SyntaxError(`Extra body must not have the field ${reserved}, which the page sets`);
   return value;
+}
+
+function parseJson(text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new SyntaxError(`Extra body is not valid JSON: ${error.message}`);
+  }
 }

@@ -1,15 +1,14 @@
-// The request for an answer, from what is shown above it and what is set for the conversation.
+// The request body for an answer.
 
-import { ancestry } from "./conversation.js";
+import { ancestors } from "./conversation.js";
 import { ALTERNATIVES, PARAMETERS } from "./parameters.js";
 
-/** The body that asks for `answer`; where it holds text already, the model goes on behind it. */
-export function requestFor(conversation, answer) {
+/** Builds the request for `answer`; if it already has text, the model continues this text. */
+export function buildRequest(conversation, answer) {
   const { parameters } = conversation;
-  const line = ancestry(conversation, answer);
-  // Of an answer that was refused there is nothing to tell.
-  const said = line.filter((node) => node === answer || node.content !== "");
-  const messages = said.map(({ role, content }) => ({ role, content }));
+  // Failed answers without text are not part of the prompt.
+  const nodes = ancestors(conversation, answer).filter((node) => node === answer || node.content !== "");
+  const messages = nodes.map(({ role, content }) => ({ role, content }));
   if (conversation.system.trim() !== "") messages.unshift({ role: "system", content: conversation.system });
   const request = { model: answer.model, messages };
   if (answer.content === "") messages.pop();
@@ -18,7 +17,7 @@ export function requestFor(conversation, answer) {
     if (typeof parameters[name] === "number") request[name] = parameters[name];
   }
   if (parameters.stop?.length) request.stop = parameters.stop;
-  const alternatives = parameters.alternatives ?? ALTERNATIVES.usual;
+  const alternatives = parameters.alternatives ?? ALTERNATIVES.defaultValue;
   if (alternatives > 0) Object.assign(request, { logprobs: true, top_logprobs: alternatives });
-  return { ...request, ...parameters.further };
+  return { ...request, ...parameters.extra_body };
 }

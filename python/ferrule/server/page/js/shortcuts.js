@@ -1,24 +1,24 @@
-// Keys for what is done often. All take Alt, so that none is in the way of writing; by place on the keyboard, because
-// Alt and a letter write something of their own on some systems.
+// Keyboard shortcuts. All use Alt, so that they do not interfere with typing. Keys are identified by their position on
+// the keyboard, because Alt and a letter produce another character on some systems.
 
-/** Listens for the keys; `act` has a function for each. */
-export function shortcuts(act) {
+/** Listens for the shortcuts; `handlers` has a function for each. */
+export function addShortcuts(handlers) {
   const byCode = {
-    KeyN: act.create,
-    KeyC: act.conversations,
-    KeyS: act.settings,
-    KeyR: act.regenerate,
-    KeyE: act.edit,
-    KeyK: act.keys,
-    Comma: () => act.version(-1),
-    Period: () => act.version(1),
+    KeyN: handlers.newChat,
+    KeyC: handlers.conversations,
+    KeyS: handlers.settings,
+    KeyR: handlers.regenerate,
+    KeyE: handlers.edit,
+    KeyK: handlers.showShortcuts,
+    Comma: () => handlers.stepVersion(-1),
+    Period: () => handlers.stepVersion(1),
   };
   document.addEventListener("keydown", (event) => {
     if (document.querySelector("dialog[open]")) return;
-    if (event.key === "Escape") return act.escape();
-    const chosen = byCode[event.code];
-    if (!chosen || !event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key === "Escape") return handlers.escape();
+    const handler = byCode[event.code];
+    if (!handler || !event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
-    chosen();
+    handler();
   });
 }

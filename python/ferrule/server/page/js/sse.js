@@ -1,6 +1,6 @@
-// Server-sent events out of a stream of bytes (https://html.spec.whatwg.org/multipage/server-sent-events.html).
+// Parser of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 
-/** Yields the data of each event. */
+/** Yields the data of each event of a response body. */
 export async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

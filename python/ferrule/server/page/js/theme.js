@@ -1,27 +1,27 @@
-// Light, dark, or as the system has it.
+// The theme button: light, dark, or the theme of the system.
 
 import { announce } from "./announce.js";
 import { byId } from "./dom.js";
-import { remember } from "./remembered.js";
+import { writeStorage } from "./storage.js";
 
 const KEY = "ferrule-theme";
 const NEXT = { auto: "light", light: "dark", dark: "auto" };
-const WORDS = { auto: "as the system has it", light: "light", dark: "dark" };
+const NAMES = { auto: "system", light: "light", dark: "dark" };
 
-/** Makes the button change the theme. */
-export function themeSwitch() {
+/** Makes the button switch the theme. */
+export function initTheme() {
   const button = byId("theme");
   const root = document.documentElement;
-  const describe = () => {
-    const words = `Colours: ${WORDS[root.dataset.theme]}`;
-    button.setAttribute("aria-label", words);
-    button.title = words;
-    return words;
+  const updateLabel = () => {
+    const label = `Theme: ${NAMES[root.dataset.theme]}`;
+    button.setAttribute("aria-label", label);
+    button.title = label;
+    return label;
   };
   button.addEventListener("click", () => {
     root.dataset.theme = NEXT[root.dataset.theme] ?? "auto";
-    remember("browser", KEY, root.dataset.theme);
-    announce(describe());
+    writeStorage("local", KEY, root.dataset.theme);
+    announce(updateLabel());
   });
-  describe();
+  updateLabel();
 }

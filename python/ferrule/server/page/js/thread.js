@@ -1,57 +1,57 @@
-// The messages that are shown, and the scroll that follows a stream unless whoever reads has scrolled away from it.
+// The visible messages. The page scrolls with a stream, unless the user has scrolled away from the end.
 
 import { hideAlternatives } from "./alternatives.js";
 import { path, siblings } from "./conversation.js";
 import { byId } from "./dom.js";
-import { messageView } from "./message.js";
+import { createMessageView } from "./message-view.js";
 
-const NEAR = 60;
+// Distance in pixels at which the page counts as scrolled to the end.
+const END_DISTANCE = 60;
 
-/** The list of messages: `{show(conversation, runningId), refresh(node), view(node)}`. */
-export function thread(act) {
+/** Creates `{show(conversation, runningId), refresh(conversation, node, isRunning), view(node), scrollToEnd()}`. */
+export function createThread(handlers) {
   const list = byId("messages");
   const scroller = byId("thread");
-  const latest = byId("latest");
+  const endButton = byId("scroll-to-end");
   let views = new Map();
   let current = null;
-  let follows = true;
+  let isAtEnd = true;
 
   scroller.addEventListener("scroll", () => {
-    follows = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR;
-    latest.hidden = follows;
+    isAtEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < END_DISTANCE;
+    endButton.hidden = isAtEnd;
   });
-  latest.addEventListener("click", () => toEnd());
+  endButton.addEventListener("click", () => scrollToEnd());
 
-  return { show, refresh, view: (node) => views.get(node.id), toEnd };
+  return { show, refresh, view: (node) => views.get(node.id), scrollToEnd };
 
-  /** Shows the path of a conversation; the answer with the id `running` is still being written. */
-  function show(conversation, running) {
+  /** Shows the selected path of a conversation; `runningId` is the id of the answer that is being generated. */
+  function show(conversation, runningId) {
     hideAlternatives();
     if (current !== conversation) views = new Map();
     current = conversation;
     const nodes = path(conversation);
-    const kept = new Map(nodes.map((node) => [node.id, views.get(node.id) ?? messageView(node, act)]));
-    views = kept;
-    for (const node of nodes) kept.get(node.id).update(siblings(conversation, node), node.id === running);
-    const elements = nodes.map((node) => kept.get(node.id).element);
-    // What stands in its place is not moved: moving takes the focus away.
+    views = new Map(nodes.map((node) => [node.id, views.get(node.id) ?? createMessageView(node, handlers)]));
+    for (const node of nodes) views.get(node.id).update(siblings(conversation, node), node.id === runningId);
+    const elements = nodes.map((node) => views.get(node.id).element);
+    // Elements at the right position are not moved, because moving an element removes the focus.
     for (const element of [...list.children]) if (!elements.includes(element)) element.remove();
     elements.forEach((element, at) => {
       if (list.children[at] !== element) list.insertBefore(element, list.children[at] ?? null);
     });
     document.body.classList.toggle("is-empty", nodes.length === 0);
-    if (follows) toEnd();
+    if (isAtEnd) scrollToEnd();
   }
 
-  /** Shows what came to one answer. */
-  function refresh(conversation, node, running) {
-    views.get(node.id)?.update(siblings(conversation, node), running);
-    if (follows) toEnd();
+  /** Updates the view of one answer. */
+  function refresh(conversation, node, isRunning) {
+    views.get(node.id)?.update(siblings(conversation, node), isRunning);
+    if (isAtEnd) scrollToEnd();
   }
 
-  function toEnd() {
-    follows = true;
-    latest.hidden = true;
+  function scrollToEnd() {
+    isAtEnd = true;
+    endButton.hidden = true;
     scroller.scrollTop = scroller.scrollHeight;
   }
 }

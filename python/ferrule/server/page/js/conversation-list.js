@@ -1,0 +1,101 @@
+// The list of saved conversations. The current one has buttons below its title.
+
+import { byId, el } from "./dom.js";
+import { button } from "./icons.js";
+
+// Shorter lists do not need a search field.
+const MIN_SEARCHABLE = 8;
+
+/**
+ * Creates `{show(entries, currentId)}`.
+ *
+ * `handlers` has `open(id)`, and for the current conversation `rename(id, title)`, `exportCurrent()` and
+ * `remove(id, title)`.
+ */
+export function createConversationList(handlers) {
+  const list = byId("conversations");
+  const filter = byId("filter");
+  let entries = [];
+  let current = null;
+  let isRenaming = false;
+
+  filter.addEventListener("input", render);
+  return { show };
+
+  /** Shows entries `{id, title}`. */
+  function show(newEntries, currentId) {
+    if (currentId !== current) isRenaming = false;
+    entries = newEntries;
+    current = currentId;
+    filter.hidden = entries.length < MIN_SEARCHABLE;
+    render();
+  }
+
+  function render() {
+    const query = filter.value.trim().toLowerCase();
+    const focused = list.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+    const found = entries.filter(({ title }) => title.toLowerCase().includes(query));
+    if (!isRenaming || !list.querySelector("input")) list.replaceChildren(...found.map(item));
+    if (focused) list.querySelector(`[data-key="${focused}"]`)?.focus();
+  }
+
+  function item({ id, title }) {
+    if (id !== current) return el("li", {}, openButton(id, title));
+    if (isRenaming) return el("li", { class: "current" }, titleField(id, title));
+    // An empty conversation is not saved, so it has no title and no actions.
+    return el("li", { class: "current" }, openButton(id, title), title ? actions(id, title) : null);
+  }
+
+  function openButton(id, title) {
+    const isCurrent = id === current ? "true" : null;
+    const click = () => handlers.open(id);
+    const attributes = { type: "button", class: "open-conversation", "aria-current": isCurrent, "data-key": id, click };
+    return el("button", attributes, title || "New chat");
+  }
+
+  function actions(id, title) {
+    const plain = { iconOnly: true, class: "icon-button" };
+    const dangerous = { iconOnly: true, class: "icon-button dangerous" };
+    const rename = () => {
+      isRenaming = true;
+      render();
+      list.querySelector("input")?.select();
+    };
+    return el(
+      "div",
+      { class: "actions", role: "group", "aria-label": "Actions" },
+      button("edit", "Rename", rename, { ...plain, "data-key": "rename" }),
+      button("export", "Export", () => handlers.exportCurrent(), { ...plain, "data-key": "export" }),
+      button("remove", "Delete", () => handlers.remove(id, title), { ...dangerous, "data-key": "remove" }),
+    );
+  }
+
+  function titleField(id, title) {
+    const blur = () => finish(true);
+    const input = el("input", { type: "text", "aria-label": "Title", maxlength: "200", keydown, blur });
+    input.value = title;
+    return input;
+
+    function keydown(event) {
+      if (event.key === "Enter") {
+        // Without this, the key would also press the button that gets the focus.
+        event.preventDefault();
+        finish(true);
+      }
+      if (event.key === "Escape") {
+        event.stopPropagation();
+        finish(false);
+      }
+    }
+
+    function finish(isConfirmed) {
+      if (!isRenaming) return;
+      isRenaming = false;
+      const newTitle = input.value.trim();
+      if (isConfirmed && newTitle !== "" && newTitle !== title) handlers.rename(id, newTitle);
+      list.replaceChildren();
+      render();
+      list.querySelector("[data-key=rename]")?.focus();
+    }
+  }
+}

@@ -1,0 +1,95 @@
+// Conversations in IndexedDB. The limit of localStorage, 5 MB, is too small: a long answer with the alternatives of all
+// tokens has 1 MB.
+
+import { merge } from "./conversation.js";
+
+const DATABASE = "ferrule";
+const STORE = "conversations";
+const LISTING = "listing";
+
+const channel = new BroadcastChannel(DATABASE);
+// Ids that have been in the database. One that is missing now was deleted by another tab and is not saved again.
+const savedIds = new Set();
+let opening = null;
+
+/** Calls `listener(ids)` when another tab has saved or deleted conversations. */
+export function onChange(listener) {
+  channel.addEventListener("message", ({ data }) => listener(data));
+}
+
+/** Returns id, title and time of all conversations, latest first, without loading their messages. */
+export async function list() {
+  const entries = [];
+  await transact("readonly", (store) => {
+    store.index(LISTING).openKeyCursor(null, "prev").onsuccess = ({ target }) => {
+      const cursor = target.result;
+      if (!cursor) return;
+      const [updated, title] = cursor.key;
+      entries.push({ id: cursor.primaryKey, updated, title });
+      cursor.continue();
+    };
+  });
+  return entries;
+}
+
+/** Returns the conversation with this id, or undefined. */
+export async function load(id) {
+  const found = await transact("readonly", (store) => store.get(id));
+  if (found) savedIds.add(id);
+  return found;
+}
+
+/** Returns all conversations. */
+export async function loadAll() {
+  return transact("readonly", (store) => store.getAll());
+}
+
+/**
+ * Saves conversations in one transaction, merged with the copies that other tabs have saved. Deleted conversations stay
+ * deleted.
+ */
+export async function save(...conversations) {
+  const ids = [];
+  await transact("readwrite", (store) => {
+    for (const conversation of conversations) {
+      store.get(conversation.id).onsuccess = ({ target: { result: saved } }) => {
+        if (!saved && savedIds.has(conversation.id)) return;
+        if (saved) merge(conversation, saved);
+        store.put(conversation);
+        ids.push(conversation.id);
+      };
+    }
+  });
+  for (const id of ids) savedIds.add(id);
+  channel.postMessage(ids);
+}
+
+/** Deletes a conversation. */
+export async function remove(id) {
+  savedIds.add(id);
+  await transact("readwrite", (store) => store.delete(id));
+  channel.postMessage([id]);
+}
+
+function openDatabase() {
+  opening ??= new Promise((resolve, reject) => {
+    const request = indexedDB.open(DATABASE, 1);
+    request.onupgradeneeded = () => {
+      const store = request.result.createObjectStore(STORE, { keyPath: "id" });
+      store.createIndex(LISTING, ["updated", "title"]);
+    };
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+  return opening;
+}
+
+async function transact(mode, act) {
+  const database = await openDatabase();
+  return new Promise((resolve, reject) => {
+    const transaction = database.transaction(STORE, mode);
+    const request = act(transaction.objectStore(STORE));
+    transaction.oncomplete = () => resolve(request?.result);
+    transaction.onerror = transaction.onabort = () => reject(transaction.error);
+  });
+}

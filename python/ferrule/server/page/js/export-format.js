@@ -1,0 +1,140 @@
+// The file format of exported conversations. Imported files are untrusted: every value is checked before it is used.
+
+import { FORMAT } from "./conversation.js";
+import { el } from "./dom.js";
+import { newId } from "./identifier.js";
+import { ALTERNATIVES, PARAMETERS, reservedField } from "./parameters.js";
+
+const KIND = "ferrule conversations";
+const ROLES = ["user", "assistant"];
+const ID = /^[0-9a-f]{32}$/;
+const URL_MILLISECONDS = 60_000;
+const MAX_SHOWN_CHARACTERS = 80;
+
+/** Downloads conversations as a file. */
+export function download(conversations, name) {
+  const text = JSON.stringify({ kind: KIND, format: FORMAT, conversations }, null, 1);
+  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  const fileName = name.replaceAll(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "");
+  el("a", { href: url, download: `${fileName || "conversation"}.json` }).click();
+  setTimeout(() => URL.revokeObjectURL(url), URL_MILLISECONDS);
+}
+
+/** Parses the text of a file to conversations with new ids; throws an Error that names the invalid value. */
+export function parseFile(text) {
+  let file;
+  try {
+    file = JSON.parse(text);
+  } catch (error) {
+    throw new Error(`The file is not valid JSON: ${error.message}`);
+  }
+  check(file?.kind === KIND, "kind", `"${KIND}"`, file?.kind);
+  check(file.format === FORMAT, "format", String(FORMAT), file.format);
+  check(Array.isArray(file.conversations), "conversations", "a list", file.conversations);
+  return file.conversations.map((conversation, at) => parseConversation(conversation, `conversations[${at}]`));
+}
+
+function parseConversation(value, path) {
+  check(isObject(value), path, "an object", value);
+  check(isObject(value.nodes), `${path}.nodes`, "an object", value.nodes);
+  const entries = Object.entries(value.nodes);
+  const nodes = Object.fromEntries(entries.map(([id, node]) => [id, parseNode(node, id, `${path}.nodes.${id}`)]));
+  const earlier = new Set();
+  for (const [id, { parent }] of Object.entries(nodes)) {
+    // A parent precedes its children, so that the graph has no cycles.
+    check(parent === null || earlier.has(parent), `${path}.nodes.${id}.parent`, "null or an earlier node", parent);
+    earlier.add(id);
+  }
+  const selected = isObject(value.selected) ? Object.entries(value.selected) : [];
+  return {
+    format: FORMAT,
+    id: newId(),
+    title: parseString(value.title, `${path}.title`),
+    created: parseNumber(value.created, `${path}.created`),
+    updated: parseNumber(value.updated, `${path}.updated`),
+    model: value.model === null ? null : parseString(value.model, `${path}.model`),
+    system: parseString(value.system, `${path}.system`),
+    parameters: parseParameters(value.parameters, `${path}.parameters`),
+    nodes,
+    selected: Object.fromEntries(selected.filter(([, id]) => Object.hasOwn(nodes, id))),
+  };
+}
+
+function parseNode(node, id, path) {
+  check(ID.test(id) && isObject(node) && node.id === id, path, "an object with this id of 32 hexadecimal digits", node);
+  check(ROLES.includes(node.role), `${path}.role`, ROLES.join(" or "), node.role);
+  const common = {
+    id,
+    parent: node.parent === null ? null : parseString(node.parent, `${path}.parent`),
+    role: node.role,
+    content: parseString(node.content, `${path}.content`),
+    created: parseNumber(node.created, `${path}.created`),
+  };
+  if (node.role === "user") return common;
+  const { error } = node;
+  return {
+    ...common,
+    model: node.model === null ? null : parseString(node.model, `${path}.model`),
+    reasoning: parseString(node.reasoning, `${path}.reasoning`),
+    tokens: parseTokens(node.tokens, `${path}.tokens`),
+    statistics: isObject(node.statistics) ? numbersOf(node.statistics) : null,
+    finishReason: typeof node.finishReason === "string" ? node.finishReason : "stopped",
+    error: isObject(error) ? { message: parseString(error.message, `${path}.error.message`), status: null } : null,
+  };
+}
+
+function parseTokens(tokens, path) {
+  check(Array.isArray(tokens), path, "a list", tokens);
+  return tokens.map((token, at) => {
+    const item = `${path}[${at}]`;
+    check(isObject(token) && Array.isArray(token.top), item, 'an object with a list "top"', token);
+    const top = token.top.map((other) => {
+      check(Array.isArray(other), `${item}.top`, "a list of pairs", token.top);
+      return [parseString(other[0], `${item}.top`), parseNumber(other[1], `${item}.top`)];
+    });
+    const text = parseString(token.text, `${item}.text`);
+    return { text, logprob: parseNumber(token.logprob, `${item}.logprob`), top };
+  });
+}
+
+function parseParameters(value, path) {
+  check(isObject(value), path, "an object", value);
+  const parameters = {};
+  for (const { name } of [...PARAMETERS, ALTERNATIVES]) {
+    if (value[name] !== undefined) parameters[name] = parseNumber(value[name], `${path}.${name}`);
+  }
+  if (value.stop !== undefined) {
+    check(Array.isArray(value.stop), `${path}.stop`, "a list", value.stop);
+    parameters.stop = value.stop.map((text) => parseString(text, `${path}.stop`));
+  }
+  if (isObject(value.extra_body)) {
+    const reserved = reservedField(value.extra_body);
+    check(!reserved, `${path}.extra_body`, `without ${reserved}, which the page sets`, value.extra_body);
+    parameters.extra_body = value.extra_body;
+  }
+  return parameters;
+}
+
+function numbersOf(object) {
+  return Object.fromEntries(Object.entries(object).filter(([, value]) => Number.isFinite(value)));
+}
+
+function isObject(value) {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+function parseString(value, path) {
+  check(typeof value === "string", path, "a string", value);
+  return value;
+}
+
+function parseNumber(value, path) {
+  check(Number.isFinite(value), path, "a number", value);
+  return value;
+}
+
+function check(isValid, path, requirement, value) {
+  if (isValid) return;
+  const found = (JSON.stringify(value) ?? "nothing").slice(0, MAX_SHOWN_CHARACTERS);
+  throw new Error(`The file is invalid: ${path} must be ${requirement}, got ${found}`);
+}

@@ -1,0 +1,42 @@
+// The export and import buttons.
+
+import * as database from "./database.js";
+import { byId } from "./dom.js";
+import { download, parseFile } from "./export-format.js";
+import { clearNotice, showNotice } from "./notice.js";
+
+/**
+ * Connects the buttons; returns `{exportCurrent()}`, which exports the visible conversation.
+ *
+ * `current()` returns the visible conversation, `show(conversation)` shows another, `refresh()` updates the list.
+ */
+export function createImportExport({ current, show, refresh }) {
+  const input = byId("import-file");
+  byId("export-all").addEventListener("click", exportAll);
+  byId("import").addEventListener("click", () => input.click());
+  input.addEventListener("change", async () => {
+    const [file] = input.files;
+    if (file) await importFile(file);
+    // Without this, selecting the same file again would not be a change.
+    input.value = "";
+  });
+  return { exportCurrent: () => download([current()], current().title) };
+
+  async function exportAll() {
+    const all = await database.loadAll();
+    if (all.length > 0) download(all, `ferrule ${new Date().toISOString().slice(0, 10)}`);
+    else showNotice("There are no conversations to export.");
+  }
+
+  async function importFile(file) {
+    try {
+      const conversations = parseFile(await file.text());
+      await database.save(...conversations);
+      if (conversations.length > 0) show(conversations[0]);
+      await refresh();
+      clearNotice();
+    } catch (error) {
+      showNotice(error.message);
+    }
+  }
+}
