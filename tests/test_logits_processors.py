@@ -186,7 +186,7 @@ def test_it_cannot_use_the_engine_that_waits_for_it(tiny: LLM) -> None:
         lambda: tiny.save_state("x"),
         tiny.close,
     ):
-        with pytest.raises(LogitsProcessorError, match="EngineError: a logits processor cannot use the engine"):
+        with pytest.raises(LogitsProcessorError, match="EngineError: a logits processor must not call the engine"):
             tiny.generate(PROMPT, greedy(lambda _, logits, call=call: call() and None))
     with LLM(threads=1) as other:
         expected = tokens(tiny.generate("x", greedy()))

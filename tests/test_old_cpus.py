@@ -19,6 +19,9 @@ from ferrule import _native
 # What Debian's qemu calls them, and the instruction sets that ferrule must find there.
 OLD_CPUS = {"Nehalem": ["scalar"], "Haswell": ["scalar", "avx2"]}
 
+# Variables that select instructions: ours and those of NumPy's BLAS, which would use them on any processor.
+SELECT_INSTRUCTIONS = ("FERRULE_ISA", "OPENBLAS_CORETYPE")
+
 PROGRAM = """
 import hashlib, json
 from ferrule import LLM, SamplingParams, _native
@@ -41,7 +44,7 @@ def python(program: str, *, cpu: str | None = None, isa: str | None = None) -> s
         qemu = shutil.which("qemu-x86_64")
         assert qemu is not None, "qemu-x86_64 is missing; install it with: sudo apt-get install qemu-user"
         command = [qemu, "-cpu", cpu, *command]
-    environment = {name: value for name, value in os.environ.items() if name != "FERRULE_ISA"}
+    environment = {name: value for name, value in os.environ.items() if name not in SELECT_INSTRUCTIONS}
     if isa is not None:
         environment["FERRULE_ISA"] = isa
     return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
