@@ -267,7 +267,10 @@ def test_what_cannot_be_is_refused_by_name(
     ("asked", "said"),
     [
         ({"prompt": [5, "a"]}, "prompt[1] must be an integer, got 'a'"),
-        ({"prompt": [5] * (MAX_TOKEN_IDS + 1)}, f"prompt must be a list of at most {MAX_TOKEN_IDS} items, got [5, 5"),
+        (
+            {"prompt": [5] * (MAX_TOKEN_IDS + 1)},
+            f"prompt must be a list of at most {MAX_TOKEN_IDS} items, got a list of {MAX_TOKEN_IDS + 1} items",
+        ),
         ({"stop": [None]}, "stop[0] must be a string, got None"),
         ({"\ud811": 1}, "request body must be Unicode text without lone surrogates, got '\\ud811'"),
         ({"prediction": 5}, "prediction must be an object, got 5"),
