@@ -37,8 +37,10 @@ def test_answers_are_those_of_llm(engine: type[fakes.Engine]) -> None:
             assert await llm.embed([]) == []
             with pytest.raises(UnsupportedTaskError, match="tiny has no classifier"):
                 await llm.classify("x")
-            with pytest.raises(PromptError, match=r"prompts\[1\]: the text is empty"):
-                await llm.embed(["x", ""])
+            assert not (await llm.embed(["x", ""], dimensions=8))[1].outputs.embedding.any()
+            assert [o.prompt_token_ids for o in await llm.embed(["", ""])] == [[], []]
+            with pytest.raises(PromptError, match=r"prompts\[1\]: the prompt has no tokens"):
+                await llm.embed(["x", {"prompt_token_ids": []}])
         async with AsyncLLM(GOLDEN / "bert_classifier") as llm:
             assert len(await llm.classify({"prompt_token_ids": [5]})) == 1
 

@@ -78,7 +78,7 @@ def test_texts_are_tokenized_and_taken_as_needed(teacher: LLM) -> None:
         (["a"], 4097, InvalidParameterError, "k must be an integer from 1 to 4096, got 4097"),
         ("abc", 1, PromptError, "texts must be a list or another iterable of texts, got 'abc'"),
         (5, 1, PromptError, "texts must be a list or another iterable of texts, got 5"),
-        (["a", ""], 1, PromptError, r"texts\[1\]: the text is empty"),
+        (["a", ""], 1, PromptError, r"texts\[1\]: the text has no tokens"),
         (
             ["a", 5],
             1,

@@ -284,12 +284,10 @@ def test_what_is_wrong_is_said_of_the_form_that_was_sent(live: Live, asked: dict
 @pytest.mark.parametrize(
     ("path", "asked", "param"),
     [
-        ("/v1/embeddings", {"input": ""}, "input"),
+        ("/v1/embeddings", {"input": []}, "input"),
         ("/v1/embeddings", {"input": ["a", 5]}, "input[1]"),
-        ("/v1/embeddings", {"input": ["a", ""]}, "input[1]"),
         ("/v1/embeddings", {"input": [4096]}, "input[0]"),
         ("/v1/embeddings", {"input": "word " * 3000}, "input"),
-        ("/v1/rerank", {"query": "a", "documents": ["b", ""]}, "documents[1]"),
         ("/v1/rerank", {"query": "", "documents": ["b"]}, "query"),
         ("/tokenize", {"messages": [{"role": "user", "content": "\\ud800"}]}, "messages"),
         ("/detokenize", {"tokens": [1, 4096]}, "tokens[1]"),
@@ -525,6 +523,17 @@ def test_tokenize_and_back(shared: Live) -> None:
     for body in ({}, {"prompt": "a", "messages": []}, {"messages": [], "add_special_tokens": True}):
         assert shared.request("/tokenize", body).status == 400
     assert shared.request("/detokenize", {"tokens": [4096]}).status == 400
+
+
+@pytest.mark.native
+def test_an_empty_text_is_embedded_with_its_batch(shared: Live) -> None:
+    found = shared.request("/v1/embeddings", {"input": ["capital", ""]}).json
+    assert [len(each["embedding"]) for each in found["data"]] == [256, 256]
+    assert not any(found["data"][1]["embedding"])
+    assert found["usage"] == shared.request("/v1/embeddings", {"input": "capital"}).json["usage"]
+    documents = ["Paris is the capital of France.", ""]
+    ranked = shared.request("/v1/rerank", {"query": "capital", "documents": documents}).json["results"]
+    assert {each["index"]: each["relevance_score"] for each in ranked}[1] == 0.5
 
 
 @pytest.mark.native

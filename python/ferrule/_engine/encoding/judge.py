@@ -69,9 +69,6 @@ class Judge:
             )
         texts: list[Text] = []
         for index, document in enumerate(documents):
-            if not document or not query:
-                field = f"documents[{index}]" if query else "query"
-                raise PromptError(f"{field} must not be empty", field=field)
             asked = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
             ids = [*before, *encode(asked, add_special_tokens=False)[:room], *after]
             texts.append(reader.read(f"documents[{index}]", {"prompt_token_ids": ids}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
 
@@ -105,20 +105,19 @@ class Encoding:
             normalize = sentence.normalize and pooled
         prefix = self._prefix(prompt_name)
         most = self._reader.most(truncate_prompt_tokens)
-        texts = self._read_all(prompts, prefix=prefix, most=most)
+        texts = self._read_all(prompts, prefix=prefix, most=most, no_tokens=True)
         if pooled:
-            task = {"type": "embedding", "pooling": pooling, "normalize": normalize, "dimensions": dimensions}
-            width = spec.embedding_size if dimensions is None else dimensions
-            numbers = [width] * len(texts)
-        else:
-            task = {"type": "token_embeddings", "normalize": normalize}
-            numbers = [len(text.token_ids) * spec.hidden_size for text in texts]
 
-        def finish(rows: Rows) -> list[EmbeddingRequestOutput]:
-            shape = (-1,) if pooled else (-1, spec.hidden_size)
-            return _numbered([EmbeddingOutput(row.reshape(shape)) for row in rows], texts)
+            def vectors(rows: Rows) -> list[EmbeddingRequestOutput]:
+                return _numbered(list(map(EmbeddingOutput, rows)), texts)
 
-        return Plan(json.dumps(task), texts, numbers, finish)
+            return self._embedded(texts, vectors, pooling=pooling, normalize=normalize, dimensions=dimensions)
+
+        def matrices(rows: Rows) -> list[EmbeddingRequestOutput]:
+            return _numbered([EmbeddingOutput(row.reshape(-1, spec.hidden_size)) for row in rows], texts)
+
+        task = {"type": "token_embeddings", "normalize": normalize}
+        return _computed(task, texts, [len(text.token_ids) * spec.hidden_size for text in texts], 0, matrices)
 
     def classify(
         self, prompts: TextOrPair | Sequence[TextOrPair], *, truncate_prompt_tokens: int | None
@@ -155,7 +154,7 @@ class Encoding:
             return Plan('{"type": "scores"}', whole, [1] * len(whole), lambda rows: _scored(_sigmoids(rows), whole))
         prefix = self._prefix(None)
         halves = [
-            self._reader.read(f"{name}[{index}]", text, prefix=prefix, most=most)
+            self._reader.read(f"{name}[{index}]", text, prefix=prefix, most=most, no_tokens=True)
             for index, pair in enumerate(pairs)
             for name, text in zip(("data_1", "data_2"), pair, strict=True)
         ]
@@ -210,15 +209,24 @@ class Encoding:
             raise UnsupportedTaskError(f"{self._name} has {labels} labels; only a classifier of one label scores pairs")
         return [self._reader.read_pair(f"{field}[{index}]", pair, most=most) for index, pair in enumerate(pairs)]
 
-    def _embedded(self, texts: list[Text], finish: Callable[[Rows], list[T]]) -> Plan[T]:
-        """Makes a plan that computes normalized embeddings."""
+    def _embedded(
+        self,
+        texts: list[Text],
+        finish: Callable[[Rows], list[T]],
+        *,
+        pooling: str | None = None,
+        normalize: bool = True,
+        dimensions: int | None = None,
+    ) -> Plan[T]:
+        """Makes a plan that computes one vector for each text."""
         task = {
             "type": "embedding",
-            "pooling": self._files.sentence.pooling,
-            "normalize": True,
-            "dimensions": None,
+            "pooling": self._files.sentence.pooling if pooling is None else pooling,
+            "normalize": normalize,
+            "dimensions": dimensions,
         }
-        return Plan(json.dumps(task), texts, [self._spec.embedding_size] * len(texts), finish)
+        width = self._spec.embedding_size if dimensions is None else dimensions
+        return _computed(task, texts, [width] * len(texts), width, finish)
 
     def _rerank_by_cosine(
         self, query: str, documents: list[str], most: int | None, ranked: Ranked
@@ -231,7 +239,8 @@ class Encoding:
         first = self._reader.read("query", query, prefix=for_query, most=most)
         texts = [first] if documents else []
         for index, document in enumerate(documents):
-            texts.append(self._reader.read(f"documents[{index}]", document, prefix=for_document, most=most))
+            where = f"documents[{index}]"
+            texts.append(self._reader.read(where, document, prefix=for_document, most=most, no_tokens=True))
         return self._embedded(texts, lambda rows: ranked([(1 + _cosine(rows[0], row)) / 2 for row in rows[1:]], texts))
 
     @property
@@ -253,7 +262,7 @@ class Encoding:
 
         Raises PromptError, TokenizerError.
         """
-        return self._read_one(f"{field}[{index}]", text, "", None, pairs=False)
+        return self._reader.read(f"{field}[{index}]", text)
 
     def _prefix(self, prompt_name: object) -> str:
         """Returns the prompt that texts begin with.
@@ -275,18 +284,41 @@ class Encoding:
             )
         return prefix
 
-    def _read_all(self, given: object, *, prefix: str = "", most: int | None, pairs: bool = False) -> list[Text]:
+    def _read_all(
+        self,
+        given: object,
+        *,
+        prefix: str = "",
+        most: int | None,
+        pairs: bool = False,
+        no_tokens: bool = False,
+    ) -> list[Text]:
         """Reads one text or several; with `pairs`, a tuple is a pair of texts."""
+
+        def read(where: str, given: object) -> Text:
+            if pairs and isinstance(given, tuple):
+                return self._reader.read_pair(where, cast("tuple[object, ...]", given), most=most)
+            return self._reader.read(where, given, prefix=prefix, most=most, no_tokens=no_tokens)
+
         single = (str, bytes, bytearray, tuple) if pairs else (str, bytes, bytearray)
         if not isinstance(given, Sequence) or isinstance(given, single):
-            return [self._read_one("prompts", cast("object", given), prefix, most, pairs=pairs)]
-        several = enumerate(cast("Sequence[object]", given))
-        return [self._read_one(f"prompts[{i}]", each, prefix, most, pairs=pairs) for i, each in several]
+            return [read("prompts", cast("object", given))]
+        return [read(f"prompts[{i}]", each) for i, each in enumerate(cast("Sequence[object]", given))]
 
-    def _read_one(self, where: str, given: object, prefix: str, most: int | None, *, pairs: bool) -> Text:
-        if pairs and isinstance(given, tuple):
-            return self._reader.read_pair(where, cast("tuple[object, ...]", given), most=most)
-        return self._reader.read(where, given, prefix=prefix, most=most)
+
+def _computed(
+    task: Mapping[str, object], texts: list[Text], numbers: list[int], width: int, finish: Callable[[Rows], list[T]]
+) -> Plan[T]:
+    """Makes a plan for texts of which some may have no tokens: their result is `width` zeros, without computation."""
+
+    def finish_all(rows: Rows) -> list[T]:
+        import numpy as np
+
+        computed = iter(rows)
+        return finish([next(computed) if text.token_ids else np.zeros(width, dtype=np.float32) for text in texts])
+
+    present = [index for index, text in enumerate(texts) if text.token_ids]
+    return Plan(json.dumps(task), [texts[i] for i in present], [numbers[i] for i in present], finish_all)
 
 
 def _checked_pairs(data_1: object, data_2: object) -> list[tuple[str, str]]:
@@ -312,6 +344,8 @@ def _checked_texts(field: str, given: object) -> list[str]:
 def _checked_documents(query: object, documents: object) -> list[str]:
     if not isinstance(query, str):
         raise PromptError(f"query must be a string, got {shown(query)}", field="query")
+    if not query:
+        raise PromptError("query must not be empty", field="query")
     if isinstance(documents, (str, bytes)) or not isinstance(documents, Sequence):
         raise PromptError(f"documents must be a list of strings, got {shown(documents)}", field="documents")
     return _checked_texts("documents", cast("Sequence[object]", documents))

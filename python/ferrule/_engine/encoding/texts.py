@@ -60,13 +60,17 @@ class TextReader:
             raise InvalidParameterError("truncate_prompt_tokens", most, f"-1 or an integer from 1 to {self.limit}")
         return self.limit if most == -1 else most
 
-    def read(self, where: str, given: object, *, prefix: str = "", most: int | None = None) -> Text:
+    def read(
+        self, where: str, given: object, *, prefix: str = "", most: int | None = None, no_tokens: bool = False
+    ) -> Text:
         """Reads a text and puts `prefix` before it; `where` is its name in errors.
+
+        `no_tokens` allows a text without tokens: an empty one, if the tokenizer adds no special tokens.
 
         Raises PromptError, TokenizerError.
         """
         try:
-            return self._read(given, prefix, most)
+            return self._read(given, prefix, most, no_tokens)
         except PromptError as error:
             raise PromptError(f"{where}: {error}", field=error.field or where) from None
 
@@ -84,7 +88,7 @@ class TextReader:
         except PromptError as error:
             raise PromptError(f"{where}: {error}", field=error.field or where) from None
 
-    def _read(self, given: object, prefix: str, most: int | None) -> Text:
+    def _read(self, given: object, prefix: str, most: int | None, no_tokens: bool) -> Text:
         kinds: object = ()
         if isinstance(given, Mapping) and "token_type_ids" in given:
             fields = dict(cast("Mapping[str, object]", given))
@@ -97,15 +101,14 @@ class TextReader:
             raise PromptError("suffix must be left out: it applies to prompts of generate", field="suffix")
         if parts.text is not None and parts.token_ids is None:
             ids, types = self.tokenizer.encode_text(self._prepared(parts.text, prefix), most=most)
-            return self._checked(Text(ids, self._token_types(types), parts.cache_salt))
+            read = Text(ids, self._token_types(types), parts.cache_salt)
+            return read if no_tokens and not ids else self._checked(read)
         ids, types = check_token_ids(parts.token_ids, self.vocab_size), check_token_types(kinds, self.token_types)
         if types and len(types) != len(ids):
             raise PromptError(f"token_type_ids must have {len(ids)} entries, got {len(types)}", field="token_type_ids")
         return self._checked(Text(ids[:most], types[:most], parts.cache_salt))
 
     def _prepared(self, text: str, prefix: str = "") -> str:
-        if not text:
-            raise PromptError("the text is empty")
         return (prefix + text).lower() if self.lower_case else prefix + text
 
     def _token_types(self, types: list[int]) -> list[int]:
