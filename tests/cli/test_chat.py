@@ -49,12 +49,12 @@ def chat(fake_engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch, capsy
     return chat
 
 
-def test_each_message_is_answered_by_a_line(chat: Chat) -> None:
+def test_each_message_gets_a_line_of_output(chat: Chat) -> None:
     code, out, err = chat("Hi", "", "And again")
     assert (code, out.count("\n"), err) == (0, 2, "")
 
 
-def test_blocks_and_backslashes_make_one_message(chat: Chat, tmp_path: Path) -> None:
+def test_multiline_input_is_one_message(chat: Chat, tmp_path: Path) -> None:
     path = tmp_path / "saved.json"
     chat('"""one', "two", '"""', f"/save {path}")
     assert json.loads(path.read_text())["messages"][0]["content"] == "one\ntwo"
@@ -66,12 +66,12 @@ def test_blocks_and_backslashes_make_one_message(chat: Chat, tmp_path: Path) -> 
     assert json.loads(path.read_text())["messages"][0]["content"] == "C:\\\\"
 
 
-def test_a_block_that_nobody_ends_is_a_message(chat: Chat) -> None:
+def test_unterminated_block_is_a_message(chat: Chat) -> None:
     code, out, _ = chat('"""one', "two")
     assert (code, out.count("\n")) == (0, 1)
 
 
-def test_commands_change_what_is_asked(chat: Chat, tmp_path: Path) -> None:
+def test_system_and_params_commands_change_request(chat: Chat, tmp_path: Path) -> None:
     path = tmp_path / "saved.json"
     code, out, err = chat(
         "/system Be kind.", "/params temperature 0.5", "/params top_p=0.9", "/params stop END", "Hi", f"/save {path}"
@@ -100,14 +100,14 @@ def test_undo_and_retry(chat: Chat) -> None:
     assert "tiny: 2 answers, 0 messages" in err
 
 
-def test_statistics(chat: Chat) -> None:
+def test_stats_command_and_verbose_statistics(chat: Chat) -> None:
     _, _, err = chat("Hi", "Hi", "/stats", options=("-n", "4", "--ignore-eos", "-v"))
     assert err.count("4 tokens,") == 3  # twice as they came, and the last once more
     assert "answers 8 tokens" in err
     assert "of 2,048" in err
 
 
-def test_a_saved_conversation_goes_on(chat: Chat, tmp_path: Path) -> None:
+def test_saved_conversation_is_continued(chat: Chat, tmp_path: Path) -> None:
     path = tmp_path / "saved.json"
     _, first, _ = chat("/params seed 4", "Hi", f"/save {path}", "And?", options=("-n", "4", "--temperature", "1"))
     _, out, err = chat(f"/load {path}", "And?", options=())
@@ -140,7 +140,7 @@ def test_a_saved_conversation_goes_on(chat: Chat, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_is_no_conversation(content: str, message: str, tmp_path: Path) -> None:
+def test_invalid_conversation_file_is_rejected(content: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "given.json"
     path.write_text(content)
     conversation = Conversation(SamplingParams(), "before")
@@ -151,7 +151,7 @@ def test_a_file_that_is_no_conversation(content: str, message: str, tmp_path: Pa
     assert (conversation.system, conversation.history) == ("before", [])
 
 
-def test_files_that_cannot_be(tmp_path: Path) -> None:
+def test_missing_or_unwritable_file_is_reported(tmp_path: Path) -> None:
     conversation = Conversation(SamplingParams())
     with pytest.raises(click.UsageError, match="No such file"):
         conversation.load(tmp_path / "missing.json")
@@ -171,7 +171,7 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
         ("/load /no/such/file", "/no/such/file cannot be read: No such file or directory"),
     ],
 )
-def test_a_mistake_is_one_line_and_the_chat_goes_on(chat: Chat, typed: str, message: str) -> None:
+def test_command_error_is_one_line_and_chat_continues(chat: Chat, typed: str, message: str) -> None:
     code, out, err = chat(typed, "Hi")
     assert code == 1  # for scripts; who types sees it
     assert out.count("\n") == 1
@@ -180,16 +180,16 @@ def test_a_mistake_is_one_line_and_the_chat_goes_on(chat: Chat, typed: str, mess
     assert message in err
 
 
-def test_help_names_every_command(chat: Chat) -> None:
+def test_help_lists_every_command(chat: Chat) -> None:
     _, _, err = chat("/help")
     assert all(f"/{name}" in err for name in COMMANDS)
 
 
-def test_exit_leaves(chat: Chat) -> None:
+def test_exit_ends_chat(chat: Chat) -> None:
     assert chat("/exit", "Hi")[1] == ""
 
 
-def test_every_parameter_of_sampling_can_be_set() -> None:
+def test_every_sampling_parameter_can_be_set() -> None:
     assert set(PARAMETERS) == set(SamplingParams.__dataclass_fields__) - NOT_IN_CHATS
     params = with_parameters(SamplingParams(), {"logit_bias": {"7": 1}, "structured_outputs": {"choice": ["a", "b"]}})
     assert params.logit_bias == {7: 1.0}
@@ -197,7 +197,7 @@ def test_every_parameter_of_sampling_can_be_set() -> None:
     assert with_parameters(params, {"logit_bias": None, "structured_outputs": None}) == SamplingParams()
 
 
-def test_completion(tmp_path: Path) -> None:
+def test_commands_parameters_and_paths_are_completed(tmp_path: Path) -> None:
     (tmp_path / "saved.json").touch()
     (tmp_path / "sub").mkdir()
     assert complete("/s") == ["/system ", "/save ", "/stats "]
@@ -206,7 +206,7 @@ def test_completion(tmp_path: Path) -> None:
     assert complete("Hi /s") == complete("/load /no/such/") == []
 
 
-def test_a_conversation_that_fits_no_more(chat: Chat) -> None:
+def test_conversation_over_context_length_is_reported(chat: Chat) -> None:
     code, out, err = chat("word " * 3000, "Hi")
     assert (code, out.count("\n")) == (1, 1)
     assert "/clear starts a new conversation" in err
@@ -216,7 +216,7 @@ def history_of(directory: Path) -> list[str]:
     return [json.loads(line) for line in (directory / "ferrule" / "chat_history.jsonl").read_text().splitlines()]
 
 
-def test_ctrl_c_stops_the_answer_and_ctrl_d_the_program() -> None:
+def test_ctrl_c_stops_answer_and_ctrl_d_exits() -> None:
     """Row 74: within 200 ms, here with fivefold slack."""
     with Terminal([*SLOW, "--ignore-eos"]) as terminal:
         terminal.read_until("> ")
@@ -238,7 +238,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_the_program() -> None:
         assert terminal.end() == 0
 
 
-def test_what_was_typed_is_there_again(tmp_path: Path) -> None:
+def test_history_is_restored(tmp_path: Path) -> None:
     environment = {"XDG_STATE_HOME": str(tmp_path)}
     typed = ['"""one\ntwo"""', "one\\\ntwo", "\x1b[200~pasted\ntext\x1b[201~", "last"]
     with Terminal([*SLOW, "-n", "1"], environment) as terminal:
@@ -262,7 +262,7 @@ def test_what_was_typed_is_there_again(tmp_path: Path) -> None:
         assert terminal.end() == 0
 
 
-def test_no_history_where_none_is_wanted(tmp_path: Path) -> None:
+def test_no_history_option_writes_no_file(tmp_path: Path) -> None:
     with Terminal([*SLOW, "--no-history"], {"XDG_STATE_HOME": str(tmp_path)}) as terminal:
         terminal.read_until("> ")
         terminal.send("/stats\n/exit\n")
@@ -270,7 +270,7 @@ def test_no_history_where_none_is_wanted(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_damaged_history_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_history_is_tolerated_and_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "history.jsonl"
     lines = [json.dumps(f"message {number}") for number in range(2 * MAX_MESSAGES)]
     path.write_bytes(b"\n".join([*(line.encode() for line in lines), b"{", b"3", b"\xff", b'"torn']))
@@ -284,7 +284,7 @@ def test_a_damaged_history_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_plain_text_where_that_is_wanted(environment: dict[str, str]) -> None:
+def test_no_color_and_dumb_terminal_give_plain_text(environment: dict[str, str]) -> None:
     with Terminal([*SLOW, "-n", "3"], environment) as terminal:
         terminal.read_until("> ")
         terminal.send("Hi\n/exit\n")
@@ -295,7 +295,7 @@ def test_plain_text_where_that_is_wanted(environment: dict[str, str]) -> None:
 
 @pytest.mark.native
 @pytest.mark.parametrize("size", [(24, 80), (24, 40), (5, 20)])
-def test_the_embedded_model_answers_on_a_terminal(size: tuple[int, int]) -> None:
+def test_embedded_model_answers_on_terminal(size: tuple[int, int]) -> None:
     with Terminal(REAL, size=size) as terminal:
         terminal.read_until("> ")
         terminal.send("What is the capital of France?\n")
@@ -305,7 +305,7 @@ def test_the_embedded_model_answers_on_a_terminal(size: tuple[int, int]) -> None
         assert terminal.end() == 0
 
 
-def test_head_ends_it_quietly() -> None:
+def test_closed_stdout_ends_chat_silently() -> None:
     """Row 66."""
     process = subprocess.Popen(
         [*SLOW, "--ignore-eos"], cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -43,13 +43,13 @@ ROWS = {name: row(parameter) for name, parameter in parameters(Declared).items()
         ("cached", "--no-cached", "Do not store the items."),
     ],
 )
-def test_name_and_help_text_follow_from_the_declaration(name: str, option: str, text: str) -> None:
+def test_option_name_and_help_come_from_declaration(name: str, option: str, text: str) -> None:
     names, settings = ROWS[name]
     assert names == (option, name)
     assert settings["help"] == text
 
 
-def test_settings_replace_parts_of_the_help_text() -> None:
+def test_settings_override_parts_of_help_text() -> None:
     declared = parameters(Declared)
     assert row(declared["top_count"], default=4)[1]["help"] == "Number of items (default 4)."
     assert row(declared["top_count"], unset="all")[1]["help"] == "Number of items (default: all)."
@@ -89,13 +89,13 @@ def test_values_have_the_declared_types() -> None:
         (["--top-count", "1.5"], "top_count must be an integer from 1 to 8, got '1.5'"),
     ],
 )
-def test_a_value_out_of_bounds_names_the_declared_requirement(arguments: list[str], message: str) -> None:
+def test_out_of_bounds_error_names_declared_requirement(arguments: list[str], message: str) -> None:
     with pytest.raises(InvalidParameterError) as caught:
         parsed(*arguments)
     assert str(caught.value) == message
 
 
-def test_every_sampling_parameter_with_bounds_is_an_option_with_its_documentation() -> None:
+def test_sampling_parameters_are_options_with_their_documentation() -> None:
     by_name = {parameter.name: parameter for parameter in run_command.params}
     for name in DECLARED.keys() - WITHOUT_OPTION:
         assert isinstance(option := by_name[name], click.Option)

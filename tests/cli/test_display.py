@@ -70,7 +70,7 @@ def shown(deltas: list[Delta], height: int = 12, width: int = 40) -> str:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=6), st.integers(1, 40), st.sampled_from([20, 40, 80]))
-def test_however_an_answer_is_cut_the_same_stays(blocks: list[str], size: int, width: int) -> None:
+def test_output_is_independent_of_chunk_boundaries(blocks: list[str], size: int, width: int) -> None:
     text = "\n\n".join(blocks)
     whole = shown([Delta(text)], width=width)
     cut = shown([Delta(text[start : start + size]) for start in range(0, len(text), size)], width=width)
@@ -78,7 +78,7 @@ def test_however_an_answer_is_cut_the_same_stays(blocks: list[str], size: int, w
     assert whole.strip()
 
 
-def test_what_is_drawn_again_is_never_higher_than_the_screen() -> None:
+def test_redrawn_area_fits_on_screen() -> None:
     text = "```\n" + "\n".join(f"line {number}" for number in range(100))
     recorded = Recorded(10, 40)
     for start in range(0, len(text), 7):
@@ -90,7 +90,7 @@ def test_what_is_drawn_again_is_never_higher_than_the_screen() -> None:
     assert [line.strip() for line in screen.lines if line.strip()] == [f"line {number}" for number in range(100)]
 
 
-def test_every_letter_of_an_answer_is_there_once() -> None:
+def test_every_character_is_shown_once() -> None:
     text = shown(
         [Delta("First para\ngraph.\n\nSecond, with <b>tags</b> and vector<int>."), Delta("\n\n- item\n")], width=60
     )
@@ -108,7 +108,7 @@ def test_reasoning_is_styled_differently() -> None:
 
 
 @pytest.mark.parametrize("text", ["\x1b]0;title\x07", "\x1b[2J", "a\rb", "\x9b2J", "\x00"])
-def test_an_answer_cannot_command_the_terminal(text: str) -> None:
+def test_control_sequences_in_answer_are_removed(text: str) -> None:
     screen = Screen(12, 40)
     recorded = Recorded(12, 40)
     recorded.display.add(Delta(f"before {text} after", reasoning=text))
@@ -118,7 +118,7 @@ def test_an_answer_cannot_command_the_terminal(text: str) -> None:
     assert not {"\x1b]", "\x1b[2J", "\x9b", "\x00", "\x07"} & set(recorded.file.getvalue())
 
 
-def test_what_comes_before_a_silence_is_shown_in_it() -> None:
+def test_pending_text_is_drawn_during_pause() -> None:
     recorded = Recorded(12, 40)
     recorded.display._interval = INTERVAL
     recorded.display.add(Delta("first "))
@@ -130,7 +130,7 @@ def test_what_comes_before_a_silence_is_shown_in_it() -> None:
     recorded.display.close()
 
 
-def test_a_narrower_window_is_counted_anew() -> None:
+def test_cursor_movement_follows_terminal_width() -> None:
     recorded = Recorded(12, 40)
     recorded.display.add(Delta("word " * 7))
     assert recorded.display._up() == "\r"
@@ -151,11 +151,11 @@ def test_a_narrower_window_is_counted_anew() -> None:
         ["one\x0btwo\n\n", "# three\n", "four\n\n\n"],
     ],
 )
-def test_the_blocks_of_a_text(found: list[str]) -> None:
+def test_text_is_split_into_markdown_blocks(found: list[str]) -> None:
     assert blocks("".join(found)) == found
 
 
-def test_a_pipe_gets_the_answer_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipe_receives_only_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
     answer = display(plain=False)
     assert isinstance(answer, PlainDisplay)
     for delta in (Delta(reasoning="Hm."), Delta("# Paris\x1b[0m\r\n")):
@@ -165,7 +165,7 @@ def test_a_pipe_gets_the_answer_alone(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("width", [14, 30, 80])
-def test_a_narrow_table_leaves_nothing_out(width: int) -> None:
+def test_narrow_table_keeps_all_text(width: int) -> None:
     rows = "| name | how |\n|---|---|\n| an incomprehensible one | incontrovertibly |\n"
     text = shown([Delta(rows)], height=40, width=width)
     assert sorted(re.sub(r"[\s─]", "", text)) == sorted(re.sub(r"[\s|-]", "", rows))

@@ -36,7 +36,7 @@ EXAMPLES = [typed for command in commands().values() if isinstance(command, Comm
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_teaches_by_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
     assert f"Usage: ferrule {name}" in text
@@ -44,7 +44,7 @@ def test_every_command_teaches_by_example(name: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("typed", EXAMPLES)
-def test_an_example_can_be_typed(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_command_lines_parse(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for file in ("my-model", "my-model-int4"):
         (tmp_path / file).mkdir()
@@ -55,7 +55,7 @@ def test_an_example_can_be_typed(typed: str, tmp_path: Path, monkeypatch: pytest
         commands()[line[0]].make_context(line[0], line[1:])  # which raises where something is not known
 
 
-def test_options_stand_under_what_they_are_about(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_are_grouped_by_heading(capsys: pytest.CaptureFixture[str]) -> None:
     main(["run", "--help"])
     text = capsys.readouterr().out
     headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
@@ -67,14 +67,14 @@ def test_options_stand_under_what_they_are_about(capsys: pytest.CaptureFixture[s
             assert isinstance(parameter, click.Argument) or parameter.help, parameter.name  # type: ignore[attr-defined]
 
 
-def test_a_server_has_no_option_without_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_options_all_have_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
     commands()["serve"].make_context("serve", [])  # who asks first is not who decides what all get
     assert main(["serve", "--help"]) == 0
     assert "\nOptions:\n  -h, --help  Show this message and exit.\n\nModels:\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["list"]])
-def test_head_ends_it_quietly(arguments: list[str]) -> None:
+def test_closed_stdout_exits_silently(arguments: list[str]) -> None:
     """FAULTS row 66."""
     reading, writing = os.pipe()
     os.close(reading)  # `| head` has read enough before the first word
@@ -85,7 +85,7 @@ def test_head_ends_it_quietly(arguments: list[str]) -> None:
     assert (process.returncode, process.stderr) == (1, b"")
 
 
-def test_the_first_words(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_welcome_text_lists_valid_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main([]) == 0
     assert capsys.readouterr().out == f"{WELCOME}\n"
     lines = [
@@ -100,7 +100,7 @@ def test_the_first_words(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     assert max(map(len, WELCOME.splitlines())) <= 80
 
 
-def test_the_list_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_level_help_lists_commands_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"  {name} " in text for name in COMMANDS)
@@ -108,7 +108,9 @@ def test_the_list_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
 
 
-def test_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_are_not_wrapped_on_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     assert main(["quantize", "--help"]) == 0
     text = capsys.readouterr().out
@@ -116,7 +118,7 @@ def test_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_of_a_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_script_for_each_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     text = capsys.readouterr().out
     assert f"_FERRULE_COMPLETE={shell}_complete" in text
@@ -132,7 +134,7 @@ def test_completion_of_a_shell(shell: str, capsys: pytest.CaptureFixture[str]) -
         ("ferrule bench --shape qwen3-0", ["qwen3-0.6b"]),
     ],
 )
-def test_what_is_completed(
+def test_words_are_completed(
     words: str, expected: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("_FERRULE_COMPLETE", "bash_complete")

@@ -31,7 +31,7 @@ PROMPT = "word " * 10_000
 
 
 @pytest.mark.parametrize("options", [(), ("--json",), ("--speculative-method", "ngram")])
-def test_74_ctrl_c_in_a_long_prefill_ends_run(options: tuple[str, ...], long_model: Path, tmp_path: Path) -> None:
+def test_ctrl_c_during_prefill_ends_run(options: tuple[str, ...], long_model: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, "run", str(long_model), "-", "-n", "4", "--threads", "2", *options]
     prompt = tmp_path / "prompt"
     prompt.write_text(PROMPT)
@@ -51,7 +51,7 @@ def test_74_ctrl_c_in_a_long_prefill_ends_run(options: tuple[str, ...], long_mod
         assert took < 0.2 * SLACK
 
 
-def test_74_ctrl_c_in_a_long_prefill_of_chat_waits_for_the_next_message(long_model: Path) -> None:
+def test_ctrl_c_during_prefill_returns_to_chat_prompt(long_model: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, "chat", str(long_model), "-n", "24", "--threads", "2"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

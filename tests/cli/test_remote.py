@@ -111,7 +111,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     thread.join()
 
 
-def test_an_answer_comes_as_it_is_written(served: Served) -> None:
+def test_answer_is_streamed(served: Served) -> None:
     answers = RemoteAnswers(served.url, None, "secret")
     assert (answers.name, answers.context) == ("first", 512)
     params = SamplingParams.with_model_defaults(
@@ -138,7 +138,9 @@ def test_an_answer_comes_as_it_is_written(served: Served) -> None:
     }
 
 
-def test_the_command(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_command_with_url(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n/stats\n"))
     monkeypatch.setenv("OPENAI_API_KEY", "other")
     monkeypatch.setenv("FERRULE_API_KEY", "mine")
@@ -153,18 +155,18 @@ def test_the_command(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x/v1", "http://", "http://x:99999", "http://x/?a=1"])
-def test_what_is_no_url(url: str) -> None:
+def test_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(InvalidParameterError, match="url must be an HTTP URL such as http"):
         RemoteAnswers(url, "x", None)
 
 
-def test_a_key_that_fits_no_header(served: Served) -> None:
+def test_api_key_invalid_in_header_is_rejected(served: Served) -> None:
     with pytest.raises(click.UsageError, match="--api-key must be printable ASCII"):
         RemoteAnswers(served.url, None, "a\nb")
     assert not served.asked
 
 
-def test_nobody_listens() -> None:
+def test_connection_refused_is_reported() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
@@ -181,7 +183,7 @@ def test_nobody_listens() -> None:
         ({"data": []}, "no models"),
     ],
 )
-def test_a_server_without_models(served: Served, models: object, message: str) -> None:
+def test_invalid_model_list_is_reported(served: Served, models: object, message: str) -> None:
     served.models = models
     with pytest.raises(RemoteError, match=message):
         RemoteAnswers(served.url, None, None)
@@ -197,14 +199,14 @@ def test_a_server_without_models(served: Served, models: object, message: str) -
         (500, b"", "500 .*: no error message"),
     ],
 )
-def test_what_a_server_refuses(served: Served, status: int, error: bytes, message: str) -> None:
+def test_http_error_is_reported_with_server_message(served: Served, status: int, error: bytes, message: str) -> None:
     answers = RemoteAnswers(served.url, None, None)
     served.status, served.error = status, error
     with pytest.raises(RemoteError, match=f"/v1/chat/completions: {message}"):
         list(answers.stream(HI, SamplingParams()))
 
 
-def test_a_redirect_does_not_get_the_key(served: Served) -> None:
+def test_redirects_are_not_followed(served: Served) -> None:
     answers = RemoteAnswers(served.url, None, "secret")
     served.status, served.location = 307, f"{served.url}/elsewhere"
     with pytest.raises(RemoteError, match="307"):
@@ -222,7 +224,7 @@ def test_a_redirect_does_not_get_the_key(served: Served) -> None:
         (["data: " + "x" * (17 << 20)], "an event has more than 16777216 bytes"),
     ],
 )
-def test_an_answer_that_goes_wrong(served: Served, lines: list[str], message: str) -> None:
+def test_malformed_stream_is_reported(served: Served, lines: list[str], message: str) -> None:
     answers = RemoteAnswers(served.url, None, None)
     served.lines = lines
     with pytest.raises(RemoteError, match=message):
@@ -239,13 +241,13 @@ def test_an_answer_that_goes_wrong(served: Served, lines: list[str], message: st
         '{"choices": [{"delta": {"content": null}}]}',
     ],
 )
-def test_an_event_that_says_nothing(served: Served, event: str) -> None:
+def test_events_without_content_are_ignored(served: Served, event: str) -> None:
     answers = RemoteAnswers(served.url, None, None)
     served.lines = [f"data: {event}", *ENDING]
     assert "".join(delta.content for delta in answers.stream(HI, SamplingParams())) == ""
 
 
-def test_a_failed_answer_is_not_said(
+def test_failed_answer_is_not_added_to_conversation(
     served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served.lines = ANSWER
@@ -256,7 +258,7 @@ def test_a_failed_answer_is_not_said(
     assert "0 answers, 0 messages" in err
 
 
-def test_ctrl_c_hangs_up(served: Served) -> None:
+def test_ctrl_c_closes_connection(served: Served) -> None:
     """Row 74, of another machine's model."""
     served.lines = [*ANSWER, "hang"]
     with Terminal([sys.executable, "-m", "ferrule", "chat", "--url", served.url], {"no_proxy": "*"}) as terminal:

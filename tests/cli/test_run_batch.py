@@ -75,7 +75,7 @@ def batch(fake_engine: type[fakes.Engine], tmp_path: Path, capsys: pytest.Captur
     return batch
 
 
-def test_answers_have_the_order_and_the_ids_of_the_requests(batch: Batch) -> None:
+def test_responses_have_order_and_ids_of_requests(batch: Batch) -> None:
     code, answers, err = batch(*(chat_request(number, max_tokens=1 + (7 * number) % 11) for number in range(40)))
     assert code == 0
     assert [answer["custom_id"] for answer in answers] == [f"r{number}" for number in range(40)]
@@ -88,7 +88,7 @@ def test_answers_have_the_order_and_the_ids_of_the_requests(batch: Batch) -> Non
     assert "40 lines answered, 0 errors" in err
 
 
-def test_each_endpoint(batch: Batch) -> None:
+def test_chat_completions_and_embeddings_endpoints(batch: Batch) -> None:
     others = [
         {"url": "/v1/completions", "body": {"model": "tiny", "prompt": "The capital", "max_tokens": 2}},
         {"url": "/v1/embeddings", "body": {"model": "tiny", "input": "The capital"}},
@@ -124,7 +124,7 @@ def test_each_endpoint(batch: Batch) -> None:
         (chat_request(0, stream=True), "invalid_request", "body.stream must be false in a batch, got true"),
     ],
 )
-def test_a_line_that_is_no_request_is_an_error_line(batch: Batch, line: object, code: str, message: str) -> None:
+def test_invalid_line_gives_error_line(batch: Batch, line: object, code: str, message: str) -> None:
     exit_code, (first, second), err = batch(line, chat_request(1))
     assert exit_code == 1
     assert first["response"] is None
@@ -147,14 +147,14 @@ def test_a_line_that_is_no_request_is_an_error_line(batch: Batch, line: object, 
         ({"messages": [{"role": "user", "content": "x " * 5000}]}, 400, "2048"),
     ],
 )
-def test_what_the_server_refuses_has_its_status(batch: Batch, body: dict[str, Any], status: int, message: str) -> None:
+def test_rejected_request_has_http_status(batch: Batch, body: dict[str, Any], status: int, message: str) -> None:
     _, (first, second), _ = batch(chat_request(0, **body), chat_request(1))
     assert (first["custom_id"], first["response"]["status_code"], first["error"]) == ("r0", status, None)
     assert message in first["response"]["body"]["error"]["message"]
     assert second["response"]["status_code"] == 200
 
 
-def test_requests_may_call_the_model_otherwise(batch: Batch) -> None:
+def test_served_model_name_is_an_alias(batch: Batch) -> None:
     _, answers, _ = batch(
         chat_request(0),
         {**chat_request(0, model="gpt-4o"), "custom_id": "other"},
@@ -164,7 +164,7 @@ def test_requests_may_call_the_model_otherwise(batch: Batch) -> None:
     assert said(answers[0]) == said(answers[1])
 
 
-def test_other_model_names_are_reported_before_any_request_runs(batch: Batch, tmp_path: Path) -> None:
+def test_unknown_model_in_every_request_is_reported_before_running(batch: Batch, tmp_path: Path) -> None:
     lines = ["{", chat_request(0, model="gpt-4o mini"), chat_request(1, model="other")]
     code, answers, err = batch(*lines)
     assert (code, answers, (tmp_path / "out.jsonl").exists()) == (2, [], False)
@@ -173,7 +173,7 @@ def test_other_model_names_are_reported_before_any_request_runs(batch: Batch, tm
     assert [answer["response"] and answer["response"]["status_code"] for answer in answers] == [None, 200, 404]
 
 
-def test_an_id_that_comes_twice(batch: Batch, tmp_path: Path) -> None:
+def test_duplicate_custom_id_gives_error_line(batch: Batch, tmp_path: Path) -> None:
     lines = [chat_request(0), "", chat_request(1), chat_request(0), chat_request(0)]
     for _ in range(2):  # at once, and where only the last one is left
         code, answers, err = batch(*lines)
@@ -187,7 +187,7 @@ def test_an_id_that_comes_twice(batch: Batch, tmp_path: Path) -> None:
         target.write_bytes(b"".join(target.read_bytes().splitlines(keepends=True)[:3]))
 
 
-def test_errors_are_answered_again(batch: Batch, tmp_path: Path) -> None:
+def test_retry_errors_runs_failed_requests_again(batch: Batch, tmp_path: Path) -> None:
     target, link = tmp_path / "real.jsonl", tmp_path / "out.jsonl"
     link.symlink_to(target)
     target.touch(mode=0o600)
@@ -229,7 +229,9 @@ def test_errors_are_answered_again(batch: Batch, tmp_path: Path) -> None:
         ({"response": [], "error": "late"}, "'late'"),
     ],
 )
-def test_an_error_of_another_program_is_one(batch: Batch, tmp_path: Path, answer: Any, failure: str) -> None:
+def test_errors_written_by_other_programs_count_as_errors(
+    batch: Batch, tmp_path: Path, answer: Any, failure: str
+) -> None:
     (tmp_path / "out.jsonl").write_text(json.dumps({"custom_id": "r0", **answer}) + "\n")
     code, _, err = batch(chat_request(0))
     assert code == 1
@@ -237,7 +239,7 @@ def test_an_error_of_another_program_is_one(batch: Batch, tmp_path: Path, answer
     assert batch(chat_request(0), options=("--retry-errors",))[0] == 0
 
 
-def test_a_batch_is_no_pipe(batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipes_are_rejected(batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, pipe = written(tmp_path / "in.jsonl", chat_request(0)), tmp_path / "pipe"
     os.mkfifo(pipe)
     for words, message in [
@@ -250,19 +252,19 @@ def test_a_batch_is_no_pipe(batch: Batch, tmp_path: Path, capsys: pytest.Capture
         assert message in capsys.readouterr().err
 
 
-def test_a_line_that_is_too_long(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_over_limit_gives_error_line(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_LINE_BYTES", 300)
     _, answers, _ = batch("x" * 2_000_000, chat_request(1), chat_request(2, user="y" * 300))
     assert answers[0]["error"]["code"] == answers[2]["error"]["code"] == "line_too_long"
     assert answers[1]["response"]["status_code"] == 200
 
 
-def test_nothing_to_answer(batch: Batch) -> None:
+def test_empty_input(batch: Batch) -> None:
     assert batch()[:2] == (0, [])
     assert batch("", "   ")[:2] == (0, [])
 
 
-def test_a_rerun_makes_what_is_missing(batch: Batch, tmp_path: Path) -> None:
+def test_rerun_answers_missing_lines(batch: Batch, tmp_path: Path) -> None:
     lines = [chat_request(0), "{", chat_request(2), "", chat_request(3), chat_request(4)]
     _, whole, _ = batch(*lines)
     target = tmp_path / "out.jsonl"
@@ -298,7 +300,7 @@ def test_a_rerun_makes_what_is_missing(batch: Batch, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_another_file_is_left_as_it_is(
+def test_unrelated_output_file_is_rejected_and_kept(
     batch: Batch, tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "out.jsonl").write_bytes(content)
@@ -308,7 +310,7 @@ def test_another_file_is_left_as_it_is(
     assert message in capsys.readouterr().err
 
 
-def test_another_file_is_named(batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_file_errors_name_the_file(batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "out.jsonl").write_bytes(b"a diary\n")
     source = written(tmp_path / "in.jsonl", chat_request(0))
     main(["run-batch", str(source), str(tmp_path / "out.jsonl")])
@@ -319,7 +321,7 @@ def test_another_file_is_named(batch: Batch, tmp_path: Path, capsys: pytest.Capt
     assert "output_file must be a writable file (No such file or directory)" in capsys.readouterr().err
 
 
-def test_two_runs_cannot_write_one_file(batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_locked_output_file_is_rejected(batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = written(tmp_path / "in.jsonl", chat_request(0)), tmp_path / "out.jsonl"
     with target.open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -327,7 +329,7 @@ def test_two_runs_cannot_write_one_file(batch: Batch, tmp_path: Path, capsys: py
     assert "error: output_file must be a file that no other process writes, got" in capsys.readouterr().err
 
 
-def test_no_more_is_held_than_the_window(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_lines_are_bounded(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a long answer others are made, up to a limit."""
     monkeypatch.setattr(runner, "MAX_PENDING_LINES", 8)
     reads: list[int] = []
@@ -352,9 +354,7 @@ def test_no_more_is_held_than_the_window(batch: Batch, monkeypatch: pytest.Monke
     assert max(reads) <= 9
 
 
-def test_a_dead_engine_ends_the_run_and_not_the_lines(
-    fake_engine: type[fakes.Engine], batch: Batch, tmp_path: Path
-) -> None:
+def test_engine_death_ends_run_and_rerun_resumes(fake_engine: type[fakes.Engine], batch: Batch, tmp_path: Path) -> None:
     lines = [chat_request(number, max_tokens=20, ignore_eos=True) for number in range(30)]
     fake_engine.dies_at = 60
     code, answers, err = batch(*lines)
@@ -367,7 +367,7 @@ def test_a_dead_engine_ends_the_run_and_not_the_lines(
     assert (code, len(answers)) == (0, 30)
 
 
-def test_without_the_server(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_fastapi_is_reported(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr("ferrule._cli.run_batch.find_spec", lambda name: None if name == "fastapi" else find(name))
     code, answers, err = batch(chat_request(0))
@@ -384,7 +384,7 @@ def start(source: Path, target: Path, *options: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
-def test_killed_in_the_middle_it_goes_on_where_it_stopped(tmp_path: Path, sent: signal.Signals, code: int) -> None:
+def test_rerun_resumes_after_kill(tmp_path: Path, sent: signal.Signals, code: int) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     written(source, *(chat_request(number, ignore_eos=True, temperature=1, seed=number) for number in range(160)))
     expected = tmp_path / "expected.jsonl"
@@ -410,9 +410,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_stopped(tmp_path: Path, sent: 
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
-def test_killed_while_errors_are_answered_again_the_file_is_whole(
-    tmp_path: Path, sent: signal.Signals, code: int
-) -> None:
+def test_kill_during_retry_errors_keeps_output_file(tmp_path: Path, sent: signal.Signals, code: int) -> None:
     source, target, new = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / ".out.jsonl.retry"
     lines = [chat_request(number, model="tiny" if number % 2 else "gpt", ignore_eos=True) for number in range(160)]
     written(source, *lines)
@@ -444,7 +442,7 @@ def test_killed_while_errors_are_answered_again_the_file_is_whole(
     assert not new.exists()
 
 
-def test_progress_keeps_to_its_line(tmp_path: Path) -> None:
+def test_progress_fits_on_one_line(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     written(source, *(chat_request(number, ignore_eos=True, max_tokens=30) for number in range(80)))
     with Terminal([sys.executable, "-c", PROGRAM, "run-batch", str(source), str(target)], size=(24, 20)) as terminal:
@@ -455,7 +453,7 @@ def test_progress_keeps_to_its_line(tmp_path: Path) -> None:
     assert all(len(line) < 20 for line in shown)
 
 
-def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+def test_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     written(source, *(chat_request(number) for number in range(50)))
     process = subprocess.run(
@@ -475,7 +473,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.native
-def test_the_embedded_model(tmp_path: Path) -> None:
+def test_embedded_model_output_is_reproducible(tmp_path: Path) -> None:
     source = written(tmp_path / "in.jsonl", *(chat_request(number, temperature=0) for number in range(20)))
     names = [f"out{number}.jsonl" for number in range(2)]
     for name in names:

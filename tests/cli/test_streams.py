@@ -56,7 +56,7 @@ def unread() -> Generator[int]:
     ],
 )
 @pytest.mark.parametrize("both", [False, True], ids=["stdout", "both"])
-def test_66_what_nobody_reads_ends_quietly(arguments: tuple[str, ...], both: bool) -> None:
+def test_closed_stdout_exits_silently(arguments: tuple[str, ...], both: bool) -> None:
     with unread() as pipe:
         found = subprocess.run(
             command(*arguments),
@@ -82,7 +82,7 @@ def test_66_what_nobody_reads_ends_quietly(arguments: tuple[str, ...], both: boo
     ],
 )
 @pytest.mark.parametrize("end", ["pipe", "/dev/full"])
-def test_66_what_is_said_beside_the_work_may_be_lost(
+def test_closed_or_full_stderr_does_not_fail_command(
     arguments: tuple[str, ...], code: int, lines: int, end: str
 ) -> None:
     with unread() as pipe, Path("/dev/full").open("w") as full:
@@ -98,7 +98,7 @@ def test_66_what_is_said_beside_the_work_may_be_lost(
     assert (found.returncode, found.stdout.count(b"\n")) == (code, lines)
 
 
-def test_66_a_batch_that_nobody_follows_is_answered(tmp_path: Path) -> None:
+def test_run_batch_completes_with_closed_streams(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     body = {"model": "tiny", "prompt": "x", "max_tokens": 3}
     asked = [{"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body} for i in range(20)]
@@ -113,7 +113,7 @@ def test_66_a_batch_that_nobody_follows_is_answered(tmp_path: Path) -> None:
     assert {answer["response"]["status_code"] for answer in answers} == {200}
 
 
-def test_66_a_server_whose_log_nobody_reads_goes_on() -> None:
+def test_server_continues_with_closed_stderr() -> None:
     """A closed stderr, as in `ferrule serve 2>&1 | head -1`."""
     process = subprocess.Popen(
         command("serve", "--port", "0"), cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -30,7 +30,7 @@ def ask(live: Live, headers: dict[str, str] | None = None, **fields: Any) -> Any
     return live.request("/v1/messages", {"max_tokens": 500, "messages": HI, **fields}, headers=headers)
 
 
-def test_thinking_text_and_calls_are_blocks(scripted: ScriptedServer) -> None:
+def test_thinking_text_and_tool_calls_are_content_blocks(scripted: ScriptedServer) -> None:
     message = ask(scripted.live, tools=[WEATHER]).json
     thought, said, *calls = message["content"]
     assert thought == {"type": "thinking", "thinking": THOUGHT, "signature": ""}
@@ -44,7 +44,7 @@ def test_thinking_text_and_calls_are_blocks(scripted: ScriptedServer) -> None:
     assert [block["type"] for block in one] == ["thinking", "text", "tool_use"]
 
 
-def test_the_client_reads_thinking_and_calls(scripted: ScriptedServer) -> None:
+def test_client_stream_reads_thinking_and_tool_calls(scripted: ScriptedServer) -> None:
     with (
         anthropic.Anthropic(base_url=scripted.live.url, api_key="none", max_retries=0) as client,
         client.messages.stream(
@@ -64,7 +64,7 @@ def test_the_client_reads_thinking_and_calls(scripted: ScriptedServer) -> None:
     assert [call.input for call in calls if call.type == "tool_use"] == [{"city": CITY}, {"city": "Rome"}]
 
 
-def test_what_came_can_be_handed_back(scripted: ScriptedServer) -> None:
+def test_response_content_is_accepted_as_input(scripted: ScriptedServer) -> None:
     content = ask(scripted.live, tools=[WEATHER]).json["content"]
     results = [
         {"type": "tool_result", "tool_use_id": block["id"], "content": [{"type": "text", "text": "Sunny."}]}
@@ -77,13 +77,13 @@ def test_what_came_can_be_handed_back(scripted: ScriptedServer) -> None:
     assert scripted.prompts[-1].count("Sunny.") == 2
 
 
-def test_a_call_that_was_cut_off(scripted: ScriptedServer) -> None:
+def test_truncated_tool_call_input_is_marked_invalid(scripted: ScriptedServer) -> None:
     scripted.set_output('<tool_call>\n{"name": "weather", "arguments": {"city": "Pa')
     (call,) = ask(scripted.live, tools=[WEATHER]).json["content"]
     assert call["input"] == {INVALID_JSON: '{"city": "Pa'}
 
 
-def test_blocks_are_messages() -> None:
+def test_content_blocks_convert_to_chat_messages() -> None:
     asked = CountTokensRequest.model_validate(
         {
             "system": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
@@ -135,7 +135,7 @@ def test_blocks_are_messages() -> None:
     assert found.template_arguments == {"enable_thinking": False, "thinking": False, "reasoning_effort": "low"}
 
 
-def test_a_stream_that_fails_says_so(scripted: ScriptedServer) -> None:
+def test_failed_stream_ends_with_error_event(scripted: ScriptedServer) -> None:
     scripted.engine.step_seconds = 0.02
     scripted.engine.error_at = 6
     answer = ask(scripted.live, stream=True)
@@ -145,7 +145,7 @@ def test_a_stream_that_fails_says_so(scripted: ScriptedServer) -> None:
     assert last["request_id"] == answer.headers["request-id"]
 
 
-def test_pings_fill_silences(engine: type[fakes.Engine]) -> None:
+def test_pings_are_sent_while_stream_is_idle(engine: type[fakes.Engine]) -> None:
     with held(engine) as gate, scripted_server(engine, keep_alive=0.05) as scripted:
         answers: list[Any] = []
         asking = threading.Thread(target=lambda: answers.append(ask(scripted.live, stream=True)))
@@ -178,7 +178,7 @@ def message_of(answer: Any, status: int, kind: str) -> str:
     return answer.json["error"]["message"]
 
 
-def test_guards_speak_its_language(engine: type[fakes.Engine]) -> None:
+def test_middleware_errors_have_anthropic_format(engine: type[fakes.Engine]) -> None:
     settings = ServerSettings(api_keys=["secret"], max_body_bytes=1000, allowed_hosts=["here"])
     key = {"X-Api-Key": "secret", "Anthropic-Version": "2023-06-01"}
     with serving(settings) as live:
@@ -199,7 +199,7 @@ def test_guards_speak_its_language(engine: type[fakes.Engine]) -> None:
         assert other.error["code"] == "draining", "each API has its own form"
 
 
-def test_the_client_knows_a_full_server(engine: type[fakes.Engine]) -> None:
+def test_full_queue_raises_overloaded_error_in_client(engine: type[fakes.Engine]) -> None:
     with held(engine) as gate, scripted_server(engine, max_concurrent_requests=1) as scripted:
         asking = threading.Thread(target=lambda: ask(scripted.live))
         asking.start()
@@ -212,7 +212,7 @@ def test_the_client_knows_a_full_server(engine: type[fakes.Engine]) -> None:
         asking.join()
 
 
-def test_a_request_whose_time_is_over(engine: type[fakes.Engine]) -> None:
+def test_request_timeout_returns_timeout_error(engine: type[fakes.Engine]) -> None:
     with held(engine) as gate, scripted_server(engine) as scripted:
         threading.Timer(0.5, gate.set).start()
         message_of(ask(scripted.live, {"X-Request-Timeout": "0.2"}), 503, "timeout_error")

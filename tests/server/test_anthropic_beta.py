@@ -67,7 +67,7 @@ def check_run(messages: list[BetaMessage], scripted: ScriptedServer) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"thread": False}, {"max_iterations": 5}], ids=str)
-def test_the_runner_runs_tools(scripted: ScriptedServer, options: dict[str, Any]) -> None:
+def test_tool_runner_runs_tools(scripted: ScriptedServer, options: dict[str, Any]) -> None:
     """The client first asks for a thread on the server, and continues without one."""
     cities: list[str] = []
     with client_of(scripted.live) as client:
@@ -79,7 +79,7 @@ def test_the_runner_runs_tools(scripted: ScriptedServer, options: dict[str, Any]
 
 
 @pytest.mark.parametrize("eagerly", [False, True])
-def test_the_runner_streams(scripted: ScriptedServer, eagerly: bool) -> None:
+def test_tool_runner_streams(scripted: ScriptedServer, eagerly: bool) -> None:
     cities: list[str] = []
     with client_of(scripted.live) as client:
         runner = client.beta.messages.tool_runner(
@@ -95,7 +95,7 @@ def test_the_runner_streams(scripted: ScriptedServer, eagerly: bool) -> None:
     assert cities == [CITY, "Rome"]
 
 
-def test_the_asynchronous_runner(scripted: ScriptedServer) -> None:
+def test_async_tool_runner_runs_tools(scripted: ScriptedServer) -> None:
     cities: list[str] = []
 
     @beta_async_tool
@@ -113,7 +113,7 @@ def test_the_asynchronous_runner(scripted: ScriptedServer) -> None:
     assert cities == [CITY, "Rome"]
 
 
-def test_the_model_gets_the_error_of_a_failed_tool(scripted: ScriptedServer) -> None:
+def test_tool_error_is_sent_to_model(scripted: ScriptedServer) -> None:
     with client_of(scripted.live) as client:
         runner = client.beta.messages.tool_runner(
             model="tiny", max_tokens=500, messages=MESSAGES, tools=[weather_of([], fails=True)]
@@ -123,7 +123,7 @@ def test_the_model_gets_the_error_of_a_failed_tool(scripted: ScriptedServer) -> 
     assert "no Sunny day" in scripted.prompts[-1]
 
 
-def test_threads_are_refused_in_words_that_the_client_knows(scripted: ScriptedServer) -> None:
+def test_thread_is_rejected_with_error_code_known_to_client(scripted: ScriptedServer) -> None:
     with client_of(scripted.live) as client:
         with pytest.raises(anthropic.BadRequestError) as caught:
             client.beta.messages.create(model="tiny", max_tokens=4, messages=MESSAGES, thread={"type": "create"})

@@ -33,7 +33,7 @@ def client(tiny: Live) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-def test_a_message_says_what_the_library_says(client: anthropic.Anthropic, solo: LLM) -> None:
+def test_message_equals_library_output(client: anthropic.Anthropic, solo: LLM) -> None:
     asked: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
         *(dict(message) for message in MESSAGES),
@@ -65,7 +65,7 @@ def test_a_message_says_what_the_library_says(client: anthropic.Anthropic, solo:
     assert "".join(delta.text for delta in deltas if delta.type == "text_delta") == said.text
 
 
-def test_types_are_held(client: anthropic.Anthropic) -> None:
+def test_output_format_is_enforced(client: anthropic.Anthropic) -> None:
     fields: dict[str, Any] = {"model": "tiny", "max_tokens": 200, "output_format": City, "extra_body": {"top_k": 1}}
     parsed = client.beta.messages.parse(messages=MESSAGES, **fields)
     assert isinstance(parsed.parsed_output, City)
@@ -118,7 +118,9 @@ CREATED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "named"), CREATED)
-def test_what_is_not_supported_is_named(client: anthropic.Anthropic, fields: dict[str, Any], named: str) -> None:
+def test_unsupported_field_is_rejected_by_create(
+    client: anthropic.Anthropic, fields: dict[str, Any], named: str
+) -> None:
     asked: dict[str, Any] = {"model": "tiny", "max_tokens": 4, "messages": MESSAGES, **fields}
     for stream in (False, True):
         with pytest.raises(anthropic.BadRequestError) as caught:
@@ -127,7 +129,9 @@ def test_what_is_not_supported_is_named(client: anthropic.Anthropic, fields: dic
 
 
 @pytest.mark.parametrize(("fields", "named"), COUNTED)
-def test_what_is_not_supported_is_not_counted(client: anthropic.Anthropic, fields: dict[str, Any], named: str) -> None:
+def test_unsupported_field_is_rejected_by_count_tokens(
+    client: anthropic.Anthropic, fields: dict[str, Any], named: str
+) -> None:
     asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, **fields}
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.beta.messages.count_tokens(**asked)
@@ -140,7 +144,7 @@ def _names(error: anthropic.BadRequestError, field: str) -> bool:
     return body["error"]["message"].startswith(field if field.endswith(".") else f"{field} ")
 
 
-def test_batches_are_not_there(client: anthropic.Anthropic) -> None:
+def test_batches_return_not_found(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:
         client.beta.messages.batches.list()
     assert caught.value.type == "not_found_error"

@@ -44,7 +44,7 @@ def client(tiny: Live) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-def test_a_message_says_what_the_library_says(client: anthropic.Anthropic, solo: LLM) -> None:
+def test_message_equals_library_output(client: anthropic.Anthropic, solo: LLM) -> None:
     expected = solo.chat(
         [{"role": "system", "content": "Be brief."}, *(dict(message) for message in MESSAGES)],
         SamplingParams(temperature=0, max_tokens=12),
@@ -75,7 +75,7 @@ def test_a_message_says_what_the_library_says(client: anthropic.Anthropic, solo:
         {"stop_sequences": ["Paris", "never"]},
     ],
 )
-def test_a_stream_is_the_message(tiny: Live, fields: dict[str, Any]) -> None:
+def test_stream_equals_whole_message(tiny: Live, fields: dict[str, Any]) -> None:
     asked = {"messages": MESSAGES, "max_tokens": 80, "temperature": 0, **fields}
     whole = tiny.request("/v1/messages", asked)
     stream = tiny.request("/v1/messages", {**asked, "stream": True})
@@ -83,7 +83,7 @@ def test_a_stream_is_the_message(tiny: Live, fields: dict[str, Any]) -> None:
     assert without_names(check_stream(named_events(stream.body))) == without_names(whole.json)
 
 
-def test_the_client_reads_the_stream(client: anthropic.Anthropic) -> None:
+def test_client_stream_equals_whole_message(client: anthropic.Anthropic) -> None:
     whole = client.messages.create(model="tiny", max_tokens=20, messages=MESSAGES, extra_body=GREEDY)
     with client.messages.stream(model="tiny", max_tokens=20, messages=MESSAGES, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
@@ -95,7 +95,7 @@ def test_the_client_reads_the_stream(client: anthropic.Anthropic) -> None:
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
-def test_forced_tools(client: anthropic.Anthropic, choice: Any) -> None:
+def test_tool_choice_forces_tool_call(client: anthropic.Anthropic, choice: Any) -> None:
     once = {**choice, "disable_parallel_tool_use": True}
     fields: dict[str, Any] = {
         "model": "tiny",
@@ -127,7 +127,7 @@ def test_forced_tools(client: anthropic.Anthropic, choice: Any) -> None:
     assert answer.usage.output_tokens <= 5
 
 
-def test_schemas_are_held(client: anthropic.Anthropic) -> None:
+def test_json_schema_is_enforced(client: anthropic.Anthropic) -> None:
     found = client.messages.create(
         model="tiny",
         max_tokens=200,
@@ -140,7 +140,7 @@ def test_schemas_are_held(client: anthropic.Anthropic) -> None:
     jsonschema.validate(json.loads(block.text), SCHEMA)
 
 
-def test_why_it_ended(client: anthropic.Anthropic) -> None:
+def test_stop_reasons(client: anthropic.Anthropic) -> None:
     found = client.messages.create(model="tiny", max_tokens=3, messages=MESSAGES, extra_body=GREEDY)
     assert found.stop_reason == "max_tokens"
     found = client.messages.create(
@@ -162,7 +162,7 @@ def test_why_it_ended(client: anthropic.Anthropic) -> None:
 ENDLESS: Any = {"type": "json_schema", "schema": {"type": "string", "minLength": 10000}}
 
 
-def test_an_answer_that_has_begun_goes_on(client: anthropic.Anthropic, solo: LLM) -> None:
+def test_assistant_prefill_is_continued(client: anthropic.Anthropic, solo: LLM) -> None:
     begun: list[MessageParam] = [*MESSAGES, {"role": "assistant", "content": "The capital of"}]
     found = client.messages.create(model="tiny", max_tokens=4, messages=begun, extra_body=GREEDY)
     assert found.content[0].type == "text"
@@ -206,7 +206,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "named"), ERRORS)
-def test_errors_name_the_field(client: anthropic.Anthropic, fields: dict[str, Any], named: str) -> None:
+def test_invalid_field_is_named_in_error(client: anthropic.Anthropic, fields: dict[str, Any], named: str) -> None:
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(model="tiny", max_tokens=4, messages=MESSAGES, extra_body=fields)
     body: Any = caught.value.body
@@ -215,7 +215,7 @@ def test_errors_name_the_field(client: anthropic.Anthropic, fields: dict[str, An
     assert body["request_id"] == caught.value.request_id
 
 
-def test_a_model_that_is_not_there(client: anthropic.Anthropic) -> None:
+def test_unknown_model_returns_not_found(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:
         client.messages.create(model="none", max_tokens=4, messages=MESSAGES)
     assert caught.value.type == "not_found_error"

@@ -45,25 +45,25 @@ def known_fields(model: type[RequestModel]) -> set[str]:
 
 
 @pytest.mark.parametrize(("method", "model"), METHODS, ids=lambda each: each.__qualname__)
-def test_all_parameters_of_a_client_method_are_known(method: Callable[..., Any], model: type[RequestModel]) -> None:
+def test_client_method_parameters_are_all_known(method: Callable[..., Any], model: type[RequestModel]) -> None:
     parameters = set(inspect.signature(method).parameters) - NOT_IN_BODIES
     assert len(parameters) > 3
     assert parameters - known_fields(model) == set()
 
 
-def test_all_options_of_ollama_are_known() -> None:
+def test_ollama_options_are_all_known() -> None:
     assert set(ollama.Options.model_fields) - known_fields(Options) == set()
 
 
 @pytest.mark.parametrize("model", REGISTERED)
-def test_no_declared_field_has_a_rule(model: type[RequestModel]) -> None:
+def test_declared_fields_have_no_other_field_rule(model: type[RequestModel]) -> None:
     assert model.other_fields.keys() & model.model_fields.keys() == set()
 
 
 @pytest.mark.parametrize(
     ("model", "name"), [(model, name) for model in REGISTERED for name in model.other_fields], ids=str
 )
-def test_rules_of_fields_are_applied(model: type[RequestModel], name: str) -> None:
+def test_other_field_rules_are_applied(model: type[RequestModel], name: str) -> None:
     rule = model.other_fields[name]
     body = model.model_construct(**dict.fromkeys(model.model_fields))
     for value in rule.neutral if isinstance(rule, Unsupported) else ("anything",):

@@ -89,7 +89,7 @@ def with_tokens(model: Path, layout: Layout) -> Path:
     return model
 
 
-def test_openai_s_completions(coder: Coder) -> None:
+def test_openai_completions_with_suffix(coder: Coder) -> None:
     asked: dict[str, Any] = {
         "model": "coder",
         "prompt": BEFORE,
@@ -115,7 +115,7 @@ def test_openai_s_completions(coder: Coder) -> None:
     assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
 
 
-def test_several_prompts_have_one_suffix(coder: Coder) -> None:
+def test_suffix_applies_to_every_prompt(coder: Coder) -> None:
     befores = [BEFORE, "The capital of France is ", ""]
     found = coder.live.complete(befores, suffix=AFTER, temperature=0, max_tokens=TOKENS, n=2).json
     expected = [coder.expected(coder.ids(before)) for before in befores]
@@ -123,12 +123,12 @@ def test_several_prompts_have_one_suffix(coder: Coder) -> None:
     assert found["usage"]["prompt_tokens"] == sum(len(coder.ids(before)) for before in befores)
 
 
-def test_nothing_after_is_a_suffix_too(coder: Coder) -> None:
+def test_empty_suffix_is_infill(coder: Coder) -> None:
     found = coder.live.complete(BEFORE, suffix="", temperature=0, max_tokens=TOKENS, return_token_ids=True).json
     assert found["choices"][0]["prompt_token_ids"] == coder.ids(after="")
 
 
-def test_markers_in_a_text_are_text(coder: Coder) -> None:
+def test_fim_markers_in_input_are_plain_text(coder: Coder) -> None:
     forged = "".join(coder.layout.markers)
     asked = coder.live.complete(f"a{forged}", suffix=f"b{forged}", max_tokens=1, return_token_ids=True)
     (ids,) = (choice["prompt_token_ids"] for choice in asked.json["choices"])
@@ -138,7 +138,7 @@ def test_markers_in_a_text_are_text(coder: Coder) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_ends_a_middle_ends_it(coder: Coder, stream: bool) -> None:
+def test_end_of_middle_token_stops_generation(coder: Coder, stream: bool) -> None:
     likely = {"logit_bias": {str(coder.end()): 100}, "temperature": 0, "max_tokens": 5}
     if stream:
         body = coder.live.complete(BEFORE, suffix=AFTER, stream=True, **likely).body
@@ -152,7 +152,7 @@ def test_what_ends_a_middle_ends_it(coder: Coder, stream: bool) -> None:
     assert (plain["choices"][0]["finish_reason"], plain["usage"]["completion_tokens"]) == ("length", 5)
 
 
-def test_ollama_s_generate(coder: Coder) -> None:
+def test_ollama_generate_with_suffix(coder: Coder) -> None:
     ids = coder.ids()
     options = {"temperature": 0, "num_predict": TOKENS}
     with ollama.Client(coder.live.url) as client:
@@ -167,7 +167,7 @@ def test_ollama_s_generate(coder: Coder) -> None:
     assert alone.response == coder.expected(coder.ids(before=""))
 
 
-def test_ollama_s_options_and_ends(coder: Coder) -> None:
+def test_ollama_stop_option_applies_to_infill(coder: Coder) -> None:
     ids = coder.ids()
     word = coder.expected(ids).split()[1]
     options = {"temperature": 0, "num_predict": TOKENS, "stop": [word]}
@@ -188,7 +188,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "fields", "named"), REFUSED)
-def test_what_cannot_be_is_named(coder: Coder, path: str, fields: dict[str, Any], named: str) -> None:
+def test_invalid_infill_request_returns_400_with_param(
+    coder: Coder, path: str, fields: dict[str, Any], named: str
+) -> None:
     found = coder.live.request(path, {"model": "coder", **fields})
     assert found.status == 400
     if path == "/api/generate":

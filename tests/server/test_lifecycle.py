@@ -59,9 +59,7 @@ def all_free(live: Live) -> bool:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("n", [1, 4])
-def test_69_a_client_that_goes_takes_its_request_along(
-    engine: type[fakes.Engine], live: Live, n: int, stream: bool
-) -> None:
+def test_disconnect_aborts_running_request(engine: type[fakes.Engine], live: Live, n: int, stream: bool) -> None:
     engine.step_seconds = 0.005
     with ask(live, stream=stream, n=n) as client:
         until(lambda: fake_of(live).running)
@@ -71,7 +69,7 @@ def test_69_a_client_that_goes_takes_its_request_along(
     assert live.chat(max_tokens=1).status == 200
 
 
-def test_69_a_client_that_goes_before_it_began(engine: type[fakes.Engine]) -> None:
+def test_disconnect_aborts_queued_request(engine: type[fakes.Engine]) -> None:
     engine.gate = threading.Event()
     with serving(llm=lambda: AsyncLLM(max_num_seqs=1)) as live:
         try:
@@ -83,7 +81,7 @@ def test_69_a_client_that_goes_before_it_began(engine: type[fakes.Engine]) -> No
         until(lambda: all_free(live))
 
 
-def test_69_a_client_that_goes_in_prefill(engine: type[fakes.Engine]) -> None:
+def test_disconnect_aborts_request_in_prefill(engine: type[fakes.Engine]) -> None:
     engine.prefill_chunk, engine.step_seconds = 8, 0.01
     with serving() as live:
         with ask(live, messages=[{"role": "user", "content": "word " * 1000}]):
@@ -105,7 +103,7 @@ def full(live: Live, **fields: object) -> socket.socket:
     return client
 
 
-def test_70_a_client_that_never_reads_keeps_no_place(
+def test_stalled_client_is_disconnected_and_frees_its_slot(
     engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "STALL_TIMEOUT", 1.0)
@@ -124,7 +122,7 @@ def test_70_a_client_that_never_reads_keeps_no_place(
             until(lambda: all_free(live))
 
 
-def test_70_a_client_that_reads_slowly_gets_it_all(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_client_receives_complete_stream(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "STALL_TIMEOUT", 0.5)
     with serving() as live, full(live) as client:
         said, begun = b"", time.monotonic()
@@ -137,7 +135,7 @@ def test_70_a_client_that_reads_slowly_gets_it_all(engine: type[fakes.Engine], m
         assert b"[DONE]" in said
 
 
-def test_70_the_time_of_a_client_that_never_reads(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_timeout_applies_to_stalled_client(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "ERROR_GRACE", 0.2)
     with serving(ServerSettings(max_concurrent_requests=1, request_timeout=0.5)) as live:
         begun = time.monotonic()
@@ -147,7 +145,7 @@ def test_70_the_time_of_a_client_that_never_reads(engine: type[fakes.Engine], mo
             until(lambda: all_free(live))
 
 
-def test_71_a_request_whose_logits_are_not_finite_fails_alone(live: Live) -> None:
+def test_non_finite_logits_fail_only_their_request(live: Live) -> None:
     good = live.chat(max_tokens=5, seed=1).json["choices"]
     fake_of(live).bad_prompt = live.llm.tokenize("Bad")
     for stream in (False, True):
@@ -159,7 +157,7 @@ def test_71_a_request_whose_logits_are_not_finite_fails_alone(live: Live) -> Non
     assert live.chat(max_tokens=5, seed=1).json["choices"] == good
 
 
-def test_72_a_worker_that_panics_ends_the_server_s_health(engine: type[fakes.Engine], live: Live) -> None:
+def test_worker_panic_makes_server_unhealthy(engine: type[fakes.Engine], live: Live) -> None:
     engine.step_seconds = 0.01
     with ask(live, stream=True) as client:
         said = client.recv(1 << 16)
@@ -177,7 +175,7 @@ def test_72_a_worker_that_panics_ends_the_server_s_health(engine: type[fakes.Eng
     assert live.request("/health").error["code"] == "engine_unavailable"
 
 
-def test_a_request_s_time(engine: type[fakes.Engine]) -> None:
+def test_request_timeout(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.01
     with serving(ServerSettings(request_timeout=0.3)) as live:
         found = live.chat(**LONG)
@@ -214,9 +212,7 @@ def program(*arguments: str, text: str = PROGRAM) -> Generator[tuple[subprocess.
             process.kill()
 
 
-def test_clients_beyond_the_limit_take_the_places_of_idle_ones(
-    engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_over_limit_replace_idle_ones(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "max_connections", lambda: 4)
     engine.step_seconds = 0.01
     with serving() as live, ask(live, stream=True, max_tokens=100) as busy:
@@ -232,7 +228,7 @@ def test_clients_beyond_the_limit_take_the_places_of_idle_ones(
             client.close()
 
 
-def test_more_clients_than_files_are_answered_and_no_flood_of_lines() -> None:
+def test_file_descriptor_exhaustion_is_survived_without_log_flood() -> None:
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 160))\n"
     with program(text=few + PROGRAM) as (process, url):
         live = live_at(url)
@@ -272,7 +268,7 @@ def rest(client: socket.socket) -> bytes:
     return said
 
 
-def test_75_sigterm_refuses_drains_and_aborts_with_a_reason() -> None:
+def test_sigterm_rejects_new_requests_and_aborts_running_after_drain_timeout() -> None:
     with program("--drain-timeout", "1") as (process, url):
         live = live_at(url)
         clients = streams(live, 8)
@@ -288,7 +284,7 @@ def test_75_sigterm_refuses_drains_and_aborts_with_a_reason() -> None:
         assert time.monotonic() - begun < 1 + 2 * SLACK
 
 
-def test_75_what_ends_in_time_ends_as_if_nothing_were() -> None:
+def test_sigterm_lets_running_request_finish_within_drain_timeout() -> None:
     with program("--drain-timeout", "30") as (process, url):
         live = live_at(url)
         until(lambda: live.request("/health").status == 200)
@@ -303,7 +299,7 @@ def test_75_what_ends_in_time_ends_as_if_nothing_were() -> None:
         assert process.wait(30) == 0
 
 
-def test_75_a_second_signal_does_not_wait() -> None:
+def test_second_sigterm_skips_draining() -> None:
     with program("--drain-timeout", "600") as (process, url):
         clients = streams(live_at(url), 2)
         process.send_signal(signal.SIGTERM)
@@ -328,7 +324,7 @@ Adapters.load = load
 
 
 @pytest.mark.parametrize(("signals", "seconds"), [(1, 1 + 2 * 5), (2, 0)])
-def test_75_what_cannot_be_broken_off_keeps_no_server(signals: int, seconds: int, tmp_path: Path) -> None:
+def test_blocked_thread_does_not_prevent_shutdown(signals: int, seconds: int, tmp_path: Path) -> None:
     """The shutdown waits for responses and threads up to the time limit."""
     adapter = tmp_path / "adapter"
     adapter.mkdir()
@@ -363,7 +359,7 @@ AsyncLLM.__init__ = lambda *_, **__: time.sleep(600)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_75_a_server_ends_that_still_loads(number: int) -> None:
+def test_signal_ends_server_during_model_load(number: int) -> None:
     with program(text=LOADING) as (process, url):
         live = live_at(url)
         until(lambda: live.request("/health").error["code"] == "loading")
@@ -390,19 +386,19 @@ sys.exit(main())
 """
 
 
-def test_75_an_interrupt_amid_imports_is_not_lost() -> None:
+def test_interrupt_during_imports_exits_with_130() -> None:
     command = [sys.executable, "-c", AMID_IMPORTS, "serve", "--port", "0"]
     found = subprocess.run(command, capture_output=True, check=False, text=True, timeout=30)
     assert (found.returncode, found.stderr.strip()) == (130, "")
 
 
 @pytest.mark.parametrize(("arguments", "status"), [((), 404), (("--ollama",), 200)])
-def test_a_flag_opens_ollamas_api(arguments: tuple[str, ...], status: int) -> None:
+def test_ollama_flag_enables_ollama_api(arguments: tuple[str, ...], status: int) -> None:
     with program(*arguments) as (_, url):
         assert live_at(url).request("/api/version").status == status
 
 
-def test_76_a_server_ends_with_its_parent() -> None:
+def test_exit_with_parent_ends_server() -> None:
     parent = f"""
 import subprocess, sys, time
 with subprocess.Popen({[sys.executable, "-c", PROGRAM, "serve", "--port", "0", "--exit-with-parent"]!r}) as child:
@@ -423,7 +419,7 @@ with subprocess.Popen({[sys.executable, "-c", PROGRAM, "serve", "--port", "0", "
     until(lambda: not _runs(child))
 
 
-def test_76_a_server_whose_parent_ended_before_it_listened() -> None:
+def test_exit_with_parent_when_parent_ends_during_startup() -> None:
     """The parent ends while the server is imported."""
     waiting = """
 import os, sys, time

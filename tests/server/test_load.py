@@ -71,20 +71,20 @@ def free(live: Live) -> bool:
     return metrics.running == metrics.waiting == 0 and metrics.pages_free == metrics.pages_total
 
 
-def test_figure_a(tiny: Live, solo: list[str]) -> None:
+def test_concurrent_requests_equal_solo_outputs(tiny: Live, solo: list[str]) -> None:
     assert len(set(solo)) > len(solo) / 2  # canaries that are all alike would tell nothing
     assert asyncio.run(run(tiny, solo, leave=0, requests=OF_FIGURE_A)) == (OF_FIGURE_A, 0)
     until(lambda: free(tiny))
 
 
-def test_figure_b(tiny: Live, solo: list[str]) -> None:
+def test_disconnects_do_not_change_other_outputs(tiny: Live, solo: list[str]) -> None:
     complete, left = asyncio.run(run(tiny, solo, leave=0.3))
     assert complete + left == REQUESTS
     assert left > REQUESTS / 10
     until(lambda: free(tiny))
 
 
-def test_figure_c(solo: list[str]) -> None:
+def test_preemption_does_not_change_outputs(solo: list[str]) -> None:
     """With a quarter of the KV cache needed, requests are preempted and no output changes."""
     with LLM() as llm:
         longest = max(len(llm.tokenize(prompt)) for prompt in PROMPTS) + TOKENS + 1
@@ -95,7 +95,7 @@ def test_figure_c(solo: list[str]) -> None:
         until(lambda: free(live))
 
 
-def test_figure_d(solo: list[str]) -> None:
+def test_queue_overflow_rejects_without_changing_other_outputs(solo: list[str]) -> None:
     """With ten times as many clients as places, some are rejected and the others are not affected."""
     room = 4
     with serving(llm=lambda: AsyncLLM(max_num_seqs=2, max_queued_requests=room - 2)) as live:

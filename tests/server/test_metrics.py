@@ -38,7 +38,7 @@ def samples(live: Live) -> dict[str, float]:
     return found
 
 
-def test_vllms_names(engine: type[fakes.Engine]) -> None:
+def test_vllm_prefix_gives_vllm_metric_names(engine: type[fakes.Engine]) -> None:
     with serving(ServerSettings(metrics_prefix="vllm:")) as live:
         assert live.chat(max_tokens=3).status == 200
         names = {name.partition("{")[0] for name in samples(live)}
@@ -47,7 +47,7 @@ def test_vllms_names(engine: type[fakes.Engine]) -> None:
 
 
 @pytest.mark.native
-def test_what_was_read_is_counted() -> None:
+def test_embedding_prompt_tokens_are_counted() -> None:
     with serving() as live:
         tokens = live.request("/v1/embeddings", {"input": ["The capital", "a"]}).json["usage"]["prompt_tokens"]
         until(lambda: samples(live).get("ferrule:e2e_request_latency_seconds_count") == 1)
@@ -59,7 +59,7 @@ def test_what_was_read_is_counted() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_who_leaves_is_counted(live: Live, engine: type[fakes.Engine], n: int) -> None:
+def test_disconnected_requests_count_as_aborted(live: Live, engine: type[fakes.Engine], n: int) -> None:
     engine.step_seconds = 0.02
     body = json.dumps({"prompt": "Hi", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": n})
     with live.connect() as client:
@@ -69,7 +69,7 @@ def test_who_leaves_is_counted(live: Live, engine: type[fakes.Engine], n: int) -
     until(lambda: samples(live).get("ferrule:request_success_total{'finished_reason': 'abort'}") == n)
 
 
-def test_what_was_done_is_counted(live: Live) -> None:
+def test_generated_tokens_and_requests_are_counted(live: Live) -> None:
     before = samples(live)
     assert live.chat(max_tokens=3, n=2).status == 200
     assert live.complete(["a", "b"], max_tokens=4, stream=True).status == 200
@@ -96,12 +96,12 @@ def test_what_was_done_is_counted(live: Live) -> None:
     )
 
 
-def test_prompts_are_not_in_it(live: Live) -> None:
+def test_metrics_contain_no_prompt_text(live: Live) -> None:
     live.complete("Xylophone", max_tokens=1, cache_salt="Zanzibar")
     assert not re.search(b"xylo|zanzi", live.request("/metrics").body, re.IGNORECASE)
 
 
-def test_an_engine_that_is_closed_is_left_out(engine: type[fakes.Engine]) -> None:
+def test_closed_engine_has_no_metrics(engine: type[fakes.Engine]) -> None:
     with serving() as live:
         live.llm.close()
         assert "ferrule:threads" not in samples(live)
@@ -120,7 +120,7 @@ def test_cpu_stat(tmp_path: Path) -> None:
     assert cpu_stat([str(tmp_path / "none")]) == {}
 
 
-def test_throttling_is_reported(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cgroup_throttling_is_reported(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ferrule.server.metrics.cpu_stat", lambda: {"nr_throttled": 3, "throttled_usec": 2_500_000})
     found = samples(live)
     assert found["ferrule:cgroup_throttled_periods_total"] == 3
@@ -128,7 +128,7 @@ def test_throttling_is_reported(live: Live, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.native
-def test_the_engine_itself(tiny: Live) -> None:
+def test_weight_bandwidth_of_real_engine_is_plausible(tiny: Live) -> None:
     assert tiny.chat(max_tokens=3).status == 200
     found = samples(tiny)
     assert 1e6 < found["ferrule:weight_bytes_read_per_second"] < 1e13

@@ -64,7 +64,7 @@ def held(engine: type[fakes.Engine]) -> Generator[threading.Event]:
         engine.gate = None
 
 
-def test_57_a_body_that_says_it_is_too_large_is_not_read(engine: type[fakes.Engine]) -> None:
+def test_oversized_content_length_returns_413_without_reading_body(engine: type[fakes.Engine]) -> None:
     with serving(ServerSettings(max_body_bytes=1000)) as live:
         found = answer_of(raw(live, head("/v1/chat/completions", f"Content-Length: {1 << 30}")))
         assert (found.status, found.error["code"]) == (413, "body_too_large")
@@ -72,7 +72,7 @@ def test_57_a_body_that_says_it_is_too_large_is_not_read(engine: type[fakes.Engi
         assert live.request("/v1/chat/completions", CHAT).status == 200
 
 
-def test_57_a_body_in_chunks_without_end_is_refused_where_it_becomes_too_large(engine: type[fakes.Engine]) -> None:
+def test_chunked_body_over_limit_returns_413(engine: type[fakes.Engine]) -> None:
     sent = 0
 
     def chunks() -> Iterator[bytes]:
@@ -98,7 +98,7 @@ def test_57_a_body_in_chunks_without_end_is_refused_where_it_becomes_too_large(e
         assert live.request("/v1/chat/completions", CHAT).status == 200
 
 
-def test_58_a_body_that_comes_too_slowly(engine: type[fakes.Engine]) -> None:
+def test_slow_body_returns_408(engine: type[fakes.Engine]) -> None:
     with serving(ServerSettings(body_timeout=0.3)) as live, live.connect() as client:
         client.sendall(head("/v1/chat/completions", "Content-Length: 1000", "Content-Type: application/json").encode())
         client.settimeout(0.1)
@@ -112,14 +112,14 @@ def test_58_a_body_that_comes_too_slowly(engine: type[fakes.Engine]) -> None:
         assert answer_of(said).status == 408
 
 
-def test_58_headers_that_come_too_slowly(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_headers_return_408(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "HEADER_TIMEOUT", 0.3)
     found = answer_of(raw(live, "POST / HTTP/1.1\r\nHost: loc"))
     assert (found.status, found.error["code"]) == (408, "header_timeout")
     assert raw(live, "") == b""
 
 
-def test_59_headers_that_are_too_large(live: Live) -> None:
+def test_oversized_headers_return_431(live: Live) -> None:
     found = answer_of(raw(live, head("/v1/models", "X-Large: " + "a" * (1 << 16)), b"a" * 1000))
     assert (found.status, found.error["code"]) == (431, "headers_too_large")
     found = answer_of(raw(live, "GET / HTTP/1.1\r\nX: ", *([b"a" * (1 << 16)] * 160)))
@@ -128,16 +128,14 @@ def test_59_headers_that_are_too_large(live: Live) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/m%65ssages/count_tokens?beta=true"])
-def test_58_59_anthropic_s_clients_get_their_error_format(
-    live: Live, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_header_errors_have_anthropic_format(live: Live, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr(http_protocol, "HEADER_TIMEOUT", 0.3)
     for found, status in slow_and_large(live, path):
         assert found.status == status
         assert (found.json["type"], found.error["type"]) == ("error", "invalid_request_error")
 
 
-def test_58_59_ollama_s_clients_get_their_error_format(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_errors_have_ollama_format(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "HEADER_TIMEOUT", 0.3)
     for found, status in slow_and_large(live, "/api/chat"):
         assert found.status == status
@@ -151,14 +149,14 @@ def slow_and_large(live: Live, path: str) -> Iterator[tuple[Answer, int]]:
     yield answer_of(raw(live, f"POST {path} HTTP/1.1\r\nX: ", *([b"a" * (1 << 16)] * 160))), 431
 
 
-def test_what_is_no_http(live: Live) -> None:
+def test_malformed_http_returns_400(live: Live) -> None:
     found = answer_of(raw(live, "{:\r\n\r\n"))
     assert (found.status, found.error["code"]) == (400, "invalid_http")
     assert raw(live, head("/v1/chat/completions", "Transfer-Encoding: chunked"), b"no number\r\n") == b""
     assert live.request("/health").status == 200
 
 
-def test_health_answers_those_who_want_no_body(live: Live) -> None:
+def test_health_supports_head_requests(live: Live) -> None:
     found = live.request("/health", method="HEAD")
     assert (found.status, found.body) == (200, b"")
 
@@ -178,7 +176,7 @@ def paths(live: Live) -> list[tuple[str, str]]:
     ]
 
 
-def test_60_no_key_on_every_path(engine: type[fakes.Engine]) -> None:
+def test_missing_or_wrong_key_returns_401_on_every_path(engine: type[fakes.Engine]) -> None:
     with serving(ServerSettings(api_keys=KEYS)) as live:
         assert live.request("/health").status == 200
         for path, method in paths(live):
@@ -196,7 +194,7 @@ def test_60_no_key_on_every_path(engine: type[fakes.Engine]) -> None:
                 assert (found.status, found.error["message"][:10]) == (401, "invalid or"), (path, method, headers)
 
 
-def test_60_any_key_any_way(engine: type[fakes.Engine]) -> None:
+def test_every_api_key_works_in_every_header(engine: type[fakes.Engine]) -> None:
     with serving(ServerSettings(api_keys=KEYS)) as live:
         for key in KEYS:
             basic = base64.b64encode(f"anyone:{key}".encode()).decode()
@@ -210,7 +208,7 @@ def test_60_any_key_any_way(engine: type[fakes.Engine]) -> None:
         assert live.request("/v1/models", headers={"Authorization": "Basic !"}).status == 401
 
 
-def test_61_hosts(engine: type[fakes.Engine]) -> None:
+def test_host_header_is_checked(engine: type[fakes.Engine]) -> None:
     def status(live: Live, host: str) -> int:
         return live.request("/version", headers={"Host": host}).status
 
@@ -227,7 +225,7 @@ def test_61_hosts(engine: type[fakes.Engine]) -> None:
         assert status(live, "anything") == 200
 
 
-def test_61_origins(engine: type[fakes.Engine]) -> None:
+def test_origin_header_is_checked(engine: type[fakes.Engine]) -> None:
     page = "https://example.org"
     with serving() as live:
         assert live.request("/version", headers={"Origin": live.url}).status == 200
@@ -248,7 +246,7 @@ def test_61_origins(engine: type[fakes.Engine]) -> None:
         assert live.request("/version", headers={"Origin": "https://example.com", "X-Api-Key": KEYS[0]}).status == 403
 
 
-def test_68_a_full_queue(engine: type[fakes.Engine]) -> None:
+def test_full_queue_returns_503(engine: type[fakes.Engine]) -> None:
     def llm() -> AsyncLLM:
         return AsyncLLM(max_num_seqs=1, max_queued_requests=1)
 
@@ -273,7 +271,9 @@ def test_68_a_full_queue(engine: type[fakes.Engine]) -> None:
         assert live.chat(max_tokens=2).status == 200
 
 
-def test_68_bodies_that_never_end_take_no_places(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_uploads_do_not_occupy_request_slots(
+    engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admission, "MAX_UPLOADS", 3)
     with serving(ServerSettings(max_concurrent_requests=1)) as live:
         unfinished = head("/v1/chat/completions", f"Content-Length: {len(CHAT)}", JSON).encode()
@@ -303,7 +303,7 @@ def test_68_bodies_that_never_end_take_no_places(engine: type[fakes.Engine], mon
         until(lambda: live.request("/v1/chat/completions", CHAT).status == 200)
 
 
-def test_68_more_completions_than_there_is_room_for(engine: type[fakes.Engine]) -> None:
+def test_n_above_queue_capacity_is_rejected(engine: type[fakes.Engine]) -> None:
     with serving(llm=lambda: AsyncLLM(max_num_seqs=1, max_queued_requests=3)) as live:
         found = live.chat(n=5)
         assert (found.status, found.error["param"]) == (400, "n")
@@ -316,7 +316,7 @@ def test_68_more_completions_than_there_is_room_for(engine: type[fakes.Engine]) 
         thread.join(30)
 
 
-def test_requests_have_ids_and_lines(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+def test_requests_have_ids_and_log_lines(live: Live, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "ferrule.server")
     found = live.request("/v1/completions", {"prompt": "A secret", "max_tokens": 3}, headers={"X-Request-Id": "mine-1"})
     assert found.headers["X-Request-Id"] == "mine-1"
@@ -333,7 +333,7 @@ def test_requests_have_ids_and_lines(live: Live, caplog: pytest.LogCaptureFixtur
     assert "secret" not in json.dumps([first, second])
 
 
-def test_a_stream_answers_a_slow_start_with_comments(engine: type[fakes.Engine]) -> None:
+def test_slow_stream_sends_keep_alive_comments(engine: type[fakes.Engine]) -> None:
     with serving(ServerSettings(keep_alive=0.1)) as live:
         found: list[Answer] = []
         with held(engine):

@@ -25,7 +25,7 @@ from server.live import Live, listen, serving, until
 SECRET = {"X-Api-Key": "secret"}
 
 
-def test_mounted_in_an_application_that_has_a_lifespan(engine: type[fakes.Engine]) -> None:
+def test_app_is_mounted_in_application_with_lifespan(engine: type[fakes.Engine]) -> None:
     models = Models()
     closed: list[bool] = []
 
@@ -67,7 +67,7 @@ def test_mounted_in_an_application_that_has_a_lifespan(engine: type[fakes.Engine
     assert closed
 
 
-def test_no_models_yet(engine: type[fakes.Engine]) -> None:
+def test_requests_during_model_load_return_503(engine: type[fakes.Engine]) -> None:
     gate = threading.Event()
 
     def load() -> AsyncLLM:
@@ -85,7 +85,7 @@ def test_no_models_yet(engine: type[fakes.Engine]) -> None:
         until(lambda: live.request("/health").status == 200)
 
 
-def test_what_loading_raises_ends_the_server() -> None:
+def test_load_error_ends_server() -> None:
     def load() -> dict[str, AsyncLLM]:
         raise InvalidParameterError("threads", 0, ">= 1")
 
@@ -95,7 +95,7 @@ def test_what_loading_raises_ends_the_server() -> None:
     assert urls[0].startswith("http://127.0.0.1:")
 
 
-def test_63_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_in_use_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     with closing(listen("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == 2
@@ -124,14 +124,14 @@ USAGE: list[tuple[list[str], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), USAGE)
-def test_63_a_bad_command_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_exit_with_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *arguments]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert message in said
 
 
-def test_models_by_name(engine: type[fakes.Engine]) -> None:
+def test_models_are_selected_by_name(engine: type[fakes.Engine]) -> None:
     with serving(names=("first", "second")) as live:
         assert [card["id"] for card in live.request("/v1/models").json["data"]] == ["first", "second"]
         assert live.chat(max_tokens=1).json["model"] == "first"
@@ -140,7 +140,7 @@ def test_models_by_name(engine: type[fakes.Engine]) -> None:
         assert live.request("/v1/models/se%2Fcond").status == 404
 
 
-def test_the_page(live: Live) -> None:
+def test_page_is_served_with_content_security_policy(live: Live) -> None:
     found = live.request("/")
     assert found.status == 200
     policy = found.headers["Content-Security-Policy"].split("; ")
@@ -155,7 +155,7 @@ def test_the_page(live: Live) -> None:
 
 
 @pytest.mark.native
-def test_adapters_come_and_go(tmp_path: Path) -> None:
+def test_adapters_are_loaded_and_unloaded(tmp_path: Path) -> None:
     random_adapter(tmp_path / "adapters" / "mine", TINY, seed=1, alpha=64)
     random_adapter(tmp_path / "outside", TINY, seed=2)
     (tmp_path / "adapters" / "link").symlink_to(tmp_path / "outside")
@@ -182,7 +182,9 @@ def test_adapters_come_and_go(tmp_path: Path) -> None:
 
 @pytest.mark.native
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_adapter_that_goes_once_it_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+def test_adapter_unloaded_during_request_returns_404(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
     random_adapter(tmp_path / "mine", TINY, seed=1)
     found_before = Models.find
 
@@ -198,6 +200,6 @@ def test_an_adapter_that_goes_once_it_was_found(tmp_path: Path, monkeypatch: pyt
     assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
 
 
-def test_adapters_are_closed_by_default(live: Live) -> None:
+def test_adapter_loading_is_disabled_by_default(live: Live) -> None:
     found = live.request("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/etc"})
     assert (found.status, found.error["code"]) == (403, "adapters_closed")

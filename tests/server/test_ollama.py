@@ -28,7 +28,7 @@ def client(scripted: ScriptedServer) -> Iterator[ollama.Client]:
         yield client
 
 
-def test_thinking_and_calls(scripted: ScriptedServer, client: ollama.Client) -> None:
+def test_thinking_and_tool_calls(scripted: ScriptedServer, client: ollama.Client) -> None:
     whole = client.chat("tiny", MESSAGES, tools=TOOLS, think=True).message
     assert (whole.thinking, whole.content) == (THOUGHT, SAID)
     called = [(call.function.name, call.function.arguments) for call in whole.tool_calls or ()]
@@ -53,7 +53,7 @@ def test_thinking_and_calls(scripted: ScriptedServer, client: ollama.Client) -> 
     assert raw.response == ANSWER
 
 
-def test_what_came_can_be_handed_back(scripted: ScriptedServer, client: ollama.Client) -> None:
+def test_response_message_is_accepted_as_input(scripted: ScriptedServer, client: ollama.Client) -> None:
     message = client.chat("tiny", MESSAGES, tools=TOOLS).message
     results = [{"role": "tool", "tool_name": "weather", "content": "Sunny."} for _ in message.tool_calls or ()]
     client.chat("tiny", [*MESSAGES, message, *results], tools=TOOLS)
@@ -62,7 +62,7 @@ def test_what_came_can_be_handed_back(scripted: ScriptedServer, client: ollama.C
 
 
 @pytest.mark.parametrize("think", [True, False, "high"])
-def test_think_reaches_the_template(
+def test_think_is_passed_to_chat_template(
     engine: type[fakes.Engine], model_with: Callable[..., Path], think: bool | str
 ) -> None:
     directory = model_with()
@@ -83,13 +83,13 @@ def test_think_reaches_the_template(
     assert told.split() == [str(bool(think))] * 2 + (["high"] if think == "high" else [])
 
 
-def test_logprobs_beside_thinking_are_refused(scripted: ScriptedServer) -> None:
+def test_logprobs_with_thinking_are_rejected(scripted: ScriptedServer) -> None:
     answer = scripted.live.request("/api/chat", {"model": "tiny", "messages": MESSAGES, "logprobs": True})
     assert answer.status == 400
     assert answer.json["error"].startswith("logprobs ")
 
 
-def test_a_stream_that_fails_says_so(scripted: ScriptedServer) -> None:
+def test_failed_stream_ends_with_error_line(scripted: ScriptedServer) -> None:
     scripted.engine.step_seconds = 0.02
     scripted.engine.error_at = 30
     body = scripted.live.request("/api/chat", {"model": "tiny", "messages": MESSAGES}).body
@@ -98,14 +98,14 @@ def test_a_stream_that_fails_says_so(scripted: ScriptedServer) -> None:
     assert last.keys() == {"error"}
 
 
-def test_a_server_that_drains_says_so(scripted: ScriptedServer, client: ollama.Client) -> None:
+def test_draining_server_returns_503(scripted: ScriptedServer, client: ollama.Client) -> None:
     scripted.live.server.models.draining = True
     with pytest.raises(ollama.ResponseError, match="shutting down") as caught:
         client.chat("tiny", MESSAGES)
     assert caught.value.status_code == 503
 
 
-def test_guards_speak_its_language(engine: type[fakes.Engine]) -> None:
+def test_middleware_errors_have_ollama_format(engine: type[fakes.Engine]) -> None:
     with serving(ServerSettings(ollama=True, api_keys=["secret"])) as live:
         for answer in (live.request("/api/tags"), live.request("/api/chat", {})):
             assert answer.status == 401
@@ -115,7 +115,7 @@ def test_guards_speak_its_language(engine: type[fakes.Engine]) -> None:
         assert live.request("/api/chat", b"{:", headers=key).json.keys() == {"error"}
 
 
-def test_no_such_api_unless_asked_for(live: Live) -> None:
+def test_ollama_api_is_disabled_by_default(live: Live) -> None:
     for path in PATHS:
         assert live.request(f"/api/{path}", {"model": "tiny"}).status in (404, 405)
     assert live.request("/api/tags").status == 404

@@ -44,7 +44,7 @@ def client(live: Live) -> Iterator[ollama.Client]:
         yield client
 
 
-def test_a_chat_says_what_the_library_says(client: ollama.Client, solo: LLM) -> None:
+def test_chat_equals_library_output(client: ollama.Client, solo: LLM) -> None:
     expected = solo.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=12))[0]
     for name in ("tiny", "tiny:latest"):
         found = client.chat(name, MESSAGES, options=GREEDY, keep_alive="5m")
@@ -58,7 +58,7 @@ def test_a_chat_says_what_the_library_says(client: ollama.Client, solo: LLM) -> 
 
 
 @pytest.mark.parametrize("predict", [3, 12])
-def test_streams_are_the_answer(client: ollama.Client, predict: int) -> None:
+def test_streams_equal_whole_response(client: ollama.Client, predict: int) -> None:
     options = {**GREEDY, "num_predict": predict}
     whole = client.chat("tiny", MESSAGES, options=options)
     *lines, last = client.chat("tiny", MESSAGES, options=options, stream=True)
@@ -73,7 +73,7 @@ def test_streams_are_the_answer(client: ollama.Client, predict: int) -> None:
     assert end.done_reason == text.done_reason
 
 
-def test_lines_are_json(live: Live) -> None:
+def test_stream_is_ndjson(live: Live) -> None:
     found = live.request("/api/chat", {"model": "tiny", "messages": MESSAGES, "options": GREEDY})
     assert found.headers["content-type"].startswith("application/x-ndjson")
     assert found.body.endswith(b"}\n")
@@ -82,7 +82,7 @@ def test_lines_are_json(live: Live) -> None:
     assert "total_duration" not in lines[0]
 
 
-def test_raw_prompts_and_systems(client: ollama.Client, solo: LLM) -> None:
+def test_raw_prompts_and_system_field(client: ollama.Client, solo: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=12)
     found = client.generate("tiny", "Once upon a", raw=True, options=GREEDY, logprobs=True, top_logprobs=2)
     assert found.response == solo.generate(["Once upon a"], params)[0].outputs[0].text
@@ -94,7 +94,7 @@ def test_raw_prompts_and_systems(client: ollama.Client, solo: LLM) -> None:
     assert found.response == solo.chat(messages, params)[0].outputs[0].text
 
 
-def test_options(client: ollama.Client, solo: LLM) -> None:
+def test_options_equal_sampling_params(client: ollama.Client, solo: LLM) -> None:
     options = {
         "temperature": 2.0,
         "seed": 7,
@@ -132,7 +132,7 @@ def test_options(client: ollama.Client, solo: LLM) -> None:
     assert client.chat("tiny", MESSAGES, options={"temperature": 0, "num_predict": -1}).done_reason == "stop"
 
 
-def test_formats_are_held(client: ollama.Client) -> None:
+def test_format_is_enforced(client: ollama.Client) -> None:
     found = client.chat("tiny", MESSAGES, format=SCHEMA, options={"temperature": 0})
     jsonschema.validate(json.loads(found.message.content or ""), SCHEMA)
     text = client.generate("tiny", "Hi", format=SCHEMA, options={"seed": 3})
@@ -141,7 +141,7 @@ def test_formats_are_held(client: ollama.Client) -> None:
     assert (begun.response or "").lstrip().startswith("{")
 
 
-def test_descriptions_of_models(client: ollama.Client, live: Live) -> None:
+def test_model_descriptions(client: ollama.Client, live: Live) -> None:
     listed = client.list().models
     assert [each.model for each in listed] == ["tiny", "other"]
     assert listed[0].details is not None
@@ -166,7 +166,7 @@ def test_descriptions_of_models(client: ollama.Client, live: Live) -> None:
     assert live.request("/api/version").json == {"version": __version__}
 
 
-def test_digests_tell_models_apart(tmp_path: Path) -> None:
+def test_digests_differ_between_adapters(tmp_path: Path) -> None:
     def digests(seed: int) -> dict[str, str]:
         folder = tmp_path / str(seed)
         random_adapter(folder / "mine", TINY, seed=seed)
@@ -194,7 +194,7 @@ def test_embeddings(client: ollama.Client, solo: LLM) -> None:
         client.embed("tiny", long, truncate=False)
 
 
-def test_nothing_asked_loads_nothing_new(client: ollama.Client) -> None:
+def test_empty_request_returns_done_reason_load(client: ollama.Client) -> None:
     assert client.chat("tiny", []).done_reason == "load"
     found = client.generate("tiny", keep_alive=0)
     assert (found.done, found.response, found.done_reason) == (True, "", "load")
@@ -231,7 +231,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("route", "fields", "named"), ERRORS)
-def test_errors_name_the_field(live: Live, route: str, fields: dict[str, Any], named: str) -> None:
+def test_invalid_field_is_named_in_error(live: Live, route: str, fields: dict[str, Any], named: str) -> None:
     asked = {"chat": {"messages": MESSAGES}, "generate": {"prompt": "Hi"}, "embed": {"input": "Hi"}, "show": {}}
     answer = live.request(f"/api/{route}", {"model": "tiny", **asked[route], **fields})
     assert answer.status == 400
@@ -239,7 +239,7 @@ def test_errors_name_the_field(live: Live, route: str, fields: dict[str, Any], n
     assert answer.json["error"].startswith(f"{named} ")
 
 
-def test_a_model_that_is_not_there(client: ollama.Client) -> None:
+def test_unknown_model_returns_404(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError) as caught:
         client.chat("none:latest", MESSAGES)
     assert caught.value.status_code == 404
@@ -255,7 +255,7 @@ def test_a_model_that_is_not_there(client: ollama.Client) -> None:
         (lambda client: client.embeddings("tiny", "Hi"), "POST '/api/embeddings'"),
     ],
 )
-def test_what_is_not_there_is_named(client: ollama.Client, ask: Callable[[ollama.Client], Any], named: str) -> None:
+def test_unsupported_route_returns_404(client: ollama.Client, ask: Callable[[ollama.Client], Any], named: str) -> None:
     with pytest.raises(ollama.ResponseError) as caught:
         ask(client)
     assert (caught.value.status_code, named in caught.value.error) == (404, True)

@@ -40,7 +40,7 @@ def client(tiny: Live) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_models(client: openai.OpenAI) -> None:
+def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny", "other"]
     assert client.models.retrieve("other").owned_by == "ferrule"
     with pytest.raises(openai.NotFoundError) as caught:
@@ -48,7 +48,7 @@ def test_models(client: openai.OpenAI) -> None:
     assert caught.value.code == "model_not_found"
 
 
-def test_a_chat_says_what_the_library_says(client: openai.OpenAI, solo: LLM) -> None:
+def test_chat_equals_library_output(client: openai.OpenAI, solo: LLM) -> None:
     answer = client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_tokens=12)
     expected = solo.chat([dict(message) for message in MESSAGES], SamplingParams(temperature=0, max_tokens=12))[0]
     assert answer.choices[0].message.content == expected.outputs[0].text
@@ -58,7 +58,7 @@ def test_a_chat_says_what_the_library_says(client: openai.OpenAI, solo: LLM) -> 
     assert answer.usage.completion_tokens == len(expected.outputs[0].token_ids)
 
 
-def test_a_stream_adds_up_to_the_answer(client: openai.OpenAI) -> None:
+def test_concatenated_chat_stream_equals_whole_response(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="tiny", messages=MESSAGES, seed=3, max_tokens=30, n=2, temperature=2)
     stream = client.chat.completions.create(
         model="tiny",
@@ -84,7 +84,7 @@ def test_a_stream_adds_up_to_the_answer(client: openai.OpenAI) -> None:
     assert usage.total_tokens == whole.usage.total_tokens
 
 
-def test_logprobs_are_of_the_tokens_that_came(client: openai.OpenAI, solo: LLM) -> None:
+def test_logprobs_match_generated_tokens(client: openai.OpenAI, solo: LLM) -> None:
     answer = client.chat.completions.create(
         model="tiny", messages=MESSAGES, temperature=0, max_tokens=6, logprobs=True, top_logprobs=3
     )
@@ -104,7 +104,7 @@ def test_logprobs_are_of_the_tokens_that_came(client: openai.OpenAI, solo: LLM) 
     assert [token.logprob for token in found.content] == [next(iter(each.values())).logprob for each in logprobs]
 
 
-def test_stop_and_bias(client: openai.OpenAI, solo: LLM) -> None:
+def test_stop_and_logit_bias(client: openai.OpenAI, solo: LLM) -> None:
     plain = client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_tokens=12)
     text = plain.choices[0].message.content or ""
     stop = text[4:7]
@@ -120,7 +120,7 @@ def test_stop_and_bias(client: openai.OpenAI, solo: LLM) -> None:
     assert answer.choices[0].message.content == "!!!"
 
 
-def test_json_schema(client: openai.OpenAI) -> None:
+def test_json_schema_is_enforced(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="tiny",
         messages=MESSAGES,
@@ -142,7 +142,7 @@ def test_json_schema(client: openai.OpenAI) -> None:
     ("choice", "names"),
     [("required", {"weather", "time"}), ({"type": "function", "function": {"name": "weather"}}, {"weather"})],
 )
-def test_forced_tools(client: openai.OpenAI, choice: object, names: set[str], stream: bool) -> None:
+def test_tool_choice_forces_tool_call(client: openai.OpenAI, choice: object, names: set[str], stream: bool) -> None:
     fields: dict[str, Any] = {
         "messages": MESSAGES,
         "tools": TOOLS,
@@ -172,7 +172,7 @@ def test_forced_tools(client: openai.OpenAI, choice: object, names: set[str], st
     assert json.loads(arguments).keys() == ({"city"} if called == "weather" else set())
 
 
-def test_tools_that_the_model_cannot_call_are_refused(client: openai.OpenAI) -> None:
+def test_tools_without_parser_are_rejected(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS)
     assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")
@@ -182,7 +182,7 @@ def test_tools_that_the_model_cannot_call_are_refused(client: openai.OpenAI) -> 
     assert answer.choices[0].message.tool_calls is None
 
 
-def test_completions(client: openai.OpenAI, solo: LLM) -> None:
+def test_completions_equal_library_output(client: openai.OpenAI, solo: LLM) -> None:
     prompts = ["The capital of France is", "Once upon a time,"]
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=2)
     expected = solo.generate(prompts, params)
@@ -201,7 +201,7 @@ def test_completions(client: openai.OpenAI, solo: LLM) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["The capital of France is", [459, 377], ["Once", "The capital"]])
-def test_a_completion_stream_adds_up(client: openai.OpenAI, prompt: str | list[str]) -> None:
+def test_concatenated_completion_stream_equals_whole_response(client: openai.OpenAI, prompt: str | list[str]) -> None:
     fields: dict[str, Any] = {
         "model": "tiny",
         "prompt": prompt,
@@ -224,7 +224,7 @@ def test_a_completion_stream_adds_up(client: openai.OpenAI, prompt: str | list[s
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_best_of_several(client: openai.OpenAI, solo: LLM, n: int, stream: bool) -> None:
+def test_best_of_equals_library_output(client: openai.OpenAI, solo: LLM, n: int, stream: bool) -> None:
     params = SamplingParams(max_tokens=9, seed=5, n=n, best_of=4)
     expected = solo.generate("Once upon a time", params)[0]
     fields: dict[str, Any] = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 9, "seed": 5}
@@ -235,7 +235,7 @@ def test_the_best_of_several(client: openai.OpenAI, solo: LLM, n: int, stream: b
     ]
 
 
-def test_an_echo_alone(client: openai.OpenAI) -> None:
+def test_echo_with_zero_max_tokens(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="tiny", prompt="The capital", max_tokens=0, echo=True, logprobs=1)
     assert answer.choices[0].text == "The capital"
     assert answer.choices[0].logprobs is not None
@@ -244,7 +244,7 @@ def test_an_echo_alone(client: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens == 0
 
 
-def test_embeddings(client: openai.OpenAI, solo: LLM) -> None:
+def test_embeddings_equal_library_output(client: openai.OpenAI, solo: LLM) -> None:
     texts = ["The capital of France", "Once upon a time"]
     expected = [output.outputs.embedding for output in solo.embed(texts)]
     found = client.embeddings.create(model="tiny", input=texts)  # the client asks for base64
@@ -276,7 +276,9 @@ ERRORS: list[tuple[dict[str, object], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "code"), ERRORS)
-def test_errors_name_the_field(client: openai.OpenAI, fields: dict[str, object], param: str, code: str) -> None:
+def test_invalid_field_is_named_in_error(
+    client: openai.OpenAI, fields: dict[str, object], param: str, code: str
+) -> None:
     given: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, **fields}
     with pytest.raises(openai.APIStatusError) as caught:
         client.chat.completions.create(**given)
@@ -285,7 +287,7 @@ def test_errors_name_the_field(client: openai.OpenAI, fields: dict[str, object],
     assert param.split(".", maxsplit=1)[0] in caught.value.message
 
 
-def test_a_prediction_changes_no_token(client: openai.OpenAI) -> None:
+def test_prediction_does_not_change_output(client: openai.OpenAI) -> None:
     plain = client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_tokens=20)
     text = plain.choices[0].message.content or ""
     again = client.chat.completions.create(
@@ -308,12 +310,12 @@ def test_a_prediction_changes_no_token(client: openai.OpenAI) -> None:
     ("prompt", "param"),
     [([[1], [2, 4096]], "prompt[1][1]"), (["a", "b", ""], "prompt[2]"), ([[5], [5] * 3000], "prompt[1]")],
 )
-def test_an_error_says_of_which_prompt_it_is(tiny: Live, prompt: Any, param: str, stream: bool) -> None:
+def test_error_param_contains_prompt_index(tiny: Live, prompt: Any, param: str, stream: bool) -> None:
     found = tiny.complete(prompt, stream=stream)
     assert (found.status, found.error["param"]) == (400, param)
 
 
-def test_what_would_fail_again_is_not_tried_again(tiny: Live) -> None:
+def test_client_does_not_retry_request_failed(tiny: Live) -> None:
     forbidden: dict[str, Any] = {"structured_outputs": {"choice": ["ab"]}, "allowed_token_ids": [5]}
 
     def failed() -> int:
@@ -327,7 +329,7 @@ def test_what_would_fail_again_is_not_tried_again(tiny: Live) -> None:
     assert failed() == before + 1
 
 
-def test_continuing_the_last_message(client: openai.OpenAI) -> None:
+def test_continue_final_message(client: openai.OpenAI) -> None:
     messages: list[ChatCompletionMessageParam] = [*MESSAGES, {"role": "assistant", "content": "The capital of"}]
     answer = client.chat.completions.create(
         model="tiny",

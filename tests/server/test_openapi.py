@@ -37,7 +37,7 @@ def small() -> Iterator[Live]:
         yield live
 
 
-def test_what_is_described() -> None:
+def test_openapi_schema_describes_routes_and_fields() -> None:
     paths = DESCRIPTION["paths"]
     expected = {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/models", "/tokenize"}
     assert expected <= paths.keys()
@@ -92,7 +92,7 @@ def test_bounds_and_json_types_of_sampling_fields() -> None:
     ],
     ids=str,
 )
-def test_no_answer_is_a_defect(small: Live, operation: Any, mode: GenerationMode) -> None:
+def test_generated_requests_never_cause_server_errors(small: Live, operation: Any, mode: GenerationMode) -> None:
     form = next(form for path, form in ERRORS.items() if operation.path.startswith(path))
 
     @settings(

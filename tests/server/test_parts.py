@@ -30,7 +30,7 @@ def shown(parts: list[OutputPart]) -> list[tuple[str, str, str, str]]:
     return [(part.kind, part.text, part.call_id, part.name) for part in parts]
 
 
-def test_parts_come_one_after_another() -> None:
+def test_parts_are_sequential() -> None:
     parts = OutputParts()
     assert happened(
         parts,
@@ -78,7 +78,7 @@ def test_several_calls_in_one_delta() -> None:
     assert shown(parts.all) == [("call", "1", "call0", "f"), ("call", "2", "call1", "g")]
 
 
-def test_a_call_ends_before_what_came_with_its_end() -> None:
+def test_call_is_closed_before_other_parts_of_its_last_delta() -> None:
     parts = OutputParts()
     end = MessageDelta(
         content=" So.",
@@ -93,7 +93,7 @@ def test_a_call_ends_before_what_came_with_its_end() -> None:
     ]
 
 
-def test_a_whole_answer_has_its_text_before_its_calls() -> None:
+def test_whole_message_has_text_before_calls() -> None:
     parts = OutputParts.of(ParsedMessage("said", "thought", [ToolCall("call0", "f", "{}")]), None).all
     assert shown(parts) == [
         ("reasoning", "thought", "", ""),
@@ -103,7 +103,7 @@ def test_a_whole_answer_has_its_text_before_its_calls() -> None:
     assert not OutputParts.of(ParsedMessage(None, None, []), None).all
 
 
-def test_tokens_without_text_are_of_the_text_all_the_same() -> None:
+def test_logprobs_of_tokens_without_text_belong_to_text_part() -> None:
     parts = OutputParts()
     first, second = ({1: Logprob(-1.0, 1, "\N{REPLACEMENT CHARACTER}")}, {2: Logprob(-2.0, 1, "é")})
     assert happened(parts, delta(None, "", [first]), delta(None, "é", [second]), delta(None)) == [
@@ -116,10 +116,10 @@ def test_tokens_without_text_are_of_the_text_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("arguments", ["[1]", "{", '{"a": NaN}', '{"a": "\\ud800"}', "[" * 100_000])
-def test_arguments_that_are_no_object(arguments: str) -> None:
+def test_arguments_that_are_not_an_object_are_marked_invalid(arguments: str) -> None:
     assert call_input(arguments) == {INVALID_JSON: arguments}
 
 
-def test_arguments() -> None:
+def test_valid_arguments_are_parsed() -> None:
     assert call_input('{"a": ["é"]}') == {"a": ["é"]}
     assert call_input("") == {}

@@ -19,7 +19,7 @@ LENGTH = 10_000
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_69_a_client_that_goes_in_a_long_prefill_makes_room_at_once(long_model: Path, stream: bool) -> None:
+def test_disconnect_during_long_prefill_frees_slot_immediately(long_model: Path, stream: bool) -> None:
     with serving(llm=lambda: AsyncLLM(long_model, threads=2, max_num_seqs=1)) as live:
         expected = live.complete("The capital of France is", max_tokens=8, temperature=0).json["choices"]
         before = live.llm.metrics().computed_tokens

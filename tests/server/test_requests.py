@@ -29,7 +29,7 @@ def shared(tiny: Live) -> Live:
     return tiny
 
 
-def test_every_parameter_of_the_library_can_be_asked_for() -> None:
+def test_every_library_parameter_is_a_request_field() -> None:
     assert SamplingFields.model_fields.keys() | NOT_IN_REQUESTS == {field.name for field in fields(SamplingParams)}
     assert not SamplingFields.model_fields.keys() & NOT_IN_REQUESTS
     names = {field.alias or name for name, field in StructuredOutputs.model_fields.items()}
@@ -194,15 +194,13 @@ def rejecting() -> Iterator[Live]:
 
 
 @pytest.mark.parametrize(("path", "body", "field"), UNKNOWN)
-def test_55_unknown_fields_are_refused_with_reject(
-    rejecting: Live, path: str, body: dict[str, Any], field: str
-) -> None:
+def test_unknown_fields_are_rejected_with_reject(rejecting: Live, path: str, body: dict[str, Any], field: str) -> None:
     found = rejecting.request(f"/v1/{path}", with_prompt(path, body))
     assert (found.status, found.error["param"], found.error["code"]) == (400, field, "unknown_parameter")
 
 
 @pytest.mark.parametrize(("path", "body", "field"), UNKNOWN)
-def test_55_unknown_fields_are_reported_in_a_header_with_warn(
+def test_unknown_fields_are_reported_in_header_with_warn(
     live: Live, path: str, body: dict[str, Any], field: str
 ) -> None:
     found = live.request(f"/v1/{path}", with_prompt(path, body))
@@ -210,13 +208,13 @@ def test_55_unknown_fields_are_reported_in_a_header_with_warn(
     assert found.headers["X-Ferrule-Ignored-Fields"] == field
 
 
-def test_55_any_name_of_an_unknown_field_fits_into_the_header(live: Live) -> None:
+def test_unknown_field_names_are_percent_encoded_in_header(live: Live) -> None:
     found = live.request("/v1/completions", {"prompt": "Hi", "max_tokens": 1, "\u00e9 ,": 1, "": 2})
     assert found.status == 200, found.body
     assert found.headers["X-Ferrule-Ignored-Fields"] == '%C3%A9%20%2C, ""'
 
 
-def test_55_an_unknown_field_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_field_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with serving(ServerSettings()) as live, caplog.at_level("WARNING", "ferrule.server"):
         for _ in range(2):
             live.request("/v1/completions", {"prompt": "Hi", "max_tokens": 1, "foo\r\nbar": 1})
@@ -224,12 +222,12 @@ def test_55_an_unknown_field_is_logged_once(caplog: pytest.LogCaptureFixture) ->
     assert [record.__dict__["fields"]["field"] for record in warned] == ["foo\r\nbar"]
 
 
-def test_55_the_name_of_an_unknown_field_is_cut(rejecting: Live) -> None:
+def test_long_unknown_field_name_is_truncated_in_error(rejecting: Live) -> None:
     found = rejecting.request("/v1/completions", {"prompt": "Hi", "a" * 1000: 5})
     assert found.error["message"].startswith(f"unknown field: {'a' * 100};")
 
 
-def test_55_unknown_fields_are_silent_with_ignore() -> None:
+def test_unknown_fields_are_silent_with_ignore() -> None:
     with serving(ServerSettings(unknown_fields="ignore")) as live:
         found = live.request("/v1/completions", {"prompt": "Hi", "max_tokens": 1, "foo": 1})
     assert found.status == 200
@@ -237,7 +235,7 @@ def test_55_unknown_fields_are_silent_with_ignore() -> None:
 
 
 @pytest.mark.parametrize("body", ACCEPTED, ids=str)
-def test_55_fields_without_effect_are_accepted(live: Live, body: dict[str, Any]) -> None:
+def test_fields_without_effect_are_accepted(live: Live, body: dict[str, Any]) -> None:
     found = live.request("/v1/chat/completions", with_prompt("chat", body))
     assert found.status == 200, found.body
     assert "X-Ferrule-Ignored-Fields" not in found.headers
@@ -251,7 +249,7 @@ def test_55_fields_without_effect_are_accepted(live: Live, body: dict[str, Any])
         *(("/v1/completions", asked, param) for _, asked, param in REFUSED + COMPLETIONS_ALONE),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(
+def test_invalid_generation_request_returns_400_with_param(
     shared: Live, path: str, asked: dict[str, Any], param: str, stream: bool
 ) -> None:
     plain = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"prompt": "Hi"}
@@ -276,7 +274,7 @@ def test_what_cannot_be_is_refused_by_name(
         ({"prediction": 5}, "prediction must be an object, got 5"),
     ],
 )
-def test_what_is_wrong_is_said_of_the_form_that_was_sent(live: Live, asked: dict[str, Any], said: str) -> None:
+def test_error_message_describes_the_form_of_prompt_sent(live: Live, asked: dict[str, Any], said: str) -> None:
     assert said in live.complete(**asked).error["message"]
 
 
@@ -294,18 +292,20 @@ def test_what_is_wrong_is_said_of_the_form_that_was_sent(live: Live, asked: dict
         ("/tokenize", {"prompt": "a", "messages": []}, "messages"),
     ],
 )
-def test_errors_name_what_was_sent(shared: Live, path: str, asked: dict[str, Any], param: str) -> None:
+def test_invalid_request_to_other_routes_returns_400_with_param(
+    shared: Live, path: str, asked: dict[str, Any], param: str
+) -> None:
     found = shared.request(path, json.dumps(asked).replace("\\\\ud800", "\\ud800").encode())
     assert (found.status, found.error["param"]) == (400, param), found.error
 
 
-def test_values_that_ask_for_nothing_are_taken(live: Live, engine: type[fakes.Engine]) -> None:
+def test_neutral_values_are_accepted(live: Live, engine: type[fakes.Engine]) -> None:
     asked: dict[str, Any] = {"best_of": 1, "store": False, "service_tier": "auto", "prompt_cache_key": "a", "user": "b"}
     assert live.chat(**asked).status == live.complete(**asked, max_tokens=2).status == 200
     assert live.chat(service_tier="default").status == 200
 
 
-def test_an_answer_may_come_back_as_it_was(live: Live, engine: type[fakes.Engine]) -> None:
+def test_response_message_is_accepted_as_input(live: Live, engine: type[fakes.Engine]) -> None:
     """With the fields that other servers and clients write where they say nothing, and calls as streams have them."""
     call = {"index": 0, "id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
     nothing = {"refusal": None, "audio": None, "function_call": None, "annotations": []}
@@ -328,7 +328,7 @@ NO_JSON: list[bytes] = [b"{:", b"", b"[" * 100_000, b'{"messages":' + b"[" * 100
 
 
 @pytest.mark.parametrize("body", [*NO_JSON, b'{"prompt": 1' + b"0" * 100_000 + b"}"], ids=lambda body: str(body[:15]))
-def test_56_what_is_no_json(live: Live, body: bytes) -> None:
+def test_malformed_json_returns_400(live: Live, body: bytes) -> None:
     for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/embeddings"):
         found = live.request(path, body)
         assert found.status == 400
@@ -346,14 +346,14 @@ def test_56_what_is_no_json(live: Live, body: bytes) -> None:
     ],
     ids=["syntax", "depth", "digits", "encoding"],
 )
-def test_56_what_is_wrong_with_json_is_said(live: Live, body: bytes, said: str) -> None:
+def test_json_error_message_describes_cause(live: Live, body: bytes, said: str) -> None:
     found = live.request("/v1/completions", body)
     assert (found.status, found.error["code"]) == (400, "invalid_json")
     assert said in found.error["message"]
 
 
 @pytest.mark.parametrize("depth", [100, 300, 500, 700, 800, 850, 900, 950, 980, 990])
-def test_56_what_is_nested_deeply(live: Live, depth: int) -> None:
+def test_deeply_nested_json_is_handled(live: Live, depth: int) -> None:
     nested = "[" * depth + "]" * depth
     message = f'{{"role": "user", "content": "Hi", "x": {nested}}}'
     tool = f'{{"type": "function", "function": {{"name": "a", "parameters": {{"a": {nested}}}}}}}'
@@ -369,14 +369,14 @@ def test_56_what_is_nested_deeply(live: Live, depth: int) -> None:
         assert found.status in (200, 400), asked[:200]
 
 
-def test_53_a_prompt_that_is_too_long_is_rejected_at_once(engine: type[fakes.Engine]) -> None:
+def test_prompt_over_max_model_len_is_rejected(engine: type[fakes.Engine]) -> None:
     with serving(llm=lambda: AsyncLLM(max_num_seqs=1, max_queued_requests=1)) as live:
         found = live.complete([5] * 2048, max_tokens=1)
         assert (found.status, found.error["param"]) == (400, "prompt")
         assert "2048 tokens" in found.error["message"]
 
 
-def test_62_a_model_that_is_not_there(live: Live) -> None:
+def test_unknown_model_returns_404(live: Live) -> None:
     bodies = {
         "/v1/chat/completions": {"messages": []},
         "/v1/completions": {"prompt": "a"},
@@ -399,7 +399,7 @@ def deltas(answer: Answer) -> Iterator[dict[str, Any]]:
         yield from event["choices"]
 
 
-def test_41_a_character_of_several_tokens_is_never_cut(live: Live, engine: type[fakes.Engine]) -> None:
+def test_multi_token_character_is_not_split_in_stream(live: Live, engine: type[fakes.Engine]) -> None:
     text = "Grüße 👩‍👩‍👧‍👦 漢字 🎉"
     engine.step_seconds = 0.02
     said_by(engine, live, text)
@@ -409,7 +409,7 @@ def test_41_a_character_of_several_tokens_is_never_cut(live: Live, engine: type[
     assert len(texts) > 1  # how many, the reader's pace says
 
 
-def test_41_the_bytes_of_a_part_of_a_character(live: Live, engine: type[fakes.Engine]) -> None:
+def test_logprobs_have_bytes_of_partial_characters(live: Live, engine: type[fakes.Engine]) -> None:
     text = "漢🎉"
     said_by(engine, live, text)
     tokens = live.chat(logprobs=True).json["choices"][0]["logprobs"]["content"]
@@ -427,7 +427,9 @@ CALLS = '<tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call>\n' * 
 
 
 @pytest.mark.parametrize("parallel", [None, True, False])
-def test_calls_and_reasoning_are_separated(parsing: Live, engine: type[fakes.Engine], parallel: bool | None) -> None:
+def test_tool_calls_and_reasoning_are_separated(
+    parsing: Live, engine: type[fakes.Engine], parallel: bool | None
+) -> None:
     said_by(engine, parsing, f"<think>Hm.</think>Let us see. {CALLS}")
     asked: dict[str, Any] = {"tools": [TOOL, OTHER], "parallel_tool_calls": parallel, "seed": 1}
     (choice,) = parsing.chat(**asked).json["choices"]
@@ -457,7 +459,7 @@ def test_calls_and_reasoning_are_separated(parsing: Live, engine: type[fakes.Eng
             assert all(call["id"] for call in into["calls"].values())
 
 
-def test_without_tools_nothing_is_a_call(parsing: Live, engine: type[fakes.Engine]) -> None:
+def test_without_tools_calls_stay_content(parsing: Live, engine: type[fakes.Engine]) -> None:
     said_by(engine, parsing, CALLS)
     for asked in ({}, {"tools": [TOOL], "tool_choice": "none"}):
         (choice,) = parsing.chat(**asked).json["choices"]
@@ -467,7 +469,7 @@ def test_without_tools_nothing_is_a_call(parsing: Live, engine: type[fakes.Engin
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_usage_in_a_stream(live: Live, engine: type[fakes.Engine], path: str, n: int) -> None:
+def test_usage_in_stream(live: Live, engine: type[fakes.Engine], path: str, n: int) -> None:
     said_by(engine, live, "Let us see what this is.")
 
     def chunks(**options: Any) -> list[dict[str, Any]]:
@@ -485,7 +487,7 @@ def test_usage_in_a_stream(live: Live, engine: type[fakes.Engine], path: str, n:
     assert all(chunk["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"] for chunk in before)
 
 
-def test_a_forced_call_is_held_to_the_tools(live: Live, engine: type[fakes.Engine]) -> None:
+def test_required_tool_choice_constrains_output_to_tools(live: Live, engine: type[fakes.Engine]) -> None:
     """The fake ignores grammars: the test checks the grammar it received, and that a truncated call is not content."""
     parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "integer"}}}
     tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
@@ -498,7 +500,7 @@ def test_a_forced_call_is_held_to_the_tools(live: Live, engine: type[fakes.Engin
 
 
 @pytest.mark.native
-def test_a_tool_s_definitions_are_found(shared: Live) -> None:
+def test_defs_of_tool_schema_are_resolved(shared: Live) -> None:
     parameters = {
         "type": "object",
         "properties": {"a": {"$ref": "#/$defs/A"}},
@@ -513,7 +515,7 @@ def test_a_tool_s_definitions_are_found(shared: Live) -> None:
 
 
 @pytest.mark.native
-def test_tokenize_and_back(shared: Live) -> None:
+def test_tokenize_and_detokenize(shared: Live) -> None:
     found = shared.request("/tokenize", {"prompt": "The capital", "return_token_strs": True}).json
     assert found["token_strs"] == ["The", " capital"]
     assert (found["count"], found["max_model_len"]) == (2, 2048)

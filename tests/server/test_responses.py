@@ -18,7 +18,7 @@ def ask(scripted: ScriptedServer, **fields: Any) -> Any:
     return scripted.live.request("/v1/responses", {"input": "?", "tools": [WEATHER], **fields})
 
 
-def test_reasoning_text_and_calls_are_items(scripted: ScriptedServer) -> None:
+def test_reasoning_text_and_tool_calls_are_output_items(scripted: ScriptedServer) -> None:
     body = ask(scripted, max_output_tokens=500).json
     thought, said, *calls = body["output"]
     assert (thought["type"], thought["summary"]) == ("reasoning", [])
@@ -35,7 +35,7 @@ def test_reasoning_text_and_calls_are_items(scripted: ScriptedServer) -> None:
     assert [each["type"] for each in one] == ["reasoning", "message", "function_call"]
 
 
-def test_what_came_can_be_handed_back(scripted: ScriptedServer) -> None:
+def test_response_output_is_accepted_as_input(scripted: ScriptedServer) -> None:
     output = ask(scripted, max_output_tokens=500).json["output"]
     results = [
         {"type": "function_call_output", "call_id": each["call_id"], "output": "Sunny."}
@@ -48,7 +48,7 @@ def test_what_came_can_be_handed_back(scripted: ScriptedServer) -> None:
     assert scripted.prompts[-1].count("Sunny.") == 2
 
 
-def test_items_are_messages() -> None:
+def test_input_items_convert_to_chat_messages() -> None:
     items: list[dict[str, Any]] = [
         {"role": "developer", "content": "Be brief."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
@@ -89,7 +89,7 @@ def test_items_are_messages() -> None:
     ]
 
 
-def test_a_stream_that_fails_says_so(scripted: ScriptedServer) -> None:
+def test_failed_stream_ends_with_response_failed(scripted: ScriptedServer) -> None:
     scripted.engine.step_seconds = 0.02
     scripted.engine.error_at = 6
     events = named_events(ask(scripted, stream=True, max_output_tokens=500).body)
@@ -100,19 +100,19 @@ def test_a_stream_that_fails_says_so(scripted: ScriptedServer) -> None:
     assert response["id"] == events[0]["response"]["id"]
 
 
-def test_what_is_refused_before_the_first_token_has_a_status(scripted: ScriptedServer) -> None:
+def test_failure_before_first_token_returns_422(scripted: ScriptedServer) -> None:
     scripted.engine.error_at = 1
     answer = ask(scripted, stream=True)
     assert answer.status == 422
     assert answer.error["code"] == "request_failed"
 
 
-def test_logprobs_beside_reasoning_are_refused(scripted: ScriptedServer) -> None:
+def test_logprobs_with_reasoning_are_rejected(scripted: ScriptedServer) -> None:
     answer = scripted.live.request("/v1/responses", {"input": "Hi", "include": [LOGPROBS]})
     assert (answer.status, answer.error["param"]) == (400, "include")
 
 
-def test_half_a_surrogate_pair_comes_back(live: Live) -> None:
+def test_lone_surrogate_in_metadata_round_trips(live: Live) -> None:
     body = b'{"input": "Hi", "metadata": {"a": "\\ud800"}, "max_output_tokens": 1}'
     assert live.request("/v1/responses", body).json["metadata"] == {"a": "\ud800"}
     assert live.request("/v1/responses", b'{"input": "\\ud800"}').status == 400
@@ -120,12 +120,12 @@ def test_half_a_surrogate_pair_comes_back(live: Live) -> None:
     assert streamed[-1]["response"]["metadata"] == {"a": "\ud800"}
 
 
-def test_the_effort_reaches_the_template() -> None:
+def test_reasoning_effort_is_passed_to_chat_template() -> None:
     asked = ResponsesRequest.model_validate({"input": "x", "reasoning": {"effort": "low"}})
     assert conversation(asked).template_arguments == {"reasoning_effort": "low"}
 
 
-def test_a_server_that_drains_says_so(live: Live) -> None:
+def test_draining_server_returns_503(live: Live) -> None:
     live.server.models.draining = True
     answer = live.request("/v1/responses", {"input": "Hi"})
     assert (answer.status, answer.error["code"]) == (503, "draining")

@@ -48,7 +48,7 @@ def client(tiny: Live) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_a_response_says_what_the_library_says(client: openai.OpenAI, solo: LLM) -> None:
+def test_response_equals_library_output(client: openai.OpenAI, solo: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=12)
     question = {"role": "user", "content": ASK}
     parts = {"role": "user", "content": [{"type": "input_text", "text": ASK}]}
@@ -80,7 +80,7 @@ def test_a_response_says_what_the_library_says(client: openai.OpenAI, solo: LLM)
         {"text": {"format": {"type": "json_schema", "name": "city", "schema": SCHEMA, "strict": True}}},
     ],
 )
-def test_a_stream_is_the_answer(tiny: Live, fields: dict[str, Any]) -> None:
+def test_stream_equals_whole_response(tiny: Live, fields: dict[str, Any]) -> None:
     asked = {"input": ASK, "seed": 4, "max_output_tokens": 80, **fields}
     whole = tiny.request("/v1/responses", asked)
     stream = tiny.request("/v1/responses", {**asked, "stream": True})
@@ -88,7 +88,7 @@ def test_a_stream_is_the_answer(tiny: Live, fields: dict[str, Any]) -> None:
     assert without_times(check_stream(named_events(stream.body))) == without_times(whole.json)
 
 
-def test_the_client_reads_the_stream(client: openai.OpenAI) -> None:
+def test_client_stream_equals_whole_response(client: openai.OpenAI) -> None:
     whole = client.responses.create(model="tiny", input=ASK, temperature=0)
     with client.responses.stream(model="tiny", input=ASK, temperature=0) as stream:
         kinds = [event.type for event in stream]
@@ -96,7 +96,7 @@ def test_the_client_reads_the_stream(client: openai.OpenAI) -> None:
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
 
 
-def test_schemas_are_held(client: openai.OpenAI) -> None:
+def test_json_schema_is_enforced(client: openai.OpenAI) -> None:
     class City(BaseModel):
         city: Literal["Paris", "Rome"]
         large: bool
@@ -126,7 +126,7 @@ def test_schemas_are_held(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
-def test_forced_tools(client: openai.OpenAI, choice: Any) -> None:
+def test_tool_choice_forces_tool_call(client: openai.OpenAI, choice: Any) -> None:
     found = client.responses.create(
         model="tiny",
         input=ASK,
@@ -153,7 +153,7 @@ def test_forced_tools(client: openai.OpenAI, choice: Any) -> None:
     assert answer.usage.output_tokens <= 5
 
 
-def test_logprobs(client: openai.OpenAI, solo: LLM) -> None:
+def test_logprobs_equal_library_output(client: openai.OpenAI, solo: LLM) -> None:
     found = client.responses.create(
         model="tiny", input=ASK, temperature=0, max_output_tokens=6, include=[LOGPROBS], top_logprobs=3
     )
@@ -169,7 +169,7 @@ def test_logprobs(client: openai.OpenAI, solo: LLM) -> None:
     assert [each.logprob for each in part.logprobs] == [next(iter(each.values())).logprob for each in expected]
 
 
-def test_an_answer_that_was_cut_off(client: openai.OpenAI) -> None:
+def test_max_output_tokens_gives_incomplete_status(client: openai.OpenAI) -> None:
     found = client.responses.create(model="tiny", input=ASK, temperature=0, max_output_tokens=3)
     assert found.status == "incomplete"
     assert found.incomplete_details is not None
@@ -211,7 +211,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), ERRORS)
-def test_errors_name_the_field(tiny: Live, fields: dict[str, Any], param: str) -> None:
+def test_invalid_field_is_named_in_error(tiny: Live, fields: dict[str, Any], param: str) -> None:
     answer = tiny.request("/v1/responses", {"input": "Hi", **fields})
     assert answer.status == 400
     assert answer.error["param"] == param

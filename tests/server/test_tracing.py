@@ -45,7 +45,7 @@ def collector() -> Iterator[tuple[str, list[Span]]]:
         thread.join()
 
 
-def test_a_span_of_each_request(engine: type[fakes.Engine], collector: tuple[str, list[Span]]) -> None:
+def test_each_request_has_a_span(engine: type[fakes.Engine], collector: tuple[str, list[Span]]) -> None:
     url, spans = collector
     with serving(ServerSettings(otlp_traces_endpoint=url)) as live:
         headers = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "X-Request-Id": "mine"}

@@ -79,7 +79,7 @@ class Watch:
 
 
 @pytest.mark.parametrize(("path", "body", "field"), WIDE.values(), ids=WIDE)
-def test_56_what_is_wide_holds_nobody_up(live: Live, path: str, body: str, field: str) -> None:
+def test_wide_body_is_rejected_without_delaying_other_requests(live: Live, path: str, body: str, field: str) -> None:
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     with Watch(live) as others:
@@ -91,7 +91,7 @@ def test_56_what_is_wide_holds_nobody_up(live: Live, path: str, body: str, field
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - before < MEMORY
 
 
-def test_limits_of_width_are_reported(live: Live) -> None:
+def test_item_limits_are_named_in_error(live: Live) -> None:
     message, tool = {"role": "user", "content": "a"}, {"type": "function", "function": {"name": "f"}}
     for body, limit in (
         ({"messages": [message] * (MAX_ITEMS + 1)}, MAX_ITEMS),
@@ -103,7 +103,7 @@ def test_limits_of_width_are_reported(live: Live) -> None:
         assert str(limit) in found.error["message"]
 
 
-def test_what_is_wide_and_right_is_answered(live: Live) -> None:
+def test_valid_wide_body_does_not_delay_other_requests(live: Live) -> None:
     ids = [5] * 300_000
     text = live.request("/detokenize", {"tokens": ids}).json["prompt"]
     with Watch(live) as others:
@@ -112,7 +112,7 @@ def test_what_is_wide_and_right_is_answered(live: Live) -> None:
     assert others.longest < DELAY * SLACK
 
 
-def test_every_body_is_read_beside_the_loop(live: Live) -> None:
+def test_request_bodies_are_parsed_outside_event_loop(live: Live) -> None:
     app: Any = live.server.config.app
     described = app.openapi()["paths"]
     taking = {path for path, methods in described.items() if "requestBody" in methods.get("post", {})}
