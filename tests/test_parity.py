@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from conftest import PARITY, TINY
-from ferrule import LLM, SamplingParams
+from ferrule import LLM, InvalidParameterError, SamplingParams, model_info
 from ferrule._text.tokenizer import Tokenizer
 from ferrule.archs import REGISTRY
 
@@ -90,6 +91,27 @@ def test_int8_cache_changes_little_of_what_a_model_says() -> None:
     with LLM(quantization="f32", kv_cache_dtype="int8") as llm:
         near = log_softmax(llm.logits(ids))
     assert 0 < mean_divergence(exact, near) <= INT8_CACHE_DIVERGENCE
+
+
+def test_dynamic_rope_continues_beyond_the_scaled_length(tmp_path: Path) -> None:
+    """As in transformers, whose base for n tokens is theta * (factor * n / original - factor + 1) ^ (d / (d - 2))."""
+    ids = [5 + position % 300 for position in range(100)]
+    scaled, plain = GOLDEN / "llama_dynamic", tmp_path / "plain"
+    for load in (LLM, model_info):
+        with pytest.warns(
+            RuntimeWarning, match="max_model_len is 100, more than the 64 tokens .* dynamic RoPE scaling"
+        ):
+            load(scaled, max_model_len=100)
+    with pytest.raises(InvalidParameterError, match="max_model_len must be an integer from 1 to 256"):
+        LLM(GOLDEN / "llama", max_model_len=257)
+    shutil.copytree(scaled, plain, copy_function=shutil.copyfile)
+    config = json.loads((plain / "config.json").read_text())
+    base = 10_000 * (2 * 100 / 32 - 1) ** (16 / 14)
+    changes = {"max_position_embeddings": 100, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
+    (plain / "config.json").write_text(json.dumps(config | changes))
+    with LLM(plain, quantization="f32") as llm:
+        expected = llm.logits(ids)
+    assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
 
 
 def usual_distance(logits: npt.NDArray[np.float32], expected: npt.NDArray[np.float32], case: str) -> float:

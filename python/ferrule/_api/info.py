@@ -86,7 +86,7 @@ def inspect(
     """Returns the spec of a model and the result of `model_info`, which documents arguments and errors."""
     check_choice("load_format", load_format, LOAD_FORMATS)
     checked = EngineOptions(**options)
-    files = read_model_files(find_model(model, revision, weights=False))
+    files = read_model_files(find_model(model, revision, weights=False)).extended(checked.max_model_len)
     checked = checked.for_packed(files.packed, files.path)
     weights: str | None = os.fspath(files.weights)
     is_remote = model is not None and is_repository(os.fspath(model)) and not has_weights(files.path)

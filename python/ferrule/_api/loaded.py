@@ -78,7 +78,7 @@ class LoadedModel(metaclass=RefusingMeta):
     def _load(self, args: EngineArgs) -> None:
         model, progress = args.model, args.progress
         self._seeds = random.Random(args.seed)
-        self._files = read_model_files(find_model(model, args.revision))
+        self._files = read_model_files(find_model(model, args.revision)).extended(args.max_model_len)
         self._options = args.for_packed(self._files.packed, self._files.path)
         self._tokenizer = Tokenizer(self._files.path if args.tokenizer is None else find_model(args.tokenizer))
         self._name = EMBEDDED if model is None else os.fspath(model)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ferrule._loading.gguf import GgufFile, end_tokens, gguf_pooling, gguf_spec, is_gguf
 from ferrule._loading.quantized import read_stored_as
@@ -14,7 +15,7 @@ from ferrule._params.sampling import STANDARD, SamplingParams
 from ferrule.archs import model_spec
 from ferrule.archs.classifier import label_names
 from ferrule.archs.config import Config
-from ferrule.archs.spec import ModelSpec
+from ferrule.archs.spec import DynamicScaling, ModelSpec
 from ferrule.errors import ConfigError, InvalidParameterError, ModelNotFoundError
 
 WEIGHTS = "model.safetensors"
@@ -56,6 +57,23 @@ class ModelFiles:
     def weights(self) -> Path:
         """Path that the engine reads: the directory, the GGUF file, or the directory's packed file."""
         return self.path if self.packed is None else self.path / WEIGHTS
+
+    def extended(self, max_model_len: int | None) -> Self:
+        """Returns the files with a context of `max_model_len` if it is longer and all RoPE scaling is dynamic.
+
+        Dynamic scaling is defined for any length, as in transformers; a RuntimeWarning is issued beyond the scaled
+        length, since no checkpoint is tested there.
+        """
+        context = self.spec.max_position_embeddings
+        dynamic = self.spec.ropes and all(isinstance(rope.scaling, DynamicScaling) for rope in self.spec.ropes)
+        if max_model_len is None or max_model_len <= context or not dynamic:
+            return self
+        message = (
+            f"max_model_len is {max_model_len}, more than the {context} tokens of the model's scaled context; dynamic "
+            "RoPE scaling goes on beyond it, with lower quality"
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
+        return replace(self, spec=replace(self.spec, max_position_embeddings=max_model_len))
 
 
 def read_model_files(path: Path) -> ModelFiles:
