@@ -1,4 +1,4 @@
-"""Chat templates: rendered as transformers renders them, and what a template may not do (FAULTS rows 42 to 45)."""
+"""Chat templates: the same text as transformers, errors, and the sandbox (FAULTS rows 42 to 45)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def golden_cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("golden", "case"), list(golden_cases()))
-def test_as_transformers_renders(golden: dict[str, Any], case: dict[str, Any]) -> None:
-    """Byte for byte; where it raises an error, so do we, with the template's words if they are the template's."""
+def test_same_text_as_transformers(golden: dict[str, Any], case: dict[str, Any]) -> None:
+    """Compares the text byte for byte; errors of transformers are errors here, with the message of the template."""
     own = ("tools", "documents", "add_generation_prompt", "continue_final_message")
     kwargs = case["kwargs"]
     given = {name: kwargs[name] for name in own if name in kwargs}
@@ -47,7 +47,7 @@ def test_as_transformers_renders(golden: dict[str, Any], case: dict[str, Any]) -
         render_chat(golden["template"], case["messages"], special_tokens=tokens, **given)
 
 
-def test_there_are_golden_cases() -> None:
+def test_golden_cases_exist() -> None:
     assert len(list(golden_cases())) == 60
 
 
@@ -78,28 +78,28 @@ def test_there_are_golden_cases() -> None:
         ("{{ dict(a=1)['a'] }}{{ cycler(1, 2).next() }}{% filter upper %}a{{ 'b' }}{% endfilter %}", "11AB"),
     ],
 )
-def test_what_jinja_does_is_done(template: str, text: str) -> None:
+def test_jinja_features(template: str, text: str) -> None:
     assert render(template) == text
 
 
-def test_the_date() -> None:
+def test_strftime_now() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", render("{{ strftime_now('%Y-%m-%d') }}"))
-    # Of no time zone, as in transformers.
+    # Local time without a time zone, as in transformers.
     assert render("[{{ strftime_now('%Z') }}]") == "[]"
 
 
-def test_fields_that_are_none_are_not_there() -> None:
+def test_null_fields_are_removed() -> None:
     message = {"role": "assistant", "content": None, "tool_calls": None}
     assert render("{{ messages[0] }}", [message]) == "{'role': 'assistant'}"
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
-def test_reasoning_is_found_under_the_names_that_templates_read(field: str) -> None:
+def test_reasoning_fields_are_aliases(field: str) -> None:
     message = {"role": "assistant", "content": "4", field: "2 + 2"}
     assert render("{{ messages[0].reasoning_content }}|{{ messages[0].thinking }}", [message]) == "2 + 2|2 + 2"
 
 
-def test_further_arguments() -> None:
+def test_chat_template_kwargs() -> None:
     assert render("{{ enable_thinking }}", arguments={"enable_thinking": False}) == "False"
     assert render("{{ bos_token }}", arguments={"bos_token": "<other>"}) == "<other>"
 
@@ -108,45 +108,48 @@ def test_further_arguments() -> None:
     "name", ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"]
 )
 def test_row44_reserved_arguments_are_not_overridden(name: str) -> None:
-    with pytest.raises(ChatTemplateError, match=f"chat_template_kwargs has {name}"):
+    with pytest.raises(ChatTemplateError, match=f"chat_template_kwargs must not have {name}, which"):
         render("", arguments={name: []})
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"messages": "Hi"}, "messages is 'Hi'; it must be a list of messages"),
-        ({"messages": ["Hi"]}, r"messages\[0\] is 'Hi'; it must be a map"),
+        ({"messages": "Hi"}, "messages must be a list of messages, got 'Hi'"),
+        ({"messages": ["Hi"]}, r"messages\[0\] must be a dict, got 'Hi'"),
         (
             {"messages": [{"role": "user", "content": {1, 2}}]},
-            r"messages\[0\]\['content'\] is \{1, 2\}; a template gets",
+            r"messages\[0\]\['content'\] must be a dict, list, string, number, bool or None, got \{1, 2\}",
         ),
         (
             {"messages": [{"role": 1 << 70_000}]},
-            r"messages\[0\]\['role'\] is a number of 70001 bits; the limit is 65536",
+            r"messages\[0\]\['role'\] must have at most 65536 bits, got a number of 70001 bits",
         ),
-        ({"tools": {"a": 1}}, "tools is {'a': 1}; it must be a list of maps or functions"),
-        ({"tools": [3]}, r"tools\[0\] is 3; it must be a map"),
-        ({"documents": ["text"]}, r"documents\[0\] is 'text'; it must be a map"),
-        ({"arguments": [1]}, r"chat_template_kwargs is \[1\]; it must be a map"),
-        ({"arguments": {1: 2}}, "chat_template_kwargs has the name 1; it must be text"),
-        ({"add_generation_prompt": "no"}, "add_generation_prompt is 'no'; it must be True or False"),
-        ({"continue_final_message": 1}, "continue_final_message is 1; it must be True or False"),
+        ({"tools": {"a": 1}}, "tools must be a list of dicts or functions, got {'a': 1}"),
+        ({"tools": [3]}, r"tools\[0\] must be a dict, got 3"),
+        ({"documents": ["text"]}, r"documents\[0\] must be a dict, got 'text'"),
+        ({"arguments": [1]}, r"chat_template_kwargs must be a dict, got \[1\]"),
+        ({"arguments": {1: 2}}, "names in chat_template_kwargs must be strings, got 1"),
+        ({"add_generation_prompt": "no"}, "add_generation_prompt must be True or False, got 'no'"),
+        ({"continue_final_message": 1}, "continue_final_message must be True or False, got 1"),
     ],
 )
-def test_a_bad_argument_is_named(more: dict[str, Any], message: str) -> None:
+def test_invalid_arguments(more: dict[str, Any], message: str) -> None:
     messages = more.pop("messages", MESSAGES)
     with pytest.raises(ChatTemplateError, match=message):
         render("{{ messages }}", messages, **more)
 
 
-def test_values_that_hold_themselves_or_nearly_so() -> None:
+def test_recursive_values() -> None:
     itself: list[Any] = []
     itself.append(itself)
     doubled: list[Any] = ["x"]
     for _ in range(60):
         doubled = [doubled, doubled]
-    for content, message in ((itself, "more levels than the limit, 100"), (doubled, "exceeds 16777216 characters")):
+    for content, message in (
+        (itself, "is nested too deeply; the maximum is 100 levels"),
+        (doubled, "exceeds 16777216 characters"),
+    ):
         with pytest.raises(ChatTemplateError, match=message):
             render("", [{"role": "user", "content": content}])
 
@@ -164,11 +167,11 @@ def test_values_that_hold_themselves_or_nearly_so() -> None:
         ("{{ 'a' | urlize }}", "No filter named 'urlize'"),
         ("{{ lipsum() }}", "'lipsum' is undefined"),
         ("{{ '\\x00'.encode('utf-8') }}", "'encode' of 'str' object is unsafe"),
-        ("{{ namespace(_a=1) }}", "a namespace has no '_a'"),
-        ("{% set ns = namespace() %}{% set ns._a = 1 %}", "a namespace has no '_a'"),
+        ("{{ namespace(_a=1) }}", "namespace attribute '_a' must not begin with an underscore"),
+        ("{% set ns = namespace() %}{% set ns._a = 1 %}", "namespace attribute '_a' must not begin with an underscore"),
     ],
 )
-def test_errors_are_of_one_kind(template: str, message: str) -> None:
+def test_template_errors_are_chat_template_errors(template: str, message: str) -> None:
     with pytest.raises(ChatTemplateError, match=message):
         render(template)
 
@@ -192,7 +195,7 @@ def test_errors_are_of_one_kind(template: str, message: str) -> None:
     ],
 )
 def test_row42_the_sandbox_holds(template: str) -> None:
-    """Either refused, or nothing of Python shows in the text."""
+    """The template is rejected, or its text shows no Python internals."""
     try:
         text = render(template)
     except ChatTemplateError:
@@ -213,11 +216,11 @@ class TestContinuing:
             (TURNS, "q</s><assistant>", "<user>q</s><assistant>q</s><assistant>"),
         ],
     )
-    def test_the_text_ends_where_the_message_does(self, template: str, final: str, text: str) -> None:
+    def test_the_prompt_ends_at_the_end_of_the_message(self, template: str, final: str, text: str) -> None:
         messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": final}]
         assert render(template, messages, add_generation_prompt=False, continue_final_message=True) == text
 
-    def test_the_last_of_its_parts_goes_on(self) -> None:
+    def test_the_last_text_part_is_continued(self) -> None:
         template = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
         parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
         messages = [{"role": "assistant", "content": parts}]
@@ -225,7 +228,7 @@ class TestContinuing:
         assert parts[1]["text"] == "b"
 
     @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
-    def test_a_thought_goes_on(self, field: str) -> None:
+    def test_reasoning_is_continued(self, field: str) -> None:
         template = "{% for m in messages %}<think>{{ m.thinking }}</think>{{ m.content }}{% endfor %}"
         messages = [{"role": "assistant", "content": "", field: "so"}]
         text = render(template, messages, add_generation_prompt=False, continue_final_message=field)
@@ -234,22 +237,37 @@ class TestContinuing:
     @pytest.mark.parametrize(
         ("template", "messages", "more", "message"),
         [
-            (TURNS, MESSAGES, {"add_generation_prompt": True}, "both set"),
-            ("fixed content", MESSAGES, {}, "does not write the final message's content as it is"),
-            ("{{ messages[0].content | upper }}", [{"role": "user", "content": "ab"}], {}, "as it is"),
-            (TURNS, [{"role": "assistant"}], {}, "final message's content is not there"),
-            (TURNS, [{"role": "assistant", "content": None}], {}, "final message's content is not there"),
-            (TURNS, [{"role": "assistant", "content": []}], {}, "final message's content has no text"),
-            (TURNS, [{"role": "assistant", "content": 5}], {}, "final message's content is 5; it must be text"),
+            (
+                TURNS,
+                MESSAGES,
+                {"add_generation_prompt": True},
+                "add_generation_prompt must be False with",
+            ),
+            ("fixed content", MESSAGES, {}, "does not render content"),
+            (
+                "{{ messages[0].content | upper }}",
+                [{"role": "user", "content": "ab"}],
+                {},
+                "does not render content of the final message unchanged",
+            ),
+            (TURNS, [{"role": "assistant"}], {}, "the final message has no content"),
+            (TURNS, [{"role": "assistant", "content": None}], {}, "the final message has no content"),
+            (TURNS, [{"role": "assistant", "content": []}], {}, "content of the final message has no text part"),
+            (
+                TURNS,
+                [{"role": "assistant", "content": 5}],
+                {},
+                "must be a string or a list of parts, got 5",
+            ),
             (
                 TURNS,
                 [{"role": "assistant", "content": "", "thinking": "x"}],
                 {"continue_final_message": "thinking"},
-                "final message's thinking is a field that the chat template does not read",
+                "the chat template does not read the field thinking",
             ),
         ],
     )
-    def test_what_cannot_go_on(self, template: str, messages: Any, more: dict[str, Any], message: str) -> None:
+    def test_errors(self, template: str, messages: Any, more: dict[str, Any], message: str) -> None:
         given = {"add_generation_prompt": False, "continue_final_message": True} | more
         with pytest.raises(ChatTemplateError, match=message):
             render(template, messages, **given)

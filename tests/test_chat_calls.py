@@ -1,4 +1,4 @@
-"""`chat` and `chat_prompt`: whose template, what it gets, and how messages in OpenAI's form reach it."""
+"""`chat` and `chat_prompt`: selection of the template, its variables, and conversion of messages in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def adapted(template: str, *messages: Any) -> list[dict[str, Any]]:
     return adapt_messages(template, messages, {"bos_token": "<s>"})
 
 
-def test_chat_goes_through_the_models_template(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
+def test_chat_uses_the_template_of_the_model(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
     asked: list[list[int]] = []
 
     def script(prompt: list[int]) -> list[int]:
@@ -72,7 +72,7 @@ OPTIONS: dict[str, Any] = {
 CONTINUING: dict[str, Any] = {**OPTIONS, "continue_final_message": True}
 
 
-def test_chat_takes_what_the_template_gets(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
+def test_chat_passes_options_to_the_template(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
     asked: list[str] = []
     fake_engine.script = staticmethod(lambda prompt: asked.append(llm.detokenize(prompt)) or [5])
     for options in (OPTIONS, CONTINUING):
@@ -80,7 +80,7 @@ def test_chat_takes_what_the_template_gets(llm: LLM, fake_engine: type[fakes.Eng
     assert list(dict.fromkeys(asked)) == ["Hi <b> é|t|d|1|False", "Hi <b> é"]
 
 
-def test_chat_of_async_llm_takes_the_same(engine: type[fakes.Engine]) -> None:
+def test_async_chat_accepts_the_same_options(engine: type[fakes.Engine]) -> None:
     async def test() -> None:
         async with AsyncLLM() as llm:
             for options, text in ((OPTIONS, "Hi <b> é|t|d|1|False"), (CONTINUING, "Hi <b> é")):
@@ -112,18 +112,18 @@ class TestNamedTemplates:
             ({"chat_template": "{{ messages[0].content }}"}, "Hi <b> é"),
         ],
     )
-    def test_the_one_named_the_one_for_tools_or_the_usual_one(self, llm: LLM, given: Any, text: str) -> None:
+    def test_selection_of_a_template(self, llm: LLM, given: Any, text: str) -> None:
         prompt = llm.chat_prompt(MESSAGES, **given)
         assert llm.detokenize(list(prompt["prompt_token_ids"])) == text
 
-    def test_a_name_that_the_model_has_not(self, llm: LLM) -> None:
-        with pytest.raises(ChatTemplateError, match=r"chat_template is 'rga'.*names: default, rag, tool_use"):
+    def test_unknown_name(self, llm: LLM) -> None:
+        with pytest.raises(ChatTemplateError, match=r"one of the model's names \(default, rag, tool_use\), got 'rga'"):
             llm.chat_prompt(MESSAGES, chat_template="rga")
         wrong: Any = 5
-        with pytest.raises(ChatTemplateError, match="chat_template is 5"):
+        with pytest.raises(ChatTemplateError, match="chat_template must be a template or the name of one, got 5"):
             llm.chat_prompt(MESSAGES, chat_template=wrong)
 
-    def test_a_model_without_a_usual_one(
+    def test_model_without_a_default_template(
         self, model_with: Callable[..., Path], fake_engine: type[fakes.Engine]
     ) -> None:
         directory = model_with(tokenizer_config=json.dumps({"chat_template": [{"name": "rag", "template": "RAG"}]}))
@@ -136,23 +136,23 @@ class TestContent:
     """Content as a list of parts."""
 
     @pytest.mark.parametrize("template", [TEXT, FIRST_PART])
-    def test_a_template_for_text_gets_text(self, template: str) -> None:
-        """Also one that would read the first part alone."""
+    def test_template_that_reads_text(self, template: str) -> None:
+        """A template that reads only the first part gets text too."""
         messages = [{"role": "user", "content": parts("a", "b")}, {"role": "tool", "content": ["c"]}]
         assert [message["content"] for message in adapted(template, *messages)] == ["a\nb", "c"]
 
-    def test_a_template_for_both_gets_the_users_parts(self) -> None:
+    def test_template_that_reads_text_and_parts(self) -> None:
         messages = [{"role": "system", "content": parts("a", "b")}, {"role": "user", "content": parts("c", "d")}]
         messages.append({"role": "user", "content": "e"})
         system, user, text = adapted(EITHER, *messages)
         assert (system["content"], user["content"], text["content"]) == ("a\nb", parts("c", "d"), "e")
 
-    def test_a_template_for_parts_gets_parts(self) -> None:
+    def test_template_that_reads_parts(self) -> None:
         system, user = adapted(PARTS, {"role": "system", "content": "a"}, {"role": "user", "content": parts("b", "c")})
         assert (system["content"], user["content"]) == (parts("a"), parts("b", "c"))
 
     @pytest.mark.parametrize("kind", ["input_text", "output_text"])
-    def test_other_names_of_text(self, kind: str) -> None:
+    def test_types_of_text_parts(self, kind: str) -> None:
         assert adapted(TEXT, {"role": "user", "content": parts("a", kind=kind)})[0]["content"] == "a"
 
     def test_no_content(self) -> None:
@@ -165,26 +165,32 @@ class TestContent:
     @pytest.mark.parametrize(
         ("message", "error"),
         [
-            ({"content": "x"}, r"messages\[1\].role is None"),
-            ({"role": "user", "content": 5}, r"messages\[1\].content is 5; it must be text or a list of parts"),
-            ({"role": "user", "content": [5]}, r"messages\[1\].content\[0\].text is 5"),
+            ({"content": "x"}, r"messages\[1\].role must be a string, got None"),
+            (
+                {"role": "user", "content": 5},
+                r"\[1\].content must be a string or a list of content parts, got 5",
+            ),
+            ({"role": "user", "content": [5]}, r"messages\[1\].content\[0\].text must be a string, got 5"),
             (
                 {"role": "user", "content": [{"type": "image_url"}]},
-                r"content\[0\] has the type 'image_url'; only text is supported",
+                r"content\[0\].type must be one of text, input_text, output_text, got 'image_url'",
             ),
-            ({"role": "user", "content": [{"text": "x"}]}, r"messages\[1\].content\[0\] has the type None"),
-            ({"role": "a", "tool_calls": "f"}, r"messages\[1\].tool_calls is 'f'; it must be a list"),
+            (
+                {"role": "user", "content": [{"text": "x"}]},
+                r"\[1\].content\[0\].type must be one of .*, got None",
+            ),
+            ({"role": "a", "tool_calls": "f"}, r"messages\[1\].tool_calls must be a list of dicts, got 'f'"),
             (
                 {"role": "a", "tool_calls": [{"id": "1"}]},
-                r"messages\[1\].tool_calls\[0\] is {'id': '1'}; it must be a map with a",
+                r"messages\[1\].tool_calls\[0\] must be a dict with a function, got {'id': '1'}",
             ),
         ],
     )
-    def test_what_is_neither_is_named(self, message: dict[str, Any], error: str) -> None:
+    def test_invalid_messages(self, message: dict[str, Any], error: str) -> None:
         with pytest.raises(ChatTemplateError, match=error):
             adapted(TEXT, *MESSAGES, message)
 
-    def test_the_callers_messages_stay_as_they_are(self) -> None:
+    def test_messages_of_the_caller_are_not_modified(self) -> None:
         message = {"role": "user", "content": parts("a"), "tool_calls": [{"function": {"arguments": "{}"}}]}
         before = json.dumps(message)
         adapted(TEXT, message)
@@ -192,7 +198,7 @@ class TestContent:
 
 
 class TestCalls:
-    """Arguments of tool calls, as JSON or as maps."""
+    """Arguments of tool calls, as JSON or as dicts."""
 
     @staticmethod
     def arguments(template: str, given: object) -> object:
@@ -216,10 +222,10 @@ class TestCalls:
             (AS_PYTHON, {"a": 1}, '{"a": 1}'),
         ],
     )
-    def test_each_template_gets_what_it_reads(self, template: str, given: object, expected: object) -> None:
+    def test_form_of_the_arguments(self, template: str, given: object, expected: object) -> None:
         assert self.arguments(template, given) == expected
 
-    def test_an_empty_list_of_calls_is_none(self) -> None:
+    def test_an_empty_list_of_calls_is_removed(self) -> None:
         assert adapted(AS_JSON, {"role": "assistant", "content": "x", "tool_calls": []}) == [
             {"role": "assistant", "content": "x"}
         ]
@@ -232,7 +238,7 @@ class Said:
 
 
 class Dumped:
-    """As pydantic's models are, and so the messages that OpenAI's client returns."""
+    """An object with `model_dump`, as pydantic's models and the messages of OpenAI's client have."""
 
     def model_dump(self) -> dict[str, Any]:
         return {"role": "assistant", "content": "b", "refusal": None}

@@ -1,4 +1,4 @@
-"""Functions as tools: the schemas, in which models read the order of the keys too, and what cannot be one."""
+"""Functions as tools: their schemas, including the order of the keys, and errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def schema_of(function: Callable[..., Any]) -> Any:
     return schema["function"]
 
 
-def test_a_schema_in_whole() -> None:
+def test_complete_schema() -> None:
     city = {"type": "string", "enum": ["Paris", "Rome"], "description": "Name of the city: any language"}
     unit = {"type": "string", "enum": ["C", "F"], "nullable": True, "description": "Of the temperature"}
     expected = {
@@ -173,19 +173,19 @@ def hinted(hint: Any) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (no_docstring, r"tools\[0\], the function no_docstring, has no docstring"),
-        (no_hint, "the function no_hint, argument x, has no type hint"),
-        (no_description, "the function no_description, argument y, has no description under Args:"),
-        (bad_choices, r"argument x, has the choices \[1, 2\]; they must be a JSON list of strings"),
-        (unreadable_hint, "the function unreadable_hint, has type hints that cannot be read: name 'NotThere'"),
-        (hinted(object), "argument x, has the type hint <class 'object'>, which has no JSON schema"),
-        (hinted(tuple[int, ...]), r"argument x, has the type hint tuple\[int, ...\], which has no JSON schema"),
-        (hinted([int]), r"argument x, has the type hint \[<class 'int'>\], which has no JSON schema"),
-        (hinted(Nothing), "argument x, has the type hint <enum 'Nothing'>; its values must be JSON scalars"),
-        (hinted(Literal[b"a"]), "its values must be JSON scalars"),
-        (Unit, r"tools\[0\] is <enum 'Unit'>; it must be a map or a function"),
+        (no_docstring, r"tools\[0\] \(function no_docstring\) has no docstring"),
+        (no_hint, r"\(function no_hint\): argument x has no type hint"),
+        (no_description, r"\(function no_description\): argument y has no description under Args:"),
+        (bad_choices, r"argument x: choices must be a JSON list of strings, got \[1, 2\]"),
+        (unreadable_hint, r"\(function unreadable_hint\) has invalid type hints: name 'NotThere' is not defined"),
+        (hinted(object), "argument x has the unsupported type hint <class 'object'>; pass a JSON schema instead"),
+        (hinted(tuple[int, ...]), r"argument x has the unsupported type hint tuple\[int, ...\]"),
+        (hinted([int]), r"argument x has the unsupported type hint \[<class 'int'>\]"),
+        (hinted(Nothing), "argument x: the values of the type hint must be JSON scalars, got <enum 'Nothing'>"),
+        (hinted(Literal[b"a"]), "the values of the type hint must be JSON scalars, got "),
+        (Unit, r"tools\[0\] must be a dict or a function, got <enum 'Unit'>"),
     ],
 )
-def test_what_has_no_schema_is_named(function: Any, message: str) -> None:
+def test_invalid_functions(function: Any, message: str) -> None:
     with pytest.raises(ChatTemplateError, match=message):
         function_schema(function, "tools[0]")

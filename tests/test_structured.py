@@ -151,7 +151,7 @@ def test_whoever_leaves_has_no_pages() -> None:
 @pytest.mark.parametrize(
     ("structure", "message"),
     [
-        ({"grammar": 'root ::= "a" | missing'}, "line 1: rule missing is not defined"),
+        ({"grammar": 'root ::= "a" | missing'}, "line 1: rule .missing. is not defined"),
         ({"grammar": 'start: %json {"multipleOf": 10000019}'}, "10000019"),
         ({"json": {"properties": {f"p{index}": {} for index in range(600)}}}, "600 optional properties"),
         ({"json": {"type": "integer", "minimum": 1e19}}, "9223372036854774784"),

@@ -14,7 +14,7 @@ WARM_UP = """
         return render_chat(template, [{"role": "user", "content": "Hi"}], special_tokens={}, **more)
     render("{{ messages | length }}")
 """
-WORK = ["does too much", "the limit is", "units of work"]
+WORK = ["exceeds its limit of", "units of work"]
 NESTED = ["nested too deeply"]
 
 A = "{% set a = 'a' * 400000 %}"
@@ -114,7 +114,7 @@ GROWTH = {
     ),
     "deep": (
         "{% set ns = namespace(x=()) %}{% for i in range(9999) %}{% set ns.x = (ns.x,) %}{% endfor %}{{ {ns.x: 1} }}",
-        ["too many levels; the limit is 100"],
+        ["more than 100 levels of nesting"],
     ),
     "search-from-the-end": (A + "{{ a.rfind('b' + a) }}", WORK),
     "strip": (A + "{{ ('b' * 99999).strip(a + 'b') }}", WORK),
@@ -175,7 +175,7 @@ def test_row43_what_the_count_of_work_misjudges_the_clock_ends() -> None:
     )
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     outcome = run("render(arguments[0])", loops, warm_up=warm_up)
-    assert_refused(outcome, "ChatTemplateError", ["takes too long", "the limit is 0.2 seconds of processor time"])
+    assert_refused(outcome, "ChatTemplateError", ["exceeds its limit of 0.2 seconds of processor time"])
 
 
 def test_row43_a_long_key_above_many_values_is_not_written_for_each() -> None:
@@ -185,7 +185,7 @@ def test_row43_a_long_key_above_many_values_is_not_written_for_each() -> None:
     """
     outcome = run(fault, warm_up=WARM_UP)
     assert outcome.error == "ChatTemplateError"
-    assert "chat_template_kwargs['b'] is <object" in outcome.message
+    assert "chat_template_kwargs['b'] must be a dict, list, string, " in outcome.message
     assert outcome.seconds < PROMISED_SECONDS * SLACK
 
 
@@ -194,11 +194,11 @@ def test_row43_a_long_key_above_many_values_is_not_written_for_each() -> None:
     [
         (42, r"render('{{ messages.__class__.__mro__[1].__subclasses__() }}')", ["__class__", "unsafe"]),
         (42, r"render('{{ cycler.__init__.__globals__.os.system(1) }}')", ["__init__", "unsafe"]),
-        (44, "render('', arguments={'messages': []})", ["chat_template_kwargs has messages"]),
+        (44, "render('', arguments={'messages': []})", ["chat_template_kwargs must not have messages"]),
         (
             44,
             "render('', arguments={'continue_final_message': True})",
-            ["chat_template_kwargs has continue_final_message"],
+            ["chat_template_kwargs must not have continue_final_message"],
         ),
         (45, r"""render("{{ raise_exception('Roles must alternate') }}")""", ["Roles must alternate"]),
     ],

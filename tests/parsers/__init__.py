@@ -1,1 +1,1 @@
-"""Parsers of models' messages: one file a family, and what holds for all of them."""
+"""Tests of output parsers: one file for each family of models, and properties of all parsers."""

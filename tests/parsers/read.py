@@ -1,4 +1,4 @@
-"""Ways to read a message, and a short notation for what comes out."""
+"""Functions that parse a text and return its parts as tuples."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WEATHER: list[ToolSchema] = [
 
 
 def in_pieces(form: MessageFormat, pieces: Iterable[str], **options: Any) -> ParsedMessage:
-    """The message that a stream of text gives."""
+    """Parses a streamed text."""
     parser, message = form.parser(seed=0, **options), MessageDelta()
     for piece in pieces:
         message += parser.feed(piece)
@@ -40,7 +40,7 @@ def in_pieces(form: MessageFormat, pieces: Iterable[str], **options: Any) -> Par
 
 
 def read(form: MessageFormat, text: str, **options: Any) -> tuple[str | None, str | None, Calls]:
-    """Content, reasoning and calls of a text, the same at once and one character after another."""
+    """Returns content, reasoning and calls of a text, after checking that streaming gives the same message."""
     message = form.parse(text, seed=0, **options)
     assert in_pieces(form, text, **options) == message
     ids = [call.id for call in message.tool_calls]
@@ -48,7 +48,7 @@ def read(form: MessageFormat, text: str, **options: Any) -> tuple[str | None, st
     return message.content, message.reasoning, [(call.name, call.arguments) for call in message.tool_calls]
 
 
-def given_out(form: MessageFormat, text: str, **options: Any) -> tuple[str | None, str | None, Calls]:
+def emitted(form: MessageFormat, text: str, **options: Any) -> tuple[str | None, str | None, Calls]:
     """Returns the deltas of an unfinished text."""
     parser, message = form.parser(**options), MessageDelta()
     for piece in text:

@@ -1,4 +1,4 @@
-"""DeepSeek: calls between special tokens, with the arguments in a block or behind the separator."""
+"""DeepSeek: calls between special tokens, with the arguments in a block or after the separator."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import pytest
 
 from ferrule._text.parsers import MessageFormat
 from ferrule._text.parsers.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
-from parsers.read import Calls, given_out, read
+from parsers.read import Calls, emitted, read
 
 DEEPSEEK = MessageFormat("deepseek_v3", "deepseek_r1")
 
 
 def v3(name: str, arguments: str) -> str:
-    """A call of V3 and R1."""
+    """Formats a call as V3 and R1 do."""
     return f"{CALL_BEGIN}function{SEPARATOR}{name}\n```json\n{arguments}\n```{CALL_END}"
 
 
 def v31(name: str, arguments: str) -> str:
-    """A call of V3.1."""
+    """Formats a call as V3.1 does."""
     return f"{CALL_BEGIN}{name}{SEPARATOR}{arguments}{CALL_END}"
 
 
@@ -35,10 +35,10 @@ def v31(name: str, arguments: str) -> str:
             None,
             [("f", '{"a": "```' + CALL_END + '"}')],
         ),
-        # A brace too few and one too many.
+        # A missing brace, and an extra one.
         (CALLS_BEGIN + v31("f", '{"a": [1') + v31("g", "{}") + CALLS_END, None, [("f", '{"a": [1'), ("g", "{}")]),
         (CALLS_BEGIN + v3("f", "{}}") + v3("g", "{}") + CALLS_END, "}\n```", [("f", "{}"), ("g", "{}")]),
-        # Cut off.
+        # Incomplete output.
         (CALLS_BEGIN + v31("f", '{"a": 1}').split(":")[0], None, [("f", '{"a"')]),
         (CALLS_BEGIN + v31("f", '{"a": 1}').removesuffix(CALL_END), None, [("f", '{"a": 1}')]),
         (CALLS_BEGIN + v3("f", '{"a": 1}').split("{")[0], None, [("f", "")]),
@@ -64,7 +64,7 @@ def test_calls(text: str, content: str | None, calls: Calls) -> None:
         "```json\n{}\n```",
     ],
 )
-def test_what_is_no_call_is_content(text: str) -> None:
+def test_other_text_is_content(text: str) -> None:
     assert read(DEEPSEEK, text) == (text, None, [])
 
 
@@ -74,6 +74,6 @@ def test_reasoning() -> None:
     assert read(DEEPSEEK, f"Hm, {call}</think>", reasoning_open=True) == (None, f"Hm, {call}", [])
 
 
-def test_arguments_are_given_out_while_they_arrive() -> None:
+def test_arguments_are_streamed() -> None:
     for call in (v3("f", '{"a": "b'), v31("f", '{"a": "b')):
-        assert given_out(DEEPSEEK, CALLS_BEGIN + call.split('"b')[0] + '"b')[2] == [("f", '{"a": "b')]
+        assert emitted(DEEPSEEK, CALLS_BEGIN + call.split('"b')[0] + '"b')[2] == [("f", '{"a": "b')]

@@ -1,4 +1,4 @@
-"""Parsers by name, and which of them a chat template needs."""
+"""Parsers by name, and detection of the parser from a chat template."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from ferrule._text.parsers import (
         ("{{ '<|user|>' }}", None, None),
     ],
 )
-def test_the_template_tells(template: str, calls: str | None, reasoning: str | None) -> None:
+def test_parsers_are_detected_from_the_template(template: str, calls: str | None, reasoning: str | None) -> None:
     assert tool_call_parser_for(template) == calls
     assert reasoning_parser_for(template) == reasoning
 
 
-def test_the_type_of_model_tells_where_there_is_no_template() -> None:
+def test_parsers_are_detected_from_the_model_type_without_a_template() -> None:
     assert tool_call_parser_for("", "gpt_oss") == "openai"
     assert reasoning_parser_for("", "gpt_oss") == "openai_gptoss"
     assert tool_call_parser_for("", "llama") is None
     assert tool_call_parser_for("{{ '<tool_call>' }}", "gpt_oss") == "hermes"
 
 
-def test_every_name_is_of_one_parser() -> None:
+def test_names_are_unique() -> None:
     for families in (TOOL_CALL_PARSERS, REASONING_PARSERS):
         names = [name for family in families for name in family.names]
         assert len(set(names)) == len(names)
@@ -77,32 +77,32 @@ def test_special_tokens_to_keep() -> None:
         (lambda: MessageFormat("qwen3"), "tool_call_parser must be one of qwen3_"),
         (lambda: MessageFormat(3), "tool_call_parser must be one of "),  # type: ignore[arg-type]
         (lambda: MessageFormat(None, "hermes"), "reasoning_parser must be one of "),
-        (lambda: MessageFormat("hermes", tools="x"), "tools must be a list of tools"),  # type: ignore[arg-type]
+        (lambda: MessageFormat("hermes", tools="x"), "tools must be a list of tools in OpenAI's form, got 'x'"),  # type: ignore[arg-type]
         (lambda: MessageFormat("hermes", tools={}), "tools must be a list"),  # type: ignore[arg-type]
         (
             lambda: MessageFormat("hermes", tools=[{"name": "f"}, {"type": "x"}]),
-            r"tools\[1\] must be an object with a function that has a name, got \{'type': 'x'\}",
+            r"tools\[1\] must be a tool in OpenAI's form, with a non-empty function name, got \{'type': 'x'\}",
         ),
         (
             lambda: MessageFormat("hermes", tools=["f"]),  # type: ignore[list-item]
-            r"tools\[0\] must be an object with a function that has a name, got 'f'",
+            r"tools\[0\] must be a tool in OpenAI's form, with a non-empty function name, got 'f'",
         ),
         (
             lambda: MessageFormat("hermes", tools=[{"name": ""}]),
-            r"tools\[0\] must be an object with a function that has a name, got \{'name': ''\}",
+            r"tools\[0\] must be a tool in OpenAI's form, with a non-empty function name, got \{'name': ''\}",
         ),
         (
             lambda: MessageFormat("hermes", tools=[{"function": {"name": 3}}]),
-            r"tools\[0\] must be an object with a function that has a name, got \{'function':",
+            r"tools\[0\] must be a tool in OpenAI's form, with a non-empty function name, got \{'function':",
         ),
     ],
 )
-def test_what_cannot_be_is_an_error(make: Callable[[], Any], message: str) -> None:
+def test_errors(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(InvalidParameterError, match=message):
         make()
 
 
-def test_a_message_ends_once() -> None:
+def test_a_finished_parser_rejects_text() -> None:
     parser = MessageFormat("hermes").parser()
     assert not parser.feed("")
     assert not parser.feed("<tool_call>")
@@ -110,7 +110,7 @@ def test_a_message_ends_once() -> None:
     assert not parser.finish()
     with pytest.raises(
         InvalidParameterError,
-        match=r"text must be left out after finish\(\); use a new parser for another message, got",
+        match=r"text must be omitted after finish\(\); create a new parser for each message, got",
     ):
         parser.feed("x")
 

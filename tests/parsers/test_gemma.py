@@ -1,4 +1,4 @@
-"""Gemma: blocks of code up to Gemma 3, a notation of its own from FunctionGemma on."""
+"""Gemma: code blocks up to Gemma 3, a custom notation from FunctionGemma on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ferrule._text.parsers import MessageFormat
-from parsers.read import WEATHER, given_out, read
+from parsers.read import WEATHER, emitted, read
 
 GEMMA3 = MessageFormat("gemma3")
 GEMMA4 = MessageFormat("gemma4", "gemma4")
@@ -17,7 +17,7 @@ Parsed = list[tuple[str, object]]
 
 
 def parsed(form: MessageFormat, text: str) -> tuple[str | None, Parsed]:
-    """Content and calls, with the arguments' values."""
+    """Returns content and calls, with parsed arguments."""
     content, _, calls = read(form, text)
     return content, [(name, json.loads(arguments)) for name, arguments in calls]
 
@@ -56,11 +56,11 @@ def test_gemma3(text: str, content: str | None, calls: Parsed) -> None:
         "``` [f()]",
     ],
 )
-def test_gemma3_what_is_no_call_is_content(text: str) -> None:
+def test_gemma3_other_text_is_content(text: str) -> None:
     assert read(GEMMA3, text) == (text, None, [])
 
 
-def test_gemma3_declared_tools_decide() -> None:
+def test_gemma3_only_declared_tools_are_called() -> None:
     form = MessageFormat("gemma3", tools=WEATHER)
     text = "```tool_code\nprint(1)\n```"
     assert read(form, text) == (text, None, [])
@@ -95,28 +95,28 @@ def test_functiongemma() -> None:
 @pytest.mark.parametrize(
     "text", ["<|tool_call>", "<|tool_call>call:", "<|tool_call>f{}<tool_call|>", "<|tool_call>call:f()", "<tool_call|>"]
 )
-def test_gemma4_what_is_no_call_is_content(text: str) -> None:
+def test_gemma4_other_text_is_content(text: str) -> None:
     assert read(GEMMA4, text) == (text, None, [])
 
 
 @pytest.mark.parametrize(
     ("text", "arguments"),
     [
-        # Cut off.
+        # Incomplete output.
         ("", "{"),
         ("ci", "{ci"),
         ("city:", '{"city": '),
         ('city:<|"|>Pa<|', '{"city": "Pa<|'),
         ("n:12", '{"n": 12'),
         ("n:[1,", '{"n": [1, '),
-        # Not in the notation.
+        # Text outside of the notation.
         ("n:[1}<tool_call|>", '{"n": [1}'),
         ("n}<tool_call|>", "{n}"),
         ("a:,b:1}<tool_call|>", '{"a": ,b:1}'),
         ('{"a": 1}}<tool_call|>', '{{"a": 1}}'),
     ],
 )
-def test_gemma4_a_call_that_has_begun_stands(text: str, arguments: str) -> None:
+def test_gemma4_incomplete_calls_are_kept(text: str, arguments: str) -> None:
     assert read(GEMMA4, "<|tool_call>call:f{" + text) == (None, None, [("f", arguments)])
 
 
@@ -128,5 +128,5 @@ def test_gemma4_reasoning() -> None:
     assert not GEMMA4.reasoning_open("<|turn>model\n<|channel>thought\n<channel|>")
 
 
-def test_gemma4_strings_are_given_out_while_they_arrive() -> None:
-    assert given_out(GEMMA4, '<|tool_call>call:f{a:<|"|>Pa')[2] == [("f", '{"a": "Pa')]
+def test_gemma4_strings_are_streamed() -> None:
+    assert emitted(GEMMA4, '<|tool_call>call:f{a:<|"|>Pa')[2] == [("f", '{"a": "Pa')]

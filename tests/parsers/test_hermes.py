@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferrule._text.parsers import MessageFormat
-from parsers.read import Calls, given_out, read
+from parsers.read import Calls, emitted, read
 
 HERMES = MessageFormat("hermes", "qwen3")
 
@@ -43,7 +43,7 @@ HERMES = MessageFormat("hermes", "qwen3")
             "!",
             [("f", '{"a": "</tool_call> {", "b": "\\"}"}')],
         ),
-        # Keys in another order, keys besides, and no arguments at all.
+        # Other order of the keys, other keys, and missing arguments.
         (
             '<tool_call>{"id": 1, "arguments": {"a": {"name": "no"}}, "name": "f", "more": [1]}</tool_call>',
             None,
@@ -51,9 +51,9 @@ HERMES = MessageFormat("hermes", "qwen3")
         ),
         ('<tool_call>{"name": "f"}</tool_call>', None, [("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": null}</tool_call>', None, [("f", "{}")]),
-        # Arguments that were made a string.
+        # Arguments encoded as a string.
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', None, [("f", '{"a": 1}')]),
-        # An escaped name, and whitespace wherever JSON has it.
+        # An escaped name, and whitespace where JSON allows it.
         ('<tool_call> {  "name" :\n"\\u0066" , "arguments"\n: { } } </tool_call>', None, [("f", "{ }")]),
     ],
 )
@@ -80,36 +80,36 @@ def test_calls(text: str, content: str | None, calls: Calls) -> None:
         "<tool_cal",
     ],
 )
-def test_what_is_no_call_is_content_to_the_last_character(text: str) -> None:
+def test_other_text_is_content(text: str) -> None:
     assert read(HERMES, text) == (text, None, [])
 
 
 @pytest.mark.parametrize(
     ("text", "content", "arguments"),
     [
-        # Cut off.
+        # Incomplete output.
         ('{"name": "f", "arguments": {"a": "</tool_ca', None, '{"a": "</tool_ca'),
         ('{"name": "f", "arguments": {"a": 1}', None, '{"a": 1}'),
         ('{"name": "f", "arguments": "{\\"a', None, '"{\\"a'),
-        # A brace too few, in the arguments and after them, and one too many.
+        # A missing brace in the arguments and after them, and an extra one.
         ('{"name": "f", "arguments": {"a": [1}\n</tool_call> ok', "ok", '{"a": [1}\n'),
         ('{"name": "f", "arguments": {"a": 1}\n</tool_call> ok', "ok", '{"a": 1}'),
         ('{"name": "f", "arguments": {"a": 1}}}\n</tool_call> ok', "}\n ok", '{"a": 1}'),
-        # Not JSON, but delimited like it.
+        # Invalid JSON with matching delimiters.
         ('{"name": "f", "arguments": {a: \'1\'}}</tool_call>', None, "{a: '1'}"),
         ('{"name": "f", "arguments": [1, 2]}</tool_call>', None, "[1, 2]"),
         ('{"name": "f", "arguments": {}, oops}</tool_call>', ", oops}", "{}"),
     ],
 )
-def test_a_call_that_has_begun_stands(text: str, content: str | None, arguments: str) -> None:
+def test_incomplete_calls_are_kept(text: str, content: str | None, arguments: str) -> None:
     assert read(HERMES, "<tool_call>" + text) == (content, None, [("f", arguments)])
 
 
-def test_arguments_are_given_out_while_they_arrive() -> None:
+def test_arguments_are_streamed() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": "some long tex'
-    assert given_out(HERMES, text) == (None, None, [("f", '{"a": "some long tex')])
+    assert emitted(HERMES, text) == (None, None, [("f", '{"a": "some long tex')])
 
 
-def test_a_call_that_goes_wrong_does_not_hide_the_next() -> None:
+def test_an_invalid_call_does_not_hide_the_next() -> None:
     text = 'a <tool_call>oops <tool_call>{"name": "f", "arguments": {}}</tool_call> b'
     assert read(HERMES, text) == ("a <tool_call>oops b", None, [("f", "{}")])

@@ -1,4 +1,4 @@
-"""Python's literals against Python's own reading of them, and hostile ones."""
+"""Python literals: the same values as Python's parser, and hostile text."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ values = st.recursive(
 @given(value=values)
 @example(value={"'": ['"', "\\", "\n\t\0", "é😀"]})
 @example(value=[1e300, -0.0, 10**30])
-def test_what_python_writes_is_read_back(value: object) -> None:
+def test_repr_round_trip(value: object) -> None:
     assert read_literal(repr(value)) == value
     assert json.loads(json_of_literal(repr(value), frozenset())) == value
 
 
 @given(text=st.text("()[]{}'\"\\,:.0123xeE+-_ \nTrueNoneabrf", max_size=20))
-def test_nothing_but_value_errors(text: str) -> None:
+def test_arbitrary_text_raises_only_value_error(text: str) -> None:
     """Values agree with Python's parser where Python parses the text."""
     try:
         value = read_literal(text)
@@ -46,13 +46,13 @@ def test_nothing_but_value_errors(text: str) -> None:
         *("1_000", "0x1F", "0b11", ".5", "5.", "1e-3", "-1", "+2.5", "()", "(1)", "[1, 2,]", "[[], [{}]]", "{'a': 1,}"),
     ],
 )
-def test_as_python_reads_it(text: str) -> None:
+def test_same_value_as_python(text: str) -> None:
     with pytest.warns(match="invalid escape") if "\\d" in text else nullcontext():
         expected = ast.literal_eval(text)
     assert read_literal(text) == (list(expected) if isinstance(expected, tuple) else expected)
 
 
-def test_beyond_python() -> None:
+def test_json_words_keys_and_surrogates() -> None:
     assert read_literal("[true, false, null]") == [True, False, None]
     assert read_literal("{1: 2, None: 3, True: 4, 1.5: 5}") == {"1": 2, "null": 3, "true": 4, "1.5": 5}
     assert read_literal(r"'\ud83d\ude00 \ud83d'") == "😀 \N{REPLACEMENT CHARACTER}"
@@ -68,13 +68,13 @@ def test_beyond_python() -> None:
         *("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "[" * 100_000, "{'a':" * 100_000, "-" * 100_000),
     ],
 )
-def test_what_is_no_literal(text: str) -> None:
+def test_other_text_is_rejected(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # its message is nobody's business
         read_literal(text)
     assert json.loads(json_of_literal(text, frozenset())) == text.strip()
 
 
-def test_long_ones_are_read_in_linear_time() -> None:
+def test_parsing_takes_linear_time() -> None:
     start = time.perf_counter()
     assert len(str(read_literal('"' + "ab\\n" * 250_000 + '"'))) == 750_000
     assert read_literal("[" + "1," * 300_000 + "]") == [1] * 300_000
@@ -101,7 +101,7 @@ def test_long_ones_are_read_in_linear_time() -> None:
         ("[0x" + "f" * 4000 + "]", {"array"}, "[0x" + "f" * 4000 + "]"),
     ],
 )
-def test_text_of_a_type(text: str, types: set[str], value: object) -> None:
+def test_bare_text_of_a_declared_type(text: str, types: set[str], value: object) -> None:
     found = json_of_text(text, frozenset(types))
     if text == "1e400":
         assert found == text, "JSON has no limit to its numbers"

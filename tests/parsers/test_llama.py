@@ -1,4 +1,4 @@
-"""Llama: objects and Python's calls, which no marker announces."""
+"""Llama: JSON objects and Python calls without markers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ferrule._text.parsers import MessageFormat
-from parsers.read import WEATHER, Calls, given_out, read
+from parsers.read import WEATHER, Calls, emitted, read
 
 JSON, PYTHON = MessageFormat("llama3_json"), MessageFormat("pythonic")
 DECLARED_JSON, DECLARED_PYTHON = MessageFormat("llama4_json", tools=WEATHER), MessageFormat("pythonic", tools=WEATHER)
@@ -57,11 +57,11 @@ def test_objects(text: str, content: str | None, calls: Calls) -> None:
         "[f(a=1)]",
     ],
 )
-def test_what_may_be_something_else_is_content(text: str) -> None:
+def test_ambiguous_objects_are_content(text: str) -> None:
     assert read(JSON, text) == (text, None, [])
 
 
-def test_declared_tools_decide() -> None:
+def test_only_declared_tools_are_called() -> None:
     for text in ('{"name": "f", "parameters": {"a": 1}}', '[{"name": "f", "parameters": {}}]'):
         assert read(DECLARED_JSON, text) == (text, None, [])
     text = '{"name": "get_weather", "parameters": {"a": 1}}'
@@ -71,9 +71,9 @@ def test_declared_tools_decide() -> None:
     assert read(DECLARED_PYTHON, "[get_time(), f()]") == (", f()]", None, [("get_time", "{}")])
 
 
-def test_an_answer_in_json_is_not_held_back_for_long() -> None:
-    assert given_out(JSON, '{"answer": "som')[0] == '{"answer": "som'
-    assert given_out(JSON, '{"name": "f", "parameters": {"a": "som')[2] == [("f", '{"a": "som')]
+def test_an_answer_in_json_is_streamed() -> None:
+    assert emitted(JSON, '{"answer": "som')[0] == '{"answer": "som'
+    assert emitted(JSON, '{"name": "f", "parameters": {"a": "som')[2] == [("f", '{"a": "som')]
 
 
 @pytest.mark.parametrize(
@@ -94,20 +94,20 @@ def test_an_answer_in_json_is_not_held_back_for_long() -> None:
         ("<|python_start|>[f()]<|python_end|>", None, [("f", {})]),
         ("One moment. <|python_start|>[f()]<|python_end|>", "One moment.", [("f", {})]),
         ("[f()] is what I call.", "is what I call.", [("f", {})]),
-        # A bracket too few.
+        # A missing bracket.
         ("[f(a=1]", None, [("f", {"a": 1})]),
         ("[f(a=1)", None, [("f", {"a": 1})]),
         ("[f(a=1}]", "}]", [("f", {"a": 1})]),
     ],
 )
-def test_pythons_calls(text: str, content: str | None, calls: list[tuple[str, object]]) -> None:
+def test_python_calls(text: str, content: str | None, calls: list[tuple[str, object]]) -> None:
     found = read(PYTHON, text)
     assert found[:2] == (content, None)
     assert [(name, json.loads(arguments)) for name, arguments in found[2]] == calls
 
 
 @pytest.mark.parametrize("text", ["[]", "[1, 2]", "[f]", "[f, g()]", "f()", "Call [f()]", "[2f()]", "[f", "[", "[.."])
-def test_what_is_no_list_of_pythons_calls_is_content(text: str) -> None:
+def test_other_lists_are_content(text: str) -> None:
     assert read(PYTHON, text) == (text, None, [])
 
 
@@ -123,7 +123,7 @@ def test_what_is_no_list_of_pythons_calls_is_content(text: str) -> None:
         ('days=2, "Paris", True', {"days": 2, "city": "Paris", "metric": True}),
     ],
 )
-def test_the_declared_types_decide(arguments: str, values: object) -> None:
+def test_declared_types_are_used(arguments: str, values: object) -> None:
     [(_, found)] = read(DECLARED_PYTHON, f"[get_weather({arguments})]")[2]
     assert json.loads(found) == values
 
@@ -140,10 +140,10 @@ def test_the_declared_types_decide(arguments: str, values: object) -> None:
         ("a=1, b=[(2,", '{"a": 1, "b": "[(2,'),
     ],
 )
-def test_a_call_that_breaks_off_is_no_valid_json(text: str, arguments: str) -> None:
+def test_incomplete_arguments_are_invalid_json(text: str, arguments: str) -> None:
     assert read(PYTHON, "[f(" + text) == (None, None, [("f", arguments)])
 
 
-def test_arguments_are_given_out_as_they_end() -> None:
-    assert given_out(PYTHON, "[f(a=1, b=2)")[2] == [("f", '{"a": 1, "b": 2}')]
-    assert given_out(PYTHON, "[f(a=1, b=2")[2] == [("f", '{"a": 1')]
+def test_arguments_are_streamed_one_by_one() -> None:
+    assert emitted(PYTHON, "[f(a=1, b=2)")[2] == [("f", '{"a": 1, "b": 2}')]
+    assert emitted(PYTHON, "[f(a=1, b=2")[2] == [("f", '{"a": 1')]

@@ -1,4 +1,4 @@
-"""Deltas of messages: what they add up to, and what is new since an earlier sum."""
+"""Deltas of messages: their sum, and the difference to an earlier sum."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TEXT = 'Hm.<tool_call>{"name": "f", "arguments": {"a": 1}}{"name": "g", "argumen
 
 
 @given(first=st.integers(0, len(TEXT)), second=st.integers(0, len(TEXT)))
-def test_a_sum_less_an_earlier_one_is_what_lies_between(first: int, second: int) -> None:
+def test_since_returns_the_later_deltas(first: int, second: int) -> None:
     first, second = sorted((first, second))
     parser, sums = MessageFormat("hermes").parser(seed=0), [MessageDelta()]
     for character in TEXT:
@@ -23,7 +23,7 @@ def test_a_sum_less_an_earlier_one_is_what_lies_between(first: int, second: int)
     assert sums[-1].message() == MessageFormat("hermes").parse(TEXT, seed=0)
 
 
-def test_the_parts_of_a_sum() -> None:
+def test_sum_of_deltas() -> None:
     first = MessageDelta("a", None, [ToolCallDelta(0, "x", "f", "{")])
     second = MessageDelta(None, "b", [ToolCallDelta(0, None, None, "}"), ToolCallDelta(1, "y", "g", "{}")])
     whole = first + second
@@ -32,7 +32,7 @@ def test_the_parts_of_a_sum() -> None:
     assert MessageDelta().message() == ParsedMessage(None, None, [])
 
 
-def test_one_that_was_interrupted_goes_on_with_content(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_after_an_interruption_is_content(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(text: str, types: frozenset[str]) -> str:
         raise KeyboardInterrupt
 

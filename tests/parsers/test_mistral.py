@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ferrule._text.parsers import MessageFormat
-from parsers.read import Calls, given_out, read
+from parsers.read import Calls, emitted, read
 
 MISTRAL = MessageFormat("mistral", "mistral")
 
@@ -23,7 +23,7 @@ MISTRAL = MessageFormat("mistral", "mistral")
             [("f", '{"a": "]"}'), ("g", "{}")],
         ),
         ('[TOOL_CALLS]{"name": "f", "arguments": {}}', None, [("f", "{}")]),
-        # A parameter that is called `name`.
+        # A parameter with the name `name`.
         ('[TOOL_CALLS][{"name": "f", "arguments": {"name": "g"}}]', None, [("f", '{"name": "g"}')]),
         ('Fine. [TOOL_CALLS]f[ARGS]{"a": {"b": "}"}}', "Fine.", [("f", '{"a": {"b": "}"}}')]),
         ('[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', None, [("f", '{"a": 1}'), ("g", "{}")]),
@@ -54,7 +54,7 @@ def test_calls(text: str, content: str | None, calls: Calls) -> None:
         "[TOOL_CALLS]f[CALL_ID]abcDEF123{}",
     ],
 )
-def test_what_is_no_call_is_content(text: str) -> None:
+def test_other_text_is_content(text: str) -> None:
     assert read(MISTRAL, text) == (text, None, [])
 
 
@@ -80,6 +80,6 @@ def test_reasoning(text: str, content: str | None, reasoning: str | None, calls:
     assert read(MISTRAL, text) == (content, reasoning, calls)
 
 
-def test_arguments_are_given_out_while_they_arrive() -> None:
-    assert given_out(MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": "b')[2] == [("f", '{"a": "b')]
-    assert given_out(MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {"a": "b')[2] == [("f", '{"a": "b')]
+def test_arguments_are_streamed() -> None:
+    assert emitted(MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": "b')[2] == [("f", '{"a": "b')]
+    assert emitted(MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {"a": "b')[2] == [("f", '{"a": "b')]

@@ -1,4 +1,4 @@
-"""Qwen3-Coder: calls like XML."""
+"""Qwen3-Coder: calls in XML-like notation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ferrule._text.parsers import MessageFormat
-from parsers.read import WEATHER, Calls, given_out, read
+from parsers.read import WEATHER, Calls, emitted, read
 
 PLAIN, TYPED = MessageFormat("qwen3_coder"), MessageFormat("qwen3_xml", tools=WEATHER)
 
@@ -30,7 +30,7 @@ def call(*parameters: str, name: str = "get_weather") -> str:
         # Two functions in one tag, and functions without it.
         ("<tool_call><function=f></function><function=g></function></tool_call>.", ".", [("f", {}), ("g", {})]),
         ("Hm <function=f>\n</function>\n</tool_call>", "Hm", [("f", {})]),
-        # What follows a function that is not closed.
+        # Text after a function without its end.
         ("<tool_call><function=f>and so on</tool_call>", "and so on", [("f", {})]),
     ],
 )
@@ -64,7 +64,7 @@ def test_calls(text: str, content: str | None, calls: list[tuple[str, object]]) 
         ("unknown=3", "3"),
     ],
 )
-def test_the_declared_type_decides(parameter: str, value: object) -> None:
+def test_declared_types_are_used(parameter: str, value: object) -> None:
     [(_, arguments)] = read(TYPED, call(parameter))[2]
     [(key, found)] = json.loads(arguments).items()
     assert (key, found, type(found)) == (parameter.partition("=")[0], value, type(value))
@@ -81,7 +81,7 @@ def test_the_declared_type_decides(parameter: str, value: object) -> None:
         "<parameter=a>",
     ],
 )
-def test_what_is_no_call_is_content(text: str) -> None:
+def test_other_text_is_content(text: str) -> None:
     assert read(PLAIN, text) == (text, None, [])
 
 
@@ -96,13 +96,13 @@ def test_what_is_no_call_is_content(text: str) -> None:
         ("<parameter=days>\n1", '{"days": "1'),
     ],
 )
-def test_a_call_that_breaks_off_is_no_valid_json(text: str, arguments: str) -> None:
+def test_incomplete_arguments_are_invalid_json(text: str, arguments: str) -> None:
     expected: Calls = [("get_weather", arguments)]
     assert read(TYPED, "<tool_call><function=get_weather>" + text) == (None, None, expected)
 
 
-def test_strings_are_given_out_while_they_arrive() -> None:
-    text = "<function=get_weather><parameter=city>\nPa\nris\n"  # the last line end may be the tag's
-    assert given_out(TYPED, text)[2] == [("get_weather", '{"city": "Pa\\nris')]
+def test_strings_are_streamed() -> None:
+    text = "<function=get_weather><parameter=city>\nPa\nris\n"  # the last line end may belong to the tag
+    assert emitted(TYPED, text)[2] == [("get_weather", '{"city": "Pa\\nris')]
     text = '<tool_call><function=f><parameter=code>\nprint("a'
-    assert given_out(PLAIN, text)[2] == [("f", '{"code": "print(\\"a')]
+    assert emitted(PLAIN, text)[2] == [("f", '{"code": "print(\\"a')]

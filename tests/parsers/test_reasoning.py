@@ -1,11 +1,11 @@
-"""Reasoning between `<think>` and `</think>`, with and without a parser of calls."""
+"""Reasoning between `<think>` and `</think>`, with and without a tool call parser."""
 
 from __future__ import annotations
 
 import pytest
 
 from ferrule._text.parsers import MessageFormat
-from parsers.read import given_out, read
+from parsers.read import emitted, read
 
 THINK = MessageFormat(None, "deepseek_r1")
 
@@ -18,18 +18,18 @@ THINK = MessageFormat(None, "deepseek_r1")
         (" \n<think>So.</think>Yes.", "Yes.", "So."),
         ("<think>\n\n</think>\n\nYes.", "Yes.", None),
         ("<think> a\n b </think> c", "c", "a\n b"),
-        # Cut off.
+        # Incomplete output.
         ("<think>So it", None, "So it"),
         ("<think>So it</thi", None, "So it</thi"),
         ("<thi", "<thi", None),
-        # An answer may be about the markers.
+        # An answer may mention the markers.
         ("The <think> tag.</think>", "The <think> tag.</think>", None),
         ("<think>So.</think>The <think> tag.", "The <think> tag.", "So."),
         ("</think>Yes.", "</think>Yes.", None),
         ("<think>One <think> more.</think>Yes.", "Yes.", "One <think> more."),
     ],
 )
-def test_at_the_beginning_alone(text: str, content: str | None, reasoning: str | None) -> None:
+def test_reasoning_only_at_the_beginning(text: str, content: str | None, reasoning: str | None) -> None:
     assert read(THINK, text) == (content, reasoning, [])
 
 
@@ -43,7 +43,7 @@ def test_at_the_beginning_alone(text: str, content: str | None, reasoning: str |
         ("", None, None),
     ],
 )
-def test_a_prompt_that_has_begun_it(text: str, content: str | None, reasoning: str | None) -> None:
+def test_reasoning_that_begins_in_the_prompt(text: str, content: str | None, reasoning: str | None) -> None:
     assert read(THINK, text, reasoning_open=True) == (content, reasoning, [])
 
 
@@ -57,23 +57,23 @@ def test_a_prompt_that_has_begun_it(text: str, content: str | None, reasoning: s
         ("", False),
     ],
 )
-def test_whether_a_prompt_has_begun_it(prompt: str, is_open: bool) -> None:
+def test_prompts_that_open_the_reasoning(prompt: str, is_open: bool) -> None:
     assert THINK.reasoning_open(prompt) is is_open
     assert not MessageFormat("hermes").reasoning_open(prompt), "nobody asked"
 
 
-def test_without_a_parser_it_is_content() -> None:
+def test_reasoning_without_a_parser_is_content() -> None:
     text = '<think>So.</think>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     assert read(MessageFormat("hermes"), text) == ("<think>So.</think>", None, [("f", "{}")])
     assert read(THINK, text)[::2] == (text.removeprefix("<think>So.</think>\n"), [])
 
 
-def test_calls_are_not_sought_in_it() -> None:
+def test_calls_in_reasoning_are_ignored() -> None:
     form = MessageFormat("hermes", "qwen3")
     text = '<think><tool_call>{"name": "f", "arguments": {}}</tool_call></think>'
     assert read(form, text)[2] == []
 
 
-def test_it_is_given_out_while_it_arrives() -> None:
-    assert given_out(THINK, "<think>So it</th")[1] == "So it"
-    assert given_out(THINK, "<think>So.</think>Ye")[0] == "Ye"
+def test_reasoning_is_streamed() -> None:
+    assert emitted(THINK, "<think>So it</th")[1] == "So it"
+    assert emitted(THINK, "<think>So.</think>Ye")[0] == "Ye"

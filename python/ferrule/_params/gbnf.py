@@ -1,7 +1,8 @@
-"""GBNF, the grammar notation of llama.cpp, translated to Lark, which llguidance compiles.
+"""Translation of GBNF, the grammar notation of llama.cpp, to Lark, which llguidance compiles.
 
 Every rule of a GBNF grammar becomes a Lark rule. Character classes become regular expressions of one character, so that
-no terminal is longer than GBNF allows. The notation is described in llama.cpp's `grammars/README.md`.
+no terminal is longer than GBNF allows. Source: `grammars/README.md` of llama.cpp. Tokens (`<think>`, `<[1000]>`) are
+unsupported.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from ferrule.errors import InvalidParameterError
 
 MAX_DEPTH = 100
-"""Most parentheses inside each other."""
+"""Maximum nesting depth of parentheses."""
 
 _RULE = re.compile(r"^[ \t]*[A-Za-z0-9_-]+\s*::=", re.MULTILINE)
 _TOKEN = re.compile(
@@ -20,32 +21,42 @@ _TOKEN = re.compile(
     |(?P<define>::=)
     |(?P<literal>"(?:\\.|[^"\\\n])*")
     |(?P<chars>\[(?:\\.|[^\]\\\n])*\])
-    |(?P<repeat>[*+?]|\{[ ]*\d+[ ]*(?:,[ ]*\d*[ ]*)?\})
+    |(?P<repeat>[*+?]|\{[^{}\n]*\})
     |(?P<any>\.)
     |(?P<open>\()|(?P<close>\))|(?P<or>\|)
     |(?P<newline>\n)
     |(?P<space>[ \t\r]+|\#[^\n]*)""",
     re.VERBOSE,
 )
-_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+_REPETITION = re.compile(r"\{ *(\d{1,9}) *(?:(,) *(\d{0,9}) *)?\}")
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"} | {each: each for each in '\\"[]-'}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+_EXPECTED = {"name": "a rule name", "define": "'::='", "close": "')'", "newline": "the end of the rule"}
+_CHARACTER_ERRORS = {
+    '"': "literal without a closing quotation mark",
+    "[": "character class without a closing bracket",
+    "{": "repetition without a closing brace",
+    "<": "tokens such as <think> and <[1000]> are unsupported; use literals",
+    "!": "tokens such as !<think> and !<[1000]> are unsupported; use literals",
+}
+"""Error messages for characters that do not begin a token."""
 
 
 def is_gbnf(grammar: str) -> bool:
-    """Returns whether a grammar is GBNF: a rule of Lark has one colon and no equals sign."""
+    """Returns whether a grammar is GBNF; rules of Lark have a colon where GBNF has `::=`."""
     return _RULE.search(grammar) is not None
 
 
 def gbnf_to_lark(grammar: str) -> str:
     """Translates a GBNF grammar to Lark; its rule `root` becomes `start`.
 
-    Raises InvalidParameterError.
+    Raises InvalidParameterError, which names the line and the error.
     """
     return _Translation(grammar).lark()
 
 
 class _Translation:
-    """A grammar while it is translated: recursive descent over its tokens."""
+    """Recursive descent parser of one grammar, which writes Lark."""
 
     def __init__(self, grammar: str) -> None:
         self._grammar = grammar
@@ -57,21 +68,22 @@ class _Translation:
         """Line of the first use of each rule."""
 
     def lark(self) -> str:
+        """Returns the grammar in Lark."""
         rules: dict[str, str] = {}
         while self._skip_newlines():
             name, line = self._expect("name")
             self._expect("define")
             if name in rules:
-                raise self._error(line, f"rule {name} is defined twice")
+                raise self._error(line, f"rule {name!r} is defined twice")
             self._skip_newlines()
             rules[name] = f"{self._rule_name(name)}: {self._alternatives(0)}"
-            if self._peek() not in (None, "newline"):
-                raise self._error(self._tokens[self._next][2], f"unexpected {self._tokens[self._next][1]!r}")
+            if self._peek() is not None:
+                self._expect("newline")
         if "root" not in rules:
-            raise self._error(1, "there is no rule root")
+            raise self._error(1, "rule 'root' is missing")
         for name, line in self._referenced.items():
             if name not in rules:
-                raise self._error(line, f"rule {name} is not defined")
+                raise self._error(line, f"rule {name!r} is not defined")
         return "\n".join(rules.values()) + "\n"
 
     def _read(self, grammar: str) -> list[tuple[str, str, int]]:
@@ -80,7 +92,8 @@ class _Translation:
         while position < len(grammar):
             found = _TOKEN.match(grammar, position)
             if found is None or found.lastgroup is None:
-                raise self._error(line, f"unexpected {grammar[position]!r}")
+                character = grammar[position]
+                raise self._error(line, _CHARACTER_ERRORS.get(character, f"unexpected {character!r}"))
             if found.lastgroup != "space":
                 tokens.append((found.lastgroup, found.group(), line))
             line += found.lastgroup == "newline"
@@ -91,11 +104,12 @@ class _Translation:
         return self._tokens[self._next][0] if self._next < len(self._tokens) else None
 
     def _expect(self, kind: str) -> tuple[str, int]:
-        if self._peek() != kind:
-            line = self._tokens[min(self._next, len(self._tokens) - 1)][2]
-            expected = {"name": "a rule's name", "define": "::=", "close": "a closing parenthesis"}[kind]
-            raise self._error(line, f"expected {expected}")
-        _, text, line = self._tokens[self._next]
+        if self._peek() is None:
+            raise self._error(self._tokens[-1][2], f"unexpected end of the grammar, expected {_EXPECTED[kind]}")
+        found, text, line = self._tokens[self._next]
+        if found != kind:
+            shown = "the end of the line" if found == "newline" else repr(text)
+            raise self._error(line, f"unexpected {shown}, expected {_EXPECTED[kind]}")
         self._next += 1
         return text, line
 
@@ -107,7 +121,7 @@ class _Translation:
 
     def _alternatives(self, depth: int) -> str:
         if depth > MAX_DEPTH:
-            raise self._error(self._tokens[self._next - 1][2], f"parentheses nest deeper than {MAX_DEPTH} levels")
+            raise self._error(self._tokens[self._next - 1][2], f"parentheses have more than {MAX_DEPTH} levels")
         alternatives = [self._sequence(depth)]
         while self._continues(depth):
             self._next += 1
@@ -135,7 +149,8 @@ class _Translation:
             # A name before "::=" on the next line begins another rule.
             part = self._element(depth)
             while self._peek() == "repeat":
-                part = f"({part}){self._repetition(self._tokens[self._next][1])}"
+                _, text, line = self._tokens[self._next]
+                part = self._repeated(part, text, line)
                 self._next += 1
             parts.append(part)
         return " ".join(parts) or '""'
@@ -159,9 +174,18 @@ class _Translation:
                 self._expect("close")
                 return f"({inner})"
 
-    @staticmethod
-    def _repetition(text: str) -> str:
-        return text if text in "*+?" else text.replace(" ", "")
+    def _repeated(self, part: str, repetition: str, line: int) -> str:
+        if repetition in "*+?":
+            return f"({part}){repetition}"
+        found = _REPETITION.fullmatch(repetition)
+        if found is None:
+            raise self._error(line, f"repetition {repetition} must have the form {{m}}, {{m,}} or {{m,n}}")
+        minimum, comma, maximum = found.groups()
+        if maximum and int(maximum) < int(minimum):
+            raise self._error(line, f"repetition {repetition} must have a maximum >= its minimum")
+        if int((maximum if comma else minimum) or 1) == 0:
+            return '""'  # Lark rejects a maximum of 0
+        return f"({part}){{{minimum}{comma or ''}{maximum or ''}}}"
 
     def _character_class(self, text: str, line: int) -> str:
         negated = text.startswith("^")
@@ -174,18 +198,18 @@ class _Translation:
                 high = units[index + 2][0]
                 index += 2
             if high < low:
-                raise self._error(line, f"the character range {chr(low)}-{chr(high)} is empty")
+                raise self._error(line, f"character range {chr(low)}-{chr(high)} must be in ascending order")
             ranges.append(f"\\x{{{low:X}}}-\\x{{{high:X}}}" if low != high else f"\\x{{{low:X}}}")
             index += 1
         if not ranges:
-            raise self._error(line, "a character class is empty")
+            raise self._error(line, "character class [] must have at least one character")
         return f"/[{'^' if negated else ''}{''.join(ranges)}]/"
 
     def _characters(self, text: str, line: int) -> list[int]:
         return [code for code, _ in self._units(text, line)]
 
     def _units(self, text: str, line: int) -> list[tuple[int, bool]]:
-        """Returns the code points of a literal or a class, and whether each was escaped."""
+        """Returns the code points of a literal or a character class, and whether each was escaped."""
         units: list[tuple[int, bool]] = []
         position = 0
         while position < len(text):
@@ -196,15 +220,18 @@ class _Translation:
                 continue
             escape = text[position]
             position += 1
+            if escape in _ESCAPES:
+                units.append((ord(_ESCAPES[escape]), True))
+                continue
             digits = _HEX_DIGITS.get(escape)
             if digits is None:
-                units.append((ord(_ESCAPES.get(escape, escape)), True))
-                continue
+                supported = " ".join(f"\\{each}" for each in (*_ESCAPES, *_HEX_DIGITS))
+                raise self._error(line, f"unsupported escape \\{escape}; choose one of: {supported}")
             code = text[position : position + digits]
-            if len(code) != digits or not re.fullmatch("[0-9A-Fa-f]+", code) or int(code, 16) > 0x10FFFF:
-                raise self._error(line, f"\\{escape} needs {digits} hexadecimal digits of a character")
-            if 0xD800 <= int(code, 16) <= 0xDFFF:
-                raise self._error(line, f"\\{escape}{code} is a surrogate, not a character")
+            if len(code) != digits or not re.fullmatch("[0-9A-Fa-f]+", code):
+                raise self._error(line, f"escape \\{escape}{code} must have {digits} hexadecimal digits")
+            if int(code, 16) > 0x10FFFF or 0xD800 <= int(code, 16) <= 0xDFFF:
+                raise self._error(line, f"escape \\{escape}{code} must be a Unicode character, at most U+10FFFF")
             units.append((int(code, 16), True))
             position += digits
         return units

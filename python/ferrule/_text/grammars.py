@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Grammars:
-    """Compiles grammars; the vocabulary is built for the first one, since most programs need none."""
+    """Compiler of grammars for one model; the vocabulary is built for the first grammar."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -20,7 +20,9 @@ class Grammars:
         self._vocabulary: Vocabulary | None = None
 
     def compile(self, params: StructuredOutputsParams | None) -> Grammar | None:
-        """Compiles a grammar; None without parameters. Takes milliseconds, the first time some hundred.
+        """Compiles a grammar; returns None without parameters.
+
+        Takes milliseconds; the first one also builds the vocabulary, which takes 0.5 s for 100,000 tokens.
 
         Raises InvalidParameterError for an unsupported constraint, TokenizerError for a model whose tokens do not
         map to bytes.

@@ -27,9 +27,9 @@ BASE_SECONDS = 1.0
 SECONDS_PER_CHARACTER = 2e-5
 MAX_SECONDS = 30.0
 MAX_DEPTH = 100
-"""Most levels of lists and maps; Python hashes and compares nested values by recursion in C."""
+"""Maximum nesting depth of lists and dicts; Python hashes and compares nested values by recursion in C."""
 MAX_BITS = 1 << 16
-"""Most bits of an integer; arithmetic on larger ones takes unbounded time."""
+"""Maximum number of bits of an integer; arithmetic on larger ones takes unbounded time."""
 STEP = 4
 """Units of a step: one node of a template's tree, each time the code around it runs."""
 ITEM = 16
@@ -77,7 +77,10 @@ class Budget:
         self._next_check = CLOCK_UNITS
 
     def spend(self, units: int) -> None:
-        """Spends units; raises ChatTemplateError if too few are left."""
+        """Spends units.
+
+        Raises ChatTemplateError if fewer are left.
+        """
         self._spent += units
         if self._spent >= self._next_check:
             self.require(0)
@@ -85,11 +88,11 @@ class Budget:
             self._next_check = self._spent + CLOCK_UNITS
 
     def require(self, units: int) -> None:
-        """Raises ChatTemplateError if fewer units are left."""
+        """Checks that this number of units is left, without spending them; raises ChatTemplateError."""
         if self._spent + units > self._limit:
             raise ChatTemplateError(
-                f"the chat template does too much: the limit is {self._limit} units of work (characters written and "
-                f"steps taken) for a conversation of {self._characters} characters"
+                f"the chat template exceeds its limit of {self._limit} units of work (characters written and steps "
+                f"taken) for a conversation of {self._characters} characters"
             )
 
     def write(self, value: object) -> None:
@@ -113,7 +116,7 @@ class Budget:
         self.spend(1 + breadth(value))
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
             raise ChatTemplateError(
-                f"the chat template computes an integer of {value.bit_length()} bits; the limit is {MAX_BITS}"
+                f"the chat template computes an integer of {value.bit_length()} bits; the maximum is {MAX_BITS}"
             )
 
     def counted(self, values: Iterable[object], units: int) -> Iterator[object]:
@@ -152,13 +155,13 @@ class Budget:
                 self.require(items + characters)
             depth = max(depth, len(levels) - 1)
             if depth > MAX_DEPTH:
-                raise ChatTemplateError(f"a value of the chat template has too many levels; the limit is {MAX_DEPTH}")
+                raise ChatTemplateError(f"a value in the chat template has more than {MAX_DEPTH} levels of nesting")
         return Size(characters, items, depth, numbers)
 
     def _check_clock(self) -> None:
         if time.thread_time() > self._deadline:
             raise ChatTemplateError(
-                f"the chat template takes too long: the limit is {self._seconds:.2g} seconds of processor time for a "
+                f"the chat template exceeds its limit of {self._seconds:.2g} seconds of processor time for a "
                 f"conversation of {self._characters} characters"
             )
 

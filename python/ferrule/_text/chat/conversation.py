@@ -1,10 +1,10 @@
 """Adapts conversations in OpenAI's form to the form that a model's template reads.
 
-Templates differ in two points, which a small conversation reveals when it is rendered once:
+Templates differ in two points, which are detected by rendering a small conversation once:
 
 - Content as a list of parts. A template that renders both parts of a user message gets lists in user messages, and
   text joined by line breaks in others. Other templates get text. A template that reads only lists gets lists.
-- Arguments of tool calls. Most templates expect maps, where OpenAI has JSON; those that fail on maps get JSON.
+- Arguments of tool calls. Most templates expect dicts, where OpenAI has JSON; those that fail on dicts get JSON.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def adapt_messages(
 
     Raises ChatTemplateError, which names the message and the field.
     """
-    adapted = Plain().maps(messages, "messages", "messages")
+    adapted = Plain().dicts(messages, "messages", "messages")
     tokens = tuple(special_tokens.items())
     for index, message in enumerate(adapted):
         where = f"messages[{index}]"
         if not isinstance(message.get("role"), str):
-            raise ChatTemplateError(f"{where}.role is {shown(message.get('role'))}; it must be text")
+            raise ChatTemplateError(f"{where}.role must be a string, got {shown(message.get('role'))}")
         if "content" in message:
             content = _checked_content(message["content"], f"{where}.content")
             message["content"] = _adapt_content(content, message["role"], _reading(template, tokens))
@@ -61,15 +61,16 @@ def _checked_content(content: object, where: str) -> str | list[str] | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ChatTemplateError(f"{where} is {shown(content)}; it must be text or a list of parts")
+        raise ChatTemplateError(f"{where} must be a string or a list of content parts, got {shown(content)}")
     texts: list[str] = []
     for index, part in enumerate(cast("list[object]", content)):
         held = cast("dict[str, object]", part) if isinstance(part, dict) else {"type": "text", "text": part}
         kind, text = held.get("type"), held.get("text")
         if kind not in TEXT_PARTS:
-            raise ChatTemplateError(f"{where}[{index}] has the type {shown(kind)}; only text is supported")
+            allowed = ", ".join(TEXT_PARTS)
+            raise ChatTemplateError(f"{where}[{index}].type must be one of {allowed}, got {shown(kind)}")
         if not isinstance(text, str):
-            raise ChatTemplateError(f"{where}[{index}].text is {shown(text)}; it must be text")
+            raise ChatTemplateError(f"{where}[{index}].text must be a string, got {shown(text)}")
         texts.append(text)
     return texts
 
@@ -86,7 +87,7 @@ def _adapt_content(content: str | list[str] | None, role: str, reading: Reading)
 def _adapt_calls(message: dict[str, Any], where: str, template: str, tokens: tuple[tuple[str, str], ...]) -> None:
     calls = message["tool_calls"]
     if not isinstance(calls, list):
-        raise ChatTemplateError(f"{where}.tool_calls is {shown(calls)}; it must be a list of maps")
+        raise ChatTemplateError(f"{where}.tool_calls must be a list of dicts, got {shown(calls)}")
     if not calls:
         # Templates test for the list, and would render an empty call.
         del message["tool_calls"]
@@ -95,19 +96,19 @@ def _adapt_calls(message: dict[str, Any], where: str, template: str, tokens: tup
         function: object = cast("dict[str, object]", call).get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
             found = shown(cast("object", call))
-            raise ChatTemplateError(f"{where}.tool_calls[{index}] is {found}; it must be a map with a function")
+            raise ChatTemplateError(f"{where}.tool_calls[{index}] must be a dict with a function, got {found}")
         held = cast("dict[str, Any]", function)
-        held["arguments"] = _adapt_arguments(held.get("arguments"), as_map=_reads_maps(template, tokens))
+        held["arguments"] = _adapt_arguments(held.get("arguments"), as_dict=_reads_dicts(template, tokens))
 
 
-def _adapt_arguments(arguments: object, *, as_map: bool) -> object:
-    """Returns arguments as a map or as JSON; other text is kept, since a model may have written it."""
+def _adapt_arguments(arguments: object, *, as_dict: bool) -> object:
+    """Returns arguments as a dict or as JSON; invalid JSON is kept, since a model may have written it."""
     if isinstance(arguments, dict):
         held = cast("dict[str, object]", arguments)
-        return held if as_map else json.dumps(held, ensure_ascii=False)
+        return held if as_dict else json.dumps(held, ensure_ascii=False)
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
-        return {} if as_map else "{}"
-    if not as_map or not isinstance(arguments, str):
+        return {} if as_dict else "{}"
+    if not as_dict or not isinstance(arguments, str):
         return arguments
     try:
         parsed: object = json.loads(arguments)
@@ -128,7 +129,7 @@ def _reading(template: str, special_tokens: tuple[tuple[str, str], ...]) -> Read
 
 
 @lru_cache(maxsize=64)
-def _reads_maps(template: str, special_tokens: tuple[tuple[str, str], ...]) -> bool:
+def _reads_dicts(template: str, special_tokens: tuple[tuple[str, str], ...]) -> bool:
     def shows(arguments: object) -> bool:
         call = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": arguments}}
         messages: list[Message] = [
@@ -137,14 +138,14 @@ def _reads_maps(template: str, special_tokens: tuple[tuple[str, str], ...]) -> b
             {"role": "tool", "tool_call_id": "call00001", "name": "probe", "content": "!"},
         ]
         text = _probe(template, special_tokens, messages)
-        # No model was trained on Python's notation of a map.
+        # A template without support for dicts prints Python's notation, on which no model was trained.
         return _KEY in text and f"'{_KEY}'" not in text
 
     return shows({_KEY: 1}) or not shows(json.dumps({_KEY: 1}))
 
 
 def _probe(template: str, special_tokens: tuple[tuple[str, str], ...], messages: list[Message]) -> str:
-    """Renders a conversation; empty if the template refuses it."""
+    """Renders a conversation; returns "" if the template rejects it."""
     try:
         return render_chat(template, messages, special_tokens=dict(special_tokens))
     except ChatTemplateError:

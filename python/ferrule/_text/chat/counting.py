@@ -16,7 +16,7 @@ from ferrule._text.chat.budget import BUDGET, STEP
 from ferrule.errors import ChatTemplateError
 
 MAX_NODES = 1 << 13
-"""Most nodes of a template; the largest templates in use have a sixth. Compiling this many takes 0.5 s and 70 MB."""
+"""Maximum number of nodes of a template; the largest in use have a sixth. Compiling them takes 0.5 s and 70 MB."""
 
 _Value = TypeVar("_Value")
 
@@ -127,7 +127,7 @@ def counted(tree: nodes.Template) -> nodes.Template:
     """
     found = sum(1 for _ in tree.find_all(nodes.Node))
     if found > MAX_NODES:
-        raise ChatTemplateError(f"the chat template has {found} expressions and tags; the limit is {MAX_NODES}")
+        raise ChatTemplateError(f"the chat template has {found} expressions and tags; the maximum is {MAX_NODES}")
     Counting().visit(tree)
     return tree
 

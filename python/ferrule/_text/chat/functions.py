@@ -11,7 +11,7 @@ import jinja2.utils
 from ferrule._text.chat.budget import BUDGET, breadth
 
 PAIRS = 256
-"""Pairs of a dict that may cost as much as one unit each: keys that are numbers can be made to collide."""
+"""Number of pairs of a dict up to which each costs one unit; more cost quadratic time, since hashes may collide."""
 
 
 def tojson(
@@ -21,28 +21,28 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002, RUF100
 ) -> str:
-    """JSON for models: Jinja's own escapes HTML, which they have never seen."""
+    """Returns a value as JSON; unlike Jinja's filter it does not escape HTML, on which no model was trained."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def raise_exception(message: object) -> None:
-    """Refuses the conversation."""
+    """Rejects the conversation with a message."""
     raise jinja2.TemplateError(str(message))
 
 
 def strftime_now(form: str) -> str:
-    """The time here."""
+    """Returns the local time in this format."""
     return datetime.now().strftime(form)
 
 
 def make_dict(*args: object, **kwargs: object) -> dict[object, object]:
-    """Replacement of `dict` in templates: a function, since the class has methods."""
+    """Creates a dict; replaces the class `dict`, whose methods are not for templates."""
     BUDGET.get().spend(sum(map(breadth, args)) ** 2 // PAIRS**2)
     return dict(*args, **kwargs)  # type: ignore[call-overload]  # a wrong argument is the template's own error
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Variables that survive the loop they are set in. Names with an underscore in front would be Python's own."""
+    """Variables that survive the loop they are set in; names must not begin with an underscore, as Python's do."""
 
     def __init__(*args: object, **kwargs: object) -> None:  # so that `self` can be a variable's name
         self, given = args[0], dict(*args[1:], **kwargs)  # type: ignore[call-overload]
@@ -55,13 +55,13 @@ class Namespace(jinja2.utils.Namespace):
         super().__setitem__(name, value)
 
     def __repr__(self) -> str:
-        # Jinja's shows what is in it, itself perhaps.
+        # The representation of the base class shows all values, and a namespace may contain itself.
         return "<Namespace>"
 
 
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace has no {name!r}: no name in it begins with an underscore")
+        raise jinja2.exceptions.SecurityError(f"namespace attribute {name!r} must not begin with an underscore")
 
 
 FUNCTIONS: dict[str, object] = {

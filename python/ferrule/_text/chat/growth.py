@@ -18,7 +18,7 @@ MethodGrowth: TypeAlias = Callable[[str, Sequence[Any]], int]
 """Bound of a string method."""
 
 SLOW = ("lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim")
-"""Methods that CPython runs in time proportional to the product of two lengths."""
+"""String methods that CPython runs in time proportional to the product of two lengths."""
 
 _NESTED_FIELD = re.compile(r"\{[^}]*\{")
 _DIGITS = re.compile(r"\d+")

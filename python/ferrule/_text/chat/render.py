@@ -20,14 +20,14 @@ Message: TypeAlias = Mapping[str, Any]
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 MAX_SOURCE = 1 << 16
-"""Most characters of a template; the longest in use have a third."""
+"""Maximum number of characters of a template; the longest in use have a third."""
 MAX_WORDS = 2000
-"""Most characters of a template's error message."""
+"""Maximum number of characters of a template's error message."""
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Message fields of the reasoning text; templates read the first or the second."""
-GOES_ON = "MESSAGE_GOES_ON_AFTER_THIS_MARK "
-"""Marks the end of the final message while it is rendered. Templates may strip the space."""
+END_MARK = "END_OF_THE_FINAL_MESSAGE_THAT_CONTINUES "
+"""Text that marks the end of the final message while it is rendered; templates may strip the space."""
 
 
 def render_chat(
@@ -48,15 +48,15 @@ def render_chat(
     Raises ChatTemplateError, with the template's message if it raises an exception.
     """
     plain = Plain()
-    conversation = [_with_reasoning(message) for message in plain.maps(messages, "messages", "messages")]
+    conversation = [_with_reasoning(message) for message in plain.dicts(messages, "messages", "messages")]
     if not conversation:
-        raise ChatTemplateError("messages is empty: the conversation must have at least one message")
+        raise ChatTemplateError("messages must have at least one message, got an empty list")
     variables: dict[str, Any] = {
         **special_tokens,
         **_checked_arguments(arguments, plain),
         "messages": conversation,
-        "tools": None if tools is None else plain.maps(tool_schemas(tools), "tools", "maps or functions"),
-        "documents": None if documents is None else plain.maps(documents, "documents"),
+        "tools": None if tools is None else plain.dicts(tool_schemas(tools), "tools", "dicts or functions"),
+        "documents": None if documents is None else plain.dicts(documents, "documents"),
         "add_generation_prompt": _checked_flag("add_generation_prompt", add_generation_prompt),
     }
     field = "content" if continue_final_message is True else continue_final_message
@@ -64,16 +64,14 @@ def render_chat(
         _checked_flag("continue_final_message", field)
         return _rendered(template, variables, plain.characters)
     if add_generation_prompt:
-        raise ChatTemplateError(
-            "add_generation_prompt and continue_final_message are both set: an answer begins, or one goes on"
-        )
+        raise ChatTemplateError("add_generation_prompt must be False with continue_final_message, got True")
     final = _mark_end(template, conversation[-1], field)
     return _cut(_rendered(template, variables, plain.characters), final, field)
 
 
 def _checked_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise ChatTemplateError(f"{name} is {shown(value)}; it must be True or False")
+        raise ChatTemplateError(f"{name} must be True or False, got {shown(value)}")
     return value
 
 
@@ -81,12 +79,12 @@ def _checked_arguments(arguments: object, plain: Plain) -> dict[str, Any]:
     if arguments is None:
         return {}
     if not isinstance(arguments, Mapping):
-        raise ChatTemplateError(f"chat_template_kwargs is {shown(arguments)}; it must be a map")
+        raise ChatTemplateError(f"chat_template_kwargs must be a dict, got {shown(arguments)}")
     for name in cast("Mapping[object, object]", arguments):
         if not isinstance(name, str):
-            raise ChatTemplateError(f"chat_template_kwargs has the name {shown(name)}; it must be text")
+            raise ChatTemplateError(f"names in chat_template_kwargs must be strings, got {shown(name)}")
         if name in RESERVED:
-            raise ChatTemplateError(f"chat_template_kwargs has {name}, which is a separate argument")
+            raise ChatTemplateError(f"chat_template_kwargs must not have {name}, which is a separate argument")
     return plain.copy(cast("object", arguments), "chat_template_kwargs")
 
 
@@ -99,13 +97,12 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 def _mark_end(template: str, message: dict[str, Any], field: str) -> str:
     """Appends the mark to a field of a message, and returns the field's text."""
-    where = f"continue_final_message is set, but the final message's {field}"
     value: object = message.get(field)
     if value is None:
-        raise ChatTemplateError(f"{where} is not there")
+        raise ChatTemplateError(f"continue_final_message: the final message has no {field}")
     names = [name for name in REASONING if message.get(name) == value] if field in REASONING else [field]
     if not any(name in template for name in names):
-        raise ChatTemplateError(f"{where} is a field that the chat template does not read")
+        raise ChatTemplateError(f"continue_final_message: the chat template does not read the field {field}")
     holder = message
     if isinstance(value, (list, tuple)):
         parts = [
@@ -114,32 +111,35 @@ def _mark_end(template: str, message: dict[str, Any], field: str) -> str:
             if isinstance(part, dict) and "text" in part
         ]
         if not parts:
-            raise ChatTemplateError(f"{where} has no text")
+            raise ChatTemplateError(f"continue_final_message: {field} of the final message has no text part")
         holder, names, value = parts[-1], ["text"], parts[-1]["text"]
     if not isinstance(value, str):
-        raise ChatTemplateError(f"{where} is {shown(value)}; it must be text")
+        raise ChatTemplateError(
+            f"continue_final_message: {field} of the final message must be a string or a list of parts, "
+            f"got {shown(value)}"
+        )
     for name in names:
-        holder[name] = value + GOES_ON
+        holder[name] = value + END_MARK
     return value
 
 
 def _cut(text: str, final: str, field: str) -> str:
     """Returns the text before the mark."""
-    mark = GOES_ON.strip()
+    mark = END_MARK.strip()
     if final.strip() not in text or mark not in text:
         raise ChatTemplateError(
-            f"continue_final_message is set, but the chat template does not write the final message's {field} as it is"
+            f"continue_final_message: the chat template does not render {field} of the final message unchanged"
         )
     end = text.rindex(mark)
     # A template that strips the space after the mark would strip the space before it too.
-    return text[:end] if text.startswith(GOES_ON, end) else text[:end].rstrip()
+    return text[:end] if text.startswith(END_MARK, end) else text[:end].rstrip()
 
 
 def _rendered(template: object, variables: dict[str, Any], characters: int) -> str:
     if not isinstance(template, str):
-        raise ChatTemplateError(f"the chat template is {shown(template)}; it must be text")
+        raise ChatTemplateError(f"the chat template must be a string, got {shown(template)}")
     if len(template) > MAX_SOURCE:
-        raise ChatTemplateError(f"the chat template has {len(template)} characters; the limit is {MAX_SOURCE}")
+        raise ChatTemplateError(f"the chat template has {len(template)} characters; the maximum is {MAX_SOURCE}")
     try:
         compiled = _compiled(template)
         token = BUDGET.set(Budget(characters))
@@ -154,7 +154,7 @@ def _rendered(template: object, variables: dict[str, Any], characters: int) -> s
     except jinja2.TemplateError as error:
         raise ChatTemplateError(f"chat template: {str(error.message)[:MAX_WORDS]}") from error
     except RecursionError as error:
-        raise ChatTemplateError("chat template: its blocks, expressions or macros are nested too deeply") from error
+        raise ChatTemplateError("chat template: blocks, expressions or macros are nested too deeply") from error
     except Exception as error:  # errors of the template's expressions: a missing key, a wrong type
         raise ChatTemplateError(f"chat template: {type(error).__name__}: {str(error)[:MAX_WORDS]}") from error
 

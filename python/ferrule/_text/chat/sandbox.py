@@ -123,7 +123,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if isinstance(left, int) and isinstance(right, int):
             bits, more = left.bit_length(), right.bit_length()
             if (operator == "*" and bits + more > MAX_BITS) or (operator == "**" and bits * right > MAX_BITS):
-                raise ChatTemplateError(f"the chat template makes a number of more than {MAX_BITS} bits, the limit")
+                raise ChatTemplateError(f"the chat template computes an integer of more than {MAX_BITS} bits")
         elif operator == "*":
             times = left if isinstance(left, int) else right
             budget.require((breadth(left) + breadth(right)) * (times if isinstance(times, int) else 1))

@@ -56,26 +56,26 @@ def function_schema(function: Callable[..., Any], where: str) -> Schema:
     """
     name = getattr(function, "__name__", None)
     if name is None or inspect.isclass(function):
-        raise ChatTemplateError(f"{where} is {shown(function)}; it must be a map or a function")
-    where = f"{where}, the function {name},"
+        raise ChatTemplateError(f"{where} must be a dict or a function, got {shown(function)}")
+    where = f"{where} (function {name})"
     documentation = inspect.getdoc(function)
     if not documentation:
-        raise ChatTemplateError(f"{where} has no docstring to describe it")
+        raise ChatTemplateError(f"{where} has no docstring; it must describe the function and its arguments")
     description, descriptions, returned = _read_docstring(documentation.strip())
     try:
         hints = get_type_hints(function)
     except Exception as error:  # a hint is code, which may raise anything
-        raise ChatTemplateError(f"{where} has type hints that cannot be read: {error}") from error
+        raise ChatTemplateError(f"{where} has invalid type hints: {error}") from error
     properties: dict[str, Schema] = {}
     required: list[str] = []
     for position, parameter in enumerate(inspect.signature(function).parameters.values()):
         if position == 0 and parameter.name in ("self", "cls") and parameter.name not in hints:
             continue
-        argument = f"{where} argument {parameter.name}"
+        argument = f"{where}: argument {parameter.name}"
         if parameter.name not in hints:
-            raise ChatTemplateError(f"{argument}, has no type hint")
+            raise ChatTemplateError(f"{argument} has no type hint")
         if parameter.name not in descriptions:
-            raise ChatTemplateError(f"{argument}, has no description under Args: in the docstring")
+            raise ChatTemplateError(f"{argument} has no description under Args: in the docstring")
         properties[parameter.name] = _described(
             _type_schema(hints[parameter.name], argument), descriptions[parameter.name], argument
         )
@@ -97,7 +97,7 @@ def _described(schema: Schema, description: str, argument: str) -> Schema:
         values = None
     listed = cast("list[object]", values) if isinstance(values, list) else [None]
     if not all(isinstance(value, str) for value in listed):
-        raise ChatTemplateError(f"{argument}, has the choices {choices[1]}; they must be a JSON list of strings")
+        raise ChatTemplateError(f"{argument}: choices must be a JSON list of strings, got {choices[1]}")
     enum = [str(value).strip() for value in listed]
     return {**schema, "enum": enum, "description": description[: choices.start()].strip()}
 
@@ -133,7 +133,7 @@ def _type_schema(hint: Any, argument: str) -> Schema:
         schema = {"type": "array", "prefixItems": [_type_schema(each, argument) for each in inner]}
     if schema is None:
         raise ChatTemplateError(
-            f"{argument}, has the type hint {shown(cast('object', hint))}, which has no JSON schema; give one by hand"
+            f"{argument} has the unsupported type hint {shown(cast('object', hint))}; pass a JSON schema instead"
         )
     return schema
 
@@ -141,7 +141,7 @@ def _type_schema(hint: Any, argument: str) -> Schema:
 def _choice_schema(values: list[Any], hint: str, argument: str) -> Schema:
     """Returns a schema with one type, or with the distinct types in the order of the values."""
     if not values or any(type(value) not in SCALARS for value in values):
-        raise ChatTemplateError(f"{argument}, has the type hint {hint}; its values must be JSON scalars")
+        raise ChatTemplateError(f"{argument}: the values of the type hint must be JSON scalars, got {hint}")
     types = list(dict.fromkeys(SCALARS[type(value)] for value in values))
     return {"type": types[0] if len(types) == 1 else types, "enum": values}
 

@@ -1,4 +1,4 @@
-"""Copies of callers' values as plain data for templates, without objects that have methods."""
+"""Copies callers' values to plain data for templates, without objects that have methods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ferrule._validation import shown
 from ferrule.errors import ChatTemplateError
 
 MAX_CHARACTERS = 1 << 24
-"""Most characters of a conversation with its tools and documents."""
+"""Maximum number of characters of a conversation with its tools and documents."""
 
 
 class _Place(NamedTuple):
@@ -19,7 +19,7 @@ class _Place(NamedTuple):
 
     within: _Place | str
     key: object
-    """Key of a map, or index of a list."""
+    """Key of a dict, or index of a list."""
     is_key: bool = False
     """Whether the location is the key itself rather than its value."""
 
@@ -35,9 +35,9 @@ class Plain:
         """Characters of all copies, plus ITEM for each value."""
 
     def copy(self, value: object, where: _Place | str, depth: int = 0) -> Any:
-        """Returns a copy made of dicts, lists, tuples, strings, numbers and None only.
+        """Returns a copy that consists of dicts, lists, tuples, strings, numbers and None only.
 
-        Maps, dataclasses and objects with `model_dump` (pydantic's and OpenAI's models) become dicts.
+        Mappings, dataclasses and objects with `model_dump` (pydantic's and OpenAI's models) become dicts.
 
         Raises ChatTemplateError, which names the location of other values.
         """
@@ -50,33 +50,33 @@ class Plain:
             return value if value is None or isinstance(value, bool) else float.__float__(value)
         if isinstance(value, int):
             if value.bit_length() > MAX_BITS:
-                raise ChatTemplateError(f"{where} is {shown(value)}; the limit is {MAX_BITS} bits")
+                raise ChatTemplateError(f"{where} must have at most {MAX_BITS} bits, got {shown(value)}")
             return int.__int__(value)
         if depth == MAX_DEPTH:
-            raise ChatTemplateError(f"{where} has more levels than the limit, {MAX_DEPTH}")
+            raise ChatTemplateError(f"{where} is nested too deeply; the maximum is {MAX_DEPTH} levels")
         if isinstance(value, (list, tuple)):
             values = enumerate(cast("Sequence[object]", value))
             copies = [self.copy(each, _Place(where, index), depth + 1) for index, each in values]
             return copies if isinstance(value, list) else tuple(copies)
         fields = _fields(value)
         if fields is None:
-            raise ChatTemplateError(f"{where} is {shown(value)}; a template gets maps, lists, strings and numbers")
+            raise ChatTemplateError(f"{where} must be a dict, list, string, number, bool or None, got {shown(value)}")
         return {
             self.copy(key, _Place(where, key, is_key=True), depth + 1): self.copy(each, _Place(where, key), depth + 1)
             for key, each in fields.items()
         }
 
-    def maps(self, values: object, where: str, what: str = "maps") -> list[dict[str, Any]]:
-        """Returns a copy of a list of maps; `what` names them in messages.
+    def dicts(self, values: object, where: str, what: str = "dicts") -> list[dict[str, Any]]:
+        """Returns a copy of a list of dicts; `what` names them in error messages.
 
         Raises ChatTemplateError.
         """
         if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
-            raise ChatTemplateError(f"{where} is {shown(values)}; it must be a list of {what}")
+            raise ChatTemplateError(f"{where} must be a list of {what}, got {shown(values)}")
         copies: list[dict[str, Any]] = []
         for index, value in enumerate(cast("Sequence[object]", values)):
             if _fields(value) is None:
-                raise ChatTemplateError(f"{where}[{index}] is {shown(value)}; it must be a map")
+                raise ChatTemplateError(f"{where}[{index}] must be a dict, got {shown(value)}")
             copies.append(self.copy(value, f"{where}[{index}]"))
         return copies
 

@@ -1,8 +1,8 @@
-"""A message in progress: assigns text to its parts, and drops the format's whitespace.
+"""Draft of a message: assigns text to its parts, and drops whitespace of the format.
 
 Whitespace beside a marker belongs to the format, so it is left out: around reasoning, and between content and calls.
-Content that goes on after a marker keeps the whitespace before it, or else that behind it. Text without any marker is
-content to the last character.
+If content continues after a marker, the whitespace before the marker is kept, or else that after it. Text without
+markers is content to the last character.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parsers by name, one line each, under vLLM's names if it has the parser.
+"""Table of all parsers, one line each, under vLLM's names where vLLM has the parser.
 
 The parser of a model is detected from markers in its chat template.
 """
@@ -22,7 +22,7 @@ THINK = Thought("<think>", "</think>", anywhere=False)
 
 @dataclass(frozen=True)
 class Family:
-    """Fields of all parsers."""
+    """Parser of a family of models: fields that all parsers have."""
 
     names: tuple[str, ...]
     """Names of the parser; detection returns the first."""
@@ -38,7 +38,7 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCallFamily(Family):
-    """Parser of tool calls."""
+    """Parser of the tool calls of a family of models."""
 
     read: Callable[[State], Read[None]]
     call_id: tuple[str, int] = ("call_", 24)
@@ -47,7 +47,7 @@ class ToolCallFamily(Family):
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningFamily(Family):
-    """Parser of reasoning between markers."""
+    """Parser of the reasoning of a family of models, which is between markers."""
 
     thought: Thought
 

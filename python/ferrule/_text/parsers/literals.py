@@ -1,7 +1,7 @@
-"""Python literals in calls, parsed without Python's compiler, which hostile text can exhaust.
+"""Parser of Python literals in calls; it does not use Python's compiler, whose memory hostile text can exhaust.
 
-Strings with their escapes, numbers, True, False and None, lists, tuples and dicts, and JSON's true, false and null too
-(The Python Language Reference, 2.4.1 and 6.2).
+It supports strings with escapes, numbers, True, False, None, lists, tuples and dicts (The Python Language Reference,
+2.4.1 and 6.2), and JSON's true, false and null.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TypeAlias
 Literal: TypeAlias = "str | int | float | bool | list[Literal] | dict[str, Literal] | None"
 
 MAX_DEPTH = 64
-"""Most levels of nested lists."""
+"""Maximum nesting depth of lists and dicts."""
 MAX_BITS = 2048
-"""Most digits of an integer; Python's conversion of longer ones takes quadratic time."""
+"""Maximum number of bits of an integer; the conversion of longer ones to decimal takes quadratic time."""
 
 _TOKEN = re.compile(
     r"""\s*(?:

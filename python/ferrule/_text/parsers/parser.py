@@ -38,11 +38,12 @@ class MessageFormat:
     ) -> None:
         calls = None if tool_call_parser is None else find("tool_call_parser", TOOL_CALL_PARSERS, tool_call_parser)
         thinks = None if reasoning_parser is None else find("reasoning_parser", REASONING_PARSERS, reasoning_parser)
-        if (calls is HARMONY and thinks not in (None, HARMONY_REASONING)) or (
-            thinks is HARMONY_REASONING and calls not in (None, HARMONY)
-        ):
-            requirement = f"openai_gptoss with openai, or left out (tool_call_parser is {tool_call_parser!r})"
+        if calls is HARMONY and thinks not in (None, HARMONY_REASONING):
+            requirement = "openai_gptoss or None with tool_call_parser openai"
             raise InvalidParameterError("reasoning_parser", reasoning_parser, requirement)
+        if thinks is HARMONY_REASONING and calls not in (None, HARMONY):
+            requirement = "openai or None with reasoning_parser openai_gptoss"
+            raise InvalidParameterError("tool_call_parser", tool_call_parser, requirement)
         if calls is HARMONY or thinks is HARMONY_REASONING:
             calls, thinks = HARMONY, HARMONY_REASONING
         self.tool_call_parser = None if calls is None else calls.names[0]
@@ -96,7 +97,7 @@ class MessageParser:
         Raises InvalidParameterError after `finish`.
         """
         if self._finished:
-            raise InvalidParameterError("text", text, "left out after finish(); use a new parser for another message")
+            raise InvalidParameterError("text", text, "omitted after finish(); create a new parser for each message")
         if not text:
             return MessageDelta()
         self._state.text.feed(text)

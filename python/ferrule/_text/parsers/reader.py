@@ -21,7 +21,7 @@ _SPACES = re.compile(f"[{SPACE}]+")
 
 
 def nowhere(text: str) -> None:
-    """Discards skipped text."""
+    """Discards the text."""
 
 
 class Reader:
@@ -134,7 +134,7 @@ class Reader:
 class _Markers(NamedTuple):
     pattern: re.Pattern[str]
     beginnings: frozenset[str]
-    """Returns all proper prefixes of markers, and markers that are prefixes of others."""
+    """All proper prefixes of markers, which include markers that are prefixes of others."""
     longest: int
 
 

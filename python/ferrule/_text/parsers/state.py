@@ -1,4 +1,4 @@
-"""State that all parsers share: text, message in progress, and settings."""
+"""State that all parsers share: the text, the draft of the message, and the settings."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 class Tools:
-    """Functions of a request and the types of their arguments; None means unknown.
+    """Declared functions of a request and the types of their arguments; without tools, all names are allowed.
 
     Raises InvalidParameterError.
     """
@@ -40,7 +40,7 @@ class Tools:
         if tools is None:
             return
         if not isinstance(cast("object", tools), Sequence) or isinstance(tools, (str, bytes)):
-            raise InvalidParameterError("tools", tools, "a list of tools")
+            raise InvalidParameterError("tools", tools, "a list of tools in OpenAI's form")
         self._properties = dict(_declared(index, tool) for index, tool in enumerate(tools))
 
     def declares(self, name: str) -> bool:
@@ -125,7 +125,7 @@ def _declared(index: int, tool: object) -> tuple[str, Mapping[str, Any]]:
     name: object = cast("ToolSchema", function).get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name:
         raise InvalidParameterError(
-            f"tools[{index}]", cast("object", tool), "an object with a function that has a name"
+            f"tools[{index}]", cast("object", tool), "a tool in OpenAI's form, with a non-empty function name"
         )
     parameters: object = cast("ToolSchema", function).get("parameters")
     properties: object = cast("ToolSchema", parameters).get("properties") if isinstance(parameters, Mapping) else None
