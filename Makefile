@@ -15,8 +15,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 # Files whose language is checked.
-PROSE := *.md docs examples benches tools tests scripts .ci Makefile pyproject.toml zensical.toml rust \
-    $(addprefix python/ferrule/,_api _batch _bench _engine _evaluation _loading _params _text archs errors.py harness.py models outputs.py)
+PROSE := *.md docs examples benches tools tests scripts .ci Makefile pyproject.toml zensical.toml rust python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
