@@ -2,18 +2,17 @@
 
     python examples/tool_agent.py [MODEL]
 
-Models trained for tool calling have their own call format, which `llm.chat(messages, tools=TOOLS,
-tool_call_parser="auto")` parses. The embedded model is not, so the call is forced, as with OpenAI's `tool_choice`
-`"required"`: structured output restricts it to the schema of the tools. Every call is therefore valid; whether it is
-useful depends on the model.
+Models trained for tool calling have a call format, which `llm.chat(messages, tools=[capital_of, population_of],
+tool_call_parser="auto")` parses. The embedded model is not one of them, so the call is forced, as with OpenAI's
+`tool_choice` `"required"`: structured output restricts it to a schema of all calls. Every call is therefore valid;
+whether it is useful depends on the model.
 """
 
 import json
 import sys
-from typing import Any, Literal
+from typing import Any
 
 from ferrule import LLM, SamplingParams, StructuredOutputsParams
-from ferrule._text.chat import tool_schemas
 
 MAX_CALLS = 4
 """Maximum number of tool calls before the answer."""
@@ -21,27 +20,22 @@ CAPITALS = {"France": "Paris", "Italy": "Rome", "Japan": "Tokyo"}
 POPULATIONS = {"Paris": 2.1, "Rome": 2.7, "Tokyo": 14.2}
 
 
-def capital_of(country: Literal["France", "Italy", "Japan"]) -> str:
-    """Looks up the capital of a country.
-
-    Args:
-        country: The country.
-
-    """
+def capital_of(country: str) -> str:
+    """Looks up the capital of a country."""
     return CAPITALS[country]
 
 
-def population_of(city: Literal["Paris", "Rome", "Tokyo"]) -> float:
-    """Looks up the population of a city, in millions.
-
-    Args:
-        city: The city.
-
-    """
+def population_of(city: str) -> float:
+    """Looks up the population of a city, in millions."""
     return POPULATIONS[city]
 
 
 TOOLS = {"capital_of": capital_of, "population_of": population_of}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "capital_of": {"country": {"enum": list(CAPITALS)}},
+    "population_of": {"city": {"enum": list(POPULATIONS)}},
+}
+"""JSON schemas of the arguments of each tool."""
 
 
 def object_of(**properties: Any) -> dict[str, Any]:
@@ -51,13 +45,8 @@ def object_of(**properties: Any) -> dict[str, Any]:
 
 def call_schema() -> dict[str, Any]:
     """Returns the schema of a call: the name of a tool and its arguments."""
-    functions = [schema["function"] for schema in tool_schemas(list(TOOLS.values()))]
-    return {
-        "anyOf": [
-            object_of(name={"const": function["name"]}, arguments=object_of(**function["parameters"]["properties"]))
-            for function in functions
-        ]
-    }
+    calls = [object_of(name={"const": name}, arguments=object_of(**ARGUMENTS[name])) for name in TOOLS]
+    return {"anyOf": calls}
 
 
 def converse(llm: LLM, question: str) -> list[dict[str, Any]]:

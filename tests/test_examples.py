@@ -54,6 +54,15 @@ def test_a_program_says_what_it_shows_and_how_to_run_it(program: str) -> None:
     assert f"examples/{program}" in said
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_import_only_public_modules(program: str) -> None:
+    tree = ast.parse((EXAMPLES / program).read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = [f"{node.module}.{alias.name}" for node in imports for alias in node.names]
+    names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    assert [name for name in names if name.startswith("ferrule") and "._" in name] == []
+
+
 def test_asyncio_fan_out() -> None:
     lines = run("asyncio_fan_out.py")
     assert lines[0] == "The capital of France is Paris."
