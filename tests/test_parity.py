@@ -97,11 +97,13 @@ def test_dynamic_rope_continues_beyond_the_scaled_length(tmp_path: Path) -> None
     """As in transformers, whose base for n tokens is theta * (factor * n / original - factor + 1) ^ (d / (d - 2))."""
     ids = [5 + position % 300 for position in range(100)]
     scaled, plain = GOLDEN / "llama_dynamic", tmp_path / "plain"
-    for load in (LLM, model_info):
-        with pytest.warns(
-            RuntimeWarning, match="max_model_len is 100, more than the 64 tokens .* dynamic RoPE scaling"
-        ):
-            load(scaled, max_model_len=100)
+    message = "max_model_len is 100, more than the 64 tokens .* dynamic RoPE scaling"
+    with pytest.warns(RuntimeWarning, match=message):
+        assert model_info(scaled, max_model_len=100)["max_model_len"] == 100
+    with pytest.warns(RuntimeWarning, match=message):
+        extended = LLM(scaled, quantization="f32", max_model_len=100)
+    with extended:
+        found = extended.logits(ids)
     with pytest.raises(InvalidParameterError, match="max_model_len must be an integer from 1 to 256"):
         LLM(GOLDEN / "llama", max_model_len=257)
     shutil.copytree(scaled, plain, copy_function=shutil.copyfile)
