@@ -190,19 +190,19 @@ def load(adapter: Path, fault: str = LOAD, base: Path = BASE, **more: Any) -> An
 
 
 @pytest.mark.parametrize(("error", "break_adapter", "fragments"), ALL)
-def test_a_broken_adapter_is_a_typed_error(
+def test_broken_adapter_is_a_typed_error(
     adapter: Path, error: str, break_adapter: Change, fragments: list[str]
 ) -> None:
     break_adapter(adapter)
     assert_refused(load(adapter), error, fragments, file_bytes=folder_bytes(adapter))
 
 
-def test_the_adapter_loads_before_it_is_broken(adapter: Path) -> None:
+def test_valid_adapter_loads(adapter: Path) -> None:
     outcome = load(adapter)
     assert outcome.error is None, outcome.message
 
 
-def test_the_model_goes_on(adapter: Path) -> None:
+def test_model_works_after_rejected_adapter(adapter: Path) -> None:
     says(use_dora=True)(adapter)
     outcome = load(adapter, GO_ON)
     assert outcome.error is None, outcome.message
@@ -218,7 +218,7 @@ def test_the_model_goes_on(adapter: Path) -> None:
         ("a\0b", "ModelNotFoundError", ["a\\x00b"]),
     ],
 )
-def test_a_path_that_is_no_adapter(path: str, error: str, fragments: list[str]) -> None:
+def test_invalid_adapter_path(path: str, error: str, fragments: list[str]) -> None:
     outcome = run(f"llm.load_lora_adapter('x', {path!r})", "", str(BASE), str(CASE), warm_up=WARM_UP)
     assert_refused(outcome, error, fragments)
 
@@ -233,7 +233,7 @@ def test_a_path_that_is_no_adapter(path: str, error: str, fragments: list[str]) 
         ("llama_tied", "lm_head", "an lm_head that is tied to the embedding"),
     ],
 )
-def test_modules_that_adapters_cannot_change(adapter: Path, model: str, module: str, says: str) -> None:
+def test_unsupported_target_modules(adapter: Path, model: str, module: str, says: str) -> None:
     config = json.loads((adapter / CONFIG).read_text())
     (adapter / CONFIG).write_text(json.dumps(config | {"target_modules": [module], "rank_pattern": {}}))
     sizes = {"lora_A": [8, 64], "lora_B": [64, 8]}
@@ -255,7 +255,7 @@ def test_modules_that_adapters_cannot_change(adapter: Path, model: str, module: 
     assert_refused(outcome, "UnsupportedModelError", [TENSORS, module, says], file_bytes=folder_bytes(adapter))
 
 
-def test_an_adapter_larger_than_memory_is_refused_with_both_numbers(adapter: Path, tmp_path: Path) -> None:
+def test_adapter_larger_than_memory_names_required_and_available_bytes(adapter: Path, tmp_path: Path) -> None:
     """The file is sparse and claims four times the memory of the machine."""
     hidden, rank = 256, 65_536
     of_layer = 7 * 2 * hidden * rank * 4

@@ -1,6 +1,6 @@
-"""Well-formed GGUF files with invalid values: rows 18, 19 and 36 of the list of faults, and sizes.
+"""Well-formed GGUF files with invalid metadata values and tensor shapes.
 
-Each is the embedded model's file with one key changed, or one tensor.
+Each is the file of the embedded model with one changed key or tensor.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("error", "keys", "fragments"), [case[1:] for case in FAULTS], ids=[case[0] for case in FAULTS]
 )
-def test_what_cannot_be_is_a_typed_error(
+def test_invalid_metadata_is_a_typed_error(
     tmp_path: Path, valid: str, error: str, keys: dict[str, Any], fragments: list[str]
 ) -> None:
     path = write(tmp_path / "model.gguf", keys)
@@ -190,7 +190,7 @@ def test_what_cannot_be_is_a_typed_error(
     assert_refused(outcome, error, ["model.gguf", *fragments], file_bytes=path.stat().st_size)
 
 
-def test_row32_an_embedding_of_another_width(tmp_path: Path, valid: str) -> None:
+def test_embedding_width_differs_from_metadata(tmp_path: Path, valid: str) -> None:
     path = write(tmp_path / "model.gguf", token_embd=(TOKENS, 64))
     outcome = run(LOAD, str(path), valid, warm_up=WARM_UP)
     assert_refused(
@@ -199,7 +199,7 @@ def test_row32_an_embedding_of_another_width(tmp_path: Path, valid: str) -> None
 
 
 @pytest.mark.parametrize("shape", [(), (TOKENS,)])
-def test_an_embedding_without_rows(shape: tuple[int, ...], tmp_path: Path, valid: str) -> None:
+def test_embedding_with_too_few_dimensions(shape: tuple[int, ...], tmp_path: Path, valid: str) -> None:
     path = write(tmp_path / "model.gguf", token_embd=shape)
     outcome = run(LOAD, str(path), valid, warm_up=WARM_UP)
     assert_refused(
@@ -210,13 +210,13 @@ def test_an_embedding_without_rows(shape: tuple[int, ...], tmp_path: Path, valid
     )
 
 
-def test_a_missing_tensor_is_named(tmp_path: Path, valid: str) -> None:
+def test_missing_tensor_is_named(tmp_path: Path, valid: str) -> None:
     path = write(tmp_path / "model.gguf", without="blk.0.ffn_down")
     outcome = run(LOAD, str(path), valid, warm_up=WARM_UP)
     assert_refused(outcome, "ModelFileError", ["model.gguf", "blk.0.ffn_down.weight"], file_bytes=path.stat().st_size)
 
 
-def test_factors_that_nothing_can_be_divided_by(tmp_path: Path, valid: str) -> None:
+def test_rope_factors_of_zero(tmp_path: Path, valid: str) -> None:
     path = write(tmp_path / "model.gguf", rope_freqs=(4,))
     outcome = run(LOAD, str(path), valid, warm_up=WARM_UP)
     assert_refused(
@@ -224,5 +224,5 @@ def test_factors_that_nothing_can_be_divided_by(tmp_path: Path, valid: str) -> N
     )
 
 
-def test_the_file_loads_before_it_is_broken(valid: str) -> None:
+def test_valid_file_loads(valid: str) -> None:
     assert run(LOAD, valid, valid, warm_up=WARM_UP).error is None

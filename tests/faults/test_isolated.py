@@ -5,26 +5,26 @@ import pytest
 from faults.isolated import assert_refused, run
 
 
-def test_a_typed_error_is_reported_with_its_bases() -> None:
+def test_typed_error_is_reported_with_its_bases() -> None:
     outcome = run("raise ferrule.PromptError('empty')")
     assert (outcome.error, outcome.message) == ("PromptError", "empty")
     assert {"FerruleError", "ValueError"} <= set(outcome.bases)
     assert_refused(outcome, "PromptError", ["empty"])
 
 
-def test_an_error_of_another_kind_is_not_enough() -> None:
+def test_other_error_type_fails_assertion() -> None:
     with pytest.raises(AssertionError, match="KeyError"):
         assert_refused(run("raise KeyError('empty')"), "PromptError", ["empty"])
     with pytest.raises(AssertionError, match="was accepted"):
         assert_refused(run("pass"), "PromptError", [])
 
 
-def test_a_signal_fails() -> None:
+def test_signal_fails_run() -> None:
     with pytest.raises(AssertionError, match="died of signal 11"):
         run("import ctypes; ctypes.string_at(0)")
 
 
-def test_a_hang_fails() -> None:
+def test_timeout_fails_run() -> None:
     with pytest.raises(AssertionError, match="hangs"):
         run("time.sleep(60)", warm_up="import time", timeout=1.0)
 

@@ -1,6 +1,6 @@
-"""Packed files that are broken, and disks and processes that fail while one is written: rows 30, 64 and 65.
+"""Broken packed files, and failures of disks and processes while one is written.
 
-What was there before stays, or nothing is; a file that loads is never wrong.
+A failed write leaves the previous file or none; a file that loads is never wrong.
 """
 
 import json
@@ -152,7 +152,7 @@ BROKEN: list[tuple[str, Callable[[Path], None], list[str]]] = [
 
 @pytest.mark.parametrize("load", [LOAD, LOAD_INTO_MEMORY], ids=["mapped", "read"])
 @pytest.mark.parametrize(("change", "fragments"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
-def test_a_broken_packed_file_is_refused(
+def test_broken_packed_file_is_a_typed_error(
     change: Callable[[Path], None], fragments: list[str], load: str, broken: Path, packed: Path
 ) -> None:
     change(broken)
@@ -160,7 +160,7 @@ def test_a_broken_packed_file_is_refused(
     assert_refused(outcome, "ModelFileError", [WEIGHTS, *fragments], file_bytes=folder_bytes(broken))
 
 
-def test_codes_of_any_bits_are_run_or_refused(broken: Path, packed: Path) -> None:
+def test_random_weight_bytes_run_or_give_engine_error(broken: Path, packed: Path) -> None:
     """Damage that no header shows: numbers that nobody meant, and no more than that."""
     header, data = read(broken)
     rng = random.Random(1)
@@ -265,7 +265,7 @@ def killed_after(child: subprocess.Popen[str], seconds: float) -> bool:
         return "end" not in child.stdout.read()
 
 
-def test_row65_kill_9_while_a_model_is_quantized_leaves_the_old_one_or_none(model: Path, tmp_path: Path) -> None:
+def test_sigkill_during_quantize_leaves_old_model_or_none(model: Path, tmp_path: Path) -> None:
     out, new = tmp_path / "out", tmp_path / "new"
     quantize(model, out, format="int8")
     old = contents(out)
@@ -294,7 +294,7 @@ def test_row65_kill_9_while_a_model_is_quantized_leaves_the_old_one_or_none(mode
     assert not leftovers(tmp_path, {"out", "new"}), "what the killed ones left is gone"
 
 
-def test_row65_kill_9_in_a_first_load_leaves_a_whole_packed_file_or_none(model: Path, tmp_path: Path) -> None:
+def test_sigkill_during_first_load_leaves_complete_packed_file_or_none(model: Path, tmp_path: Path) -> None:
     environment = {"FERRULE_CACHE": str(tmp_path / "cache")}
     folder = tmp_path / "cache" / "packed"
     seconds = seconds_of(FIRST_LOAD, str(model), "-", "int4", **environment)
@@ -316,7 +316,7 @@ def test_row65_kill_9_in_a_first_load_leaves_a_whole_packed_file_or_none(model: 
     assert contents(folder) == {name: whole}, "what the killed ones left is gone"
 
 
-def test_two_first_loads_at_once_both_succeed(model: Path, tmp_path: Path) -> None:
+def test_concurrent_first_loads_succeed(model: Path, tmp_path: Path) -> None:
     environment = {"FERRULE_CACHE": str(tmp_path / "cache")}
     children = [begun(FIRST_LOAD, str(model), "-", "int4", **environment) for _ in range(3)]
     for child in children:
@@ -325,7 +325,7 @@ def test_two_first_loads_at_once_both_succeed(model: Path, tmp_path: Path) -> No
     assert len(contents(tmp_path / "cache" / "packed")) == 1
 
 
-def test_ctrl_c_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+def test_ctrl_c_during_quantize_leaves_no_partial_files(model: Path, tmp_path: Path) -> None:
     seconds = seconds_of(QUANTIZE, str(model), str(tmp_path / "out"), "int4")
     quantize(model, tmp_path / "out", format="int8", overwrite=True)
     before = contents(tmp_path / "out")
@@ -347,7 +347,7 @@ FULL_DISK = """
 """
 
 
-def test_row64_a_full_disk_leaves_the_old_model(model: Path, tmp_path: Path) -> None:
+def test_full_disk_during_quantize_keeps_old_model(model: Path, tmp_path: Path) -> None:
     """The limit on a file's size stands for the disk's: the system refuses to write more."""
     out = quantize(model, tmp_path / "out", format="int8")
     before = contents(out)
@@ -363,7 +363,7 @@ def test_row64_a_full_disk_leaves_the_old_model(model: Path, tmp_path: Path) -> 
     assert not leftovers(tmp_path, {"out"})
 
 
-def test_row64_with_a_full_disk_a_first_load_goes_on_in_memory(model: Path, tmp_path: Path) -> None:
+def test_full_disk_during_first_load_packs_in_memory(model: Path, tmp_path: Path) -> None:
     fault = """
         fill_disk_up()
         with warnings.catch_warnings(record=True) as caught:
@@ -379,7 +379,7 @@ def test_row64_with_a_full_disk_a_first_load_goes_on_in_memory(model: Path, tmp_
     assert not contents(tmp_path), "nothing half written"
 
 
-def test_row64_onto_its_own_input(packed: Path, model: Path) -> None:
+def test_output_equal_to_input_is_rejected(packed: Path, model: Path) -> None:
     before = contents(model)
     fault = "quantize(arguments[0], arguments[1], overwrite=True)"
     warm_up = "from ferrule import quantize"

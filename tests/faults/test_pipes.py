@@ -30,7 +30,7 @@ LOAD = "LLM(arguments[0], max_model_len=64, threads=1)"
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_pipe_among_the_files_of_a_model(name: str, tmp_path: Path) -> None:
+def test_pipe_in_model_directory(name: str, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(TINY, model)
     (model / name).unlink(missing_ok=True)
@@ -40,7 +40,7 @@ def test_a_pipe_among_the_files_of_a_model(name: str, tmp_path: Path) -> None:
     assert_refused(outcome, "ModelFileError", [name, "not a regular file"])
 
 
-def test_a_pipe_in_place_of_a_gguf(tmp_path: Path) -> None:
+def test_pipe_instead_of_gguf_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.gguf")
     outcome = run(LOAD, str(tmp_path / "model.gguf"), warm_up=WARM_UP, timeout=30)
     assert_refused(outcome, "ModelFileError", ["model.gguf", "not a regular file"])

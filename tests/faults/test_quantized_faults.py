@@ -1,7 +1,6 @@
-"""Quantized checkpoints whose tensors do not fit one another, as a user of `LLM` meets them.
+"""Loading quantized checkpoints with inconsistent tensors raises a typed error in time and does not end the process.
 
-The reader's own tests (rust/formats/tests/quantized_faults.rs) go through each method's tensors; here it counts that
-every fault arrives in Python as a typed error, in time, and without taking the process along.
+The tests of the reader (rust/formats/tests/quantized_faults.rs) cover the tensors of each method.
 """
 
 from __future__ import annotations
@@ -180,7 +179,7 @@ FAULTS: list[tuple[str, Callable[[Path], None], str, list[str]]] = [
     ("case", "break_model", "error", "fragments"),
     [pytest.param(*fault, id=fault[1].__name__) for fault in FAULTS],
 )
-def test_what_does_not_fit_is_a_typed_error(
+def test_inconsistent_quantized_tensors_are_a_typed_error(
     case: str, break_model: Callable[[Path], None], error: str, fragments: list[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"

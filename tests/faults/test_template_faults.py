@@ -159,13 +159,13 @@ TEMPLATES = {
 @pytest.mark.parametrize(
     ("template", "fragments"), [pytest.param(*case, id=f"row43-{name}") for name, case in TEMPLATES.items()]
 )
-def test_a_template_that_does_too_much_is_refused(template: str, fragments: list[str]) -> None:
+def test_template_over_resource_limit_is_a_typed_error(template: str, fragments: list[str]) -> None:
     outcome = run("render(arguments[0])", template, warm_up=WARM_UP)
     assert_refused(outcome, "ChatTemplateError", fragments)
     assert "ValueError" in outcome.bases
 
 
-def test_row43_what_the_count_of_work_misjudges_the_clock_ends() -> None:
+def test_template_over_time_limit_is_a_typed_error() -> None:
     warm_up = (
         WARM_UP
         + """
@@ -178,7 +178,7 @@ def test_row43_what_the_count_of_work_misjudges_the_clock_ends() -> None:
     assert_refused(outcome, "ChatTemplateError", ["exceeds its limit of 0.2 seconds of processor time"])
 
 
-def test_row43_a_long_key_above_many_values_is_not_written_for_each() -> None:
+def test_long_key_is_not_repeated_for_each_nested_value() -> None:
     fault = """
         many = {"k" * (2 << 20): [0] * 400_000}
         render("{{ messages | length }}", documents=[{"a": many}], arguments={"b": object()})
@@ -203,5 +203,5 @@ def test_row43_a_long_key_above_many_values_is_not_written_for_each() -> None:
         (45, r"""render("{{ raise_exception('Roles must alternate') }}")""", ["Roles must alternate"]),
     ],
 )
-def test_a_template_or_its_argument_is_refused(row: int, fault: str, fragments: list[str]) -> None:
+def test_invalid_template_or_argument_is_a_typed_error(row: int, fault: str, fragments: list[str]) -> None:
     assert_refused(run(fault, warm_up=WARM_UP), "ChatTemplateError", fragments)

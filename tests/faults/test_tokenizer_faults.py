@@ -1,4 +1,4 @@
-"""Tokenizers that are malformed, and texts that cost a pattern all time (rows 36 to 38), each in its own process."""
+"""Malformed tokenizers, and texts that are expensive to match, each in a separate process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_row36_a_malformed_vocabulary(name: str, tmp_path: Path) -> None:
+def test_malformed_vocabulary(name: str, tmp_path: Path) -> None:
     outcome = read(tmp_path, MALFORMED[name])
     assert_refused(outcome, "TokenizerError", [str(tmp_path / "tokenizer.json")])
 
@@ -81,20 +81,20 @@ def pattern(regex: str) -> Callable[[Json], None]:
 
 @pytest.mark.parametrize("regex", ["(a+)+$", "(a|a)+$", "(a*)*$b", "^(?:a?){40}a{40}$"])
 @pytest.mark.parametrize("count", [28, 3000])
-def test_row37_a_catastrophic_pattern(regex: str, count: int, tmp_path: Path) -> None:
+def test_catastrophic_backtracking_is_bounded(regex: str, count: int, tmp_path: Path) -> None:
     """Refused, or tokenized all the same: in either case soon."""
     outcome = read(tmp_path, pattern(regex), "a" * count + "!")
     assert outcome.error in (None, "TokenizerError"), outcome.message
     assert outcome.seconds < PROMISED_SECONDS * SLACK
 
 
-def test_row37_a_pattern_that_is_none(tmp_path: Path) -> None:
+def test_invalid_pattern(tmp_path: Path) -> None:
     outcome = read(tmp_path, pattern("((("))
     assert_refused(outcome, "TokenizerError", [str(tmp_path / "tokenizer.json"), "parenthesis"])
 
 
 @pytest.mark.parametrize("piece", ["^", "a", " ", "\n", "0", "\u00e9", "<", "|"])
-def test_row38_a_million_times_one_character(piece: str, tmp_path: Path) -> None:
+def test_million_repeated_characters_encode_in_time(piece: str, tmp_path: Path) -> None:
     outcome = read(tmp_path, lambda _: None, piece, 1_000_000)
     assert outcome.error is None, outcome.message
     assert outcome.seconds < PROMISED_SECONDS * SLACK

@@ -116,14 +116,14 @@ def load(
     return process.stdout.strip()
 
 
-def test_fetches_what_it_needs_and_never_pickle(hub: Hub, home: Path) -> None:
+def test_required_files_are_downloaded_and_never_pickle(hub: Hub, home: Path) -> None:
     loaded = load(hub, home)
     assert str(home / "hub" / "models--org--model" / "snapshots" / COMMIT) in loaded
     assert hub.downloads() == set(FILES)
     assert hub.authorizations == {None}
 
 
-def test_what_a_model_is_takes_no_download_of_its_weights(hub: Hub, home: Path) -> None:
+def test_model_info_downloads_no_weights(hub: Hub, home: Path) -> None:
     assert load(hub, home, code=INFO) == "org/model 6 None"
     assert hub.downloads() == set(SMALL)
     load(hub, home)
@@ -132,12 +132,12 @@ def test_what_a_model_is_takes_no_download_of_its_weights(hub: Hub, home: Path) 
     assert hub.downloads() == set()
 
 
-def test_fetches_the_folders_that_embeddings_need(hub: Hub, home: Path) -> None:
+def test_sentence_embedding_folders_are_downloaded(hub: Hub, home: Path) -> None:
     assert load(hub, home, "org/embeds").startswith("[")
     assert hub.downloads() == set(FILES) | set(EMBEDS)
 
 
-def test_the_cache_serves_again_online_and_offline(hub: Hub, home: Path) -> None:
+def test_cached_model_is_used_online_and_offline(hub: Hub, home: Path) -> None:
     loaded = load(hub, home)
     assert load(hub, home) == loaded
     assert hub.downloads() == set()
@@ -146,41 +146,41 @@ def test_the_cache_serves_again_online_and_offline(hub: Hub, home: Path) -> None
     assert load(hub, home, HF_ENDPOINT="http://127.0.0.1:9") == loaded
 
 
-def test_offline_without_a_cache(hub: Hub, home: Path) -> None:
+def test_offline_without_cached_model(hub: Hub, home: Path) -> None:
     refused = load(hub, home, HF_HUB_OFFLINE="1")
     assert refused.startswith("ModelNotFoundError org/model: not whole in the cache")
     assert "HF_HUB_OFFLINE" in refused
     assert hub.asked == []
 
 
-def test_a_hub_that_cannot_be_reached(hub: Hub, home: Path) -> None:
+def test_unreachable_hub_is_reported(hub: Hub, home: Path) -> None:
     refused = load(hub, home, HF_ENDPOINT="http://127.0.0.1:9")
     assert refused.startswith("ModelNotFoundError org/model: ")
     assert "cannot be reached" in refused
     assert "http://127.0.0.1:9/org/model" in refused
 
 
-def test_no_such_repository(hub: Hub, home: Path) -> None:
+def test_unknown_repository_is_reported(hub: Hub, home: Path) -> None:
     refused = load(hub, home, "org/nothing")
     assert refused.startswith("ModelNotFoundError org/nothing: no such model, or a private one")
     assert f"{hub.endpoint}/org/nothing" in refused
     assert str(TESTS / "org" / "nothing") in refused
 
 
-def test_a_private_repository_needs_its_token(hub: Hub, home: Path) -> None:
+def test_private_repository_requires_token(hub: Hub, home: Path) -> None:
     assert load(hub, home, "org/private").startswith("ModelNotFoundError org/private: no such model, or a private one")
     assert load(hub, home, "org/private", HF_TOKEN="hf_secret").startswith("[")
     assert "Bearer hf_secret" in hub.authorizations
 
 
-def test_a_gated_repository_says_what_to_do(hub: Hub, home: Path) -> None:
+def test_gated_repository_error_names_token(hub: Hub, home: Path) -> None:
     refused = load(hub, home, "org/gated")
     assert refused.startswith("ModelNotFoundError org/gated: access to it must be granted")
     assert "HF_TOKEN" in refused
     assert load(hub, home, "org/gated", HF_TOKEN="hf_secret").startswith("[")
 
 
-def test_revisions(hub: Hub, home: Path) -> None:
+def test_revision_selects_commit(hub: Hub, home: Path) -> None:
     assert COMMIT in load(hub, home, revision=COMMIT)
     refused = load(hub, home, revision="v9")
     assert refused.startswith("ModelNotFoundError org/model@v9: the repository has no such revision")
@@ -191,13 +191,13 @@ def test_pickled_weights_are_not_downloaded(hub: Hub, home: Path) -> None:
     assert hub.downloads() == {"config.json"}
 
 
-def test_a_name_that_is_no_repository(hub: Hub, home: Path) -> None:
+def test_invalid_repository_names_send_no_request(hub: Hub, home: Path) -> None:
     for name in ("no-such-directory", "./org/model", "org/model/more", "/org/model", "../model", "org/.."):
         assert load(hub, home, name).startswith("ModelNotFoundError"), name
     assert hub.asked == []
 
 
-def test_whatever_breaks_a_download_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_failure_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def break_off(*_: object, **__: object) -> str:
         raise RuntimeError("Data processing error")  # as hf_xet says it; HTTP clients have classes of their own too
 
@@ -206,20 +206,20 @@ def test_whatever_breaks_a_download_is_a_typed_error(monkeypatch: pytest.MonkeyP
         fetch("org/model", None)
 
 
-def test_a_quantization_picks_its_file_alone(hub: Hub, home: Path) -> None:
+def test_quantization_suffix_downloads_one_file(hub: Hub, home: Path) -> None:
     found = load(hub, home, "org/gguf:q8_0", code=FIND)
     assert found == str(home / "hub" / "models--org--gguf" / "snapshots" / COMMIT / "model-Q8_0.gguf")
     assert hub.downloads() == {"model-Q8_0.gguf"}
 
 
-def test_all_parts_of_a_quantization_are_fetched(hub: Hub, home: Path) -> None:
+def test_quantization_suffix_downloads_all_split_files(hub: Hub, home: Path) -> None:
     assert load(hub, home, "org/gguf:Q4_0", code=FIND).endswith("model-Q4_0-00001-of-00002.gguf")
     assert hub.downloads() == {"model-Q4_0-00001-of-00002.gguf", "model-Q4_0-00002-of-00002.gguf"}
     assert load(hub, home, "org/gguf:Q4_0", code=FIND, HF_HUB_OFFLINE="1").endswith("model-Q4_0-00001-of-00002.gguf")
     assert hub.asked == []
 
 
-def test_quantizations_that_are_not_there_and_that_are_left_out(hub: Hub, home: Path) -> None:
+def test_missing_or_omitted_quantization_lists_choices(hub: Hub, home: Path) -> None:
     missing = load(hub, home, "org/gguf:Q6_K", code=FIND)
     assert missing.startswith(
         "ModelNotFoundError org/gguf:Q6_K: no such file; there are model-Q4_0.gguf, model-Q8_0.gguf"
@@ -231,7 +231,7 @@ def test_quantizations_that_are_not_there_and_that_are_left_out(hub: Hub, home: 
     assert not hub.downloads() & set(GGUFS)
 
 
-def test_what_a_gguf_is_says_the_file_alone(hub: Hub, home: Path) -> None:
+def test_gguf_info_requires_cached_file(hub: Hub, home: Path) -> None:
     """So that looking at one that is not in the cache is refused, and downloads nothing."""
     looked = load(hub, home, "org/gguf:Q8_0", code=LOOK)
     assert looked.startswith("ModelNotFoundError")

@@ -54,7 +54,7 @@ def names(environment: dict[str, str]) -> list[str]:
     return sorted(model["name"] for model in json.loads(ferrule(environment, "list", "--json")[0])["models"])
 
 
-def test_pull_prints_where_a_model_is(hub: Hub, environment: dict[str, str]) -> None:
+def test_pull_prints_path_of_model(hub: Hub, environment: dict[str, str]) -> None:
     out, err = ferrule(environment, "pull", "org/model")
     assert out.strip() == f"{environment['HF_HOME']}/hub/models--org--model/snapshots/{COMMIT}"
     assert err == "org/model: weights of 25 B\n"
@@ -68,7 +68,7 @@ def test_pull_prints_where_a_model_is(hub: Hub, environment: dict[str, str]) -> 
     assert hub.asked == []
 
 
-def test_pull_takes_one_quantization(hub: Hub, environment: dict[str, str]) -> None:
+def test_pull_downloads_one_quantization(hub: Hub, environment: dict[str, str]) -> None:
     out, _ = ferrule(environment, "pull", "org/gguf:Q4_0")
     assert out.strip().endswith("model-Q4_0-00001-of-00002.gguf")
     assert hub.downloads() == {"model-Q4_0-00001-of-00002.gguf", "model-Q4_0-00002-of-00002.gguf"}
@@ -77,14 +77,14 @@ def test_pull_takes_one_quantization(hub: Hub, environment: dict[str, str]) -> N
     assert "error: org/nothing: no such model" in ferrule(environment, "pull", "org/nothing", code=1)[1]
 
 
-def test_pull_shows_how_far_it_is(environment: dict[str, str]) -> None:
+def test_pull_shows_progress(environment: dict[str, str]) -> None:
     with Terminal([*COMMAND, "pull", "org/large"], environment) as terminal:
         terminal.read_until("%")
         terminal.read_until(COMMIT)
         assert terminal.end() == 0
 
 
-def test_ctrl_c_gives_a_download_up(hub: Hub, environment: dict[str, str]) -> None:
+def test_ctrl_c_cancels_download(hub: Hub, environment: dict[str, str]) -> None:
     """The file takes 3 seconds; it is given up at its next piece, of 10 MB."""
     process = subprocess.Popen([*COMMAND, "pull", "org/large"], env=environment, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 30
@@ -125,14 +125,14 @@ def test_list_and_rm(environment: dict[str, str]) -> None:
     assert not blobs.parent.exists()
 
 
-def test_rm_packed_keeps_the_model(environment: dict[str, str]) -> None:
+def test_rm_packed_keeps_downloaded_model(environment: dict[str, str]) -> None:
     ferrule(environment, "pull", "org/model")
     assert "is not in the cache, which has nothing" in ferrule(environment, "rm", "--packed", "org/model", code=2)[1]
     ferrule(environment, "rm", "--all")
     assert names(environment) == ["org/model"]
 
 
-def test_rm_asks_on_a_terminal(environment: dict[str, str]) -> None:
+def test_rm_asks_for_confirmation_on_terminal(environment: dict[str, str]) -> None:
     ferrule(environment, "pull", "org/model")
     for answer, code, left in (("n", 130, ["org/model"]), ("y", 0, [])):
         with Terminal([*COMMAND, "rm", "org/model"], environment) as terminal:

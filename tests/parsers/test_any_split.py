@@ -176,7 +176,7 @@ LARGE = "0x" + "f" * 4000  # more digits than Python writes
         ("qwen3_coder", f"<function=get_weather><parameter=spots>[{LARGE}]</parameter></function></tool_call>"),
     ],
 )
-def test_a_number_of_thousands_of_digits_is_text(name: str, text: str) -> None:
+def test_huge_number_becomes_string(name: str, text: str) -> None:
     form = FORMS[name][0]
     whole = form.parse(text, seed=0)
     assert LARGE in next(iter(json.loads(whole.tool_calls[0].arguments).values()))

@@ -44,7 +44,7 @@ def v31(name: str, arguments: str) -> str:
         (CALLS_BEGIN + v3("f", '{"a": 1}').split("{")[0], None, [("f", "")]),
     ],
 )
-def test_calls(text: str, content: str | None, calls: Calls) -> None:
+def test_v3_and_v31_calls(text: str, content: str | None, calls: Calls) -> None:
     assert read(DEEPSEEK, text) == (content, None, calls)
 
 

@@ -115,7 +115,7 @@ def test_a_finished_parser_rejects_text() -> None:
         parser.feed("x")
 
 
-def test_ids() -> None:
+def test_tool_call_ids_depend_on_seed() -> None:
     form = MessageFormat("hermes")
     text = '<tool_call>{"name": "f"}{"name": "f"}</tool_call>'
     ids = [[call.id for call in form.parse(text, seed=seed).tool_calls] for seed in (1, 1, 2, "1", None, None)]

@@ -38,7 +38,7 @@ def parsed(form: MessageFormat, text: str) -> tuple[str | None, Parsed]:
         ("```tool_code\nf()", None, [("f", {})]),
     ],
 )
-def test_gemma3(text: str, content: str | None, calls: Parsed) -> None:
+def test_gemma3_calls(text: str, content: str | None, calls: Parsed) -> None:
     assert parsed(GEMMA3, text) == (content, calls)
 
 
@@ -82,11 +82,11 @@ def test_gemma3_only_declared_tools_are_called() -> None:
         ("<|tool_call> call:f{ a : 1 , b : Paris }<tool_call|>", None, [("f", {"a": 1, "b": "Paris"})]),
     ],
 )  # fmt: skip
-def test_gemma4(text: str, content: str | None, calls: Parsed) -> None:
+def test_gemma4_calls(text: str, content: str | None, calls: Parsed) -> None:
     assert parsed(GEMMA4, text) == (content, calls)
 
 
-def test_functiongemma() -> None:
+def test_functiongemma_calls() -> None:
     text = "<start_function_call>call:f{a:<escape>{x}<escape>,n:[1]}<end_function_call>"
     assert parsed(FUNCTIONGEMMA, text + text) == (None, [("f", {"a": "{x}", "n": [1]})] * 2)
     assert read(FUNCTIONGEMMA, "<|tool_call>call:f{}") == ("<|tool_call>call:f{}", None, [])

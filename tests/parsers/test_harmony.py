@@ -52,7 +52,7 @@ CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
         (CALL, None, None, [("f", "")]),
     ],
 )  # fmt: skip
-def test_messages(text: str, content: str | None, reasoning: str | None, calls: Calls) -> None:
+def test_channels_of_messages(text: str, content: str | None, reasoning: str | None, calls: Calls) -> None:
     assert read(HARMONY, text) == (content, reasoning, calls)
 
 

@@ -57,7 +57,7 @@ HERMES = MessageFormat("hermes", "qwen3")
         ('<tool_call> {  "name" :\n"\\u0066" , "arguments"\n: { } } </tool_call>', None, [("f", "{ }")]),
     ],
 )
-def test_calls(text: str, content: str | None, calls: Calls) -> None:
+def test_json_calls_in_tags(text: str, content: str | None, calls: Calls) -> None:
     assert read(HERMES, text) == (content, None, calls)
 
 

@@ -36,7 +36,7 @@ DECLARED_JSON, DECLARED_PYTHON = MessageFormat("llama4_json", tools=WEATHER), Me
         ('{"name": "f", "parameters": {"a": "', None, [("f", '{"a": "')]),
     ],
 )
-def test_objects(text: str, content: str | None, calls: Calls) -> None:
+def test_json_object_calls(text: str, content: str | None, calls: Calls) -> None:
     assert read(JSON, text) == (content, None, calls)
 
 

@@ -36,7 +36,7 @@ MISTRAL = MessageFormat("mistral", "mistral")
         ("[TOOL_CALLS]f[ARGS]", None, [("f", "")]),
     ],
 )
-def test_calls(text: str, content: str | None, calls: Calls) -> None:
+def test_list_and_name_calls(text: str, content: str | None, calls: Calls) -> None:
     assert read(MISTRAL, text) == (content, None, calls)
 
 

@@ -34,7 +34,7 @@ def call(*parameters: str, name: str = "get_weather") -> str:
         ("<tool_call><function=f>and so on</tool_call>", "and so on", [("f", {})]),
     ],
 )
-def test_calls(text: str, content: str | None, calls: list[tuple[str, object]]) -> None:
+def test_xml_calls(text: str, content: str | None, calls: list[tuple[str, object]]) -> None:
     found = read(PLAIN, text)
     assert found[:2] == (content, None)
     assert [(name, json.loads(arguments)) for name, arguments in found[2]] == calls
