@@ -1,4 +1,4 @@
-"""Chat templates that would use unlimited time or memory (rows 42 to 45), each in a separate process.
+"""Chat templates that would use unlimited time or memory, each in a separate process.
 
 Every way that is known to make much of little, and every operation on a value that holds itself twice, sixty times
 over: its text has 2^60 parts.
@@ -156,9 +156,7 @@ TEMPLATES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("template", "fragments"), [pytest.param(*case, id=f"row43-{name}") for name, case in TEMPLATES.items()]
-)
+@pytest.mark.parametrize(("template", "fragments"), [pytest.param(*case, id=name) for name, case in TEMPLATES.items()])
 def test_template_over_resource_limit_is_a_typed_error(template: str, fragments: list[str]) -> None:
     outcome = run("render(arguments[0])", template, warm_up=WARM_UP)
     assert_refused(outcome, "ChatTemplateError", fragments)
@@ -190,18 +188,17 @@ def test_long_key_is_not_repeated_for_each_nested_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "fault", "fragments"),
+    ("fault", "fragments"),
     [
-        (42, r"render('{{ messages.__class__.__mro__[1].__subclasses__() }}')", ["__class__", "unsafe"]),
-        (42, r"render('{{ cycler.__init__.__globals__.os.system(1) }}')", ["__init__", "unsafe"]),
-        (44, "render('', arguments={'messages': []})", ["chat_template_kwargs must not have messages"]),
+        (r"render('{{ messages.__class__.__mro__[1].__subclasses__() }}')", ["__class__", "unsafe"]),
+        (r"render('{{ cycler.__init__.__globals__.os.system(1) }}')", ["__init__", "unsafe"]),
+        ("render('', arguments={'messages': []})", ["chat_template_kwargs must not have messages"]),
         (
-            44,
             "render('', arguments={'continue_final_message': True})",
             ["chat_template_kwargs must not have continue_final_message"],
         ),
-        (45, r"""render("{{ raise_exception('Roles must alternate') }}")""", ["Roles must alternate"]),
+        (r"""render("{{ raise_exception('Roles must alternate') }}")""", ["Roles must alternate"]),
     ],
 )
-def test_invalid_template_or_argument_is_a_typed_error(row: int, fault: str, fragments: list[str]) -> None:
+def test_invalid_template_or_argument_is_a_typed_error(fault: str, fragments: list[str]) -> None:
     assert_refused(run(fault, warm_up=WARM_UP), "ChatTemplateError", fragments)
