@@ -17,7 +17,7 @@ from openai.resources.responses import Responses
 
 from ferrule.server.anthropic.protocol import CountTokensRequest, MessagesRequest
 from ferrule.server.errors import ApiError
-from ferrule.server.ollama.protocol import ChatRequest, EmbedRequest, GenerateRequest, Options
+from ferrule.server.ollama.protocol import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Options
 from ferrule.server.openai.protocol import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from ferrule.server.responses.protocol import ResponsesRequest
 from ferrule.server.schema.base import Accepted, RequestModel, Unsupported, check_other_fields
@@ -36,6 +36,7 @@ METHODS: list[tuple[Callable[..., Any], type[RequestModel]]] = [
     (ollama.Client.chat, ChatRequest),
     (ollama.Client.generate, GenerateRequest),
     (ollama.Client.embed, EmbedRequest),
+    (ollama.Client.embeddings, EmbeddingsRequest),
 ]
 REGISTERED = [ChatCompletionRequest, CompletionRequest, EmbeddingRequest, ResponsesRequest, MessagesRequest, Options]
 

@@ -83,6 +83,28 @@ def test_think_is_passed_to_chat_template(
     assert told.split() == [str(bool(think))] * 2 + (["high"] if think == "high" else [])
 
 
+def test_a_prompt_for_a_model_without_a_template_is_used_as_it_is(
+    engine: type[fakes.Engine], model_with: Callable[..., Path]
+) -> None:
+    directory = model_with()
+    (directory / "tokenizer.json").write_text((TINY / "tokenizer.json").read_text())
+    prompts: list[list[int]] = []
+
+    def script(prompt: list[int]) -> list[int]:
+        prompts.append(prompt)
+        return []
+
+    engine.script = staticmethod(script)  # type: ignore[assignment]
+    with serving(ServerSettings(ollama=True), llm=lambda: AsyncLLM(directory)) as live:
+        asked = {"model": "tiny", "prompt": "Once upon a", "stream": False}
+        for fields in ({}, {"raw": True}):
+            answer = live.request("/api/generate", {**asked, **fields})
+            assert answer.status == 200, answer.body
+        refused = live.request("/api/generate", {**asked, "system": "Be brief."})
+        assert (refused.status, refused.json["error"].split()[0]) == (400, "system")
+        assert prompts == [live.llm.tokenize("Once upon a")] * 2
+
+
 def test_logprobs_with_thinking_are_rejected(scripted: ScriptedServer) -> None:
     answer = scripted.live.request("/api/chat", {"model": "tiny", "messages": MESSAGES, "logprobs": True})
     assert answer.status == 400

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from ferrule._engine.workers import WORKERS
 from ferrule.server.context import Context
@@ -27,6 +28,9 @@ LARGE_BODY = 64 << 10
 class BodyRoute(APIRoute):
     """A route that validates the request body itself; FastAPI receives the finished model."""
 
+    any_content_type: ClassVar[bool] = False
+    """Whether every body is parsed as JSON, whatever its Content-Type."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Returns FastAPI's handler, called with a request whose `json` is the validated model."""
         handle = super().get_route_handler()
@@ -36,14 +40,28 @@ class BodyRoute(APIRoute):
         body: TypeAdapter[Any] = TypeAdapter(annotation)
 
         async def read(request: Request) -> Response:
-            return await handle(_ValidatedRequest(request, body))
+            scope = _as_json(request.scope) if self.any_content_type else request.scope
+            return await handle(_ValidatedRequest(scope, request, body))
 
         return read
 
 
+class AnyTypeBodyRoute(BodyRoute):
+    """A route of an API whose clients send JSON with any Content-Type, or with none."""
+
+    any_content_type = True
+
+
+def _as_json(scope: Scope) -> Scope:
+    """Returns the scope of a request with the Content-Type that FastAPI requires."""
+    name = b"content-type"
+    headers = [each for each in scope["headers"] if each[0] != name]
+    return {**scope, "headers": [*headers, (name, b"application/json")]}
+
+
 class _ValidatedRequest(Request):
-    def __init__(self, request: Request, model: TypeAdapter[Any]) -> None:
-        super().__init__(request.scope, request.receive)
+    def __init__(self, scope: Scope, request: Request, model: TypeAdapter[Any]) -> None:
+        super().__init__(scope, request.receive)
         self._model = model
 
     async def json(self) -> Any:

@@ -23,8 +23,11 @@ ERROR_GRACE = 5.0
 
 
 def event(body: BaseModel, exclude: set[str] | None = None) -> bytes:
-    """Formats a body as an event without a name (OpenAI's form)."""
-    return b"data: " + body.model_dump_json(exclude=exclude).encode() + b"\n\n"
+    """Formats a body as an event without a name (OpenAI's form).
+
+    The JSON is ASCII: clients such as httpx split lines at U+0085, U+2028 and U+2029 too.
+    """
+    return b"data: " + body.model_dump_json(exclude=exclude, ensure_ascii=True).encode() + b"\n\n"
 
 
 def named_event(name: str, body: object) -> bytes:

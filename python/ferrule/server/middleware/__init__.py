@@ -14,12 +14,12 @@ from ferrule.server.context import Context
 from ferrule.server.middleware.admission import Admission
 from ferrule.server.middleware.bodies import Bodies
 from ferrule.server.middleware.disconnects import Disconnects
-from ferrule.server.middleware.headers import HeaderSizes
+from ferrule.server.middleware.headers import HeaderLimits
 from ferrule.server.middleware.hosts import Hosts
 from ferrule.server.middleware.keys import Keys
 from ferrule.server.middleware.log import RequestLog
 
-MIDDLEWARE = (RequestLog, HeaderSizes, Hosts, Keys, Admission, Bodies, Disconnects)
+MIDDLEWARE = (RequestLog, HeaderLimits, Hosts, Keys, Admission, Bodies, Disconnects)
 """Middleware from the outside to the inside."""
 
 

@@ -1,18 +1,18 @@
-"""Limit of the size of headers.
+"""Limit of the size of headers, and the rule about two lengths of one body.
 
-Those that come in pieces are cut off where the bytes are read (`wire`); what comes at once is measured here.
+Headers that come in pieces are cut off where the bytes are read (`http_protocol`); what comes at once is measured here.
 """
 
 from __future__ import annotations
 
 from starlette.types import Scope
 
-from ferrule.server.errors import ApiError
-from ferrule.server.middleware.base import Middleware
+from ferrule.server.errors import BAD_REQUEST, ApiError
+from ferrule.server.middleware.base import Middleware, header
 
 
-class HeaderSizes(Middleware):
-    """Answers 431 for headers, including the path, above the limit."""
+class HeaderLimits(Middleware):
+    """Answers 431 for headers, including the path, above the limit, and 400 for a body with two lengths."""
 
     def check(self, scope: Scope) -> None:
         """Raises ApiError."""
@@ -22,3 +22,7 @@ class HeaderSizes(Middleware):
         if size > limit:
             message = f"headers must have at most {limit} bytes (max_header_bytes), got {size}"
             raise ApiError(431, message, code="headers_too_large")
+        if header(scope, "transfer-encoding") is not None and header(scope, "content-length") is not None:
+            # A proxy may use the other length and read the rest as a request (request smuggling, RFC 9112, 6.3).
+            message = "headers must not have both Content-Length and Transfer-Encoding"
+            raise ApiError(BAD_REQUEST, message, code="invalid_http", headers={"Connection": "close"})

@@ -11,6 +11,7 @@ OPTIONS: FieldRules = {
     "low_vram": ACCEPTED,
     "main_gpu": ACCEPTED,
     "num_batch": ACCEPTED,
+    "num_ctx": ACCEPTED,  # the context is the model's; Ollama lowers longer ones to it
     "num_gpu": ACCEPTED,
     "num_keep": ACCEPTED,  # the context is never shifted
     "num_thread": ACCEPTED,

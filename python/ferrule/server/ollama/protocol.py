@@ -37,8 +37,6 @@ class Options(RequestModel):
     stop: StrOrList | None = sampling_field("stop")
     num_predict: int | None = None
     """Maximum number of tokens; -1 and -2 mean the rest of the context."""
-    num_ctx: int | None = None
-    """Context length that the request needs, in tokens; more than the model's is an error."""
 
 
 class GenerationRequest(RequestModel):
@@ -120,7 +118,18 @@ class EmbedRequest(RequestModel):
     """Whether to truncate a text that is too long (default true)."""
     dimensions: int | None = None
     options: Options | None = None
-    """Options; only `num_ctx` applies to embeddings."""
+    """Options about loading; sampling options do not apply to embeddings."""
+    keep_alive: float | str | None = None
+
+
+class EmbeddingsRequest(RequestModel):
+    """Request of POST /api/embeddings, the older form of /api/embed."""
+
+    model: str
+    prompt: str = ""
+    """Text; a text that is too long is truncated, an empty one has an empty embedding."""
+    options: Options | None = None
+    """Options about loading; sampling options do not apply to embeddings."""
     keep_alive: float | str | None = None
 
 
@@ -190,6 +199,12 @@ class EmbedResponse(BaseModel):
     total_duration: int
     load_duration: int
     prompt_eval_count: int
+
+
+class EmbeddingsResponse(BaseModel):
+    """Response of POST /api/embeddings."""
+
+    embedding: list[float]
 
 
 class ModelDetails(BaseModel):

@@ -19,8 +19,6 @@ from ferrule.server.schema.tools import tool_dicts
 
 NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
 """Names of SamplingParams for options with another name."""
-TOKEN_LIMITS = ("num_predict", "num_ctx")
-"""Options about the number of tokens, which are converted here."""
 LATEST = ":latest"
 """Tag that clients append to names without one."""
 
@@ -47,29 +45,33 @@ async def chat(server: Context, served: ServedModel, request: ChatRequest) -> Ge
 
 
 async def generate(server: Context, served: ServedModel, request: GenerateRequest) -> Generation:
-    """Converts a request with a prompt to a generation. The prompt is a user message unless it is raw or has a suffix.
+    """Converts a request with a prompt to a generation.
+
+    The prompt is a user message unless it is raw, has a suffix, or the model has no chat template.
 
     Raises ApiError, FerruleError.
     """
-    if not (request.raw or request.suffix):
+    if request.raw or request.suffix:
+        beside = "raw, which skips" if request.raw else "suffix, which skips"
+    elif server.settings.chat_template is None and not served.llm.chat_templates:
+        beside = "a model without"
+    else:
         messages = [{"role": "user", "content": request.prompt}]
         if request.system:
             messages.insert(0, {"role": "system", "content": request.system})
         return await _converse(server, served, request, messages, ())
     for field in ("system", "think"):
         if getattr(request, field):
-            beside = "raw" if request.raw else "suffix"
-            raise unsupported(field, f"{field} is not supported with {beside}, which skips the chat template")
+            raise unsupported(field, f"{field} is not supported with {beside} the chat template")
     prompt: Any = {"prompt": request.prompt} | ({"suffix": request.suffix} if request.suffix else {})
-    return Generation(served, prompt, _params(served, request, _structure(request)), new_request_id("ollama"))
+    return Generation(served, prompt, _params(request, _structure(request)), new_request_id("ollama"))
 
 
-def check_embed_options(served: ServedModel, options: Options | None) -> None:
-    """Raises InvalidParameterError, ApiError for sampling options of a request for embeddings."""
+def check_embed_options(options: Options | None) -> None:
+    """Raises ApiError for sampling options of a request for embeddings."""
     if options is None:
         return
-    _check_context(served, options)
-    for name in options.model_dump(exclude_none=True, exclude={"num_ctx"}):
+    for name in options.model_dump(exclude_none=True):
         raise unsupported(f"options.{name}", f"options.{name} is not supported for embeddings")
 
 
@@ -88,7 +90,7 @@ async def _converse(
     prepared = await prepare_prompt(served, server.settings, conversation)
     if request.logprobs and prepared.message_format is not None:
         raise unsupported("logprobs", "logprobs is not supported for outputs with thinking or tool calls")
-    params = _params(served, request, prepared.structure)
+    params = _params(request, prepared.structure)
     return Generation(served, prepared.prompt, params, new_request_id("ollama"), prepared.message_format)
 
 
@@ -132,21 +134,11 @@ def _template_arguments(request: GenerationRequest) -> Mapping[str, Any]:
     return arguments | ({"reasoning_effort": request.think} if isinstance(request.think, str) else {})
 
 
-def _check_context(served: ServedModel, options: Options) -> None:
-    room = served.info["max_model_len"]
-    if options.num_ctx is not None and not 1 <= options.num_ctx <= room:
-        limit = f"from 1 to {room}, the context length of {served.name}"
-        raise InvalidParameterError("options.num_ctx", options.num_ctx, limit)
-
-
-def _params(
-    served: ServedModel, request: GenerationRequest, structure: StructuredOutputsParams | None
-) -> SamplingParams:
+def _params(request: GenerationRequest, structure: StructuredOutputsParams | None) -> SamplingParams:
     options = request.options or Options()
-    _check_context(served, options)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidParameterError("top_logprobs", request.top_logprobs, "left out unless logprobs is true")
-    given = options.model_dump(exclude_none=True, exclude=set(TOKEN_LIMITS))
+    given = options.model_dump(exclude_none=True, exclude={"num_predict"})
     if options.num_predict not in (None, -1, -2):
         given["num_predict"] = options.num_predict
     names = {NAMES.get(name, name): f"options.{name}" for name in Options.model_fields}

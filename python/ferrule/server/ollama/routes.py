@@ -8,7 +8,6 @@ from typing import Any, cast
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ferrule import __version__
 from ferrule.server.ascii_json import json_response
 from ferrule.server.context import Context
 from ferrule.server.encoding import (
@@ -26,6 +25,8 @@ from ferrule.server.ollama.model_info import running, show, tag
 from ferrule.server.ollama.protocol import (
     ChatRequest,
     ChatResponse,
+    EmbeddingsRequest,
+    EmbeddingsResponse,
     EmbedRequest,
     EmbedResponse,
     GenerateRequest,
@@ -38,15 +39,18 @@ from ferrule.server.ollama.protocol import (
     Version,
 )
 from ferrule.server.ollama.requests import chat, check_embed_options, find, generate
-from ferrule.server.request_body import BodyRoute
+from ferrule.server.request_body import AnyTypeBodyRoute
 from ferrule.server.request_record import name_fields
 from ferrule.server.streaming import LineStream, line
+
+API_VERSION = "0.13.0"
+"""Version of Ollama whose requests the routes read; clients require a minimum version."""
 
 
 def router(server: Context) -> APIRouter:
     """Creates the routes; none unless the setting `ollama` is true."""
     responses: dict[int | str, dict[str, Any]] = {"default": {"model": dict[str, str], "description": "Error"}}
-    routes = APIRouter(route_class=BodyRoute, prefix="/api", responses=responses)
+    routes = APIRouter(route_class=AnyTypeBodyRoute, prefix="/api", responses=responses)
     if not server.settings.ollama:
         return routes
 
@@ -71,7 +75,7 @@ def router(server: Context) -> APIRouter:
         """Embeds texts as vectors of length 1."""
         begun = time.perf_counter()
         served = check_not_adapter(find(server, request.model))
-        check_embed_options(served, request.options)
+        check_embed_options(request.options)
         texts = [request.input] if isinstance(request.input, str) else request.input
         check_texts(texts)
         name_fields(input_field_names(several=len(texts) > 1))
@@ -94,6 +98,21 @@ def router(server: Context) -> APIRouter:
         )
         return json_response(body)
 
+    @routes.post("/embeddings", response_model=EmbeddingsResponse)
+    async def api_embeddings(request: EmbeddingsRequest) -> Response:
+        """Embeds a text (the older form of /api/embed); the vector is not normalized."""
+        served = check_not_adapter(find(server, request.model))
+        check_embed_options(request.options)
+        name_fields({"prompts[0]": "prompt"})
+        found: list[float] = []
+        if request.prompt:
+            (output,) = await before_deadline(
+                served.llm.embed([request.prompt], normalize=False, truncate_prompt_tokens=-1)
+            )
+            record_input_tokens([len(output.prompt_token_ids)])
+            found = cast("list[float]", output.outputs.embedding.tolist())
+        return json_response(EmbeddingsResponse(embedding=found))
+
     @routes.get("/tags")
     async def api_tags() -> ModelTags:
         """Lists the models."""
@@ -113,8 +132,8 @@ def router(server: Context) -> APIRouter:
 
     @routes.get("/version")
     async def api_version() -> Version:
-        """Returns the version of ferrule."""
-        return Version(version=__version__)
+        """Returns the version of Ollama's API that the routes follow; GET /version has ferrule's."""
+        return Version(version=API_VERSION)
 
     return routes
 

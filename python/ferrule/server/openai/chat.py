@@ -61,6 +61,7 @@ def router(server: Context) -> APIRouter:
     """Creates the route."""
     routes = APIRouter(route_class=BodyRoute)
 
+    @routes.post("/chat/completions", response_model=ChatCompletion, include_in_schema=False)
     @routes.post("/v1/chat/completions", response_model=ChatCompletion)
     async def chat_completions(request: ChatCompletionRequest) -> Response:
         """Answers a conversation (OpenAI's chat completions), whole or as a stream of server-sent events."""
@@ -182,13 +183,16 @@ class ResponseWriter:
         async with aclosing(stream_steps(self.generation)) as all_steps:
             async for step in all_steps:
                 output = step.output
-                for choice in step.deltas:
-                    chunk = self._chunk([self._delta(choice, first=choice.index not in begun)])
+                for new in step.deltas:
+                    choice = self._delta(new, first=new.index not in begun)
+                    if self._is_empty(choice):
+                        continue
+                    chunk = self._chunk([choice])
                     if self.request.return_token_ids and not begun:
                         chunk.prompt_token_ids = prompt_ids(self.generation.prompt)
                     if wants_usage_per_chunk(self.request):
                         chunk.usage = self._usage(output)
-                    begun.add(choice.index)
+                    begun.add(new.index)
                     yield event(chunk, hidden)
         if options is not None and options.include_usage and output is not None:
             chunk = self._chunk([])
@@ -225,6 +229,11 @@ class ResponseWriter:
             stop_reason=new.stop_reason,
             token_ids=new.token_ids if self.request.return_token_ids else None,
         )
+
+    def _is_empty(self, choice: ChatChunkChoice) -> bool:
+        """Whether a chunk of this choice has no contents, as for a token that is a part of a character."""
+        reported = choice.logprobs or choice.token_ids or wants_usage_per_chunk(self.request)
+        return choice.delta == ChatDelta() and choice.finish_reason is None and not reported
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
         parsed = parsed_message(self.generation, completion)

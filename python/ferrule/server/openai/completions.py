@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing, contextmanager
@@ -46,6 +47,7 @@ def router(server: Context) -> APIRouter:
     """Creates the route."""
     routes = APIRouter(route_class=BodyRoute)
 
+    @routes.post("/completions", response_model=Completion, include_in_schema=False)
     @routes.post("/v1/completions", response_model=Completion)
     async def completions(request: CompletionRequest) -> Response:
         """Continues one text or several (OpenAI's completions), whole or as a stream of server-sent events."""
@@ -168,6 +170,23 @@ class _TextPosition:
 
     characters: int = 0
     begun: bool = False
+    _decoder: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))
+
+    def advance(self, generation: Generation, token: int, prompt: str) -> None:
+        """Moves behind a token; tokens of one character begin where the character does.
+
+        Special tokens that the text leaves out have no characters; `prompt` is the echoed text, which may spell them.
+        """
+        llm = generation.served.llm
+        text = llm.token_text(token)
+        if (
+            generation.params.skip_special_tokens
+            and not llm.detokenize([token], skip_special_tokens=True)
+            and not prompt.startswith(text, self.characters)
+        ):
+            return
+        found = llm.token_bytes(token)
+        self.characters += len(text if found is None else self._decoder.decode(found))
 
 
 @dataclass
@@ -241,13 +260,15 @@ class CompletionWriter:
     ) -> CompletionLogprobs:
         shown = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         all_tokens: list[tuple[int, TokenLogprobs | None]] = [(next(iter(each)), each) for each in given]
+        prompt = ""
         if echoed is not None and echoed.prompt_logprobs is not None:
+            prompt = _prompt_text(generation)
             all_tokens = [*zip(echoed.prompt_token_ids, echoed.prompt_logprobs, strict=True), *all_tokens]
         for token, found in all_tokens:
             text = generation.served.llm.token_text(token)
             shown.tokens.append(token_name(self.request, token, text))
             shown.text_offset.append(place.characters)
-            place.characters += len(text)
+            place.advance(generation, token, prompt)
             shown.token_logprobs.append(None if found is None else found[token].logprob)
             shown.top_logprobs.append(None if found is None else self._top(found))
         return shown

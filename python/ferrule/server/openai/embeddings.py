@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ferrule._text.prompt import TokensPrompt
+from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
 from ferrule.server.encoding import (
     before_deadline,
@@ -20,6 +21,7 @@ from ferrule.server.encoding import (
     input_field_names,
     record_input_tokens,
 )
+from ferrule.server.errors import BAD_REQUEST, ApiError
 from ferrule.server.generation import new_request_id
 from ferrule.server.openai.protocol import (
     Embedding,
@@ -28,6 +30,8 @@ from ferrule.server.openai.protocol import (
     RerankList,
     RerankRequest,
     RerankResult,
+    TextRank,
+    TextRanks,
     Usage,
 )
 from ferrule.server.request_body import BodyRoute
@@ -38,6 +42,7 @@ def router(server: Context) -> APIRouter:
     """Creates the routes."""
     routes = APIRouter(route_class=BodyRoute)
 
+    @routes.post("/embeddings", response_model=EmbeddingList, include_in_schema=False)
     @routes.post("/v1/embeddings", response_model=EmbeddingList)
     async def embeddings(request: EmbeddingRequest) -> Response:
         """Embeds texts (OpenAI's embeddings), with an embedding model or with the hidden states of any other."""
@@ -65,23 +70,34 @@ def router(server: Context) -> APIRouter:
         return Response(body.model_dump_json(), media_type="application/json")
 
     # Paths of Jina's and Cohere's clients, as in vLLM.
-    @routes.post("/rerank", response_model=RerankList)
-    @routes.post("/v2/rerank", response_model=RerankList)
-    @routes.post("/v1/rerank", response_model=RerankList)
+    @routes.post("/rerank", response_model=RerankList | TextRanks)
+    @routes.post("/v2/rerank", response_model=RerankList | TextRanks)
+    @routes.post("/v1/rerank", response_model=RerankList | TextRanks)
     async def rerank(request: RerankRequest) -> Response:
-        """Sorts documents by their relevance to a query, the best first (Jina's and Cohere's rerank)."""
+        """Sorts documents by their relevance to a query, the best first (Jina's and Cohere's rerank, or TEI's)."""
         served = check_not_adapter(server.models.find(request.model))
+        documents = _documents(request)
         ranked = await before_deadline(
             served.llm.rerank(
                 request.query,
-                [each if isinstance(each, str) else each.text for each in request.documents],
+                documents,
                 top_n=request.top_n,
                 instruction=request.instruction,
-                truncate_prompt_tokens=request.truncate_prompt_tokens,
+                truncate_prompt_tokens=-1 if request.truncate else request.truncate_prompt_tokens,
             )
         )
-        read = ranked[0].prompt_tokens if ranked else 0
+        read = ranked[0].prompt_tokens
         record_input_tokens([read])
+        if request.texts is not None:
+            ranks = [
+                TextRank(
+                    index=each.index,
+                    score=each.relevance_score,
+                    text=each.document if request.return_text else None,
+                )
+                for each in ranked
+            ]
+            return Response(TextRanks(ranks).model_dump_json(), media_type="application/json")
         results = [
             RerankResult(
                 index=each.index,
@@ -94,6 +110,21 @@ def router(server: Context) -> APIRouter:
         return Response(body.model_dump_json(), media_type="application/json")
 
     return routes
+
+
+def _documents(request: RerankRequest) -> list[str]:
+    """Returns the documents of a request.
+
+    Raises ApiError, InvalidParameterError.
+    """
+    if request.texts is not None:
+        if request.documents is not None:
+            raise InvalidParameterError("texts", request.texts, "left out with documents, which means the same")
+        name_fields({"documents": "texts"})
+        return request.texts
+    if request.documents is None:
+        raise ApiError(BAD_REQUEST, "documents is required", code="missing_required_parameter", param="documents")
+    return [each if isinstance(each, str) else each.text for each in request.documents]
 
 
 def _usage(read: int) -> Usage:

@@ -30,8 +30,16 @@ MESSAGE_FIELDS: FieldRules = {
     "annotations": Unsupported("the server reads no citations", neutral=([],)),
     "audio": Unsupported("the server reads text only"),
     "function_call": Unsupported("use tool_calls"),
+    "parsed": ACCEPTED,  # added by OpenAI's client to the content
     "refusal": Unsupported("chat templates have no refusals"),
 }
 """Fields of messages that come back from an answer."""
+CALL_FIELDS: FieldRules = {"parsed_arguments": ACCEPTED}
+"""Fields of calls that OpenAI's client adds to the arguments."""
 EMBEDDING_FIELDS: FieldRules = {"user": ACCEPTED}
+RERANK_FIELDS: FieldRules = {
+    "raw_scores": Unsupported("scores are relevances from 0 to 1", neutral=(False,)),
+    "truncation_direction": Unsupported("texts are truncated at their end", neutral=("Right", "right")),
+}
+"""Fields of text-embeddings-inference."""
 STREAM_FIELDS: FieldRules = {"include_obfuscation": ACCEPTED}

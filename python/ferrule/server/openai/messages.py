@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from ferrule.server.openai.fields import MESSAGE_FIELDS
+from ferrule.server.openai.fields import CALL_FIELDS, MESSAGE_FIELDS
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.limits import BoundedList
 from ferrule.server.schema.unions import StrOrObject, str_or_list
@@ -31,6 +31,8 @@ TextOrParts = Annotated[
 
 class CalledFunction(RequestModel):
     """Name and arguments of a called function."""
+
+    other_fields = CALL_FIELDS
 
     name: str
     arguments: StrOrObject | None = None

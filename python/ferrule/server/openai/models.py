@@ -20,12 +20,14 @@ def router(server: Context) -> APIRouter:
     """Creates the routes."""
     routes = APIRouter(route_class=BodyRoute)
 
+    @routes.get("/models", include_in_schema=False)
     @routes.get("/v1/models")
     async def list_models() -> ModelList:
         """Lists models and adapters; the `parent` of an adapter is its model."""
         await server.models.check_health()
         return ModelList(data=[_card(server, served) for served in server.models.all()])
 
+    @routes.get("/models/{model:path}", include_in_schema=False)
     @routes.get("/v1/models/{model:path}")
     async def get_model(model: str) -> ModelCard:
         """Describes a model or an adapter."""

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, RootModel, Tag
 
-from ferrule.server.openai.fields import CHAT_FIELDS, EMBEDDING_FIELDS, SERVICE_FIELDS, STREAM_FIELDS
+from ferrule.server.openai.fields import (
+    CHAT_FIELDS,
+    EMBEDDING_FIELDS,
+    RERANK_FIELDS,
+    SERVICE_FIELDS,
+    STREAM_FIELDS,
+)
 from ferrule.server.openai.messages import Message
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.limits import BoundedList, TokenIds, ToolList
@@ -128,14 +134,29 @@ class RerankDocument(RequestModel):
 
 
 class RerankRequest(RequestModel):
-    """Request of POST /v1/rerank."""
+    """Request of POST /v1/rerank, with `documents` or, in the form of text-embeddings-inference, with `texts`."""
+
+    other_fields = RERANK_FIELDS
 
     query: str
-    documents: BoundedList[
+    documents: (
         Annotated[
-            Annotated[str, Tag("<str>")] | Annotated[RerankDocument, Tag("<object>")], Discriminator(str_or_object)
+            BoundedList[
+                Annotated[
+                    Annotated[str, Tag("<str>")] | Annotated[RerankDocument, Tag("<object>")],
+                    Discriminator(str_or_object),
+                ]
+            ],
+            Field(min_length=1),
         ]
-    ]
+        | None
+    ) = None
+    texts: Annotated[BoundedList[str], Field(min_length=1)] | None = None
+    """Documents; the response is then a list of indices and scores."""
+    return_text: bool = False
+    """Whether the response to `texts` has the texts."""
+    truncate: bool = False
+    """Whether to truncate `texts` that are too long."""
     model: str | None = None
     top_n: int | None = None
     instruction: str | None = None
@@ -379,6 +400,18 @@ class RerankList(BaseModel):
     model: str
     results: list[RerankResult]
     usage: Usage
+
+
+class TextRank(BaseModel):
+    """Index and score of a text, in the form of text-embeddings-inference."""
+
+    index: int
+    score: float
+    text: str | None = _extra()
+
+
+class TextRanks(RootModel[list[TextRank]]):
+    """Response of POST /v1/rerank to a request with `texts`."""
 
 
 class Tokens(BaseModel):

@@ -31,6 +31,9 @@ REASONING_FIELDS: FieldRules = {
     "summary": Unsupported("the server summarizes no reasoning"),
 }
 ITEM_FIELDS: FieldRules = {"encrypted_content": Unsupported("the server reads reasoning as text"), "phase": ACCEPTED}
+TEXT_PART_FIELDS: FieldRules = {"parsed": ACCEPTED}
+CALL_FIELDS: FieldRules = {"parsed_arguments": ACCEPTED}
+"""Fields that OpenAI's client adds to an answer and sends back."""
 STREAM_FIELDS: FieldRules = {
     "continuous_usage_stats": Unsupported("the last event reports the usage", neutral=(False,)),
     "include_obfuscation": ACCEPTED,

@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from ferrule.server.responses.fields import ITEM_FIELDS, REASONING_FIELDS, RESPONSE_FIELDS, STREAM_FIELDS, TEXT_FIELDS
+from ferrule.server.responses.fields import (
+    CALL_FIELDS,
+    ITEM_FIELDS,
+    REASONING_FIELDS,
+    RESPONSE_FIELDS,
+    STREAM_FIELDS,
+    TEXT_FIELDS,
+    TEXT_PART_FIELDS,
+)
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.limits import BoundedDict, BoundedList, ToolList
 from ferrule.server.schema.logprobs import TokenLogprob
@@ -21,6 +29,8 @@ LOGPROBS = "message.output_text.logprobs"
 
 class TextPart(RequestModel):
     """Text part of a message or of a tool's result."""
+
+    other_fields = TEXT_PART_FIELDS
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -48,6 +58,8 @@ class MessageItem(RequestModel):
 
 class FunctionCallItem(RequestModel):
     """Tool call of the model."""
+
+    other_fields = CALL_FIELDS
 
     type: Literal["function_call"]
     call_id: str

@@ -26,6 +26,7 @@ def router(server: Context) -> APIRouter:
     """Creates the route."""
     routes = APIRouter(route_class=BodyRoute)
 
+    @routes.post("/responses", response_model=ResponseBody, include_in_schema=False)
     @routes.post("/v1/responses", response_model=ResponseBody)
     async def responses(request: ResponsesRequest) -> Response:
         """Answers a conversation (OpenAI's Responses), whole or as a stream of typed events. Nothing is stored."""

@@ -1,0 +1,171 @@
+"""Requests of clients other than the official ones, and of routes without /v1."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+
+import fakes
+from ferrule import LLM
+from server.live import Live, events
+from server.scripted_server import PARAMETERS, ScriptedServer
+
+MESSAGES: list[Any] = [{"role": "user", "content": "Hi"}]
+
+
+class City(BaseModel):
+    """Schema of a parsed answer, and of the arguments of a parsed call."""
+
+    city: str
+
+
+def write(live: Live, text: str) -> None:
+    """Sets the output of the fake engine."""
+    tokens = [*live.llm.tokenize(text, add_special_tokens=False), 2]
+    live.llm._driver._engine.__class__.script = staticmethod(lambda _prompt: tokens)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_clients_that_split_lines_at_unicode_separators_read_streams(
+    live: Live, engine: type[fakes.Engine], path: str
+) -> None:
+    text = "a\u2028b\u2029c\u0085d\u000be"
+    write(live, text)
+    body = {"messages": MESSAGES, "stream": True} if "chat" in path else {"prompt": "Hi", "stream": True}
+    found = ""
+    with httpx.stream("POST", live.url + path, json={**body, "max_tokens": 50}) as answer:
+        for line in answer.iter_lines():
+            if line and line != "data: [DONE]":
+                (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                found += choice["delta"].get("content") or "" if "chat" in path else choice["text"]
+    assert found == text
+
+
+def test_no_chunk_of_a_chat_is_empty(live: Live, engine: type[fakes.Engine]) -> None:
+    engine.step_seconds = 0.01
+    write(live, "🎉👩‍👩‍👧‍👦" * 3)
+    choices = [choice for chunk in events(live.chat(stream=True).body) for choice in chunk["choices"]]
+    assert len(choices) > 2
+    assert all(choice["delta"] or choice["finish_reason"] for choice in choices)
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == "🎉👩‍👩‍👧‍👦" * 3
+    identified = events(live.chat(stream=True, return_token_ids=True).body)
+    tokens = [token for chunk in identified for choice in chunk["choices"] for token in choice["token_ids"]]
+    assert live.llm.detokenize(tokens) == "🎉👩‍👩‍👧‍👦" * 3
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of the client, which sends `parsed`
+def test_a_parsed_answer_can_be_sent_back(scripted: ScriptedServer) -> None:
+    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS, "strict": True}}
+    with openai.OpenAI(base_url=f"{scripted.live.url}/v1", api_key="none", max_retries=0) as client:
+        called = client.chat.completions.with_raw_response.parse(model="tiny", messages=MESSAGES, tools=[tool])
+        message = called.parse().choices[0].message
+        assert message.tool_calls
+        assert message.tool_calls[0].function.parsed_arguments == {"city": "Zürich"}
+        results = [{"role": "tool", "tool_call_id": each.id, "content": "Sunny."} for each in message.tool_calls]
+        sent: list[Any] = [*MESSAGES, message, *results]
+        again = client.chat.completions.with_raw_response.create(model="tiny", messages=sent)
+        assert "X-Ferrule-Ignored-Fields" not in again.headers
+        scripted.set_output('{"city": "Rome"}')
+        parsed = client.chat.completions.parse(model="tiny", messages=MESSAGES, response_format=City)
+        message = parsed.choices[0].message
+        assert message.parsed == City(city="Rome")
+        sent = [*MESSAGES, message, *MESSAGES]
+        again = client.chat.completions.with_raw_response.create(model="tiny", messages=sent)
+        assert "X-Ferrule-Ignored-Fields" not in again.headers
+        response = client.responses.parse(model="tiny", input="?", text_format=City)
+        assert response.output_parsed == City(city="Rome")
+        output: list[Any] = [item.to_dict() for item in response.output]
+        assert "parsed" in output[-1]["content"][0]
+        handed = client.responses.with_raw_response.create(model="tiny", input=[*MESSAGES, *output, *MESSAGES])
+        assert "X-Ferrule-Ignored-Fields" not in handed.headers
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"documents": []}, "documents"),
+        ({"texts": []}, "texts"),
+        ({}, "documents"),
+        ({"documents": ["a"], "texts": ["a"]}, "texts"),
+        ({"texts": ["a"], "raw_scores": True}, "raw_scores"),
+    ],
+)
+def test_reranking_nothing_is_refused(live: Live, asked: dict[str, Any], param: str) -> None:
+    answer = live.request("/v1/rerank", {"query": "a", **asked})
+    assert (answer.status, answer.error["param"]) == (400, param)
+
+
+def test_routes_of_openai_without_v1(live: Live) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "/chat/completions": {"messages": MESSAGES, "max_tokens": 1},
+        "/completions": {"prompt": "Hi", "max_tokens": 1},
+        "/responses": {"input": "Hi", "max_output_tokens": 1},
+        "/embeddings": {"input": "Hi", "dimensions": 0},
+    }
+    for path, body in bodies.items():
+        assert live.request(path, body).status == live.request(f"/v1{path}", body).status != 404
+    assert live.request("/models").json == live.request("/v1/models").json
+    assert live.request("/models/tiny").json == live.request("/v1/models/tiny").json
+
+
+def test_a_body_with_two_lengths_is_refused_and_the_connection_closed(live: Live) -> None:
+    body = json.dumps({"prompt": "Hi", "max_tokens": 1}).encode()
+    lines = [
+        b"POST /v1/completions HTTP/1.1",
+        b"Host: localhost",
+        b"Content-Type: application/json",
+        b"Content-Length: %d" % len(body),
+        b"Transfer-Encoding: chunked",
+    ]
+    with live.connect() as client:
+        client.sendall(b"\r\n".join([*lines, b"", b"%x" % len(body), body, b"0", b"", b""]))
+        answer = b""
+        while piece := client.recv(1 << 16):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"\r\nconnection: close\r\n" in answer.lower()
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+# Tests on the engine itself come last: fixtures of the others check that no thread of an engine is left.
+
+
+@pytest.mark.native
+def test_offsets_of_an_echo_are_places_in_the_text(tiny: Live, solo: LLM) -> None:
+    special = [solo.tokenize(each, add_special_tokens=False)[0] for each in ("<|bos|>", "<|eos|>")]
+    word = solo.tokenize("word", add_special_tokens=False)
+    character = solo.tokenize("漢", add_special_tokens=False)
+    assert len(character) > 1
+    asked: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": 0}
+    (choice,) = tiny.complete([*special, *word], **asked).json["choices"]
+    assert choice["text"] == "word"
+    assert choice["logprobs"]["text_offset"][:3] == [0, 0, 0]
+    (choice,) = tiny.complete([*word, *character, *word], **asked).json["choices"]
+    assert choice["text"] == "word漢word"
+    offsets = choice["logprobs"]["text_offset"]
+    assert offsets[len(word) : -len(word)] == [4] * len(character)
+    assert offsets[-len(word)] == 5
+    (choice,) = tiny.complete("<|eos|>word", **asked).json["choices"]
+    assert choice["logprobs"]["text_offset"][:2] == [0, len("<|eos|>")]
+    (choice,) = tiny.complete([*special, *word], **asked, skip_special_tokens=False).json["choices"]
+    assert choice["logprobs"]["text_offset"][:3] == [0, 7, 14]
+
+
+@pytest.mark.native
+def test_texts_are_reranked_in_the_form_of_text_embeddings_inference(tiny: Live) -> None:
+    texts = ["Paris is the capital of France.", "Dogs bark.", "France has a capital."]
+    asked = {"query": "capital", "texts": texts}
+    found = tiny.request("/rerank", asked).json
+    known = tiny.request("/rerank", {"query": "capital", "documents": texts}).json["results"]
+    assert found == [{"index": each["index"], "score": each["relevance_score"]} for each in known]
+    found = tiny.request("/rerank", {**asked, "return_text": True, "raw_scores": False, "truncate": False}).json
+    assert [each["text"] for each in found] == [texts[each["index"]] for each in found]
+    long = [*texts, "word " * 3000]
+    refused = tiny.request("/rerank", {**asked, "texts": long})
+    assert (refused.status, refused.error["param"]) == (400, "texts[3]")
+    assert len(tiny.request("/rerank", {**asked, "texts": long, "truncate": True}).json) == 4
