@@ -24,7 +24,7 @@ from ferrule._loading import packed_cache
 TESTS = Path(__file__).parent
 
 
-def test_the_engine_dies(engine: type[fakes.Engine]) -> None:
+def test_engine_death_fails_every_request(engine: type[fakes.Engine]) -> None:
     engine.dies_at = 5
     engine.step_seconds = 0.001
 
@@ -48,7 +48,7 @@ def test_the_engine_dies(engine: type[fakes.Engine]) -> None:
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt, MemoryError])
-def test_the_thread_itself_fails(
+def test_exception_in_engine_thread_fails_every_request(
     kind: type[BaseException], engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def step(self: fakes.Engine) -> list[fakes.StepOutput]:
@@ -70,7 +70,7 @@ def test_the_thread_itself_fails(
     run(test)
 
 
-def test_drain_waits(engine: type[fakes.Engine]) -> None:
+def test_drain_waits_for_running_requests(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.002
 
     async def test() -> None:
@@ -93,7 +93,7 @@ def test_drain_waits(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_drain_aborts_after_its_time(engine: type[fakes.Engine]) -> None:
+def test_drain_aborts_requests_after_timeout(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.002
 
     async def test() -> None:
@@ -111,7 +111,7 @@ def test_drain_aborts_after_its_time(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_aclose_ends_what_runs(engine: type[fakes.Engine]) -> None:
+def test_aclose_ends_running_requests(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.05
 
     async def test() -> None:
@@ -143,7 +143,7 @@ def test_aclose_ends_what_runs(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_closing_what_never_ran_and_closing_without_a_loop(engine: type[fakes.Engine]) -> None:
+def test_close_of_unused_engine_and_without_event_loop(engine: type[fakes.Engine]) -> None:
     async def test() -> None:
         async with AsyncLLM() as llm:
             pass
@@ -160,7 +160,7 @@ def test_closing_what_never_ran_and_closing_without_a_loop(engine: type[fakes.En
     assert not llm._engine_thread.alive
 
 
-def test_an_async_llm_that_is_dropped_ends_its_thread(engine: type[fakes.Engine]) -> None:
+def test_garbage_collected_async_llm_ends_engine_thread(engine: type[fakes.Engine]) -> None:
     llm = AsyncLLM()
     asyncio.run(last(llm.generate("x", sampled(3))))  # type: ignore[arg-type]
     thread, gone = llm._engine_thread._thread, weakref.ref(llm)
@@ -172,7 +172,7 @@ def test_an_async_llm_that_is_dropped_ends_its_thread(engine: type[fakes.Engine]
     assert not thread.is_alive()
 
 
-def test_two_loops_in_two_threads(engine: type[fakes.Engine]) -> None:
+def test_two_event_loops_in_two_threads(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.001
     with LLM() as plain:
         expected = [plain.generate(f"x {i}", sampled(30, seed=i))[0].outputs for i in range(8)]
@@ -227,7 +227,7 @@ print("leaving")
 
 
 @pytest.mark.parametrize("kind", ["idle", "running"])
-def test_exit_is_clean(kind: str) -> None:
+def test_process_exit_is_clean(kind: str) -> None:
     start = time.monotonic()
     command = [sys.executable, "-W", "ignore", "-c", EXIT, kind]
     process = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=20, check=False)
@@ -276,7 +276,7 @@ llm.close()
 """
 
 
-def test_a_forked_child_works_or_says_why_not() -> None:
+def test_forked_child_works_or_raises() -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORK]
     process = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=20, check=False)
     assert process.returncode == 0, process.stderr

@@ -21,7 +21,7 @@ def texts(count: int, tokens: int = 100) -> list[TokensPrompt]:
     return [{"prompt_token_ids": [7 + number % 4000] * tokens} for number in range(count)]
 
 
-def test_answers_are_those_of_llm(engine: type[fakes.Engine]) -> None:
+def test_results_equal_llm(engine: type[fakes.Engine]) -> None:
     with LLM() as plain:
         embedded = plain.embed(["The cat", "The dog"], dimensions=8)
         hidden = plain.embed(["The cat", "The dog barks"], pooling="none")
@@ -47,7 +47,7 @@ def test_answers_are_those_of_llm(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_portions_come_between_steps(engine: type[fakes.Engine]) -> None:
+def test_encoding_batches_run_between_steps(engine: type[fakes.Engine]) -> None:
     """Generation continues while many texts are embedded."""
     engine.step_seconds = 0.005
 
@@ -78,7 +78,7 @@ async def behind_a_gate(llm: AsyncLLM, calls: list[Coroutine[Any, Any, Any]]) ->
     return await answers
 
 
-def test_callers_who_want_the_same_are_served_at_once(engine: type[fakes.Engine]) -> None:
+def test_calls_with_equal_parameters_share_a_batch(engine: type[fakes.Engine]) -> None:
     async def test() -> None:
         async with AsyncLLM() as llm:
             same = [llm.embed(text) for text in texts(5)]
@@ -93,7 +93,7 @@ def test_callers_who_want_the_same_are_served_at_once(engine: type[fakes.Engine]
     run(test)
 
 
-def test_an_error_goes_to_the_call_of_its_text(engine: type[fakes.Engine]) -> None:
+def test_error_fails_only_the_call_of_its_text(engine: type[fakes.Engine]) -> None:
     engine.bad_prompt = [9] * 100
 
     async def test() -> None:
@@ -107,7 +107,7 @@ def test_an_error_goes_to_the_call_of_its_text(engine: type[fakes.Engine]) -> No
     run(test)
 
 
-def test_a_task_that_is_cancelled_is_embedded_no_further(engine: type[fakes.Engine]) -> None:
+def test_cancelled_task_stops_encoding(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.005
 
     async def test() -> None:
@@ -125,7 +125,7 @@ def test_a_task_that_is_cancelled_is_embedded_no_further(engine: type[fakes.Engi
     run(test)
 
 
-def test_draining_waits_for_texts_and_refuses_more(engine: type[fakes.Engine]) -> None:
+def test_drain_waits_for_texts_and_rejects_new_ones(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.005
 
     async def test() -> None:
@@ -142,7 +142,7 @@ def test_draining_waits_for_texts_and_refuses_more(engine: type[fakes.Engine]) -
     run(test)
 
 
-def test_draining_waits_no_longer_than_its_timeout(engine: type[fakes.Engine]) -> None:
+def test_drain_stops_waiting_after_timeout(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.02
 
     async def test() -> None:
@@ -158,7 +158,7 @@ def test_draining_waits_no_longer_than_its_timeout(engine: type[fakes.Engine]) -
 
 
 @pytest.mark.parametrize("close", [lambda llm: llm.aclose(), lambda llm: asyncio.to_thread(llm.close)])
-def test_closing_ends_those_who_wait(close: Callable[[AsyncLLM], Any], engine: type[fakes.Engine]) -> None:
+def test_close_fails_waiting_calls(close: Callable[[AsyncLLM], Any], engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.005
 
     async def test() -> None:
@@ -174,7 +174,7 @@ def test_closing_ends_those_who_wait(close: Callable[[AsyncLLM], Any], engine: t
     run(test)
 
 
-def test_an_engine_that_died_is_noticed(engine: type[fakes.Engine]) -> None:
+def test_dead_engine_is_detected(engine: type[fakes.Engine]) -> None:
     async def test() -> None:
         llm = AsyncLLM()
         await llm.embed("x")
@@ -191,7 +191,7 @@ def test_an_engine_that_died_is_noticed(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_as_many_wait_as_may(engine: type[fakes.Engine]) -> None:
+def test_full_queue_rejects_encoding_calls(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.01
 
     async def test() -> None:
@@ -207,7 +207,7 @@ def test_as_many_wait_as_may(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_a_loop_that_is_closed_under_its_texts_does_no_harm(engine: type[fakes.Engine]) -> None:
+def test_closed_event_loop_does_not_break_engine(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.005
     llm = AsyncLLM()
 

@@ -25,7 +25,7 @@ from ferrule import (
 from ferrule._engine.collector import Collector
 
 
-def test_a_stop_string_ends_one_completion_of_several(engine: type[fakes.Engine]) -> None:
+def test_stop_string_ends_one_of_several_completions(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.002
     with LLM() as plain:
         first, second = (completion.text for completion in plain.generate("x", sampled(300, n=2))[0].outputs)
@@ -45,7 +45,7 @@ def test_a_stop_string_ends_one_completion_of_several(engine: type[fakes.Engine]
     run(test)
 
 
-def test_abort(engine: type[fakes.Engine]) -> None:
+def test_abort_before_during_and_after_prefill(engine: type[fakes.Engine]) -> None:
     """Before the request is added, in its prefill, in mid-stream, and with n=4."""
     engine.step_seconds = 0.002
     engine.prefill_chunk = 10
@@ -87,7 +87,7 @@ def test_abort(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_an_abort_before_the_engine_has_heard_of_the_request(engine: type[fakes.Engine]) -> None:
+def test_abort_before_engine_receives_request(engine: type[fakes.Engine]) -> None:
     """While its text is being read, and in the middle of a step."""
     engine.step_seconds = 0.2
 
@@ -114,7 +114,7 @@ def test_an_abort_before_the_engine_has_heard_of_the_request(engine: type[fakes.
     run(test)
 
 
-def test_an_abort_lets_out_the_text_that_was_held_back(engine: type[fakes.Engine]) -> None:
+def test_abort_releases_held_back_text(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.005
 
     async def test() -> None:
@@ -134,7 +134,7 @@ def test_an_abort_lets_out_the_text_that_was_held_back(engine: type[fakes.Engine
     run(test)
 
 
-def test_cancelling_at_random_moments(engine: type[fakes.Engine]) -> None:
+def test_cancellation_at_random_times(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.001
     engine.prefill_chunk = 20
     generator = random.Random(4)
@@ -159,7 +159,7 @@ def test_cancelling_at_random_moments(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_leaving_the_loop_ends_the_request(engine: type[fakes.Engine]) -> None:
+def test_leaving_iteration_aborts_request(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.001
 
     async def test() -> None:
@@ -177,7 +177,9 @@ def test_leaving_the_loop_ends_the_request(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_a_defect_while_reading_ends_that_request(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_in_detokenizer_fails_only_its_request(
+    engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine.step_seconds = 0.001
 
     async def test() -> None:
@@ -199,7 +201,7 @@ async def _rest(stream: AsyncGenerator[Any, None]) -> None:
         pass
 
 
-def test_a_loop_that_is_closed_under_its_requests(engine: type[fakes.Engine]) -> None:
+def test_closed_event_loop_aborts_its_requests(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.001
     llm = AsyncLLM()
     loop = asyncio.new_event_loop()
@@ -217,7 +219,7 @@ def test_a_loop_that_is_closed_under_its_requests(engine: type[fakes.Engine]) ->
         generator.aclose().send(None)
 
 
-def test_a_loop_that_never_hears_the_end(engine: type[fakes.Engine]) -> None:
+def test_requests_of_stopped_event_loop_are_released(engine: type[fakes.Engine]) -> None:
     """Nothing of a request is left that ended after its loop had stopped, and its name is free."""
     engine.step_seconds = 0.001
     llm = AsyncLLM()
@@ -250,7 +252,7 @@ def test_a_loop_that_never_hears_the_end(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_draining_while_a_loop_is_closed(engine: type[fakes.Engine]) -> None:
+def test_drain_completes_when_event_loop_is_closed(engine: type[fakes.Engine]) -> None:
     async def admit(llm: AsyncLLM) -> None:
         llm._registry.admit(Collector("mine", 1))
 
@@ -268,7 +270,7 @@ def test_draining_while_a_loop_is_closed(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_a_request_that_is_refused_after_its_loop_was_closed(
+def test_request_rejected_after_its_event_loop_closed(
     engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
@@ -290,7 +292,7 @@ def test_a_request_that_is_refused_after_its_loop_was_closed(
         run(test)
 
 
-def test_a_request_that_never_began_leaves_nothing(engine: type[fakes.Engine]) -> None:
+def test_invalid_request_leaves_no_state(engine: type[fakes.Engine]) -> None:
     """There is no thread yet that would read of its end."""
 
     async def test() -> None:

@@ -33,7 +33,7 @@ def alone() -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def test_each_of_many_clients_gets_what_it_gets_alone(alone: list[list[int]]) -> None:
+def test_concurrent_requests_equal_solo_outputs(alone: list[list[int]]) -> None:
     async def clients() -> list[list[int]]:
         async with AsyncLLM(threads=2) as llm:
             work = (last(llm.generate(prompt, params(number))) for number, prompt in enumerate(PROMPTS))
@@ -42,7 +42,7 @@ def test_each_of_many_clients_gets_what_it_gets_alone(alone: list[list[int]]) ->
     assert asyncio.run(clients()) == alone
 
 
-def test_clients_that_leave_give_all_pages_back_and_disturb_nobody(alone: list[list[int]]) -> None:
+def test_cancelled_requests_free_pages_and_do_not_change_others(alone: list[list[int]]) -> None:
     generator = random.Random(5)
 
     async def client(llm: AsyncLLM, number: int) -> None:
@@ -71,7 +71,7 @@ def test_clients_that_leave_give_all_pages_back_and_disturb_nobody(alone: list[l
     asyncio.run(clients(), debug=True)
 
 
-def test_a_score_is_what_the_logits_say() -> None:
+def test_loglikelihood_equals_log_softmax_of_logits() -> None:
     with LLM(threads=2, quantization="f32") as llm:
         prompt = llm.tokenize("The capital of France is")
         texts = [" Paris", " Rome, of course", " the the the"]

@@ -29,7 +29,7 @@ from ferrule import (
 from ferrule._engine.request import Completion
 
 
-def test_outputs_are_cumulative_and_equal_to_those_of_llm(engine: type[fakes.Engine]) -> None:
+def test_outputs_are_cumulative_and_equal_llm(engine: type[fakes.Engine]) -> None:
     with LLM() as plain:
         expected = plain.generate("The capital", sampled(9, logprobs=2, entropy=True))[0]
 
@@ -55,7 +55,7 @@ def test_outputs_are_cumulative_and_equal_to_those_of_llm(engine: type[fakes.Eng
     run(test)
 
 
-def test_n_completions_come_together(engine: type[fakes.Engine]) -> None:
+def test_n_completions_are_forks_of_one_prompt(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.001
     with LLM() as plain:
         expected = plain.generate("x", sampled(12, n=4))[0]
@@ -73,7 +73,7 @@ def test_n_completions_come_together(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_steps_of_several_completions_add_up(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concatenated_step_deltas_equal_outputs(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[int] = []
     copied = Completion.output
 
@@ -110,7 +110,7 @@ def test_steps_of_several_completions_add_up(engine: type[fakes.Engine], monkeyp
     run(test)
 
 
-def test_steps_of_the_best_come_in_the_end(engine: type[fakes.Engine]) -> None:
+def test_best_of_yields_one_step_at_the_end(engine: type[fakes.Engine]) -> None:
     async def test() -> None:
         async with AsyncLLM() as llm:
             params = sampled(9, n=2, best_of=4)
@@ -124,7 +124,7 @@ def test_steps_of_the_best_come_in_the_end(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_stop_strings_end_the_request_in_the_engine(engine: type[fakes.Engine]) -> None:
+def test_stop_strings_abort_request_in_engine(engine: type[fakes.Engine]) -> None:
     async def test() -> None:
         async with AsyncLLM() as llm:
             tokens = llm.tokenize("Paris is big.")
@@ -139,7 +139,7 @@ def test_stop_strings_end_the_request_in_the_engine(engine: type[fakes.Engine]) 
     run(test)
 
 
-def test_chat(engine: type[fakes.Engine]) -> None:
+def test_chat_equals_llm(engine: type[fakes.Engine]) -> None:
     messages: Any = [{"role": "user", "content": "Hi"}]
     with LLM() as plain:
         expected = plain.chat(messages, sampled(5))[0]
@@ -186,7 +186,7 @@ BAD: list[tuple[Callable[[AsyncLLM], AsyncGenerator[Any, None]], type[Exception]
 
 
 @pytest.mark.parametrize(("call", "error", "message"), BAD)
-def test_a_bad_request_is_refused_and_forgotten(
+def test_invalid_request_raises_and_leaves_no_state(
     call: Callable[[AsyncLLM], AsyncGenerator[Any, None]],
     error: type[Exception],
     message: str,
@@ -202,9 +202,7 @@ def test_a_bad_request_is_refused_and_forgotten(
     run(test)
 
 
-def test_what_the_engine_refuses_reaches_its_caller_alone(
-    engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engine_rejection_reaches_only_its_caller(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     add = fakes.Engine.add_request
 
     def add_or_refuse(self: fakes.Engine, prompt: list[int], params: str, fork_of: int | None, *more: Any) -> int:
@@ -225,7 +223,7 @@ def test_what_the_engine_refuses_reaches_its_caller_alone(
     run(test)
 
 
-def test_a_request_whose_numbers_go_wrong_fails_alone(engine: type[fakes.Engine]) -> None:
+def test_non_finite_logits_fail_only_their_request(engine: type[fakes.Engine]) -> None:
     engine.bad_prompt = [9]
 
     async def test() -> None:
@@ -241,7 +239,7 @@ def test_a_request_whose_numbers_go_wrong_fails_alone(engine: type[fakes.Engine]
     run(test)
 
 
-def test_a_stream_that_is_not_read_runs_nothing(engine: type[fakes.Engine]) -> None:
+def test_unread_stream_starts_no_request(engine: type[fakes.Engine]) -> None:
     async def test() -> None:
         async with AsyncLLM() as llm:
             stream, outputs = llm.stream("x"), llm.generate("x")
@@ -253,7 +251,7 @@ def test_a_stream_that_is_not_read_runs_nothing(engine: type[fakes.Engine]) -> N
     run(test)
 
 
-def test_a_slow_reader_gets_the_newest_state(engine: type[fakes.Engine]) -> None:
+def test_slow_reader_gets_latest_output(engine: type[fakes.Engine]) -> None:
     with LLM() as plain:
         expected = plain.generate("x", sampled(300))[0].outputs
 
@@ -274,7 +272,7 @@ def test_a_slow_reader_gets_the_newest_state(engine: type[fakes.Engine]) -> None
     run(test)
 
 
-def test_names(engine: type[fakes.Engine]) -> None:
+def test_request_ids_are_unique_while_running(engine: type[fakes.Engine]) -> None:
     engine.step_seconds = 0.001
 
     async def test() -> None:
@@ -292,7 +290,7 @@ def test_names(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_a_full_queue_is_reported_at_once(engine: type[fakes.Engine]) -> None:
+def test_full_queue_raises_without_waiting_for_step(engine: type[fakes.Engine]) -> None:
     """The error arrives during a step that takes much longer than the allowed time."""
     engine.step_seconds = 1.0
 
@@ -317,7 +315,7 @@ def test_a_full_queue_is_reported_at_once(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_a_place_that_is_free_counts(engine: type[fakes.Engine]) -> None:
+def test_free_slots_count_towards_queue_capacity(engine: type[fakes.Engine]) -> None:
     """Whoever takes it waits for no more than the next step, and so it is to the engine itself."""
     engine.step_seconds = 0.002
 
@@ -355,7 +353,7 @@ def test_running_requests_do_not_count_as_waiting(engine: type[fakes.Engine]) ->
     run(test)
 
 
-def test_long_texts_are_read_outside_of_the_loop(engine: type[fakes.Engine]) -> None:
+def test_long_texts_are_tokenized_outside_event_loop(engine: type[fakes.Engine]) -> None:
     text = "The capital of France is Paris. " * 3000
 
     async def test() -> None:
@@ -377,7 +375,7 @@ def test_long_texts_are_read_outside_of_the_loop(engine: type[fakes.Engine]) -> 
     run(test)
 
 
-def test_prompt_logprobs(engine: type[fakes.Engine]) -> None:
+def test_prompt_logprobs_equal_llm(engine: type[fakes.Engine]) -> None:
     engine.prefill_chunk = 7
     params = sampled(3, prompt_logprobs=2, n=2)
     with LLM() as plain:
@@ -398,7 +396,7 @@ def test_prompt_logprobs(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_a_thousand_requests_of_which_a_third_disconnects(engine: type[fakes.Engine]) -> None:
+def test_thousand_requests_with_disconnects(engine: type[fakes.Engine]) -> None:
     """Nothing is left running, nothing is mixed up: each response is the beginning of what the request gets alone."""
     engine.max_num_seqs = 64
     generator = random.Random(9)

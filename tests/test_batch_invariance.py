@@ -123,13 +123,13 @@ def at_once(llm: LLM, model: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("model", "formats"), CASES)
-def test_nothing_shared_and_small_chunks(model: str, formats: tuple[str, str]) -> None:
+def test_small_prefill_chunks_without_prefix_cache(model: str, formats: tuple[str, str]) -> None:
     with load(model, formats, 16, 1, enable_prefix_caching=False) as llm:
         assert at_once(llm, model) == alone(model, formats)
 
 
 @pytest.mark.parametrize(("model", "formats"), CASES)
-def test_prefixes_from_memory(model: str, formats: tuple[str, str]) -> None:
+def test_prefix_cache_in_memory(model: str, formats: tuple[str, str]) -> None:
     with load(model, formats, 64, 2) as llm:
         assert at_once(llm, model) == alone(model, formats)
         first = llm.metrics()
@@ -139,7 +139,7 @@ def test_prefixes_from_memory(model: str, formats: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("model", "formats"), CASES)
-def test_prefixes_from_the_disk(model: str, formats: tuple[str, str], tmp_path: Path) -> None:
+def test_prefix_cache_on_disk(model: str, formats: tuple[str, str], tmp_path: Path) -> None:
     for restarted in (False, True):
         with load(model, formats, 512, 2, prefix_cache_dir=tmp_path / "pages") as llm:
             assert at_once(llm, model) == alone(model, formats)
@@ -148,7 +148,7 @@ def test_prefixes_from_the_disk(model: str, formats: tuple[str, str], tmp_path: 
 
 @pytest.mark.parametrize("enable_prefix_caching", [False, True])
 @pytest.mark.parametrize(("model", "formats"), CASES)
-def test_a_cache_that_holds_a_few_of_them(model: str, formats: tuple[str, str], enable_prefix_caching: bool) -> None:
+def test_kv_cache_smaller_than_batch(model: str, formats: tuple[str, str], enable_prefix_caching: bool) -> None:
     """FAULTS row 67, on the engine itself."""
     with load(model, formats, 64, 2) as llm:
         page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
@@ -161,7 +161,7 @@ def test_a_cache_that_holds_a_few_of_them(model: str, formats: tuple[str, str], 
         assert metrics.pages_free == metrics.pages_total
 
 
-def test_structures_stages_and_drafts_in_a_small_cache() -> None:
+def test_structured_outputs_sampling_stages_and_speculation_in_small_cache() -> None:
     """All features at once: each request gets the same output as alone without speculative tokens."""
     formats = ("int8", "int8")
     text = {"type": "string", "maxLength": 8}
@@ -217,7 +217,7 @@ def test_completions_of_one_prompt(enable_prefix_caching: bool) -> None:
 
 
 @pytest.mark.parametrize("kv", ["f32", "f16", "int8"])
-def test_a_state_restored_elsewhere(kv: str) -> None:
+def test_state_restored_with_other_threads_and_chunks(kv: str) -> None:
     prompt = prompts()[-1]
     with load("tiny", ("int8", kv), 64, 2) as llm:
         state = llm.save_state(prompt)

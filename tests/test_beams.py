@@ -118,7 +118,7 @@ def others_alone(formats: tuple[str, str]) -> list[Any]:
 
 @pytest.mark.parametrize("formats", FORMATS)
 @pytest.mark.parametrize("few_pages", [False, True])
-def test_a_search_finds_the_same_beside_others(formats: tuple[str, str], few_pages: bool) -> None:
+def test_search_is_independent_of_concurrent_requests(formats: tuple[str, str], few_pages: bool) -> None:
     """Small chunks, prefixes from the cache, structured and speculative requests, and pages for a quarter of them."""
     drafts = {"method": "ngram", "prompt_lookup_min": 1, "adaptive": False}
     options: dict[str, Any] = {"speculative_config": drafts}
@@ -166,14 +166,14 @@ def test_a_search_finds_the_same_beside_others(formats: tuple[str, str], few_pag
         ({"ignore_eos": "yes"}, ["ignore_eos"]),
     ],
 )
-def test_what_makes_no_search_is_named(arguments: dict[str, Any], fragments: list[str]) -> None:
+def test_invalid_search_parameters(arguments: dict[str, Any], fragments: list[str]) -> None:
     search: dict[str, Any] = {"beam_width": 4, "max_tokens": 8, **arguments}
     with pytest.raises(InvalidParameterError) as refused:
         BeamSearchParams(**search)
     assert all(fragment in str(refused.value) for fragment in fragments), refused.value
 
 
-def test_what_an_engine_cannot_search_is_named() -> None:
+def test_search_exceeding_engine_limits() -> None:
     with LLM(max_num_seqs=3, threads=1) as llm:
         page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
         message = r"beam_width must be <= 3, the sequences that fit in a step \(max_num_seqs, .*\), got 4$"
@@ -197,7 +197,7 @@ def test_what_an_engine_cannot_search_is_named() -> None:
         llm.beam_search({"prompt_token_ids": [9] * 100}, BeamSearchParams(beam_width=6, max_tokens=8))
 
 
-def test_the_example_of_the_documentation() -> None:
+def test_documentation_example() -> None:
     prompt = "The capital of France is"
     with LLM(threads=1) as llm:
         output, other = llm.beam_search([prompt, "Once"], BeamSearchParams(beam_width=3, max_tokens=12))
@@ -228,7 +228,7 @@ def test_the_example_of_the_documentation() -> None:
         assert all(each.text == llm.detokenize(each.token_ids[:-1]) for each in stopped)
 
 
-def test_adapters_salts_and_priorities_are_those_of_a_request(tmp_path: Path) -> None:
+def test_adapters_salts_and_priorities_apply_to_searches(tmp_path: Path) -> None:
     adapter = LoRARequest("a", 1, str(random_adapter(tmp_path / "a", TINY, alpha=64.0)))
     search = BeamSearchParams(beam_width=3, max_tokens=10)
     prompt = "Once upon a time there was a king who had three daughters"
@@ -244,7 +244,7 @@ def test_adapters_salts_and_priorities_are_those_of_a_request(tmp_path: Path) ->
         assert (found(other), other[0].num_cached_tokens) == (found(plain), 0)
 
 
-def test_a_processor_that_fails_ends_its_search() -> None:
+def test_failing_logits_processor_ends_search() -> None:
     def nothing(output: Tokens, logits: Logits) -> None:
         if len(output) == 5:
             logits[3] = math.nan
@@ -257,7 +257,7 @@ def test_a_processor_that_fails_ends_its_search() -> None:
         assert metrics.pages_free == metrics.pages_total
 
 
-def test_a_search_that_is_ended_leaves_nothing() -> None:
+def test_aborted_search_frees_pages() -> None:
     search = BeamSearchParams(beam_width=4, max_tokens=2000, ignore_eos=True)
 
     async def run() -> None:
@@ -286,7 +286,7 @@ def mean(output: Any) -> float:
     return output.cumulative_logprob / len(output.token_ids)
 
 
-def test_the_best_of_several() -> None:
+def test_best_of_returns_highest_mean_logprob() -> None:
     sampled: dict[str, Any] = {"temperature": 1.2, "seed": 3, "max_tokens": 12, "logprobs": 0}
     prompt = "Once upon a time"
     with LLM(threads=1) as llm:
@@ -326,13 +326,13 @@ def test_the_best_of_several() -> None:
         ({"best_of": 2, "n": 3}, ["best_of must be", "got 2", "at least n (3)"]),
     ],
 )
-def test_a_best_of_that_is_none_is_named(arguments: dict[str, Any], fragments: list[str]) -> None:
+def test_invalid_best_of(arguments: dict[str, Any], fragments: list[str]) -> None:
     with pytest.raises(InvalidParameterError) as refused:
         SamplingParams(**arguments)
     assert all(fragment in str(refused.value) for fragment in fragments)
 
 
-def test_the_page_works() -> None:
+def test_beam_search_page_example_runs() -> None:
     page = (Path(__file__).parents[1] / "docs" / "beam-search.md").read_text()
     (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}

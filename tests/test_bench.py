@@ -61,7 +61,7 @@ def check_definitions(record: dict[str, Any], point: dict[str, Any]) -> None:
     assert all(math.isfinite(figure) and figure > 0 for figure in figures)
 
 
-def test_a_record_has_what_is_promised(fake_engine: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_record_has_documented_fields(fake_engine: object, capsys: pytest.CaptureFixture[str]) -> None:
     record = bench(capsys, "--prompt", "16", *TINY)
     assert set(record) >= PROMISED
     assert "points" not in record
@@ -72,7 +72,7 @@ def test_a_record_has_what_is_promised(fake_engine: object, capsys: pytest.Captu
     check_definitions(record, record)
 
 
-def test_a_sweep_measures_each_batch_at_each_context(fake_engine: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_measures_each_batch_at_each_context(fake_engine: object, capsys: pytest.CaptureFixture[str]) -> None:
     record = bench(capsys, "--context", "16,32", "--batch", "1, 3,1", *TINY)
     points = record["points"]
     assert [(p["prefill_tokens"], p["batch"]) for p in points] == [(16, 1), (16, 3), (32, 1), (32, 3)]
@@ -85,7 +85,7 @@ def test_a_sweep_measures_each_batch_at_each_context(fake_engine: object, capsys
         assert point["decode_step_bytes"] == record["weight_bytes_per_token"] + point["batch"] * kv
 
 
-def test_every_run_computes_its_prompt(
+def test_runs_do_not_hit_prefix_cache(
     fake_engine: type[fakes.Engine], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cached: list[int] = []
@@ -101,7 +101,7 @@ def test_every_run_computes_its_prompt(
     assert not any(cached)
 
 
-def test_every_sequence_has_a_prompt_of_its_own(
+def test_sequences_have_distinct_prompts(
     fake_engine: type[fakes.Engine], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts: list[list[int]] = []
@@ -117,7 +117,7 @@ def test_every_sequence_has_a_prompt_of_its_own(
     assert len({tuple(prompt) for prompt in measured}) == 4
 
 
-def test_the_engine_itself_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_real_engine_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     record = bench(capsys, "--context", "20,33", "--batch", "1,3", "--threads", "1", *TINY)
     assert set(record) >= PROMISED
     assert len(record["points"]) == 4
@@ -149,14 +149,14 @@ def arrivals(monkeypatch: pytest.MonkeyPatch, point: Point, events: Sequence[tup
     return arrived
 
 
-def test_one_sequence_is_timed_from_its_first_token_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_time_of_one_sequence_starts_at_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     run = arrivals(monkeypatch, Point(10, 1, 4), [(3, 0, 1), (4, 0, 1), (6, 0, 1), (9, 0, 1)]).run(1, CEILINGS)
     assert (run.prefill_seconds, run.first_token_seconds, run.decode_seconds) == (2, 2, 6)
     assert run.gaps == [1, 2, 3]
     assert run.contexts == [statistics.mean([11, 12, 13])]
 
 
-def test_decoding_is_timed_while_all_sequences_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_time_counts_only_while_all_sequences_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first sequence writes two tokens while the prompt of the second is read; they do not count."""
     events = [(2, 0, 1), (4, 0, 1), (6, 0, 1), (6.5, 1, 1), (7, 0, 1), (7.5, 1, 1), (9, 0, 1), (9.5, 1, 1)]
     run = arrivals(monkeypatch, Point(10, 2, 3), events).run(1, CEILINGS)
@@ -165,15 +165,13 @@ def test_decoding_is_timed_while_all_sequences_decode(monkeypatch: pytest.Monkey
     assert run.contexts == [statistics.mean([13, 14]), statistics.mean([11, 12])]
 
 
-def test_a_step_may_bring_several_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_with_several_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     run = arrivals(monkeypatch, Point(10, 1, 4), [(3, 0, 1), (4, 0, 2), (6, 0, 2)]).run(1, CEILINGS)
     assert run.decode_seconds == 3
     assert run.gaps == [1, 0, 2]
 
 
-def test_a_prompt_is_not_measured_where_a_sequence_ends_early(
-    fake_engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sequence_ending_early_is_an_error(fake_engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     """A context that ends before all had their tokens is an error, and no figure."""
     from ferrule.errors import EngineError
 
@@ -182,14 +180,14 @@ def test_a_prompt_is_not_measured_where_a_sequence_ends_early(
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 99, 100, 101, 1000])
-def test_percentiles_are_those_of_numpy(count: int) -> None:
+def test_percentiles_equal_numpy(count: int) -> None:
     gaps = np.random.default_rng(count).random(count)
     latencies = _latencies(gaps.tolist())
     expected = np.quantile(gaps, [0.5, 0.9, 0.99, 1.0], method="inverted_cdf")
     assert list(latencies.values()) == expected.tolist()
 
 
-def test_ceilings_of_a_run_are_between_those_around_it() -> None:
+def test_ceilings_of_a_run_are_means_of_neighboring_windows() -> None:
     assert between(Ceilings(10, 20, 30, 40), Ceilings(20, 40, 20, 30)) == Ceilings(15, 30, 25, 30)
 
 
@@ -216,7 +214,7 @@ def test_runs_in_bad_windows_are_repeated(
     assert record["add_probe"] == 9  # of 10, 9 and 9: the fewer of both sides
 
 
-def test_repeating_has_an_end(
+def test_repeated_runs_are_limited(
     fake_engine: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     windows(monkeypatch, [10e9, 1e9])
@@ -227,7 +225,7 @@ def test_repeating_has_an_end(
     assert "3 runs repeated" in capsys.readouterr().out
 
 
-def test_a_window_is_bad_by_what_was_seen_later_too(
+def test_earlier_windows_are_judged_by_later_maximum(
     fake_engine: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     windows(monkeypatch, [5e9, 5e9, 10e9, 10e9])
@@ -235,7 +233,7 @@ def test_a_window_is_bad_by_what_was_seen_later_too(
     assert (record["runs_repeated"], record["runs_in_bad_windows"]) == (2, 0)
 
 
-def test_the_machine_alone(fake_engine: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_machine_benchmark(fake_engine: object, capsys: pytest.CaptureFixture[str]) -> None:
     record = bench(capsys, "--machine", "--threads", "4", "--json")
     assert {"isa", "threads", "read_gbps", "int8_gops", "f32_gflops", "add_probe"} <= set(record)
     assert (record["isa"], record["threads"], record["int8_gops"]) == ("fake", 4, 4000)
@@ -246,7 +244,7 @@ def test_the_machine_alone(fake_engine: object, capsys: pytest.CaptureFixture[st
         assert columns in capsys.readouterr().out
 
 
-def test_the_machine_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_machine_benchmark_on_real_engine(capsys: pytest.CaptureFixture[str]) -> None:
     record = bench(capsys, "--machine", "--repeat", "1", "--json")
     figures = [record["one_thread"][name] for name in ("read_gbps", "int8_gops", "f32_gflops", "add_probe")]
     assert all(figure > 0 for figure in figures)
@@ -283,7 +281,7 @@ BAD: list[tuple[list[str], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD)
-def test_what_cannot_be_measured(
+def test_invalid_arguments(
     arguments: list[str], message: str, fake_engine: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", *arguments]) == 2
@@ -314,7 +312,7 @@ def test_what_cannot_be_measured(
         ),
     ],
 )
-def test_a_record_that_cannot_be_compared_with(
+def test_invalid_comparison_record(
     content: bytes, message: str, fake_engine: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "record.json"
@@ -326,7 +324,7 @@ def test_a_record_that_cannot_be_compared_with(
     assert fakes.Ceilings.measured == measured  # nobody waits for a refusal
 
 
-def test_comparison(fake_engine: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison_with_record(fake_engine: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--context", "16,32", *TINY]
     old = bench(capsys, *arguments)
     for point in (old, *old["points"]):
@@ -348,7 +346,9 @@ def test_comparison(fake_engine: object, tmp_path: Path, capsys: pytest.CaptureF
     assert "2.000" in shown
 
 
-def test_comparison_of_the_machine(fake_engine: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison_of_machine_benchmark(
+    fake_engine: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "record.json"
     path.write_text(json.dumps(bench(capsys, "--machine", "--json")))
     changes = bench(capsys, "--machine", "--json", "--compare", str(path))["compared"]["changes"]
@@ -356,13 +356,13 @@ def test_comparison_of_the_machine(fake_engine: object, tmp_path: Path, capsys: 
     assert {change["ratio"] for change in changes} == {1.0}
 
 
-def test_plot(fake_engine: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_writes_png(fake_engine: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "roof [line].png"
     bench(capsys, "--context", "16,32", "--batch", "1,2", *TINY, "--plot", str(path))
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_plot_names_what_it_needs(
+def test_plot_without_matplotlib_is_reported(
     fake_engine: object, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_import = builtins.__import__
@@ -380,7 +380,7 @@ def test_plot_names_what_it_needs(
 @pytest.mark.parametrize(
     "arguments", [["--machine"], ["--context", "16,1024", "--batch", "1,2", "--gen", "4", "--compare", "record.json"]]
 )
-def test_it_fits_a_narrow_terminal(
+def test_output_fits_narrow_terminal(
     arguments: list[str],
     fake_engine: type[fakes.Engine],
     tmp_path: Path,
@@ -399,7 +399,7 @@ def test_it_fits_a_narrow_terminal(
     assert "\N{HORIZONTAL ELLIPSIS}" not in shown  # nothing was cut
 
 
-def test_ctrl_c() -> None:
+def test_ctrl_c_exits_with_130() -> None:
     program = """
 import sys, fakes
 fakes.install()

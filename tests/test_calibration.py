@@ -64,7 +64,7 @@ def log_probabilities(model: Path | None, windows: list[list[int]], **options: o
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
-def test_the_embedded_model_loses_far_less(text: Path, tmp_path: Path) -> None:
+def test_calibration_reduces_divergence(text: Path, tmp_path: Path) -> None:
     """Mean divergence on text that neither training nor calibration saw; all of it: benches/quality."""
     ids = Tokenizer(TINY).encode(stdlib_text(SCORED), add_special_tokens=False)
     windows = [ids[start : start + 256] for start in range(0, len(ids) - 256, 1024)][:16]
@@ -82,7 +82,7 @@ def test_the_embedded_model_loses_far_less(text: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_linear_map_is_calibrated_and_the_model_runs(family: str, tmp_path: Path) -> None:
+def test_every_linear_layer_is_calibrated(family: str, tmp_path: Path) -> None:
     model = GOLDEN / family
     spec = read_model_files(model).spec
     sequences = random_sequences(spec.vocab_size, 24, 60)
@@ -115,7 +115,7 @@ def llm_logits(model: Path, prompt: list[int], quantization: str) -> np.ndarray:
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v3"])
-def test_threads_change_no_bit(family: str, quantization: str, tmp_path: Path) -> None:
+def test_weights_are_independent_of_thread_count(family: str, quantization: str, tmp_path: Path) -> None:
     model = GOLDEN / family
     sequences = random_sequences(read_model_files(model).spec.vocab_size, 7, 60)
     files = {
@@ -128,7 +128,7 @@ def test_threads_change_no_bit(family: str, quantization: str, tmp_path: Path) -
     assert len(files) == 1
 
 
-def test_progress_ends_with_all_of_it(tmp_path: Path) -> None:
+def test_progress_reaches_total(tmp_path: Path) -> None:
     model = GOLDEN / "mixtral"
     seen: list[tuple[int, int]] = []
     sequences = random_sequences(read_model_files(model).spec.vocab_size, 3, 60)
@@ -140,7 +140,7 @@ def test_progress_ends_with_all_of_it(tmp_path: Path) -> None:
     assert len({done for done, _ in seen}) > 10
 
 
-def test_windows_are_prompts_spread_over_the_text(text: Path, tmp_path: Path) -> None:
+def test_windows_are_prompts_sampled_across_text(text: Path, tmp_path: Path) -> None:
     text = Path(shutil.copy(text, tmp_path))
     text.write_text(text.read_text()[:30_000])
     files = read_model_files(TINY)
@@ -167,7 +167,7 @@ def test_windows_are_prompts_spread_over_the_text(text: Path, tmp_path: Path) ->
         (None, "a readable file"),
     ],
 )
-def test_what_is_no_text_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
+def test_invalid_calibration_text(content: bytes | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "text"
     if content is None:
         path.mkdir()
@@ -191,7 +191,7 @@ def test_what_is_no_text_is_refused(content: bytes | None, message: str, tmp_pat
         ({"calibrate": [[1]], "format": "bf16"}, "^format must be int8 or int4 with calibrate"),
     ],
 )
-def test_what_cannot_be_calibrated_with_is_refused(options: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_invalid_calibration_options(options: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidParameterError, match=message):
         quantize(None, tmp_path / "packed", **options)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
@@ -207,12 +207,12 @@ def test_what_cannot_be_calibrated_with_is_refused(options: dict[str, object], m
         (["some text"], r"calibrate\[0\] must be a list of token ids"),
     ],
 )
-def test_sequences_of_other_things_are_refused(sequences: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_calibration_sequences(sequences: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidParameterError, match=message):
         quantize(None, tmp_path / "packed", calibrate=sequences)
 
 
-def test_of_a_long_text_pieces_are_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_text_is_tokenized_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens of a text take a hundred times its memory."""
     path = tmp_path / "text"
     path.write_text("".join(f"{number:07} words of a long text\n" for number in range(100_000)))
@@ -235,12 +235,12 @@ def test_of_a_long_text_pieces_are_tokenized(tmp_path: Path, monkeypatch: pytest
     assert numbers[-1] > 99_000
 
 
-def test_a_model_without_a_tokenizer_takes_tokens_alone(text: Path, tmp_path: Path) -> None:
+def test_text_requires_tokenizer(text: Path, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError):
         quantize(GOLDEN / "llama", tmp_path / "packed", calibrate=text)
 
 
-def test_the_command_line(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quantize_command_with_calibration(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", "--calibrate", str(text), "--calibration-tokens", "512", "-o", str(tmp_path / "a")]) == 0
     assert "int4" in capsys.readouterr().err
     short = tmp_path / "short"
@@ -251,7 +251,7 @@ def test_the_command_line(text: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert not (tmp_path / "b").exists()
 
 
-def test_a_model_whose_hessians_exceed_memory_is_refused_at_once(tmp_path: Path) -> None:
+def test_hessians_exceeding_memory_are_rejected(tmp_path: Path) -> None:
     spec = json.loads(read_model_files(GOLDEN / "llama").spec.to_json())
     for layer in spec["layers"]:
         layer["ffn"]["intermediate_size"] = 1 << 21

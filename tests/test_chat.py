@@ -107,7 +107,7 @@ def test_chat_template_kwargs() -> None:
 @pytest.mark.parametrize(
     "name", ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"]
 )
-def test_row44_reserved_arguments_are_not_overridden(name: str) -> None:
+def test_reserved_arguments_cannot_be_overridden(name: str) -> None:
     with pytest.raises(ChatTemplateError, match=f"chat_template_kwargs must not have {name}, which"):
         render("", arguments={name: []})
 
@@ -194,7 +194,7 @@ def test_template_errors_are_chat_template_errors(template: str, message: str) -
         "{{ dict.mro() }}{{ namespace.mro() }}",
     ],
 )
-def test_row42_the_sandbox_holds(template: str) -> None:
+def test_sandbox_blocks_python_internals(template: str) -> None:
     """The template is rejected, or its text shows no Python internals."""
     try:
         text = render(template)
@@ -203,7 +203,7 @@ def test_row42_the_sandbox_holds(template: str) -> None:
     assert not re.search("class|object|function|builtin|environment", text)
 
 
-class TestContinuing:
+class TestContinueFinalMessage:
     """`continue_final_message`."""
 
     @pytest.mark.parametrize(

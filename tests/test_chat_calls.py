@@ -197,7 +197,7 @@ class TestContent:
         assert json.dumps(message) == before
 
 
-class TestCalls:
+class TestToolCalls:
     """Arguments of tool calls, as JSON or as dicts."""
 
     @staticmethod

@@ -60,7 +60,7 @@ def test_run_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err == ""
 
 
-def test_run_is_greedy_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_is_greedy_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     texts: set[str] = set()
     for _ in range(2):
         main(["run", "x", "-n", "8", "-q"])
@@ -68,14 +68,14 @@ def test_run_is_greedy_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(texts) == 1
 
 
-def test_run_stops_at_a_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_stop_string(capsys: pytest.CaptureFixture[str]) -> None:
     main(["run", "x", "-n", "8", "-q"])
     text = capsys.readouterr().out
     main(["run", "x", "-n", "8", "-q", "--stop", text[5:7]])
     assert capsys.readouterr().out == text[: text.index(text[5:7])] + "\n"
 
 
-def test_a_prompt_cannot_command_the_terminal() -> None:
+def test_control_characters_in_prompt_are_escaped() -> None:
     with Terminal(command("run", "\x1b]0;title\x07x", "-n", "1")) as terminal:
         assert terminal.end() == 0
     assert "\N{SYMBOL FOR ESCAPE}]0;title\N{SYMBOL FOR BELL}x" in terminal.written
@@ -98,7 +98,7 @@ def test_prompt_from_stdin(words: list[str], capsys: pytest.CaptureFixture[str])
     assert piped["metrics"]["prompt_tokens"] == given["metrics"]["prompt_tokens"] > 1
 
 
-def test_without_a_prompt_nobody_waits_at_a_terminal() -> None:
+def test_missing_prompt_on_terminal_is_usage_error() -> None:
     with Terminal(command("run")) as terminal:
         assert terminal.end() == 2
     assert "PROMPT is missing" in terminal.written
@@ -140,7 +140,7 @@ USAGE: list[tuple[list[str], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), USAGE)
-def test_a_bad_command_line_is_one_line_and_exit_code_2(
+def test_usage_error_is_one_line_and_exit_code_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
@@ -152,7 +152,7 @@ def test_a_bad_command_line_is_one_line_and_exit_code_2(
     assert captured.err.count("\n") == 1
 
 
-def test_an_unreadable_directory(
+def test_unreadable_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(path: object) -> None:
@@ -167,7 +167,7 @@ def test_an_unreadable_directory(
     ("config", "message"),
     [("{", "config.json: not JSON"), (None, "has no config.json"), ("{}", "model_type is missing")],
 )
-def test_an_error_while_working_is_one_line_and_exit_code_1(
+def test_runtime_error_is_one_line_and_exit_code_1(
     config: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if config is not None:
@@ -179,7 +179,7 @@ def test_an_error_while_working_is_one_line_and_exit_code_1(
     assert captured.err.count("\n") == 1
 
 
-def test_head_ends_it_quietly() -> None:
+def test_closed_stdout_exits_silently() -> None:
     process = subprocess.Popen(
         command("run", "x", "-n", "2000", "--ignore-eos"), cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -193,7 +193,7 @@ def test_head_ends_it_quietly() -> None:
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_streams_that_the_shell_closed(closed: str) -> None:
+def test_closed_standard_streams(closed: str) -> None:
     process = subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}', "sh", *command("run", "x", "-n", "2")],
         cwd=TESTS,
@@ -203,7 +203,7 @@ def test_streams_that_the_shell_closed(closed: str) -> None:
     assert (process.returncode, b"Traceback" in process.stderr) == (0, False), process.stderr
 
 
-def test_a_full_disk_is_one_line() -> None:
+def test_full_disk_error_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         process = subprocess.run(
             command("run", "x", "-n", "2"), cwd=TESTS, stdout=full, stderr=subprocess.PIPE, text=True, check=False
@@ -251,7 +251,7 @@ def test_info(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("arguments", [["run", "x", "-n", "1"], ["chat"], ["explain", "x", "-n", "1"]])
-def test_the_prefix_cache_directory_reaches_the_engine(
+def test_prefix_cache_directory_is_passed_to_engine(
     arguments: list[str], engine: type[fakes.Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directories: list[str] = []
@@ -281,7 +281,7 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert record["steps"][0]["draw"] == 0.5
 
 
-def test_explain_shows_what_each_stage_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_shows_tokens_left_by_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "The capital of", "-n", "1", "--temperature", "1"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"stage +tokens left +entropy +probability of", out)
@@ -292,7 +292,9 @@ def test_explain_shows_what_each_stage_left(capsys: pytest.CaptureFixture[str]) 
     assert all(len(candidate["stage_probabilities"]) == 1 for candidate in step["candidates"])
 
 
-def test_every_stage_can_be_asked_for(fake_engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_sampling_option_is_passed_to_engine(
+    fake_engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[dict[str, Any]] = []
     add = fakes.Engine.add_request
 
@@ -316,14 +318,14 @@ def test_every_stage_can_be_asked_for(fake_engine: type[fakes.Engine], monkeypat
     assert 9 in told[0]["stop_token_ids"]
 
 
-def test_every_parameter_of_sampling_has_an_option() -> None:
+def test_every_sampling_parameter_has_an_option() -> None:
     names = {parameter.name for parameter in run_command.params}
     # Functions and several completions have no option; structured outputs have separate options.
     left = {"n", "best_of", "logits_processors", "structured_outputs", "detokenize", "output_kind"}
     assert set(SamplingParams.__dataclass_fields__) - names == left
 
 
-def test_log_probabilities_are_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_json_has_logprobs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "The capital of", "-n", "2", "--logprobs", "1", "--prompt-logprobs", "0", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert (len(record["logprobs"]), len(record["prompt_logprobs"])) == (2, 3)
@@ -334,7 +336,7 @@ def test_explain_shows_every_token_of_a_long_prompt(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.count("\N{OPEN BOX}capital") >= 59
 
 
-def test_explain_leaves_nothing_out_where_it_is_narrow(
+def test_explain_fits_narrow_terminal_without_truncation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for columns in ("40", "80"):
@@ -345,7 +347,7 @@ def test_explain_leaves_nothing_out_where_it_is_narrow(
         assert max(len(line) for line in out.splitlines()) <= int(columns)
 
 
-def test_explain_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_does_not_interpret_markup(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "[red]x[/red]", "-n", "1"]) == 0
     assert "[red]x[/red]" in capsys.readouterr().out
 

@@ -159,7 +159,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("row", "changes", "message"), FAULTS, ids=[row for row, _, _ in FAULTS])
-def test_a_value_that_cannot_be_is_named(row: str, changes: dict[str, Any], message: str) -> None:
+def test_invalid_values(row: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         spec_of(**changes)
     assert "model/config.json: " in str(caught.value)
@@ -213,7 +213,7 @@ READ = "read_model_files(Path(arguments[0]))"
         *("dense layers", "unknown", "nan", "lfs"),
     ],
 )
-def test_hostile_files_are_refused_in_a_process_of_their_own(content: str, message: str, tmp_path: Path) -> None:
+def test_hostile_config_files(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
     outcome = isolated.run(READ, str(tmp_path), warm_up=WARM_UP)
     error = "ModelFileError" if "lfs" in message else "UnsupportedModelError" if "runs" in message else "ConfigError"
@@ -221,25 +221,25 @@ def test_hostile_files_are_refused_in_a_process_of_their_own(content: str, messa
     isolated.assert_refused(outcome, error, fragments, file_bytes=len(content))
 
 
-def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+def test_oversized_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(1 << 32)
     with pytest.raises(ModelFileError, match="4294967296 bytes; the limit is 16777216"):
         read_model_files(tmp_path)
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_is_rejected(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ModelFileError, match="not a regular file"):
         read_model_files(tmp_path)
 
 
-def test_a_directory_without_config(tmp_path: Path) -> None:
+def test_directory_without_config(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"has no config\.json"):
         read_model_files(tmp_path)
 
 
-def test_the_nearest_architecture_comes_first() -> None:
+def test_unknown_architecture_error_lists_nearest_first() -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         spec_of(architectures=["Qwen3ForCausalML"])
     names = str(caught.value).split("ferrule runs ")[1]
@@ -247,7 +247,7 @@ def test_the_nearest_architecture_comes_first() -> None:
     assert all(f"{architecture.name}{architecture.endings[0]}" in names for architecture in REGISTRY)
 
 
-def test_code_of_a_checkpoint_is_never_run(model_with: Callable[..., Path], tmp_path: Path) -> None:
+def test_custom_code_of_checkpoint_is_not_run(model_with: Callable[..., Path], tmp_path: Path) -> None:
     """FAULTS row 34: auto_map is ignored, whether or not the class is known."""
     model_with({"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}})
     (tmp_path / "modeling_evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
@@ -257,7 +257,7 @@ def test_code_of_a_checkpoint_is_never_run(model_with: Callable[..., Path], tmp_
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_class_is_known_by_model_type_where_it_is_not_given() -> None:
+def test_architecture_is_derived_from_model_type() -> None:
     assert spec_of(architectures=None).architecture == "llama"
 
 
@@ -268,7 +268,7 @@ ONE_ROTATION = [case for case, config in CONFIGS.items() if "rope_theta" in conf
 
 
 @pytest.mark.parametrize("case", ONE_ROTATION)
-def test_old_spellings_say_the_same(case: str) -> None:
+def test_old_config_spellings_give_same_spec(case: str) -> None:
     """Each golden config of one rotation once more as transformers 4 wrote it."""
     file, new = GOLDEN / case / "config.json", CONFIGS[case]
     old = dict(new)
@@ -342,21 +342,21 @@ SCALINGS: list[tuple[dict[str, Any], Scaling, int]] = [
 
 
 @pytest.mark.parametrize(("scaling", "expected", "context"), SCALINGS)
-def test_every_scaling(scaling: dict[str, Any], expected: Scaling, context: int) -> None:
+def test_rope_scaling_types(scaling: dict[str, Any], expected: Scaling, context: int) -> None:
     spec = spec_of(rope_scaling=scaling)
     assert spec.ropes[0].scaling == expected
     assert spec.ropes[0].theta == 500000.0
     assert spec.max_position_embeddings == context
 
 
-def test_original_length_beside_the_sizes_wins() -> None:
+def test_top_level_original_length_overrides_rope_scaling() -> None:
     scaling = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
     spec = spec_of(rope_scaling=scaling, original_max_position_embeddings=32)
     assert isinstance(spec.ropes[0].scaling, YarnScaling)
     assert spec.ropes[0].scaling.original_max_position_embeddings == 32
 
 
-def test_of_nested_rotations_each_has_its_own_original_length() -> None:
+def test_nested_rope_parameters_have_separate_original_lengths() -> None:
     """As transformers has it: there the one beside the sizes is not looked at."""
     yarn = {"rope_type": "yarn", "factor": 2.0}
     nested = {"full_attention": {**yarn, "original_max_position_embeddings": 64}}
@@ -368,7 +368,7 @@ def test_of_nested_rotations_each_has_its_own_original_length() -> None:
     assert scaling.original_max_position_embeddings == 256
 
 
-def test_latent_attention_is_sharpened_by_the_factor_that_rotates() -> None:
+def test_yarn_factor_of_latent_attention_defaults_to_length_ratio() -> None:
     """DeepSeek leaves it out where it is the ratio of the lengths."""
     config = Config.read(GOLDEN.parent / "variants" / "deepseek_v3_yarn" / "config.json")
     scaling = {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 64}
@@ -391,12 +391,12 @@ def windows(spec: ModelSpec) -> list[int | None]:
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "yarn"])
-def test_a_factor_without_measure_stretches_to_the_largest_context(kind: str) -> None:
+def test_huge_rope_factor_is_limited_to_max_context(kind: str) -> None:
     spec = spec_of(rope_scaling={"rope_type": kind, "factor": 1e308})
     assert spec.max_position_embeddings == MAX_SIZE
 
 
-def test_windows_of_qwen() -> None:
+def test_qwen_sliding_windows() -> None:
     assert windows(qwen(sliding_window=16)) == [None] * 3
     assert windows(qwen(sliding_window=16, use_sliding_window=True, max_window_layers=1)) == [None, 16, 16]
     types = ["sliding_attention", "full_attention", "full_attention"]
@@ -407,7 +407,7 @@ def test_windows_of_qwen() -> None:
         qwen(layer_types=types)
 
 
-def test_windows_of_mistral() -> None:
+def test_mistral_sliding_windows() -> None:
     def mistral(**changes: Any) -> ModelSpec:
         config = Config(LLAMA | {"architectures": ["MistralForCausalLM"]} | changes, Path("config.json"))
         return model_spec(config)
@@ -417,7 +417,7 @@ def test_windows_of_mistral() -> None:
     assert windows(mistral(sliding_window=None)) == [None] * 3
 
 
-def test_a_rotation_for_each_type_of_layer() -> None:
+def test_rope_parameters_for_each_layer_type() -> None:
     both = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
     types = ["sliding_attention", "full_attention", "sliding_attention"]
     spec = qwen(sliding_window=16, use_sliding_window=True, layer_types=types, rope_parameters=both)
@@ -429,7 +429,7 @@ def test_a_rotation_for_each_type_of_layer() -> None:
 
 
 @pytest.mark.parametrize("case", CONFIGS)
-def test_roles_name_exactly_the_tensors_of_the_checkpoint(case: str) -> None:
+def test_roles_cover_all_checkpoint_tensors(case: str) -> None:
     import safetensors
 
     spec = read_model_files(GOLDEN / case).spec
@@ -437,7 +437,7 @@ def test_roles_name_exactly_the_tensors_of_the_checkpoint(case: str) -> None:
         assert {name for tensor in spec.tensors.values() for name in tensor.names} == set(file.keys())
 
 
-def test_the_spec_is_json_without_nan() -> None:
+def test_spec_serializes_to_json() -> None:
     spec = json.loads(spec_of(rope_scaling={"type": "linear", "factor": 2}).to_json())
     assert spec["ropes"] == [
         {"theta": 500000.0, "rotary_dim": 16, "interleaved": False, "scaling": {"factor": 2.0, "type": "linear"}}
@@ -448,6 +448,6 @@ def test_the_spec_is_json_without_nan() -> None:
     assert spec["tensors"]["layers.2.attention.output.weight"] == place
 
 
-def test_text_half_of_a_vision_language_model() -> None:
+def test_text_config_of_vision_language_model() -> None:
     nested = {"architectures": ["LlamaForCausalLM"], "text_config": LLAMA}
     assert model_spec(Config(nested, Path("config.json"))) == spec_of()

@@ -43,7 +43,7 @@ def read(case: str) -> tuple[TokensPrompt, dict[str, Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_as_transformers(case: str) -> None:
+def test_greedy_decoding_equals_transformers(case: str) -> None:
     prompt, settings, _ = read(case)
     assert len(settings) == 5
     params = [SamplingParams(temperature=0, **named(setting["arguments"])) for setting in settings.values()]
@@ -54,7 +54,7 @@ def test_as_transformers(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_drafts_change_nothing_of_it(case: str) -> None:
+def test_speculation_does_not_change_output(case: str) -> None:
     """Stages also apply to draft tokens."""
     prompt, settings, _ = read(case)
     params = [SamplingParams(temperature=0, **named(setting["arguments"])) for setting in settings.values()]
@@ -71,7 +71,7 @@ def test_drafts_change_nothing_of_it(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_beams_as_transformers_has_them(case: str) -> None:
+def test_beam_search_equals_transformers(case: str) -> None:
     """Sequences, and scores to a millionth: transformers adds them up in float32.
 
     golden/beams has settings with penalties and with what is forbidden, made in the same way by transformers 5.23.

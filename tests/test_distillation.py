@@ -56,7 +56,7 @@ def check(llm: LLM, output: TopLogprobs, token_ids: list[int], k: int) -> None:
     texts=st.lists(st.lists(st.integers(7, 4095), min_size=1, max_size=70), max_size=6),
     k=st.sampled_from([1, 2, 20, 100, 4096]),
 )
-def test_it_is_the_top_of_the_logits(teacher: LLM, texts: list[list[int]], k: int) -> None:
+def test_top_logprobs_equal_sorted_logits(teacher: LLM, texts: list[list[int]], k: int) -> None:
     """However texts are batched, and wherever they are cut: a step computes 32 tokens."""
     outputs = list(teacher.top_logprobs([{"prompt_token_ids": ids} for ids in texts], k))
     assert len(outputs) == len(texts)
@@ -64,7 +64,7 @@ def test_it_is_the_top_of_the_logits(teacher: LLM, texts: list[list[int]], k: in
         check(teacher, output, token_ids, k)
 
 
-def test_texts_are_tokenized_and_taken_as_needed(teacher: LLM) -> None:
+def test_texts_are_consumed_lazily(teacher: LLM) -> None:
     endless = itertools.cycle(TEXTS)
     for text, output in zip(TEXTS * 3, teacher.top_logprobs(endless, 5), strict=False):
         check(teacher, output, teacher.tokenize(text), 5)
@@ -88,12 +88,12 @@ def test_texts_are_tokenized_and_taken_as_needed(teacher: LLM) -> None:
         ([{"prompt_token_ids": [7] * 2049}], 1, PromptError, r"texts\[0\]: the text has 2049 tokens"),
     ],
 )
-def test_what_cannot_be_is_named(texts: Any, k: int, error: type[Exception], message: str, teacher: LLM) -> None:
+def test_invalid_arguments(texts: Any, k: int, error: type[Exception], message: str, teacher: LLM) -> None:
     with pytest.raises(error, match=message):
         list(teacher.top_logprobs(texts, k))
 
 
-def test_an_encoder_teaches_nothing(fake_engine: object) -> None:
+def test_encoders_are_rejected(fake_engine: object) -> None:
     with (
         LLM(GOLDEN / "bert") as encoder,
         pytest.raises(UnsupportedTaskError, match="cannot produce log-probabilities; it embeds texts"),
@@ -124,7 +124,7 @@ def same(found: list[TopLogprobs], wanted: list[TopLogprobs]) -> bool:
 
 
 @pytest.mark.parametrize(("shard_size", "shards"), [(1, 5), (8, 3), (1 << 20, 1)])
-def test_an_export_holds_what_was_streamed(shard_size: int, shards: int, tmp_path: Path, teacher: LLM) -> None:
+def test_export_equals_stream(shard_size: int, shards: int, tmp_path: Path, teacher: LLM) -> None:
     folder = tmp_path / "new" / "folder"
     told: list[tuple[int, int]] = []
     count = teacher.export_top_logprobs(
@@ -144,7 +144,7 @@ def test_an_export_holds_what_was_streamed(shard_size: int, shards: int, tmp_pat
     assert (index["k"], index["model"], index["quantization"], index["vocab_size"]) == (7, "tiny", "int8", 4096)
 
 
-def test_nothing_to_export(tmp_path: Path, teacher: LLM) -> None:
+def test_empty_export(tmp_path: Path, teacher: LLM) -> None:
     assert teacher.export_top_logprobs([], 3, tmp_path) == 0
     assert read_export(tmp_path) == []
 
@@ -158,7 +158,7 @@ def failing(texts: list[str]) -> Iterator[str]:
     raise Interrupted
 
 
-def test_an_export_goes_on(tmp_path: Path, teacher: LLM) -> None:
+def test_interrupted_export_resumes(tmp_path: Path, teacher: LLM) -> None:
     with pytest.raises(Interrupted):
         teacher.export_top_logprobs(failing(TEXTS * 3), 3, tmp_path, shard_size=8)
     before = {path: path.read_bytes() for path in tmp_path.glob("shard-*")}
@@ -170,7 +170,7 @@ def test_an_export_goes_on(tmp_path: Path, teacher: LLM) -> None:
     assert same(read_export(tmp_path), list(teacher.top_logprobs(TEXTS * 4, 3)))
 
 
-def test_what_cannot_be_gone_on_with_is_refused(tmp_path: Path, teacher: LLM) -> None:
+def test_resume_with_other_arguments_is_rejected(tmp_path: Path, teacher: LLM) -> None:
     with pytest.raises(Interrupted):
         teacher.export_top_logprobs(failing(TEXTS * 3), 3, tmp_path, shard_size=8)
     kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -204,7 +204,7 @@ def test_what_cannot_be_gone_on_with_is_refused(tmp_path: Path, teacher: LLM) ->
         ),
     ],
 )
-def test_folders_of_others(name: str, content: str, message: str, tmp_path: Path, teacher: LLM) -> None:
+def test_unrelated_directory_is_rejected(name: str, content: str, message: str, tmp_path: Path, teacher: LLM) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(InvalidParameterError, match=message):
         teacher.export_top_logprobs(TEXTS, 3, tmp_path)
@@ -213,7 +213,7 @@ def test_folders_of_others(name: str, content: str, message: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("shards", [None, {}, [5], [{"file": "x", "texts": "1"}]])
-def test_an_index_that_lists_nonsense(shards: object, tmp_path: Path, teacher: LLM) -> None:
+def test_malformed_index_is_rejected(shards: object, tmp_path: Path, teacher: LLM) -> None:
     with pytest.raises(Interrupted):
         teacher.export_top_logprobs(failing(TEXTS * 3), 3, tmp_path, shard_size=8)
     index = json.loads((tmp_path / "index.json").read_text())
@@ -224,7 +224,7 @@ def test_an_index_that_lists_nonsense(shards: object, tmp_path: Path, teacher: L
         teacher.export_top_logprobs(TEXTS, 3, tmp_path, shard_size=8)
 
 
-def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documentation_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[1] / "docs" / "evaluate.md").read_text()
     *_, example = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
@@ -249,7 +249,7 @@ llm.export_top_logprobs(itertools.cycle(["Once upon a time", "The capital"]), 5,
 """
 
 
-def test_a_killed_export_leaves_whole_shards(tmp_path: Path, teacher: LLM) -> None:
+def test_killed_export_leaves_complete_shards(tmp_path: Path, teacher: LLM) -> None:
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
@@ -264,7 +264,7 @@ def test_a_killed_export_leaves_whole_shards(tmp_path: Path, teacher: LLM) -> No
         assert load_file(tmp_path / shard["file"])["offsets"][-1] == shard["tokens"]
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path, teacher: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_previous_shards(tmp_path: Path, teacher: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     fsync, calls = os.fsync, itertools.count()
 
     def full(file: int) -> None:

@@ -70,7 +70,7 @@ def check_parity(directory: Path) -> None:
 
 
 @pytest.mark.native
-def test_the_complete_example_runs_as_a_family_of_its_own(tmp_path: Path) -> None:
+def test_complete_example_defines_a_working_family(tmp_path: Path) -> None:
     model = copy("gpt_neox", tmp_path / "otter", architectures=["OtterForCausalLM"], model_type="otter")
     with pytest.raises(UnsupportedModelError, match="'OtterForCausalLM'; ferrule runs "):
         read_model_files(model)
@@ -80,12 +80,12 @@ def test_the_complete_example_runs_as_a_family_of_its_own(tmp_path: Path) -> Non
 
 
 @pytest.mark.native
-def test_the_smallest_example_is_qwen2(tmp_path: Path) -> None:
+def test_smallest_example_is_qwen2(tmp_path: Path) -> None:
     register(Architecture("Ferret", "ferret", run_example(1)["ferret"]))
     check_parity(copy("qwen2", tmp_path / "ferret", architectures=["FerretForCausalLM"], model_type="ferret"))
 
 
-def test_there_are_two_examples() -> None:
+def test_page_has_two_examples() -> None:
     assert len(EXAMPLES) == 2
 
 
@@ -97,7 +97,7 @@ def switches() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("switch", sorted(set(switches())))
-def test_every_switch_is_on_the_page(switch: str) -> None:
+def test_page_mentions_every_switch(switch: str) -> None:
     code = " ".join(re.findall(r"`([^`\n]+)`", PAGE)) + EXAMPLES[0]
     assert re.search(rf"\b{switch}\b", code), f"docs/add-an-architecture.md does not say what {switch} is for"
 
@@ -117,7 +117,7 @@ def sources(family: str) -> str:
 
 
 @pytest.mark.parametrize(("said", "families"), [row[1:] for row in SWITCHES if not row[1].startswith("nothing")])
-def test_the_families_of_a_row_use_what_it_says(said: str, families: str) -> None:
+def test_table_rows_match_family_sources(said: str, families: str) -> None:
     """All arguments and names of values in its code, in one or another of them; and each of them some of it."""
     code = " ".join(re.findall(r"`([^`]+)`", said))
     words = re.findall(r'\w+=|"\w+"', code) or [f"{re.split(r'[^a-z_]', code)[0]}="]
@@ -136,7 +136,7 @@ def test_paths_on_the_page_exist() -> None:
         assert any(place.exists() for place in places), path
 
 
-def test_fields_on_the_page_have_the_defaults_that_it_says() -> None:
+def test_defaults_on_the_page_match_decoder() -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
     values = {**sizes, "vocab_size": 10, "model_type": "llama", "max_position_embeddings": 8}
     found = decoder(Config(values, Path("config.json")))
@@ -150,7 +150,7 @@ def test_fields_on_the_page_have_the_defaults_that_it_says() -> None:
         assert f"| `{field}` |" in PAGE
 
 
-def test_what_is_registered_is_known_and_named_in_errors() -> None:
+def test_registered_architecture_is_listed_in_errors() -> None:
     config = Config({"architectures": ["StoatForCausalLM"], "model_type": "stoat"}, Path("config.json"))
     with pytest.raises(UnsupportedModelError) as unknown:
         model_spec(config)
@@ -160,7 +160,7 @@ def test_what_is_registered_is_known_and_named_in_errors() -> None:
         model_spec(config)
 
 
-def test_the_latest_of_a_name_counts() -> None:
+def test_later_registration_replaces_earlier() -> None:
     first, second = (Architecture("Otter", model_type, llama) for model_type in ("otter", "otter2"))
     register(first)
     register(second)
@@ -176,7 +176,7 @@ def test_the_latest_of_a_name_counts() -> None:
         ("otter", "architecture must be an Architecture, got 'otter'"),
     ],
 )
-def test_what_cannot_be_registered(architecture: Any, message: str) -> None:
+def test_invalid_registration(architecture: Any, message: str) -> None:
     with pytest.raises(InvalidParameterError, match=re.escape(message)):
         register(architecture)
     assert archs.architectures() == REGISTRY
@@ -200,7 +200,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> Non
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_the_command_line_finds_what_packages_name(
+def test_command_line_loads_entry_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fake_engine: object
 ) -> None:
     model = copy("llama", tmp_path / "otter", architectures=["OtterForCausalLM"], model_type="otter")
@@ -219,7 +219,9 @@ def test_the_command_line_finds_what_packages_name(
         ("no_such_module:OTTER", "ModuleNotFoundError: No module named 'no_such_module'"),
     ],
 )
-def test_a_package_that_is_broken(target: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_entry_point_is_reported(
+    target: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(tmp_path, monkeypatch, target)
     config = Config({"architectures": ["OtterForCausalLM"]}, Path("config.json"))
     with pytest.raises(UnsupportedModelError, match=re.escape(message)) as refused:
@@ -229,7 +231,7 @@ def test_a_package_that_is_broken(target: str, message: str, tmp_path: Path, mon
     assert read_model_files(GOLDEN / "llama").spec.architecture == "llama"
 
 
-def test_a_package_that_is_broken_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_entry_point_does_not_hide_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "no_such_module:OTTER\nwhole = otter_plugin:OTTER")
     config = Config.read(GOLDEN / "llama" / "config.json").with_values(architectures=["OtterForCausalLM"])
     assert model_spec(config).architecture == "llama"
@@ -241,7 +243,7 @@ def check_golden(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.native
-def test_the_tool_compares_and_says_where_to_look(tmp_path: Path) -> None:
+def test_check_golden_reports_differences(tmp_path: Path) -> None:
     (tmp_path / "otter.py").write_text(EXAMPLES[0])
     changes = {"architectures": ["OtterForCausalLM"], "model_type": "otter"}
     right = copy("gpt_neox", tmp_path / "right", **changes)
@@ -261,7 +263,7 @@ def test_the_tool_compares_and_says_where_to_look(tmp_path: Path) -> None:
     assert "has no golden.npz" in done.stderr
 
 
-def test_the_tool_tells_places_apart() -> None:
+def test_check_golden_diagnoses_location_of_differences() -> None:
     found = importlib.util.spec_from_file_location("check_golden", ROOT / "tools" / "check_golden.py")
     assert found is not None
     assert found.loader is not None

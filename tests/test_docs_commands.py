@@ -234,7 +234,7 @@ def check(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_fence_is_a_block_of_a_known_language(page: str) -> None:
+def test_code_fences_have_known_languages(page: str) -> None:
     fences = re.findall(r"^\s*```", (ROOT / page).read_text(), re.MULTILINE)
     assert len(fences) == 2 * len(blocks(ROOT / page))
     assert {block.language for block in blocks(ROOT / page)} <= LANGUAGES
@@ -251,7 +251,7 @@ def test_commands_parse(
     check(words)
 
 
-def test_every_reason_is_used() -> None:
+def test_every_not_run_entry_is_used() -> None:
     used = {words[0].removeprefix(".venv/bin/") for _, _, words in all_commands()}
     assert used == NOT_RUN.keys() == CHECKS.keys()
 
@@ -274,7 +274,7 @@ def test_every_reason_is_used() -> None:
         "curl localhost:8000",
     ],
 )
-def test_commands_that_do_not_exist_are_found(
+def test_invalid_commands_are_detected(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -292,7 +292,7 @@ def test_blocks_are_split_into_commands() -> None:
 @pytest.mark.parametrize(
     ("page", "block"), [pytest.param(*each, id=f"{each[0]}:{each[1].line}") for each in sh_blocks()]
 )
-def test_commands_that_can_run_are_console_blocks(page: str, block: Block) -> None:
+def test_runnable_commands_are_in_console_blocks(page: str, block: Block) -> None:
     """A command that needs nothing but ferrule belongs in a console block, which runs."""
     if page.startswith(("README.md", "docs/")):
         for line in block.text.splitlines():
@@ -301,7 +301,7 @@ def test_commands_that_can_run_are_console_blocks(page: str, block: Block) -> No
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_blocks_that_only_show_are_well_formed(page: str) -> None:
+def test_non_executed_blocks_are_well_formed(page: str) -> None:
     for block in blocks(ROOT / page):
         if block.language == "py" and not block.text.startswith("--8<--"):
             compile(block.text, f"{page}:{block.line}", "exec")
@@ -311,7 +311,7 @@ def test_blocks_that_only_show_are_well_formed(page: str) -> None:
             tomllib.loads(block.text)
 
 
-def test_help_of_make_lists_the_targets_of_the_readme() -> None:
+def test_make_help_lists_readme_targets() -> None:
     done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     listed = {line.split()[0] for line in done.stdout.splitlines()}
     assert {"demo", "test", "lint", "docs", "dist"} <= listed

@@ -37,7 +37,7 @@ def test_paths_exist(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_block_with_a_path_for_a_title_is_from_there(page: str) -> None:
+def test_titled_blocks_equal_their_files(page: str) -> None:
     def trimmed(text: str) -> str:
         return "\n".join(line.rstrip() for line in text.splitlines())
 
@@ -46,7 +46,7 @@ def test_a_block_with_a_path_for_a_title_is_from_there(page: str) -> None:
             assert trimmed(block.text) in trimmed((ROOT / block.title).read_text())
 
 
-def test_the_figures_beside_peers_are_those_of_the_record() -> None:
+def test_peer_figures_equal_benchmark_record() -> None:
     found = [row for row in rows(DOCS / "performance.md") if re.match(r"\|(ferrule|llama.cpp) [^|]*\|(\d+\|){2}", row)]
     record = json.loads((ROOT / "benches/record/2026-11-21-intel-avx512vnni/peers-avx512vnni.json").read_text())
     assert found == [
@@ -57,7 +57,7 @@ def test_the_figures_beside_peers_are_those_of_the_record() -> None:
     ]
 
 
-def test_the_figures_of_formats_are_those_of_the_study() -> None:
+def test_format_figures_equal_quality_study() -> None:
     study = [
         [cell.strip("*") for cell in row.split("|")[1:-1]] for row in rows(ROOT / "benches" / "quality" / "README.md")
     ]
@@ -72,7 +72,7 @@ def is_figures(cells: list[str]) -> bool:
     return len(cells) == 6
 
 
-def test_messages_of_troubleshooting_are_those_of_the_sources() -> None:
+def test_troubleshooting_messages_exist_in_sources() -> None:
     loading = (DOCS / "troubleshooting.md").read_text().split("## Requests")[0]
     messages = [row.split("|")[1].strip("`") for row in rows(DOCS / "troubleshooting.md") if row.startswith("|`")]
     messages = [message for message in messages if f"| `{message}`" in loading]
@@ -82,7 +82,7 @@ def test_messages_of_troubleshooting_are_those_of_the_sources() -> None:
         assert any(part.strip() in SOURCES for part in re.split(r"'?…'?;?", message) if part), message
 
 
-def test_names_of_the_environment_are_those_of_the_sources() -> None:
+def test_environment_variables_match_sources() -> None:
     read = set(re.findall(r'"(FERRULE_[A-Z_]+)"', SOURCES)) - {
         "FERRULE_FUZZ_INPUTS", "FERRULE_FUZZ_SEED", "FERRULE_TEST_DISK_CACHE",
     }  # fmt: skip
@@ -90,7 +90,7 @@ def test_names_of_the_environment_are_those_of_the_sources() -> None:
     assert said == read
 
 
-def test_the_server_page_has_every_route_and_option() -> None:
+def test_server_page_lists_every_route_and_option() -> None:
     page = (DOCS / "server.md").read_text()
     described = create_app(Models(), ServerSettings(ollama=True)).openapi()["paths"]
     routes = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
@@ -103,13 +103,13 @@ def test_the_server_page_has_every_route_and_option() -> None:
     assert options == {option for option in own if option.startswith("--")}
 
 
-def test_the_page_of_the_command_line_has_every_command() -> None:
+def test_command_line_page_lists_every_command() -> None:
     page = (DOCS / "command-line.md").read_text()
     assert set(re.findall(r"^\| `ferrule ([\w-]+)` \|", page, re.MULTILINE)) == set(COMMANDS)
     assert set(re.findall(r"^\| `/(\w+)` \|", page, re.MULTILINE)) == set(CHAT_COMMANDS)
 
 
-def test_the_examples_are_those_of_the_folder() -> None:
+def test_examples_page_matches_examples_folder() -> None:
     listed = [
         re.sub(r"\[([\w.]+)\]\([\w.]+\)", r"`examples/\1`", row)
         for row in rows(ROOT / "examples" / "README.md")

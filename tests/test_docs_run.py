@@ -48,7 +48,7 @@ def python_pages() -> list[str]:
 
 @pytest.mark.native
 @pytest.mark.parametrize("page", python_pages())
-def test_the_python_of_a_page_runs(
+def test_python_blocks_run(
     page: str, listening: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -70,7 +70,7 @@ def console_pages() -> list[str]:
 
 @pytest.mark.native
 @pytest.mark.parametrize("page", console_pages())
-def test_the_commands_of_a_page_run(page: str, listening: str, tmp_path: Path) -> None:
+def test_console_blocks_run(page: str, listening: str, tmp_path: Path) -> None:
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "100",
@@ -109,5 +109,5 @@ def test_the_commands_of_a_page_run(page: str, listening: str, tmp_path: Path) -
         ("x …", "x 12 3", True),
     ],
 )
-def test_outputs_are_compared(shown: str, printed: str, same: bool) -> None:
+def test_output_comparison(shown: str, printed: str, same: bool) -> None:
     assert same_output(shown, printed) is same

@@ -38,7 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "target" / "site"
 
 
-def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+def test_site_loads_no_external_resources(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 20
     for page in pages:
@@ -55,7 +55,7 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
         '<img alt="" src=http://example.org/x.png>',
     ],
 )
-def test_what_is_fetched_from_elsewhere_is_seen(html: str) -> None:
+def test_external_resources_are_detected(html: str) -> None:
     assert RESOURCES.search(html)
 
 
@@ -68,12 +68,12 @@ def pages_of(nav: list[dict[str, Any]]) -> Iterator[str]:
                 yield from pages_of(target)
 
 
-def test_the_navigation_has_every_page_once() -> None:
+def test_navigation_lists_every_page_once() -> None:
     nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
     assert sorted(pages_of(nav)) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 
 
-def test_the_reference_has_every_public_name(site: Path) -> None:
+def test_reference_has_every_public_name(site: Path) -> None:
     reference = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
     homes = {name: getattr(ferrule, name) for name in ferrule.__all__ if name != "__version__"}
     missing = [
@@ -84,7 +84,7 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert not missing
 
 
-def test_fields_of_the_reference_are_explained(site: Path) -> None:
+def test_reference_documents_sampling_params_fields(site: Path) -> None:
     page = (site / "reference" / "parameters.html").read_text()
     for name in ferrule.SamplingParams.__dataclass_fields__:
         assert f'id="ferrule.SamplingParams.{name}"' in page

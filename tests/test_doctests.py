@@ -18,7 +18,7 @@ MODULES = [
 
 @pytest.mark.native
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_of_docstrings(name: str) -> None:
+def test_docstring_examples_run(name: str) -> None:
     found = doctest.testmod(importlib.import_module(name))
     assert found.attempted > 0
     assert found.failed == 0
