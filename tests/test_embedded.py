@@ -32,7 +32,7 @@ def tiny() -> Iterator[LLM]:
         yield llm
 
 
-def test_it_knows_the_capital_of_france(tiny: LLM) -> None:
+def test_capital_of_france(tiny: LLM) -> None:
     assert "Paris" in tiny.generate("The capital of France is", GREEDY)[0].outputs[0].text
     likeliest = tiny.next_token_probs("The capital of France is", top=3)
     assert likeliest[0][0] == " Par"
@@ -40,13 +40,13 @@ def test_it_knows_the_capital_of_france(tiny: LLM) -> None:
     assert [p for _, p in likeliest] == sorted((p for _, p in likeliest), reverse=True)
 
 
-def test_it_chats(tiny: LLM) -> None:
+def test_chat(tiny: LLM) -> None:
     answer = tiny.chat([{"role": "user", "content": "Where is Cairo?"}], SamplingParams(temperature=0))[0].outputs[0]
     assert "Egypt" in answer.text
     assert (answer.finish_reason, answer.stop_reason) == ("stop", None)
 
 
-def test_a_stream_is_the_whole(tiny: LLM) -> None:
+def test_stream_equals_generate(tiny: LLM) -> None:
     params = SamplingParams(temperature=0.9, seed=1, max_tokens=60, logprobs=3)
     whole = tiny.generate("Once upon a time,", params)[0].outputs[0]
     deltas = list(tiny.stream("Once upon a time,", params))
@@ -56,7 +56,7 @@ def test_a_stream_is_the_whole(tiny: LLM) -> None:
     assert last.outputs[0] == whole
 
 
-def test_the_trace_is_of_the_same_tokens(tiny: LLM) -> None:
+def test_explain_traces_generated_tokens(tiny: LLM) -> None:
     params = SamplingParams(temperature=0.9, top_k=5, seed=1, max_tokens=10)
     steps = list(tiny.explain("Once upon a time,", params))
     assert [step.token_id for step in steps] == tiny.generate("Once upon a time,", params)[0].outputs[0].token_ids
@@ -75,7 +75,7 @@ def test_the_trace_is_of_the_same_tokens(tiny: LLM) -> None:
         assert step.stages[1].entropy == pytest.approx(-(probabilities * np.log(probabilities)).sum())
 
 
-def test_entropies_are_those_of_the_models_probabilities(tiny: LLM) -> None:
+def test_entropies_equal_entropy_of_logits(tiny: LLM) -> None:
     params = SamplingParams(temperature=0.7, top_k=3, seed=1, max_tokens=10, entropy=True, ignore_eos=True)
     output = tiny.generate("Once upon a time,", params)[0]
     completion = output.outputs[0]
@@ -91,7 +91,7 @@ def test_entropies_are_those_of_the_models_probabilities(tiny: LLM) -> None:
     assert all(delta.entropies is None for delta in tiny.stream("x", GREEDY))
 
 
-def test_bad_words_do_not_come(tiny: LLM) -> None:
+def test_bad_words_are_never_generated(tiny: LLM) -> None:
     prompt = "The capital of France is"
     assert "Paris" in tiny.generate(prompt, GREEDY)[0].outputs[0].text
     for words in ("Paris", ["x", " Paris"]):
@@ -101,7 +101,7 @@ def test_bad_words_do_not_come(tiny: LLM) -> None:
     assert "Paris" not in tiny.generate(prompt, replace(GREEDY, bad_words_ids=[ids[-1:]]))[0].outputs[0].text
 
 
-def test_dry_ends_what_repeats_itself(tiny: LLM) -> None:
+def test_dry_breaks_repetition_loops(tiny: LLM) -> None:
     """A loop of a greedy continuation: it is left, unless breakers are all over it."""
     prompt = "Paris is in France. Paris is in France. Paris is in"
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -120,7 +120,7 @@ def test_dry_ends_what_repeats_itself(tiny: LLM) -> None:
     assert tiny.generate(prompt, everywhere)[0].outputs[0].token_ids == plain
 
 
-def test_first_words_come_soon() -> None:
+def test_first_tokens_arrive_in_time() -> None:
     """The promise is two seconds after the command; asserted with fivefold slack."""
     command = [sys.executable, "-m", "ferrule", "run", "The capital of France is", "-n", "4"]
     start = time.monotonic()
@@ -129,7 +129,7 @@ def test_first_words_come_soon() -> None:
     assert "Paris" in process.stdout
 
 
-def test_prompts_and_parameters_that_only_the_engine_can_refuse() -> None:
+def test_engine_limits_of_prompts_and_parameters() -> None:
     with LLM(max_model_len=64) as llm:
         with pytest.raises(PromptError, match="64"):
             llm.generate({"prompt_token_ids": [5] * 64})
@@ -164,7 +164,7 @@ def golden_with(tmp_path: Path) -> Callable[..., Path]:
         ({"intermediate_size": 161}, ("mlp", "161", "160")),
     ],
 )
-def test_a_config_that_differs_from_the_weights(
+def test_config_that_contradicts_weights(
     changes: dict[str, object], names: tuple[str, ...], golden_with: Callable[..., Path]
 ) -> None:
     """FAULTS row 32 and its relatives."""
@@ -174,7 +174,7 @@ def test_a_config_that_differs_from_the_weights(
 
 
 @pytest.mark.parametrize("quantization", ["bf16", "int8", "int4"])
-def test_a_shape_without_weights_runs_on_random_ones(quantization: str, tmp_path: Path) -> None:
+def test_dummy_load_format_uses_random_weights(quantization: str, tmp_path: Path) -> None:
     shutil.copy(GOLDEN / "llama" / "config.json", tmp_path)
     prompt: list[TokensPrompt] = [{"prompt_token_ids": [5, 6, 7]}]
     options: dict[str, Any] = {"quantization": quantization, "load_format": "dummy"}

@@ -73,7 +73,7 @@ def alone(model: str, formats: tuple[str, str]) -> list[tuple[bytes, bytes]]:
 
 @pytest.mark.parametrize(("tokens", "threads"), WAYS)
 @pytest.mark.parametrize(("model", "formats"), CASES)
-def test_embeddings(model: str, formats: tuple[str, str], tokens: int, threads: int) -> None:
+def test_embeddings_are_batch_invariant(model: str, formats: tuple[str, str], tokens: int, threads: int) -> None:
     with load(model, formats, tokens, threads) as llm:
         assert embedded(llm, texts()) == alone(model, formats)
         computed = llm.metrics().computed_tokens
@@ -87,7 +87,7 @@ def test_embeddings(model: str, formats: tuple[str, str], tokens: int, threads: 
 
 @pytest.mark.parametrize(("tokens", "threads"), WAYS)
 @pytest.mark.parametrize("model", CLASSIFIERS)
-def test_scores(model: str, tokens: int, threads: int) -> None:
+def test_scores_are_batch_invariant(model: str, tokens: int, threads: int) -> None:
     def scores(llm: LLM, given: list[TokensPrompt]) -> list[bytes]:
         return [output.outputs.logits.tobytes() for output in llm.classify(given)]
 
@@ -97,7 +97,7 @@ def test_scores(model: str, tokens: int, threads: int) -> None:
         assert scores(llm, texts()) == expected
 
 
-def test_beside_requests_and_each_other() -> None:
+def test_concurrent_encoding_and_generation_are_independent() -> None:
     """Tasks that embed and tasks that generate, each as it is alone."""
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     prompts = texts()[:8]

@@ -46,7 +46,7 @@ def far(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> fl
 
 @pytest.mark.parametrize("quantization", ["f32", "bf16"])
 @pytest.mark.parametrize("case", CASES)
-def test_as_transformers(case: str, quantization: str) -> None:
+def test_encoder_outputs_equal_transformers(case: str, quantization: str) -> None:
     """The golden weights are exact in bf16, so both formats must agree with the same figures."""
     golden, texts = read(case)
     with LLM(GOLDEN / case, quantization=quantization, kv_cache_dtype="f32") as llm:
@@ -66,7 +66,7 @@ def test_as_transformers(case: str, quantization: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_int8_is_near(case: str) -> None:
+def test_int8_embeddings_are_close_to_f32(case: str) -> None:
     _, texts = read(case)
     with LLM(GOLDEN / case, quantization="f32") as llm:
         exact = llm.embed(texts, pooling="mean", normalize=True)
@@ -76,6 +76,6 @@ def test_int8_is_near(case: str) -> None:
     assert INT8_COSINE < min(cosines) < 1 - 1e-7
 
 
-def test_every_case_is_here() -> None:
+def test_number_of_golden_cases() -> None:
     assert len(CASES) == 10
     assert len(CLASSIFIERS) == 5

@@ -49,7 +49,7 @@ def asked(llm: LLM) -> tuple[list[list[int]], dict[str, Any]]:
     return [ids for texts, _ in engine.encoded for ids in texts], json.loads(engine.encoded[-1][1])
 
 
-def test_special_tokens_are_the_tokenizers(open_llm: Callable[..., LLM]) -> None:
+def test_special_tokens_come_from_tokenizer(open_llm: Callable[..., LLM]) -> None:
     with open_llm("bert") as llm:
         outputs = llm.embed(["w10 w11", {"prompt_token_ids": [5, 6]}, {"prompt": "w12"}])
         assert [output.prompt_token_ids for output in outputs] == [[0, 10, 11, 2], [5, 6], [0, 12, 2]]
@@ -71,7 +71,7 @@ def test_special_tokens_are_the_tokenizers(open_llm: Callable[..., LLM]) -> None
         ("qwen3_classifier", "last", True),
     ],
 )
-def test_files_say_how_to_pool(case: str, pooling: str, normalize: bool, open_llm: Callable[..., LLM]) -> None:
+def test_pooling_follows_model_files(case: str, pooling: str, normalize: bool, open_llm: Callable[..., LLM]) -> None:
     with open_llm(case) as llm:
         llm.embed("w10")
         task = {"type": "embedding", "pooling": pooling, "normalize": normalize, "dimensions": None}
@@ -80,7 +80,7 @@ def test_files_say_how_to_pool(case: str, pooling: str, normalize: bool, open_ll
         assert asked(llm)[1] == task | {"pooling": "cls", "normalize": not normalize, "dimensions": 8}
 
 
-def test_hidden_states_of_all_tokens(open_llm: Callable[..., LLM]) -> None:
+def test_pooling_none_returns_hidden_states(open_llm: Callable[..., LLM]) -> None:
     with open_llm("bert") as llm:
         outputs = llm.embed(["w10", "w10 w11 w12"], pooling="none")
         assert [output.outputs.embedding.shape for output in outputs] == [(3, 64), (5, 64)]
@@ -127,7 +127,7 @@ def test_an_empty_text_does_not_fail_its_batch(open_llm: Callable[..., LLM]) -> 
         ({"prompt_name": "query"}, "prompt_name must be None: the model has no prompts, got 'query'"),
     ],
 )
-def test_parameters_are_refused(arguments: dict[str, Any], words: str, open_llm: Callable[..., LLM]) -> None:
+def test_invalid_parameters(arguments: dict[str, Any], words: str, open_llm: Callable[..., LLM]) -> None:
     with open_llm("bert") as llm, pytest.raises(InvalidParameterError) as caught:
         llm.embed("w10", **arguments)
     assert words in str(caught.value)
@@ -168,7 +168,7 @@ LONG = " ".join(["w10"] * 69)
         ),
     ],
 )
-def test_texts_are_refused(given: Any, words: str, open_llm: Callable[..., LLM]) -> None:
+def test_invalid_texts(given: Any, words: str, open_llm: Callable[..., LLM]) -> None:
     with open_llm("bert") as llm:
         with pytest.raises(PromptError) as caught:
             llm.embed(given)
@@ -177,7 +177,7 @@ def test_texts_are_refused(given: Any, words: str, open_llm: Callable[..., LLM])
         assert not engine.encoded
 
 
-def test_a_tuple_of_texts_is_a_pair_for_a_classifier_alone(open_llm: Callable[..., LLM]) -> None:
+def test_tuple_is_a_text_pair_only_for_classifiers(open_llm: Callable[..., LLM]) -> None:
     with open_llm("bert_classifier") as llm:
         assert len(llm.embed(("w10", "w11"))) == 2
         assert [o.prompt_token_ids for o in llm.classify(("w10", "w11"))] == [[0, 10, 2, 11, 2]]
@@ -186,7 +186,7 @@ def test_a_tuple_of_texts_is_a_pair_for_a_classifier_alone(open_llm: Callable[..
             llm.classify([("w1", 5)])  # type: ignore[list-item]
 
 
-def test_texts_are_cut_where_that_is_asked_for(open_llm: Callable[..., LLM]) -> None:
+def test_truncate_prompt_tokens(open_llm: Callable[..., LLM]) -> None:
     with open_llm("bert") as llm:
         assert len(llm.embed(LONG, truncate_prompt_tokens=-1)[0].prompt_token_ids) == 70
         cut = llm.embed(["w10 w11 w12", "w13", {"prompt_token_ids": [5, 6, 7, 8, 9]}], truncate_prompt_tokens=4)
@@ -197,7 +197,7 @@ def test_texts_are_cut_where_that_is_asked_for(open_llm: Callable[..., LLM]) -> 
             llm.embed("w10", truncate_prompt_tokens=2)
 
 
-def test_of_a_pair_the_longer_text_is_cut_first(open_llm: Callable[..., LLM]) -> None:
+def test_longer_text_of_pair_is_truncated_first(open_llm: Callable[..., LLM]) -> None:
     def cut(first: int, second: int, most: int) -> tuple[int, int]:
         pair = (" ".join(["w10"] * first), " ".join(["w11"] * second))
         ids = llm.classify([pair], truncate_prompt_tokens=most)[0].prompt_token_ids
@@ -217,12 +217,12 @@ def test_of_a_pair_the_longer_text_is_cut_first(open_llm: Callable[..., LLM]) ->
             cut(9, 9, 4)
 
 
-def test_who_gives_max_model_len_knows_better_than_the_files(open_llm: Callable[..., LLM]) -> None:
+def test_explicit_max_model_len_overrides_model_files(open_llm: Callable[..., LLM]) -> None:
     with open_llm("bert", options={"max_model_len": 96}) as llm:
         assert len(llm.embed(LONG)[0].prompt_token_ids) == 71
 
 
-def test_prompts_stand_before_texts(open_llm: Callable[..., LLM]) -> None:
+def test_named_prompts_are_prepended(open_llm: Callable[..., LLM]) -> None:
     with open_llm("bert", config_sentence_transformers=PROMPTS) as llm:
         assert llm.embed("w10")[0].prompt_token_ids == [0, 9, 10, 2]
         assert llm.embed("w10", prompt_name="query")[0].prompt_token_ids == [0, 7, 8, 10, 2]
@@ -232,7 +232,7 @@ def test_prompts_stand_before_texts(open_llm: Callable[..., LLM]) -> None:
             llm.embed("w10", prompt_name="x")
 
 
-def test_a_prompt_that_is_not_pooled_is_refused(encoder: Callable[..., Path], fake_engine: type[fakes.Engine]) -> None:
+def test_include_prompt_false_is_unsupported(encoder: Callable[..., Path], fake_engine: type[fakes.Engine]) -> None:
     folder = encoder("bert", config_sentence_transformers=PROMPTS)
     pooling = folder / "1_Pooling" / "config.json"
     pooling.write_text(json.dumps({"pooling_mode": "mean", "include_prompt": False}))
@@ -242,13 +242,13 @@ def test_a_prompt_that_is_not_pooled_is_refused(encoder: Callable[..., Path], fa
             llm.embed("w10")
 
 
-def test_texts_become_lower_case_where_the_files_say_so(open_llm: Callable[..., LLM]) -> None:
+def test_do_lower_case(open_llm: Callable[..., LLM]) -> None:
     settings = {"sentence_bert_config": {"do_lower_case": True}}
     with open_llm("bert", **settings) as llm:
         assert llm.embed("W10")[0].prompt_token_ids == [0, 10, 2]
 
 
-def test_kinds_of_tokens_go_where_the_model_tells_them_apart(open_llm: Callable[..., LLM]) -> None:
+def test_token_type_ids_for_models_that_use_them(open_llm: Callable[..., LLM]) -> None:
     def types(llm: LLM) -> list[int]:
         plan = llm._encoding.classify([("w10", "w11")], truncate_prompt_tokens=None)
         return plan.texts[0].token_type_ids
@@ -259,21 +259,21 @@ def test_kinds_of_tokens_go_where_the_model_tells_them_apart(open_llm: Callable[
         assert types(llm) == []
 
 
-def test_a_tokenizer_may_say_that_it_gives_no_kinds(open_llm: Callable[..., LLM]) -> None:
+def test_model_input_names_without_token_type_ids(open_llm: Callable[..., LLM]) -> None:
     settings = {"tokenizer_config": {"model_input_names": ["input_ids", "attention_mask"]}}
     with open_llm("bert_classifier", **settings) as llm:
         plan = llm._encoding.classify([("w10", "w11")], truncate_prompt_tokens=None)
         assert plan.texts[0].token_type_ids == []
 
 
-def test_without_a_tokenizer_ids_are_read_and_text_is_refused(fake_engine: type[fakes.Engine]) -> None:
+def test_without_tokenizer_only_token_ids_are_accepted(fake_engine: type[fakes.Engine]) -> None:
     with LLM(GOLDEN / "bert") as llm:
         assert llm.embed({"prompt_token_ids": [5]})
         with pytest.raises(TokenizerError, match="give token ids"):
             llm.embed("w10")
 
 
-def test_scores_become_probabilities(open_llm: Callable[..., LLM], encoder: Callable[..., Path]) -> None:
+def test_classifier_logits_become_probabilities(open_llm: Callable[..., LLM], encoder: Callable[..., Path]) -> None:
     with open_llm("modernbert_classifier_mean") as llm:
         output = llm.classify("w10")[0]
         weights = np.exp(output.outputs.logits.astype(np.float64))
@@ -292,7 +292,7 @@ def test_scores_become_probabilities(open_llm: Callable[..., LLM], encoder: Call
         assert output.outputs.label == "abc"[output.outputs.logits.argmax()]
 
 
-def test_only_classifiers_classify(llm: LLM) -> None:
+def test_classify_requires_classifier(llm: LLM) -> None:
     with pytest.raises(UnsupportedTaskError, match="tiny has no classifier; it generates text"):
         llm.classify("x")
 
@@ -310,7 +310,7 @@ def test_only_classifiers_classify(llm: LLM) -> None:
         lambda llm: llm.next_token_probs("w10"),
     ],
 )
-def test_an_encoder_generates_nothing(ask: Callable[[LLM], object], open_llm: Callable[..., LLM]) -> None:
+def test_encoders_cannot_generate(ask: Callable[[LLM], object], open_llm: Callable[..., LLM]) -> None:
     for case, made_for in (
         ("bert", "it embeds texts"),
         ("xlm_roberta_classifier", "it classifies and reranks"),
@@ -325,7 +325,7 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def test_a_cross_encoder_reads_pairs(open_llm: Callable[..., LLM]) -> None:
+def test_cross_encoder_reranks_pairs(open_llm: Callable[..., LLM]) -> None:
     documents = ["w11", "w12 w13", "w14"]
     with open_llm("bert_classifier") as llm:
         ranked = llm.rerank("w10", documents)
@@ -344,7 +344,7 @@ def test_a_cross_encoder_reads_pairs(open_llm: Callable[..., LLM]) -> None:
         assert [o.index for o in llm.rerank("w10", ["w11", "w11"])] == [0, 1]
 
 
-def test_an_embedding_model_goes_by_the_cosine(open_llm: Callable[..., LLM]) -> None:
+def test_embedding_model_reranks_by_cosine(open_llm: Callable[..., LLM]) -> None:
     with open_llm("bert", config_sentence_transformers=PROMPTS) as llm:
         ranked = llm.rerank("w10", ["w11", "w10"])
         assert asked(llm)[0] == [[0, 7, 8, 10, 2], [0, 9, 11, 2], [0, 9, 10, 2]]
@@ -376,7 +376,9 @@ def judge(encoder: Callable[..., Path], **changes: Any) -> Path:
     return folder
 
 
-def test_a_judge_is_asked_with_its_prompt(encoder: Callable[..., Path], fake_engine: type[fakes.Engine]) -> None:
+def test_reranker_decoder_uses_its_prompt_template(
+    encoder: Callable[..., Path], fake_engine: type[fakes.Engine]
+) -> None:
     with LLM(judge(encoder)) as llm:
 
         def prompt(document: str, instruction: str = INSTRUCTION) -> list[int]:
@@ -404,7 +406,9 @@ def test_a_judge_is_asked_with_its_prompt(encoder: Callable[..., Path], fake_eng
             llm.rerank("w10", ["w11"], instruction=5)  # type: ignore[arg-type]
 
 
-def test_a_judge_of_other_answers_is_refused(encoder: Callable[..., Path], fake_engine: type[fakes.Engine]) -> None:
+def test_reranker_decoder_with_other_answer_tokens_is_unsupported(
+    encoder: Callable[..., Path], fake_engine: type[fakes.Engine]
+) -> None:
     folder = judge(encoder)
     modules = [{"type": "base.Transformer", "path": ""}, {"type": "x.LogitScore", "path": "1_LogitScore"}]
     (folder / "modules.json").write_text(json.dumps(modules))
@@ -441,7 +445,7 @@ def test_a_judge_of_other_answers_is_refused(encoder: Callable[..., Path], fake_
     ],
 )
 @pytest.mark.parametrize("case", ["bert", "xlm_roberta_classifier"])
-def test_ranking_is_refused(
+def test_invalid_rerank_arguments(
     case: str, arguments: dict[str, Any], error: type[Exception], words: str, open_llm: Callable[..., LLM]
 ) -> None:
     given: dict[str, Any] = {"query": "w10", "documents": ["w11"]} | arguments
@@ -450,12 +454,12 @@ def test_ranking_is_refused(
     assert words in str(caught.value)
 
 
-def test_relevance_is_one_of_a_single_label(open_llm: Callable[..., LLM]) -> None:
+def test_rerank_requires_single_label(open_llm: Callable[..., LLM]) -> None:
     with open_llm("qwen3_classifier") as llm, pytest.raises(UnsupportedTaskError, match="has 3 labels"):
         llm.rerank("w10", ["w11"])
 
 
-def test_portions_keep_within_a_step(open_llm: Callable[..., LLM]) -> None:
+def test_batches_fit_in_a_step(open_llm: Callable[..., LLM]) -> None:
     with open_llm("bert", options={"max_num_seqs": 3}) as llm:
         engine: Any = llm._driver._engine
         lengths = [1, 1, 1, 1, 70, 70, 70, 70, 70, 70, 70, 70, 70]
@@ -470,7 +474,7 @@ def test_portions_keep_within_a_step(open_llm: Callable[..., LLM]) -> None:
 
 
 @pytest.mark.native
-def test_a_cross_encoder_as_transformers_feeds_it(encoder: Callable[..., Path]) -> None:
+def test_cross_encoder_scores_equal_transformers(encoder: Callable[..., Path]) -> None:
     """The score of a pair is that of the golden classifier for the same ids and token types."""
     with np.load(GOLDEN / "bert_classifier" / "golden.npz") as golden:
         ids, kinds = golden["input_ids_1"].tolist(), golden["token_type_ids_1"].tolist()
@@ -488,7 +492,7 @@ def test_a_cross_encoder_as_transformers_feeds_it(encoder: Callable[..., Path]) 
 
 
 @pytest.mark.native
-def test_a_judge_says_yes_as_its_logits_do(encoder: Callable[..., Path]) -> None:
+def test_reranker_decoder_score_equals_softmax_of_logits(encoder: Callable[..., Path]) -> None:
     with LLM(judge(encoder), quantization="f32", max_num_batched_tokens=40) as llm:
         documents = ["w11", "w12 w13 w14", "w15 " * 60]
         plan = llm._encoding.rerank("w10", documents, top_n=None, instruction=None, truncate_prompt_tokens=None)
@@ -502,7 +506,7 @@ def test_a_judge_says_yes_as_its_logits_do(encoder: Callable[..., Path]) -> None
 
 
 @pytest.mark.native
-def test_the_embedded_model_embeds() -> None:
+def test_embedded_model_embeds() -> None:
     with LLM() as llm:
         cat, dog, law = (
             output.outputs.embedding

@@ -9,7 +9,7 @@ import pytest
 from ferrule.errors import InvalidParameterError
 
 
-def test_invalid_parameter_is_data() -> None:
+def test_invalid_parameter_has_attributes() -> None:
     error = InvalidParameterError("temperature", -1, ">= 0")
     assert (error.field, error.value, error.requirement) == ("temperature", -1, ">= 0")
     assert str(error) == "temperature must be >= 0, got -1"

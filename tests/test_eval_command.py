@@ -51,7 +51,7 @@ def evaluated(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, 
 
 
 @pytest.mark.native
-def test_a_record_is_what_the_library_says(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_record_equals_library_result(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     made = evaluated(capsys, file, "--window", "64", "--stride", "16", "--min-context", "20", "--limit", "9")
     assert made.keys() == FIGURES | {"file", "model", "quantization", "kv_cache_dtype", "isa", "weight_bytes"}
     with LLM(max_model_len=64) as llm:
@@ -62,7 +62,7 @@ def test_a_record_is_what_the_library_says(file: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.native
-def test_a_reference(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison_with_reference(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "divergence.svg"
     made = evaluated(
         capsys,
@@ -83,7 +83,7 @@ def test_a_reference(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (same["kld"]["max"], same["same_top"]) == (0, 1)
 
 
-def test_tables(file: str, fake_engine: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_tables(file: str, fake_engine: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", file, "--window", "64"]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -100,7 +100,7 @@ def test_tables(file: str, fake_engine: object, capsys: pytest.CaptureFixture[st
     assert "reference's top" not in capsys.readouterr().out
 
 
-def test_a_picture_of_no_divergence(
+def test_plot_of_zero_divergence(
     file: str, tmp_path: Path, fake_engine: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "none.PNG"
@@ -109,12 +109,14 @@ def test_a_picture_of_no_divergence(
     assert capsys.readouterr().err == ""
 
 
-def test_stdin(fake_engine: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_from_stdin(
+    fake_engine: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
     assert evaluated(capsys, "-", "--window", "64")["file"] == "-"
 
 
-def test_the_context_bounds_the_window(
+def test_window_is_limited_by_context_length(
     file: str, fake_engine: object, model_with: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(model_with({"max_position_embeddings": 100}))
@@ -173,7 +175,7 @@ USAGE: list[tuple[list[str], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), USAGE)
-def test_a_bad_command_line_is_one_line(
+def test_usage_error_is_one_line(
     arguments: list[str], message: str, file: str, fake_engine: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["eval", *(file if word == "FILE" else word for word in arguments)]) == 2
@@ -183,7 +185,7 @@ def test_a_bad_command_line_is_one_line(
     assert captured.err.count("\n") == 1
 
 
-def test_another_vocabulary(
+def test_reference_with_another_vocabulary(
     file: str, fake_engine: object, model_with: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = str(model_with({"vocab_size": 4000}))
@@ -191,7 +193,7 @@ def test_another_vocabulary(
     assert "reference must be a model with the vocabulary of tiny: 4096 tokens, not 4000" in capsys.readouterr().err
 
 
-def test_no_room_for_both(
+def test_insufficient_memory_for_reference(
     file: str, fake_engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     init = fake_engine.__init__
@@ -206,7 +208,7 @@ def test_no_room_for_both(
     assert "not enough memory for model and reference: the weights need 9 bytes" in capsys.readouterr().err
 
 
-def test_tasks_name_what_they_need(
+def test_tasks_without_lm_eval_are_reported(
     fake_engine: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = builtins.__import__
@@ -222,7 +224,7 @@ def test_tasks_name_what_they_need(
     assert capsys.readouterr().err == "error: tasks require lm-evaluation-harness: pip install 'ferrule[eval]'\n"
 
 
-def test_figures_that_are_no_numbers_are_null() -> None:
+def test_non_finite_figures_are_null() -> None:
     made = record({"model": "x"}, {"a": {"metrics": {"ppl": float("inf")}, "errors": {"ppl": float("nan")}}})
     assert made == {"model": "x", "tasks": {"a": {"metrics": {"ppl": None}, "errors": {"ppl": None}}}}
 
@@ -237,7 +239,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def test_ctrl_c_ends_it_quietly(file: str) -> None:
+def test_ctrl_c_exits_with_130(file: str) -> None:
     process = start(file, "--window", "64", "ENDLESS")
     assert process.stderr is not None
     assert process.stderr.readline() == "computing\n"
@@ -246,7 +248,7 @@ def test_ctrl_c_ends_it_quietly(file: str) -> None:
     assert (process.returncode, out, err.strip()) == (130, "", "")
 
 
-def test_a_pipe_that_is_closed_is_no_error(file: str) -> None:
+def test_closed_stdout_exits_silently(file: str) -> None:
     process = start(file, "--window", "64")
     assert process.stdout is not None
     process.stdout.close()

@@ -59,7 +59,7 @@ def slid(tokens: list[int], prefix: list[int], window: int, stride: int) -> Iter
 
 @pytest.mark.native
 @pytest.mark.parametrize(("window", "stride"), [(64, 32), (64, 63), (50, 7), (2048, None), (2, 1)])
-def test_perplexity_is_what_the_logits_say(window: int, stride: int | None, f32: LLM) -> None:
+def test_perplexity_equals_numpy_reference(window: int, stride: int | None, f32: LLM) -> None:
     tokens, prefix = f32.tokenize(TEXT, add_special_tokens=False), f32.first_token_ids
     losses: list[float] = []
     for read, scored in slid(tokens, prefix, window, stride or window // 2):
@@ -75,7 +75,7 @@ def test_perplexity_is_what_the_logits_say(window: int, stride: int | None, f32:
 
 
 @pytest.mark.native
-def test_a_model_does_not_diverge_from_itself(f32: LLM) -> None:
+def test_divergence_from_itself_is_zero(f32: LLM) -> None:
     result = f32.compare(f32, TEXT, window=64)
     assert dataclasses.astuple(result.kld) == (0,) * 7
     assert not result.token_kld.any()
@@ -85,7 +85,7 @@ def test_a_model_does_not_diverge_from_itself(f32: LLM) -> None:
 
 
 @pytest.mark.native
-def test_a_comparison_is_what_the_logits_say(f32: LLM, int4: LLM) -> None:
+def test_comparison_equals_numpy_reference(f32: LLM, int4: LLM) -> None:
     done: list[tuple[int, int]] = []
     result = int4.compare(f32, TEXT, window=64, worst=3, progress=lambda *step: done.append(step))
     prefix = f32.first_token_ids
@@ -123,7 +123,7 @@ def test_a_comparison_is_what_the_logits_say(f32: LLM, int4: LLM) -> None:
 
 
 @pytest.mark.native
-def test_several_texts_are_as_each_alone(f32: LLM) -> None:
+def test_several_texts_equal_sum_of_single_texts(f32: LLM) -> None:
     texts = [TEXT, "The sun was warm.", f32.tokenize(TEXT)[:30]]
     alone = [f32.perplexity([text], window=48) for text in texts]
     together = f32.perplexity(texts, window=48)
@@ -166,7 +166,7 @@ def test_each_token_is_scored_once(lengths: list[int], prefix: int, window: int,
     assert all(each.first >= prefix + min(each.position, window - prefix - kept) for each in followers)
 
 
-def test_windows_begin_with_what_the_tokenizer_puts_there(tmp_path: Path, fake_engine: type[fakes.Engine]) -> None:
+def test_windows_begin_with_special_tokens(tmp_path: Path, fake_engine: type[fakes.Engine]) -> None:
     asked: list[list[int]] = []
     logits = fakes.Engine.logits
 
@@ -204,7 +204,7 @@ logit = st.floats(-30, 30, width=32)
     ),
     shift=st.floats(-8, 8),
 )
-def test_statistics_of_rows(rows: list[tuple[list[float], list[float], int]], shift: float) -> None:
+def test_divergences_equal_numpy_reference(rows: list[tuple[list[float], list[float], int]], shift: float) -> None:
     ours = np.array([row for row, _, _ in rows], np.float32)
     theirs = np.array([row for _, row, _ in rows], np.float32)
     targets = np.array([target for _, _, target in rows])
@@ -222,7 +222,7 @@ def test_statistics_of_rows(rows: list[tuple[list[float], list[float], int]], sh
     np.testing.assert_allclose(moved.kld, found.kld, atol=1e-3)
 
 
-def test_rows_are_the_same_however_many_are_worked_on_at_once() -> None:
+def test_divergences_are_independent_of_batch_size() -> None:
     generator = np.random.default_rng(1)
     ours, theirs = generator.standard_normal((2, 40, NUMBERS_AT_ONCE // 16), np.float32)
     targets = np.arange(40)
@@ -232,7 +232,7 @@ def test_rows_are_the_same_however_many_are_worked_on_at_once() -> None:
         assert dataclasses.astuple(one) == tuple(field[row : row + 1] for field in dataclasses.astuple(whole))
 
 
-def test_forbidden_tokens() -> None:
+def test_tokens_with_zero_probability() -> None:
     never = -np.inf
     theirs = np.array([[0, 0, never], [0, never, never], [0, 0, 0]], np.float32)
     ours = np.array([[0, 0, never], [0, 0, never], [0, 0, never]], np.float32)
@@ -245,7 +245,7 @@ def test_forbidden_tokens() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_logits_that_are_no_numbers(bad: float) -> None:
+def test_non_finite_logits(bad: float) -> None:
     rows = np.array([[0, 1], [0, bad]], np.float32)
     with pytest.raises(EngineError, match="logits are not finite"):
         token_logprobs(rows, np.array([0, 0]))
@@ -253,7 +253,7 @@ def test_logits_that_are_no_numbers(bad: float) -> None:
         divergences(rows[:1], rows[1:], np.array([0]))
 
 
-def test_quantiles_are_observed() -> None:
+def test_quantiles_are_observed_values() -> None:
     kld = np.arange(1, 2001, dtype=np.float64)
     np.random.default_rng(0).shuffle(kld)
     found = Divergence.of(kld)
@@ -291,9 +291,7 @@ def test_quantiles_are_observed() -> None:
         ({"limit": 0}, InvalidParameterError, "limit must be an integer from 1 to 2147483647, got 0"),
     ],
 )
-def test_what_cannot_be_evaluated_is_named(
-    arguments: dict[str, Any], error: type[Exception], message: str, llm: LLM
-) -> None:
+def test_invalid_arguments(arguments: dict[str, Any], error: type[Exception], message: str, llm: LLM) -> None:
     given: dict[str, Any] = {"texts": "some text", **arguments}
     with pytest.raises(error, match=message):
         llm.perplexity(**given)
@@ -333,7 +331,7 @@ def test_models_without_tokenizer_are_compared_by_ids(llm: LLM, model_with: Call
             bare.perplexity("some text")
 
 
-def test_an_encoder_predicts_nothing(fake_engine: object) -> None:
+def test_encoders_are_unsupported(fake_engine: object) -> None:
     with (
         LLM(GOLDEN / "bert") as encoder,
         pytest.raises(UnsupportedTaskError, match=r"/encoders/bert cannot produce logits; it embeds texts$"),
@@ -341,7 +339,7 @@ def test_an_encoder_predicts_nothing(fake_engine: object) -> None:
         encoder.perplexity([1, 2, 3])
 
 
-def test_a_probability_of_zero_is_an_infinite_perplexity(tmp_path: Path) -> None:
+def test_zero_probability_gives_infinite_perplexity(tmp_path: Path) -> None:
     def logits(token_ids: list[int], first: int) -> Any:
         rows = np.zeros((len(token_ids) - first, 4), np.float32)
         rows[:, 3] = -np.inf
@@ -356,7 +354,7 @@ def test_a_probability_of_zero_is_an_infinite_perplexity(tmp_path: Path) -> None
     assert math.isnan(found.perplexity_ratio)
 
 
-def test_only_what_is_scored_is_asked_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_scored_logits_are_computed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     logits = fakes.Engine.logits
 
@@ -370,5 +368,5 @@ def test_only_what_is_scored_is_asked_for(llm: LLM, monkeypatch: pytest.MonkeyPa
     assert asked == [(7, 0), (7, 3), (7, 3), (7, 3)]
 
 
-def test_a_window_says_what_it_scores() -> None:
+def test_window_targets() -> None:
     assert Window([5, 6, 7, 8], 2, 0, 2).targets == [7, 8]

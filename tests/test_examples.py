@@ -40,7 +40,7 @@ def run(program: str, *arguments: str, timeout: float = 120) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_list_names_all() -> None:
+def test_readme_lists_every_example() -> None:
     listed = re.findall(r"^\| \[[\w.-]+\]\(([\w.-]+)\)", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(
         path.name for path in EXAMPLES.iterdir() if path.is_file() and path.name != "README.md"
@@ -48,7 +48,7 @@ def test_the_list_names_all() -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_says_what_it_shows_and_how_to_run_it(program: str) -> None:
+def test_example_docstrings_show_the_command(program: str) -> None:
     said = ast.get_docstring(ast.parse((EXAMPLES / program).read_text()))
     assert said is not None
     assert f"examples/{program}" in said
@@ -122,7 +122,7 @@ def targets(of: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("prefix", ["ferrule:", "vllm:"])
-def test_the_dashboard_asks_for_metrics_that_there_are(prefix: str) -> None:
+def test_dashboard_queries_existing_metrics(prefix: str) -> None:
     given = dashboard(prefix)
     expressions = [target["expr"] for target in targets(given)]
     (choice,) = (each["query"]["query"] for each in given["templating"]["list"] if each["type"] == "query")
@@ -147,7 +147,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are(prefix: str) -> None:
     assert len(asked) > 20
 
 
-def test_every_panel_says_what_it_shows() -> None:
+def test_dashboard_panels_have_titles_units_and_descriptions() -> None:
     given = dashboard()
     panels = given["panels"]
     assert sorted(panel["id"] for panel in panels) == list(range(1, len(panels) + 1))
@@ -176,7 +176,7 @@ def test_every_panel_says_what_it_shows() -> None:
     assert variables == known | {"__all", "__rate_interval"}
 
 
-def test_the_systemd_unit_starts_what_there_is(tmp_path: Path) -> None:
+def test_systemd_unit_has_valid_command(tmp_path: Path) -> None:
     text = (EXAMPLES / "ferrule.service").read_text()
     unit = ConfigParser(strict=False, interpolation=None)
     unit.read_string(text)
@@ -198,7 +198,7 @@ def test_the_systemd_unit_starts_what_there_is(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_notebook_runs_and_is_kept_without_outputs(tmp_path: Path) -> None:
+def test_notebook_runs_and_has_no_stored_outputs(tmp_path: Path) -> None:
     notebook = nbformat.read(EXAMPLES / "tour.ipynb", as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code)

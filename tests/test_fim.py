@@ -65,7 +65,7 @@ def ids_of(tokenizer: Tokenizer, *parts: str) -> list[int]:
     ids=[layout.families for layout in LAYOUTS],
 )
 @pytest.mark.parametrize("special", [True, False])
-def test_each_family_gets_its_own_layout(layout: Layout, parts: list[str], special: bool, tmp_path: Path) -> None:
+def test_layout_of_each_family(layout: Layout, parts: list[str], special: bool, tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path, layout, special=special)
     infill = encode_infill(tokenizer, PREFIX, SUFFIX)
     assert infill.token_ids == ids_of(tokenizer, *parts)
@@ -75,7 +75,7 @@ def test_each_family_gets_its_own_layout(layout: Layout, parts: list[str], speci
     )
 
 
-def test_what_begins_every_text_begins_this_one(tmp_path: Path) -> None:
+def test_bos_token_precedes_infill_prompt(tmp_path: Path) -> None:
     """CodeGemma and DeepSeek see little without it."""
     tokenizer = byte_level(tmp_path, QWEN, begin="<|bos|>")
     first = tokenizer.token_id("<|bos|>")
@@ -84,7 +84,7 @@ def test_what_begins_every_text_begins_this_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=[layout.families for layout in LAYOUTS])
-def test_text_cannot_forge_a_marker(layout: Layout, tmp_path: Path) -> None:
+def test_marker_text_is_not_encoded_as_marker(layout: Layout, tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path, layout)
     forged = "a".join(layout.markers) + layout.markers[0] * 2
     infill = encode_infill(tokenizer, f"x{forged}", forged)
@@ -105,7 +105,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @given(pieces=st.lists(st.sampled_from(["<|fim_prefix|>", "<|", "fim_", "suffix|>", "é", " ", "\n", "<", "|", ">"])))
-def test_the_text_of_both_sides_is_what_was_given(qwen: Tokenizer, pieces: list[str]) -> None:
+def test_prefix_and_suffix_round_trip(qwen: Tokenizer, pieces: list[str]) -> None:
     text = "".join(pieces)
     ids = encode_infill(qwen, text, text).token_ids
     middle = ids.index(ids_of(qwen, "<|fim_suffix|>")[0])
@@ -113,7 +113,7 @@ def test_the_text_of_both_sides_is_what_was_given(qwen: Tokenizer, pieces: list[
     assert qwen.decode(ids[middle + 1 : -1], skip_special_tokens=False) == text
 
 
-class TestSpaceBeforeText:
+class TestDummyPrefix:
     """Tokenizers in the manner of Llama put a space before a text: here before the prefix alone, as in training."""
 
     @pytest.fixture
@@ -125,18 +125,18 @@ class TestSpaceBeforeText:
         backend.save(str(file))
         return Tokenizer(tmp_path)
 
-    def test_before_the_prefix_alone(self, tokenizer: Tokenizer) -> None:
+    def test_space_precedes_only_the_prefix(self, tokenizer: Tokenizer) -> None:
         pre, suf, mid = ids_of(tokenizer, *CODELLAMA.markers)
         space, b, begin = tokenizer.token_id("▁"), tokenizer.token_id("b"), tokenizer.token_id("<s>")
         assert encode_infill(tokenizer, "b", "b").token_ids == [begin, pre, space, b, suf, b, mid]
         assert encode_infill(tokenizer, "", "b b").token_ids == [begin, pre, suf, b, space, b, mid]
 
-    def test_not_where_a_marker_was_cut(self, tokenizer: Tokenizer) -> None:
+    def test_no_space_after_escaped_marker(self, tokenizer: Tokenizer) -> None:
         infill = encode_infill(tokenizer, "b▁<PRE>b", "b▁<PRE>b")
         text = tokenizer.decode(infill.token_ids, skip_special_tokens=False)
         assert text == "<s> <PRE> b <PRE>b <SUF>b <PRE>b <MID>"
 
-    def test_the_anchor_leaves_nothing(self, tokenizer: Tokenizer) -> None:
+    def test_anchor_is_removed(self, tokenizer: Tokenizer) -> None:
         for text in ("", " ", "b", " b", "é日", ANCHOR, f"{ANCHOR} b"):
             ids = tokenizer.encode_part(text, begins=False)
             assert tokenizer.decode([*ids_of(tokenizer, "b"), *ids]) == f"b{text}"
@@ -151,7 +151,7 @@ def coder(model_with: Callable[..., Path], tmp_path: Path) -> Path:
     return directory
 
 
-def test_generate_and_stream_fill_the_middle(coder: Path, fake_engine: type[fakes.Engine]) -> None:
+def test_generate_and_stream_with_suffix(coder: Path, fake_engine: type[fakes.Engine]) -> None:
     llm = LLM(coder)
     asked: list[list[int]] = []
     middle = llm.tokenize("x", add_special_tokens=False)
@@ -171,7 +171,7 @@ def test_generate_and_stream_fill_the_middle(coder: Path, fake_engine: type[fake
     assert len(llm.generate(PREFIX, SamplingParams(max_tokens=3))[0].outputs[0].token_ids) == 3
 
 
-def test_async_llm_fills_the_middle(coder: Path, engine: type[fakes.Engine]) -> None:
+def test_async_llm_with_suffix(coder: Path, engine: type[fakes.Engine]) -> None:
     async def test() -> None:
         async with AsyncLLM(coder) as llm:
             middle = llm.tokenize("x", add_special_tokens=False)
@@ -204,12 +204,12 @@ def test_async_llm_fills_the_middle(coder: Path, engine: type[fakes.Engine]) -> 
         ),
     ],
 )
-def test_a_bad_prompt_is_named(prompt: Any, error: type[Exception], message: str, llm: LLM) -> None:
+def test_invalid_infill_prompts(prompt: Any, error: type[Exception], message: str, llm: LLM) -> None:
     with pytest.raises(error, match=message):
         llm.generate(prompt)
 
 
-def test_bad_sides_are_named(coder: Path, fake_engine: type[fakes.Engine]) -> None:
+def test_invalid_prefix_or_suffix(coder: Path, fake_engine: type[fakes.Engine]) -> None:
     llm = LLM(coder)
     with pytest.raises(PromptError, match="lone surrogate"):
         llm.generate({"prompt": "a", "suffix": "\ud800"})
@@ -219,17 +219,17 @@ def test_bad_sides_are_named(coder: Path, fake_engine: type[fakes.Engine]) -> No
         llm.generate({"prompt": "a", "suffix": "b " * 4000})
 
 
-def test_no_suffix_is_a_plain_prompt(llm: LLM) -> None:
+def test_suffix_none_is_a_plain_prompt(llm: LLM) -> None:
     nothing: Any = {"prompt": "a", "suffix": None}
     assert llm.generate(nothing, SamplingParams(max_tokens=1))[0].prompt_token_ids == llm.tokenize("a")
 
 
-def test_a_model_without_a_tokenizer(model_with: Callable[..., Path], fake_engine: type[fakes.Engine]) -> None:
+def test_model_without_tokenizer(model_with: Callable[..., Path], fake_engine: type[fakes.Engine]) -> None:
     with pytest.raises(TokenizerError, match=r"tokenizer\.json: no such file"):
         LLM(model_with()).generate({"prompt": "a", "suffix": "b"})
 
 
-def test_markers_that_normalizing_makes(tmp_path: Path) -> None:
+def test_normalized_text_that_equals_marker_is_rejected(tmp_path: Path) -> None:
     """Where another spelling is the token too, nothing tells the text from it."""
     file = tmp_path / "tokenizer.json"
     byte_level(tmp_path, QWEN)

@@ -36,17 +36,17 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("case", VARIANTS)
-def test_variants_as_transformers(case: str, tmp_path: Path) -> None:
+def test_variants_equal_transformers(case: str, tmp_path: Path) -> None:
     check(GOLDEN / "variants" / case, tmp_path)
 
 
 @pytest.mark.parametrize("case", ["deepseek_v2_lite", "deepseek_v3_yarn", "youtu"])
-def test_latents_that_are_not_split_as_transformers(case: str, tmp_path: Path) -> None:
+def test_unsplit_latent_projections_equal_transformers(case: str, tmp_path: Path) -> None:
     check(GOLDEN / "variants" / case, tmp_path, split_latent=False)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_as_transformers(case: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     check(GOLDEN / "logits" / case, tmp_path)
 
 
@@ -65,7 +65,7 @@ def check(directory: Path, tmp_path: Path, *, split_latent: bool = True) -> None
 
 
 @pytest.mark.parametrize("case", ["bert", "gemma3", "qwen3"])
-def test_encoders_as_transformers(case: str, tmp_path: Path) -> None:
+def test_encoders_equal_transformers(case: str, tmp_path: Path) -> None:
     golden, texts = read(case)
     with LLM(convert(ENCODERS / case, tmp_path / "model.gguf"), quantization="f32", kv_cache_dtype="f32") as llm:
         for number, output in enumerate(llm.embed(texts, pooling="none")):

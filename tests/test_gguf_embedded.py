@@ -32,7 +32,7 @@ def tiny_f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(TINY, tmp_path_factory.mktemp("tiny") / "tiny-F16.gguf", "F16")
 
 
-def test_logits_are_those_of_the_rounded_weights(embedded: LLM, tiny_f16: Path) -> None:
+def test_f16_logits_are_close_to_bf16(embedded: LLM, tiny_f16: Path) -> None:
     """The embedded weights are bf16, of which f16 holds all but the tiniest exactly."""
     ids = embedded.tokenize(" ".join(TEXTS))
     expected = embedded.logits(ids)
@@ -42,7 +42,7 @@ def test_logits_are_those_of_the_rounded_weights(embedded: LLM, tiny_f16: Path) 
 
 
 @pytest.mark.parametrize("storage", ["F32", "F16", "BF16", "Q8_0"])
-def test_greedy_continuations_are_the_same(storage: str, embedded: LLM, tmp_path: Path) -> None:
+def test_greedy_outputs_equal_safetensors(storage: str, embedded: LLM, tmp_path: Path) -> None:
     file = convert(TINY, tmp_path / "tiny.gguf", storage)
     expected = [out.outputs[0].token_ids for out in embedded.generate(TEXTS, PARAMS)]
     with LLM(file, quantization="f32", kv_cache_dtype="f32") as llm:
@@ -50,13 +50,13 @@ def test_greedy_continuations_are_the_same(storage: str, embedded: LLM, tmp_path
 
 
 @pytest.mark.parametrize("storage", ["Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-def test_coarser_types_still_speak(storage: str, tmp_path: Path) -> None:
+def test_four_and_five_bit_types_generate(storage: str, tmp_path: Path) -> None:
     file = convert(TINY, tmp_path / "tiny.gguf", storage)
     with LLM(file, quantization="f32") as llm:
         assert "Paris" in llm.generate("The capital of France is", PARAMS)[0].outputs[0].text
 
 
-def test_conversations_and_their_ends(embedded: LLM, tiny_f16: Path) -> None:
+def test_chat_template_and_eos_tokens(embedded: LLM, tiny_f16: Path) -> None:
     with LLM(tiny_f16, quantization="f32") as llm:
         assert llm.chat_prompt(CONVERSATION) == embedded.chat_prompt(CONVERSATION)
         assert set(embedded.info()["eos_token_ids"]) <= set(llm.info()["eos_token_ids"])
@@ -67,7 +67,7 @@ def test_conversations_and_their_ends(embedded: LLM, tiny_f16: Path) -> None:
         assert answer.finish_reason == "stop"
 
 
-def test_info_says_what_is_stored(tiny_f16: Path) -> None:
+def test_info_reports_stored_types(tiny_f16: Path) -> None:
     info, of_files = model_info(tiny_f16), model_info()
     assert info["file"] == str(tiny_f16)
     assert info["directory"] == str(tiny_f16.parent)
@@ -80,5 +80,5 @@ def test_info_says_what_is_stored(tiny_f16: Path) -> None:
     assert json.loads(json.dumps(info)) == info
 
 
-def test_a_folder_with_one_model_is_that_model(tiny_f16: Path) -> None:
+def test_folder_with_one_gguf_file(tiny_f16: Path) -> None:
     assert model_info(tiny_f16.parent)["file"] == str(tiny_f16)

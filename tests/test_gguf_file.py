@@ -59,7 +59,7 @@ ARRAYS: dict[str, list[Any]] = {
 }
 
 
-def test_metadata_are_values_of_python(tmp_path: Path) -> None:
+def test_metadata_values_and_types(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "model.gguf", "llama")
     for key, value in METADATA.items():
         getattr(writer, f"add_{key.removeprefix('a.')}")(key, value)
@@ -74,7 +74,7 @@ def test_metadata_are_values_of_python(tmp_path: Path) -> None:
     assert file.tensors == {}
 
 
-def test_tensors_have_the_shapes_that_were_written(tmp_path: Path) -> None:
+def test_tensor_shapes_and_values(tmp_path: Path) -> None:
     matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
     writer = GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_custom_alignment(256)
@@ -91,7 +91,7 @@ def test_tensors_have_the_shapes_that_were_written(tmp_path: Path) -> None:
         file.dequantize("f33")
 
 
-def test_any_part_opens_all(tmp_path: Path) -> None:
+def test_any_split_file_opens_all(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "model.gguf", "llama", split_max_tensors=2)
     for index in range(5):
         writer.add_tensor(f"w{index}", np.full(3, index, np.float32))
@@ -133,7 +133,7 @@ def random_weights() -> dict[str, Floats]:
 
 @pytest.mark.native
 @pytest.mark.parametrize("write", [write_f32, write_q8_0])
-def test_a_file_is_a_model_as_a_directory_is(
+def test_gguf_logits_equal_safetensors(
     tmp_path: Path, write: Callable[[Path, dict[str, Floats]], dict[str, Floats]]
 ) -> None:
     """The names are those of the directory, since names are not the engine's business."""

@@ -38,7 +38,7 @@ FILES = [
         ("base-Q5_0", ["f16/Model-7B-base-Q5_0.gguf"]),
     ],
 )
-def test_a_quantization_is_the_end_of_a_name(quantization: str, parts: list[str]) -> None:
+def test_quantization_matches_end_of_name(quantization: str, parts: list[str]) -> None:
     assert choose_model(FILES, quantization, "org/repo") == parts
 
 
@@ -50,24 +50,24 @@ def test_a_quantization_is_the_end_of_a_name(quantization: str, parts: list[str]
         ("Q5_0", r"org/repo:Q5_0: f16/Model-7B-base-Q5_0.gguf, f16/Model-7B-instruct-Q5_0.gguf fit; say more"),
     ],
 )
-def test_what_is_missing_or_ambiguous_is_listed(quantization: str, message: str) -> None:
+def test_missing_or_ambiguous_quantization_lists_files(quantization: str, message: str) -> None:
     with pytest.raises(ModelNotFoundError, match=message):
         choose_model(FILES, quantization, "org/repo")
     with pytest.raises(ModelNotFoundError, match="there are no GGUF files"):
         choose_model(["config.json"], quantization, "org/repo")
 
 
-def test_parts_are_one_model() -> None:
+def test_split_files_are_one_model() -> None:
     assert models_in(FILES)["model-7b-q8_0"] == FILES[3:5]
 
 
-def test_a_folder_with_one_model_in_parts(tmp_path: Path) -> None:
+def test_folder_with_one_split_model(tmp_path: Path) -> None:
     for name in ("m-00002-of-00002.gguf", "m-00001-of-00002.gguf", "mmproj-m.gguf", "notes.txt"):
         (tmp_path / name).touch()
     assert find_model(tmp_path) == tmp_path / "m-00001-of-00002.gguf"
 
 
-def test_a_folder_with_several_models_says_how_to_choose(tmp_path: Path) -> None:
+def test_folder_with_several_models_is_rejected(tmp_path: Path) -> None:
     for name in ("m-Q4_0.gguf", "m-Q8_0.gguf"):
         (tmp_path / name).touch()
     with pytest.raises(ModelFileError, match=r"several models.* path of one of m-Q4_0.gguf, m-Q8_0.gguf"):
@@ -76,7 +76,7 @@ def test_a_folder_with_several_models_says_how_to_choose(tmp_path: Path) -> None
     assert find_model(tmp_path) == tmp_path, "a checkpoint of its own goes before others' files beside it"
 
 
-def test_paths_of_files(tmp_path: Path) -> None:
+def test_file_paths(tmp_path: Path) -> None:
     file = tmp_path / "model.GGUF"
     with pytest.raises(ModelNotFoundError, match=r"model\.GGUF"):
         find_model(file)

@@ -87,7 +87,7 @@ def llama_cpp(
 
 
 @pytest.mark.parametrize("case", [case for case in CASES + VARIANTS if case not in OTHERWISE])
-def test_logits(case: str, tmp_path: Path) -> None:
+def test_llama_cpp_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     directory = next(path for path in (GOLDEN / "logits" / case, GOLDEN / "variants" / case) if path.exists())
     with np.load(directory / "golden.npz") as golden:
         ids, expected = golden["input_ids"].tolist(), golden["logits"]
@@ -96,7 +96,7 @@ def test_logits(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("storage", ["F16", "Q8_0"])
-def test_the_embedded_model_goes_on_as_through_ferrule(storage: str, tmp_path: Path) -> None:
+def test_llama_cpp_greedy_outputs_equal_ferrule(storage: str, tmp_path: Path) -> None:
     file = convert(TINY, tmp_path / "tiny.gguf", storage)
     texts = TEXTS[: SURE[storage]]
     _, answers = llama_cpp(file, texts, 24)

@@ -94,7 +94,7 @@ def check_same(tokenizer: Tokenizer, oracle: tokenizers.Tokenizer, samples: Sequ
         assert tokenizer.encode(text, add_special_tokens=False) == encoding.ids, text
 
 
-def test_the_embedded_models_tokenizer(tmp_path: Path) -> None:
+def test_embedded_tokenizer(tmp_path: Path) -> None:
     file = write(tmp_path / "tiny.gguf", lambda writer: add_tokenizer(writer, TINY))
     tokenizer, own = Tokenizer(file), Tokenizer(TINY)
     oracle = tokenizers.Tokenizer.from_file(str(TINY / "tokenizer.json"))
@@ -150,7 +150,7 @@ def by_id(tokenizer: tokenizers.Tokenizer) -> list[str]:
 
 
 @pytest.mark.parametrize("first_space", [True, False])
-def test_vocabularies_like_sentencepieces(first_space: bool, tmp_path: Path) -> None:
+def test_sentencepiece_vocabulary(first_space: bool, tmp_path: Path) -> None:
     oracle, scores = sentencepiece_like(first_space=first_space)
     tokens = by_id(oracle)
     kinds = {**dict.fromkeys(tokens[3:259], TokenType.BYTE), "<unk>": TokenType.UNKNOWN}
@@ -178,7 +178,7 @@ BYTE_LEVEL = sorted(name for name, rules in PRE_TOKENIZERS.items() if rules.byte
 
 
 @pytest.mark.parametrize("name", BYTE_LEVEL)
-def test_pre_tokenizers_lose_nothing(name: str, tmp_path: Path) -> None:
+def test_pre_tokenizers_round_trip(name: str, tmp_path: Path) -> None:
     def fill(writer: GGUFWriter) -> None:
         add_tokenizer(writer, TINY)
         writer.kv_data[0].pop("tokenizer.ggml.pre")
@@ -217,13 +217,13 @@ def test_pre_tokenizers_lose_nothing(name: str, tmp_path: Path) -> None:
         ("whitespace", " a  b\n", ["a", "b"]),
     ],
 )
-def test_pre_tokenizers_split_as_their_models_do(name: str, text: str, pieces: list[str]) -> None:
+def test_pre_tokenizer_splits(name: str, text: str, pieces: list[str]) -> None:
     from ferrule._loading.gguf.pre_tokenizers import splitter
 
     assert [piece for piece, _ in splitter(PRE_TOKENIZERS[name]).pre_tokenize_str(text)] == pieces
 
 
-def test_a_pre_tokenizer_that_is_not_known_is_named(tmp_path: Path) -> None:
+def test_unknown_pre_tokenizer(tmp_path: Path) -> None:
     def fill(writer: GGUFWriter) -> None:
         add_tokenizer(writer, TINY)
         writer.kv_data[0].pop("tokenizer.ggml.pre")
@@ -235,7 +235,7 @@ def test_a_pre_tokenizer_that_is_not_known_is_named(tmp_path: Path) -> None:
         Tokenizer(write(tmp_path / "model.gguf", fill))
 
 
-def test_a_tokenizer_model_names_its_pre_tokenizer(tmp_path: Path) -> None:
+def test_tokenizer_model_implies_pre_tokenizer(tmp_path: Path) -> None:
     """Files of Gemma 4 have no `tokenizer.ggml.pre`; some say that texts have no BOS token, which is wrong."""
     oracle, _ = sentencepiece_like(first_space=False)
     oracle.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
@@ -265,7 +265,7 @@ def test_a_tokenizer_model_names_its_pre_tokenizer(tmp_path: Path) -> None:
             assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_white_space_only_separates_words(tmp_path: Path) -> None:
+def test_whitespace_tokenizer(tmp_path: Path) -> None:
     def fill(writer: GGUFWriter) -> None:
         writer.add_tokenizer_model("whitespace")
         writer.add_tokenizer_pre("whitespace")
@@ -285,9 +285,7 @@ PHI3 = ["<unk>", "<s>", "</s>", "<|endoftext|>", "<|user|>", "<|end|>", "<|assis
     ("architecture", "name", "strips"),
     [("phi3", "Phi 3.5 Mini Instruct", True), ("llama", "phi-3-mini", True), ("llama", "Mistral 7B", False)],
 )
-def test_special_tokens_of_phi_3_strip_white_space_after_them(
-    architecture: str, name: str, strips: bool, tmp_path: Path
-) -> None:
+def test_phi3_special_tokens_strip_right_whitespace(architecture: str, name: str, strips: bool, tmp_path: Path) -> None:
     tokens = [*PHI3, *(f"<0x{byte:02X}>" for byte in range(256)), "H", "i", "Hi", "▁", "▁Hi"]
     path = tmp_path / "model.gguf"
     writer = GGUFWriter(path, architecture)
@@ -316,9 +314,7 @@ def test_special_tokens_of_phi_3_strip_white_space_after_them(
         ("modern-bert", "ModernBERT base", "gpt-2", "[MASK]"),
     ],
 )
-def test_mask_tokens_strip_white_space_before_them(
-    architecture: str, name: str, pre: str, mask: str, tmp_path: Path
-) -> None:
+def test_mask_tokens_strip_left_whitespace(architecture: str, name: str, pre: str, mask: str, tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "model.gguf", architecture)
     writer.add_name(name)
     writer.add_tokenizer_model("gpt2")
@@ -330,7 +326,7 @@ def test_mask_tokens_strip_white_space_before_them(
     assert tokenizer.encode(f"a  {mask} a", add_special_tokens=False) == [0, 2, 1, 0]
 
 
-def test_added_tokens_are_text_and_not_bytes(tmp_path: Path) -> None:
+def test_added_tokens_are_text(tmp_path: Path) -> None:
     """DeepSeek's vocabularies add letters like ö, which GPT-2's alphabet has for a byte that UTF-8 never has."""
 
     def fill(writer: GGUFWriter) -> None:
@@ -347,7 +343,7 @@ def test_added_tokens_are_text_and_not_bytes(tmp_path: Path) -> None:
     assert tokenizer.token_bytes(letter + 1)[0][letter] == "ö".encode()
 
 
-def test_an_end_token_of_the_normal_type_is_special(tmp_path: Path) -> None:
+def test_end_token_of_normal_type_is_special(tmp_path: Path) -> None:
     """Aquila's file has `<|endoftext|>` among the normal tokens."""
 
     def fill(writer: GGUFWriter) -> None:
@@ -364,7 +360,7 @@ def test_an_end_token_of_the_normal_type_is_special(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [[[1], 1], [True, 1], [1, 7], ["x", 1]])
-def test_a_token_type_that_is_no_type_is_named(kind: list[object]) -> None:
+def test_invalid_token_type(kind: list[object]) -> None:
     values = {"tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.token_type": kind}
     with pytest.raises(
         TokenizerError, match=r"tokenizer\.ggml\.token_type\[[01]\] is .* must be a whole number from 0 to 6"
@@ -372,7 +368,7 @@ def test_a_token_type_that_is_no_type_is_named(kind: list[object]) -> None:
         read_vocabulary(Config(values, Path("model.gguf")))
 
 
-def test_words_and_their_ends_as_bert_has_them(tmp_path: Path) -> None:
+def test_wordpiece_vocabulary(tmp_path: Path) -> None:
     own = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat", "."]
 
     def fill(writer: GGUFWriter) -> None:
@@ -389,7 +385,7 @@ def test_words_and_their_ends_as_bert_has_them(tmp_path: Path) -> None:
     assert tokenizer.encode_text("the", "cat") == ([2, 5, 3, 6, 3], [0, 0, 0, 1, 1])
 
 
-def test_likeliest_pieces_as_t5_has_them(tmp_path: Path) -> None:
+def test_unigram_vocabulary(tmp_path: Path) -> None:
     pieces = [
         ("<pad>", 0.0),
         ("</s>", 0.0),
@@ -418,7 +414,7 @@ def test_likeliest_pieces_as_t5_has_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("character", ["^", "a", " ", "0"])
 @pytest.mark.parametrize("kind", ["gpt-2", "llama-bpe", "tekken", "gpt-4o", "sentencepiece"])
-def test_a_million_times_one_character(kind: str, character: str, tmp_path: Path) -> None:
+def test_million_repeated_characters_encode_in_time(kind: str, character: str, tmp_path: Path) -> None:
     """Row 38 promises a second; the assertion has the slack that FAULTS.md gives."""
     if kind == "sentencepiece":
         oracle, scores = sentencepiece_like(first_space=True)

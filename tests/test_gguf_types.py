@@ -41,7 +41,7 @@ def oracle(blocks: NDArray[np.uint8], type_id: GGMLQuantizationType) -> NDArray[
 
 
 @pytest.mark.parametrize("type_id", WEIGHTS, ids=lambda type_id: type_id.name)
-def test_random_blocks_give_the_oracles_numbers(tmp_path: Path, type_id: GGMLQuantizationType) -> None:
+def test_dequantized_random_blocks_equal_reference(tmp_path: Path, type_id: GGMLQuantizationType) -> None:
     blocks = random_bytes(BLOCKS, type_id)
     file = _native.GgufFile(write(tmp_path / "model.gguf", type_id, blocks))
     inputs, _ = gguf.GGML_QUANT_SIZES[type_id]
@@ -57,16 +57,14 @@ def test_random_blocks_give_the_oracles_numbers(tmp_path: Path, type_id: GGMLQua
 
 
 @pytest.mark.parametrize("type_id", sorted(REFUSED), ids=lambda type_id: type_id.name)
-def test_types_that_are_no_models_are_refused_by_name(tmp_path: Path, type_id: GGMLQuantizationType) -> None:
+def test_unsupported_types_are_rejected_by_name(tmp_path: Path, type_id: GGMLQuantizationType) -> None:
     path = write(tmp_path / "model.gguf", type_id, random_bytes(4, type_id))
     with pytest.raises(OSError, match=f'model.gguf.*"w".*{type_id.name}'):
         _native.GgufFile(path)
 
 
 @pytest.mark.parametrize("type_id", sorted(NO_WEIGHTS), ids=lambda type_id: type_id.name)
-def test_types_that_are_no_weights_are_listed_and_not_dequantized(
-    tmp_path: Path, type_id: GGMLQuantizationType
-) -> None:
+def test_non_weight_types_are_listed_but_not_dequantized(tmp_path: Path, type_id: GGMLQuantizationType) -> None:
     file = _native.GgufFile(write(tmp_path / "model.gguf", type_id, random_bytes(8, type_id)))
     assert file.tensors == {"w": (type_id.name, (4, 2))}
     with pytest.raises(OSError, match=f'model.gguf.*"w".*{type_id.name}'):

@@ -77,7 +77,7 @@ def test_tasks_from_the_command_line(tmp_path: Path) -> None:
     assert tasks["ferrule_stories"]["metrics"]["word_perplexity"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_conversation_and_a_limit(tmp_path: Path) -> None:
+def test_chat_template_and_limit(tmp_path: Path) -> None:
     process = subprocess.run(
         [
             *(sys.executable, "-m", "ferrule", "eval", "--tasks", "ferrule_continue", "--include-path", "."),
@@ -94,7 +94,7 @@ def test_a_conversation_and_a_limit(tmp_path: Path) -> None:
     assert "2/2" in process.stderr
 
 
-def test_an_unknown_task_is_one_line() -> None:
+def test_unknown_task_error_is_one_line() -> None:
     process = subprocess.run(
         [sys.executable, "-m", "ferrule", "eval", "--tasks", "no_such_task", "--include-path", "."],
         cwd=TASKS,
@@ -107,13 +107,13 @@ def test_an_unknown_task_is_one_line() -> None:
     assert process.stderr == "error: tasks must be names that `lm_eval ls tasks` lists, got ['no_such_task']\n"
 
 
-def test_it_is_registered(model: Any) -> None:
+def test_model_is_registered(model: Any) -> None:
     from lm_eval.api.registry import get_model  # type: ignore[import-not-found]
 
     assert get_model("ferrule") is type(model)
 
 
-def test_log_likelihoods_are_scores(model: Any, llm: LLM) -> None:
+def test_loglikelihood_equals_library(model: Any, llm: LLM) -> None:
     pairs = [("The capital of France is", " Paris"), ("The capital of France is", " Rome"), ("Once ", "upon a")]
     answers = model.loglikelihood([asked(*pair) for pair in pairs], disable_tqdm=True)
     for (context, continuation), (logprob, greedy) in zip(pairs, answers, strict=True):
@@ -126,7 +126,7 @@ def test_log_likelihoods_are_scores(model: Any, llm: LLM) -> None:
     assert logprob == llm.loglikelihood(prefix, "Once upon")[0].logprob  # type: ignore[arg-type]
 
 
-def test_contexts_are_cut_on_the_left(model: Any, llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+def test_contexts_are_truncated_on_the_left(model: Any, llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     context = list(range(100, 200))
     with caplog.at_level(logging.WARNING):
         ((logprob, _),) = model._loglikelihood_tokens([(None, context, [7, 8, 9])], disable_tqdm=True)
@@ -145,7 +145,7 @@ def test_contexts_are_cut_on_the_left(model: Any, llm: LLM, caplog: pytest.LogCa
     assert answer == llm.generate(prompt, SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text
 
 
-def test_rolling_windows_score_every_token_once(model: Any, llm: LLM) -> None:
+def test_rolling_loglikelihood_scores_every_token_once(model: Any, llm: LLM) -> None:
     text = "Once upon a time, there was a little cat. " * 15
     tokens = llm.tokenize(text, add_special_tokens=False)
     total, predicted, room = 0.0, 0, 62
@@ -158,7 +158,7 @@ def test_rolling_windows_score_every_token_once(model: Any, llm: LLM) -> None:
     assert model.loglikelihood_rolling([asked(text), asked("")], disable_tqdm=True) == [pytest.approx(total), 0]
 
 
-def test_special_tokens_are_put_in_front_once(model: Any, llm: LLM) -> None:
+def test_special_tokens_are_added_once(model: Any, llm: LLM) -> None:
     assert model.tok_encode("Once") == llm.tokenize("Once")
     model._first = [2]
     mark = llm.token_text(2)
@@ -168,7 +168,7 @@ def test_special_tokens_are_put_in_front_once(model: Any, llm: LLM) -> None:
     assert model.tok_encode("Once", add_special_tokens=False) == ids
 
 
-def test_conversations_are_the_templates(model: Any, llm: LLM) -> None:
+def test_chat_template_equals_library(model: Any, llm: LLM) -> None:
     messages: Any = [{"role": "user", "content": "Hi"}]
     assert model.apply_chat_template(messages) == llm.apply_chat_template(messages)
     assert llm.tokenize(model.apply_chat_template(messages)) == llm.chat_prompt(messages)["prompt_token_ids"]

@@ -32,7 +32,7 @@ def loaded_after(code: str) -> list[str]:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_import_is_quick() -> None:
+def test_import_time() -> None:
     """The promise is 0.1 s; asserted with fivefold slack on the best of three."""
     script = "import time; start = time.perf_counter(); import ferrule; print(time.perf_counter() - start)"
     times = [
@@ -42,23 +42,23 @@ def test_import_is_quick() -> None:
     assert min(times) < 0.5
 
 
-def test_import_pulls_in_nothing_heavy() -> None:
+def test_import_loads_no_heavy_modules() -> None:
     assert not set(HEAVY) & set(loaded_after("import ferrule"))
     assert "numpy" not in loaded_after("from ferrule import SamplingParams, errors")
 
 
-def test_the_command_line_starts_without_the_engine() -> None:
+def test_command_line_starts_without_engine() -> None:
     loaded = loaded_after("from ferrule._cli import main; main(['run', '--version'])")
     assert not {"torch", "transformers", "numpy", "ferrule._native"} & set(loaded)
 
 
 @pytest.mark.parametrize("name", ferrule.__all__)
-def test_every_public_name_is_there(name: str) -> None:
+def test_every_public_name_exists(name: str) -> None:
     assert getattr(ferrule, name) is not None
     assert name in dir(ferrule)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="No ferrule attribute nonsense"):
         _ = ferrule.nonsense  # type: ignore[attr-defined]
 

@@ -37,7 +37,7 @@ def spec_of(case: str) -> ModelSpec:
 @pytest.mark.native
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize("case", KINDS)
-def test_it_is_what_a_loaded_model_says(case: str, quantization: str) -> None:
+def test_info_equals_loaded_model(case: str, quantization: str) -> None:
     options: dict[str, Any] = {"quantization": quantization, "threads": 1, "max_num_seqs": 3}
     before = model_info(GOLDEN / case, **options)
     with LLM(GOLDEN / case, **options) as llm:
@@ -53,7 +53,7 @@ def test_it_is_what_a_loaded_model_says(case: str, quantization: str) -> None:
 
 @pytest.mark.native
 @pytest.mark.parametrize("case", ["gptq_asym_actorder", "fp8_block"])
-def test_quantized_checkpoints_tell_how_they_are_stored(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_of_quantized_checkpoints(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     directory = GOLDEN.parent / "quantized" / case
     before = model_info(directory)
     with LLM(directory) as llm:
@@ -70,7 +70,7 @@ def test_quantized_checkpoints_tell_how_they_are_stored(case: str, capsys: pytes
 
 @pytest.mark.native
 @pytest.mark.parametrize("case", ["bert_classifier", "modernbert", "gemma3"])
-def test_encoders_are_described(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_of_encoders(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     directory = GOLDEN.parent / "encoders" / case
     before, in_pieces = model_info(directory), model_info(directory, max_num_batched_tokens=1)
     with LLM(directory) as llm:
@@ -85,7 +85,7 @@ def test_encoders_are_described(case: str, capsys: pytest.CaptureFixture[str]) -
     assert ("classifier of 1 label; no lm_head" in text) == (case == "bert_classifier")
 
 
-def test_parsers_follow_from_the_template(fake_engine: object, model_with: Callable[..., Path]) -> None:
+def test_parsers_are_detected_from_template(fake_engine: object, model_with: Callable[..., Path]) -> None:
     template = "{{ '<think>' }}{{ '</think>' }}{{ '<tool_call>' }}"
     info = model_info(model_with(tokenizer_config=json.dumps({"chat_template": template})))
     assert info["chat_template"]
@@ -96,7 +96,7 @@ def test_parsers_follow_from_the_template(fake_engine: object, model_with: Calla
 
 
 @pytest.mark.native
-def test_the_bytes_of_files_are_those_of_their_tensors() -> None:
+def test_checkpoint_bytes_exclude_headers() -> None:
     info = model_info(GOLDEN / "llama")
     file = GOLDEN / "llama" / "model.safetensors"
     header = 8 + struct.unpack("<Q", file.read_bytes()[:8])[0]
@@ -119,7 +119,7 @@ print(json.dumps([peak() - before, time.perf_counter() - start, info["parameters
 
 
 @pytest.mark.native
-def test_of_a_large_model_the_headers_alone_are_read(tmp_path: Path) -> None:
+def test_only_headers_of_large_files_are_read(tmp_path: Path) -> None:
     """A file of 140 GB with nothing in it: whoever read a matrix of it would need memory and time."""
     config = json.loads((find_shape("llama-8b") / "config.json").read_text())
     sizes = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28_672}
@@ -157,7 +157,7 @@ def test_of_a_large_model_the_headers_alone_are_read(tmp_path: Path) -> None:
         (InvalidParameterError, "max_model_len must be an integer from 1 to 256, got 257", {}),
     ],
 )
-def test_what_a_load_refuses_is_refused(
+def test_info_raises_the_errors_of_loading(
     error: type[Exception], message: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     config = json.loads((GOLDEN / "llama" / "config.json").read_text())
@@ -170,7 +170,7 @@ def test_what_a_load_refuses_is_refused(
 
 
 @pytest.mark.native
-def test_without_files_of_weights_there_is_an_error(tmp_path: Path) -> None:
+def test_missing_weights_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((GOLDEN / "llama" / "config.json").read_text())
     with pytest.raises(ModelFileError, match=r"model\.safetensors"):
         model_info(tmp_path)
@@ -198,7 +198,7 @@ WARM_UP = "from ferrule import model_info; model_info(arguments[1], load_format=
         ),
     ],
 )
-def test_vectors_beyond_any_memory_are_refused(case: str, changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_vectors_exceeding_memory_are_rejected(case: str, changes: dict[str, Any], says: str, tmp_path: Path) -> None:
     """FAULTS row 31."""
     config = json.loads((GOLDEN / case / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
@@ -207,7 +207,7 @@ def test_vectors_beyond_any_memory_are_refused(case: str, changes: dict[str, Any
 
 
 @pytest.mark.native
-def test_measuring_large_vectors_takes_no_memory(tmp_path: Path) -> None:
+def test_measuring_large_vectors_allocates_nothing(tmp_path: Path) -> None:
     config = json.loads((GOLDEN / "llama" / "config.json").read_text())
     changes = {"hidden_size": 1 << 20, "head_dim": 1 << 18, "attention_bias": True, "mlp_bias": True}
     (tmp_path / "config.json").write_text(json.dumps(config | changes | {"intermediate_size": 1 << 22}))
@@ -217,7 +217,7 @@ def test_measuring_large_vectors_takes_no_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.native
-def test_a_long_context_takes_a_window_of_cache_and_no_more() -> None:
+def test_kv_cache_of_sliding_layers_is_limited_to_window() -> None:
     short, long = (model_info(GOLDEN / "gemma3", max_model_len=length)["memory"] for length in (64, 256))
     info = model_info(GOLDEN / "gemma3")
     (full,) = [group["bytes_per_token"] for group in info["kv_windows"] if group["window"] is None]
@@ -250,7 +250,7 @@ def verdict(monkeypatch: pytest.MonkeyPatch, *, available: int, **options: Any) 
 
 
 @pytest.mark.native
-def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     gib = 1 << 30
     assert verdict(monkeypatch, available=64 * gib) == (True, "It fits, with sequences of 131,072 tokens.")
     fits, text = verdict(monkeypatch, available=16 * gib)
@@ -269,7 +269,7 @@ def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.native
-def test_what_there_is_no_room_for_is_known_before_it_is_loaded(tmp_path: Path) -> None:
+def test_insufficient_memory_is_known_before_loading(tmp_path: Path) -> None:
     """In a process that may have little: both say the same, one of them in time."""
     code = """
 import resource, sys
@@ -324,7 +324,9 @@ SMALL: dict[str, Any] = {
         ("deepseek-v2-3b", "int4", {"num_key_value_heads": 12, "n_routed_experts": 8}),
     ],
 )
-def test_what_is_needed_is_what_is_used(shape: str, quantization: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_needed_memory_equals_used_memory(
+    shape: str, quantization: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
     config = json.loads((find_shape(shape) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | SMALL | changes))
     child = [sys.executable, "-c", USED, str(tmp_path), quantization]
@@ -336,19 +338,19 @@ def test_what_is_needed_is_what_is_used(shape: str, quantization: str, changes: 
     assert used - loaded == pytest.approx(between, rel=0.25)
 
 
-def test_alike_layers_are_one_group() -> None:
+def test_identical_layers_are_grouped() -> None:
     groups = layer_groups(spec_of("gemma3"))
     assert [group.layers for group in groups] == [(0, 1, 2, 3, 4, 6), (5,)]
     assert [group.layer.attention.window for group in groups] == [16, None]
     assert [group.layers for group in layer_groups(spec_of("llama"))] == [(0, 1, 2)]
 
 
-def test_ranges() -> None:
+def test_ranges_of_consecutive_numbers() -> None:
     assert ranges([0, 1, 2, 5, 7, 8]) == [(0, 2), (5, 5), (7, 8)]
     assert ranges([]) == []
 
 
-def test_sizes_for_people() -> None:
+def test_human_readable_sizes() -> None:
     texts = [size_text(count) for count in (0, 1023, 1024, 3 << 19, 140 << 30)]
     assert texts == ["0 B", "1023 B", "1 KiB", "1.5 MiB", "140 GiB"]
 
@@ -364,7 +366,7 @@ def words(case: str) -> list[tuple[str, str, str]]:
     return [shown(group) for group in layer_groups(spec)]
 
 
-def test_layers_in_words() -> None:
+def test_layer_descriptions() -> None:
     (cohere,) = words("cohere")
     assert cohere[0].startswith("4 heads of 16, 2 key-value heads; ")
     assert "interleaved pairs" in cohere[0]
@@ -385,7 +387,7 @@ def test_layers_in_words() -> None:
 
 @pytest.mark.native
 @pytest.mark.parametrize("case", sorted(path.name for path in GOLDEN.iterdir()))
-def test_every_model_has_words(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_golden_model_is_described(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(GOLDEN / case)]) == 0
     text = capsys.readouterr().out
     assert "None" not in text
@@ -393,7 +395,7 @@ def test_every_model_has_words(case: str, capsys: pytest.CaptureFixture[str]) ->
     assert "It fits" in text
 
 
-def test_weights_are_here_where_all_shards_are(tmp_path: Path) -> None:
+def test_has_weights_requires_all_shards(tmp_path: Path) -> None:
     assert has_weights(TINY)
     assert not has_weights(tmp_path)
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
@@ -404,6 +406,6 @@ def test_weights_are_here_where_all_shards_are(tmp_path: Path) -> None:
     assert has_weights(tmp_path)
 
 
-def test_it_needs_no_engine(fake_engine: type[fakes.Engine]) -> None:
+def test_info_creates_no_engine(fake_engine: type[fakes.Engine]) -> None:
     info = model_info(max_model_len=100)
     assert (info["model"], info["max_model_len"], info["fits"]) == ("tiny", 100, True)

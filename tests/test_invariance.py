@@ -87,7 +87,7 @@ def alone(model: str, formats: tuple[str, str]) -> list[list[tuple[int, list[tup
 @pytest.mark.parametrize("formats", FORMATS)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("tokens", "threads"), WAYS)
-def test_beside_seven_others(model: str, formats: tuple[str, str], tokens: int, threads: int) -> None:
+def test_batch_of_eight_equals_single_requests(model: str, formats: tuple[str, str], tokens: int, threads: int) -> None:
     with load(model, formats, tokens, threads) as llm:
         outputs = llm.generate(prompts(model), [params(number) for number in range(8)])
         assert [bits(output.outputs[0]) for output in outputs] == alone(model, formats)
@@ -95,7 +95,7 @@ def test_beside_seven_others(model: str, formats: tuple[str, str], tokens: int, 
 
 @pytest.mark.parametrize("formats", [*FORMATS, ("f16", "auto"), ("f32", "bf16")])
 @pytest.mark.parametrize("model", MODELS)
-def test_logits_by_chunks_and_threads(model: str, formats: tuple[str, str]) -> None:
+def test_logits_are_independent_of_chunks_and_threads(model: str, formats: tuple[str, str]) -> None:
     prompt = prompts(model)[-1]["prompt_token_ids"]
     seen: set[bytes] = set()
     for tokens, threads in WAYS:
@@ -105,7 +105,7 @@ def test_logits_by_chunks_and_threads(model: str, formats: tuple[str, str]) -> N
 
 
 @pytest.mark.parametrize("quantization", ["bf16", "int8", "int4"])
-def test_logits_of_a_prefix_are_a_prefix_of_the_logits(quantization: str) -> None:
+def test_logits_of_prefix_equal_prefix_of_logits(quantization: str) -> None:
     prompt = prompts("tiny")[-1]["prompt_token_ids"]
     with load("tiny", (quantization, "auto"), 512, 2) as llm:
         whole = llm.logits(prompt)

@@ -56,16 +56,16 @@ def test_outputs_have_the_order_of_the_prompts(llm: LLM) -> None:
     assert [o.outputs[0].text for o in alone] == [o.outputs[0].text for o in outputs]
 
 
-def test_no_prompts_no_outputs(llm: LLM) -> None:
+def test_empty_prompt_list(llm: LLM) -> None:
     assert llm.generate([]) == []
 
 
-def test_one_params_for_each_prompt(llm: LLM) -> None:
+def test_number_of_params_must_match_prompts(llm: LLM) -> None:
     with pytest.raises(InvalidParameterError, match="sampling_params must be a list of 2, one for each prompt, got"):
         llm.generate(["a", "b"], [GREEDY])
 
 
-def test_what_an_output_tells(llm: LLM) -> None:
+def test_output_fields(llm: LLM) -> None:
     output = llm.generate("The capital", SamplingParams(max_tokens=4, seed=3, temperature=1.0))[0]
     completion = output.outputs[0]
     assert (output.finished, completion.finish_reason, completion.stop_reason) == (True, "length", None)
@@ -90,7 +90,7 @@ def test_n_completions(llm: LLM) -> None:
         llm.stream("x", SamplingParams(n=2))
 
 
-def test_completions_share_the_first_ones_prompt(llm: LLM, engine_of: EngineOf) -> None:
+def test_completions_fork_the_first_sequence(llm: LLM, engine_of: EngineOf) -> None:
     engine = engine_of(llm)
     outputs = llm.generate(["a b c", "d", "e f"], SamplingParams(n=3, max_tokens=4, ignore_eos=True))
     assert engine.forks == [(2, 1), (3, 1), (5, 4), (6, 4), (8, 7), (9, 7)]
@@ -98,7 +98,7 @@ def test_completions_share_the_first_ones_prompt(llm: LLM, engine_of: EngineOf) 
     assert not engine.running
 
 
-def test_priority_decides_who_is_first(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
+def test_priority_decides_order(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
     fake_engine.max_num_seqs = 1
     outputs = llm.generate(["a", "b", "c"], GREEDY, priority=[3, -1, 0])
     waited = [output.metrics.queue_time or 0 for output in outputs]
@@ -117,7 +117,7 @@ def test_priority_decides_who_is_first(llm: LLM, fake_engine: type[fakes.Engine]
         llm.stream("a", priority=0.5)  # type: ignore[arg-type]
 
 
-def test_a_full_queue_refuses_the_whole_call(fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
+def test_full_queue_rejects_the_whole_call(fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
     with LLM(max_queued_requests=2, max_num_seqs=1) as llm:
         with pytest.raises(
             QueueFullError, match=r"the request queue is full \(3 waiting; the limit is max_queued_requests 2\)"
@@ -161,7 +161,7 @@ def test_stop_strings(
     text=st.text("ab🙂", min_size=1, max_size=12),
     stops=st.lists(st.text("ab🙂", min_size=1, max_size=3), max_size=3),
 )
-def test_deltas_are_the_whole_text(
+def test_concatenated_deltas_equal_text(
     llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf, text: str, stops: list[str]
 ) -> None:
     says(fake_engine, llm, text)
@@ -214,7 +214,7 @@ def test_logprobs(llm: LLM) -> None:
     assert llm.generate("x", GREEDY)[0].outputs[0].logprobs is None
 
 
-def test_logprobs_end_where_a_stop_string_ends_the_text(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
+def test_logprobs_cover_tokens_up_to_stop_string(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
     says(fake_engine, llm, "Paris is big.")
     completion = llm.generate("x", SamplingParams(stop="is", logprobs=0))[0].outputs[0]
     assert len(completion.logprobs or []) == len(completion.token_ids)
@@ -282,7 +282,7 @@ PROMPTS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("prompt", "message"), PROMPTS)
-def test_a_bad_prompt_is_refused_before_anything_runs(prompt: Any, message: str, llm: LLM, engine_of: EngineOf) -> None:
+def test_invalid_prompt_is_rejected_before_running(prompt: Any, message: str, llm: LLM, engine_of: EngineOf) -> None:
     several: list[Any] = prompt if isinstance(prompt, list) else [prompt]
     with pytest.raises(PromptError, match=message):
         llm.generate(prompt)
@@ -296,14 +296,14 @@ def test_a_bad_prompt_is_refused_before_anything_runs(prompt: Any, message: str,
 
 
 @pytest.mark.parametrize("params", [5, "x", {"temperature": 0}, [5], b"x"])
-def test_what_is_no_sampling_params_is_named(params: Any, llm: LLM) -> None:
+def test_sampling_params_of_wrong_type(params: Any, llm: LLM) -> None:
     for call in (llm.generate, llm.stream, llm.explain):
         with pytest.raises(InvalidParameterError, match="sampling_params must be a SamplingParams"):
             call("x", params)
 
 
 @pytest.mark.parametrize("value", [5, None, b"x", ["x"]])
-def test_values_of_another_type_are_named(value: Any, llm: LLM) -> None:
+def test_prompts_of_wrong_type(value: Any, llm: LLM) -> None:
     with pytest.raises(PromptError, match="the text must be a string, got "):
         llm.tokenize(value)
     with pytest.raises(PromptError):
@@ -315,7 +315,7 @@ def test_values_of_another_type_are_named(value: Any, llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("model", [5, b"tiny", ["tiny"], math.nan])
-def test_a_model_of_another_type_is_named(model: Any) -> None:
+def test_model_of_wrong_type(model: Any) -> None:
     with pytest.raises(InvalidParameterError, match="model must be a string or a path, got "):
         LLM(model)
     with pytest.raises(ModelNotFoundError, match="home directory"):
@@ -328,7 +328,7 @@ def test_a_model_of_another_type_is_named(model: Any) -> None:
     [("max_model_length", ". Did you mean 'max_model_len'?"), ("dtyp", ". Did you mean 'dtype'?"), ("xyz", "")],
 )
 @pytest.mark.parametrize("cls", [LLM, AsyncLLM])
-def test_an_unknown_argument_is_named(cls: type[LLM | AsyncLLM], unknown: str, hint: str) -> None:
+def test_unknown_argument(cls: type[LLM | AsyncLLM], unknown: str, hint: str) -> None:
     options: Any = {unknown: 1}
     with pytest.raises(TypeError) as caught:
         cls(**options)
@@ -367,7 +367,7 @@ def test_nothing_is_printed_without_a_terminal(
 
 
 @pytest.mark.parametrize("call", WITH_BARS.values(), ids=WITH_BARS)
-def test_a_terminal_shows_a_bar_of_slow_calls(
+def test_slow_calls_show_progress_bar_on_terminal(
     call: Callable[[LLM], object], llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = Terminal()
@@ -380,9 +380,7 @@ def test_a_terminal_shows_a_bar_of_slow_calls(
 
 
 @pytest.mark.parametrize("call", WITHOUT_BARS.values(), ids=WITHOUT_BARS)
-def test_a_terminal_shows_no_bar_unasked(
-    call: Callable[[LLM], object], llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_without_progress_bar(call: Callable[[LLM], object], llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(progress, "BAR_DELAY", 0.0)
@@ -390,7 +388,7 @@ def test_a_terminal_shows_no_bar_unasked(
     assert terminal.getvalue() == ""
 
 
-def test_a_bar_may_be_of_another_class(llm: LLM) -> None:
+def test_custom_progress_bar_class(llm: LLM) -> None:
     counts: list[float] = []
 
     class Bar:
@@ -417,12 +415,12 @@ def test_a_bar_may_be_of_another_class(llm: LLM) -> None:
         llm.generate("one", use_tqdm=not_a_bar)
 
 
-def test_the_longest_prompt_leaves_one_token(llm: LLM) -> None:
+def test_longest_prompt_leaves_room_for_one_token(llm: LLM) -> None:
     output = llm.generate({"prompt_token_ids": [1] * 2047}, SamplingParams(max_tokens=50))[0]
     assert len(output.outputs[0].token_ids) == 1
 
 
-def test_an_error_of_the_engine_ends_the_call(llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
+def test_engine_error_ends_the_call(llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
     fake_engine.error_at = 2
     with pytest.raises(EngineError, match="logits are not finite"):
         llm.generate(["a", "b"], GREEDY)
@@ -430,7 +428,7 @@ def test_an_error_of_the_engine_ends_the_call(llm: LLM, fake_engine: type[fakes.
     assert llm.generate("a", GREEDY)[0].finished
 
 
-def test_a_refusal_by_the_engine_leaves_nothing_running(
+def test_rejection_by_engine_leaves_nothing_running(
     llm: LLM, engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(llm)
@@ -447,7 +445,7 @@ def test_a_refusal_by_the_engine_leaves_nothing_running(
     assert not engine.running
 
 
-def test_closing_a_stream_ends_its_request(llm: LLM, engine_of: EngineOf) -> None:
+def test_closing_a_stream_aborts_its_request(llm: LLM, engine_of: EngineOf) -> None:
     stream = llm.stream("x")
     next(stream)
     assert engine_of(llm).running
@@ -456,7 +454,7 @@ def test_closing_a_stream_ends_its_request(llm: LLM, engine_of: EngineOf) -> Non
     assert engine_of(llm).aborted
 
 
-def test_streams_of_several_prompts_come_side_by_side(llm: LLM, engine_of: EngineOf) -> None:
+def test_stream_all_interleaves_prompts(llm: LLM, engine_of: EngineOf) -> None:
     prompts = ["The capital of", "Once", "x"]
     params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (4, 2, 3)]
     alone = [output.outputs[0] for output in llm.generate(prompts, params)]
@@ -473,12 +471,12 @@ def test_streams_of_several_prompts_come_side_by_side(llm: LLM, engine_of: Engin
     assert not engine_of(llm).running
 
 
-def test_a_stream_that_is_not_read_runs_nothing(llm: LLM, engine_of: EngineOf) -> None:
+def test_unread_stream_starts_no_request(llm: LLM, engine_of: EngineOf) -> None:
     llm.stream("x")
     assert not engine_of(llm).running
 
 
-def test_a_closed_llm_says_so(fake_engine: type[fakes.Engine]) -> None:
+def test_closed_llm_raises(fake_engine: type[fakes.Engine]) -> None:
     with LLM() as llm:
         stream = llm.stream("x")
         next(stream)
@@ -489,7 +487,7 @@ def test_a_closed_llm_says_so(fake_engine: type[fakes.Engine]) -> None:
     assert llm.tokenize("x")
 
 
-def test_progress_and_options_reach_the_engine(
+def test_progress_and_options_are_passed_to_engine(
     fake_engine: type[fakes.Engine], engine_of: EngineOf, tmp_path: Path
 ) -> None:
     seen: list[tuple[int, int]] = []

@@ -34,7 +34,7 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def test_it_sees_the_tokens_so_far_and_the_logits(tiny: LLM) -> None:
+def test_processor_receives_tokens_and_logits(tiny: LLM) -> None:
     calls: list[tuple[list[int], list[int], Any]] = []
 
     def watch(prompt: Any, output: Any, logits: Any) -> None:
@@ -51,7 +51,7 @@ def test_it_sees_the_tokens_so_far_and_the_logits(tiny: LLM) -> None:
     np.testing.assert_array_equal([call[2] for call in calls], rows)
 
 
-def test_the_array_is_used_again(tiny: LLM) -> None:
+def test_logits_array_is_reused(tiny: LLM) -> None:
     seen: set[int] = set()
 
     def watch(_: Any, logits: Any) -> None:
@@ -62,7 +62,7 @@ def test_the_array_is_used_again(tiny: LLM) -> None:
     assert len(seen) == 1
 
 
-def test_what_it_changes_or_returns_is_what_is_sampled_from(tiny: LLM) -> None:
+def test_changed_or_returned_logits_are_sampled(tiny: LLM) -> None:
     def in_place(output: Any, logits: Any) -> None:
         logits[:] = -np.inf
         logits[100 + len(output)] = 0
@@ -74,7 +74,7 @@ def test_what_it_changes_or_returns_is_what_is_sampled_from(tiny: LLM) -> None:
         assert tokens(tiny.generate(PROMPT, greedy(processor))) == [list(range(100, 108))]
 
 
-def test_those_of_a_list_follow_one_another_and_stages_before_and_after(tiny: LLM) -> None:
+def test_processors_run_in_order_between_sampling_stages(tiny: LLM) -> None:
     orders: list[str] = []
 
     def first(_: Any, logits: Any) -> None:
@@ -93,7 +93,7 @@ def test_those_of_a_list_follow_one_another_and_stages_before_and_after(tiny: LL
     assert orders == ["first", "second"] * 8
 
 
-def test_an_error_ends_its_own_request_alone(tiny: LLM) -> None:
+def test_error_fails_only_its_request(tiny: LLM) -> None:
     def fails_at_three(output: Any, _: Any) -> None:
         if len(output) == 3:
             raise KeyError("three")
@@ -136,12 +136,12 @@ def test_an_error_ends_its_own_request_alone(tiny: LLM) -> None:
         (lambda: None, "TypeError: .* takes 0 positional arguments"),
     ],
 )
-def test_what_it_leaves_must_be_logits(processor: Any, message: str, tiny: LLM) -> None:
+def test_invalid_logits_are_rejected(processor: Any, message: str, tiny: LLM) -> None:
     with pytest.raises(LogitsProcessorError, match=rf"logits_processors\[0\] raised {message}"):
         tiny.generate(PROMPT, greedy(processor))
 
 
-def test_what_it_does_to_its_array_is_no_concern_of_others(tiny: LLM) -> None:
+def test_modified_array_attributes_do_not_affect_others(tiny: LLM) -> None:
     alone = tokens(tiny.generate(PROMPT, greedy()))
 
     def reshape(_: Any, logits: Any) -> None:
@@ -165,7 +165,7 @@ def test_what_it_does_to_its_array_is_no_concern_of_others(tiny: LLM) -> None:
 
 
 @pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, asyncio.CancelledError])
-def test_what_is_no_exception_ends_the_request_too(kind: type[BaseException], tiny: LLM) -> None:
+def test_base_exceptions_fail_the_request(kind: type[BaseException], tiny: LLM) -> None:
     def leave(*_: Any) -> None:
         raise kind
 
@@ -174,12 +174,12 @@ def test_what_is_no_exception_ends_the_request_too(kind: type[BaseException], ti
     assert isinstance(caught.value.__cause__, kind)
 
 
-def test_forbidding_everything_names_the_stage(tiny: LLM) -> None:
+def test_forbidding_every_token_names_the_stage(tiny: LLM) -> None:
     with pytest.raises(EngineError, match=r"every one is forbidden \(last by logits_processors"):
         tiny.generate(PROMPT, greedy(lambda _, logits: logits.fill(-np.inf)))
 
 
-def test_it_cannot_use_the_engine_that_waits_for_it(tiny: LLM) -> None:
+def test_processor_cannot_call_its_engine(tiny: LLM) -> None:
     for call in (
         lambda: tiny.generate("x"),
         lambda: tiny.logits([5]),
@@ -197,7 +197,7 @@ def test_it_cannot_use_the_engine_that_waits_for_it(tiny: LLM) -> None:
         tiny.generate(PROMPT, greedy(ask, min_tokens=2))
 
 
-def test_a_stream_that_is_collected_meanwhile_ends(tiny: LLM) -> None:
+def test_garbage_collected_stream_is_aborted(tiny: LLM) -> None:
     streams: list[Any] = [tiny.stream(PROMPT, SamplingParams(max_tokens=500, ignore_eos=True))]
     next(streams[0])
 
@@ -210,7 +210,7 @@ def test_a_stream_that_is_collected_meanwhile_ends(tiny: LLM) -> None:
     assert (metrics.running, metrics.pages_free) == (0, metrics.pages_total)
 
 
-def test_an_interrupt_reaches_the_program_and_no_request_but_the_callers(tiny: LLM) -> None:
+def test_interrupt_in_processor_reaches_only_the_caller(tiny: LLM) -> None:
     def interrupt(output: Any, _: Any) -> None:
         if len(output) == 2 and not interrupted:
             interrupted.append(True)
@@ -228,7 +228,7 @@ def test_an_interrupt_reaches_the_program_and_no_request_but_the_callers(tiny: L
     assert len(tokens(tiny.generate(PROMPT, greedy()))[0]) == 8
 
 
-def test_completions_and_speculative_neighbours_have_their_own(tiny: LLM) -> None:
+def test_processors_of_completions_are_independent(tiny: LLM) -> None:
     def favour(output: Any, logits: Any) -> None:
         logits[200 + len(output)] += 100
 
@@ -236,7 +236,7 @@ def test_completions_and_speculative_neighbours_have_their_own(tiny: LLM) -> Non
     assert [output.token_ids for output in tiny.generate(PROMPT, params)[0].outputs] == [[200, 201, 202, 203]] * 3
 
 
-def test_async() -> None:
+def test_async_llm_with_processors() -> None:
     async def ask() -> list[int]:
         async with AsyncLLM(threads=1) as engine:
             last: Any = None

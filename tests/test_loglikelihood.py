@@ -42,7 +42,7 @@ def test_text_is_appended_without_special_tokens(llm: LLM, engine_of: EngineOf) 
     assert not engine_of(llm).running
 
 
-def test_what_the_model_would_say_is_greedy(llm: LLM) -> None:
+def test_greedy_continuation_is_greedy(llm: LLM) -> None:
     said = llm.generate("Once", SamplingParams(temperature=0, max_tokens=5, logprobs=0))[0].outputs[0]
     (score,) = llm.loglikelihood("Once", said.token_ids)
     assert score.is_greedy
@@ -51,7 +51,7 @@ def test_what_the_model_would_say_is_greedy(llm: LLM) -> None:
     assert not llm.loglikelihood("Once", other)[0].is_greedy
 
 
-def test_token_ids_of_numpy(llm: LLM) -> None:
+def test_numpy_token_ids(llm: LLM) -> None:
     ids = [np.int64(9), np.int64(8)]
     (score,) = llm.loglikelihood("Once", ids)  # type: ignore[arg-type]
     assert [score] == llm.loglikelihood("Once", [9, 8])
@@ -69,7 +69,7 @@ def test_token_ids_of_numpy(llm: LLM) -> None:
     ),
     chunk=st.integers(1, 50),
 )
-def test_token_ids_beside_an_oracle(
+def test_token_logprobs_equal_reference(
     llm: LLM,
     fake_engine: type[fakes.Engine],
     engine_of: EngineOf,
@@ -88,7 +88,7 @@ def test_token_ids_beside_an_oracle(
         assert score.logprob == pytest.approx(sum(logprobs))
 
 
-def test_only_the_continuation_is_scored(llm: LLM, engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_continuation_is_scored(llm: LLM, engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, Any]] = []
     schedule = fakes.Engine._schedule
 
@@ -134,7 +134,7 @@ def test_only_the_continuation_is_scored(llm: LLM, engine_of: EngineOf, monkeypa
         ),
     ],
 )
-def test_what_cannot_be_scored_is_named(
+def test_invalid_arguments(
     prompts: Any, continuations: Any, error: type[Exception], message: str, llm: LLM, engine_of: EngineOf
 ) -> None:
     with pytest.raises(error, match=message):
@@ -142,7 +142,7 @@ def test_what_cannot_be_scored_is_named(
     assert engine_of(llm).steps == 0
 
 
-def test_nothing_to_score(llm: LLM) -> None:
+def test_empty_inputs(llm: LLM) -> None:
     assert llm.loglikelihood([], []) == []
     assert llm.loglikelihood("a", []) == []
 
@@ -168,7 +168,7 @@ def test_prompt_logprobs(llm: LLM, fake_engine: type[fakes.Engine], engine_of: E
     assert llm.generate("The capital", SamplingParams(max_tokens=1))[0].prompt_logprobs is None
 
 
-def test_a_stream_says_nothing_before_the_first_token(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
+def test_stream_yields_nothing_before_first_token(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
     fake_engine.prefill_chunk = 3
     deltas = list(llm.stream({"prompt_token_ids": [9] * 20}, SamplingParams(max_tokens=3, prompt_logprobs=0)))
     assert all(delta.token_ids for delta in deltas)

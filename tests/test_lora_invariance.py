@@ -82,9 +82,7 @@ def at_once(llm: LLM, model: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("model", "formats"), CASES)
-def test_those_without_an_adapter_are_as_if_there_were_none(
-    adapters: Path, model: str, formats: tuple[str, str]
-) -> None:
+def test_requests_without_adapter_equal_base_model(adapters: Path, model: str, formats: tuple[str, str]) -> None:
     found, of_base = alone(adapters, model, formats), base_alone(model, formats)
     for number in range(REQUESTS):
         if name_of(number) is None:
@@ -95,7 +93,9 @@ def test_those_without_an_adapter_are_as_if_there_were_none(
 
 @pytest.mark.parametrize("enable_prefix_caching", [False, True])
 @pytest.mark.parametrize(("model", "formats"), CASES)
-def test_mixed(adapters: Path, model: str, formats: tuple[str, str], enable_prefix_caching: bool) -> None:
+def test_mixed_adapters_equal_single_requests(
+    adapters: Path, model: str, formats: tuple[str, str], enable_prefix_caching: bool
+) -> None:
     for tokens, threads in ((16, 1), (512, 2)):
         cached = {"enable_prefix_caching": enable_prefix_caching}
         with with_adapters(adapters, model, formats, tokens, threads, **cached) as llm:
@@ -105,7 +105,7 @@ def test_mixed(adapters: Path, model: str, formats: tuple[str, str], enable_pref
 
 
 @pytest.mark.parametrize(("model", "formats"), CASES)
-def test_prefixes_from_the_disk(adapters: Path, model: str, formats: tuple[str, str], tmp_path: Path) -> None:
+def test_prefix_cache_on_disk(adapters: Path, model: str, formats: tuple[str, str], tmp_path: Path) -> None:
     for restarted in (False, True):
         with with_adapters(adapters, model, formats, 512, 2, prefix_cache_dir=tmp_path / "pages") as llm:
             assert at_once(llm, model) == alone(adapters, model, formats)
@@ -113,7 +113,7 @@ def test_prefixes_from_the_disk(adapters: Path, model: str, formats: tuple[str, 
 
 
 @pytest.mark.parametrize(("model", "formats"), CASES)
-def test_a_cache_that_holds_a_few_of_them(adapters: Path, model: str, formats: tuple[str, str]) -> None:
+def test_kv_cache_smaller_than_batch(adapters: Path, model: str, formats: tuple[str, str]) -> None:
     with with_adapters(adapters, model, formats, 64, 2) as llm:
         page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
     with with_adapters(adapters, model, formats, 64, 2, kv_cache_memory=FEW_PAGES * page_bytes) as llm:

@@ -36,7 +36,7 @@ def result_of(output: Any) -> Any:
     return bits(output.outputs[0])
 
 
-def test_load_and_unload_beside_running_requests(paths: dict[str, Path]) -> None:
+def test_load_and_unload_during_running_requests(paths: dict[str, Path]) -> None:
     names: list[str | None] = [None, "a", "b", "c"]
     with LLM(lora_modules=paths) as llm:
         alone = {name: result_of(llm.generate(PROMPT, params(200), lora_request=name)[0]) for name in names}
@@ -64,7 +64,7 @@ def test_load_and_unload_beside_running_requests(paths: dict[str, Path]) -> None
     run(test)
 
 
-def test_requests_come_in_while_adapters_come_and_go(paths: dict[str, Path]) -> None:
+def test_requests_during_adapter_churn(paths: dict[str, Path]) -> None:
     with LLM(lora_modules=paths) as llm:
         alone = {name: result_of(llm.generate(PROMPT, params(), lora_request=name)[0]) for name in paths}
 
@@ -93,7 +93,7 @@ def test_requests_come_in_while_adapters_come_and_go(paths: dict[str, Path]) -> 
     run(test)
 
 
-def test_an_adapter_loaded_again_finds_its_pages_and_another_does_not(paths: dict[str, Path], tmp_path: Path) -> None:
+def test_prefix_cache_is_keyed_by_adapter_contents(paths: dict[str, Path], tmp_path: Path) -> None:
     def cached(llm: LLM, name: str | None) -> int | None:
         return llm.generate(PROMPT, params(), lora_request=name)[0].num_cached_tokens
 
@@ -109,7 +109,7 @@ def test_an_adapter_loaded_again_finds_its_pages_and_another_does_not(paths: dic
             assert cached(llm, "c") == PAGES
 
 
-def test_a_state_is_of_its_adapter(paths: dict[str, Path]) -> None:
+def test_saved_state_belongs_to_its_adapter(paths: dict[str, Path]) -> None:
     with LLM(lora_modules=paths) as llm:
         state = llm.save_state(PROMPT, lora_request="a")
         expected = result_of(llm.generate(PROMPT, params(), lora_request="a")[0])
@@ -121,7 +121,7 @@ def test_a_state_is_of_its_adapter(paths: dict[str, Path]) -> None:
             assert (result_of(output) == expected) == (name == "again")
 
 
-def test_logits_and_scores_are_those_of_the_adapter(paths: dict[str, Path]) -> None:
+def test_logits_and_loglikelihood_use_the_adapter(paths: dict[str, Path]) -> None:
     ids = list(PROMPT["prompt_token_ids"])
     with LLM(lora_modules=paths) as llm:
         logits = {name: llm.logits(ids, lora_request=name) for name in ("a", "b", None)}

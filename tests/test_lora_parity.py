@@ -26,7 +26,7 @@ def distance(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float64]) 
 
 @pytest.mark.parametrize("quantization", ["f32", "bf16"])
 @pytest.mark.parametrize("case", CASES)
-def test_as_peft(case: str, quantization: str, request: pytest.FixtureRequest) -> None:
+def test_logits_equal_peft(case: str, quantization: str, request: pytest.FixtureRequest) -> None:
     """Fused projections, transposed matrices, separate ranks and factors: see tools/make_golden/lora.py."""
     with np.load(ADAPTERS / case / "golden.npz") as golden:
         ids: list[int] = golden["input_ids"].tolist()
@@ -45,12 +45,12 @@ def test_as_peft(case: str, quantization: str, request: pytest.FixtureRequest) -
     assert continuation == greedy
 
 
-def test_every_case_is_here() -> None:
+def test_every_golden_adapter_is_tested() -> None:
     assert {path.name for path in ADAPTERS.iterdir()} == CASES.keys()
 
 
 @pytest.mark.parametrize("model", sorted(path.name for path in BASES.iterdir()))
-def test_as_merged_weights(model: str, tmp_path: Path) -> None:
+def test_logits_equal_merged_weights(model: str, tmp_path: Path) -> None:
     """Every linear map of every family, wherever its rows lie: what is added is what merging adds."""
     base = BASES / model
     matrices = random_matrices(base, linear_modules(base), rank=3, seed=1)

@@ -46,16 +46,14 @@ def ranks(engine: fakes.Engine) -> list[int | None]:
     return found
 
 
-def test_an_adapter_says_what_it_is(llm: LLM, paths: dict[str, Path]) -> None:
+def test_adapter_fields(llm: LLM, paths: dict[str, Path]) -> None:
     first, second = llm.lora_adapters()
     assert (first.name, first.path, first.rank, first.base_model) == ("a", str(paths["a"]), 4, "base")
     assert (first.targets, first.bytes) == (["q_proj", "v_proj"], 1000)
     assert (second.name, second.rank) == ("b", 8)
 
 
-def test_one_that_is_still_loading_when_all_are_let_go_of_is_refused(
-    llm: LLM, engine_of: EngineOf, paths: dict[str, Path]
-) -> None:
+def test_adapter_still_loading_at_close_is_rejected(llm: LLM, engine_of: EngineOf, paths: dict[str, Path]) -> None:
     adapters, engine = llm._adapters, engine_of(llm)
     load = engine.load_lora
 
@@ -73,7 +71,7 @@ def test_one_that_is_still_loading_when_all_are_let_go_of_is_refused(
     assert len(engine.lora_loads) == 3, "nothing is loaded for one that is closed"
 
 
-def test_every_way_to_ask_takes_a_name(llm: LLM, engine_of: EngineOf) -> None:
+def test_every_method_accepts_adapter_name(llm: LLM, engine_of: EngineOf) -> None:
     engine = engine_of(llm)
     llm.generate("x", GREEDY)
     llm.generate("x", GREEDY, lora_request="a")
@@ -87,7 +85,7 @@ def test_every_way_to_ask_takes_a_name(llm: LLM, engine_of: EngineOf) -> None:
     assert ranks(engine) == [8, 8, 8]
 
 
-def test_a_list_has_one_for_each(llm: LLM, engine_of: EngineOf) -> None:
+def test_list_of_adapters_one_for_each_prompt(llm: LLM, engine_of: EngineOf) -> None:
     engine = engine_of(llm)
     llm.generate(["x", "y", "z"], GREEDY, lora_request=["a", None, LoRARequest("b")])
     list(llm.stream_all(["x", "y"], GREEDY, lora_request=[None, "b"]))
@@ -101,7 +99,7 @@ def test_a_list_has_one_for_each(llm: LLM, engine_of: EngineOf) -> None:
         llm.generate(["x", "y", "z"], GREEDY, lora_request=["a", None])
 
 
-def test_a_lora_request_loads_what_is_not_loaded_once(
+def test_lora_request_loads_adapter_once(
     fake_engine: type[fakes.Engine], engine_of: EngineOf, paths: dict[str, Path]
 ) -> None:
     fake_engine.load_lora_seconds = 0.05
@@ -122,7 +120,7 @@ def test_a_lora_request_loads_what_is_not_loaded_once(
             llm.generate("x", GREEDY, lora_request=LoRARequest("mine", lora_path=paths["a"]))
 
 
-def test_unloaded_adapters_are_refused_and_their_names_free(
+def test_unloaded_adapters_are_rejected_and_names_reusable(
     llm: LLM, engine_of: EngineOf, paths: dict[str, Path]
 ) -> None:
     llm.unload_lora_adapter("a")
@@ -143,7 +141,7 @@ def test_unloaded_adapters_are_refused_and_their_names_free(
 
 
 @pytest.mark.parametrize("given", [5, b"a", ("a",), {"a": 1}, True, ""])
-def test_what_is_no_adapter_is_refused(llm: LLM, given: Any) -> None:
+def test_invalid_lora_request(llm: LLM, given: Any) -> None:
     with pytest.raises(InvalidParameterError, match="lora_request must be "):
         llm.generate(["x", "y"], GREEDY, lora_request=given)
     with pytest.raises(InvalidParameterError, match="lora_request must be the name of a"):
@@ -163,12 +161,12 @@ def test_what_is_no_adapter_is_refused(llm: LLM, given: Any) -> None:
         (lambda: LLM(lora_modules={"a": 5}), "lora_path must be a string or a path, got 5"),  # type: ignore[dict-item]
     ],
 )
-def test_names_and_paths_are_checked(fake_engine: type[fakes.Engine], make: Callable[[], object], says: str) -> None:
+def test_invalid_names_and_paths(fake_engine: type[fakes.Engine], make: Callable[[], object], says: str) -> None:
     with pytest.raises(InvalidParameterError, match=says):
         make()
 
 
-def test_a_closed_engine_says_so(llm: LLM, paths: dict[str, Path]) -> None:
+def test_closed_engine_raises(llm: LLM, paths: dict[str, Path]) -> None:
     llm.close()
     assert llm.lora_adapters() == []
     with pytest.raises(EngineError, match="closed"):
@@ -177,7 +175,7 @@ def test_a_closed_engine_says_so(llm: LLM, paths: dict[str, Path]) -> None:
         llm.load_lora_adapter("c", paths["a"])
 
 
-def test_async_requests_have_adapters_too(engine: type[fakes.Engine], paths: dict[str, Path]) -> None:
+def test_async_requests_with_adapters(engine: type[fakes.Engine], paths: dict[str, Path]) -> None:
     async def test() -> None:
         async with AsyncLLM(lora_modules={"a": paths["a"]}) as llm:
             assert (await llm.load_lora_adapter("b", paths["b"])).rank == 8
@@ -199,7 +197,7 @@ def test_async_requests_have_adapters_too(engine: type[fakes.Engine], paths: dic
     run(test)
 
 
-def test_loading_does_not_block_the_loop_nor_the_engine(engine: type[fakes.Engine], paths: dict[str, Path]) -> None:
+def test_loading_blocks_neither_event_loop_nor_engine(engine: type[fakes.Engine], paths: dict[str, Path]) -> None:
     engine.load_lora_seconds, engine.step_seconds = 0.3, 0.001
 
     async def test() -> None:

@@ -111,21 +111,21 @@ OTHER_HESSIANS = 3 * (512 + 256) * 512 * 4
 
 
 @pytest.mark.parametrize(("quantization", "bits"), [("bf16", 16), ("int8", 8), ("int4", 4)])
-def test_a_load_takes_the_packed_weights_and_little_more(quantization: str, bits: int, tmp_path: Path) -> None:
+def test_peak_memory_of_loading(quantization: str, bits: int, tmp_path: Path) -> None:
     """The promise is packed weights, one tensor and 300 MB. Both copies of this model at once would be 270 MB more."""
     peak, packed = figures_of(CHILD, model_in(tmp_path), quantization)
     assert bits <= 8 * packed / PARAMETERS < 1.25 * bits
     assert peak < packed + LARGEST_TENSOR + (64 << 20)
 
 
-def test_quantizing_takes_one_matrix_at_a_time(tmp_path: Path) -> None:
+def test_peak_memory_of_quantizing(tmp_path: Path) -> None:
     """Limit of anonymous memory: mapped files can be evicted. All weights together are 280 MB."""
     peak, packed = figures_of(QUANTIZING, model_in(tmp_path), "bf16")
     assert packed >= 2 * PARAMETERS
     assert peak < LARGEST_TENSOR + (64 << 20)
 
 
-def test_calibrating_takes_what_it_says_and_little_more(tmp_path: Path) -> None:
+def test_peak_memory_of_calibrating(tmp_path: Path) -> None:
     """All layers at once would be 134 MB in f32, and the Hessians of their inputs 190 MB."""
     peak, needs = figures_of(CALIBRATING, model_in(tmp_path, SMALL), "int4")
     assert needs / 2 < peak < needs + OTHER_HESSIANS + (16 << 20)

@@ -37,7 +37,7 @@ def thinker(fake_engine: type[fakes.Engine], model_with: Callable[..., Path]) ->
         yield llm
 
 
-def test_without_a_parser_there_is_no_message(thinker: LLM) -> None:
+def test_message_is_none_without_parser(thinker: LLM) -> None:
     completion = thinker.chat(ASK, LONG, tools=TOOLS)[0].outputs[0]
     assert (completion.text, completion.message) == (SAID, None)
     assert {delta.message for delta in thinker.stream(thinker.chat_prompt(ASK), LONG)} == {None}
@@ -52,7 +52,7 @@ def test_chat_with_parsers(thinker: LLM) -> None:
     assert [(call.name, json.loads(call.arguments)) for call in message.tool_calls] == [("f", {"a": "é"})]
 
 
-def test_the_template_chooses(thinker: LLM) -> None:
+def test_parsers_are_chosen_by_template(thinker: LLM) -> None:
     def message(**options: Any) -> Any:
         completion = thinker.chat(ASK, LONG, tool_call_parser="auto", reasoning_parser="auto", **options)[0].outputs[0]
         return completion.message
@@ -64,7 +64,7 @@ def test_the_template_chooses(thinker: LLM) -> None:
     assert message(tools=TOOLS, chat_template="{{ 'x' }}") is None
 
 
-def test_reasoning_that_the_prompt_has_begun(thinker: LLM) -> None:
+def test_reasoning_opened_by_prompt(thinker: LLM) -> None:
     opened = TEMPLATE + "<think>\n"
     for template, reasoning in ((opened, "Hm."), (opened + "</think>", "Hm."), (TEMPLATE, "Hm.")):
         completion = thinker.chat(ASK, LONG, reasoning_parser="deepseek_r1", chat_template=template)[0].outputs[0]
@@ -79,7 +79,7 @@ def test_reasoning_that_the_prompt_has_begun(thinker: LLM) -> None:
     assert message.content is None, "cut off before the reasoning ends"
 
 
-def test_deltas_add_up(thinker: LLM) -> None:
+def test_summed_deltas_equal_message(thinker: LLM) -> None:
     form = thinker.message_format("hermes", "qwen3")
     deltas = list(thinker.stream(thinker.chat_prompt(ASK), LONG, message_format=form))
     last = deltas[-1].output
@@ -96,7 +96,7 @@ def test_deltas_add_up(thinker: LLM) -> None:
     )
 
 
-def test_async(engine: type[fakes.Engine]) -> None:
+def test_async_stream_messages(engine: type[fakes.Engine]) -> None:
     async def test() -> None:
         async with AsyncLLM(seed=0) as llm:
             engine.script = staticmethod(lambda _: llm.tokenize(SAID, add_special_tokens=False))  # type: ignore[assignment]
@@ -125,7 +125,7 @@ def test_async(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_ids_differ_between_prompts_and_completions_and_repeat_with_both(thinker: LLM) -> None:
+def test_tool_call_ids_depend_on_prompt_and_completion(thinker: LLM) -> None:
     params = SamplingParams(max_tokens=200, n=2, seed=3)
     form = thinker.message_format("hermes")
 
@@ -137,7 +137,7 @@ def test_ids_differ_between_prompts_and_completions_and_repeat_with_both(thinker
     assert len({*ids("a"), *ids("b")}) == 4
 
 
-def test_what_is_no_format(thinker: LLM) -> None:
+def test_invalid_message_format(thinker: LLM) -> None:
     for call in (thinker.generate, thinker.stream):
         with pytest.raises(InvalidParameterError, match="message_format must be a MessageFormat, got 'hermes'"):
             call("a", LONG, message_format="hermes")  # type: ignore[arg-type]
@@ -148,9 +148,7 @@ def test_what_is_no_format(thinker: LLM) -> None:
     assert thinker.message_format() is None
 
 
-def test_special_tokens_of_the_format_stay_in_the_text(
-    fake_engine: type[fakes.Engine], model_with: Callable[..., Path]
-) -> None:
+def test_special_tokens_of_format_are_kept(fake_engine: type[fakes.Engine], model_with: Callable[..., Path]) -> None:
     directory = model_with()
     backend = tokenizers.Tokenizer.from_file(str(TINY / "tokenizer.json"))
     description = json.loads(backend.to_str())
@@ -175,7 +173,7 @@ def test_special_tokens_of_the_format_stay_in_the_text(
 
 
 @pytest.mark.parametrize("decoder", ["bytes", "window"])
-def test_kept_tokens_of_both_kinds_of_detokenizer(decoder: str, tmp_path: Path) -> None:
+def test_kept_special_tokens_with_both_detokenizers(decoder: str, tmp_path: Path) -> None:
     description = json.loads((TINY / "tokenizer.json").read_text())
     if decoder == "window":
         description["decoder"] = {"type": "Sequence", "decoders": [description["decoder"], {"type": "Fuse"}]}
@@ -189,6 +187,6 @@ def test_kept_tokens_of_both_kinds_of_detokenizer(decoder: str, tmp_path: Path) 
     assert "".join([*map(shown.feed, ids), shown.flush()]) == "<|user|>é<|assistant|>b"
 
 
-def test_a_format_needs_text(fake_engine: type[fakes.Engine], model_with: Callable[..., Path]) -> None:
+def test_message_format_requires_tokenizer(fake_engine: type[fakes.Engine], model_with: Callable[..., Path]) -> None:
     with LLM(model_with()) as llm, pytest.raises(TokenizerError, match="no such file"):
         llm.generate([{"prompt_token_ids": [7]}], LONG, message_format=MessageFormat("hermes"))

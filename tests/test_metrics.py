@@ -25,7 +25,7 @@ def histogram(values: list[float], bounds: tuple[float, ...] = (1.0, 2.0, 4.0)) 
     return Histogram(bounds, tuple(counts), sum(values), len(values))
 
 
-def test_an_empty_histogram_knows_nothing() -> None:
+def test_empty_histogram() -> None:
     assert histogram([]).mean is None
     assert histogram([]).percentile(50) is None
     with pytest.raises(InvalidParameterError, match="p must be a number from 0 to 100, got 101"):
@@ -44,12 +44,12 @@ def test_an_empty_histogram_knows_nothing() -> None:
         ([0.5, 9.0], 0, 0.0),
     ],
 )
-def test_percentiles_by_hand(values: list[float], p: float, expected: float) -> None:
+def test_percentiles_of_known_values(values: list[float], p: float, expected: float) -> None:
     assert histogram(values).percentile(p) == pytest.approx(expected)
 
 
 @given(values=st.lists(st.floats(0.001, 3.999), min_size=1, max_size=40), p=st.integers(1, 99))
-def test_a_percentile_is_in_the_interval_of_the_value_itself(values: list[float], p: int) -> None:
+def test_percentile_is_in_bucket_of_exact_value(values: list[float], p: int) -> None:
     """The value of which at least p percent are not above, and its neighbours by the interval's width."""
     found = histogram(values).percentile(p)
     exact = sorted(values)[-(-len(values) * p // 100) - 1]
@@ -60,7 +60,7 @@ def test_a_percentile_is_in_the_interval_of_the_value_itself(values: list[float]
     assert histogram(values).mean == pytest.approx(sum(values) / len(values))
 
 
-def test_metrics_of_an_engine(llm: LLM) -> None:
+def test_engine_metrics(llm: LLM) -> None:
     before = llm.metrics()
     assert (before.steps, before.queue_seconds.count) == (0, 0)
     llm.generate(["a", "b"], SamplingParams(max_tokens=5, ignore_eos=True))
@@ -92,7 +92,7 @@ def test_metrics_do_not_wait_for_a_step(llm: LLM, fake_engine: type[fakes.Engine
         llm.metrics()
 
 
-def test_times_of_a_request(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
+def test_request_times(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
     fake_engine.step_seconds = 0.001
     fake_engine.max_num_seqs = 1
     outputs = llm.generate(["a", "b"], SamplingParams(max_tokens=5, ignore_eos=True))
@@ -108,7 +108,7 @@ def test_times_of_a_request(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
     assert (outputs[1].metrics.queue_time or 0) > 5 * 0.0009
 
 
-def test_tokens_from_the_prefix_cache(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
+def test_num_cached_tokens(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
     ids = [random.Random(1).randrange(7, 4096) for _ in range(100)]
     once = SamplingParams(max_tokens=1, n=2)
     assert llm.generate({"prompt_token_ids": ids}, once)[0].num_cached_tokens == 0
@@ -121,7 +121,7 @@ def test_tokens_from_the_prefix_cache(llm: LLM, fake_engine: type[fakes.Engine])
             assert without.generate({"prompt_token_ids": ids}, once)[0].num_cached_tokens == 0
 
 
-def test_a_state_is_saved_and_restored(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
+def test_save_and_restore_state(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
     prompt = "Once upon a time there was a king. " * 4
     state = llm.save_state(prompt)
     assert llm.generate(prompt, SamplingParams(max_tokens=1))[0].num_cached_tokens
