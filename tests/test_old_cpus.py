@@ -64,7 +64,7 @@ def here(isa: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("cpu", OLD_CPUS)
-def test_an_old_cpu_computes_what_this_one_does_with_the_same_instructions(cpu: str) -> None:
+def test_emulated_cpu_output_equals_same_isa_on_this_cpu(cpu: str) -> None:
     there = report(cpu=cpu)
     assert there["available"] == OLD_CPUS[cpu]
     assert there["isa"] == OLD_CPUS[cpu][-1]
@@ -75,13 +75,13 @@ def test_an_old_cpu_computes_what_this_one_does_with_the_same_instructions(cpu: 
 
 
 @pytest.mark.parametrize("isa", _native.available_isas())
-def test_every_instruction_set_of_this_machine_can_be_forced(isa: str) -> None:
+def test_every_available_isa_can_be_forced(isa: str) -> None:
     assert here(isa)["isa"] == isa
     assert "Paris" in str(here(isa)["text"])
 
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
-def test_forcing_an_instruction_set_that_the_cpu_lacks_is_an_error(isa: str) -> None:
+def test_forcing_unavailable_isa_is_an_error(isa: str) -> None:
     done = python("import ferrule; ferrule.LLM(threads=1)", cpu="Nehalem", isa=isa)
     assert done.returncode == 1, f"exit {done.returncode}: {done.stderr}"
     last = done.stderr.strip().splitlines()[-1]
@@ -89,7 +89,7 @@ def test_forcing_an_instruction_set_that_the_cpu_lacks_is_an_error(isa: str) -> 
     assert last == f"ferrule.errors.InvalidParameterError: {message}"
 
 
-def test_forcing_an_unknown_instruction_set_is_an_error() -> None:
+def test_forcing_unknown_isa_is_an_error() -> None:
     done = python("import ferrule; ferrule.LLM(threads=1)", isa="sse9")
     assert done.returncode == 1, f"exit {done.returncode}: {done.stderr}"
     last = done.stderr.strip().splitlines()[-1]

@@ -84,7 +84,7 @@ def bits(model: Path, **options: Any) -> bytes:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.parent.name}-{case.name}")
-def test_a_packed_model_is_the_model_bit_for_bit(case: Path, tmp_path: Path) -> None:
+def test_packed_model_equals_checkpoint_bit_for_bit(case: Path, tmp_path: Path) -> None:
     number = CASES.index(case)
     quantization = FORMATS[number % len(FORMATS)]
     packed = quantize(case, tmp_path / "packed", format=quantization, threads=1)
@@ -94,7 +94,7 @@ def test_a_packed_model_is_the_model_bit_for_bit(case: Path, tmp_path: Path) -> 
     assert bits(packed, quantization=quantization) == expected
 
 
-def test_every_format_is_packed_and_reported(tmp_path: Path) -> None:
+def test_every_format_is_packed(tmp_path: Path) -> None:
     for quantization in FORMATS:
         packed = quantize(None, tmp_path / quantization, format=quantization)
         info, before = load(packed), model_info(packed)
@@ -123,7 +123,7 @@ def header_of(path: Path) -> tuple[dict[str, Any], bytes]:
     return json.loads(raw[8 : 8 + length]), raw[8 + length :]
 
 
-def test_the_file_is_plain_safetensors_on_cache_lines(tmp_path: Path) -> None:
+def test_packed_file_is_aligned_safetensors(tmp_path: Path) -> None:
     path = quantize(GOLDEN / "logits" / "qwen2", tmp_path / "packed", format="int8") / WEIGHTS
     header, data = header_of(path)
     metadata = header.pop("__metadata__")
@@ -143,7 +143,7 @@ def test_the_file_is_plain_safetensors_on_cache_lines(tmp_path: Path) -> None:
     assert {"final_norm.weight", "layers.0.attention.q.bias"} < header.keys()
 
 
-def test_a_first_load_packs_and_the_next_ones_map(cache: PackedCache, model: Path) -> None:
+def test_first_load_packs_and_later_loads_map(cache: PackedCache, model: Path) -> None:
     expected = bits(model, packed_cache_limit=0)
     assert not cache.entries()
     first = load(model)
@@ -158,7 +158,7 @@ def test_a_first_load_packs_and_the_next_ones_map(cache: PackedCache, model: Pat
 
 @pytest.mark.parametrize("case", ["awq_g32", "gptq_asym_actorder", "ct_int8_channel"])
 @pytest.mark.parametrize("quantization", ["auto", "int4"])
-def test_what_is_quantized_already_is_kept_as_it_is_stored_or_asked_for(
+def test_quantized_checkpoints_are_packed_as_stored_or_requested(
     case: str, quantization: str, cache: PackedCache
 ) -> None:
     model = GOLDEN / "quantized" / case
@@ -170,7 +170,7 @@ def test_what_is_quantized_already_is_kept_as_it_is_stored_or_asked_for(
     assert load(model, quantization=quantization)["mapped_bytes"] > 0
 
 
-def test_gguf_files_are_packed_by_the_cache_and_not_into_a_directory(cache: PackedCache, tmp_path: Path) -> None:
+def test_gguf_files_are_packed_only_by_cache(cache: PackedCache, tmp_path: Path) -> None:
     file = convert(TINY, tmp_path / "tiny.gguf", "Q8_0")
     expected = bits(file, packed_cache_limit=0)
     assert bits(file) == bits(file) == expected
@@ -186,7 +186,7 @@ def test_gguf_files_are_packed_by_the_cache_and_not_into_a_directory(cache: Pack
         quantize(file, tmp_path / "out")
 
 
-def test_each_quantization_has_a_file_and_floats_have_none(cache: PackedCache, model: Path) -> None:
+def test_quantizations_have_packed_files_and_floats_have_none(cache: PackedCache, model: Path) -> None:
     for quantization in ("int4", "auto", "int8"):
         load(model, quantization=quantization)
     assert sorted(entry.quantization for entry in cache.entries()) == ["int4", "int8"]
@@ -196,7 +196,7 @@ def test_each_quantization_has_a_file_and_floats_have_none(cache: PackedCache, m
     assert len(cache.entries()) == 3
 
 
-def test_nothing_is_packed_for_the_small_the_random_and_those_who_do_not_want_it(
+def test_small_and_dummy_models_and_limit_zero_are_not_packed(
     cache: PackedCache, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(model, packed_cache_limit=0)
@@ -209,7 +209,7 @@ def test_nothing_is_packed_for_the_small_the_random_and_those_who_do_not_want_it
     assert not cache.directory.exists()
 
 
-def test_what_has_changed_is_packed_anew(
+def test_changed_model_is_packed_again(
     cache: PackedCache, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(model)
@@ -235,7 +235,7 @@ def test_what_has_changed_is_packed_anew(
     assert len(cache.entries()) == 6, "versions count"
 
 
-def test_a_damaged_file_is_packed_anew_and_nothing_is_said(cache: PackedCache, model: Path) -> None:
+def test_damaged_packed_file_is_replaced_silently(cache: PackedCache, model: Path) -> None:
     expected = bits(model)
     [entry] = cache.entries()
     whole = entry.path.read_bytes()
@@ -252,7 +252,7 @@ def test_a_damaged_file_is_packed_anew_and_nothing_is_said(cache: PackedCache, m
     assert len(data) % 64 == 0
 
 
-def test_the_least_recently_used_go_and_those_in_use_stay(
+def test_least_recently_used_files_are_evicted(
     cache: PackedCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = [copy_of(GOLDEN / "logits" / "llama", tmp_path / name) for name in "abc"]
@@ -281,15 +281,13 @@ def test_the_least_recently_used_go_and_those_in_use_stay(
     assert len(cache.entries()) == 3
 
 
-def test_what_lies_beside_the_weights_need_not_be_readable(cache: PackedCache, model: Path) -> None:
+def test_unreadable_files_beside_weights_are_ignored(cache: PackedCache, model: Path) -> None:
     (model / "consolidated.safetensors").symlink_to("/nowhere")
     (model / "folder.safetensors").mkdir()
     assert load(model)["packed_file"] == str(cache.entries()[0].path)
 
 
-def test_a_file_that_goes_before_it_is_opened_is_done_without(
-    cache: PackedCache, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_file_removed_before_open(cache: PackedCache, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def weights_of(*arguments: Any) -> Path:
         path = packing.weights_of(*arguments)
         path.unlink()
@@ -299,9 +297,7 @@ def test_a_file_that_goes_before_it_is_opened_is_done_without(
     assert load(model)["packed_file"] is None
 
 
-def test_what_is_half_written_counts_and_is_removed_when_nobody_writes_it(
-    cache: PackedCache, model: Path, tmp_path: Path
-) -> None:
+def test_temporary_files_count_and_abandoned_ones_are_removed(cache: PackedCache, model: Path, tmp_path: Path) -> None:
     cache.directory.mkdir(parents=True)
     abandoned, written = (cache.directory / f".{name}.safetensors.1-2.tmp" for name in ("abandoned", "written"))
     for path in (abandoned, written):
@@ -316,7 +312,7 @@ def test_what_is_half_written_counts_and_is_removed_when_nobody_writes_it(
 
 
 @pytest.mark.parametrize("place", ["/dev/null", "file"])
-def test_where_nothing_can_be_written_weights_are_packed_in_memory(
+def test_unwritable_cache_packs_in_memory(
     place: str, cache: PackedCache, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -326,7 +322,7 @@ def test_where_nothing_can_be_written_weights_are_packed_in_memory(
         assert bits(model) == expected
 
 
-def test_the_limit_is_a_number(cache: PackedCache, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_cache_options(cache: PackedCache, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         InvalidParameterError, match="packed_cache_limit must be an integer from 0 to 9223372036854775807, got -1"
     ):
@@ -340,7 +336,7 @@ def test_the_limit_is_a_number(cache: PackedCache, model: Path, monkeypatch: pyt
         LLM(model)
 
 
-def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_directory_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv(DIRECTORY, raising=False)
@@ -354,7 +350,9 @@ def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPat
     assert PackedCache.open().path_of("/a/b/Ünlike :model", "int4", "0").name == "nlike--model-int4-0.safetensors"
 
 
-def test_list_and_rm(cache: PackedCache, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_rm_commands(
+    cache: PackedCache, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = copy_of(model, tmp_path / "other")
     for quantization in ("int8", "int4"):
         load(model, quantization=quantization)
@@ -390,7 +388,7 @@ def test_list_and_rm(cache: PackedCache, model: Path, tmp_path: Path, capsys: py
     ("seconds", "text"),
     [(0, "just now"), (61, "1 minute ago"), (7300, "2 hours ago"), (200_000, "2 days ago"), (-9, "just now")],
 )
-def test_ages_are_shown(seconds: float, text: str) -> None:
+def test_age_text(seconds: float, text: str) -> None:
     assert age_text(time.time() - seconds) == text
 
 
@@ -398,7 +396,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_quantize_refuses_where_something_would_be_lost(model: Path, tmp_path: Path) -> None:
+def test_quantize_rejects_outputs_that_hold_other_files(model: Path, tmp_path: Path) -> None:
     """Row 64 of the faults: onto its own input, under any name; and onto anything else that is not its own work."""
     before = contents(model)
     link = tmp_path / "link"
@@ -426,7 +424,7 @@ def test_quantize_refuses_where_something_would_be_lost(model: Path, tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full", "link", model.name]
 
 
-def test_what_comes_to_the_output_meanwhile_stays(model: Path, tmp_path: Path) -> None:
+def test_files_created_in_output_during_quantize_are_kept(model: Path, tmp_path: Path) -> None:
     for overwrite in (False, True):
         output = tmp_path / f"overwrite {overwrite}"
 
@@ -440,7 +438,7 @@ def test_what_comes_to_the_output_meanwhile_stays(model: Path, tmp_path: Path) -
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_an_overwritten_model_stays_until_another_is_whole(model: Path, tmp_path: Path) -> None:
+def test_overwritten_model_is_kept_until_new_one_is_complete(model: Path, tmp_path: Path) -> None:
     """State after a process was killed between the two renames."""
     old = tmp_path / ".out.1-2.old"
     quantize(model, old)
@@ -451,14 +449,14 @@ def test_an_overwritten_model_stays_until_another_is_whole(model: Path, tmp_path
     assert not old.exists()
 
 
-def test_quantize_refuses_a_mount_point_at_once(model: Path) -> None:
+def test_quantize_rejects_mount_points(model: Path) -> None:
     with pytest.raises(
         InvalidParameterError, match="output must be a directory inside the mount point, since the output is renamed"
     ):
         quantize(model, "/dev/shm" if Path("/dev/shm").is_mount() else "/proc")
 
 
-def test_quantize_overwrites_its_own_work_with_overwrite(model: Path, tmp_path: Path) -> None:
+def test_overwrite_replaces_packed_model(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     output.mkdir()
     assert quantize(model, output, format="int8") == output
@@ -476,7 +474,7 @@ def test_quantize_overwrites_its_own_work_with_overwrite(model: Path, tmp_path: 
         quantize(model, tmp_path / "other", format="int5")
 
 
-def test_a_packed_model_is_not_taken_for_another(tmp_path: Path) -> None:
+def test_packed_model_rejects_other_quantization(tmp_path: Path) -> None:
     packed = quantize(GOLDEN / "logits" / "llama", tmp_path / "packed", format="int8")
     with pytest.raises(InvalidParameterError, match="quantization must be auto or int8, the format in which"):
         LLM(packed, quantization="int4")
@@ -497,7 +495,7 @@ def test_a_packed_model_is_not_taken_for_another(tmp_path: Path) -> None:
         LLM(packed)
 
 
-def test_links_of_a_model_are_followed_inside_alone(model: Path, tmp_path: Path) -> None:
+def test_symlinks_leaving_the_model_are_rejected(model: Path, tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("secret")
     (model / "vocab.txt").symlink_to(tmp_path / "secret.txt")
     with pytest.raises(ModelFileError, match=r"vocab.txt: a link to .*secret.txt, which is outside"):
@@ -510,7 +508,7 @@ def test_links_of_a_model_are_followed_inside_alone(model: Path, tmp_path: Path)
     assert not (out / "vocab.txt").is_symlink()
 
 
-def test_a_snapshot_of_the_hub_is_packed_with_its_folders(model: Path, tmp_path: Path) -> None:
+def test_hub_snapshot_is_packed_with_subfolders(model: Path, tmp_path: Path) -> None:
     repository = tmp_path / "models--org--name"
     snapshot = repository / "snapshots" / "0123"
     (repository / "blobs").mkdir(parents=True)
@@ -532,13 +530,13 @@ def test_a_snapshot_of_the_hub_is_packed_with_its_folders(model: Path, tmp_path:
         assert (llm.embed(prompt)[0].outputs.embedding == plain.embed(prompt)[0].outputs.embedding).all()
 
 
-def test_where_a_packed_model_cannot_be_written_it_says_so(model: Path, tmp_path: Path) -> None:
+def test_unwritable_output_is_reported(model: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelWriteError, match=r"file/out: cannot be written: File exists"):
         quantize(model, tmp_path / "file" / "out")
 
 
-def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quantize_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(["quantize", str(model), "--format", "int8", "-o", str(out), "--threads", "1"]) == 0
     assert capsys.readouterr().err.startswith(f"{out}: int8, ")
@@ -587,7 +585,7 @@ class Sparse:
         os.truncate(directory / WEIGHTS, 8 + len(text) + self.bytes)
 
 
-def test_row30_packed_weights_larger_than_memory_are_refused_unless_they_may_page(tmp_path: Path) -> None:
+def test_packed_weights_larger_than_memory_require_allow_paging(tmp_path: Path) -> None:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     directory = tmp_path / "model"
     sparse = Sparse(directory, 4 * memory)
@@ -616,7 +614,7 @@ class Stop(SystemExit):
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, Stop])
 @pytest.mark.parametrize("calibration", [None, [[7, 8, 9]]], ids=["plain", "calibrated"])
-def test_ctrl_c_that_python_handles_within_a_progress_bar_ends_the_work(
+def test_interrupt_in_progress_callback_ends_work(
     raised: type[BaseException], calibration: list[list[int]] | None, model: Path, tmp_path: Path
 ) -> None:
     calls = 0
@@ -634,7 +632,7 @@ def test_ctrl_c_that_python_handles_within_a_progress_bar_ends_the_work(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_else_a_progress_bar_raises_ends_nothing(model: Path, tmp_path: Path) -> None:
+def test_other_exceptions_in_progress_callback_are_ignored(model: Path, tmp_path: Path) -> None:
     def progress(done: int, total: int) -> None:
         raise ValueError("a bar that is too long")
 
@@ -644,9 +642,7 @@ def test_what_else_a_progress_bar_raises_ends_nothing(model: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("calibration", [None, [[7, 8, 9]]], ids=["plain", "calibrated"])
-def test_packed_weights_are_not_packed_once_more(
-    calibration: list[list[int]] | None, model: Path, tmp_path: Path
-) -> None:
+def test_packed_weights_are_not_packed_again(calibration: list[list[int]] | None, model: Path, tmp_path: Path) -> None:
     packed = quantize(model, tmp_path / "int4", format="int4") / WEIGHTS
     spec, options = read_model_files(model).spec.to_json(), EngineOptions(quantization="int4", threads=1).to_json()
     with pytest.raises(InvalidParameterError, match="model must be a checkpoint whose weights are not packed yet"):

@@ -38,7 +38,7 @@ def test_rows_are_complete(row: _native.ParameterRow) -> None:
         assert row.minimum < row.maximum
 
 
-def test_a_row_has_python_values() -> None:
+def test_row_values_are_python_types() -> None:
     top_p = SAMPLING["top_p"]
     assert (top_p.kind, top_p.default, top_p.minimum, top_p.maximum, top_p.exclusive_minimum) == (
         "float",
@@ -54,7 +54,7 @@ def test_a_row_has_python_values() -> None:
     assert BEAM_SEARCH["beam_width"].required
 
 
-def test_python_has_the_defaults_of_the_rows() -> None:
+def test_python_defaults_equal_rows() -> None:
     python: dict[str, Any] = {field.name: getattr(SamplingParams(), field.name) for field in fields(SamplingParams)}
     scalars = {name for name, row in SAMPLING.items() if row.kind in ("int", "float", "bool") and not row.required}
     shared = scalars & python.keys()
@@ -73,7 +73,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize("row", NUMBERS, ids=lambda row: row.name)
-def test_python_has_the_bounds_of_the_rows(row: _native.ParameterRow) -> None:
+def test_python_bounds_equal_rows(row: _native.ParameterRow) -> None:
     assert row.minimum is not None
     assert row.maximum is not None
     accepted: list[float] = [row.maximum, row.minimum + row.exclusive_minimum]
@@ -99,7 +99,7 @@ def test_python_has_the_bounds_of_the_rows(row: _native.ParameterRow) -> None:
         ({"max_tokens": None}, "max_tokens", None, "an integer from 1 to 2147483647"),
     ],
 )
-def test_errors_of_the_engine_are_data(params: dict[str, Any], field: str, value: object, requirement: str) -> None:
+def test_engine_errors_have_attributes(params: dict[str, Any], field: str, value: object, requirement: str) -> None:
     given = json.dumps({"seed": 0, "max_tokens": 1, **params})
     with pytest.raises(InvalidParameterError) as refused:
         _native.sample_distribution([0.0] * 10, given, [], [])
@@ -108,11 +108,11 @@ def test_errors_of_the_engine_are_data(params: dict[str, Any], field: str, value
     assert str(error) == f"{field} must be {requirement}, got {value!r}"
 
 
-def test_bad_options_are_named() -> None:
+def test_invalid_options() -> None:
     with pytest.raises(InvalidParameterError) as refused:
         _native.measure(SPEC.read_text(), None, json.dumps({"threads": 0}))
     assert (refused.value.field, refused.value.value) == ("threads", 0)
 
 
-def test_the_spec_of_the_rust_example_is_the_embedded_model() -> None:
+def test_rust_example_spec_is_the_embedded_model() -> None:
     assert json.loads(SPEC.read_text()) == json.loads(read_model_files(TINY).spec.to_json())

@@ -110,7 +110,7 @@ BAD: list[tuple[str, object, str]] = [
 
 
 @pytest.mark.parametrize(("field", "value", "limit"), BAD)
-def test_a_bad_value_is_named_with_its_limit(field: str, value: Any, limit: str) -> None:
+def test_invalid_value_names_field_and_limit(field: str, value: Any, limit: str) -> None:
     with pytest.raises(InvalidParameterError) as caught:
         SamplingParams(**{field: value})
     message = str(caught.value)
@@ -146,12 +146,12 @@ def test_numpy_scalars_are_numbers() -> None:
     assert params == SamplingParams(temperature=0.5, top_k=4)
 
 
-def test_params_do_not_change() -> None:
+def test_params_are_immutable() -> None:
     with pytest.raises(FrozenInstanceError):
         SamplingParams().seed = 1  # type: ignore[misc]
 
 
-def test_what_the_caller_leaves_open_comes_from_the_model_then_from_neutral_values() -> None:
+def test_unset_fields_default_to_model_then_neutral_values() -> None:
     model = SamplingParams(temperature=0.6, top_p=0.9, top_k=50)
     params = SamplingParams.with_model_defaults(temperature=0.0, min_p=0.1).completed(model)
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.0, 0.9, 50, 0.1)
@@ -169,7 +169,7 @@ def test_what_the_caller_leaves_open_comes_from_the_model_then_from_neutral_valu
         ({"repetition_penalty": 1.1, "temperature": None}, {"repetition_penalty": 1.1, "temperature": 1.0}),
     ],
 )
-def test_generation_config_fills_what_the_caller_leaves_open(
+def test_generation_config_fills_unset_fields(
     generation: dict[str, object],
     expected: dict[str, object],
     model_with: Callable[..., Path],
@@ -195,7 +195,7 @@ def test_generation_config_fills_what_the_caller_leaves_open(
         ({"do_sample": "no"}, "do_sample is 'no'"),
     ],
 )
-def test_a_bad_generation_config_is_named(
+def test_invalid_generation_config(
     generation: dict[str, object], field: str, model_with: Callable[..., Path], fake_engine: type[fakes.Engine]
 ) -> None:
     with pytest.raises(ConfigError, match=f"generation_config.json: {field}"):
@@ -210,7 +210,7 @@ def test_a_bad_generation_config_is_named(
         ({"eos_token_id": None}, {}, []),
     ],
 )
-def test_where_end_of_sequence_comes_from(
+def test_eos_token_ids_from_config_and_generation_config(
     config: dict[str, object],
     generation: dict[str, object],
     expected: list[int],
@@ -230,7 +230,7 @@ def test_where_end_of_sequence_comes_from(
         (SamplingParams(ignore_eos=True, stop_token_ids=[9]), [9]),
     ],
 )
-def test_stop_ids_given_to_the_engine(
+def test_stop_token_ids_passed_to_engine(
     params: SamplingParams, stop_ids: list[int], llm: LLM, engine_of: Callable[[LLM], fakes.Engine]
 ) -> None:
     stream = llm.stream({"prompt_token_ids": [1]}, params)
@@ -239,7 +239,7 @@ def test_stop_ids_given_to_the_engine(
     stream.close()
 
 
-def test_max_tokens_is_the_rest_of_the_context_at_most(llm: LLM, engine_of: Callable[[LLM], fakes.Engine]) -> None:
+def test_max_tokens_is_limited_by_context(llm: LLM, engine_of: Callable[[LLM], fakes.Engine]) -> None:
     for wanted, told in ((None, 2038), (5, 5), (10_000, 2038)):
         stream = llm.stream({"prompt_token_ids": [1] * 10}, SamplingParams(max_tokens=wanted))
         next(stream)
@@ -261,12 +261,12 @@ def test_token_ids_outside_the_vocabulary(params: SamplingParams, llm: LLM) -> N
         llm.generate("x", params)
 
 
-def test_what_means_the_same_is_the_same() -> None:
+def test_equivalent_params_are_equal() -> None:
     assert SamplingParams(allowed_token_ids=[7, 5, 7]) == SamplingParams(allowed_token_ids=[5, 7])
     assert SamplingParams(top_n_sigma=-1) == SamplingParams()
 
 
-def test_a_seed_is_drawn_and_reported(llm: LLM) -> None:
+def test_drawn_seed_is_reported(llm: LLM) -> None:
     params = SamplingParams(max_tokens=5, temperature=1.0)
     first, second = (llm.generate("x", params)[0].outputs[0] for _ in range(2))
     assert first.seed != second.seed
@@ -275,7 +275,7 @@ def test_a_seed_is_drawn_and_reported(llm: LLM) -> None:
     assert again.seed == first.seed
 
 
-def test_the_seed_of_an_llm_makes_drawn_seeds_repeat(fake_engine: type[fakes.Engine]) -> None:
+def test_llm_seed_makes_drawn_seeds_reproducible(fake_engine: type[fakes.Engine]) -> None:
     seeds = [LLM(seed=7).generate("x", SamplingParams(max_tokens=1))[0].outputs[0].seed for _ in range(2)]
     assert seeds[0] == seeds[1]
     assert LLM().generate("x", SamplingParams(max_tokens=1))[0].outputs[0].seed != seeds[0]
@@ -305,6 +305,6 @@ def test_the_seed_of_an_llm_makes_drawn_seeds_repeat(fake_engine: type[fakes.Eng
         ("seed", -1),
     ],
 )
-def test_a_bad_option_is_named(option: str, value: Any, fake_engine: type[fakes.Engine]) -> None:
+def test_invalid_engine_option(option: str, value: Any, fake_engine: type[fakes.Engine]) -> None:
     with pytest.raises(InvalidParameterError, match=f"^{option} must be "):
         LLM(**{option: value})

@@ -40,13 +40,13 @@ INT8_CACHE_DIVERGENCE = 1e-3
 
 @pytest.mark.parametrize("quantization", ["f32", "bf16"])
 @pytest.mark.parametrize("case", CASES)
-def test_as_transformers(case: str, quantization: str, request: pytest.FixtureRequest) -> None:
+def test_logits_equal_transformers(case: str, quantization: str, request: pytest.FixtureRequest) -> None:
     """The golden weights are exact in bf16, so both formats must agree with the same figures."""
     check_parity(GOLDEN / case, quantization, request)
 
 
 @pytest.mark.parametrize("case", sorted(path.name for path in VARIANTS.iterdir()))
-def test_variants_as_transformers(case: str, request: pytest.FixtureRequest) -> None:
+def test_variants_equal_transformers(case: str, request: pytest.FixtureRequest) -> None:
     check_parity(VARIANTS / case, "f32", request)
 
 
@@ -67,7 +67,7 @@ def check_parity(directory: Path, quantization: str, request: pytest.FixtureRequ
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_int8_cache_is_near_transformers(case: str, request: pytest.FixtureRequest) -> None:
+def test_int8_kv_cache_is_close_to_transformers(case: str, request: pytest.FixtureRequest) -> None:
     with np.load(GOLDEN / case / "golden.npz") as golden:
         ids: list[int] = golden["input_ids"].tolist()
         expected = golden["logits"]
@@ -83,7 +83,7 @@ def test_int8_cache_is_near_transformers(case: str, request: pytest.FixtureReque
         assert mean_divergence(log_softmax(expected), log_softmax(logits)) <= MIXTURES_INT8_CACHE_DIVERGENCE
 
 
-def test_int8_cache_changes_little_of_what_a_model_says() -> None:
+def test_int8_kv_cache_divergence() -> None:
     """The embedded model, whose activations are those of a trained one, on a text longer than a block of attention."""
     ids = Tokenizer(TINY).encode((GOLDEN.parents[2] / "README.md").read_text())[:400]
     with LLM(quantization="f32") as llm:
@@ -141,7 +141,7 @@ def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     return wide - np.log(np.exp(wide).sum(-1, keepdims=True))
 
 
-def test_every_case_is_here() -> None:
+def test_every_architecture_has_a_golden_case() -> None:
     assert len(CASES) == 39
     configs = (json.loads(file.read_text()) for file in GOLDEN.parent.glob("*/*/config.json"))
     seen = {config.get("text_config", config)["model_type"] for config in configs}

@@ -37,7 +37,7 @@ ROUNDS = [
 ]
 
 
-def test_speeds_and_shares_are_medians() -> None:
+def test_speeds_and_fractions_are_medians() -> None:
     ferrule, other = rows(WORKLOAD, CONTENDERS, ROUNDS)
     assert ferrule.prefill_tokens_per_second == 100
     assert ferrule.prefill_peak_fraction == pytest.approx(100 * 2e9 / 1e12)
@@ -48,14 +48,14 @@ def test_speeds_and_shares_are_medians() -> None:
     assert other.total_bytes == 600_000_000
 
 
-def test_ratios_are_taken_round_by_round() -> None:
+def test_ratios_are_computed_per_round() -> None:
     ferrule, other = rows(WORKLOAD, CONTENDERS, ROUNDS)
     assert (ferrule.prefill_ratio, ferrule.decode_ratio) == (1, 1)
     assert other.prefill_ratio == 2  # of 2, 6 and 2; the ratio of the medians is 3
     assert other.decode_ratio == 1.5  # of 1.5, 1.5 and 4
 
 
-def test_sequences_at_once_are_counted_together() -> None:
+def test_batch_tokens_are_counted_together() -> None:
     workload = Workload("llama-1b", 1_000_000_000, prompt=100, gen=10, threads=2, batch=4)
     several = [[Measurement(Timing(4.0, 2.0, 40), QUIET), Measurement(Timing(8.0, 3.0, 40), QUIET)]]
     ferrule, other = rows(workload, CONTENDERS, several)
@@ -67,21 +67,21 @@ def test_sequences_at_once_are_counted_together() -> None:
     assert ferrule.decode_bandwidth_fraction == pytest.approx(20 * (100_000_000 + 105_000) / 10e9)
 
 
-def test_a_round_with_a_bad_window_is_left_out() -> None:
+def test_rounds_with_bad_windows_are_excluded() -> None:
     bad = Ceilings(read=10e9, int8=1e12, f32=2e11, adds=0.8 * QUIET.adds)
     rounds = [*ROUNDS, [measured(1.0, 1.0), measured(9.0, 9.0, bad)]]
     assert steady_rounds(rounds) == ROUNDS
     assert steady_rounds([]) == []
 
 
-def test_the_table_has_a_line_for_each_and_no_ratio_of_the_first_to_itself() -> None:
+def test_table_has_a_row_for_each_contender() -> None:
     lines = table(rows(WORKLOAD, CONTENDERS, ROUNDS)).splitlines()
     assert lines[2] == "| ferrule:int4 | 500 | 100.0 | 20% |  | 10.0 | 40% |  | 5.5 |  |"
     assert lines[3] == "| other:Q4 | 600 | 33.3 | 7% | 2.00x | 6.7 | 40% | 1.50x | 2.4 | 2.67x |"
     assert "ferrule:int4 is" in lines[0]
 
 
-def test_a_record_is_json_with_every_measurement_and_the_ceilings_of_the_rounds_that_count() -> None:
+def test_record_has_all_rounds_and_counted_ceilings() -> None:
     bad = Ceilings(read=1e9, int8=1e11, f32=1e10, adds=1e9)
     rounds = [*ROUNDS, [measured(9.0, 9.0, bad), measured(9.0, 9.0, bad)]]
     made = record("compare.py a b", WORKLOAD, rows(WORKLOAD, CONTENDERS, ROUNDS), rounds, ROUNDS)
@@ -92,7 +92,7 @@ def test_a_record_is_json_with_every_measurement_and_the_ceilings_of_the_rounds_
     assert read["rounds"][3][1]["timing"]["prefill_seconds"] == 9
 
 
-def test_contenders_are_read_and_written() -> None:
+def test_contenders_parse_and_format() -> None:
     assert Contender.parse("ferrule:int4/int8") == Contender("ferrule", "int4", "int8")
     assert [str(Contender.parse(text)) for text in ("openvino:int8", "ferrule:int4/int8")] == [
         "openvino:int8",
@@ -101,12 +101,12 @@ def test_contenders_are_read_and_written() -> None:
 
 
 @pytest.mark.parametrize("text", ["nobody:Q4_0", "openvino", "openvino:", ":Q4_0", "openvino:/f16"])
-def test_a_contender_that_is_none_is_refused(text: str) -> None:
+def test_invalid_contender(text: str) -> None:
     with pytest.raises(ValueError, match=r"peer is|names no format"):
         Contender.parse(text)
 
 
-def test_every_registered_peer_has_its_adapter_and_its_way_to_be_installed() -> None:
+def test_registered_peers_have_adapter_and_installer() -> None:
     installer = (PEERS / "install").read_text()
     for peer in REGISTRY.values():
         assert (PEERS / "adapters" / f"{peer.adapter}.py").is_file()
@@ -127,20 +127,20 @@ for line in sys.stdin:
 """
 
 
-def test_a_child_greets_answers_and_is_closed(tmp_path: Path) -> None:
+def test_child_process_protocol(tmp_path: Path) -> None:
     with fake(tmp_path, ECHO) as child:
         assert child.greeting == {"greeting": "hello"}
         assert child.ask(prompt=[1, 2], gen=3) == {"prompt": [1, 2], "gen": 3}
 
 
-def test_a_child_that_ends_is_an_error_with_its_last_line(tmp_path: Path) -> None:
+def test_child_exit_error_has_last_line_of_stderr(tmp_path: Path) -> None:
     with fake(tmp_path, ECHO) as child, pytest.raises(ChildError, match="ended with 1: enough"):
         child.ask(word="stop")
     with pytest.raises(ChildError, match="ended with 3: no such model"):
         fake(tmp_path, "import sys; print('no such model', file=sys.stderr); sys.exit(3)")
 
 
-def test_a_measurement_goes_through_the_server_of_an_adapter(tmp_path: Path) -> None:
+def test_measurement_through_adapter_server(tmp_path: Path) -> None:
     """serve.py itself, with an adapter that prints where it should not."""
     (tmp_path / "adapters").mkdir()
     (tmp_path / "adapters" / "interface.py").write_text((PEERS / "adapters" / "interface.py").read_text())
@@ -189,7 +189,7 @@ def random_checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_a_random_checkpoint_counts_its_projections_and_has_the_variance_it_says(tmp_path: Path) -> None:
+def test_random_checkpoint_parameters_and_variance(tmp_path: Path) -> None:
     import numpy as np
 
     model = random_checkpoint(tmp_path)
@@ -206,7 +206,7 @@ def test_a_random_checkpoint_counts_its_projections_and_has_the_variance_it_says
 
 
 @pytest.mark.native
-def test_a_random_checkpoint_loads_with_its_tokenizer(tmp_path: Path) -> None:
+def test_random_checkpoint_loads_with_tokenizer(tmp_path: Path) -> None:
     from ferrule import LLM, SamplingParams
 
     with LLM(random_checkpoint(tmp_path)) as llm:

@@ -46,12 +46,12 @@ os._exit(0)
 """
 
 
-def test_a_forked_child_uses_the_engine() -> None:
+def test_forked_child_can_use_engine() -> None:
     done = python(FORK, "idle")
     assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
 
 
-def test_a_fork_in_the_middle_of_a_step_works_or_says_that_it_does_not() -> None:
+def test_fork_during_step_works_or_raises() -> None:
     done = python(FORK, "busy")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() in {"0", "3"}
@@ -100,7 +100,7 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("child", ["exit", "return"])
-def test_a_logits_processor_may_fork(child: str) -> None:
+def test_logits_processor_can_fork(child: str) -> None:
     done = python(FORK_WITHIN, child)
     assert (done.returncode, done.stdout.strip()) == (0, "[0]"), done.stderr
 
@@ -129,7 +129,7 @@ os._exit(0)
 """
 
 
-def test_a_logits_processor_uses_another_engine_while_a_thread_forks() -> None:
+def test_logits_processor_uses_another_engine_during_fork() -> None:
     done = python(FORK_BESIDE)
     assert (done.returncode, done.stdout.strip()) == (0, "[0]"), done.stderr
 
@@ -156,7 +156,7 @@ print("usable")
 
 
 @pytest.mark.parametrize("call", ["generate", "logits"])
-def test_ctrl_c_ends_a_prefill_and_the_engine_stays_usable(call: str, long_model: Path) -> None:
+def test_ctrl_c_ends_prefill_and_engine_stays_usable(call: str, long_model: Path) -> None:
     command = [sys.executable, "-c", INTERRUPT, str(long_model), call]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -187,7 +187,7 @@ assert together == alone
 """
 
 
-def test_eight_threads_at_once_get_what_each_gets_alone() -> None:
+def test_eight_threads_equal_single_thread() -> None:
     done = python(THREADS)
     assert done.returncode == 0, done.stderr
 
@@ -210,7 +210,7 @@ interpreters.run_string(interpreter, code)
 """
 
 
-def test_a_subinterpreter_works_or_cannot_import() -> None:
+def test_subinterpreter_works_or_cannot_import() -> None:
     done = python(SUBINTERPRETER)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout or "ImportError" in done.stdout
@@ -227,7 +227,7 @@ print(time.time(), flush=True)
 """
 
 
-def test_an_exit_during_generation_is_clean(long_model: Path) -> None:
+def test_exit_during_generation_is_clean(long_model: Path) -> None:
     done = python(EXIT, str(long_model))
     assert time.time() - float(done.stdout) < 1.0 * SLACK
     assert done.returncode == 0, done.stderr
@@ -250,7 +250,7 @@ else:
 """
 
 
-def test_a_prefix_cache_on_disk_is_shared_by_processes_and_holds_up_no_exit(long_model: Path, tmp_path: Path) -> None:
+def test_disk_prefix_cache_is_shared_by_processes_and_does_not_delay_exit(long_model: Path, tmp_path: Path) -> None:
     """Two at once, which write the same pages; then one that reads them."""
     command = [sys.executable, "-X", "faulthandler", "-c", DISK, str(long_model), str(tmp_path / "pages")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -270,7 +270,7 @@ def test_a_prefix_cache_on_disk_is_shared_by_processes_and_holds_up_no_exit(long
     assert ended - float(leaving) < 1.0 * SLACK
 
 
-def test_threads_default_to_what_the_process_may_use() -> None:
+def test_threads_default_to_cpu_affinity() -> None:
     """Affinity here; quotas of containers are tested with made-up trees in rust/kernels/src/machine."""
     code = "import os; os.sched_setaffinity(0, {0}); from ferrule import LLM; print(LLM().info()['threads'])"
     assert python(code).stdout.strip() == "1"

@@ -84,7 +84,7 @@ def test_summary_lines(summary: str, rule: str | None, language: str, tmp_path: 
     ],
 )
 @pytest.mark.parametrize("place", ["docstring", "comment", "message", "f-string", "rustdoc", "rust", "page", "make"])
-def test_phrases(phrase: str, place: str, tmp_path: Path) -> None:
+def test_phrases_are_found(phrase: str, place: str, tmp_path: Path) -> None:
     name, source, line = {
         "docstring": ("a.py", f'def f() -> None:\n    """Summary.\n\n    Here {phrase}\n    """\n', 4),
         "comment": ("a.py", f"x = 1  # {phrase}\n", 1),
@@ -98,7 +98,7 @@ def test_phrases(phrase: str, place: str, tmp_path: Path) -> None:
     assert {(line, "phrase")} == set(findings(tmp_path, name, source))
 
 
-def test_a_phrase_across_a_line_break_is_found_where_it_begins(tmp_path: Path) -> None:
+def test_phrase_across_line_break_has_first_line(tmp_path: Path) -> None:
     assert findings(tmp_path, "a.md", "One.\nall but\nfor one\n") == [(2, "phrase")]
     assert findings(tmp_path, "a.rs", "// All but\n// for one.\nfn f() {}\n") == [(1, "phrase")]
 
@@ -115,7 +115,7 @@ def test_a_phrase_across_a_line_break_is_found_where_it_begins(tmp_path: Path) -
         ("a.md", "A mixture of experts. It is turned off. The tensor cannot be read.\n"),
     ],
 )
-def test_code_and_the_terms_of_the_field_pass(name: str, source: str, tmp_path: Path) -> None:
+def test_code_and_technical_terms_pass(name: str, source: str, tmp_path: Path) -> None:
     assert findings(tmp_path, name, source) == []
 
 
@@ -123,7 +123,7 @@ def test_code_and_the_terms_of_the_field_pass(name: str, source: str, tmp_path: 
     ("name", "source"),
     [("a.rs", "fn disown_pages() {}\n"), ("a.py", "def is_told() -> bool: ...\n"), ("a.js", "const twin = 1;\n")],
 )
-def test_names_of_the_glossary(name: str, source: str, tmp_path: Path) -> None:
+def test_glossary_names(name: str, source: str, tmp_path: Path) -> None:
     assert findings(tmp_path, name, source) == [(1, "name")]
 
 
@@ -138,7 +138,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_command_exit_codes(tmp_path: Path) -> None:
     clean = run("LICENSE", "tools/check_prose.py")
     assert (clean.returncode, clean.stdout.strip()) == (0, "")
     missing = run("no/such/file")
@@ -146,7 +146,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "no/such/file does not exist" in missing.stderr
 
 
-def test_findings_fail_the_command(
+def test_findings_give_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)

@@ -28,7 +28,7 @@ DIVERGENCES = {"int8": 0.0010, "int4": 0.0065}
 WINDOW = 256
 
 
-def test_the_names_are_those_of_the_engine() -> None:
+def test_quantization_names_match_engine() -> None:
     spec = read_model_files(TINY).spec.to_json()
     options = json.loads(EngineOptions().to_json()) | {"quantization": "int6"}
     with pytest.raises(
@@ -37,7 +37,7 @@ def test_the_names_are_those_of_the_engine() -> None:
         _native.Engine(spec, None, json.dumps(options))
 
 
-def test_auto_is_int8() -> None:
+def test_auto_quantization_is_int8() -> None:
     prompt = list(range(7, 40))
     with LLM() as llm, LLM(quantization="int8") as other:
         assert llm.info()["quantization"] == "int8"
@@ -50,7 +50,7 @@ def test_auto_is_int8() -> None:
     ("quantization", "most"),
     [("int4", 3_514_368), ("int8", 6_127_616), ("bf16", 11_534_336)],
 )
-def test_bytes_of_the_embedded_model(quantization: str, most: int, load_format: str) -> None:
+def test_weight_bytes_of_embedded_model(quantization: str, most: int, load_format: str) -> None:
     """No more than llama.cpp's Q4_0 and Q8_0 of the same matrices; two bytes a weight."""
     with LLM(quantization=quantization, load_format=load_format) as llm:
         info = llm.info()
@@ -61,7 +61,7 @@ def test_bytes_of_the_embedded_model(quantization: str, most: int, load_format: 
 
 @pytest.mark.parametrize("quantization", FARTHEST)
 @pytest.mark.parametrize("case", CASES)
-def test_near_the_golden_logits(case: str, quantization: str) -> None:
+def test_quantized_logits_are_close_to_golden(case: str, quantization: str) -> None:
     with np.load(GOLDEN / case / "golden.npz") as golden:
         ids: list[int] = golden["input_ids"].tolist()
         expected = golden["logits"]
@@ -78,7 +78,7 @@ def log_probabilities(llm: LLM, windows: list[list[int]]) -> NDArray[np.float64]
 
 
 @pytest.mark.parametrize("quantization", DIVERGENCES)
-def test_divergence_of_the_embedded_model(quantization: str) -> None:
+def test_divergence_of_quantized_embedded_model(quantization: str) -> None:
     """Over a file that training left out."""
     with LLM(quantization="f32") as llm:
         ids = llm.tokenize(Path(textwrap.__file__).read_text())[1:]
@@ -92,7 +92,7 @@ def test_divergence_of_the_embedded_model(quantization: str) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_it_still_knows_what_the_readme_shows(quantization: str) -> None:
+def test_quantized_model_answers_readme_example(quantization: str) -> None:
     greedy = SamplingParams(temperature=0, max_tokens=8)
     with LLM(quantization=quantization) as llm:
         assert llm.generate("The capital of France is", greedy)[0].outputs[0].text.startswith(" Paris")

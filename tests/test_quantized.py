@@ -30,12 +30,12 @@ With weights in f32, int8 activations in groups of 32 cause differences of 0.019
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_dequantized_as_the_reference(case: str, request: pytest.FixtureRequest) -> None:
+def test_dequantized_logits_equal_reference(case: str, request: pytest.FixtureRequest) -> None:
     check_parity(GOLDEN / case, "f32", request)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_requantized_near_the_reference(case: str, request: pytest.FixtureRequest) -> None:
+def test_requantized_logits_are_close_to_reference(case: str, request: pytest.FixtureRequest) -> None:
     with np.load(GOLDEN / case / "golden.npz") as golden:
         ids: list[int] = golden["input_ids"].tolist()
         expected = golden["logits"]
@@ -47,7 +47,7 @@ def test_requantized_near_the_reference(case: str, request: pytest.FixtureReques
     assert TOLERANCE < distance <= REQUANTIZED_TOLERANCE
 
 
-def test_every_case_is_here() -> None:
+def test_number_of_golden_cases() -> None:
     assert len(CASES) == 9
 
 
@@ -148,12 +148,12 @@ def check_same(packed: Path, plain: Path, quantization: str) -> None:
 
 @pytest.mark.parametrize("quantization", ["f32", "int8"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_numbers_are_those_that_numpy_packed(variant: str, quantization: str, tmp_path: Path) -> None:
+def test_logits_equal_unpacked_weights(variant: str, quantization: str, tmp_path: Path) -> None:
     check_same(*files.make(tmp_path, *VARIANTS[variant]), quantization)
 
 
 @pytest.mark.parametrize("quantization", ["f32", "int8"])
-def test_experts_in_mxfp4_are_those_that_numpy_packed(quantization: str, tmp_path: Path) -> None:
+def test_mxfp4_expert_logits_equal_unpacked_weights(quantization: str, tmp_path: Path) -> None:
     check_same(*files.make_mxfp4(tmp_path), quantization)
 
 
@@ -170,7 +170,7 @@ def test_every_method_has_a_variant() -> None:
     st.sampled_from([1, 2]),
     st.integers(0, 1 << 32),
 )
-def test_any_gptq(bits: int, group_size: int, order: bool, version: int, seed: int) -> None:
+def test_random_gptq_parameters(bits: int, group_size: int, order: bool, version: int, seed: int) -> None:
     stored_as = gptq(bits, group_size, desc_act=order, checkpoint_format="gptq" if version == 1 else "gptq_v2")
     pack = files.gptq(bits, group_size, order=order, version=version)
     with tempfile.TemporaryDirectory() as folder:
@@ -185,7 +185,9 @@ def test_any_gptq(bits: int, group_size: int, order: bool, version: int, seed: i
     st.booleans(),
     st.integers(0, 1 << 32),
 )
-def test_any_packed(bits: int, group_size: int | None, symmetric: bool, order: bool, seed: int) -> None:
+def test_random_compressed_tensors_parameters(
+    bits: int, group_size: int | None, symmetric: bool, order: bool, seed: int
+) -> None:
     strategy = {"strategy": "channel"} if group_size is None else {"strategy": "group", "group_size": group_size}
     stored_as = compressed("pack-quantized", num_bits=bits, symmetric=symmetric, **strategy)
     pack = files.compressed_words(bits, group_size, symmetric=symmetric, order=order)
@@ -193,7 +195,7 @@ def test_any_packed(bits: int, group_size: int | None, symmetric: bool, order: b
         check_same(*files.make(Path(folder), "llama", stored_as, pack, seed), "f32")
 
 
-def test_the_files_of_old_versions_are_read(tmp_path: Path) -> None:
+def test_legacy_quantization_config_files(tmp_path: Path) -> None:
     """Old versions of AutoGPTQ and AutoAWQ wrote separate files instead of fields in config.json."""
     for case, name in (("gptq_sym_g32", "quantize_config.json"), ("awq_g32", "quant_config.json")):
         folder = tmp_path / case
@@ -210,7 +212,7 @@ def test_the_files_of_old_versions_are_read(tmp_path: Path) -> None:
             assert (llm.logits([5, 6, 7]) == other.logits([5, 6, 7])).all()
 
 
-def test_the_conversion_is_reported() -> None:
+def test_conversion_is_reported() -> None:
     for quantization, words in (
         ("auto", "kept as stored if kernels support the format, else dequantized and re-quantized"),
         ("int8", "dequantized, then re-quantized as int8"),
@@ -225,7 +227,7 @@ def test_the_conversion_is_reported() -> None:
         assert (llm.info()["stored_as"], llm.info()["conversion"]) == (None, None)
 
 
-def test_what_kernels_know_runs_as_it_is_stored() -> None:
+def test_supported_formats_run_as_stored() -> None:
     """An unquantized embedding stays unquantized unless lm_head is tied to it."""
     for case, kept in (
         ("gptq_sym_g32", {"f16", "u4"}),
@@ -240,7 +242,7 @@ def test_what_kernels_know_runs_as_it_is_stored() -> None:
         assert set(info["weight_bytes_by_format"]) == {"q8_0"} | kept
 
 
-def test_what_a_request_gets_does_not_depend_on_threads() -> None:
+def test_outputs_are_independent_of_threads() -> None:
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     outputs: list[list[int]] = []
     for threads in (1, 2, 3):

@@ -86,13 +86,13 @@ READ: list[tuple[dict[str, Any], StoredAs, str]] = [
 
 
 @pytest.mark.parametrize(("quantization", "expected", "words"), READ)
-def test_configurations_are_read(quantization: dict[str, Any], expected: StoredAs, words: str) -> None:
+def test_valid_configurations(quantization: dict[str, Any], expected: StoredAs, words: str) -> None:
     found = stored_as(quantization)
     assert found == expected
     assert stored_words(expected) == words
 
 
-def test_kinds_of_weights_are_listed_once() -> None:
+def test_weight_formats_are_listed_once() -> None:
     other = {"targets": ["re:.*down_proj"], "weights": WEIGHTS | {"num_bits": 8}}
     config = compressed()
     config["config_groups"] |= {"again": config["config_groups"]["group_0"], "other": other}
@@ -102,7 +102,7 @@ def test_kinds_of_weights_are_listed_once() -> None:
     assert stored_words(found) == "compressed-tensors, 4 bits in groups of 128 and 8 bits in groups of 128"
 
 
-def test_it_may_stand_in_other_places(tmp_path: Path) -> None:
+def test_other_locations_of_quantization_config(tmp_path: Path) -> None:
     assert stored_as(compressed(), "compression_config") == stored_as(compressed())
     assert stored_as({"quantization_config": GPTQ}, "text_config") == Gptq(4, 128)
     plain = Config({}, tmp_path / "config.json")
@@ -201,7 +201,7 @@ FAULTS: list[tuple[object, type[ConfigError], str]] = [
 
 
 @pytest.mark.parametrize(("quantization", "error", "message"), FAULTS)
-def test_what_cannot_be_is_named(quantization: object, error: type[ConfigError], message: str) -> None:
+def test_invalid_configurations(quantization: object, error: type[ConfigError], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         stored_as(quantization)
     assert type(caught.value) is error
@@ -209,7 +209,7 @@ def test_what_cannot_be_is_named(quantization: object, error: type[ConfigError],
     assert message in str(caught.value)
 
 
-def test_files_of_old_versions_are_named_too(model_with: Callable[..., Path]) -> None:
+def test_legacy_file_is_named_in_errors(model_with: Callable[..., Path]) -> None:
     folder = model_with(quantize_config=json.dumps({"bits": 7, "group_size": 128}))
     with pytest.raises(UnsupportedModelError) as caught:
         read_model_files(folder)
@@ -224,6 +224,6 @@ def test_files_of_old_versions_are_named_too(model_with: Callable[..., Path]) ->
         ("int4", "dequantized, then re-quantized as int4"),
     ],
 )
-def test_the_conversion_of_weights_is_reported(quantization: str, words: str) -> None:
+def test_conversion_words(quantization: str, words: str) -> None:
     assert conversion_words(Mxfp4(), quantization) == words
     assert conversion_words(None, quantization) is None

@@ -33,7 +33,7 @@ def tool(name: str) -> ModuleType:
     return module
 
 
-def test_it_is_short() -> None:
+def test_readme_is_short() -> None:
     assert len(README.splitlines()) <= 150
 
 
@@ -45,17 +45,17 @@ def test_links_are_absolute_and_lead_to_files_of_the_repository(link: str) -> No
     assert (ROOT / path).is_dir() if kind == "tree" else (ROOT / path).is_file(), path
 
 
-def test_there_are_links_to_every_section() -> None:
+def test_readme_has_only_inline_links() -> None:
     assert len(LINKS) > 15
     assert not re.search(r"<https?:|href=|\]\[|^\[.*\]:", README, re.MULTILINE), "only inline links are checked"
 
 
-def test_the_two_commands_for_a_new_machine_are_there() -> None:
+def test_readme_shows_make_demo_and_make_test() -> None:
     assert re.findall(r"^make (\w+)", README, re.MULTILINE) == ["demo", "test"]
 
 
 @pytest.mark.native
-def test_the_recording_shows_what_the_commands_print(tmp_path: Path) -> None:
+def test_recording_equals_command_output(tmp_path: Path) -> None:
     recording = tool("recording")
     recording.main(tmp_path / "recording.svg")
 
@@ -69,11 +69,11 @@ def test_the_recording_shows_what_the_commands_print(tmp_path: Path) -> None:
         assert command.split()[1] in shown(PICTURES / "recording.svg")
 
 
-def test_the_recording_fetches_nothing() -> None:
+def test_recording_has_no_external_urls() -> None:
     assert "url(http" not in (PICTURES / "recording.svg").read_text()
 
 
-def test_the_chart_shows_the_record() -> None:
+def test_chart_equals_benchmark_record() -> None:
     chart = tool("chart")
     with Image.open(PICTURES / "benchmark.png") as picture:
         described = dict(picture.info)
@@ -82,6 +82,6 @@ def test_the_chart_shows_the_record() -> None:
     assert str(Path(chart.RECORD).with_suffix(".md")) in README
 
 
-def test_the_chart_is_drawn_by_its_script(tmp_path: Path) -> None:
+def test_chart_is_drawn_by_its_script(tmp_path: Path) -> None:
     tool("chart").draw(tmp_path / "benchmark.png")
     assert imread(tmp_path / "benchmark.png").shape == imread(PICTURES / "benchmark.png").shape

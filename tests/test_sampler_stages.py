@@ -188,7 +188,7 @@ STAGES: dict[str, tuple[Oracle, dict[str, st.SearchStrategy[Any]]]] = {
 
 @pytest.mark.parametrize("name", STAGES)
 @given(data=st.data())
-def test_a_stage_keeps_what_it_should(name: str, data: st.DataObject) -> None:
+def test_stage_equals_numpy_reference(name: str, data: st.DataObject) -> None:
     oracle, strategies = STAGES[name]
     params = {field: data.draw(strategy, field) for field, strategy in strategies.items()}
     size = data.draw(st.integers(4, 150), "size")
@@ -228,7 +228,7 @@ DRAWN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_draws_follow_what_a_stage_leaves(name: str) -> None:
+def test_draws_follow_stage_probabilities(name: str) -> None:
     logits = np.array([2.0, 1.5, 1.25, 0.75, 0.5, 0.0, -0.5, -1.0], dtype=np.float32)
     text, draws = [0, 1, 2, 0, 1, 3, 0, 1], 2000
     expected = softmax(STAGES[name][0](logits.astype(np.float64), DRAWN[name], text)) * draws
@@ -242,7 +242,7 @@ def test_draws_follow_what_a_stage_leaves(name: str) -> None:
     assert ((counts[some] - expected[some]) ** 2 / expected[some]).sum() < 30
 
 
-def test_xtc_acts_as_often_as_it_should_and_not_by_the_number_that_draws_the_token() -> None:
+def test_xtc_probability_is_independent_of_token_draw() -> None:
     logits, count = np.array([1.0, 0.9, 0.0], dtype=np.float32), 4000
     params = {"xtc_probability": 0.3, "xtc_threshold": 0.2}
     rows = [sample(logits, params | {"seed": seed}, [], [0] * (seed % 7)) for seed in range(count)]
@@ -255,7 +255,7 @@ def test_xtc_acts_as_often_as_it_should_and_not_by_the_number_that_draws_the_tok
     np.testing.assert_allclose(shares, softmax(logits.astype(np.float64)), atol=4 * 0.5 / math.sqrt(count * 0.7))
 
 
-def test_no_stage_leaves_nothing_and_none_minds_extremes() -> None:
+def test_stages_keep_a_token_for_extreme_logits() -> None:
     """Logits that are equal, forbidden, or as far apart as they can be."""
     huge = np.finfo(np.float32).max
     rows = [[0.0], [5.0] * 200, [-np.inf, 1.0, -np.inf], [huge, -huge, 0.0], [-huge] * 3, [1e-40, 0.0, -1e-40]]
@@ -271,7 +271,7 @@ def test_no_stage_leaves_nothing_and_none_minds_extremes() -> None:
 
 
 @pytest.mark.parametrize(("version", "target"), [(1, 3.0), (2, 2.0), (2, 3.0)])
-def test_mirostat_holds_its_surprise(version: int, target: float) -> None:
+def test_mirostat_reaches_target_surprise(version: int, target: float) -> None:
     """Within 5 % of the target, on a model whose own surprise is far above it."""
     prompts, temperature, count = ["Once upon a time,", "The capital of", "Dear", "In the year"], 2.0, 400
     free = SamplingParams(temperature=temperature, max_tokens=count, seed=1, ignore_eos=True)

@@ -110,7 +110,9 @@ def requests(draw: st.DrawFn) -> tuple[npt.NDArray[np.float32], dict[str, Any], 
 
 
 @given(requests())
-def test_as_the_plain_sampler(request: tuple[npt.NDArray[np.float32], dict[str, Any], list[int], list[int]]) -> None:
+def test_sampler_equals_numpy_reference(
+    request: tuple[npt.NDArray[np.float32], dict[str, Any], list[int], list[int]],
+) -> None:
     kept, probabilities = oracle(*request)
     ids, found, chosen = sample(*request)
     assert ids == kept
@@ -121,7 +123,7 @@ def test_as_the_plain_sampler(request: tuple[npt.NDArray[np.float32], dict[str, 
 
 @pytest.mark.parametrize("row", range(len(WARPERS)))
 @pytest.mark.parametrize("name", FILTERS)
-def test_as_transformers(name: str, row: int) -> None:
+def test_filters_equal_transformers(name: str, row: int) -> None:
     assert FILTERS.keys() == WARPERS[row]["filters"].keys()
     golden = WARPERS[row]["filters"][name]
     logits = np.array(WARPERS[row]["logits"], dtype=np.float32)
@@ -133,7 +135,7 @@ def test_as_transformers(name: str, row: int) -> None:
     np.testing.assert_allclose(sorted(probabilities), sorted(golden["probabilities"]), atol=1e-6)
 
 
-def test_ties() -> None:
+def test_ties_of_equal_logits() -> None:
     """The lower id is the likelier one; top-k keeps all that equal the last one kept."""
     logits = np.array([1, 3, 2, 3, 2, 0], dtype=np.float32)
     assert sample(logits, {"temperature": 0}, [], [])[0] == [1]
@@ -141,7 +143,7 @@ def test_ties() -> None:
     assert sample(logits, {"top_p": 0.3}, [], [])[0] == [1]
 
 
-def test_a_seed_and_a_position_decide() -> None:
+def test_draw_depends_on_seed_and_position() -> None:
     logits = np.zeros(50, dtype=np.float32)
     first = [sample(logits, {"seed": 7}, [], [0] * position)[2] for position in range(20)]
     assert first == [sample(logits, {"seed": 7}, [1] * position, [])[2] for position in range(20)]
@@ -149,7 +151,7 @@ def test_a_seed_and_a_position_decide() -> None:
     assert first != [sample(logits, {"seed": 8}, [], [0] * position)[2] for position in range(20)]
 
 
-def test_draws_follow_the_probabilities() -> None:
+def test_draws_follow_probabilities() -> None:
     logits = np.array([2.0, 1.0, 0.0, -1.0, 1.5], dtype=np.float32)
     params = {"temperature": 0.8, "top_k": 4}
     ids, probabilities, _ = sample(logits, params, [], [])

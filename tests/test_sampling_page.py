@@ -31,7 +31,7 @@ NOT_OF_STAGES = {
 }
 
 
-def test_every_parameter_of_a_stage_has_a_place() -> None:
+def test_table_has_every_stage_parameter() -> None:
     table = "\n".join(ROWS)
     missing = [name for name in SamplingParams.__dataclass_fields__ if f"`{name}`" not in table]
     assert set(missing) == NOT_OF_STAGES
@@ -45,7 +45,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_defaults_and_limits(name: str) -> None:
+def test_documented_defaults_and_limits(name: str) -> None:
     row = next(row for row in ROWS if f"`{name}`" in row)
     found = re.search(rf"`{name}`[^(]*\(([^)]*)\)", row)
     assert found is not None
@@ -58,7 +58,7 @@ def test_defaults_and_limits(name: str) -> None:
     assert high == default or f"{high}" in said or high == 2**31 - 1
 
 
-def test_stages_stand_in_the_order_in_which_they_act() -> None:
+def test_stages_are_listed_in_execution_order() -> None:
     source = (ROOT / "rust" / "engine" / "src" / "sampling" / "mod.rs").read_text()
     modules = re.findall(r"^    &(\w+)::\w+,$", source, re.MULTILINE)
     files = {path.stem for path in (ROOT / "rust" / "engine" / "src" / "sampling").glob("*.rs")}
@@ -96,7 +96,7 @@ TITLES = {
 
 
 @pytest.mark.native
-def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     exec(compile(example, "docs/sampling.md", "exec"), {})
     text = capsys.readouterr().out
@@ -104,6 +104,6 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "e" not in text
 
 
-def test_fields_that_the_model_may_set_are_named() -> None:
+def test_generation_config_fields_are_listed() -> None:
     sentence = PAGE.split("default to the values in generation_config.json:")[1].split(".\n")[0]
     assert set(re.findall(r"`(\w+)`", sentence)) == set(STANDARD)

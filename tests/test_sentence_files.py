@@ -63,19 +63,19 @@ def with_dense(**dense: object) -> dict[str, object]:
         ({"pooling_mode": "lasttoken", "pooling_mode_mean_tokens": True}, "last"),
     ],
 )
-def test_pooling(pooling: dict[str, object], expected: str, read: Read) -> None:
+def test_pooling_modes(pooling: dict[str, object], expected: str, read: Read) -> None:
     files, spec = read(with_pooling(**pooling))
     assert (files.pooling, files.normalize, files.embeds) == (expected, False, True)
     assert spec is SPEC
 
 
-def test_without_files_the_model_decides(read: Read) -> None:
+def test_defaults_without_files(read: Read) -> None:
     assert read({})[0] == SentenceFiles(pooling="mean", normalize=True)
     decoder = model_spec(Config.read(GOLDEN / "qwen3" / "config.json"))
     assert read({}, decoder)[0] == SentenceFiles(pooling="last", normalize=True)
 
 
-def test_projections_are_part_of_the_model(read: Read) -> None:
+def test_dense_modules_become_projections(read: Read) -> None:
     files, spec = read(with_dense(activation_function="torch.nn.modules.activation.Tanh"))
     assert files.normalize
     assert spec.text_projections == [TextProjection(32, "tanh", bias=True)]
@@ -87,7 +87,7 @@ def test_projections_are_part_of_the_model(read: Read) -> None:
     assert without.text_projections == [TextProjection(32, None, bias=False)]
 
 
-def test_texts_are_prepared_as_the_files_say(read: Read) -> None:
+def test_text_preprocessing_settings(read: Read) -> None:
     files, _ = read(
         {
             "sentence_bert_config.json": {"max_seq_length": 128, "do_lower_case": True},
@@ -162,14 +162,14 @@ def test_texts_are_prepared_as_the_files_say(read: Read) -> None:
         ),
     ],
 )
-def test_what_does_not_run_is_refused(files: dict[str, object], error: type[Exception], words: str, read: Read) -> None:
+def test_unsupported_files(files: dict[str, object], error: type[Exception], words: str, read: Read) -> None:
     with pytest.raises(error) as caught:
         read(files)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("path", ["..", "../x", "/etc", "a/b", "a\\b", "a\0b", "./1_Pooling"])
-def test_a_folder_that_is_elsewhere_is_refused(path: str, read: Read) -> None:
+def test_folder_outside_the_model_is_rejected(path: str, read: Read) -> None:
     with pytest.raises(ConfigError, match="the name of a folder beside it"):
         read({"modules.json": [TRANSFORMER, POOLING | {"path": path}]})
 
@@ -182,7 +182,7 @@ def gemma(tmp_path: Path) -> Path:
 
 
 @pytest.mark.native
-def test_projections_are_loaded_and_matter(gemma: Path) -> None:
+def test_projections_change_embeddings(gemma: Path) -> None:
     text: Any = {"prompt_token_ids": [5, 6, 7]}
     with LLM(gemma, quantization="f32") as llm:
         whole = llm.embed(text, normalize=False)[0].outputs.embedding
@@ -195,7 +195,7 @@ def test_projections_are_loaded_and_matter(gemma: Path) -> None:
 
 
 @pytest.mark.native
-def test_a_projection_whose_file_is_not_there_or_is_another_is_refused(gemma: Path) -> None:
+def test_missing_or_mismatched_projection_weights(gemma: Path) -> None:
     weights = gemma / "2_Dense" / "model.safetensors"
     shutil.copyfile(gemma / "3_Dense" / "model.safetensors", weights)
     message = r'tensor "2_Dense/linear.weight" must have shape \[96, 64\] .* for this config, got \[48, 96\]'

@@ -53,7 +53,7 @@ BAD_CONFIGS: list[tuple[object, str]] = [
 
 
 @pytest.mark.parametrize(("config", "said"), BAD_CONFIGS)
-def test_a_bad_configuration_is_named(config: Any, said: str) -> None:
+def test_invalid_configuration(config: Any, said: str) -> None:
     with pytest.raises(InvalidParameterError) as caught:
         LLM(speculative_config=config)
     assert said in str(caught.value)
@@ -79,21 +79,21 @@ BAD_PREDICTIONS: list[tuple[object, str]] = [
 
 
 @pytest.mark.parametrize(("prediction", "said"), BAD_PREDICTIONS)
-def test_a_bad_prediction_is_named(prediction: Any, said: str) -> None:
+def test_invalid_prediction(prediction: Any, said: str) -> None:
     with pytest.raises(InvalidParameterError) as caught:
         SamplingParams(prediction=prediction)
     assert said in str(caught.value)
     assert len(str(caught.value)) < 300
 
 
-def test_a_predicted_token_must_be_of_the_model(llm: LLM) -> None:
+def test_predicted_token_outside_vocabulary(llm: LLM) -> None:
     with pytest.raises(
         InvalidParameterError, match="prediction must be token ids from 0 to 4095, the vocabulary, got 5000"
     ):
         llm.generate("x", SamplingParams(prediction=[3, 5000]))
 
 
-def test_a_prediction_reaches_the_engine_as_tokens(llm: LLM, engine_of: EngineOf) -> None:
+def test_prediction_is_passed_to_engine_as_tokens(llm: LLM, engine_of: EngineOf) -> None:
     text = "Once upon a time"
     content = {
         "type": "content",
@@ -113,7 +113,7 @@ def test_a_prediction_reaches_the_engine_as_tokens(llm: LLM, engine_of: EngineOf
     assert seen == [[], ids, ids, ids]
 
 
-def test_the_options_reach_the_engine(llm: LLM, engine_of: EngineOf) -> None:
+def test_options_are_passed_to_engine(llm: LLM, engine_of: EngineOf) -> None:
     assert engine_of(llm).options["speculative_config"] is None
     with LLM(speculative_config={"method": "ngram", "prompt_lookup_max": 1}) as ngram:
         assert engine_of(ngram).options["speculative_config"] == {
@@ -138,12 +138,12 @@ def test_the_options_reach_the_engine(llm: LLM, engine_of: EngineOf) -> None:
         assert '"max_model_len": 100' in options
 
 
-def test_a_draft_model_that_is_not_there(fake_engine: type[fakes.Engine]) -> None:
+def test_missing_draft_model(fake_engine: type[fakes.Engine]) -> None:
     with pytest.raises(ModelNotFoundError, match="no-such-model"):
         LLM(speculative_config={"model": "./no-such-model"})
 
 
-def test_one_bound_of_a_lookup_moves_the_other() -> None:
+def test_prompt_lookup_min_raises_prompt_lookup_max() -> None:
     read = SpeculativeConfig.read({"method": "ngram", "prompt_lookup_min": 20})
     assert read is not None
     assert (read.prompt_lookup_min, read.prompt_lookup_max) == (20, 20)

@@ -45,7 +45,7 @@ def predicted(model: str, formats: tuple[str, str]) -> list[SamplingParams]:
 
 @pytest.mark.parametrize("tokens", [16, 512])
 @pytest.mark.parametrize(("model", "formats"), CASES)
-def test_predictions(model: str, formats: tuple[str, str], tokens: int) -> None:
+def test_predictions_do_not_change_output(model: str, formats: tuple[str, str], tokens: int) -> None:
     config = {"method": "ngram", **ALWAYS}
     with load(model, formats, tokens, 2, speculative_config=config) as llm:
         outputs = llm.generate(prompts(model), predicted(model, formats))
@@ -58,7 +58,7 @@ def test_predictions(model: str, formats: tuple[str, str], tokens: int) -> None:
 
 
 @pytest.mark.parametrize(("model", "formats"), CASES)
-def test_a_draft_model(model: str, formats: tuple[str, str]) -> None:
+def test_draft_model_does_not_change_output(model: str, formats: tuple[str, str]) -> None:
     """The draft model is the model itself with fewer bits: most of its tokens are accepted."""
     config = {"model": str(MODELS[model]), "quantization": "int4", **ALWAYS}
     with load(model, formats, 64, 2, speculative_config=config) as llm:
@@ -68,7 +68,7 @@ def test_a_draft_model(model: str, formats: tuple[str, str]) -> None:
         assert 0 < metrics.accepted_tokens <= metrics.drafted_tokens
 
 
-def test_a_draft_model_that_is_packed(tmp_path: Path) -> None:
+def test_packed_draft_model(tmp_path: Path) -> None:
     formats = ("int8", "int8")
     config = {"model": str(quantize(MODELS["tiny"], tmp_path / "draft", format="int4")), **ALWAYS}
     with load("tiny", formats, 64, 2, speculative_config=config) as llm:
@@ -81,7 +81,7 @@ def test_a_draft_model_that_is_packed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("enable_prefix_caching", [False, True])
 @pytest.mark.parametrize(("model", "formats"), [("tiny", ("int8", "int8")), ("deepseek_v3", ("f32", "f16"))])
-def test_a_small_cache(model: str, formats: tuple[str, str], enable_prefix_caching: bool) -> None:
+def test_speculation_in_small_kv_cache(model: str, formats: tuple[str, str], enable_prefix_caching: bool) -> None:
     with load(model, formats, 64, 2) as llm:
         page_bytes = 16 * llm.info()["kv_bytes_per_token"]
     few: dict[str, Any] = {"kv_cache_memory": 20 * page_bytes, "enable_prefix_caching": enable_prefix_caching}
@@ -97,7 +97,7 @@ def test_a_small_cache(model: str, formats: tuple[str, str], enable_prefix_cachi
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("case", ["llama", "gpt2", "qwen3", "gemma2"])
 @pytest.mark.parametrize("setting", ["greedy", "repetition_penalty_1.3"])
-def test_what_transformers_gives(case: str, setting: str, adaptive: bool) -> None:
+def test_speculative_output_equals_transformers(case: str, setting: str, adaptive: bool) -> None:
     golden = json.loads((GOLDEN / "decoding" / f"{case}.json").read_text())
     wanted = golden["settings"][setting]
     prompt, sequence = golden["prompt_token_ids"], wanted["sequences"][0]
@@ -115,7 +115,7 @@ def test_what_transformers_gives(case: str, setting: str, adaptive: bool) -> Non
             assert len(output.outputs[0].token_ids) == len(new)
 
 
-def test_a_stop_string_within_the_drafts() -> None:
+def test_stop_string_within_draft_tokens() -> None:
     """The text ends where it would, and so do the tokens."""
     plain = SamplingParams(temperature=0, max_tokens=40)
     with LLM(speculative_config={"method": "ngram", **ALWAYS}) as llm:
@@ -130,7 +130,7 @@ def test_a_stop_string_within_the_drafts() -> None:
         assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
 
 
-def test_an_explanation_tells_of_every_token() -> None:
+def test_explain_covers_accepted_tokens() -> None:
     given = SamplingParams(temperature=0.8, seed=3, max_tokens=20)
     with LLM(speculative_config={"method": "ngram", "prompt_lookup_min": 1, **ALWAYS}) as llm, LLM() as without:
         expected = list(without.explain("One two one two one", given))
@@ -139,7 +139,7 @@ def test_an_explanation_tells_of_every_token() -> None:
         assert llm.metrics().accepted_tokens > 0
 
 
-def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
+def test_draft_model_with_another_vocabulary_is_rejected() -> None:
     message = (
         "speculative_config.model must be a model with the same vocabulary of 4096 tokens, "
         "got 'a model with 320 tokens'"
@@ -148,7 +148,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
         LLM(speculative_config={"model": str(GOLDEN / "logits" / "llama")})
 
 
-def test_the_examples_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_documentation_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[1] / "docs" / "speculative-decoding.md").read_text()
     examples: list[str] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert len(examples) == 3

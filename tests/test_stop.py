@@ -31,7 +31,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
 @given(text=st.text("abc", max_size=30), stops=st.lists(letters, max_size=4), cuts=st.lists(st.integers(0, 100)))
 @example(text="ababc", stops=["abc", "b"], cuts=[1, 2, 3])
 @example(text="aabaabab", stops=["aabab"], cuts=[3, 5])
-def test_as_a_plain_search(text: str, stops: list[str], cuts: list[int]) -> None:
+def test_stop_strings_equal_plain_search(text: str, stops: list[str], cuts: list[int]) -> None:
     watch = StopStrings(stops)
     found = "".join([watch.feed(piece) for piece in pieces(text, cuts)])
     found += watch.flush()
@@ -43,9 +43,7 @@ def test_as_a_plain_search(text: str, stops: list[str], cuts: list[int]) -> None
     stops=st.lists(letters, min_size=1, max_size=4),
     cuts=st.lists(st.integers(0, 100)),
 )
-def test_nothing_is_let_out_that_may_become_a_stop_string_and_nothing_else_is_held(
-    text: str, stops: list[str], cuts: list[int]
-) -> None:
+def test_only_possible_stop_string_prefixes_are_held_back(text: str, stops: list[str], cuts: list[int]) -> None:
     watch, seen, out = StopStrings(stops), "", ""
     for piece in pieces(text, cuts):
         seen += piece
@@ -57,13 +55,13 @@ def test_nothing_is_let_out_that_may_become_a_stop_string_and_nothing_else_is_he
         assert out + held == seen
 
 
-def test_including_the_stop_string() -> None:
+def test_include_stop_string() -> None:
     watch = StopStrings(["END"], include=True)
     assert watch.feed("the E") + watch.feed("ND of it") == "the END"
     assert watch.matched == "END"
     assert watch.feed("more") == ""
 
 
-def test_without_stop_strings_all_passes_at_once() -> None:
+def test_without_stop_strings_nothing_is_held_back() -> None:
     watch = StopStrings([])
     assert [watch.feed("a"), watch.feed("b"), watch.flush()] == ["a", "b", ""]

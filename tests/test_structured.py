@@ -49,7 +49,7 @@ def one(llm: LLM, params: SamplingParams, prompt: str = "The answer is") -> Requ
     return llm.generate(prompt, params)[0]
 
 
-def test_every_completed_output_of_random_schemas_validates(llm: LLM) -> None:
+def test_outputs_of_random_schemas_validate(llm: LLM) -> None:
     schemas = [Schemas(seed).make() for seed in range(SCHEMAS)]
     params = [
         SamplingParams(
@@ -73,7 +73,7 @@ def test_every_completed_output_of_random_schemas_validates(llm: LLM) -> None:
     assert completed > SCHEMAS * 0.8, f"only {completed} of {SCHEMAS} came to an end"
 
 
-def test_each_kind(llm: LLM) -> None:
+def test_json_regex_choice_and_grammar(llm: LLM) -> None:
     for seed in range(4):
         person = one(llm, asking(seed, json=PERSON)).outputs[0]
         jsonschema.validate(json.loads(person.text), PERSON)
@@ -88,7 +88,7 @@ def test_each_kind(llm: LLM) -> None:
         assert anything.finish_reason == "length" or isinstance(json.loads(anything.text), dict)
 
 
-def test_parts_of_a_free_text(llm: LLM) -> None:
+def test_structural_tags_in_free_text(llm: LLM) -> None:
     whole = r'<f=a>(?:1|22)</f>|<f=b>"x"</f>'
     structures = [
         {"begin": "<f=a>", "schema": {"enum": [1, 22]}, "end": "</f>"},
@@ -118,7 +118,7 @@ def test_parts_of_a_free_text(llm: LLM) -> None:
     assert {match[3] for match in found} == {"a", "b"}, "too few to tell anything"
 
 
-def test_a_prompt_that_ends_within_a_character(llm: LLM) -> None:
+def test_prompt_ending_within_a_character(llm: LLM) -> None:
     pieces, _ = llm._tokenizer.token_bytes(llm._model.vocab_size)
     prompt: TokensPrompt = {"prompt_token_ids": [5, pieces.index(b"\xc3")]}
     assert llm.generate(prompt, asking(json={"enum": [1]}))[0].outputs[0].text == "1"
@@ -126,7 +126,7 @@ def test_a_prompt_that_ends_within_a_character(llm: LLM) -> None:
     assert "".join(delta.text for delta in deltas) == "Rome"
 
 
-def test_whoever_leaves_has_no_pages() -> None:
+def test_aborted_requests_free_pages() -> None:
     draft = {"model": "tiny", "num_speculative_tokens": 4}
     with LLM(seed=0, speculative_config=draft, enable_prefix_caching=False) as llm:
         params = [asking(seed, json=PERSON, disable_any_whitespace=True) for seed in range(4)]
@@ -158,19 +158,19 @@ def test_whoever_leaves_has_no_pages() -> None:
         ({"regex": "a?" * 30_000}, "30000 parts"),
     ],
 )
-def test_what_is_refused_names_its_limit(llm: LLM, structure: dict[str, Any], message: str) -> None:
+def test_rejected_structures_name_the_limit(llm: LLM, structure: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidParameterError, match=message):
         one(llm, asking(**structure))
 
 
-def test_integers_of_64_bits(llm: LLM) -> None:
+def test_64_bit_integer_bounds(llm: LLM) -> None:
     schema = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
     for seed in range(4):
         text = one(llm, asking(seed, json=schema)).outputs[0].text
         jsonschema.validate(json.loads(text), schema)
 
 
-def test_the_output_ends_where_nothing_can_follow(llm: LLM) -> None:
+def test_output_ends_when_grammar_is_complete(llm: LLM) -> None:
     output = one(llm, asking(choice=["yes", "no"], max_tokens=50)).outputs[0]
     assert (output.finish_reason, output.stop_reason) == ("stop", None)
     assert llm.detokenize(output.token_ids) == output.text
@@ -190,14 +190,14 @@ def test_the_output_ends_where_nothing_can_follow(llm: LLM) -> None:
     assert set(output.text) == {"a"}
 
 
-def test_the_length_ends_it_early(llm: LLM) -> None:
+def test_max_tokens_truncates_structured_output(llm: LLM) -> None:
     output = one(llm, asking(json=PERSON, max_tokens=4)).outputs[0]
     assert output.finish_reason == "length"
     assert len(output.token_ids) == 4
     assert '{"name"'.startswith(output.text[:1])
 
 
-def test_whatever_else_is_asked_of_the_sampler(llm: LLM) -> None:
+def test_structured_outputs_with_other_sampling_parameters(llm: LLM) -> None:
     structure = StructuredOutputsParams(json=PERSON)
     digits = {token: -100.0 for token in range(7, 300) if llm.token_text(token).strip().isdigit()}
     for seed, more in enumerate(
@@ -214,7 +214,7 @@ def test_whatever_else_is_asked_of_the_sampler(llm: LLM) -> None:
         jsonschema.validate(json.loads(output.text), PERSON)
 
 
-def test_each_completion_has_its_own_way(llm: LLM) -> None:
+def test_completions_of_one_request_differ(llm: LLM) -> None:
     several = SamplingParams(n=6, seed=3, max_tokens=300, structured_outputs=StructuredOutputsParams(json=PERSON))
     outputs = one(llm, several).outputs
     for output in outputs:
@@ -223,19 +223,19 @@ def test_each_completion_has_its_own_way(llm: LLM) -> None:
     assert len({output.text for output in outputs}) > 1
 
 
-def test_in_a_stream(llm: LLM) -> None:
+def test_structured_stream(llm: LLM) -> None:
     params = asking(5, json=PERSON)
     deltas = list(llm.stream("The answer is", params))
     assert "".join(delta.text for delta in deltas) == one(llm, params).outputs[0].text
 
 
-def test_an_explanation_names_what_dropped_a_token(llm: LLM) -> None:
+def test_explain_names_structured_outputs_as_dropping_stage(llm: LLM) -> None:
     step = next(iter(llm.explain("The capital of France is", asking(choice=["{", "}"]), candidates=20)))
     assert {candidate.dropped_by for candidate in step.candidates} >= {"structured_outputs"}
     assert step.text in {"{", "}"}
 
 
-def test_a_stop_string_may_end_it_before(llm: LLM) -> None:
+def test_stop_string_ends_structured_output(llm: LLM) -> None:
     params = SamplingParams(
         seed=1, max_tokens=None, stop='"age', structured_outputs=StructuredOutputsParams(json=PERSON)
     )
@@ -243,7 +243,7 @@ def test_a_stop_string_may_end_it_before(llm: LLM) -> None:
     assert output.stop_reason == '"age'
 
 
-def test_what_is_forced_is_drafted(llm: LLM) -> None:
+def test_forced_tokens_are_speculated(llm: LLM) -> None:
     """A long name leaves no choice, and most of its speculative tokens are accepted."""
     name = "the little cat and the little dog"
     schema = {"type": "object", "properties": {name: {"type": "boolean"}}, "required": [name]}
@@ -253,7 +253,7 @@ def test_what_is_forced_is_drafted(llm: LLM) -> None:
     assert output.metrics.accepted_tokens > 0
 
 
-def test_few_pages_change_nothing() -> None:
+def test_preemption_does_not_change_structured_output() -> None:
     """Preempted and computed again, each goes on where it was."""
     prompts: list[TokensPrompt] = [{"prompt_token_ids": [7 + n] * 40} for n in range(8)]
     params = [asking(seed, json=PERSON, max_tokens=80) for seed in range(8)]
@@ -265,7 +265,7 @@ def test_few_pages_change_nothing() -> None:
         assert llm.metrics().preemptions > 0
 
 
-def test_in_an_event_loop() -> None:
+def test_structured_outputs_of_async_llm() -> None:
     async def main() -> None:
         async with AsyncLLM() as llm:
 
@@ -301,18 +301,18 @@ def test_in_an_event_loop() -> None:
         ({"json_object": True, "disable_any_whitespace": True, "whitespace_pattern": " "}, "whitespace_pattern"),
     ],
 )
-def test_params_of_the_wrong_kind(structure: dict[str, Any], message: str) -> None:
+def test_invalid_structured_outputs_params(structure: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidParameterError, match=message):
         StructuredOutputsParams(**structure)
 
 
-def test_a_structure_is_no_mapping() -> None:
+def test_mapping_is_rejected_as_structured_outputs() -> None:
     wrong: Any = {"regex": "a"}
     with pytest.raises(InvalidParameterError, match="StructuredOutputsParams"):
         SamplingParams(structured_outputs=wrong)
 
 
-def test_logits_processors_bring_back_nothing_that_it_leaves_out(llm: LLM) -> None:
+def test_logits_processors_cannot_restore_masked_tokens(llm: LLM) -> None:
     def favour_all(token_ids: Any, logits: Any) -> None:
         logits[:] = 0
 
@@ -321,7 +321,7 @@ def test_logits_processors_bring_back_nothing_that_it_leaves_out(llm: LLM) -> No
         assert one(llm, params).outputs[0].text in ("blue", "green")
 
 
-def test_the_schema_of_a_class(llm: LLM) -> None:
+def test_schema_of_a_model_class(llm: LLM) -> None:
     class Person:
         @classmethod
         def model_json_schema(cls) -> dict[str, Any]:
@@ -364,14 +364,14 @@ def test_response_formats() -> None:
         ("structural_tag", {"structural_tag": "\ud800"}),
     ],
 )
-def test_half_a_surrogate_pair_is_no_text(field: str, asked: dict[str, Any]) -> None:
+def test_lone_surrogates_are_rejected(field: str, asked: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameterError) as caught:
         StructuredOutputsParams(**asked)
     assert caught.value.field == f"structured_outputs.{field}"
     assert caught.value.requirement == "valid Unicode (found a lone surrogate, U+D800)"
 
 
-def test_a_tokenizer_without_bytes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizer_without_byte_pieces(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM() as other:
         monkeypatch.setattr(other._tokenizer, "_pieces", None)
         with pytest.raises(TokenizerError, match="depends on its neighbours"):
@@ -379,7 +379,7 @@ def test_a_tokenizer_without_bytes(llm: LLM, monkeypatch: pytest.MonkeyPatch) ->
         assert one(other, SamplingParams(max_tokens=2)).outputs[0].token_ids
 
 
-def test_the_examples_of_the_page() -> None:
+def test_documentation_example() -> None:
     page = (Path(__file__).parents[1] / "docs" / "structured-output.md").read_text()
     (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
@@ -387,7 +387,7 @@ def test_the_examples_of_the_page() -> None:
     jsonschema.validate(json.loads(names["output"].text), names["person"])
 
 
-def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_structured_output_options_of_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     schema, lark = tmp_path / "schema.json", tmp_path / "grammar.lark"
     schema.write_text(json.dumps(PERSON))
     lark.write_text(NESTED)

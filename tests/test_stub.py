@@ -67,7 +67,7 @@ def check_class(stub: ast.ClassDef, real: type) -> None:
             assert stub_parameters(member) == real_parameters(getattr(real, name)), where
 
 
-def test_the_stub_matches_the_module() -> None:
+def test_stub_matches_module() -> None:
     stub = declared(ast.parse(STUB.read_text()).body)
     assert {name for name in stub if not name.startswith("_")} == public_names(_native)
     for name, statement in stub.items():

@@ -29,7 +29,7 @@ def params(length: int, seed: int = 1) -> SamplingParams:
     return SamplingParams(temperature=1.0, seed=seed, max_tokens=length, ignore_eos=True)
 
 
-def test_eight_threads_at_once(llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
+def test_eight_threads_share_steps(llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
     """Each gets what it would get alone, and they share steps."""
     fake_engine.step_seconds = 0.001
     jobs = [(f"prompt {number}", params(20 + number, seed=number)) for number in range(8)]
@@ -50,7 +50,7 @@ def test_eight_threads_at_once(llm: LLM, fake_engine: type[fakes.Engine], engine
     assert not engine_of(llm).running
 
 
-def test_no_thread_waits_for_another_to_finish(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
+def test_short_request_finishes_before_long_one(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
     fake_engine.step_seconds = 0.002
     long_done = threading.Event()
 
@@ -80,7 +80,7 @@ class SlowToWake:
         self._lock.release()
 
 
-def test_no_thread_waits_for_the_prompt_of_another(
+def test_requests_are_not_blocked_by_prefill_of_another_thread(
     llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that steps without a token for itself lets other threads use the engine."""
@@ -101,7 +101,7 @@ def test_no_thread_waits_for_the_prompt_of_another(
     assert steps < 100, "requests of three steps waited for a prompt of 500"
 
 
-def test_an_interrupted_thread_loses_nothing_of_another(
+def test_interrupt_in_one_thread_does_not_affect_others(
     llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf
 ) -> None:
     """KeyboardInterrupt, from whichever thread happens to step."""
@@ -158,7 +158,7 @@ def interrupting(number: int) -> tuple[Callable[..., Any], list[int]]:
     return trace, passed
 
 
-def test_ctrl_c_anywhere_in_our_code_loses_nothing_of_others(llm: LLM, engine_of: EngineOf) -> None:
+def test_keyboard_interrupt_at_any_line_does_not_affect_others(llm: LLM, engine_of: EngineOf) -> None:
     """Each place in turn, while another request runs beside; afterwards the engine is free and that request whole."""
     expected = llm.generate("beside", params(12))[0].outputs[0].token_ids
     stop = SamplingParams(temperature=0, max_tokens=4, stop=["zz"])
@@ -184,7 +184,7 @@ def test_ctrl_c_anywhere_in_our_code_loses_nothing_of_others(llm: LLM, engine_of
     assert number > 100
 
 
-def test_closing_while_a_thread_generates(fake_engine: type[fakes.Engine]) -> None:
+def test_close_during_generation_in_another_thread(fake_engine: type[fakes.Engine]) -> None:
     fake_engine.step_seconds = 0.001
     llm = LLM()
     caught: list[BaseException] = []
@@ -203,7 +203,7 @@ def test_closing_while_a_thread_generates(fake_engine: type[fakes.Engine]) -> No
     assert [str(error) for error in caught] == ["the engine is closed"]
 
 
-def test_closing_frees_the_engine_and_not_only_the_reference(llm: LLM, engine_of: EngineOf) -> None:
+def test_close_releases_engine(llm: LLM, engine_of: EngineOf) -> None:
     engine = engine_of(llm)
     llm.generate("x", params(3))
     llm.close()
@@ -265,7 +265,7 @@ in_child(4)
 """
 
 
-def test_a_forked_child_works_or_says_why_not() -> None:
+def test_forked_child_works_or_raises() -> None:
     process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORK], cwd=TESTS, capture_output=True, text=True, timeout=20, check=False
     )

@@ -73,7 +73,7 @@ def stream(
 
 
 @given(token_ids=ids, skip=st.booleans())
-def test_deltas_of_random_ids_are_the_text_of_all(token_ids: list[int], skip: bool) -> None:
+def test_concatenated_deltas_of_random_ids_equal_decode(token_ids: list[int], skip: bool) -> None:
     whole = REFERENCE.decode(token_ids, skip_special_tokens=skip)
     assert "".join(stream(BYTE_LEVEL, token_ids, skip=skip)) == whole
     assert BYTE_LEVEL.decode(token_ids, skip_special_tokens=skip) == whole
@@ -81,7 +81,7 @@ def test_deltas_of_random_ids_are_the_text_of_all(token_ids: list[int], skip: bo
 
 @given(text=texts)
 @example(text="👨‍👩‍👧" * 3)
-def test_text_round_trips_and_no_half_character_is_shown(text: str) -> None:
+def test_text_round_trips_without_partial_characters(text: str) -> None:
     token_ids = BYTE_LEVEL.encode(text)
     deltas = stream(BYTE_LEVEL, token_ids)
     assert "".join(deltas) == text
@@ -90,7 +90,7 @@ def test_text_round_trips_and_no_half_character_is_shown(text: str) -> None:
 
 
 @given(text=texts, cut=st.integers(0, 100))
-def test_a_prompt_that_ends_within_a_character(text: str, cut: int) -> None:
+def test_prompt_ending_within_a_character(text: str, cut: int) -> None:
     token_ids = BYTE_LEVEL.encode(text)
     cut %= len(token_ids) + 1
     prompt, rest = token_ids[:cut], token_ids[cut:]
@@ -98,7 +98,7 @@ def test_a_prompt_that_ends_within_a_character(text: str, cut: int) -> None:
     assert known + "".join(stream(BYTE_LEVEL, rest, prompt)) == text or REPLACEMENT in text
 
 
-def test_an_incomplete_character_at_the_end_is_flushed_as_one_replacement() -> None:
+def test_incomplete_final_character_becomes_one_replacement_character() -> None:
     token_ids = BYTE_LEVEL.encode("a🙂")
     assert stream(BYTE_LEVEL, token_ids[:-1])[-1] == REPLACEMENT
     assert "".join(stream(BYTE_LEVEL, token_ids[:-1])) == REFERENCE.decode(token_ids[:-1])
@@ -128,20 +128,20 @@ class TestSentencePiece:
         assert REPLACEMENT in text or all(REPLACEMENT not in delta for delta in deltas)
 
     @given(token_ids=st.lists(st.sampled_from([1, 2, 259, 260, 261, 262, 263, 0x41 + 3]), max_size=20))
-    def test_as_tokenizers_decodes(self, pieces: Tokenizer, token_ids: list[int]) -> None:
+    def test_decode_equals_tokenizers(self, pieces: Tokenizer, token_ids: list[int]) -> None:
         backend = pieces._backend
         assert backend is not None
         assert pieces.decode(token_ids) == backend.decode(token_ids)
 
-    def test_a_broken_run_of_bytes_costs_only_what_is_broken(self, pieces: Tokenizer) -> None:
+    def test_only_invalid_bytes_become_replacement_characters(self, pieces: Tokenizer) -> None:
         run = [byte + 3 for byte in "🙂".encode()]
         assert pieces.decode([*run, 0xFF + 3, 261]) == f"🙂{REPLACEMENT}b"
 
-    def test_a_continuation_keeps_its_first_space(self, pieces: Tokenizer) -> None:
+    def test_continuation_keeps_leading_space(self, pieces: Tokenizer) -> None:
         assert "".join(stream(pieces, [260])) == "a"
         assert "".join(stream(pieces, [260], prompt=[261])) == " a"
 
-    def test_limits_of_its_training_do_not_cut_prompts(self, pieces: Tokenizer) -> None:
+    def test_truncation_settings_of_tokenizer_are_ignored(self, pieces: Tokenizer) -> None:
         assert len(pieces.encode("b" * 100)) == 102
 
 
@@ -149,7 +149,7 @@ class TestOtherDecoders:
     """Decoded in a window."""
 
     @given(token_ids=st.lists(st.integers(259, 263), max_size=60))
-    def test_deltas_are_the_text_of_all(self, metaspace: Tokenizer, token_ids: list[int]) -> None:
+    def test_concatenated_deltas_equal_decode(self, metaspace: Tokenizer, token_ids: list[int]) -> None:
         backend = metaspace._backend
         assert backend is not None
         assert "".join(stream(metaspace, token_ids)) == backend.decode(token_ids)
@@ -160,7 +160,7 @@ def test_control_characters_round_trip(text: str, llm: LLM) -> None:
     assert llm.detokenize(llm.tokenize(text)) == text
 
 
-def test_a_lone_surrogate_is_named(llm: LLM) -> None:
+def test_lone_surrogates_are_rejected(llm: LLM) -> None:
     for call in (llm.tokenize, llm.generate):
         with pytest.raises(PromptError, match=r"U\+D800, at character 2"):
             call("ab\ud800c")
@@ -169,14 +169,14 @@ def test_a_lone_surrogate_is_named(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("token_ids", [[4096], [-1], [5, 2**63], [2**70]])
-def test_ids_outside_the_vocabulary(token_ids: list[int], llm: LLM) -> None:
+def test_token_ids_outside_the_vocabulary(token_ids: list[int], llm: LLM) -> None:
     index = len(token_ids) - 1
     message = rf"^prompt_token_ids\[{index}\] must be from 0 to 4095 \(the vocabulary\), got {token_ids[index]}$"
     with pytest.raises(PromptError, match=message):
         llm.detokenize(token_ids)
 
 
-def test_a_hole_is_empty_text(model_with: Callable[..., Path], fake_engine: type[fakes.Engine]) -> None:
+def test_padding_ids_decode_to_empty_text(model_with: Callable[..., Path], fake_engine: type[fakes.Engine]) -> None:
     """A vocabulary padded beyond the tokenizer, as many models have it."""
     directory = model_with({"vocab_size": 4100})
     llm = LLM(directory, tokenizer=TINY)
@@ -185,7 +185,7 @@ def test_a_hole_is_empty_text(model_with: Callable[..., Path], fake_engine: type
     assert llm.generate("x")[0].outputs[0].text == "The capital"
 
 
-def test_a_directory_without_a_tokenizer(model_with: Callable[..., Path], fake_engine: type[fakes.Engine]) -> None:
+def test_directory_without_tokenizer(model_with: Callable[..., Path], fake_engine: type[fakes.Engine]) -> None:
     llm = LLM(model_with())
     output = llm.generate({"prompt_token_ids": [5, 6]}, SamplingParams(max_tokens=3, logprobs=1))[0]
     assert len(output.outputs[0].token_ids) == 3
@@ -202,7 +202,7 @@ def test_a_directory_without_a_tokenizer(model_with: Callable[..., Path], fake_e
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"model": 3}', "\xff"])
-def test_a_malformed_tokenizer_is_named(content: str, tmp_path: Path) -> None:
+def test_malformed_tokenizer(content: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(TokenizerError, match=str(tmp_path / "tokenizer.json")):
         Tokenizer(tmp_path)
@@ -218,7 +218,7 @@ def test_a_malformed_tokenizer_is_named(content: str, tmp_path: Path) -> None:
         ({"tokenizer_class": "LlamaTokenizerFast"}, ([], [])),
     ],
 )
-def test_llama_flags_say_how_a_text_begins_and_ends(
+def test_llama_add_bos_and_add_eos_flags(
     config: dict[str, Any], ends: tuple[list[int], list[int]], tmp_path: Path
 ) -> None:
     """As transformers' class of that name: DeepSeek-R1-Distill-Qwen begins with a token that tokenizer.json omits."""
@@ -230,7 +230,7 @@ def test_llama_flags_say_how_a_text_begins_and_ends(
     assert tokenizer.encode("Hello") == [*ends[0], *plain, *ends[1]]
 
 
-def test_special_tokens_in_both_spellings(tmp_path: Path) -> None:
+def test_special_token_config_spellings(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "</s>"}))
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "no", "pad_token": "<pad>"}))
     assert Tokenizer(tmp_path).special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
@@ -239,7 +239,7 @@ def test_special_tokens_in_both_spellings(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
 
 
-def test_where_the_chat_template_comes_from(tmp_path: Path) -> None:
+def test_chat_template_locations(tmp_path: Path) -> None:
     config = tmp_path / "tokenizer_config.json"
     assert Tokenizer(tmp_path).chat_templates == {}
     config.write_text(
@@ -262,7 +262,7 @@ def test_where_the_chat_template_comes_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", [200, 2000])
-def test_a_token_costs_the_same_at_any_length(tokens: int) -> None:
+def test_detokenization_cost_is_constant_per_token(tokens: int) -> None:
     """Counts the bytes looked at, not the time: what is held back never grows beyond a character."""
     looked_at = 0
 

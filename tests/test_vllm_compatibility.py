@@ -111,7 +111,7 @@ def other_value(row: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "name", "row"), rows("same", is_field))
-def test_the_same_field(kind: str, name: str, row: dict[str, Any]) -> None:
+def test_fields_with_vllm_names_and_defaults(kind: str, name: str, row: dict[str, Any]) -> None:
     cls = getattr(ferrule, kind)
     assert name in {each.name for each in dataclasses.fields(cls)} or hasattr(cls, name)
     if "default" in row:
@@ -122,12 +122,12 @@ def test_the_same_field(kind: str, name: str, row: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name", "row"), rows("same", is_method))
-def test_the_same_method(kind: str, name: str, row: dict[str, Any]) -> None:
+def test_methods_with_vllm_names(kind: str, name: str, row: dict[str, Any]) -> None:
     assert callable(getattr(getattr(ferrule, kind), name)), row
 
 
 @pytest.mark.parametrize(("kind", "name", "row"), rows("same", is_argument))
-def test_the_same_argument(kind: str, name: str, row: dict[str, Any]) -> None:
+def test_arguments_with_vllm_names_and_positions(kind: str, name: str, row: dict[str, Any]) -> None:
     owner, _, method = kind.partition(".")
     declared = list(inspect.signature(getattr(getattr(ferrule, owner), method)).parameters.values())
     declared = [each for each in declared if each.name != "self"]
@@ -150,7 +150,7 @@ def test_chat_options_have_vllms_defaults(name: str, llm: LLM) -> None:
 
 @pytest.mark.usefixtures("fake_engine")
 @pytest.mark.parametrize(("kind", "name", "row"), rows("ignored", is_field, is_argument))
-def test_accepted_with_a_warning(kind: str, name: str, row: dict[str, Any]) -> None:
+def test_ignored_fields_give_warning(kind: str, name: str, row: dict[str, Any]) -> None:
     with pytest.warns(CompatibilityWarning, match=f"^{name} has no effect: "):
         make(kind, **{name: other_value(row)})
     with warnings.catch_warnings():
@@ -160,7 +160,7 @@ def test_accepted_with_a_warning(kind: str, name: str, row: dict[str, Any]) -> N
 
 @pytest.mark.usefixtures("fake_engine")
 @pytest.mark.parametrize(("kind", "name", "row"), rows("refused", is_field, is_argument))
-def test_refused_with_a_hint(kind: str, name: str, row: dict[str, Any]) -> None:
+def test_unsupported_fields_are_rejected_with_hint(kind: str, name: str, row: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameterError, match=f"^{name} must be left out; ") as caught:
         make(kind, **{name: other_value(row)})
     assert caught.value.field == name
@@ -171,7 +171,7 @@ def test_refused_with_a_hint(kind: str, name: str, row: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("fake_engine")
 @pytest.mark.parametrize("kind", METHODS)
-def test_methods_that_are_not_supported_say_what_to_use(kind: str) -> None:
+def test_unsupported_methods_name_alternative(kind: str) -> None:
     cls = getattr(ferrule, kind)
     refused = [name for name, row in TABLE[kind].items() if row["status"] == "refused"]
     with contextlib.closing(cls()) as model:
@@ -186,7 +186,7 @@ def test_methods_that_are_not_supported_say_what_to_use(kind: str) -> None:
 
 @pytest.mark.usefixtures("fake_engine")
 @pytest.mark.parametrize("cls", [EngineArgs, LLM, AsyncLLM])
-def test_a_warning_names_the_line_that_constructs(cls: type[EngineArgs | LLM | AsyncLLM]) -> None:
+def test_warning_points_to_constructor_call(cls: type[EngineArgs | LLM | AsyncLLM]) -> None:
     ignored: Any = {"swap_space": 8}
     with pytest.warns(CompatibilityWarning) as caught:
         made = cls(**ignored)
@@ -195,14 +195,14 @@ def test_a_warning_names_the_line_that_constructs(cls: type[EngineArgs | LLM | A
         made.close()
 
 
-def test_a_warning_names_the_line_that_calls(llm: LLM) -> None:
+def test_warning_points_to_method_call(llm: LLM) -> None:
     ignored: Any = {"chat_template_content_format": "string"}
     with pytest.warns(CompatibilityWarning) as caught:
         llm.chat(MESSAGES, **ignored)
     assert [warning.filename for warning in caught] == [__file__]
 
 
-def test_the_tokenizer_has_hugging_faces_methods(llm: LLM) -> None:
+def test_tokenizer_has_huggingface_methods(llm: LLM) -> None:
     tokenizer = llm.get_tokenizer()
     ids = tokenizer.encode("Paris")
     assert tokenizer.decode(ids, skip_special_tokens=True) == "Paris"
@@ -246,11 +246,11 @@ def table_of_methods() -> str:
 
 
 @pytest.mark.parametrize("table", [table_of_fields, table_of_methods])
-def test_the_migration_guide_has_the_table(table: Callable[[], str]) -> None:
+def test_migration_guide_has_generated_tables(table: Callable[[], str]) -> None:
     page = (Path(__file__).parents[1] / "docs" / "migrating.md").read_text()
     assert table() in page
 
 
-def test_every_kind_of_vllm_has_its_rules() -> None:
+def test_every_vllm_class_has_rules() -> None:
     refused = {kind for kind, fields in TABLE.items() if any(row["status"] != "same" for row in fields.values())}
     assert refused - set(METHODS) == set(FIELD_RULES) | set(ARGUMENT_RULES)

@@ -51,7 +51,7 @@ def for_ferrule(source: str, folder: Path) -> str:
 
 @pytest.mark.native
 @pytest.mark.parametrize("name", PRINTED)
-def test_program(name: str, tmp_path: Path) -> None:
+def test_vllm_program_runs(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", for_ferrule((PROGRAMS / f"{name}.py").read_text(), tmp_path)],
         capture_output=True,

@@ -36,13 +36,13 @@ print("ended")
 """
 
 
-def test_what_never_ends_does_not_keep_a_process() -> None:
+def test_endless_work_does_not_block_exit() -> None:
     command = [sys.executable, "-c", PROGRAM]
     found = subprocess.run(command, capture_output=True, check=False, text=True, timeout=5 * SLACK)
     assert (found.returncode, found.stdout) == (0, "ended\n"), found.stderr
 
 
-def test_work_is_done_by_few_and_not_for_whoever_has_gone() -> None:
+def test_worker_count_is_limited_and_cancelled_work_is_skipped() -> None:
     gate, done = threading.Event(), list[int]()
     workers = Workers(2)
 
@@ -65,7 +65,7 @@ def test_work_is_done_by_few_and_not_for_whoever_has_gone() -> None:
     assert sorted(done) == [0, 1, 5]
 
 
-def test_what_it_raises_comes_back() -> None:
+def test_exceptions_are_returned_to_caller() -> None:
     def fail() -> None:
         raise KeyError("mine")
 
@@ -112,7 +112,7 @@ print("the loop ended", flush=True)
 
 
 @pytest.mark.parametrize("work", ["an adapter", "a request's adapter", "a long prompt", "a conversation", "texts"])
-def test_a_program_ends_whatever_its_async_llm_reads(work: str) -> None:
+def test_program_exits_during_background_work(work: str) -> None:
     command = [sys.executable, "-c", BUSY, work]
     found = subprocess.run(command, cwd=TESTS, capture_output=True, check=False, text=True, timeout=60)
     begun, ended = found.stdout.splitlines()
@@ -145,6 +145,6 @@ assert WORKERS.settle(10)
 """
 
 
-def test_a_forked_child_has_workers_of_its_own() -> None:
+def test_forked_child_has_separate_workers() -> None:
     found = subprocess.run([sys.executable, "-c", FORK], capture_output=True, check=False, text=True, timeout=20)
     assert (found.returncode, found.stderr) == (0, "")
