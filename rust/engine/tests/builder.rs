@@ -55,7 +55,7 @@ fn the_example_continues_a_prompt() {
 }
 
 #[test]
-fn figures_of_an_engine_agree_with_a_measurement() {
+fn engine_info_equals_measured_sizes() {
     let (engine, info) =
         builder().quantization(Quantization::named("int8")).max_model_len(64).build_with_info().unwrap();
     let measured = builder().quantization(Quantization::named("int8")).max_model_len(64).measure().unwrap();
@@ -96,7 +96,7 @@ fn errors_name_the_option() {
 }
 
 #[test]
-fn calibration_is_checked() {
+fn invalid_calibration_sequences_are_refused() {
     let pack = |sequences: &[Vec<u32>]| {
         let error = builder().pack(Path::new("never written"), &Default::default(), Some(sequences)).unwrap_err();
         let BuildError::Parameter(error) = error else { panic!("{error}") };

@@ -59,7 +59,7 @@ proptest! {
 
     /// A changed file is either refused or read as the oracle reads it. Refusing more than the oracle does is fine.
     #[test]
-    fn a_mutated_file_is_refused_or_read_as_the_oracle_does(
+    fn mutated_files_are_refused_or_agree_with_the_oracle(
         mut bytes in serialized(),
         edits in prop::collection::vec((any::<prop::sample::Index>(), 0..4, any::<u8>()), 1..6),
     ) {

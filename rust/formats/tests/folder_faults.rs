@@ -1,4 +1,4 @@
-//! Malformed folders: rows 25, 26, 28 and 29 of the list of faults, and the links of the Hugging Face cache.
+//! Malformed model folders, and the links of the Hugging Face cache.
 
 #![cfg(unix)]
 
@@ -31,7 +31,7 @@ fn shards_are_one_checkpoint() {
 }
 
 #[test]
-fn row_25_a_weight_map_out_of_the_folder() {
+fn a_weight_map_outside_the_folder_is_refused() {
     let outside = folder(&[("w.safetensors", &valid(&["a"]))]);
     let absolute = outside.path().join("w.safetensors");
     let dir = folder(&[("model/sub/w.safetensors", &valid(&["a"])), ("w.safetensors", &valid(&["a"]))]);
@@ -43,7 +43,7 @@ fn row_25_a_weight_map_out_of_the_folder() {
 }
 
 #[test]
-fn row_25_a_link_out_of_the_folder_is_refused_before_any_file_is_opened() {
+fn a_link_outside_the_folder_is_refused_before_any_file_is_opened() {
     let outside = folder(&[("w.safetensors", &valid(&["a"]))]);
     // The first shard is malformed: if it were opened, its own error would come first.
     let dir =
@@ -95,7 +95,7 @@ fn links_of_the_cache_to_another_repository_are_refused() {
 }
 
 #[test]
-fn row_26_a_missing_shard_and_a_missing_key_name_both() {
+fn a_missing_shard_or_tensor_is_named_with_its_file() {
     let index = index(&[("a", "1.safetensors"), ("b", "2.safetensors")]);
     let dir = folder(&[(INDEX, &index), ("1.safetensors", &valid(&["a"]))]);
     refused(Checkpoint::open(dir.path()), &[INDEX, "\"b\"", "2.safetensors", "does not exist"]);
@@ -104,20 +104,20 @@ fn row_26_a_missing_shard_and_a_missing_key_name_both() {
 }
 
 #[test]
-fn row_27_a_shard_one_byte_short_is_named() {
+fn a_truncated_shard_is_named() {
     let shard = valid(&["a"]);
     let dir = folder(&[(INDEX, &index(&[("a", "1.safetensors")])), ("1.safetensors", &shard[..shard.len() - 1])]);
     refused(Checkpoint::open(dir.path()), &["1.safetensors", "1 bytes are missing"]);
 }
 
 #[test]
-fn row_28_only_pickle_files() {
+fn pickle_files_are_refused() {
     let dir = folder(&[("pytorch_model.bin", b"\x80\x02"), ("config.json", b"{}")]);
     refused(Checkpoint::open(dir.path()), &["pytorch_model.bin", "pickle", "arbitrary code", "safetensors"]);
 }
 
 #[test]
-fn row_29_pointers_in_place_of_the_index_or_a_shard() {
+fn git_lfs_pointers_of_index_and_shards_are_refused() {
     let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n";
     let dir = folder(&[(INDEX, pointer)]);
     refused(Checkpoint::open(dir.path()), &[INDEX, "git lfs pull"]);
@@ -144,7 +144,7 @@ fn malformed_indexes_are_refused() {
 }
 
 #[test]
-fn missing_folders_missing_files_and_directories() {
+fn missing_folders_and_files_are_refused() {
     let dir = folder(&[("other.safetensors", &valid(&["a"]))]);
     refused(Checkpoint::open(&dir.path().join("nowhere")), &["nowhere", "cannot be read"]);
     refused(Checkpoint::open(dir.path()), &["neither model.safetensors nor", "other.safetensors"]);
@@ -200,7 +200,7 @@ fn add_folder_prefixes_tensor_names() {
 }
 
 #[test]
-fn row_25_a_folder_outside_is_refused() {
+fn an_added_folder_outside_the_model_is_refused() {
     let outside = folder(&[("model.safetensors", &valid(&["b"]))]);
     let dir = folder(&[("model/model.safetensors", &valid(&["a"])), ("model.safetensors", &valid(&["b"]))]);
     let model = dir.path().join("model");

@@ -107,7 +107,7 @@ fn elements_are_floats_or_bytes_in_row_major_order() {
 }
 
 #[test]
-fn blocks_are_listed_read_and_handed_out() {
+fn block_types_are_listed_and_read() {
     for &ty in BlockType::ALL {
         let tensor = Tensor::in_blocks(ty, 3, 2);
         let dir = written(&Gguf::new(&[], std::slice::from_ref(&tensor)));
@@ -137,7 +137,7 @@ fn blocks_are_listed_read_and_handed_out() {
 
 #[test]
 #[should_panic(expected = "whole blocks of Q8_0")]
-fn parts_of_blocks_are_not_handed_out() {
+fn reading_part_of_a_block_panics() {
     let dir = written(&Gguf::new(&[], &[Tensor::in_blocks(BlockType::Q8_0, 1, 2)]));
     open(&dir).checkpoint().weight("w").unwrap().read_blocks(16, &mut [0; 34]);
 }

@@ -1,4 +1,4 @@
-//! Malformed GGUF files: rows 1 to 17 and 20 of the list of faults.
+//! Malformed GGUF files are refused with errors that name the file and the value.
 
 mod support;
 
@@ -37,7 +37,7 @@ fn valid() -> Gguf {
 }
 
 #[test]
-fn rows_1_to_3_empty_magic_and_version() {
+fn empty_files_and_wrong_magic_or_version_are_refused() {
     refused(open(b""), &[NAME, "empty", "0 bytes"]);
     for start in [&b"GG"[..], b"GGML", b"ggjt\x03\0\0\0", b"FUGG\x03\0\0\0", &[0; 100]] {
         refused(open(start), &[NAME, "\"GGUF\"", "not a GGUF file"]);
@@ -53,7 +53,7 @@ fn rows_1_to_3_empty_magic_and_version() {
 }
 
 #[test]
-fn rows_4_and_5_counts_beyond_the_file() {
+fn counts_beyond_the_file_are_refused() {
     for count in [u64::MAX, 1 << 63, 1 << 40, 5] {
         let file = Gguf { tensor_count: Some(count), ..Gguf::new(&[], &[]) };
         refused(open(&file.bytes()), &[NAME, &format!("tensor_count is {count}"), "8 bytes", "at most 0"]);
@@ -73,7 +73,7 @@ fn rows_4_and_5_counts_beyond_the_file() {
 }
 
 #[test]
-fn row_6_lengths_of_keys_and_strings() {
+fn lengths_of_keys_and_strings_are_checked() {
     for length in [1 << 63, u64::MAX, 1 << 32, 12] {
         let rest = [&length.to_le_bytes()[..], b"key"].concat();
         let key = [Gguf { key_count: Some(1), ..Gguf::new(&[], &[]) }.bytes(), rest.clone(), vec![0; 8]].concat();
@@ -91,7 +91,7 @@ fn row_6_lengths_of_keys_and_strings() {
 }
 
 #[test]
-fn row_7_nested_arrays() {
+fn deeply_nested_arrays_are_refused() {
     let nested = |depth: usize| {
         let level = |of: u32| [&of.to_le_bytes()[..], &1u64.to_le_bytes()].concat();
         value(9, [level(9).repeat(depth - 1), level(0), vec![7]].concat())
@@ -115,7 +115,7 @@ fn row_7_nested_arrays() {
 }
 
 #[test]
-fn rows_8_and_9_types_of_values_and_duplicate_keys() {
+fn unknown_value_types_and_duplicate_keys_are_refused() {
     for ty in [13, 255, u32::MAX] {
         refused(open_with_keys(&[("k", value(ty, [0; 8]))]), &[NAME, "\"k\"", &format!("unknown type {ty}")]);
         refused(open_with_keys(&[("k", array(ty, 0, &[]))]), &[NAME, "\"k\"", &format!("unknown type {ty}")]);
@@ -127,7 +127,7 @@ fn rows_8_and_9_types_of_values_and_duplicate_keys() {
 }
 
 #[test]
-fn row_10_alignments() {
+fn invalid_alignments_are_refused() {
     let with = |value| open_with_keys(&[("general.alignment", value)]);
     for alignment in [0u32, 13, 33, 1 << 31, 1 << 22, u32::MAX] {
         let fragments = [NAME, "general.alignment", &format!("got {alignment}"), "power of two up to 2097152"];
@@ -141,7 +141,7 @@ fn row_10_alignments() {
 }
 
 #[test]
-fn rows_11_to_13_dimensions() {
+fn invalid_dimensions_are_refused() {
     let with = |dimensions: &[u64]| Tensor::new("w", 0, dimensions, vec![0; 64]);
     for dimension_count in [5, u32::MAX] {
         let fragments = [NAME, "\"w\"", &format!("{dimension_count} dimensions"), "the limit is 4"];
@@ -160,7 +160,7 @@ fn rows_11_to_13_dimensions() {
 }
 
 #[test]
-fn row_14_types_and_rows_of_tensors() {
+fn invalid_tensor_types_and_partial_blocks_are_refused() {
     let with = |ty, row| open_with_tensors(&[Tensor::new("w", ty, &[row], vec![0; 2048])]);
     for ty in [42, 100, u32::MAX] {
         refused(with(ty, 256), &[NAME, "\"w\"", &format!("unknown type {ty}")]);
@@ -177,7 +177,7 @@ fn row_14_types_and_rows_of_tensors() {
 }
 
 #[test]
-fn row_15_offsets() {
+fn invalid_offsets_are_refused() {
     let at = |offset, name: &str| Tensor { offset: Some(offset), ..Tensor::floats(name, &[0.0; 16]) };
     for offset in [1, 31, 33] {
         let fragments = [NAME, "\"w\"", &format!("got {offset}"), "alignment 32"];
@@ -196,13 +196,13 @@ fn row_15_offsets() {
 }
 
 #[test]
-fn row_16_duplicate_tensors() {
+fn duplicate_tensors_are_refused() {
     let tensors = [Tensor::floats("w", &[1.0]), Tensor::floats("v", &[1.0]), Tensor::floats("w", &[1.0])];
     refused(open_with_tensors(&tensors), &[NAME, "duplicate tensor \"w\""]);
 }
 
 #[test]
-fn row_17_every_truncation_is_detected() {
+fn every_truncation_is_detected() {
     let whole = valid().bytes();
     assert!(open(&whole).is_ok());
     let dir = folder(&[]);
@@ -216,7 +216,7 @@ fn row_17_every_truncation_is_detected() {
 }
 
 #[test]
-fn a_git_lfs_pointer_and_a_folder_in_place_of_a_file() {
+fn a_git_lfs_pointer_and_a_directory_are_refused() {
     let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 12345\n";
     refused(open(pointer), &[NAME, "Git LFS pointer", "git lfs pull"]);
     let dir = folder(&[("model.gguf/x", b"")]);
@@ -242,7 +242,7 @@ fn part(number: u16, count: u16, tensors: i32, name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn row_20_missing_and_inconsistent_parts() {
+fn missing_and_inconsistent_parts_are_refused() {
     let whole = three(|number, name| part(number, 3, 3, name));
     for name in PARTS {
         let file = GgufFile::open(&whole.path().join(name)).unwrap();
@@ -287,7 +287,7 @@ fn row_20_missing_and_inconsistent_parts() {
 
 #[test]
 #[cfg(unix)]
-fn row_20_a_part_that_is_a_link_out_of_the_folder() {
+fn a_part_that_links_outside_the_folder_is_refused() {
     use std::os::unix::fs::symlink;
     let dir = three(|number, name| part(number, 3, 3, name));
     let outside = folder(&[("outside.gguf", &part(1, 3, 3, "b"))]);

@@ -196,7 +196,7 @@ fn a_file_truncated_while_open_is_an_error() {
 }
 
 #[test]
-fn a_link_out_of_the_folder_is_refused() {
+fn a_link_outside_the_folder_is_refused() {
     let outside = folder(&[]);
     write(&outside.path().join("x.safetensors"), &[]).unwrap();
     let folder = folder(&[]);

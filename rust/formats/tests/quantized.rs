@@ -151,7 +151,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn gptq(
+    fn gptq_weights_equal_the_oracle(
         (outputs, blocks, seed) in sizes(),
         bits in prop::sample::select(vec![2u32, 3, 4, 8]),
         size in prop::sample::select(vec![None, Some(32), Some(64), Some(24)]),
@@ -195,7 +195,10 @@ proptest! {
     }
 
     #[test]
-    fn awq((outputs, blocks, seed) in sizes(), size in prop::sample::select(vec![None, Some(32), Some(10)])) {
+    fn awq_weights_equal_the_oracle(
+        (outputs, blocks, seed) in sizes(),
+        size in prop::sample::select(vec![None, Some(32), Some(10)]),
+    ) {
         let mut random = Random(seed);
         let (outputs, inputs) = (8 * outputs, 16 * blocks);
         let all = Codes::new(&mut random, outputs, inputs, size.unwrap_or(inputs), 4);
@@ -218,7 +221,7 @@ proptest! {
     }
 
     #[test]
-    fn compressed_tensors_in_words(
+    fn compressed_tensors_words_equal_the_oracle(
         (outputs, blocks, seed) in sizes(),
         bits in prop::sample::select(vec![2u32, 4, 8]),
         size in prop::sample::select(vec![None, Some(32), Some(20)]),
@@ -273,7 +276,7 @@ proptest! {
     }
 
     #[test]
-    fn compressed_tensors_in_bytes(
+    fn compressed_tensors_bytes_equal_the_oracle(
         (outputs, inputs, seed) in (1usize..40, 1usize..80, any::<u64>()),
         shared in 0..3,
         symmetric in any::<bool>(),
@@ -304,7 +307,7 @@ proptest! {
     }
 
     #[test]
-    fn fp8(
+    fn fp8_weights_equal_the_oracle(
         (outputs, inputs, seed) in (1usize..40, 1usize..80, any::<u64>()),
         shared in 0..3,
         inverse in any::<bool>(),
@@ -340,7 +343,7 @@ proptest! {
     }
 
     #[test]
-    fn bitsandbytes_in_four_bits(
+    fn bitsandbytes_4_bit_weights_equal_the_oracle(
         (outputs, inputs, seed) in (1usize..20, 1usize..60, any::<u64>()),
         nested in any::<bool>(),
         name in prop::sample::select(vec!["nf4", "fp4"]),
@@ -378,7 +381,7 @@ proptest! {
     }
 
     #[test]
-    fn bitsandbytes_in_eight_bits((outputs, inputs, seed) in (1usize..40, 1usize..80, any::<u64>())) {
+    fn bitsandbytes_8_bit_weights_equal_the_oracle((outputs, inputs, seed) in (1usize..40, 1usize..80, any::<u64>())) {
         let mut random = Random(seed);
         let codes: Vec<_> = (0..outputs * inputs).map(|_| random.below(256) as u8).collect();
         let scales: Vec<_> = (0..outputs).map(|_| random.float()).collect();
@@ -393,7 +396,9 @@ proptest! {
     }
 
     #[test]
-    fn mxfp4((experts, outputs, blocks, seed) in (1usize..4, 1usize..9, 1usize..4, any::<u64>())) {
+    fn mxfp4_weights_equal_the_oracle(
+        (experts, outputs, blocks, seed) in (1usize..4, 1usize..9, 1usize..4, any::<u64>()),
+    ) {
         let mut random = Random(seed);
         let count = experts * outputs * blocks;
         let codes: Vec<_> = (0..count * 32).map(|_| random.below(16) as u8).collect();

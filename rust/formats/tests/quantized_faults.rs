@@ -54,7 +54,7 @@ fn gptq_entries() -> Vec<Entry> {
 }
 
 #[test]
-fn gptq() {
+fn malformed_gptq_tensors_are_refused() {
     let description = json!({"method": "gptq", "bits": 4, "group_size": 32, "desc_act": true, "zeros_less_one": true});
     let entries = gptq_entries();
     let faults: Vec<(&str, Option<Entry>, &[&str])> = vec![
@@ -95,7 +95,7 @@ fn gptq() {
 }
 
 #[test]
-fn awq() {
+fn malformed_awq_tensors_are_refused() {
     let description = json!({"method": "awq", "group_size": 32});
     let entries: Vec<Entry> = vec![
         ("m.qweight", "I32", vec![64, 2], 0x12),
@@ -117,7 +117,7 @@ fn awq() {
 }
 
 #[test]
-fn compressed_tensors() {
+fn malformed_compressed_tensors_are_refused() {
     let kind = json!({"kind": "int", "bits": 4, "symmetric": false, "group_size": 32, "block": null});
     let description = json!({"method": "compressed-tensors", "weights": [kind]});
     let entries = || {
@@ -185,7 +185,7 @@ fn compressed_tensors() {
 }
 
 #[test]
-fn fp8() {
+fn malformed_fp8_tensors_are_refused() {
     let entries: Vec<Entry> =
         vec![("m.weight", "F8_E4M3", vec![40, 48], 0), ("m.weight_scale_inv", "F32", vec![2, 2], 0)];
     let block = json!({"method": "fp8", "block": [32, 32]});
@@ -207,7 +207,7 @@ fn fp8() {
 }
 
 #[test]
-fn bitsandbytes() {
+fn malformed_bitsandbytes_tensors_are_refused() {
     let four = json!({"method": "bitsandbytes", "codes": "nf4"});
     let state = "m.weight.quant_state.bitsandbytes__nf4";
     let entries: Vec<Entry> = vec![
@@ -288,7 +288,7 @@ fn bitsandbytes() {
 }
 
 #[test]
-fn mxfp4() {
+fn malformed_mxfp4_tensors_are_refused() {
     let description = json!({"method": "mxfp4"});
     let entries: Vec<Entry> = vec![("e_blocks", "U8", vec![2, 8, 3, 16], 0), ("e_scales", "U8", vec![2, 8, 3], 127)];
     let faults: Vec<(&str, Option<Entry>, &[&str])> = vec![

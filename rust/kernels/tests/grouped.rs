@@ -47,7 +47,7 @@ macro_rules! golden {
 }
 
 #[test]
-fn weights_are_those_of_ggml() {
+fn dequantized_weights_equal_ggml() {
     for (format, golden) in golden! {
         Q4_0 "q4_0", Q8_0 "q8_0", Q4K "q4_k", Q6K "q6_k", Iq4Nl "iq4_nl", Mxfp4 "mxfp4",
     } {

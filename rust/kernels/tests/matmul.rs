@@ -97,7 +97,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn agrees_with_the_oracle(m in 1usize..=40, n in 1usize..=150, k in 1usize..=300, threads in 1usize..=3) {
+    fn products_agree_with_the_oracle(m in 1usize..=40, n in 1usize..=150, k in 1usize..=300, threads in 1usize..=3) {
         for isa in Isa::available() {
             for format in Format::ALL {
                 with_exec(isa, threads, |exec| check_against_oracle(exec, *format, m, n, k));

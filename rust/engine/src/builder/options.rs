@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bad_value_is_named() {
+    fn invalid_values_are_refused_by_name() {
         for (field, value, requirement) in [
             ("quantization", "\"int5\"", "one of auto, "),
             ("kv_cache_dtype", "8", "one of auto, "),

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_read() {
+    fn all_fields_are_read() {
         let found = |text: &str| read(&format!(r#""beam_search": {text}"#)).unwrap().beam_search;
         assert_eq!(found("null"), None);
         let four = BeamSearchParams { beam_width: 4, ..BeamSearchParams::default() };
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bad_value_is_named() {
+    fn invalid_values_are_refused_by_name() {
         for (text, field, requirement) in [
             (r#"{}"#, "beam_width", "an integer from 1 to 128"),
             (r#"{"beam_width": 0}"#, "beam_width", "an integer from 1 to 128"),
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_meaning_beside_it_is_named() {
+    fn incompatible_parameters_are_refused_by_name() {
         for other in [
             r#""temperature": 0"#,
             r#""top_k": 5"#,

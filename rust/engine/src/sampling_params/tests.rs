@@ -9,9 +9,9 @@ fn refused(extra: &str) -> InvalidParameterError {
     SamplingParams::from_json(&text, VOCAB).expect_err(&text)
 }
 
-/// FAULTS rows 46 to 52: each is refused, and the error names the field, the value and the requirement.
+/// The error names the field, the value and the requirement.
 #[test]
-fn every_bad_value_is_named() {
+fn invalid_values_are_refused_by_name() {
     for (field, value, requirement) in [
         ("temperature", "-1", "a number from 0 to 100"),
         ("temperature", "\"nan\"", "a number from 0 to 100"),
@@ -91,7 +91,7 @@ fn every_bad_value_is_named() {
 }
 
 #[test]
-fn items_of_lists_are_named() {
+fn invalid_list_items_are_refused_by_name() {
     for (text, field, requirement) in [
         (r#""logit_bias": {"100": 1}"#, "logit_bias", "of the model, 0 to 99"),
         (r#""logit_bias": {"-1": 1}"#, "logit_bias[-1]", "a token id from 0"),
@@ -135,7 +135,7 @@ fn long_lists_are_refused_and_shortened_in_messages() {
 }
 
 #[test]
-fn what_is_no_object_of_known_parameters_is_refused() {
+fn unknown_parameters_and_malformed_json_are_refused() {
     let unknown = refused(r#""best_of": 2"#);
     assert!(unknown.to_string().contains("unknown field `best_of`"), "{unknown}");
     for text in ["", "{:", "[]", "null", &"[".repeat(100_000), r#"{"seed": 1, "seed": 2}"#] {
@@ -145,7 +145,7 @@ fn what_is_no_object_of_known_parameters_is_refused() {
 
 /// Values that a Rust program sets are held against the same bounds as those of JSON.
 #[test]
-fn values_that_a_program_sets_are_checked() {
+fn values_set_in_rust_are_validated() {
     let nan = SamplingParams { mirostat_tau: f64::NAN, ..SamplingParams::default() }.validate(VOCAB).unwrap_err();
     assert_eq!(
         (nan.field.as_str(), nan.to_string().as_str()),
@@ -184,7 +184,7 @@ fn defaults_are_within_their_bounds() {
 }
 
 #[test]
-fn everything_is_read() {
+fn all_fields_are_read() {
     let text = r#"{"temperature": 0.5, "top_k": -1, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1,
         "presence_penalty": -1, "frequency_penalty": 2, "dynatemp_range": 0.3, "dynatemp_exponent": 2,
         "top_n_sigma": 1.5, "typical_p": 0.8, "epsilon_cutoff": 0.01, "eta_cutoff": 0.02, "top_h": 0.4,

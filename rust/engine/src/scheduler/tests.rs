@@ -73,7 +73,7 @@ fn a_sequence_without_a_free_page_keeps_its_pages_and_waits_for_older_ones() {
 }
 
 #[test]
-fn pages_that_a_running_prefill_needs_are_not_given_to_new_sequences() {
+fn pages_needed_by_a_running_prefill_are_not_allocated_to_new_sequences() {
     let mut scheduler = scheduler(5, 4, 20);
     start(&mut scheduler, 0, 64, 50);
     scheduler.running[0].computed = 40;

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_are_bounded_by_what_can_be_computed() {
+    fn integer_bounds_are_clamped_to_the_supported_range() {
         let bounded = |mut schema: Value| prepare(&mut schema).map(|()| schema);
         let int = |members: Value| {
             let mut schema = json!({"type": "integer"});
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn references_are_followed_in_the_count_of_levels() {
+    fn nesting_depth_counts_references() {
         let chain = |length: usize| {
             let link = |index: usize| json!({"items": {"$ref": format!("#/$defs/d{}", index + 1)}});
             let definitions = (0..length).map(|index| (format!("d{index}"), link(index)));
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn properties_are_counted() {
+    fn properties_are_limited() {
         let wide = |count: usize, required: usize| {
             let names = (0..count).map(|index| format!("p{index}"));
             let properties: Map<_, _> = names.clone().map(|name| (name, json!({}))).collect();
@@ -412,14 +412,14 @@ mod tests {
     }
 
     #[test]
-    fn values_are_counted() {
+    fn enum_values_are_limited() {
         let list = |count: usize| json!({"enum": vec!["a"; count]});
         assert_eq!(check(&list(24_998)), Ok(()));
         assert!(check(&list(24_999)).unwrap_err().contains("25001 values"));
     }
 
     #[test]
-    fn patterns_that_hold_together_are_counted() {
+    fn simultaneous_patterns_are_limited() {
         let patterns = |count: usize| {
             (0..count).map(|index| json!({"properties": {"a": {"pattern": format!("{index}")}}})).collect::<Vec<_>>()
         };

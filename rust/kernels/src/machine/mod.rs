@@ -181,7 +181,6 @@ mod tests {
         assert!(last_cache_bytes() < 1 << 40);
     }
 
-    /// Fault 77: a quota of 2 processors on a machine with 16.
     #[test]
     fn a_quota_of_two_of_sixteen_processors_is_two() {
         let machine =

@@ -257,7 +257,7 @@ fn odd_shapes_agree_with_f64() {
 
 /// Later rows of the same tile and page do not affect a row, even if they are infinite or NaN.
 #[test]
-fn later_tokens_do_not_leak() {
+fn later_tokens_do_not_affect_earlier_rows() {
     for (isa, format) in Isa::available().into_iter().flat_map(|isa| KvFormat::ALL.iter().map(move |f| (isa, *f))) {
         let case = Case::new(2, 20, None, format, 40);
         let [q_width, k_width, v_width] = case.widths();

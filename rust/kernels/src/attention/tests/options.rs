@@ -96,7 +96,7 @@ fn many_heads_share_one_latent_head() {
 
 /// Bidirectional rows see only their window, even if tokens outside it are infinite or NaN.
 #[test]
-fn tokens_outside_the_window_do_not_leak() {
+fn tokens_outside_the_window_have_no_effect() {
     for (isa, format) in Isa::available().into_iter().flat_map(|isa| KvFormat::ALL.iter().map(move |f| (isa, *f))) {
         let mut case = Case::new(2, 20, Some(9), format, 40);
         case.shape.bidirectional = true;
