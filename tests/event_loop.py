@@ -12,7 +12,7 @@ from ferrule import AsyncLLM, RequestOutput, SamplingParams
 
 LONG = SamplingParams(max_tokens=2000, ignore_eos=True, seed=1)
 SLACK = 5.0
-"""Machines are noisy: what FAULTS.md promises, so many times over."""
+"""Factor by which time limits are relaxed for slow machines."""
 
 
 def sampled(length: int, seed: int = 1, **more: Any) -> SamplingParams:

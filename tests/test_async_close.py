@@ -1,6 +1,4 @@
-"""Closing of an AsyncLLM by defects, by its owner and with the process: FAULTS rows 72, 73, 75 and 81, as far as they
-concern Python.
-"""
+"""AsyncLLM ends by failures of the engine, by draining and closing, and with its process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways in which requests of an AsyncLLM end: FAULTS row 69, as far as it concerns Python."""
+"""Ways in which requests of an AsyncLLM end: stop strings, aborts, cancellation, closed event loops."""
 
 from __future__ import annotations
 

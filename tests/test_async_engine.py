@@ -1,4 +1,4 @@
-"""AsyncLLM and scores on the engine itself: figures A and B of the list of faults, in small."""
+"""AsyncLLM with many clients, and log-likelihoods, on the real engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AsyncLLM on a fake engine, what it answers and whom it refuses: FAULTS rows 68, 70, 71 and 79."""
+"""AsyncLLM on a fake engine: outputs, errors, request ids and the queue."""
 
 from __future__ import annotations
 

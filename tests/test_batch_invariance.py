@@ -149,7 +149,7 @@ def test_prefix_cache_on_disk(model: str, formats: tuple[str, str], tmp_path: Pa
 @pytest.mark.parametrize("enable_prefix_caching", [False, True])
 @pytest.mark.parametrize(("model", "formats"), CASES)
 def test_kv_cache_smaller_than_batch(model: str, formats: tuple[str, str], enable_prefix_caching: bool) -> None:
-    """FAULTS row 67, on the engine itself."""
+    """Sequences are preempted and computed again."""
     with load(model, formats, 64, 2) as llm:
         page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
     few = {"kv_cache_memory": FEW_PAGES * page_bytes, "enable_prefix_caching": enable_prefix_caching}

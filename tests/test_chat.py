@@ -1,4 +1,4 @@
-"""Chat templates: the same text as transformers, errors, and the sandbox (FAULTS rows 42 to 45)."""
+"""Chat templates: the same text as transformers, errors, and the sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line on a fake engine: FAULTS rows 63 and 66, exit codes, what goes to stdout and what to stderr."""
+"""The command line on a fake engine: exit codes, output on stdout and stderr, closed streams."""
 
 from __future__ import annotations
 

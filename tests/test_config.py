@@ -1,4 +1,4 @@
-"""config.json in its spellings, and FAULTS rows 31 to 35."""
+"""Spellings of config.json, and errors for invalid values."""
 
 from __future__ import annotations
 
@@ -51,44 +51,44 @@ def spec_of(**changes: Any) -> ModelSpec:
 
 
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
-    ("31 heads 0", {"num_attention_heads": 0}, "num_attention_heads is 0; it must be a whole number from 1"),
+    ("heads 0", {"num_attention_heads": 0}, "num_attention_heads is 0; it must be a whole number from 1"),
     (
-        "31 kv heads",
+        "kv heads",
         {"num_key_value_heads": 3},
         "num_key_value_heads is 3; it must be a divisor of num_attention_heads, 4",
     ),
-    ("31 more kv heads", {"num_key_value_heads": 8}, "num_key_value_heads is 8; it must be a divisor"),
-    ("31 negative width", {"hidden_size": -64}, "hidden_size is -64; it must be a whole number from 1"),
-    ("31 negative layers", {"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+    ("more kv heads", {"num_key_value_heads": 8}, "num_key_value_heads is 8; it must be a divisor"),
+    ("negative width", {"hidden_size": -64}, "hidden_size is -64; it must be a whole number from 1"),
+    ("negative layers", {"num_hidden_layers": -1}, "num_hidden_layers is -1"),
     (
-        "31 1e9 layers",
+        "1e9 layers",
         {"num_hidden_layers": 10**9},
         "num_hidden_layers is 1000000000; it must be a whole number from 1 to 4096",
     ),
     (
-        "31 huge vocabulary",
+        "huge vocabulary",
         {"vocab_size": 2**63},
         "vocab_size is 9223372036854775808; it must be a whole number from 1 to 268435456",
     ),
     (
-        "31 heads that do not divide",
+        "heads that do not divide",
         {"hidden_size": 65},
         "hidden_size is 65; it must be a multiple of num_attention_heads, 4",
     ),
-    ("31 odd head", {"head_dim": 15}, "such that an even number of elements is rotated, not 15"),
-    ("31 text for a number", {"hidden_size": "64"}, "hidden_size is '64'"),
-    ("31 boolean for a number", {"num_hidden_layers": True}, "num_hidden_layers is True"),
-    ("31 missing", {"intermediate_size": None}, "intermediate_size is missing; it must be a whole number from 1"),
-    ("31 eps", {"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a finite number above 0"),
-    ("31 activation", {"hidden_act": "mish"}, "hidden_act is 'mish'; it must be one of silu,"),
-    ("31 tie", {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; it must be true or false"),
+    ("odd head", {"head_dim": 15}, "such that an even number of elements is rotated, not 15"),
+    ("text for a number", {"hidden_size": "64"}, "hidden_size is '64'"),
+    ("boolean for a number", {"num_hidden_layers": True}, "num_hidden_layers is True"),
+    ("missing", {"intermediate_size": None}, "intermediate_size is missing; it must be a whole number from 1"),
+    ("eps", {"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a finite number above 0"),
+    ("activation", {"hidden_act": "mish"}, "hidden_act is 'mish'; it must be one of silu,"),
+    ("tie", {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; it must be true or false"),
     (
-        "31 experts",
+        "experts",
         {"architectures": ["MixtralForCausalLM"], "num_local_experts": 1 << 28},
         "num_local_experts is 268435456; it must be a whole number from 1 to 65536",
     ),
     (
-        "31 experts of a list",
+        "experts of a list",
         {
             "architectures": ["HunYuanMoEV1ForCausalLM"],
             "num_experts": [8, 1 << 28, 8],
@@ -96,12 +96,12 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         "num_experts is [8, 268435456, 8]; it must be a list of whole numbers from 1 to 65536",
     ),
     (
-        "31 experts of all layers",
+        "experts of all layers",
         {"architectures": ["MixtralForCausalLM"], "num_local_experts": 1 << 16},
         "num_hidden_layers is 3; it must be fewer, or with fewer experts or heads: all layers have 196608",
     ),
     (
-        "31 heads of all layers",
+        "heads of all layers",
         {
             "architectures": ["StableLmForCausalLM"],
             "qk_layernorm": True,
@@ -111,55 +111,55 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         },
         "num_hidden_layers is 4096; it must be fewer, or with fewer experts or heads: all layers have 4194304",
     ),
-    ("33 unknown", {"architectures": ["LlamaForCasualLM"]}, "ferrule runs LlamaForCausalLM, "),
-    ("33 not a list", {"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; it must be a list"),
-    ("33 nothing", {"architectures": None, "model_type": None}, "model_type is missing; it must be a string"),
+    ("unknown", {"architectures": ["LlamaForCasualLM"]}, "ferrule runs LlamaForCausalLM, "),
+    ("not a list", {"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; it must be a list"),
+    ("nothing", {"architectures": None, "model_type": None}, "model_type is missing; it must be a string"),
     (
-        "35 factor 0",
+        "factor 0",
         {"rope_scaling": {"type": "linear", "factor": 0}},
         "rope_scaling.factor is 0; it must be a finite number above 0",
     ),
-    ("35 part of a head", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; it must be 1"),
-    ("35 factor NaN", {"rope_scaling": {"type": "linear", "factor": math.nan}}, "rope_scaling.factor is nan"),
-    ("35 factor missing", {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling.factor is missing"),
+    ("part of a head", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; it must be 1"),
+    ("factor NaN", {"rope_scaling": {"type": "linear", "factor": math.nan}}, "rope_scaling.factor is nan"),
+    ("factor missing", {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling.factor is missing"),
     (
-        "35 factor below 1",
+        "factor below 1",
         {"rope_scaling": {"rope_type": "dynamic", "factor": 0.5}},
         "rope_scaling.factor is 0.5; it must be a finite number from 1",
     ),
-    ("35 infinite", {"rope_parameters": {"rope_type": "yarn", "factor": math.inf}}, "rope_parameters.factor is inf"),
+    ("infinite", {"rope_parameters": {"rope_type": "yarn", "factor": math.inf}}, "rope_parameters.factor is inf"),
     (
-        "35 mscale",
+        "mscale",
         {"rope_scaling": {"rope_type": "yarn", "factor": math.e, "mscale": 1, "mscale_all_dim": -10}},
         "rope_scaling.mscale_all_dim is -10; it must be a finite number above 0",
     ),
     (
-        "35 infinite mscale",
+        "infinite mscale",
         {"rope_scaling": {"rope_type": "yarn", "factor": 1e300, "mscale": 1.7e308, "mscale_all_dim": 1}},
         "rope_scaling.mscale is 1.7e+308; it must be such that the factor on attention is finite and above 0, not inf",
     ),
     (
-        "35 number of 401 digits",
+        "number of 401 digits",
         {"rope_scaling": {"rope_type": "longrope", "short_factor": [10**400] * 8, "long_factor": [1] * 8}},
         "; it must be a list of finite numbers above 0",
     ),
-    ("35 theta", {"rope_theta": -1}, "rope_theta is -1"),
+    ("theta", {"rope_theta": -1}, "rope_theta is -1"),
     (
-        "35 type",
+        "type",
         {"rope_scaling": {"type": "ntk", "factor": 2}},
         "rope_scaling.type is 'ntk'; it must be one of default, mrope, linear, dynamic, yarn, llama3, longrope",
     ),
-    ("35 no object", {"rope_scaling": 3}, "rope_scaling is 3; it must be an object"),
+    ("no object", {"rope_scaling": 3}, "rope_scaling is 3; it must be an object"),
     (
-        "35 llama3 factors",
+        "llama3 factors",
         {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}},
         "rope_scaling.high_freq_factor is 1; it must be above low_freq_factor, 4",
     ),
 ]
 
 
-@pytest.mark.parametrize(("row", "changes", "message"), FAULTS, ids=[row for row, _, _ in FAULTS])
-def test_invalid_values(row: str, changes: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("name", "changes", "message"), FAULTS, ids=[name for name, _, _ in FAULTS])
+def test_invalid_values(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         spec_of(**changes)
     assert "model/config.json: " in str(caught.value)
@@ -248,7 +248,7 @@ def test_unknown_architecture_error_lists_nearest_first() -> None:
 
 
 def test_custom_code_of_checkpoint_is_not_run(model_with: Callable[..., Path], tmp_path: Path) -> None:
-    """FAULTS row 34: auto_map is ignored, whether or not the class is known."""
+    """auto_map is ignored, whether or not the class is known."""
     model_with({"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}})
     (tmp_path / "modeling_evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     assert isolated.run(READ, str(tmp_path), warm_up=WARM_UP).error is None

@@ -167,7 +167,6 @@ def golden_with(tmp_path: Path) -> Callable[..., Path]:
 def test_config_that_contradicts_weights(
     changes: dict[str, object], names: tuple[str, ...], golden_with: Callable[..., Path]
 ) -> None:
-    """FAULTS row 32 and its relatives."""
     with pytest.raises((ConfigError, ModelFileError)) as caught:
         LLM(golden_with(**changes))
     assert all(name in str(caught.value) for name in names), caught.value

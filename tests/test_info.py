@@ -199,7 +199,6 @@ WARM_UP = "from ferrule import model_info; model_info(arguments[1], load_format=
     ],
 )
 def test_vectors_exceeding_memory_are_rejected(case: str, changes: dict[str, Any], says: str, tmp_path: Path) -> None:
-    """FAULTS row 31."""
     config = json.loads((GOLDEN / case / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     outcome = run(MEASURE, str(tmp_path), str(GOLDEN / "llama"), warm_up=WARM_UP)

@@ -1,4 +1,4 @@
-"""The API on a fake engine: order, text, stop strings, streams, log-probabilities, errors; FAULTS rows 51 to 53."""
+"""The API on a fake engine: order, text, stop strings, streams, log-probabilities, errors."""
 
 from __future__ import annotations
 

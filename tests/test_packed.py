@@ -397,7 +397,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def test_quantize_rejects_outputs_that_hold_other_files(model: Path, tmp_path: Path) -> None:
-    """Row 64 of the faults: onto its own input, under any name; and onto anything else that is not its own work."""
+    """Rejected: its own input under any name, and anything else that is not a packed model."""
     before = contents(model)
     link = tmp_path / "link"
     link.symlink_to(model)

@@ -1,4 +1,4 @@
-"""SamplingParams: FAULTS rows 46 to 50 and 52, and where values come from."""
+"""SamplingParams: invalid values, and defaults from model files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real engine and the process around it: rows 73, 74, 77 and 79 to 81 of the list of faults.
+"""The real engine with forks, signals, threads, subinterpreters and exits of its process.
 
 Each case runs in a separate process, because it may end that process. Time limits have fivefold slack.
 """

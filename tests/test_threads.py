@@ -1,4 +1,4 @@
-"""One engine, many threads: FAULTS rows 73, 74, 79 and 81, as far as Python has a part in them."""
+"""One engine used by many threads: concurrency, interrupts, closing, exits and forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text to ids and back: FAULTS rows 39 to 41, and directories without a tokenizer."""
+"""Tokenization and detokenization, and directories without a tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ferrule chat`: its commands, its files, and how it is on a terminal (FAULTS rows 66 and 74)."""
+"""`ferrule chat`: commands, files, and behavior on a terminal."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def history_of(directory: Path) -> list[str]:
 
 
 def test_ctrl_c_stops_answer_and_ctrl_d_exits() -> None:
-    """Row 74: within 200 ms, here with fivefold slack."""
+    """The limit is 200 ms; asserted with fivefold slack."""
     with Terminal([*SLOW, "--ignore-eos"]) as terminal:
         terminal.read_until("> ")
         terminal.send("Tell me\n")
@@ -306,7 +306,6 @@ def test_embedded_model_answers_on_terminal(size: tuple[int, int]) -> None:
 
 
 def test_closed_stdout_ends_chat_silently() -> None:
-    """Row 66."""
     process = subprocess.Popen(
         [*SLOW, "--ignore-eos"], cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

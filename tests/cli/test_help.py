@@ -75,7 +75,6 @@ def test_serve_options_all_have_a_heading(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["list"]])
 def test_closed_stdout_exits_silently(arguments: list[str]) -> None:
-    """FAULTS row 66."""
     reading, writing = os.pipe()
     os.close(reading)  # `| head` has read enough before the first word
     process = subprocess.run(

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a long prefill on the engine itself: FAULTS row 74 for whoever is at a terminal."""
+"""Ctrl-C during a long prefill, on the real engine."""
 
 from __future__ import annotations
 

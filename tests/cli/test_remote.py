@@ -259,7 +259,6 @@ def test_failed_answer_is_not_added_to_conversation(
 
 
 def test_ctrl_c_closes_connection(served: Served) -> None:
-    """Row 74, of another machine's model."""
     served.lines = [*ANSWER, "hang"]
     with Terminal([sys.executable, "-m", "ferrule", "chat", "--url", served.url], {"no_proxy": "*"}) as terminal:
         terminal.read_until("> ")

@@ -1,4 +1,4 @@
-"""`ferrule run-batch`: whatever a line holds it has an answer, and a broken run goes on (FAULTS row 65)."""
+"""`ferrule run-batch`: every line gets a response, and an interrupted run is resumed."""
 
 from __future__ import annotations
 

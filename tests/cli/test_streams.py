@@ -1,4 +1,4 @@
-"""Readers that go away: FAULTS row 66. What a command makes ends with its reader; its work does not with stderr's."""
+"""Closed streams: a command ends when its stdout is closed, and continues when its stderr is."""
 
 from __future__ import annotations
 

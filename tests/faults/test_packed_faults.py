@@ -176,7 +176,7 @@ def test_random_weight_bytes_run_or_give_engine_error(broken: Path, packed: Path
     assert outcome.error is None, outcome.message
 
 
-# Rows 64 and 65: a model of three million weights, so that packing takes long enough to be killed.
+# A model of three million weights, so that packing takes long enough to be killed.
 
 LAYERS, HIDDEN, INNER, VOCAB = 3, 256, 1024, 1024
 KILLS = 20

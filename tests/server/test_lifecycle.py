@@ -1,4 +1,4 @@
-"""Clients that go, servers that end, engines that die: FAULTS rows 69 to 72, 75 and 76 over HTTP."""
+"""Disconnecting and stalled clients, failing engines, timeouts and shutdown of the server."""
 
 from __future__ import annotations
 

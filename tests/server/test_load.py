@@ -1,4 +1,4 @@
-"""Many clients at once: each gets what it would have got alone, and nothing stays behind."""
+"""Many concurrent clients: each output equals that of a single request, and no resources leak."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from server.live import Live, serving, until
 pytestmark = pytest.mark.native
 
 CLIENTS, REQUESTS, TOKENS = 64, 200, 24
-OF_FIGURE_A = 1000 if os.environ.get("FERRULE_SLOW") else REQUESTS
-"""As many as are promised where there is time: in CI."""
+SLOW_REQUESTS = 1000 if os.environ.get("FERRULE_SLOW") else REQUESTS
+"""Number of requests of the longest test; CI sets FERRULE_SLOW."""
 PROMPTS = [f"{index * 7919} The canary of request {index} is" for index in range(50)]
 
 
@@ -73,7 +73,7 @@ def free(live: Live) -> bool:
 
 def test_concurrent_requests_equal_solo_outputs(tiny: Live, solo: list[str]) -> None:
     assert len(set(solo)) > len(solo) / 2  # canaries that are all alike would tell nothing
-    assert asyncio.run(run(tiny, solo, leave=0, requests=OF_FIGURE_A)) == (OF_FIGURE_A, 0)
+    assert asyncio.run(run(tiny, solo, leave=0, requests=SLOW_REQUESTS)) == (SLOW_REQUESTS, 0)
     until(lambda: free(tiny))
 
 

@@ -1,4 +1,4 @@
-"""Requests that never reach a route: FAULTS rows 57 to 61 and 68, over HTTP."""
+"""Requests that are rejected before a route runs: size, speed, API keys, hosts, origins and the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that goes in the middle of a long prefill on the engine itself: FAULTS row 69."""
+"""A client that disconnects during a long prefill, on the real engine."""
 
 from __future__ import annotations
 

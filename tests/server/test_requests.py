@@ -1,4 +1,4 @@
-"""Valid and invalid requests: FAULTS rows 41, 44 to 56 and 62 over HTTP."""
+"""Valid and invalid requests over HTTP."""
 
 from __future__ import annotations
 
