@@ -169,3 +169,30 @@ def test_texts_are_reranked_in_the_form_of_text_embeddings_inference(tiny: Live)
     refused = tiny.request("/rerank", {**asked, "texts": long})
     assert (refused.status, refused.error["param"]) == (400, "texts[3]")
     assert len(tiny.request("/rerank", {**asked, "texts": long, "truncate": True}).json) == 4
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_schemas_are_closed_and_strict_requires_every_property(tiny: Live, path: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"type": "boolean"}}}
+
+    def members(strict: bool, seed: int) -> set[str]:
+        sampled: dict[str, Any] = {"seed": seed, "temperature": 2}
+        if "chat" in path:
+            tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}
+            form = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema, "strict": strict}}
+            call = tiny.chat(tools=[tool], tool_choice="required", parallel_tool_calls=False, **sampled).json
+            answer = tiny.chat(response_format=form, **sampled).json["choices"][0]["message"]["content"]
+            arguments = call["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]
+        else:
+            tool = {"type": "function", "name": "f", "parameters": schema, "strict": strict}
+            form = {"type": "json_schema", "name": "f", "schema": schema, "strict": strict}
+            asked = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "input": "Hi"}
+            arguments = tiny.request(path, {**asked, **sampled}).json["output"][0]["arguments"]
+            answer = tiny.request(path, {"input": "Hi", "text": {"format": form}, **sampled}).json["output"][0]
+            answer = answer["content"][0]["text"]
+        assert json.loads(arguments).keys() | json.loads(answer).keys() <= {"a", "b"}
+        return json.loads(arguments).keys() & json.loads(answer).keys()
+
+    assert all(members(True, seed) == {"a", "b"} for seed in range(4))
+    assert any(members(False, seed) != {"a", "b"} for seed in range(8))

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
-from ferrule._params.compatibility import Ignored, Refused, Rules, compatible
+from ferrule._params.closed_objects import close_objects, close_structures, strict_schema
+from ferrule._params.compatibility import Ignored, Rules, compatible
 from ferrule._params.gbnf import gbnf_to_lark, is_gbnf
 from ferrule._validation import check_flag
 from ferrule.errors import InvalidParameterError
@@ -36,7 +37,7 @@ class SchemaClass(Protocol):
 
 
 FOREIGN: Rules = {
-    "disable_additional_properties": Refused(False, 'set "additionalProperties": false in the schema'),
+    "disable_additional_properties": Ignored(False, "objects are closed unless the schema sets additionalProperties"),
     "backend": Ignored(None, "llguidance is the one backend"),
 }
 """Fields of vLLM's StructuredOutputsParams that ferrule does not have."""
@@ -57,7 +58,8 @@ class StructuredOutputsParams:
     """
 
     json: str | Mapping[str, Any] | type[SchemaClass] | None = None
-    """JSON schema, as text, as a mapping, or a pydantic model; stored as text."""
+    """JSON schema, as text, as a mapping, or a pydantic model; stored as text. Objects with `properties` and without
+    `additionalProperties` have no other members."""
     regex: str | None = None
     """Regular expression that the whole output matches."""
     choice: Sequence[str] | None = None
@@ -105,6 +107,8 @@ class StructuredOutputsParams:
     def from_response_format(cls, response_format: Mapping[str, Any]) -> StructuredOutputsParams | None:
         """Reads OpenAI's `response_format`; returns None for `{"type": "text"}`.
 
+        `strict` closes every object of a schema and requires every property.
+
         Raises InvalidParameterError.
         """
         if not isinstance(cast("object", response_format), Mapping):
@@ -124,7 +128,7 @@ class StructuredOutputsParams:
                         "response_format.json_schema", cast("object", described), "an object with a schema"
                     )
                 _check_fields("response_format.json_schema", cast("Mapping[str, Any]", described), _SCHEMA_FIELDS)
-                return cls(json=cast("Mapping[str, Any]", described)["schema"])
+                return cls(json=_followed_schema(cast("Mapping[str, Any]", described)))
             case "structural_tag":
                 return cls(structural_tag=response_format)
             case _:
@@ -138,7 +142,8 @@ class StructuredOutputsParams:
             whitespace: object = "none" if self.disable_any_whitespace else "some"
             if self.whitespace_pattern is not None:
                 whitespace = {"pattern": self.whitespace_pattern}
-            described = {"type": "json", "schema": self.json or '{"type": "object"}', "whitespace": whitespace}
+            schema = '{"type": "object"}' if self.json is None else close_objects(cast("str", self.json))
+            described = {"type": "json", "schema": schema, "whitespace": whitespace}
         elif self.regex is not None:
             described = {"type": "regex", "pattern": self.regex}
         elif self.choice is not None:
@@ -147,13 +152,21 @@ class StructuredOutputsParams:
             grammar = gbnf_to_lark(self.grammar) if is_gbnf(self.grammar) else self.grammar
             described = {"type": "grammar", "grammar": grammar}
         else:
-            described = {"type": "structural_tag", "tag": self.structural_tag}
+            described = {"type": "structural_tag", "tag": close_structures(cast("str", self.structural_tag))}
         return _json.dumps(described)
+
+
+def _followed_schema(described: Mapping[str, Any]) -> Any:
+    """Returns the schema of a `response_format`, as `strict` changes it."""
+    strict: object = described.get("strict")
+    if strict not in (None, False, True):
+        raise InvalidParameterError("response_format.json_schema.strict", strict, "true or false")
+    return strict_schema(described["schema"]) if strict is True else described["schema"]
 
 
 def _check_fields(name: str, given: Mapping[str, Any], known: frozenset[str]) -> None:
     for key in given:
-        if key not in known:
+        if key not in known and given[key] is not None:
             raise InvalidParameterError(
                 f"{name}.{key:.100}", given[key], f"left out; the fields are {', '.join(sorted(known))}"
             )

@@ -6,11 +6,12 @@ constrain the output of any model to a JSON list of calls; such an output has no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ferrule._engine.workers import WORKERS
+from ferrule._params.closed_objects import strict_schema
 from ferrule._params.structured import StructuredOutputsParams
 from ferrule._text.parsers import MessageFormat
 from ferrule._text.prompt import TokensPrompt
@@ -32,6 +33,8 @@ class Conversation:
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
+    strict_tools: Set[str] = frozenset()
+    """Names of the tools whose arguments have every property and no other, where arguments are constrained."""
     tool_choice: str = AUTO
     """`none`, `auto`, `required`, or `function:` with the name of a tool."""
     parallel_tool_calls: bool = True
@@ -74,7 +77,9 @@ def _prepare(served: ServedModel, settings: ServerSettings, conversation: Conver
         raise unsupported("tools", "tools are not supported with structured output, which would forbid their calls")
     if forced:
         structure = tool_call_schema(
-            forced, several=conversation.parallel_tool_calls and conversation.tool_choice == REQUIRED
+            forced,
+            several=conversation.parallel_tool_calls and conversation.tool_choice == REQUIRED,
+            strict=conversation.strict_tools,
         )
         message_format = MessageFormat(FORCED_FORM, tools=forced)
     else:
@@ -140,8 +145,13 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(names)
 
 
-def tool_call_schema(tools: Sequence[Mapping[str, Any]], *, several: bool) -> StructuredOutputsParams:
-    """Returns the structure of a JSON list of one call of a tool, or with `several` of any number of calls."""
+def tool_call_schema(
+    tools: Sequence[Mapping[str, Any]], *, several: bool, strict: Set[str] = frozenset()
+) -> StructuredOutputsParams:
+    """Returns the structure of a JSON list of one call of a tool, or with `several` of any number of calls.
+
+    `strict` has the names of the tools whose schemas are read as OpenAI's `strict` defines.
+    """
     calls = [
         {
             "type": "object",
@@ -158,24 +168,25 @@ def tool_call_schema(tools: Sequence[Mapping[str, Any]], *, several: bool) -> St
         "type": "array",
         "minItems": 1,
         "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
-        "$defs": _definitions(tools),
+        "$defs": _definitions(tools, strict),
     }
     one_or_more = schema if several else {**schema, "maxItems": 1}
     # Small models would otherwise generate white space until the token limit.
     return StructuredOutputsParams(json=one_or_more, disable_any_whitespace=True)
 
 
-def _definitions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _definitions(tools: Sequence[Mapping[str, Any]], strict: Set[str]) -> dict[str, Any]:
     """Returns the schemas of the arguments, with their references rebased to their new place.
 
     Raises InvalidParameterError.
     """
     definitions: dict[str, Any] = {}
     for index, tool in enumerate(tools):
+        schema: object = tool["function"].get("parameters") or {"type": "object"}
+        if tool["function"]["name"] in strict:
+            schema = strict_schema(schema)
         try:
-            definitions[str(index)] = _rebase_references(
-                tool["function"].get("parameters") or {"type": "object"}, index
-            )
+            definitions[str(index)] = _rebase_references(schema, index)
         except RecursionError:
             field = f"tools[{index}].function.parameters"
             raise InvalidParameterError(field, {}, "a schema with less nesting") from None

@@ -113,6 +113,7 @@ def _conversation(request: ChatCompletionRequest) -> Conversation:
     return Conversation(
         messages=template_messages(request.messages),
         tools=tool_dicts(request.tools or ()),
+        strict_tools={tool.function.name for tool in request.tools or () if tool.function.strict},
         tool_choice=choice or (AUTO if request.tools else NONE),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         structure=structure_of(request),

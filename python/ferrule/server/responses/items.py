@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ferrule._params.closed_objects import strict_schema
 from ferrule._params.structured import StructuredOutputsParams
 from ferrule.errors import InvalidParameterError
 from ferrule.server.conversation import AUTO, NONE, Conversation
@@ -45,6 +46,7 @@ def conversation(request: ResponsesRequest) -> Conversation:
             {"type": "function", "function": tool.model_dump(exclude={"type", "strict"}, exclude_none=True)}
             for tool in request.tools or ()
         ],
+        strict_tools={tool.name for tool in request.tools or () if tool.strict},
         tool_choice=choice or (AUTO if request.tools else NONE),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         structure=structure(request),
@@ -107,5 +109,6 @@ def structure(request: ResponsesRequest) -> StructuredOutputsParams | None:
             raise InvalidParameterError("structured_outputs", request.structured_outputs.model_dump(), limit)
         return request.structured_outputs.params()
     if isinstance(form, SchemaFormat):
-        return StructuredOutputsParams(json=form.json_schema)
+        schema = strict_schema(form.json_schema) if form.strict else form.json_schema
+        return StructuredOutputsParams(json=schema)
     return StructuredOutputsParams(json_object=True) if form is not None and form.type == "json_object" else None

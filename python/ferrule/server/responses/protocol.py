@@ -134,8 +134,8 @@ class FunctionTool(RequestModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    """Accepted without effect. Arguments are constrained to the parameters where `tool_choice` is `required` or names
-    the function; elsewhere the model writes calls in its own format."""
+    """Whether arguments have every property and no other. Arguments are constrained to the parameters where
+    `tool_choice` is `required` or names the function; elsewhere the model writes calls in its own format."""
 
 
 class FunctionChoice(RequestModel):
@@ -159,7 +159,7 @@ class SchemaFormat(RequestModel):
     description: str | None = None
     json_schema: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
-    """Accepted without effect, like `name` and `description`: the schema is always enforced."""
+    """Whether objects have every property and no other; the schema is always enforced."""
 
 
 def _format(given: object) -> str:
