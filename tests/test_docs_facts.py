@@ -12,6 +12,7 @@ from ferrule._cli.app import COMMANDS
 from ferrule._cli.chat.commands import COMMANDS as CHAT_COMMANDS
 from ferrule._cli.run import command as run
 from ferrule._cli.serve import command as serve
+from ferrule._text.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS
 from ferrule.server import Models, ServerSettings, create_app
 from page_blocks import ROOT, blocks
 
@@ -88,6 +89,16 @@ def test_environment_variables_match_sources() -> None:
     }  # fmt: skip
     said = set(re.findall(r"`(FERRULE_[A-Z_]+)`", (DOCS / "troubleshooting.md").read_text()))
     assert said == read
+
+
+def test_offline_inference_page_lists_every_parser() -> None:
+    table = (DOCS / "offline-inference.md").read_text().split("## Tool calls and reasoning")[1].split("\n## ")[0]
+    columns = [
+        set(re.findall(r"`(\w+)`", "".join(row.split("|")[at] for row in table.splitlines() if row[:1] == "|")))
+        for at in (2, 3)
+    ]
+    for families, found in zip((TOOL_CALL_PARSERS, REASONING_PARSERS), columns, strict=True):
+        assert found - {"tool_call_parser", "reasoning_parser"} == {name for each in families for name in each.names}
 
 
 def test_server_page_lists_every_route_and_option() -> None:

@@ -47,6 +47,47 @@ FORMS = {
             *("<parameter=days>\n", "<parameter=", "</parameter>", "\n</parameter>", *THINK),
         ],
     ),
+    "seed_oss": (
+        MessageFormat("seed_oss", "seed_oss", tools=WEATHER),
+        [
+            "<seed:tool_call>\n<function=get_weather>\n<parameter=city>#</parameter>\n",
+            "<function=#><parameter=#>#</parameter><parameter=days>#</parameter></function>#</seed:tool_call>",
+            *("<seed:tool_call>", "</seed:tool_call>", "<function=get_weather>", "</function>", "</parameter>"),
+            *("<seed:think>", "</seed:think>", "<seed:think>#</seed:think>"),
+        ],
+    ),
+    "functionary": (
+        MessageFormat("functionary", "minimax_m3"),
+        [
+            '<function=#>{"#": 1}#</function>#',
+            *(f"<function=get_weather>{each}</function>" for each in OBJECTS),
+            *("<function=", "<function=f>", "</function>", "<mm:think>", "</mm:think>", "<mm:think>#</mm:think>#"),
+        ],
+    ),
+    "jamba": (
+        MessageFormat("jamba", "apriel"),
+        [
+            *("<tool_calls>", "</tool_calls>", *(f"<tool_calls>[{each}, {each}]</tool_calls>" for each in OBJECTS)),
+            *("Here are my reasoning steps:\n#", "[BEGIN FINAL RESPONSE]\n#", "[END FINAL RESPONSE]"),
+        ],
+    ),
+    "cohere_command3": (
+        MessageFormat("cohere_command3", "cohere_command3"),
+        [
+            '<|START_ACTION|>[\n{"tool_call_id": "0", "tool_name": "#", "parameters": {"#": 1}}#]<|END_ACTION|>#',
+            *("<|START_ACTION|>", "<|END_ACTION|>", *(f"<|START_ACTION|>[{each}, {each}]" for each in OBJECTS)),
+            *("<|START_THINKING|>#<|END_THINKING|>#", "<|START_RESPONSE|>#<|END_RESPONSE|>", "<|START_TEXT|>"),
+        ],
+    ),
+    "solar_open": (
+        MessageFormat("solar_open", "solar_open"),
+        [
+            '<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>#<|tool_call:args|>{"#": 1}#<|tool_call:end|>#',
+            *("<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>", "get_weather"),
+            *("<|tool_call:begin|>#", "<|tool_calls|>", "<|calls|>", "<|begin|>assistant", "<|content|>", *OBJECTS),
+            *("<|think|>#<|end|>#", "<|think|>", "<|end|>"),
+        ],
+    ),
     "deepseek_v3": (
         MessageFormat("deepseek_v3", "deepseek_r1"),
         [

@@ -34,6 +34,26 @@ from ferrule._text.parsers import (
         ("{{ '<start_of_turn>model' }}{{ '<start_function_call>call:' }}", "functiongemma", None),
         ("{{ '<|tool_call>call:' }}{{ '<|channel>thought' }}", "gemma4", "gemma4"),
         ("{{ '<tool_call>' }}{{ '<arg_key>' }}", None, None),
+        # Lines of published templates.
+        (
+            """{{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its """
+            "value}.' }}",  # Llama 3.2
+            "llama3_json",
+            None,
+        ),
+        (
+            "within <tool_call></tool_call> XML tags{{ '[BEGIN FINAL RESPONSE]' }}{{- '\\n<tool_calls>[' -}}",
+            "jamba",
+            "apriel",
+        ),
+        ("{{ '<function=' + tool_call['function']['name'] + '>' + arguments + '</function>' }}", "functionary", None),
+        ("{%- set toolcall_begin_token   = '<seed:tool_call>' -%}<function=<parameter=<seed:think>", *["seed_oss"] * 2),
+        ("<|START_THINKING|>{{message.reasoning_content}}<|END_THINKING|><|START_ACTION|>[", *["cohere_command3"] * 2),
+        (
+            '{{- "<|begin|>assistant<|think|>" + message.reasoning + "<|end|>" }}{{- "<|tool_call:begin|>" + id }}',
+            *["solar_open"] * 2,
+        ),
+        ("{%- set ns_token = ']<]minimax[>[' -%}{{ ns_token ~ '<tool_call>' }}<mm:think>", None, "minimax_m3"),
         ("{{ '<tool_calls>' }}{{ '<|tool_call|>' }}", None, None),
         ("{{ '<|user|>' }}", None, None),
     ],

@@ -62,6 +62,49 @@ def test_prompts_that_open_the_reasoning(prompt: str, is_open: bool) -> None:
     assert not MessageFormat("hermes").reasoning_open(prompt), "nobody asked"
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "content", "reasoning"),
+    [
+        ("seed_oss", "\n<seed:think>So.</seed:think>\nYes.", "Yes.", "So."),
+        (
+            "apriel",
+            "Here are my reasoning steps:\nSo.\n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]",
+            "Yes.",
+            "So.",
+        ),
+        (
+            "cohere_command3",
+            "<|START_THINKING|>So.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+            "Yes.",
+            "So.",
+        ),
+        ("cohere_command3", "<|START_RESPONSE|>Yes.<|END_RESPONSE|>", "Yes.", None),
+        ("cohere_command4", "<|START_THINKING|>So.<|END_THINKING|><|START_TEXT|>Yes.<|END_TEXT|>", "Yes.", "So."),
+        ("solar_open", "<|think|>So.<|end|><|begin|>assistant<|content|>Yes.<|end|>", "Yes.", "So."),
+        ("solar_open", "<|content|>Yes.", "Yes.", None),
+        ("minimax_m3", "<mm:think>So.</mm:think>Yes.", "Yes.", "So."),
+        ("minimax_m3", "</mm:think>Yes.", "Yes.", None),
+    ],
+)
+def test_markers_of_other_models(name: str, text: str, content: str, reasoning: str | None) -> None:
+    assert read(MessageFormat(None, name), text) == (content, reasoning, [])
+    assert read(MessageFormat(None, name), "Yes.") == ("Yes.", None, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "text"),
+    [
+        ("apriel", "\n<|begin_assistant|>\nHere are my reasoning steps:\n", "So.\n[BEGIN FINAL RESPONSE]\nYes."),
+        ("cohere_command4", "<|CHATBOT_TOKEN|><|START_THINKING|>", "So.<|END_THINKING|><|START_TEXT|>Yes.<|END_TEXT|>"),
+        ("minimax_m3", "]~b]ai\n<mm:think>", "So.</mm:think>Yes."),
+    ],
+)
+def test_prompts_of_other_models_that_open_the_reasoning(name: str, prompt: str, text: str) -> None:
+    form = MessageFormat(None, name)
+    assert form.reasoning_open(prompt)
+    assert read(form, text, reasoning_open=True) == ("Yes.", "So.", [])
+
+
 def test_reasoning_without_a_parser_is_content() -> None:
     text = '<think>So.</think>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     assert read(MessageFormat("hermes"), text) == ("<think>So.</think>", None, [("f", "{}")])

@@ -10,14 +10,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ferrule._text.parsers import deepseek, gemma4, harmony, hermes, mistral, qwen3_coder
+from ferrule._text.parsers import (
+    apriel,
+    cohere,
+    deepseek,
+    functionary,
+    gemma4,
+    harmony,
+    hermes,
+    mistral,
+    qwen3_coder,
+    solar,
+)
 from ferrule._text.parsers.gemma3 import gemma3
-from ferrule._text.parsers.llama import TAG_END, TAGS, llama_json, llama_pythonic
+from ferrule._text.parsers.llama import JSON_FORM, TAG_END, TAGS, llama_json, llama_pythonic
 from ferrule._text.parsers.reader import Read
 from ferrule._text.parsers.state import State, Thought
 from ferrule.errors import InvalidParameterError
-
-THINK = Thought("<think>", "</think>", anywhere=False)
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,15 @@ class ReasoningFamily(Family):
     thought: Thought
 
 
+THINK = Thought("<think>", "</think>", anywhere=False)
+MINIMAX_M3 = Thought("<mm:think>", "</mm:think>", anywhere=False, dropped=("</mm:think>",))
+"""An answer without reasoning begins with the end marker (chat template of MiniMaxAI/MiniMax-M3)."""
+
+
+def _reasoning(names: tuple[str, ...], thought: Thought, *marks: str) -> ReasoningFamily:
+    return ReasoningFamily(names, marks, thought.keep, thought=thought)
+
+
 HARMONY = ToolCallFamily(("openai",), ("<|channel|>",), harmony.KEEP, ("gpt_oss",), read=harmony.harmony)
 
 # The first match is used: families whose markers occur in other templates come last.
@@ -76,22 +94,47 @@ TOOL_CALL_PARSERS = (
         call_id=("", mistral.ID_LENGTH),
     ),
     ToolCallFamily(
+        ("seed_oss",),
+        (qwen3_coder.SEED.begin,),
+        frozenset({qwen3_coder.SEED.begin, qwen3_coder.SEED.end}),
+        read=qwen3_coder.seed_oss,
+    ),
+    ToolCallFamily(
+        ("functionary",), (functionary.BEGIN,), frozenset(), unless=("<tool_call>",), read=functionary.functionary
+    ),
+    ToolCallFamily(
         ("qwen3_coder", "qwen3_xml"),
         (qwen3_coder.FUNCTION,),
-        frozenset({qwen3_coder.BEGIN, qwen3_coder.END}),
+        frozenset({qwen3_coder.QWEN.begin, qwen3_coder.QWEN.end}),
         read=qwen3_coder.qwen3_coder,
+    ),
+    ToolCallFamily(
+        ("jamba", "apriel"), (apriel.BEGIN + "[",), frozenset({apriel.BEGIN, apriel.END}), read=apriel.apriel
+    ),
+    ToolCallFamily(
+        ("cohere_command3", "cohere_command4"),
+        (cohere.BEGIN,),
+        frozenset({cohere.BEGIN, cohere.END}),
+        read=cohere.cohere,
+    ),
+    ToolCallFamily(
+        ("solar_open",),
+        (solar.BEGIN,),
+        frozenset({solar.BEGIN, solar.NAME, solar.ARGS, solar.END, *solar.AROUND}),
+        read=solar.solar,
+        call_id=("", 10),
     ),
     ToolCallFamily(
         ("hermes",),
         (hermes.BEGIN,),
         frozenset({hermes.BEGIN, hermes.END}),
-        unless=("<arg_key>",),  # GLM has the same tags with other content
+        unless=("<arg_key>", "]<]minimax[>["),  # GLM and MiniMax-M3 have the same tags with other content
         read=hermes.hermes,
     ),
     ToolCallFamily(
         ("pythonic", "llama4_pythonic"), ("[func_name1(",), frozenset({*TAGS, TAG_END}), read=llama_pythonic
     ),
-    ToolCallFamily(("llama3_json", "llama4_json"), TAGS, frozenset({*TAGS, TAG_END}), read=llama_json),
+    ToolCallFamily(("llama3_json", "llama4_json"), (*TAGS, JSON_FORM), frozenset({*TAGS, TAG_END}), read=llama_json),
     ToolCallFamily(("gemma3",), ("<start_of_turn>",), frozenset(), read=gemma3),
 )
 
@@ -104,18 +147,13 @@ REASONING_PARSERS = (
     ReasoningFamily(
         ("gemma4",), ("<|channel>",), frozenset({"<|channel>", gemma4.THOUGHT.end}), thought=gemma4.THOUGHT
     ),
-    ReasoningFamily(
-        ("mistral",),
-        (mistral.THOUGHT.begin,),
-        frozenset({mistral.THOUGHT.begin, mistral.THOUGHT.end}),
-        thought=mistral.THOUGHT,
-    ),
-    ReasoningFamily(
-        ("deepseek_r1", "deepseek_v3", "qwen3"),
-        (THINK.begin, THINK.end),
-        frozenset({THINK.begin, THINK.end}),
-        thought=THINK,
-    ),
+    _reasoning(("mistral",), mistral.THOUGHT, mistral.THOUGHT.begin),
+    _reasoning(("seed_oss",), qwen3_coder.SEED_THOUGHT, qwen3_coder.SEED_THOUGHT.begin),
+    _reasoning(("cohere_command3", "cohere_command4"), cohere.THOUGHT, cohere.THOUGHT.begin),
+    _reasoning(("solar_open",), solar.THOUGHT, "<|begin|>assistant<|think|>"),
+    _reasoning(("minimax_m3",), MINIMAX_M3, MINIMAX_M3.begin),
+    _reasoning(("apriel",), apriel.THOUGHT, apriel.ANSWER),
+    _reasoning(("deepseek_r1", "deepseek_v3", "qwen3"), THINK, THINK.begin, THINK.end),
 )
 
 F = TypeVar("F", bound=Family)

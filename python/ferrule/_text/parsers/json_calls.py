@@ -17,6 +17,7 @@ from ferrule._text.parsers.literals import whole_characters
 from ferrule._text.parsers.reader import Read, Reader, Sink, nowhere
 from ferrule._text.parsers.state import State
 
+NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
 KEYS = frozenset({"name", "type", "id", *ARGUMENTS})
 
@@ -102,6 +103,21 @@ def call_list(state: State, *, stop: str = "", certain: bool = True) -> Read[boo
     return True
 
 
+def tagged_lists(state: State, begin: str, end: str) -> Read[None]:
+    """Reads a message with lists of calls in tags; a tag around anything else is content, tag included."""
+    text = state.text
+    inside = False
+    while marker := (yield from state.content(begin, *((end,) if inside else ()))):
+        if marker == end:
+            inside = False
+            continue
+        text.hold(begin)
+        yield from text.skip_space()
+        inside = bool((yield from text.accept("["))) and (yield from call_list(state, stop=end))
+        if not inside:
+            state.as_content()
+
+
 @dataclass
 class _Found:
     """State of an object that is being read."""
@@ -137,7 +153,7 @@ def _members(state: State, found: _Found, stop: str, *, certain: bool) -> Read[b
 def _value(state: State, key: str, found: _Found, stop: str, *, certain: bool) -> Read[bool]:
     """Reads the value of a key; False if it is incomplete or not a call."""
     text = state.text
-    if key == "name" and found.name is None:
+    if key in NAMES and found.name is None:
         name = yield from json_string(text)
         found.name = name if name and (certain or state.tools.allow(name)) else None
         return found.name is not None

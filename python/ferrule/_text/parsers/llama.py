@@ -19,6 +19,8 @@ from ferrule._text.parsers.json_calls import call_list, call_object
 from ferrule._text.parsers.reader import Read
 from ferrule._text.parsers.state import State
 
+JSON_FORM = '"parameters": dictionary of argument name and its value'
+"""Description of the JSON notation in Meta's templates; that of Llama 3.2 has no tags."""
 TAGS, TAG_END = ("<|python_tag|>", "<|python_start|>"), "<|python_end|>"
 
 

@@ -18,6 +18,13 @@ class Thought:
     anywhere: bool
     """Whether reasoning may begin after other text, for markers that do not occur by chance. Others count only at the
     beginning of the message, since an answer may mention `<think>`."""
+    dropped: tuple[str, ...] = ()
+    """Markers around the answer, which are not part of it."""
+
+    @property
+    def keep(self) -> frozenset[str]:
+        """All markers, which may be special tokens."""
+        return frozenset({self.begin, self.end, *self.dropped})
 
 
 @dataclass(frozen=True)
@@ -51,12 +58,16 @@ class State:
     def content(self, *markers: str) -> Read[str]:
         """Reads to one of the markers, which it returns, or to the end; reasoning on the way is separated."""
         thought = self.thought
-        more = (thought.begin,) if thought is not None and thought.anywhere else ()
+        begins = (thought.begin,) if thought is not None and thought.anywhere else ()
+        dropped = () if thought is None else thought.dropped
         while True:
-            marker = yield from self.text.until(*markers, *more, into=self.draft.content)
-            if thought is None or marker not in more:
+            marker = yield from self.text.until(*markers, *begins, *dropped, into=self.draft.content)
+            if thought is not None and marker in begins:
+                yield from self._think(thought)
+            elif marker in dropped:
+                self.draft.mark()
+            else:
                 return marker
-            yield from self._think(thought)
 
     def as_content(self) -> None:
         """Adds held text to the content, markers included, so that no text is lost."""
