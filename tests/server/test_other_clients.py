@@ -12,10 +12,12 @@ from pydantic import BaseModel
 
 import fakes
 from ferrule import LLM
-from server.live import Live, events
-from server.scripted_server import PARAMETERS, ScriptedServer
+from ferrule.server import ServerSettings
+from server.live import Live, events, serving
+from server.scripted_server import ANSWER, PARAMETERS, SAID, ScriptedServer
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Hi"}]
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS, "strict": True}}
 
 
 class City(BaseModel):
@@ -60,9 +62,8 @@ def test_no_chunk_of_a_chat_is_empty(live: Live, engine: type[fakes.Engine]) -> 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of the client, which sends `parsed`
 def test_a_parsed_answer_can_be_sent_back(scripted: ScriptedServer) -> None:
-    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS, "strict": True}}
     with openai.OpenAI(base_url=f"{scripted.live.url}/v1", api_key="none", max_retries=0) as client:
-        called = client.chat.completions.with_raw_response.parse(model="tiny", messages=MESSAGES, tools=[tool])
+        called = client.chat.completions.with_raw_response.parse(model="tiny", messages=MESSAGES, tools=[WEATHER])
         message = called.parse().choices[0].message
         assert message.tool_calls
         assert message.tool_calls[0].function.parsed_arguments == {"city": "Zürich"}
@@ -132,6 +133,32 @@ def test_a_body_with_two_lengths_is_refused_and_the_connection_closed(live: Live
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
+@pytest.mark.parametrize(
+    ("said", "content", "cities"),
+    [
+        (ANSWER.partition("</think>")[2].partition(SAID)[2].strip(), None, ["Zürich", "Rome"]),
+        ('{"city": "Rome"}', '{"city": "Rome"}', []),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_with_a_response_format(
+    scripted: ScriptedServer, said: str, content: str | None, cities: list[str], stream: bool
+) -> None:
+    scripted.set_output(said)
+    with openai.OpenAI(base_url=f"{scripted.live.url}/v1", api_key="none", max_retries=0) as client:
+        asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "tools": [WEATHER], "response_format": City}
+        if stream:
+            with client.chat.completions.stream(**asked) as events_of_stream:
+                choice = events_of_stream.get_final_completion().choices[0]
+        else:
+            choice = client.chat.completions.parse(**asked).choices[0]
+        assert choice.message.content == content
+        assert choice.message.parsed == (City(city="Rome") if content else None)
+        assert choice.finish_reason == ("tool_calls" if cities else "stop")
+        calls = choice.message.tool_calls or []
+        assert [call.function.parsed_arguments for call in calls] == [{"city": each} for each in cities]
+
+
 # Tests on the engine itself come last: fixtures of the others check that no thread of an engine is left.
 
 
@@ -196,3 +223,35 @@ def test_schemas_are_closed_and_strict_requires_every_property(tiny: Live, path:
 
     assert all(members(True, seed) == {"a", "b"} for seed in range(4))
     assert any(members(False, seed) != {"a", "b"} for seed in range(8))
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral", None])
+def test_an_output_with_tools_and_a_schema_is_a_call_or_an_answer(parser: str | None) -> None:
+    parameters = {"type": "object", "properties": {"city": {"enum": ["Rome", "Bern"]}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    schema = {"type": "object", "properties": {"sure": {"type": "boolean"}}, "required": ["sure"]}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    called = answered = 0
+    with serving(ServerSettings(tool_call_parser=parser)) as live:
+        for seed in range(30):
+            fields = {"tools": tools, "response_format": form, "temperature": 1.5, "max_tokens": 200, "seed": seed}
+            (choice,) = live.chat(**fields).json["choices"]
+            message = choice["message"]
+            if choice["finish_reason"] == "length":
+                continue
+            if parser == "mistral" and (message["content"] or "").startswith("[TOOL_CALLS]"):
+                continue  # after the marker the model is free
+            for call in message.get("tool_calls", ()):
+                assert call["function"]["name"] == "weather"
+                arguments = json.loads(call["function"]["arguments"])
+                assert arguments.keys() == {"city"}
+                assert arguments["city"] in ("Rome", "Bern")
+                called += 1
+            if message["content"] is not None:
+                assert json.loads(message["content"]).keys() == {"sure"}
+                answered += 1
+            else:
+                assert choice["finish_reason"] == "tool_calls"
+    assert answered
+    assert called or parser == "mistral"

@@ -117,7 +117,7 @@ CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("", {"tools": [TOOL, TOOL], "tool_choice": "required"}, "tools[1]"),
     ("", {"tools": [{"type": "web_search"}]}, "tools[0].type"),
-    ("", {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tools"),
+    ("", {"tools": [TOOL], "structured_outputs": {"regex": "a"}}, "tools"),
     ("", {"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
     ("", {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
 ]

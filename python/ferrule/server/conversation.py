@@ -1,7 +1,8 @@
 """Conversations with tools, for all protocols: rendering of the prompt and format of the output.
 
 Tool choice `auto` leaves the choice to the model, which writes calls in its own format. `required` and a named tool
-constrain the output of any model to a JSON list of calls; such an output has no reasoning.
+constrain the output of any model to a JSON list of calls; such an output has no reasoning. With `auto` and a JSON
+schema, the output is either calls or an answer that matches the schema.
 """
 
 from __future__ import annotations
@@ -11,20 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ferrule._engine.workers import WORKERS
-from ferrule._params.closed_objects import strict_schema
 from ferrule._params.structured import StructuredOutputsParams
 from ferrule._text.parsers import MessageFormat
 from ferrule._text.prompt import TokensPrompt
 from ferrule.errors import InvalidParameterError
+from ferrule.server.call_structure import JSON_CALLS, CallOrAnswer, tool_call_schema
 from ferrule.server.errors import unsupported
 from ferrule.server.models import ServedModel
 from ferrule.server.schema.limits import MAX_TOOLS
 from ferrule.server.settings import ServerSettings
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
-DEFINITIONS = "#/$defs/"
-FORCED_FORM = "llama3_json"
-"""Parser of a JSON list of calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +71,15 @@ def _prepare(served: ServedModel, settings: ServerSettings, conversation: Conver
     forced = tools if conversation.tool_choice == REQUIRED else _named_tool(conversation.tool_choice, tools, names)
     if conversation.tool_choice not in (NONE, AUTO) and not forced:
         raise InvalidParameterError("tool_choice", conversation.tool_choice, "none or auto without tools")
-    if tools and structure is not None:
-        raise unsupported("tools", "tools are not supported with structured output, which would forbid their calls")
     if forced:
         structure = tool_call_schema(
             forced,
             several=conversation.parallel_tool_calls and conversation.tool_choice == REQUIRED,
             strict=conversation.strict_tools,
         )
-        message_format = MessageFormat(FORCED_FORM, tools=forced)
+        message_format = MessageFormat(JSON_CALLS, tools=forced)
+    elif tools and structure is not None:
+        message_format, structure = _call_or_answer(served, settings, conversation, structure)
     else:
         message_format = _template_message_format(served, settings, conversation, tools)
     prompt = served.llm.chat_prompt(
@@ -94,6 +92,26 @@ def _prepare(served: ServedModel, settings: ServerSettings, conversation: Conver
         chat_template_kwargs=conversation.template_arguments or None,
     )
     return PreparedPrompt(prompt, message_format, structure, bool(forced))
+
+
+def _call_or_answer(
+    served: ServedModel, settings: ServerSettings, conversation: Conversation, answer: StructuredOutputsParams
+) -> tuple[MessageFormat, StructuredOutputsParams]:
+    """Returns the format and the structure of an output that calls tools or answers with JSON.
+
+    A model whose calls begin with a marker writes them in its own format, any other as JSON.
+    """
+    if answer.json is None and answer.json_object is None:
+        raise unsupported("tools", "tools are supported with a JSON schema, not with other structured output")
+    tools = list(conversation.tools)
+    template = conversation.chat_template or settings.chat_template
+    own = served.llm.message_format(settings.tool_call_parser, None, tools=tools, chat_template=template)
+    given = CallOrAnswer(
+        answer=answer, tools=tools, several=conversation.parallel_tool_calls, strict=conversation.strict_tools
+    )
+    if own is not None and own.call_begin:
+        return own, given.in_format(own, served.llm)
+    return MessageFormat(JSON_CALLS, tools=tools), given.as_json()
 
 
 def _template_message_format(
@@ -143,67 +161,6 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> list[str]:
             raise InvalidParameterError(f"tools[{index}]", name, f"a tool with a name other than tools[{names[name]}]")
         names[name] = index
     return list(names)
-
-
-def tool_call_schema(
-    tools: Sequence[Mapping[str, Any]], *, several: bool, strict: Set[str] = frozenset()
-) -> StructuredOutputsParams:
-    """Returns the structure of a JSON list of one call of a tool, or with `several` of any number of calls.
-
-    `strict` has the names of the tools whose schemas are read as OpenAI's `strict` defines.
-    """
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool["function"]["name"]},
-                "arguments": {"$ref": f"{DEFINITIONS}{index}"},
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for index, tool in enumerate(tools)
-    ]
-    schema: dict[str, Any] = {
-        "type": "array",
-        "minItems": 1,
-        "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
-        "$defs": _definitions(tools, strict),
-    }
-    one_or_more = schema if several else {**schema, "maxItems": 1}
-    # Small models would otherwise generate white space until the token limit.
-    return StructuredOutputsParams(json=one_or_more, disable_any_whitespace=True)
-
-
-def _definitions(tools: Sequence[Mapping[str, Any]], strict: Set[str]) -> dict[str, Any]:
-    """Returns the schemas of the arguments, with their references rebased to their new place.
-
-    Raises InvalidParameterError.
-    """
-    definitions: dict[str, Any] = {}
-    for index, tool in enumerate(tools):
-        schema: object = tool["function"].get("parameters") or {"type": "object"}
-        if tool["function"]["name"] in strict:
-            schema = strict_schema(schema)
-        try:
-            definitions[str(index)] = _rebase_references(schema, index)
-        except RecursionError:
-            field = f"tools[{index}].function.parameters"
-            raise InvalidParameterError(field, {}, "a schema with less nesting") from None
-    return definitions
-
-
-def _rebase_references(schema: object, index: int) -> object:
-    if isinstance(schema, Mapping):
-        return {
-            key: f"{DEFINITIONS}{index}{value[1:]}"
-            if key == "$ref" and isinstance(value, str) and value.startswith("#")
-            else _rebase_references(value, index)
-            for key, value in cast("Mapping[str, object]", schema).items()
-        }
-    if isinstance(schema, list):
-        return [_rebase_references(value, index) for value in cast("list[object]", schema)]
-    return schema
 
 
 def _named_tool(choice: str, tools: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:

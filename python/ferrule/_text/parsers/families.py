@@ -52,6 +52,10 @@ class ToolCallFamily(Family):
     read: Callable[[State], Read[None]]
     call_id: tuple[str, int] = ("call_", 24)
     """Prefix of call ids, and the number of letters and digits after it."""
+    begin: str = ""
+    """Marker with which calls begin; empty if they have none that is theirs alone."""
+    json_end: str = ""
+    """Marker with which a call ends that is a JSON object with `name` and `arguments`; empty for other formats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,16 +84,24 @@ TOOL_CALL_PARSERS = (
         (deepseek.CALLS_BEGIN,),
         frozenset({*deepseek.INSIDE, deepseek.SEPARATOR}),
         ("deepseek_v3",),
+        begin=deepseek.CALLS_BEGIN,
         read=deepseek.deepseek,
     ),
-    ToolCallFamily(("gemma4",), (gemma4.GEMMA4.begin,), gemma4.GEMMA4.keep, read=gemma4.gemma4),
     ToolCallFamily(
-        ("functiongemma",), (gemma4.FUNCTIONGEMMA.begin,), gemma4.FUNCTIONGEMMA.keep, read=gemma4.functiongemma
+        ("gemma4",), (gemma4.GEMMA4.begin,), gemma4.GEMMA4.keep, begin=gemma4.GEMMA4.begin, read=gemma4.gemma4
+    ),
+    ToolCallFamily(
+        ("functiongemma",),
+        (gemma4.FUNCTIONGEMMA.begin,),
+        gemma4.FUNCTIONGEMMA.keep,
+        begin=gemma4.FUNCTIONGEMMA.begin,
+        read=gemma4.functiongemma,
     ),
     ToolCallFamily(
         ("mistral",),
         (mistral.CALLS,),
         frozenset({mistral.CALLS, mistral.CALL_ID, mistral.ARGS}),
+        begin=mistral.CALLS,
         read=mistral.mistral,
         call_id=("", mistral.ID_LENGTH),
     ),
@@ -97,30 +109,43 @@ TOOL_CALL_PARSERS = (
         ("seed_oss",),
         (qwen3_coder.SEED.begin,),
         frozenset({qwen3_coder.SEED.begin, qwen3_coder.SEED.end}),
+        begin=qwen3_coder.SEED.begin,
         read=qwen3_coder.seed_oss,
     ),
     ToolCallFamily(
-        ("functionary",), (functionary.BEGIN,), frozenset(), unless=("<tool_call>",), read=functionary.functionary
+        ("functionary",),
+        (functionary.BEGIN,),
+        frozenset(),
+        unless=("<tool_call>",),
+        begin=functionary.BEGIN,
+        read=functionary.functionary,
     ),
     ToolCallFamily(
         ("qwen3_coder", "qwen3_xml"),
         (qwen3_coder.FUNCTION,),
         frozenset({qwen3_coder.QWEN.begin, qwen3_coder.QWEN.end}),
+        begin=qwen3_coder.QWEN.begin,
         read=qwen3_coder.qwen3_coder,
     ),
     ToolCallFamily(
-        ("jamba", "apriel"), (apriel.BEGIN + "[",), frozenset({apriel.BEGIN, apriel.END}), read=apriel.apriel
+        ("jamba", "apriel"),
+        (apriel.BEGIN + "[",),
+        frozenset({apriel.BEGIN, apriel.END}),
+        begin=apriel.BEGIN,
+        read=apriel.apriel,
     ),
     ToolCallFamily(
         ("cohere_command3", "cohere_command4"),
         (cohere.BEGIN,),
         frozenset({cohere.BEGIN, cohere.END}),
+        begin=cohere.BEGIN,
         read=cohere.cohere,
     ),
     ToolCallFamily(
         ("solar_open",),
         (solar.BEGIN,),
         frozenset({solar.BEGIN, solar.NAME, solar.ARGS, solar.END, *solar.AROUND}),
+        begin=solar.BEGIN,
         read=solar.solar,
         call_id=("", 10),
     ),
@@ -129,6 +154,8 @@ TOOL_CALL_PARSERS = (
         (hermes.BEGIN,),
         frozenset({hermes.BEGIN, hermes.END}),
         unless=("<arg_key>", "]<]minimax[>["),  # GLM and MiniMax-M3 have the same tags with other content
+        begin=hermes.BEGIN,
+        json_end=hermes.END,
         read=hermes.hermes,
     ),
     ToolCallFamily(

@@ -50,6 +50,10 @@ class MessageFormat:
         self.reasoning_parser = None if thinks is None else thinks.names[0]
         self.keep = frozenset[str]().union(*(family.keep for family in (calls, thinks) if family is not None))
         """Special tokens that must stay in the text."""
+        self.call_begin = "" if calls is None else calls.begin
+        """Marker with which tool calls begin; empty if they have none."""
+        self.json_call_end = "" if calls is None else calls.json_end
+        """Marker with which a call ends that is a JSON object with `name` and `arguments`; empty for other formats."""
         self._calls = calls
         self._thought = None if thinks is None else thinks.thought
         self._tools = Tools(tools)
