@@ -82,6 +82,27 @@ def test_jinja_features(template: str, text: str) -> None:
     assert render(template) == text
 
 
+@pytest.mark.parametrize("operator", ["~", "+"])
+def test_templates_that_append_to_one_text_render_long_conversations(operator: str) -> None:
+    """Reka's template appends three times for each message, which copies 300 MB for 60 tools and 301 messages."""
+    template = """
+        {%- set ns = namespace(out='') -%}
+        {%- for tool in tools %}{% set ns.out = ns.out ~ '\n' ~ (tool | tojson) %}{% endfor -%}
+        {%- for m in messages -%}
+            {%- set ns.out = ns.out ~ m.role -%}
+            {%- set ns.out = ns.out ~ ': ' ~ m.content -%}
+            {%- set ns.out = ns.out ~ '</s>' -%}
+        {%- endfor -%}
+        {{- ns.out -}}
+    """.replace("~", operator)
+    tools = [{"name": f"tool_{number}", "description": "d" * 6900} for number in range(60)]
+    messages = [{"role": "user", "content": f"{number} words"} for number in range(301)]
+    text = render(template, messages, tools=tools)
+    assert text.startswith('\n{"name": "tool_0", "description": "ddd')
+    assert text.endswith("user: 299 words</s>user: 300 words</s>")
+    assert len(text) > 400_000
+
+
 def test_strftime_now() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", render("{{ strftime_now('%Y-%m-%d') }}"))
     # Local time without a time zone, as in transformers.

@@ -57,6 +57,12 @@ LOOPS = {
         "{% endfor %}",
         WORK,
     ),
+    "refunds-of-concatenations": (
+        A + "{% for i in range(99999) %}{% set x = [a, ''] | map('<joined>') | list %}"
+        "{% set y = [1.5] | map('<part>') | map('<joined>') | list %}{% endfor %}",
+        WORK,
+    ),
+    "freed-concatenations": (A + "{% for i in range(99999) %}{% set x = a ~ i %}{% endfor %}", WORK),
     "sums": ("{% for i in range(99999) %}{% set x = range(99999) | sum %}{% endfor %}", WORK),
 }
 SOURCES = {
@@ -106,6 +112,15 @@ GROWTH = {
         A + "{% set ns = namespace(x=0) %}{% for i in range(99) %}{% set ns.x = [ns.x, a[1:]] %}{% endfor %}",
         WORK,
     ),
+    "kept-concatenations": (
+        A + "{% set ns = namespace(x=0) %}{% for i in range(99) %}{% set ns.x = [ns.x, a ~ i] %}{% endfor %}",
+        WORK,
+    ),
+    "kept-sums": (
+        A + "{% set ns = namespace(x=0) %}{% for i in range(99) %}{% set ns.x = [ns.x, a + 'b'] %}{% endfor %}",
+        WORK,
+    ),
+    "many-operands": (A + "{{ " + " ~ ".join("a" * 500) + " }}", WORK),
     "kept-lists": (
         "{% set ns = namespace(x=0) %}{% for i in range(9999) %}{% set ns.x = [ns.x, ["
         + "1," * 4000

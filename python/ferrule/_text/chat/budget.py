@@ -3,6 +3,9 @@
 Work is counted in units: about one character written, sixteen characters read, or a quarter of a step. A unit takes
 less than a microsecond and at most about six bytes, so the limit bounds time and memory, and is the same on every
 machine. A limit of processor time covers what the count underestimates.
+
+A concatenated string returns its units when it is freed, except for the time to copy it: templates that append every
+message to one text copy it as many times as there are messages, but hold one copy.
 """
 
 from __future__ import annotations
@@ -12,14 +15,14 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from ferrule.errors import ChatTemplateError
 
 BASE_UNITS = 1 << 19
 UNITS_PER_CHARACTER = 512
 """Units for each character of the conversation. Most templates take ten; those that copy the text for each message
-take half the number of messages."""
+take a tenth of the number of messages."""
 MAX_UNITS = 1 << 28
 
 BASE_SECONDS = 1.0
@@ -75,6 +78,8 @@ class Budget:
         self._seconds = min(BASE_SECONDS + SECONDS_PER_CHARACTER * characters, MAX_SECONDS)
         self._deadline = time.thread_time() + self._seconds
         self._next_check = CLOCK_UNITS
+        self._parts = 0
+        """Characters of operands that are charged, but not yet part of a concatenation."""
 
     def spend(self, units: int) -> None:
         """Spends units.
@@ -118,6 +123,31 @@ class Budget:
             raise ChatTemplateError(
                 f"the chat template computes an integer of {value.bit_length()} bits; the maximum is {MAX_BITS}"
             )
+
+    def refund(self, units: int) -> None:
+        """Returns units whose memory is free again."""
+        self._spent -= units
+        self._next_check = min(self._next_check, self._spent + CLOCK_UNITS)
+
+    def part(self, operand: object) -> str:
+        """Spends the units of an operand of a concatenation, and returns its text."""
+        if not isinstance(operand, str):
+            self.write(operand)
+            operand = str(operand)
+        self.spend(len(operand))
+        self._parts += len(operand)
+        return operand
+
+    def joined(self, text: str) -> str:
+        """Returns the concatenation of parts as a string that refunds their units when it is freed."""
+        units = min(len(text), self._parts)  # a template may pass strings that are not concatenations
+        self._parts -= units
+        return self.temporary(text, units)
+
+    def temporary(self, text: str, units: int) -> str:
+        """Returns a string that refunds `units` when it is freed; spends the time to copy it."""
+        self.spend(1 + len(text) // READ)
+        return _Temporary(text, self, units)
 
     def counted(self, values: Iterable[object], units: int) -> Iterator[object]:
         """Yields values; each spends `units`."""
@@ -164,6 +194,20 @@ class Budget:
                 f"the chat template exceeds its limit of {self._seconds:.2g} seconds of processor time for a "
                 f"conversation of {self._characters} characters"
             )
+
+
+class _Temporary(str):
+    """String that refunds its units when it is freed."""
+
+    __slots__ = ("_budget", "_units")
+
+    def __new__(cls, text: str, budget: Budget, units: int) -> Self:
+        created = super().__new__(cls, text)
+        created._budget, created._units = budget, units
+        return created
+
+    def __del__(self) -> None:
+        self._budget.refund(self._units)
 
 
 BUDGET: ContextVar[Budget] = ContextVar("BUDGET")

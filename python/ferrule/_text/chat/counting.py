@@ -46,12 +46,22 @@ def _made(value: _Value) -> _Value:
     return value
 
 
+def _part(value: object) -> str:
+    return BUDGET.get().part(value)
+
+
+def _joined(value: str) -> str:
+    return BUDGET.get().joined(value)
+
+
 HOOKS: dict[str, Callable[..., Any]] = {
     "<spend>": _spend,
     "<step>": _step,
     "<read>": _read,
     "<write>": _write,
     "<made>": _made,
+    "<part>": _part,
+    "<joined>": _joined,
 }
 
 
@@ -66,7 +76,7 @@ class Counting(NodeTransformer):
             nodes.CallBlock: self._body,
             nodes.Block: self._body,
             nodes.Output: self._texts,
-            nodes.Concat: self._texts,
+            nodes.Concat: self._concatenation,
             nodes.Compare: self._comparison,
             nodes.Getitem: self._item,
             nodes.Pair: self._pair,
@@ -90,10 +100,15 @@ class Counting(NodeTransformer):
             node.test = _hooked(node.test, "<step>")
         return self._body(node)
 
-    def _texts(self, node: nodes.Output | nodes.Concat) -> nodes.Node:
+    def _texts(self, node: nodes.Output) -> nodes.Node:
         self.generic_visit(node)
         node.nodes = [each if _is_constant(each) else _hooked(each, "<write>") for each in node.nodes]
         return node
+
+    def _concatenation(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        node.nodes = [_hooked(each, "<part>") for each in node.nodes]
+        return _hooked(node, "<joined>")
 
     def _comparison(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)

@@ -133,7 +133,8 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             budget.require(breadth(left) + breadth(right))
         result = super().call_binop(context, operator, left, right)
         budget.made(result)
-        return result
+        # Not for Markup, a subclass whose operators escape.
+        return budget.temporary(result, len(result)) if operator == "+" and type(result) is str else result
 
     def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """Runs a call."""
