@@ -129,6 +129,19 @@ impl Int512 {
     }
 }
 
+/// Rounds eight f32 to bf16, to nearest, ties to even; each is the low half of its lane. NaN stays NaN.
+#[inline(always)]
+fn to_bf16(value: __m256) -> __m256i {
+    simd!({
+        let bits = _mm256_castps_si256(value);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        let quiet_nan = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
+        _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet_nan, is_nan))
+    })
+}
+
 impl<V: Variant> Simd for Ymm<V> {
     type F32 = F32x16;
     type I32 = Int512;
@@ -188,15 +201,7 @@ impl<V: Variant> Simd for Ymm<V> {
     #[inline(always)]
     fn store_bf16(self, value: F32x16, to: &mut [u16; LANES]) {
         simd!({
-            let narrow = |half| {
-                let bits = _mm256_castps_si256(half);
-                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-                let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-                let quiet_nan = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
-                let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(half, half));
-                _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet_nan, is_nan))
-            };
-            let interleaved = _mm256_packus_epi32(narrow(value.0), narrow(value.1));
+            let interleaved = _mm256_packus_epi32(to_bf16(value.0), to_bf16(value.1));
             _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(interleaved));
         });
     }
@@ -271,18 +276,18 @@ impl<V: Variant> Simd for Ymm<V> {
     #[inline(always)]
     fn select_range(self, from: usize, to: usize, a: F32x16, b: F32x16) -> F32x16 {
         let bound = |n: usize| n.min(LANES) as i32;
-        simd!({
-            let (from, to) = (_mm256_set1_epi32(bound(from)), _mm256_set1_epi32(bound(to)));
-            let select = |first: i32, a, b| {
+        let mut selected = [a.0, a.1];
+        for ((first, selected), b) in [0, 8].into_iter().zip(&mut selected).zip([b.0, b.1]) {
+            *selected = simd!({
                 let lane = _mm256_add_epi32(_mm256_set1_epi32(first), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
                 let outside = _mm256_or_si256(
-                    _mm256_cmpgt_epi32(from, lane),
-                    _mm256_xor_si256(_mm256_cmpgt_epi32(to, lane), _mm256_set1_epi32(-1)),
+                    _mm256_cmpgt_epi32(_mm256_set1_epi32(bound(from)), lane),
+                    _mm256_xor_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(bound(to)), lane), _mm256_set1_epi32(-1)),
                 );
-                _mm256_blendv_ps(a, b, _mm256_castsi256_ps(outside))
-            };
-            F32x16(select(0, a.0, b.0), select(8, a.1, b.1))
-        })
+                _mm256_blendv_ps(*selected, b, _mm256_castsi256_ps(outside))
+            });
+        }
+        F32x16(selected[0], selected[1])
     }
 
     #[inline(always)]
@@ -378,7 +383,7 @@ impl<V: Variant> Simd for Ymm<V> {
 
     #[inline(always)]
     fn splat_quad(self, quad: [i8; 4]) -> Int512 {
-        self.splat_i32(i32::from_ne_bytes(quad.map(|byte| byte as u8)))
+        self.splat_i32(bytemuck::cast(quad))
     }
 
     #[inline(always)]

@@ -315,7 +315,7 @@ impl<V: Variant> Simd for Zmm<V> {
 
     #[inline(always)]
     fn splat_quad(self, quad: [i8; 4]) -> __m512i {
-        simd!(_mm512_set1_epi32(i32::from_ne_bytes(quad.map(|byte| byte as u8))))
+        simd!(_mm512_set1_epi32(bytemuck::cast(quad)))
     }
 
     #[inline(always)]

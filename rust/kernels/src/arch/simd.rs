@@ -6,7 +6,9 @@ pub const LANES: usize = 16;
 
 /// Algorithm that is written once for all instruction sets; see [`Isa::run`](super::Isa::run).
 ///
-/// `run` must be `#[inline(always)]`, so that it is compiled inside the function that enables the instructions.
+/// `run` must be `#[inline(always)]`, so that it is compiled inside the function that enables the instructions. For the same
+/// reason it should use vectors in loops, not in closures: a closure that the standard library calls, as `[T; N]::map`
+/// does, is compiled without the instructions unless it is inlined, and each operation in it is then a call.
 pub trait Kernel {
     /// Result of the kernel.
     type Output;
@@ -64,6 +66,15 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn load_bf16(self, from: &[u16; LANES]) -> Self::F32;
     /// Loads sixteen IEEE half floats and widens them to f32.
     fn load_f16(self, from: &[u16; LANES]) -> Self::F32;
+    /// Loads `N` vectors of sixteen f32.
+    #[inline(always)]
+    fn load_vectors<const N: usize>(self, from: &[[f32; LANES]; N]) -> [Self::F32; N] {
+        let mut vectors = [self.splat(0.0); N];
+        for (vector, from) in vectors.iter_mut().zip(from) {
+            *vector = self.load(from);
+        }
+        vectors
+    }
     /// Stores sixteen f32.
     fn store(self, value: Self::F32, to: &mut [f32; LANES]);
     /// Stores sixteen bf16, rounded to nearest, ties to even; NaN stays NaN.

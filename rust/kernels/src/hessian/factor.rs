@@ -193,10 +193,10 @@ impl Kernel for SolvePanel<'_> {
         let lines = self.panel.contiguous().as_chunks_mut::<PANEL>().0;
         for ((k, line), inverse) in lines.iter_mut().enumerate().zip(self.inverse.chunks_exact(width)) {
             for (lane, out) in line.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-                let products = inverse[k..].iter().zip(&transposed[k..]);
-                let sum = products.fold(simd.splat(0.0), |sum, (factor, line)| {
-                    simd.mul_add(simd.splat(*factor), simd.load(&line.as_chunks().0[lane]), sum)
-                });
+                let mut sum = simd.splat(0.0);
+                for (factor, line) in inverse[k..].iter().zip(&transposed[k..]) {
+                    sum = simd.mul_add(simd.splat(*factor), simd.load(&line.as_chunks().0[lane]), sum);
+                }
                 simd.store(sum, out);
             }
         }

@@ -132,7 +132,7 @@ impl Kernel for RotateRows<'_> {
         for (x, row) in self.x.chunks_exact(self.cols).zip(self.first..) {
             let mut block = [[0.0; LANES]; BLOCK / LANES];
             block.as_flattened_mut()[..columns.len()].copy_from_slice(&x[columns.clone()]);
-            let rotated = rotation::rotate(simd, block.map(|lanes| simd.load(&lanes)));
+            let rotated = rotation::rotate(simd, simd.load_vectors(&block));
             for (index, lanes) in rotated.into_iter().enumerate() {
                 let at = (index * LANES / PANEL * DEPTH + row) * PANEL + index * LANES % PANEL;
                 simd.store(lanes, panels[at..].first_chunk_mut().expect("a panel is a whole number of vectors"));

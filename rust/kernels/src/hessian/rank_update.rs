@@ -81,7 +81,7 @@ impl Update<'_> {
                     let left: &[f32; R] = left_line[left % PANEL..].first_chunk().expect("within a panel");
                     let right: &[[f32; LANES]; P] =
                         right_line[right % PANEL..].as_chunks().0.first_chunk().expect("within a panel");
-                    let right: [S::F32; P] = std::array::from_fn(|p| simd.load(&right[p]));
+                    let right = simd.load_vectors(right);
                     for (sums, left) in sums.iter_mut().zip(left) {
                         for (sum, right) in sums.iter_mut().zip(right) {
                             *sum = simd.mul_add(simd.splat(*left), right, *sum);

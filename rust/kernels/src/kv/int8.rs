@@ -98,8 +98,9 @@ impl DotKernel for Write<'_> {
         for (lines, numbers) in keys.chunks_mut(LANES / QUAD).zip(key.chunks(LANES)) {
             let codes = if finite { encode(simd, load_padded(simd, numbers), factor) } else { [0; LANES] };
             for (line, quad) in lines.iter_mut().zip(codes.as_chunks::<QUAD>().0) {
-                line[slot * QUAD..][..QUAD]
-                    .copy_from_slice(&quad.map(|code| (code as u8).wrapping_add(S::WEIGHT_BIAS)));
+                for (byte, code) in line[slot * QUAD..].iter_mut().zip(quad) {
+                    *byte = code.cast_unsigned().wrapping_add(S::WEIGHT_BIAS);
+                }
             }
         }
         let factor = inverse(value_scale.to_f32());

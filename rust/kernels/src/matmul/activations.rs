@@ -234,7 +234,9 @@ impl DotKernel for QuantizeBlocks<'_> {
                 let codes = match basis {
                     Basis::Rotated => quantize_block(simd, x, head),
                     Basis::Plain => {
-                        head.for_each(|word| *word = 0);
+                        for word in head {
+                            *word = 0;
+                        }
                         quantize_groups(simd, x, groups[row..].iter_mut().step_by(tile_rows))
                     }
                 };
@@ -262,7 +264,11 @@ fn quantize<S: Simd, const N: usize>(simd: S, x: [S::F32; N]) -> (f32, [S::I32; 
     let largest = simd.reduce_max(largest);
     let scale = largest / 127.0 + simd.reduce_add(not_finite);
     let inverse = simd.splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
-    (scale, x.map(|x| simd.to_i32(simd.mul(x, inverse))))
+    let mut codes = [simd.splat_i32(0); N];
+    for (code, x) in codes.iter_mut().zip(x) {
+        *code = simd.to_i32(simd.mul(x, inverse));
+    }
+    (scale, codes)
 }
 
 /// Converts codes to bytes.
@@ -296,9 +302,12 @@ fn quantize_block<'a, S: Dot>(
     x: &[[f32; LANES]; BLOCK / LANES],
     words: impl Iterator<Item = &'a mut i32>,
 ) -> [[i8; LANES]; BLOCK / LANES] {
-    let (scale, codes) = quantize(simd, rotation::rotate(simd, x.map(|x| simd.load(&x))));
-    let sum = sum(simd, codes.into_iter().fold(simd.splat_i32(0), |sum, codes| simd.add_i32(sum, codes)));
-    write(words, [(scale * rotation::SHRINK).to_bits().cast_signed(), start::<S>(sum)]);
+    let (scale, codes) = quantize(simd, rotation::rotate(simd, simd.load_vectors(x)));
+    let mut sums = simd.splat_i32(0);
+    for codes in codes {
+        sums = simd.add_i32(sums, codes);
+    }
+    write(words, [(scale * rotation::SHRINK).to_bits().cast_signed(), start::<S>(sum(simd, sums))]);
     narrow(simd, codes)
 }
 
@@ -311,11 +320,11 @@ fn quantize_groups<'a, S: Dot>(
 ) -> [[i8; LANES]; BLOCK / LANES] {
     let mut of_block = [[0; LANES]; BLOCK / LANES];
     for (x, of_group) in x.as_chunks::<HALVES>().0.iter().zip(of_block.as_chunks_mut().0) {
-        let (scale, codes) = quantize(simd, x.map(|x| simd.load(&x)));
-        let halves = codes.map(|codes| sum(simd, codes));
-        let sum = halves[0].wrapping_add(halves[1]);
+        let (scale, codes) = quantize(simd, simd.load_vectors(x));
+        let (first, second) = (sum(simd, codes[0]), sum(simd, codes[1]));
+        let sum = first.wrapping_add(second);
         let [scale, negative] = [scale, sum.wrapping_neg() as f32 * scale].map(|word| word.to_bits().cast_signed());
-        write(&mut words, [scale, start::<S>(sum), start::<S>(halves[0]), start::<S>(halves[1]), negative]);
+        write(&mut words, [scale, start::<S>(sum), start::<S>(first), start::<S>(second), negative]);
         *of_group = narrow(simd, codes);
     }
     of_block
@@ -324,7 +333,9 @@ fn quantize_groups<'a, S: Dot>(
 /// Writes values to the next words.
 #[inline(always)]
 fn write<'a, const N: usize>(words: impl Iterator<Item = &'a mut i32>, values: [i32; N]) {
-    values.into_iter().zip(words).for_each(|(value, word)| *word = value);
+    for (value, word) in values.into_iter().zip(words) {
+        *word = value;
+    }
 }
 
 /// Writes the initial values of partial sums of codes, `[kind][group]`.

@@ -21,6 +21,10 @@ impl FloatFormat for Bf16 {
 
     #[inline(always)]
     fn narrow(values: &[f32; LANES]) -> Line<Self> {
-        values.map(|value| half::bf16::from_f32(value).to_bits())
+        let mut line = [0; LANES];
+        for (element, value) in line.iter_mut().zip(values) {
+            *element = half::bf16::from_f32(*value).to_bits();
+        }
+        line
     }
 }

@@ -165,13 +165,13 @@ impl<S: Simd> SuperBlock<'_, S> {
             for offset in [-1.0, 1.0] {
                 let scale = grid.clamp_scale(simd.add(nearest, simd.splat(offset)));
                 let coded = self.code(targets, importance, rows, simd.mul(scale, block_scale));
-                let choose = |new, old| simd.select_greater(best.loss, coded.loss, new, old);
-                best_scale = choose(scale, best_scale);
-                best = QuantizedGroup {
-                    codes: std::array::from_fn(|k| choose(coded.codes[k], best.codes[k])),
-                    residuals: std::array::from_fn(|k| choose(coded.residuals[k], best.residuals[k])),
-                    loss: choose(coded.loss, best.loss),
-                };
+                let least = best.loss;
+                best_scale = simd.select_greater(least, coded.loss, scale, best_scale);
+                best.loss = simd.select_greater(least, coded.loss, coded.loss, least);
+                for k in 0..GROUP {
+                    best.codes[k] = simd.select_greater(least, coded.loss, coded.codes[k], best.codes[k]);
+                    best.residuals[k] = simd.select_greater(least, coded.loss, coded.residuals[k], best.residuals[k]);
+                }
             }
         }
         (best_scale, best)
@@ -189,7 +189,7 @@ impl<S: Simd> SuperBlock<'_, S> {
         let grid = &self.grid;
         let simd = grid.simd;
         let inverse = grid.inverse(scale);
-        let mut targets: [S::F32; GROUP] = std::array::from_fn(|k| simd.load(&targets[k]));
+        let mut targets = simd.load_vectors(targets);
         let zero = simd.splat(0.0);
         let mut coded = QuantizedGroup { codes: [zero; GROUP], residuals: [zero; GROUP], loss: zero };
         for k in 0..GROUP {

@@ -8,7 +8,7 @@
 //! and 6 and 7.
 
 use super::grouped::{self, GROUP, GroupedFormat, Layout, Offset, StoredBlock};
-use crate::arch::{ByteLine, Dot, LANES};
+use crate::arch::{ByteLine, Dot, LANES, Simd};
 
 /// Number of inputs of a block.
 const INPUTS: usize = 256;
@@ -46,6 +46,13 @@ fn stored_scales(bytes: &[u8], group: usize) -> [u8; 2] {
         let (low, high) = (bytes[group + 4], [bytes[group - 4] >> 6, bytes[group] >> 6]);
         [low & 0x0f | high[0] << 4, low >> 4 | high[1] << 4]
     }
+}
+
+/// Returns a 6-bit number in each lane, from the lowest byte of its low and of its high bits.
+#[inline(always)]
+fn six_bits<S: Simd>(simd: S, low: S::Bytes, high: S::Bytes) -> S::I32 {
+    let (low_bits, high_bits) = (simd.splat_quad([0x0f, 0, 0, 0]), simd.splat_quad([0x30, 0, 0, 0]));
+    simd.lanes(simd.or(simd.and(low, low_bits), simd.and(high, high_bits)))
 }
 
 /// Packed data of a group.
@@ -98,15 +105,13 @@ impl GroupedFormat for Q4K {
         let low = simd.spread(grouped::bytes(lines, line + LOW, of_block));
         let high = simd.spread(grouped::bytes(lines, line + HIGH, of_block / 2));
         let high = if of_block.is_multiple_of(2) { high } else { simd.shift_right::<2>(high) };
-        // Each lane keeps one byte: a 6-bit number.
-        let six_bits = |low, high| {
-            let (low_bits, high_bits) = (simd.splat_quad([0x0f, 0, 0, 0]), simd.splat_quad([0x30, 0, 0, 0]));
-            simd.lanes(simd.or(simd.and(low, low_bits), simd.and(high, high_bits)))
-        };
         Packed {
             codes: grouped::lines_at(lines, LAYOUT.codes_of(index)),
             factors: [grouped::halves(lines, line, 0), grouped::halves(lines, line, 1)],
-            numbers: [six_bits(low, high), six_bits(simd.shift_right::<4>(low), simd.shift_left::<4>(high))],
+            numbers: [
+                six_bits(simd, low, high),
+                six_bits(simd, simd.shift_right::<4>(low), simd.shift_left::<4>(high)),
+            ],
         }
     }
 

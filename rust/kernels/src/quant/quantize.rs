@@ -95,7 +95,9 @@ impl Kernel for Rotate<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        self.0.iter_mut().for_each(|block| rotation::rotate_columns(simd, block));
+        for block in self.0 {
+            rotation::rotate_columns(simd, block);
+        }
     }
 }
 
@@ -159,9 +161,15 @@ pub(super) struct Grid<S: Simd> {
 impl<S: Simd> Grid<S> {
     #[inline(always)]
     pub fn new<F: IntegerFormat>(simd: S) -> Self {
-        let [[lowest, highest], [lowest_scale, highest_scale]] =
-            [F::CODES, F::SCALES].map(|pair| pair.map(|n| simd.splat(n as f32)));
-        Self { simd, lowest, highest, lowest_scale, highest_scale }
+        let [lowest, highest] = F::CODES;
+        let [lowest_scale, highest_scale] = F::SCALES;
+        Self {
+            simd,
+            lowest: simd.splat(lowest as f32),
+            highest: simd.splat(highest as f32),
+            lowest_scale: simd.splat(lowest_scale as f32),
+            highest_scale: simd.splat(highest_scale as f32),
+        }
     }
 
     /// Returns `1 / scale`.
@@ -237,7 +245,10 @@ impl<S: Simd> Grid<S> {
             best.0 = self.to_f16(simd.div(self.peak(groups.as_flattened()), self.highest));
             return best;
         }
-        let largest = ideal.iter().fold(simd.splat(0.0), |largest, scale| simd.max(*scale, largest));
+        let mut largest = simd.splat(0.0);
+        for scale in ideal {
+            largest = simd.max(*scale, largest);
+        }
         let top = simd.div(largest, self.highest_scale);
         let mut least = simd.splat(f32::INFINITY);
         for share in BLOCK_SCALE_RATIOS {
