@@ -88,7 +88,6 @@ def with_tool(**fields: Any) -> dict[str, Any]:
 SOURCE = {"type": "url", "url": "http://localhost/x"}
 COUNTED: list[tuple[dict[str, Any], str]] = [
     ({"compaction": {"type": "enabled"}}, "compaction"),
-    ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
     ({"mcp_servers": [{"type": "url", "name": "m", "url": "http://localhost"}]}, "mcp_servers"),
     ({"output_config": {"task_budget": {"type": "tokens", "total": 5}}}, "output_config.task_budget"),
     ({"thinking": {"type": "enabled", "display": "omitted"}}, "thinking.display"),

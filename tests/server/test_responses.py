@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import openai
+
 from ferrule.server.responses.items import conversation
 from ferrule.server.responses.protocol import LOGPROBS, ResponsesRequest
 from server.live import Live
@@ -129,3 +131,82 @@ def test_draining_server_returns_503(live: Live) -> None:
     live.server.models.draining = True
     answer = live.request("/v1/responses", {"input": "Hi"})
     assert (answer.status, answer.error["code"]) == (503, "draining")
+
+
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edits files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'},
+}
+PATCH_INPUT = '*** Begin Patch\n"é"\n'
+
+
+def test_calls_of_custom_tools_have_text_as_input(scripted: ScriptedServer) -> None:
+    call = {"name": "apply_patch", "arguments": {"input": PATCH_INPUT}}
+    scripted.set_output(f"Done. <tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>")
+    with openai.OpenAI(base_url=f"{scripted.live.url}/v1", api_key="none", max_retries=0) as client:
+        asked: Any = {"model": "tiny", "input": "?", "tools": [WEATHER, PATCH], "max_output_tokens": 500}
+        whole = client.responses.create(**asked)
+        call_item = whole.output[-1]
+        assert call_item.type == "custom_tool_call"
+        assert (call_item.name, call_item.input) == ("apply_patch", PATCH_INPUT)
+        with client.responses.stream(**asked) as stream:
+            events = list(stream)
+            final = stream.get_final_response().output[-1]
+        deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+        (done,) = [event for event in events if event.type == "response.custom_tool_call_input.done"]
+        assert "".join(deltas) == done.input == PATCH_INPUT
+        assert (final.type, final.id) == ("custom_tool_call", done.item_id)
+        result = {"type": "custom_tool_call_output", "call_id": call_item.call_id, "output": "Patched."}
+        items: list[Any] = [{"role": "user", "content": "?"}, *whole.output, result]
+        again: Any = {**asked, "input": items}
+        answer = client.responses.with_raw_response.create(**again)
+        assert "X-Ferrule-Ignored-Fields" not in answer.headers
+    assert "Patched." in scripted.prompts[-1]
+
+
+def test_custom_tools_are_functions_for_the_template() -> None:
+    call = {"type": "custom_tool_call", "call_id": "1", "name": "apply_patch", "input": PATCH_INPUT}
+    body = {"input": [call], "tools": [PATCH], "tool_choice": {"type": "custom", "name": "apply_patch"}}
+    found = conversation(ResponsesRequest.model_validate(body))
+    (function,) = [tool["function"] for tool in found.tools]
+    assert function["name"] == "apply_patch"
+    assert function["description"].startswith("Edits files.")
+    assert 'start: "*** Begin Patch"' in function["description"]
+    assert function["parameters"]["required"] == ["input"]
+    assert found.tool_choice == "function:apply_patch"
+    (sent,) = found.messages[0]["tool_calls"]
+    assert json.loads(sent["function"]["arguments"]) == {"input": PATCH_INPUT}
+
+
+def test_reasoning_comes_back_where_clients_keep_only_its_encrypted_form(scripted: ScriptedServer) -> None:
+    asked: dict[str, Any] = {"max_output_tokens": 500, "include": ["reasoning.encrypted_content"], "store": False}
+    thought, *_ = ask(scripted, **asked).json["output"]
+    item = {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}
+    read = conversation(ResponsesRequest.model_validate({"input": [item]}))
+    assert read.messages[0]["reasoning_content"] == thought["content"][0]["text"] == THOUGHT
+    done = [each for each in named_events(ask(scripted, **asked, stream=True).body) if "item" in each]
+    carried = [each["item"].get("encrypted_content") for each in done if each["item"]["type"] == "reasoning"]
+    assert carried == [None, thought["encrypted_content"]]
+    assert "encrypted_content" not in ask(scripted, max_output_tokens=500).json["output"][0]
+
+
+def test_fields_of_coding_agents_are_accepted(scripted: ScriptedServer) -> None:
+    answer = ask(
+        scripted,
+        reasoning={"effort": "medium", "summary": "auto"},
+        text={"verbosity": "low"},
+        context_management=[{"type": "compaction", "compact_threshold": 100_000}],
+        include=["reasoning.encrypted_content", "web_search_call.action.sources"],
+        max_tool_calls=None,
+        parallel_tool_calls=True,
+        prompt_cache_key="a",
+        store=False,
+    )
+    assert answer.status == 200, answer.body
+    assert "X-Ferrule-Ignored-Fields" not in answer.headers
+    body = {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+    edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    answer = scripted.live.request("/v1/messages", {**body, "context_management": edits})
+    assert answer.status == 200, answer.body

@@ -189,10 +189,9 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {}}, "stream_options"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"top_logprobs": 21, "include": [LOGPROBS]}, "top_logprobs"),
-    ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
+    ({"include": ["reasoning"]}, "include[0]"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"temperature": "hot"}, "temperature"),
-    ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
     ({"text": {"format": {"type": "xml"}}}, "text.format"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
     ({"text": {"format": {"type": "json_schema", "json_schema": {"schema": {}}}}}, "text.format.schema"),
@@ -207,6 +206,10 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
     ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input[0].encrypted_content"),
+    ({"input": [{"type": "reasoning", "encrypted_content": "ferrule:x"}]}, "input[0].encrypted_content"),
+    ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+    ({"tools": [{"type": "custom", "name": "a", "async": True}]}, "tools[0].async"),
+    ({"tools": [{"type": "custom", "name": "a", "format": {"type": "xml"}}]}, "tools[0].format.type"),
 ]
 
 

@@ -8,7 +8,7 @@ MESSAGES_FIELDS: FieldRules = {
     "billing_policy": ACCEPTED,
     "compaction": Unsupported("a conversation that is too long is an error"),
     "container": Unsupported("the server runs no code"),
-    "context_management": Unsupported("a conversation that is too long is an error", neutral=({}, {"edits": []})),
+    "context_management": ACCEPTED,  # nothing is removed; a conversation that is too long is an error
     "diagnostics": ACCEPTED,
     "fallback_credit_token": ACCEPTED,
     "fallbacks": Unsupported("one model answers", neutral=([],)),

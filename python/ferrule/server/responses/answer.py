@@ -11,11 +11,15 @@ from typing import Any, Literal
 from ferrule.outputs import RequestOutput, TokenLogprobs
 from ferrule.server.errors import ApiError
 from ferrule.server.generation import Generation, finished, parsed_message, stream_steps
-from ferrule.server.output_parts import OutputPart, OutputParts, PartEvent
+from ferrule.server.output_parts import OutputPart, OutputParts, PartEvent, call_input
+from ferrule.server.responses.carried_reasoning import wrap_reasoning
 from ferrule.server.responses.protocol import (
-    FunctionChoice,
+    CUSTOM_INPUT,
+    ENCRYPTED_REASONING,
+    CustomTool,
     InputDetails,
     OutputCall,
+    OutputCustomCall,
     OutputDetails,
     OutputItem,
     OutputMessage,
@@ -27,6 +31,7 @@ from ferrule.server.responses.protocol import (
     ResponsesRequest,
     ResponseUsage,
     Status,
+    ToolChoice,
 )
 from ferrule.server.schema.logprobs import TokenLogprob, token_logprob
 from ferrule.server.streaming import named_event
@@ -35,6 +40,8 @@ LENGTH = "length"
 """The finish reason of an output that reached its token limit."""
 PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 """Prefix of an item's id, by the kind of the part."""
+CUSTOM_PREFIX = "ctc"
+"""Prefix of the id of a call of a custom tool."""
 
 
 @dataclass
@@ -110,7 +117,7 @@ class ResponseWriter:
             reasoning={"effort": None if request.reasoning is None else request.reasoning.effort, "summary": None},
             temperature=request.temperature,
             text={"format": _format(request)},
-            tool_choice=choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto",
+            tool_choice=choice.model_dump() if isinstance(choice, ToolChoice) else choice or "auto",
             tools=[tool.model_dump() for tool in request.tools or ()],
             top_logprobs=request.top_logprobs or 0,
             top_p=request.top_p,
@@ -129,6 +136,8 @@ class ResponseWriter:
                 yield from self._text_events(part_event)
             case "reasoning":
                 yield from self._reasoning_events(part_event)
+            case "call" if self._is_custom(part):
+                yield from self._custom_call_events(part_event)
             case "call":
                 yield from self._call_events(part_event)
         if part_event.kind == "stop":
@@ -172,6 +181,18 @@ class ResponseWriter:
                 kind = "response.function_call_arguments.done"
                 yield self._event(kind, **place, name=part.name, arguments=part.text)
 
+    def _custom_call_events(self, part_event: PartEvent) -> Iterator[bytes]:
+        # The input is known once the argument that holds it is complete.
+        if part_event.kind == "stop":
+            place = self._place(part_event.part, content=False)
+            text = _custom_input(part_event.part.text)
+            yield self._event("response.custom_tool_call_input.delta", **place, delta=text)
+            yield self._event("response.custom_tool_call_input.done", **place, input=text)
+
+    def _is_custom(self, part: OutputPart) -> bool:
+        tools = self.request.tools or ()
+        return part.kind == "call" and any(isinstance(each, CustomTool) and each.name == part.name for each in tools)
+
     def _event(self, kind: str, **fields: Any) -> bytes:
         body = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
@@ -185,7 +206,8 @@ class ResponseWriter:
         return place | ({"content_index": 0} if content else {})
 
     def _id(self, part: OutputPart) -> str:
-        return f"{PREFIXES[part.kind]}_{self.generation.request_id.partition('_')[2]}_{part.index}"
+        prefix = CUSTOM_PREFIX if self._is_custom(part) else PREFIXES[part.kind]
+        return f"{prefix}_{self.generation.request_id.partition('_')[2]}_{part.index}"
 
     def _item(self, part: OutputPart, status: Status) -> OutputItem:
         match part.kind:
@@ -195,7 +217,14 @@ class ResponseWriter:
                 return OutputMessage(id=self._id(part), status=status, content=content)
             case "reasoning":
                 content = [OutputReasoningText(text=part.text)] if part.text else []
-                return OutputReasoning(id=self._id(part), status=status, content=content)
+                asked = ENCRYPTED_REASONING in (self.request.include or ()) and status != "in_progress"
+                carried = wrap_reasoning(part.text) if asked else None
+                return OutputReasoning(id=self._id(part), status=status, content=content, encrypted_content=carried)
+            case "call" if self._is_custom(part):
+                text = "" if status == "in_progress" else _custom_input(part.text)
+                return OutputCustomCall(
+                    id=self._id(part), call_id=part.call_id, name=part.name, input=text, status=status
+                )
             case "call":
                 return OutputCall(
                     id=self._id(part), call_id=part.call_id, name=part.name, arguments=part.text, status=status
@@ -219,6 +248,12 @@ class ResponseWriter:
             output_tokens_details=OutputDetails(reasoning_tokens=min(reasoning, written)),
             total_tokens=read + written,
         )
+
+
+def _custom_input(arguments: str) -> str:
+    """Returns the input of a custom tool; arguments in another form are the input itself."""
+    found = call_input(arguments).get(CUSTOM_INPUT)
+    return found if isinstance(found, str) else arguments
 
 
 def _format(request: ResponsesRequest) -> dict[str, Any]:

@@ -9,7 +9,7 @@ RESPONSE_FIELDS: FieldRules = {
     "access_programs": Unsupported("the server has no access programs"),
     "background": Unsupported("the server answers while the client waits", neutral=(False,)),
     "background_options": Unsupported("the server answers while the client waits"),
-    "context_management": Unsupported("a conversation that is too long is an error", neutral=([],)),
+    "context_management": ACCEPTED,  # nothing is removed; a conversation that is too long is an error
     "conversation": Unsupported(NOT_STORED),
     "image": Unsupported("the server generates text only"),
     "logits_processors": Unsupported("functions cannot be sent over HTTP", neutral=([],)),
@@ -26,11 +26,16 @@ RESPONSE_FIELDS: FieldRules = {
 TEXT_FIELDS: FieldRules = {"verbosity": ACCEPTED}
 REASONING_FIELDS: FieldRules = {
     "context": ACCEPTED,
-    "generate_summary": Unsupported("the server summarizes no reasoning"),
+    "generate_summary": ACCEPTED,  # reasoning is returned whole
     "mode": ACCEPTED,
-    "summary": Unsupported("the server summarizes no reasoning"),
+    "summary": ACCEPTED,
 }
-ITEM_FIELDS: FieldRules = {"encrypted_content": Unsupported("the server reads reasoning as text"), "phase": ACCEPTED}
+ITEM_FIELDS: FieldRules = {"phase": ACCEPTED}
+CUSTOM_TOOL_FIELDS: FieldRules = {
+    "allowed_callers": Unsupported("the model calls all tools", neutral=(["direct"],)),
+    "async": Unsupported("the client runs the tools", neutral=(False,)),
+    "defer_loading": Unsupported("all tools are part of the prompt", neutral=(False,)),
+}
 TEXT_PART_FIELDS: FieldRules = {"parsed": ACCEPTED}
 CALL_FIELDS: FieldRules = {"parsed_arguments": ACCEPTED}
 """Fields that OpenAI's client adds to an answer and sends back."""

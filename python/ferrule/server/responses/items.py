@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,16 +10,22 @@ from ferrule._params.closed_objects import strict_schema
 from ferrule._params.structured import StructuredOutputsParams
 from ferrule.errors import InvalidParameterError
 from ferrule.server.conversation import AUTO, NONE, Conversation
+from ferrule.server.responses.carried_reasoning import unwrap_reasoning
 from ferrule.server.responses.protocol import (
+    CUSTOM_INPUT,
+    CustomCallItem,
+    CustomTool,
     FunctionCallItem,
     FunctionCallOutputItem,
-    FunctionChoice,
+    FunctionTool,
     Item,
     MessageItem,
     ReasoningItem,
     ResponsesRequest,
     SchemaFormat,
     TextPart,
+    Tool,
+    ToolChoice,
 )
 
 
@@ -35,23 +42,44 @@ def conversation(request: ResponsesRequest) -> Conversation:
     else:
         messages += _messages(request.input)
     choice = request.tool_choice
-    if isinstance(choice, FunctionChoice):
+    if isinstance(choice, ToolChoice):
         choice = f"function:{choice.name}"
     arguments: Mapping[str, Any] = request.chat_template_kwargs or {}
     if request.reasoning is not None and request.reasoning.effort is not None:
         arguments = {"reasoning_effort": request.reasoning.effort, **arguments}
     return Conversation(
         messages=messages,
-        tools=[
-            {"type": "function", "function": tool.model_dump(exclude={"type", "strict"}, exclude_none=True)}
-            for tool in request.tools or ()
-        ],
-        strict_tools={tool.name for tool in request.tools or () if tool.strict},
+        tools=[{"type": "function", "function": _function(tool)} for tool in request.tools or ()],
+        strict_tools={tool.name for tool in request.tools or () if isinstance(tool, FunctionTool) and tool.strict},
         tool_choice=choice or (AUTO if request.tools else NONE),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         structure=structure(request),
         template_arguments=arguments,
     )
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    """Returns the function that the model calls for a tool."""
+    if isinstance(tool, FunctionTool):
+        return tool.model_dump(exclude={"type", "strict"}, exclude_none=True)
+    return {
+        "name": tool.name,
+        "description": _description(tool),
+        "parameters": {
+            "type": "object",
+            "properties": {CUSTOM_INPUT: {"type": "string", "description": "Input of the tool, as text."}},
+            "required": [CUSTOM_INPUT],
+            "additionalProperties": False,
+        },
+    }
+
+
+def _description(tool: CustomTool) -> str:
+    described = tool.description or ""
+    if tool.format is None or tool.format.definition is None:
+        return described
+    grammar = f"The input must match this {tool.format.syntax or 'lark'} grammar:\n{tool.format.definition}"
+    return f"{described}\n\n{grammar}" if described else grammar
 
 
 def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -70,9 +98,9 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
                 role = "system" if item.role == "developer" else item.role
                 messages.append({"role": role, "content": _content(item.content)})
                 turn = None
-            case FunctionCallItem():
+            case FunctionCallItem() | CustomCallItem():
                 turn = _turn(messages) if turn is None else turn
-                function = {"name": item.name, "arguments": item.arguments}
+                function = {"name": item.name, "arguments": _arguments(item)}
                 turn.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
             case FunctionCallOutputItem():
                 content = _content(item.output)
@@ -81,8 +109,20 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
             case ReasoningItem():
                 if turn is None or len(turn) > len(_EMPTY_TURN) or turn["content"]:
                     turn = _turn(messages)
-                turn["reasoning_content"] = "".join(part.text for part in item.content or ())
+                turn["reasoning_content"] = _reasoning(item)
     return messages
+
+
+def _arguments(item: FunctionCallItem | CustomCallItem) -> str:
+    if isinstance(item, FunctionCallItem):
+        return item.arguments
+    return json.dumps({CUSTOM_INPUT: item.input}, ensure_ascii=False)
+
+
+def _reasoning(item: ReasoningItem) -> str:
+    if item.content is not None or item.encrypted_content is None:
+        return "".join(part.text for part in item.content or ())
+    return unwrap_reasoning(item.encrypted_content)
 
 
 _EMPTY_TURN: dict[str, Any] = {"role": "assistant", "content": ""}

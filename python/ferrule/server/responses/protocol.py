@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
+from ferrule.server.responses.carried_reasoning import unwrap_reasoning
 from ferrule.server.responses.fields import (
     CALL_FIELDS,
+    CUSTOM_TOOL_FIELDS,
     ITEM_FIELDS,
     REASONING_FIELDS,
     RESPONSE_FIELDS,
@@ -24,7 +27,11 @@ from ferrule.server.schema.unions import str_or_list, str_or_object
 
 Status = Literal["in_progress", "completed", "incomplete"]
 LOGPROBS = "message.output_text.logprobs"
-"""Supported value of `include`."""
+"""Value of `include` for log-probabilities."""
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+"""Value of `include` for reasoning in the form that clients without storage send back."""
+CUSTOM_INPUT = "input"
+"""Argument with the input of a custom tool, which the model calls as a function."""
 
 
 class TextPart(RequestModel):
@@ -79,6 +86,23 @@ class FunctionCallOutputItem(RequestModel):
     status: Status | None = None
 
 
+class CustomCallItem(RequestModel):
+    """Call of a custom tool."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+    id: str | None = None
+    status: Status | None = None
+
+
+class CustomCallOutputItem(FunctionCallOutputItem):
+    """Result of a custom tool."""
+
+    type: Literal["custom_tool_call_output"]  # type: ignore[assignment]
+
+
 class SummaryText(RequestModel):
     """Part of a reasoning summary."""
 
@@ -93,6 +117,15 @@ class ReasoningText(RequestModel):
     text: str
 
 
+def _check_carried(contents: str) -> str:
+    try:
+        unwrap_reasoning(contents)
+    except ValueError:
+        message = "is reasoning of another server, which this one cannot read; leave it out"
+        raise PydanticCustomError("foreign_reasoning", message) from None
+    return contents
+
+
 class ReasoningItem(RequestModel):
     """Reasoning of the model; the chat template decides whether it is rendered."""
 
@@ -102,6 +135,8 @@ class ReasoningItem(RequestModel):
     summary: list[SummaryText] = Field(default_factory=list[SummaryText], max_length=0, fail_fast=True)
     """Must be empty: the server summarizes no reasoning."""
     content: BoundedList[ReasoningText] | None = None
+    encrypted_content: Annotated[str, AfterValidator(_check_carried)] | None = None
+    """Reasoning in the form of `include`; read where there is no `content`."""
     id: str | None = None
     status: Status | None = None
 
@@ -117,11 +152,14 @@ Item = Annotated[
     Annotated[MessageItem, Tag("<message>")]
     | Annotated[FunctionCallItem, Tag("<function_call>")]
     | Annotated[FunctionCallOutputItem, Tag("<function_call_output>")]
+    | Annotated[CustomCallItem, Tag("<custom_tool_call>")]
+    | Annotated[CustomCallOutputItem, Tag("<custom_tool_call_output>")]
     | Annotated[ReasoningItem, Tag("<reasoning>")],
     Discriminator(
         _kind,
         custom_error_type="unsupported_item",
-        custom_error_message="must be an item of type message, function_call, function_call_output or reasoning",
+        custom_error_message="must be an item of type message, function_call, function_call_output, custom_tool_call, "
+        "custom_tool_call_output or reasoning",
     ),
 ]
 
@@ -138,10 +176,40 @@ class FunctionTool(RequestModel):
     `tool_choice` is `required` or names the function; elsewhere the model writes calls in its own format."""
 
 
-class FunctionChoice(RequestModel):
-    """Tool choice that names the function to call."""
+class CustomFormat(RequestModel):
+    """Format of the input of a custom tool."""
 
-    type: Literal["function"]
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+    """Grammar, which is part of the tool's description for the model; the input is not constrained to it."""
+
+
+class CustomTool(RequestModel):
+    """Tool whose input is text; the model calls it as a function with one argument."""
+
+    other_fields = CUSTOM_TOOL_FIELDS
+
+    type: Literal["custom"]
+    name: str = Field(min_length=1)
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+def _tool_kind(given: object) -> str:
+    kind = cast("Mapping[str, object]", given).get("type") if isinstance(given, Mapping) else None
+    return "<custom>" if kind == "custom" else "<function>"
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("<function>")] | Annotated[CustomTool, Tag("<custom>")], Discriminator(_tool_kind)
+]
+
+
+class ToolChoice(RequestModel):
+    """Tool choice that names the tool to call."""
+
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -211,10 +279,10 @@ class ResponsesRequest(SamplingFields):
     model: str | None = None
     """Name of a model or an adapter; default: the first model."""
     instructions: str | None = None
-    tools: ToolList[FunctionTool] | None = None
+    tools: ToolList[Tool] | None = None
     tool_choice: (
         Annotated[
-            Annotated[Literal["none", "auto", "required"], Tag("<str>")] | Annotated[FunctionChoice, Tag("<object>")],
+            Annotated[Literal["none", "auto", "required"], Tag("<str>")] | Annotated[ToolChoice, Tag("<object>")],
             Discriminator(str_or_object),
         ]
         | None
@@ -223,7 +291,22 @@ class ResponsesRequest(SamplingFields):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = sampling_field("max_tokens")
-    include: BoundedList[Literal["message.output_text.logprobs"]] | None = None
+    include: (
+        BoundedList[
+            Literal[
+                "message.output_text.logprobs",
+                "reasoning.encrypted_content",
+                "code_interpreter_call.outputs",
+                "computer_call_output.output.image_url",
+                "file_search_call.results",
+                "message.input_image.image_url",
+                "web_search_call.action.sources",
+                "web_search_call.results",
+            ]
+        ]
+        | None
+    ) = None
+    """Additional parts of the answer; only the first two values have an effect, since the server has no other tools."""
     top_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -269,6 +352,17 @@ class OutputCall(BaseModel):
     status: Status
 
 
+class OutputCustomCall(BaseModel):
+    """Call of a custom tool of an answer."""
+
+    type: Literal["custom_tool_call"] = "custom_tool_call"
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: Status
+
+
 class OutputReasoningText(BaseModel):
     """Text of the reasoning."""
 
@@ -283,10 +377,12 @@ class OutputReasoning(BaseModel):
     id: str
     summary: list[Any] = Field(default_factory=list[Any])
     content: list[OutputReasoningText]
+    encrypted_content: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The reasoning in base64, for clients that send back only this field; it is not encrypted."""
     status: Status
 
 
-OutputItem = OutputMessage | OutputCall | OutputReasoning
+OutputItem = OutputMessage | OutputCall | OutputCustomCall | OutputReasoning
 
 
 class InputDetails(BaseModel):
