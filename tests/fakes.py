@@ -92,15 +92,15 @@ class LoraAdapter:
 class Grammar:
     """A grammar that restricts nothing; it records its calls for tests."""
 
-    asked: dict[str, Any]
+    constraint: dict[str, Any]
 
 
 class Vocabulary:
     def __init__(self, tokens: list[bytes], special: set[int]) -> None:
         self.tokens, self.special = tokens, special
 
-    def compile(self, asked: str) -> Grammar:
-        return Grammar(json.loads(asked))
+    def compile(self, constraint: str) -> Grammar:
+        return Grammar(json.loads(constraint))
 
 
 @dataclass

@@ -66,7 +66,7 @@ def test_encoding_batches_run_between_steps(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-async def behind_a_gate(llm: AsyncLLM, calls: list[Coroutine[Any, Any, Any]]) -> list[Any]:
+async def queue_calls(llm: AsyncLLM, calls: list[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Returns the results of calls that are all queued while the engine is busy."""
     gate = fake_of(llm).gate = threading.Event()
     first = asyncio.ensure_future(llm.embed(texts(1)))
@@ -82,7 +82,7 @@ def test_calls_with_equal_parameters_share_a_batch(engine: type[fakes.Engine]) -
     async def test() -> None:
         async with AsyncLLM() as llm:
             same = [llm.embed(text) for text in texts(5)]
-            answers = await behind_a_gate(llm, [*same, llm.embed(texts(1)[0], pooling="mean")])
+            answers = await queue_calls(llm, [*same, llm.embed(texts(1)[0], pooling="mean")])
             sizes = [len(given) for given, _ in fake_of(llm).encoded]
             assert sorted(sizes) == [1, 1, 5]
             with LLM() as plain:
@@ -98,7 +98,7 @@ def test_error_fails_only_the_call_of_its_text(engine: type[fakes.Engine]) -> No
 
     async def test() -> None:
         async with AsyncLLM() as llm:
-            answers = await behind_a_gate(llm, [llm.embed(text) for text in texts(5)])
+            answers = await queue_calls(llm, [llm.embed(text) for text in texts(5)])
             assert len(fake_of(llm).encoded) == 1 + 1 + 5
             assert [isinstance(answer, EngineError) for answer in answers] == [False, False, True, False, False]
             await llm.check_health()

@@ -172,7 +172,7 @@ def test_structured_outputs_sampling_stages_and_speculation_in_small_cache() -> 
         {"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.3, "repetition_penalty": 1.2},
         {"mirostat": 1, "mirostat_tau": 2.0, "dry_multiplier": 0.5, "logits_processors": [favour_new]},
     ]
-    asked = [
+    sampling = [
         SamplingParams(
             structured_outputs=structures[number % 4], **stages[number % 3], seed=number, max_tokens=40, logprobs=3
         )
@@ -181,16 +181,16 @@ def test_structured_outputs_sampling_stages_and_speculation_in_small_cache() -> 
     given = prompts()[:12]
     with load("tiny", formats, 512, 1, enable_prefix_caching=False) as llm:
         page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
-        plain = [llm.generate(prompt, params)[0] for prompt, params in zip(given, asked, strict=True)]
+        plain = [llm.generate(prompt, params)[0] for prompt, params in zip(given, sampling, strict=True)]
         assert {output.outputs[0].finish_reason for output in plain} == {"stop", "length"}
     drafts = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 5, "adaptive": False}
     with load("tiny", formats, 64, 2, speculative_config=drafts, kv_cache_memory=FEW_PAGES * page_bytes) as llm:
         for _ in range(2):
-            outputs = llm.generate(given, asked)
+            outputs = llm.generate(given, sampling)
             assert [result_of(output) for output in outputs] == [result_of(output) for output in plain]
         # Predicted what comes, rightly up to the middle.
         halves = [output.outputs[0].token_ids[:20] + [7] * 20 for output in plain]
-        predicted = [replace(one, prediction=tokens) for one, tokens in zip(asked, halves, strict=True)]
+        predicted = [replace(one, prediction=tokens) for one, tokens in zip(sampling, halves, strict=True)]
         outputs = llm.generate(given, predicted)
         assert [result_of(output) for output in outputs] == [result_of(output) for output in plain]
         assert all(output.metrics.accepted_tokens > 0 for output in outputs)

@@ -41,10 +41,10 @@ def adapted(template: str, *messages: Any) -> list[dict[str, Any]]:
 
 
 def test_chat_uses_the_template_of_the_model(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
-    asked: list[list[int]] = []
+    prompts: list[list[int]] = []
 
     def script(prompt: list[int]) -> list[int]:
-        asked.append(prompt)
+        prompts.append(prompt)
         return llm.tokenize("Hello", add_special_tokens=False)
 
     fake_engine.script = staticmethod(script)
@@ -52,7 +52,7 @@ def test_chat_uses_the_template_of_the_model(llm: LLM, fake_engine: type[fakes.E
     two = [{"role": "user", "content": "Bye"}]
     outputs = llm.chat([one, two], SamplingParams(max_tokens=20))
     assert [output.outputs[0].text for output in outputs] == ["Hello", "Hello"]
-    texts = [llm.detokenize(prompt, skip_special_tokens=False) for prompt in asked[:2]]
+    texts = [llm.detokenize(prompt, skip_special_tokens=False) for prompt in prompts[:2]]
     assert texts[0] == "<|bos|><|system|>Be kind.<|end|>\n<|user|>Hi<|end|>\n<|assistant|>"
     assert texts[1] == "<|bos|><|user|>Bye<|end|>\n<|assistant|>"
     assert llm.chat(two, SamplingParams(max_tokens=20))[0].outputs[0].finish_reason == "stop"
@@ -73,11 +73,11 @@ CONTINUING: dict[str, Any] = {**OPTIONS, "continue_final_message": True}
 
 
 def test_chat_passes_options_to_the_template(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
-    asked: list[str] = []
-    fake_engine.script = staticmethod(lambda prompt: asked.append(llm.detokenize(prompt)) or [5])
+    prompts: list[str] = []
+    fake_engine.script = staticmethod(lambda prompt: prompts.append(llm.detokenize(prompt)) or [5])
     for options in (OPTIONS, CONTINUING):
         llm.chat(MESSAGES, SamplingParams(max_tokens=1), **options)
-    assert list(dict.fromkeys(asked)) == ["Hi <b> é|t|d|1|False", "Hi <b> é"]
+    assert list(dict.fromkeys(prompts)) == ["Hi <b> é|t|d|1|False", "Hi <b> é"]
 
 
 def test_async_chat_accepts_the_same_options(engine: type[fakes.Engine]) -> None:
@@ -232,7 +232,7 @@ class TestToolCalls:
 
 
 @dataclass
-class Said:
+class SimpleMessage:
     role: str
     content: str
 
@@ -245,7 +245,7 @@ class Dumped:
 
 
 def test_messages_as_objects(llm: LLM) -> None:
-    messages: list[Any] = [Said("user", "a"), Dumped()]
+    messages: list[Any] = [SimpleMessage("user", "a"), Dumped()]
     prompt = llm.chat_prompt(messages, chat_template=TEXT)
     assert llm.detokenize(prompt["prompt_token_ids"]) == "user:a;assistant:b;"
 
@@ -265,8 +265,8 @@ def test_a_function_is_a_tool(llm: LLM) -> None:
 
 
 def test_calls_of_a_function_are_parsed(llm: LLM, fake_engine: type[fakes.Engine]) -> None:
-    said = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-    fake_engine.script = staticmethod(lambda prompt: llm.tokenize(said, add_special_tokens=False))
+    output_text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    fake_engine.script = staticmethod(lambda prompt: llm.tokenize(output_text, add_special_tokens=False))
     output = llm.chat(MESSAGES, SamplingParams(max_tokens=99), tools=[add], tool_call_parser="hermes")[0].outputs[0]
     assert output.message is not None
     assert [call.name for call in output.message.tool_calls] == ["add"]

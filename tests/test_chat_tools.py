@@ -158,7 +158,7 @@ def unreadable_hint(x: NotThere) -> None:  # type: ignore[name-defined]  # noqa:
     raise AssertionError(x)
 
 
-def hinted(hint: Any) -> Callable[..., Any]:
+def with_hint(hint: Any) -> Callable[..., Any]:
     def function(x: Any) -> None:
         """Does it.
 
@@ -178,11 +178,11 @@ def hinted(hint: Any) -> Callable[..., Any]:
         (no_description, r"\(function no_description\): argument y has no description under Args:"),
         (bad_choices, r"argument x: choices must be a JSON list of strings, got \[1, 2\]"),
         (unreadable_hint, r"\(function unreadable_hint\) has invalid type hints: name 'NotThere' is not defined"),
-        (hinted(object), "argument x has the unsupported type hint <class 'object'>; pass a JSON schema instead"),
-        (hinted(tuple[int, ...]), r"argument x has the unsupported type hint tuple\[int, ...\]"),
-        (hinted([int]), r"argument x has the unsupported type hint \[<class 'int'>\]"),
-        (hinted(Nothing), "argument x: the values of the type hint must be JSON scalars, got <enum 'Nothing'>"),
-        (hinted(Literal[b"a"]), "the values of the type hint must be JSON scalars, got "),
+        (with_hint(object), "argument x has the unsupported type hint <class 'object'>; pass a JSON schema instead"),
+        (with_hint(tuple[int, ...]), r"argument x has the unsupported type hint tuple\[int, ...\]"),
+        (with_hint([int]), r"argument x has the unsupported type hint \[<class 'int'>\]"),
+        (with_hint(Nothing), "argument x: the values of the type hint must be JSON scalars, got <enum 'Nothing'>"),
+        (with_hint(Literal[b"a"]), "the values of the type hint must be JSON scalars, got "),
         (Unit, r"tools\[0\] must be a dict or a function, got <enum 'Unit'>"),
     ],
 )

@@ -295,11 +295,11 @@ def test_explain_shows_tokens_left_by_each_stage(capsys: pytest.CaptureFixture[s
 def test_every_sampling_option_is_passed_to_engine(
     fake_engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[dict[str, Any]] = []
+    passed: list[dict[str, Any]] = []
     add = fakes.Engine.add_request
 
     def watch(self: fakes.Engine, ids: list[int], params: str, *rest: Any) -> int:
-        told.append(json.loads(params))
+        passed.append(json.loads(params))
         return add(self, ids, params, *rest)
 
     monkeypatch.setattr(fakes.Engine, "add_request", watch)
@@ -310,12 +310,12 @@ def test_every_sampling_option_is_passed_to_engine(
     options += ["--logit-bias", "3=-1.5", "--logit-bias", "4=2", "--dry-sequence-breaker", "?"]
     options += ["--min-tokens", "1", "--stop-token-id", "9"]
     assert main(["run", "x", "-n", "1", *options]) == 0
-    assert given.items() <= told[0].items()
-    assert told[0]["bad_words"]
-    assert (told[0]["allowed_token_ids"], told[0]["min_tokens"]) == ([3, 4], 1)
-    assert dict(told[0]["logit_bias"]) == {3: -1.5, 4: 2.0} or told[0]["logit_bias"] == {"3": -1.5, "4": 2.0}
-    assert [5, 6] in told[0]["bad_words"] + told[0].get("bad_words_ids", [])
-    assert 9 in told[0]["stop_token_ids"]
+    assert given.items() <= passed[0].items()
+    assert passed[0]["bad_words"]
+    assert (passed[0]["allowed_token_ids"], passed[0]["min_tokens"]) == ([3, 4], 1)
+    assert dict(passed[0]["logit_bias"]) == {3: -1.5, 4: 2.0} or passed[0]["logit_bias"] == {"3": -1.5, "4": 2.0}
+    assert [5, 6] in passed[0]["bad_words"] + passed[0].get("bad_words_ids", [])
+    assert 9 in passed[0]["stop_token_ids"]
 
 
 def test_every_sampling_parameter_has_an_option() -> None:

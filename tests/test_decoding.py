@@ -63,11 +63,11 @@ def test_speculation_does_not_change_output(case: str) -> None:
     ]
     drafts = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 4, "adaptive": False}
     with LLM(GOLDEN / "logits" / case, quantization="f32", kv_cache_dtype="f32", speculative_config=drafts) as llm:
-        for asked in (params, predicted):
-            outputs = llm.generate([prompt] * len(settings), asked)
+        for sampling in (params, predicted):
+            outputs = llm.generate([prompt] * len(settings), sampling)
             found = {name: [each.outputs[0].token_ids] for name, each in zip(settings, outputs, strict=True)}
             assert found == {name: setting["sequences"] for name, setting in settings.items()}
-            assert all(output.metrics.accepted_tokens > 0 for output in outputs) == (asked is predicted)
+            assert all(output.metrics.accepted_tokens > 0 for output in outputs) == (sampling is predicted)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -126,17 +126,17 @@ def same(found: list[TopLogprobs], wanted: list[TopLogprobs]) -> bool:
 @pytest.mark.parametrize(("shard_size", "shards"), [(1, 5), (8, 3), (1 << 20, 1)])
 def test_export_equals_stream(shard_size: int, shards: int, tmp_path: Path, teacher: LLM) -> None:
     folder = tmp_path / "new" / "folder"
-    told: list[tuple[int, int]] = []
+    steps: list[tuple[int, int]] = []
     count = teacher.export_top_logprobs(
-        TEXTS, 7, folder, shard_size=shard_size, progress=lambda *step: told.append(step)
+        TEXTS, 7, folder, shard_size=shard_size, progress=lambda *step: steps.append(step)
     )
     wanted = list(teacher.top_logprobs(TEXTS, 7))
     assert count == len(TEXTS)
-    assert told[-1] == (len(TEXTS), sum(len(output.token_ids) for output in wanted))
+    assert steps[-1] == (len(TEXTS), sum(len(output.token_ids) for output in wanted))
     assert same(read_export(folder), wanted)
     names = [f"shard-{number:05}.safetensors" for number in range(shards)]
     assert sorted(path.name for path in folder.iterdir()) == ["index.json", *names]
-    assert len(told) == shards
+    assert len(steps) == shards
     for name in names:
         header = int.from_bytes((folder / name).read_bytes()[:8], "little")
         assert (8 + header) % 64 == 0

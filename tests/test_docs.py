@@ -116,10 +116,10 @@ def sources(family: str) -> str:
     return "".join(files.values())
 
 
-@pytest.mark.parametrize(("said", "families"), [row[1:] for row in SWITCHES if not row[1].startswith("nothing")])
-def test_table_rows_match_family_sources(said: str, families: str) -> None:
+@pytest.mark.parametrize(("switch", "families"), [row[1:] for row in SWITCHES if not row[1].startswith("nothing")])
+def test_table_rows_match_family_sources(switch: str, families: str) -> None:
     """All arguments and names of values in its code, in one or another of them; and each of them some of it."""
-    code = " ".join(re.findall(r"`([^`]+)`", said))
+    code = " ".join(re.findall(r"`([^`]+)`", switch))
     words = re.findall(r'\w+=|"\w+"', code) or [f"{re.split(r'[^a-z_]', code)[0]}="]
     texts = {family: sources(family) for family in families.split(", ")}
     for word in words:

@@ -43,7 +43,7 @@ def open_llm(fake_engine: type[fakes.Engine], encoder: Callable[..., Path]) -> C
     return lambda case, *, options=None, **files: LLM(encoder(case, **files), **(options or {}))
 
 
-def asked(llm: LLM) -> tuple[list[list[int]], dict[str, Any]]:
+def encode_calls(llm: LLM) -> tuple[list[list[int]], dict[str, Any]]:
     """The texts of all calls so far, and the task of the last."""
     engine: Any = llm._driver._engine
     return [ids for texts, _ in engine.encoded for ids in texts], json.loads(engine.encoded[-1][1])
@@ -75,16 +75,16 @@ def test_pooling_follows_model_files(case: str, pooling: str, normalize: bool, o
     with open_llm(case) as llm:
         llm.embed("w10")
         task = {"type": "embedding", "pooling": pooling, "normalize": normalize, "dimensions": None}
-        assert asked(llm)[1] == task
+        assert encode_calls(llm)[1] == task
         llm.embed("w10", pooling="cls", normalize=not normalize, dimensions=8)
-        assert asked(llm)[1] == task | {"pooling": "cls", "normalize": not normalize, "dimensions": 8}
+        assert encode_calls(llm)[1] == task | {"pooling": "cls", "normalize": not normalize, "dimensions": 8}
 
 
 def test_pooling_none_returns_hidden_states(open_llm: Callable[..., LLM]) -> None:
     with open_llm("bert") as llm:
         outputs = llm.embed(["w10", "w10 w11 w12"], pooling="none")
         assert [output.outputs.embedding.shape for output in outputs] == [(3, 64), (5, 64)]
-        assert asked(llm)[1] == {"type": "token_embeddings", "normalize": False}
+        assert encode_calls(llm)[1] == {"type": "token_embeddings", "normalize": False}
         with pytest.raises(InvalidParameterError, match=r"dimensions must be left out with pooling=.none., got 8"):
             llm.embed("w10", pooling="none", dimensions=8)
 
@@ -329,7 +329,7 @@ def test_cross_encoder_reranks_pairs(open_llm: Callable[..., LLM]) -> None:
     documents = ["w11", "w12 w13", "w14"]
     with open_llm("bert_classifier") as llm:
         ranked = llm.rerank("w10", documents)
-        assert asked(llm) == ([[0, 10, 2, 11, 2], [0, 10, 2, 12, 13, 2], [0, 10, 2, 14, 2]], {"type": "scores"})
+        assert encode_calls(llm) == ([[0, 10, 2, 11, 2], [0, 10, 2, 12, 13, 2], [0, 10, 2, 14, 2]], {"type": "scores"})
         scores = [
             sigmoid(float(o.outputs.logits[0])) for o in llm.classify([("w10", document) for document in documents])
         ]
@@ -347,10 +347,10 @@ def test_cross_encoder_reranks_pairs(open_llm: Callable[..., LLM]) -> None:
 def test_embedding_model_reranks_by_cosine(open_llm: Callable[..., LLM]) -> None:
     with open_llm("bert", config_sentence_transformers=PROMPTS) as llm:
         ranked = llm.rerank("w10", ["w11", "w10"])
-        assert asked(llm)[0] == [[0, 7, 8, 10, 2], [0, 9, 11, 2], [0, 9, 10, 2]]
+        assert encode_calls(llm)[0] == [[0, 7, 8, 10, 2], [0, 9, 11, 2], [0, 9, 10, 2]]
         assert [o.prompt_tokens for o in ranked] == [5 + 4 + 4] * 2
         assert llm.rerank("w10", []) == []
-        assert len(asked(llm)[0]) == 3, "nothing is read to rank nothing"
+        assert len(encode_calls(llm)[0]) == 3, "nothing is read to rank nothing"
         query = llm.embed("w10", prompt_name="query")[0].outputs.embedding
         for output in ranked:
             cosine = float(query @ llm.embed(output.document)[0].outputs.embedding)
@@ -358,8 +358,8 @@ def test_embedding_model_reranks_by_cosine(open_llm: Callable[..., LLM]) -> None
         assert ranked[0].relevance_score > ranked[1].relevance_score
     with open_llm("xlm_roberta") as llm:
         llm.rerank("w10", ["w11"])
-        assert asked(llm)[0] == [[0, 10, 2], [0, 11, 2]]
-        assert asked(llm)[1]["normalize"], "lengths say nothing, though this model's embeddings have some"
+        assert encode_calls(llm)[0] == [[0, 10, 2], [0, 11, 2]]
+        assert encode_calls(llm)[1]["normalize"], "lengths say nothing, though this model's embeddings have some"
 
 
 MARKS = {"<|im_start|>": 300, "<|im_end|>": 301, "yes": 302, "no": 303}
@@ -382,18 +382,18 @@ def test_reranker_decoder_uses_its_prompt_template(
     with LLM(judge(encoder)) as llm:
 
         def prompt(document: str, instruction: str = INSTRUCTION) -> list[int]:
-            asked = f"<Instruct>: {instruction}\n<Query>: w10\n<Document>: {document}"
-            parts = (BEFORE, asked, AFTER)
+            instruct = f"<Instruct>: {instruction}\n<Query>: w10\n<Document>: {document}"
+            parts = (BEFORE, instruct, AFTER)
             return [token for part in parts for token in llm.tokenize(part, add_special_tokens=False)]
 
         ranked = llm.rerank("w10", ["w11", "w12"])
-        assert asked(llm) == ([prompt("w11"), prompt("w12")], {"type": "logits", "tokens": [302, 303]})
+        assert encode_calls(llm) == ([prompt("w11"), prompt("w12")], {"type": "logits", "tokens": [302, 303]})
         assert ranked[0].prompt_tokens == len(prompt("w11")) + len(prompt("w12"))
         assert 0 < ranked[1].relevance_score < ranked[0].relevance_score < 1
         llm.rerank("w10", ["w11"], instruction="w20 w21")
-        assert asked(llm)[0][-1] == prompt("w11", "w20 w21")
+        assert encode_calls(llm)[0][-1] == prompt("w11", "w20 w21")
         llm.rerank("w10", ["w11 " * 300], truncate_prompt_tokens=100)
-        cut = asked(llm)[0][-1]
+        cut = encode_calls(llm)[0][-1]
         assert len(cut) == 100
         assert cut[-len(llm.tokenize(AFTER)) :] == llm.tokenize(AFTER)
         with pytest.raises(PromptError, match=r"documents\[0\]: the text has 355 tokens, more than the limit of 256"):
@@ -419,7 +419,7 @@ def test_reranker_decoder_with_other_answer_tokens_is_unsupported(
         with LLM(folder) as llm:
             if not refused:
                 llm.rerank("w10", ["w11"])
-                assert asked(llm)[1]["type"] == "logits"
+                assert encode_calls(llm)[1]["type"] == "logits"
                 continue
             with pytest.raises(
                 UnsupportedTaskError,

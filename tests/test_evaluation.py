@@ -45,7 +45,7 @@ def log_softmax(logits: Any) -> Any:
     return exact - np.log(np.exp(exact).sum(axis=-1, keepdims=True))
 
 
-def slid(tokens: list[int], prefix: list[int], window: int, stride: int) -> Iterator[tuple[list[int], int]]:
+def sliding_windows(tokens: list[int], prefix: list[int], window: int, stride: int) -> Iterator[tuple[list[int], int]]:
     """Hugging Face's loop: what is read, and how many of its last tokens are scored."""
     room = window - len(prefix)
     stride, before = min(stride, room), 0
@@ -62,7 +62,7 @@ def slid(tokens: list[int], prefix: list[int], window: int, stride: int) -> Iter
 def test_perplexity_equals_numpy_reference(window: int, stride: int | None, f32: LLM) -> None:
     tokens, prefix = f32.tokenize(TEXT, add_special_tokens=False), f32.first_token_ids
     losses: list[float] = []
-    for read, scored in slid(tokens, prefix, window, stride or window // 2):
+    for read, scored in sliding_windows(tokens, prefix, window, stride or window // 2):
         rows = log_softmax(f32.logits(read))
         first = max(1, len(read) - scored)
         losses.extend(-rows[place - 1, read[place]] for place in range(first, len(read)))
@@ -89,7 +89,7 @@ def test_comparison_equals_numpy_reference(f32: LLM, int4: LLM) -> None:
     done: list[tuple[int, int]] = []
     result = int4.compare(f32, TEXT, window=64, worst=3, progress=lambda *step: done.append(step))
     prefix = f32.first_token_ids
-    read_by = [*slid(f32.tokenize(TEXT, add_special_tokens=False), prefix, 64, 32)]
+    read_by = [*sliding_windows(f32.tokenize(TEXT, add_special_tokens=False), prefix, 64, 32)]
     klds, logprobs, same, targets, contexts = list[float](), list[tuple[float, float]](), list[bool](), [], []
     for read, scored in read_by:
         ours, theirs = log_softmax(int4.logits(read)), log_softmax(f32.logits(read))
@@ -167,21 +167,21 @@ def test_each_token_is_scored_once(lengths: list[int], prefix: int, window: int,
 
 
 def test_windows_begin_with_special_tokens(tmp_path: Path, fake_engine: type[fakes.Engine]) -> None:
-    asked: list[list[int]] = []
+    calls: list[list[int]] = []
     logits = fakes.Engine.logits
 
     def note(self: fakes.Engine, token_ids: list[int], *more: Any) -> bytearray:
-        asked.append(token_ids)
+        calls.append(token_ids)
         return logits(self, token_ids, *more)
 
     fake_engine.logits = note  # type: ignore[method-assign]
     with LLM(tokenizer=write_words(tmp_path)) as llm:
         assert llm.first_token_ids == [0]
         llm.perplexity("w10 w11 w12 w13 w14", window=4, stride=2)
-        assert asked == [[0, 10, 11], [0, 12, 13]]
-        asked.clear()
+        assert calls == [[0, 10, 11], [0, 12, 13]]
+        calls.clear()
         llm.perplexity([10, 11, 12, 13, 14], window=4, stride=2)
-        assert asked == [[10, 11, 12], [12, 13]]
+        assert calls == [[10, 11, 12], [12, 13]]
 
 
 def write_words(folder: Path) -> Path:
@@ -355,17 +355,17 @@ def test_zero_probability_gives_infinite_perplexity(tmp_path: Path) -> None:
 
 
 def test_only_scored_logits_are_computed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     logits = fakes.Engine.logits
 
     def note(self: fakes.Engine, token_ids: list[int], lora: None = None, first: int = 0) -> bytearray:
-        asked.append((len(token_ids), first))
+        calls.append((len(token_ids), first))
         return logits(self, token_ids, lora, first)
 
     monkeypatch.setattr(fakes.Engine, "logits", note)
     llm.perplexity([*range(7, 27)], window=8, stride=4)
     # The last token of a window is foretold by the one before it, and foretells nothing that is scored.
-    assert asked == [(7, 0), (7, 3), (7, 3), (7, 3)]
+    assert calls == [(7, 0), (7, 3), (7, 3), (7, 3)]
 
 
 def test_window_targets() -> None:

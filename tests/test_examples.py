@@ -49,9 +49,9 @@ def test_readme_lists_every_example() -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_example_docstrings_show_the_command(program: str) -> None:
-    said = ast.get_docstring(ast.parse((EXAMPLES / program).read_text()))
-    assert said is not None
-    assert f"examples/{program}" in said
+    docstring = ast.get_docstring(ast.parse((EXAMPLES / program).read_text()))
+    assert docstring is not None
+    assert f"examples/{program}" in docstring
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -127,11 +127,11 @@ def test_dashboard_queries_existing_metrics(prefix: str) -> None:
     expressions = [target["expr"] for target in targets(given)]
     (choice,) = (each["query"]["query"] for each in given["templating"]["list"] if each["type"] == "query")
     named, label = re.fullmatch(r"label_values\((\S+), (\w+)\)", choice).groups()  # type: ignore[union-attr]
-    asked: dict[str, set[str]] = {named: {label}}
+    queried: dict[str, set[str]] = {named: {label}}
     for expression in expressions:
         grouped = set(re.findall(r"by \((\w+)\)", expression))
         for name, selected in re.findall(rf"({prefix}\w+)(?:{{(.*?)}})?", expression):
-            asked.setdefault(name, set()).update(re.findall(r"(\w+)=", selected), grouped)
+            queried.setdefault(name, set()).update(re.findall(r"(\w+)=", selected), grouped)
     with served("-m", "ferrule", "serve", "--port", "0", "--metrics-prefix", prefix) as url:
         body = json.dumps({"prompt": "Once upon a time,", "max_tokens": 4}).encode()
         request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
@@ -141,10 +141,10 @@ def test_dashboard_queries_existing_metrics(prefix: str) -> None:
     there = {sample.name: set(sample.labels) for family in families for sample in family.samples}
     # Where no quota is set, the kernel counts nothing.
     counted = {f"{prefix}{name}_total": set[str]() for name in re.findall(r"cgroup_\w+", inspect.getsource(metrics))}
-    assert asked.keys() - there.keys() - counted.keys() == set()
-    for name, labels in asked.items():
+    assert queried.keys() - there.keys() - counted.keys() == set()
+    for name, labels in queried.items():
         assert labels <= (counted | there)[name], name
-    assert len(asked) > 20
+    assert len(queried) > 20
 
 
 def test_dashboard_panels_have_titles_units_and_descriptions() -> None:
@@ -157,8 +157,10 @@ def test_dashboard_panels_have_titles_units_and_descriptions() -> None:
         assert panel["description"]
         unit = panel["fieldConfig"]["defaults"]["unit"]
         assert unit in UNITS
-        asked = re.findall(r"ferrule:\w+", " ".join(target["expr"] for target in panel["targets"]))
-        assert unit != "s" or all("_seconds_" in each and not each.endswith("_total") for each in asked), panel["title"]
+        metrics = re.findall(r"ferrule:\w+", " ".join(target["expr"] for target in panel["targets"]))
+        assert unit != "s" or all("_seconds_" in each and not each.endswith("_total") for each in metrics), panel[
+            "title"
+        ]
         names = [(target["refId"], target["legendFormat"]) for target in panel["targets"]]
         assert all(legend for _, legend in names)
         assert len({ref for ref, _ in names}) == len({legend for _, legend in names}) == len(names)

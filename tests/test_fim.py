@@ -153,10 +153,10 @@ def coder(model_with: Callable[..., Path], tmp_path: Path) -> Path:
 
 def test_generate_and_stream_with_suffix(coder: Path, fake_engine: type[fakes.Engine]) -> None:
     llm = LLM(coder)
-    asked: list[list[int]] = []
+    prompts: list[list[int]] = []
     middle = llm.tokenize("x", add_special_tokens=False)
     end = llm.tokenize("<|file_sep|>", add_special_tokens=False)
-    fake_engine.script = staticmethod(lambda prompt: asked.append(prompt) or [*middle, *end, *middle])
+    fake_engine.script = staticmethod(lambda prompt: prompts.append(prompt) or [*middle, *end, *middle])
     prompt: Any = {"prompt": PREFIX, "suffix": SUFFIX, "cache_salt": "s"}
     output = llm.generate(prompt, SamplingParams(max_tokens=9))[0]
     assert (output.prompt, output.outputs[0].text) == (PREFIX, "x")
@@ -164,7 +164,7 @@ def test_generate_and_stream_with_suffix(coder: Path, fake_engine: type[fakes.En
     text = llm.detokenize(output.prompt_token_ids, skip_special_tokens=False)
     assert text == f"<|fim_prefix|>{PREFIX}<|fim_suffix|>{SUFFIX}<|fim_middle|>"
     assert "".join(delta.text for delta in llm.stream(prompt, SamplingParams(max_tokens=9))) == "x"
-    assert set(map(tuple, asked)) == {tuple(output.prompt_token_ids)}
+    assert set(map(tuple, prompts)) == {tuple(output.prompt_token_ids)}
     # Who ignores the model's end goes on after these as well; and another prompt does not end there.
     ignoring = SamplingParams(max_tokens=3, ignore_eos=True)
     assert len(llm.generate(prompt, ignoring)[0].outputs[0].token_ids) == 3

@@ -49,7 +49,7 @@ def model(llm: LLM) -> Any:
     return FerruleLM(llm)
 
 
-def asked(*arguments: Any) -> Any:
+def instance(*arguments: Any) -> Any:
     return SimpleNamespace(args=arguments)
 
 
@@ -115,13 +115,13 @@ def test_model_is_registered(model: Any) -> None:
 
 def test_loglikelihood_equals_library(model: Any, llm: LLM) -> None:
     pairs = [("The capital of France is", " Paris"), ("The capital of France is", " Rome"), ("Once ", "upon a")]
-    answers = model.loglikelihood([asked(*pair) for pair in pairs], disable_tqdm=True)
+    answers = model.loglikelihood([instance(*pair) for pair in pairs], disable_tqdm=True)
     for (context, continuation), (logprob, greedy) in zip(pairs, answers, strict=True):
         whole, before = llm.tokenize(context + continuation), llm.tokenize(context.rstrip())
         (score,) = llm.loglikelihood({"prompt_token_ids": before}, [whole[len(before) :]])
         assert (logprob, greedy) == (score.logprob, score.is_greedy)
     assert answers[0][0] > answers[1][0]
-    ((logprob, _),) = model.loglikelihood([asked("", "Once upon")], disable_tqdm=True)
+    ((logprob, _),) = model.loglikelihood([instance("", "Once upon")], disable_tqdm=True)
     prefix = {"prompt_token_ids": [model.prefix_token_id]}
     assert logprob == llm.loglikelihood(prefix, "Once upon")[0].logprob  # type: ignore[arg-type]
 
@@ -137,7 +137,7 @@ def test_contexts_are_truncated_on_the_left(model: Any, llm: LLM, caplog: pytest
     caplog.clear()
     text = "Once upon a time, there was a cat. " * 12
     with caplog.at_level(logging.WARNING):
-        (answer,) = model.generate_until([asked(text, {"max_gen_toks": 8})], disable_tqdm=True)
+        (answer,) = model.generate_until([instance(text, {"max_gen_toks": 8})], disable_tqdm=True)
     assert "is cut to its last 56, so that 8 fit" in caplog.text
     from ferrule import SamplingParams
 
@@ -155,7 +155,7 @@ def test_rolling_loglikelihood_scores_every_token_once(model: Any, llm: LLM) -> 
         (score,) = llm.loglikelihood({"prompt_token_ids": before}, [tokens[predicted:end]])
         total, predicted = total + score.logprob, end
     assert len(tokens) > 2 * room
-    assert model.loglikelihood_rolling([asked(text), asked("")], disable_tqdm=True) == [pytest.approx(total), 0]
+    assert model.loglikelihood_rolling([instance(text), instance("")], disable_tqdm=True) == [pytest.approx(total), 0]
 
 
 def test_special_tokens_are_added_once(model: Any, llm: LLM) -> None:

@@ -43,11 +43,11 @@ def test_text_is_appended_without_special_tokens(llm: LLM, engine_of: EngineOf) 
 
 
 def test_greedy_continuation_is_greedy(llm: LLM) -> None:
-    said = llm.generate("Once", SamplingParams(temperature=0, max_tokens=5, logprobs=0))[0].outputs[0]
-    (score,) = llm.loglikelihood("Once", said.token_ids)
+    generated = llm.generate("Once", SamplingParams(temperature=0, max_tokens=5, logprobs=0))[0].outputs[0]
+    (score,) = llm.loglikelihood("Once", generated.token_ids)
     assert score.is_greedy
-    assert score.logprob == pytest.approx(said.cumulative_logprob)
-    other = [*said.token_ids[:4], said.token_ids[4] + 1]
+    assert score.logprob == pytest.approx(generated.cumulative_logprob)
+    other = [*generated.token_ids[:4], generated.token_ids[4] + 1]
     assert not llm.loglikelihood("Once", other)[0].is_greedy
 
 
@@ -89,17 +89,17 @@ def test_token_logprobs_equal_reference(
 
 
 def test_only_continuation_is_scored(llm: LLM, engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, Any]] = []
+    seen: list[dict[str, Any]] = []
     schedule = fakes.Engine._schedule
 
     def noting(self: fakes.Engine) -> None:
         schedule(self)
-        told.extend(sequence.params for sequence in self.running.values())
+        seen.extend(sequence.params for sequence in self.running.values())
 
     monkeypatch.setattr(fakes.Engine, "_schedule", noting)
     llm.loglikelihood({"prompt_token_ids": [9] * 50, "cache_salt": "mine"}, [[7, 8]])
     wanted = {"prompt_logprobs": 0, "prompt_logprobs_from": 50, "max_tokens": 1, "cache_salt": "mine"}
-    assert wanted.items() <= told[0].items()
+    assert wanted.items() <= seen[0].items()
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,8 @@ def alone(folder: Path, model: str, formats: tuple[str, str]) -> list[Any]:
 def at_once(llm: LLM, model: str) -> list[Any]:
     """All of them."""
     numbers = range(REQUESTS)
-    asked = [params(number, model) for number in numbers]
-    outputs = llm.generate(prompts(model), asked, lora_request=[name_of(number) for number in numbers])
+    sampling = [params(number, model) for number in numbers]
+    outputs = llm.generate(prompts(model), sampling, lora_request=[name_of(number) for number in numbers])
     return [result_of(output) for output in outputs]
 
 

@@ -104,9 +104,9 @@ def test_lora_request_loads_adapter_once(
 ) -> None:
     fake_engine.load_lora_seconds = 0.05
     with LLM() as llm:
-        asked = LoRARequest("mine", 1, paths["b"])
+        adapter = LoRARequest("mine", 1, paths["b"])
         threads = [
-            threading.Thread(target=llm.generate, args=("x", GREEDY), kwargs={"lora_request": asked}) for _ in "1234"
+            threading.Thread(target=llm.generate, args=("x", GREEDY), kwargs={"lora_request": adapter}) for _ in "1234"
         ]
         for thread in threads:
             thread.start()
@@ -204,7 +204,7 @@ def test_loading_blocks_neither_event_loop_nor_engine(engine: type[fakes.Engine]
         async with AsyncLLM() as llm:
             running = asyncio.create_task(last(llm.generate("x", LONG)))
             await until(lambda: bool(fake_of(llm).running))
-            asked = asyncio.create_task(
+            waiting = asyncio.create_task(
                 last(llm.generate("y", sampled(2), lora_request=LoRARequest("a", 1, paths["a"])))
             )
             await asyncio.sleep(0.05)
@@ -214,7 +214,7 @@ def test_loading_blocks_neither_event_loop_nor_engine(engine: type[fakes.Engine]
                 turns += 1
             assert turns > 20
             assert fake_of(llm).steps > before + 20
-            await asked
+            await waiting
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 

@@ -27,7 +27,7 @@ LONG = SamplingParams(max_tokens=200)
 
 
 @pytest.fixture
-def thinker(fake_engine: type[fakes.Engine], model_with: Callable[..., Path]) -> Iterator[LLM]:
+def model(fake_engine: type[fakes.Engine], model_with: Callable[..., Path]) -> Iterator[LLM]:
     """A model that says SAID, whatever it is asked."""
     directory = model_with()
     (directory / "tokenizer.json").write_text((TINY / "tokenizer.json").read_text())
@@ -37,14 +37,14 @@ def thinker(fake_engine: type[fakes.Engine], model_with: Callable[..., Path]) ->
         yield llm
 
 
-def test_message_is_none_without_parser(thinker: LLM) -> None:
-    completion = thinker.chat(ASK, LONG, tools=TOOLS)[0].outputs[0]
+def test_message_is_none_without_parser(model: LLM) -> None:
+    completion = model.chat(ASK, LONG, tools=TOOLS)[0].outputs[0]
     assert (completion.text, completion.message) == (SAID, None)
-    assert {delta.message for delta in thinker.stream(thinker.chat_prompt(ASK), LONG)} == {None}
+    assert {delta.message for delta in model.stream(model.chat_prompt(ASK), LONG)} == {None}
 
 
-def test_chat_with_parsers(thinker: LLM) -> None:
-    completion = thinker.chat(ASK, LONG, tools=TOOLS, tool_call_parser="hermes", reasoning_parser="qwen3")[0].outputs[0]
+def test_chat_with_parsers(model: LLM) -> None:
+    completion = model.chat(ASK, LONG, tools=TOOLS, tool_call_parser="hermes", reasoning_parser="qwen3")[0].outputs[0]
     assert completion.text == SAID
     message = completion.message
     assert message is not None
@@ -52,9 +52,9 @@ def test_chat_with_parsers(thinker: LLM) -> None:
     assert [(call.name, json.loads(call.arguments)) for call in message.tool_calls] == [("f", {"a": "é"})]
 
 
-def test_parsers_are_chosen_by_template(thinker: LLM) -> None:
+def test_parsers_are_chosen_by_template(model: LLM) -> None:
     def message(**options: Any) -> Any:
-        completion = thinker.chat(ASK, LONG, tool_call_parser="auto", reasoning_parser="auto", **options)[0].outputs[0]
+        completion = model.chat(ASK, LONG, tool_call_parser="auto", reasoning_parser="auto", **options)[0].outputs[0]
         return completion.message
 
     found = message(tools=TOOLS)
@@ -64,24 +64,24 @@ def test_parsers_are_chosen_by_template(thinker: LLM) -> None:
     assert message(tools=TOOLS, chat_template="{{ 'x' }}") is None
 
 
-def test_reasoning_opened_by_prompt(thinker: LLM) -> None:
+def test_reasoning_opened_by_prompt(model: LLM) -> None:
     opened = TEMPLATE + "<think>\n"
     for template, reasoning in ((opened, "Hm."), (opened + "</think>", "Hm."), (TEMPLATE, "Hm.")):
-        completion = thinker.chat(ASK, LONG, reasoning_parser="deepseek_r1", chat_template=template)[0].outputs[0]
+        completion = model.chat(ASK, LONG, reasoning_parser="deepseek_r1", chat_template=template)[0].outputs[0]
         assert completion.message is not None
         assert completion.message.reasoning == reasoning
     short = SamplingParams(max_tokens=3)
-    prompt = thinker.chat_prompt(ASK, chat_template=opened)
-    form = thinker.message_format(reasoning_parser="deepseek_r1")
-    [output] = thinker.generate([prompt], short, message_format=form)
+    prompt = model.chat_prompt(ASK, chat_template=opened)
+    form = model.message_format(reasoning_parser="deepseek_r1")
+    [output] = model.generate([prompt], short, message_format=form)
     message = output.outputs[0].message
     assert message is not None
     assert message.content is None, "cut off before the reasoning ends"
 
 
-def test_summed_deltas_equal_message(thinker: LLM) -> None:
-    form = thinker.message_format("hermes", "qwen3")
-    deltas = list(thinker.stream(thinker.chat_prompt(ASK), LONG, message_format=form))
+def test_summed_deltas_equal_message(model: LLM) -> None:
+    form = model.message_format("hermes", "qwen3")
+    deltas = list(model.stream(model.chat_prompt(ASK), LONG, message_format=form))
     last = deltas[-1].output
     assert last is not None
     total = MessageDelta()
@@ -125,27 +125,27 @@ def test_async_stream_messages(engine: type[fakes.Engine]) -> None:
     run(test)
 
 
-def test_tool_call_ids_depend_on_prompt_and_completion(thinker: LLM) -> None:
+def test_tool_call_ids_depend_on_prompt_and_completion(model: LLM) -> None:
     params = SamplingParams(max_tokens=200, n=2, seed=3)
-    form = thinker.message_format("hermes")
+    form = model.message_format("hermes")
 
     def ids(prompt: str) -> list[str]:
-        [output] = thinker.generate([prompt], params, message_format=form)
+        [output] = model.generate([prompt], params, message_format=form)
         return [call.id for each in output.outputs if each.message for call in each.message.tool_calls]
 
     assert ids("a") == ids("a")
     assert len({*ids("a"), *ids("b")}) == 4
 
 
-def test_invalid_message_format(thinker: LLM) -> None:
-    for call in (thinker.generate, thinker.stream):
+def test_invalid_message_format(model: LLM) -> None:
+    for call in (model.generate, model.stream):
         with pytest.raises(InvalidParameterError, match="message_format must be a MessageFormat, got 'hermes'"):
             call("a", LONG, message_format="hermes")  # type: ignore[arg-type]
     with pytest.raises(
         InvalidParameterError, match="reasoning_parser must be one of qwen3, openai_gptoss, gemma4, mistral,"
     ):
-        thinker.chat(ASK, reasoning_parser="x")
-    assert thinker.message_format() is None
+        model.chat(ASK, reasoning_parser="x")
+    assert model.message_format() is None
 
 
 def test_special_tokens_of_format_are_kept(fake_engine: type[fakes.Engine], model_with: Callable[..., Path]) -> None:

@@ -179,8 +179,8 @@ def test_generation_config_fills_unset_fields(
     llm = LLM(model_with(generation_config=json.dumps(generation)))
     stream = llm.stream({"prompt_token_ids": [1]})
     next(stream)
-    told = next(iter(engine_of(llm).running.values())).params
-    assert expected.items() <= told.items()
+    passed = next(iter(engine_of(llm).running.values())).params
+    assert expected.items() <= passed.items()
     stream.close()
 
 
@@ -240,10 +240,10 @@ def test_stop_token_ids_passed_to_engine(
 
 
 def test_max_tokens_is_limited_by_context(llm: LLM, engine_of: Callable[[LLM], fakes.Engine]) -> None:
-    for wanted, told in ((None, 2038), (5, 5), (10_000, 2038)):
+    for wanted, expected in ((None, 2038), (5, 5), (10_000, 2038)):
         stream = llm.stream({"prompt_token_ids": [1] * 10}, SamplingParams(max_tokens=wanted))
         next(stream)
-        assert next(iter(engine_of(llm).running.values())).params["max_tokens"] == told
+        assert next(iter(engine_of(llm).running.values())).params["max_tokens"] == expected
         stream.close()
 
 

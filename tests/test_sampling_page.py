@@ -49,13 +49,13 @@ def test_documented_defaults_and_limits(name: str) -> None:
     row = next(row for row in ROWS if f"`{name}`" in row)
     found = re.search(rf"`{name}`[^(]*\(([^)]*)\)", row)
     assert found is not None
-    said = found.group(1)
+    limits = found.group(1)
     parameter = parameters(SamplingParams)[name]
     default: Any = parameter.default
     assert isinstance(parameter.bounds, Number | Integer)
-    assert said.startswith(f"{default:g}")
+    assert limits.startswith(f"{default:g}")
     high = parameter.bounds.high
-    assert high == default or f"{high}" in said or high == 2**31 - 1
+    assert high == default or f"{high}" in limits or high == 2**31 - 1
 
 
 def test_stages_are_listed_in_execution_order() -> None:

@@ -52,11 +52,11 @@ BAD_CONFIGS: list[tuple[object, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("config", "said"), BAD_CONFIGS)
-def test_invalid_configuration(config: Any, said: str) -> None:
+@pytest.mark.parametrize(("config", "message"), BAD_CONFIGS)
+def test_invalid_configuration(config: Any, message: str) -> None:
     with pytest.raises(InvalidParameterError) as caught:
         LLM(speculative_config=config)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value)) < 300
 
 
@@ -78,11 +78,11 @@ BAD_PREDICTIONS: list[tuple[object, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("prediction", "said"), BAD_PREDICTIONS)
-def test_invalid_prediction(prediction: Any, said: str) -> None:
+@pytest.mark.parametrize(("prediction", "message"), BAD_PREDICTIONS)
+def test_invalid_prediction(prediction: Any, message: str) -> None:
     with pytest.raises(InvalidParameterError) as caught:
         SamplingParams(prediction=prediction)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value)) < 300
 
 

@@ -355,7 +355,7 @@ def test_response_formats() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "asked"),
+    ("field", "constraint"),
     [
         ("choice[1]", {"choice": ["a", "\ud800"]}),
         ("json", {"json": {"enum": ["\ud800"]}}),
@@ -364,9 +364,9 @@ def test_response_formats() -> None:
         ("structural_tag", {"structural_tag": "\ud800"}),
     ],
 )
-def test_lone_surrogates_are_rejected(field: str, asked: dict[str, Any]) -> None:
+def test_lone_surrogates_are_rejected(field: str, constraint: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameterError) as caught:
-        StructuredOutputsParams(**asked)
+        StructuredOutputsParams(**constraint)
     assert caught.value.field == f"structured_outputs.{field}"
     assert caught.value.requirement == "valid Unicode (found a lone surrogate, U+D800)"
 

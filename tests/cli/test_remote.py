@@ -49,7 +49,7 @@ class Served:
         self.hangs = threading.Event()
         self.hung = False
         """Whether a client left while it hung."""
-        self.asked: list[tuple[str, str | None, Any]] = []
+        self.requests: list[tuple[str, str | None, Any]] = []
         self.url = ""
         self.location: str | None = None
 
@@ -92,7 +92,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
                     return
 
         def _note(self, body: object) -> None:
-            state.asked.append((self.path, self.headers["Authorization"], body))
+            state.requests.append((self.path, self.headers["Authorization"], body))
 
         def _send(self, status: int, answer: object) -> None:
             self.send_response(status)
@@ -124,7 +124,7 @@ def test_answer_is_streamed(served: Served) -> None:
     assert usage is not None
     assert (usage.prompt_tokens, usage.output_tokens) == (7, 3)
     assert usage.summary.endswith("stop]")
-    (first, key, _), (second, _, body) = served.asked
+    (first, key, _), (second, _, body) = served.requests
     assert (first, key, second) == ("/v1/models", "Bearer secret", "/v1/chat/completions")
     assert body == {
         "model": "first",
@@ -149,7 +149,7 @@ def test_chat_command_with_url(
     assert captured.out == "Hello there\n"
     assert "second: 1 answers" in captured.err
     assert "prompts 7 tokens, answers 3 tokens" in captured.err
-    path, key, body = served.asked[1]
+    path, key, body = served.requests[1]
     assert (path, key, body["model"]) == ("/v1/chat/completions", "Bearer mine", "second")
     assert [message["role"] for message in body["messages"]] == ["system", "user"]
 
@@ -163,7 +163,7 @@ def test_invalid_url_is_rejected(url: str) -> None:
 def test_api_key_invalid_in_header_is_rejected(served: Served) -> None:
     with pytest.raises(click.UsageError, match="--api-key must be printable ASCII"):
         RemoteAnswers(served.url, None, "a\nb")
-    assert not served.asked
+    assert not served.requests
 
 
 def test_connection_refused_is_reported() -> None:
@@ -211,7 +211,7 @@ def test_redirects_are_not_followed(served: Served) -> None:
     served.status, served.location = 307, f"{served.url}/elsewhere"
     with pytest.raises(RemoteError, match="307"):
         list(answers.stream(HI, SamplingParams()))
-    assert [path for path, _, _ in served.asked] == ["/v1/models", "/v1/chat/completions"]
+    assert [path for path, _, _ in served.requests] == ["/v1/models", "/v1/chat/completions"]
 
 
 @pytest.mark.parametrize(

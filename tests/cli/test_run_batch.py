@@ -58,7 +58,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in content.splitlines()]
 
 
-def said(answer: dict[str, Any]) -> str:
+def content_of(answer: dict[str, Any]) -> str:
     return answer["response"]["body"]["choices"][0]["message"]["content"]
 
 
@@ -161,7 +161,7 @@ def test_served_model_name_is_an_alias(batch: Batch) -> None:
         options=("--served-model-name", "gpt-4o", "--quiet"),
     )
     assert [answer["response"]["status_code"] for answer in answers] == [200, 200]
-    assert said(answers[0]) == said(answers[1])
+    assert content_of(answers[0]) == content_of(answers[1])
 
 
 def test_unknown_model_in_every_request_is_reported_before_running(batch: Batch, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_rerun_answers_missing_lines(batch: Batch, tmp_path: Path) -> None:
         assert code == 1  # of the second line, however old its error is
         assert "resuming after 2 lines, 1 error\n" in err
         assert answers[:2] == whole[:2]
-        assert [said(answer) for answer in answers[2:]] == [said(answer) for answer in whole[2:]]
+        assert [content_of(answer) for answer in answers[2:]] == [content_of(answer) for answer in whole[2:]]
     code, answers, err = batch(*lines)
     assert code == 1
     assert "all requests have responses" in err
@@ -406,7 +406,7 @@ def test_rerun_resumes_after_kill(tmp_path: Path, sent: signal.Signals, code: in
     assert f"resuming after {len(before)} lines".encode() in process.communicate(timeout=120)[1]
     answers = read(target)
     assert answers[: len(before)] == before
-    assert [said(answer) for answer in answers] == [said(answer) for answer in read(expected)]
+    assert [content_of(answer) for answer in answers] == [content_of(answer) for answer in read(expected)]
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
@@ -481,5 +481,5 @@ def test_embedded_model_output_is_reproducible(tmp_path: Path) -> None:
             [sys.executable, "-m", "ferrule", "run-batch", str(source), str(tmp_path / name)], check=True, timeout=120
         )
     first, second = (read(tmp_path / name) for name in names)
-    assert [said(answer) for answer in first] == [said(answer) for answer in second]
+    assert [content_of(answer) for answer in first] == [content_of(answer) for answer in second]
     assert len(first) == 20

@@ -32,7 +32,7 @@ def command(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def unread() -> Generator[int]:
+def closed_pipe() -> Generator[int]:
     """A pipe whose reader has gone."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -57,7 +57,7 @@ def unread() -> Generator[int]:
 )
 @pytest.mark.parametrize("both", [False, True], ids=["stdout", "both"])
 def test_closed_stdout_exits_silently(arguments: tuple[str, ...], both: bool) -> None:
-    with unread() as pipe:
+    with closed_pipe() as pipe:
         found = subprocess.run(
             command(*arguments),
             cwd=TESTS,
@@ -85,7 +85,7 @@ def test_closed_stdout_exits_silently(arguments: tuple[str, ...], both: bool) ->
 def test_closed_or_full_stderr_does_not_fail_command(
     arguments: tuple[str, ...], code: int, lines: int, end: str
 ) -> None:
-    with unread() as pipe, Path("/dev/full").open("w") as full:
+    with closed_pipe() as pipe, Path("/dev/full").open("w") as full:
         found = subprocess.run(
             command(*arguments),
             cwd=TESTS,
@@ -101,15 +101,15 @@ def test_closed_or_full_stderr_does_not_fail_command(
 def test_run_batch_completes_with_closed_streams(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     body = {"model": "tiny", "prompt": "x", "max_tokens": 3}
-    asked = [{"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body} for i in range(20)]
-    source.write_text("".join(f"{json.dumps(each)}\n" for each in asked))
-    with unread() as pipe:
+    requests = [{"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body} for i in range(20)]
+    source.write_text("".join(f"{json.dumps(each)}\n" for each in requests))
+    with closed_pipe() as pipe:
         found = subprocess.run(
             command("run-batch", str(source), str(target)), cwd=TESTS, stdout=pipe, stderr=pipe, timeout=60, check=False
         )
     assert found.returncode == 0
     answers = [json.loads(line) for line in target.read_text().splitlines()]
-    assert [answer["custom_id"] for answer in answers] == [each["custom_id"] for each in asked]
+    assert [answer["custom_id"] for answer in answers] == [each["custom_id"] for each in requests]
     assert {answer["response"]["status_code"] for answer in answers} == {200}
 
 
@@ -126,8 +126,8 @@ def test_server_continues_with_closed_stderr() -> None:
 
         def ask() -> None:
             body = json.dumps({"prompt": "x", "max_tokens": 5}).encode()
-            asked = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(asked, timeout=30) as found:
+            completion = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(completion, timeout=30) as found:
                 answers.append(found.status)
 
         while _health(url) != 200:

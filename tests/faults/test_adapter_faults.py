@@ -47,7 +47,7 @@ def adapter(tmp_path: Path) -> Path:
     return folder
 
 
-def says(**fields: Any) -> Change:
+def config_with(**fields: Any) -> Change:
     """Other values in the configuration."""
 
     def change(folder: Path) -> None:
@@ -107,20 +107,20 @@ def holds(content: str) -> Change:
 
 
 MORE: dict[str, tuple[Change, list[str]]] = {
-    "another method": (says(peft_type="LOHA"), [CONFIG, "peft_type", "LOHA", '"LORA"']),
-    "no method": (says(peft_type=None), [CONFIG, "peft_type", '"LORA"']),
-    "dora": (says(use_dora=True), [CONFIG, "use_dora", "True", "off"]),
-    "modules_to_save": (says(modules_to_save=["lm_head"]), [CONFIG, "modules_to_save", "lm_head", "off"]),
-    "bias": (says(bias="all"), [CONFIG, "bias", "'all'", '"none"']),
-    "lora_bias": (says(lora_bias=True), [CONFIG, "lora_bias", "off"]),
-    "trained tokens": (says(trainable_token_indices=[1]), [CONFIG, "trainable_token_indices", "off"]),
-    "repeated layers": (says(layer_replication=[[0, 2]]), [CONFIG, "layer_replication", "off"]),
-    "parameters": (says(target_parameters=["experts.w1"]), [CONFIG, "target_parameters", "off"]),
-    "activated by tokens": (says(alora_invocation_tokens=[5]), [CONFIG, "alora_invocation_tokens", "off"]),
-    "pissa": (says(init_lora_weights="pissa_niter_4"), [CONFIG, "init_lora_weights", "pissa", "gaussian"]),
-    "a switch of a later PEFT": (says(use_something=True), [CONFIG, "use_something", "True", "off"]),
-    "a pattern for names": (says(rank_pattern={".*proj": 4}), [CONFIG, "rank_pattern", ".*proj", "names"]),
-    "a costly pattern": (says(alpha_pattern={"(a+)+$": 4}), [CONFIG, "alpha_pattern", "(a+)+$", "names"]),
+    "another method": (config_with(peft_type="LOHA"), [CONFIG, "peft_type", "LOHA", '"LORA"']),
+    "no method": (config_with(peft_type=None), [CONFIG, "peft_type", '"LORA"']),
+    "dora": (config_with(use_dora=True), [CONFIG, "use_dora", "True", "off"]),
+    "modules_to_save": (config_with(modules_to_save=["lm_head"]), [CONFIG, "modules_to_save", "lm_head", "off"]),
+    "bias": (config_with(bias="all"), [CONFIG, "bias", "'all'", '"none"']),
+    "lora_bias": (config_with(lora_bias=True), [CONFIG, "lora_bias", "off"]),
+    "trained tokens": (config_with(trainable_token_indices=[1]), [CONFIG, "trainable_token_indices", "off"]),
+    "repeated layers": (config_with(layer_replication=[[0, 2]]), [CONFIG, "layer_replication", "off"]),
+    "parameters": (config_with(target_parameters=["experts.w1"]), [CONFIG, "target_parameters", "off"]),
+    "activated by tokens": (config_with(alora_invocation_tokens=[5]), [CONFIG, "alora_invocation_tokens", "off"]),
+    "pissa": (config_with(init_lora_weights="pissa_niter_4"), [CONFIG, "init_lora_weights", "pissa", "gaussian"]),
+    "a switch of a later PEFT": (config_with(use_something=True), [CONFIG, "use_something", "True", "off"]),
+    "a pattern for names": (config_with(rank_pattern={".*proj": 4}), [CONFIG, "rank_pattern", ".*proj", "names"]),
+    "a costly pattern": (config_with(alpha_pattern={"(a+)+$": 4}), [CONFIG, "alpha_pattern", "(a+)+$", "names"]),
     "magnitudes": (renamed(A, f"{QUERY}.lora_magnitude_vector"), [TENSORS, "lora_magnitude_vector", "DoRA"]),
     "an embedding": (
         renamed(A, "base_model.model.model.embed_tokens.lora_embedding_A"),
@@ -132,37 +132,43 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
     "no object": (holds("[]"), [CONFIG, "[]", "an object"]),
     "no JSON": (holds("{"), [CONFIG, "not JSON"]),
     "deep JSON": (holds('{"r":' + "[" * 100_000), [CONFIG, "not JSON"]),
-    "rank 0": (says(r=0), [CONFIG, "r is 0", "1 to 65536"]),
-    "rank 1e9": (says(r=10**9), [CONFIG, "r is 1000000000", "1 to 65536"]),
-    "rank NaN": (says(r=float("nan")), [CONFIG, "r is nan"]),
-    "alpha missing": (says(lora_alpha=None), [CONFIG, "lora_alpha", "finite number"]),
-    "alpha infinite": (says(lora_alpha=float("inf")), [CONFIG, "lora_alpha is inf", "finite"]),
-    "alpha beyond f32": (says(lora_alpha=1e300), [CONFIG, "lora_alpha", "got 3.5355", "at most 3.4028235e38"]),
+    "rank 0": (config_with(r=0), [CONFIG, "r is 0", "1 to 65536"]),
+    "rank 1e9": (config_with(r=10**9), [CONFIG, "r is 1000000000", "1 to 65536"]),
+    "rank NaN": (config_with(r=float("nan")), [CONFIG, "r is nan"]),
+    "alpha missing": (config_with(lora_alpha=None), [CONFIG, "lora_alpha", "finite number"]),
+    "alpha infinite": (config_with(lora_alpha=float("inf")), [CONFIG, "lora_alpha is inf", "finite"]),
+    "alpha beyond f32": (config_with(lora_alpha=1e300), [CONFIG, "lora_alpha", "got 3.5355", "at most 3.4028235e38"]),
     "alpha beyond f32 of one module": (
-        says(alpha_pattern={"layers.0.self_attn.q_proj": 1e300}),
+        config_with(alpha_pattern={"layers.0.self_attn.q_proj": 1e300}),
         [CONFIG, "alpha_pattern", '"model.layers.0.self_attn.q_proj"', "got 3.5355", "at most 3.4028235e38"],
     ),
-    "a rank that is a word": (says(rank_pattern={"q_proj": "x"}), [CONFIG, "rank_pattern.q_proj is 'x'"]),
-    "ranks as a list": (says(rank_pattern=[4]), [CONFIG, "rank_pattern", "an object"]),
-    "targets of another type": (says(target_modules=[5]), [CONFIG, "target_modules", "a list of strings"]),
-    "layers of another type": (says(layers_to_transform="all"), [CONFIG, "layers_to_transform", "whole numbers"]),
-    "a layer below 0": (says(layers_to_transform=-1), [CONFIG, "layers_to_transform is -1"]),
+    "a rank that is a word": (config_with(rank_pattern={"q_proj": "x"}), [CONFIG, "rank_pattern.q_proj is 'x'"]),
+    "ranks as a list": (config_with(rank_pattern=[4]), [CONFIG, "rank_pattern", "an object"]),
+    "targets of another type": (config_with(target_modules=[5]), [CONFIG, "target_modules", "a list of strings"]),
+    "layers of another type": (
+        config_with(layers_to_transform="all"),
+        [CONFIG, "layers_to_transform", "whole numbers"],
+    ),
+    "a layer below 0": (config_with(layers_to_transform=-1), [CONFIG, "layers_to_transform is -1"]),
     "a target that the model lacks": (
-        says(target_modules=["q_prj", "v_proj"]),
+        config_with(target_modules=["q_prj", "v_proj"]),
         [CONFIG, "target_modules", '"q_prj"', '"q_proj"'],
     ),
-    "a module that is no target": (says(target_modules=["v_proj"]), [TENSORS, "target_modules", "does not name"]),
-    "a layer that is none": (says(layers_to_transform=[1, 2]), [TENSORS, "layers.0.", "does not name"]),
+    "a module that is no target": (
+        config_with(target_modules=["v_proj"]),
+        [TENSORS, "target_modules", "does not name"],
+    ),
+    "a layer that is none": (config_with(layers_to_transform=[1, 2]), [TENSORS, "layers.0.", "does not name"]),
     "a target without tensors": (
-        says(target_modules=[*json.loads((CASE / CONFIG).read_text())["target_modules"], "lm_head"]),
+        config_with(target_modules=[*json.loads((CASE / CONFIG).read_text())["target_modules"], "lm_head"]),
         [TENSORS, "lm_head.lora_A.weight", "is missing", "target_modules"],
     ),
     "A without B": (renamed(B, f"{QUERY[:-6]}x_proj.lora_B.weight"), [TENSORS, B, "is missing", "the other matrix"]),
     "a module that the model lacks": (
-        lambda folder: [says(target_modules=None)(folder), moved(f"{QUERY}x")(folder)],
+        lambda folder: [config_with(target_modules=None)(folder), moved(f"{QUERY}x")(folder)],
         [TENSORS, "q_projx", '"model.layers.0.self_attn.q_proj"'],
     ),
-    "another rank": (says(r=4), [TENSORS, "lora_B.weight", "[64, 8]", "[64, 4]", "outputs, rank"]),
+    "another rank": (config_with(r=4), [TENSORS, "lora_B.weight", "[64, 8]", "[64, 4]", "outputs, rank"]),
     "another base": (shaped(A, [16, 32]), [TENSORS, A, "[16, 32]", "[8, 64]", "rank, inputs"]),
     "outputs of another base": (shaped(B, [32, 16]), [TENSORS, B, "[32, 16]", "[64, 8]", "outputs, rank"]),
     "a name of another tool": (
@@ -203,7 +209,7 @@ def test_valid_adapter_loads(adapter: Path) -> None:
 
 
 def test_model_works_after_rejected_adapter(adapter: Path) -> None:
-    says(use_dora=True)(adapter)
+    config_with(use_dora=True)(adapter)
     outcome = load(adapter, GO_ON)
     assert outcome.error is None, outcome.message
 
@@ -224,7 +230,7 @@ def test_invalid_adapter_path(path: str, error: str, fragments: list[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("model", "module", "says"),
+    ("model", "module", "message"),
     [
         ("mixtral", "model.layers.0.block_sparse_moe.experts.0.w1", "an expert of a mixture"),
         ("mixtral", "model.layers.0.block_sparse_moe.gate", "the router of a mixture"),
@@ -233,7 +239,7 @@ def test_invalid_adapter_path(path: str, error: str, fragments: list[str]) -> No
         ("llama_tied", "lm_head", "an lm_head that is tied to the embedding"),
     ],
 )
-def test_unsupported_target_modules(adapter: Path, model: str, module: str, says: str) -> None:
+def test_unsupported_target_modules(adapter: Path, model: str, module: str, message: str) -> None:
     config = json.loads((adapter / CONFIG).read_text())
     (adapter / CONFIG).write_text(json.dumps(config | {"target_modules": [module], "rank_pattern": {}}))
     sizes = {"lora_A": [8, 64], "lora_B": [64, 8]}
@@ -252,7 +258,7 @@ def test_unsupported_target_modules(adapter: Path, model: str, module: str, says
         llm = LLM(arguments[1], threads=1)
     """
     outcome = run(LOAD, str(adapter), str(BASES / model), warm_up=warm_up)
-    assert_refused(outcome, "UnsupportedModelError", [TENSORS, module, says], file_bytes=folder_bytes(adapter))
+    assert_refused(outcome, "UnsupportedModelError", [TENSORS, module, message], file_bytes=folder_bytes(adapter))
 
 
 def test_adapter_larger_than_memory_names_required_and_available_bytes(adapter: Path, tmp_path: Path) -> None:
@@ -266,7 +272,7 @@ def test_adapter_larger_than_memory_names_required_and_available_bytes(adapter: 
     config |= {"hidden_size": hidden, "intermediate_size": hidden, "num_hidden_layers": layers}
     config |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
     (base / "config.json").write_text(json.dumps(config))
-    says(r=rank, rank_pattern={}, alpha_pattern={})(adapter)
+    config_with(r=rank, rank_pattern={}, alpha_pattern={})(adapter)
     header: dict[str, Any] = {}
     end = 0
     for layer in range(layers):

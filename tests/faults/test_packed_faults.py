@@ -71,7 +71,7 @@ def edited(change: Callable[[Header], object]) -> Callable[[Path], None]:
     return edit
 
 
-def says(**metadata: str) -> Callable[[Path], None]:
+def metadata_with(**metadata: str) -> Callable[[Path], None]:
     return edited(lambda header: header["__metadata__"].update(metadata))
 
 
@@ -129,9 +129,9 @@ def deleted(folder: Path) -> None:
 
 
 BROKEN: list[tuple[str, Callable[[Path], None], list[str]]] = [
-    ("another version", says(version="99"), ["layout", "ferrule 99", "pack the model again"]),
-    ("another layout", says(layout="elsewhere"), ["elsewhere", "pack the model again"]),
-    ("another quantization", says(quantization="int8"), ['packed as "int8"', '"int4"']),
+    ("another version", metadata_with(version="99"), ["layout", "ferrule 99", "pack the model again"]),
+    ("another layout", metadata_with(layout="elsewhere"), ["elsewhere", "pack the model again"]),
+    ("another quantization", metadata_with(quantization="int8"), ['packed as "int8"', '"int4"']),
     ("no metadata", edited(lambda header: header.pop("__metadata__")), ["none none", "pack the model again"]),
     ("a checkpoint", replaced_by_the_model, ["none none", "pack the model again"]),
     ("one byte short", cut_short, ["is the file truncated?"]),
@@ -257,7 +257,7 @@ def leftovers(folder: Path, kept: set[str]) -> list[Path]:
 
 
 def killed_after(child: subprocess.Popen[str], seconds: float) -> bool:
-    """Kills a process and says whether it was still at work."""
+    """Kills a process and returns whether it was still at work."""
     with child:
         time.sleep(seconds)
         child.kill()

@@ -30,10 +30,10 @@ class Repository:
 
 @dataclass
 class Hub:
-    """Serves repositories on loopback, and remembers what was asked."""
+    """Serves repositories on loopback, and records the requests."""
 
     repositories: dict[str, Repository]
-    asked: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    requests: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Method and path."""
     authorizations: set[str | None] = field(default_factory=set[str | None])
 
@@ -42,7 +42,7 @@ class Hub:
 
         class Handler(_Handler):
             repositories = hub.repositories
-            asked = hub.asked
+            requests = hub.requests
             authorizations = hub.authorizations
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -64,7 +64,7 @@ class Hub:
         """Files whose content was requested."""
         return {
             path.split("/resolve/")[1].split("/", 1)[1]
-            for method, path in self.asked
+            for method, path in self.requests
             if method == "GET" and "/resolve/" in path
         }
 
@@ -72,7 +72,7 @@ class Hub:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     repositories: dict[str, Repository]
-    asked: list[tuple[str, str]]
+    requests: list[tuple[str, str]]
     authorizations: set[str | None]
 
     def do_GET(self) -> None:
@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = self.path.partition("?")[0]
-        self.asked.append((self.command, path))
+        self.requests.append((self.command, path))
         self.authorizations.add(self.headers.get("authorization"))
         api = path.startswith("/api/models/")
         parts = path.removeprefix("/api/models/").strip("/").split("/")

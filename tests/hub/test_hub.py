@@ -99,7 +99,7 @@ def load(
     hub: Hub, home: Path, model: str = "org/model", revision: str = "", *, code: str = LOAD, **environment: str
 ) -> str:
     """Loads a model and returns its first tokens or the error."""
-    hub.asked.clear()
+    hub.requests.clear()
     hub.authorizations.clear()
     base = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     settings = {"HF_HOME": str(home), "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "no_proxy": "*"}
@@ -142,7 +142,7 @@ def test_cached_model_is_used_online_and_offline(hub: Hub, home: Path) -> None:
     assert load(hub, home) == loaded
     assert hub.downloads() == set()
     assert load(hub, home, HF_HUB_OFFLINE="1") == loaded
-    assert hub.asked == []
+    assert hub.requests == []
     assert load(hub, home, HF_ENDPOINT="http://127.0.0.1:9") == loaded
 
 
@@ -150,7 +150,7 @@ def test_offline_without_cached_model(hub: Hub, home: Path) -> None:
     refused = load(hub, home, HF_HUB_OFFLINE="1")
     assert refused.startswith("ModelNotFoundError org/model: not whole in the cache")
     assert "HF_HUB_OFFLINE" in refused
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_unreachable_hub_is_reported(hub: Hub, home: Path) -> None:
@@ -194,7 +194,7 @@ def test_pickled_weights_are_not_downloaded(hub: Hub, home: Path) -> None:
 def test_invalid_repository_names_send_no_request(hub: Hub, home: Path) -> None:
     for name in ("no-such-directory", "./org/model", "org/model/more", "/org/model", "../model", "org/.."):
         assert load(hub, home, name).startswith("ModelNotFoundError"), name
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_download_failure_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_quantization_suffix_downloads_all_split_files(hub: Hub, home: Path) -> 
     assert load(hub, home, "org/gguf:Q4_0", code=FIND).endswith("model-Q4_0-00001-of-00002.gguf")
     assert hub.downloads() == {"model-Q4_0-00001-of-00002.gguf", "model-Q4_0-00002-of-00002.gguf"}
     assert load(hub, home, "org/gguf:Q4_0", code=FIND, HF_HUB_OFFLINE="1").endswith("model-Q4_0-00001-of-00002.gguf")
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_missing_or_omitted_quantization_lists_choices(hub: Hub, home: Path) -> None:

@@ -35,7 +35,7 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
-    hub.asked.clear()
+    hub.requests.clear()
     base = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     settings = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "no_proxy": "*"}
     return base | settings | {"FERRULE_CACHE": str(tmp_path / "packed")}
@@ -58,14 +58,14 @@ def test_pull_prints_path_of_model(hub: Hub, environment: dict[str, str]) -> Non
     out, err = ferrule(environment, "pull", "org/model")
     assert out.strip() == f"{environment['HF_HOME']}/hub/models--org--model/snapshots/{COMMIT}"
     assert err == "org/model: weights of 25 B\n"
-    hub.asked.clear()
+    hub.requests.clear()
     assert ferrule(environment, "pull", "org/model", "--quiet") == (out, "")
     assert not hub.downloads()
-    hub.asked.clear()
+    hub.requests.clear()
     offline = environment | {"HF_HUB_OFFLINE": "1"}
     assert ferrule(offline, "pull", "org/model") == (out, err)
     assert "error: org/gguf" in ferrule(offline, "pull", "org/gguf:Q8_0", code=1)[1]
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_pull_downloads_one_quantization(hub: Hub, environment: dict[str, str]) -> None:
@@ -99,7 +99,7 @@ def test_ctrl_c_cancels_download(hub: Hub, environment: dict[str, str]) -> None:
     assert b"Traceback" not in errors
     snapshot = Path(environment["HF_HOME"], "hub", "models--org--large", "snapshots", COMMIT)
     assert not (snapshot / "model.safetensors").exists()
-    hub.asked.clear()
+    hub.requests.clear()
     ferrule(environment, "pull", "org/large")
     assert hub.downloads() == {"model.safetensors"}
 

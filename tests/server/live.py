@@ -54,9 +54,9 @@ class Live:
         """`body` is JSON unless it is bytes."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         kind = {} if data is None else {"Content-Type": "application/json"}
-        asked = urllib.request.Request(self.url + path, data, {**kind, **(headers or {})}, method=method)
+        prepared = urllib.request.Request(self.url + path, data, {**kind, **(headers or {})}, method=method)
         try:
-            with urllib.request.urlopen(asked, timeout=60) as found:
+            with urllib.request.urlopen(prepared, timeout=60) as found:
                 return Answer(found.status, found.headers, found.read())
         except urllib.error.HTTPError as error:
             with error:

@@ -30,14 +30,14 @@ def check_stream(events: list[dict[str, Any]]) -> dict[str, Any]:
         block = event["content_block"]
         field = "input" if block["type"] == "tool_use" else block["type"]
         assert block[field] == EMPTY[block["type"]]
-        told = ""
+        streamed = ""
         for each in following:
             assert each["index"] == event["index"]
             if each["type"] == "content_block_stop":
                 break
             assert (each["type"], each["delta"]["type"]) == ("content_block_delta", DELTAS[block["type"]])
-            told += each["delta"]["partial_json" if block["type"] == "tool_use" else field]
+            streamed += each["delta"]["partial_json" if block["type"] == "tool_use" else field]
         else:
             raise AssertionError("a block does not end")
-        message["content"].append({**block, field: json.loads(told) if block["type"] == "tool_use" else told})
+        message["content"].append({**block, field: json.loads(streamed) if block["type"] == "tool_use" else streamed})
     return {**message, **delta["delta"], "usage": {**message["usage"], **delta["usage"]}}

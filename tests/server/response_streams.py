@@ -38,16 +38,16 @@ def check_stream(events: list[dict[str, Any]]) -> dict[str, Any]:
             opened = next(rest)
             assert opened["type"] == "response.content_part.added"
             assert opened["part"]["text"] == ""
-        told, logprobs = "", list[Any]()
+        streamed, logprobs = "", list[Any]()
         event = next(rest)
         while event["type"] == f"{kind}.delta":
             assert (event["item_id"], event["output_index"]) == (item["id"], index)
-            told += event["delta"]
+            streamed += event["delta"]
             logprobs += event.get("logprobs", [])
             event = next(rest)
         assert event["type"] == f"{kind}.done"
         whole = event["text"] if part else event["arguments"]
-        assert told == whole == (item["content"][0]["text"] if part else item["arguments"])
+        assert streamed == whole == (item["content"][0]["text"] if part else item["arguments"])
         assert logprobs == event.get("logprobs", [])
         if part:
             closed = next(rest)

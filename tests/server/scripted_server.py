@@ -53,7 +53,7 @@ def named_events(body: bytes) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for part in body.decode().split("\n\n")[:-1]:
         name, data = part.split("\n")
-        said = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {said['type']}"
-        found.append(said)
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        found.append(event)
     return found

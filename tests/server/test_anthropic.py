@@ -32,9 +32,9 @@ def ask(live: Live, headers: dict[str, str] | None = None, **fields: Any) -> Any
 
 def test_thinking_text_and_tool_calls_are_content_blocks(scripted: ScriptedServer) -> None:
     message = ask(scripted.live, tools=[WEATHER]).json
-    thought, said, *calls = message["content"]
+    thought, text, *calls = message["content"]
     assert thought == {"type": "thinking", "thinking": THOUGHT, "signature": ""}
-    assert said == {"type": "text", "text": SAID, "citations": None}
+    assert text == {"type": "text", "text": SAID, "citations": None}
     assert [(call["name"], call["input"]) for call in calls] == [("weather", {"city": city}) for city in (CITY, "Rome")]
     assert message["stop_reason"] == "tool_use"
     stream = named_events(ask(scripted.live, tools=[WEATHER], stream=True).body)
@@ -56,11 +56,11 @@ def test_client_stream_reads_thinking_and_tool_calls(scripted: ScriptedServer) -
         ) as stream,
     ):
         kinds = {event.type for event in stream}
-        thought, said, *calls = stream.get_final_message().content
+        thought, answer, *calls = stream.get_final_message().content
     assert {"thinking", "text", "input_json"} <= kinds
     assert thought.type == "thinking"
-    assert said.type == "text"
-    assert (thought.thinking, said.text) == (THOUGHT, SAID)
+    assert answer.type == "text"
+    assert (thought.thinking, answer.text) == (THOUGHT, SAID)
     assert [call.input for call in calls if call.type == "tool_use"] == [{"city": CITY}, {"city": "Rome"}]
 
 
@@ -84,7 +84,7 @@ def test_truncated_tool_call_input_is_marked_invalid(scripted: ScriptedServer) -
 
 
 def test_content_blocks_convert_to_chat_messages() -> None:
-    asked = CountTokensRequest.model_validate(
+    request = CountTokensRequest.model_validate(
         {
             "system": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
             "messages": [
@@ -113,7 +113,7 @@ def test_content_blocks_convert_to_chat_messages() -> None:
             "output_config": {"effort": "low"},
         }
     )
-    found = conversation(asked)
+    found = conversation(request)
     function = {"name": "f", "arguments": {"x": 1}}
     assert found.messages == [
         {"role": "system", "content": "a\nb"},

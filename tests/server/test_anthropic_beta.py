@@ -55,12 +55,12 @@ def weather_of(cities: list[str], *, fails: bool = False) -> BetaFunctionTool[Ca
 
 def check_run(messages: list[BetaMessage], scripted: ScriptedServer) -> None:
     """A question with two calls, and an answer with what they returned."""
-    asked, answered = messages
-    assert [block.type for block in asked.content] == ["thinking", "tool_use", "tool_use"]
-    assert (asked.stop_reason, answered.stop_reason) == ("tool_use", "end_turn")
-    (said,) = answered.content
-    assert said.type == "text"
-    assert said.text == DONE
+    calling, final = messages
+    assert [block.type for block in calling.content] == ["thinking", "tool_use", "tool_use"]
+    assert (calling.stop_reason, final.stop_reason) == ("tool_use", "end_turn")
+    (block,) = final.content
+    assert block.type == "text"
+    assert block.text == DONE
     first, second = dict.fromkeys(scripted.prompts)  # each is looked at for every token
     assert "Sunny" not in first
     assert second.count("Sunny.") == 2
@@ -139,7 +139,7 @@ def test_thread_is_rejected_with_error_code_known_to_client(scripted: ScriptedSe
 
 
 def _refused(client: anthropic.Anthropic, **fields: Any) -> Any:
-    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 4, "messages": MESSAGES, **fields}
+    request: dict[str, Any] = {"model": "tiny", "max_tokens": 4, "messages": MESSAGES, **fields}
     with pytest.raises(anthropic.BadRequestError) as caught:
-        client.beta.messages.create(**asked)
+        client.beta.messages.create(**request)
     return caught.value.body

@@ -34,11 +34,11 @@ def client(tiny: Live) -> Iterator[anthropic.Anthropic]:
 
 
 def test_message_equals_library_output(client: anthropic.Anthropic, solo: LLM) -> None:
-    asked: list[dict[str, Any]] = [
+    conversation: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
         *(dict(message) for message in MESSAGES),
     ]
-    expected = solo.chat(asked, SamplingParams(temperature=0, max_tokens=12))[0]
+    expected = solo.chat(conversation, SamplingParams(temperature=0, max_tokens=12))[0]
     fields: dict[str, Any] = {
         "model": "tiny",
         "system": "Be brief.",
@@ -48,21 +48,21 @@ def test_message_equals_library_output(client: anthropic.Anthropic, solo: LLM) -
         "workspace_id": "w",
     }
     found = client.beta.messages.create(max_tokens=12, extra_body=GREEDY, **fields)
-    (said,) = found.content
-    assert said.type == "text"
-    assert (said.text, found.stop_reason) == (expected.outputs[0].text, "end_turn")
+    (block,) = found.content
+    assert block.type == "text"
+    assert (block.text, found.stop_reason) == (expected.outputs[0].text, "end_turn")
     assert found.usage.output_tokens == len(expected.outputs[0].token_ids)
     counted = client.beta.messages.count_tokens(**fields)
     assert counted.input_tokens == len(expected.prompt_token_ids)
     with client.beta.messages.stream(max_tokens=12, extra_body=GREEDY, **fields) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
-    assert text == said.text
+    assert text == block.text
     assert (final.stop_reason, final.usage.output_tokens) == (found.stop_reason, found.usage.output_tokens)
     raw = list(client.beta.messages.create(max_tokens=12, stream=True, extra_body=GREEDY, **fields))
     assert [raw[0].type, raw[-1].type] == ["message_start", "message_stop"]
     deltas = [event.delta for event in raw if event.type == "content_block_delta"]
-    assert "".join(delta.text for delta in deltas if delta.type == "text_delta") == said.text
+    assert "".join(delta.text for delta in deltas if delta.type == "text_delta") == block.text
 
 
 def test_output_format_is_enforced(client: anthropic.Anthropic) -> None:
@@ -71,13 +71,13 @@ def test_output_format_is_enforced(client: anthropic.Anthropic) -> None:
     assert isinstance(parsed.parsed_output, City)
     with client.beta.messages.stream(messages=MESSAGES, **fields) as stream:
         assert stream.get_final_message().parsed_output == parsed.parsed_output
-    # What was said is handed back as it came.
-    said: BetaMessageParam = {"role": "assistant", "content": parsed.content}
-    again = client.beta.messages.parse(messages=[*MESSAGES, said, *MESSAGES], **fields)
+    # The content of a response is accepted as input.
+    message: BetaMessageParam = {"role": "assistant", "content": parsed.content}
+    again = client.beta.messages.parse(messages=[*MESSAGES, message, *MESSAGES], **fields)
     assert isinstance(again.parsed_output, City)
 
 
-def saying(block: dict[str, Any]) -> dict[str, Any]:
+def message_of(block: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [block]}]}
 
 
@@ -99,14 +99,14 @@ COUNTED: list[tuple[dict[str, Any], str]] = [
     (with_tool(defer_loading=True), "tools[0].defer_loading"),
     (with_tool(allowed_callers=["code_execution_20250825"]), "tools[0].allowed_callers"),
     (with_tool(input_examples=[{}]), "tools[0].input_examples"),
-    (saying({"type": "image", "source": SOURCE}), "messages[0].content[0]"),
-    (saying({"type": "document", "source": SOURCE}), "messages[0].content[0]"),
-    (saying({"type": "container_upload", "file_id": "f"}), "messages[0].content[0]"),
-    (saying({"type": "compaction", "content": "x"}), "messages[0].content[0]"),
-    (saying({"type": "redacted_thinking", "data": "x"}), "messages[0].content[0]"),
-    (saying({"type": "server_tool_use", "id": "1", "name": "web_search", "input": {}}), "messages[0].content[0]"),
-    (saying({"type": "mcp_tool_use", "id": "1", "name": "f", "input": {}}), "messages[0].content[0]"),
-    (saying({"type": "text", "text": "a", "cache_control": {"type": "forever"}}), "messages[0].content[0]."),
+    (message_of({"type": "image", "source": SOURCE}), "messages[0].content[0]"),
+    (message_of({"type": "document", "source": SOURCE}), "messages[0].content[0]"),
+    (message_of({"type": "container_upload", "file_id": "f"}), "messages[0].content[0]"),
+    (message_of({"type": "compaction", "content": "x"}), "messages[0].content[0]"),
+    (message_of({"type": "redacted_thinking", "data": "x"}), "messages[0].content[0]"),
+    (message_of({"type": "server_tool_use", "id": "1", "name": "web_search", "input": {}}), "messages[0].content[0]"),
+    (message_of({"type": "mcp_tool_use", "id": "1", "name": "f", "input": {}}), "messages[0].content[0]"),
+    (message_of({"type": "text", "text": "a", "cache_control": {"type": "forever"}}), "messages[0].content[0]."),
 ]
 CREATED: list[tuple[dict[str, Any], str]] = [
     *COUNTED,
@@ -120,10 +120,10 @@ CREATED: list[tuple[dict[str, Any], str]] = [
 def test_unsupported_field_is_rejected_by_create(
     client: anthropic.Anthropic, fields: dict[str, Any], named: str
 ) -> None:
-    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 4, "messages": MESSAGES, **fields}
+    request: dict[str, Any] = {"model": "tiny", "max_tokens": 4, "messages": MESSAGES, **fields}
     for stream in (False, True):
         with pytest.raises(anthropic.BadRequestError) as caught:
-            client.beta.messages.create(**asked, stream=stream)
+            client.beta.messages.create(**request, stream=stream)
         assert _names(caught.value, named)
 
 
@@ -131,9 +131,9 @@ def test_unsupported_field_is_rejected_by_create(
 def test_unsupported_field_is_rejected_by_count_tokens(
     client: anthropic.Anthropic, fields: dict[str, Any], named: str
 ) -> None:
-    asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, **fields}
+    request: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, **fields}
     with pytest.raises(anthropic.BadRequestError) as caught:
-        client.beta.messages.count_tokens(**asked)
+        client.beta.messages.count_tokens(**request)
     assert _names(caught.value, named)
 
 

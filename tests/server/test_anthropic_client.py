@@ -53,9 +53,9 @@ def test_message_equals_library_output(client: anthropic.Anthropic, solo: LLM) -
     systems: list[str | list[TextBlockParam]] = ["Be brief.", [block]]
     for system in systems:
         found = client.messages.create(model="tiny", max_tokens=12, system=system, messages=MESSAGES, extra_body=GREEDY)
-        (said,) = found.content
-        assert said.type == "text"
-        assert said.text == expected.outputs[0].text
+        (content,) = found.content
+        assert content.type == "text"
+        assert content.text == expected.outputs[0].text
         assert (found.stop_reason, found.stop_sequence) == ("end_turn", None)
         usage = found.usage
         assert usage.output_tokens == len(expected.outputs[0].token_ids)
@@ -76,9 +76,9 @@ def test_message_equals_library_output(client: anthropic.Anthropic, solo: LLM) -
     ],
 )
 def test_stream_equals_whole_message(tiny: Live, fields: dict[str, Any]) -> None:
-    asked = {"messages": MESSAGES, "max_tokens": 80, "temperature": 0, **fields}
-    whole = tiny.request("/v1/messages", asked)
-    stream = tiny.request("/v1/messages", {**asked, "stream": True})
+    body = {"messages": MESSAGES, "max_tokens": 80, "temperature": 0, **fields}
+    whole = tiny.request("/v1/messages", body)
+    stream = tiny.request("/v1/messages", {**body, "stream": True})
     assert stream.headers["content-type"].startswith("text/event-stream")
     assert without_names(check_stream(named_events(stream.body))) == without_names(whole.json)
 

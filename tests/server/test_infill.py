@@ -90,7 +90,7 @@ def with_tokens(model: Path, layout: Layout) -> Path:
 
 
 def test_openai_completions_with_suffix(coder: Coder) -> None:
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "model": "coder",
         "prompt": BEFORE,
         "suffix": AFTER,
@@ -100,8 +100,8 @@ def test_openai_completions_with_suffix(coder: Coder) -> None:
     }
     ids = coder.ids()
     with openai.OpenAI(base_url=f"{coder.live.url}/v1", api_key="none", max_retries=0) as client:
-        whole = client.completions.create(**asked)
-        chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+        whole = client.completions.create(**request)
+        chunks = list(client.completions.create(**request, stream=True, stream_options={"include_usage": True}))
     (choice,) = whole.choices
     assert choice.model_dump()["prompt_token_ids"] == ids
     assert choice.text == coder.expected(ids)
@@ -130,8 +130,8 @@ def test_empty_suffix_is_infill(coder: Coder) -> None:
 
 def test_fim_markers_in_input_are_plain_text(coder: Coder) -> None:
     forged = "".join(coder.layout.markers)
-    asked = coder.live.complete(f"a{forged}", suffix=f"b{forged}", max_tokens=1, return_token_ids=True)
-    (ids,) = (choice["prompt_token_ids"] for choice in asked.json["choices"])
+    response = coder.live.complete(f"a{forged}", suffix=f"b{forged}", max_tokens=1, return_token_ids=True)
+    (ids,) = (choice["prompt_token_ids"] for choice in response.json["choices"])
     assert [ids.count(ids_of(coder.tokenizer, marker)[0]) for marker in coder.layout.markers] == [1] * len(
         coder.layout.markers
     )

@@ -125,14 +125,14 @@ def test_stalled_client_is_disconnected_and_frees_its_slot(
 def test_slow_client_receives_complete_stream(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "STALL_TIMEOUT", 0.5)
     with serving() as live, full(live) as client:
-        said, begun = b"", time.monotonic()
-        while b"0\r\n\r\n" not in said[-10:]:
+        received, begun = b"", time.monotonic()
+        while b"0\r\n\r\n" not in received[-10:]:
             piece = client.recv(1 << 14)
             assert piece
-            said += piece
+            received += piece
             if time.monotonic() - begun < 1.5:
                 time.sleep(0.05)
-        assert b"[DONE]" in said
+        assert b"[DONE]" in received
 
 
 def test_request_timeout_applies_to_stalled_client(engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,16 +160,16 @@ def test_non_finite_logits_fail_only_their_request(live: Live) -> None:
 def test_worker_panic_makes_server_unhealthy(engine: type[fakes.Engine], live: Live) -> None:
     engine.step_seconds = 0.01
     with ask(live, stream=True) as client:
-        said = client.recv(1 << 16)
+        received = client.recv(1 << 16)
         fake_of(live).dies_at = fake_of(live).steps + 5
         begun = time.monotonic()
         until(lambda: live.request("/health").status == 503)
         assert time.monotonic() - begun < 2 * SLACK
         while piece := client.recv(1 << 16):
-            said += piece
-            if b"[DONE]" in said or b"0\r\n\r\n" in said:
+            received += piece
+            if b"[DONE]" in received or b"0\r\n\r\n" in received:
                 break
-    assert b'"code": "engine_unavailable"' in said
+    assert b'"code": "engine_unavailable"' in received
     found = live.chat(max_tokens=1)
     assert (found.status, found.error["code"]) == (503, "engine_unavailable")
     assert live.request("/health").error["code"] == "engine_unavailable"
@@ -216,14 +216,14 @@ def test_connections_over_limit_replace_idle_ones(engine: type[fakes.Engine], mo
     monkeypatch.setattr(http_protocol, "max_connections", lambda: 4)
     engine.step_seconds = 0.01
     with serving() as live, ask(live, stream=True, max_tokens=100) as busy:
-        said = busy.recv(100)
+        received = busy.recv(100)
         idle = [live.connect() for _ in range(20)]
         assert live.request("/version").status == 200
         assert len(live.server.server_state.connections) <= 4
-        while b"[DONE]" not in said:
+        while b"[DONE]" not in received:
             piece = busy.recv(1 << 16)
             assert piece
-            said += piece
+            received += piece
         for client in idle:
             client.close()
 
@@ -238,10 +238,10 @@ def test_file_descriptor_exhaustion_is_survived_without_log_flood() -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
         assert process.stderr is not None
-        said = process.stderr.read()
-        assert "OSError" not in said
-        assert all(json.loads(line) for line in said.splitlines())
-        assert len(said) < 10_000
+        received = process.stderr.read()
+        assert "OSError" not in received
+        assert all(json.loads(line) for line in received.splitlines())
+        assert len(received) < 10_000
         for client in idle:
             client.close()
 
@@ -261,11 +261,11 @@ def streams(live: Live, count: int) -> list[socket.socket]:
 
 
 def rest(client: socket.socket) -> bytes:
-    said = b""
+    received = b""
     with client:
         while piece := client.recv(1 << 16):
-            said += piece
-    return said
+            received += piece
+    return received
 
 
 def test_sigterm_rejects_new_requests_and_aborts_running_after_drain_timeout() -> None:

@@ -56,8 +56,8 @@ def test_uncaught_exceptions_are_logged_by_type_and_place(caplog: pytest.LogCapt
         loop.call_soon(fail, MARKER)
         await asyncio.sleep(0.01)
 
-    def fail(said: str) -> None:
-        raise ValueError(said)
+    def fail(text: str) -> None:
+        raise ValueError(text)
 
     asyncio.run(lose())
     (line,) = lines(caplog)

@@ -27,7 +27,7 @@ CHAT = b'{"messages":[{"role":"user","content":"Hi"}],"max_tokens":1}'
 def raw(live: Live, head: str, *body: bytes) -> bytes:
     """Sends bytes and returns the response until the server closes; stops sending when the server stops reading."""
     with live.connect() as client:
-        said = b""
+        received = b""
         client.sendall(head.encode())
         try:
             for piece in body:
@@ -36,18 +36,18 @@ def raw(live: Live, head: str, *body: bytes) -> bytes:
             pass
         try:
             while piece := client.recv(1 << 16):
-                said += piece
+                received += piece
         except ConnectionResetError:
             pass
-        return said
+        return received
 
 
 def head(path: str = "/v1/chat/completions", *headers: str, method: str = "POST") -> str:
     return "\r\n".join((f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers, "", ""))
 
 
-def answer_of(said: bytes) -> Answer:
-    top, _, body = said.partition(b"\r\n\r\n")
+def answer_of(response: bytes) -> Answer:
+    top, _, body = response.partition(b"\r\n\r\n")
     first, *lines = top.decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines)
     return Answer(int(first.split()[1]), headers, body)
@@ -85,15 +85,15 @@ def test_chunked_body_over_limit_returns_413(engine: type[fakes.Engine]) -> None
         with live.connect() as client:
             client.sendall(head("/v1/chat/completions", "Transfer-Encoding: chunked", JSON).encode())
             client.settimeout(0.02)
-            said = b""
+            received = b""
             for chunk in chunks():
                 client.sendall(chunk)
                 try:
-                    said = client.recv(1 << 16)
+                    received = client.recv(1 << 16)
                     break
                 except TimeoutError:
                     continue
-        assert answer_of(said).status == 413
+        assert answer_of(received).status == 413
         assert sent < 16 << 20
         assert live.request("/v1/chat/completions", CHAT).status == 200
 
@@ -102,14 +102,14 @@ def test_slow_body_returns_408(engine: type[fakes.Engine]) -> None:
     with serving(ServerSettings(body_timeout=0.3)) as live, live.connect() as client:
         client.sendall(head("/v1/chat/completions", "Content-Length: 1000", "Content-Type: application/json").encode())
         client.settimeout(0.1)
-        begun, said = time.monotonic(), b""
-        while not said:
+        begun, received = time.monotonic(), b""
+        while not received:
             client.sendall(b" ")
             try:
-                said = client.recv(1 << 16)
+                received = client.recv(1 << 16)
             except TimeoutError:
                 assert time.monotonic() - begun < 0.3 * SLACK
-        assert answer_of(said).status == 408
+        assert answer_of(received).status == 408
 
 
 def test_slow_headers_return_408(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,8 +234,12 @@ def test_origin_header_is_checked(engine: type[fakes.Engine]) -> None:
             assert (found.status, found.error["code"]) == (403, "origin_not_allowed"), origin
             assert "Access-Control-Allow-Origin" not in found.headers
     with serving(ServerSettings(allowed_origins=[page], api_keys=KEYS)) as live:
-        asked = {"Origin": page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-api-key"}
-        found = live.request("/v1/chat/completions", method="OPTIONS", headers=asked)
+        preflight = {
+            "Origin": page,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "x-api-key",
+        }
+        found = live.request("/v1/chat/completions", method="OPTIONS", headers=preflight)
         assert found.status == 204
         assert found.headers["Access-Control-Allow-Origin"] == page
         assert found.headers["Access-Control-Allow-Headers"] == "x-api-key"

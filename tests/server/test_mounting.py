@@ -126,9 +126,9 @@ USAGE: list[tuple[list[str], str]] = [
 @pytest.mark.parametrize(("arguments", "message"), USAGE)
 def test_invalid_arguments_exit_with_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert message in said
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert message in errors
 
 
 def test_models_are_selected_by_name(engine: type[fakes.Engine]) -> None:

@@ -34,8 +34,8 @@ def test_thinking_and_tool_calls(scripted: ScriptedServer, client: ollama.Client
     called = [(call.function.name, call.function.arguments) for call in whole.tool_calls or ()]
     assert called == [("weather", {"city": CITY}), ("weather", {"city": "Rome"})]
     for stream in (False, True):
-        asked = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "stream": stream}
-        lines = map(json.loads, scripted.live.request("/api/chat", asked).body.splitlines())
+        request = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "stream": stream}
+        lines = map(json.loads, scripted.live.request("/api/chat", request).body.splitlines())
         indices = [call["function"]["index"] for line in lines for call in line["message"].get("tool_calls", ())]
         assert indices == [0, 1]
     thinking = content = ""
@@ -77,10 +77,10 @@ def test_think_is_passed_to_chat_template(
     engine.script = staticmethod(script)  # type: ignore[assignment]
     settings = ServerSettings(ollama=True, reasoning_parser="qwen3")
     with serving(settings, llm=lambda: AsyncLLM(directory)) as live:
-        asked = {"model": "tiny", "messages": MESSAGES, "think": think, "stream": False}
-        assert live.request("/api/chat", asked).status == 200
-        told = live.llm.detokenize(prompts[0])
-    assert told.split() == [str(bool(think))] * 2 + (["high"] if think == "high" else [])
+        request = {"model": "tiny", "messages": MESSAGES, "think": think, "stream": False}
+        assert live.request("/api/chat", request).status == 200
+        prompt_text = live.llm.detokenize(prompts[0])
+    assert prompt_text.split() == [str(bool(think))] * 2 + (["high"] if think == "high" else [])
 
 
 def test_a_prompt_for_a_model_without_a_template_is_used_as_it_is(

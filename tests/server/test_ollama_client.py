@@ -264,8 +264,8 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("route", "fields", "named"), ERRORS)
 def test_invalid_field_is_named_in_error(live: Live, route: str, fields: dict[str, Any], named: str) -> None:
-    asked = {"chat": {"messages": MESSAGES}, "generate": {"prompt": "Hi"}, "embed": {"input": "Hi"}, "show": {}}
-    answer = live.request(f"/api/{route}", {"model": "tiny", **asked[route], **fields})
+    required = {"chat": {"messages": MESSAGES}, "generate": {"prompt": "Hi"}, "embed": {"input": "Hi"}, "show": {}}
+    answer = live.request(f"/api/{route}", {"model": "tiny", **required[route], **fields})
     assert answer.status == 400
     assert answer.json.keys() == {"error"}
     assert answer.json["error"].startswith(f"{named} ")

@@ -87,7 +87,7 @@ def test_a_parsed_answer_can_be_sent_back(scripted: ScriptedServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "param"),
+    ("fields", "param"),
     [
         ({"documents": []}, "documents"),
         ({"texts": []}, "texts"),
@@ -96,8 +96,8 @@ def test_a_parsed_answer_can_be_sent_back(scripted: ScriptedServer) -> None:
         ({"texts": ["a"], "raw_scores": True}, "raw_scores"),
     ],
 )
-def test_reranking_nothing_is_refused(live: Live, asked: dict[str, Any], param: str) -> None:
-    answer = live.request("/v1/rerank", {"query": "a", **asked})
+def test_reranking_nothing_is_refused(live: Live, fields: dict[str, Any], param: str) -> None:
+    answer = live.request("/v1/rerank", {"query": "a", **fields})
     assert (answer.status, answer.error["param"]) == (400, param)
 
 

@@ -20,7 +20,7 @@ def call(index: int, arguments: str, name: str | None = None) -> MessageDelta:
     return MessageDelta(tool_calls=[begun])
 
 
-def happened(parts: OutputParts, *deltas: StreamDelta) -> list[tuple[str, int, str]]:
+def changes(parts: OutputParts, *deltas: StreamDelta) -> list[tuple[str, int, str]]:
     events = [event for each in deltas for event in parts.add(each)]
     events += parts.end()
     return [(event.kind, event.part.index, event.text) for event in events]
@@ -32,7 +32,7 @@ def shown(parts: list[OutputPart]) -> list[tuple[str, str, str, str]]:
 
 def test_parts_are_sequential() -> None:
     parts = OutputParts()
-    assert happened(
+    assert changes(
         parts,
         delta(MessageDelta(reasoning="Hm")),
         delta(MessageDelta()),
@@ -74,7 +74,7 @@ def test_parts_are_sequential() -> None:
 def test_several_calls_in_one_delta() -> None:
     parts = OutputParts()
     both = MessageDelta(tool_calls=[*call(0, "1", "f").tool_calls, *call(1, "2", "g").tool_calls])
-    happened(parts, delta(both))
+    changes(parts, delta(both))
     assert shown(parts.all) == [("call", "1", "call0", "f"), ("call", "2", "call1", "g")]
 
 
@@ -84,7 +84,7 @@ def test_call_is_closed_before_other_parts_of_its_last_delta() -> None:
         content=" So.",
         tool_calls=[*call(0, "}").tool_calls, *call(1, "[", "g").tool_calls, *call(2, "2", "h").tool_calls],
     )
-    happened(parts, delta(call(0, "{", "f")), delta(end), delta(call(2, "3")))
+    changes(parts, delta(call(0, "{", "f")), delta(end), delta(call(2, "3")))
     assert shown(parts.all) == [
         ("call", "{}", "call0", "f"),
         ("text", " So.", "", ""),
@@ -106,7 +106,7 @@ def test_whole_message_has_text_before_calls() -> None:
 def test_logprobs_of_tokens_without_text_belong_to_text_part() -> None:
     parts = OutputParts()
     first, second = ({1: Logprob(-1.0, 1, "\N{REPLACEMENT CHARACTER}")}, {2: Logprob(-2.0, 1, "é")})
-    assert happened(parts, delta(None, "", [first]), delta(None, "é", [second]), delta(None)) == [
+    assert changes(parts, delta(None, "", [first]), delta(None, "é", [second]), delta(None)) == [
         ("start", 0, ""),
         ("delta", 0, ""),
         ("delta", 0, "é"),

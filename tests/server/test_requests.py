@@ -243,17 +243,17 @@ def test_fields_without_effect_are_accepted(live: Live, body: dict[str, Any]) ->
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("path", "asked", "param"),
+    ("path", "fields", "param"),
     [
-        *(("/v1/chat/completions", asked, param) for _, asked, param in REFUSED + CHAT_ALONE),
-        *(("/v1/completions", asked, param) for _, asked, param in REFUSED + COMPLETIONS_ALONE),
+        *(("/v1/chat/completions", fields, param) for _, fields, param in REFUSED + CHAT_ALONE),
+        *(("/v1/completions", fields, param) for _, fields, param in REFUSED + COMPLETIONS_ALONE),
     ],
 )
 def test_invalid_generation_request_returns_400_with_param(
-    shared: Live, path: str, asked: dict[str, Any], param: str, stream: bool
+    shared: Live, path: str, fields: dict[str, Any], param: str, stream: bool
 ) -> None:
     plain = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"prompt": "Hi"}
-    text = json.dumps({**plain, "stream": stream, **asked}).replace("\\\\ud800", "\\ud800")
+    text = json.dumps({**plain, "stream": stream, **fields}).replace("\\\\ud800", "\\ud800")
     found = shared.request(path, text.encode())
     assert found.status == 400, found.body
     assert found.error["param"] == param, found.error
@@ -262,7 +262,7 @@ def test_invalid_generation_request_returns_400_with_param(
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("fields", "expected"),
     [
         ({"prompt": [5, "a"]}, "prompt[1] must be an integer, got 'a'"),
         (
@@ -274,13 +274,13 @@ def test_invalid_generation_request_returns_400_with_param(
         ({"prediction": 5}, "prediction must be an object, got 5"),
     ],
 )
-def test_error_message_describes_the_form_of_prompt_sent(live: Live, asked: dict[str, Any], said: str) -> None:
-    assert said in live.complete(**asked).error["message"]
+def test_error_message_describes_the_form_of_prompt_sent(live: Live, fields: dict[str, Any], expected: str) -> None:
+    assert expected in live.complete(**fields).error["message"]
 
 
 @pytest.mark.native
 @pytest.mark.parametrize(
-    ("path", "asked", "param"),
+    ("path", "body", "param"),
     [
         ("/v1/embeddings", {"input": []}, "input"),
         ("/v1/embeddings", {"input": ["a", 5]}, "input[1]"),
@@ -293,15 +293,21 @@ def test_error_message_describes_the_form_of_prompt_sent(live: Live, asked: dict
     ],
 )
 def test_invalid_request_to_other_routes_returns_400_with_param(
-    shared: Live, path: str, asked: dict[str, Any], param: str
+    shared: Live, path: str, body: dict[str, Any], param: str
 ) -> None:
-    found = shared.request(path, json.dumps(asked).replace("\\\\ud800", "\\ud800").encode())
+    found = shared.request(path, json.dumps(body).replace("\\\\ud800", "\\ud800").encode())
     assert (found.status, found.error["param"]) == (400, param), found.error
 
 
 def test_neutral_values_are_accepted(live: Live, engine: type[fakes.Engine]) -> None:
-    asked: dict[str, Any] = {"best_of": 1, "store": False, "service_tier": "auto", "prompt_cache_key": "a", "user": "b"}
-    assert live.chat(**asked).status == live.complete(**asked, max_tokens=2).status == 200
+    fields: dict[str, Any] = {
+        "best_of": 1,
+        "store": False,
+        "service_tier": "auto",
+        "prompt_cache_key": "a",
+        "user": "b",
+    }
+    assert live.chat(**fields).status == live.complete(**fields, max_tokens=2).status == 200
     assert live.chat(service_tier="default").status == 200
 
 
@@ -309,19 +315,19 @@ def test_response_message_is_accepted_as_input(live: Live, engine: type[fakes.En
     """With the fields that other servers and clients write where they say nothing, and calls as streams have them."""
     call = {"index": 0, "id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
     nothing = {"refusal": None, "audio": None, "function_call": None, "annotations": []}
-    said = {"role": "assistant", "content": "Yes.", "tool_calls": None, "reasoning_content": None, **nothing}
+    answer = {"role": "assistant", "content": "Yes.", "tool_calls": None, "reasoning_content": None, **nothing}
     called = {"role": "assistant", "content": None, "tool_calls": [call], **nothing}
     plain = {"role": "assistant", "content": "", "tool_calls": [{k: call[k] for k in ("id", "type", "function")}]}
-    asked = {"role": "user", "content": "Hi"}
+    question = {"role": "user", "content": "Hi"}
     returned = {"role": "tool", "tool_call_id": "a", "name": "weather", "content": "Rain."}
 
     def prompt(*messages: dict[str, Any], **fields: Any) -> list[int]:
         return live.request("/tokenize", {"messages": messages, **fields}).json["tokens"]
 
-    assert prompt(asked, said, asked) == prompt(asked, {"role": "assistant", "content": "Yes."}, asked)
-    assert prompt(asked, called, returned) == prompt(asked, plain, returned)
+    assert prompt(question, answer, question) == prompt(question, {"role": "assistant", "content": "Yes."}, question)
+    assert prompt(question, called, returned) == prompt(question, plain, returned)
     strict = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}, "strict": True}}
-    assert prompt(asked, tools=[strict]) == prompt(asked, tools=[TOOL])
+    assert prompt(question, tools=[strict]) == prompt(question, tools=[TOOL])
 
 
 NO_JSON: list[bytes] = [b"{:", b"", b"[" * 100_000, b'{"messages":' + b"[" * 100_000, b"null", b"[]", b'"a"', b"\xff"]
@@ -337,7 +343,7 @@ def test_malformed_json_returns_400(live: Live, body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "expected"),
     [
         (b"{:", "property name"),
         (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
@@ -346,10 +352,10 @@ def test_malformed_json_returns_400(live: Live, body: bytes) -> None:
     ],
     ids=["syntax", "depth", "digits", "encoding"],
 )
-def test_json_error_message_describes_cause(live: Live, body: bytes, said: str) -> None:
+def test_json_error_message_describes_cause(live: Live, body: bytes, expected: str) -> None:
     found = live.request("/v1/completions", body)
     assert (found.status, found.error["code"]) == (400, "invalid_json")
-    assert said in found.error["message"]
+    assert expected in found.error["message"]
 
 
 @pytest.mark.parametrize("depth", [100, 300, 500, 700, 800, 850, 900, 950, 980, 990])
@@ -357,7 +363,7 @@ def test_deeply_nested_json_is_handled(live: Live, depth: int) -> None:
     nested = "[" * depth + "]" * depth
     message = f'{{"role": "user", "content": "Hi", "x": {nested}}}'
     tool = f'{{"type": "function", "function": {{"name": "a", "parameters": {{"a": {nested}}}}}}}'
-    for asked in (
+    for body in (
         f'"messages": {nested}',
         f'"messages": [{message}]',
         f'"messages": [], "temperature": {nested}',
@@ -365,8 +371,8 @@ def test_deeply_nested_json_is_handled(live: Live, depth: int) -> None:
         f'"messages": [{{"role": "user", "content": "Hi"}}], "tools": [{tool}], "tool_choice": "required"',
         f'"messages": [], "response_format": {{"type": "json_schema", "json_schema": {{"schema": {nested}}}}}',
     ):
-        found = live.request("/v1/chat/completions", f'{{{asked}, "max_tokens": 1}}'.encode())
-        assert found.status in (200, 400), asked[:200]
+        found = live.request("/v1/chat/completions", f'{{{body}, "max_tokens": 1}}'.encode())
+        assert found.status in (200, 400), body[:200]
 
 
 def test_prompt_over_max_model_len_is_rejected(engine: type[fakes.Engine]) -> None:
@@ -388,7 +394,7 @@ def test_unknown_model_returns_404(live: Live) -> None:
         assert (found.status, found.error["code"], found.error["param"]) == (404, "model_not_found", "model")
 
 
-def said_by(engine: type[fakes.Engine], live: Live, text: str) -> None:
+def set_output(engine: type[fakes.Engine], live: Live, text: str) -> None:
     """Makes the engine say this, and end."""
     tokens = [*live.llm.tokenize(text, add_special_tokens=False), 2]
     live.llm._driver._engine.__class__.script = staticmethod(lambda _prompt: tokens)  # type: ignore[attr-defined]
@@ -402,7 +408,7 @@ def deltas(answer: Answer) -> Iterator[dict[str, Any]]:
 def test_multi_token_character_is_not_split_in_stream(live: Live, engine: type[fakes.Engine]) -> None:
     text = "Grüße 👩‍👩‍👧‍👦 漢字 🎉"
     engine.step_seconds = 0.02
-    said_by(engine, live, text)
+    set_output(engine, live, text)
     texts = [choice["delta"].get("content", "") for choice in deltas(live.chat(stream=True))]
     assert "".join(texts) == text
     assert "\ufffd" not in "".join(texts)
@@ -411,7 +417,7 @@ def test_multi_token_character_is_not_split_in_stream(live: Live, engine: type[f
 
 def test_logprobs_have_bytes_of_partial_characters(live: Live, engine: type[fakes.Engine]) -> None:
     text = "漢🎉"
-    said_by(engine, live, text)
+    set_output(engine, live, text)
     tokens = live.chat(logprobs=True).json["choices"][0]["logprobs"]["content"]
     assert any("\ufffd" in token["token"] for token in tokens)
     assert b"".join(bytes(token["bytes"]) for token in tokens[:-1]).decode() == text
@@ -430,9 +436,9 @@ CALLS = '<tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call>\n' * 
 def test_tool_calls_and_reasoning_are_separated(
     parsing: Live, engine: type[fakes.Engine], parallel: bool | None
 ) -> None:
-    said_by(engine, parsing, f"<think>Hm.</think>Let us see. {CALLS}")
-    asked: dict[str, Any] = {"tools": [TOOL, OTHER], "parallel_tool_calls": parallel, "seed": 1}
-    (choice,) = parsing.chat(**asked).json["choices"]
+    set_output(engine, parsing, f"<think>Hm.</think>Let us see. {CALLS}")
+    request: dict[str, Any] = {"tools": [TOOL, OTHER], "parallel_tool_calls": parallel, "seed": 1}
+    (choice,) = parsing.chat(**request).json["choices"]
     message = choice["message"]
     assert message["reasoning_content"] == "Hm."
     assert message["content"].strip() == "Let us see."
@@ -442,7 +448,7 @@ def test_tool_calls_and_reasoning_are_separated(
     ]
     for n in (1, 2):
         found: dict[int, dict[str, Any]] = {}
-        for delta in deltas(parsing.chat(**asked, stream=True, n=n)):
+        for delta in deltas(parsing.chat(**request, stream=True, n=n)):
             into = found.setdefault(delta["index"], {"content": "", "reasoning_content": "", "calls": {}})
             for part in ("content", "reasoning_content"):
                 into[part] += delta["delta"].get(part) or ""
@@ -460,9 +466,9 @@ def test_tool_calls_and_reasoning_are_separated(
 
 
 def test_without_tools_calls_stay_content(parsing: Live, engine: type[fakes.Engine]) -> None:
-    said_by(engine, parsing, CALLS)
-    for asked in ({}, {"tools": [TOOL], "tool_choice": "none"}):
-        (choice,) = parsing.chat(**asked).json["choices"]
+    set_output(engine, parsing, CALLS)
+    for body in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        (choice,) = parsing.chat(**body).json["choices"]
         assert choice["message"]["content"] == CALLS
         assert choice["finish_reason"] == "stop"
 
@@ -470,7 +476,7 @@ def test_without_tools_calls_stay_content(parsing: Live, engine: type[fakes.Engi
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_usage_in_stream(live: Live, engine: type[fakes.Engine], path: str, n: int) -> None:
-    said_by(engine, live, "Let us see what this is.")
+    set_output(engine, live, "Let us see what this is.")
 
     def chunks(**options: Any) -> list[dict[str, Any]]:
         ask = live.chat if "chat" in path else live.complete
@@ -491,9 +497,9 @@ def test_required_tool_choice_constrains_output_to_tools(live: Live, engine: typ
     """The fake ignores grammars: the test checks the grammar it received, and that a truncated call is not content."""
     parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "integer"}}}
     tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
-    said_by(engine, live, '[{"name":"weather","arguments":{"a":1}},{"na')
-    asked: dict[str, Any] = {"tools": [tool, OTHER], "tool_choice": "required"}
-    (choice,) = live.chat(**asked).json["choices"]
+    set_output(engine, live, '[{"name":"weather","arguments":{"a":1}},{"na')
+    request: dict[str, Any] = {"tools": [tool, OTHER], "tool_choice": "required"}
+    (choice,) = live.chat(**request).json["choices"]
     assert choice["message"]["content"] is None
     (call,) = choice["message"]["tool_calls"]
     assert call["function"] == {"name": "weather", "arguments": '{"a":1}'}

@@ -22,10 +22,10 @@ def ask(scripted: ScriptedServer, **fields: Any) -> Any:
 
 def test_reasoning_text_and_tool_calls_are_output_items(scripted: ScriptedServer) -> None:
     body = ask(scripted, max_output_tokens=500).json
-    thought, said, *calls = body["output"]
+    thought, answer, *calls = body["output"]
     assert (thought["type"], thought["summary"]) == ("reasoning", [])
     assert thought["content"] == [{"type": "reasoning_text", "text": THOUGHT}]
-    assert (said["type"], said["role"], said["content"][0]["text"]) == ("message", "assistant", SAID)
+    assert (answer["type"], answer["role"], answer["content"][0]["text"]) == ("message", "assistant", SAID)
     assert [json.loads(call["arguments"]) for call in calls] == [{"city": CITY}, {"city": "Rome"}]
     assert len({call["call_id"] for call in calls}) == 2
     assert {each["status"] for each in body["output"]} == {"completed"}
@@ -66,12 +66,12 @@ def test_input_items_convert_to_chat_messages() -> None:
         {"type": "reasoning", "summary": []},
         {"role": "user", "content": "g"},
     ]
-    asked = ResponsesRequest.model_validate({"input": items, "instructions": "h"})
+    request = ResponsesRequest.model_validate({"input": items, "instructions": "h"})
 
     def call(name: str, number: str, arguments: str = "{}") -> dict[str, Any]:
         return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
 
-    assert conversation(asked).messages == [
+    assert conversation(request).messages == [
         {"role": "system", "content": "h"},
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "a"}]},
@@ -123,8 +123,8 @@ def test_lone_surrogate_in_metadata_round_trips(live: Live) -> None:
 
 
 def test_reasoning_effort_is_passed_to_chat_template() -> None:
-    asked = ResponsesRequest.model_validate({"input": "x", "reasoning": {"effort": "low"}})
-    assert conversation(asked).template_arguments == {"reasoning_effort": "low"}
+    request = ResponsesRequest.model_validate({"input": "x", "reasoning": {"effort": "low"}})
+    assert conversation(request).template_arguments == {"reasoning_effort": "low"}
 
 
 def test_draining_server_returns_503(live: Live) -> None:

@@ -52,11 +52,11 @@ def test_response_equals_library_output(client: openai.OpenAI, solo: LLM) -> Non
     params = SamplingParams(temperature=0, max_tokens=12)
     question = {"role": "user", "content": ASK}
     parts = {"role": "user", "content": [{"type": "input_text", "text": ASK}]}
-    asked: list[tuple[dict[str, Any], list[dict[str, str]]]] = [
+    cases: list[tuple[dict[str, Any], list[dict[str, str]]]] = [
         ({"input": ASK}, [question]),
         ({"input": [parts], "instructions": "Be brief."}, [{"role": "system", "content": "Be brief."}, question]),
     ]
-    for given, messages in asked:
+    for given, messages in cases:
         expected = solo.chat(messages, params)[0]
         found = client.responses.create(model="tiny", temperature=0, max_output_tokens=12, metadata={"a": "b"}, **given)
         assert found.output_text == expected.outputs[0].text
@@ -81,9 +81,9 @@ def test_response_equals_library_output(client: openai.OpenAI, solo: LLM) -> Non
     ],
 )
 def test_stream_equals_whole_response(tiny: Live, fields: dict[str, Any]) -> None:
-    asked = {"input": ASK, "seed": 4, "max_output_tokens": 80, **fields}
-    whole = tiny.request("/v1/responses", asked)
-    stream = tiny.request("/v1/responses", {**asked, "stream": True})
+    request = {"input": ASK, "seed": 4, "max_output_tokens": 80, **fields}
+    whole = tiny.request("/v1/responses", request)
+    stream = tiny.request("/v1/responses", {**request, "stream": True})
     assert stream.headers["content-type"].startswith("text/event-stream")
     assert without_times(check_stream(named_events(stream.body))) == without_times(whole.json)
 

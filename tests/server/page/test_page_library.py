@@ -17,7 +17,7 @@ ENDLESS = json.dumps({"ignore_eos": True, "min_tokens": 1800})
 
 
 @pytest.fixture
-def two(chat: ChatPage) -> ChatPage:
+def two_conversations(chat: ChatPage) -> ChatPage:
     """Two conversations, of which the second is visible."""
     chat.set(temperature="0")
     chat.ask("What is the capital of France?")
@@ -26,104 +26,106 @@ def two(chat: ChatPage) -> ChatPage:
     return chat
 
 
-def test_two_conversations_are_separate(two: ChatPage) -> None:
-    two.expect_titles("What is the capital of Italy?", "What is the capital of France?")
-    assert len(two.requests[-1]["messages"]) == 1
+def test_two_conversations_are_separate(two_conversations: ChatPage) -> None:
+    two_conversations.expect_titles("What is the capital of Italy?", "What is the capital of France?")
+    assert len(two_conversations.requests[-1]["messages"]) == 1
     # A new conversation has the settings of the previous one.
-    assert two.requests[-1]["temperature"] == 0
-    two.find(".open-conversation").nth(1).click()
-    two.expect_messages("What is the capital of France?")
-    expect(two.find(".open-conversation[aria-current]")).to_have_text("What is the capital of France?")
-    two.open()
-    two.expect_messages("What is the capital of France?")
+    assert two_conversations.requests[-1]["temperature"] == 0
+    two_conversations.find(".open-conversation").nth(1).click()
+    two_conversations.expect_messages("What is the capital of France?")
+    expect(two_conversations.find(".open-conversation[aria-current]")).to_have_text("What is the capital of France?")
+    two_conversations.open()
+    two_conversations.expect_messages("What is the capital of France?")
 
 
-def test_a_conversation_is_renamed(two: ChatPage) -> None:
-    two.find("[data-key=rename]").click()
-    two.page.keyboard.type("Rome")
-    two.page.keyboard.press("Enter")
-    two.expect_titles("Rome", "What is the capital of France?")
-    two.find("[data-key=rename]").click()
-    two.page.keyboard.type("not this")
-    two.page.keyboard.press("Escape")
-    two.expect_titles("Rome", "What is the capital of France?")
-    two.open()
-    two.expect_titles("Rome", "What is the capital of France?")
+def test_a_conversation_is_renamed(two_conversations: ChatPage) -> None:
+    two_conversations.find("[data-key=rename]").click()
+    two_conversations.page.keyboard.type("Rome")
+    two_conversations.page.keyboard.press("Enter")
+    two_conversations.expect_titles("Rome", "What is the capital of France?")
+    two_conversations.find("[data-key=rename]").click()
+    two_conversations.page.keyboard.type("not this")
+    two_conversations.page.keyboard.press("Escape")
+    two_conversations.expect_titles("Rome", "What is the capital of France?")
+    two_conversations.open()
+    two_conversations.expect_titles("Rome", "What is the capital of France?")
 
 
-def test_a_conversation_is_deleted_after_confirmation(two: ChatPage) -> None:
-    two.find("[data-key=remove]").click()
-    expect(two.find("#delete-title")).to_have_text("What is the capital of Italy?")
-    two.page.keyboard.press("Escape")
-    expect(two.find(".open-conversation")).to_have_count(2)
-    two.find("[data-key=remove]").click()
-    two.find("#delete-dialog button[value=delete]").click()
-    expect(two.find(".open-conversation")).to_have_text(["What is the capital of France?"])
-    two.expect_messages("What is the capital of France?")
-    two.open()
-    two.expect_titles("What is the capital of France?")
+def test_a_conversation_is_deleted_after_confirmation(two_conversations: ChatPage) -> None:
+    two_conversations.find("[data-key=remove]").click()
+    expect(two_conversations.find("#delete-title")).to_have_text("What is the capital of Italy?")
+    two_conversations.page.keyboard.press("Escape")
+    expect(two_conversations.find(".open-conversation")).to_have_count(2)
+    two_conversations.find("[data-key=remove]").click()
+    two_conversations.find("#delete-dialog button[value=delete]").click()
+    expect(two_conversations.find(".open-conversation")).to_have_text(["What is the capital of France?"])
+    two_conversations.expect_messages("What is the capital of France?")
+    two_conversations.open()
+    two_conversations.expect_titles("What is the capital of France?")
 
 
-def test_two_tabs_do_not_overwrite_each_other(two: ChatPage) -> None:
-    other_tab = ChatPage(two.page.context.new_page(), two.screenshots)
+def test_two_tabs_do_not_overwrite_each_other(two_conversations: ChatPage) -> None:
+    other_tab = ChatPage(two_conversations.page.context.new_page(), two_conversations.screenshots)
     other_tab.open()
     other_tab.expect_messages("What is the capital of Italy?")
     other_tab.ask("And of Spain?")
-    two.expect_messages("What is the capital of Italy?", "And of Spain?")
-    two.ask("And of Japan?")
+    two_conversations.expect_messages("What is the capital of Italy?", "And of Spain?")
+    two_conversations.ask("And of Japan?")
     other_tab.expect_messages("What is the capital of Italy?", "And of Spain?", "And of Japan?")
-    assert len(two.requests[-1]["messages"]) == 5
+    assert len(two_conversations.requests[-1]["messages"]) == 5
     assert not other_tab.errors
 
 
-def test_two_tabs_generate_in_one_conversation(two: ChatPage) -> None:
-    other_tab = ChatPage(two.page.context.new_page(), two.screenshots)
+def test_two_tabs_generate_in_one_conversation(two_conversations: ChatPage) -> None:
+    other_tab = ChatPage(two_conversations.page.context.new_page(), two_conversations.screenshots)
     other_tab.open()
-    two.set(extra_body=ENDLESS)
-    two.send("Tell me a story.")
-    expect(two.answer().locator(".body")).not_to_be_empty()
+    two_conversations.set(extra_body=ENDLESS)
+    two_conversations.send("Tell me a story.")
+    expect(two_conversations.answer().locator(".body")).not_to_be_empty()
     other_tab.expect_messages("What is the capital of Italy?", "Tell me a story.")
     other_tab.set(extra_body="", max_tokens="4")
     other_tab.ask("And then?")
-    two.expect_messages("What is the capital of Italy?", "Tell me a story.", "And then?")
+    two_conversations.expect_messages("What is the capital of Italy?", "Tell me a story.", "And then?")
     # Longer than the interval at which a running answer is saved.
-    two.page.wait_for_timeout(1500)
-    two.page.keyboard.press("Escape")  # stops the answer if it is not complete
-    two.wait()
-    expect(other_tab.find(".assistant .body")).to_have_text(two.find(".assistant .body").all_text_contents())
-    answers = two.answers()
+    two_conversations.page.wait_for_timeout(1500)
+    two_conversations.page.keyboard.press("Escape")  # stops the answer if it is not complete
+    two_conversations.wait()
+    expect(other_tab.find(".assistant .body")).to_have_text(
+        two_conversations.find(".assistant .body").all_text_contents()
+    )
+    answers = two_conversations.answers()
     assert len(answers) == 3
-    for tab in (two, other_tab):
+    for tab in (two_conversations, other_tab):
         tab.open()
         tab.expect_messages("What is the capital of Italy?", "Tell me a story.", "And then?")
         assert tab.answers() == answers
     assert not other_tab.errors
 
 
-def test_a_conversation_deleted_in_one_tab_is_not_saved_by_another(two: ChatPage) -> None:
-    other_tab = ChatPage(two.page.context.new_page(), two.screenshots)
+def test_a_conversation_deleted_in_one_tab_is_not_saved_by_another(two_conversations: ChatPage) -> None:
+    other_tab = ChatPage(two_conversations.page.context.new_page(), two_conversations.screenshots)
     other_tab.open()
-    two.set(extra_body=ENDLESS)
-    two.send("Tell me a story.")
-    expect(two.answer().locator(".body")).not_to_be_empty()
+    two_conversations.set(extra_body=ENDLESS)
+    two_conversations.send("Tell me a story.")
+    expect(two_conversations.answer().locator(".body")).not_to_be_empty()
     other_tab.find("[data-key=remove]").click()
     other_tab.find("#delete-dialog button[value=delete]").click()
-    two.expect_messages("What is the capital of France?")
-    two.page.wait_for_timeout(1500)
-    for tab in (two, other_tab):
+    two_conversations.expect_messages("What is the capital of France?")
+    two_conversations.page.wait_for_timeout(1500)
+    for tab in (two_conversations, other_tab):
         tab.open()
         tab.expect_titles("What is the capital of France?")
     assert not other_tab.errors
 
 
-def test_a_message_of_another_tab_leaves_an_editor_open(two: ChatPage) -> None:
-    other_tab = ChatPage(two.page.context.new_page(), two.screenshots)
+def test_a_message_of_another_tab_leaves_an_editor_open(two_conversations: ChatPage) -> None:
+    other_tab = ChatPage(two_conversations.page.context.new_page(), two_conversations.screenshots)
     other_tab.open()
-    two.press("edit", two.find(".user"))
-    two.find(".user textarea").fill("What is the capital of Japan?")
+    two_conversations.press("edit", two_conversations.find(".user"))
+    two_conversations.find(".user textarea").fill("What is the capital of Japan?")
     other_tab.ask("And of Spain?")
-    expect(two.find(".user")).to_have_count(2)
-    expect(two.find(".user textarea")).to_have_value("What is the capital of Japan?")
+    expect(two_conversations.find(".user")).to_have_count(2)
+    expect(two_conversations.find(".user textarea")).to_have_value("What is the capital of Japan?")
 
 
 def test_many_conversations_are_found_by_title(chat: ChatPage, tmp_path: Path) -> None:
@@ -153,18 +155,18 @@ def upload(chat: ChatPage, content: object, folder: Path) -> None:
     chat.find("#import-file").set_input_files(path)
 
 
-def test_export_and_import(two: ChatPage, open_chat: Callable[..., ChatPage], tmp_path: Path) -> None:
-    two.press("regenerate")
-    two.wait()
-    one = exported(two, "[data-key=export]", tmp_path)
+def test_export_and_import(two_conversations: ChatPage, open_chat: Callable[..., ChatPage], tmp_path: Path) -> None:
+    two_conversations.press("regenerate")
+    two_conversations.wait()
+    one = exported(two_conversations, "[data-key=export]", tmp_path)
     assert [each["title"] for each in one["conversations"]] == ["What is the capital of Italy?"]
-    file = exported(two, "#export-all", tmp_path)
+    file = exported(two_conversations, "#export-all", tmp_path)
     elsewhere = open_chat()
     upload(elsewhere, file, tmp_path)
     expect(elsewhere.find(".open-conversation")).to_have_count(2)
     elsewhere.find(".open-conversation").get_by_text("Italy").click()
     elsewhere.expect_messages("What is the capital of Italy?")
-    assert elsewhere.answers() == two.answers()
+    assert elsewhere.answers() == two_conversations.answers()
     assert elsewhere.version() == "2/2"
     elsewhere.answer().locator(".token").first.hover()
     expect(elsewhere.find(".alternatives")).to_be_visible()

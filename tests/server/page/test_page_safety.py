@@ -83,11 +83,11 @@ def test_pathological_markdown_does_not_hang_the_page(chat: ChatPage, text: str)
 
 
 def test_user_messages_are_plain_text(chat: ChatPage) -> None:
-    said = "<b>bold</b> **stars** <script>document.title = 'taken'</script>"
+    text = "<b>bold</b> **stars** <script>document.title = 'taken'</script>"
     chat.respond("Yes.")
-    chat.ask(said)
-    chat.expect_messages(said)
-    chat.expect_titles(f"{said[:59].rstrip()}…")
+    chat.ask(text)
+    chat.expect_messages(text)
+    chat.expect_titles(f"{text[:59].rstrip()}…")
     expect(chat.find(".user .body *")).to_have_count(0)
 
 
