@@ -92,7 +92,7 @@ def test_parsers_are_detected_from_template(fake_engine: object, model_with: Cal
     assert (info["tool_call_parser"], info["reasoning_parser"]) == ("hermes", reasoning_parser_for(template))
     assert info["reasoning_parser"] is not None
     info = model_info()
-    assert (info["tool_call_parser"], info["reasoning_parser"]) == (None, None)
+    assert (info["tool_call_parser"], info["reasoning_parser"]) == ("hermes", None), "its template reads no tools"
 
 
 @pytest.mark.native

@@ -172,16 +172,6 @@ def test_tool_choice_forces_tool_call(client: openai.OpenAI, choice: object, nam
     assert json.loads(arguments).keys() == ({"city"} if called == "weather" else set())
 
 
-def test_tools_without_parser_are_rejected(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS)
-    assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")
-    answer = client.chat.completions.create(
-        model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice="none", max_tokens=2
-    )
-    assert answer.choices[0].message.tool_calls is None
-
-
 def test_completions_equal_library_output(client: openai.OpenAI, solo: LLM) -> None:
     prompts = ["The capital of France is", "Once upon a time,"]
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=2)

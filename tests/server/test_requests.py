@@ -465,6 +465,25 @@ def test_tool_calls_and_reasoning_are_separated(
             assert all(call["id"] for call in into["calls"].values())
 
 
+def test_tools_without_parser_are_rejected(engine: type[fakes.Engine]) -> None:
+    """A template that reads tools, but has no known format of calls."""
+    with serving(ServerSettings(chat_template="{{ tools }}{{ messages[0].content }}")) as live:
+        error = live.chat(tools=[TOOL]).error
+        assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
+        assert live.chat(tools=[TOOL], tool_choice="none").json["choices"][0]["message"].get("tool_calls") is None
+
+
+def test_template_that_reads_no_tools_gets_their_description(engine: type[fakes.Engine]) -> None:
+    with serving(ServerSettings()) as live:
+        set_output(engine, live, CALLS)
+        (choice,) = live.chat(tools=[TOOL]).json["choices"]
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"] * 2
+        asked = {"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL]}
+        prompt = live.llm.detokenize(live.request("/tokenize", asked).json["tokens"])
+        assert "<tools>" in prompt
+        assert '"name": "weather"' in prompt
+
+
 def test_without_tools_calls_stay_content(parsing: Live, engine: type[fakes.Engine]) -> None:
     set_output(engine, parsing, CALLS)
     for body in ({}, {"tools": [TOOL], "tool_choice": "none"}):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -112,10 +112,8 @@ def facts(name: str, files: ModelFiles, tokenizer: Tokenizer, quantization: str)
     `stored_as` is the quantized format of the files, None for floating-point weights; `conversion` describes how
     weights are converted to `quantization`.
     """
-    from ferrule._text.parsers import reasoning_parser_for, tool_call_parser_for
-
     spec = files.spec
-    templates = "\n".join(tokenizer.chat_templates.values())
+    tool_call_parser, reasoning_parser = parsers(tokenizer.chat_templates, spec.architecture)
     return {
         "model": name,
         "directory": os.fspath(files.path.parent if is_gguf(files.path) else files.path),
@@ -127,12 +125,24 @@ def facts(name: str, files: ModelFiles, tokenizer: Tokenizer, quantization: str)
         "context": spec.max_position_embeddings,
         "tokenizer": tokenizer.available,
         "chat_template": "default" in tokenizer.chat_templates,
-        "tool_call_parser": tool_call_parser_for(templates, spec.architecture),
-        "reasoning_parser": reasoning_parser_for(templates, spec.architecture),
+        "tool_call_parser": tool_call_parser,
+        "reasoning_parser": reasoning_parser,
         "eos_token_ids": list(end_of_sequence(files, tokenizer)),
         "stored_as": None if spec.stored_as is None else stored_words(spec.stored_as),
         "conversion": conversion_words(spec.stored_as, quantization),
     }
+
+
+def parsers(templates: Mapping[str, str], model_type: str) -> tuple[str | None, str | None]:
+    """Returns the names of the parsers of tool calls and of reasoning that a model's chat templates imply."""
+    from ferrule._text.chat import reads_tools
+    from ferrule._text.parsers import DESCRIBED_TOOLS_PARSER, reasoning_parser_for, tool_call_parser_for
+
+    joined = "\n".join(templates.values())
+    for_tools = templates.get("tool_use", templates.get("default"))
+    described = for_tools is not None and not reads_tools(for_tools)
+    calls = DESCRIBED_TOOLS_PARSER if described else tool_call_parser_for(joined, model_type)
+    return calls, reasoning_parser_for(joined, model_type)
 
 
 def end_of_sequence(files: ModelFiles, tokenizer: Tokenizer) -> tuple[int, ...]:

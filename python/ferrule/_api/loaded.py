@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, Unpack
 
 from ferrule._api.arguments import FOREIGN_START
 from ferrule._api.foreign_methods import UNSUPPORTED, RefusingMeta
-from ferrule._api.info import end_of_sequence, facts
+from ferrule._api.info import end_of_sequence, facts, parsers
 from ferrule._api.tokenizer import PreTrainedTokenizer
 from ferrule._engine.beams import BeamRequest, BeamSearchParams
 from ferrule._engine.driver import Driver
@@ -169,7 +169,8 @@ class LoadedModel(metaclass=RefusingMeta):
 
         Messages are those of OpenAI's API: content is text or a list of text parts, arguments of tool calls are JSON or
         mappings; each template gets the form that it can read. A model's reasoning is read from `reasoning_content`,
-        `reasoning` or `thinking`. The template writes the special tokens itself.
+        `reasoning` or `thinking`. The template writes the special tokens itself. For a template that does not read
+        `tools`, the system message describes them, with calls in the format of Hermes and Qwen.
 
         Raises ChatTemplateError, TokenizerError.
         """
@@ -188,14 +189,18 @@ class LoadedModel(metaclass=RefusingMeta):
                     f"unexpected keyword argument {name!r}; chat options are {', '.join(ChatOptions.__annotations__)}"
                 )
         self._encoding.check_generates("answers")
-        from ferrule._text.chat import adapt_messages, render_chat
+        from ferrule._text.chat import adapt_messages, describe_tools, reads_tools, render_chat
 
         tools = options.get("tools")
         template = self._chat_template(options.get("chat_template"), tools)
         special_tokens = self._tokenizer.special_tokens
+        adapted = adapt_messages(template, messages, special_tokens)
+        if tools and not reads_tools(template):
+            described = describe_tools(template, adapted, tools, special_tokens)
+            adapted = adapt_messages(template, described, special_tokens)
         return render_chat(
             template,
-            adapt_messages(template, messages, special_tokens),
+            adapted,
             special_tokens=special_tokens,
             tools=tools,
             documents=options.get("documents"),
@@ -219,20 +224,21 @@ class LoadedModel(metaclass=RefusingMeta):
     ) -> MessageFormat | None:
         """Returns the format of tool calls and reasoning, for `generate` and `stream`; None where neither is parsed.
 
-        `ferrule serve --help` lists the names of parsers. `auto` selects the parser that the chat template implies, if
-        any; for tool calls only if there are `tools`.
+        `auto` selects the parser that the chat template implies, if any; for tool calls only if there are `tools`, and
+        `hermes` if the template does not read them (see `chat_prompt`).
 
         Raises InvalidParameterError, ChatTemplateError for a function that has no schema.
         """
-        from ferrule._text.parsers import MessageFormat, reasoning_parser_for, tool_call_parser_for
+        from ferrule._text.parsers import MessageFormat
 
         templates = self._tokenizer.chat_templates
-        chosen = "\n".join(templates.values()) if chat_template is None else templates.get(chat_template, chat_template)
-        model_type = self._files.spec.architecture
+        if chat_template is not None:
+            templates = {"default": templates.get(chat_template, chat_template)}
+        calls, reasoning = parsers(templates, self._files.spec.architecture)
         if tool_call_parser == AUTO:
-            tool_call_parser = tool_call_parser_for(chosen, model_type) if tools else None
+            tool_call_parser = calls if tools else None
         if reasoning_parser == AUTO:
-            reasoning_parser = reasoning_parser_for(chosen, model_type)
+            reasoning_parser = reasoning
         if tool_call_parser is None and reasoning_parser is None:
             return None
         if tools is None:

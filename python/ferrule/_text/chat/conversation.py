@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-from ferrule._text.chat.render import Message, render_chat
+from ferrule._text.chat.render import Message, probe
 from ferrule._text.chat.values import Plain
 from ferrule._validation import shown
 from ferrule.errors import ChatTemplateError
@@ -120,7 +120,7 @@ def _adapt_arguments(arguments: object, *, as_dict: bool) -> object:
 @lru_cache(maxsize=64)
 def _reading(template: str, special_tokens: tuple[tuple[str, str], ...]) -> Reading:
     def shows(content: object) -> bool:
-        text = _probe(template, special_tokens, [{"role": "user", "content": content}])
+        text = probe(template, special_tokens, [{"role": "user", "content": content}])
         # A template without support for parts may print the list with all its keys.
         return _FIRST in text and _SECOND in text and _KEY not in text
 
@@ -137,16 +137,8 @@ def _reads_dicts(template: str, special_tokens: tuple[tuple[str, str], ...]) -> 
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "call00001", "name": "probe", "content": "!"},
         ]
-        text = _probe(template, special_tokens, messages)
+        text = probe(template, special_tokens, messages)
         # A template without support for dicts prints Python's notation, on which no model was trained.
         return _KEY in text and f"'{_KEY}'" not in text
 
     return shows({_KEY: 1}) or not shows(json.dumps({_KEY: 1}))
-
-
-def _probe(template: str, special_tokens: tuple[tuple[str, str], ...], messages: list[Message]) -> str:
-    """Renders a conversation; returns "" if the template rejects it."""
-    try:
-        return render_chat(template, messages, special_tokens=dict(special_tokens))
-    except ChatTemplateError:
-        return ""

@@ -69,6 +69,14 @@ def render_chat(
     return _cut(_rendered(template, variables, plain.characters), final, field)
 
 
+def probe(template: str, special_tokens: tuple[tuple[str, str], ...], messages: Sequence[Message]) -> str:
+    """Renders a small conversation to learn about a template; empty if the template refuses it."""
+    try:
+        return render_chat(template, messages, special_tokens=dict(special_tokens))
+    except ChatTemplateError:
+        return ""
+
+
 def _checked_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ChatTemplateError(f"{name} must be True or False, got {shown(value)}")

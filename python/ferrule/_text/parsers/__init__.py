@@ -13,6 +13,7 @@ or character by character (`MessageFormat.parser`):
 """
 
 from ferrule._text.parsers.families import (
+    DESCRIBED_TOOLS_PARSER,
     REASONING_PARSERS,
     TOOL_CALL_PARSERS,
     reasoning_parser_for,
@@ -23,6 +24,7 @@ from ferrule._text.parsers.parser import MessageFormat, MessageParser
 from ferrule._text.parsers.tools import ToolSchema
 
 __all__ = [
+    "DESCRIBED_TOOLS_PARSER",
     "REASONING_PARSERS",
     "TOOL_CALL_PARSERS",
     "MessageDelta",

@@ -183,6 +183,9 @@ REASONING_PARSERS = (
     _reasoning(("deepseek_r1", "deepseek_v3", "qwen3"), THINK, THINK.begin, THINK.end),
 )
 
+DESCRIBED_TOOLS_PARSER = "hermes"
+"""Parser for chat templates that do not read tools, which are then described in its format."""
+
 F = TypeVar("F", bound=Family)
 
 
