@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import httpx
@@ -133,6 +134,30 @@ def test_a_body_with_two_lengths_is_refused_and_the_connection_closed(live: Live
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
+def sent_half_closed(live: Live, body: dict[str, Any]) -> bytes:
+    """Returns the response to a client that sends a request and closes its sending side."""
+    data = json.dumps(body).encode()
+    lines = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+    with live.connect() as client:
+        client.sendall("\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""]).encode() + data)
+        client.shutdown(socket.SHUT_WR)
+        answer = b""
+        while piece := client.recv(1 << 16):
+            answer += piece
+    return answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_closed_connection_gets_its_response(live: Live, engine: type[fakes.Engine], stream: bool) -> None:
+    engine.step_seconds = 0.02
+    write(live, "one two three four five six")
+    answer = sent_half_closed(live, {"prompt": "Hi", "stream": stream, "max_tokens": 50})
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"six" in answer
+    assert (b"data: [DONE]" in answer) == stream
+    assert sent_half_closed(live, {"prompt": 5}).startswith(b"HTTP/1.1 400 ")
+
+
 @pytest.mark.parametrize(
     ("said", "content", "cities"),
     [
@@ -152,7 +177,7 @@ def test_tools_with_a_response_format(
                 choice = events_of_stream.get_final_completion().choices[0]
         else:
             choice = client.chat.completions.parse(**asked).choices[0]
-        assert choice.message.content == content
+        assert (choice.message.content or None) == content, "a stream begins with empty content"
         assert choice.message.parsed == (City(city="Rome") if content else None)
         assert choice.finish_reason == ("tool_calls" if cities else "stop")
         calls = choice.message.tool_calls or []

@@ -157,7 +157,8 @@ def test_calls_of_custom_tools_have_text_as_input(scripted: ScriptedServer) -> N
         deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
         (done,) = [event for event in events if event.type == "response.custom_tool_call_input.done"]
         assert "".join(deltas) == done.input == PATCH_INPUT
-        assert (final.type, final.id) == ("custom_tool_call", done.item_id)
+        assert final.type == "custom_tool_call"
+        assert final.id == done.item_id
         result = {"type": "custom_tool_call_output", "call_id": call_item.call_id, "output": "Patched."}
         items: list[Any] = [{"role": "user", "content": "?"}, *whole.output, result]
         again: Any = {**asked, "input": items}

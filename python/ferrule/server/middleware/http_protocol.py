@@ -1,7 +1,7 @@
 """uvicorn's HTTP/1.1 protocol with limits: of headers, connections, and clients that do not read.
 
-uvicorn itself answers oversized and invalid headers with 400 in plain text, waits for headers without a timeout, and
-continues to read bodies of requests that were rejected.
+uvicorn itself answers oversized and invalid headers with 400 in plain text, waits for headers without a timeout,
+continues to read bodies of requests that were rejected, and answers no client that closes only its sending side.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 import resource
+import socket
 import sys
 from collections.abc import Set
 from typing import cast
@@ -29,6 +30,8 @@ SPARE_FILES = 128
 """File descriptors that are reserved for everything but connections."""
 LINGER = 5.0
 """Seconds in which a client may finish sending a rejected request, so that it reads the error."""
+PROBE_INTERVAL = 0.05
+"""Seconds between two looks at a connection whose client sends no more."""
 _PATH = re.compile(rb"\S+ ([^ ?\r\n]*)")
 """Matches the path in a request line."""
 
@@ -51,6 +54,7 @@ class LimitedH11Protocol(H11Protocol):
     _headers_due: asyncio.TimerHandle | None = None
     _linger: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
+    _half_closed: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accepts a connection; at the limit, an idle connection is closed, or this one."""
@@ -71,10 +75,26 @@ class LimitedH11Protocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancels all timers."""
-        for timer in (self._headers_due, self._linger, self._stalled):
+        for timer in (self._headers_due, self._linger, self._stalled, self._half_closed):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keeps the connection open for the response if the client closed only its sending side after a request.
+
+        A client that closed both sides looks the same until something is sent: its system then answers with a reset.
+        An interim response, which clients skip, brings that about before the first byte of the response.
+        """
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
+        if cycle is None or cycle.response_complete or cycle.more_body or self.conn.their_http_version == b"1.0":
+            return False
+        cycle.keep_alive = False
+        if not cycle.response_started:
+            interim = h11.InformationalResponse(status_code=100, headers=[], reason=STATUS_PHRASES[100])
+            self.transport.write(self.conn.send(interim) or b"")
+        self._watch_half_closed()
+        return True
 
     @property
     def idle(self) -> bool:
@@ -127,6 +147,14 @@ class LimitedH11Protocol(H11Protocol):
         elif not reading and self._headers_due is not None:
             self._headers_due.cancel()
             self._headers_due = None
+
+    def _watch_half_closed(self) -> None:
+        """Aborts the connection once the system has received a reset, which the event loop no longer reads."""
+        connection: socket.socket = self.transport.get_extra_info("socket")
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+        else:
+            self._half_closed = self.loop.call_later(PROBE_INTERVAL, self._watch_half_closed)
 
     def _watch_reading(self, waiting: int) -> None:
         self._stalled = self.loop.call_later(STALL_TIMEOUT, self._check_reading, waiting)
