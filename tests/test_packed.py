@@ -129,7 +129,7 @@ def test_packed_file_is_aligned_safetensors(tmp_path: Path) -> None:
     metadata = header.pop("__metadata__")
     assert len(metadata.pop("source")) == 16
     assert metadata == {
-        "layout": "ferrule",
+        "layout": "ferrule-2",
         "version": str(_native.layout_version),
         "quantization": "int8",
         "model": str(GOLDEN / "logits" / "qwen2"),
@@ -548,6 +548,16 @@ def test_quantize_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["quantization"] == "int8"
 
 
+def crc32c(data: bytes) -> int:
+    """The checksum of RFC 3720, bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
 class Sparse:
     """A packed bf16 model that claims so many bytes, of which a few pages are on the disk."""
 
@@ -572,17 +582,25 @@ class Sparse:
             "layers.0.ffn.down": hidden * 64,
         }
         sizes |= {f"{name}.0.bf16": ("U8", 2 * numbers) for name, numbers in matrices.items()}
-        metadata = {"layout": "ferrule", "version": str(_native.layout_version), "quantization": "bf16"}
+        metadata = {"layout": "ferrule-2", "version": str(_native.layout_version), "quantization": "bf16"}
         header: dict[str, Any] = {"__metadata__": metadata}
         self.bytes = 0
         for name, (dtype, size) in sizes.items():
             shape = [size // (4 if dtype == "F32" else 1)]
             header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [self.bytes, self.bytes + size]}
             self.bytes += size
+        # The checksum of the header, and none that would be right for the tensors.
+        checksums = 4 * (len(sizes) + 1)
+        checksums += -checksums % 64
+        end = self.bytes + checksums
+        header["checksums"] = {"dtype": "U8", "shape": [checksums], "data_offsets": [self.bytes, end]}
         text = json.dumps(header).encode()
-        text = text.ljust(-(len(text) + 8) % 4096 + len(text))
-        (directory / WEIGHTS).write_bytes(struct.pack("<Q", len(text)) + text)
-        os.truncate(directory / WEIGHTS, 8 + len(text) + self.bytes)
+        text = struct.pack("<Q", -(len(text) + 8) % 4096 + len(text)) + text.ljust(-(len(text) + 8) % 4096 + len(text))
+        with (directory / WEIGHTS).open("wb") as file:
+            file.write(text)
+            file.truncate(len(text) + end)
+            file.seek(len(text) + self.bytes)
+            file.write(struct.pack("<I", crc32c(text)))
 
 
 def test_packed_weights_larger_than_memory_require_allow_paging(tmp_path: Path) -> None:

@@ -156,6 +156,30 @@ class LoraAdapter:
     def bytes(self) -> int:
         """Bytes of the packed matrices."""
 
+class PackedFile:
+    """A packed file whose header has been read. Tensors are read on demand."""
+
+    def __init__(self, path: str) -> None:
+        """Opens a file and reads its header.
+
+        Raises ModelFileError for a file that is not a packed file of this version, or whose header is damaged.
+        """
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Metadata."""
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors together."""
+    @property
+    def tensors(self) -> list[str]:
+        """Names of the tensors in the order of the file."""
+    def verify(self, index: int) -> None:
+        """Reads the tensor at `index` of `tensors` and compares its checksum; other threads run meanwhile.
+
+        Raises ModelFileError if the tensor is damaged or cannot be read, IndexError.
+        """
+
 class Vocabulary:
     """Bytes of a model's tokens, for which grammars are compiled."""
 
@@ -373,12 +397,6 @@ def pack(
 
     Raises ModelWriteError if the file cannot be written; ModelFileError, ConfigError, InvalidParameterError,
     InsufficientMemoryError, KeyboardInterrupt.
-    """
-
-def packed_metadata(path: str) -> tuple[str, int]:
-    """Returns the metadata of a packed file, as JSON, and the bytes of its tensors; reads only the header.
-
-    Raises ModelFileError for a file that is not a packed file of this version.
     """
 
 def measure(spec: str, weights: str | None, options: str) -> str:

@@ -27,6 +27,7 @@ from ferrule._loading import EMBEDDED, ModelFiles, find_model, read_model_files
 from ferrule._loading.packed_cache import hold, release
 from ferrule._loading.packing import weights_of
 from ferrule._loading.shapes import find_shape
+from ferrule._loading.verification import Verification
 from ferrule._params.compatibility import compatible_call, refuse_attribute, refuse_unknown
 from ferrule._params.declaration import parameters, signature_of
 from ferrule._params.foreign_engine_args import FOREIGN as FOREIGN_ENGINE_ARGS
@@ -119,6 +120,10 @@ class LoadedModel(metaclass=RefusingMeta):
         self._adapters.load_all(args.lora_modules)
         for path in filter(None, packed):
             hold(path)
+        # Weights that exceed the memory would displace one another.
+        verified = [] if self._options.allow_paging else [path for path in packed if path is not None]
+        self._verification = Verification(verified, self._driver.fail)
+        self._verification.start()
         self._holds = [weakref.finalize(self, release, path) for path in filter(None, packed)]
         self._loaded()
 
@@ -325,6 +330,7 @@ class LoadedModel(metaclass=RefusingMeta):
 
     def _release(self) -> None:
         """Unloads adapters and releases the packed files, once the engine is closed."""
+        self._verification.stop()
         self._adapters.close()
         for release_hold in self._holds:
             release_hold()

@@ -51,6 +51,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "effect": "Weight format; auto is int8, or the stored format of a quantized checkpoint",
     },
     "mmap": {"effect": "Read a packed file into memory instead of mapping it"},
+    "verify_weights": {"option": "--verify", "effect": "Compare the checksums of a packed file before the first token"},
     "kv_cache_dtype": {"default": "auto"},
     "tokenizer": {"callback": _check_given},
     "prefix_cache_dir": {"type": click.Path(file_okay=False), "metavar": "DIR"},
@@ -73,7 +74,16 @@ def model_argument(command: Command) -> Command:
 
 def model_options(command: Command) -> Command:
     """Adds the options of loading; the command receives them as keywords and passes them to `load`."""
-    names = ("quantization", "mmap", "allow_paging", "threads", "max_model_len", "kv_cache_dtype", "tokenizer")
+    names = (
+        "quantization",
+        "mmap",
+        "allow_paging",
+        "verify_weights",
+        "threads",
+        "max_model_len",
+        "kv_cache_dtype",
+        "tokenizer",
+    )
     return options(LOADING, engine_rows(*names, "revision"))(command)
 
 

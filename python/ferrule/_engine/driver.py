@@ -195,6 +195,11 @@ class Driver:
         with self._lock:
             return self._alive().info()
 
+    def fail(self, reason: str) -> None:
+        """Ends the engine after a running step: waiting and later callers get an EngineError with this reason."""
+        self._closed_reason = reason
+        self._closing = True
+
     def close(self) -> None:
         """Frees the engine after a running step; waiting callers get an EngineError."""
         self._check_outside()

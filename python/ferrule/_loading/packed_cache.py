@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import time
@@ -219,10 +218,10 @@ def _entry(path: Path) -> PackedEntry | None:
     except OSError:
         return None
     try:
-        said: dict[str, object] = json.loads(_native.packed_metadata(os.fspath(path))[0])
+        metadata = _native.PackedFile(os.fspath(path)).metadata
     except FerruleError:  # another version, or damaged; it still takes space
-        said: dict[str, object] = {}
-    model, quantization = (str(said.get(key, "?")) for key in ("model", "quantization"))
+        metadata = {}
+    model, quantization = (metadata.get(key, "?") for key in ("model", "quantization"))
     return PackedEntry(path.name.removesuffix(SUFFIX), path, model, quantization, stat.st_size, stat.st_mtime)
 
 

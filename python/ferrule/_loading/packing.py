@@ -15,6 +15,7 @@ from typing import Any
 
 from ferrule._loading import ModelFiles, is_repository
 from ferrule._loading.packed_cache import PackedCache, source_digest, weight_bytes
+from ferrule._loading.verification import mark_used, verify
 from ferrule._params.options import EngineOptions
 from ferrule.errors import ModelFileError, ModelWriteError
 
@@ -31,8 +32,12 @@ def weights_of(files: ModelFiles, name: str, options: EngineOptions, progress: P
     Writes the packed file if the model is large enough. If it cannot be written (full disk, read-only directory),
     weights are packed in memory and a RuntimeWarning is issued.
 
+    With `verify_weights`, a damaged file of the cache is written again, and another damaged file is an error.
+
     Raises the errors of loading a checkpoint: ModelFileError, ConfigError, KeyboardInterrupt.
     """
+    if files.packed is not None and options.verify_weights:
+        verify(files.weights, threads=_threads(options))
     if files.packed is not None or not (options.allow_paging or weight_bytes(files.path) >= SMALLEST):
         return files.weights
     cache = PackedCache.open(options.packed_cache_limit)
@@ -48,7 +53,7 @@ def weights_of(files: ModelFiles, name: str, options: EngineOptions, progress: P
     model = name if is_repository(name) else os.fspath(files.path.resolve())
     digest = source_digest(files.path, spec, quantization)
     path = cache.path_of(model, quantization, digest)
-    if not _is_complete(spec, path, options):
+    if not _is_usable(spec, path, options):
         if figures["weight_bytes"] > figures["memory"]["available"] and not options.allow_paging:
             return files.weights  # the engine refuses it with a better message
         try:
@@ -59,18 +64,26 @@ def weights_of(files: ModelFiles, name: str, options: EngineOptions, progress: P
             message = f"weights are packed in memory at each start, since the packed file cannot be written: {error}"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
             return files.weights
-    cache.touch(path)
+    mark_used(cache, path)
     return path
 
 
-def _is_complete(spec: str, path: Path, options: EngineOptions) -> bool:
-    """Whether a packed file exists and has all tensors of the spec."""
+def _is_usable(spec: str, path: Path, options: EngineOptions) -> bool:
+    """Whether a packed file exists and has all tensors of the spec, undamaged if the options ask for that."""
     from ferrule import _native
 
     if not path.is_file():
         return False
     try:
         _native.measure(spec, os.fspath(path), options.to_json())
+        if options.verify_weights:
+            verify(path, threads=_threads(options))
     except ModelFileError:
         return False
     return True
+
+
+def _threads(options: EngineOptions) -> int:
+    from ferrule import _native
+
+    return options.threads or _native.cpu_count()

@@ -27,6 +27,8 @@ LOAD_FORMATS = ("auto", "dummy")
 """Sources of the weights: the model's files, or random numbers."""
 MAX_THREADS = 1024
 MAX_BYTES = 2**63 - 1
+PYTHON_OPTIONS = ("packed_cache_limit", "verify_weights")
+"""Options that the native module does not read."""
 LONGEST_STEP = 3600.0
 """Limit of `target_itl`, in seconds."""
 MAX_QUEUED_REQUESTS = 1024
@@ -67,6 +69,15 @@ class EngineOptions:
             "Limit of packed files in the cache, in bytes; 0 keeps none. None: $FERRULE_PACKED_CACHE_LIMIT, or 100 GiB."
         ),
     ] = None
+    verify_weights: Annotated[
+        bool,
+        Flag(),
+        Doc(
+            "Whether to compare the checksums of a packed file before the first token. Otherwise they are compared in "
+            "the background, and damage ends the engine with an EngineError. A verified file is not verified again "
+            "before the next boot."
+        ),
+    ] = False
     threads: Annotated[
         int | None,
         Integer(1, MAX_THREADS),
@@ -138,7 +149,7 @@ class EngineOptions:
 
     def to_json(self) -> str:
         """Returns the options that the native module reads, as JSON."""
-        names = [each.name for each in fields(EngineOptions) if each.name != "packed_cache_limit"]
+        names = [each.name for each in fields(EngineOptions) if each.name not in PYTHON_OPTIONS]
         values: dict[str, object] = {name: getattr(self, name) for name in names}
         values["speculative_config"] = None if self.speculative is None else self.speculative.engine_options()
         return json.dumps(values)

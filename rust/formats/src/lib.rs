@@ -9,6 +9,7 @@
 
 mod blocks;
 mod checkpoint;
+mod checksums;
 mod dtype;
 mod error;
 mod file;

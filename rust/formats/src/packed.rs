@@ -3,7 +3,8 @@
 //! A packed file is a safetensors file with alignment: the header is padded with spaces so that the data begins at a
 //! multiple of 4096 bytes, and every tensor takes a multiple of 64 bytes, so that each begins on a cache line. Padding
 //! is zero. `layout` and `version` in the metadata say how matrices are stored in the tensors, which this module does
-//! not need to know.
+//! not need to know. The last tensor holds checksums of the header, which is verified when the file is opened, and of
+//! each tensor, which [`PackedFile::verify`] verifies.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -16,6 +17,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use memmap2::Mmap;
 use serde_json::json;
 
+use crate::checksums::{CHECKSUMS, Checksums, file_order};
 use crate::dtype::Dtype;
 use crate::file::{FileError, map_file, open_file};
 use crate::folder::Folder;
@@ -23,7 +25,7 @@ use crate::nearest::{nearest, suggestion};
 use crate::safetensors::{Entry, Header, LENGTH_BYTES, SafetensorsError, read_header};
 
 /// Value of `layout` in the metadata.
-const LAYOUT: &str = "ferrule";
+const LAYOUT: &str = "ferrule-2";
 
 /// Alignment of the data: the smallest page size.
 const DATA_ALIGNMENT: u64 = 4096;
@@ -34,6 +36,9 @@ const LINE: usize = 64;
 /// Age above which an unlocked temporary file belongs to a process that was killed. A younger one may be about to be
 /// locked.
 const ABANDONED: Duration = Duration::from_secs(10);
+
+/// Bytes of a tensor that are read at a time to verify it.
+const VERIFY_BYTES: usize = 1 << 20;
 
 /// A packed file cannot be used or written.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +76,8 @@ pub enum PackedErrorKind {
     Format { tensor: String, asked: &'static str },
     #[error("tensor {tensor:?} has blocks of {block} inputs, which do not divide the {inputs} inputs of the config")]
     Blocks { tensor: String, block: usize, inputs: usize },
+    #[error("is damaged: the checksum of {part} must be {expected:08x}, got {found:08x}")]
+    Damaged { part: String, expected: u32, found: u32 },
     #[error("has no tensor {tensor:?}{}", suggestion(nearest.as_deref()))]
     NoTensor { tensor: String, nearest: Option<String> },
 }
@@ -87,6 +94,9 @@ pub struct PackedFile {
     path: PathBuf,
     metadata: BTreeMap<String, String>,
     tensors: BTreeMap<String, Entry>,
+    /// Names of the tensors that have checksums, in the order of the file.
+    names: Vec<String>,
+    checksums: Checksums,
     bytes: Bytes,
 }
 
@@ -101,7 +111,8 @@ impl PackedFile {
     /// Opens a packed file of this layout version, and maps it if `mapped`. Reads and checks only the header.
     ///
     /// # Errors
-    /// [`PackedError`] if the file is missing, malformed, a link out of its folder, or has another version.
+    /// [`PackedError`] if the file is missing, malformed, a link out of its folder, or has another version, or if its
+    /// header is damaged.
     pub fn open(path: &Path, version: u32, mapped: bool) -> Result<Self, PackedError> {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -127,8 +138,10 @@ impl PackedFile {
         if let Some((tensor, entry)) = tensors.iter().find(|(_, entry)| entry.bytes.len() % LINE != 0) {
             return Err(PackedErrorKind::Line { tensor: tensor.clone(), bytes: entry.bytes.len() });
         }
+        let checksums = read_checksums(&file, &tensors, data_start)?;
         let bytes = if mapped { Bytes::Mapped(Arc::new(map_file(&file, bytes)?)) } else { Bytes::File(file) };
-        Ok(Self { path: path.to_owned(), metadata, tensors, bytes })
+        let names = file_order(&tensors);
+        Ok(Self { path: path.to_owned(), metadata, tensors, names, checksums, bytes })
     }
 
     /// Returns the real path.
@@ -149,6 +162,38 @@ impl PackedFile {
     /// Returns the bytes of all tensors together.
     pub fn total_bytes(&self) -> u64 {
         self.tensors.values().map(|entry| entry.bytes.len() as u64).sum()
+    }
+
+    /// Returns the names of the tensors in the order of the file.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Reads the tensor at `index` of [`PackedFile::names`] with its padding, and compares its checksum.
+    ///
+    /// # Errors
+    /// [`PackedErrorKind::Damaged`] if the checksum differs; [`PackedErrorKind::File`] if the file cannot be read.
+    ///
+    /// # Panics
+    /// If there is no such tensor.
+    pub fn verify(&self, index: usize) -> Result<(), PackedError> {
+        let name = &self.names[index];
+        let range = self.tensors[name].bytes.clone();
+        let found = match &self.bytes {
+            Bytes::Mapped(map) => crc32c::crc32c(&map[range]),
+            Bytes::File(file) => {
+                let (mut sum, mut buffer) = (0, vec![0; range.len().min(VERIFY_BYTES)]);
+                for start in range.clone().step_by(VERIFY_BYTES) {
+                    let part = &mut buffer[..(range.end - start).min(VERIFY_BYTES)];
+                    read_at(file, start as u64, part)
+                        .map_err(|error| PackedErrorKind::from(FileError::Io(error)).of(&self.path))?;
+                    sum = crc32c::crc32c_append(sum, part);
+                }
+                sum
+            }
+        };
+        let part = format!("tensor {name:?}");
+        check(part, self.checksums.tensor(index), found).map_err(|kind| kind.of(&self.path))
     }
 
     /// Returns the bytes of a tensor including padding, or `None` if there is no such tensor.
@@ -217,6 +262,34 @@ impl PackedFile {
     }
 }
 
+/// Reads the checksums of a file, and verifies that of the header.
+fn read_checksums(
+    file: &File,
+    tensors: &BTreeMap<String, Entry>,
+    data_start: u64,
+) -> Result<Checksums, PackedErrorKind> {
+    let read = |range: Range<usize>| {
+        let mut bytes = vec![0; range.len()];
+        read_at(file, range.start as u64, &mut bytes).map_err(FileError::Io).map(|()| bytes)
+    };
+    let Some(entry) = tensors.get(CHECKSUMS) else {
+        return Err(PackedErrorKind::NoTensor { tensor: CHECKSUMS.to_owned(), nearest: None });
+    };
+    let others = tensors.len() - 1;
+    let (expected, found) = (Checksums::bytes(others), entry.bytes.len());
+    if found != expected.next_multiple_of(LINE) {
+        return Err(PackedErrorKind::Length { tensor: CHECKSUMS.to_owned(), bytes: found, expected });
+    }
+    let checksums = Checksums::read(&read(entry.bytes.clone())?, others);
+    check("the header".to_owned(), checksums.header(), crc32c::crc32c(&read(0..data_start as usize)?))?;
+    Ok(checksums)
+}
+
+/// Compares a checksum with that of the file.
+fn check(part: String, expected: u32, found: u32) -> Result<(), PackedErrorKind> {
+    if expected == found { Ok(()) } else { Err(PackedErrorKind::Damaged { part, expected, found }) }
+}
+
 /// A tensor to be written.
 #[derive(Debug, Clone)]
 pub struct PackedTensor {
@@ -257,6 +330,7 @@ pub struct PackedWriter {
     file: File,
     /// Tensors that are not written yet, the next one last.
     left: Vec<PackedTensor>,
+    checksums: Checksums,
     is_finished: bool,
 }
 
@@ -270,8 +344,10 @@ impl PackedWriter {
         path: &Path,
         version: u32,
         metadata: &BTreeMap<String, String>,
-        tensors: Vec<PackedTensor>,
+        mut tensors: Vec<PackedTensor>,
     ) -> Result<Self, PackedError> {
+        let bytes = Checksums::bytes(tensors.len()) as u64;
+        tensors.push(PackedTensor { name: CHECKSUMS.to_owned(), dtype: Dtype::U8, bytes });
         let failed = |error| PackedErrorKind::Write(error).of(path);
         remove_abandoned(path);
         let header = header_of(version, metadata, &tensors);
@@ -281,7 +357,9 @@ impl PackedWriter {
         // On a file system without locks, no process removes abandoned files either.
         let _ = file.try_lock();
         let left = tensors.into_iter().rev().collect();
-        let mut writer = Self { path: path.to_owned(), temporary, file, left, is_finished: false };
+        let mut checksums = Checksums::default();
+        checksums.push(&[&header]);
+        let mut writer = Self { path: path.to_owned(), temporary, file, left, checksums, is_finished: false };
         reserve(&writer.file, bytes).map_err(failed)?;
         writer.file.write_all(&header).map_err(failed)?;
         Ok(writer)
@@ -297,8 +375,9 @@ impl PackedWriter {
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), PackedError> {
         let next = self.left.pop().expect("a tensor that was announced");
         assert_eq!((next.name.as_str(), next.bytes), (name, bytes.len() as u64), "the tensors' order");
-        let padding = bytes.len().next_multiple_of(LINE) - bytes.len();
-        let written = self.file.write_all(bytes).and_then(|()| self.file.write_all(&[0; LINE][..padding]));
+        let padding = &[0; LINE][..bytes.len().next_multiple_of(LINE) - bytes.len()];
+        self.checksums.push(&[bytes, padding]);
+        let written = self.file.write_all(bytes).and_then(|()| self.file.write_all(padding));
         written.map_err(|error| PackedErrorKind::Write(error).of(&self.path))
     }
 
@@ -310,7 +389,8 @@ impl PackedWriter {
     /// # Panics
     /// If tensors are missing.
     pub fn finish(mut self) -> Result<(), PackedError> {
-        assert!(self.left.is_empty(), "{} tensors have not been written", self.left.len());
+        assert_eq!(self.left.len(), 1, "tensors have not been written");
+        self.write(CHECKSUMS, &self.checksums.to_bytes())?;
         let moved = self.file.sync_all().and_then(|()| fs::rename(&self.temporary, &self.path));
         moved.map_err(|error| PackedErrorKind::Write(error).of(&self.path))?;
         self.is_finished = true;

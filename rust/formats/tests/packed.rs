@@ -73,7 +73,7 @@ proptest! {
         // Other readers see a plain safetensors file.
         let raw = fs::read(&path).unwrap();
         let plain = safetensors::SafeTensors::deserialize(&raw).unwrap();
-        prop_assert_eq!(plain.len(), tensors.len());
+        prop_assert_eq!(plain.len(), tensors.len() + 1);
         for (name, bytes) in &tensors {
             let data = plain.tensor(name).unwrap().data().to_vec();
             prop_assert_eq!(data.len() % 64, 0);
@@ -94,7 +94,7 @@ fn an_unfinished_file_never_appears() {
     drop(writer);
     assert_eq!((names(folder.path()), fs::read(&path).unwrap()), (vec!["x.safetensors".to_owned()], b"old".to_vec()));
     write(&path, &[("a", vec![1; 10])]).unwrap();
-    assert_eq!(PackedFile::open(&path, VERSION, true).unwrap().total_bytes(), 64);
+    assert_eq!(PackedFile::open(&path, VERSION, true).unwrap().total_bytes(), 128);
 }
 
 #[test]
@@ -158,15 +158,19 @@ fn with_header(metadata: &str, tensor_bytes: usize, start: usize) -> Vec<u8> {
 
 #[test]
 fn malformed_files_are_refused() {
-    let good = r#"{"layout":"ferrule","version":"7"}"#;
-    let cases: [(&[u8], &[&str]); 7] = [
-        (&with_header(r#"{"layout":"ferrule","version":"8"}"#, 64, 4096), &["layout \"ferrule 8\"", "\"ferrule 7\""]),
-        (&with_header(r#"{"layout":"other","version":"7"}"#, 64, 4096), &["layout \"other 7\"", "\"ferrule 7\""]),
+    let good = r#"{"layout":"ferrule-2","version":"7"}"#;
+    let cases: [(&[u8], &[&str]); 8] = [
+        (
+            &with_header(r#"{"layout":"ferrule-2","version":"8"}"#, 64, 4096),
+            &["layout \"ferrule-2 8\"", "\"ferrule-2 7\""],
+        ),
+        (&with_header(r#"{"layout":"other","version":"7"}"#, 64, 4096), &["layout \"other 7\"", "\"ferrule-2 7\""]),
         (&with_header("{}", 64, 4096), &["layout \"none none\"", "pack the model again"]),
         (&with_header("null", 64, 4096), &["layout \"none none\""]),
         (&with_header(good, 64, 4095), &["got 4095", "4096"]),
         (&with_header(good, 63, 4096), &["\"a\"", "got 63", "multiple of 64"]),
         (&with_header(good, 64, 4096)[..4096 + 63], &["\"a\"", "1 bytes are missing"]),
+        (&with_header(good, 64, 4096), &["no tensor \"checksums\""]),
     ];
     for (bytes, fragments) in cases {
         let folder = folder(&[("x.safetensors", bytes)]);
@@ -175,13 +179,53 @@ fn malformed_files_are_refused() {
             refused(opened, &[&["x.safetensors"], fragments].concat());
         }
     }
-    let folder = folder(&[("x.safetensors", &with_header(good, 128, 4096))]);
-    let packed = PackedFile::open(&folder.path().join("x.safetensors"), VERSION, true).unwrap();
+    let folder = folder(&[]);
+    let path = folder.path().join("x.safetensors");
+    write(&path, &[("a", vec![1; 128])]).unwrap();
+    let packed = PackedFile::open(&path, VERSION, true).unwrap();
     for bytes in [0, 1, 64, 129, usize::MAX] {
         refused(packed.range("a", bytes), &["\"a\"", "128 bytes", &bytes.to_string()]);
     }
     assert_eq!((packed.range("a", 65).unwrap(), packed.range("a", 128).unwrap()), (4096..4161, 4096..4224));
     refused(packed.range("b", 64), &["no tensor \"b\""]);
+}
+
+/// Verifies all checksums of a file.
+fn verify(path: &Path, mapped: bool) -> Result<(), PackedError> {
+    let packed = PackedFile::open(path, VERSION, mapped)?;
+    (0..packed.names().len()).try_for_each(|index| packed.verify(index))
+}
+
+#[test]
+fn every_flipped_bit_is_detected() {
+    let folder = folder(&[]);
+    let path = folder.path().join("x.safetensors");
+    let size = 3 << 20;
+    write(&path, &[("b", vec![3; size]), ("empty", vec![]), ("a", (0..100).collect())]).unwrap();
+    let whole = fs::read(&path).unwrap();
+    assert_eq!(PackedFile::open(&path, VERSION, true).unwrap().names(), ["b", "empty", "a"]);
+    for mapped in [false, true] {
+        verify(&path, mapped).unwrap();
+    }
+    let data_start = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    // Bytes of the header and its padding, of the tensors and their padding, and of the checksums. The padding of the
+    // checksums is never read.
+    let header = [0, 7, 8, 20, 90, data_start - 1];
+    let data = [0, size - 1, size, size + 99, size + 127, size + 128, size + 128 + 15];
+    for at in header.into_iter().chain(data.map(|at| data_start + at)) {
+        for bit in 0..8 {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1 << bit;
+            fs::write(&path, &damaged).unwrap();
+            for mapped in [false, true] {
+                assert!(verify(&path, mapped).is_err(), "bit {bit} of byte {at} was flipped");
+            }
+        }
+    }
+    let mut damaged = whole;
+    damaged[data_start + size] ^= 1;
+    fs::write(&path, &damaged).unwrap();
+    refused(verify(&path, true), &["x.safetensors", "is damaged: the checksum of tensor \"a\" must be "]);
 }
 
 #[test]

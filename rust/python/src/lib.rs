@@ -53,6 +53,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::Engine>()?;
     module.add_class::<gguf::GgufFile>()?;
     module.add_class::<lora::LoraAdapter>()?;
+    module.add_class::<packing::PackedFile>()?;
     module.add_class::<structured::Grammar>()?;
     module.add_class::<structured::Vocabulary>()?;
     module.add_class::<outputs::StepOutput>()?;
@@ -67,7 +68,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(engine::sample_distribution, module)?)?;
     module.add_function(wrap_pyfunction!(load::measure, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack, module)?)?;
-    module.add_function(wrap_pyfunction!(packing::packed_metadata, module)?)?;
     module.add_function(wrap_pyfunction!(isa, module)?)?;
     module.add_function(wrap_pyfunction!(isa_names, module)?)?;
     module.add_function(wrap_pyfunction!(available_isas, module)?)?;

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use ferrule_formats::PackedFile as Opened;
 use ferrule_model::open_packed;
+use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use serde_json::json;
 
 use crate::errors;
 use crate::fork;
@@ -40,9 +41,40 @@ pub(crate) fn pack(
     Ok(())
 }
 
-/// Returns the metadata of a packed file, as JSON, and the bytes of its tensors.
-#[pyfunction]
-pub(crate) fn packed_metadata(path: &str) -> PyResult<(String, u64)> {
-    let file = open_packed(Path::new(path), false).map_err(|error| errors::load_error(&error))?;
-    Ok((json!(file.all_metadata()).to_string(), file.total_bytes()))
+/// A packed file whose header has been read. Tensors are read on demand.
+#[pyclass(frozen, module = "ferrule._native")]
+pub(crate) struct PackedFile(Opened);
+
+#[pymethods]
+impl PackedFile {
+    #[new]
+    fn new(path: &str) -> PyResult<Self> {
+        open_packed(Path::new(path), false).map(Self).map_err(|error| errors::load_error(&error))
+    }
+
+    /// Returns the metadata.
+    #[getter]
+    fn metadata(&self) -> BTreeMap<String, String> {
+        self.0.all_metadata().clone()
+    }
+
+    /// Returns the bytes of all tensors together.
+    #[getter]
+    fn total_bytes(&self) -> u64 {
+        self.0.total_bytes()
+    }
+
+    /// Returns the names of the tensors in the order of the file.
+    #[getter]
+    fn tensors(&self) -> Vec<String> {
+        self.0.names().to_vec()
+    }
+
+    /// Compares the checksum of the tensor at `index` of `tensors`.
+    fn verify(&self, py: Python<'_>, index: usize) -> PyResult<()> {
+        if index >= self.0.names().len() {
+            return Err(PyIndexError::new_err("tensor index out of range"));
+        }
+        py.detach(|| self.0.verify(index)).map_err(|error| errors::load_error(&error.into()))
+    }
 }

@@ -1,0 +1,131 @@
+"""Verification of packed files: each tensor's checksum is compared once for a file and a boot of the machine.
+
+The engine answers while a thread of low priority reads the file once. A record of files that are verified already, in
+the cache, is valid until the next boot: what is read from memory then was read from the disk since.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from ferrule._loading.packed_cache import PackedCache
+from ferrule.errors import ModelFileError
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""File that identifies the boot. Where there is none, every load verifies its files."""
+BACKGROUND_NICENESS = 19
+"""Priority of the background thread, the lowest."""
+
+
+def verify(path: Path, *, threads: int = 1, stop: threading.Event | None = None) -> None:
+    """Compares the checksums of a packed file, unless that was done since the machine has booted.
+
+    Returns early once `stop` is set. Raises ModelFileError if the file is damaged or cannot be read.
+    """
+    from ferrule import _native
+
+    record, state = _record_of(path)
+    if _is_recorded(record, state):
+        return
+    file = _native.PackedFile(os.fspath(path))
+
+    def verify_tensor(index: int) -> None:
+        if stop is None or not stop.is_set():
+            file.verify(index)
+
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(verify_tensor, range(len(file.tensors))):
+            pass
+    if state is not None and not (stop is not None and stop.is_set()) and _record_of(path)[1] == state:
+        _write(record, state)
+
+
+def mark_used(cache: PackedCache, path: Path) -> None:
+    """Sets the time of last use of a file in the cache. This changes the file's time, which its record must follow."""
+    was_verified = _is_recorded(*_record_of(path))
+    cache.touch(path)
+    record, state = _record_of(path)
+    if was_verified and state is not None:
+        _write(record, state)
+
+
+class Verification:
+    """Verifies packed files in the background."""
+
+    def __init__(self, paths: Sequence[Path], damaged: Callable[[str], None]) -> None:
+        """Takes the files, and a function that is called with a message if one is damaged."""
+        self._paths = paths
+        self._damaged = damaged
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ferrule-verify", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread, if there are files."""
+        if self._paths:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the tensor that it reads, without waiting for it."""
+        self._stop.set()
+
+    def join(self) -> None:
+        """Waits for the end of the verification."""
+        if self._paths:
+            self._thread.join()
+
+    def _run(self) -> None:
+        with suppress(OSError, AttributeError):  # a system without priorities of threads
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICENESS)
+        for path in self._paths:
+            try:
+                verify(path, stop=self._stop)
+            except ModelFileError as error:
+                if path.exists() and not self._stop.is_set():
+                    self._damaged(f"{error}; {discard(path)}")
+                return
+
+
+def discard(path: Path) -> str:
+    """Removes a damaged file if it is in the cache, and returns what to do next."""
+    if path.parent != PackedCache.open().directory:
+        return "pack the model again"
+    path.unlink(missing_ok=True)
+    return "it has been removed from the cache, and the next load packs the model again"
+
+
+def _record_of(path: Path) -> tuple[Path, str | None]:
+    """Returns the path of a file's record and what it contains once the file is verified; None: not to be recorded."""
+    records = PackedCache.open().directory.with_name("verified")
+    try:
+        stat = path.stat()
+        boot = BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return records, None
+    return records / f"{stat.st_dev}-{stat.st_ino}", f"{boot} {stat.st_size} {stat.st_mtime_ns}\n"
+
+
+def _is_recorded(record: Path, state: str | None) -> bool:
+    return state is not None and _read(record) == state
+
+
+def _read(record: Path) -> str | None:
+    try:
+        return record.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _write(record: Path, state: str) -> None:
+    """Writes a record and removes those of earlier boots. A directory that is not writable is ignored."""
+    boot = state.split(maxsplit=1)[0]
+    with suppress(OSError):
+        record.parent.mkdir(parents=True, exist_ok=True)
+        for other in record.parent.iterdir():
+            if not (_read(other) or "").startswith(boot):
+                other.unlink(missing_ok=True)
+        record.write_text(state, encoding="ascii")
