@@ -181,7 +181,7 @@ BAD: list[tuple[Callable[[AsyncLLM], AsyncGenerator[Any, None]], type[Exception]
         InvalidParameterError,
         "stop_token_ids must be token ids from 0 to 4095, the vocabulary, got 4096",
     ),
-    (lambda llm: llm.chat(5), ChatTemplateError, "messages is 5; it must be a list of messages"),  # type: ignore[arg-type]
+    (lambda llm: llm.chat(5), ChatTemplateError, "messages must be a list of messages, got 5"),  # type: ignore[arg-type]
 ]
 
 
