@@ -144,7 +144,7 @@ def test_invalid_message_format(model: LLM) -> None:
     for call in (model.generate, model.stream):
         with pytest.raises(InvalidParameterError, match="message_format must be a MessageFormat, got 'hermes'"):
             call("a", LONG, message_format="hermes")  # type: ignore[arg-type]
-    with pytest.raises(InvalidParameterError, match="reasoning_parser must be one of .*, deepseek_r1, .*, got 'x'"):
+    with pytest.raises(InvalidParameterError, match=r"reasoning_parser must be one of .*, deepseek_r1, .*, got 'x'"):
         model.chat(ASK, reasoning_parser="x")
     assert model.message_format() is None
 
