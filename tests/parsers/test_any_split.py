@@ -31,6 +31,7 @@ PYTHON = [
     'f(a="""#, \')"\',""", b=\'\\\'\', #)',
     *("get_weather(", "f(a=", "city='Pa\\'ris'", "print(", '"""', "get_time()", "x=[1, (2,), {'k': #}]"),
 ]
+M3 = "]<]minimax[>["
 THINK = ["<think>", "</think>", "<think>#</think>"]
 # Parts of messages, complete and incomplete; `#` stands for any word.
 FORMS = {
@@ -57,11 +58,21 @@ FORMS = {
         ],
     ),
     "functionary": (
-        MessageFormat("functionary", "minimax_m3"),
+        MessageFormat("functionary"),
         [
             '<function=#>{"#": 1}#</function>#',
             *(f"<function=get_weather>{each}</function>" for each in OBJECTS),
-            *("<function=", "<function=f>", "</function>", "<mm:think>", "</mm:think>", "<mm:think>#</mm:think>#"),
+            *("<function=", "<function=f>", "</function>"),
+        ],
+    ),
+    "minimax_m3": (
+        MessageFormat("minimax_m3", "minimax_m3", tools=WEATHER),
+        [
+            f'{M3}<tool_call>\n{M3}<invoke name="get_weather">{M3}<city>#{M3}</city>{M3}</invoke>\n{M3}</tool_call>#',
+            f'{M3}<invoke name="#">{M3}<where>{M3}<x>#{M3}</x>#{M3}</where>{M3}</invoke>',
+            f"{M3}<spots>{M3}<item>#{M3}</item>{M3}</spots>{M3}<a>{M3}<a>#{M3}</a>{M3}</a>",
+            *(M3, f"{M3}<tool_call>", f"{M3}</tool_call>", f'{M3}<invoke name="f">', f"{M3}</invoke>", f"{M3}<days>"),
+            *(f"{M3}</days>", f"{M3}</city>", "<mm:think>", "</mm:think>", "<mm:think>#</mm:think>#"),
         ],
     ),
     "jamba": (
@@ -275,6 +286,7 @@ BEGINNINGS = [
     ("pythonic", "[get_weather(city="),
     ("pythonic", "[get_weather("),
     ("gemma4", "<|tool_call>call:f{a:"),
+    ("minimax_m3", f'{M3}<invoke name="get_weather">{M3}<where>{M3}'),
 ]
 
 

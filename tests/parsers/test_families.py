@@ -53,7 +53,7 @@ from ferrule._text.parsers import (
             '{{- "<|begin|>assistant<|think|>" + message.reasoning + "<|end|>" }}{{- "<|tool_call:begin|>" + id }}',
             *["solar_open"] * 2,
         ),
-        ("{%- set ns_token = ']<]minimax[>[' -%}{{ ns_token ~ '<tool_call>' }}<mm:think>", None, "minimax_m3"),
+        ("{%- set ns_token = ']<]minimax[>[' -%}{{ ns_token ~ '<tool_call>' }}<mm:think>", *["minimax_m3"] * 2),
         ("{{ '<tool_calls>' }}{{ '<|tool_call|>' }}", None, None),
         ("{{ '<|user|>' }}", None, None),
     ],

@@ -1,4 +1,4 @@
-"""Parsers of calls in tags: Seed-OSS, Functionary, Apriel and Jamba, Cohere, Solar Open."""
+"""Parsers of calls in tags: Seed-OSS, Functionary, Apriel and Jamba, Cohere, Solar Open, MiniMax-M3."""
 
 from __future__ import annotations
 
@@ -63,6 +63,55 @@ def test_seed_oss_values_are_the_whole_text() -> None:
     arguments = '{"city": "\\nParis\\n", "days": 3}'
     text = f"<seed:think>So.</seed:think>\n{call}\n{call}"
     assert read(SEED, text) == (None, "So.", [("get_weather", arguments)] * 2)
+
+
+def m3(*tags: str) -> str:
+    """Returns tags and texts with MiniMax-M3's token before each tag."""
+    return "".join(f"]<]minimax[>[{tag}" if tag.startswith("<") else tag for tag in tags)
+
+
+@pytest.mark.parametrize(
+    ("tags", "arguments"),
+    [
+        (["<city>", "Köln\n", "</city>"], '{"city": "Köln\\n"}'),
+        (["<days>", "3", "</days>", "\n", "<metric>", "true", "</metric>"], '{"days": 3, "metric": true}'),
+        ([], "{}"),
+        (["<city>", "<city>", "a", "</city>", "</city>"], '{"city": {"city": "a"}}'),
+        (["<spots>", "<item>", "a", "</item>", "<item>", "1", "</item>", "</spots>"], '{"spots": ["a", "1"]}'),
+        (["<spots>", '["a", 1]', "</spots>"], '{"spots": ["a", 1]}'),
+        (
+            ["<route>", "<item>", "<lat>", "1.5", "</lat>", "<name>", "2", "</name>", "</item>", "</route>"],
+            '{"route": [{"lat": 1.5, "name": "2"}]}',
+        ),
+        (["<where>", "<item>", "x", "</item>", "</where>"], '{"where": {"item": "x"}}'),
+        (["<city>", "a", "<b>", "c", "</b>", "</city>"], '{"city": "a]<]minimax[>[<b>c]<]minimax[>[</b>"}'),
+        (["<city>", "a", "</b>", "</city>"], '{"city": "a]<]minimax[>[</b>"}'),
+    ],
+)
+def test_arguments_of_minimax_m3(tags: list[str], arguments: str) -> None:
+    point = {"type": "object", "properties": {"lat": {"type": "number"}, "name": {"type": "string"}}}
+    properties = WEATHER[0]["function"]["parameters"]["properties"] | {"route": {"type": "array", "items": point}}
+    form = MessageFormat("minimax_m3", "minimax_m3", tools=[{"name": "f", "parameters": {"properties": properties}}])
+    call = m3("<tool_call>", "\n", '<invoke name="f">', *tags, "</invoke>", "\n", "</tool_call>")
+    assert read(form, f"<mm:think>So.</mm:think>Sure.{call}") == ("Sure.", "So.", [("f", arguments)])
+    assert read(form, f"</mm:think>{call}{call}") == (None, None, [("f", arguments)] * 2)
+
+
+def test_incomplete_calls_of_minimax_m3() -> None:
+    form = MessageFormat("minimax_m3")
+    for text, calls in (
+        (m3("<tool_call>", "none"), []),
+        (m3("<tool_call>", '<invoke name="">'), []),
+        (m3('<invoke name="f">'), [("f", "")]),
+        (m3('<invoke name="f">', "<a>", "b"), [("f", '{"a": "b')]),
+        (m3('<invoke name="f">', "<a>", "b", "</a>", "</tool_call>"), [("f", '{"a": "b"}')]),
+        (m3('<invoke name="f">', "<a>", *["<b>"] * 99, *["</b>"] * 99, "</a>", "</invoke>"), None),
+    ):
+        content, _, found = read(form, text)
+        if calls is None:
+            assert found[0][1].startswith('{"a": "]<]minimax[>[<b>'), "too deep, so a string"
+        else:
+            assert (found, content) == (calls, None if calls else text)
 
 
 def test_reasoning_before_calls() -> None:

@@ -18,6 +18,7 @@ from ferrule._text.parsers import (
     gemma4,
     harmony,
     hermes,
+    minimax,
     mistral,
     qwen3_coder,
     solar,
@@ -66,8 +67,6 @@ class ReasoningFamily(Family):
 
 
 THINK = Thought("<think>", "</think>", anywhere=False)
-MINIMAX_M3 = Thought("<mm:think>", "</mm:think>", anywhere=False, dropped=("</mm:think>",))
-"""An answer without reasoning begins with the end marker (chat template of MiniMaxAI/MiniMax-M3)."""
 
 
 def _reasoning(names: tuple[str, ...], thought: Thought, *marks: str) -> ReasoningFamily:
@@ -150,10 +149,17 @@ TOOL_CALL_PARSERS = (
         call_id=("", 10),
     ),
     ToolCallFamily(
+        ("minimax_m3",),
+        (minimax.TAG,),
+        frozenset({minimax.TAG, "<tool_call>", "</tool_call>"}),
+        begin=minimax.BEGIN,
+        read=minimax.minimax_m3,
+    ),
+    ToolCallFamily(
         ("hermes",),
         (hermes.BEGIN,),
         frozenset({hermes.BEGIN, hermes.END}),
-        unless=("<arg_key>", "]<]minimax[>["),  # GLM and MiniMax-M3 have the same tags with other content
+        unless=("<arg_key>",),  # GLM has the same tags with other content
         begin=hermes.BEGIN,
         json_end=hermes.END,
         read=hermes.hermes,
@@ -178,7 +184,7 @@ REASONING_PARSERS = (
     _reasoning(("seed_oss",), qwen3_coder.SEED_THOUGHT, qwen3_coder.SEED_THOUGHT.begin),
     _reasoning(("cohere_command3", "cohere_command4"), cohere.THOUGHT, cohere.THOUGHT.begin),
     _reasoning(("solar_open",), solar.THOUGHT, "<|begin|>assistant<|think|>"),
-    _reasoning(("minimax_m3",), MINIMAX_M3, MINIMAX_M3.begin),
+    _reasoning(("minimax_m3",), minimax.THOUGHT, minimax.THOUGHT.begin),
     _reasoning(("apriel",), apriel.THOUGHT, apriel.ANSWER),
     _reasoning(("deepseek_r1", "deepseek_v3", "qwen3"), THINK, THINK.begin, THINK.end),
 )

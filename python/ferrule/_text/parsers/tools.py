@@ -57,8 +57,11 @@ class Tools:
 
     def types(self, name: str, parameter: str) -> frozenset[str]:
         """Returns the JSON types of an argument; empty if unknown."""
-        schema: object = self._of(name).get(parameter)
-        return frozenset() if not isinstance(schema, Mapping) else _types(cast("Mapping[str, Any]", schema))
+        return types_of(self.schema(name, parameter))
+
+    def schema(self, name: str, parameter: str) -> Mapping[str, Any]:
+        """Returns the schema of an argument; empty if unknown."""
+        return _mapping(self._of(name).get(parameter))
 
     def _of(self, name: str) -> Mapping[str, Any]:
         return (self._properties or {}).get(name, {})
@@ -132,7 +135,13 @@ def _declared(index: int, tool: object) -> tuple[str, Mapping[str, Any]]:
     return name, cast("Mapping[str, Any]", properties) if isinstance(properties, Mapping) else {}
 
 
-def _types(schema: Mapping[str, Any]) -> frozenset[str]:
+def member_schema(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns the schema of a property, or of the items of a list; empty if unknown."""
+    properties = _mapping(schema.get("properties"))
+    return _mapping(properties[name] if name in properties else schema.get("items"))
+
+
+def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
     """Returns the types of `type`, or of the values or schemas in `enum`, `const`, `anyOf` and `oneOf`."""
     found = _named(schema)
     for union in ("anyOf", "oneOf"):
@@ -153,3 +162,7 @@ def _named(schema: Mapping[str, Any]) -> frozenset[str]:
     if not isinstance(names, Sequence):
         return frozenset()
     return frozenset(name.lower() for name in cast("Sequence[object]", names) if isinstance(name, str)) & JSON_TYPES
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}

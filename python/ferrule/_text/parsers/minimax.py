@@ -1,0 +1,139 @@
+"""MiniMax-M3: calls in XML-like notation, with a special token before each tag.
+
+    ]<]minimax[>[<tool_call>
+    ]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Paris]<]minimax[>[</city>]<]minimax[>[</invoke>
+    ]<]minimax[>[</tool_call>
+
+Source: the chat template of MiniMaxAI/MiniMax-M3. A tag inside a call is the name of an argument, of a key of an
+object, or `item` for each element of a list. The declared type decides the type of a value; the default is a string. A
+call is final from `<invoke name="...">`. M3 reasons between `<mm:think>` and `</mm:think>`; an answer without reasoning
+begins with the end marker.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ferrule._text.parsers.draft import Arguments, quoted
+from ferrule._text.parsers.reader import Read
+from ferrule._text.parsers.state import State, Thought
+from ferrule._text.parsers.tools import json_of_text, member_schema, types_of
+
+TAG = "]<]minimax[>["
+BEGIN, END = TAG + "<tool_call>", TAG + "</tool_call>"
+INVOKE, INVOKE_END = TAG + '<invoke name="', TAG + "</invoke>"
+ITEM = "item"
+THOUGHT = Thought("<mm:think>", "</mm:think>", anywhere=False, dropped=("</mm:think>",))
+MAX_DEPTH = 64
+"""Maximum number of levels of nested tags in an argument; a deeper value is a string."""
+
+_NAME = re.compile(r'[^"<>\n]+')
+_KEY = re.compile(r"[^<>\n]+")
+_TAGS = re.compile(re.escape(TAG) + r"<(/?)([^<>\n]+)>")
+
+
+def minimax_m3(state: State) -> Read[None]:
+    """Reads content and the calls in it."""
+    text = state.text
+    inside = False
+    while marker := (yield from state.content(BEGIN, INVOKE, *((END,) if inside else ()))):
+        if marker == END:
+            inside = False
+            continue
+        text.hold(marker)
+        if marker == BEGIN:
+            yield from text.skip_space()
+            marker = yield from text.accept(INVOKE)
+        if marker and (yield from _call(state)):
+            inside = True
+        else:
+            state.as_content()
+
+
+def _call(state: State) -> Read[bool]:
+    """Reads a call after the quotation mark of its name; False if it is not a call."""
+    text = state.text
+    name = yield from text.run(_NAME)
+    if not name or not (yield from text.accept('">')):
+        return False
+    text.held()
+    state.draft.call(name)
+    arguments = Arguments(state.draft)
+    while True:
+        yield from text.skip_space()
+        marker = yield from text.accept(INVOKE_END, END, TAG + "<")
+        if marker == TAG + "<":
+            yield from _argument(state, name, arguments)
+            continue
+        if marker or (yield from text.peek()):
+            arguments.end()
+        return True
+
+
+def _argument(state: State, function: str, arguments: Arguments) -> Read[None]:
+    """Reads an argument after the `<` of its tag."""
+    text = state.text
+    key = yield from text.run(_KEY)
+    yield from text.accept(">")
+    begin, end = f"{TAG}<{key}>", f"{TAG}</{key}>"
+    depth = 1
+    pieces: list[str] = []
+    while depth:
+        marker = yield from text.until(begin, end, into=pieces.append)
+        if not marker:
+            arguments.cut(key, "".join(pieces))
+            return
+        depth += 1 if marker == begin else -1
+        if depth:
+            pieces.append(marker)
+    arguments.add(key, _value("".join(pieces), state.tools.schema(function, key)))
+
+
+@dataclass
+class _Element:
+    """A tag that is open."""
+
+    name: str
+    schema: Mapping[str, Any]
+    texts: list[str]
+    """Texts between the tags in it."""
+    members: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """Names and JSON values of the tags in it."""
+
+    def json(self) -> str:
+        """Returns the value as JSON.
+
+        Raises ValueError for text beside tags.
+        """
+        text = "".join(self.texts)
+        if not self.members:
+            return json_of_text(text, types_of(self.schema))
+        if text.strip():
+            raise ValueError(text)
+        if all(name == ITEM for name, _ in self.members) and "object" not in types_of(self.schema):
+            return f"[{', '.join(value for _, value in self.members)}]"
+        return f"{{{', '.join(f'{quoted(name)}: {value}' for name, value in self.members)}}}"
+
+
+def _value(text: str, schema: Mapping[str, Any]) -> str:
+    """Returns the content of a tag as JSON; a string if its tags are not well-formed."""
+    parts = _TAGS.split(text)
+    stack = [_Element("", schema, [parts[0]])]
+    try:
+        for slash, name, following in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+            if slash:
+                closed = stack.pop()
+                if closed.name != name or not stack:
+                    return quoted(text)
+                stack[-1].members.append((name, closed.json()))
+                stack[-1].texts.append(following)
+            elif len(stack) == MAX_DEPTH:
+                return quoted(text)
+            else:
+                stack.append(_Element(name, member_schema(stack[-1].schema, name), [following]))
+        return stack[0].json() if len(stack) == 1 else quoted(text)
+    except ValueError:
+        return quoted(text)
