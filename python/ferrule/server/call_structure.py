@@ -16,6 +16,8 @@ from ferrule.errors import InvalidParameterError
 DEFINITIONS = "#/$defs/"
 JSON_CALLS = "llama3_json"
 """Parser of calls as JSON."""
+MAX_GRAMMAR_BYTES = 1 << 16
+"""Longest grammar that the compiler reads."""
 _ANSWER = "answer"
 """Name of the answer's schema among the definitions, whose other names are numbers."""
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
@@ -72,13 +74,10 @@ class CallOrAnswer:
             raise self._invalid("an object")
         begin = _in_grammar(message_format.call_begin, llm)
         if message_format.json_call_end:
-            calls = {"anyOf": _calls(self.tools, "arguments"), "$defs": _definitions(self.tools, self.strict)}
-            json_call = close_objects(json.dumps(calls | _CALL_OPTIONS))
-            end = _in_grammar(message_format.json_call_end, llm)
             rules = [
                 f"calls: call{'+' if self.several else ''}",
-                f"call: {begin} SPACE? %json {json_call} SPACE? {end} SPACE?",
-                r"SPACE: /[ \n]{1,2}/",
+                f"call: {begin} rest SPACE?",
+                *_rest_of_call(self.tools, self.strict, message_format, llm),
             ]
         else:
             inside = " | ".join(["TEXT", *(_in_grammar(each, llm) for each in sorted(message_format.keep))])
@@ -102,6 +101,44 @@ class CallOrAnswer:
         if self.answer.disable_any_whitespace:
             return {"x-guidance": {"whitespace_flexible": False}}
         return {"x-guidance": {"whitespace_pattern": self.answer.whitespace_pattern or _WHITESPACE}}
+
+
+def text_with_calls(
+    tools: Sequence[Mapping[str, Any]], strict: Set[str], message_format: MessageFormat, llm: AsyncLLM
+) -> StructuredOutputsParams | None:
+    """Returns the structure of free text in which calls match their tools.
+
+    Returns None for formats other than JSON in tags, for models whose tokens do not map to bytes, and where the schemas
+    together are longer than a grammar may be. Raises InvalidParameterError.
+    """
+    if not message_format.json_call_end or llm.token_bytes(0) is None:
+        return None
+    begin = _in_grammar(message_format.call_begin, llm)
+    is_text = begin.startswith('"')
+    others = message_format.keep - {message_format.call_begin, message_format.json_call_end}
+    special = [each for each in (_in_grammar(each, llm) for each in sorted(others)) if not each.startswith('"')]
+    rules = [
+        "%llguidance {}",
+        "start: (call | marker)* end" if special else "start: call* end",
+        "end: TEXT",
+        "call: begin rest",
+        f"begin[lazy]: TEXT {begin}" if is_text else f"begin: TEXT {begin}",
+        *([f"marker: TEXT ({' | '.join(special)})"] if special else []),
+        r"TEXT: /(.|\n)*/",
+        *_rest_of_call(tools, strict, message_format, llm),
+    ]
+    grammar = "\n".join(rules)
+    return StructuredOutputsParams(grammar=grammar) if len(grammar.encode()) <= MAX_GRAMMAR_BYTES else None
+
+
+def _rest_of_call(
+    tools: Sequence[Mapping[str, Any]], strict: Set[str], message_format: MessageFormat, llm: AsyncLLM
+) -> list[str]:
+    """Returns the rules of a call of JSON in tags after its first marker."""
+    calls = {"anyOf": _calls(tools, "arguments"), "$defs": _definitions(tools, strict)}
+    call = close_objects(json.dumps(calls | _CALL_OPTIONS))
+    end = _in_grammar(message_format.json_call_end, llm)
+    return [f"rest: SPACE? %json {call} SPACE? {end}", r"SPACE: /[ \n]{1,2}/"]
 
 
 def _in_grammar(marker: str, llm: AsyncLLM) -> str:

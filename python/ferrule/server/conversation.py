@@ -16,7 +16,7 @@ from ferrule._params.structured import StructuredOutputsParams
 from ferrule._text.parsers import MessageFormat
 from ferrule._text.prompt import TokensPrompt
 from ferrule.errors import InvalidParameterError
-from ferrule.server.call_structure import JSON_CALLS, CallOrAnswer, tool_call_schema
+from ferrule.server.call_structure import JSON_CALLS, CallOrAnswer, text_with_calls, tool_call_schema
 from ferrule.server.errors import unsupported
 from ferrule.server.models import ServedModel
 from ferrule.server.schema.limits import MAX_TOOLS
@@ -82,6 +82,8 @@ def _prepare(served: ServedModel, settings: ServerSettings, conversation: Conver
         message_format, structure = _call_or_answer(served, settings, conversation, structure)
     else:
         message_format = _template_message_format(served, settings, conversation, tools)
+        if conversation.strict_tools and tools and message_format is not None:
+            structure = text_with_calls(tools, conversation.strict_tools, message_format, served.llm)
     prompt = served.llm.chat_prompt(
         conversation.messages,
         chat_template=conversation.chat_template or settings.chat_template,

@@ -77,5 +77,6 @@ def _names(request: CountTokensRequest) -> dict[str, str]:
     return {
         "stop": "stop_sequences",
         "structured_outputs.json": "tools" if request.tools else "output_config.format.schema",
+        "structured_outputs.grammar": "tools",
         "tool_choice.function.name": "tool_choice.name",
     }

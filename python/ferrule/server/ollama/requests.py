@@ -142,7 +142,14 @@ def _params(request: GenerationRequest, structure: StructuredOutputsParams | Non
     if options.num_predict not in (None, -1, -2):
         given["num_predict"] = options.num_predict
     names = {NAMES.get(name, name): f"options.{name}" for name in Options.model_fields}
-    name_fields({**names, "logprobs": "top_logprobs", "structured_outputs.json": "format"})
+    name_fields(
+        {
+            **names,
+            "logprobs": "top_logprobs",
+            "structured_outputs.json": "format",
+            "structured_outputs.grammar": "tools",
+        }
+    )
     return SamplingParams.with_model_defaults(
         **{NAMES.get(name, name): value for name, value in given.items()},
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,

@@ -130,6 +130,8 @@ def _names(request: ChatCompletionRequest) -> dict[str, str]:
     names = structure_field_names(request)
     if request.tools and not names and request.structured_outputs is None:
         names["structured_outputs.json"] = "tools"
+    if request.tools and request.structured_outputs is None:
+        names["structured_outputs.grammar"] = "tools"  # of an output that may call them
     if request.max_completion_tokens is not None and request.max_tokens is None:
         names["max_tokens"] = "max_completion_tokens"
     if request.top_logprobs is not None:

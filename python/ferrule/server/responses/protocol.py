@@ -172,8 +172,8 @@ class FunctionTool(RequestModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    """Whether arguments have every property and no other. Arguments are constrained to the parameters where
-    `tool_choice` is `required` or names the function; elsewhere the model writes calls in its own format."""
+    """Whether arguments match the parameters and have every property and no other. Arguments always match where
+    `tool_choice` is `required` or names the function; elsewhere where one tool is strict and calls are JSON in tags."""
 
 
 class CustomFormat(RequestModel):

@@ -72,6 +72,7 @@ def _names(request: ResponsesRequest) -> dict[str, str]:
     names = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
     if request.structured_outputs is None:
         names["structured_outputs.json"] = "tools" if request.tools else "text.format.schema"
+        names["structured_outputs.grammar"] = "tools"
     return {**names, "tool_choice.function.name": "tool_choice.name", "prompt": "input", "messages": "input"}
 
 

@@ -19,8 +19,8 @@ class FunctionDefinition(RequestModel):
     returned: dict[str, Any] | None = Field(None, alias="return")
     """Schema of the returned value (transformers' field)."""
     strict: bool | None = None
-    """Whether arguments have every property and no other. Arguments are constrained to the schema where `tool_choice`
-    is `required` or names the function; elsewhere the model writes calls in its own format."""
+    """Whether arguments match the schema and have every property and no other. Arguments always match where
+    `tool_choice` is `required` or names the function; elsewhere where one tool is strict and calls are JSON in tags."""
 
 
 class ToolDefinition(RequestModel):
