@@ -604,6 +604,7 @@ def module(engine: type[Engine] = Engine) -> types.ModuleType:
     native = types.ModuleType("ferrule._native")
     native.__dict__.update(Engine=engine, Ceilings=Ceilings, Vocabulary=Vocabulary, measure=measure, version="0.0.0")
     native.__dict__.update(isa=lambda: "fake", cpu_count=lambda: 2)
+    native.__dict__.update(check_tokenizer_json=lambda _: None, check_charsmap=lambda _: None)
     return native
 
 

@@ -411,6 +411,13 @@ def test_unigram_vocabulary(tmp_path: Path) -> None:
     assert tokenizer.encode("there the", add_special_tokens=False) == oracle.encode("there the").ids
     assert tokenizer.encode("the") == [4, 1]
 
+    def fill_with_a_trie_of_gigabytes(writer: GGUFWriter) -> None:
+        fill(writer)
+        writer.add_precompiled_charsmap(b"\xfc\xff\xff\xff\0\0\0\0")
+
+    with pytest.raises(TokenizerError, match="precompiled_charsmap must begin with the bytes of its trie"):
+        Tokenizer(write(tmp_path / "hostile.gguf", fill_with_a_trie_of_gigabytes))
+
 
 @pytest.mark.parametrize("character", ["^", "a", " ", "0"])
 @pytest.mark.parametrize("kind", ["gpt-2", "llama-bpe", "tekken", "gpt-4o", "sentencepiece"])

@@ -407,6 +407,18 @@ def measure(spec: str, weights: str | None, options: str) -> str:
     Raises ModelFileError, ConfigError, InvalidParameterError.
     """
 
+def check_tokenizer_json(content: bytes) -> None:
+    """Checks the limits of a tokenizer.json, before the tokenizers library reads it.
+
+    Raises TokenizerError.
+    """
+
+def check_charsmap(charsmap: bytes) -> None:
+    """Checks the header of SentencePiece's `precompiled_charsmap`.
+
+    Raises TokenizerError.
+    """
+
 def isa() -> str:
     """Returns the instruction set in use: the one that FERRULE_ISA names, or the fastest of the machine."""
 

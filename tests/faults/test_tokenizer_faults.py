@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,3 +100,35 @@ def test_million_repeated_characters_encode_in_time(piece: str, tmp_path: Path) 
     outcome = read(tmp_path, lambda _: None, piece, 1_000_000)
     assert outcome.error is None, outcome.message
     assert outcome.seconds < PROMISED_SECONDS * SLACK
+
+
+def steps(component: str, key: str, *steps: Json) -> Callable[[Json], None]:
+    return lambda tokenizer: tokenizer.update({component: {"type": "Sequence", key: list(steps)}})
+
+
+DOUBLE: Json = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+INSERT: Json = {"type": "Replace", "pattern": {"Regex": "x*"}, "content": "x"}
+CHARSMAP = base64.b64encode(struct.pack("<I", 2**32 - 4)).decode()
+BOMBS = {
+    "doubling-normalizers": (steps("normalizer", "normalizers", *[DOUBLE] * 40), "at most 64 times as long"),
+    "inserting-normalizers": (steps("normalizer", "normalizers", *[INSERT] * 40), "at most 64 times as long"),
+    "doubling-decoders": (steps("decoder", "decoders", *[DOUBLE] * 40), "at most 64 times as long"),
+    "many-steps": (steps("normalizer", "normalizers", *[{"type": "NFC"}] * 65), "must have at most 64 steps"),
+    "long-prefix": (
+        steps("normalizer", "normalizers", {"type": "Prepend", "prepend": "x" * (7 << 20)}),
+        "strings of normalizer must have at most 16384 bytes",
+    ),
+    "long-token": (more_tokens({"x" * (2 << 20): 100_000}), "a string must have at most 16384 bytes"),
+    "trie-of-gigabytes": (
+        steps("normalizer", "normalizers", {"type": "Precompiled", "precompiled_charsmap": CHARSMAP}),
+        "precompiled_charsmap must begin with the bytes of its trie",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_tokenizer_bombs_are_refused(name: str, tmp_path: Path) -> None:
+    change, message = BOMBS[name]
+    outcome = read(tmp_path, change)
+    file = tmp_path / "tokenizer.json"
+    assert_refused(outcome, "TokenizerError", [str(file), message], file_bytes=file.stat().st_size)

@@ -257,11 +257,14 @@ def _errors_of(file: Path) -> Generator[None]:
 def _load(file: Path) -> tokenizers.Tokenizer | None:
     import tokenizers
 
+    from ferrule import _native
+
     try:
         content = read_file(file, MAX_TOKENIZER_BYTES)
     except ModelNotFoundError:
         return None
     with _errors_of(file):
+        _native.check_tokenizer_json(content)
         backend = tokenizers.Tokenizer.from_buffer(content)
     # Some files contain truncation settings of the training, which would truncate prompts silently.
     backend.no_truncation()

@@ -25,6 +25,7 @@ mod packed;
 mod quantized;
 mod safetensors;
 mod tensor;
+mod tokenizer_json;
 mod unique;
 mod weight;
 
@@ -43,4 +44,5 @@ pub use quantized::{
 };
 pub use safetensors::SafetensorsError;
 pub use tensor::Tensor;
+pub use tokenizer_json::{CharsmapError, TokenizerJsonError, check_charsmap, check_tokenizer_json};
 pub use weight::WeightTensor;

@@ -13,6 +13,7 @@ mod packing;
 mod parameters;
 mod processor;
 mod structured;
+mod tokenizer;
 
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::{ARITHMETIC_VERSION, LAYOUT_VERSION, machine};
@@ -68,6 +69,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(engine::sample_distribution, module)?)?;
     module.add_function(wrap_pyfunction!(load::measure, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack, module)?)?;
+    module.add_function(wrap_pyfunction!(tokenizer::check_json, module)?)?;
+    module.add_function(wrap_pyfunction!(tokenizer::check_map, module)?)?;
     module.add_function(wrap_pyfunction!(isa, module)?)?;
     module.add_function(wrap_pyfunction!(isa_names, module)?)?;
     module.add_function(wrap_pyfunction!(available_isas, module)?)?;

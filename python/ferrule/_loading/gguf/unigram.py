@@ -20,6 +20,8 @@ def unigram(vocabulary: Vocabulary, unknown: int | None) -> Tokenizer:
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+    from ferrule import _native
+
     metadata = vocabulary.metadata
     pieces = list(zip(vocabulary.tokens, map(float, vocabulary.scores()), strict=True))
     bytes_of = bool(vocabulary.of_type(TokenType.BYTE))
@@ -28,7 +30,9 @@ def unigram(vocabulary: Vocabulary, unknown: int | None) -> Tokenizer:
     if CHARACTERS in metadata:
         numbers = read_list(metadata, CHARACTERS, "bytes")
         try:
-            steps.append(normalizers.Precompiled(bytes(cast("list[int]", [number & 0xFF for number in numbers]))))
+            charsmap = bytes(cast("list[int]", [number & 0xFF for number in numbers]))
+            _native.check_charsmap(charsmap)
+            steps.append(normalizers.Precompiled(charsmap))
         except Exception as error:  # the library panics on an invalid map, or refuses it
             raise vocabulary.fault(CHARACTERS, numbers, f"a map that SentencePiece compiled: {error}") from error
     if metadata.flag("tokenizer.ggml.remove_extra_whitespaces", default=True):
