@@ -165,7 +165,11 @@ def test_unreadable_directory(
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [("{", "config.json: not JSON"), (None, "has no config.json"), ("{}", "model_type is missing")],
+    [
+        ("{", "config.json: not valid JSON"),
+        (None, "config.json is missing"),
+        ("{}", "model_type must be a string, but it is missing"),
+    ],
 )
 def test_runtime_error_is_one_line_and_exit_code_1(
     config: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

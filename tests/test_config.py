@@ -51,41 +51,45 @@ def spec_of(**changes: Any) -> ModelSpec:
 
 
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
-    ("heads 0", {"num_attention_heads": 0}, "num_attention_heads is 0; it must be a whole number from 1"),
+    ("heads 0", {"num_attention_heads": 0}, "num_attention_heads must be an integer from 1"),
     (
         "kv heads",
         {"num_key_value_heads": 3},
-        "num_key_value_heads is 3; it must be a divisor of num_attention_heads, 4",
+        "num_key_value_heads must be a divisor of num_attention_heads (4), got 3",
     ),
-    ("more kv heads", {"num_key_value_heads": 8}, "num_key_value_heads is 8; it must be a divisor"),
-    ("negative width", {"hidden_size": -64}, "hidden_size is -64; it must be a whole number from 1"),
-    ("negative layers", {"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+    ("more kv heads", {"num_key_value_heads": 8}, "num_key_value_heads must be a divisor"),
+    ("negative width", {"hidden_size": -64}, "hidden_size must be an integer from 1"),
+    ("negative layers", {"num_hidden_layers": -1}, "num_hidden_layers must be an integer from 1 to 4096, got -1"),
     (
         "1e9 layers",
         {"num_hidden_layers": 10**9},
-        "num_hidden_layers is 1000000000; it must be a whole number from 1 to 4096",
+        "num_hidden_layers must be an integer from 1 to 4096, got 1000000000",
     ),
     (
         "huge vocabulary",
         {"vocab_size": 2**63},
-        "vocab_size is 9223372036854775808; it must be a whole number from 1 to 268435456",
+        "vocab_size must be an integer from 1 to 268435456, got 9223372036854775808",
     ),
     (
         "heads that do not divide",
         {"hidden_size": 65},
-        "hidden_size is 65; it must be a multiple of num_attention_heads, 4",
+        "hidden_size must be a multiple of num_attention_heads (4)",
     ),
-    ("odd head", {"head_dim": 15}, "such that an even number of elements is rotated, not 15"),
-    ("text for a number", {"hidden_size": "64"}, "hidden_size is '64'"),
-    ("boolean for a number", {"num_hidden_layers": True}, "num_hidden_layers is True"),
-    ("missing", {"intermediate_size": None}, "intermediate_size is missing; it must be a whole number from 1"),
-    ("eps", {"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a finite number above 0"),
-    ("activation", {"hidden_act": "mish"}, "hidden_act is 'mish'; it must be one of silu,"),
-    ("tie", {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; it must be true or false"),
+    ("odd head", {"head_dim": 15}, "such that an even number of elements is rotated (not 15), got 15"),
+    ("text for a number", {"hidden_size": "64"}, "hidden_size must be an integer from 1 to 268435456, got '64'"),
+    (
+        "boolean for a number",
+        {"num_hidden_layers": True},
+        "num_hidden_layers must be an integer from 1 to 4096, got True",
+    ),
+    ("missing", {"intermediate_size": None}, "intermediate_size must be an integer from 1"),
+    ("eps", {"rms_norm_eps": 0}, "rms_norm_eps must be a finite number above 0, got 0"),
+    ("activation", {"hidden_act": "mish"}, "hidden_act must be one of silu,"),
+    ("tie", {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, got 'yes'"),
     (
         "experts",
         {"architectures": ["MixtralForCausalLM"], "num_local_experts": 1 << 28},
-        "num_local_experts is 268435456; it must be a whole number from 1 to 65536",
+        "num_local_experts must be an integer from 1 to 65536, got 268435456",
     ),
     (
         "experts of a list",
@@ -93,12 +97,12 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
             "architectures": ["HunYuanMoEV1ForCausalLM"],
             "num_experts": [8, 1 << 28, 8],
         },
-        "num_experts is [8, 268435456, 8]; it must be a list of whole numbers from 1 to 65536",
+        "num_experts must be a list of integers from 1 to 65536, got [8, 268435456, 8]",
     ),
     (
         "experts of all layers",
         {"architectures": ["MixtralForCausalLM"], "num_local_experts": 1 << 16},
-        "num_hidden_layers is 3; it must be fewer, or with fewer experts or heads: all layers have 196608",
+        "in separate tensors (not 196608), got 3",
     ),
     (
         "heads of all layers",
@@ -109,51 +113,63 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
             "num_hidden_layers": 4096,
             "num_attention_heads": 1024,
         },
-        "num_hidden_layers is 4096; it must be fewer, or with fewer experts or heads: all layers have 4194304",
+        "in separate tensors (not 4194304), got 4096",
     ),
-    ("unknown", {"architectures": ["LlamaForCasualLM"]}, "ferrule runs LlamaForCausalLM, "),
-    ("not a list", {"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; it must be a list"),
-    ("nothing", {"architectures": None, "model_type": None}, "model_type is missing; it must be a string"),
+    ("unknown", {"architectures": ["LlamaForCasualLM"]}, "supported (nearest first): LlamaForCausalLM, "),
+    ("not a list", {"architectures": "LlamaForCausalLM"}, "architectures must be a list"),
+    ("nothing", {"architectures": None, "model_type": None}, "model_type must be a string, but it is missing"),
     (
         "factor 0",
         {"rope_scaling": {"type": "linear", "factor": 0}},
-        "rope_scaling.factor is 0; it must be a finite number above 0",
+        "rope_scaling.factor must be a finite number above 0, got 0",
     ),
-    ("part of a head", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; it must be 1"),
-    ("factor NaN", {"rope_scaling": {"type": "linear", "factor": math.nan}}, "rope_scaling.factor is nan"),
-    ("factor missing", {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling.factor is missing"),
+    ("part of a head", {"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
+    (
+        "factor NaN",
+        {"rope_scaling": {"type": "linear", "factor": math.nan}},
+        "rope_scaling.factor must be a finite number above 0, got nan",
+    ),
+    (
+        "factor missing",
+        {"rope_scaling": {"rope_type": "dynamic"}},
+        "rope_scaling.factor must be a finite number from 1, but it is missing",
+    ),
     (
         "factor below 1",
         {"rope_scaling": {"rope_type": "dynamic", "factor": 0.5}},
-        "rope_scaling.factor is 0.5; it must be a finite number from 1",
+        "rope_scaling.factor must be a finite number from 1, got 0.5",
     ),
-    ("infinite", {"rope_parameters": {"rope_type": "yarn", "factor": math.inf}}, "rope_parameters.factor is inf"),
+    (
+        "infinite",
+        {"rope_parameters": {"rope_type": "yarn", "factor": math.inf}},
+        "rope_parameters.factor must be a finite number above 0, got inf",
+    ),
     (
         "mscale",
         {"rope_scaling": {"rope_type": "yarn", "factor": math.e, "mscale": 1, "mscale_all_dim": -10}},
-        "rope_scaling.mscale_all_dim is -10; it must be a finite number above 0",
+        "rope_scaling.mscale_all_dim must be a finite number above 0, got -10",
     ),
     (
         "infinite mscale",
         {"rope_scaling": {"rope_type": "yarn", "factor": 1e300, "mscale": 1.7e308, "mscale_all_dim": 1}},
-        "rope_scaling.mscale is 1.7e+308; it must be such that the factor on attention is finite and above 0, not inf",
+        "rope_scaling.mscale must be such that the attention factor is finite and above 0 (not inf), got 1.7e+308",
     ),
     (
         "number of 401 digits",
         {"rope_scaling": {"rope_type": "longrope", "short_factor": [10**400] * 8, "long_factor": [1] * 8}},
-        "; it must be a list of finite numbers above 0",
+        "rope_scaling.short_factor must be a list of finite numbers above 0",
     ),
-    ("theta", {"rope_theta": -1}, "rope_theta is -1"),
+    ("theta", {"rope_theta": -1}, "rope_theta must be a finite number above 1, got -1"),
     (
         "type",
         {"rope_scaling": {"type": "ntk", "factor": 2}},
-        "rope_scaling.type is 'ntk'; it must be one of default, mrope, linear, dynamic, yarn, llama3, longrope",
+        "rope_scaling.type must be one of default, mrope, linear, dynamic, yarn, llama3, longrope",
     ),
-    ("no object", {"rope_scaling": 3}, "rope_scaling is 3; it must be an object"),
+    ("no object", {"rope_scaling": 3}, "rope_scaling must be an object, got 3"),
     (
         "llama3 factors",
         {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}},
-        "rope_scaling.high_freq_factor is 1; it must be above low_freq_factor, 4",
+        "rope_scaling.high_freq_factor must be above low_freq_factor (4), got 1",
     ),
 ]
 
@@ -173,22 +189,25 @@ READ = "read_model_files(Path(arguments[0]))"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "not JSON"),
-        ("[1]", "it must be an object"),
-        ("[" * 100_000, "not JSON"),
-        ('{"a": ' * 100_000, "not JSON"),
-        ("{}", "model_type is missing"),
-        (json.dumps(LLAMA | {"num_hidden_layers": 10**9}), "num_hidden_layers is 1000000000"),
+        ("", "not valid JSON"),
+        ("[1]", "content must be an object"),
+        ("[" * 100_000, "not valid JSON"),
+        ('{"a": ' * 100_000, "not valid JSON"),
+        ("{}", "model_type must be a string, but it is missing"),
+        (
+            json.dumps(LLAMA | {"num_hidden_layers": 10**9}),
+            "num_hidden_layers must be an integer from 1 to 4096, got 1000000000",
+        ),
         (
             json.dumps(LLAMA | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 1 << 28}),
-            "num_local_experts is 268435456",
+            "num_local_experts must be an integer from 1 to 65536, got 268435456",
         ),
         (
             json.dumps(
                 LLAMA
                 | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 1 << 16, "num_hidden_layers": 4096}
             ),
-            "all layers have 268435456",
+            "separate tensors (not 268435456)",
         ),
         (
             json.dumps(
@@ -202,10 +221,13 @@ READ = "read_model_files(Path(arguments[0]))"
                     "vocab_size": 0,
                 }
             ),
-            "vocab_size is 0",
+            "vocab_size must be an integer from 1 to 268435456, got 0",
         ),
-        (json.dumps(LLAMA | {"architectures": ["NoSuchModel"]}), "ferrule runs"),
-        (json.dumps(LLAMA | {"rope_scaling": {"type": "linear", "factor": math.nan}}), "factor is nan"),
+        (json.dumps(LLAMA | {"architectures": ["NoSuchModel"]}), "unsupported architecture 'NoSuchModel'"),
+        (
+            json.dumps(LLAMA | {"rope_scaling": {"type": "linear", "factor": math.nan}}),
+            "rope_scaling.factor must be a finite number above 0, got nan",
+        ),
         ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "git lfs pull"),
     ],
     ids=[
@@ -235,14 +257,14 @@ def test_pipe_is_rejected(tmp_path: Path) -> None:
 
 
 def test_directory_without_config(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"has no config\.json"):
+    with pytest.raises(ModelNotFoundError, match=r"config.json is missing"):
         read_model_files(tmp_path)
 
 
 def test_unknown_architecture_error_lists_nearest_first() -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         spec_of(architectures=["Qwen3ForCausalML"])
-    names = str(caught.value).split("ferrule runs ")[1]
+    names = str(caught.value).split("(nearest first): ")[1]
     assert names.startswith("Qwen3ForCausalLM, ")
     assert all(f"{architecture.name}{architecture.endings[0]}" in names for architecture in REGISTRY)
 
@@ -401,7 +423,7 @@ def test_qwen_sliding_windows() -> None:
     assert windows(qwen(sliding_window=16, use_sliding_window=True, max_window_layers=1)) == [None, 16, 16]
     types = ["sliding_attention", "full_attention", "full_attention"]
     assert windows(qwen(sliding_window=16, use_sliding_window=True, layer_types=types)) == [16, None, None]
-    with pytest.raises(ConfigError, match=r"layer_types is .*; it must be a list of 3"):
+    with pytest.raises(ConfigError, match=r"layer_types must be a list of 3"):
         qwen(layer_types=["full_attention"])
     with pytest.raises(ConfigError, match="sliding_window"):
         qwen(layer_types=types)
@@ -424,7 +446,7 @@ def test_rope_parameters_for_each_layer_type() -> None:
     thetas = [spec.ropes[layer.attention.rope or 0].theta for layer in spec.layers]
     assert thetas == [1e4, 1e6, 1e4]
     del both["sliding_attention"]
-    with pytest.raises(ConfigError, match=r"rope_parameters\.sliding_attention is missing"):
+    with pytest.raises(ConfigError, match=r"rope_parameters\.sliding_attention must be an object"):
         qwen(sliding_window=16, use_sliding_window=True, layer_types=types, rope_parameters=both)
 
 

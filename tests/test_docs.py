@@ -72,7 +72,7 @@ def check_parity(directory: Path) -> None:
 @pytest.mark.native
 def test_complete_example_defines_a_working_family(tmp_path: Path) -> None:
     model = copy("gpt_neox", tmp_path / "otter", architectures=["OtterForCausalLM"], model_type="otter")
-    with pytest.raises(UnsupportedModelError, match="'OtterForCausalLM'; ferrule runs "):
+    with pytest.raises(UnsupportedModelError, match="'OtterForCausalLM'; supported "):
         read_model_files(model)
     run_example(0)
     assert read_model_files(model).spec.architecture == "otter"
@@ -227,7 +227,7 @@ def test_broken_entry_point_is_reported(
     with pytest.raises(UnsupportedModelError, match=re.escape(message)) as refused:
         model_spec(config)
     assert f"the entry point otter ({target}) of ferrule.architectures cannot be loaded" in str(refused.value)
-    assert "architectures is 'OtterForCausalLM'; ferrule runs " in str(refused.value)
+    assert "unsupported architecture 'OtterForCausalLM'; supported " in str(refused.value)
     assert read_model_files(GOLDEN / "llama").spec.architecture == "llama"
 
 

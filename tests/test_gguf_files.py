@@ -45,15 +45,18 @@ def test_quantization_matches_end_of_name(quantization: str, parts: list[str]) -
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [
-        ("Q6_K", r"org/repo:Q6_K: no such file; there are BF16/Model-7B-BF16.gguf, Model-7B-Q4_K_M.gguf, .*q8_0.gguf"),
+        ("Q6_K", r"org/repo:Q6_K: no such file; available: BF16/Model-7B-BF16.gguf, Model-7B-Q4_K_M.gguf, .*q8_0.gguf"),
         ("F16", "org/repo:F16: no such file"),
-        ("Q5_0", r"org/repo:Q5_0: f16/Model-7B-base-Q5_0.gguf, f16/Model-7B-instruct-Q5_0.gguf fit; say more"),
+        (
+            "Q5_0",
+            r"org/repo:Q5_0: several files match \(f16/Model-7B-base-Q5_0.gguf, f16/Model-7B-instruct-Q5_0.gguf\)",
+        ),
     ],
 )
 def test_missing_or_ambiguous_quantization_lists_files(quantization: str, message: str) -> None:
     with pytest.raises(ModelNotFoundError, match=message):
         choose_model(FILES, quantization, "org/repo")
-    with pytest.raises(ModelNotFoundError, match="there are no GGUF files"):
+    with pytest.raises(ModelNotFoundError, match="available: no GGUF files"):
         choose_model(["config.json"], quantization, "org/repo")
 
 
@@ -70,7 +73,7 @@ def test_folder_with_one_split_model(tmp_path: Path) -> None:
 def test_folder_with_several_models_is_rejected(tmp_path: Path) -> None:
     for name in ("m-Q4_0.gguf", "m-Q8_0.gguf"):
         (tmp_path / name).touch()
-    with pytest.raises(ModelFileError, match=r"several models.* path of one of m-Q4_0.gguf, m-Q8_0.gguf"):
+    with pytest.raises(ModelFileError, match=r"several GGUF models; give the path of one of: m-Q4_0.gguf, m-Q8_0.gguf"):
         find_model(tmp_path)
     (tmp_path / "config.json").touch()
     assert find_model(tmp_path) == tmp_path, "a checkpoint of its own goes before others' files beside it"

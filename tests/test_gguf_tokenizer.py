@@ -230,7 +230,8 @@ def test_unknown_pre_tokenizer(tmp_path: Path) -> None:
         writer.add_tokenizer_pre("lama-bpe")
 
     with pytest.raises(
-        UnsupportedModelError, match=r"model.gguf: tokenizer.ggml.pre is 'lama-bpe'; .*llama-bpe.*nearest"
+        UnsupportedModelError,
+        match=r"model.gguf: tokenizer.ggml.pre must be one of llama-bpe, .*nearest first.*, got 'lama-bpe'",
     ):
         Tokenizer(write(tmp_path / "model.gguf", fill))
 
@@ -363,7 +364,7 @@ def test_end_token_of_normal_type_is_special(tmp_path: Path) -> None:
 def test_invalid_token_type(kind: list[object]) -> None:
     values = {"tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.token_type": kind}
     with pytest.raises(
-        TokenizerError, match=r"tokenizer\.ggml\.token_type\[[01]\] is .* must be a whole number from 0 to 6"
+        TokenizerError, match=r"tokenizer\.ggml\.token_type\[[01]\] must be an integer from 0 to 6, got "
     ):
         read_vocabulary(Config(values, Path("model.gguf")))
 

@@ -118,84 +118,96 @@ def test_other_locations_of_quantization_config(tmp_path: Path) -> None:
 
 
 FAULTS: list[tuple[object, type[ConfigError], str]] = [
-    (3, ConfigError, "quantization_config is 3; it must be an object"),
-    ({}, ConfigError, "quantization_config.quant_method is missing; it must be a string"),
+    (3, ConfigError, "quantization_config must be an object, got 3"),
+    ({}, ConfigError, "quantization_config.quant_method must be a string, but it is missing"),
     (
         {"quant_method": "exl2"},
         UnsupportedModelError,
-        "quantization_config.quant_method is 'exl2'; it must be one of gptq, awq, compressed-tensors, fp8, fbgemm_fp8, "
+        "quantization_config.quant_method must be one of gptq, awq, compressed-tensors, fp8, fbgemm_fp8, "
         "bitsandbytes, mxfp4",
     ),
-    (GPTQ | {"bits": 5}, UnsupportedModelError, "quantization_config.bits is 5; it must be 2 or 3 or 4 or 8"),
-    (GPTQ | {"bits": "4"}, ConfigError, "quantization_config.bits is '4'; it must be a whole number from 1 to 64"),
-    (GPTQ | {"group_size": 0}, ConfigError, "group_size is 0; it must be -1, or a whole number from 1 to 268435456"),
-    (GPTQ | {"group_size": -2}, ConfigError, "group_size is -2; it must be a whole number from 1"),
-    ({"quant_method": "gptq", "bits": 4}, ConfigError, "group_size is missing; it must be a whole number from 1"),
-    (GPTQ | {"desc_act": "no"}, ConfigError, "desc_act is 'no'; it must be true or false"),
+    (GPTQ | {"bits": 5}, UnsupportedModelError, "quantization_config.bits must be 2 or 3 or 4 or 8, got 5"),
+    (GPTQ | {"bits": "4"}, ConfigError, "quantization_config.bits must be an integer from 1 to 64, got '4'"),
+    (GPTQ | {"group_size": 0}, ConfigError, "group_size must be -1, or an integer from 1 to 268435456, got 0"),
+    (GPTQ | {"group_size": -2}, ConfigError, "group_size must be an integer from 1 to 268435456, got -2"),
+    (
+        {"quant_method": "gptq", "bits": 4},
+        ConfigError,
+        "group_size must be an integer from 1 to 268435456, but it is missing",
+    ),
+    (GPTQ | {"desc_act": "no"}, ConfigError, "desc_act must be true or false, got 'no'"),
     (
         GPTQ | {"checkpoint_format": "marlin"},
         UnsupportedModelError,
-        "checkpoint_format is 'marlin'; it must be one of gptq, gptq_v2",
+        "checkpoint_format must be one of gptq, gptq_v2, got 'marlin'",
     ),
-    (GPTQ | {"is_marlin_format": True}, UnsupportedModelError, "is_marlin_format is True; it must be false"),
+    (GPTQ | {"is_marlin_format": True}, UnsupportedModelError, "is_marlin_format must be false, got True"),
     (
         GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}},
         UnsupportedModelError,
-        "dynamic.+:.*down.* is {'bits': 8}; it must be a rule that leaves modules out",
+        "dynamic.+:.*down.* must be a rule that excludes modules",
     ),
-    (AWQ | {"bits": 8}, UnsupportedModelError, "quantization_config.bits is 8; it must be 4"),
-    (AWQ | {"version": "gemv"}, UnsupportedModelError, "version is 'gemv'; it must be gemm"),
-    (AWQ | {"backend": "llm-awq"}, UnsupportedModelError, "backend is 'llm-awq'; it must be \"autoawq\""),
-    (FP8 | {"fmt": "e3m4"}, UnsupportedModelError, "fmt is 'e3m4'; it must be one of e4m3, e5m2"),
-    (FP8 | {"weight_block_size": [128]}, ConfigError, "weight_block_size is [128]; it must be a list of two whole"),
-    (FP8 | {"weight_block_size": [0, 1]}, ConfigError, "weight_block_size is [0, 1]; it must be a list of two whole"),
-    (FP8 | {"weight_block_size": 7}, ConfigError, "weight_block_size is 7; it must be a list of two whole numbers"),
-    (NF4 | {"bnb_4bit_quant_type": "int4"}, UnsupportedModelError, "bnb_4bit_quant_type is 'int4'; it must be one of"),
-    (NF4 | {"load_in_8bit": True}, ConfigError, "load_in_4bit is True; it must be true, or load_in_8bit must be"),
-    ({"quant_method": "bitsandbytes"}, ConfigError, "load_in_4bit is missing; it must be true, or load_in_8bit"),
+    (AWQ | {"bits": 8}, UnsupportedModelError, "quantization_config.bits must be 4, got 8"),
+    (AWQ | {"version": "gemv"}, UnsupportedModelError, "version must be gemm, got 'gemv'"),
+    (AWQ | {"backend": "llm-awq"}, UnsupportedModelError, "backend must be \"autoawq\", got 'llm-awq'"),
+    (FP8 | {"fmt": "e3m4"}, UnsupportedModelError, "fmt must be one of e4m3, e5m2"),
+    (FP8 | {"weight_block_size": [128]}, ConfigError, "weight_block_size must be a list of two"),
+    (FP8 | {"weight_block_size": [0, 1]}, ConfigError, "weight_block_size must be a list of two"),
+    (FP8 | {"weight_block_size": 7}, ConfigError, "weight_block_size must be a list of two integers"),
+    (NF4 | {"bnb_4bit_quant_type": "int4"}, UnsupportedModelError, "bnb_4bit_quant_type must be one of"),
+    (
+        NF4 | {"load_in_8bit": True},
+        ConfigError,
+        "load_in_4bit must be true if load_in_8bit is false, and false if it is true, got True",
+    ),
+    ({"quant_method": "bitsandbytes"}, ConfigError, "load_in_4bit must be true if load_in_8bit is false, and"),
     (
         compressed(format="nvfp4-pack-quantized"),
         UnsupportedModelError,
-        "format is 'nvfp4-pack-quantized'; it must be one of pack-quantized, int-quantized, float-quantized",
+        "format must be one of pack-quantized, int-quantized, float-quantized",
     ),
     (
         compressed({"num_bits": 5}),
         UnsupportedModelError,
-        "config_groups.group_0.weights.num_bits is 5; it must be 2 or 4 or 8",
+        "config_groups.group_0.weights.num_bits must be 2 or 4 or 8, got 5",
     ),
-    (compressed({"type": "float"}), UnsupportedModelError, "weights.num_bits is 4; it must be 8"),
-    (compressed({"type": "real"}), UnsupportedModelError, "weights.type is 'real'; it must be \"int\""),
-    (compressed({"dynamic": True}), UnsupportedModelError, "weights.dynamic is True; it must be false"),
+    (compressed({"type": "float"}), UnsupportedModelError, "weights.num_bits must be 8, got 4"),
+    (compressed({"type": "real"}), UnsupportedModelError, "weights.type must be \"int\", got 'real'"),
+    (compressed({"dynamic": True}), UnsupportedModelError, "weights.dynamic must be false, got True"),
     (
         compressed({"strategy": "tensor_group"}),
         UnsupportedModelError,
-        "weights.strategy is 'tensor_group'; it must be one of tensor, channel, group",
+        "weights.strategy must be one of tensor, channel, group, got 'tensor_group'",
     ),
-    (compressed({"group_size": None}), ConfigError, "weights.group_size is None; it must be a whole number from 1"),
+    (
+        compressed({"group_size": None}),
+        ConfigError,
+        "weights.group_size must be an integer from 1 with strategy group, got None",
+    ),
     (
         compressed({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": "128"}),
         ConfigError,
-        "weights.block_structure is [128]; it must be a list of two whole numbers",
+        "weights.block_structure must be a list of two integers",
     ),
     (
         compressed({"num_bits": 8, "type": "float", "strategy": "block"}),
         ConfigError,
-        "weights.block_structure is missing; it must be a list of two whole numbers, as the strategy is block",
+        "weights.block_structure must be a list of two integers with strategy block, but it is missing",
     ),
     (
         compressed(sparsity_config={"format": "sparse-24-bitmask"}),
         UnsupportedModelError,
-        "sparsity_config.format is 'sparse-24-bitmask'; it must be \"dense\"",
+        "sparsity_config.format must be \"dense\", got 'sparse-24-bitmask'",
     ),
     (
         compressed(transform_config={"config_groups": {"R1": {}}}),
         UnsupportedModelError,
-        "it must be missing or empty: rotations are not run",
+        "transform_config must be missing or empty (rotations are not supported)",
     ),
     (
         {"quant_method": "compressed-tensors", "config_groups": {"a": 1}},
         ConfigError,
-        "config_groups.a is 1; it must be an object",
+        "config_groups.a must be an object, got 1",
     ),
 ]
 
@@ -213,7 +225,7 @@ def test_legacy_file_is_named_in_errors(model_with: Callable[..., Path]) -> None
     folder = model_with(quantize_config=json.dumps({"bits": 7, "group_size": 128}))
     with pytest.raises(UnsupportedModelError) as caught:
         read_model_files(folder)
-    assert str(caught.value).startswith(f"{folder / 'quantize_config.json'}: bits is 7; it must be 2 or 3")
+    assert str(caught.value).startswith(f"{folder / 'quantize_config.json'}: bits must be 2 or 3")
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,8 @@ def test_text_preprocessing_settings(read: Read) -> None:
 @pytest.mark.parametrize(
     ("files", "error", "words"),
     [
-        (with_pooling(pooling_mode="max"), UnsupportedModelError, "pooling_mode is 'max'; it must be one of cls, mean"),
-        (with_pooling(pooling_mode=["cls", "mean"]), ConfigError, "pooling_mode is ['cls', 'mean']"),
+        (with_pooling(pooling_mode="max"), UnsupportedModelError, "pooling_mode must be one of cls, mean"),
+        (with_pooling(pooling_mode=["cls", "mean"]), ConfigError, "pooling_mode must be a string, got ['cls', 'mean']"),
         (
             with_pooling(pooling_mode_cls_token=True),
             UnsupportedModelError,
@@ -121,44 +121,76 @@ def test_text_preprocessing_settings(read: Read) -> None:
             "pooling_mode_max_tokens is true; ferrule runs one of",
         ),
         (with_pooling(pooling_mode_mean_tokens=False), UnsupportedModelError, "no pooling_mode is true"),
-        (with_pooling(pooling_mode_mean_tokens="yes"), ConfigError, "it must be true or false"),
+        (
+            with_pooling(pooling_mode_mean_tokens="yes"),
+            ConfigError,
+            "pooling_mode_mean_tokens must be true or false, got 'yes'",
+        ),
         ({"modules.json": [TRANSFORMER, POOLING]}, ModelNotFoundError, "1_Pooling/config.json: no such file"),
-        ({"modules.json": {}}, ConfigError, "modules.json: holds {}; it must be a list of objects"),
-        ({"modules.json": [5]}, ConfigError, "holds 5"),
-        ({"modules.json": "["}, ConfigError, "not JSON"),
-        ({"modules.json": [{"type": 5}]}, ConfigError, "type is 5; it must be a string"),
+        ({"modules.json": {}}, ConfigError, "modules.json: content must be a list of objects"),
+        ({"modules.json": [5]}, ConfigError, "with type and path, got 5"),
+        ({"modules.json": "["}, ConfigError, "not valid JSON"),
+        ({"modules.json": [{"type": 5}]}, ConfigError, "type must be a string, got 5"),
         (
             {"modules.json": [{"type": "sentence_transformers.models.CNN", "path": ""}]},
             UnsupportedModelError,
-            "type is 'sentence_transformers.models.CNN'; it must be one of Transformer, Pooling",
+            "type must be one of Transformer, Pooling",
         ),
-        ({"modules.json": [TRANSFORMER | {"path": "0_Transformer"}]}, UnsupportedModelError, "path is '0_Transformer'"),
-        (with_pooling() | {"modules.json": [POOLING, POOLING]}, UnsupportedModelError, "several modules of the type"),
+        (
+            {"modules.json": [TRANSFORMER | {"path": "0_Transformer"}]},
+            UnsupportedModelError,
+            "path must be empty (the model's files are beside modules.json)",
+        ),
+        (
+            with_pooling() | {"modules.json": [POOLING, POOLING]},
+            UnsupportedModelError,
+            "at most one module of type Pooling",
+        ),
         (
             with_dense() | {"modules.json": [POOLING, NORMALIZE, DENSE]},
             UnsupportedModelError,
-            "Dense comes after Normalize",
+            "Normalize must be the last module, got Dense after it",
         ),
-        (with_dense(in_features=63), ConfigError, "in_features is 63; it must be 64, what comes before it gives"),
-        (with_dense(out_features=0), ConfigError, "out_features is 0"),
-        (with_dense(activation_function="torch.nn.Softmax"), UnsupportedModelError, "activation_function is"),
-        (with_dense(module_input_name="token_embeddings"), UnsupportedModelError, "module_input_name is"),
+        (
+            with_dense(in_features=63),
+            ConfigError,
+            "in_features must be 64, the output width of the previous module, got 63",
+        ),
+        (with_dense(out_features=0), ConfigError, "out_features must be an integer from 1 to 268435456, got 0"),
+        (
+            with_dense(activation_function="torch.nn.Softmax"),
+            UnsupportedModelError,
+            "activation_function must be one of Identity, Tanh, ReLU, GELU, SiLU",
+        ),
+        (
+            with_dense(module_input_name="token_embeddings"),
+            UnsupportedModelError,
+            'module_input_name must be "sentence_embedding"',
+        ),
         (
             {"config_sentence_transformers.json": {"default_prompt_name": "query"}},
             ConfigError,
-            "default_prompt_name is 'query'",
+            "default_prompt_name must be a name of prompts (empty), got 'query'",
         ),
-        ({"config_sentence_transformers.json": {"prompts": {"query": 5}}}, ConfigError, "prompts.query is 5"),
-        ({"sentence_bert_config.json": {"max_seq_length": 0}}, ConfigError, "max_seq_length is 0"),
+        (
+            {"config_sentence_transformers.json": {"prompts": {"query": 5}}},
+            ConfigError,
+            "prompts.query must be a string, got 5",
+        ),
+        (
+            {"sentence_bert_config.json": {"max_seq_length": 0}},
+            ConfigError,
+            "max_seq_length must be an integer from 1 to 268435456, got 0",
+        ),
         (
             {"modules.json": [{"type": "x.LogitScore", "path": "1"}], "1/config.json": {"true_token_id": 5}},
             UnsupportedModelError,
-            "false_token_id is missing",
+            "whose logit is subtracted from that of true_token_id, but it is missing",
         ),
         (
             {"modules.json": [{"type": "x.LogitScore", "path": "1"}], "1/config.json": {"true_token_id": 320}},
             ConfigError,
-            "true_token_id is 320",
+            "true_token_id must be an integer from 0 to 319, got 320",
         ),
     ],
 )
@@ -170,7 +202,7 @@ def test_unsupported_files(files: dict[str, object], error: type[Exception], wor
 
 @pytest.mark.parametrize("path", ["..", "../x", "/etc", "a/b", "a\\b", "a\0b", "./1_Pooling"])
 def test_folder_outside_the_model_is_rejected(path: str, read: Read) -> None:
-    with pytest.raises(ConfigError, match="the name of a folder beside it"):
+    with pytest.raises(ConfigError, match=r"the name of a directory beside modules\.json"):
         read({"modules.json": [TRANSFORMER, POOLING | {"path": path}]})
 
 

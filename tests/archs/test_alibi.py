@@ -23,28 +23,28 @@ FALCONS: list[tuple[str, dict[str, Any], int, bool, str | None, Part]] = [
 ]
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("mpt", {"no_bias": False}, "no_bias is False; it must be true"),
-    ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale is 'inv_sqrt_d_model'; it must be null"),
-    ("mpt", {"norm_type": "rmsnorm"}, "norm_type is 'rmsnorm'; it must be layernorm or low_precision_layernorm"),
-    ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi is False; it must be true"),
-    ("mpt", {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln is True; it must be false"),
-    ("mpt", {"attn_config": {"prefix_lm": True}}, "attn_config.prefix_lm is True; it must be false"),
+    ("mpt", {"no_bias": False}, "no_bias must be true, got False"),
+    ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale must be null, got 'inv_sqrt_d_model'"),
+    ("mpt", {"norm_type": "rmsnorm"}, "norm_type must be layernorm or low_precision_layernorm, got 'rmsnorm'"),
+    ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi must be true, got False"),
+    ("mpt", {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln must be false, got True"),
+    ("mpt", {"attn_config": {"prefix_lm": True}}, "attn_config.prefix_lm must be false, got True"),
     (
         "mpt",
         {"attn_config": {"attn_type": "multiquery_attention"}},
-        "attn_config.attn_type is 'multiquery_attention'; it must be \"multihead_attention\"",
+        "attn_config.attn_type must be \"multihead_attention\", got 'multiquery_attention'",
     ),
-    ("mpt", {"attn_config": {"clip_qkv": -1}}, "attn_config.clip_qkv is -1; it must be a finite number from 0"),
-    ("mpt", {"attn_config": {"alibi_bias_max": 0}}, "attn_config.alibi_bias_max is 0; it must be a finite number"),
+    ("mpt", {"attn_config": {"clip_qkv": -1}}, "attn_config.clip_qkv must be a finite number from 0, got -1"),
+    ("mpt", {"attn_config": {"alibi_bias_max": 0}}, "attn_config.alibi_bias_max must be a finite number"),
     (
         "falcon",
         {"new_decoder_architecture": True, "num_kv_heads": 3},
-        "num_kv_heads is 3; it must be a divisor of num_attention_heads, 4",
+        "num_kv_heads must be a divisor of num_attention_heads (4), got 3",
     ),
     (
         "falcon",
         {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 3},
-        "num_ln_in_parallel_attn is 3; it must be a whole number from 1 to 2",
+        "num_ln_in_parallel_attn must be an integer from 1 to 2, got 3",
     ),
 ]
 

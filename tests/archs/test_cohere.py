@@ -10,8 +10,8 @@ from archs.specs import LEFT_OUT, assert_refused, heads, rotated, spec_of, windo
 from ferrule.archs.spec import Head
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("cohere", {"logit_scale": "big"}, "logit_scale is 'big'; it must be a finite number above 0"),
-    ("cohere2", {"sliding_window": None}, "sliding_window is None; it must be a whole number, switched on"),
+    ("cohere", {"logit_scale": "big"}, "logit_scale must be a finite number above 0, got 'big'"),
+    ("cohere2", {"sliding_window": None}, "sliding_window must be an integer, and enabled"),
 ]
 
 

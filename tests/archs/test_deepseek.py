@@ -12,15 +12,15 @@ from ferrule.archs.rope import yarn_mscale
 from ferrule.archs.spec import Dense, LatentProjections, ModelSpec, RmsNorm, Router
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func is 'softmax'; it must be \"sigmoid\""),
-    ("deepseek_v3", {"topk_method": "greedy"}, "topk_method is 'greedy'; it must be \"noaux_tc\""),
-    ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq is 2; it must be 1"),
-    ("deepseek_v3", {"mlp_bias": True}, "mlp_bias is True; it must be false"),
-    ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank is 0; it must be a whole number from 1"),
+    ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func must be \"sigmoid\", got 'softmax'"),
+    ("deepseek_v3", {"topk_method": "greedy"}, "topk_method must be \"noaux_tc\", got 'greedy'"),
+    ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq must be 1, got 2"),
+    ("deepseek_v3", {"mlp_bias": True}, "mlp_bias must be false, got True"),
+    ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank must be an integer from 1"),
     (
         "deepseek_v3",
         {"rope_parameters": {"rope_type": "yarn", "mscale_all_dim": 1e308, "factor": 4}},
-        "rope_parameters.mscale_all_dim is 1e+308; it must be small enough for scores to be finite",
+        "rope_parameters.mscale_all_dim must be small enough for scores to be finite, got 1e+308",
     ),
 ]
 
@@ -39,10 +39,10 @@ def deepseek_v2(**changes: Any) -> ModelSpec:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'; it must be greedy or group_limited_greedy"),
-        ({"norm_topk_prob": True}, "norm_topk_prob is True; it must be false"),
-        ({"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid'; it must be \"softmax\""),
-        ({"topk_method": "group_limited_greedy", "n_group": None}, "n_group is None; it must be a whole number"),
+        ({"topk_method": "noaux_tc"}, "topk_method must be greedy or group_limited_greedy, got 'noaux_tc'"),
+        ({"norm_topk_prob": True}, "norm_topk_prob must be false, got True"),
+        ({"scoring_func": "sigmoid"}, "scoring_func must be \"softmax\", got 'sigmoid'"),
+        ({"topk_method": "group_limited_greedy", "n_group": None}, "n_group must be an integer"),
     ],
 )
 def test_deepseek_v2_unsupported_values(changes: dict[str, Any], message: str) -> None:

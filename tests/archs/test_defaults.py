@@ -54,7 +54,9 @@ def test_mlp_layer_types() -> None:
         kinds = ["sparse"] * (count - 1) + ["dense"]
         assert sparse(spec_of(case, mlp_layer_types=kinds)) == [True] * (count - 1) + [False]
         for wrong in (["sparse"], ["wide"] * count):
-            with pytest.raises(ConfigError, match=rf"mlp_layer_types is .*; it must be a list of {count}, each one"):
+            with pytest.raises(
+                ConfigError, match=rf"mlp_layer_types must be a list of {count} items, each dense or sparse"
+            ):
                 spec_of(case, mlp_layer_types=wrong)
     assert sparse(spec_of("exaone_moe", mlp_layer_types=LEFT_OUT, first_k_dense_replace=3)) == [False] * 3 + [True]
     assert sparse(spec_of("solar_open", first_k_dense_replace=1)) == [True, True], "as in transformers"

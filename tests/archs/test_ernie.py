@@ -21,5 +21,5 @@ def test_ernie4_5_moe_layer_range_and_interval() -> None:
     last = experts(spec_of("ernie4_5_moe", moe_num_shared_experts=0))[2]
     assert last is not None
     assert last.shared is None
-    with pytest.raises(UnsupportedModelError, match=r"moe_norm_min is 0\.1; it must be at most 1e-06"):
+    with pytest.raises(UnsupportedModelError, match=r"moe_norm_min must be at most 1e-06, got 0\.1"):
         spec_of("ernie4_5_moe", moe_norm_min=0.1)

@@ -10,19 +10,19 @@ from archs.specs import LEFT_OUT, assert_refused, heads, spec_of, windows
 from ferrule.archs.spec import Dense, Head, LinearScaling, NoScaling, RmsNorm
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; it must be false"),
-    ("gemma", {"hidden_act": "mish"}, "hidden_act is 'mish'; it must be one of silu, "),
-    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; it must be false"),
-    ("gemma2", {"hidden_activation": "mish"}, "hidden_activation is 'mish'; it must be one of silu, "),
-    ("gemma2", {"sliding_window": None}, "sliding_window is None; it must be a whole number, switched on"),
-    ("gemma2", {"sliding_window": None, "layer_types": None}, "sliding_window is None; it must be a whole number"),
-    ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; it must be a finite number above 0"),
-    ("gemma2", {"attn_logit_softcapping": -1}, "attn_logit_softcapping is -1; it must be a finite number above 0"),
-    ("gemma3", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0; it must be a whole number from 1"),
+    ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention must be false, got True"),
+    ("gemma", {"hidden_act": "mish"}, "hidden_act must be one of silu, "),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention must be false, got True"),
+    ("gemma2", {"hidden_activation": "mish"}, "hidden_activation must be one of silu, "),
+    ("gemma2", {"sliding_window": None}, "sliding_window must be an integer, and enabled"),
+    ("gemma2", {"sliding_window": None, "layer_types": None}, "sliding_window must be an integer"),
+    ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a finite number above 0, got 0"),
+    ("gemma2", {"attn_logit_softcapping": -1}, "attn_logit_softcapping must be a finite number above 0, got -1"),
+    ("gemma3", {"sliding_window_pattern": 0}, "sliding_window_pattern must be an integer from 1"),
     (
         "gemma3",
         {"rope_parameters": {"full_attention": {}}},
-        "rope_parameters.sliding_attention is missing; it must be an object",
+        "rope_parameters.sliding_attention must be an object",
     ),
 ]
 

@@ -10,7 +10,7 @@ from archs.specs import LEFT_OUT, assert_refused, heads, last_experts, spec_of, 
 from ferrule.archs.spec import Clamp, Dense, LinearScaling, Part, Stack, Tensor, YarnScaling
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit is 0; it must be a finite number above 0"),
+    ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit must be a finite number above 0"),
 ]
 
 

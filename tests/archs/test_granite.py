@@ -11,7 +11,7 @@ from ferrule import UnsupportedModelError
 from ferrule.archs.spec import Dense, Experts, Head, Part, Router, Stack, Tensor
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("granite", {"logits_scaling": 0}, "logits_scaling is 0; it must be a finite number from 1e-30"),
+    ("granite", {"logits_scaling": 0}, "logits_scaling must be a finite number from 1e-30"),
 ]
 
 
@@ -36,7 +36,7 @@ def test_granitemoe_experts_are_stacked_in_one_tensor() -> None:
     name = "model.layers.1.block_sparse_moe.input_linear.weight"
     up = spec.tensors["layers.1.ffn.experts.4.up.weight"]
     assert up == Tensor((name,), part=Part(160, 160, 320), stack=Stack(4, 6))
-    with pytest.raises(UnsupportedModelError, match="mlp_bias is True"):
+    with pytest.raises(UnsupportedModelError, match="mlp_bias must be false, got True"):
         renamed("granite", "GraniteMoeForCausalLM", "granitemoe", mlp_bias=True)
 
 

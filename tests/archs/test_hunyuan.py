@@ -17,16 +17,16 @@ def test_hunyuan_alpha_changes_the_rope_base() -> None:
     assert isinstance(dynamic.ropes[0].scaling, DynamicScaling)
     assert spec_of("hunyuan_v1_dense", rope_scaling=None).ropes == [Rope(10_000.0, rotary_dim=16)]
     for alpha in (1e37, 1e300):
-        with pytest.raises(ConfigError, match=r"rope_scaling\.alpha is 1e\+\d+; it must be small enough"):
+        with pytest.raises(ConfigError, match=r"rope_scaling\.alpha must be small enough"):
             spec_of("hunyuan_v1_dense", rope_scaling={"type": "dynamic", "alpha": alpha})
-    with pytest.raises(ConfigError, match="an even number of elements is rotated, not 15"):
+    with pytest.raises(ConfigError, match=r"an even number of elements is rotated \(not 15\)"):
         spec_of("hunyuan_v1_dense", head_dim=15)
 
 
 def test_hunyuan_moe_counts_by_layer() -> None:
     found = [mixture for mixture in experts(spec_of("hunyuan_v1_moe")) if mixture is not None]
     assert [(mixture.experts, mixture.experts_per_token) for mixture in found] == [(6, 2), (6, 3)]
-    with pytest.raises(ConfigError, match=r"moe_topk is \[2\]; it must be a whole number, or a list of 2"):
+    with pytest.raises(ConfigError, match=r"moe_topk must be an integer, or a list of 2 integers, got \[2\]"):
         spec_of("hunyuan_v1_moe", moe_topk=[2])
-    with pytest.raises(ConfigError, match=r"moe_topk is \[2, 0\]; it must be a list of whole numbers from 1"):
+    with pytest.raises(ConfigError, match=r"moe_topk must be a list of integers from 1"):
         spec_of("hunyuan_v1_moe", moe_topk=[2, 0])

@@ -27,7 +27,7 @@ def test_minimax_m2_rotary_dim() -> None:
     assert spec_of("minimax_m2").ropes[0].rotary_dim == 8
     assert spec_of("minimax_m2", rotary_dim=LEFT_OUT).ropes[0].rotary_dim == 16
     assert spec_of("minimax_m2", partial_rotary_factor=0.25).ropes[0].rotary_dim == 4
-    with pytest.raises(ConfigError, match="rotary_dim is 18; it must be a whole number from 2 to 16"):
+    with pytest.raises(ConfigError, match="rotary_dim must be an integer from 2 to 16, got 18"):
         spec_of("minimax_m2", rotary_dim=18)
 
 

@@ -10,7 +10,7 @@ from archs.specs import LEFT_OUT, assert_refused, last_experts, spec_of, windows
 from ferrule.archs.spec import Dense, Experts, RmsNorm, Router
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("mixtral", {"num_local_experts": 0}, "num_local_experts is 0; it must be a whole number from 1"),
+    ("mixtral", {"num_local_experts": 0}, "num_local_experts must be an integer from 1"),
 ]
 
 

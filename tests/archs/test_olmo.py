@@ -10,7 +10,7 @@ from archs.specs import LEFT_OUT, assert_refused, ropes, spec_of, windows
 from ferrule.archs.spec import NoScaling, YarnScaling
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("olmo", {"clip_qkv": 0}, "clip_qkv is 0; it must be a finite number above 0"),
+    ("olmo", {"clip_qkv": 0}, "clip_qkv must be a finite number above 0"),
 ]
 
 

@@ -10,14 +10,14 @@ from archs.specs import assert_refused, spec_of
 from ferrule.archs.spec import LayerNorm, LearnedPositions, SinusoidalPositions
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("opt", {"word_embed_proj_dim": 0}, "word_embed_proj_dim is 0; it must be a whole number from 1"),
-    ("xglm", {"pad_token_id": 2}, "pad_token_id is 2; it must be below 2"),
+    ("opt", {"word_embed_proj_dim": 0}, "word_embed_proj_dim must be an integer from 1"),
+    ("xglm", {"pad_token_id": 2}, "pad_token_id must be below 2, got 2"),
     (
         "xglm",
         {"max_position_embeddings": 1 << 20},
-        "max_position_embeddings is 1048576; it must be a whole number from 1 to",
+        "max_position_embeddings must be an integer from 1 to",
     ),
-    ("xglm", {"add_cross_attention": True}, "add_cross_attention is True; it must be false"),
+    ("xglm", {"add_cross_attention": True}, "add_cross_attention must be false, got True"),
 ]
 
 

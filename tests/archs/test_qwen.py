@@ -10,14 +10,14 @@ from archs.specs import LEFT_OUT, assert_refused, experts, heads, last_experts, 
 from ferrule.archs.spec import Dense, Experts, Router
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("qwen2_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step is 0; it must be a whole number from 1"),
-    ("qwen2_moe", {"mlp_only_layers": [-1]}, "mlp_only_layers is [-1]; it must be a list of whole numbers from 0"),
+    ("qwen2_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step must be an integer from 1"),
+    ("qwen2_moe", {"mlp_only_layers": [-1]}, "mlp_only_layers must be a list of integers from 0"),
     (
         "qwen2_moe",
         {"layer_types": ["sliding_attention"] * 3},
-        "sliding_window is 0; it must be a whole number, switched on, as the model has sliding layers",
+        "sliding_window must be an integer, and enabled, because the model has sliding layers, got 0",
     ),
-    ("qwen3_moe", {"num_local_experts": "6"}, "num_local_experts is '6'; it must be a whole number from 1"),
+    ("qwen3_moe", {"num_local_experts": "6"}, "num_local_experts must be an integer from 1"),
 ]
 
 

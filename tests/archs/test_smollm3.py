@@ -10,14 +10,14 @@ from archs.specs import LEFT_OUT, assert_refused, heads, rotated, spec_of, windo
 from ferrule.archs.spec import Head
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers is [1, 0]; it must be a list of 3"),
+    ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers must be a list of 3"),
     (
         "smollm3",
         {"no_rope_layers": [1, 2, 0]},
-        "no_rope_layers is [1, 2, 0]; it must be a list of whole numbers from 0",
+        "no_rope_layers must be a list of integers from 0",
     ),
-    ("smollm3", {"no_rope_layers": [True, 1, 0]}, "no_rope_layers is [True, 1, 0]; it must be a list of whole numbers"),
-    ("smollm3", {"no_rope_layers": 1}, "no_rope_layers is 1; it must be a list of whole numbers from 0 to 1"),
+    ("smollm3", {"no_rope_layers": [True, 1, 0]}, "no_rope_layers must be a list of integers"),
+    ("smollm3", {"no_rope_layers": 1}, "no_rope_layers must be a list of integers from 0 to 1, got 1"),
 ]
 
 

@@ -10,8 +10,8 @@ from archs.specs import LEFT_OUT, assert_refused, projections, spec_of
 from ferrule.archs.spec import HeadNorm, LayerNorm
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("stablelm", {"num_key_value_heads": LEFT_OUT}, "num_key_value_heads is 32; it must be a divisor"),
-    ("starcoder2", {"sliding_window": 0}, "sliding_window is 0; it must be a whole number from 1"),
+    ("stablelm", {"num_key_value_heads": LEFT_OUT}, "num_key_value_heads must be a divisor"),
+    ("starcoder2", {"sliding_window": 0}, "sliding_window must be an integer from 1"),
 ]
 
 

@@ -130,26 +130,32 @@ MORE: dict[str, tuple[Change, list[str]]] = {
 }
 WRONG: dict[str, tuple[Change, list[str]]] = {
     "no object": (holds("[]"), [CONFIG, "[]", "an object"]),
-    "no JSON": (holds("{"), [CONFIG, "not JSON"]),
-    "deep JSON": (holds('{"r":' + "[" * 100_000), [CONFIG, "not JSON"]),
-    "rank 0": (config_with(r=0), [CONFIG, "r is 0", "1 to 65536"]),
-    "rank 1e9": (config_with(r=10**9), [CONFIG, "r is 1000000000", "1 to 65536"]),
-    "rank NaN": (config_with(r=float("nan")), [CONFIG, "r is nan"]),
+    "no JSON": (holds("{"), [CONFIG, "not valid JSON"]),
+    "deep JSON": (holds('{"r":' + "[" * 100_000), [CONFIG, "not valid JSON"]),
+    "rank 0": (config_with(r=0), [CONFIG, "r must be an integer from 1 to 65536, got 0", "1 to 65536"]),
+    "rank 1e9": (config_with(r=10**9), [CONFIG, "r must be an integer from 1 to 65536, got 1000000000", "1 to 65536"]),
+    "rank NaN": (config_with(r=float("nan")), [CONFIG, "r must be an integer from 1 to 65536, got nan"]),
     "alpha missing": (config_with(lora_alpha=None), [CONFIG, "lora_alpha", "finite number"]),
-    "alpha infinite": (config_with(lora_alpha=float("inf")), [CONFIG, "lora_alpha is inf", "finite"]),
+    "alpha infinite": (
+        config_with(lora_alpha=float("inf")),
+        [CONFIG, "lora_alpha must be a finite number from 0, got inf", "finite"],
+    ),
     "alpha beyond f32": (config_with(lora_alpha=1e300), [CONFIG, "lora_alpha", "got 3.5355", "at most 3.4028235e38"]),
     "alpha beyond f32 of one module": (
         config_with(alpha_pattern={"layers.0.self_attn.q_proj": 1e300}),
         [CONFIG, "alpha_pattern", '"model.layers.0.self_attn.q_proj"', "got 3.5355", "at most 3.4028235e38"],
     ),
-    "a rank that is a word": (config_with(rank_pattern={"q_proj": "x"}), [CONFIG, "rank_pattern.q_proj is 'x'"]),
+    "a rank that is a word": (
+        config_with(rank_pattern={"q_proj": "x"}),
+        [CONFIG, "rank_pattern.q_proj must be an integer from 1 to 65536, got 'x'"],
+    ),
     "ranks as a list": (config_with(rank_pattern=[4]), [CONFIG, "rank_pattern", "an object"]),
     "targets of another type": (config_with(target_modules=[5]), [CONFIG, "target_modules", "a list of strings"]),
-    "layers of another type": (
-        config_with(layers_to_transform="all"),
-        [CONFIG, "layers_to_transform", "whole numbers"],
+    "layers of another type": (config_with(layers_to_transform="all"), [CONFIG, "layers_to_transform", "integers"]),
+    "a layer below 0": (
+        config_with(layers_to_transform=-1),
+        [CONFIG, "layers_to_transform must be an integer from 0 to 4096, got -1"],
     ),
-    "a layer below 0": (config_with(layers_to_transform=-1), [CONFIG, "layers_to_transform is -1"]),
     "a target that the model lacks": (
         config_with(target_modules=["q_prj", "v_proj"]),
         [CONFIG, "target_modules", '"q_prj"', '"q_proj"'],

@@ -148,7 +148,7 @@ def test_cached_model_is_used_online_and_offline(hub: Hub, home: Path) -> None:
 
 def test_offline_without_cached_model(hub: Hub, home: Path) -> None:
     refused = load(hub, home, HF_HUB_OFFLINE="1")
-    assert refused.startswith("ModelNotFoundError org/model: not whole in the cache")
+    assert refused.startswith("ModelNotFoundError org/model: incomplete or missing in the cache")
     assert "HF_HUB_OFFLINE" in refused
     assert hub.requests == []
 
@@ -162,20 +162,22 @@ def test_unreachable_hub_is_reported(hub: Hub, home: Path) -> None:
 
 def test_unknown_repository_is_reported(hub: Hub, home: Path) -> None:
     refused = load(hub, home, "org/nothing")
-    assert refused.startswith("ModelNotFoundError org/nothing: no such model, or a private one")
+    assert refused.startswith("ModelNotFoundError org/nothing: model not found; if it is private, set HF_TOKEN")
     assert f"{hub.endpoint}/org/nothing" in refused
     assert str(TESTS / "org" / "nothing") in refused
 
 
 def test_private_repository_requires_token(hub: Hub, home: Path) -> None:
-    assert load(hub, home, "org/private").startswith("ModelNotFoundError org/private: no such model, or a private one")
+    assert load(hub, home, "org/private").startswith(
+        "ModelNotFoundError org/private: model not found; if it is private, set HF_TOKEN"
+    )
     assert load(hub, home, "org/private", HF_TOKEN="hf_secret").startswith("[")
     assert "Bearer hf_secret" in hub.authorizations
 
 
 def test_gated_repository_error_names_token(hub: Hub, home: Path) -> None:
     refused = load(hub, home, "org/gated")
-    assert refused.startswith("ModelNotFoundError org/gated: access to it must be granted")
+    assert refused.startswith("ModelNotFoundError org/gated: access to this model is restricted")
     assert "HF_TOKEN" in refused
     assert load(hub, home, "org/gated", HF_TOKEN="hf_secret").startswith("[")
 
@@ -183,7 +185,7 @@ def test_gated_repository_error_names_token(hub: Hub, home: Path) -> None:
 def test_revision_selects_commit(hub: Hub, home: Path) -> None:
     assert COMMIT in load(hub, home, revision=COMMIT)
     refused = load(hub, home, revision="v9")
-    assert refused.startswith("ModelNotFoundError org/model@v9: the repository has no such revision")
+    assert refused.startswith("ModelNotFoundError org/model@v9: the repository does not have this revision")
 
 
 def test_pickled_weights_are_not_downloaded(hub: Hub, home: Path) -> None:
@@ -227,7 +229,7 @@ def test_missing_or_omitted_quantization_lists_choices(hub: Hub, home: Path) -> 
     left_out = load(hub, home, "org/gguf", code=FIND)
     assert "org/gguf:Q4_K_M" in left_out
     assert "model-Q8_0.gguf" in left_out
-    assert load(hub, home, "org/nothing:Q4_0", code=FIND).startswith("ModelNotFoundError org/nothing: no such model")
+    assert load(hub, home, "org/nothing:Q4_0", code=FIND).startswith("ModelNotFoundError org/nothing: model not found")
     assert not hub.downloads() & set(GGUFS)
 
 

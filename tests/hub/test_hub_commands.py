@@ -74,7 +74,7 @@ def test_pull_downloads_one_quantization(hub: Hub, environment: dict[str, str]) 
     assert hub.downloads() == {"model-Q4_0-00001-of-00002.gguf", "model-Q4_0-00002-of-00002.gguf"}
     _, err = ferrule(environment, "pull", "org/gguf", code=1)
     assert "choose one by its quantization" in err
-    assert "error: org/nothing: no such model" in ferrule(environment, "pull", "org/nothing", code=1)[1]
+    assert "error: org/nothing: model not found" in ferrule(environment, "pull", "org/nothing", code=1)[1]
 
 
 def test_pull_shows_progress(environment: dict[str, str]) -> None:
@@ -85,7 +85,7 @@ def test_pull_shows_progress(environment: dict[str, str]) -> None:
 
 
 def test_ctrl_c_cancels_download(hub: Hub, environment: dict[str, str]) -> None:
-    """The file takes 3 seconds; it is given up at its next piece, of 10 MB."""
+    """The file takes 3 seconds; it is interrupted at its next piece, of 10 MB."""
     process = subprocess.Popen([*COMMAND, "pull", "org/large"], env=environment, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 30
     while "model.safetensors" not in hub.downloads():

@@ -78,7 +78,9 @@ def read_adapter_files(directory: Path) -> AdapterFiles:
     try:
         config = Config.read(directory / FILE)
     except ModelNotFoundError:
-        raise ModelNotFoundError(f"{directory}: has no {FILE}, so it is no adapter that PEFT saved") from None
+        raise ModelNotFoundError(
+            f"{directory}: {FILE} is missing; give a directory that PEFT's save_pretrained wrote"
+        ) from None
     _refuse_unsupported(config)
     base_model = config.text("base_model_name_or_path") if "base_model_name_or_path" in config else None
     by_tensors = any(_is_pattern(config, field) for field in ("target_modules", "exclude_modules"))
@@ -88,11 +90,11 @@ def read_adapter_files(directory: Path) -> AdapterFiles:
         directory,
         base_model,
         AdapterConfig(
-            rank=config.whole("r", high=MAX_RANK),
+            rank=config.integer("r", high=MAX_RANK),
             alpha=config.number("lora_alpha", low=0),
             rank_stabilized=config.flag("use_rslora", default=False),
             rank_pattern=[
-                (name, each.whole(key, high=MAX_RANK)) for name, key, each in _by_name(config, "rank_pattern")
+                (name, each.integer(key, high=MAX_RANK)) for name, key, each in _by_name(config, "rank_pattern")
             ],
             alpha_pattern=[(name, each.number(key, low=0)) for name, key, each in _by_name(config, "alpha_pattern")],
             targets=None if by_tensors else config.texts("target_modules"),
@@ -128,7 +130,9 @@ def _by_name(config: Config, field: str) -> list[tuple[str, str, Config]]:
     for key in inner.values:
         if _NAME.fullmatch(key) is None:
             found = shown(cast("object", key))
-            raise config.unsupported(field, f"by names of modules or their ends, without patterns like {found}")
+            raise config.unsupported(
+                field, f"an object whose keys are names of modules or their endings, not patterns such as {found}"
+            )
         names.append((key.replace("\\.", "."), key, inner))
     return names
 
@@ -138,5 +142,5 @@ def _layers(config: Config) -> list[int] | None:
     if value is None or value == []:
         return None
     if isinstance(value, int):
-        return [config.whole("layers_to_transform", low=0, high=MAX_LAYERS)]
-    return config.wholes("layers_to_transform", low=0, high=MAX_LAYERS)
+        return [config.integer("layers_to_transform", low=0, high=MAX_LAYERS)]
+    return config.integers("layers_to_transform", low=0, high=MAX_LAYERS)

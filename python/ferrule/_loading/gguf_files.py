@@ -44,8 +44,10 @@ def choose_model(files: Iterable[str], quantization: str, of: str) -> list[str]:
     if found and all(name.lower().startswith(before) for name in found):
         return models[shortest]
     if found:
-        raise ModelNotFoundError(f"{of}:{quantization}: {_listed(found)} fit; say more of the name")
-    raise ModelNotFoundError(f"{of}:{quantization}: no such file; there are {_listed(models)}")
+        raise ModelNotFoundError(
+            f"{of}:{quantization}: several files match ({_listed(found)}); give a longer part of the name"
+        )
+    raise ModelNotFoundError(f"{of}:{quantization}: no such file; available: {_listed(models)}")
 
 
 def only_model(directory: Path) -> Path | None:
@@ -57,7 +59,7 @@ def only_model(directory: Path) -> Path | None:
     if not models:
         return None
     if len(models) > 1:
-        raise ModelFileError(f"{directory}: has several models in GGUF; give the path of one of {_listed(models)}")
+        raise ModelFileError(f"{directory}: has several GGUF models; give the path of one of: {_listed(models)}")
     (parts,) = models.values()
     return directory / parts[0]
 

@@ -45,8 +45,8 @@ def fetch_gguf(repository: str, quantization: str, revision: str | None, *, weig
     for part in parts:
         if directory is None or not (directory / part).exists():
             raise ModelNotFoundError(
-                f"{repository}:{quantization}: {part} is not in the cache {constants.HF_HUB_CACHE}; what a GGUF says "
-                "of its model it says itself, and it is downloaded when the model is loaded"
+                f"{repository}:{quantization}: {part} is not in the cache {constants.HF_HUB_CACHE}; download it first "
+                f"(ferrule pull {repository}:{quantization}), since a GGUF file holds its own configuration"
             )
     assert directory is not None  # noqa: S101  # there are parts
     return directory / parts[0]
@@ -68,12 +68,12 @@ def _snapshot(repository: str, revision: str | None, allowed: list[str], ignored
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.utils import tqdm
 
-    given_up = threading.Event()
+    interrupted = threading.Event()
 
     class Bar(tqdm):
         def update(self, n: float | None = 1) -> bool | None:
-            if given_up.is_set():
-                raise InterruptedError("the download was given up")
+            if interrupted.is_set():
+                raise InterruptedError("the download was interrupted")
             return super().update(n)
 
     done: Future[str] = Future()
@@ -91,7 +91,7 @@ def _snapshot(repository: str, revision: str | None, allowed: list[str], ignored
     try:
         return Path(done.result())
     except KeyboardInterrupt:
-        given_up.set()
+        interrupted.set()
         raise
 
 
@@ -128,22 +128,23 @@ def _explained(repository: str, revision: str | None) -> Generator[None]:
         yield
     except errors.GatedRepoError as error:
         raise ModelNotFoundError(
-            f"{wanted}: access to it must be granted; ask for it at {constants.ENDPOINT}/{repository} "
-            "and set HF_TOKEN to a token that has it"
+            f"{wanted}: access to this model is restricted; request it at {constants.ENDPOINT}/{repository} "
+            "and set HF_TOKEN to a token of your account"
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise ModelNotFoundError(f"{wanted}: the repository has no such revision; {tried}") from error
+        raise ModelNotFoundError(f"{wanted}: the repository does not have this revision; {tried}") from error
     except errors.RepositoryNotFoundError as error:
         raise ModelNotFoundError(
-            f"{wanted}: no such model, or a private one (then set HF_TOKEN to a token that may read it); {tried}"
+            f"{wanted}: model not found; if it is private, set HF_TOKEN to a token with access; {tried}"
         ) from error
     except errors.LocalEntryNotFoundError as error:
         if constants.HF_HUB_OFFLINE:
             raise ModelNotFoundError(
-                f"{wanted}: not whole in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids the network"
+                f"{wanted}: incomplete or missing in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE "
+                "disables the network"
             ) from error
         raise ModelNotFoundError(
-            f"{wanted}: not whole in the cache {constants.HF_HUB_CACHE}, and the hub cannot be reached "
+            f"{wanted}: incomplete or missing in the cache {constants.HF_HUB_CACHE}, and the hub is unreachable "
             f"({error.__cause__ or error}); {tried}"
         ) from error
     except ModelNotFoundError:

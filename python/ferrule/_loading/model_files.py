@@ -69,8 +69,8 @@ class ModelFiles:
         if max_model_len is None or max_model_len <= context or not dynamic:
             return self
         message = (
-            f"max_model_len is {max_model_len}, more than the {context} tokens of the model's scaled context; dynamic "
-            "RoPE scaling goes on beyond it, with lower quality"
+            f"max_model_len ({max_model_len}) exceeds the model's scaled context of {context} tokens; dynamic RoPE "
+            "scaling extends it, with lower quality"
         )
         warnings.warn(message, RuntimeWarning, stacklevel=4)
         return replace(self, spec=replace(self.spec, max_position_embeddings=max_model_len))
@@ -88,7 +88,9 @@ def _read_directory(directory: Path) -> ModelFiles:
     try:
         config = Config.read(directory / "config.json")
     except ModelNotFoundError:
-        raise ModelNotFoundError(f"{directory}: has no config.json, so it is no Hugging Face model directory") from None
+        raise ModelNotFoundError(
+            f"{directory}: config.json is missing; give a directory with a Hugging Face model, or a GGUF file"
+        ) from None
     packed, config = _packed_as(config)
     spec = replace(model_spec(config), stored_as=read_stored_as(config, directory))
     sentence, spec = read_sentence_files(directory, spec)

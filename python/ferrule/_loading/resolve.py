@@ -34,7 +34,7 @@ def find_model(model: str | os.PathLike[str] | None, revision: str | None = None
         return _fetched(name, revision, weights=weights)
     if revision is not None:
         raise InvalidParameterError(
-            "revision", revision, f"left out for {name!r}; only models of the hub have revisions"
+            "revision", revision, f"omitted for {name!r} (only models of the hub have revisions)"
         )
     if is_gguf(path) and path.exists():
         return path
@@ -42,7 +42,7 @@ def find_model(model: str | os.PathLike[str] | None, revision: str | None = None
         path,
         name,
         "config.json and the weights, or a GGUF file",
-        f"leave the model out, or say {EMBEDDED!r}, for the one that ships with ferrule",
+        f"omit the model, or give {EMBEDDED!r}, for the one that ships with ferrule",
     )
     if (directory / CONFIG).exists() or (directory / CONFIG).is_symlink():
         return directory
@@ -60,7 +60,7 @@ def _fetched(name: str, revision: str | None, *, weights: bool) -> Path:
     directory = fetch(repository, revision, weights=weights)
     if not (directory / CONFIG).exists() and (models := gguf_models(repository, revision)):
         raise ModelNotFoundError(
-            f"{name}: has GGUF files and no {CONFIG}; choose one by its quantization, as in {name}:Q4_K_M, of "
+            f"{name}: has GGUF files and no {CONFIG}; select one by its quantization, as in {name}:Q4_K_M: "
             f"{', '.join(models)}"
         )
     return directory
@@ -76,7 +76,9 @@ def find_adapter(adapter: str | os.PathLike[str]) -> Path:
         from ferrule._loading.hub import fetch
 
         return fetch(name, None)
-    return _local(path, name, "adapter_config.json and the tensors", "give what PEFT's save_pretrained wrote")
+    return _local(
+        path, name, "adapter_config.json and the tensors", "give a directory that PEFT's save_pretrained wrote"
+    )
 
 
 def _named(field: str, given: object) -> tuple[str, Path]:
@@ -109,5 +111,7 @@ def _local(path: Path, name: str, content: str, advice: str) -> Path:
     except OSError as error:
         raise ModelFileError(f"{path}: {error.strerror}") from error
     if exists:
-        raise ModelFileError(f"{path}: a file; give the directory that holds {content}")
-    raise ModelNotFoundError(f"{name!r}: no directory {path.absolute()}, and not of the form org/repo; {advice}")
+        raise ModelFileError(f"{path}: must be a directory with {content}, got a file")
+    raise ModelNotFoundError(
+        f"{name!r} not found: there is no directory {path.absolute()}, and the name is not org/repo; {advice}"
+    )

@@ -67,13 +67,13 @@ def read_sentence_files(directory: Path, spec: ModelSpec) -> tuple[SentenceFiles
     files = SentenceFiles(
         pooling="last" if spec.causal else "mean",
         normalize=True,
-        max_tokens=sentence.whole_or_none("max_seq_length"),
+        max_tokens=sentence.integer_or_none("max_seq_length"),
         lower_case=sentence.flag("do_lower_case", default=False),
         prompts=_prompts(texts),
         default_prompt=texts.text("default_prompt_name") if "default_prompt_name" in texts else None,
     )
     if files.default_prompt is not None and files.default_prompt not in files.prompts:
-        raise texts.error("default_prompt_name", f"one of prompts: {', '.join(files.prompts)}")
+        raise texts.error("default_prompt_name", f"a name of prompts ({', '.join(files.prompts) or 'empty'})")
     listing = directory / "modules.json"
     if not listing.exists() and not listing.is_symlink():
         return files, spec
@@ -81,7 +81,7 @@ def read_sentence_files(directory: Path, spec: ModelSpec) -> tuple[SentenceFiles
     files = replace(files, normalize=False)
     for kind, folder in _modules(listing):
         if kind != "Normalize" and files.normalize:
-            raise UnsupportedModelError(f"{listing}: {kind} comes after Normalize; ferrule normalizes last")
+            raise UnsupportedModelError(f"{listing}: Normalize must be the last module, got {kind} after it")
         match kind:
             case "Pooling":
                 files = _with_pooling(files, _folder_config(directory, folder))
@@ -106,23 +106,23 @@ def _modules(listing: Path) -> list[tuple[str, str]]:
     entries = read_json(listing)
     limit = "a list of objects with type and path"
     if not isinstance(entries, list):
-        raise ConfigError(f"{listing}: holds {shown(entries)}; it must be {limit}")
+        raise ConfigError(f"{listing}: content must be {limit}, got {shown(entries)}")
     modules: list[tuple[str, str]] = []
     for entry in cast("list[object]", entries):
         if not isinstance(entry, dict):
-            raise ConfigError(f"{listing}: holds {shown(entry)}; it must be {limit}")
+            raise ConfigError(f"{listing}: content must be {limit}, got {shown(entry)}")
         module = Config(cast("dict[str, object]", entry), listing)
         kind, folder = module.text("type").rpartition(".")[2], module.text("path", default="")
         if kind not in MODULES:
             raise module.unsupported("type", f"one of {', '.join(MODULES)}")
         is_plain = PurePosixPath(folder).name == folder and "\\" not in folder and "\0" not in folder
         if folder and (not is_plain or folder == ".."):
-            raise module.error("path", "the name of a folder beside it")
+            raise module.error("path", "the name of a directory beside modules.json")
         if kind == "Transformer" and folder:
-            raise module.unsupported("path", "empty: the model's files lie beside modules.json")
+            raise module.unsupported("path", "empty (the model's files are beside modules.json)")
         modules.append((kind, folder))
     if [kind for kind, _ in modules].count("Pooling") > 1:
-        raise UnsupportedModelError(f"{listing}: has several modules of the type Pooling; ferrule runs one")
+        raise UnsupportedModelError(f"{listing}: must have at most one module of type Pooling, got several")
     return modules
 
 
@@ -150,21 +150,21 @@ def _with_pooling(files: SentenceFiles, config: Config) -> SentenceFiles:
 
 
 def _projection(config: Config, width: int) -> TextProjection:
-    if config.whole("in_features") != width:
-        raise config.error("in_features", f"{width}, what comes before it gives")
+    if config.integer("in_features") != width:
+        raise config.error("in_features", f"{width}, the output width of the previous module")
     for kept in ("module_input_name", "module_output_name"):
         config.require(**{kept: "sentence_embedding"})
     name = config.text("activation_function", default="torch.nn.modules.activation.Tanh").rpartition(".")[2]
     if name not in ACTIVATIONS:
         raise config.unsupported("activation_function", f"one of {', '.join(ACTIVATIONS)}")
-    return TextProjection(config.whole("out_features"), ACTIVATIONS[name], config.flag("bias", default=True))
+    return TextProjection(config.integer("out_features"), ACTIVATIONS[name], config.flag("bias", default=True))
 
 
 def _judged_by(config: Config, vocab_size: int) -> tuple[int, int]:
-    yes = config.whole("true_token_id", low=0, high=vocab_size - 1)
+    yes = config.integer("true_token_id", low=0, high=vocab_size - 1)
     if "false_token_id" not in config:
-        raise config.unsupported("false_token_id", "a token id: relevance is how far one token leads the other")
-    return yes, config.whole("false_token_id", low=0, high=vocab_size - 1)
+        raise config.unsupported("false_token_id", "a token id, whose logit is subtracted from that of true_token_id")
+    return yes, config.integer("false_token_id", low=0, high=vocab_size - 1)
 
 
 def _prompts(config: Config) -> dict[str, str]:

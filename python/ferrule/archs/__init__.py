@@ -232,7 +232,7 @@ def model_spec(config: Config) -> ModelSpec:
     classes = [ending, *whole.texts("architectures")]
     if config is not whole and any(name.endswith(CLASSIFIER) for name in classes):
         raise whole.unsupported(
-            "architectures", "a class that generates: classifiers of multimodal models are not supported"
+            "architectures", "a class that generates text (classifiers of multimodal models are not supported)"
         )
     spec = architecture.read(config)
     if ending == CLASSIFIER:
@@ -253,7 +253,7 @@ def _prefixes(spec: ModelSpec) -> list[tuple[str, str]]:
 def _find(config: Config) -> tuple[Architecture, str]:
     """Returns the architecture and the ending of its class name."""
     classes = config.texts("architectures")
-    field, found = ("architectures", classes[0]) if classes else ("model_type", config.text("model_type"))
+    kind, found = ("architecture", classes[0]) if classes else ("model_type", config.text("model_type"))
     known = _known(architectures(), by_class=bool(classes))
     failures: list[str] = []
     if found not in known:
@@ -264,7 +264,7 @@ def _find(config: Config) -> tuple[Architecture, str]:
     nearest = difflib.get_close_matches(found, usual, n=1, cutoff=0)
     names = [*nearest, *(name for name in usual if name not in nearest)]
     raise UnsupportedModelError(
-        f"{config.file}: {config.path}{field} is {found!r}; ferrule runs {', '.join(names)} (nearest first)"
+        f"{config.file}: unsupported {config.path}{kind} {found!r}; supported (nearest first): {', '.join(names)}"
         + "".join(f"; {failure}" for failure in failures)
     )
 

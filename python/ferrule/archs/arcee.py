@@ -14,5 +14,5 @@ def arcee(config: Config) -> ModelSpec:
         config,
         qkv_bias=bias,
         output_bias=bias,
-        ffn=Dense(config.whole("intermediate_size"), config.activation, gated=False, bias=mlp_bias),
+        ffn=Dense(config.integer("intermediate_size"), config.activation, gated=False, bias=mlp_bias),
     )

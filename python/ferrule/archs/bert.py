@@ -23,7 +23,7 @@ def bert_like(config: Config, *, base: str, first_position: int) -> ModelSpec:
     """Returns the spec of BERT and related models; `base` is the outer module, `first_position` the first row."""
     config = config.with_defaults(hidden_act="gelu", max_position_embeddings=512, layer_norm_eps=1e-12)
     config.require(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
-    rows = config.whole("max_position_embeddings", low=first_position + 1)
+    rows = config.integer("max_position_embeddings", low=first_position + 1)
     norm = LayerNorm(config.number("layer_norm_eps"))
     block = f"{base}.encoder.layer.{{layer}}"
     return encoder(
@@ -33,10 +33,10 @@ def bert_like(config: Config, *, base: str, first_position: int) -> ModelSpec:
         rotated=False,
         qkv_bias=True,
         output_bias=True,
-        ffn=Dense(config.whole("intermediate_size"), config.activation, gated=False, bias=True),
+        ffn=Dense(config.integer("intermediate_size"), config.activation, gated=False, bias=True),
         embedding=Embedding(
             positions=LearnedPositions(rows, first_position),
-            token_types=config.whole("type_vocab_size", default=2),
+            token_types=config.integer("type_vocab_size", default=2),
             norm=norm,
         ),
         final_norm=False,

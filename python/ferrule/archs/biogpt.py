@@ -17,10 +17,10 @@ def biogpt(config: Config) -> ModelSpec:
         rotated=False,
         qkv_bias=True,
         output_bias=True,
-        ffn=Dense(config.whole("intermediate_size"), config.activation, gated=False, bias=True),
+        ffn=Dense(config.integer("intermediate_size"), config.activation, gated=False, bias=True),
         embedding=Embedding(
-            scale=config.whole("hidden_size") ** 0.5 if scaled else 1.0,
-            positions=LearnedPositions(config.whole("max_position_embeddings") + OFFSET, OFFSET),
+            scale=config.integer("hidden_size") ** 0.5 if scaled else 1.0,
+            positions=LearnedPositions(config.integer("max_position_embeddings") + OFFSET, OFFSET),
         ),
         tied=True,
         modules={

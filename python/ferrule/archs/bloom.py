@@ -25,7 +25,7 @@ def bloom(config: Config) -> ModelSpec:
         qkv_bias=True,
         output_bias=True,
         alibi_slopes=alibi_slopes(config.heads),
-        ffn=Dense(4 * config.whole("hidden_size"), "gelu_tanh", gated=False, bias=True),
+        ffn=Dense(4 * config.integer("hidden_size"), "gelu_tanh", gated=False, bias=True),
         residual_after_norm=config.flag("apply_residual_connection_post_layernorm", default=False),
         embedding=Embedding(norm=norm),
         tied=True,

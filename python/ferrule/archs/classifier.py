@@ -34,7 +34,7 @@ def label_names(config: Config) -> tuple[str, ...]:
     The default is two labels, as in transformers.
     """
     if "id2label" not in config:
-        count = config.whole("num_labels", default=2, high=MAX_LABELS)
+        count = config.integer("num_labels", default=2, high=MAX_LABELS)
         return tuple(f"LABEL_{index}" for index in range(count))
     names = config.inner("id2label").values
     if not 1 <= len(names) <= MAX_LABELS or set(names) != {str(index) for index in range(len(names))}:

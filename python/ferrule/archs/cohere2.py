@@ -9,9 +9,9 @@ from ferrule.archs.spec import ModelSpec
 def cohere2(config: Config) -> ModelSpec:
     """Three of four layers have a window."""
     config = config.with_defaults(max_position_embeddings=8192).with_absent(sliding_window=4096)
-    pattern = config.whole("sliding_window_pattern", default=4)
+    pattern = config.integer("sliding_window_pattern", default=4)
     windows = layer_windows(
-        config, sliding=lambda index: (index + 1) % pattern != 0, window=config.whole_or_none("sliding_window")
+        config, sliding=lambda index: (index + 1) % pattern != 0, window=config.integer_or_none("sliding_window")
     )
     bias = config.flag("attention_bias", default=False)
     return decoder(

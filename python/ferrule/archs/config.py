@@ -99,8 +99,9 @@ class Config:
 
     def error(self, field: str, limit: str) -> ConfigError:
         """Returns the error for a field that is outside its limit."""
-        found = f"is {shown(self.values[field])}" if field in self.values else "is missing"
-        return ConfigError(f"{self.file}: {self.path}{self._spellings.get(field, field)} {found}; it must be {limit}")
+        found = f"got {shown(self.values[field])}" if field in self.values else "but it is missing"
+        name = f"{self.path}{self._spellings.get(field, field)}"
+        return ConfigError(f"{self.file}: {name} must be {limit}, {found}")
 
     def unsupported(self, field: str, limit: str) -> UnsupportedModelError:
         """Returns the error for a valid value that ferrule does not support."""
@@ -115,15 +116,15 @@ class Config:
             if field in self and self.values[field] != value:
                 raise self.unsupported(field, json.dumps(value))
 
-    def whole(self, field: str, *, default: int | None = None, low: int = 1, high: int = MAX_SIZE) -> int:
-        """A whole number from `low` to `high`."""
+    def integer(self, field: str, *, default: int | None = None, low: int = 1, high: int = MAX_SIZE) -> int:
+        """An integer from `low` to `high`."""
         value = self.values.get(field)
         if value is None and default is not None:
             return default
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.error(field, f"a whole number from {low} to {high}")
+            raise self.error(field, f"an integer from {low} to {high}")
         return value
 
     def number(
@@ -139,9 +140,9 @@ class Config:
             raise self.error(field, limit)
         return number
 
-    def whole_or_none(self, field: str) -> int | None:
-        """Like `whole`; None if the field is missing or null."""
-        return self.whole(field) if field in self else None
+    def integer_or_none(self, field: str) -> int | None:
+        """Like `integer`; None if the field is missing or null."""
+        return self.integer(field) if field in self else None
 
     def number_or_none(self, field: str) -> float | None:
         """Like `number`; None if the field is missing or null."""
@@ -187,14 +188,18 @@ class Config:
             raise self.error(field, "a list of finite numbers above 0")
         return numbers
 
-    def wholes(self, field: str, *, low: int, high: int) -> list[int]:
-        """A list of whole numbers from `low` to `high`; empty if the field is missing."""
+    def integers(self, field: str, *, low: int, high: int) -> list[int]:
+        """A list of integers from `low` to `high`; empty if the field is missing."""
         value: object = self.values.get(field)
         items = cast("list[object]", value) if isinstance(value, list) else []
-        wholes = [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
-        if not isinstance(value, list | None) or len(wholes) != len(items) or any(not low <= n <= high for n in wholes):
-            raise self.error(field, f"a list of whole numbers from {low} to {high}")
-        return wholes
+        integers = [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
+        if (
+            not isinstance(value, list | None)
+            or len(integers) != len(items)
+            or any(not low <= n <= high for n in integers)
+        ):
+            raise self.error(field, f"a list of integers from {low} to {high}")
+        return integers
 
     def inner(self, field: str) -> Config:
         """An object within this one; empty if the field is missing."""
@@ -213,7 +218,7 @@ class Config:
         tokens = cast("Sequence[object]", value if isinstance(value, list) else [value])
         ids = [token for token in tokens if isinstance(token, int) and not isinstance(token, bool)]
         if len(ids) != len(tokens) or any(not 0 <= token < vocab_size for token in ids):
-            raise self.error(field, f"a token id, or a list of them, from 0 to {vocab_size - 1}")
+            raise self.error(field, f"a token id from 0 to {vocab_size - 1}, or a list of them")
         return ids
 
     # Fields that all decoders share, under their usual names.
@@ -221,35 +226,35 @@ class Config:
     @property
     def layers(self) -> int:
         """Number of layers."""
-        return self.whole("num_hidden_layers", high=MAX_LAYERS)
+        return self.integer("num_hidden_layers", high=MAX_LAYERS)
 
     @property
     def heads(self) -> int:
         """Query heads of a layer."""
-        return self.whole("num_attention_heads", high=MAX_HEADS)
+        return self.integer("num_attention_heads", high=MAX_HEADS)
 
     @property
     def kv_heads(self) -> int:
         """Key-value heads of a layer; as many as query heads by default."""
         heads = self.heads
-        kv_heads = self.whole("num_key_value_heads", default=heads)
+        kv_heads = self.integer("num_key_value_heads", default=heads)
         if heads % kv_heads:
-            raise self.error("num_key_value_heads", f"a divisor of num_attention_heads, {heads}")
+            raise self.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
         return kv_heads
 
     @property
     def head_dim(self) -> int:
         """Width of a head; hidden_size / num_attention_heads by default."""
         if "head_dim" in self:
-            return self.whole("head_dim")
-        hidden, heads = self.whole("hidden_size"), self.heads
+            return self.integer("head_dim")
+        hidden, heads = self.integer("hidden_size"), self.heads
         if hidden % heads:
-            raise self.error("hidden_size", f"a multiple of num_attention_heads, {heads}, or head_dim must be given")
+            raise self.error("hidden_size", f"a multiple of num_attention_heads ({heads}) if head_dim is missing")
         return hidden // heads
 
     def experts(self, field: str, *, default: int | None = None) -> int:
         """Experts of a layer."""
-        return self.whole(field, default=default, high=MAX_EXPERTS)
+        return self.integer(field, default=default, high=MAX_EXPERTS)
 
     @property
     def activation(self) -> Activation:
@@ -282,7 +287,7 @@ def read_json_object(file: Path) -> Json:
     """
     values = read_json(file)
     if not isinstance(values, dict):
-        raise ConfigError(f"{file}: holds {shown(values)}; it must be an object")
+        raise ConfigError(f"{file}: content must be an object, got {shown(values)}")
     return cast("Json", values)
 
 
@@ -295,4 +300,4 @@ def read_json(file: Path) -> object:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: not JSON: {error}") from None
+        raise ConfigError(f"{file}: not valid JSON: {error}") from None

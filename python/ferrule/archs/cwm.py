@@ -24,7 +24,7 @@ def cwm(config: Config) -> ModelSpec:
     return decoder(
         config,
         windows=layer_windows(
-            config, sliding=lambda index: index % 4 != 0, window=config.whole_or_none("sliding_window")
+            config, sliding=lambda index: index % 4 != 0, window=config.integer_or_none("sliding_window")
         ),
         mlp_bias=config.flag("mlp_bias", default=False),
     )

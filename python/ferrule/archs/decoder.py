@@ -103,7 +103,7 @@ def decoder(
     layers = config.layers
     norm = RmsNorm(eps=config.number("rms_norm_eps", default=1e-6)) if norm is None else norm
     if ffn is None:
-        ffn = Dense(config.whole("intermediate_size"), config.activation, bias=mlp_bias)
+        ffn = Dense(config.integer("intermediate_size"), config.activation, bias=mlp_bias)
     ffns = [ffn] * layers if not isinstance(ffn, Sequence) else ffn
     heads_apart = layers * config.heads if qk_norm is not None and qk_norm.over == "each_head" else 0
     _check_separate_tensors(config, sum(each.experts for each in ffns if isinstance(each, Experts)) + heads_apart)
@@ -137,10 +137,10 @@ def decoder(
     on_sum = norm if norms == "sum" else None
     spec = ModelSpec(
         architecture=config.text("model_type"),
-        vocab_size=config.whole("vocab_size"),
-        hidden_size=config.whole("hidden_size"),
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=config.integer("hidden_size"),
         max_position_embeddings=min(
-            (context_length(config, rope) for rope in distinct), default=config.whole("max_position_embeddings")
+            (context_length(config, rope) for rope in distinct), default=config.integer("max_position_embeddings")
         ),
         embedding=Embedding() if embedding is None else embedding,
         ropes=distinct,
@@ -174,7 +174,7 @@ def decoder(
 def _check_separate_tensors(config: Config, count: int) -> None:
     """Refuses models with so many separate expert or head tensors that listing their names takes long."""
     if count > MAX_SEPARATE_TENSORS:
-        limit = f"fewer, or with fewer experts or heads: all layers have {count}, the limit is {MAX_SEPARATE_TENSORS}"
+        limit = f"small enough for at most {MAX_SEPARATE_TENSORS} experts and heads in separate tensors (not {count})"
         raise config.error("num_hidden_layers", limit)
 
 
@@ -183,7 +183,7 @@ def layer_windows(config: Config, *, sliding: Callable[[int], bool], window: int
     layers = config.layers
     types = config.texts("layer_types") or [LAYER_TYPES[sliding(index)] for index in range(layers)]
     if len(types) != layers or any(kind not in LAYER_TYPES for kind in types):
-        raise config.error("layer_types", f"a list of {layers}, each one of {', '.join(LAYER_TYPES)}")
+        raise config.error("layer_types", f"a list of {layers} items, each one of {', '.join(LAYER_TYPES)}")
     if window is None and "sliding_attention" in types:
-        raise config.error("sliding_window", "a whole number, switched on, as the model has sliding layers")
+        raise config.error("sliding_window", "an integer, and enabled, because the model has sliding layers")
     return [window if kind == "sliding_attention" else None for kind in types]

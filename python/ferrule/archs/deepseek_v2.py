@@ -25,8 +25,8 @@ def deepseek_v2(config: Config) -> ModelSpec:
     limited = method == "group_limited_greedy"
     router = Router(
         scale=config.number("routed_scaling_factor", default=1.0),
-        groups=config.whole("n_group") if limited else 1,
-        groups_chosen=config.whole("topk_group") if limited else 1,
+        groups=config.integer("n_group") if limited else 1,
+        groups_chosen=config.integer("topk_group") if limited else 1,
         group_score="max",
     )
     return latent_decoder(config, experts_after_dense(config, routed_experts(config, router)), interleaved=True)

@@ -17,8 +17,8 @@ def dots1(config: Config) -> ModelSpec:
         n_group=1,
         topk_group=1,
     ).with_absent(num_key_value_heads=32, sliding_window=4096)
-    window = config.whole_or_none("sliding_window")
-    first = config.whole("max_window_layers", default=62, low=0)
+    window = config.integer_or_none("sliding_window")
+    first = config.integer("max_window_layers", default=62, low=0)
     bias = config.flag("attention_bias", default=False)
     return decoder(
         config,

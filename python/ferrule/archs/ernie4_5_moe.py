@@ -28,19 +28,19 @@ def ernie4_5_moe(config: Config) -> ModelSpec:
 
 
 def _ffns(config: Config, *, bias: bool) -> list[Ffn]:
-    width = config.whole("moe_intermediate_size", default=1536)
-    shared = config.whole("moe_num_shared_experts", default=2, low=0)
+    width = config.integer("moe_intermediate_size", default=1536)
+    shared = config.integer("moe_num_shared_experts", default=2, low=0)
     experts = Experts(
         experts=config.experts("num_experts", default=64),
-        experts_per_token=config.whole("num_experts_per_tok", default=6),
+        experts_per_token=config.integer("num_experts_per_tok", default=6),
         expert=Dense(width, config.activation),
         router=Router(normalize=True, correction_bias=True),
         shared=Dense(width * shared, config.activation, bias=bias) if shared else None,
     )
-    dense = Dense(config.whole("intermediate_size"), config.activation, bias=bias)
-    first = config.whole("moe_layer_start_index", default=1, low=0, high=MAX_LAYERS)
-    last = config.whole("moe_layer_end_index", default=-1, low=-1, high=MAX_LAYERS)
-    interval = config.whole("moe_layer_interval", default=1)
+    dense = Dense(config.integer("intermediate_size"), config.activation, bias=bias)
+    first = config.integer("moe_layer_start_index", default=1, low=0, high=MAX_LAYERS)
+    last = config.integer("moe_layer_end_index", default=-1, low=-1, high=MAX_LAYERS)
+    interval = config.integer("moe_layer_interval", default=1)
 
     def is_sparse(index: int) -> bool:
         return first <= index and (last == -1 or index <= last) and (index + 1) % interval == 0

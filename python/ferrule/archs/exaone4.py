@@ -29,10 +29,10 @@ def exaone_defaults(config: Config) -> Config:
 
 def exaone_windows(config: Config) -> list[int | None]:
     """Three of four layers have a window if the model has windows."""
-    window = config.whole_or_none("sliding_window")
+    window = config.integer_or_none("sliding_window")
 
     def sliding(index: int) -> bool:
-        return window is not None and (index + 1) % config.whole("sliding_window_pattern", default=4) != 0
+        return window is not None and (index + 1) % config.integer("sliding_window_pattern", default=4) != 0
 
     return layer_windows(config, sliding=sliding, window=window)
 

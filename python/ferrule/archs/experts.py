@@ -14,13 +14,13 @@ EXPERT_MODULES = {
 
 def routed_experts(config: Config, router: Router) -> Experts:
     """Returns experts of `moe_intermediate_size`, and one shared expert as wide as `n_shared_experts` of them."""
-    width = config.whole("moe_intermediate_size")
+    width = config.integer("moe_intermediate_size")
     return Experts(
         experts=config.experts("n_routed_experts"),
-        experts_per_token=config.whole("num_experts_per_tok"),
+        experts_per_token=config.integer("num_experts_per_tok"),
         expert=Dense(width, config.activation),
         router=router,
-        shared=Dense(width * config.whole("n_shared_experts"), config.activation),
+        shared=Dense(width * config.integer("n_shared_experts"), config.activation),
     )
 
 
@@ -31,8 +31,8 @@ def corrected_router(config: Config) -> Router:
         normalize=config.flag("norm_topk_prob", default=True),
         scale=config.number("routed_scaling_factor", default=2.5),
         correction_bias=True,
-        groups=config.whole("n_group", default=8),
-        groups_chosen=config.whole("topk_group", default=4),
+        groups=config.integer("n_group", default=8),
+        groups_chosen=config.integer("topk_group", default=4),
         group_score="top2",
     )
 
@@ -40,8 +40,8 @@ def corrected_router(config: Config) -> Router:
 def experts_after_dense(config: Config, experts: Experts) -> list[Ffn]:
     """Returns the network of each layer: dense in the first `first_k_dense_replace`, then experts."""
     config.require(moe_layer_freq=1)
-    dense = min(config.whole("first_k_dense_replace", low=0), config.layers)
-    first = [Dense(config.whole("intermediate_size"), config.activation)] * dense
+    dense = min(config.integer("first_k_dense_replace", low=0), config.layers)
+    first = [Dense(config.integer("intermediate_size"), config.activation)] * dense
     return [*first, *[experts] * (config.layers - dense)]
 
 
@@ -49,19 +49,19 @@ def experts_by_layer_type(config: Config, experts: Experts) -> list[Ffn]:
     """Returns the network of each layer by `mlp_layer_types`; empty if the field is missing."""
     types = config.texts("mlp_layer_types")
     if types and (len(types) != config.layers or any(kind not in ("dense", "sparse") for kind in types)):
-        raise config.error("mlp_layer_types", f"a list of {config.layers}, each one dense or sparse")
+        raise config.error("mlp_layer_types", f"a list of {config.layers} items, each dense or sparse")
     if all(kind == "sparse" for kind in types):
         return [experts] * len(types)
-    dense = Dense(config.whole("intermediate_size"), config.activation)
+    dense = Dense(config.integer("intermediate_size"), config.activation)
     return [experts if kind == "sparse" else dense for kind in types]
 
 
 def sparse_layers(config: Config, experts: Experts) -> list[Ffn]:
     """Returns the network of each layer: experts in every `decoder_sparse_step`-th, except for `mlp_only_layers`."""
-    step = config.whole("decoder_sparse_step", default=1)
-    dense_layers = set(config.wholes("mlp_only_layers", low=0, high=MAX_LAYERS))
+    step = config.integer("decoder_sparse_step", default=1)
+    dense_layers = set(config.integers("mlp_only_layers", low=0, high=MAX_LAYERS))
     sparse = [(index + 1) % step == 0 and index not in dense_layers for index in range(config.layers)]
     if all(sparse):
         return [experts] * len(sparse)
-    dense = Dense(config.whole("intermediate_size"), config.activation)
+    dense = Dense(config.integer("intermediate_size"), config.activation)
     return [experts if is_sparse else dense for is_sparse in sparse]

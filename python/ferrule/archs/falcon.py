@@ -18,13 +18,13 @@ def falcon(config: Config) -> ModelSpec:
         intermediate_size="ffn_hidden_size",
         hidden_act="activation",
     ).with_defaults(hidden_act="gelu", max_position_embeddings=2048)
-    hidden, width = config.whole("hidden_size"), config.head_dim
+    hidden, width = config.integer("hidden_size"), config.head_dim
     bias = config.flag("bias", default=False)
     grouped = config.flag("new_decoder_architecture", default=False)
     if not grouped:
         single = config.flag("multi_query", default=True)
         config = config.with_values(num_key_value_heads=1 if single else config.heads)
-    norms = config.whole("num_ln_in_parallel_attn", default=2, high=2) if grouped else 1
+    norms = config.integer("num_ln_in_parallel_attn", default=2, high=2) if grouped else 1
     parallel = "one_norm" if norms == 1 else "two_norms"
     alibi = config.flag("alibi", default=False)
     block = "transformer.h.{layer}"
@@ -37,7 +37,7 @@ def falcon(config: Config) -> ModelSpec:
         output_bias=bias,
         # ALiBi biases are scaled like the scores.
         alibi_slopes=[slope * width**-0.5 for slope in alibi_slopes(config.heads)] if alibi else None,
-        ffn=Dense(config.whole("intermediate_size", default=4 * hidden), config.activation, gated=False, bias=bias),
+        ffn=Dense(config.integer("intermediate_size", default=4 * hidden), config.activation, gated=False, bias=bias),
         tied=True,
         modules={
             "embedding": "transformer.word_embeddings",

@@ -11,8 +11,8 @@ def flex_olmo(config: Config) -> ModelSpec:
     config = config.with_defaults(max_position_embeddings=4096, rms_norm_eps=1e-6, rope_theta=5e5)
     experts = Experts(
         experts=config.experts("num_experts", default=7),
-        experts_per_token=config.whole("num_experts_per_tok", default=5),
-        expert=Dense(config.whole("intermediate_size"), config.activation),
+        experts_per_token=config.integer("num_experts_per_tok", default=5),
+        expert=Dense(config.integer("intermediate_size"), config.activation),
         router=Router(normalize=config.flag("norm_topk_prob", default=False)),
     )
     return olmo2(config, ffn=experts)

@@ -16,7 +16,7 @@ def gemma(config: Config) -> ModelSpec:
         norm=gemma_norm(config),
         qkv_bias=bias,
         output_bias=bias,
-        ffn=Dense(config.whole("intermediate_size"), "gelu_tanh" if activation == "gelu" else activation),
+        ffn=Dense(config.integer("intermediate_size"), "gelu_tanh" if activation == "gelu" else activation),
         embedding=gemma_embedding(config),
         tied=True,
     )
@@ -29,4 +29,4 @@ def gemma_norm(config: Config) -> RmsNorm:
 
 def gemma_embedding(config: Config) -> Embedding:
     """Embedding scaled by the square root of the hidden size."""
-    return Embedding(scale=config.whole("hidden_size") ** 0.5)
+    return Embedding(scale=config.integer("hidden_size") ** 0.5)

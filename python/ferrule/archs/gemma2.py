@@ -28,13 +28,13 @@ def gemma2(config: Config, norms: Literal["before", "around"] = "around") -> Mod
         norm=gemma_norm(config),
         norms=norms,
         windows=layer_windows(
-            config, sliding=lambda index: index % 2 == 0, window=config.whole_or_none("sliding_window")
+            config, sliding=lambda index: index % 2 == 0, window=config.integer_or_none("sliding_window")
         ),
         qkv_bias=bias,
         output_bias=bias,
         scale=config.number("query_pre_attn_scalar", default=256.0) ** -0.5,
         softcap=config.number_or_none("attn_logit_softcapping"),
-        ffn=Dense(config.whole("intermediate_size"), activation),
+        ffn=Dense(config.integer("intermediate_size"), activation),
         embedding=gemma_embedding(config),
         head=Head(
             tied=config.flag("tie_word_embeddings", default=True),

@@ -15,11 +15,11 @@ def gemma3(config: Config) -> ModelSpec:
     config = config.with_defaults(head_dim=256, max_position_embeddings=131_072).with_absent(
         num_key_value_heads=4, sliding_window=4096
     )
-    window = config.whole_or_none("sliding_window")
+    window = config.integer_or_none("sliding_window")
     causal = not config.flag("use_bidirectional_attention", default=False)
     if not causal and window is not None:
         window = window // 2 + 1
-    pattern = config.whole("sliding_window_pattern", default=6)
+    pattern = config.integer("sliding_window_pattern", default=6)
     activation = config.activation_named("hidden_activation", default="gelu_pytorch_tanh")
     bias = config.flag("attention_bias", default=False)
     norm = gemma_norm(config)
@@ -33,7 +33,7 @@ def gemma3(config: Config) -> ModelSpec:
         output_bias=bias,
         qk_norm=HeadNorm(norm),
         scale=config.number("query_pre_attn_scalar", default=256.0) ** -0.5,
-        ffn=Dense(config.whole("intermediate_size"), activation),
+        ffn=Dense(config.integer("intermediate_size"), activation),
         embedding=gemma_embedding(config),
         head=Head(
             tied=config.flag("tie_word_embeddings", default=True),

@@ -15,7 +15,7 @@ def glm(
     """`norms` and `modules` are those of `decoder`."""
     config = config.with_defaults(head_dim=128, max_position_embeddings=131_072, rms_norm_eps=1.5625e-7)
     config = config.with_absent(num_key_value_heads=2)
-    intermediate = config.whole("intermediate_size")
+    intermediate = config.integer("intermediate_size")
     gate_up = {"ffn.gate": intermediate, "ffn.up": intermediate}
     return decoder(
         config,

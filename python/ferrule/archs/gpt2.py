@@ -20,7 +20,7 @@ def gpt2(config: Config) -> ModelSpec:
     """Scores may also be divided by the layer number, or not scaled."""
     config = config.spelled(**SPELLINGS).with_defaults(hidden_act="gelu_new", max_position_embeddings=1024)
     config.require(add_cross_attention=False)
-    hidden, layers = config.whole("hidden_size"), config.layers
+    hidden, layers = config.integer("hidden_size"), config.layers
     scale = config.head_dim**-0.5 if config.flag("scale_attn_weights", default=True) else 1.0
     by_layer = config.flag("scale_attn_by_inverse_layer_idx", default=False)
     block = "transformer.h.{layer}"
@@ -31,8 +31,8 @@ def gpt2(config: Config) -> ModelSpec:
         qkv_bias=True,
         output_bias=True,
         scale=[scale / (index + 1) if by_layer else scale for index in range(layers)],
-        ffn=Dense(config.whole("intermediate_size", default=4 * hidden), config.activation, gated=False, bias=True),
-        embedding=Embedding(positions=LearnedPositions(config.whole("max_position_embeddings"))),
+        ffn=Dense(config.integer("intermediate_size", default=4 * hidden), config.activation, gated=False, bias=True),
+        embedding=Embedding(positions=LearnedPositions(config.integer("max_position_embeddings"))),
         tied=True,
         modules={
             "embedding": "transformer.wte",

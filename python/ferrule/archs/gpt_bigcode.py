@@ -12,7 +12,7 @@ def gpt_bigcode(config: Config) -> ModelSpec:
     config = config.spelled(**SPELLINGS)
     config = config.with_defaults(hidden_act="gelu_pytorch_tanh", max_position_embeddings=1024)
     config.require(add_cross_attention=False)
-    hidden, width = config.whole("hidden_size"), config.head_dim
+    hidden, width = config.integer("hidden_size"), config.head_dim
     single = config.flag("multi_query", default=True)
     block = "transformer.h.{layer}"
     return decoder(
@@ -22,8 +22,8 @@ def gpt_bigcode(config: Config) -> ModelSpec:
         qkv_bias=True,
         output_bias=True,
         scale=None if config.flag("scale_attn_weights", default=True) else 1.0,
-        ffn=Dense(config.whole("intermediate_size", default=4 * hidden), config.activation, gated=False, bias=True),
-        embedding=Embedding(positions=LearnedPositions(config.whole("max_position_embeddings"))),
+        ffn=Dense(config.integer("intermediate_size", default=4 * hidden), config.activation, gated=False, bias=True),
+        embedding=Embedding(positions=LearnedPositions(config.integer("max_position_embeddings"))),
         tied=True,
         modules={
             "embedding": "transformer.wte",

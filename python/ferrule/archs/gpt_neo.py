@@ -14,7 +14,7 @@ def gpt_neo(config: Config) -> ModelSpec:
     config = config.spelled(
         num_hidden_layers="num_layers", num_attention_heads="num_heads", hidden_act="activation_function"
     ).with_defaults(hidden_act="gelu_new", max_position_embeddings=2048)
-    hidden, window = config.whole("hidden_size"), config.whole("window_size", default=256)
+    hidden, window = config.integer("hidden_size"), config.integer("window_size", default=256)
     block = "transformer.h.{layer}"
     return decoder(
         config.without("num_key_value_heads"),
@@ -23,8 +23,8 @@ def gpt_neo(config: Config) -> ModelSpec:
         rotated=False,
         output_bias=True,
         scale=1.0,
-        ffn=Dense(config.whole("intermediate_size", default=4 * hidden), config.activation, gated=False, bias=True),
-        embedding=Embedding(positions=LearnedPositions(config.whole("max_position_embeddings"))),
+        ffn=Dense(config.integer("intermediate_size", default=4 * hidden), config.activation, gated=False, bias=True),
+        embedding=Embedding(positions=LearnedPositions(config.integer("max_position_embeddings"))),
         tied=True,
         modules={
             "embedding": "transformer.wte",
@@ -54,5 +54,7 @@ def _types(config: Config) -> list[str]:
             case _:
                 types.append("")
     if len(types) != layers or any(kind not in TYPES for kind in types):
-        raise config.error("attention_types", f"lists of {' and '.join(TYPES)} with their repeats, for {layers} layers")
+        raise config.error(
+            "attention_types", f"lists of {' and '.join(TYPES)} with their repeats, for {layers} layers in all"
+        )
     return types

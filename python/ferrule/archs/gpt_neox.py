@@ -21,7 +21,7 @@ def gpt_neox(config: Config) -> ModelSpec:
         partial_rotary=0.25,
         qkv_bias=bias,
         output_bias=bias,
-        ffn=Dense(config.whole("intermediate_size"), config.activation, gated=False, bias=True),
+        ffn=Dense(config.integer("intermediate_size"), config.activation, gated=False, bias=True),
         modules={
             "embedding": "gpt_neox.embed_in",
             "attention_norm": f"{block}.input_layernorm",

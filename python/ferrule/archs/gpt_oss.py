@@ -26,15 +26,15 @@ def gpt_oss(config: Config) -> ModelSpec:
     return decoder(
         config,
         windows=layer_windows(
-            config, sliding=lambda index: index % 2 == 0, window=config.whole_or_none("sliding_window")
+            config, sliding=lambda index: index % 2 == 0, window=config.integer_or_none("sliding_window")
         ),
         qkv_bias=bias,
         output_bias=bias,
         sinks=True,
         ffn=Experts(
             experts=experts,
-            experts_per_token=config.whole("num_experts_per_tok", default=4),
-            expert=Dense(config.whole("intermediate_size"), bias=True, clamp=clamp),
+            experts_per_token=config.integer("num_experts_per_tok", default=4),
+            expert=Dense(config.integer("intermediate_size"), bias=True, clamp=clamp),
             router=Router(scoring="softmax_of_chosen", bias=True),
         ),
         modules={

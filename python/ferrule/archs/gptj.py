@@ -12,8 +12,8 @@ from ferrule.archs.tensors import Fused
 def gptj(config: Config, projections: Mapping[str, Fused] | None = None) -> ModelSpec:
     """`rotary_dim` elements of each head are rotated. `projections` overrides the query, key and value modules."""
     config = config.spelled(**SPELLINGS).with_defaults(hidden_act="gelu_new", max_position_embeddings=2048)
-    hidden = config.whole("hidden_size")
-    rotary_dim = config.with_defaults(rotary_dim=64).whole("rotary_dim", low=2, high=config.head_dim)
+    hidden = config.integer("hidden_size")
+    rotary_dim = config.with_defaults(rotary_dim=64).integer("rotary_dim", low=2, high=config.head_dim)
     block = "transformer.h.{layer}"
     return decoder(
         config,
@@ -21,7 +21,7 @@ def gptj(config: Config, projections: Mapping[str, Fused] | None = None) -> Mode
         parallel="one_norm",
         rotary_dim=rotary_dim,
         interleaved=True,
-        ffn=Dense(config.whole("intermediate_size", default=4 * hidden), config.activation, gated=False, bias=True),
+        ffn=Dense(config.integer("intermediate_size", default=4 * hidden), config.activation, gated=False, bias=True),
         head=Head(tied=config.flag("tie_word_embeddings", default=False), bias=True),
         modules={
             "embedding": "transformer.wte",

@@ -13,14 +13,14 @@ def granitemoe(
 ) -> ModelSpec:
     """`shared` is the shared expert of the granitemoeshared family, `modules` its module names."""
     config.require(mlp_bias=False)
-    intermediate, experts = config.whole("intermediate_size"), config.experts("num_local_experts", default=8)
+    intermediate, experts = config.integer("intermediate_size"), config.experts("num_local_experts", default=8)
     block = "model.layers.{layer}.block_sparse_moe"
     gate_up = {"ffn.experts.gate.weight": intermediate, "ffn.experts.up.weight": intermediate}
     return granite(
         config,
         ffn=Experts(
             experts=experts,
-            experts_per_token=config.whole("num_experts_per_tok", default=2),
+            experts_per_token=config.integer("num_experts_per_tok", default=2),
             expert=Dense(intermediate, config.activation),
             router=Router(scoring="softmax_of_chosen"),
             shared=shared,

@@ -8,7 +8,7 @@ from ferrule.archs.tensors import fused
 
 def granitemoeshared(config: Config) -> ModelSpec:
     """There is no shared expert if `shared_intermediate_size` is 0."""
-    width = config.whole("shared_intermediate_size", default=0, low=0)
+    width = config.integer("shared_intermediate_size", default=0, low=0)
     if not width:
         return granitemoe(config)
     block = "model.layers.{layer}.shared_mlp"

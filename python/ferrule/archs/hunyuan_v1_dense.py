@@ -49,6 +49,6 @@ def _rope(config: Config) -> Rope:
         return read_rope(config, width)
     theta, exponent = rope_theta(config, parameters), width / (width - 2)
     if math.log(theta) + exponent * math.log(alpha) > LARGEST_LOG:
-        raise parameters.error("alpha", "small enough for the base of the rotation to be finite")
+        raise parameters.error("alpha", "small enough for the RoPE base to be finite")
     plain = read_rope(config.with_values(rope_scaling={"rope_theta": theta}), width)
     return replace(plain, theta=theta * alpha**exponent)

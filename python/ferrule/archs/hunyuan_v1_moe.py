@@ -22,7 +22,7 @@ def hunyuan_v1_moe(config: Config) -> ModelSpec:
 
 
 def _ffns(config: Config) -> list[Ffn]:
-    dense = Dense(config.whole("intermediate_size"), config.activation)
+    dense = Dense(config.integer("intermediate_size"), config.activation)
     counts = zip(_by_layer(config, "num_experts"), _by_layer(config, "num_experts_per_tok"), strict=True)
     return [
         Experts(experts, chosen, expert=dense, router=Router(normalize=True), shared=dense)
@@ -33,7 +33,7 @@ def _ffns(config: Config) -> list[Ffn]:
 def _by_layer(config: Config, field: str) -> list[int]:
     if not isinstance(config.values.get(field), list):
         return [config.experts(field, default=1)] * config.layers
-    numbers = config.wholes(field, low=1, high=MAX_EXPERTS)
+    numbers = config.integers(field, low=1, high=MAX_EXPERTS)
     if len(numbers) != config.layers:
-        raise config.error(field, f"a whole number, or a list of {config.layers}")
+        raise config.error(field, f"an integer, or a list of {config.layers} integers")
     return numbers

@@ -15,5 +15,5 @@ def jais2(config: Config) -> ModelSpec:
         norm=LayerNorm(config.number("layer_norm_eps", default=1e-5)),
         qkv_bias=bias,
         output_bias=bias,
-        ffn=Dense(config.whole("intermediate_size"), config.activation, gated=False, bias=mlp_bias),
+        ffn=Dense(config.integer("intermediate_size"), config.activation, gated=False, bias=mlp_bias),
     )

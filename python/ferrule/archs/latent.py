@@ -18,11 +18,11 @@ def latent_decoder(config: Config, ffn: Ffn | Sequence[Ffn], *, interleaved: boo
     """Returns the spec of a decoder with latent attention; `switches` are those of `decoder`."""
     config.require(mlp_bias=False)
     projections = LatentProjections(
-        query_rank=config.whole_or_none("q_lora_rank"),
-        kv_rank=config.whole("kv_lora_rank", default=512),
-        nope_dim=config.whole("qk_nope_head_dim", default=128),
-        rope_dim=config.whole("qk_rope_head_dim", default=64),
-        value_dim=config.whole("v_head_dim", default=128),
+        query_rank=config.integer_or_none("q_lora_rank"),
+        kv_rank=config.integer("kv_lora_rank", default=512),
+        nope_dim=config.integer("qk_nope_head_dim", default=128),
+        rope_dim=config.integer("qk_rope_head_dim", default=64),
+        value_dim=config.integer("v_head_dim", default=128),
         norm=RmsNorm(LATENT_EPS),
         bias=config.flag("attention_bias", default=False),
     )

@@ -15,12 +15,12 @@ def minicpm3(config: Config) -> ModelSpec:
         qk_rope_head_dim=32,
         tie_word_embeddings=True,
     ).with_absent(q_lora_rank=768, num_key_value_heads=40, scale_depth=1.4, dim_model_base=256)
-    hidden = config.whole("hidden_size")
+    hidden = config.integer("hidden_size")
     depth = config.number("scale_depth", default=config.layers**0.5)
     return latent_decoder(
         # The file's head_dim is the rotated width of a head, or is missing.
         config.with_defaults(v_head_dim=config.without("head_dim").head_dim),
-        Dense(config.whole("intermediate_size"), config.activation),
+        Dense(config.integer("intermediate_size"), config.activation),
         interleaved=False,
         residual_scale=depth / config.layers**0.5,
         embedding=Embedding(scale=config.number("scale_emb", default=12.0)),

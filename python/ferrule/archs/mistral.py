@@ -10,4 +10,4 @@ def mistral(config: Config) -> ModelSpec:
     config = config.with_defaults(max_position_embeddings=131_072).with_absent(
         num_key_value_heads=8, sliding_window=4096
     )
-    return decoder(config, windows=[config.whole_or_none("sliding_window")] * config.layers)
+    return decoder(config, windows=[config.integer_or_none("sliding_window")] * config.layers)

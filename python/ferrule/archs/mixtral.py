@@ -12,11 +12,11 @@ def mixtral(config: Config) -> ModelSpec:
     block = "model.layers.{layer}.block_sparse_moe"
     return decoder(
         config,
-        windows=[config.whole_or_none("sliding_window")] * config.layers,
+        windows=[config.integer_or_none("sliding_window")] * config.layers,
         ffn=Experts(
             experts=config.experts("num_local_experts", default=8),
-            experts_per_token=config.whole("num_experts_per_tok", default=2),
-            expert=Dense(config.whole("intermediate_size"), config.activation),
+            experts_per_token=config.integer("num_experts_per_tok", default=2),
+            expert=Dense(config.integer("intermediate_size"), config.activation),
             router=Router(normalize=True),
         ),
         modules={

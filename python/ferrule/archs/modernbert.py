@@ -15,9 +15,9 @@ from ferrule.archs.tensors import fused, tensors_named
 def modernbert(config: Config) -> ModelSpec:
     """Every third layer uses full attention; the first has no attention norm, since the embedding has one."""
     config = config.with_defaults(max_position_embeddings=8192)
-    hidden, inner = config.whole("hidden_size"), config.whole("intermediate_size")
+    hidden, inner = config.integer("hidden_size"), config.integer("intermediate_size")
     bias = config.flag("attention_bias", default=False)
-    every = config.whole("global_attn_every_n_layers", default=3)
+    every = config.integer("global_attn_every_n_layers", default=3)
     norm = _norm(config)
     ffn_bias = config.flag("mlp_bias", default=False)
     block = "model.layers.{layer}"
@@ -27,7 +27,7 @@ def modernbert(config: Config) -> ModelSpec:
         windows=layer_windows(
             config,
             sliding=lambda index: index % every != 0,
-            window=config.whole("local_attention", default=128) // 2 + 1,  # on either side, own token included
+            window=config.integer("local_attention", default=128) // 2 + 1,  # on either side, own token included
         ),
         rope_of=partial(_rope, config),
         qkv_bias=bias,

@@ -22,7 +22,7 @@ def mpt(config: Config) -> ModelSpec:
     attention.require(
         attn_type="multihead_attention", alibi=True, rope=False, qk_ln=False, qk_gn=False, prefix_lm=False
     )
-    hidden = config.whole("hidden_size")
+    hidden = config.integer("hidden_size")
     block = "transformer.blocks.{layer}"
     return decoder(
         config,

@@ -16,5 +16,5 @@ def nemotron(config: Config) -> ModelSpec:
         partial_rotary=0.5,
         qkv_bias=bias,
         output_bias=bias,
-        ffn=Dense(config.whole("intermediate_size"), config.activation, gated=False, bias=mlp_bias),
+        ffn=Dense(config.integer("intermediate_size"), config.activation, gated=False, bias=mlp_bias),
     )

@@ -13,7 +13,7 @@ def olmo3(config: Config) -> ModelSpec:
     return olmo2(
         config,
         windows=layer_windows(
-            config, sliding=lambda index: (index + 1) % 4 != 0, window=config.whole_or_none("sliding_window")
+            config, sliding=lambda index: (index + 1) % 4 != 0, window=config.integer_or_none("sliding_window")
         ),
         rope_of=lambda layer_type: _rope(config, layer_type),
     )

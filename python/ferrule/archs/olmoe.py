@@ -18,8 +18,8 @@ def olmoe(config: Config) -> ModelSpec:
         clip=config.number_or_none("clip_qkv"),
         ffn=Experts(
             experts=config.experts("num_experts", default=64),
-            experts_per_token=config.whole("num_experts_per_tok", default=8),
-            expert=Dense(config.whole("intermediate_size"), config.activation),
+            experts_per_token=config.integer("num_experts_per_tok", default=8),
+            expert=Dense(config.integer("intermediate_size"), config.activation),
             router=Router(normalize=config.flag("norm_topk_prob", default=False)),
         ),
     )

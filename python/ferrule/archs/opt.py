@@ -14,8 +14,8 @@ def opt(config: Config) -> ModelSpec:
     affine = config.flag("layer_norm_elementwise_affine", default=True)
     bias = config.flag("enable_bias", default=True)
     before = config.flag("do_layer_norm_before", default=True)
-    width = config.whole("word_embed_proj_dim", default=config.whole("hidden_size"))
-    positions = LearnedPositions(config.whole("max_position_embeddings") + OFFSET, OFFSET)
+    width = config.integer("word_embed_proj_dim", default=config.integer("hidden_size"))
+    positions = LearnedPositions(config.integer("max_position_embeddings") + OFFSET, OFFSET)
     base, block = "model.decoder", "model.decoder.layers.{layer}"
     return decoder(
         config,
@@ -24,8 +24,8 @@ def opt(config: Config) -> ModelSpec:
         rotated=False,
         qkv_bias=bias,
         output_bias=bias,
-        ffn=Dense(config.whole("intermediate_size"), config.activation, gated=False, bias=bias),
-        embedding=Embedding(width=None if width == config.whole("hidden_size") else width, positions=positions),
+        ffn=Dense(config.integer("intermediate_size"), config.activation, gated=False, bias=bias),
+        embedding=Embedding(width=None if width == config.integer("hidden_size") else width, positions=positions),
         final_norm=before and not config.flag("_remove_final_layer_norm", default=False),
         tied=True,
         modules={

@@ -19,7 +19,7 @@ def persimmon(config: Config) -> ModelSpec:
         qkv_bias=True,
         output_bias=True,
         qk_norm=HeadNorm(norm) if config.flag("qk_layernorm", default=True) else None,
-        ffn=Dense(config.whole("intermediate_size"), config.activation, gated=False, bias=True),
+        ffn=Dense(config.integer("intermediate_size"), config.activation, gated=False, bias=True),
         modules={
             **fused(
                 f"{block}.self_attn.query_key_value",

@@ -18,7 +18,7 @@ def phi(config: Config) -> ModelSpec:
         qkv_bias=True,
         output_bias=True,
         qk_norm=HeadNorm(norm) if config.flag("qk_layernorm", default=False) else None,
-        ffn=Dense(config.whole("intermediate_size"), config.activation, gated=False, bias=True),
+        ffn=Dense(config.integer("intermediate_size"), config.activation, gated=False, bias=True),
         head=Head(tied=config.flag("tie_word_embeddings", default=False), bias=True),
         modules={
             "attention.output": f"{block}.self_attn.dense",

@@ -14,12 +14,12 @@ def phi3(config: Config) -> ModelSpec:
     parameters = rope_parameters(config)
     for field in ("rope_type", "type"):
         if parameters.values.get(field) == "yarn":
-            raise parameters.unsupported(field, "default or longrope: it is not clear what yarn means here")
+            raise parameters.unsupported(field, "default or longrope")
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    intermediate = config.whole("intermediate_size")
+    intermediate = config.integer("intermediate_size")
     return decoder(
         config,
-        windows=[config.whole_or_none("sliding_window")] * config.layers,
+        windows=[config.integer_or_none("sliding_window")] * config.layers,
         partial_rotary=1.0,
         modules={
             **fused(

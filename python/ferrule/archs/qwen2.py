@@ -14,6 +14,6 @@ def qwen2(config: Config) -> ModelSpec:
 def qwen_windows(config: Config) -> list[int | None]:
     """Returns the window of each layer; old files have windows from layer `max_window_layers` on."""
     switched = config.flag("use_sliding_window", default=False)
-    window = config.with_absent(sliding_window=4096).whole_or_none("sliding_window") if switched else None
-    first = config.whole("max_window_layers", default=28, low=0)
+    window = config.with_absent(sliding_window=4096).integer_or_none("sliding_window") if switched else None
+    first = config.integer("max_window_layers", default=28, low=0)
     return layer_windows(config, sliding=lambda index: window is not None and index >= first, window=window)

@@ -12,14 +12,14 @@ def qwen2_moe(config: Config) -> ModelSpec:
         num_key_value_heads=16, sliding_window=4096
     )
     switched = config.flag("use_sliding_window", default=False)
-    window = config.whole_or_none("sliding_window") if switched else None
-    end = config.whole("max_window_layers", default=28, low=0)
+    window = config.integer_or_none("sliding_window") if switched else None
+    end = config.integer("max_window_layers", default=28, low=0)
     experts = Experts(
         experts=config.experts("num_experts", default=60),
-        experts_per_token=config.whole("num_experts_per_tok", default=4),
-        expert=Dense(config.whole("moe_intermediate_size", default=1408), config.activation),
+        experts_per_token=config.integer("num_experts_per_tok", default=4),
+        expert=Dense(config.integer("moe_intermediate_size", default=1408), config.activation),
         router=Router(normalize=config.flag("norm_topk_prob", default=False)),
-        shared=Dense(config.whole("shared_expert_intermediate_size", default=5632), config.activation),
+        shared=Dense(config.integer("shared_expert_intermediate_size", default=5632), config.activation),
         shared_gate=True,
     )
     return decoder(

@@ -14,12 +14,12 @@ def qwen3_moe(config: Config, modules: Mapping[str, str | Fused] | None = None) 
     config = config.spelled(num_experts="num_local_experts").with_defaults(max_position_embeddings=32_768)
     config = config.with_absent(num_key_value_heads=4, sliding_window=4096)
     switched = config.flag("use_sliding_window", default=False)
-    window = config.whole_or_none("sliding_window") if switched else None
+    window = config.integer_or_none("sliding_window") if switched else None
     bias = config.flag("attention_bias", default=False)
     experts = Experts(
         experts=config.experts("num_experts", default=128),
-        experts_per_token=config.whole("num_experts_per_tok", default=8),
-        expert=Dense(config.whole("moe_intermediate_size", default=768), config.activation),
+        experts_per_token=config.integer("num_experts_per_tok", default=8),
+        expert=Dense(config.integer("moe_intermediate_size", default=768), config.activation),
         router=Router(normalize=config.flag("norm_topk_prob", default=False)),
     )
     return decoder(

@@ -34,7 +34,7 @@ def qwen3_vl_moe(config: Config) -> ModelSpec:
         rope_theta=5e5,
     )
     config.require(norm_topk_prob=True)
-    experts, intermediate = config.experts("num_experts"), config.whole("moe_intermediate_size")
+    experts, intermediate = config.experts("num_experts"), config.integer("moe_intermediate_size")
     gate_up = {"ffn.experts.gate.weight": intermediate, "ffn.experts.up.weight": intermediate}
     block = "model.layers.{layer}.mlp.experts"
     return qwen3_moe(

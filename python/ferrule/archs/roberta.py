@@ -8,7 +8,7 @@ from ferrule.archs.spec import Classifier, ModelSpec
 
 def roberta(config: Config) -> ModelSpec:
     """Position row `pad_token_id` is for padding; the first token has the next row."""
-    return bert_like(config, base="roberta", first_position=config.whole("pad_token_id", default=1, low=0) + 1)
+    return bert_like(config, base="roberta", first_position=config.integer("pad_token_id", default=1, low=0) + 1)
 
 
 def roberta_classifier(config: Config) -> Classified:

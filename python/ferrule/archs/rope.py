@@ -47,11 +47,11 @@ def read_rope(
     source = parameters if "partial_rotary_factor" in parameters else config
     factor = source.number("partial_rotary_factor", default=1.0 if partial is None else partial)
     if factor > 1 or (partial is None and factor != 1):
-        limit = "at most 1" if partial is not None else "1, as this architecture rotates whole heads"
+        limit = "at most 1" if partial is not None else "1 in this architecture, which rotates whole heads"
         raise source.error("partial_rotary_factor", limit)
     field, rotary_dim = ("head_dim", int(head_dim * factor)) if rotary_dim is None else ("rotary_dim", rotary_dim)
     if rotary_dim % 2 or not rotary_dim:
-        raise config.error(field, f"such that an even number of elements is rotated, not {rotary_dim}")
+        raise config.error(field, f"such that an even number of elements is rotated (not {rotary_dim})")
     return Rope(
         theta=rope_theta(config, parameters),
         rotary_dim=rotary_dim,
@@ -67,7 +67,7 @@ def rope_parameters(config: Config, layer_type: str | None = None) -> Config:
     if not by_layer_type or layer_type is None:
         return parameters
     if layer_type not in parameters:
-        raise parameters.error(layer_type, "an object, as the model has layers of this type")
+        raise parameters.error(layer_type, "an object, because the model has layers of this type")
     return parameters.inner(layer_type)
 
 
@@ -83,7 +83,7 @@ def context_length(config: Config, rope: Rope) -> int:
     max_position_embeddings is the extended length for linear and llama3 scaling, the original one for dynamic scaling,
     and either for YaRN.
     """
-    positions = config.whole("max_position_embeddings")
+    positions = config.integer("max_position_embeddings")
     # The product is capped: a factor may be so large that it is infinite.
     match rope.scaling:
         case DynamicScaling(factor=factor):
@@ -119,14 +119,14 @@ def _dynamic(config: Config, parameters: Config) -> Scaling:
     # Only this scaling takes the original length from max_position_embeddings.
     return DynamicScaling(
         factor=parameters.number("factor", low=1.0),
-        original_max_position_embeddings=config.whole("max_position_embeddings"),
+        original_max_position_embeddings=config.integer("max_position_embeddings"),
     )
 
 
 def _yarn(config: Config, parameters: Config) -> Scaling:
     original = _original_length(config, parameters)
     # DeepSeek omits the factor; the default is the ratio of the lengths.
-    factor = parameters.number("factor", default=config.whole("max_position_embeddings") / original)
+    factor = parameters.number("factor", default=config.integer("max_position_embeddings") / original)
     if "attention_factor" in parameters:
         attention = parameters.number("attention_factor")
     elif _given_number(parameters, "mscale") and _given_number(parameters, "mscale_all_dim"):
@@ -135,7 +135,7 @@ def _yarn(config: Config, parameters: Config) -> Scaling:
         )
         if not (math.isfinite(attention) and attention > 0):
             raise parameters.error(
-                "mscale", f"such that the factor on attention is finite and above 0, not {attention:g}"
+                "mscale", f"such that the attention factor is finite and above 0 (not {attention:g})"
             )
     else:
         attention = yarn_mscale(factor, 1.0)
@@ -143,7 +143,7 @@ def _yarn(config: Config, parameters: Config) -> Scaling:
     slow = parameters.number("beta_slow", default=1.0, low=0.0) or 1.0
     fast = parameters.number("beta_fast", default=32.0, low=0.0) or 32.0
     if fast < slow:
-        raise parameters.error("beta_fast", f"at least beta_slow, {slow:g}")
+        raise parameters.error("beta_fast", f"at least beta_slow ({slow:g})")
     return YarnScaling(
         factor=factor,
         original_max_position_embeddings=original,
@@ -168,7 +168,7 @@ def _llama3(config: Config, parameters: Config) -> Scaling:
     low = parameters.number("low_freq_factor")
     high = parameters.number("high_freq_factor")
     if high <= low:
-        raise parameters.error("high_freq_factor", f"above low_freq_factor, {low:g}")
+        raise parameters.error("high_freq_factor", f"above low_freq_factor ({low:g})")
     return Llama3Scaling(
         factor=parameters.number("factor"),
         low_freq_factor=low,
@@ -179,7 +179,7 @@ def _llama3(config: Config, parameters: Config) -> Scaling:
 
 def _longrope(config: Config, parameters: Config) -> Scaling:
     original = _original_length(config, parameters)
-    stretched = config.whole("max_position_embeddings") / original
+    stretched = config.integer("max_position_embeddings") / original
     factor = parameters.number("factor", default=stretched)
     natural = 1.0 if factor <= 1 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return LongRopeScaling(
@@ -192,8 +192,8 @@ def _longrope(config: Config, parameters: Config) -> Scaling:
 
 def _original_length(config: Config, parameters: Config) -> int:
     if ORIGINAL_LENGTH in config:  # Phi-3 and others keep it beside the sizes
-        return config.whole(ORIGINAL_LENGTH)
-    return parameters.whole(ORIGINAL_LENGTH, default=config.whole("max_position_embeddings"))
+        return config.integer(ORIGINAL_LENGTH)
+    return parameters.integer(ORIGINAL_LENGTH, default=config.integer("max_position_embeddings"))
 
 
 _SCALINGS: dict[str, Callable[[Config, Config], Scaling]] = {

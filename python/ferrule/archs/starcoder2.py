@@ -9,7 +9,7 @@ def starcoder2(config: Config) -> ModelSpec:
     """A null or missing `sliding_window` means full attention."""
     config = config.with_defaults(hidden_act="gelu_pytorch_tanh", num_key_value_heads=2, max_position_embeddings=4096)
     bias = config.flag("use_bias", default=True)
-    window = config.whole("sliding_window") if "sliding_window" in config else None
+    window = config.integer("sliding_window") if "sliding_window" in config else None
     block = "model.layers.{layer}"
     return decoder(
         config,
@@ -17,7 +17,7 @@ def starcoder2(config: Config) -> ModelSpec:
         windows=[window] * config.layers,
         qkv_bias=bias,
         output_bias=bias,
-        ffn=Dense(config.whole("intermediate_size"), config.activation, gated=False, bias=bias),
+        ffn=Dense(config.integer("intermediate_size"), config.activation, gated=False, bias=bias),
         tied=True,
         modules={"ffn.up": f"{block}.mlp.c_fc", "ffn.down": f"{block}.mlp.c_proj"},
     )

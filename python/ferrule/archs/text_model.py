@@ -38,7 +38,7 @@ def text_config(config: Config) -> Config:
     Raises UnsupportedModelError for a model whose text model does not run alone.
     """
     if config.values.get("model_type") == "paligemma":
-        raise config.unsupported("model_type", "that of a model with causal attention over the prompt")
+        raise config.unsupported("model_type", "the type of a model with causal attention over the prompt")
     half = config.inner("text_config")
     # `architectures` in there may name the class of the whole model.
     half = half.without("architectures") if "model_type" in half else half.with_defaults(model_type="llama")

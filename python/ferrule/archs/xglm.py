@@ -20,9 +20,9 @@ def xglm(config: Config) -> ModelSpec:
     ).with_defaults(hidden_act="gelu", max_position_embeddings=2048)
     config.require(add_cross_attention=False)
     # The padding token's position row is zero, so padding must precede the first position.
-    if config.whole("pad_token_id", default=1, low=0) >= OFFSET:
+    if config.integer("pad_token_id", default=1, low=0) >= OFFSET:
         raise config.unsupported("pad_token_id", f"below {OFFSET}")
-    config.whole("max_position_embeddings", high=MAX_POSITIONS)
+    config.integer("max_position_embeddings", high=MAX_POSITIONS)
     scaled = config.flag("scale_embedding", default=True)
     block = "model.layers.{layer}"
     return decoder(
@@ -31,9 +31,9 @@ def xglm(config: Config) -> ModelSpec:
         rotated=False,
         qkv_bias=True,
         output_bias=True,
-        ffn=Dense(config.whole("intermediate_size"), config.activation, gated=False, bias=True),
+        ffn=Dense(config.integer("intermediate_size"), config.activation, gated=False, bias=True),
         embedding=Embedding(
-            scale=config.whole("hidden_size") ** 0.5 if scaled else 1.0, positions=SinusoidalPositions(OFFSET)
+            scale=config.integer("hidden_size") ** 0.5 if scaled else 1.0, positions=SinusoidalPositions(OFFSET)
         ),
         tied=True,
         modules={

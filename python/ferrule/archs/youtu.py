@@ -10,5 +10,5 @@ def youtu(config: Config) -> ModelSpec:
     config = config.with_defaults(max_position_embeddings=131_072, tie_word_embeddings=True).with_absent(
         q_lora_rank=1536, num_key_value_heads=16
     )
-    dense = Dense(config.whole("intermediate_size"), config.activation)
+    dense = Dense(config.integer("intermediate_size"), config.activation)
     return latent_decoder(config, dense, interleaved=config.flag("rope_interleave", default=True))

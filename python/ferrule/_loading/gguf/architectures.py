@@ -57,16 +57,16 @@ def sliding(file: GgufFile, config: Config, every: int, *, first: bool = False) 
     The full-attention layer is the last of `every` layers, or the first; with 0 all layers have the window.
     """
     metadata, key = file.metadata, file.key("attention.sliding_window_pattern")
-    window = metadata.whole(file.key("attention.sliding_window"), default=0, low=0)
+    window = metadata.integer(file.key("attention.sliding_window"), default=0, low=0)
     layers = config.layers
     value: object = metadata.values.get(key)
     if isinstance(value, list):
         pattern = cast("list[object]", value)
         if len(pattern) < layers or any(not isinstance(each, (bool, int)) for each in pattern):
-            raise metadata.error(key, f"a whole number, or a list of {layers}, true for layers that have a window")
+            raise metadata.error(key, f"an integer, or a list of {layers} items that are true for layers with a window")
         has = [bool(each) for each in pattern[:layers]]
     else:
-        every = metadata.whole(key, default=every, low=0)
+        every = metadata.integer(key, default=every, low=0)
         has = [every == 0 or (index % every != 0 if first else index % every < every - 1) for index in range(layers)]
     kinds = ["sliding_attention" if each and window else "full_attention" for each in has]
     return {"sliding_window": window or None, "layer_types": kinds}
@@ -77,7 +77,7 @@ def same_base(file: GgufFile) -> None:
     for name in ("rope.freq_base", "rope.dimension_count"):
         own = file.metadata.values.get(file.key(f"{name}_swa"))
         if own is not None and own != file.metadata.values.get(file.key(name)):
-            raise file.metadata.unsupported(file.key(f"{name}_swa"), f"that of the other layers ({name})")
+            raise file.metadata.unsupported(file.key(f"{name}_swa"), f"equal to {name}, the value of the other layers")
 
 
 def _llama(file: GgufFile, config: Config) -> dict[str, Any]:
@@ -97,12 +97,12 @@ def _seed_oss(file: GgufFile, config: Config) -> dict[str, Any]:
 def _gemma2(file: GgufFile, config: Config) -> dict[str, Any]:
     same_base(file)
     # Only the 27B model scales scores by another width than that of its heads.
-    widths = config.head_dim if config.layers != 46 else config.whole("hidden_size") // config.heads
+    widths = config.head_dim if config.layers != 46 else config.integer("hidden_size") // config.heads
     return {**sliding(file, config, 2), "query_pre_attn_scalar": widths}
 
 
 def _gemma3(file: GgufFile, config: Config) -> dict[str, Any]:
-    width = config.head_dim if config.layers != 62 else config.whole("hidden_size") // config.heads
+    width = config.head_dim if config.layers != 62 else config.integer("hidden_size") // config.heads
     return {
         **sliding(file, config, 6),
         "query_pre_attn_scalar": width,
@@ -111,7 +111,7 @@ def _gemma3(file: GgufFile, config: Config) -> dict[str, Any]:
 
 
 def _phi3(file: GgufFile, config: Config) -> dict[str, Any]:
-    return {"sliding_window": file.metadata.whole(file.key("attention.sliding_window"), default=0, low=0) or None}
+    return {"sliding_window": file.metadata.integer(file.key("attention.sliding_window"), default=0, low=0) or None}
 
 
 def _mpt(file: GgufFile, config: Config) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _starcoder(file: GgufFile, config: Config) -> dict[str, Any]:
 
 
 def _starcoder2(file: GgufFile, config: Config) -> dict[str, Any]:
-    window = file.metadata.whole(file.key("attention.sliding_window"), default=0, low=0)
+    window = file.metadata.integer(file.key("attention.sliding_window"), default=0, low=0)
     return {"use_bias": "attn_q.bias" in file.in_layers, "sliding_window": window or None}
 
 
@@ -181,9 +181,9 @@ def _granite(file: GgufFile, config: Config) -> dict[str, Any]:
 
 def _gpt_oss(file: GgufFile, config: Config) -> dict[str, Any]:
     same_base(file)
-    if config.whole("moe_intermediate_size") != config.whole("intermediate_size"):
+    if config.integer("moe_intermediate_size") != config.integer("intermediate_size"):
         # Converters write the experts' width twice.
-        return {"intermediate_size": config.whole("moe_intermediate_size"), **sliding(file, config, 2)}
+        return {"intermediate_size": config.integer("moe_intermediate_size"), **sliding(file, config, 2)}
     return sliding(file, config, 2)
 
 
@@ -203,7 +203,7 @@ GATING = {0: None, 1: "softmax", 2: "sigmoid"}
 def gating(file: GgufFile, default: str) -> str:
     """Returns the router's score function."""
     key = file.key("expert_gating_func")
-    number = file.metadata.whole(key, default=0, low=0)
+    number = file.metadata.integer(key, default=0, low=0)
     if number not in GATING:
         raise file.metadata.unsupported(key, "1 (softmax) or 2 (sigmoid)")
     return GATING[number] or default
@@ -226,18 +226,18 @@ def _deepseek2(file: GgufFile, config: Config) -> dict[str, Any]:
     Newer files store the widths of the latent under the keys that held the heads' widths in older files.
     """
     metadata = file.metadata
-    rope_dim = metadata.whole(file.key("rope.dimension_count"))
-    whole = file.key("attention.key_length_mla")
-    whole = whole if whole in metadata else file.key("attention.key_length")
+    rope_dim = metadata.integer(file.key("rope.dimension_count"))
+    width_key = file.key("attention.key_length_mla")
+    width_key = width_key if width_key in metadata else file.key("attention.key_length")
     values = file.key("attention.value_length_mla")
     values = values if values in metadata else file.key("attention.value_length")
-    if metadata.whole(whole) <= rope_dim:
-        raise metadata.error(whole, f"above rope.dimension_count, {rope_dim}")
+    if metadata.integer(width_key) <= rope_dim:
+        raise metadata.error(width_key, f"above rope.dimension_count ({rope_dim})")
     fields: dict[str, Any] = {
-        "q_lora_rank": metadata.whole_or_none(file.key("attention.q_lora_rank")),
+        "q_lora_rank": metadata.integer_or_none(file.key("attention.q_lora_rank")),
         "qk_rope_head_dim": rope_dim,
-        "qk_nope_head_dim": metadata.whole(whole) - rope_dim,
-        "v_head_dim": metadata.whole(values),
+        "qk_nope_head_dim": metadata.integer(width_key) - rope_dim,
+        "v_head_dim": metadata.integer(values),
         "norm_topk_prob": metadata.flag(file.key("expert_weights_norm"), default=False),
     }
     # The file stores a tenth of config.json's value, and one value for both factors.
@@ -248,7 +248,7 @@ def _deepseek2(file: GgufFile, config: Config) -> dict[str, Any]:
         return {**fields, "model_type": "youtu"}
     if gating(file, "softmax") == "sigmoid":
         return {**fields, "model_type": "deepseek_v3", "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
-    groups = metadata.whole(file.key("expert_group_count"), default=1)
+    groups = metadata.integer(file.key("expert_group_count"), default=1)
     method = "greedy" if groups == 1 else "group_limited_greedy"
     return {**fields, "model_type": "deepseek_v2", "topk_method": method, "scoring_func": "softmax"}
 
@@ -256,15 +256,15 @@ def _deepseek2(file: GgufFile, config: Config) -> dict[str, Any]:
 def _minicpm3(file: GgufFile, config: Config) -> dict[str, Any]:
     """Returns MiniCPM3's fields; multipliers that the metadata lacks are those of the published model."""
     metadata = file.metadata
-    rope_dim = metadata.whole(file.key("rope.dimension_count"))
-    whole = file.key("attention.key_length")
-    if metadata.whole(whole) <= rope_dim:
-        raise metadata.error(whole, f"above rope.dimension_count, {rope_dim}")
+    rope_dim = metadata.integer(file.key("rope.dimension_count"))
+    width_key = file.key("attention.key_length")
+    if metadata.integer(width_key) <= rope_dim:
+        raise metadata.error(width_key, f"above rope.dimension_count ({rope_dim})")
     return {
-        "q_lora_rank": metadata.whole_or_none(file.key("attention.q_lora_rank")),
+        "q_lora_rank": metadata.integer_or_none(file.key("attention.q_lora_rank")),
         "qk_rope_head_dim": rope_dim,
-        "qk_nope_head_dim": metadata.whole(whole) - rope_dim,
-        "v_head_dim": file.rows("blk.0.attn_kv_b.weight") // config.heads - (metadata.whole(whole) - rope_dim),
+        "qk_nope_head_dim": metadata.integer(width_key) - rope_dim,
+        "v_head_dim": file.rows("blk.0.attn_kv_b.weight") // config.heads - (metadata.integer(width_key) - rope_dim),
     }
 
 

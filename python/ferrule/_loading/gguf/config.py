@@ -64,8 +64,8 @@ def _find(file: GgufFile) -> GgufArchitecture:
     nearest = difflib.get_close_matches(file.architecture, names, n=1, cutoff=0)
     names = [*nearest, *(name for name in names if name not in nearest)]
     raise UnsupportedModelError(
-        f"{file.path}: general.architecture is {file.architecture!r}; of GGUF, ferrule runs {', '.join(names)} "
-        "(nearest first)"
+        f"{file.path}: unsupported GGUF architecture {file.architecture!r}; supported (nearest first): "
+        f"{', '.join(names)}"
     )
 
 
@@ -96,20 +96,20 @@ def _same_in_all_layers(file: GgufFile, key: str, value: object) -> object:
         return value
     numbers = cast("list[object]", value)
     if not numbers or any(number != numbers[0] for number in numbers):
-        raise UnsupportedModelError(f"{file.path}: {key} differs from layer to layer; ferrule runs one for all")
+        raise UnsupportedModelError(f"{file.path}: {key} must be the same in all layers, got different values")
     return numbers[0]
 
 
 def _layers(file: GgufFile, config: Config) -> int:
     """Returns the number of layers without multi-token prediction layers, which are ignored."""
     layers = config.layers
-    return layers - file.metadata.whole(file.key("nextn_predict_layers"), default=0, low=0, high=layers - 1)
+    return layers - file.metadata.integer(file.key("nextn_predict_layers"), default=0, low=0, high=layers - 1)
 
 
 def _with_heads(file: GgufFile, config: Config) -> Config:
     width = config.head_dim
-    if file.metadata.whole(file.key("attention.value_length"), default=width) != width:
-        raise file.metadata.unsupported(file.key("attention.value_length"), f"attention.key_length, {width}")
+    if file.metadata.integer(file.key("attention.value_length"), default=width) != width:
+        raise file.metadata.unsupported(file.key("attention.value_length"), f"equal to attention.key_length ({width})")
     return config.with_values(head_dim=width)
 
 
@@ -119,7 +119,7 @@ def _with_rope(file: GgufFile, config: Config, architecture: GgufArchitecture) -
     config = config.with_defaults(rope_theta=DEFAULT_THETA)
     width = config.head_dim if architecture.heads else 0
     key = file.key("rope.dimension_count")
-    rotary_dim = metadata.whole(key, default=width or None, low=2, high=width or MAX_SIZE)
+    rotary_dim = metadata.integer(key, default=width or None, low=2, high=width or MAX_SIZE)
     if rotary_dim % 2:
         raise metadata.error(key, "an even number")
     if width:
@@ -151,7 +151,7 @@ def _rope_scaling(file: GgufFile, pairs: int) -> dict[str, Any]:
     if "rope_freqs.weight" in file:
         # Llama 3's scaling as precomputed divisors for all lengths.
         if kind == "yarn":
-            raise metadata.unsupported(f"{scaling}type", "left out where there is a tensor 'rope_freqs.weight'")
+            raise metadata.unsupported(f"{scaling}type", "omitted in a file with a tensor 'rope_freqs.weight'")
         factors = list(file.factors("rope_freqs.weight", pairs))
         return {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
     match kind:

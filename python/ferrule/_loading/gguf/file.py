@@ -63,7 +63,7 @@ class GgufFile:
         """
         shape = self.shape(tensor)
         if len(shape) != 2:
-            raise ConfigError(f"{self.path}: tensor {tensor!r} has the shape {list(shape)}; it must have 2 dimensions")
+            raise ConfigError(f"{self.path}: tensor {tensor!r} must have 2 dimensions, got shape {list(shape)}")
         return shape[0]
 
     def factors(self, tensor: str, count: int) -> Sequence[float]:
@@ -73,9 +73,11 @@ class GgufFile:
         """
         shape = self.shape(tensor)
         if shape != (count,):
-            raise ConfigError(f"{self.path}: tensor {tensor!r} has the shape {list(shape)}; it must be [{count}]")
+            raise ConfigError(f"{self.path}: tensor {tensor!r} must have shape [{count}], got {list(shape)}")
         numbers = struct.unpack(f"<{count}f", self._file.dequantize(tensor))
         for number in numbers:
             if not (math.isfinite(number) and number > 0):
-                raise ConfigError(f"{self.path}: tensor {tensor!r} holds {number}; it must hold finite numbers above 0")
+                raise ConfigError(
+                    f"{self.path}: elements of tensor {tensor!r} must be finite numbers above 0, got {number}"
+                )
         return numbers

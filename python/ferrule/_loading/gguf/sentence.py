@@ -14,7 +14,7 @@ def gguf_pooling(file: GgufFile) -> Pooling | None:
     Raises ConfigError, UnsupportedModelError for a reranker, whose classifier is not read from GGUF.
     """
     key = file.key("pooling_type")
-    kind = file.metadata.whole(key, default=0, low=0)
+    kind = file.metadata.integer(key, default=0, low=0)
     if kind and kind not in POOLINGS:
         raise file.metadata.unsupported(key, "0 (none), 1 (mean), 2 (first token) or 3 (last token)")
     return POOLINGS.get(kind)

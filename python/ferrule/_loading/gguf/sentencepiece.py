@@ -33,8 +33,8 @@ def sentencepiece(vocabulary: Vocabulary, unknown: str | None) -> Tokenizer:
             raise vocabulary.fault(f"{TOKENS}[{token_id}]", tokens[token_id], "of the form <0x00>, as it is a byte")
     if unknown is None and len(bytes_of) < len(_BYTES):
         raise TokenizerError(
-            f"{vocabulary.metadata.file}: {TOKENS} has {len(bytes_of)} bytes and no unknown token; without all 256 "
-            "there are texts that it cannot spell"
+            f"{vocabulary.metadata.file}: {TOKENS} must have all 256 bytes or an unknown token, got {len(bytes_of)} "
+            "bytes; without them some texts cannot be tokenized"
         )
     model = models.BPE(
         vocabulary.ids, merges_of(vocabulary), unk_token=unknown, fuse_unk=True, byte_fallback=bool(bytes_of)

@@ -147,7 +147,7 @@ def _chat_templates(metadata: Config) -> dict[str, str]:
     listed = cast("list[Any]", names) if isinstance(names, list) else []
     for name in listed:
         if not isinstance(name, str):
-            raise TokenizerError(f"{metadata.file}: {TEMPLATE}s holds {shown(name)}; it must be a list of strings")
+            raise TokenizerError(f"{metadata.file}: {TEMPLATE}s must be a list of strings, got {shown(name)}")
     prefix = f"{TEMPLATE}."
     for key in metadata.values:
         if key.startswith(prefix):

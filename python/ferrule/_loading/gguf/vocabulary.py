@@ -75,13 +75,15 @@ class Vocabulary:
             cut = line.find(" ", 1) if isinstance(line, str) else 0
             pair = (line[:cut], line[cut + 1 :]) if cut > 0 else ("", "")
             if pair[0] not in ids or pair[1] not in ids or pair[0] + pair[1] not in ids:
-                raise self.fault(f"{MERGES}[{index}]", line, f"two of {TOKENS} that make a third, with a space between")
+                raise self.fault(
+                    f"{MERGES}[{index}]", line, f"two of {TOKENS} with a space between, which together are a token"
+                )
             merges.append(pair)
         return merges
 
     def fault(self, key: str, value: object, limit: str) -> TokenizerError:
         """Returns the error for a key or one of its elements."""
-        return TokenizerError(f"{self.metadata.file}: {key} is {shown(value)}; it must be {limit}")
+        return TokenizerError(f"{self.metadata.file}: {key} must be {limit}, got {shown(value)}")
 
     def _list(self, key: str, of: str, length: int | None = None) -> list[Any]:
         return read_list(self.metadata, key, of, length)
@@ -96,7 +98,7 @@ def read_vocabulary(metadata: Config) -> Vocabulary:
     ids: dict[str, int] = {}
     for index, token in enumerate(tokens):
         if not isinstance(token, str):
-            raise TokenizerError(f"{metadata.file}: {TOKENS}[{index}] is {token!r}; it must be a string")
+            raise TokenizerError(f"{metadata.file}: {TOKENS}[{index}] must be a string, got {token!r}")
         if len(token) > MAX_TOKEN_LENGTH:
             raise TokenizerError(
                 f"{metadata.file}: {TOKENS}[{index}] has {len(token)} characters; the limit is {MAX_TOKEN_LENGTH}"
@@ -104,17 +106,17 @@ def read_vocabulary(metadata: Config) -> Vocabulary:
         text = tokens[index] = token or f"[EMPTY_{index}]"
         if ids.setdefault(text, index) != index:
             raise TokenizerError(
-                f"{metadata.file}: {TOKENS}[{index}] is {text!r}, as [{ids[text]}] is; all must be different"
+                f"{metadata.file}: {TOKENS}[{index}] must be unique, got {text!r}, which is also {TOKENS}[{ids[text]}]"
             )
     if (characters := sum(map(len, tokens))) > MAX_CHARACTERS:
         raise TokenizerError(f"{metadata.file}: {TOKENS} has {characters} characters; the limit is {MAX_CHARACTERS}")
     if TYPES not in metadata:
         return Vocabulary(metadata, tokens, [TokenType.NORMAL] * len(tokens), ids)
-    types = read_list(metadata, TYPES, "whole numbers", len(tokens))
+    types = read_list(metadata, TYPES, "integers", len(tokens))
     for index, kind in enumerate(types):
         if type(kind) is not int or kind not in _TYPES:
             raise TokenizerError(
-                f"{metadata.file}: {TYPES}[{index}] is {shown(kind)}; it must be a whole number from 0 to {max(_TYPES)}"
+                f"{metadata.file}: {TYPES}[{index}] must be an integer from 0 to {max(_TYPES)}, got {shown(kind)}"
             )
     return Vocabulary(metadata, tokens, types, ids)
 
@@ -126,11 +128,11 @@ def read_list(metadata: Config, key: str, of: str, length: int | None = None) ->
     """
     value: object = metadata.values.get(key)
     if not isinstance(value, list):
-        found = f"is {shown(value)}" if key in metadata.values else "is missing"
-        raise TokenizerError(f"{metadata.file}: {key} {found}; it must be a list of {of}")
+        found = f"got {shown(value)}" if key in metadata.values else "but it is missing"
+        raise TokenizerError(f"{metadata.file}: {key} must be a list of {of}, {found}")
     elements = cast("list[Any]", value)
     if length is not None and len(elements) != length:
         raise TokenizerError(
-            f"{metadata.file}: {key} has {len(elements)} elements; it must have {length}, one for each token"
+            f"{metadata.file}: {key} must have {length} elements, one for each token, got {len(elements)}"
         )
     return elements

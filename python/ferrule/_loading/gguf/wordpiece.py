@@ -24,7 +24,9 @@ def wordpiece(vocabulary: Vocabulary, unknown: str | None) -> Tokenizer:
 
     metadata = vocabulary.metadata
     if unknown is None:
-        raise TokenizerError(f"{metadata.file}: {TOKENS} has no unknown token, which words without tokens become")
+        raise TokenizerError(
+            f"{metadata.file}: {TOKENS} has no unknown token, which stands for words outside the vocabulary"
+        )
     texts = spelled(vocabulary)
     ids = {text: token_id for token_id, text in enumerate(texts)}
     if len(ids) < len(texts):

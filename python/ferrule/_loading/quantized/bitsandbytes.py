@@ -15,7 +15,7 @@ def bitsandbytes(config: Config) -> BitsAndBytes:
     """
     four, eight = (config.flag(f"load_in_{bits}bit", default=False) for bits in (4, 8))
     if four == eight:
-        raise config.error("load_in_4bit", "true, or load_in_8bit must be, and not both")
+        raise config.error("load_in_4bit", "true if load_in_8bit is false, and false if it is true")
     if eight:
         return BitsAndBytes("int8")
     found = config.text("bnb_4bit_quant_type", default="fp4")

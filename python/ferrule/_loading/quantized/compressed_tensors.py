@@ -20,7 +20,7 @@ def compressed_tensors(config: Config) -> CompressedTensors:
     """
     config.inner("sparsity_config").require(format="dense")
     if config.inner("transform_config").inner("config_groups").values:
-        raise config.unsupported("transform_config", "missing or empty: rotations are not run")
+        raise config.unsupported("transform_config", "missing or empty (rotations are not supported)")
     stored = _format(config, default=FORMATS[0], known=(*FORMATS, MIXED))
     groups = config.inner("config_groups")
     weights: list[CompressedWeights] = []
@@ -52,7 +52,7 @@ def _weights(config: Config) -> CompressedWeights:
     if strategy not in STRATEGIES[kind]:
         raise config.unsupported("strategy", f"one of {', '.join(STRATEGIES[kind])}")
     if strategy == "group" and size is None:
-        raise config.error("group_size", "a whole number from 1, as the strategy is group")
+        raise config.error("group_size", "an integer from 1 with strategy group")
     shape = _block(config) if strategy == "block" else None
     return CompressedWeights(
         kind=kind,
@@ -70,5 +70,5 @@ def _block(config: Config) -> tuple[int, int]:
         config = config.with_values(block_structure=[int(part[:16]) for part in value.split("x")])
     found = block(config, "block_structure")
     if found is None:
-        raise config.error("block_structure", "a list of two whole numbers, as the strategy is block")
+        raise config.error("block_structure", "a list of two integers with strategy block")
     return found

@@ -22,7 +22,7 @@ def gptq(config: Config) -> Gptq:
     rules = config.inner("dynamic")
     for rule in rules.values:
         if not rule.startswith("-:"):
-            raise rules.unsupported(rule, "a rule that leaves modules out: its name begins with -:")
+            raise rules.unsupported(rule, "a rule that excludes modules (its name begins with -:)")
     return Gptq(
         bits=bits_among(config, "bits", BITS),
         group_size=group_size(config, "group_size"),

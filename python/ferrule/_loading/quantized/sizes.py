@@ -13,7 +13,7 @@ def bits_among(config: Config, field: str, known: Sequence[int]) -> int:
 
     Raises ConfigError, UnsupportedModelError for other bits.
     """
-    bits = config.whole(field, high=64)
+    bits = config.integer(field, high=64)
     if bits not in known:
         raise config.unsupported(field, " or ".join(map(str, known)))
     return bits
@@ -27,8 +27,8 @@ def group_size(config: Config, field: str) -> int | None:
     if config.values.get(field) == -1:
         return None
     if field in config and config.values[field] == 0:
-        raise config.error(field, f"-1, or a whole number from 1 to {MAX_SIZE}")
-    return config.whole(field)
+        raise config.error(field, f"-1, or an integer from 1 to {MAX_SIZE}")
+    return config.integer(field)
 
 
 def block(config: Config, field: str) -> tuple[int, int] | None:
@@ -42,5 +42,5 @@ def block(config: Config, field: str) -> tuple[int, int] | None:
     numbers = cast("list[object]", value) if isinstance(value, list) else []
     sizes = [n for n in numbers if isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= MAX_SIZE]
     if len(sizes) != 2 or len(numbers) != 2:
-        raise config.error(field, f"a list of two whole numbers from 1 to {MAX_SIZE}")
+        raise config.error(field, f"a list of two integers from 1 to {MAX_SIZE}")
     return sizes[0], sizes[1]
