@@ -113,5 +113,5 @@ def _local(path: Path, name: str, content: str, advice: str) -> Path:
     if exists:
         raise ModelFileError(f"{path}: must be a directory with {content}, got a file")
     raise ModelNotFoundError(
-        f"{name!r} not found: there is no directory {path.absolute()}, and the name is not org/repo; {advice}"
+        f"{name!r} not found: no directory {path.absolute()}, and the name is not org/repo; {advice}"
     )
