@@ -238,7 +238,9 @@ READ = "read_model_files(Path(arguments[0]))"
 def test_hostile_config_files(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
     outcome = isolated.run(READ, str(tmp_path), warm_up=WARM_UP)
-    error = "ModelFileError" if "lfs" in message else "UnsupportedModelError" if "runs" in message else "ConfigError"
+    error = (
+        "ModelFileError" if "lfs" in message else "UnsupportedModelError" if "unsupported" in message else "ConfigError"
+    )
     fragments = [str(tmp_path / "config.json"), message]
     isolated.assert_refused(outcome, error, fragments, file_bytes=len(content))
 

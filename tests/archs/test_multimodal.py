@@ -133,7 +133,7 @@ def test_unsupported_text_models() -> None:
         UnsupportedModelError, match="model_type must be the type of a model with causal attention over the prompt"
     ):
         outer_spec(golden("gemma"), model_type="paligemma")
-    with pytest.raises(ConfigError, match=r"text_config\.hidden_size is 0"):
+    with pytest.raises(ConfigError, match=r"text_config\.hidden_size must be .*, got 0"):
         outer_spec(golden("llama", hidden_size=0))
 
 

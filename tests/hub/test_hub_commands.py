@@ -73,7 +73,7 @@ def test_pull_downloads_one_quantization(hub: Hub, environment: dict[str, str]) 
     assert out.strip().endswith("model-Q4_0-00001-of-00002.gguf")
     assert hub.downloads() == {"model-Q4_0-00001-of-00002.gguf", "model-Q4_0-00002-of-00002.gguf"}
     _, err = ferrule(environment, "pull", "org/gguf", code=1)
-    assert "choose one by its quantization" in err
+    assert "one by its quantization, as in org/gguf:Q4_K_M" in err
     assert "error: org/nothing: model not found" in ferrule(environment, "pull", "org/nothing", code=1)[1]
 
 
