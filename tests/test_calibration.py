@@ -92,11 +92,11 @@ def test_every_linear_layer_is_calibrated(family: str, tmp_path: Path) -> None:
     assert before.keys() == after.keys()
     same = {name.rsplit(".", 2)[0] for name in before if "int" in name and before[name] == after[name]}
     # Heads' shares of a latent are no linear maps of the batch's rows; nothing goes into an embedding but ids.
-    tied = spec.head is not None and spec.head.tied
+    tied = spec.lm_head is not None and spec.lm_head.tied
     allowed = {name for name in same if ".kv_b." in name or (name.startswith("embedding") and not tied)}
     experts = {name for name in same if ".experts." in name}
     assert len(experts) <= 2, "an expert that no token chose is as without calibration"
-    assert not {name for name in same - allowed - experts if name.count(".") >= 2 or name in ("head", "embedding")}
+    assert not {name for name in same - allowed - experts if name.count(".") >= 2 or name in ("lm_head", "embedding")}
 
     prompt = random_sequences(spec.vocab_size, 1, 40)[0]
     exact, found, other = (

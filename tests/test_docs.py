@@ -36,7 +36,7 @@ TABLES: list[list[list[str]]] = [
 ]
 SWITCHES = next(table[2:] for table in TABLES if table[0] == ["Reference", "Description", "Example"])
 
-SAID_BY_DECODER = {"config", "modules", "tied", "head", "final_norm"}
+SAID_BY_DECODER = {"config", "modules", "tied", "lm_head", "final_norm"}
 """Arguments that are explained in words, beside those that the table has."""
 
 
@@ -92,7 +92,7 @@ def test_page_has_two_examples() -> None:
 def switches() -> Iterator[str]:
     """Every argument of `decoder`, and every field of what it takes that tells families apart."""
     yield from inspect.signature(decoder).parameters.keys() - SAID_BY_DECODER
-    for kind in (spec.Router, spec.Experts, spec.HeadNorm, spec.Embedding, spec.Head, spec.Dense):
+    for kind in (spec.Router, spec.Experts, spec.HeadNorm, spec.Embedding, spec.LmHead, spec.Dense):
         yield from (field.name for field in dataclasses.fields(kind) if field.name != "type")
 
 
@@ -145,7 +145,7 @@ def test_defaults_on_the_page_match_decoder() -> None:
     assert (projections.kv_heads, projections.key_dim) == (4, 16)
     assert found.layers[0].attention_norm == spec.RmsNorm(1e-6)
     assert found.layers[0].ffn == spec.Dense(96, "silu")
-    assert (found.ropes[0].theta, found.head) == (10_000, spec.Head(tied=False))
+    assert (found.ropes[0].theta, found.lm_head) == (10_000, spec.LmHead(tied=False))
     for field in ("rms_norm_eps", "rope_theta", "hidden_act", "num_key_value_heads", "head_dim", "tie_word_embeddings"):
         assert f"| `{field}` |" in PAGE
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from archs.specs import LEFT_OUT, assert_refused, heads, rotated, spec_of, windows
-from ferrule.archs.spec import Head
+from ferrule.archs.spec import LmHead
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("cohere", {"logit_scale": "big"}, "logit_scale must be a finite number above 0, got 'big'"),
@@ -25,8 +25,8 @@ def test_cohere_norms() -> None:
     assert heads(with_norms).qk_norm is not None
     assert (heads(without).qk_norm, without.ropes[0].theta, without.ropes[0].interleaved) == (None, 500_000.0, True)
     assert (without.layers[0].parallel, without.layers[0].ffn_norm) == (True, None)
-    assert spec_of("cohere", logit_scale=LEFT_OUT).head == Head(tied=False, scale=0.0625)
-    assert spec_of("cohere", tie_word_embeddings=LEFT_OUT).head == Head(tied=True, scale=0.25)
+    assert spec_of("cohere", logit_scale=LEFT_OUT).lm_head == LmHead(tied=False, scale=0.0625)
+    assert spec_of("cohere", tie_word_embeddings=LEFT_OUT).lm_head == LmHead(tied=True, scale=0.25)
 
 
 def test_cohere2_full_attention_layers_have_no_rotary_embedding() -> None:

@@ -32,7 +32,7 @@ def spec_of(case: str, folder: Path = GOLDEN, **changes: Any) -> ModelSpec:
 def test_pretraining_heads_are_ignored(case: str) -> None:
     plain = spec_of(case)
     name = config_of(case).texts("architectures")[0].removesuffix("Model")
-    assert (plain.causal, plain.head, plain.generates) == (False, None, False)
+    assert (plain.causal, plain.lm_head, plain.generates) == (False, None, False)
     assert set(plain.tensors) == set(roles(plain))
     for ending in ("ForMaskedLM", "ForPreTraining"):
         assert spec_of(case, architectures=[name + ending]) == plain
@@ -75,7 +75,7 @@ def test_modernbert_config_spellings() -> None:
 def test_decoder_classifier_pools_the_last_token() -> None:
     spec = spec_of("qwen3_classifier")
     assert spec.classifier == Classifier(labels=3, pooling="last")
-    assert (spec.head, spec.generates) == (None, False)
+    assert (spec.lm_head, spec.generates) == (None, False)
     assert spec.tensors["classifier.weight"].names == ("score.weight",)
     assert set(spec.tensors) == set(roles(spec))
     for case, name in (("llama", "Llama"), ("gemma2", "Gemma2"), ("mistral_swa", "Mistral")):
@@ -87,7 +87,7 @@ def test_decoder_classifier_pools_the_last_token() -> None:
 def test_base_class_generates_if_embeddings_are_tied() -> None:
     assert spec_of("qwen3", DECODERS, architectures=["Qwen3Model"], tie_word_embeddings=True).generates
     untied = spec_of("qwen3", DECODERS, architectures=["Qwen3Model"], tie_word_embeddings=False)
-    assert (untied.head, untied.generates, untied.causal) == (None, False, True)
+    assert (untied.lm_head, untied.generates, untied.causal) == (None, False, True)
     assert spec_of("qwen3", DECODERS, tie_word_embeddings=False).generates
 
 

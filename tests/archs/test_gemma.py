@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from archs.specs import LEFT_OUT, assert_refused, heads, spec_of, windows
-from ferrule.archs.spec import Dense, Head, LinearScaling, NoScaling, RmsNorm
+from ferrule.archs.spec import Dense, LinearScaling, LmHead, NoScaling, RmsNorm
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention must be false, got True"),
@@ -45,16 +45,16 @@ def test_gemma_defaults() -> None:
     spec = spec_of("gemma", num_attention_heads=16, **dict.fromkeys(fields, LEFT_OUT))
     assert (heads(spec).kv_heads, heads(spec).key_dim, spec.max_position_embeddings) == (16, 256, 8192)
     assert spec.final_norm == RmsNorm(1e-6, weight_offset=1.0)
-    assert (spec.embedding.scale, spec.head) == (8.0, Head(tied=True))
+    assert (spec.embedding.scale, spec.lm_head) == (8.0, LmHead(tied=True))
 
 
 def test_gemma2_windows_and_soft_caps() -> None:
     fields = ("layer_types", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
     spec = spec_of("gemma2", num_key_value_heads=LEFT_OUT, **dict.fromkeys(fields, LEFT_OUT))
     assert windows(spec) == [4096, None, 4096]
-    assert (spec.layers[0].attention.softcap, spec.head) == (50.0, Head(tied=True, softcap=30.0))
+    assert (spec.layers[0].attention.softcap, spec.lm_head) == (50.0, LmHead(tied=True, softcap=30.0))
     bare = spec_of("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
-    assert (bare.layers[0].attention.softcap, bare.head) == (None, Head(tied=True))
+    assert (bare.layers[0].attention.softcap, bare.lm_head) == (None, LmHead(tied=True))
     assert spec_of("gemma2", query_pre_attn_scalar=LEFT_OUT).layers[0].attention.scale == 1 / 16
 
 

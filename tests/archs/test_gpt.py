@@ -118,7 +118,7 @@ def test_gpt_neox_parallel_residual() -> None:
 
 def test_gptj_and_phi_lm_head_has_a_bias() -> None:
     for case in ("gptj", "phi"):
-        head = spec_of(case, tie_word_embeddings=True).head
+        head = spec_of(case, tie_word_embeddings=True).lm_head
         assert head is not None
         assert (head.tied, head.bias) == (True, True)
 

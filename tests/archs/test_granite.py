@@ -8,7 +8,7 @@ import pytest
 
 from archs.specs import LEFT_OUT, assert_refused, experts, last_experts, renamed, spec_of
 from ferrule import UnsupportedModelError
-from ferrule.archs.spec import Dense, Experts, Head, Part, Router, Stack, Tensor
+from ferrule.archs.spec import Dense, Experts, LmHead, Part, Router, Stack, Tensor
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("granite", {"logits_scaling": 0}, "logits_scaling must be a finite number from 1e-30"),
@@ -24,10 +24,10 @@ def test_granite_multipliers() -> None:
     fields = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
     bare = spec_of("granite", **dict.fromkeys(fields, LEFT_OUT))
     assert (bare.layers[0].attention.scale, bare.layers[0].residual_scale) == (1.0, 1.0)
-    assert (bare.embedding.scale, bare.head) == (1.0, Head(tied=False))
+    assert (bare.embedding.scale, bare.lm_head) == (1.0, LmHead(tied=False))
     spec = spec_of("granite")
     assert (spec.layers[0].attention.scale, spec.layers[0].residual_scale) == (0.2, 0.3)
-    assert (spec.embedding.scale, spec.head) == (6.0, Head(tied=False, scale=0.25))
+    assert (spec.embedding.scale, spec.lm_head) == (6.0, LmHead(tied=False, scale=0.25))
 
 
 def test_granitemoe_experts_are_stacked_in_one_tensor() -> None:

@@ -12,7 +12,7 @@ import pytest
 from ferrule import LLM, ConfigError, UnsupportedModelError
 from ferrule.archs import model_spec
 from ferrule.archs.config import Config
-from ferrule.archs.spec import Head, HeadProjections, LinearScaling, ModelSpec, NoScaling
+from ferrule.archs.spec import HeadProjections, LinearScaling, LmHead, ModelSpec, NoScaling
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logits"
 
@@ -93,7 +93,7 @@ def test_text_config_default_sizes() -> None:
     )
     assert (gemma.vocab_size, gemma.max_position_embeddings, heads(gemma)) == (262_208, 131_072, (8, 4, 256))
     assert [rope.scaling for rope in gemma.ropes] == [NoScaling(), LinearScaling(8.0)]
-    assert gemma.head == Head(tied=True)
+    assert gemma.lm_head == LmHead(tied=True)
 
 
 def test_text_only_models_have_no_default_sizes() -> None:
@@ -121,7 +121,7 @@ def test_tied_embeddings_in_outer_and_text_config(
     model_type: str, outer: bool | None, inner: bool | None, tied: bool
 ) -> None:
     spec = outer_spec(golden("qwen3", **{TIED: inner}), model_type=model_type, **{TIED: outer})
-    assert spec.head == Head(tied=tied)
+    assert spec.lm_head == LmHead(tied=tied)
 
 
 def test_unsupported_text_models() -> None:

@@ -35,7 +35,7 @@ def test_opt_350m_has_post_norms_and_narrow_embeddings() -> None:
     layer = odd.layers[0]
     assert (layer.attention_norm, layer.attention_sum_norm, odd.final_norm) == (None, LayerNorm(1e-5), None)
     assert odd.embedding.width == 32
-    assert odd.tensors["head_projection.weight"].names == ("model.decoder.project_out.weight",)
+    assert odd.tensors["lm_head_projection.weight"].names == ("model.decoder.project_out.weight",)
     bare = spec_of("opt", enable_bias=False, layer_norm_elementwise_affine=False)
     assert not [role for role in bare.tensors if role.endswith("bias") or "norm" in role]
     assert spec_of("opt", _remove_final_layer_norm=True).final_norm is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from archs.specs import LEFT_OUT, assert_refused, heads, rotated, spec_of, windows
-from ferrule.archs.spec import Head
+from ferrule.archs.spec import LmHead
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers must be a list of 3"),
@@ -34,4 +34,4 @@ def test_smollm3_layers_without_rotary_embedding() -> None:
     switched = spec_of("smollm3", **old, sliding_window=8, use_sliding_window=True)
     assert windows(switched) == [None, None, None, 8, None]
     bare = spec_of("smollm3", tie_word_embeddings=LEFT_OUT, rope_parameters=LEFT_OUT, num_key_value_heads=LEFT_OUT)
-    assert (bare.head, bare.ropes[0].theta, heads(bare).kv_heads) == (Head(tied=True), 2e6, 4)
+    assert (bare.lm_head, bare.ropes[0].theta, heads(bare).kv_heads) == (LmHead(tied=True), 2e6, 4)

@@ -86,7 +86,7 @@ def _parameters(info: Mapping[str, Any]) -> str:
 
 
 def _embedding(spec: ModelSpec) -> Iterator[str]:
-    embedding, lm_head = spec.embedding, spec.head
+    embedding, lm_head = spec.embedding, spec.lm_head
     width = f"{spec.hidden_size:,}"
     if embedding.width is not None:
         width = f"{embedding.width:,}, projected to {width}"

@@ -237,8 +237,8 @@ def model_spec(config: Config) -> ModelSpec:
     spec = architecture.read(config)
     if ending == CLASSIFIER:
         spec = with_classifier(spec, architecture.classifier(config))
-    elif ending == BASE and spec.head is not None and not spec.head.tied:
-        spec = replace(spec, head=None)  # the base class has no lm_head
+    elif ending == BASE and spec.lm_head is not None and not spec.lm_head.tied:
+        spec = replace(spec, lm_head=None)  # the base class has no lm_head
     return replace(spec, prefixes=_prefixes(spec))
 
 

@@ -35,6 +35,6 @@ def biogpt(config: Config) -> ModelSpec:
             "ffn.up": f"{block}.fc1",
             "ffn.down": f"{block}.fc2",
             "final_norm": "biogpt.layer_norm",
-            "head": "output_projection",
+            "lm_head": "output_projection",
         },
     )

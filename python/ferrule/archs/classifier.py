@@ -19,7 +19,7 @@ MAX_LABELS = 1 << 20
 def with_classifier(spec: ModelSpec, classified: Classified) -> ModelSpec:
     """Returns the spec with a classifier in place of the lm_head."""
     classifier, modules = classified
-    spec = replace(spec, head=None, classifier=classifier)
+    spec = replace(spec, lm_head=None, classifier=classifier)
     return replace(spec, tensors=tensors_named(spec, modules, spec.tensors))
 
 

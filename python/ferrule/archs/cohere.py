@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.archs.spec import Head, HeadNorm, LayerNorm, ModelSpec
+from ferrule.archs.spec import HeadNorm, LayerNorm, LmHead, ModelSpec
 
 
 def cohere(config: Config) -> ModelSpec:
@@ -18,7 +18,7 @@ def cohere(config: Config) -> ModelSpec:
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=HeadNorm(norm, over="each_head") if config.flag("use_qk_norm", default=False) else None,
-        head=cohere_head(config),
+        lm_head=cohere_head(config),
     )
 
 
@@ -27,9 +27,9 @@ def cohere_norm(config: Config) -> LayerNorm:
     return LayerNorm(config.number("layer_norm_eps", default=1e-5), bias=False)
 
 
-def cohere_head(config: Config) -> Head:
+def cohere_head(config: Config) -> LmHead:
     """Tied lm_head with scaled logits."""
-    return Head(
+    return LmHead(
         tied=config.flag("tie_word_embeddings", default=True),
         scale=config.number("logit_scale", default=0.0625),
     )

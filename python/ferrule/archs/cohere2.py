@@ -23,5 +23,5 @@ def cohere2(config: Config) -> ModelSpec:
         interleaved=True,
         qkv_bias=bias,
         output_bias=bias,
-        head=cohere_head(config),
+        lm_head=cohere_head(config),
     )

@@ -15,11 +15,11 @@ from ferrule.archs.spec import (
     Embedding,
     Experts,
     Ffn,
-    Head,
     HeadNorm,
     HeadProjections,
     LatentProjections,
     Layer,
+    LmHead,
     ModelSpec,
     Norm,
     RmsNorm,
@@ -45,7 +45,7 @@ MODULES = {
     "ffn.experts.up": "model.layers.{layer}.mlp.experts.{expert}.up_proj",
     "ffn.experts.down": "model.layers.{layer}.mlp.experts.{expert}.down_proj",
     "final_norm": "model.norm",
-    "head": "lm_head",
+    "lm_head": "lm_head",
 }
 """Module names of each role in Llama's checkpoints, and of experts in Qwen's."""
 
@@ -79,7 +79,7 @@ def decoder(
     residual_after_norm: bool = False,
     embedding: Embedding | None = None,
     final_norm: bool = True,
-    head: Head | None = None,
+    lm_head: LmHead | None = None,
     tied: bool = False,
     modules: Mapping[str, str | Fused] | None = None,
 ) -> ModelSpec:
@@ -166,7 +166,7 @@ def decoder(
             for window, kind, rotate, layer_scale, layer_ffn in zip(windows, types, rotated, scales, ffns, strict=True)
         ],
         final_norm=norm if final_norm else None,
-        head=Head(tied=config.flag("tie_word_embeddings", default=tied)) if head is None else head,
+        lm_head=LmHead(tied=config.flag("tie_word_embeddings", default=tied)) if lm_head is None else lm_head,
     )
     return replace(spec, tensors=tensors_named(spec, {**MODULES, **(modules or {})}))
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.archs.spec import Ffn, Head, ModelSpec
+from ferrule.archs.spec import Ffn, LmHead, ModelSpec
 
 
 def ernie4_5(config: Config) -> ModelSpec:
@@ -15,7 +15,7 @@ def ernie4_5(config: Config) -> ModelSpec:
 def ernie_decoder(
     config: Config,
     ffn: Sequence[Ffn] | None = None,
-    head: Head | None = None,
+    lm_head: LmHead | None = None,
     modules: Mapping[str, str] | None = None,
 ) -> ModelSpec:
     """Returns the spec of dense and MoE models; arguments are those of `decoder`."""
@@ -28,7 +28,7 @@ def ernie_decoder(
         output_bias=bias,
         ffn=ffn,
         mlp_bias=bias,
-        head=head,
+        lm_head=lm_head,
         tied=True,
         modules=modules,
     )

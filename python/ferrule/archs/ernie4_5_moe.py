@@ -3,7 +3,7 @@
 from ferrule.archs.config import MAX_LAYERS, Config
 from ferrule.archs.ernie4_5 import ernie_decoder
 from ferrule.archs.experts import EXPERT_MODULES
-from ferrule.archs.spec import Dense, Experts, Ffn, Head, ModelSpec, Router
+from ferrule.archs.spec import Dense, Experts, Ffn, LmHead, ModelSpec, Router
 
 SMALLEST_SUM = 1e-6
 """Smallest sum of the chosen experts' weights; a larger `moe_norm_min` would change results."""
@@ -19,7 +19,7 @@ def ernie4_5_moe(config: Config) -> ModelSpec:
     return ernie_decoder(
         config,
         ffn=_ffns(config, bias=bias),
-        head=Head(tied=config.flag("tie_word_embeddings", default=True), bias=bias),
+        lm_head=LmHead(tied=config.flag("tie_word_embeddings", default=True), bias=bias),
         modules={
             **EXPERT_MODULES,
             "ffn.router.correction_bias": "model.layers.{layer}.mlp.moe_statics.e_score_correction_bias",

@@ -5,7 +5,7 @@ from typing import Literal
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder, layer_windows
 from ferrule.archs.gemma import gemma_embedding, gemma_norm
-from ferrule.archs.spec import Dense, Head, ModelSpec
+from ferrule.archs.spec import Dense, LmHead, ModelSpec
 
 NORMS_AROUND = {
     "attention_post_norm": "model.layers.{layer}.post_attention_layernorm",
@@ -36,7 +36,7 @@ def gemma2(config: Config, norms: Literal["before", "around"] = "around") -> Mod
         softcap=config.number_or_none("attn_logit_softcapping"),
         ffn=Dense(config.integer("intermediate_size"), activation),
         embedding=gemma_embedding(config),
-        head=Head(
+        lm_head=LmHead(
             tied=config.flag("tie_word_embeddings", default=True),
             softcap=config.number_or_none("final_logit_softcapping"),
         ),

@@ -7,7 +7,7 @@ from ferrule.archs.decoder import decoder, layer_windows
 from ferrule.archs.gemma import gemma_embedding, gemma_norm
 from ferrule.archs.gemma2 import NORMS_AROUND
 from ferrule.archs.rope import read_rope
-from ferrule.archs.spec import Dense, Head, HeadNorm, ModelSpec, Rope
+from ferrule.archs.spec import Dense, HeadNorm, LmHead, ModelSpec, Rope
 
 
 def gemma3(config: Config) -> ModelSpec:
@@ -35,7 +35,7 @@ def gemma3(config: Config) -> ModelSpec:
         scale=config.number("query_pre_attn_scalar", default=256.0) ** -0.5,
         ffn=Dense(config.integer("intermediate_size"), activation),
         embedding=gemma_embedding(config),
-        head=Head(
+        lm_head=LmHead(
             tied=config.flag("tie_word_embeddings", default=True),
             softcap=config.number_or_none("final_logit_softcapping"),
         ),

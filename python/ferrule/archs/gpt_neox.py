@@ -34,6 +34,6 @@ def gpt_neox(config: Config) -> ModelSpec:
             "ffn.up": f"{block}.mlp.dense_h_to_4h",
             "ffn.down": f"{block}.mlp.dense_4h_to_h",
             "final_norm": "gpt_neox.final_layer_norm",
-            "head": "embed_out",
+            "lm_head": "embed_out",
         },
     )

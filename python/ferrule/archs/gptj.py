@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.gpt2 import SPELLINGS
-from ferrule.archs.spec import Dense, Head, LayerNorm, ModelSpec
+from ferrule.archs.spec import Dense, LayerNorm, LmHead, ModelSpec
 from ferrule.archs.tensors import Fused
 
 
@@ -22,7 +22,7 @@ def gptj(config: Config, projections: Mapping[str, Fused] | None = None) -> Mode
         rotary_dim=rotary_dim,
         interleaved=True,
         ffn=Dense(config.integer("intermediate_size", default=4 * hidden), config.activation, gated=False, bias=True),
-        head=Head(tied=config.flag("tie_word_embeddings", default=False), bias=True),
+        lm_head=LmHead(tied=config.flag("tie_word_embeddings", default=False), bias=True),
         modules={
             "embedding": "transformer.wte",
             "attention_norm": f"{block}.ln_1",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.archs.spec import Embedding, Ffn, Head, ModelSpec
+from ferrule.archs.spec import Embedding, Ffn, LmHead, ModelSpec
 from ferrule.archs.tensors import Fused
 
 
@@ -20,7 +20,7 @@ def granite(config: Config, ffn: Ffn | None = None, modules: Mapping[str, str | 
         mlp_bias=config.flag("mlp_bias", default=False),
         residual_scale=config.number("residual_multiplier", default=1.0),
         embedding=Embedding(scale=config.number("embedding_multiplier", default=1.0)),
-        head=Head(
+        lm_head=LmHead(
             tied=config.flag("tie_word_embeddings", default=False),
             scale=1 / config.number("logits_scaling", default=1.0, low=1e-30),
         ),

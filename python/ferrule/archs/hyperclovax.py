@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.archs.spec import Embedding, Head, ModelSpec
+from ferrule.archs.spec import Embedding, LmHead, ModelSpec
 
 
 def hyperclovax(config: Config) -> ModelSpec:
@@ -18,7 +18,7 @@ def hyperclovax(config: Config) -> ModelSpec:
         mlp_bias=config.flag("mlp_bias", default=False),
         residual_scale=config.number("residual_multiplier", default=1.0),
         embedding=Embedding(scale=config.number("embedding_multiplier", default=1.0)),
-        head=Head(
+        lm_head=LmHead(
             tied=config.flag("tie_word_embeddings", default=False),
             scale=config.number("logits_scaling", default=1.0),
         ),

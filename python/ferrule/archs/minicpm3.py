@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.latent import latent_decoder
-from ferrule.archs.spec import Dense, Embedding, Head, ModelSpec
+from ferrule.archs.spec import Dense, Embedding, LmHead, ModelSpec
 
 
 def minicpm3(config: Config) -> ModelSpec:
@@ -24,7 +24,7 @@ def minicpm3(config: Config) -> ModelSpec:
         interleaved=False,
         residual_scale=depth / config.layers**0.5,
         embedding=Embedding(scale=config.number("scale_emb", default=12.0)),
-        head=Head(
+        lm_head=LmHead(
             tied=config.flag("tie_word_embeddings", default=True),
             scale=config.number("dim_model_base", default=hidden) / hidden,
         ),

@@ -43,6 +43,6 @@ def opt(config: Config) -> ModelSpec:
             "ffn.up": f"{block}.fc1",
             "ffn.down": f"{block}.fc2",
             "final_norm": f"{base}.final_layer_norm",
-            "head_projection": f"{base}.project_out",
+            "lm_head_projection": f"{base}.project_out",
         },
     )

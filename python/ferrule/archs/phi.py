@@ -2,7 +2,7 @@
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.archs.spec import Dense, Head, HeadNorm, LayerNorm, ModelSpec
+from ferrule.archs.spec import Dense, HeadNorm, LayerNorm, LmHead, ModelSpec
 
 
 def phi(config: Config) -> ModelSpec:
@@ -19,7 +19,7 @@ def phi(config: Config) -> ModelSpec:
         output_bias=True,
         qk_norm=HeadNorm(norm) if config.flag("qk_layernorm", default=False) else None,
         ffn=Dense(config.integer("intermediate_size"), config.activation, gated=False, bias=True),
-        head=Head(tied=config.flag("tie_word_embeddings", default=False), bias=True),
+        lm_head=LmHead(tied=config.flag("tie_word_embeddings", default=False), bias=True),
         modules={
             "attention.output": f"{block}.self_attn.dense",
             "attention.q_norm": f"{block}.self_attn.q_layernorm",

@@ -295,7 +295,7 @@ class Embedding:
 
 
 @dataclass(frozen=True)
-class Head:
+class LmHead:
     """lm_head: maps hidden states to logits."""
 
     tied: bool
@@ -452,7 +452,7 @@ class ModelSpec:
     """Longest context in tokens, RoPE scaling included."""
     layers: list[Layer]
     final_norm: Norm | None
-    head: Head | None
+    lm_head: LmHead | None
     """lm_head; None for models that return hidden states only."""
     embedding: Embedding = field(default_factory=Embedding)
     ropes: list[Rope] = field(default_factory=list[Rope])
@@ -471,7 +471,7 @@ class ModelSpec:
     @property
     def generates(self) -> bool:
         """Whether the model generates text."""
-        return self.causal and self.head is not None
+        return self.causal and self.lm_head is not None
 
     @property
     def embedding_size(self) -> int:

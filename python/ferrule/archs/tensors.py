@@ -40,13 +40,13 @@ def roles(spec: ModelSpec) -> Iterator[str]:
     for index, layer in enumerate(spec.layers):
         yield from (f"layers.{index}.{role}" for role in _layer_roles(layer))
     yield from _norm_roles("final_norm", spec.final_norm)
-    if spec.head is not None:
+    if spec.lm_head is not None:
         if embedding.width is not None:
-            yield "head_projection.weight"
-        if not spec.head.tied:
-            yield "head.weight"
-        if spec.head.bias:
-            yield "head.bias"
+            yield "lm_head_projection.weight"
+        if not spec.lm_head.tied:
+            yield "lm_head.weight"
+        if spec.lm_head.bias:
+            yield "lm_head.bias"
     if spec.classifier is not None:
         yield from _classifier_roles(spec.classifier)
     for index, projection in enumerate(spec.text_projections):

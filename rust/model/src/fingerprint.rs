@@ -127,7 +127,7 @@ mod tests {
             layer["attention"]["projections"]["qk_norm"] = json!({"norm": rms, "over": "head", "after_rope": false});
         }
         spec["final_norm"] = norm;
-        spec["head"] = json!({"tied": false, "bias": true, "scale": 1.0, "softcap": null});
+        spec["lm_head"] = json!({"tied": false, "bias": true, "scale": 1.0, "softcap": null});
         spec["ropes"][0]["scaling"] = scaling.clone();
         ModelSpec::from_json(&spec.to_string()).unwrap()
     }

@@ -118,7 +118,7 @@ mod tests {
         let mut windows = specs::llama(96, 3);
         windows["layers"][1]["attention"]["window"] = json!(40);
         let mut latent = specs::llama(80, 3);
-        latent["head"] = json!({"tied": false, "bias": true, "scale": 1.0, "softcap": null});
+        latent["lm_head"] = json!({"tied": false, "bias": true, "scale": 1.0, "softcap": null});
         latent["ropes"][0]["rotary_dim"] = json!(8);
         let norm = latent["final_norm"].clone();
         for layer in latent["layers"].as_array_mut().unwrap() {

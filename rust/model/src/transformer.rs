@@ -70,7 +70,7 @@ pub struct LoadOptions {
 /// #         "parallel": false, "residual_scale": 1.0, "residual_after_norm": false
 /// #     }],
 /// #     "final_norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
-/// #     "head": {"tied": true, "bias": false, "scale": 1.0, "softcap": null},
+/// #     "lm_head": {"tied": true, "bias": false, "scale": 1.0, "softcap": null},
 /// #     "causal": true, "classifier": null, "text_projections": [], "tensors": {}, "prefixes": []
 /// # }"#;
 /// let spec = ModelSpec::from_json(json)?;

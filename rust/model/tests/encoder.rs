@@ -19,7 +19,7 @@ const HIDDEN: usize = 64;
 fn spec() -> Value {
     let mut spec = specs::llama(64, 3);
     spec["causal"] = json!(false);
-    spec["head"] = json!(null);
+    spec["lm_head"] = json!(null);
     spec["layers"][1]["attention"]["window"] = json!(4);
     spec["embedding"]["token_types"] = json!(3);
     spec["classifier"] = json!({

@@ -55,7 +55,7 @@ fn a_complete_spec_is_read() {
     assert_eq!((read.layers.len(), read.tensor("embedding.weight").unwrap().names[0].as_str()), (2, "embed"));
     assert!(ModelSpec::from_json(&experts().to_string()).is_ok());
     assert!(ModelSpec::from_json(&latent().to_string()).is_ok());
-    assert_eq!(read.tensor("head.weight").cloned(), Err(SpecError::Role { role: "head.weight".to_owned() }));
+    assert_eq!(read.tensor("lm_head.weight").cloned(), Err(SpecError::Role { role: "lm_head.weight".to_owned() }));
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn unknown_fields_and_variants_are_refused_by_name() {
         ("/layers/1/ffn/experts", json!(8)),
         ("/layers/0/parallel_residual", json!(true)),
         ("/ropes/0/mrope_section", json!([1, 2])),
-        ("/head/logit_softcap", json!(30.0)),
+        ("/lm_head/logit_softcap", json!(30.0)),
         ("/final_norm/sandwich", json!(true)),
         ("/logit_scale", json!(2.0)),
         ("/ropes/0/scaling/short_factor", json!([1.0])),
@@ -116,7 +116,7 @@ fn numbers_outside_their_limits_are_named() {
             }),
         ),
         ("/final_norm/eps", json!(-1.0)),
-        ("/head/softcap", json!(-30.0)),
+        ("/lm_head/softcap", json!(-30.0)),
         ("/tensors/embedding.weight/names", json!([])),
         ("/tensors/embedding.weight/part", json!({"first": 2, "rows": 2, "stride": 3})),
         ("/tensors/embedding.weight/stack", json!({"index": 4, "of": 4})),

@@ -51,7 +51,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "ffn_post_norm": ("blk.{layer}.post_ffw_norm",),
     "ffn_sum_norm": ("blk.{layer}.layer_output_norm",),
     "final_norm": ("output_norm",),
-    "head": ("output",),
+    "lm_head": ("output",),
 }
 """Module names of each role, preferred name first; the router's bias is a tensor name."""
 

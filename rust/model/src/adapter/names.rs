@@ -59,7 +59,7 @@ pub(super) fn unsupported(role: &str) -> Option<&'static str> {
     }
     match role {
         "embedding" => Some("an embedding"),
-        "head" | "head_projection" | "embedding_projection" => None,
+        "lm_head" | "lm_head_projection" | "embedding_projection" => None,
         _ if role.starts_with("layers.") => None,
         _ => Some("a classifier or text projection"),
     }
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn roles_have_layers_and_support() {
         assert_eq!(layer_of("layers.12.ffn.router"), Some(12));
-        assert_eq!(layer_of("head"), None);
+        assert_eq!(layer_of("lm_head"), None);
         for role in [
             "embedding",
             "layers.0.ffn.experts.3.up",
@@ -122,7 +122,7 @@ mod tests {
         ] {
             assert!(unsupported(role).is_some(), "{role}");
         }
-        for role in ["head", "embedding_projection", "layers.0.ffn.shared.up", "layers.0.attention.q"] {
+        for role in ["lm_head", "embedding_projection", "layers.0.ffn.shared.up", "layers.0.attention.q"] {
             assert_eq!(unsupported(role), None, "{role}");
         }
     }

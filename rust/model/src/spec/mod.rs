@@ -53,7 +53,7 @@ use crate::rope::RopeSpec;
 ///         "parallel": false, "residual_scale": 1.0, "residual_after_norm": false
 ///     }],
 ///     "final_norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
-///     "head": {"tied": true, "bias": false, "scale": 1.0, "softcap": null},
+///     "lm_head": {"tied": true, "bias": false, "scale": 1.0, "softcap": null},
 ///     "causal": true, "classifier": null, "text_projections": [], "tensors": {}, "prefixes": []
 /// }"#;
 /// let spec = ModelSpec::from_json(json)?;
@@ -83,7 +83,6 @@ pub struct ModelSpec {
     /// Norm after the last layer.
     pub final_norm: Option<NormSpec>,
     /// Projection from hidden states to logits; `None` for models that have only hidden states.
-    #[serde(rename = "head")]
     pub lm_head: Option<LmHeadSpec>,
     /// Whether a token attends only to itself and the tokens before it.
     pub causal: bool,
@@ -229,8 +228,8 @@ impl ModelSpec {
         self.embedding.check(self.max_position_embeddings)?;
         norm::check("final_norm", self.final_norm)?;
         if let Some(lm_head) = &self.lm_head {
-            finite("head.scale", lm_head.scale)?;
-            positive("head.softcap", lm_head.softcap)?;
+            finite("lm_head.scale", lm_head.scale)?;
+            positive("lm_head.softcap", lm_head.softcap)?;
         }
         self.classifier.map_or(Ok(()), |classifier| classifier.check())?;
         readout::check_projections(&self.text_projections)?;

@@ -28,7 +28,7 @@ pub fn llama(vocab_size: usize, layers: usize) -> Value {
         "ropes": [{"theta": 1e4, "rotary_dim": 16, "interleaved": false, "scaling": {"type": "none"}}],
         "layers": vec![layer; layers],
         "final_norm": norm,
-        "head": {"tied": true, "bias": false, "scale": 1.0, "softcap": null},
+        "lm_head": {"tied": true, "bias": false, "scale": 1.0, "softcap": null},
         "causal": true,
         "classifier": null,
         "text_projections": [],

@@ -22,7 +22,7 @@ impl Loader<'_> {
         if spec.lm_head.is_none() || spec.embedding.width.is_none() {
             return Ok(None);
         }
-        let part = [("head_projection", spec.embedding_width(), quantization.embedding_and_lm_head())];
+        let part = [("lm_head_projection", spec.embedding_width(), quantization.embedding_and_lm_head())];
         self.linear(packer, "", &part, spec.hidden_size, false).map(Some)
     }
 
@@ -31,10 +31,10 @@ impl Loader<'_> {
         let Self { spec, quantization, .. } = self;
         Ok(match spec.lm_head {
             Some(lm_head) if !lm_head.tied => {
-                let part = [("head", spec.vocab_size, quantization.embedding_and_lm_head())];
+                let part = [("lm_head", spec.vocab_size, quantization.embedding_and_lm_head())];
                 (Some(self.linear(packer, "", &part, spec.embedding_width(), lm_head.bias)?), None)
             }
-            Some(lm_head) if lm_head.bias => (None, Some(self.vector("head.bias", spec.vocab_size)?)),
+            Some(lm_head) if lm_head.bias => (None, Some(self.vector("lm_head.bias", spec.vocab_size)?)),
             _ => (None, None),
         })
     }
