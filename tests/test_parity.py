@@ -97,7 +97,7 @@ def test_dynamic_rope_continues_beyond_the_scaled_length(tmp_path: Path) -> None
     """As in transformers, whose base for n tokens is theta * (factor * n / original - factor + 1) ^ (d / (d - 2))."""
     ids = [5 + position % 300 for position in range(100)]
     scaled, plain = GOLDEN / "llama_dynamic", tmp_path / "plain"
-    message = "max_model_len is 100, more than the 64 tokens .* dynamic RoPE scaling"
+    message = r"max_model_len \(100\) exceeds the model's scaled context of 64 tokens; dynamic RoPE scaling"
     with pytest.warns(RuntimeWarning, match=message):
         assert model_info(scaled, max_model_len=100)["max_model_len"] == 100
     with pytest.warns(RuntimeWarning, match=message):
