@@ -584,6 +584,13 @@ def measure(spec: str, weights: str | None, options: str) -> str:
     return json.dumps({**json.loads(engine.info()), **figures, "max_model_len": wanted, "memory": memory})
 
 
+class PackedFile:
+    """A packed file without tensors."""
+
+    def __init__(self, path: str) -> None:
+        self.tensors: list[str] = []
+
+
 class Ceilings:
     """A machine of round numbers."""
 
@@ -603,7 +610,7 @@ def module(engine: type[Engine] = Engine) -> types.ModuleType:
     """A module in the shape of `ferrule._native`."""
     native = types.ModuleType("ferrule._native")
     native.__dict__.update(Engine=engine, Ceilings=Ceilings, Vocabulary=Vocabulary, measure=measure, version="0.0.0")
-    native.__dict__.update(isa=lambda: "fake", cpu_count=lambda: 2)
+    native.__dict__.update(isa=lambda: "fake", cpu_count=lambda: 2, PackedFile=PackedFile)
     native.__dict__.update(check_tokenizer_json=lambda _: None, check_charsmap=lambda _: None)
     return native
 

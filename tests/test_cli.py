@@ -110,7 +110,7 @@ USAGE: list[tuple[list[str], str]] = [
     (["run", "a", "b", "c"], "expected [MODEL] PROMPT, got 3 arguments; put the prompt in quotes"),
     (["run", "--threads", "0", "x"], "threads must be an integer from 1 to 1024, got 0"),
     (["run", "/no/such/model", "x"], "no directory /no/such/model"),
-    (["info", str(TESTS / "test_cli.py")], "a file; give the directory"),
+    (["info", str(TESTS / "test_cli.py")], "or a GGUF file, got a file"),
     (["chat", "/no/such/model"], "no directory /no/such/model"),
     (["run", "x", "--tokenizer", "/no/such/model"], "no directory /no/such/model"),
     (["run", "x", "--quantization", "int1"], "'int1' is not one of"),

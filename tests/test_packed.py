@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from conftest import TINY
+from crc32c import crc32c
 from ferrule import (
     LLM,
     InsufficientMemoryError,
@@ -546,16 +547,6 @@ def test_quantize_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["quantize", str(tmp_path / "none"), "-o", str(out)]) == 2
     assert main(["info", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["quantization"] == "int8"
-
-
-def crc32c(data: bytes) -> int:
-    """The checksum of RFC 3720, bit by bit."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
 
 
 class Sparse:

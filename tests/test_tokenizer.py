@@ -235,7 +235,7 @@ def test_special_token_config_spellings(tmp_path: Path) -> None:
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "no", "pad_token": "<pad>"}))
     assert Tokenizer(tmp_path).special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": 3}))
-    with pytest.raises(ConfigError, match=r"tokenizer_config\.json: bos_token is 3"):
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json: bos_token must be a string, got 3"):
         Tokenizer(tmp_path)
 
 

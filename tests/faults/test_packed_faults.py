@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from crc32c import crc32c
 from faults.isolated import assert_refused, folder_bytes, run
 from ferrule import quantize
 
@@ -55,9 +56,13 @@ def read(folder: Path) -> tuple[Header, bytes]:
 
 
 def write(folder: Path, header: Header, data: bytes, start: int = 1 << 16) -> None:
-    """Writes a file whose data begin at byte `start`."""
+    """Writes a file whose data begin at byte `start`, with the checksum of its header if the file has checksums."""
     text = json.dumps(header).encode().ljust(start - 8)
-    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(text)) + text + data)
+    text = struct.pack("<Q", len(text)) + text
+    if "checksums" in header:
+        at = header["checksums"]["data_offsets"][0]
+        data = data[:at] + struct.pack("<I", crc32c(text)) + data[at + 4 :]
+    (folder / WEIGHTS).write_bytes(text + data)
 
 
 def edited(change: Callable[[Header], object]) -> Callable[[Path], None]:
@@ -129,7 +134,7 @@ def deleted(folder: Path) -> None:
 
 
 BROKEN: list[tuple[str, Callable[[Path], None], list[str]]] = [
-    ("another version", metadata_with(version="99"), ["layout", "ferrule 99", "pack the model again"]),
+    ("another version", metadata_with(version="99"), ["layout", "ferrule-2 99", "pack the model again"]),
     ("another layout", metadata_with(layout="elsewhere"), ["elsewhere", "pack the model again"]),
     ("another quantization", metadata_with(quantization="int8"), ['packed as "int8"', '"int4"']),
     ("no metadata", edited(lambda header: header.pop("__metadata__")), ["none none", "pack the model again"]),

@@ -140,7 +140,7 @@ def no_such_kind(folder: Path) -> None:
 
 FAULTS: list[tuple[str, Callable[[Path], None], str, list[str]]] = [
     ("gptq_asym_actorder", unknown_method, "UnsupportedModelError", ["'exl3'", "gptq, awq, compressed-tensors, fp8"]),
-    ("gptq_asym_actorder", five_bits, "UnsupportedModelError", ["bits is 5", "2 or 3 or 4 or 8"]),
+    ("gptq_asym_actorder", five_bits, "UnsupportedModelError", ["bits must be 2 or 3 or 4 or 8, got 5"]),
     ("gptq_asym_actorder", other_bits, "ModelFileError", ["scales", "must be [2, 128]"]),
     ("gptq_asym_actorder", other_groups, "ModelFileError", ["scales", "must be [2, 128]"]),
     ("gptq_asym_actorder", wrong_method, "ModelFileError", ["scales", "must be"]),

@@ -31,14 +31,26 @@ WARM_UP = """
 @pytest.mark.parametrize(
     ("error", "changes", "fragments"),
     [
-        ("ConfigError", {"num_attention_heads": 0}, ["num_attention_heads is 0"]),
+        ("ConfigError", {"num_attention_heads": 0}, ["num_attention_heads must be an integer from 1 to 1024, got 0"]),
         ("ConfigError", {"num_key_value_heads": 3}, ["num_key_value_heads", "3", "4"]),
-        ("ConfigError", {"hidden_size": -64}, ["hidden_size is -64"]),
-        ("ConfigError", {"num_hidden_layers": 10**9}, ["num_hidden_layers is 1000000000"]),
+        ("ConfigError", {"hidden_size": -64}, ["hidden_size must be an integer from 1 to 268435456, got -64"]),
+        (
+            "ConfigError",
+            {"num_hidden_layers": 10**9},
+            ["num_hidden_layers must be", "1000000000"],
+        ),
         ("ConfigError", {"vocab_size": 321}, ["model.embed_tokens.weight", "320", "321"]),
         ("UnsupportedModelError", {"architectures": ["LlamaForCausalLN"], "model_type": "lama"}, ["LlamaForCausalLM"]),
-        ("ConfigError", {"rope_parameters": {"rope_type": "linear", "factor": 0}}, ["factor is 0"]),
-        ("ConfigError", {"rope_parameters": {"rope_type": "yarn", "factor": float("nan")}}, ["factor is nan"]),
+        (
+            "ConfigError",
+            {"rope_parameters": {"rope_type": "linear", "factor": 0}},
+            ["factor must be", "got 0"],
+        ),
+        (
+            "ConfigError",
+            {"rope_parameters": {"rope_type": "yarn", "factor": float("nan")}},
+            ["factor must be", "got nan"],
+        ),
     ],
 )
 def test_invalid_config_is_a_typed_error(
