@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -174,10 +176,31 @@ def test_verify_weights_packs_a_damaged_cached_file_again(cache: PackedCache) ->
 def test_close_stops_the_verification(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "BOOT_ID", packed.with_name("missing"))
     numbers = count_reads(monkeypatch)
-    stop = threading.Event()
-    stop.set()
-    verification.verify(packed, stop=stop)
+    verification.verify(packed, stopped=lambda: True)
     assert numbers == []
     llm = LLM(packed.parent, threads=1)
     llm.close()
     llm._verification.join()
+
+
+def test_verification_keeps_no_engine_alive(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    verify = verification.verify
+
+    def late(path: Path, **options: Any) -> None:
+        assert go_on.wait(60)
+        verify(path, **options)
+
+    monkeypatch.setattr(verification, "verify", late)
+    gc.disable()
+    try:
+        llm = LLM(packed.parent, threads=1)
+        driver, thread = weakref.ref(llm._driver), llm._verification
+        del llm
+        assert driver() is None
+    finally:
+        gc.enable()
+    numbers = count_reads(monkeypatch)
+    go_on.set()
+    thread.join()
+    assert numbers == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,10 +23,10 @@ BACKGROUND_NICENESS = 19
 """Priority of the background thread, the lowest."""
 
 
-def verify(path: Path, *, threads: int = 1, stop: threading.Event | None = None) -> None:
+def verify(path: Path, *, threads: int = 1, stopped: Callable[[], bool] = lambda: False) -> None:
     """Compares the checksums of a packed file, unless that was done since the machine has booted.
 
-    Returns early once `stop` is set. Raises ModelFileError if the file is damaged or cannot be read.
+    Returns early once `stopped` returns True. Raises ModelFileError if the file is damaged or cannot be read.
     """
     from ferrule import _native
 
@@ -35,13 +36,13 @@ def verify(path: Path, *, threads: int = 1, stop: threading.Event | None = None)
     file = _native.PackedFile(os.fspath(path))
 
     def verify_tensor(index: int) -> None:
-        if stop is None or not stop.is_set():
+        if not stopped():
             file.verify(index)
 
     with ThreadPoolExecutor(threads) as pool:
         for _ in pool.map(verify_tensor, range(len(file.tensors))):
             pass
-    if state is not None and not (stop is not None and stop.is_set()) and _record_of(path)[1] == state:
+    if state is not None and not stopped() and _record_of(path)[1] == state:
         _write(record, state)
 
 
@@ -55,18 +56,18 @@ def mark_used(cache: PackedCache, path: Path) -> None:
 
 
 class Verification:
-    """Verifies packed files in the background."""
+    """Verifies packed files in the background. The thread keeps no engine alive."""
 
     def __init__(self, paths: Sequence[Path], damaged: Callable[[str], None]) -> None:
-        """Takes the files, and a function that is called with a message if one is damaged."""
-        self._paths = paths
-        self._damaged = damaged
+        """Takes the files, and a method that is called with a message if one is damaged."""
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ferrule-verify", daemon=True)
+        arguments = (paths, self._stop, weakref.WeakMethod(damaged))
+        self._thread = threading.Thread(target=_verify_all, args=arguments, name="ferrule-verify", daemon=True)
+        self._is_needed = bool(paths)
 
     def start(self) -> None:
         """Starts the thread, if there are files."""
-        if self._paths:
+        if self._is_needed:
             self._thread.start()
 
     def stop(self) -> None:
@@ -75,19 +76,24 @@ class Verification:
 
     def join(self) -> None:
         """Waits for the end of the verification."""
-        if self._paths:
+        if self._is_needed:
             self._thread.join()
 
-    def _run(self) -> None:
-        with suppress(OSError, AttributeError):  # a system without priorities of threads
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICENESS)
-        for path in self._paths:
-            try:
-                verify(path, stop=self._stop)
-            except ModelFileError as error:
-                if path.exists() and not self._stop.is_set():
-                    self._damaged(f"{error}; {discard(path)}")
-                return
+
+def _verify_all(
+    paths: Sequence[Path], stop: threading.Event, damaged: weakref.WeakMethod[Callable[[str], None]]
+) -> None:
+    """Verifies files until `stop` is set or the engine that owns `damaged` is gone."""
+    with suppress(OSError, AttributeError):  # a system without priorities of threads
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICENESS)
+    for path in paths:
+        try:
+            verify(path, stopped=lambda: stop.is_set() or damaged() is None)
+        except ModelFileError as error:
+            report = damaged()
+            if report is not None and path.exists() and not stop.is_set():
+                report(f"{error}; {discard(path)}")
+            return
 
 
 def discard(path: Path) -> str:
