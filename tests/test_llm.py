@@ -335,6 +335,13 @@ def test_unknown_argument(cls: type[LLM | AsyncLLM], unknown: str, hint: str) ->
     assert str(caught.value) == f"{cls.__name__}() got an unexpected keyword argument {unknown!r}{hint}"
 
 
+@pytest.mark.parametrize("cls", [LLM, AsyncLLM])
+def test_a_second_positional_argument_is_refused_by_the_name_of_the_class(cls: Any) -> None:
+    message = rf"^{cls.__name__}\(\) takes one positional argument, the model, got 2; name the others$"
+    with pytest.raises(TypeError, match=message):
+        cls("model", "int8")
+
+
 WITH_BARS: dict[str, Callable[[LLM], object]] = {
     "generate": lambda llm: llm.generate(["one", "two"], GREEDY),
     "chat": lambda llm: llm.chat([{"role": "user", "content": "one"}], GREEDY),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import threading
@@ -34,6 +35,20 @@ def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The weights of a packed model in a separate directory."""
     monkeypatch.setenv(DIRECTORY, str(tmp_path / "cache"))
     return quantize(LLAMA, tmp_path / "packed", format="int8", threads=1) / WEIGHTS
+
+
+@pytest.fixture
+def go_on(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An event for which every verification waits before it begins."""
+    event = threading.Event()
+    verify = verification.verify
+
+    def late(path: Path, **options: Any) -> None:
+        assert event.wait(60)
+        verify(path, **options)
+
+    monkeypatch.setattr(verification, "verify", late)
+    return event
 
 
 def flip(path: Path, offset: int = -5000) -> None:
@@ -132,15 +147,7 @@ def test_damaged_cached_file_ends_the_engine_and_is_packed_again(cache: PackedCa
         llm.generate(PROMPT)
 
 
-def test_damage_ends_a_running_generation(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on = threading.Event()
-    verify = verification.verify
-
-    def late(path: Path, **options: Any) -> None:
-        assert go_on.wait(60)
-        verify(path, **options)
-
-    monkeypatch.setattr(verification, "verify", late)
+def test_damage_ends_a_running_generation(packed: Path, go_on: threading.Event) -> None:
     flip(packed)
     with LLM(packed.parent, threads=1) as llm:
         tokens = llm.stream(PROMPT, SamplingParams(max_tokens=400, ignore_eos=True))
@@ -153,6 +160,26 @@ def test_damage_ends_a_running_generation(packed: Path, monkeypatch: pytest.Monk
         with pytest.raises(EngineError, match="is damaged"):
             llm.generate(PROMPT)
     assert packed.exists()
+
+
+def test_damage_is_reported_where_the_cache_cannot_be_changed(
+    cache: PackedCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(LLAMA, quantization="int8", threads=1) as llm:
+        llm._verification.join()
+    [entry] = cache.entries()
+    flip(entry.path)
+
+    def refuse(path: Path, **_: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with LLM(LLAMA, quantization="int8", threads=1) as llm:
+        llm._verification.join()
+        with pytest.raises(
+            EngineError, match=r"; it cannot be removed from the cache \(Permission denied\); remove it"
+        ):
+            llm.generate(PROMPT)
 
 
 def test_verify_weights_refuses_a_damaged_directory_before_the_first_token(packed: Path) -> None:
@@ -183,15 +210,9 @@ def test_close_stops_the_verification(packed: Path, monkeypatch: pytest.MonkeyPa
     llm._verification.join()
 
 
-def test_verification_keeps_no_engine_alive(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on = threading.Event()
-    verify = verification.verify
-
-    def late(path: Path, **options: Any) -> None:
-        assert go_on.wait(60)
-        verify(path, **options)
-
-    monkeypatch.setattr(verification, "verify", late)
+def test_verification_keeps_no_engine_alive(
+    packed: Path, go_on: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gc.disable()
     try:
         llm = LLM(packed.parent, threads=1)

@@ -64,7 +64,10 @@ class LoadedModel(metaclass=RefusingMeta):
         Raises ModelNotFoundError, ModelFileError, ConfigError, TokenizerError, InvalidParameterError,
         InsufficientMemoryError.
         """
-        refuse_unknown(type(self).__name__, options, {*parameters(self._engine_args), *FOREIGN_ENGINE_ARGS})
+        name = type(self).__name__
+        if len(given) > 1:
+            raise TypeError(f"{name}() takes one positional argument, the model, got {len(given)}; name the others")
+        refuse_unknown(name, options, {*parameters(self._engine_args), *FOREIGN_ENGINE_ARGS})
         self._load(self._engine_args(*given, **options))
 
     @classmethod

@@ -49,6 +49,12 @@ def release(path: Path) -> None:
         del _held[path]
 
 
+def packed_directory() -> Path:
+    """Returns the directory of packed files, which the environment variables describe."""
+    home = os.environ.get("XDG_CACHE_HOME", "") or os.path.expanduser("~/.cache")  # noqa: PTH111  # never raises
+    return Path(os.environ.get(DIRECTORY, "") or os.path.join(home, "ferrule")).absolute() / "packed"  # noqa: PTH118
+
+
 @dataclass(frozen=True)
 class PackedEntry:
     """A packed file in the cache."""
@@ -82,9 +88,7 @@ class PackedCache:
             if not (text.isascii() and text.isdigit()):
                 raise InvalidParameterError(LIMIT, text, "a number of bytes")
             limit = int(text)
-        home = os.environ.get("XDG_CACHE_HOME", "") or os.path.expanduser("~/.cache")  # noqa: PTH111  # never raises
-        directory = os.environ.get(DIRECTORY, "") or os.path.join(home, "ferrule")  # noqa: PTH118
-        return cls(Path(directory).absolute() / "packed", limit)
+        return cls(packed_directory(), limit)
 
     def path_of(self, model: str, quantization: str, digest: str) -> Path:
         """Returns the path of a model's packed file; `model` is a repository or an absolute path."""

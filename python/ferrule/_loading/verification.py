@@ -10,11 +10,10 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from ferrule._loading.packed_cache import PackedCache
+from ferrule._loading.packed_cache import PackedCache, packed_directory
 from ferrule.errors import ModelFileError
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -28,6 +27,8 @@ def verify(path: Path, *, threads: int = 1, stopped: Callable[[], bool] = lambda
 
     Returns early once `stopped` returns True. Raises ModelFileError if the file is damaged or cannot be read.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     from ferrule import _native
 
     record, state = _record_of(path)
@@ -98,15 +99,18 @@ def _verify_all(
 
 def discard(path: Path) -> str:
     """Removes a damaged file if it is in the cache, and returns what to do next."""
-    if path.parent != PackedCache.open().directory:
+    if path.parent != packed_directory():
         return "pack the model again"
-    path.unlink(missing_ok=True)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        return f"it cannot be removed from the cache ({error.strerror}); remove it to have the model packed again"
     return "it has been removed from the cache, and the next load packs the model again"
 
 
 def _record_of(path: Path) -> tuple[Path, str | None]:
     """Returns the path of a file's record and what it contains once the file is verified; None: not to be recorded."""
-    records = PackedCache.open().directory.with_name("verified")
+    records = packed_directory().with_name("verified")
     try:
         stat = path.stat()
         boot = BOOT_ID.read_text(encoding="ascii").strip()

@@ -346,6 +346,7 @@ impl PackedWriter {
         metadata: &BTreeMap<String, String>,
         mut tensors: Vec<PackedTensor>,
     ) -> Result<Self, PackedError> {
+        let left = tensors.iter().rev().cloned().collect();
         let bytes = Checksums::bytes(tensors.len()) as u64;
         tensors.push(PackedTensor { name: CHECKSUMS.to_owned(), dtype: Dtype::U8, bytes });
         let failed = |error| PackedErrorKind::Write(error).of(path);
@@ -356,7 +357,6 @@ impl PackedWriter {
         let file = File::create_new(&temporary).map_err(failed)?;
         // On a file system without locks, no process removes abandoned files either.
         let _ = file.try_lock();
-        let left = tensors.into_iter().rev().collect();
         let mut checksums = Checksums::default();
         checksums.push(&[&header]);
         let mut writer = Self { path: path.to_owned(), temporary, file, left, checksums, is_finished: false };
@@ -375,6 +375,10 @@ impl PackedWriter {
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), PackedError> {
         let next = self.left.pop().expect("a tensor that was announced");
         assert_eq!((next.name.as_str(), next.bytes), (name, bytes.len() as u64), "the tensors' order");
+        self.append(bytes)
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), PackedError> {
         let padding = &[0; LINE][..bytes.len().next_multiple_of(LINE) - bytes.len()];
         self.checksums.push(&[bytes, padding]);
         let written = self.file.write_all(bytes).and_then(|()| self.file.write_all(padding));
@@ -389,8 +393,8 @@ impl PackedWriter {
     /// # Panics
     /// If tensors are missing.
     pub fn finish(mut self) -> Result<(), PackedError> {
-        assert_eq!(self.left.len(), 1, "tensors have not been written");
-        self.write(CHECKSUMS, &self.checksums.to_bytes())?;
+        assert!(self.left.is_empty(), "{} tensors have not been written", self.left.len());
+        self.append(&self.checksums.to_bytes())?;
         let moved = self.file.sync_all().and_then(|()| fs::rename(&self.temporary, &self.path));
         moved.map_err(|error| PackedErrorKind::Write(error).of(&self.path))?;
         self.is_finished = true;

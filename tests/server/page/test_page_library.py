@@ -26,6 +26,21 @@ def two_conversations(chat: ChatPage) -> ChatPage:
     return chat
 
 
+@pytest.fixture
+def other_tab(two_conversations: ChatPage) -> ChatPage:
+    """A second tab with the same conversations."""
+    tab = ChatPage(two_conversations.page.context.new_page(), two_conversations.screenshots)
+    tab.open()
+    return tab
+
+
+def begin_endless_answer(chat: ChatPage) -> None:
+    """Sends a message whose answer ends when the context is full, and waits for its first text."""
+    chat.set(extra_body=ENDLESS)
+    chat.send("Tell me a story.")
+    expect(chat.answer().locator(".body")).not_to_be_empty()
+
+
 def test_two_conversations_are_separate(two_conversations: ChatPage) -> None:
     two_conversations.expect_titles("What is the capital of Italy?", "What is the capital of France?")
     assert len(two_conversations.requests[-1]["messages"]) == 1
@@ -64,9 +79,7 @@ def test_a_conversation_is_deleted_after_confirmation(two_conversations: ChatPag
     two_conversations.expect_titles("What is the capital of France?")
 
 
-def test_two_tabs_do_not_overwrite_each_other(two_conversations: ChatPage) -> None:
-    other_tab = ChatPage(two_conversations.page.context.new_page(), two_conversations.screenshots)
-    other_tab.open()
+def test_two_tabs_do_not_overwrite_each_other(two_conversations: ChatPage, other_tab: ChatPage) -> None:
     other_tab.expect_messages("What is the capital of Italy?")
     other_tab.ask("And of Spain?")
     two_conversations.expect_messages("What is the capital of Italy?", "And of Spain?")
@@ -76,12 +89,8 @@ def test_two_tabs_do_not_overwrite_each_other(two_conversations: ChatPage) -> No
     assert not other_tab.errors
 
 
-def test_two_tabs_generate_in_one_conversation(two_conversations: ChatPage) -> None:
-    other_tab = ChatPage(two_conversations.page.context.new_page(), two_conversations.screenshots)
-    other_tab.open()
-    two_conversations.set(extra_body=ENDLESS)
-    two_conversations.send("Tell me a story.")
-    expect(two_conversations.answer().locator(".body")).not_to_be_empty()
+def test_two_tabs_generate_in_one_conversation(two_conversations: ChatPage, other_tab: ChatPage) -> None:
+    begin_endless_answer(two_conversations)
     other_tab.expect_messages("What is the capital of Italy?", "Tell me a story.")
     other_tab.set(extra_body="", max_tokens="4")
     other_tab.ask("And then?")
@@ -102,12 +111,10 @@ def test_two_tabs_generate_in_one_conversation(two_conversations: ChatPage) -> N
     assert not other_tab.errors
 
 
-def test_a_conversation_deleted_in_one_tab_is_not_saved_by_another(two_conversations: ChatPage) -> None:
-    other_tab = ChatPage(two_conversations.page.context.new_page(), two_conversations.screenshots)
-    other_tab.open()
-    two_conversations.set(extra_body=ENDLESS)
-    two_conversations.send("Tell me a story.")
-    expect(two_conversations.answer().locator(".body")).not_to_be_empty()
+def test_a_conversation_deleted_in_one_tab_is_not_saved_by_another(
+    two_conversations: ChatPage, other_tab: ChatPage
+) -> None:
+    begin_endless_answer(two_conversations)
     other_tab.find("[data-key=remove]").click()
     other_tab.find("#delete-dialog button[value=delete]").click()
     two_conversations.expect_messages("What is the capital of France?")
@@ -118,9 +125,7 @@ def test_a_conversation_deleted_in_one_tab_is_not_saved_by_another(two_conversat
     assert not other_tab.errors
 
 
-def test_a_message_of_another_tab_leaves_an_editor_open(two_conversations: ChatPage) -> None:
-    other_tab = ChatPage(two_conversations.page.context.new_page(), two_conversations.screenshots)
-    other_tab.open()
+def test_a_message_of_another_tab_leaves_an_editor_open(two_conversations: ChatPage, other_tab: ChatPage) -> None:
     two_conversations.press("edit", two_conversations.find(".user"))
     two_conversations.find(".user textarea").fill("What is the capital of Japan?")
     other_tab.ask("And of Spain?")

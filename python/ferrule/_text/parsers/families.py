@@ -106,9 +106,9 @@ TOOL_CALL_PARSERS = (
     ),
     ToolCallFamily(
         ("seed_oss",),
-        (qwen3_coder.SEED.begin,),
-        frozenset({qwen3_coder.SEED.begin, qwen3_coder.SEED.end}),
-        begin=qwen3_coder.SEED.begin,
+        (qwen3_coder.SEED_TAGS.begin,),
+        frozenset({qwen3_coder.SEED_TAGS.begin, qwen3_coder.SEED_TAGS.end}),
+        begin=qwen3_coder.SEED_TAGS.begin,
         read=qwen3_coder.seed_oss,
     ),
     ToolCallFamily(
@@ -121,9 +121,9 @@ TOOL_CALL_PARSERS = (
     ),
     ToolCallFamily(
         ("qwen3_coder", "qwen3_xml"),
-        (qwen3_coder.FUNCTION,),
-        frozenset({qwen3_coder.QWEN.begin, qwen3_coder.QWEN.end}),
-        begin=qwen3_coder.QWEN.begin,
+        (qwen3_coder.QWEN_TAGS.call,),
+        frozenset({qwen3_coder.QWEN_TAGS.begin, qwen3_coder.QWEN_TAGS.end}),
+        begin=qwen3_coder.QWEN_TAGS.begin,
         read=qwen3_coder.qwen3_coder,
     ),
     ToolCallFamily(
@@ -152,7 +152,7 @@ TOOL_CALL_PARSERS = (
         ("minimax_m3",),
         (minimax.TAG,),
         frozenset({minimax.TAG, "<tool_call>", "</tool_call>"}),
-        begin=minimax.BEGIN,
+        begin=minimax.TAGS.begin,
         read=minimax.minimax_m3,
     ),
     ToolCallFamily(

@@ -5,8 +5,8 @@
     ]<]minimax[>[</tool_call>
 
 Source: the chat template of MiniMaxAI/MiniMax-M3. A tag inside a call is the name of an argument, of a key of an
-object, or `item` for each element of a list. The declared type decides the type of a value; the default is a string. A
-call is final from `<invoke name="...">`. M3 reasons between `<mm:think>` and `</mm:think>`; an answer without reasoning
+object, or `item` for each element of a list. The declared type decides the type of a value; the default is a string. M3
+reasons between `<mm:think>` and `</mm:think>`; an answer without reasoning
 begins with the end marker.
 """
 
@@ -20,57 +20,31 @@ from typing import Any
 from ferrule._text.parsers.draft import Arguments, quoted
 from ferrule._text.parsers.reader import Read
 from ferrule._text.parsers.state import State, Thought
+from ferrule._text.parsers.tagged_calls import Tags, tagged_calls
 from ferrule._text.parsers.tools import json_of_text, member_schema, types_of
 
 TAG = "]<]minimax[>["
-BEGIN, END = TAG + "<tool_call>", TAG + "</tool_call>"
-INVOKE, INVOKE_END = TAG + '<invoke name="', TAG + "</invoke>"
+TAGS = Tags(
+    begin=TAG + "<tool_call>",
+    end=TAG + "</tool_call>",
+    call=TAG + '<invoke name="',
+    named='">',
+    call_end=TAG + "</invoke>",
+    argument=TAG + "<",
+    name=re.compile(r'[^"<>\n]+'),
+)
 ITEM = "item"
 THOUGHT = Thought("<mm:think>", "</mm:think>", anywhere=False, dropped=("</mm:think>",))
 MAX_DEPTH = 64
 """Maximum number of levels of nested tags in an argument; a deeper value is a string."""
 
-_NAME = re.compile(r'[^"<>\n]+')
 _KEY = re.compile(r"[^<>\n]+")
-_TAGS = re.compile(re.escape(TAG) + r"<(/?)([^<>\n]+)>")
+_TAG_IN_VALUE = re.compile(re.escape(TAG) + r"<(/?)([^<>\n]+)>")
 
 
 def minimax_m3(state: State) -> Read[None]:
     """Reads content and the calls in it."""
-    text = state.text
-    inside = False
-    while marker := (yield from state.content(BEGIN, INVOKE, *((END,) if inside else ()))):
-        if marker == END:
-            inside = False
-            continue
-        text.hold(marker)
-        if marker == BEGIN:
-            yield from text.skip_space()
-            marker = yield from text.accept(INVOKE)
-        if marker and (yield from _call(state)):
-            inside = True
-        else:
-            state.as_content()
-
-
-def _call(state: State) -> Read[bool]:
-    """Reads a call after the quotation mark of its name; False if it is not a call."""
-    text = state.text
-    name = yield from text.run(_NAME)
-    if not name or not (yield from text.accept('">')):
-        return False
-    text.held()
-    state.draft.call(name)
-    arguments = Arguments(state.draft)
-    while True:
-        yield from text.skip_space()
-        marker = yield from text.accept(INVOKE_END, END, TAG + "<")
-        if marker == TAG + "<":
-            yield from _argument(state, name, arguments)
-            continue
-        if marker or (yield from text.peek()):
-            arguments.end()
-        return True
+    yield from tagged_calls(state, TAGS, _argument)
 
 
 def _argument(state: State, function: str, arguments: Arguments) -> Read[None]:
@@ -120,7 +94,7 @@ class _Element:
 
 def _value(text: str, schema: Mapping[str, Any]) -> str:
     """Returns the content of a tag as JSON; a string if its tags are not well-formed."""
-    parts = _TAGS.split(text)
+    parts = _TAG_IN_VALUE.split(text)
     stack = [_Element("", schema, [parts[0]])]
     try:
         for slash, name, following in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
