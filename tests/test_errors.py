@@ -15,6 +15,20 @@ def test_invalid_parameter_has_attributes() -> None:
     assert str(error) == "temperature must be >= 0, got -1"
 
 
+@pytest.mark.parametrize(
+    ("requirement", "message"),
+    [
+        ("left out; use n", "best_of is not supported, got 3; use n"),
+        ("left out in a beam search; use n", "best_of is not supported in a beam search, got 3; use n"),
+        ("left out with method ngram", "best_of is not supported with method ngram, got 3"),
+    ],
+)
+def test_message_of_unsupported_parameter_ends_with_advice(requirement: str, message: str) -> None:
+    error = InvalidParameterError("best_of", 3, requirement)
+    assert error.requirement == requirement
+    assert str(error) == message
+
+
 @pytest.mark.parametrize("value", [None, "-1", 0.5, [1, 2], float("inf")])
 def test_invalid_parameter_survives_pickling(value: object) -> None:
     error = InvalidParameterError("stop[2]", value, "a string")

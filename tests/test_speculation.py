@@ -46,7 +46,7 @@ BAD_CONFIGS: list[tuple[object, str]] = [
         "speculative_config.prompt_lookup_min must be an integer from 1 to 64, got 0",
     ),
     ({"method": "ngram", "adaptive": 1}, "speculative_config.adaptive must be True or False, got 1"),
-    ({"method": "ngram", "model": "tiny"}, "speculative_config.model must be left out with method ngram, got 'tiny'"),
+    ({"method": "ngram", "model": "tiny"}, "speculative_config.model is not supported with method ngram, got 'tiny'"),
     ({"method": "draft_model"}, "speculative_config.model must be the path or name of the draft model, got None"),
     ({"model": 3}, "speculative_config.model must be the path or name of the draft model, got 3"),
 ]

@@ -7,19 +7,21 @@ or a prompt carry its name as an attribute, so that no caller has to parse messa
 from collections.abc import Collection
 from typing import cast
 
+_LEFT_OUT = "left out"
+"""Beginning of the requirement of an unsupported parameter."""
 MAX_SHOWN_ITEMS = 32
-"""Most items of a collection that a message lists; larger ones are summarized."""
+"""Maximum number of items of a collection that a message lists; larger collections are summarized."""
 
 
 def shown(value: object) -> str:
-    """Formats a value for a message, in at most 80 characters; a long collection as its number of items."""
+    """Formats a value for a message, in at most 80 characters; of a long collection only type and size are shown."""
     if (items := _items(value)) > MAX_SHOWN_ITEMS:
         return f"a {type(value).__name__} of {items} items"
     if isinstance(value, int) and abs(value) >= 1 << 128:
         return f"a number of {value.bit_length()} bits"
     try:
         text = repr(value)
-    except ValueError:  # a number in it has more digits than Python writes
+    except ValueError:  # a number in the value has more digits than Python converts to text
         return f"a {type(value).__name__} with a very large number"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -38,7 +40,9 @@ class FerruleError(Exception):
 class InvalidParameterError(FerruleError, ValueError):
     """A parameter of a request or of a constructor has an invalid value.
 
-    `InvalidParameterError("temperature", -1, ">= 0")` reads `temperature must be >= 0, got -1`.
+    The message is derived from the attributes: `InvalidParameterError("temperature", -1, ">= 0")` becomes
+    `temperature must be >= 0, got -1`, and `InvalidParameterError("best_of", 3, "left out; use n")` becomes
+    `best_of is not supported, got 3; use n`.
     """
 
     field: str
@@ -46,21 +50,26 @@ class InvalidParameterError(FerruleError, ValueError):
     value: object
     """Value that was found."""
     requirement: str
-    """Requirement of the value, as it reads after "must be"."""
+    """Requirement of the value, as it reads after "must be". It begins with "left out" if the parameter is not
+    supported in this context; a replacement may follow after a semicolon."""
 
     def __init__(self, field: str, value: object, requirement: str) -> None:
         super().__init__(field, value, requirement)
         self.field, self.value, self.requirement = field, value, requirement
 
     def __str__(self) -> str:
-        return f"{self.field} must be {self.requirement}, got {shown(self.value)}"
+        if not self.requirement.startswith(_LEFT_OUT):
+            return f"{self.field} must be {self.requirement}, got {shown(self.value)}"
+        context, separator, advice = self.requirement.removeprefix(_LEFT_OUT).partition("; ")
+        return f"{self.field} is not supported{context}, got {shown(self.value)}{separator}{advice}"
 
 
 class PromptError(FerruleError, ValueError):
     """A prompt cannot be processed: it is empty, too long, or has token ids outside the vocabulary."""
 
     field: str | None
-    """Argument or part of it that is wrong, such as `prompts[2]` or `cache_salt`; None for the prompt itself."""
+    """Name of the invalid argument or of a part of it, such as `prompts[2]` or `cache_salt`; None for the prompt
+    itself."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
@@ -128,4 +137,4 @@ class RemoteError(FerruleError, OSError):
 
 
 class CompatibilityWarning(UserWarning):
-    """A parameter of another library was accepted, but has no effect in ferrule."""
+    """A parameter of another library was accepted, but it has no effect in ferrule."""

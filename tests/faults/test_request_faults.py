@@ -154,7 +154,7 @@ def test_custom_code_of_model_is_not_run(tmp_path: Path) -> None:
         (
             "beams(stop='x')",
             "InvalidParameterError",
-            ["stop must be left out in a beam search; use stop_token_ids, got 'x'"],
+            ["stop is not supported in a beam search, got 'x'; use stop_token_ids"],
         ),
         ("SamplingParams(max_tokens=-1)", "InvalidParameterError", ["max_tokens", "-1"]),
         ("SamplingParams(max_tokens=2**63)", "InvalidParameterError", ["max_tokens"]),

@@ -1,7 +1,7 @@
-"""Parameters of vLLM, transformers and llama-cpp-python that ferrule names otherwise, ignores, or does not support.
+"""Parameters of vLLM, transformers and llama-cpp-python that ferrule renames, ignores, or does not support.
 
-A program that sets one of them gets a warning or an error that says what to use instead, and no bare TypeError. A value
-that equals the other library's default passes silently.
+Setting such a parameter gives a warning or an error that says what to use instead, rather than a bare TypeError. The
+other library's default value is accepted silently.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Ignored:
-    """A parameter that has no effect here; other values than the default get a warning."""
+    """A parameter that has no effect in ferrule; a value other than the default gives a warning."""
 
     default: object
     reason: str
-    """Reason that it has no effect, and the replacement."""
+    """Reason why the parameter has no effect, with a replacement if there is one."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A parameter that would change the result and is not supported; other values than the default are an error."""
+    """An unsupported parameter that would change the result; a value other than the default is an error."""
 
     default: object
     instead: str
-    """Replacement, as the text after "must be left out; "."""
+    """Replacement or reason, which ends the message `NAME is not supported, got VALUE; ...`."""
 
 
 @dataclass(frozen=True)
 class Renamed:
-    """A parameter that has another name here."""
+    """A parameter that has another name in ferrule."""
 
     name: str
+    """Name in ferrule."""
     convert: Callable[[Any], object] | None = None
-    """Converts the value; None keeps it."""
+    """Function that converts the value; None keeps the value."""
 
 
 Rule: TypeAlias = Ignored | Refused | Renamed
@@ -53,9 +54,9 @@ Rules: TypeAlias = Mapping[str, Rule]
 
 
 def translate(rules: Rules, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns keyword arguments without those that `rules` handle, and with renamed ones under their own name.
+    """Applies the rules to keyword arguments and returns the arguments that remain, under ferrule's names.
 
-    Raises InvalidParameterError for a refused one; warns of an ignored one.
+    Raises InvalidParameterError for a refused argument. Issues a CompatibilityWarning for an ignored one.
     """
     kept: dict[str, Any] = {}
     for name, value in given.items():
@@ -74,7 +75,7 @@ def translate(rules: Rules, given: Mapping[str, Any]) -> dict[str, Any]:
                 if given.get(other) is None:
                     kept[other] = converted
                 elif converted not in (None, "auto", given[other]):
-                    raise InvalidParameterError(name, value, f"left out with {other}, which means the same")
+                    raise InvalidParameterError(name, value, f"left out with {other}; both mean the same")
     return kept
 
 
@@ -108,7 +109,7 @@ def compatible_call(rules: Rules) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def refuse_unknown(caller: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raises the TypeError of the first keyword argument that is not `known`, with the nearest known name."""
+    """Raises a TypeError for the first keyword argument that is not `known`, with the most similar known name."""
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, n=1)
@@ -117,17 +118,17 @@ def refuse_unknown(caller: str, given: Iterable[str], known: Collection[str]) ->
 
 
 def refuse_attribute(owner: object, name: str, hints: Mapping[str, str]) -> NoReturn:
-    """Raises the AttributeError of a class or object, with a hint where the attribute is one of vLLM's."""
+    """Raises an AttributeError for a class or object; for an attribute of vLLM it has a hint."""
     kind = owner.__name__ if isinstance(owner, type) else type(owner).__name__
     hint = hints.get(name)
     if hint is None:
-        has_not = f"type object {kind!r}" if isinstance(owner, type) else f"{kind!r} object"
-        raise AttributeError(f"{has_not} has no attribute {name!r}", name=name, obj=owner)
+        described = f"type object {kind!r}" if isinstance(owner, type) else f"{kind!r} object"
+        raise AttributeError(f"{described} has no attribute {name!r}", name=name, obj=owner)
     raise AttributeError(f"{kind}.{name} is not supported; {hint}", name=name, obj=owner)
 
 
 def _level_of_caller() -> int:
-    """Returns the `stacklevel` with which a warning of the calling function names the code that called the package."""
+    """Returns the `stacklevel` that makes a warning point to the code that called this package."""
     package = __name__.partition(".")[0]
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:

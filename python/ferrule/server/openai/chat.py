@@ -142,7 +142,7 @@ def _names(request: ChatCompletionRequest) -> dict[str, str]:
 def _max_tokens(request: ChatCompletionRequest) -> int | None:
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise InvalidParameterError(
-            "max_tokens", request.max_tokens, "left out with max_completion_tokens, which means the same"
+            "max_tokens", request.max_tokens, "left out with max_completion_tokens; both mean the same"
         )
     return request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
 

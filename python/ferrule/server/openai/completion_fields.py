@@ -77,7 +77,7 @@ def structure_of(request: GenerationFields) -> StructuredOutputsParams | None:
         raise InvalidParameterError(
             "structured_outputs",
             request.structured_outputs.model_dump(),
-            "left out with response_format, which means the same",
+            "left out with response_format; both mean the same",
         )
     return request.structured_outputs.params()
 

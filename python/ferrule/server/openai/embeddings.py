@@ -119,7 +119,7 @@ def _documents(request: RerankRequest) -> list[str]:
     """
     if request.texts is not None:
         if request.documents is not None:
-            raise InvalidParameterError("texts", request.texts, "left out with documents, which means the same")
+            raise InvalidParameterError("texts", request.texts, "left out with documents; both mean the same")
         name_fields({"documents": "texts"})
         return request.texts
     if request.documents is None:

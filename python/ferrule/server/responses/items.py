@@ -145,7 +145,7 @@ def structure(request: ResponsesRequest) -> StructuredOutputsParams | None:
     form = None if request.text is None else request.text.format
     if request.structured_outputs is not None:
         if form is not None and form.type != "text":
-            limit = "left out with text.format, which means the same"
+            limit = "left out with text.format; both mean the same"
             raise InvalidParameterError("structured_outputs", request.structured_outputs.model_dump(), limit)
         return request.structured_outputs.params()
     if isinstance(form, SchemaFormat):
