@@ -79,7 +79,7 @@ def test_drain_waits_for_running_requests(engine: type[fakes.Engine]) -> None:
             await until(lambda: len(fake_of(llm).running) == 3)
             drained = asyncio.create_task(llm.drain())
             await asyncio.sleep(0)
-            with pytest.raises(EngineError, match="the engine is draining; it takes no new requests"):
+            with pytest.raises(EngineError, match="the engine is draining and accepts no new requests"):
                 await last(llm.generate("x"))
             await llm.check_health()
             assert not drained.done()

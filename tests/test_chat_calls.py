@@ -120,7 +120,9 @@ class TestNamedTemplates:
         with pytest.raises(ChatTemplateError, match=r"one of the model's names \(default, rag, tool_use\), got 'rga'"):
             llm.chat_prompt(MESSAGES, chat_template="rga")
         wrong: Any = 5
-        with pytest.raises(ChatTemplateError, match="chat_template must be a template or the name of one, got 5"):
+        with pytest.raises(
+            ChatTemplateError, match="chat_template must be a template or the name of a template, got 5"
+        ):
             llm.chat_prompt(MESSAGES, chat_template=wrong)
 
     def test_model_without_a_default_template(
@@ -128,7 +130,7 @@ class TestNamedTemplates:
     ) -> None:
         directory = model_with(tokenizer_config=json.dumps({"chat_template": [{"name": "rag", "template": "RAG"}]}))
         (directory / "tokenizer.json").write_text((TINY / "tokenizer.json").read_text())
-        with pytest.raises(ChatTemplateError, match=r"no chat template named default.*named templates: rag"):
+        with pytest.raises(ChatTemplateError, match=r"no default chat template.*named templates: rag"):
             LLM(directory).chat(MESSAGES)
 
 

@@ -244,7 +244,7 @@ def test_info(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     text = capsys.readouterr().out
     assert text.startswith("tiny: llama, 5 million parameters\n")
     assert "8 heads of 32, 4 key-value heads" in text
-    assert text.endswith("It fits, with sequences of 2,048 tokens.\n")
+    assert text.endswith("The model fits, with sequences of 2,048 tokens.\n")
     assert main(["info", "tiny", "--threads", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["threads"] == 3
     assert main(["info", "--shape", "llama-8b", "--json"]) == 0
@@ -359,4 +359,4 @@ def test_explain_does_not_interpret_markup(capsys: pytest.CaptureFixture[str]) -
 def test_chat_without_a_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text((TESTS / "golden" / "logits" / "llama" / "config.json").read_text())
     assert main(["chat", str(tmp_path)]) == 1
-    assert "no chat template" in capsys.readouterr().err
+    assert "no default chat template" in capsys.readouterr().err

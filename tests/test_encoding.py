@@ -85,7 +85,7 @@ def test_pooling_none_returns_hidden_states(open_llm: Callable[..., LLM]) -> Non
         outputs = llm.embed(["w10", "w10 w11 w12"], pooling="none")
         assert [output.outputs.embedding.shape for output in outputs] == [(3, 64), (5, 64)]
         assert encode_calls(llm)[1] == {"type": "token_embeddings", "normalize": False}
-        with pytest.raises(InvalidParameterError, match=r"dimensions must be left out with pooling=.none., got 8"):
+        with pytest.raises(InvalidParameterError, match=r"dimensions is not supported with pooling=.none., got 8"):
             llm.embed("w10", pooling="none", dimensions=8)
 
 
@@ -124,7 +124,7 @@ def test_an_empty_text_does_not_fail_its_batch(open_llm: Callable[..., LLM]) -> 
         ({"truncate_prompt_tokens": 71}, "truncate_prompt_tokens must be an integer from -1 to 70, got 71"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens must be -1 or an integer from 1 to 70, got 0"),
         ({"truncate_prompt_tokens": "all"}, "truncate_prompt_tokens must be an integer from -1 to 70, got 'all'"),
-        ({"prompt_name": "query"}, "prompt_name must be None: the model has no prompts, got 'query'"),
+        ({"prompt_name": "query"}, "prompt_name must be None, since the model has no prompts, got 'query'"),
     ],
 )
 def test_invalid_parameters(arguments: dict[str, Any], words: str, open_llm: Callable[..., LLM]) -> None:
@@ -440,7 +440,7 @@ def test_reranker_decoder_with_other_answer_tokens_is_unsupported(
         (
             {"instruction": "x"},
             InvalidParameterError,
-            "instruction must be None: this model takes no instruction, got 'x'",
+            "instruction must be None, since this model takes no instruction, got 'x'",
         ),
     ],
 )

@@ -18,7 +18,7 @@ import fakes
 from ferrule import LLM, EngineError, InvalidParameterError, PromptError, TokenizerError, UnsupportedTaskError
 from ferrule._evaluation import Subject, Window, Windowing, compare, perplexity
 from ferrule._evaluation.compare import CONTEXT_TOKENS, Divergence
-from ferrule._evaluation.divergence import NUMBERS_AT_ONCE, divergences, token_logprobs
+from ferrule._evaluation.divergence import BLOCK_ELEMENTS, divergences, token_logprobs
 from ferrule._evaluation.windows import cut
 from ferrule._text.tokenizer import Tokenizer
 from test_encoders import GOLDEN
@@ -224,7 +224,7 @@ def test_divergences_equal_numpy_reference(rows: list[tuple[list[float], list[fl
 
 def test_divergences_are_independent_of_batch_size() -> None:
     generator = np.random.default_rng(1)
-    ours, theirs = generator.standard_normal((2, 40, NUMBERS_AT_ONCE // 16), np.float32)
+    ours, theirs = generator.standard_normal((2, 40, BLOCK_ELEMENTS // 16), np.float32)
     targets = np.arange(40)
     whole = divergences(ours, theirs, targets)
     for row in (0, 15, 16, 39):

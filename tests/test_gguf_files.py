@@ -73,7 +73,9 @@ def test_folder_with_one_split_model(tmp_path: Path) -> None:
 def test_folder_with_several_models_is_rejected(tmp_path: Path) -> None:
     for name in ("m-Q4_0.gguf", "m-Q8_0.gguf"):
         (tmp_path / name).touch()
-    with pytest.raises(ModelFileError, match=r"several GGUF models; give the path of one of: m-Q4_0.gguf, m-Q8_0.gguf"):
+    with pytest.raises(
+        ModelFileError, match=r"several GGUF models; give the path of one of them: m-Q4_0.gguf, m-Q8_0.gguf"
+    ):
         find_model(tmp_path)
     (tmp_path / "config.json").touch()
     assert find_model(tmp_path) == tmp_path, "a checkpoint of its own goes before others' files beside it"

@@ -251,20 +251,20 @@ def verdict(monkeypatch: pytest.MonkeyPatch, *, available: int, **options: Any) 
 @pytest.mark.native
 def test_fit_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     gib = 1 << 30
-    assert verdict(monkeypatch, available=64 * gib) == (True, "It fits, with sequences of 131,072 tokens.")
+    assert verdict(monkeypatch, available=64 * gib) == (True, "The model fits, with sequences of 131,072 tokens.")
     fits, text = verdict(monkeypatch, available=16 * gib)
     assert fits
-    assert text.startswith("It fits, with sequences of up to ")
+    assert text.startswith("The model fits, with sequences of up to ")
     assert text.endswith(
-        "the KV cache of 131,072 tokens needs 16 GiB, more than half of the memory beside the weights."
+        "the KV cache of 131,072 tokens needs 16 GiB, more than half of the memory that the weights leave."
     )
     fits, text = verdict(monkeypatch, available=6 * gib)
     assert not fits
-    assert text.startswith("It does not fit: weights and buffers need 7.")
+    assert text.startswith("The model does not fit: weights and buffers need 7.")
     assert "6 GiB are available. With quantization=int4 they need 4." in text
     fits, text = verdict(monkeypatch, available=2 * gib, quantization="int4")
     assert not fits
-    assert text.endswith("No quantization would make it fit.")
+    assert text.endswith("It does not fit with any quantization.")
 
 
 @pytest.mark.native
@@ -391,7 +391,7 @@ def test_every_golden_model_is_described(case: str, capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     assert "None" not in text
     assert "()" not in text
-    assert "It fits" in text
+    assert "The model fits" in text
 
 
 def test_has_weights_requires_all_shards(tmp_path: Path) -> None:

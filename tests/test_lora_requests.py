@@ -136,7 +136,9 @@ def test_unloaded_adapters_are_rejected_and_names_reusable(
     assert llm.load_lora_adapter("a", paths["b"]).rank == 8
     llm.generate("x", GREEDY, lora_request="a")
     assert ranks(engine_of(llm)) == [8]
-    with pytest.raises(InvalidParameterError, match=r"lora_name must be a new name \(it is loaded from .*, got 'b'"):
+    with pytest.raises(
+        InvalidParameterError, match=r"lora_name must be a new name \(this name is loaded from .*, got 'b'"
+    ):
         llm.load_lora_adapter("b", paths["a"])
 
 

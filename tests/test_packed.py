@@ -319,7 +319,7 @@ def test_unwritable_cache_packs_in_memory(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(DIRECTORY, str(tmp_path / place))
     expected = bits(model, packed_cache_limit=0)
-    with pytest.warns(RuntimeWarning, match=f"{place}.*: cannot be made: Not a directory"):
+    with pytest.warns(RuntimeWarning, match=f"{place}.*: cannot be created: Not a directory"):
         assert bits(model) == expected
 
 

@@ -185,7 +185,7 @@ def test_text_preprocessing_settings(read: Read) -> None:
         (
             {"modules.json": [{"type": "x.LogitScore", "path": "1"}], "1/config.json": {"true_token_id": 5}},
             UnsupportedModelError,
-            "whose logit is subtracted from that of true_token_id, but it is missing",
+            "whose logit is subtracted from the logit of true_token_id, but it is missing",
         ),
         (
             {"modules.json": [{"type": "x.LogitScore", "path": "1"}], "1/config.json": {"true_token_id": 320}},

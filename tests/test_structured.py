@@ -296,7 +296,7 @@ def test_structured_outputs_of_async_llm() -> None:
         ({"json_object": False}, r"structured_outputs\.json_object must be True or None, got False"),
         (
             {"regex": "a", "disable_any_whitespace": True},
-            r"structured_outputs\.disable_any_whitespace must be left out with regex; it",
+            r"structured_outputs\.disable_any_whitespace is not supported with regex, got True; it",
         ),
         ({"json_object": True, "disable_any_whitespace": True, "whitespace_pattern": " "}, "whitespace_pattern"),
     ],
@@ -346,11 +346,11 @@ def test_response_formats() -> None:
             read(value)
     for value in ({"type": "text", "mood": 1}, {"type": "json_object", "mood": 1}, {**schema, "mood": 1}):
         with pytest.raises(
-            InvalidParameterError, match=r"response_format\.mood must be left out; the fields are .*, got 1"
+            InvalidParameterError, match=r"response_format\.mood is not supported, got 1; the fields are "
         ):
             read(value)
     schema["json_schema"]["mood"] = 1
-    with pytest.raises(InvalidParameterError, match=r"response_format\.json_schema\.mood must be left out"):
+    with pytest.raises(InvalidParameterError, match=r"response_format\.json_schema\.mood is not supported, got"):
         read(schema)
 
 
@@ -374,7 +374,7 @@ def test_lone_surrogates_are_rejected(field: str, constraint: dict[str, Any]) ->
 def test_tokenizer_without_byte_pieces(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM() as other:
         monkeypatch.setattr(other._tokenizer, "_pieces", None)
-        with pytest.raises(TokenizerError, match="depends on its neighbours"):
+        with pytest.raises(TokenizerError, match="depends on adjacent tokens"):
             one(other, asking(regex="a"))
         assert one(other, SamplingParams(max_tokens=2)).outputs[0].token_ids
 

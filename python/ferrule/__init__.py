@@ -5,7 +5,7 @@
     llm = LLM()  # the small model that ships with ferrule; or a directory, or "org/repo"
     print(llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text)
 
-A name is imported when it is first used, so that `import ferrule` is quick. `__init__.pyi` lists the names.
+Names are imported on first use, so that `import ferrule` is fast. `__init__.pyi` lists them.
 """
 
 # lazy_loader has no types.

@@ -1,4 +1,4 @@
-"""The names that `ferrule` exports: the one list, which `__init__.py` reads."""
+"""Names that `ferrule` exports; `__init__.py` reads this list."""
 
 from ._api.async_llm import AsyncLLM as AsyncLLM
 from ._api.info import model_info as model_info

@@ -1,4 +1,4 @@
-"""`python -m ferrule` is the command `ferrule`."""
+"""Runs the command line: `python -m ferrule` is the same as `ferrule`."""
 
 from ferrule._cli import main
 

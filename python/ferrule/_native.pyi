@@ -24,7 +24,7 @@ class Engine:
         progress: Callable[[int, int], None] | None = None,
         draft: tuple[str, str | None, str] | None = None,
     ) -> None:
-        """Loads a model: packs the weights of a checkpoint or a GGUF file, or random ones, or maps a packed file.
+        """Loads a model: maps a packed file, or packs the weights of a checkpoint or GGUF file, or random weights.
 
         `spec` is the JSON of a ModelSpec, `options` the JSON of the options that `engine_options` lists. `progress` is
         called with the bytes packed so far and the bytes in total. `draft` is the spec, weights and options of a
@@ -53,8 +53,9 @@ class Engine:
     ) -> int:
         """Queues a request and returns its id; `params` is the JSON of its sampling parameters.
 
-        `fork_of` is the id of an earlier request with the same prompt and adapter: the new request waits until that
-        prompt is computed and shares its pages. `lora` is an adapter of this engine; the request holds it to its end.
+        `fork_of` is the id of an earlier request with the same prompt and adapter. The new request waits until that
+        prompt has been computed and shares its pages. `lora` is an adapter of this engine, which the request keeps
+        alive.
         `logits_processors` is called within `step` before each token is sampled. `grammar` constrains the output; it is
         compiled for a vocabulary of the model's size.
 
@@ -64,8 +65,8 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """Runs one batched forward pass and samples a token for each sequence that is due; releases the GIL.
 
-        Raises EngineError if the engine is dead, KeyboardInterrupt within 200 ms of Ctrl-C. After an interrupt the
-        engine is as before the step.
+        Raises EngineError if the engine is dead, KeyboardInterrupt within 200 ms of Ctrl-C. An interrupt leaves the
+        state of the engine as it was before the step.
         """
 
     def abort(self, request_id: int) -> bool:
@@ -81,7 +82,7 @@ class Engine:
         """
 
     def encode(self, texts: list[tuple[list[int], list[int], str | None]], task: str) -> bytearray:
-        """Encodes texts: float32, one text after the other.
+        """Encodes texts; returns the concatenated results of all texts as float32.
 
         A text is its token ids, token types (empty for all 0) and cache salt. `task` is JSON:
         `{"type": "embedding", "pooling": "mean", "normalize": true, "dimensions": null}` (pooling `cls`, `mean` or
@@ -95,7 +96,7 @@ class Engine:
         """
 
     def save_state(self, token_ids: list[int], cache_salt: str | None, lora: LoraAdapter | None = None) -> bytes:
-        """Saves the KV cache of a prompt; computes what the prefix cache does not have.
+        """Returns the KV cache of a prompt as bytes; computes the part that the prefix cache does not have.
 
         Raises PromptError, EngineError, KeyboardInterrupt.
         """
@@ -113,13 +114,13 @@ class Engine:
         """Frees the model, the KV cache and the threads; later calls raise EngineError."""
 
     def info(self) -> str:
-        """Returns the figures of the model and the engine as JSON."""
+        """Returns facts about the model and the engine as JSON: sizes, formats and limits."""
 
 class GgufFile:
-    """GGUF model, of one file or several. The headers are read and checked when it is opened."""
+    """GGUF model of one file or several. The constructor reads and checks the headers."""
 
     def __init__(self, path: str) -> None:
-        """Opens a file, and the other parts of a model of several files (`-00001-of-00003.gguf`).
+        """Opens a file and the other parts of its model (`-00001-of-00003.gguf`).
 
         Raises ModelFileError.
         """
@@ -129,13 +130,13 @@ class GgufFile:
         """Paths of the files, in order."""
     @property
     def metadata(self) -> dict[str, Any]:
-        """Metadata of the first file, read each time: int, float, bool, str, and lists of one of these.
+        """Returns the metadata of the first file, which each call reads: int, float, bool, str, and lists of these.
 
         Raises ModelFileError if the file has changed since it was opened.
         """
     @property
     def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Type of each tensor, by ggml's name, and its shape, row-major: the slowest dimension first."""
+        """Returns the type of each tensor, by ggml's name, and its row-major shape (slowest dimension first)."""
 
     def dequantize(self, name: str) -> bytearray:
         """Returns a tensor as float32, row-major.
@@ -144,7 +145,7 @@ class GgufFile:
         """
 
 class LoraAdapter:
-    """LoRA adapter of one engine; freed with the last reference to it, a request's included."""
+    """LoRA adapter of one engine; it is freed when neither Python nor a request refers to it."""
 
     @property
     def rank(self) -> int:
@@ -186,7 +187,9 @@ class Vocabulary:
     def __init__(self, tokens: list[bytes], special: set[int]) -> None:
         """Takes the bytes of each token id, empty for an unused one; ids in `special` are special tokens.
 
-        Needs about 0.5 s for 100,000 tokens. Raises TokenizerError.
+        Takes about 0.5 s for 100,000 tokens.
+
+        Raises TokenizerError.
         """
 
     def compile(self, spec: str) -> Grammar:
@@ -196,7 +199,7 @@ class Vocabulary:
         `{"pattern": "..."}`), `{"type": "regex", "pattern": "..."}`, `{"type": "choice", "choices": [...]}`,
         `{"type": "grammar", "grammar": "..."}` (Lark) or `{"type": "structural_tag", "tag": "..."}`.
 
-        Raises InvalidParameterError, also for a grammar that takes more than seconds to compile.
+        Raises InvalidParameterError, also for a grammar that would take too long to compile.
         """
 
 class Grammar:
@@ -214,7 +217,7 @@ class Beam:
         """`cumulative_logprob` divided by the number of tokens to the power of the length penalty."""
     @property
     def stop_token(self) -> int | None:
-        """Token that ended the sequence, if one did."""
+        """Token that ended the sequence; None if it was not ended by a token."""
 
 class StepOutput:
     """Output of one request in a step."""
@@ -228,18 +231,18 @@ class StepOutput:
         """`stop`, `length`, `abort`, `error`, or None while the request runs."""
     @property
     def stop_token(self) -> int | None:
-        """Token that ended the request, if one did."""
+        """Token that ended the request; None if it was not ended by a token."""
     @property
     def error(self) -> str | None: ...
     @property
     def logprobs(self) -> list[TokenLogprobs]:
-        """Entry of each token, if requested."""
+        """Log-probabilities of each token, if requested."""
     @property
     def entropies(self) -> list[float]:
         """Entropy of the raw logits before each token, in nats, if requested."""
     @property
     def trace(self) -> list[SampleTrace]:
-        """Entry of each token, if requested."""
+        """Trace of each token, if requested."""
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs]:
         """Log-probabilities of successive prompt tokens from `prompt_logprobs_from` on, if requested."""
@@ -320,7 +323,7 @@ class ParameterRow:
         """`float`, `int`, `bool`, `str`, `choice`, `token_ids`, `token_sequences`, `token_bias` or `object`."""
     @property
     def default(self) -> Any:
-        """Default value; None where there is none."""
+        """Default value; None if there is no default."""
     @property
     def required(self) -> bool:
         """Whether the parameter has no default."""
@@ -333,16 +336,16 @@ class ParameterRow:
         """Whether `minimum` itself is excluded."""
     @property
     def max_items(self) -> int | None:
-        """Largest number of items of a list."""
+        """Maximum number of items of a list."""
     @property
     def choices(self) -> list[str]:
-        """Names to choose from."""
+        """Allowed names of a choice."""
     @property
     def requirement(self) -> str:
         """Requirement of the value, as it reads after "must be"."""
     @property
     def doc(self) -> str:
-        """One sentence that says what the parameter does."""
+        """Documentation of the parameter in one sentence."""
 
 class Ceilings:
     """Probes of the machine's memory bandwidth and operations per second, on a model's threads or on one."""
@@ -355,12 +358,13 @@ class Ceilings:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of memory that a pass reads."""
+        """Number of bytes that a pass reads."""
 
     def measure(self, *, alone: bool = False) -> tuple[float, float, float, float]:
-        """Runs one pass: bytes read, int8 operations, f32 operations, integer additions per second.
+        """Runs one pass; returns bytes read, int8 operations, f32 operations and integer additions per second.
 
-        Takes a fraction of a second; the first pass takes some seconds, to find the fastest way to read the memory.
+        Takes a fraction of a second. The first pass takes some seconds, to find the fastest way to read the memory.
+
         Raises KeyboardInterrupt.
         """
 
@@ -376,7 +380,7 @@ def engine_options() -> list[ParameterRow]:
 def sample_distribution(
     logits: list[float], params: str, prompt: list[int], output: list[int]
 ) -> tuple[list[int], list[float], int]:
-    """Samples from a row of logits: returns the tokens kept, their probabilities, and the sampled one."""
+    """Samples from a row of logits; returns the tokens kept, their probabilities, and the sampled token."""
 
 def pack(
     spec: str,
@@ -387,28 +391,26 @@ def pack(
     calibration: list[list[int]] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Packs the weights of a checkpoint directory or a GGUF file, or random ones, into the file `path`.
+    """Packs the weights of a checkpoint directory or a GGUF file, or random weights, into the file `path`.
 
-    With `calibration`, sequences of token ids, integer formats put their errors where they cost least as the model runs
-    over the sequences.
-
-    `spec`, `options` and `progress` are those of an Engine; `metadata` is written into the file in addition to its own.
-    The file is replaced atomically: a failure leaves the earlier file.
+    `calibration` is sequences of token ids over which the model runs, to reduce the error of integer formats (GPTQ).
+    `spec`, `options` and `progress` are those of an Engine. `metadata` is written into the file in addition to its own
+    metadata. The file is replaced atomically; a failure leaves an existing file unchanged.
 
     Raises ModelWriteError if the file cannot be written; ModelFileError, ConfigError, InvalidParameterError,
     InsufficientMemoryError, KeyboardInterrupt.
     """
 
 def measure(spec: str, weights: str | None, options: str) -> str:
-    """Returns the figures and the memory of an Engine with these arguments, as JSON, without loading it.
+    """Returns the sizes and the memory requirements of an Engine with these arguments as JSON, without loading it.
 
-    Reads only the headers of a checkpoint or a packed file; without weights, the spec determines their size.
+    Reads only the headers of a checkpoint or a packed file; without weights, their size is computed from the spec.
 
     Raises ModelFileError, ConfigError, InvalidParameterError.
     """
 
 def check_tokenizer_json(content: bytes) -> None:
-    """Checks the limits of a tokenizer.json, before the tokenizers library reads it.
+    """Checks the limits of a tokenizer.json before the tokenizers library parses it.
 
     Raises TokenizerError.
     """
@@ -420,7 +422,7 @@ def check_charsmap(charsmap: bytes) -> None:
     """
 
 def isa() -> str:
-    """Returns the instruction set in use: the one that FERRULE_ISA names, or the fastest of the machine."""
+    """Returns the instruction set in use: the one that FERRULE_ISA names, or the fastest one of the machine."""
 
 def isa_names() -> list[str]:
     """Returns all instruction sets that this build supports, slowest first."""
@@ -429,7 +431,7 @@ def available_isas() -> list[str]:
     """Returns the instruction sets that this machine supports, slowest first."""
 
 def cpu_count() -> int:
-    """Returns the number of processors that the process may use, by affinity and the container's quota."""
+    """Returns the number of CPUs that the process may use, by affinity and the container's quota."""
 
 def available_memory() -> int:
-    """Returns the bytes that the process can still allocate, by the machine and the container's limit."""
+    """Returns the number of bytes that the process can still allocate on this machine and in its container."""

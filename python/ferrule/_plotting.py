@@ -1,4 +1,4 @@
-"""Plots of `--plot`. Matplotlib is part of the extra `plot`."""
+"""Plots for the option `--plot`. Matplotlib is part of the extra `plot`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def new_figure() -> Any:
 
     Raises MissingDependencyError if matplotlib is not installed.
     """
-    # pyplot would look for a display.
+    # pyplot is avoided, because it would search for a display.
     return _figures().Figure(figsize=(8, 5), dpi=150, layout="constrained")
 
 

@@ -1,4 +1,4 @@
-"""Validation of single values; each error names the field, the requirement and the value."""
+"""Validation of single values. Each error has the field, the requirement and the value."""
 
 import math
 import numbers

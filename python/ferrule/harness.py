@@ -5,10 +5,10 @@
 
     lm_eval.simple_evaluate(FerruleLM("path/to/model", quantization="int8"), tasks=["arc_easy"])
 
-`ferrule eval MODEL --tasks arc_easy` is the same on the command line. Long prompts are truncated on the left with a
-warning, as by the harness's own models.
+`ferrule eval MODEL --tasks arc_easy` does the same on the command line. Prompts that are too long are truncated on the
+left with a warning, as in the harness's own models.
 """
-# The harness is an extra, and says of its types only some.
+# lm-evaluation-harness is an optional dependency and only partially typed.
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedBaseClass=false, reportUnknownParameterType=false, reportCallIssue=false
@@ -36,20 +36,20 @@ except ImportError as error:
 logger = logging.getLogger(__name__)
 
 MAX_GEN_TOKS = 256
-"""Tokens to generate where a task does not say: as the harness's models have it."""
+"""Number of tokens to generate for a task that sets no limit; the default of the harness's own models."""
 PORTION = 256
-"""Requests that the engine gets at once, so that a progress bar moves; more than any batch."""
+"""Number of requests per engine call: more than any batch holds, and few enough for a smooth progress bar."""
 TOKEN_LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Names for the tokens to generate, the first of them counts."""
+"""Names under which a task may limit the tokens to generate; the first one that is set applies."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-"""Further parameters of generation that tasks may set; also `seed`."""
+"""Sampling parameters that tasks may set, besides `seed`."""
 
 Scored: TypeAlias = tuple[tuple[str, str] | None, list[int], list[int]]
-"""Texts of the context and of the continuation, for the harness's cache, and the ids of both."""
+"""A log-likelihood request: texts of context and continuation, the key in the harness's cache, and the ids of both."""
 
 
 class FerruleLM(TemplateLM):
-    """A model that the harness asks for log-likelihoods and continuations."""
+    """A model for lm-evaluation-harness, which computes log-likelihoods and generates continuations."""
 
     def __init__(
         self,
@@ -62,12 +62,13 @@ class FerruleLM(TemplateLM):
         device: object = None,
         **options: Any,
     ) -> None:
-        """Takes a model that is loaded, or loads one with the `options` of `LLM`.
+        """Wraps a loaded LLM, or loads a model.
 
-        `chat_template` is a template or the name of one of the model's, for tasks that are run as conversations. Batch
-        sizes and the device are what the harness gives every model; the engine finds its batches by itself.
+        `pretrained` is an LLM or the name of a model, which is loaded with `options`, the arguments of `LLM`.
+        `chat_template` is a template or the name of one of the model's templates, for tasks that run as conversations.
+        The harness passes batch sizes and a device to every model; they have no effect, since the engine forms batches.
 
-        Raises as `LLM`.
+        Raises the errors of `LLM`.
         """
         super().__init__()
         self.llm = pretrained if isinstance(pretrained, LLM) else LLM(pretrained, **options)
@@ -91,18 +92,19 @@ class FerruleLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """Returns the token before a text without context."""
+        """Returns the token that precedes a text without context."""
         return self._first[0] if self._first else self.eot_token_id
 
     @property
     def tokenizer_name(self) -> str:
-        """Names what the harness keeps of requests."""
+        """Returns the name of the tokenizer, which the harness uses in the names of its caches."""
         return self._name.replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_unused: Any) -> list[int]:
-        """The ids of a text, after the special tokens that the tokenizer begins with unless the text has them already.
+        """Returns the token ids of a text, preceded by the tokenizer's first special tokens.
 
-        What a tokenizer puts behind a text is left out: a continuation follows.
+        They are not added to a text that begins with them. Special tokens at the end are never added, since a
+        continuation follows.
         """
         if add_special_tokens is None:
             add_special_tokens = not self._begins(string)
@@ -110,9 +112,9 @@ class FerruleLM(TemplateLM):
         return [*self._first, *ids] if add_special_tokens else ids
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation as text; where the last message is not to be answered it is gone on with.
+        """Renders a conversation as text; without `add_generation_prompt` the last message is continued.
 
-        A template that refuses system messages gets the others.
+        If the template refuses system messages, they are left out.
         """
         try:
             return self._render(chat_history, add_generation_prompt)
@@ -120,11 +122,11 @@ class FerruleLM(TemplateLM):
             others = [message for message in chat_history if message["role"] != "system"]
             if len(others) == len(chat_history):
                 raise
-            logger.warning("the chat template refuses the system message; it is left out")
+            logger.warning("the chat template refuses system messages; the system message was left out")
             return self._render(others, add_generation_prompt)
 
     def chat_template(self, chat_template: bool | str | None = False) -> str | None:
-        """The template that conversations get, for the harness's records; None where there are none."""
+        """Returns the chat template for the harness's records; None if tasks do not run as conversations."""
         if chat_template is False or chat_template is None:
             return None
         templates = self.llm.chat_templates
@@ -132,14 +134,14 @@ class FerruleLM(TemplateLM):
         return templates.get(chosen, chosen)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-probability of whole texts, in windows where they are longer than the context."""
+        """Computes the log-probability of whole texts; texts longer than the context are split into windows."""
         windows: list[Scored] = []
         counts: list[int] = []
         for (text,) in (request.args for request in requests):
             pairs = get_rolling_token_windows(
                 token_list=self.tok_encode(text, add_special_tokens=False),
                 prefix_token=self.prefix_token_id,
-                max_seq_len=self._max_model_len - 2,  # and a token of context, and one that must be able to follow
+                max_seq_len=self._max_model_len - 2,  # room for one token of context and one generated token
                 context_len=1,
             )
             before = len(windows)
@@ -170,7 +172,7 @@ class FerruleLM(TemplateLM):
         return answers
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continuations up to a stop string, the end of the sequence, or so many tokens."""
+        """Generates continuations up to a stop string, an end-of-sequence token, or the maximum number of tokens."""
         answers: list[str] = []
         with tqdm(total=len(requests), desc="continuations", disable=disable_tqdm) as bar:
             for begin in range(0, len(requests), PORTION):
@@ -188,9 +190,9 @@ class FerruleLM(TemplateLM):
         return answers
 
     def _cut(self, context: list[int], following: int) -> list[int]:
-        """A context with room for what follows, of a score one token to come too; what is too much is cut on the left.
+        """Truncates a context on the left, so that `following` tokens fit after it.
 
-        Raises PromptError where there is room for no context at all.
+        Raises PromptError if no token of the context would remain.
         """
         room = self._max_model_len - following
         if room < 1:
@@ -198,12 +200,15 @@ class FerruleLM(TemplateLM):
             raise PromptError(f"a continuation must have fewer than {limit} tokens, got {following}")
         if len(context) > room:
             logger.warning(
-                "a context of %d tokens is cut to its last %d, so that %d fit", len(context), room, following
+                "a context of %d tokens was truncated to its last %d, so that %d more tokens fit",
+                len(context),
+                room,
+                following,
             )
         return context[-room:]
 
     def _begins(self, text: str) -> bool:
-        """Whether a text has the special token that it would get, as those of chat templates do."""
+        """Whether a text begins with the special token that would be added, as the output of chat templates may."""
         return bool(self._first) and self.llm.tokenize(text[:64], add_special_tokens=False)[:1] == self._first[:1]
 
     def _render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
@@ -231,7 +236,7 @@ def generation_params(kwargs: Mapping[str, Any]) -> SamplingParams:
     chosen = {name: left.pop(name) for name in (*SAMPLING, "seed") if name in left}
     if left:
         raise InvalidParameterError("generation_kwargs", left, "generation parameters that ferrule supports")
-    # Without do_sample a temperature alone says that tokens are drawn.
+    # Without do_sample, a temperature above 0 selects sampling.
     if sampled is False or (sampled is None and not chosen.get("temperature")):
         chosen["temperature"] = 0.0
     several: list[str] = [stop] if isinstance(stop, str) else list(stop)
@@ -249,12 +254,12 @@ def run_tasks(
     chat: bool = False,
     limit: int | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Runs tasks, or groups of them: for each its `shots`, its `metrics`, and their standard `errors`.
+    """Runs tasks or groups of tasks; returns the `shots`, the `metrics` and their standard `errors` of each.
 
-    `include_path` is a folder with further tasks, which go before those of the harness. `limit` takes so many examples
-    of each task.
+    `include_path` is a directory with further tasks, which take precedence over the harness's tasks of the same name.
+    `limit` is the maximum number of examples of each task.
 
-    Raises InvalidParameterError for a task that is not there; as the harness does for data that it cannot get.
+    Raises InvalidParameterError for an unknown task, and the errors of the harness for data that it cannot load.
     """
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager

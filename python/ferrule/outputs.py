@@ -22,9 +22,9 @@ class Logprob:
     logprob: float
     """Natural logarithm of the probability."""
     rank: int
-    """Rank of the token in the vocabulary; 1 is the most likely token."""
+    """Rank of the token by probability, from 1 for the most likely token."""
     decoded_token: str
-    """Text of the token; U+FFFD where it is part of a character."""
+    """Text of the token; U+FFFD if it is part of a character."""
 
 
 TokenLogprobs: TypeAlias = dict[int, Logprob]
@@ -50,14 +50,14 @@ class CompletionOutput:
     stop_reason: int | str | None
     """Stop string or stop token id that ended the completion; None for the model's end-of-sequence token."""
     seed: int
-    """Seed of the random numbers: the same seed gives the same tokens."""
+    """Seed of the random numbers. The same seed gives the same tokens."""
     message: ParsedMessage | None = None
-    """The text parsed into content, reasoning and tool calls, where a message format was chosen."""
+    """The text parsed into content, reasoning and tool calls; None without a message format."""
     entropies: list[float] | None = None
-    """Entropy in nats of the model's probabilities before each token, before any sampler stage; None unless `entropy`
-    was set."""
+    """Entropy in nats of the model's distribution for each token, before any sampler stage; None unless `entropy` was
+    set."""
     lora_request: LoRARequest | None = None
-    """Adapter that generated the completion, where the request gave a LoRARequest."""
+    """Adapter that generated the completion; None unless the request gave a LoRARequest."""
 
     def finished(self) -> bool:
         """Returns whether the completion has ended."""
@@ -66,28 +66,28 @@ class CompletionOutput:
 
 @dataclass
 class RequestMetrics:
-    """Timings of a request. Times are seconds."""
+    """Timings of a request. Times are in seconds."""
 
     prompt_tokens: int
     """Number of tokens in the prompt."""
     output_tokens: int
-    """Number of tokens of all completions."""
+    """Number of generated tokens of all completions."""
     time_to_first_token: float | None
     """Time from arrival to the first token."""
     inter_token_latency: float | None
     """Mean time between tokens of a completion after the first."""
     tokens_per_second: float | None
-    """Tokens generated after the first per second, over all completions."""
+    """Tokens per second after the first token, over all completions."""
     total_time: float
     """Time from arrival to the last token."""
     queue_time: float | None = None
-    """Time from arrival until the engine first computed part of the request; None until then."""
+    """Time from arrival until the engine first computed a part of the request; None before that."""
     prefill_time: float | None = None
     """Time from the first computation to the first token."""
     decode_time: float | None = None
     """Time from the first token to the last."""
     preemptions: int = 0
-    """Number of times the request lost its pages and was computed again."""
+    """Number of times the request was preempted: it lost its pages and was computed again."""
     drafted_tokens: int = 0
     """Number of speculative tokens proposed for all completions."""
     accepted_tokens: int = 0
@@ -101,7 +101,7 @@ class RequestOutput:
     request_id: str
     """Id of the request."""
     prompt: str | None
-    """Text of the prompt; None where the prompt was given as token ids."""
+    """Text of the prompt; None if the prompt was given as token ids."""
     prompt_token_ids: list[int]
     """Tokens of the prompt."""
     outputs: list[CompletionOutput]
@@ -113,10 +113,10 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """Log-probabilities of each prompt token, with None for the first; None unless `prompt_logprobs` was set."""
     num_cached_tokens: int | None = None
-    """Number of prompt tokens that were not computed for this request, because the prefix cache or another completion
-    of the same prompt had them; None until the engine has computed part of the prompt."""
+    """Number of prompt tokens taken from the prefix cache or from another completion of the same prompt instead of
+    being computed; None until the engine has computed part of the prompt."""
     lora_request: LoRARequest | None = None
-    """Adapter of the request, where it was given as a LoRARequest."""
+    """Adapter of the request; None unless it was given as a LoRARequest."""
 
 
 @dataclass
@@ -142,11 +142,11 @@ class BeamSearchSequence(CompletionOutput):
 
 @dataclass
 class BeamSearchOutput(RequestOutput):
-    """A prompt and the sequences that a beam search found."""
+    """A prompt and the sequences found by a beam search."""
 
     sequences: list[BeamSearchSequence] = field(default_factory=list[BeamSearchSequence])
-    """Sequences by score, the best first; `outputs` holds the same. There are fewer than requested where no more exist,
-    and none where the request was aborted."""
+    """Sequences by score, best first; `outputs` holds the same sequences. There are fewer than requested if no more
+    exist, and none if the request was aborted."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class TopLogprobs:
     top_ids: npt.NDArray[np.int32]
     """The most likely tokens after each token, by probability and then by id: `[tokens, k]`."""
     top_logprobs: npt.NDArray[np.float32]
-    """Natural logarithms of their probabilities over the whole vocabulary: `[tokens, k]`."""
+    """Natural logarithm of the probability of each token in `top_ids`: `[tokens, k]`."""
 
 
 @dataclass(frozen=True)
@@ -186,17 +186,17 @@ class StreamDelta:
     logprobs: list[TokenLogprobs] | None
     """Log-probabilities of the new tokens; None unless `logprobs` was set."""
     output: RequestOutput | None = None
-    """The whole output, with the last delta."""
+    """The whole output, in the last delta; None before it."""
     message: MessageDelta | None = None
-    """New parts of the message, where a message format was chosen."""
+    """New parts of the message; None without a message format."""
     entropies: list[float] | None = None
-    """Entropies before the new tokens, as in `CompletionOutput`."""
+    """Entropies for the new tokens, as in `CompletionOutput`."""
     index: int = 0
     """Index of the completion among the `n` of its prompt."""
     finish_reason: str | None = None
-    """Reason that the completion ended, with its last delta, as in `CompletionOutput`."""
+    """Finish reason, as in `CompletionOutput`; None before the last delta."""
     stop_reason: int | str | None = None
-    """Stop string or stop token, with the last delta, as in `CompletionOutput`."""
+    """Stop string or stop token id, as in `CompletionOutput`; None before the last delta."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,8 @@ class StreamStep:
     deltas: list[StreamDelta]
     """One delta for each completion that got tokens or ended."""
     output: RequestOutput
-    """State of the request. Until the last step, which is `finished`, it has no `outputs` and shares its lists."""
+    """State of the request. It is `finished` in the last step; before, it has no `outputs`, and its lists still
+    grow."""
 
 
 @dataclass(frozen=True)
@@ -220,11 +221,11 @@ class Candidate:
     logit: float
     """Raw logit."""
     probability: float
-    """Softmax of the raw logits."""
+    """Probability by the raw logits, before any sampler stage."""
     final_probability: float
     """Probability after all sampler stages; 0 if a stage dropped the token."""
     dropped_by: str | None
-    """Sampler stage that dropped the token; None if none did."""
+    """Sampler stage that dropped the token; None if no stage did."""
     stage_probabilities: list[float] = field(default_factory=list[float])
     """Probability after each active stage; 0 from the stage that dropped the token."""
 
@@ -238,7 +239,7 @@ class StageEffect:
     tokens_left: int
     """Number of tokens that the stage kept."""
     entropy: float
-    """Entropy of their probabilities, in nats."""
+    """Entropy of the distribution over the tokens kept, in nats."""
 
 
 @dataclass(frozen=True)
@@ -246,13 +247,13 @@ class Explanation:
     """Explanation of the sampling of one token."""
 
     position: int
-    """Position of the token in prompt and output together, from 0."""
+    """Index of the token in the concatenation of prompt and output."""
     token_id: int
     """Id of the token."""
     text: str
     """Text of the token."""
     draw: float | None
-    """Uniform random number that chose the token; None for greedy decoding."""
+    """Uniform random number that selected the token; None for greedy decoding."""
     candidates: list[Candidate] = field(default_factory=list[Candidate])
     """Candidates by probability, the most likely first."""
     stages: list[StageEffect] = field(default_factory=list[StageEffect])
@@ -261,7 +262,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class PoolingRequestOutput(Generic[T_co]):
-    """A text and what a pooling model computed of it."""
+    """Result of a pooling task for one text."""
 
     request_id: str
     """Index of the text in the call, as text."""
@@ -270,9 +271,9 @@ class PoolingRequestOutput(Generic[T_co]):
     prompt_token_ids: list[int]
     """Tokens of the text, special tokens included."""
     num_cached_tokens: int = 0
-    """Number of tokens that the prefix cache had: always 0, as texts are encoded without it."""
+    """Number of tokens taken from the prefix cache; always 0, since texts are encoded without it."""
     finished: bool = True
-    """Whether the request has ended: always true."""
+    """Whether the request has ended; always True."""
 
 
 @dataclass(frozen=True)
@@ -293,10 +294,10 @@ class ClassificationOutput:
     """Probabilities that a classifier assigns to its labels."""
 
     probs: npt.NDArray[np.float32]
-    """Probability of each label: `[labels]`. Softmax of the logits; their sigmoid for a single label and for labels
-    that do not exclude each other."""
+    """Probability of each label: `[labels]`. It is the softmax of the logits, or their sigmoid for a single label and
+    for labels that are not mutually exclusive."""
     logits: npt.NDArray[np.float32]
-    """Raw score of each label: `[labels]`."""
+    """Logit of each label: `[labels]`."""
     label: str
     """Name of the most likely label."""
 
@@ -330,8 +331,8 @@ class RerankOutput:
     index: int
     """Index of the document in the call."""
     relevance_score: float
-    """Relevance from 0 to 1; comparable among the documents of one query."""
+    """Relevance from 0 to 1; only comparable between documents of the same query."""
     document: str
     """Text of the document."""
     prompt_tokens: int
-    """Number of tokens computed for all documents and the query together; the same in each output of a call."""
+    """Number of tokens computed for the query and all documents; the same in each output of a call."""

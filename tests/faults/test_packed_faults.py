@@ -392,7 +392,7 @@ def test_output_equal_to_input_is_rejected(packed: Path, model: Path) -> None:
     assert_refused(
         outcome,
         "InvalidParameterError",
-        [f"output must be a directory other than the model's own, and not around it, got '{model}'"],
+        [f"output must be a directory other than the model's own and its parents, got '{model}'"],
     )
     outcome = run(fault, str(packed), str(packed), warm_up=warm_up)
     assert_refused(

@@ -130,7 +130,7 @@ def test_a_finished_parser_rejects_text() -> None:
     assert not parser.finish()
     with pytest.raises(
         InvalidParameterError,
-        match=r"text must be omitted after finish\(\); create a new parser for each message, got",
+        match=r"text is not supported after finish\(\), got .*; create a new parser for each message$",
     ):
         parser.feed("x")
 

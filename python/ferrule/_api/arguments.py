@@ -1,4 +1,4 @@
-"""Arguments of methods: vLLM's that ferrule handles by rule, and PoolingParams as separate arguments."""
+"""Rules for method arguments of other libraries, and conversion of PoolingParams to arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOREIGN: Rules = {
     "trace_headers": Ignored(None, "`ferrule serve` traces requests"),
     "prompt_text": Ignored(None, "the prompt is in the output"),
     "data_parallel_rank": Ignored(None, "one process uses all threads of the machine"),
-    "session_id": Ignored(None, "the prefix cache finds what requests have in common"),
+    "session_id": Ignored(None, "the prefix cache detects common prefixes by itself"),
     "reasoning_ended": Ignored(None, "the message format decides it"),
     "reasoning_parser_kwargs": Ignored(None, "the message format decides it"),
     "concurrency_limit": Ignored(None, "the scheduler limits sequences by max_num_seqs"),
@@ -44,7 +44,7 @@ FOREIGN_START: Rules = {
 
 
 def pooling_arguments(pooling_params: object, **given: Any) -> dict[str, Any]:
-    """Returns the arguments `given`, with those that are None taken from `pooling_params`.
+    """Returns the arguments `given`; values that are None are taken from `pooling_params`.
 
     Raises InvalidParameterError.
     """

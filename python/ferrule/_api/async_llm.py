@@ -58,15 +58,15 @@ T = TypeVar("T")
 DELTA, FINAL_ONLY = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 
 LONG = 4000
-"""Characters or tokens of a request from which it is tokenized in another thread: milliseconds of work."""
+"""Number of characters and tokens of a request above which another thread tokenizes it, as that takes milliseconds."""
 LONGEST_TIMEOUT = 1e9
 """Largest timeout, in seconds."""
 STEP_CHECK = 0.005
 """Interval in seconds at which closing checks whether the last step has ended."""
 
 
-class _Asked(NamedTuple):
-    """Prompt of a request, unchecked."""
+class _PromptInput(NamedTuple):
+    """Unchecked input of a request."""
 
     prompt: object
     message_format: object
@@ -121,19 +121,19 @@ class AsyncLLM(LoadedModel):
         message_format: MessageFormat | None = None,
         lora_request: LoRA | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Generates completions of a prompt and yields outputs as they grow; the last one is finished.
+        """Generates completions of a prompt and yields an output after each step; the last output is finished.
 
-        Each output has all tokens so far, only the new ones with `output_kind=RequestOutputKind.DELTA`, and with
-        `FINAL_ONLY` the finished output is the only one. A slow reader gets the newest state. `request_id` is the
-        argument of `abort` and must not be that of a running request. Requests with lower `priority` are scheduled
+        Each output has all tokens so far. With `output_kind=RequestOutputKind.DELTA` it has only the new tokens, and
+        with `FINAL_ONLY` only the finished output is yielded. A slow reader gets the newest state. `request_id` is for
+        `abort` and must differ from the ids of running requests. Requests with lower `priority` are scheduled
         earlier. With a `message_format` each completion has a `message`. `lora_request` is the name of an adapter, or a
-        LoRARequest, whose adapter is loaded if necessary. Cancelling the task that reads, or closing the generator,
-        ends the request.
+        LoRARequest, whose adapter is loaded if necessary. Cancelling the reading task or closing the generator ends
+        the request.
 
         Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError, and the errors of
-        `load_lora_adapter` where an adapter is loaded, all at the first iteration.
+        `load_lora_adapter` if an adapter is loaded, all at the first iteration.
         """
-        asked = _Asked(prompt, message_format)
+        asked = _PromptInput(prompt, message_format)
         return self._outputs(asked, sampling_params, request_id, priority=priority, lora_request=lora_request)
 
     @compatible_call(FOREIGN_CHAT_OPTIONS)
@@ -149,16 +149,16 @@ class AsyncLLM(LoadedModel):
         reasoning_parser: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answers a conversation; `options` are those of ChatOptions, the other arguments those of `generate`.
+        """Answers a conversation. `options` are the fields of ChatOptions; the other arguments are those of `generate`.
 
         With a parser, by name or `auto` (see `message_format`), each completion's `message` has tool calls and
         reasoning separate from the content. To stream deltas, pass the prompt of
         `await asyncio.to_thread(llm.chat_prompt, messages)` and a `message_format` to `stream`.
 
-        Raises ChatTemplateError, and what `generate` raises.
+        Raises ChatTemplateError, and the errors of `generate`.
         """
 
-        def render() -> _Asked:
+        def render() -> _PromptInput:
             prompt = self.chat_prompt(messages, **options)
             message_format = self.message_format(
                 tool_call_parser,
@@ -166,7 +166,7 @@ class AsyncLLM(LoadedModel):
                 tools=options.get("tools"),
                 chat_template=options.get("chat_template"),
             )
-            return _Asked(prompt, message_format)
+            return _PromptInput(prompt, message_format)
 
         return self._outputs(render, sampling_params, request_id, priority=priority, lora_request=lora_request)
 
@@ -180,10 +180,10 @@ class AsyncLLM(LoadedModel):
         message_format: MessageFormat | None = None,
         lora_request: LoRA | None = None,
     ) -> AsyncGenerator[StreamDelta, None]:
-        """Continues a prompt and yields what is new; the last delta carries the whole output.
+        """Continues a prompt and yields what each step adds; the last delta carries the whole output.
 
-        With a `message_format` each delta has its part of the `message`. A reader that is late gets all that it missed
-        in one delta. As `generate` otherwise, for one completion.
+        With a `message_format` each delta has its part of the `message`. A late reader gets everything it missed in one
+        delta. Otherwise it works like `generate`, for one completion.
         """
         steps = self.stream_steps(
             prompt,
@@ -210,10 +210,11 @@ class AsyncLLM(LoadedModel):
     ) -> AsyncGenerator[StreamStep, None]:
         """Generates completions of a prompt and yields what each step adds to them.
 
-        It is `stream` for several completions. With `best_of` everything arrives at the end, when the best are known.
+        It works like `stream`, for several completions. With `best_of` everything arrives at the end, when the best
+        completions are known.
         """
         params = only_params(self._params(sampling_params))
-        asked = _Asked(prompt, message_format)
+        asked = _PromptInput(prompt, message_format)
         async with self._collecting(
             asked, params, request_id, priority=priority, lora_request=lora_request
         ) as collector:
@@ -234,10 +235,10 @@ class AsyncLLM(LoadedModel):
     ) -> BeamSearchOutput:
         """Runs `LLM.beam_search` for one prompt; cancelling the task ends it.
 
-        A search that `abort` ended has no sequences.
+        The output of an aborted search has no sequences.
         """
         search = beam_params(params)
-        asked = _Asked(prompt, None, search)
+        asked = _PromptInput(prompt, None, search)
         async with self._collecting(
             asked, search.sampling(), request_id, priority=priority, lora_request=lora_request
         ) as collector:
@@ -335,9 +336,9 @@ class AsyncLLM(LoadedModel):
 
     @compatible_call(FOREIGN_ABORT)
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Ends a request or several; a reader gets a last output with finish_reason `abort`.
+        """Aborts one request or several; the reader of each gets a last output with finish_reason `abort`.
 
-        Ids of requests that do not run are ignored.
+        Ids of requests that are not running are ignored.
         """
         for each in [request_id] if isinstance(request_id, str) else request_id:
             collector = self._registry.find(each)
@@ -373,14 +374,14 @@ class AsyncLLM(LoadedModel):
         return replace(metrics, requests_refused=metrics.requests_refused + self._registry.refused)
 
     async def aclose(self) -> None:
-        """Frees weights and cache after the running step; readers get an EngineError."""
+        """Closes the engine after the running step and frees weights and cache; readers get an EngineError."""
         self._engine_thread.stop()
         while self._engine_thread.alive:
             await asyncio.sleep(STEP_CHECK)
         self._release()
 
     def close(self) -> None:
-        """Frees weights and cache like `aclose`, but blocks until the running step has ended."""
+        """Closes the engine like `aclose`, but blocks until the running step has ended."""
         self._engine_thread.stop()
         self._engine_thread.join()
         self._release()
@@ -396,7 +397,7 @@ class AsyncLLM(LoadedModel):
         await self.aclose()
 
     async def _encode(self, make: Callable[[], Plan[T]]) -> list[T]:
-        """Makes a plan in another thread, and runs it in the engine's thread, portion by portion."""
+        """Makes a plan in another thread, and runs it on the engine's thread portion by portion."""
         with self._registry.encoding():
             plan = await WORKERS.run(make)
             answers: list[bytes] = []
@@ -409,7 +410,7 @@ class AsyncLLM(LoadedModel):
 
     async def _outputs(
         self,
-        asked: _Asked | Callable[[], _Asked],
+        asked: _PromptInput | Callable[[], _PromptInput],
         sampling_params: object,
         request_id: object,
         *,
@@ -434,20 +435,20 @@ class AsyncLLM(LoadedModel):
     @asynccontextmanager
     async def _collecting(
         self,
-        asked: _Asked | Callable[[], _Asked],
+        asked: _PromptInput | Callable[[], _PromptInput],
         params: SamplingParams,
         request_id: object,
         *,
         priority: object,
         lora_request: object,
     ) -> AsyncGenerator[Collector, None]:
-        """Runs a request from its admission to its end; a callable `asked` makes the prompt in another thread."""
+        """Runs a request from admission to end; if `asked` is a function, another thread calls it to get the prompt."""
         collector = Collector(self._name_of(request_id), params.best_of or params.n)
         self._registry.admit(collector)
         try:
 
             def read() -> Request:
-                given = asked if isinstance(asked, _Asked) else asked()
+                given = asked if isinstance(asked, _PromptInput) else asked()
                 if given.search is not None:
                     return self._beam_request(
                         given.prompt,
@@ -466,7 +467,7 @@ class AsyncLLM(LoadedModel):
                 )
 
             long = (
-                not isinstance(asked, _Asked)
+                not isinstance(asked, _PromptInput)
                 or _size(asked.prompt, params) > LONG
                 or self._adapters.must_load(lora_request)
                 or params.structured_outputs is not None
@@ -486,7 +487,7 @@ class AsyncLLM(LoadedModel):
         return request_id
 
     def _abort(self, collector: Collector) -> None:
-        """Aborts a request from any loop; its own loop finishes the work, as it may be about to add the request."""
+        """Aborts a request from any event loop; its own loop does the work, since it may be adding the request."""
         self._registry.remove(collector)
         if collector.loop is asyncio.get_running_loop():
             self._end_request(collector)

@@ -13,13 +13,13 @@ from ferrule._validation import check_integer
 from ferrule.errors import InvalidParameterError, PromptError
 
 TOKENS = 65_536
-"""Default number of tokens: 128 windows. More take longer and hardly change the result."""
+"""Default number of calibration tokens: 128 windows. More tokens take longer and hardly change the result."""
 WINDOW = 512
-"""Tokens of a window, leading special tokens included."""
+"""Length of a window in tokens, special tokens at its beginning included."""
 MIN_TOKENS = 256
-"""Least tokens of a text: fewer leave the Hessian of a block of 256 inputs undetermined."""
+"""Minimum number of tokens of a text; with fewer, the Hessian of a block of 256 inputs is undetermined."""
 _MAX_TOKEN_LENGTH = 16
-"""Assumed characters per token: of a text longer than this per wanted token, only parts are tokenized."""
+"""Assumed characters per token. If a text is longer than the wanted tokens need, only parts of it are tokenized."""
 _MAX_BYTES = 256 << 20
 """Maximum size of a text file."""
 
@@ -27,7 +27,7 @@ Calibration = str | os.PathLike[str] | Sequence[Sequence[int]]
 
 
 def calibration_sequences(calibrate: Calibration, files: ModelFiles, tokens: int = TOKENS) -> list[list[int]]:
-    """Returns windows spread evenly over a text file, at most `tokens` tokens in all; or the given sequences, checked.
+    """Returns windows spread evenly over a text file, with at most `tokens` tokens; or checks and returns sequences.
 
     Each window begins with the special tokens of a prompt, such as a beginning-of-sequence token.
 
@@ -74,7 +74,7 @@ def _checked(sequences: Sequence[Sequence[int]], vocab_size: int) -> list[list[i
 def _pieces(text: str, count: int, length: int) -> list[str]:
     """Returns `count` pieces of `length` characters, spread evenly, or the whole text if it is not longer.
 
-    The tokens of a whole text would take a hundred times its memory.
+    Tokenizing a whole text would take a hundred times its memory.
     """
     if len(text) <= count * length:
         return [text]

@@ -1,4 +1,4 @@
-"""Most likely tokens of a teacher model, as training data for distillation: reading the engine's output, and files.
+"""Most likely tokens of a teacher model for distillation: reading them from the engine, and exporting them to files.
 
 An export is a directory of safetensors shards and an `index.json` that lists them; it is rewritten after each shard.
 Files are written under a temporary name, synced and renamed.
@@ -72,7 +72,7 @@ def export(
     shard_size: int,
     progress: Callable[[int, int], None] | None,
 ) -> int:
-    """Implements `LLM.export_top_logprobs`; `source` has the fields that must be equal to resume an export."""
+    """Implements `LLM.export_top_logprobs`; to resume an export, the fields of `source` must be unchanged."""
     shard_size = check_integer("shard_size", shard_size, 1, MAX_COUNT)
     folder = Path(out_dir)
     index = _open_index(folder, {"format": FORMAT, "version": VERSION, **source, "shard_size": shard_size})

@@ -27,7 +27,7 @@ UNSUPPORTED = {
     "collective_rpc": _ONE_PROCESS,
     "get_world_size": _ONE_PROCESS,
     "scale_elastic_ep": _ONE_PROCESS,
-    "apply_model": "use logits, info or explain to look into the model",
+    "apply_model": "use logits, info or explain to inspect the model",
     "llm_engine": "use the methods of LLM",
     "model_config": "use info()",
     "tokenizer": "use get_tokenizer()",
@@ -63,7 +63,7 @@ UNSUPPORTED = {
 
 
 class RefusingMeta(type):
-    """Metaclass of LLM and AsyncLLM: also for the class, an unsupported method says what to use instead."""
+    """Metaclass of LLM and AsyncLLM; an unsupported method of vLLM raises an error with its replacement."""
 
     if not TYPE_CHECKING:  # type checkers report unknown attributes themselves
 

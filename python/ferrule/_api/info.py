@@ -26,14 +26,14 @@ class LayerGroup:
     layers: tuple[int, ...]
     """Indices of the layers."""
     layer: Layer
-    """Configuration of each of them."""
+    """Configuration that the layers share."""
 
 
 def layer_groups(spec: ModelSpec) -> list[LayerGroup]:
     """Groups the layers of a model by configuration, in order of first occurrence."""
     kinds: list[tuple[Layer, list[int]]] = []
     for index, layer in enumerate(spec.layers):
-        # There are few kinds, and layers may hold long lists: comparing is cheaper than hashing.
+        # There are few groups, and layers may hold long lists, so comparing is cheaper than hashing.
         alike = next((layers for kind, layers in kinds if kind is layer or kind == layer), None)
         if alike is None:
             kinds.append((layer, [index]))
@@ -67,7 +67,7 @@ def model_info(
       `available` on this machine; `holds_tokens` is the longest sequence that the KV cache could hold, 0 if the model
       does not fit;
     - `fits`: whether the model can be loaded on this machine;
-    - `verdict`: the same as a sentence, with the longest sequence, or with the quantization that would fit.
+    - `verdict`: a sentence that says whether it fits, with the longest sequence or a quantization that would fit.
 
     Raises ModelNotFoundError, ModelFileError, ConfigError, UnsupportedModelError, TokenizerError,
     InvalidParameterError.
@@ -153,7 +153,7 @@ def end_of_sequence(files: ModelFiles, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Splits ascending numbers into runs of consecutive ones; returns the first and the last of each."""
+    """Splits ascending numbers into runs of consecutive numbers; returns the first and last number of each run."""
     runs = [
         [number for _, number in run]
         for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
@@ -196,19 +196,21 @@ def _judge(measured: _Measured, figures: dict[str, Any]) -> dict[str, Any]:
     unmapped = memory["vectors"] + memory["buffers"]
     if not _has_room(memory) and measured.may_page and unmapped <= memory["available"]:
         needed, available = size_text(_bytes_without_cache(memory)), size_text(memory["available"])
-        verdict = f"Weights and buffers need {needed}, and {available} are available:"
+        verdict = f"Weights and buffers need {needed}, but {available} are available:"
         return {"fits": True, "verdict": f"{verdict} each step reads weights from the packed file, which is slow."}
     if not _has_room(memory):
         needed, available = size_text(_bytes_without_cache(memory)), size_text(memory["available"])
-        verdict = f"It does not fit: weights and buffers need {needed}, and {available} are available."
+        verdict = f"The model does not fit: weights and buffers need {needed}, but {available} are available."
         return {
             "fits": False,
             "verdict": f"{verdict} {_smaller_quantization(measured, figures['quantization'])}".rstrip(),
         }
     if memory["holds_tokens"] >= wanted:
-        return {"fits": True, "verdict": f"It fits, with sequences of {wanted:,} tokens."}
-    share = "half of the memory beside the weights" if measured.options.kv_cache_memory is None else "kv_cache_memory"
-    verdict = f"It fits, with sequences of up to {memory['holds_tokens']:,} tokens:"
+        return {"fits": True, "verdict": f"The model fits, with sequences of {wanted:,} tokens."}
+    share = (
+        "half of the memory that the weights leave" if measured.options.kv_cache_memory is None else "kv_cache_memory"
+    )
+    verdict = f"The model fits, with sequences of up to {memory['holds_tokens']:,} tokens:"
     cache = f"the KV cache of {wanted:,} tokens needs {size_text(memory['kv_cache'])}, more than {share}."
     return {"fits": True, "verdict": f"{verdict} {cache}"}
 
@@ -219,22 +221,22 @@ def _has_room(memory: dict[str, Any]) -> bool:
 
 
 def _bytes_without_cache(memory: dict[str, Any]) -> int:
-    """Returns the bytes needed for all except the KV cache."""
+    """Returns the bytes needed without the KV cache."""
     return memory["needed"] - memory["kv_cache"]
 
 
 def _smaller_quantization(measured: _Measured, quantization: str) -> str:
-    """Describes the widest quantization that would fit."""
+    """Describes the widest quantization with which the model would fit."""
     if measured.is_packed:
-        advice = "With allow_paging each step would read them from their file, which is slow."
+        advice = "With allow_paging each step would read the weights from their file, which is slow."
         return "" if measured.options.allow_paging else advice
-    # Weights that keep their stored format may be wider than any quantization.
+    # Weights in their stored format may be wider than any quantization.
     wider = QUANTIZATIONS.index(quantization) if quantization in QUANTIZATIONS else QUANTIZATIONS.index("int8") - 1
     for other in QUANTIZATIONS[wider + 1 :]:
         memory = measured.figures(other)["memory"]
         if _has_room(memory):
-            return f"With quantization={other} they need {size_text(_bytes_without_cache(memory))}, and fit."
-    return "No quantization would make it fit."
+            return f"With quantization={other} they need {size_text(_bytes_without_cache(memory))} and fit."
+    return "It does not fit with any quantization."
 
 
 def size_text(count: float) -> str:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_CANDIDATES = 1000
-"""Most candidates that an explanation lists for a token."""
+"""Maximum number of candidates in the explanation of a token."""
 
 
 class LLM(LoadedModel):
@@ -85,16 +85,17 @@ class LLM(LoadedModel):
         message_format: MessageFormat | None = None,
         lora_request: LoRA | Sequence[LoRA | None] | None = None,
     ) -> list[RequestOutput]:
-        """Generates completions of one prompt or several; the outputs have the order of the prompts.
+        """Generates completions of one prompt or several; the outputs are in the order of the prompts.
 
-        One SamplingParams applies to all prompts, a list has one for each; without any, `get_default_sampling_params`
-        applies. `priority` is likewise one or several numbers: lower ones are scheduled earlier, None is 0.
-        `lora_request` is the name of an adapter, a LoRARequest, or None for the base model. With a `message_format`
-        each completion has a `message`. `use_tqdm` shows a progress bar after two seconds if stderr is a terminal; it
-        may be a class such as `tqdm.tqdm`, whose bar is always shown. Ctrl-C ends only the requests of this call.
+        `sampling_params` is one SamplingParams for all prompts or a list with one for each; None means
+        `get_default_sampling_params()`. `priority` is one number or a list; requests with lower numbers are scheduled
+        earlier, and None means 0. `lora_request` is the name of an adapter, a LoRARequest, or None for the base model;
+        it may be a list too. With a `message_format` each completion has a `message`. `use_tqdm` shows a progress bar
+        after two seconds if stderr is a terminal; it may be a class such as `tqdm.tqdm`, whose bar is always shown.
+        Ctrl-C ends only the requests of this call.
 
         Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError, and the errors of
-        `load_lora_adapter` where an adapter is loaded.
+        `load_lora_adapter` if an adapter is loaded.
         """
         several = list(prompts) if _is_several(prompts) else [cast("Prompt", prompts)]
         params = self._one_each(sampling_params, len(several))
@@ -121,7 +122,7 @@ class LLM(LoadedModel):
         With a `message_format` each delta has its part of the `message`. Closing the generator, or Ctrl-C, ends the
         request.
 
-        Raises what `generate` raises; parameters are checked at once.
+        Raises the errors of `generate`; parameters are checked at once.
         """
         params = stream_params(self._params(sampling_params))
         return self._stream(
@@ -139,7 +140,7 @@ class LLM(LoadedModel):
 
         Closing the generator ends the requests that still run. The arguments are those of `generate`.
 
-        Raises what `generate` raises; parameters are checked at once.
+        Raises the errors of `generate`; parameters are checked at once.
         """
         params = self._one_each(sampling_params, len(prompts))
         adapters = _list_of_one_each("lora_request", lora_request, len(prompts))
@@ -161,11 +162,11 @@ class LLM(LoadedModel):
     ) -> list[RequestOutput]:
         """Answers one conversation or several.
 
-        `options` are those of ChatOptions: the template, its variables, and tools; `chat_prompt` explains messages.
-        With a parser, by name or `auto` (see `message_format`), each completion's `message` has tool calls and
-        reasoning separate from the content. The other arguments are those of `generate`.
+        `options` are the fields of ChatOptions: the template, its variables, and tools. `chat_prompt` documents
+        messages. With a parser, by name or `auto` (see `message_format`), each completion's `message` has tool calls
+        and reasoning separate from the content. The other arguments are those of `generate`.
 
-        Raises ChatTemplateError, and what `generate` raises.
+        Raises ChatTemplateError, and the errors of `generate`.
         """
         if not isinstance(cast("object", messages), Sequence) or isinstance(messages, (str, bytes)):
             raise ChatTemplateError(f"messages must be a list of messages, got {shown(messages)}")
@@ -196,12 +197,12 @@ class LLM(LoadedModel):
         *,
         priority: int | Sequence[int] | None = None,
     ) -> list[BeamSearchOutput]:
-        """Searches the most likely completions of each prompt; the best come first.
+        """Searches for the most likely completions of each prompt by beam search; the best come first.
 
-        The search is that of Hugging Face's `generate(num_beams=...)`, with the same sequences and scores. Its requests
-        share steps, pages and the prefix cache with all others. The other arguments are those of `generate`.
+        The sequences and scores are those of Hugging Face's `generate(num_beams=...)`. Searches share steps, pages and
+        the prefix cache with all other requests. The other arguments are those of `generate`.
 
-        Raises what `generate` raises; InvalidParameterError also where `beam_width` exceeds `max_num_seqs` or the pages
+        Raises the errors of `generate`; InvalidParameterError also if `beam_width` exceeds `max_num_seqs` or the pages
         of the KV cache.
         """
         search = beam_params(params)
@@ -224,10 +225,11 @@ class LLM(LoadedModel):
     ) -> list[LoglikelihoodOutput]:
         """Computes the log-probability of each continuation after its prompt, before any sampler stage.
 
-        One prompt applies to all continuations, a list has one for each; likewise `lora_request`. A continuation is
-        text, tokenized by itself and without special tokens, or token ids. (lm-evaluation-harness's loglikelihood.)
+        `prompts` is one prompt for all continuations or a list with one for each; so is `lora_request`. A continuation
+        is token ids, or text, which is tokenized separately and without special tokens. This is the `loglikelihood`
+        of lm-evaluation-harness.
 
-        Raises what `generate` raises; PromptError also for an empty continuation.
+        Raises the errors of `generate`; PromptError also for an empty continuation.
         """
         pairs = pair(list(prompts) if _is_several(prompts) else cast("Prompt", prompts), continuations)
         lengths: list[int] = []
@@ -259,20 +261,21 @@ class LLM(LoadedModel):
         prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Computes embeddings of texts; the outputs have the order of the prompts.
+        """Computes embeddings of texts; the outputs are in the order of the prompts.
 
-        `pooling` selects the hidden state of a text: `"cls"` (first token), `"mean"`, `"last"`, or `"none"` for all
-        tokens. None follows the model's files (sentence-transformers' `modules.json`), else it is `"last"` for a
-        decoder and `"mean"` for an encoder. `normalize` scales embeddings to length 1; None follows the model's files,
-        else it does. `dimensions` keeps that many leading dimensions before normalization, for models trained for it
-        (Matryoshka). `pooling_params` sets some of these as one object, as in vLLM.
+        `pooling` selects the hidden state of a text: `"cls"` (first token), `"mean"`, `"last"`, or `"none"` for the
+        hidden states of all tokens. None follows the model's files (sentence-transformers' `modules.json`); the default
+        is `"last"` for a decoder and `"mean"` for an encoder. `normalize` scales embeddings to length 1; None follows
+        the model's files, and the default is True. `dimensions` is the number of leading dimensions to keep before
+        normalization, for models trained for it (Matryoshka). `pooling_params` sets some of these as one object, as in
+        vLLM.
 
-        `prompt_name` puts one of the model's prompts before each text, by its name in
-        `config_sentence_transformers.json`; None means the default prompt, if there is one. A text of more tokens than
-        the model takes is an error unless `truncate_prompt_tokens` sets how many tokens to keep of its beginning,
-        special tokens included; -1 keeps as many as the model takes.
+        `prompt_name` selects one of the model's prompts, by its name in `config_sentence_transformers.json`, and puts
+        it before each text; None means the default prompt, if there is one. A text that is longer than the model's
+        limit is an error, unless `truncate_prompt_tokens` sets the number of tokens to keep from its beginning, special
+        tokens included; -1 keeps as many as the limit allows.
 
-        Embeddings do not depend on the texts beside them.
+        The embedding of a text does not depend on the other texts of the call.
 
         Raises PromptError, TokenizerError, InvalidParameterError, UnsupportedModelError, InsufficientMemoryError,
         EngineError.
@@ -301,10 +304,10 @@ class LLM(LoadedModel):
     ) -> list[ClassificationRequestOutput]:
         """Computes the probability of each label of the model's classifier for each text or pair of texts.
 
-        A pair is a tuple of two strings. `truncate_prompt_tokens` is that of `embed`; of a pair the longer text is
-        truncated first.
+        A pair is a tuple of two strings. `truncate_prompt_tokens` works as in `embed` and truncates the longer text of
+        a pair first.
 
-        Raises UnsupportedTaskError for a model without a classifier, and what `embed` raises.
+        Raises UnsupportedTaskError for a model without a classifier, and the errors of `embed`.
         """
         given = pooling_arguments(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens)
         return self._encode(self._encoding.classify(prompts, **given), use_tqdm)
@@ -321,10 +324,11 @@ class LLM(LoadedModel):
     ) -> list[ScoringRequestOutput]:
         """Computes the similarity of pairs of texts: one text with each of several, or two lists pair by pair.
 
-        A cross-encoder's score is the sigmoid of its logit, that of Qwen3-Reranker the probability of "yes", and that
-        of any other model the cosine similarity of the two embeddings. `truncate_prompt_tokens` is that of `classify`.
+        The score of a cross-encoder is the sigmoid of its logit, the score of Qwen3-Reranker is the probability of
+        "yes", and the score of any other model is the cosine similarity of the two embeddings.
+        `truncate_prompt_tokens` works as in `classify`.
 
-        Raises UnsupportedTaskError for a classifier of several labels, and what `embed` raises.
+        Raises UnsupportedTaskError for a classifier of several labels, and the errors of `embed`.
         """
         given = pooling_arguments(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens)
         return self._encode(self._encoding.score(data_1, data_2, **given), use_tqdm)
@@ -340,15 +344,15 @@ class LLM(LoadedModel):
     ) -> list[RerankOutput]:
         """Ranks documents by their relevance to a query and returns the `top_n` most relevant, the best first.
 
-        A cross-encoder's relevance is the sigmoid of its logit. A decoder with the tokens of Qwen3-Reranker answers
-        "yes" or "no", and the relevance is the probability of "yes"; `instruction` describes the search. Any other
-        model embeds the query and the documents, with its prompts for either if it has them, and the relevance is
-        (1 + cosine similarity) / 2.
+        For a cross-encoder the relevance is the sigmoid of its logit. For a decoder with the tokens of Qwen3-Reranker,
+        which answers "yes" or "no", it is the probability of "yes", and `instruction` describes the search. Any other
+        model embeds the query and the documents, each with the model's prompt for it if there is one, and the
+        relevance is (1 + cosine similarity) / 2.
 
-        `truncate_prompt_tokens` is that of `embed`; of a query and a document that are read together the longer one is
-        truncated first, and by a decoder the document.
+        `truncate_prompt_tokens` works as in `embed`. A cross-encoder reads query and document together and truncates
+        the longer of the two first; a decoder truncates the document.
 
-        Raises UnsupportedTaskError for a classifier of several labels, and what `embed` raises.
+        Raises UnsupportedTaskError for a classifier of several labels, and the errors of `embed`.
         """
         plan = self._encoding.rerank(
             query,
@@ -369,7 +373,7 @@ class LLM(LoadedModel):
     ) -> Generator[Explanation, None, None]:
         """Generates a completion and yields, for each token, its candidates and the effect of each sampler stage.
 
-        Raises what `generate` raises.
+        Raises the errors of `generate`.
         """
         candidates = check_integer("candidates", candidates, 1, MAX_CANDIDATES)
         params = stream_params(self._params(sampling_params))
@@ -378,7 +382,7 @@ class LLM(LoadedModel):
     def logits(
         self, token_ids: Sequence[int], *, first: int = 0, lora_request: LoRA | None = None
     ) -> npt.NDArray[np.float32]:
-        """Returns the logits after each token from position `first` on: float32 `[tokens - first, vocab_size]`.
+        """Computes the logits after each token from index `first` on: float32 `[tokens - first, vocab_size]`.
 
         Raises PromptError, InvalidParameterError, EngineError.
         """
@@ -401,14 +405,14 @@ class LLM(LoadedModel):
         lora_request: LoRA | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Perplexity:
-        """Computes the perplexity of texts with its standard error, each text by itself.
+        """Computes the perplexity of a model on texts, with its standard error. Texts do not share context.
 
-        A text is read in windows of `window` tokens (default: 512, or the context if that is less), which begin every
-        `stride` tokens (default: half a window); each window scores the tokens that the previous one did not. So every
-        token is scored once, and outside the first window with at least `window - stride` tokens of context;
-        `min_context` leaves out tokens with less context. The first token of a text without leading special tokens is
-        not scored. `limit` is the maximum number of windows. `progress` is called with the numbers of windows done and
-        in all.
+        A text is read in windows of `window` tokens (default: 512, or the context length if that is less), which begin
+        every `stride` tokens (default: half a window). Each window scores the tokens that the previous one did not
+        score. So every token is scored once, with at least `window - stride` tokens of context except in the first
+        window; tokens with less context than `min_context` are not scored. The first token of a text without leading
+        special tokens is not scored. `limit` is the maximum number of windows. `progress` is called with the number of
+        finished windows and their total number.
 
         Raises PromptError for texts without a token to score, TokenizerError, InvalidParameterError,
         UnsupportedTaskError, InsufficientMemoryError, EngineError.
@@ -433,14 +437,14 @@ class LLM(LoadedModel):
         lora_request: LoRA | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Comparison:
-        """Compares the model with a reference: the same weights in another format, or the model it was made from.
+        """Compares the model with a reference, such as the same weights in another format or the original model.
 
         For each token that `perplexity` would score, it computes the Kullback-Leibler divergence of this model's
-        distribution from the reference's. The result has its mean and quantiles, the `worst` tokens with their context,
-        the share of tokens on whose most likely successor both agree, and the ratio of perplexities with the standard
-        error of the paired difference. `lora_request` applies to this model alone.
+        distribution from the reference's. The result has the mean and quantiles of the divergence, the `worst` tokens
+        with their context, the share of tokens for which both models predict the same most likely token, and the ratio
+        of perplexities with the standard error of the paired difference. `lora_request` applies to this model only.
 
-        Raises InvalidParameterError if the vocabularies differ, and what `perplexity` raises.
+        Raises InvalidParameterError if the vocabularies differ, and the errors of `perplexity`.
         """
         from ferrule._evaluation import compare
 
@@ -461,9 +465,9 @@ class LLM(LoadedModel):
     def top_logprobs(self, texts: Iterable[TextInput], k: int) -> Generator[TopLogprobs, None, None]:
         """Yields the `k` most likely tokens after each token of each text, as training data for distillation.
 
-        Outputs have the order of the texts. The texts are read lazily, so that there may be any number, and computed
-        together as far as a step allows; the result of a text does not depend on the texts beside it. A text may be
-        token ids, `{"prompt_token_ids": [...]}`; otherwise the tokenizer adds its special tokens.
+        Outputs are in the order of the texts. Texts are read lazily, so there may be any number of them. A step
+        computes as many texts as it holds; the result of a text does not depend on the other texts. A text may be given
+        as token ids, `{"prompt_token_ids": [...]}`; otherwise the tokenizer adds its special tokens.
 
         Raises PromptError, TokenizerError, InvalidParameterError, UnsupportedTaskError, InsufficientMemoryError,
         EngineError.
@@ -486,10 +490,10 @@ class LLM(LoadedModel):
         `token_ids` int32 `[tokens]`, `offsets` int64 `[texts + 1]` (text `i` has the tokens from `offsets[i]` to
         `offsets[i + 1]`), `top_ids` int32 and `top_logprobs` float32 `[tokens, k]`. `index.json` lists the shards, the
         model and its formats, and whether the export is complete. Files are written atomically. An interrupted export
-        resumes if the same texts come first; a directory that holds anything else is refused. `progress` is called with
-        the numbers of texts and tokens written.
+        resumes if `texts` begins with the same texts; a directory with any other content is an error. `progress` is
+        called with the numbers of texts and tokens written.
 
-        Raises InvalidParameterError, OSError, and what `top_logprobs` raises.
+        Raises InvalidParameterError, OSError, and the errors of `top_logprobs`.
         """
         self._encoding.check_generates("log-probabilities")
         k = check_count(k, self._model.vocab_size)
@@ -509,7 +513,7 @@ class LLM(LoadedModel):
     ) -> list[tuple[str, float]]:
         """Returns the `top` most likely next tokens as text and probability, before any sampler stage.
 
-        Raises what `generate` raises.
+        Raises the errors of `generate`.
         """
         top = check_integer("top", top, 1, MAX_LOGPROBS)
         params = SamplingParams.with_model_defaults(temperature=0, max_tokens=1, logprobs=top)
@@ -518,7 +522,7 @@ class LLM(LoadedModel):
         return [(entry.decoded_token, math.exp(entry.logprob)) for entry in alternatives]
 
     def load_lora_adapter(self, name: str, path: str | os.PathLike[str]) -> LoRAAdapter:
-        """Loads a low-rank adapter in PEFT's format under a name for requests; running requests continue meanwhile.
+        """Loads a low-rank adapter in PEFT's format under a name for requests. Running requests continue meanwhile.
 
         `path` is a directory, or `org/repo` on the Hugging Face hub. A name in use must be unloaded first.
 
@@ -550,10 +554,10 @@ class LLM(LoadedModel):
             more = llm.tokenize(" And then", add_special_tokens=False)
             llm.generate({"prompt_token_ids": [*prompt["prompt_token_ids"], *more]})  # computes little but `more`
 
-        A state holds whole pages of 16 tokens; later tokens, and those that the cache has no space for, are computed
-        again. It fits only the same weights, formats (`quantization`, `kv_cache_dtype`), instruction set and version of
-        ferrule. A prompt that was saved with a `cache_salt` needs the same salt, one that was saved with an adapter
-        needs the same adapter, under any name.
+        A state holds whole pages of 16 tokens. Tokens after the last whole page, and tokens for which the cache has no
+        space, are computed again. A state fits only the same weights, formats (`quantization`, `kv_cache_dtype`),
+        instruction set and version of ferrule. A prompt that was saved with a `cache_salt` needs the same salt; a
+        prompt that was saved with an adapter needs the same adapter, under any name.
 
         Restore only states that you trust. The checksum detects damage, not manipulation: the author of a valid state
         controls the results of requests that begin with its tokens. A state contains its `cache_salt` in clear text.
@@ -577,7 +581,10 @@ class LLM(LoadedModel):
         return Subject(self._name, self._tokenizer, model.vocab_size, model.max_model_len, logits)
 
     def _read_each(self, texts: Iterable[TextInput]) -> Iterator[Text]:
-        """Reads texts lazily."""
+        """Reads texts lazily.
+
+        Raises PromptError, TokenizerError.
+        """
         if isinstance(texts, (str, bytes)) or not isinstance(cast("object", texts), Iterable):
             raise PromptError(
                 f"texts must be a list or another iterable of texts, got {shown(cast('object', texts))}", field="texts"
@@ -686,7 +693,7 @@ def _list_of_one_each(field: str, given: object, prompts: int) -> Sequence[objec
 
 
 def _counted(portions: Iterable[Sequence[Text]], bar: ProgressBar) -> Iterator[Sequence[Text]]:
-    """Yields portions of texts, and adds each to the bar when the next one is requested."""
+    """Yields portions of texts; adds each portion to the progress bar when the next one is requested."""
     for portion in portions:
         yield portion
         bar.update(len(portion))

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ferrule._text.parsers import MessageFormat
 
 AUTO = "auto"
-"""Name that selects the parser implied by the chat template."""
+"""Name of a parser that selects the one that the chat template implies."""
 
 
 class LoadedModel(metaclass=RefusingMeta):
@@ -75,7 +75,7 @@ class LoadedModel(metaclass=RefusingMeta):
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
         """Loads the model that `engine_args` describes.
 
-        Raises what the constructor raises.
+        Raises the errors of the constructor.
         """
         return cls(**engine_args.keywords())
 
@@ -92,7 +92,7 @@ class LoadedModel(metaclass=RefusingMeta):
         try:
             engine = self._make_engine(parts, weights, progress)
         except ModelFileError:
-            # Another process may have removed a packed file from the cache meanwhile.
+            # Another process may have removed the packed file from the cache since `weights_of` returned it.
             there = [
                 path if path is None or path.exists() else files.weights
                 for path, (files, _, _) in zip(weights, parts, strict=True)
@@ -123,7 +123,7 @@ class LoadedModel(metaclass=RefusingMeta):
         self._adapters.load_all(args.lora_modules)
         for path in filter(None, packed):
             hold(path)
-        # Weights that exceed the memory would displace one another.
+        # With weights that exceed the memory, the two models would evict each other's pages.
         verified = [] if self._options.allow_paging else [path for path in packed if path is not None]
         self._verification = Verification(verified, self._driver.fail)
         self._verification.start()
@@ -148,7 +148,7 @@ class LoadedModel(metaclass=RefusingMeta):
         weights: Sequence[Path | None],
         progress: Callable[[int, int], None] | None,
     ) -> _native.Engine:
-        """Creates the engine of a model, and of its draft model if there are two parts."""
+        """Creates the engine of a model, with a draft model if there are two parts."""
         from ferrule import _native
 
         model, *draft = [
@@ -162,10 +162,10 @@ class LoadedModel(metaclass=RefusingMeta):
 
     @classmethod
     def from_shape(cls, name: str, **options: Any) -> Self:
-        """Loads a model of random weights in a well-known shape, to measure speed without a download.
+        """Loads a model with random weights in a well-known shape, to measure speed without a download.
 
-        It has no tokenizer, so prompts are token ids. `name` is one that `ferrule bench --help` lists; `options` are
-        arguments of the constructor except `load_format`.
+        The model has no tokenizer, so prompts are token ids. `ferrule bench --help` lists the names of the shapes.
+        `options` are arguments of the constructor except `load_format`.
 
         Raises InvalidParameterError, InsufficientMemoryError.
         """
@@ -173,12 +173,12 @@ class LoadedModel(metaclass=RefusingMeta):
 
     @compatible_call(FOREIGN_CHAT_OPTIONS)
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> TokensPrompt:
-        """Returns a conversation as the prompt that `generate` and `stream` take; `options` are those of ChatOptions.
+        """Renders a conversation to a prompt for `generate` and `stream`. `options` are the fields of ChatOptions.
 
-        Messages are those of OpenAI's API: content is text or a list of text parts, arguments of tool calls are JSON or
-        mappings; each template gets the form that it can read. A model's reasoning is read from `reasoning_content`,
-        `reasoning` or `thinking`. The template writes the special tokens itself. For a template that does not read
-        `tools`, the system message describes them, with calls in the format of Hermes and Qwen.
+        Messages have the form of OpenAI's API. Content is text or a list of text parts, and arguments of tool calls are
+        JSON or mappings; both are converted to the form that the template reads. A model's reasoning is read from
+        `reasoning_content`, `reasoning` or `thinking`. The template writes the special tokens. For a template that does
+        not read `tools`, the system message describes them, with calls in the format of Hermes and Qwen.
 
         Raises ChatTemplateError, TokenizerError.
         """
@@ -219,7 +219,7 @@ class LoadedModel(metaclass=RefusingMeta):
 
     @property
     def chat_templates(self) -> dict[str, str]:
-        """Chat templates of the model by name; the usual one is `default`."""
+        """Chat templates of the model by name; the one used without a name is `default`."""
         return dict(self._tokenizer.chat_templates)
 
     def message_format(
@@ -230,12 +230,12 @@ class LoadedModel(metaclass=RefusingMeta):
         tools: Sequence[Tool] | None = None,
         chat_template: str | None = None,
     ) -> MessageFormat | None:
-        """Returns the format of tool calls and reasoning, for `generate` and `stream`; None where neither is parsed.
+        """Returns the format of tool calls and reasoning for `generate` and `stream`; None if neither is parsed.
 
-        `auto` selects the parser that the chat template implies, if any; for tool calls only if there are `tools`, and
-        `hermes` if the template does not read them (see `chat_prompt`).
+        `auto` selects the parser that the chat template implies, if any. Tool calls are parsed only if there are
+        `tools`, with `hermes` if the template does not read tools (see `chat_prompt`).
 
-        Raises InvalidParameterError, ChatTemplateError for a function that has no schema.
+        Raises InvalidParameterError; ChatTemplateError for a function without a schema.
         """
         from ferrule._text.parsers import MessageFormat
 
@@ -264,14 +264,14 @@ class LoadedModel(metaclass=RefusingMeta):
 
     @property
     def first_token_ids(self) -> list[int]:
-        """Special tokens that `tokenize` puts before a text, such as a beginning-of-sequence token.
+        """Special tokens that `tokenize` adds before a text, such as a beginning-of-sequence token.
 
         Raises TokenizerError.
         """
         return list(self._tokenizer.first_ids)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Returns the text of token ids. Ids of the vocabulary that the tokenizer does not have are empty text.
+        """Returns the text of token ids. Ids in the vocabulary that the tokenizer does not have become empty text.
 
         Raises TokenizerError, PromptError.
         """
@@ -279,28 +279,28 @@ class LoadedModel(metaclass=RefusingMeta):
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """Returns the text of a single token, special or not; U+FFFD where it is part of a character."""
+        """Returns the text of a single token, special tokens included; U+FFFD if it is part of a character."""
         return self._tokenizer.token_text(check_token_ids([token_id], self._model.vocab_size)[0])
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Returns the bytes of a single token; None without a tokenizer, or where they depend on its neighbours.
+        """Returns the bytes of a single token; None without a tokenizer, or if they depend on adjacent tokens.
 
         Raises PromptError.
         """
         return self._tokenizer.text_bytes(check_token_ids([token_id], self._model.vocab_size)[0])
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Returns the default parameters of `generate`: those of generation_config.json, else of SamplingParams."""
+        """Returns the default parameters of `generate`: values of generation_config.json, else of SamplingParams."""
         defaults = self._files.defaults
         return replace(defaults.completed(defaults), max_tokens=defaults.max_tokens or SamplingParams().max_tokens)
 
     @property
     def generation_config(self) -> SamplingParams:
-        """Parameters that the model's generation_config.json sets; None in the fields that it may set and does not."""
+        """Parameters that the model's generation_config.json sets; a field that it could set and does not is None."""
         return self._files.defaults
 
     def get_tokenizer(self) -> PreTrainedTokenizer:
-        """Returns the tokenizer, with the methods of Hugging Face's tokenizers that programs use most."""
+        """Returns the tokenizer, with the most used methods of Hugging Face's tokenizers."""
         return PreTrainedTokenizer(
             self._tokenizer, self._model.vocab_size, self._model.eos_token_ids, self.apply_chat_template
         )
@@ -327,12 +327,12 @@ class LoadedModel(metaclass=RefusingMeta):
         return EngineMetrics.from_json(self._driver.metrics())
 
     def close(self) -> None:
-        """Frees weights and cache. A call that runs in another thread gets an EngineError."""
+        """Closes the engine and frees weights and cache. Running calls in other threads get an EngineError."""
         self._driver.close()
         self._release()
 
     def _release(self) -> None:
-        """Unloads adapters and releases the packed files, once the engine is closed."""
+        """Unloads adapters and releases the packed files; called when the engine is closed."""
         self._verification.stop()
         self._adapters.close()
         for release_hold in self._holds:
@@ -352,14 +352,14 @@ class LoadedModel(metaclass=RefusingMeta):
 
     @property
     def _portion(self) -> tuple[int, int]:
-        """Most tokens and texts that are encoded before other requests run: as many as a step computes."""
+        """Maximum number of tokens and of texts to encode before other requests run: as many as one step computes."""
         return int(self._engine_info["max_num_batched_tokens"]), int(self._engine_info["max_num_seqs"])
 
     def _make_encoding(self) -> Encoding:
-        """Creates the plans for pooling tasks of this model."""
+        """Creates the object that makes plans for the pooling tasks of this model."""
         sentence, spec = self._files.sentence, self._files.spec
         limit, limited_by = self._model.max_model_len, self._model.limited_by
-        # An explicit max_model_len overrides the files.
+        # An explicit max_model_len takes precedence over the model's files.
         if sentence.max_tokens is not None and self._options.max_model_len is None and sentence.max_tokens < limit:
             limit, limited_by = sentence.max_tokens, "max_seq_length of sentence_bert_config.json"
         reader = TextReader(
@@ -438,19 +438,19 @@ class LoadedModel(metaclass=RefusingMeta):
         )
 
     def _chat_template(self, chosen: object, tools: object) -> str:
-        """Returns a template by name or as given; without either the model's own, for tools if there are any."""
+        """Returns a given template, the model's template of a given name, or the default one for the tools."""
         templates = self._tokenizer.chat_templates
         names = ", ".join(sorted(templates)) or "none"
         if chosen is None:
             chosen = "tool_use" if tools is not None and "tool_use" in templates else "default"
             if chosen not in templates:
                 raise ChatTemplateError(
-                    f"the model has no chat template named default (looked in {self._files.path}: chat_template.jinja, "
+                    f"the model has no default chat template (looked in {self._files.path}: chat_template.jinja, "
                     "tokenizer_config.json, and tokenizer.chat_template of a GGUF file; "
                     f"named templates: {names}); pass chat_template"
                 )
         if not isinstance(chosen, str):
-            raise ChatTemplateError(f"chat_template must be a template or the name of one, got {shown(chosen)}")
+            raise ChatTemplateError(f"chat_template must be a template or the name of a template, got {shown(chosen)}")
         if chosen not in templates and "{" not in chosen:
             raise ChatTemplateError(
                 f"chat_template must be a template or one of the model's names ({names}), got {shown(chosen)}"

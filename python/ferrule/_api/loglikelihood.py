@@ -16,7 +16,7 @@ Continuation: TypeAlias = str | Sequence[int]
 
 
 def pair(prompts: Prompt | list[Prompt], continuations: object) -> list[tuple[Prompt, object]]:
-    """Pairs continuations with prompts; a single prompt is paired with each of them.
+    """Pairs continuations with prompts; a single prompt is paired with every continuation.
 
     Raises InvalidParameterError.
     """
@@ -43,7 +43,7 @@ def _is_token_id(value: object) -> bool:
 
 
 def read_continuation(continuation: object, tokenizer: Tokenizer, vocab_size: int) -> list[int]:
-    """Returns the token ids of a continuation, at least one.
+    """Returns the token ids of a continuation, which has at least one.
 
     Raises PromptError, TokenizerError.
     """

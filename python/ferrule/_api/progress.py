@@ -12,11 +12,11 @@ from ferrule.errors import InvalidParameterError
 UseTqdm: TypeAlias = bool | Callable[..., Any]
 """True, False, or a class such as `tqdm.tqdm`."""
 BAR_DELAY = 2.0
-"""Seconds after which a bar appears, so that quick calls show none."""
+"""Seconds after which a bar appears, so that short calls show no bar."""
 
 
 class ProgressBar(Protocol):
-    """The method of tqdm's bars that is called."""
+    """Interface of a progress bar, which tqdm's bars implement."""
 
     def update(self, count: float, /) -> object:
         """Adds a number of prompts that are done."""
@@ -31,7 +31,7 @@ class _NoBar:
 
 
 def progress_bar(use_tqdm: object, total: int) -> AbstractContextManager[ProgressBar]:
-    """Returns tqdm's progress bar if stderr is a terminal, the bar of another class, or one that shows nothing.
+    """Creates a progress bar: tqdm's on a terminal, one of a given class, or one that shows nothing.
 
     Raises InvalidParameterError.
     """
@@ -49,5 +49,5 @@ def progress_bar(use_tqdm: object, total: int) -> AbstractContextManager[Progres
 def _on_terminal() -> bool:
     try:
         return sys.stderr.isatty()
-    except (AttributeError, ValueError):  # stderr is None, an object of the program's, or closed
+    except (AttributeError, ValueError):  # stderr is None, an object without isatty, or closed
         return False

@@ -24,8 +24,8 @@ FORMATS = tuple(name for name in QUANTIZATIONS if name not in ("auto", "f32"))
 
 _CONFIG = "config.json"
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "NOTICE*", "*/config.json", "*/*.jinja")
-"""Patterns of the files to copy: all except weights, with those in directories of sentence-transformers and of chat
-templates."""
+"""Patterns of the files to copy: everything except weights, including the directories of sentence-transformers and of
+chat templates."""
 _MAX_COPY_BYTES = 1 << 30
 """Maximum size of a file to copy."""
 _OLD = ".old"
@@ -36,7 +36,7 @@ def quantize(
     model: str | os.PathLike[str] | None,
     output: str | os.PathLike[str],
     *,
-    format: str = "int4",  # noqa: A002  # the name on the command line
+    format: str = "int4",  # noqa: A002  # same name as on the command line
     revision: str | None = None,
     threads: int | None = None,
     overwrite: bool = False,
@@ -46,17 +46,18 @@ def quantize(
 ) -> Path:
     """Writes a model with weights packed as `format` into the directory `output`, and returns its path.
 
-    The directory has the configuration, tokenizer and chat template of the model, and loads like any model, but only
-    as `format`. Weights are packed one matrix at a time, so that they need not fit into memory. The directory is
-    written atomically; `overwrite` replaces one that `quantize` wrote before. `progress` is called with the bytes
-    packed so far and in all.
+    The directory includes the configuration, tokenizer and chat template of the model. It loads like any other model,
+    but only as `format`. Weights are packed one matrix at a time, so that they need not fit into memory. The directory
+    is written atomically; `overwrite` replaces a directory that `quantize` wrote before. `progress` is called with the
+    bytes packed so far and the bytes in total.
 
-    `calibrate` is a text file, of which at most `calibration_tokens` tokens are read, or sequences of token ids. The
-    model runs over them, and GPTQ reduces the error of the integer formats. That takes much longer, and memory for one
-    layer in f32 and the hidden states of these tokens. The result is bitwise reproducible on one instruction set.
+    `calibrate` is a text file, of which at most `calibration_tokens` tokens are read, or a list of token id sequences.
+    The model runs over them, and GPTQ reduces the error of the integer formats. Calibration takes much longer, and
+    needs memory for one layer in f32 and the hidden states of the tokens. The result is bitwise reproducible on one
+    instruction set.
 
-    Raises InvalidParameterError for an unknown format, and if `output` is the model's own directory or holds something
-    else; ModelWriteError if it cannot be written; and the errors of loading a model and of reading `calibrate`.
+    Raises InvalidParameterError for an unknown format, and if `output` is the model's own directory or holds other
+    files; ModelWriteError if it cannot be written; and the errors of loading a model and of reading `calibrate`.
     """
     if format not in FORMATS:
         raise InvalidParameterError("format", format, f"one of {', '.join(FORMATS)}")
@@ -103,7 +104,7 @@ def _pack(
 def _check_target(target: Path, source: Path, *, overwrite: bool) -> None:
     """Raises InvalidParameterError if writing to `target` would lose data."""
     if target == source or target in source.parents:
-        requirement = "a directory other than the model's own, and not around it"
+        requirement = "a directory other than the model's own and its parents"
         raise InvalidParameterError("output", str(target), requirement)
     if not target.exists():
         return

@@ -1,4 +1,4 @@
-"""`PreTrainedTokenizer`: a model's tokenizer with the methods of Hugging Face's tokenizers that programs use most."""
+"""`PreTrainedTokenizer`: a model's tokenizer with the most used methods of Hugging Face's tokenizers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class PreTrainedTokenizer:
         tokenize: bool = True,
         **variables: Any,
     ) -> Any:
-        """Renders a conversation, or several, as token ids or with `tokenize=False` as text.
+        """Renders a conversation, or several, to token ids, or to text with `tokenize=False`.
 
         Raises ChatTemplateError, TokenizerError; InvalidParameterError for options that return tensors.
         """
@@ -120,9 +120,11 @@ class PreTrainedTokenizer:
         return self._tokenizer.chat_templates.get("default")
 
     def __getattr__(self, name: str) -> Any:
-        """Returns a special token such as `bos_token`, or its id, `bos_token_id`; None where the model has none."""
+        """Returns a special token such as `bos_token`, or its id, `bos_token_id`; None if the model has none."""
         role = name.removesuffix("_id")
         if not name.startswith("_") and role.endswith("_token"):
             token = self._tokenizer.special_tokens.get(role)
             return token if token is None or name == role else self._tokenizer.token_id(token)
-        raise AttributeError(f"PreTrainedTokenizer has no attribute {name!r}; it has the methods that need no tensors")
+        raise AttributeError(
+            f"PreTrainedTokenizer has no attribute {name!r}; methods that need tensors are not supported"
+        )

@@ -1,8 +1,8 @@
 """Files of requests in OpenAI's batch format (https://platform.openai.com/docs/guides/batch).
 
-Each line is a request to the server application, which runs in this process without a network, so that responses and
-errors are those of `ferrule serve`. Responses are written in the order of the requests. An interrupted run is resumed
-by reading both files in parallel, and memory does not grow with their size.
+Each line is a request to the server application, which runs in this process without a network. Responses and errors are
+therefore the same as with `ferrule serve`. Responses are written in the order of the requests. An interrupted run is
+resumed by reading both files in parallel, so that memory does not grow with their size.
 """
 
 from ferrule._batch.files import Answered, BatchInput, BatchOutput

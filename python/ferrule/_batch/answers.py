@@ -20,11 +20,11 @@ class Answer:
     """A line of the output."""
 
     content: bytes
-    """The line with its newline."""
+    """Content of the line, with its newline."""
     custom_id: Any
-    """None if the request has none."""
+    """Custom id of the request; None if it has none."""
     failure: str | None
-    """Error message in one line; None for a success."""
+    """Error message in one line; None for a successful response."""
 
 
 def refusal(custom_id: Any, code: str, message: str) -> Answer:
@@ -39,7 +39,7 @@ def response(custom_id: Any, status: int, body: bytes) -> Answer:
 
 
 def read_answer(content: bytes, path: Path, number: int) -> Answer:
-    """Reads an answer of an earlier run; path and line number are for errors.
+    """Reads an answer of an earlier run; `path` and the line `number` are for errors.
 
     Raises InvalidParameterError for a line that is not an answer.
     """

@@ -28,9 +28,9 @@ class Line:
     number: int
     """Number of the line, from 1."""
     content: bytes | None
-    """None if it is longer than MAX_LINE_BYTES."""
+    """Content of the line; None if it is longer than MAX_LINE_BYTES."""
     custom_id: Any
-    """None if the line has none or is not JSON."""
+    """Custom id of the request; None if the line has none or is not JSON."""
     same_id: int | None
     """Number of the first line with the same custom_id; None if this is the first."""
 
@@ -40,7 +40,7 @@ class Line:
 
 
 class BatchInput:
-    """Yields the non-empty lines of a file; memory holds one line and digests of the ids of the others.
+    """Yields the non-empty lines of a file. Memory holds one line, and a digest of the custom id of each line.
 
     Raises InvalidParameterError for a file that cannot be read.
     """
@@ -87,7 +87,7 @@ class BatchInput:
         custom_id = cast("dict[str, Any]", read).get("custom_id") if isinstance(read, dict) else None
         same = None
         if isinstance(custom_id, str):
-            # Digests bound the memory: ids may be long, and every line has one.
+            # Digests bound the memory, since every line has an id, and ids may be long.
             digest = blake2b(custom_id.encode(errors="surrogatepass"), digest_size=16).digest()
             first = self._first.setdefault(digest, self._number)
             same = None if first == self._number else first
@@ -167,19 +167,22 @@ class BatchOutput:
         return answered
 
     def retry(self) -> None:
-        """Starts to rewrite the file, in which new answers replace errors; `kept` answers are copied.
+        """Starts to rewrite the file: answers are copied, and errors are replaced by new answers.
 
         The old file remains until each of its lines has an answer. Raises ModelWriteError.
         """
         self._rewrite = Rewrite(self.path)
-        self._old, self._file = self._file, self._rewrite.file  # the old file stays open, which keeps its lock
+        self._old, self._file = self._file, self._rewrite.file  # the old file stays open to keep its lock
 
     def kept(self) -> Answer | None:
-        """Returns the existing answer to the next line; None if the request must run."""
+        """Returns the existing answer to the next request; None if the request must run."""
         return None if self._rewrite is None else self._rewrite.next()
 
     def write(self, answer: Answer) -> None:
-        """Appends a line with one system call. Raises ModelWriteError and then leaves the file unchanged."""
+        """Appends a line with one system call.
+
+        Raises ModelWriteError; the file is then unchanged.
+        """
         end = self._file.seek(0, os.SEEK_END)
         try:
             rest = memoryview(answer.content)
@@ -218,6 +221,6 @@ def _parsed(content: bytes) -> object:
 
 
 def _check_regular(field: str, path: Path) -> None:
-    """Refuses pipes and devices: they cannot be read again to resume, and opening a pipe would block."""
+    """Refuses pipes and devices: resuming requires reading them again, and opening a pipe would block."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise InvalidParameterError(field, str(path), "a regular file")

@@ -107,13 +107,13 @@ async def call(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
     try:
         await app(scope, receive, send)
     except Exception:
-        if not status:  # Starlette sends a 500 for an exception and then raises it again for the log
+        if not status:  # Starlette sends a 500 response for an exception, then raises it again for the log
             raise
     return status, answer
 
 
 def check_model_names(requests: BatchInput, names: Sequence[str]) -> None:
-    """Checks that a request names one of the models, or none, and rewinds the requests.
+    """Checks that at least one request names one of the models or no model, and rewinds the requests.
 
     Raises InvalidParameterError if all requests name other models.
     """

@@ -43,7 +43,7 @@ class Rewrite:
         return None if answer is None or answer.failure is not None else answer
 
     def pass_line(self) -> bool:
-        """Counts a line of the new file and returns whether it has all lines."""
+        """Counts a line of the new file; returns whether the new file is complete."""
         self._behind.readline()
         return self._behind.tell() == self._size
 

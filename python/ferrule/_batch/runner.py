@@ -1,4 +1,4 @@
-"""Concurrent requests with responses in order, and bounded memory."""
+"""Runs requests concurrently and writes the responses in order, with bounded memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 CONCURRENCY = 1.25
-"""Number of concurrent requests relative to `max_num_seqs`; the additional requests wait in the engine's queue."""
+"""Number of concurrent requests as a multiple of `max_num_seqs`; the rest of them wait in the engine's queue."""
 MAX_PENDING_LINES = 2048
-"""Maximum number of lines that are read but not written, because they wait for the response to an earlier line. A run
-that is killed loses their responses."""
+"""Maximum number of lines that are read but not yet written, because they wait for the response to an earlier line.
+Their responses are lost if the run is killed."""
 MAX_PENDING_BYTES = 256 << 20
 """Maximum size of these lines, in bytes."""
 
@@ -30,9 +30,9 @@ class Progress:
     """Progress of a run."""
 
     answered: Answered
-    """Answers in the output."""
+    """Number of answers in the output."""
     bytes: int
-    """Bytes of the input up to the last line with an answer."""
+    """Number of input bytes up to the last line with an answer."""
     completed: int = 0
     """Number of requests answered in this run."""
 
@@ -46,9 +46,9 @@ async def run_batch(
     answered: Answered,
     notify: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Runs the requests that have no answers yet, with a model that has these names.
+    """Runs the requests that have no answers yet; `names` are the names of the model in requests.
 
-    Raises EngineError if the engine has failed, ModelWriteError.
+    Raises ModelWriteError; EngineError if the engine has failed.
     """
     from ferrule.server import Models, ServerSettings, create_app
 
@@ -107,5 +107,5 @@ async def _answer(application: ASGIApp, llm: AsyncLLM, line: Line) -> Answer:
         return refusal(line.custom_id, error.code, str(error))
     status, answer = await call(application, path, body)
     if status == 503:
-        await llm.check_health()  # raises if the engine has failed: the next run repeats the rest
+        await llm.check_health()  # raises if the engine has failed; the next run continues with this request
     return response(line.custom_id, status, answer)

@@ -1,4 +1,4 @@
-"""Comparison of a record with an earlier one: different conditions, and the ratio of each figure."""
+"""Comparison of a record with an earlier record: differing conditions, and the ratio of each figure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOT_COMPARED = (
     *CONDITIONS,
     *("batch", "prefill_tokens", "weight_bytes_per_token", "layer_parameters_per_token"),
     *("repeat", "runs_repeated", "runs_in_bad_windows", "rounds_in_bad_windows", "decode_step_bytes"),
-    # Reciprocals of figures that are compared.
+    # These are reciprocals of figures that are compared.
     *("prefill_seconds_per_token", "decode_step_seconds"),
 )
 
@@ -53,7 +53,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences of two records."""
+    """Differences between two records."""
 
     differs: dict[str, tuple[Any, Any]]
     """Conditions that differ, with old and new value."""
@@ -69,7 +69,7 @@ class Comparison:
 
 
 def read_record(path: Path, points: Collection[str]) -> Record:
-    """Reads a record that `ferrule bench --json` wrote and that has at least one of the points; see `point_name`.
+    """Reads a record of `ferrule bench --json`; it must have at least one of the `points`, by `point_name`.
 
     Raises InvalidParameterError.
     """

@@ -1,8 +1,8 @@
 """Ceilings of the machine, measured repeatedly between the runs of a model.
 
-Machines are shared and clock rates change, so that a run is related to the ceilings measured directly before and after
-it. A window in which other processes used the CPUs does not count. It is recognized by the rate of integer additions,
-which depends only on the CPUs.
+Machines are shared and clock rates change, so each run is compared with the ceilings measured directly before and after
+it. A measurement during which other processes used the CPUs is discarded; a low rate of integer additions, which
+depends only on the CPUs, reveals it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PASSES = 5
-"""Number of runs of each probe, whose median is used."""
+"""Number of runs of each probe; their median is used."""
 
 GOOD_SHARE = 0.85
-"""Share of the highest observed rate of additions below which a window is disturbed."""
+"""A measurement counts as disturbed if its rate of additions is below this share of the highest rate so far."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Throughput of the machine in a window, per second."""
+    """Throughput of the machine per second, in one measurement."""
 
     read: float
     """Bytes read."""
     int8: float
-    """int8 operations; a multiply-add is two."""
+    """Number of int8 operations; a multiply-add counts as two."""
     f32: float
     """f32 operations."""
     adds: float
@@ -60,7 +60,7 @@ class Machine:
         return ceilings
 
     def is_bad(self, ceilings: Ceilings, *, alone: bool = False) -> bool:
-        """Whether the ceilings were measured in a disturbed window, by the rates observed so far."""
+        """Whether the measurement was disturbed by other processes, by the rates observed so far."""
         return ceilings.adds < GOOD_SHARE * self._most_adds[alone]
 
 
@@ -75,7 +75,7 @@ def median(ceilings: Sequence[Ceilings]) -> Ceilings:
 
 
 def between(before: Ceilings, after: Ceilings) -> Ceilings:
-    """Returns the ceilings of a run between two measurements: their means, and the lower rate of additions."""
+    """Returns the ceilings for a run between two measurements: mean throughputs, and the lower rate of additions."""
     return Ceilings(
         read=(before.read + after.read) / 2,
         int8=(before.int8 + after.int8) / 2,

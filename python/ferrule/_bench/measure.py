@@ -1,4 +1,4 @@
-"""Runs a model on random tokens and records when its tokens arrive."""
+"""Runs a model on random tokens and records the arrival times of its tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Point:
         return f"{sequences} at {self.context} tokens"
 
     def early(self, max_num_batched_tokens: int) -> int:
-        """Returns the most tokens that the first sequence generates while the other prompts are computed."""
+        """Returns the maximum number of tokens that the first sequence generates while other prompts are computed."""
         if self.batch == 1:
             return 0
         chunk = max(max_num_batched_tokens - self.batch, 1)  # decode rows come first
@@ -71,7 +71,7 @@ class Run:
     first_token_seconds: float
     """Seconds until the first sequence had its first token."""
     decode_seconds: float
-    """Seconds from then until each sequence has `gen` tokens that were generated while all sequences decode."""
+    """Seconds from the end of prefill until each sequence has generated `gen` more tokens."""
     gaps: list[float]
     """Seconds between consecutive tokens of a sequence while all sequences decode."""
     contexts: list[float]
@@ -88,7 +88,7 @@ class Arrivals:
         self._without_token = point.batch
         """Number of sequences without a token."""
         self._begin = [0] * point.batch
-        """Number of tokens of each sequence when the last sequence had its first token, where decoding begins."""
+        """Number of tokens of each sequence when prefill ended, that is, when the last sequence had its first token."""
         self._left = point.batch * (point.gen - 1)
         """Number of measured tokens that have not arrived."""
 
@@ -115,7 +115,7 @@ class Arrivals:
         windows = [times[begin - 1 : end] for times, begin, end in zip(self._times, self._begin, ends, strict=True)]
         first = max(times[0] for times in self._times)
         gaps = [after - before for window in windows for before, after in itertools.pairwise(window)]
-        # A token is computed from the one before it, whose context is the prompt and the output up to itself.
+        # The input of a step is the previous token; its context is the prompt and the output so far.
         contexts = [self._point.context + (begin + end - 1) / 2 for begin, end in zip(self._begin, ends, strict=True)]
         return Run(
             prefill_seconds=first - start,
@@ -139,7 +139,7 @@ def sweep(
     Disturbed runs are repeated, at most `repeat` times for each point; all runs are returned.
     """
     vocab_size = int(llm.info()["vocab_size"])
-    notify("warming up")  # first touch of every page
+    notify("warming up")  # the first access to each memory page is slow
     _run(
         llm,
         Point(min([32, *(point.context for point in points)]), max(point.batch for point in points), gen=2),

@@ -1,7 +1,7 @@
 """Roofline plot of a record (Williams, Waterman and Patterson 2009).
 
-A computation with `x` operations per byte that it reads reaches at most `min(peak, x * bandwidth)` operations per
-second: left of the ridge memory limits it, right of the ridge arithmetic does.
+A computation with `x` operations for each byte that it reads reaches at most `min(peak, x * bandwidth)` operations per
+second. To the left of the ridge, memory bandwidth is the limit; to the right of it, arithmetic is.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def plot(record: Record, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Mark:
-    """Throughput of a phase of a point.
+    """Throughput of prefill or decode at a point.
 
-    Only the operations of the layers' projections count, as in the fractions of the record, without attention and
-    lm_head. The ratio of a decode mark's speed to the slope at its intensity is thus its fraction of the bandwidth.
+    As in the fractions of the record, only the operations of the layers' projections count, without attention and
+    lm_head. The ratio of a decode mark to the sloped line below the ridge is therefore its fraction of the bandwidth.
     """
 
     phase: str
@@ -74,7 +74,7 @@ def _marks(record: Record) -> Iterator[Mark]:
         operations = 2 * layers * batch
         label = f"{tokens}" if batch == 1 else f"{batch} x {tokens}"
         yield Mark("decode", label, operations / point["decode_step_bytes"], operations / point["decode_step_seconds"])
-        if tokens not in prompts:  # the speed of prefill does not depend on the batch
+        if tokens not in prompts:  # the prefill speed does not depend on the batch size
             prompts.add(tokens)
             # Prefill reads the weights at least once.
             yield Mark(

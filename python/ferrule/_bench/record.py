@@ -1,8 +1,8 @@
 """Records of runs: figures under fixed names, which `ferrule bench --json` prints.
 
 Times are in seconds and sizes in bytes. Rates are per second; `gbps`, `gops`, `gflops` and `add_probe` are divided by
-10^9. Each figure is the median of the runs; each fraction is the median of the fractions of the runs, relative to the
-ceilings measured around each run.
+10^9. Each figure is the median over the runs. Each fraction is the median over the runs of the fraction that a run
+reaches of the ceilings measured directly before and after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ferrule._bench.measure import Point, Run, good
 Record: TypeAlias = dict[str, Any]
 
 FLOAT_FORMATS = ("f32", "bf16", "f16")
-"""Formats whose matmuls compute in f32; those of other formats compute in int8."""
+"""Formats with matmuls in f32; other formats have matmuls in int8."""
 
 PERCENTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99, "max": 1.0}
 
@@ -42,7 +42,7 @@ def model_record(info: Mapping[str, Any], runs: Mapping[Point, Sequence[Run]], m
 
 
 def machine_record(machine: Machine, isa: str, threads: int, rounds: Mapping[int, Sequence[Ceilings]]) -> Record:
-    """Returns the record of the machine, from rounds by number of threads: ceilings and their scaling."""
+    """Returns the record of the machine: ceilings and their scaling, from the rounds for each number of threads."""
     good_rounds = {
         count: [each for each in taken if not machine.is_bad(each, alone=count == 1)] for count, taken in rounds.items()
     }
@@ -60,16 +60,16 @@ def machine_record(machine: Machine, isa: str, threads: int, rounds: Mapping[int
 
 
 def _point_record(info: Mapping[str, Any], point: Point, taken: Sequence[Run], machine: Machine, repeat: int) -> Record:
-    # If too few runs were undisturbed, the best of the others are used, and the record reports it.
+    # If there are too few undisturbed runs, the best disturbed runs are used too, and the record reports their number.
     runs = sorted(taken, key=lambda run: run.ceilings.adds, reverse=True)[:repeat]
 
     def middle(figure: Callable[[Run], float]) -> float:
         return statistics.median(map(figure, runs))
 
-    # A step must read every weight once, and the keys and values in the contexts of its sequences.
+    # A step must read every weight once, and the keys and values of its sequences.
     weights = info["weight_bytes_per_token"]
     step_bytes = middle(lambda run: weights + sum(_kv_bytes(info["kv_windows"], tokens) for tokens in run.contexts))
-    # Operations of the layers' projections for a prompt token, without attention and lm_head.
+    # Number of operations for a prompt token in the layers' projections, without attention and lm_head.
     token_operations = 2 * info["layer_parameters_per_token"]
 
     def prefill(run: Run) -> float:
@@ -100,13 +100,13 @@ def _point_record(info: Mapping[str, Any], point: Point, taken: Sequence[Run], m
 
 
 def _kv_bytes(windows: Sequence[Mapping[str, Any]], context: float) -> float:
-    """Returns the bytes of keys and values in a context; layers with a window read only its last tokens."""
+    """Returns the bytes of keys and values that a token reads; a layer with a window reads only the window."""
     return sum(group["bytes_per_token"] * min(context, group["window"] or context) for group in windows)
 
 
 def _latencies(gaps: Sequence[float]) -> dict[str, float]:
-    """Returns percentiles of the time between tokens: the least value that is not below this share of all values."""
+    """Returns percentiles of the time between tokens; a percentile is the lowest value that reaches its share."""
     ordered = sorted(gaps)
-    # ceil(share * count) in integers, since 0.99 is not exact in binary.
+    # ceil(share * count) is computed in integers, since 0.99 is not exact in binary.
     ranks = {name: -(-round(share * 100) * len(ordered) // 100) for name, share in PERCENTILES.items()}
     return {f"inter_token_latency_{name}": ordered[rank - 1] for name, rank in ranks.items()}

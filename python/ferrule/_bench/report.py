@@ -51,7 +51,7 @@ def show_model(record: Record) -> None:
     out.print(legend, style="dim")
     repeated, bad = (sum(point[name] for point in points) for name in ("runs_repeated", "runs_in_bad_windows"))
     if repeated:
-        verdict = f"; {bad} of the runs shown were disturbed too" if bad else ""
+        verdict = f"; {bad} of the reported runs were disturbed too" if bad else ""
         out.print(f"{repeated} {_runs(repeated)} repeated because other processes used the CPUs{verdict}.")
 
 
@@ -67,13 +67,15 @@ def show_machine(record: Record) -> None:
         several = [_rounded(record[figure]), f"{record['scaling'][figure]:.2f}"] if threads > 1 else []
         table.add_row(name, unit, _rounded(one[figure]), *several)
     out.print(table)
-    out.print(f"\nThe read bandwidth is that of {record['read_probe_bytes'] / 2**20:.0f} MiB of memory.", style="dim")
+    out.print(
+        f"\nThe read bandwidth was measured on {record['read_probe_bytes'] / 2**20:.0f} MiB of memory.", style="dim"
+    )
     if bad := record["rounds_in_bad_windows"]:
-        out.print(f"{bad} {'round' if bad == 1 else 'rounds'} left out because other processes used the CPUs.")
+        out.print(f"{bad} {'round' if bad == 1 else 'rounds'} discarded because other processes used the CPUs.")
 
 
 def show_comparison(comparison: Comparison, name: str) -> None:
-    """Prints the changes from the record called `name`."""
+    """Prints the changes since the record `name`."""
     out = console()
     out.print(f"\n[bold]Compared with[/bold]  {_escaped(name)}")
     for condition, (old, new) in comparison.differs.items():
@@ -135,7 +137,7 @@ def _points(points: Sequence[Record], fraction: str) -> Table:
 
 
 def _peak(record: Record) -> tuple[str, str, str]:
-    """Returns the ceiling of the format's matmuls: names of its figure, its unit and the figure of its fraction."""
+    """Returns the peak of the format's matmuls: the names of its figure, of its unit and of the fraction's figure."""
     if record["format"] in FLOAT_FORMATS:
         return "f32_gflops", "GFLOPS", "prefill_f32_fraction"
     return "int8_gops", "GOPS", "prefill_peak_fraction"

@@ -29,10 +29,10 @@ def _main(arguments: Sequence[str] | None) -> int:
 
     warnings.showwarning = _show_warning
     try:
-        # A click command returns the value of its function, or the code of ctx.exit(), for example after --help.
+        # The result is the return value of the command, or the code of ctx.exit(), for example after --help.
         code = app(args=None if arguments is None else list(arguments), prog_name="ferrule", standalone_mode=False)
         sys.stdout.flush()
-    except click.ClickException as error:  # usage errors among them, whose code is 2
+    except click.ClickException as error:  # includes usage errors, whose exit code is 2
         return _fail(error.format_message(), error.exit_code)
     except FerruleError as error:
         return _fail(str(error), 2 if isinstance(error, (InvalidParameterError, MissingDependencyError)) else 1)
@@ -42,7 +42,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         # The reader closed the pipe, for example `| head`.
         discard_output()
         return 1
-    except OSError as error:  # most likely a full disk: model files have their own errors
+    except OSError as error:  # most likely a full disk, since model files have their own error classes
         discard_output()
         return _fail(str(error), 1)
     return code if isinstance(code, int) else 0

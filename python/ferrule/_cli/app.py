@@ -1,4 +1,4 @@
-"""The group of commands. The module of a command is imported when it runs, which keeps startup fast."""
+"""Group of all commands. The module of a command is imported when it runs, which keeps startup fast."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ TOPICS = {
     },
 }
 COMMANDS = {name: text for topic in TOPICS.values() for name, text in topic.items()}
-"""Descriptions of the commands; each command is the function `command` of the module of its name or of `MODULES`."""
+"""Commands with their descriptions, by heading. A command is the function `command` of its module, see `MODULES`."""
 MODULES = {"list": "listing", "run-batch": "run_batch"}
-"""Modules with another name than their command; a module `list` would hide the builtin."""
+"""Modules whose name differs from that of their command; a module `list` would hide the builtin."""
 
 WELCOME = """\
 ferrule runs language models on CPUs.
@@ -114,6 +114,6 @@ def app(context: click.Context) -> None:
       ferrule run Qwen/Qwen3-0.6B "Once upon a time," --temperature 0.8 --seed 1
 
     Output is plain text if NO_COLOR is set or stdout is not a terminal.
-    """  # noqa: D301  # \b keeps click from filling the examples
+    """  # noqa: D301  # \b keeps click from wrapping the examples
     if context.invoked_subcommand is None:
         click.echo(WELCOME)

@@ -22,7 +22,7 @@ from ferrule._params.sampling import MAX_COUNT
 from ferrule._validation import shown
 
 MAX_BATCH = 256
-"""Maximum number of concurrent sequences: half of the tokens of a step, so that prefill still advances."""
+"""Maximum number of concurrent sequences: half of the tokens of a step, so that prefill still makes progress."""
 MACHINE_OPTIONS = {"machine", "threads", "repeat", "as_json", "record"}
 """Options that are allowed with --machine."""
 
@@ -131,7 +131,7 @@ def command(
         _refuse_options_of_models(context)
     if shape is not None and model is not None:
         raise click.UsageError(f"give MODEL or --shape, not both, got {model!r} and {shape!r}")
-    # Files are checked before anything is measured.
+    # Check files before the measurement, which takes long.
     points = [Point(tokens, batch, gen) for tokens in contexts for batch in batches]
     names = MACHINE_POINTS if machine else [point_name(point.batch, point.context) for point in points]
     old = None if record is None else read_record(record, names)
@@ -165,7 +165,7 @@ def _measure_model(
 ) -> Record:
     if shape is not None:
         model, loading = str(find_shape(shape)), {**loading, "load_format": "dummy"}
-    # The prompts of a point are the same in each run, and each run must compute them.
+    # The prompts of a point are the same in each run. The prefix cache would let later runs skip them.
     fixed = {"max_num_seqs": max(point.batch for point in points), "enable_prefix_caching": False}
     with load(model, {**loading, **fixed}) as llm:
         info = llm.info()

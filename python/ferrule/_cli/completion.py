@@ -26,6 +26,6 @@ def command(shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None  # noqa: S101  # click knows all three
-    # Only the source: click would otherwise run bash to check its version.
+    # kind.source() would run bash to check its version.
     completion = kind(app, {}, "ferrule", "_FERRULE_COMPLETE")
     click.echo(completion.source_template % completion.source_vars())

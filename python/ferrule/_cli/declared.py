@@ -1,4 +1,4 @@
-"""Options of declared parameters: type, choices and help text come from the declaration."""
+"""Command line options derived from declared parameters: type, choices and help text come from the declaration."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import click
 from ferrule._params.declaration import Bounds, Choice, Flag, Integer, Number, Parameter
 
 Row: TypeAlias = tuple[tuple[str, ...], dict[str, Any]]
-"""Names of an option and keyword arguments of click.option."""
+"""Names of an option, and keyword arguments for click.option."""
 UNSET = " None: "
-"""Begins the part of a parameter's documentation that states the effect of None, and so of an absent option."""
+"""Separator in a parameter's documentation, before the effect of None, which is the effect of an absent option."""
 WHETHER = "Whether to "
 """Beginning of the documentation of a flag."""
 

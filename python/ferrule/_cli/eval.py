@@ -22,7 +22,7 @@ from ferrule.errors import InsufficientMemoryError, InvalidParameterError
 TEXT_OPTIONS = {"reference", "reference_quantization", "window", "stride", "min_context", "worst", "picture"}
 TASK_OPTIONS = {"num_fewshot", "include_path", "chat"}
 MAX_TOKEN_CHARACTERS = 64
-"""Characters per token that no text exceeds on average; a longer text is not tokenized to check its length."""
+"""Upper bound of the average characters per token; a text with more per token of a window is surely long enough."""
 
 
 @click.command(
@@ -144,12 +144,12 @@ def command(
         if not compared:
             raise click.UsageError("--plot requires --reference or --reference-quantization; it draws the divergence")
         check_plot(picture)
-    # Files are checked before anything is loaded.
+    # Check files before the model is loaded, which takes long.
     text = _read(file)
     other = model if reference is None else check_model(reference)
     window = _fitting_window(window, model, loading)
     cutting: dict[str, Any] = {"window": window, "stride": stride, "min_context": min_context, "limit": limit}
-    # One sequence at a time, without repeated prompts.
+    # Evaluation runs one sequence at a time and never repeats a prompt.
     fixed = {"max_num_seqs": 1, "enable_prefix_caching": False}
     loading = {**loading, **fixed, "max_model_len": loading["max_model_len"] or window}
     with ExitStack() as stack:
@@ -211,9 +211,9 @@ def _facts(llm: LLM) -> dict[str, Any]:
 
 
 def _load_reference(model: str | None, named: str | None, quantization: str | None, loading: Mapping[str, Any]) -> LLM:
-    """Loads the reference while the model is loaded.
+    """Loads the reference in addition to the model.
 
-    Raises InsufficientMemoryError if memory does not suffice for both, and as `LLM`.
+    Raises InsufficientMemoryError if memory does not suffice for both, and the errors of `LLM`.
     """
     options = {**loading, "quantization": quantization or "f32"}
     if named is not None:
@@ -227,9 +227,9 @@ def _load_reference(model: str | None, named: str | None, quantization: str | No
 
 
 def _fitting_window(window: int | None, model: str | None, loading: Mapping[str, Any]) -> int:
-    """Returns the window length: `--window`, or the default, which a shorter context reduces.
+    """Returns the window length: `--window`, or the default, reduced to the context length if that is shorter.
 
-    Raises InvalidParameterError, and as `read_model_files`.
+    Raises InvalidParameterError, and the errors of `read_model_files`.
     """
     from ferrule._evaluation import DEFAULT_WINDOW
 

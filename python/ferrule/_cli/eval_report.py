@@ -13,7 +13,7 @@ from ferrule._evaluation import Comparison, Perplexity
 Record = dict[str, Any]
 
 NUMBERS = ("KLD", "context", "p", "reference")
-"""Right-aligned columns of the worst tokens; the context is right-aligned because the token follows it."""
+"""Right-aligned columns in the table of the worst tokens. The context is one of them, because the token follows it."""
 KLD = {
     "mean": "mean",
     "median": "median",
@@ -51,7 +51,7 @@ def show_perplexity(made: Record) -> None:
 
 
 def show_comparison(made: Record) -> None:
-    """Prints a model compared with its reference."""
+    """Prints the comparison of a model with its reference."""
     out = console()
     reference = made["reference"]
     out.print(_heading(made), markup=False)
@@ -141,7 +141,7 @@ def _number(value: float | None) -> str:
 
 
 def _tail(text: str, characters: int) -> str:
-    """Returns the end of a text in one line."""
+    """Returns the end of a text as one line of at most `characters`."""
     line = repr(text)[1:-1]
     return line if len(line) <= characters else f"...{line[-characters + 3 :]}"
 

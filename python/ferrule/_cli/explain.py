@@ -73,8 +73,8 @@ def _show_prompt(console: Console, prompt: str, tokens: Iterable[tuple[int, str]
     from rich.columns import Columns
 
     console.print(f"[bold]Prompt[/bold]  {_escaped(prompt)}")
-    console.print(f"[bold]Tokens[/bold]  pieces of a vocabulary of {vocab_size:,}; the model sees only their ids:")
-    # Each token above its id, in as many rows as a long prompt needs.
+    console.print(f"[bold]Tokens[/bold]  from a vocabulary of {vocab_size:,}; the model sees only their ids:")
+    # Show each token above its id; a long prompt takes several rows.
     console.print(Columns([f"{_shown(text)}\n[dim]{token}[/dim]" for token, text in tokens], padding=(0, 2)))
     console.print("The model gives every token a score, its logit; softmax turns scores into probabilities.")
 
@@ -115,7 +115,7 @@ def _stages(step: Explanation) -> Table:
 
 
 def _table(first: str, numbers: Iterable[str]) -> Table:
-    """Returns a table of names and numbers, which wraps on a narrow terminal."""
+    """Creates a table with a column of names and columns of numbers, which wrap on a narrow terminal."""
     from rich.table import Table
 
     table = Table(box=None, header_style="dim")
@@ -128,7 +128,7 @@ def _table(first: str, numbers: Iterable[str]) -> Table:
 def reason(step: Explanation) -> str:
     """Returns the reason for the sampled token, as a sentence."""
     if step.draw is None:
-        return f"Greedy: {step.text!r} has the highest score of those kept."
+        return f"Greedy: {step.text!r} has the highest score of the tokens kept."
     share = next((c for c in step.candidates if c.token_id == step.token_id), None)
     probability = "" if share is None else f" (probability {share.final_probability:.2%})"
     return f"The random number {step.draw:.4f} selects {step.text!r}{probability}{_dropped(step.candidates)}."

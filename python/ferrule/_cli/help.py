@@ -9,7 +9,7 @@ import click
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""Context settings of every command: click creates the help option once, for the first context."""
+"""Context settings of every command. Click creates the help option once, for the first context."""
 EXIT_CODES = "Exit codes: 0 success, 1 error, 2 usage error, 130 interrupted (Ctrl-C)."
 
 
@@ -22,7 +22,7 @@ class Option(click.Option):
 
 
 def options(topic: str, table: Sequence[tuple[tuple[str, ...], dict[str, Any]]]) -> Callable[[Decorated], Decorated]:
-    """Adds options under a heading: for each its names and its keyword arguments of click.option."""
+    """Adds options under a heading; `table` has the names and the keyword arguments of each."""
 
     def add(command: Decorated) -> Decorated:
         for names, settings in reversed(table):

@@ -62,7 +62,7 @@ def command(model: str | None, shape: str | None, as_json: bool, **loading: Any)
     columns = min(max(shutil.get_terminal_size((COLUMNS[1], 24)).columns, COLUMNS[0]), COLUMNS[1])
     for name, text in _lines(spec, info):
         label = f"{name:{LABEL}}"
-        # Paths and hyphenated words are not broken.
+        # Do not break paths and hyphenated words.
         wrapper = textwrap.TextWrapper(columns, label, " " * LABEL, break_long_words=False, break_on_hyphens=False)
         print(wrapper.fill(text))
 

@@ -1,4 +1,4 @@
-"""Descriptions of layers in words."""
+"""Descriptions of layers in words, for `ferrule info`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ferrule.archs.spec import (
 )
 
 OVER = {"head": "per head", "each_head": "per head, with separate weights", "heads": "over all heads"}
-"""Extents of a norm of queries and keys, by `HeadNorm.over`."""
+"""Descriptions of the values that a norm of queries and keys spans, by `HeadNorm.over`."""
 
 
 def attention_words(attention: Attention, ropes: Sequence[Rope]) -> str:

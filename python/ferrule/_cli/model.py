@@ -56,11 +56,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tokenizer": {"callback": _check_given},
     "prefix_cache_dir": {"type": click.Path(file_okay=False), "metavar": "DIR"},
 }
-"""Settings of options that do not follow from the declaration; see `declared.row`."""
+"""Settings that `declared.row` cannot derive from the declaration, by parameter."""
 
 
 def complete_model(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
-    """Completes the name of a model: downloaded models, else paths."""
+    """Completes the name of a model with downloaded models, else with paths."""
     from ferrule._loading.hub_cache import downloads
 
     names = [EMBEDDED, *(model.name for model in downloads())]
@@ -88,18 +88,18 @@ def model_options(command: Command) -> Command:
 
 
 def engine_rows(*names: str, **settings: Any) -> list[Row]:
-    """Returns options of arguments of LLM and AsyncLLM; `settings` are those of `row`."""
+    """Returns the options for arguments of LLM and AsyncLLM; `settings` are passed to `row`."""
     return [row(DECLARED[name], **{**SETTINGS.get(name, {}), **settings}) for name in names]
 
 
 def prefix_cache_option(command: Command) -> Command:
-    """Adds `--prefix-cache-dir`; measurements do not have it, since they would find their prompts in the cache."""
+    """Adds `--prefix-cache-dir`. Benchmarks lack it, since they would find their prompts in the cache."""
     return options(LOADING, engine_rows("prefix_cache_dir"))(command)
 
 
 def speculative_options(command: Command) -> Command:
     """Adds the options of speculative decoding."""
-    method = "Speculative decoding method; it changes speed, never tokens (default: none)."
+    method = "Speculative decoding method; changes the speed, never the tokens (default: none)."
     model = "Draft model, with the same vocabulary (default: none)."
     tokens = "Maximum number of draft tokens in a step (default: the method's)."
     limit = Bounded(Integer(1, MAX_SPECULATIVE_TOKENS))
@@ -112,7 +112,7 @@ def speculative_options(command: Command) -> Command:
 
 
 def _speculative_config(options: dict[str, Any]) -> dict[str, Any] | None:
-    """Removes the options of speculative decoding and returns their config; None where none was given.
+    """Removes the options of speculative decoding and returns their configuration; None if none was given.
 
     Raises click.UsageError.
     """
@@ -141,7 +141,7 @@ def load(model: str | None, options: Mapping[str, Any]) -> LLM:
 
 @contextmanager
 def load_progress() -> Generator[Callable[[int, int], None] | None, None, None]:
-    """Yields a progress callback; None where stderr is not a terminal."""
+    """Yields a progress callback; None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

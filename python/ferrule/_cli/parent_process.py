@@ -1,4 +1,4 @@
-"""Process id of the parent, read before any slow import: the parent may exit meanwhile."""
+"""Process id of the parent, read before any slow import, during which the parent may exit."""
 
 import os
 

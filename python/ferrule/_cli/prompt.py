@@ -19,7 +19,7 @@ def prompt_arguments(command: Command) -> Command:
 
 
 def split_words(words: tuple[str, ...]) -> tuple[str | None, str]:
-    """Returns model and prompt. The prompt is read from stdin where it is "-", or absent with stdin piped.
+    """Returns model and prompt. The prompt is read from stdin if it is "-", or if it is absent and stdin is piped.
 
     Raises click.UsageError.
     """
@@ -35,5 +35,5 @@ def split_words(words: tuple[str, ...]) -> tuple[str | None, str]:
 
 
 def _piped() -> str:
-    """Reads stdin without the final newline, after which a model would begin a new paragraph."""
+    """Reads stdin without its final newline, which would make a model begin a new paragraph."""
     return sys.stdin.read().removesuffix("\n")

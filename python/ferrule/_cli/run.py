@@ -46,7 +46,7 @@ def command(words: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) 
     with load(model, loading) as llm:
         terminal = sys.stdout.isatty()
         if terminal and not as_json:
-            sys.stdout.write(harmless(prompt))  # a terminal shows the whole text, a pipe receives the output alone
+            sys.stdout.write(harmless(prompt))  # a terminal shows the whole text, a pipe receives only the output
         output = None
         for delta in llm.stream(prompt, greedy_by_default(wanted, llm)):
             output = delta.output

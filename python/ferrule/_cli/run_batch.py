@@ -147,7 +147,7 @@ class _ProgressLog:
             print(text, file=sys.stderr)
 
     def end(self, progress: Progress | None) -> None:
-        """Prints the result; `progress` is None where all requests had responses."""
+        """Prints the result; `progress` is None if all requests had responses already."""
         if self._quiet:
             return
         clear = "\r\x1b[K" if self._terminal else ""

@@ -63,24 +63,30 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "allowed_token_ids": _IDS,
     "logit_bias": {"multiple": True, "callback": _bias, "metavar": "ID=NUMBER"},
 }
-"""Settings of options that do not follow from the declaration, such as the syntax of lists; see `declared.row`."""
+"""Settings that `declared.row` cannot derive from the declaration, such as the syntax of lists, by parameter."""
 WITHOUT_OPTION = {"n", "best_of", "logits_processors", "detokenize", "output_kind", "structured_outputs"}
-"""Fields without an option: functions, several completions, and structures, which have `STRUCTURES`."""
+"""Fields without an option: functions, several completions, and structured outputs, whose options are `STRUCTURES`."""
 USUAL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "prediction")
 STOPPING = (
     *("max_tokens", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
     "skip_special_tokens",
 )
 REPORTS = ("logprobs", "prompt_logprobs", "entropy")
-"""Parameters of commands that print reports."""
+"""Parameters that only commands with a report have as options."""
 OTHER = tuple(name for name in DECLARED if name not in {*WITHOUT_OPTION, *USUAL, *STOPPING, *REPORTS})
 """All other parameters, in the order of their declaration."""
 STRUCTURES: list[Row] = [
-    (("--json-schema",), {"type": _FILE, "help": "File with a JSON schema that the output matches (default: none)."}),
+    (
+        ("--json-schema",),
+        {"type": _FILE, "help": "File with a JSON schema that the output must match (default: none)."},
+    ),
     (("--json-object",), {"is_flag": True, "help": "Write a JSON object."}),
-    (("--regex",), {"help": "Regular expression that the whole output matches (default: none)."}),
-    (("--grammar",), {"type": _FILE, "help": "File with a grammar (Lark or GBNF) of the output (default: none)."}),
-    (("--choice",), {"metavar": "A,B,...", "help": "Texts of which the output is one (default: none)."}),
+    (("--regex",), {"help": "Regular expression that the whole output must match (default: none)."}),
+    (
+        ("--grammar",),
+        {"type": _FILE, "help": "File with a grammar (Lark or GBNF) that the output must match (default: none)."},
+    ),
+    (("--choice",), {"metavar": "A,B,...", "help": "Texts one of which the output must be (default: none)."}),
 ]
 STRUCTURE_NAMES = tuple(names[0].removeprefix("--").replace("-", "_") for names, _ in STRUCTURES)
 
@@ -132,7 +138,7 @@ def _structured(options: dict[str, Any]) -> StructuredOutputsParams | None:
         return None
     if len(given) > 1:
         named = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise click.UsageError(f"{named} exclude each other: the output has one structure; give one of them")
+        raise click.UsageError(f"{named} exclude each other; give one of them")
     value = options[given[0]]
     match given[0]:
         case "json_schema":
@@ -155,7 +161,7 @@ def _read(option: str, path: Path) -> str:
 
 
 def greedy_by_default(params: SamplingParams, llm: LLM) -> SamplingParams:
-    """Sets the temperature to 0 where neither the user nor the model sets it."""
+    """Sets the temperature to 0 if neither the user nor the model sets it."""
     if params.temperature is None and llm.generation_config.temperature is None:
         return replace(params, temperature=0.0)
     return params

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ferrule.server import ServerSettings
 
 API_KEYS = "FERRULE_API_KEYS"
-"""Environment variable with API keys, separated by commas: other users of the machine can read a command line."""
+"""Environment variable with API keys, separated by commas. Other users of the machine can read a command line."""
 SETTINGS = (
     *("api_keys", "allowed_hosts", "allowed_origins", "max_body_bytes", "request_timeout", "drain_timeout"),
     *("max_concurrent_requests", "metrics_prefix", "tool_call_parser", "reasoning_parser", "lora_dir"),
@@ -69,7 +69,7 @@ SETTINGS = (
                 "multiple": True,
                 "metavar": "NAME=MODEL",
                 "help": "Further model with its name in requests. May be repeated; the first model serves requests "
-                "that name none.",
+                "without a model name.",
             },
         ),
         (
@@ -84,7 +84,7 @@ SETTINGS = (
             ("--lora-dir",),
             {
                 "type": click.Path(exists=True, file_okay=False),
-                "help": "Directory from which adapters may be loaded over HTTP (default: none may).",
+                "help": "Directory from which adapters may be loaded over HTTP (default: loading is disabled).",
             },
         ),
         (
@@ -139,8 +139,8 @@ SETTINGS = (
             ("--unknown-fields",),
             {
                 "type": click.Choice(("reject", "warn", "ignore")),
-                "help": "Handling of unknown fields in requests: answer 400, log and report in a response header, or "
-                "ignore (default warn).",
+                "help": "Handling of unknown fields in requests: reject answers 400, warn logs and names them in a "
+                "response header, ignore does nothing (default warn).",
             },
         ),
         (("--ollama",), {"is_flag": True, "help": "Serve Ollama's API below /api as well."}),
@@ -231,14 +231,14 @@ def command(
                 parent=PARENT_PID if exit_with_parent else None,
             )
     except OSError as error:
-        if error.errno is None:  # an error of the library about a model's file
+        if error.errno is None:  # an error of ferrule, such as ModelFileError, and not of the network
             raise
         raise click.UsageError(f"{host}:{port}: {error.strerror}") from error
 
 
 @contextmanager
 def _interrupts_deferred() -> Generator[None]:
-    """Raises KeyboardInterrupt at its end: during imports Python ignores it in some places."""
+    """Defers KeyboardInterrupt to the end of the context; during imports, Python would ignore it in some places."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread can set and run handlers
         yield
         return
@@ -288,7 +288,7 @@ def _models(model: str | None, served_names: Sequence[str], aliases: Sequence[st
 
 
 def _chat_template(given: str | None) -> str | None:
-    """Returns a chat template that is given as a file or as text, which contains a brace or a line break.
+    """Returns a chat template that is given as a file or as text; text is recognized by a brace or a line break.
 
     Raises click.UsageError.
     """
@@ -322,7 +322,7 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
 
 
 def _load(models: Mapping[str, str | None], keywords: Mapping[str, Any]) -> dict[str, AsyncLLM]:
-    """Loads each model once, also where it has several names."""
+    """Loads each model once, even if it has several names."""
     from ferrule._api.async_llm import AsyncLLM
 
     loaded: dict[str | None, AsyncLLM] = {}

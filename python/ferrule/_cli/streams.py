@@ -1,7 +1,7 @@
-"""Standard streams that are closed, contain invalid text, or lose their reader.
+"""Handling of standard streams that are closed, contain invalid text, or lose their reader.
 
-A command ends when the reader of stdout is gone. It continues when the reader of stderr is gone, which carries messages
-only, and keeps its exit code.
+A command ends when the reader of stdout exits. When the reader of stderr exits, it continues and keeps its exit code,
+since stderr carries only messages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class IgnoringErrors:
 def usable_streams() -> Generator[None]:
     """Opens missing streams, and ignores write errors of stderr."""
     _open_missing()
-    # Characters that the terminal cannot show are replaced; invalid bytes of stdin get an error of the command.
+    # Characters that the terminal cannot show are replaced; invalid bytes in stdin are an error of the command.
     for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "replace"), (sys.stdin, "surrogateescape")):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -52,12 +52,12 @@ def usable_streams() -> Generator[None]:
 
 
 def discard_output() -> None:
-    """Redirects stdout to the null device, since Python flushes it at exit."""
+    """Redirects stdout to the null device, since Python would fail when it flushes stdout at exit."""
     sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # stays open to the end
 
 
 def _open_missing() -> None:
-    """Opens the null device for streams that the shell closed (`<&-`), where Python has None."""
+    """Opens the null device for streams that the shell closed (`<&-`), which are None in Python."""
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: PTH123, SIM115  # stay open to the end
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115

@@ -10,7 +10,7 @@ _SHOWN = {**_PICTURES, 0x0D: None, 0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA
 
 
 def harmless(text: str) -> str:
-    """Removes control characters from a model's text: they could rename windows or write to the clipboard."""
+    """Removes control characters from a model's text; they could rename windows or write to the clipboard."""
     return text.translate(_SHOWN)
 
 

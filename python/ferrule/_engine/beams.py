@@ -1,6 +1,6 @@
-"""Beam search: its parameters, and its request while it runs.
+"""Beam search: parameters, and the running request.
 
-The engine runs a beam search as one request, whose sequences all arrive at its end.
+The engine runs a beam search as one request and returns all sequences at the end.
 """
 
 from __future__ import annotations
@@ -25,43 +25,44 @@ if TYPE_CHECKING:
 
 MAX_BEAM_WIDTH = 128
 MAX_LENGTH_PENALTY = 10
-"""Largest absolute value. Beyond it the longest or the shortest sequence wins regardless of its text."""
+"""Maximum absolute value. Beyond it the longest or the shortest sequence wins regardless of its text."""
 NEVER = "never"
 
 OWN = ("beam_width", "n", "length_penalty", "early_stopping", "temperature", "stop", "structured_outputs")
-"""Fields that SamplingParams does not have, or that mean something else there."""
+"""Fields that SamplingParams does not have, or that have another meaning there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
-    """Parameters of a beam search, under vLLM's names and, for more, Hugging Face's.
+    """Parameters of a beam search, under vLLM's names, or Hugging Face's where vLLM has none.
 
-    Penalties, biases and forbidden tokens change the log-probabilities of which scores are sums, as in Hugging Face's
-    beam search. Nothing is sampled.
+    A score is the sum of log-probabilities after penalties, biases and forbidden tokens, as in Hugging Face's beam
+    search. Nothing is sampled.
 
     Raises InvalidParameterError for an invalid value.
     """
 
     beam_width: int
-    """Number of beams, and of complete sequences to keep."""
+    """Number of beams, which is also the number of complete sequences to keep."""
     max_tokens: int
     """Maximum number of tokens of a sequence."""
     n: int | None = None
     """Number of sequences to return; None means `beam_width`."""
     length_penalty: float = 1.0
-    """Exponent of the length that divides a sequence's sum of log-probabilities: above 0 it favours long sequences,
-    below 0 short ones."""
+    """Exponent of the sequence length in the score: the sum of log-probabilities is divided by length to this power. A
+    value above 0 favours long sequences, a value below 0 short ones."""
     early_stopping: bool | Literal["never"] = False
-    """When the search ends: True as soon as `beam_width` sequences are complete; False when the best beam, ended now,
-    would not beat the worst of these; `"never"` when it could not beat it at any length."""
+    """Condition that ends the search. True: `beam_width` sequences are complete. False: in addition, the best
+    unfinished beam would not be better than the worst complete sequence if it ended now. `"never"`: in addition, the
+    best unfinished beam cannot become better than the worst complete sequence at any length."""
     ignore_eos: bool = False
     """Whether to continue after the model's end-of-sequence tokens."""
     stop_token_ids: Sequence[int] | None = ()
     """Token ids that complete a sequence, besides the model's end-of-sequence tokens."""
     min_tokens: int = 0
-    """Number of tokens before which only `max_tokens` completes a sequence."""
+    """Minimum number of tokens of a sequence, unless `max_tokens` is less."""
     repetition_penalty: float | None = None
-    """Repetition penalty as in SamplingParams, which also explains the fields that follow."""
+    """Repetition penalty, as in SamplingParams. SamplingParams documents the following fields too."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
@@ -74,9 +75,9 @@ class BeamSearchParams:
     include_stop_str_in_output: bool = False
     """Whether to keep the text of the stop token in the text."""
     temperature: float = 0.0
-    """Temperature; must be 0, as nothing is sampled."""
+    """Temperature; it must be 0, since nothing is sampled."""
     stop: str | Sequence[str] | None = ()
-    """Stop strings; not supported, as beams have no text before the search ends. Use `stop_token_ids`."""
+    """Stop strings; not supported, since beams have no text before the search ends. Use `stop_token_ids`."""
     structured_outputs: None = None
     """Structured outputs; not supported in a beam search."""
 
@@ -100,7 +101,7 @@ class BeamSearchParams:
         self.sampling()
 
     def sampling(self) -> SamplingParams:
-        """Returns the parameters that apply to each row of logits, without stages that filter samples.
+        """Returns the parameters that apply to each row of logits, without sampler stages that drop tokens.
 
         Raises InvalidParameterError.
         """
@@ -118,21 +119,21 @@ class BeamSearchParams:
 
 
 class BeamSearch(Completion):
-    """A running beam search; `sequences` holds its result."""
+    """A running beam search; `sequences` holds the result."""
 
     def __init__(self, search: BeamSearchParams, index: int, prompt: ReadPrompt, *arguments: Any, **named: Any) -> None:
         super().__init__(index, prompt, *arguments, **named)
         self._search = search
         self._prompt_token_ids = prompt.token_ids
         self.sequences: list[BeamSearchSequence] = []
-        """Sequences by score, once the search has ended."""
+        """Sequences by score, best first; empty before the search has ended."""
 
     def engine_fields(self, trace: int | None, streams: bool) -> dict[str, Any]:
         """Returns the parameters that the engine reads; no token is streamed."""
         return {**super().engine_fields(trace, streams=False), "beam_search": self._search.engine_fields()}
 
     def add(self, step: _native.StepOutput) -> StreamDelta:
-        """Adds the output of the last step, which has all sequences.
+        """Adds the output of the last step, which contains all sequences.
 
         Raises RequestFailedError, LogitsProcessorError.
         """
@@ -184,7 +185,7 @@ class BeamRequest(Request):
         lora: _native.LoraAdapter | None = None,
         lora_request: LoRARequest | None = None,
     ) -> None:
-        """Creates the request; `params` are those of `search.sampling()`, completed."""
+        """Creates the request; `params` is the completed result of `search.sampling()`."""
         super().__init__(
             request_id,
             prompt,
@@ -198,7 +199,7 @@ class BeamRequest(Request):
         )
 
     def output(self) -> BeamSearchOutput:
-        """Returns the sequences; none before the end, or where the search was aborted."""
+        """Returns the sequences; none before the end, or if the search was aborted."""
         found = super().output()
         sequences = [each for search in self.completions if isinstance(search, BeamSearch) for each in search.sequences]
         outputs: list[CompletionOutput] = list(sequences)

@@ -1,7 +1,7 @@
 """One request of an `AsyncLLM`, in the event loop of its reader.
 
-There is no queue: the request itself grows, and a reader takes what is new. A slow reader gets the newest state at once
-and costs no memory besides the request's own.
+There is no queue: outputs are added to the request, and the reader takes the part that it has not read. A slow reader
+gets the newest state at once and costs no additional memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class _Place:
+class _Cursor:
     """Read position in a completion."""
 
     characters: int = 0
@@ -29,7 +29,7 @@ class _Place:
     ended: bool = False
 
     def advance(self, index: int, completion: Completion) -> StreamDelta:
-        """Returns what is new and marks it as read."""
+        """Returns the unread part of the completion and marks it as read."""
         text, start = completion.text[self.characters :], self.tokens
         message = None
         if completion.message is not None:
@@ -54,10 +54,10 @@ class Collector:
     def __init__(self, request_id: str, n: int) -> None:
         self.request_id = request_id
         self.n = n
-        """Number of completions, which are the engine's sequences."""
+        """Number of completions. Each is a sequence of the engine."""
         self.loop = asyncio.get_running_loop()
         self.posted = False
-        """Whether the request was posted to the engine's thread. Only this loop changes it."""
+        """Whether the request was posted to the engine's thread. Only the reader's event loop changes it."""
         self.added = False
         """Whether the request was added to the engine. Only the engine's thread changes it."""
         self.ended = False
@@ -65,17 +65,17 @@ class Collector:
         self._request: Request | None = None
         self._error: Exception | None = None
         self._news = asyncio.Event()
-        self._places: dict[int, _Place] = {}
+        self._cursors: dict[int, _Cursor] = {}
 
     @property
     def request(self) -> Request:
-        """Request, once `begin` was called."""
+        """Request that `begin` set."""
         if self._request is None:
-            raise EngineError(f"the request {self.request_id} has not begun")
+            raise EngineError(f"the request {self.request_id} has not been started")
         return self._request
 
     def begin(self, request: Request) -> None:
-        """Sets the request once its prompt is tokenized; it may have been aborted meanwhile."""
+        """Sets the request when its prompt has been tokenized; it may have been aborted meanwhile."""
         self._request = request
         if self.ended:
             self._abort_completions(request)
@@ -88,19 +88,20 @@ class Collector:
             self.fail(error)
             return
         except Exception as error:
-            # A bug: it is raised in the reader, since the event loop would only log it while the reader waits.
+            # This is a bug. Raise it in the reader: the event loop would only log it, and the reader would wait
+            # forever.
             failure = EngineError(f"output of request {self.request_id} could not be processed: {error!r}")
             failure.__cause__ = error
             self.fail(failure)
             return
         self.ended = self.request.finished
         if self.request.ranks and not self.ended:
-            return  # the best completions are known at the end
+            return  # the best completions are known only at the end
         if delta.token_ids or completion.finish_reason is not None:
             self._news.set()
 
     def fail(self, error: Exception) -> None:
-        """Ends the request with an error, which is raised in the reader."""
+        """Ends the request with an error, which the reader raises."""
         if not self.ended:
             self.ended = True
             self._error = error
@@ -115,7 +116,7 @@ class Collector:
             self._news.set()
 
     async def next_output(self) -> RequestOutput:
-        """Returns the state of the request once it has changed.
+        """Waits until the request has changed, and returns its state.
 
         Raises the error that was passed to `fail`.
         """
@@ -123,20 +124,20 @@ class Collector:
         return self.request.output()
 
     async def next_step(self) -> StreamStep:
-        """Returns what is new since the last step, in time proportional to that.
+        """Returns the changes since the last call, in time proportional to their size.
 
         Raises the error that was passed to `fail`.
         """
         await self._wait()
         deltas: list[StreamDelta] = []
         for index, completion in enumerate(self.request.returned()):
-            place = self._places.setdefault(index, _Place())
-            if len(completion.token_ids) > place.tokens or (completion.finish_reason is not None and not place.ended):
-                deltas.append(place.advance(index, completion))
+            cursor = self._cursors.setdefault(index, _Cursor())
+            if len(completion.token_ids) > cursor.tokens or (completion.finish_reason is not None and not cursor.ended):
+                deltas.append(cursor.advance(index, completion))
         return StreamStep(deltas, self.request.output() if self.request.finished else self.request.progress())
 
     async def next_delta(self) -> RequestOutput:
-        """Returns an output that holds only what is new since the last step.
+        """Returns an output with only the changes since the last call.
 
         Raises the error that was passed to `fail`.
         """

@@ -1,8 +1,8 @@
-"""Driver that shares an engine between threads: a thread that waits for tokens and has none runs a step for all.
+"""Driver that shares an engine between threads: a thread that waits for tokens runs a step for all threads.
 
 One lock guards the engine; its `with` statement releases it even if Ctrl-C interrupts. The outputs of a step move from
-the engine to a queue within one call of C code, and from there to the inbox of each caller by idempotent assignments,
-so that an interrupt of one thread loses no output of another.
+the engine to a queue within one call of C code, and from there to the inbox of each caller by idempotent assignments.
+So an interrupt of one thread loses no output of another thread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Work(NamedTuple):
     params: str
     """Parameters as JSON."""
     fork_of: int | None = None
-    """Position of the parent sequence, counted back in the same inbox: 1 for the one before; None for no parent."""
+    """Distance to the parent sequence in the same inbox, 1 for the preceding one; None for no parent."""
     lora: LoraAdapter | None = None
     """Adapter; None for the base model."""
     logits_processors: LogitsProcessors | None = None
@@ -45,12 +45,12 @@ class Work(NamedTuple):
 class Inbox:
     """Requests of one call and their undelivered outputs.
 
-    Inboxes that share `items` receive together and are released separately.
+    Inboxes that share `items` receive outputs together and are released separately.
     """
 
     def __init__(self, items: dict[tuple[int, int], StepOutput] | None = None) -> None:
         self.request_ids: list[int] = []
-        """Ids of the added requests; extended one by one, so that an interrupt loses none."""
+        """Ids of the added requests; appended one by one, so that an interrupt loses no id."""
         self.items: dict[tuple[int, int], StepOutput] = {} if items is None else items
         """Outputs by step number and request id."""
         self.finished: set[int] = set()
@@ -58,8 +58,8 @@ class Inbox:
 
 
 LOCK_HANDOVER_SECONDS = 0.0002
-"""Pause after a step, in which a waiting thread wakes up and takes the lock: it needs tens of microseconds on an idle
-processor, and a step takes milliseconds."""
+"""Pause after a step in seconds, so that a waiting thread can wake up and take the lock. This takes tens of
+microseconds on an idle processor, and a step takes milliseconds."""
 _STEP = operator.methodcaller("step")
 _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 _exiting = threading.Event()
@@ -73,7 +73,7 @@ class Driver:
         self._closed_reason = "the engine is closed"
         self._closing = False
         self._stepping: int | None = None
-        """Id of the thread that runs a step. A logits processor runs on it and must not wait for the step."""
+        """Id of the thread that runs a step. A logits processor runs on this thread and must not wait for the step."""
         self._late_aborts: list[int] = []
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -94,7 +94,7 @@ class Driver:
                 self._inboxes[request_id] = inbox
 
     def receive(self, inbox: Inbox) -> list[StepOutput]:
-        """Returns new outputs of the inbox's requests in order; runs steps until there is one.
+        """Returns new outputs of the inbox's requests in order; runs steps until there is an output.
 
         Raises EngineError, KeyboardInterrupt.
         """
@@ -102,11 +102,11 @@ class Driver:
             outputs = self.advance(inbox)
             if outputs:
                 return outputs
-            # CPython's lock is not fair: without a pause this thread would keep it for a whole prompt.
+            # CPython's lock is not fair. Without a pause this thread would keep it for a whole prompt.
             time.sleep(LOCK_HANDOVER_SECONDS)
 
     def advance(self, inbox: Inbox) -> list[StepOutput]:
-        """Returns new outputs of the inbox's requests in order; runs one step if there is none.
+        """Returns new outputs of the inbox's requests in order; runs one step if there is no output.
 
         Raises EngineError, KeyboardInterrupt.
         """
@@ -119,14 +119,14 @@ class Driver:
                 return [inbox.items.pop(key) for key in sorted(inbox.items)]
         except EngineError:
             if _exiting.is_set() and threading.current_thread().daemon:
-                # The interpreter is exiting and ends this daemon thread; raising would print a traceback.
+                # The interpreter is exiting and ends this daemon thread. An exception would print a traceback.
                 threading.Event().wait()
             raise
 
     def abort(self, request_id: int) -> None:
         """Aborts a request; it has no further output."""
         if self._is_stepping():
-            # An unused generator was garbage collected while a logits processor ran.
+            # A generator was garbage collected while a logits processor ran on this thread.
             self._late_aborts.append(request_id)
             return
         with self._lock:
@@ -147,7 +147,7 @@ class Driver:
                 self._alive().step()
 
     def load_lora(self, directory: str, config: str) -> LoraAdapter:
-        """Loads an adapter; steps run meanwhile, except for a moment at the beginning."""
+        """Loads an adapter; other threads can run steps meanwhile, except for a moment at the beginning."""
         self._check_outside()
         return self._alive().load_lora(directory, config)
 
@@ -158,7 +158,7 @@ class Driver:
             return self._alive().save_state(token_ids, cache_salt, lora)
 
     def restore_state(self, state: bytes) -> tuple[list[int], int]:
-        """Restores a state; returns its tokens and how many of them the prefix cache has now."""
+        """Restores a state; returns its tokens, and the number of them that the prefix cache holds now."""
         self._check_outside()
         with self._lock:
             return self._alive().restore_state(state)
@@ -196,17 +196,19 @@ class Driver:
             return self._alive().info()
 
     def fail(self, reason: str) -> None:
-        """Ends the engine after a running step: waiting and later callers get an EngineError with this reason."""
+        """Ends the engine after a running step. Waiting and later callers get an EngineError with this reason."""
         self._closed_reason = reason
         self._closing = True
 
     def close(self) -> None:
         """Frees the engine after a running step; waiting callers get an EngineError."""
         self._check_outside()
-        # A thread that generates takes the lock again and again; the flag stops it even if it is faster than this one.
+        # A generating thread takes the lock repeatedly. The flag stops it even if this thread never gets the lock
+        # first.
         self._closing = True
         with self._lock:
-            # Dropping the last reference would free gigabytes with the GIL held.
+            # Dropping the last reference to the engine would free gigabytes with the GIL held; close() releases the
+            # GIL.
             if self._engine is not None:
                 self._engine.close()
             self._engine = None
@@ -267,14 +269,14 @@ class Driver:
 
 
 def _arguments(work: Iterable[Work], added: Sequence[int]) -> Iterator[tuple[Any, ...]]:
-    """Yields the arguments of Engine.add_request, lazily: a parent has its id before its fork is added."""
+    """Yields the arguments of Engine.add_request lazily; a fork needs the id of its parent, which is added first."""
     for each in work:
         parent = None if each.fork_of is None else added[-each.fork_of]
         yield each.token_ids, each.params, parent, each.lora, each.logits_processors, each.grammar
 
 
 def _close_all() -> None:
-    # A daemon thread in the engine must not return to an interpreter that has been finalized.
+    # A daemon thread must not return from the engine to a finalized interpreter.
     _exiting.set()
     for driver in list(_drivers):
         driver.close()

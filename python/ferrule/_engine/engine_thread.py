@@ -33,10 +33,10 @@ _threads: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
 
 class EngineThread:
-    """Thread that runs steps while there are requests and sleeps otherwise; it starts with the first request."""
+    """Thread that runs steps while there are requests, and sleeps otherwise. The first request starts it."""
 
     def __init__(self, driver: Driver, registry: Registry, portion: tuple[int, int]) -> None:
-        """Creates the thread; `portion` is the maximum of tokens and of texts to encode between two steps."""
+        """Creates the thread; `portion` is the maximum number of tokens and of texts to encode between two steps."""
         self._driver = driver
         self._registry = registry
         self._portion = portion
@@ -46,14 +46,14 @@ class EngineThread:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
-        # Only the thread itself uses the following.
+        # Only the engine thread uses the following attributes.
         self._received = Inbox()
         self._inboxes: dict[Collector, Inbox] = {}
         self._routes: dict[int, tuple[Collector, Completion]] = {}
         _threads.add(self)
 
     def add(self, collector: Collector) -> None:
-        """Posts a request whose prompt is tokenized."""
+        """Posts a request with a tokenized prompt."""
         collector.posted = True
         self._commands.put(partial(self._add, collector))
         self._start()
@@ -73,11 +73,11 @@ class EngineThread:
 
     def release(self, collector: Collector) -> None:
         """Posts the end of a request; its running sequences are aborted."""
-        if collector.posted:  # otherwise the thread may not have been started
+        if collector.posted:  # a request that was never posted needs no engine thread
             self._commands.put(partial(self._release, collector))
 
     def stop(self) -> None:
-        """Posts the end of the thread; it frees the engine, and readers get an EngineError."""
+        """Posts the end of the thread. The thread frees the engine, and readers get an EngineError."""
         with self._lock:
             self._stopping = True
             started = self._thread is not None
@@ -92,7 +92,7 @@ class EngineThread:
         return self._thread is not None and self._thread.is_alive()
 
     def join(self) -> None:
-        """Waits until the thread has ended: after `stop`, for one step at most."""
+        """Waits until the thread has ended; after `stop` this takes one step at most."""
         if self._thread is not None:
             self._thread.join()
 
@@ -128,7 +128,7 @@ class EngineThread:
     def _add(self, collector: Collector) -> None:
         if collector.ended:
             return
-        # From here on the engine counts the request as waiting, or refuses it.
+        # From here on, the engine counts the request as waiting or refuses it.
         collector.added = True
         inbox = Inbox(self._received.items)
         try:
@@ -169,18 +169,18 @@ class EngineThread:
                 failed = failed or step.finish_reason == "error"
             batches.setdefault(collector.loop, []).append((collector, completion, step))
         if failed and not self._routes:
-            # A request may fail alone or because the engine is dead. Check before the error is delivered, so that a
-            # reader that calls check_health next gets the right result.
+            # One request may have failed, or the whole engine. Check before the error is delivered, so that a reader
+            # that calls check_health next gets the right result.
             self._driver.check_idle()
         for loop, batch in batches.items():
             if not self._call(loop, self._deliver, batch):
                 self._abandon(collector for collector, _, _ in batch)
 
     def _encode(self) -> None:
-        """Encodes the portion that waited longest, together with others of the same task."""
+        """Encodes the portion that has waited longest, together with other portions of the same task."""
         portions = self._encodes.take(*self._portion)
         if len(portions) > 1 and not self._encode_together(portions):
-            # One of them is invalid; the others are not.
+            # One portion is invalid. Encode each separately, so that only this one fails.
             for portion in portions:
                 self._encode_together([portion])
         elif len(portions) == 1:
@@ -209,7 +209,7 @@ class EngineThread:
             self._release(collector)
 
     def _end(self, reason: str) -> None:
-        # First, so that the memory is free by the time that readers get the error.
+        # Close the engine first, so that its memory is free when readers get the error.
         self._driver.close()
         by_loop: dict[AbstractEventLoop, list[Collector]] = {}
         for collector in self._registry.fail(reason):
@@ -234,7 +234,7 @@ class EngineThread:
     def _deliver(self, batch: list[Delivery]) -> None:
         for collector, completion, step in batch:
             if collector.ended or completion.finish_reason is not None:
-                continue  # ended by a stop string or by abort while the engine computed the step
+                continue  # a stop string or abort ended the request while the engine computed the step
             collector.take(completion, step)
             if collector.ended:
                 self._registry.remove(collector)
@@ -244,12 +244,12 @@ class EngineThread:
 
     def _fail_all(self, collectors: list[Collector], error: Exception | None, reason: str = "") -> None:
         for collector in collectors:
-            # A separate exception per task: a shared one would accumulate the tracebacks of all tasks.
+            # Each task gets its own exception; a shared one would accumulate the tracebacks of all tasks.
             collector.fail(EngineError(reason) if error is None else error)
             self._registry.remove(collector)
 
     def after_fork(self) -> None:
-        """Resets the state in a forked child, which does not have the thread; the next request starts a new one."""
+        """Resets the state in a forked child, which does not have the thread; the next request starts a new thread."""
         self._lock = threading.Lock()
         self._commands = queue.SimpleQueue()
         self._encodes = EncodeQueue()

@@ -25,15 +25,15 @@ class LoRAAdapter:
     name: str
     """Name that requests use."""
     path: str
-    """Path as it was given."""
+    """Path that was given to `load`."""
     rank: int
-    """Largest rank of its matrices."""
+    """Maximum rank of the adapter's matrices."""
     targets: list[str]
-    """Modules that it changes, by the last part of their names, sorted."""
+    """Modules that the adapter changes, by the last part of their names, sorted."""
     bytes: int
     """Memory of the adapter, in bytes."""
     base_model: str | None
-    """Base model that its files name; shapes alone decide whether the adapter fits."""
+    """Base model that the adapter's files name; it is not checked, only shapes are."""
 
 
 class Adapters:
@@ -46,7 +46,7 @@ class Adapters:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._lock = threading.Lock()
-        """Lock that makes two requests with the same new name load it once."""
+        """Lock that lets only one of two requests with the same new adapter load it."""
         self._loaded: dict[str, tuple[LoRAAdapter, _native.LoraAdapter]] = {}
         self._closed = False
         _registries.add(self)
@@ -62,13 +62,13 @@ class Adapters:
             self._check_open()
             if name in self._loaded:
                 loaded = self._loaded[name][0].path
-                raise InvalidParameterError("lora_name", name, f"a new name (it is loaded from {loaded!r})")
+                raise InvalidParameterError("lora_name", name, f"a new name (this name is loaded from {loaded!r})")
             return self._load(name, given)[0]
 
     def load_all(self, modules: object) -> None:
         """Loads the adapters of a mapping from names to paths.
 
-        Raises what `load` raises.
+        Raises the errors of `load`.
         """
         if modules is None:
             return
@@ -97,7 +97,7 @@ class Adapters:
     def find(self, given: object) -> _native.LoraAdapter | None:
         """Returns the adapter of a request, and loads it if necessary; None for the base model.
 
-        Raises what `load` raises.
+        Raises the errors of `load`.
         """
         if given is None:
             return None
@@ -130,7 +130,9 @@ class Adapters:
         targets = sorted({module.rpartition(".")[2] for module in native.modules})
         adapter = LoRAAdapter(name, path, native.rank, targets, native.bytes, files.base_model)
         self._loaded[name] = adapter, native
-        if self._closed:  # `close` ran meanwhile; checked last, so that one of the two clears the adapter
+        if (
+            self._closed
+        ):  # `close` ran meanwhile; the check comes last, so that either `close` or this drops the adapter
             self._loaded.clear()
         self._check_open()
         return adapter, native

@@ -12,12 +12,12 @@ from ferrule._validation import check_number
 
 @dataclass(frozen=True)
 class Histogram:
-    """Histogram of durations; the counts are per bucket, not cumulative as in Prometheus."""
+    """Histogram of durations. Counts are per bucket, and not cumulative as in Prometheus."""
 
     bounds: tuple[float, ...]
     """Upper bounds of the buckets in seconds, ascending, inclusive."""
     counts: tuple[int, ...]
-    """Number of observations per bucket; the last bucket has those above all bounds."""
+    """Number of observations per bucket; the last bucket counts values above all bounds."""
     sum: float
     """Sum of the observations in seconds."""
     count: int
@@ -32,7 +32,7 @@ class Histogram:
         """Returns the `p`-th percentile in seconds; None before the first observation.
 
         Observations are assumed to be evenly distributed within a bucket, as in Prometheus' histogram_quantile. The
-        result is the last bound if the percentile lies above it.
+        result is at most the last bound.
 
         Raises InvalidParameterError if `p` is not from 0 to 100.
         """
@@ -53,17 +53,17 @@ class EngineMetrics:
     """Snapshot of the metrics of an engine. Counters only increase, gauges are current values."""
 
     requests_finished: dict[str, int]
-    """Counter of finished sequences by finish reason of the engine: `stop`, `length`, `abort`, `error`. Stop strings
-    are matched outside the engine, so that a sequence that ends at one counts as `abort`."""
+    """Counter of finished sequences by the engine's finish reason: `stop`, `length`, `abort`, `error`. Stop strings are
+    matched outside the engine, so a sequence that ends at a stop string counts as `abort`."""
     requests_refused: int
-    """Counter of requests that the engine or a full queue refused."""
+    """Counter of requests that were refused, by the engine or because the queue was full."""
     prompt_tokens: int
-    """Counter of prompt tokens; a prompt counts once it is computed."""
+    """Counter of prompt tokens; a prompt is counted when it has been computed."""
     cached_prompt_tokens: int
     """Counter of prompt tokens taken from the prefix cache, or from another completion of the same prompt."""
     computed_tokens: int
-    """Counter of tokens that the model computed in prefill and decode, with those that were computed again after a
-    preemption and all draft tokens."""
+    """Counter of tokens that the model computed in prefill and decode. It includes draft tokens, and tokens that were
+    computed again after a preemption."""
     generated_tokens: int
     """Counter of generated tokens."""
     drafted_tokens: int
@@ -79,11 +79,11 @@ class EngineMetrics:
     waiting: int
     """Gauge of sequences in the queue, new or preempted."""
     pages_total: int
-    """Gauge of all pages of the KV cache."""
+    """Gauge of the total number of pages of the KV cache."""
     pages_free: int
-    """Gauge of pages that no request holds, cached ones included."""
+    """Gauge of pages that no request holds, including pages of the prefix cache."""
     pages_cached: int
-    """Gauge of free pages that the prefix cache keeps."""
+    """Gauge of pages that no request holds and that the prefix cache keeps."""
     prefix_queries_tokens: int
     """Counter of prompt tokens that were looked up in the prefix cache."""
     prefix_hits_tokens: int
@@ -91,9 +91,9 @@ class EngineMetrics:
     disk_hits_tokens: int
     """Counter of tokens found in the prefix cache that were read from `prefix_cache_dir`."""
     disk_stored_bytes: int
-    """Gauge of bytes in `prefix_cache_dir` at the last scan; other processes may use it too."""
+    """Gauge of bytes in `prefix_cache_dir` at the last scan; it includes the files of other processes."""
     queue_seconds: Histogram
-    """Time from arrival to the first scheduling; observed at the first token."""
+    """Time from arrival to the first scheduling; recorded at the first token."""
     prefill_seconds: Histogram
     """Time from the first scheduling to the first token."""
     time_to_first_token_seconds: Histogram
@@ -107,7 +107,7 @@ class EngineMetrics:
 
     @classmethod
     def from_json(cls, text: str) -> EngineMetrics:
-        """Reads the JSON of the native module; fields that this version does not have are ignored."""
+        """Reads the JSON of the native module; unknown fields are ignored."""
         given: dict[str, Any] = json.loads(text)
         return cls(**{field.name: _value(given[field.name]) for field in fields(cls)})
 

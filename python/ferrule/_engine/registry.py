@@ -1,6 +1,6 @@
 """Registry of the unfinished requests of an `AsyncLLM`: admission, lookup and draining.
 
-Used by any event loop and by the engine thread; nothing here waits for a step.
+Any event loop and the engine thread may use it; no method waits for a step.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ferrule._engine.collector import Collector
 from ferrule.errors import EngineError, InvalidParameterError, QueueFullError
 
 CLOSED_LOOP_CHECK_SECONDS = 0.1
-"""Interval of checks for closed event loops while waiting for their requests: a closed loop sends no notification."""
+"""Seconds between checks for closed event loops in `wait_until_idle`, since a closed loop sends no notification."""
 
 
 class Load(NamedTuple):
-    """Numbers of running and of waiting sequences of the engine."""
+    """Number of running and of waiting sequences of the engine."""
 
     running: int
     waiting: int
@@ -28,9 +28,8 @@ class Load(NamedTuple):
 class Registry:
     """Unfinished requests by id, with admission control.
 
-    At most `max_num_seqs` sequences run at once, and `limit` more may wait; `load` returns the engine's numbers.
-    Requests whose event loop was closed are removed at the next call, since the engine's output for them cannot be
-    delivered.
+    At most `max_num_seqs` sequences run at once, and `limit` more may wait; `load` returns the engine's current
+    numbers. Requests whose event loop was closed are removed at the next call, since their output cannot be delivered.
     """
 
     def __init__(self, limit: int, max_num_seqs: int, load: Callable[[], Load]) -> None:
@@ -101,7 +100,7 @@ class Registry:
         _resolve(idle)
 
     def find(self, request_id: str) -> Collector | None:
-        """Returns the request with an id; None if there is none."""
+        """Returns the request with this id; None if there is none."""
         return self._collectors.get(request_id)
 
     def all(self) -> list[Collector]:
@@ -115,7 +114,7 @@ class Registry:
         self._draining = True
 
     async def wait_until_idle(self) -> None:
-        """Waits until no request is unfinished."""
+        """Waits until all requests have finished."""
         future = asyncio.get_running_loop().create_future()
         with self._lock:
             self._idle.append(future)
@@ -127,7 +126,7 @@ class Registry:
                 self._idle = [other for other in self._idle if other is not future]
 
     def fail(self, reason: str) -> list[Collector]:
-        """Removes and returns all requests; later ones are refused with the first reason given."""
+        """Removes and returns all requests; later requests are refused with the reason of the first call."""
         with self._lock:
             self._failure = self._failure or reason
             collectors = list(self._collectors.values())
@@ -152,17 +151,17 @@ class Registry:
     def _check_open(self) -> None:
         self.check_health()
         if self._draining:
-            raise EngineError("the engine is draining; it takes no new requests")
+            raise EngineError("the engine is draining and accepts no new requests")
 
     def _take_idle(self) -> list[asyncio.Future[None]]:
-        """Returns the futures of `wait_until_idle` if no request is left; none otherwise."""
+        """Returns and clears the futures of `wait_until_idle` if no request is left; else returns an empty list."""
         if self._collectors or self._encodings:
             return []
         idle, self._idle = self._idle, []
         return idle
 
     def _purge(self) -> None:
-        # Copying the values is one call of C code, so that no other thread can change the dict meanwhile.
+        # Copying the values is one call of C code, during which no other thread can change the dict.
         for collector in list(self._collectors.values()):
             if collector.loop.is_closed():
                 self.remove(collector)
@@ -174,7 +173,7 @@ class Registry:
         if n > most:
             requirement = f"at most {most} (max_queued_requests {self._limit} + max_num_seqs {self._max_num_seqs})"
             raise InvalidParameterError("n", n, requirement)
-        if self._sequences + n <= most:  # below the limit without asking the engine
+        if self._sequences + n <= most:  # surely below the limit, whatever the engine's load is
             return
         load = self._load()
         waiting = load.waiting + sum(each.n for each in self._collectors.values() if not each.added)

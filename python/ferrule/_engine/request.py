@@ -1,4 +1,4 @@
-"""A running request: tokens arrive from the engine, text and outputs leave."""
+"""A running request: converts tokens from the engine to text and outputs."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 
 NOT_OF_STAGES = frozenset({"n", "best_of", "seed", "min_tokens", "logprobs", "prompt_logprobs", *STANDARD})
-"""Numbers of SamplingParams that the engine reads by separate rules, or not at all."""
+"""Numeric fields of SamplingParams that are passed to the engine in another form, or not at all."""
 ENGINE_NUMBERS = tuple(
     name
     for name, each in parameters(SamplingParams).items()
     if isinstance(each.bounds, (Integer, Number)) and name not in NOT_OF_STAGES
 )
-"""Numbers of SamplingParams that the engine reads as they are."""
+"""Numeric fields of SamplingParams that are passed to the engine unchanged."""
 PROMPT_END = 32
-"""Number of tokens at the end of a prompt that show whether it opens the reasoning."""
+"""Number of tokens at the end of a prompt that are checked for the beginning of reasoning."""
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
@@ -61,12 +61,12 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
 
 
 PREDICTED_CHARACTERS = 16
-"""Characters of a prediction that are tokenized per token of the context; tokens are shorter than this."""
+"""Number of characters of a prediction to tokenize for each token of the context; tokens are shorter on average."""
 
 
 @dataclass(frozen=True)
 class Restrictions:
-    """Text parameters as tokens of the model; the same for every completion."""
+    """Restrictions that are given as text, converted to tokens; the same for every completion of a request."""
 
     bad_words: list[list[int]]
     """Token sequences that must not be generated."""
@@ -85,7 +85,7 @@ class Model:
     max_model_len: int
     """Maximum number of tokens of a request, prompt and output together."""
     limited_by: str
-    """Source of that limit, for messages."""
+    """Name of the setting that determines the maximum, for messages."""
     eos_token_ids: tuple[int, ...]
     """End-of-sequence tokens."""
 
@@ -96,7 +96,7 @@ class Model:
 
 
 def read_prediction(prediction: object, model: Model) -> list[int]:
-    """Returns the tokens of a prediction, as many as the context can hold.
+    """Returns the tokens of a prediction, truncated to the length of the context.
 
     Raises TokenizerError.
     """
@@ -105,13 +105,13 @@ def read_prediction(prediction: object, model: Model) -> list[int]:
     if isinstance(prediction, str):
         prediction = prediction[: model.max_model_len * PREDICTED_CHARACTERS]
     ids = model.tokenizer.encode(prediction, add_special_tokens=False) if isinstance(prediction, str) else prediction
-    # A tokenizer may have tokens that the model does not.
+    # A tokenizer may have tokens that the model's vocabulary lacks.
     known = itertools.takewhile(lambda token: token < model.vocab_size, cast("Sequence[int]", ids))
     return list(itertools.islice(known, model.max_model_len))
 
 
 class Completion:
-    """A running completion. Its `params` are completed: no field is left to the model's defaults."""
+    """A running completion. Its `params` are completed: the model's defaults are filled in."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Completion:
         self.seed = (seed + index) % 2**64
         self.text = ""
         self.message = None if message_format is None else MessageDelta()
-        """Message so far, where it has a format."""
+        """Message so far; None without a message format."""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self.cumulative_logprob = 0.0
@@ -168,7 +168,7 @@ class Completion:
                 keep=frozenset() if message_format is None else message_format.keep,
             )
             if params.structured_outputs is not None:
-                # Structured output does not contain a character that the prompt leaves incomplete.
+                # The prompt may end within a character, whose rest is not part of structured output.
                 self._detokenizer.flush()
         self._parser = None
         if message_format is not None:
@@ -180,7 +180,7 @@ class Completion:
             )
 
     def engine_fields(self, trace: int | None, streams: bool) -> dict[str, Any]:
-        """Returns the parameters that the engine reads; stop strings are handled here."""
+        """Returns the parameters that the engine reads. Stop strings are handled in this class."""
         params = self._params
         return {
             "temperature": params.temperature,
@@ -209,15 +209,15 @@ class Completion:
         }
 
     def add_prompt_logprobs(self, step: _native.StepOutput) -> None:
-        """Adds the log-probabilities of the prompt from a step, before `add` takes the rest.
+        """Adds the log-probabilities of the prompt from the output of a step; `add` handles the rest of the output.
 
-        It is separate because it may take long: AsyncLLM does it outside the event loop.
+        AsyncLLM calls it outside the event loop, since it may take long.
         """
         if self.prompt_logprobs is not None:
             self.prompt_logprobs.extend(map(self._by_token, step.prompt_logprobs))
 
     def add(self, step: _native.StepOutput) -> StreamDelta:
-        """Adds the output of a step; afterwards `finish_reason` says whether the completion has ended.
+        """Adds the output of a step and sets `finish_reason` if the completion has ended.
 
         Raises RequestFailedError if the engine failed on this request, LogitsProcessorError if a processor did.
         """
@@ -263,7 +263,7 @@ class Completion:
 
     @property
     def mean_logprob(self) -> float:
-        """Mean log-probability of the tokens, where it is known."""
+        """Mean log-probability of the tokens; requires log-probabilities."""
         return self.cumulative_logprob / max(len(self.token_ids), 1)
 
     def output(self) -> CompletionOutput:
@@ -332,9 +332,9 @@ class Completion:
 class Request:
     """A prompt and its running completions.
 
-    Requests with lower `priority` are scheduled earlier. Log-probabilities of the prompt, where the parameters ask for
-    them, begin at the position `prompt_logprobs_from`. `lora` is the adapter, `grammar` the structure of the outputs.
-    `completion` creates the completions.
+    Requests with lower `priority` are scheduled earlier. Requested log-probabilities of the prompt begin at the
+    position `prompt_logprobs_from`. `lora` is the adapter, `grammar` the structure of the outputs. `completion` creates
+    the completions.
     """
 
     def __init__(
@@ -360,7 +360,7 @@ class Request:
         self._grammar = grammar
         self._n = params.n
         self.ranks = params.ranks
-        """Whether more completions are computed than returned."""
+        """Whether more completions are computed than are returned."""
         restrictions = Restrictions(
             bad_words_ids(params, model.tokenizer),
             breaker_ids(params, model.tokenizer),
@@ -390,7 +390,8 @@ class Request:
     def work(self, trace: int | None = None, *, streams: bool = True) -> list[Work]:
         """Returns the work for the engine; completions after the first are forks of the first.
 
-        `trace` is the number of candidates to report for each token; `streams` whether a reader waits for each token.
+        `trace` is the number of candidates to report for each token. `streams` says whether a reader waits for each
+        token.
         """
         return [
             Work(
@@ -405,13 +406,13 @@ class Request:
         ]
 
     def returned(self) -> Sequence[Completion]:
-        """Returns the completions to return, in order: with `best_of` the best, once all have ended."""
+        """Returns the completions of the output in order; with `best_of` the best ones, once all have ended."""
         if not self.ranks:
             return self.completions
         return sorted(self.completions, key=lambda completion: -completion.mean_logprob)[: self._n]
 
     def progress(self) -> RequestOutput:
-        """Returns the state so far in constant time: without outputs, and with shared lists."""
+        """Returns the state so far in constant time, without outputs and with lists that are not copied."""
         first = self.completions[0]
         return RequestOutput(
             request_id=self.request_id,

@@ -29,7 +29,7 @@ def run(
 ) -> Generator[Progress, None, None]:
     """Adds requests and yields their output until all have ended; closing the generator aborts them.
 
-    `trace` is the number of candidates to report for each token; `streams` whether a reader waits for each token.
+    `trace` is the number of candidates to report for each token. `streams` says whether a reader waits for each token.
 
     Raises PromptError, InvalidParameterError, EngineError, KeyboardInterrupt.
     """

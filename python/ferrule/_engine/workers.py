@@ -1,7 +1,7 @@
 """Worker threads for work that would block an event loop: templates, tokenization, adapters and large request bodies.
 
-asyncio's own executor joins its threads when a loop or the process ends, so that work which cannot be interrupted would
-keep a program alive. These threads are daemons.
+The threads are daemons. asyncio's own executor joins its threads when a loop or the process ends, so work that cannot
+be interrupted would keep the program alive.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Workers:
         self.reset()
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs a function in a thread and returns its result; cancelling drops the work if it has not started."""
+        """Runs a function in a thread and returns its result; cancelling drops work that has not been started."""
         context = contextvars.copy_context()
         future: Future[T] = Future()
         with self._changed:
@@ -41,12 +41,12 @@ class Workers:
         return await asyncio.wrap_future(future)
 
     def settle(self, seconds: float) -> bool:
-        """Waits up to `seconds` until all work is done; returns whether it is."""
+        """Waits until all work is done, at most `seconds`; returns whether it is done."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._unfinished, seconds)
 
     def reset(self) -> None:
-        """Starts without threads and work, also in a forked child, which has no threads of its parent."""
+        """Sets the state to no threads and no work, also in a forked child, which lacks the parent's threads."""
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._changed = threading.Condition()
         self._threads = 0

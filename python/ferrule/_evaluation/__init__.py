@@ -1,8 +1,8 @@
 """Evaluation of models: perplexity of texts, and divergence from a reference.
 
-`windows` cuts texts into what a model reads at once, `divergence` compares rows of logits in float64, `perplexity` and
-`compare` run one model or two over the windows, and `plot` draws what came out. `LLM.perplexity` and `LLM.compare` are
-the ways in; `ferrule eval` is the command line.
+`windows` splits texts into windows, `divergence` compares rows of logits in float64, `perplexity` and `compare` run one
+model or two over the windows, and `plot` draws the result. The public interface is `LLM.perplexity`, `LLM.compare` and
+the command `ferrule eval`.
 """
 
 from ferrule._evaluation.compare import Comparison, Divergence, LikelyToken, WorstToken, compare

@@ -1,7 +1,7 @@
 """Comparison of a model with a reference, such as another format of the same weights, over the same windows.
 
-The figures are those of llama.cpp's `--kl-divergence`. Both models are in memory at once, and of their logits one
-window of each.
+The result has the figures of llama.cpp's `--kl-divergence`. Memory holds both models, and the logits of one window from
+each.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from ferrule._params.sampling import MAX_COUNT
 from ferrule._validation import check_integer
 
 CONTEXT_TOKENS = 16
-"""That are shown before a token."""
+"""Number of preceding tokens to show for each of the worst tokens."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The Kullback-Leibler divergence of the model from the reference over all tokens that were scored, in nats."""
+    """Kullback-Leibler divergence of the model from the reference over all scored tokens, in nats."""
 
     mean: float
     error: float
-    """Standard error of the mean, as if tokens were independent; NaN of a single one."""
+    """Standard error of the mean, assuming independent tokens; NaN for a single token."""
     median: float
     p90: float
     """90th percentile over tokens."""
@@ -48,18 +48,16 @@ class Divergence:
 
     @classmethod
     def of(cls, kld: Floats) -> Divergence:
-        """Summarizes the divergence of each token. Quantiles are the lowest observed values at or above their share."""
-        import numpy as np
-
+        """Summarizes the divergence of each token; a quantile is the lowest observed value that reaches its share."""
         mean, error = mean_and_error(kld)
-        # No interpolation: it would make NaN between two infinities.
+        # Interpolation would give NaN between two infinite values.
         tail = np.quantile(kld, [0.5, 0.9, 0.99, 0.999, 1], method="inverted_cdf")
         return cls(mean, error, *map(float, tail))
 
 
 @dataclass(frozen=True)
 class LikelyToken:
-    """Most probable token of a model, with its probability."""
+    """The most likely token of a model, with its probability."""
 
     token_id: int
     text: str
@@ -68,43 +66,48 @@ class LikelyToken:
 
 @dataclass(frozen=True)
 class WorstToken:
-    """A token before which the models differed most."""
+    """A token of the text where the predictions of the two models differ most."""
 
     kld: float
     text: int
     """Index of the text."""
     position: int
-    """Index within the tokens of the text."""
+    """Index of the token within the text."""
     context: str
-    """The tokens before it, a few."""
+    """Text of the preceding tokens, at most `CONTEXT_TOKENS`."""
     token_id: int
     token: str
     """Text of the token; U+FFFD if it is part of a character."""
     probability: float
     """Probability of this token by the model."""
     reference_probability: float
+    """Probability of this token by the reference."""
     top: LikelyToken
+    """Most likely token of the model at this position."""
     reference_top: LikelyToken
+    """Most likely token of the reference at this position."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A model beside a reference."""
+    """Comparison of a model with a reference."""
 
     model: Perplexity
     reference: Perplexity
     perplexity_ratio: float
     """Perplexity of the model divided by that of the reference."""
     perplexity_ratio_error: float
-    """Standard error, from the differences at each token: far less than the errors of the two suggest."""
+    """Standard error of the ratio. It is computed from the difference at each token, so it is much smaller than the
+    errors of the two perplexities suggest."""
     kld: Divergence
     same_top: float
-    """The share of tokens before which both held the same token for the likeliest."""
+    """Share of the scored tokens for which both models predict the same most likely token."""
     same_top_error: float
+    """Standard error of `same_top`."""
     worst: list[WorstToken]
     """Tokens with the largest divergence, in descending order."""
     token_kld: npt.NDArray[np.float64] = field(repr=False, compare=False)
-    """`[tokens]`: the divergence before each token that was scored, in order."""
+    """Divergence of the predictions of each scored token, in order: `[tokens]`."""
 
 
 def compare(
@@ -119,7 +122,7 @@ def compare(
     worst: int,
     progress: Progress | None,
 ) -> Comparison:
-    """See `LLM.compare`."""
+    """Implements `LLM.compare`."""
     worst = check_integer("worst", worst, 0, MAX_COUNT)
     subject.check_same_vocabulary(reference)
     shorter = min(subject.max_model_len, reference.max_model_len)
@@ -149,14 +152,14 @@ def compare(
 
 
 def _difference(joined: Divergences) -> tuple[float, float]:
-    """Ratio of the mean negative log-probabilities."""
+    """Returns the mean difference of the negative log-probabilities, and its standard error."""
     if not (np.isfinite(joined.logprob).all() and np.isfinite(joined.reference_logprob).all()):
         return math.nan, math.nan
     return mean_and_error(joined.reference_logprob - joined.logprob)
 
 
 def _worst(subject: Subject, windows: Sequence[Window], joined: Divergences, count: int) -> Iterator[WorstToken]:
-    """The first of equals comes first."""
+    """Yields the tokens with the largest divergence in descending order; equal ones in the order of the text."""
     ends = np.cumsum([len(window.targets) for window in windows])
     text_of = subject.tokenizer.token_text
 

@@ -17,7 +17,7 @@ from ferrule._validation import check_integer
 from ferrule.errors import PromptError
 
 Progress = Callable[[int, int], None]
-"""Called with the windows that are done and those in all."""
+"""Callback with the number of finished windows and the total number of windows."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Perplexity:
 
     perplexity: float
     perplexity_error: float
-    """Standard error, by the first term of its series: perplexity x nll_error."""
+    """Standard error of the perplexity to first order: perplexity x nll_error."""
     nll: float
     """Mean negative log-probability of a token, in nats."""
     nll_error: float
-    """Standard error of that mean, as if tokens were independent; NaN of a single one."""
+    """Standard error of `nll`, assuming independent tokens; NaN for a single token."""
     tokens: int
-    """That were scored."""
+    """Number of scored tokens."""
     windows: int
     windowing: Windowing
 
@@ -54,7 +54,7 @@ def perplexity(
     limit: int | None,
     progress: Progress | None,
 ) -> Perplexity:
-    """See `LLM.perplexity`."""
+    """Implements `LLM.perplexity`."""
     windowing = Windowing.of(window, stride, min_context, subject.max_model_len)
     windows = windows_of(subject, texts, windowing, limit)
     logprobs: list[Floats] = []
@@ -68,7 +68,7 @@ def perplexity(
 def windows_of(
     subject: Subject, texts: TextOrTokens | Sequence[TextOrTokens], windowing: Windowing, limit: int | None
 ) -> list[Window]:
-    """The windows that are evaluated, one at the least: the first `limit` ones.
+    """Returns the windows to evaluate: at least one, at most `limit`.
 
     Raises PromptError, TokenizerError, InvalidParameterError.
     """
@@ -81,18 +81,18 @@ def windows_of(
 
 
 def logits_before(subject: Subject, window: Window) -> npt.NDArray[np.float32]:
-    """The logits `[targets, vocab]` that foretell each token that is scored."""
+    """Computes the logits `[targets, vocab]` that predict each scored token."""
     return subject.logits(window.token_ids[:-1], window.first - 1)
 
 
 def report(progress: Progress | None, done: int, windows: Sequence[Window]) -> None:
-    """Tells how far it is."""
+    """Calls the progress callback, if there is one."""
     if progress is not None:
         progress(done, len(windows))
 
 
 def mean_and_error(values: Floats) -> tuple[float, float]:
-    """The mean and its standard error, as if the values were independent; NaN for the error of a single one."""
+    """Returns the mean and its standard error, assuming independent values; the error of a single value is NaN."""
     mean, count = float(values.mean()), len(values)
     if count < 2 or not math.isfinite(mean):
         return mean, math.nan
@@ -100,7 +100,7 @@ def mean_and_error(values: Floats) -> tuple[float, float]:
 
 
 def exp(nll: float) -> float:
-    """The exponential, infinite where it is too large for a float."""
+    """Returns the exponential; infinity if it is too large for a float."""
     try:
         return math.exp(nll)
     except OverflowError:

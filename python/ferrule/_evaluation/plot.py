@@ -1,4 +1,4 @@
-"""A picture of a comparison: how many tokens diverge by how much."""
+"""Plot of a comparison: the distribution of the divergence over tokens."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ferrule._evaluation.compare import Comparison
 from ferrule._plotting import new_figure
 
 LOWEST = 1e-9
-"""Nats; what is less is drawn here, since a logarithm has no place for nothing."""
+"""Lower end of the logarithmic axis, in nats; smaller values, such as 0, are drawn here."""
 
 
 def plot(comparison: Comparison, title: str, path: Path) -> None:
-    """Draws which share of the tokens has at least a divergence, over that divergence, with its mean and its tail.
+    """Draws the share of tokens whose divergence is at least x, with lines at the mean and several quantiles.
 
     Raises InvalidParameterError, OSError.
     """
@@ -24,7 +24,7 @@ def plot(comparison: Comparison, title: str, path: Path) -> None:
     kld = comparison.kld
     finite = comparison.token_kld[np.isfinite(comparison.token_kld)]
     values = np.sort(np.maximum(finite, LOWEST))
-    # Infinite ones are to the right of all that is drawn.
+    # Infinite values count in the shares, but lie to the right of the drawn range.
     shares = (len(comparison.token_kld) - np.arange(len(values))) / len(comparison.token_kld)
     axes.step(values, shares, where="pre", color="tab:blue")
     marks = {"median": kld.median, "mean": kld.mean, "99 %": kld.p99, "99.9 %": kld.p999, "maximum": kld.max}
@@ -35,7 +35,7 @@ def plot(comparison: Comparison, title: str, path: Path) -> None:
         xscale="log",
         yscale="log",
         xlabel="Kullback-Leibler divergence from the reference, nats",
-        ylabel="share of tokens with at least this",
+        ylabel="share of tokens with at least this divergence",
         title=title,
     )
     axes.grid(visible=True, which="major", alpha=0.3)

@@ -14,19 +14,19 @@ from ferrule.errors import InvalidParameterError
 
 @dataclass(frozen=True)
 class Subject:
-    """A model that is evaluated, or that is the reference of one."""
+    """A model to evaluate, or its reference."""
 
     name: str
     """Name of the model in messages."""
     tokenizer: Tokenizer
     vocab_size: int
     max_model_len: int
-    """Tokens of the longest sequence."""
+    """Maximum length of a sequence in tokens."""
     logits: Callable[[list[int], int], npt.NDArray[np.float32]]
     """Returns the logits after each token from index `first` on: float32 `[tokens - first, vocab_size]`."""
 
     def check_same_vocabulary(self, reference: Subject) -> None:
-        """Raises InvalidParameterError where a token of one is not that of the other: nothing can be compared then."""
+        """Raises InvalidParameterError if the vocabularies differ, since the distributions are then not comparable."""
         if self.vocab_size != reference.vocab_size:
             requirement = (
                 f"a model with the vocabulary of {self.name}: {self.vocab_size} tokens, not {reference.vocab_size}"

@@ -1,12 +1,13 @@
-"""Texts cut into windows, as Hugging Face's guide to perplexity slides them.
+"""Sliding windows over texts, as in Hugging Face's guide (https://huggingface.co/docs/transformers/perplexity).
 
-https://huggingface.co/docs/transformers/perplexity: windows of a fixed length begin every `stride` tokens, and each
-scores the tokens that the previous one did not. Every token is scored once, after at least `window - stride` tokens,
-except in the first window. llama.cpp's windows do not overlap, and it scores the second half of each: `stride =
-min_context = window / 2` costs the same, gives every token at least as much context, and scores twice as many.
+Windows of a fixed length begin every `stride` tokens, and each window scores the tokens that the previous one did not
+score. So every token is scored once, with at least `window - stride` tokens of context except in the first window.
+llama.cpp uses windows without overlap and scores the second half of each. `stride = min_context = window / 2` takes the
+same time, gives every token at least as much context, and scores twice as many tokens.
 
-Where the tokenizer begins a text with special tokens, each window begins with them, as llama.cpp's does: models that
-were trained with a beginning-of-sequence token are lost without it. They take part of the window and are not scored.
+If the tokenizer adds special tokens at the beginning of a text, each window begins with them, as in llama.cpp, because
+models that were trained with a beginning-of-sequence token predict badly without it. These tokens count towards the
+length of the window and are not scored.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ from ferrule._validation import check_integer, shown
 from ferrule.errors import InvalidParameterError, PromptError
 
 DEFAULT_WINDOW = 512
-"""Default number of tokens per window, as in llama.cpp; a shorter context has shorter windows."""
+"""Default length of a window in tokens, as in llama.cpp; it is reduced to the context length if that is shorter."""
 
 TextOrTokens: TypeAlias = str | Sequence[int]
-"""Token ids are taken as they are, without special tokens in front."""
+"""A text, or token ids, to which no special tokens are added."""
 
 
 @dataclass(frozen=True)
 class Windowing:
-    """Sizes of the windows of texts."""
+    """Sizes of the windows, in tokens."""
 
     window: int
-    """Tokens that a model reads at once, special tokens included."""
+    """Length of a window, special tokens included."""
     stride: int
-    """Tokens from the beginning of a window to that of the next."""
+    """Distance between the beginnings of adjacent windows."""
     min_context: int
-    """Tokens of the text, in the window, that stand before each one that is scored, at the least."""
+    """Minimum number of tokens of the text that precede a scored token in its window."""
 
     @classmethod
     def of(cls, window: int | None, stride: int | None, min_context: int, max_model_len: int) -> Windowing:
-        """Checks the numbers; without `window` it is 512 or the context, without `stride` half of the window.
+        """Checks the sizes. The default window is 512 tokens or the context length, the default stride half a window.
 
         Raises InvalidParameterError.
         """
@@ -52,24 +53,24 @@ class Windowing:
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of a text that a model reads at once."""
+    """Part of a text that the model reads at once."""
 
     token_ids: list[int]
     first: int
-    """The first token of these that is scored: at least 1, since nothing says how likely a first token is."""
+    """Index in `token_ids` of the first scored token. It is at least 1, since no logits predict the first token."""
     text: int
     """Index of the text."""
     position: int
-    """Index of that token within the tokens of the text."""
+    """Index of the first scored token within the text."""
 
     @property
     def targets(self) -> list[int]:
-        """The tokens that are scored."""
+        """Scored tokens."""
         return self.token_ids[self.first :]
 
 
 def read_texts(subject: Subject, texts: TextOrTokens | Sequence[TextOrTokens]) -> list[tuple[list[int], list[int]]]:
-    """Returns for each text the special tokens at the beginning of its windows, and its own tokens.
+    """Returns the special tokens at the beginning of the windows and the tokens of the text, for each text.
 
     Raises PromptError, TokenizerError.
     """
@@ -80,18 +81,18 @@ def read_texts(subject: Subject, texts: TextOrTokens | Sequence[TextOrTokens]) -
 
 
 def cut(texts: Sequence[tuple[list[int], list[int]]], windowing: Windowing) -> Iterator[Window]:
-    """The windows of all texts, in order; a text has none if no token of it has `min_context` others before it.
+    """Yields the windows of all texts in order. A text without tokens to score has none.
 
-    Raises InvalidParameterError where special tokens leave no room.
+    Raises InvalidParameterError if the special tokens leave no room in a window.
     """
     for index, (prefix, tokens) in enumerate(texts):
-        # A window and its stride are of the model's tokens; the special ones shorten both, so that contexts overlap.
+        # The window includes the special tokens, so the stride is shortened to keep `min_context` tokens of overlap.
         room = windowing.window - len(prefix)
         stride = min(windowing.stride, room - windowing.min_context)
         if stride < 1:
             requirement = f"more than {len(prefix)} (special tokens) + {windowing.min_context} (min_context)"
             raise InvalidParameterError("window", windowing.window, requirement)
-        # Nothing stands before the first token of all where there is no special one.
+        # Without special tokens, no logits predict the first token of the text.
         scored = max(windowing.min_context, 0 if prefix else 1)
         for begin in range(0, len(tokens), stride):
             end = min(begin + room, len(tokens))

@@ -1,7 +1,7 @@
 """adapter_config.json of PEFT adapters.
 
-PEFT adds fields with every version, and some change what an adapter computes. A field that is neither read nor listed
-as harmless must be off.
+PEFT adds fields with every version, and some of them change what an adapter computes. So every field that is neither
+read here nor listed as harmless must be off.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FILE = "adapter_config.json"
 MAX_RANK = 65_536
 
 _HARMLESS = {
-    # Training.
+    # These fields affect training only.
     *("task_type", "inference_mode", "lora_dropout", "revision", "ensure_weight_tying"),
     *("corda_config", "eva_config", "loftq_config", "lora_ga_config", "runtime_config"),
-    # Version of PEFT, and defaults of switches that are off.
+    # These are the version of PEFT, and settings of features that are off.
     *("peft_version", "auto_mapping", "megatron_core", "qalora_group_size"),
-    # The adapter is the same for a base that stores transposed matrices.
+    # This describes how the base model stores matrices, which does not affect the adapter.
     "fan_in_fan_out",
 }
 _READ = {
@@ -33,7 +33,7 @@ _READ = {
     *("rank_pattern", "alpha_pattern", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
 }
 _BASE_AS_IT_IS = (True, False, "gaussian", "eva", "orthogonal")
-"""Initializations that leave the base weights unchanged; others need a modified base."""
+"""Initializations that leave the base weights unchanged; other ones require a modified base model."""
 _NAME = re.compile(r"\^?[\w-]+(?:\\?\.[\w-]+)*", re.ASCII)
 
 
@@ -43,7 +43,7 @@ class AdapterFiles:
 
     directory: Path
     base_model: str | None
-    """Name of the base model that the authors state."""
+    """Name of the base model in the adapter's configuration."""
     config: AdapterConfig
 
 
@@ -53,9 +53,10 @@ class AdapterConfig:
 
     rank: int
     alpha: float
-    """Numerator of the scaling factor."""
+    """Numerator of the scaling factor (`lora_alpha`)."""
     rank_stabilized: bool
-    """Whether the denominator is the square root of the rank (rsLoRA, Kalajdzievski 2023) rather than the rank."""
+    """Whether the scaling factor is divided by the square root of the rank (rsLoRA, Kalajdzievski 2023), not the
+    rank."""
     rank_pattern: list[tuple[str, int]]
     """Ranks of modules by name suffix; the first match applies."""
     alpha_pattern: list[tuple[str, float]]
@@ -84,7 +85,7 @@ def read_adapter_files(directory: Path) -> AdapterFiles:
     _refuse_unsupported(config)
     base_model = config.text("base_model_name_or_path") if "base_model_name_or_path" in config else None
     by_tensors = any(_is_pattern(config, field) for field in ("target_modules", "exclude_modules"))
-    # With several stacks of layers, only the tensors name the right one.
+    # If the model has several stacks of layers, only the tensor names identify the stack.
     by_tensors = by_tensors or bool(config.values.get("layers_pattern")) or "target_modules" not in config
     return AdapterFiles(
         directory,
@@ -110,7 +111,7 @@ def _refuse_unsupported(config: Config) -> None:
     config.require(bias="none")
     if "init_lora_weights" in config and config.values["init_lora_weights"] not in _BASE_AS_IT_IS:
         limit = (
-            f"one of {', '.join(map(json.dumps, _BASE_AS_IT_IS))}; others need weights of the base that they changed"
+            f"one of {', '.join(map(json.dumps, _BASE_AS_IT_IS))}; others require a base model with modified weights"
         )
         raise config.unsupported("init_lora_weights", limit)
     for field, value in config.values.items():
@@ -119,12 +120,12 @@ def _refuse_unsupported(config: Config) -> None:
 
 
 def _is_pattern(config: Config, field: str) -> bool:
-    """Whether a field is a regular expression, or one name for all modules."""
+    """Whether a field is a regular expression, or a word for all modules, rather than a list of names."""
     return isinstance(config.values.get(field), str)
 
 
 def _by_name(config: Config, field: str) -> list[tuple[str, str, Config]]:
-    """Returns the module name, the field and the object for each entry of an object with modules as keys."""
+    """Returns module name, field and configuration of each entry of an object whose keys are modules."""
     inner = config.inner(field)
     names: list[tuple[str, str, Config]] = []
     for key in inner.values:

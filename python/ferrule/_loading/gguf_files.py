@@ -1,4 +1,4 @@
-"""Selects a GGUF file among those of a folder or repository: one for each quantization, some in several parts."""
+"""Selects a GGUF model in a folder or repository, which has one for each quantization, some in several parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PART = re.compile(r"-\d{5}-of-\d{5}$", re.ASCII)
 _PROJECTORS = "mmproj"
 """File name prefix of vision and audio projectors, which are not models."""
 MOST_LISTED = 40
-"""Largest number of models that a message lists."""
+"""Maximum number of models that a message lists."""
 
 
 def models_in(files: Iterable[str]) -> dict[str, list[str]]:
@@ -59,7 +59,7 @@ def only_model(directory: Path) -> Path | None:
     if not models:
         return None
     if len(models) > 1:
-        raise ModelFileError(f"{directory}: has several GGUF models; give the path of one of: {_listed(models)}")
+        raise ModelFileError(f"{directory}: has several GGUF models; give the path of one of them: {_listed(models)}")
     (parts,) = models.values()
     return directory / parts[0]
 

@@ -1,4 +1,4 @@
-"""Downloads from the Hugging Face hub by huggingface_hub, with its cache and environment variables."""
+"""Downloads from the Hugging Face hub with huggingface_hub, its cache and its environment variables."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from ferrule.errors import ModelFileError, ModelNotFoundError
 SMALL = ["*.json", "*.jinja", "*.txt"]
 """Configuration and tokenizer files."""
 WEIGHTS = ["*.safetensors"]
-"""Weight files; pickles are excluded, since loading one runs code."""
+"""Weight files. Pickle files are excluded, since loading a pickle runs code."""
 IGNORED = ["[!0-9]*/*", "?[!_]*/*", "consolidated*"]
-"""Other formats in subdirectories, except for sentence-transformers' (`1_Pooling`), and copies in Mistral's layout."""
+"""Excluded files: subdirectories with other formats (not sentence-transformers' `1_Pooling`), and copies in Mistral's
+layout."""
 
 
 def fetch(repository: str, revision: str | None, *, weights: bool = True) -> Path:
-    """Downloads a repository and returns its directory in the cache; without `weights` only configuration files.
+    """Downloads a repository, without `weights` only its configuration, and returns its directory in the cache.
 
     Raises ModelNotFoundError, ModelFileError.
     """
@@ -63,7 +64,7 @@ def gguf_models(repository: str, revision: str | None) -> list[str]:
 def _snapshot(repository: str, revision: str | None, allowed: list[str], ignored: list[str] | None = None) -> Path:
     """Downloads files in a thread, so that Ctrl-C interrupts a file in progress.
 
-    The library alone would finish it first. Complete files stay in the cache.
+    The library alone would finish the file first. Complete files stay in the cache.
     """
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.utils import tqdm
@@ -84,7 +85,7 @@ def _snapshot(repository: str, revision: str | None, allowed: list[str], ignored
                 repository, revision=revision, allow_patterns=allowed, ignore_patterns=ignored, tqdm_class=Bar
             )
             done.set_result(path)
-        except BaseException as error:  # raised by the waiting thread
+        except BaseException as error:  # the waiting thread raises it
             done.set_exception(error)
 
     threading.Thread(target=download, name="ferrule-download", daemon=True).start()
@@ -108,7 +109,7 @@ def _files(repository: str, revision: str | None) -> list[str]:
 
 
 def _cached(repository: str, revision: str | None) -> Path | None:
-    """Directory of a repository's files in the cache; None if the cache has none."""
+    """Returns the directory of a repository's files in the cache; None if the cache has none."""
     from huggingface_hub import errors, snapshot_download  # pyright: ignore[reportUnknownVariableType]
 
     try:
@@ -119,7 +120,7 @@ def _cached(repository: str, revision: str | None) -> Path | None:
 
 @contextmanager
 def _explained(repository: str, revision: str | None) -> Generator[None]:
-    """Converts the library's exceptions to errors that list what was tried."""
+    """Converts the library's exceptions to errors that list the tried locations."""
     from huggingface_hub import constants, errors
 
     wanted = repository if revision is None else f"{repository}@{revision}"

@@ -19,7 +19,7 @@ class Download:
     """A downloaded model: a whole repository, or one of its GGUF models."""
 
     name: str
-    """Name to load it by: `org/repo` or `org/repo:Q4_K_M`."""
+    """Name under which the model loads: `org/repo` or `org/repo:Q4_K_M`."""
     repository: str
     bytes: int
     last_used: float
@@ -48,9 +48,11 @@ def find_downloads(name: str, among: Iterable[Download]) -> list[Download]:
 
 
 def remove_downloads(removed: Iterable[Download]) -> None:
-    """Removes models from the cache; the last model of a repository removes the whole repository.
+    """Removes models from the cache; a repository whose last model is removed is removed completely.
 
-    Programs keep files that they have open. Raises OSError.
+    Programs that have a file open can still read it.
+
+    Raises OSError.
     """
     from huggingface_hub import scan_cache_dir
 
@@ -81,7 +83,7 @@ def _repositories() -> list[CachedRepoInfo]:
 
 
 def _downloads(repository: CachedRepoInfo) -> list[Download]:
-    """Returns one download for a repository with safetensors, else one for each GGUF model."""
+    """Returns one download for a repository with safetensors files, else one for each GGUF model."""
     files = {_path(file.file_path): file for revision in repository.revisions for file in revision.files}
     if any(name.endswith(".safetensors") for name in files):
         name = repository.repo_id
@@ -100,13 +102,13 @@ def _downloads(repository: CachedRepoInfo) -> list[Download]:
 
 
 def _path(path: Path) -> str:
-    """Returns the path in the repository of a file in `snapshots/<commit>/`."""
+    """Returns the path within the repository of a file in `snapshots/<commit>/`."""
     parts = path.parts
     return PurePosixPath(*parts[len(parts) - parts[::-1].index("snapshots") + 1 :]).as_posix()
 
 
 def _quantization(model: str, files: Iterable[str]) -> str:
-    """Returns the suffix of a model's name that identifies it, or else its whole name."""
+    """Returns the shortest suffix that identifies a GGUF model among the files, or else its whole name."""
     files = list(files)
     name = PurePosixPath(model).name
     for short in (name.rsplit("-", 1)[-1], name):

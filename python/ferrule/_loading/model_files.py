@@ -41,13 +41,13 @@ class ModelFiles:
     """Model directory or GGUF file."""
     spec: ModelSpec
     defaults: SamplingParams
-    """Recommended sampling parameters; None in other fields."""
+    """Sampling parameters that the model recommends; other fields are None."""
     eos_token_ids: tuple[int, ...]
     """Tokens that end the model's output."""
     labels: tuple[str, ...]
-    """Labels of the classifier; empty for other models."""
+    """Labels of the classifier; empty for a model without a classifier."""
     exclusive: bool
-    """Whether the labels exclude one another."""
+    """Whether the labels are mutually exclusive."""
     sentence: SentenceFiles
     """Settings of text embeddings."""
     packed: str | None = None
@@ -59,10 +59,10 @@ class ModelFiles:
         return self.path if self.packed is None else self.path / WEIGHTS
 
     def extended(self, max_model_len: int | None) -> Self:
-        """Returns the files with a context of `max_model_len` if it is longer and all RoPE scaling is dynamic.
+        """Returns the configuration with the context extended to `max_model_len`, if all RoPE scaling is dynamic.
 
-        Dynamic scaling is defined for any length, as in transformers; a RuntimeWarning is issued beyond the scaled
-        length, since no checkpoint is tested there.
+        As in transformers, dynamic scaling is defined for any length. A RuntimeWarning is issued beyond the scaled
+        length of the checkpoint, for which it was not tested.
         """
         context = self.spec.max_position_embeddings
         dynamic = self.spec.ropes and all(isinstance(rope.scaling, DynamicScaling) for rope in self.spec.ropes)
@@ -149,7 +149,7 @@ def has_weights(directory: Path) -> bool:
 
 def _sampling_defaults(generation: Config) -> SamplingParams:
     """Returns the sampling fields of generation_config.json; `do_sample: false` means greedy sampling."""
-    # One name differs from SamplingParams.
+    # The name of one field differs from SamplingParams.
     names = {name: "max_new_tokens" if name == "max_tokens" else name for name in STANDARD}
     greedy = "do_sample" in generation and not generation.flag("do_sample", default=True)
     return _sampling_params(generation, names, {"temperature": 0.0} if greedy else {})
@@ -158,7 +158,7 @@ def _sampling_defaults(generation: Config) -> SamplingParams:
 def _sampling_params(
     config: Config, names: Mapping[str, str], others: Mapping[str, Any] | None = None
 ) -> SamplingParams:
-    """Returns the fields of SamplingParams that a file sets under its own `names`; `others` take precedence."""
+    """Returns sampling parameters with the fields that a file sets under its own `names`; `others` take precedence."""
     given = {name: config.values[theirs] for name, theirs in names.items() if theirs in config}
     if isinstance(top_k := given.get("top_k"), float) and top_k.is_integer():
         given["top_k"] = int(top_k)

@@ -1,8 +1,8 @@
 """Cache of packed weights: the first load writes a file, and later loads map it.
 
-A packed file is named by its model, its quantization and a digest of everything that affects its contents. The cache
-has a limit in bytes; beyond it the least recently used files are removed. A mapped file stays readable after its
-removal.
+The name of a packed file consists of the model, the quantization and a digest of everything that affects its contents.
+The size of the cache is limited; beyond the limit the least recently used files are removed. A mapped file stays
+readable after its removal.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ferrule._loading.gguf_files import models_in
 from ferrule.errors import FerruleError, InvalidParameterError, ModelWriteError
 
 DIRECTORY = "FERRULE_CACHE"
-"""Environment variable of the parent directory; the default is `ferrule` in $XDG_CACHE_HOME or ~/.cache."""
+"""Environment variable with the parent directory; the default is `ferrule` in $XDG_CACHE_HOME or ~/.cache."""
 LIMIT = "FERRULE_PACKED_CACHE_LIMIT"
-"""Environment variable of the limit in bytes."""
+"""Environment variable with the limit in bytes."""
 DEFAULT_LIMIT = 100 << 30
 SUFFIX = ".safetensors"
 PARTIAL = ".tmp"
 ABANDONED = 10.0
-"""Seconds after which an unlocked file or directory counts as left over by a killed process."""
+"""Seconds after which an unlocked partial file counts as abandoned by a killed process."""
 
 _HEADER = 1 << 20
-"""Bytes at the start of a file that enter its digest: usually the whole safetensors header."""
+"""Number of bytes at the start of a weight file that are digested: usually the whole safetensors header."""
 
 _held: Counter[Path] = Counter()
-"""Number of models of this process that have a file open."""
+"""Number of models in this process that have a file open, by path."""
 
 
 def hold(path: Path) -> None:
@@ -79,7 +79,7 @@ class PackedCache:
 
     @classmethod
     def open(cls, limit: int | None = None) -> PackedCache:
-        """Returns the cache that the environment variables describe; `limit` overrides theirs.
+        """Returns the cache that the environment variables describe; `limit` overrides their limit.
 
         Raises InvalidParameterError for a limit that is not a number of bytes.
         """
@@ -135,13 +135,13 @@ class PackedCache:
         """
         if not self._evict(wanted):
             raise ModelWriteError(
-                f"{self.directory}: a packed file of {wanted} bytes does not fit beside those in use; "
+                f"{self.directory}: a packed file of {wanted} bytes does not fit beside the files in use; "
                 f"the limit is {self.limit} (packed_cache_limit)"
             )
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ModelWriteError(f"{self.directory}: cannot be made: {error.strerror}") from error
+            raise ModelWriteError(f"{self.directory}: cannot be created: {error.strerror}") from error
 
     def _evict(self, wanted: int) -> bool:
         files: list[tuple[float, int, Path]] = []
@@ -168,7 +168,7 @@ class PackedCache:
         return held + wanted <= self.limit
 
     def _files(self, *, partial: bool = False) -> list[Path]:
-        """Returns packed files, or partial ones."""
+        """Returns the packed files, or the partial files."""
         suffix = PARTIAL if partial else SUFFIX
         try:
             return [
@@ -181,7 +181,7 @@ class PackedCache:
 
 
 def source_digest(path: Path, spec: str, quantization: str) -> str:
-    """Returns the digest of a packed file's sources: weight files, spec, quantization and versions of ferrule."""
+    """Returns the digest of everything that determines a packed file: weight files, spec, quantization, versions."""
     from ferrule import _native
 
     versions = (_native.version, str(_native.layout_version), str(_native.arithmetic_version))
@@ -223,14 +223,14 @@ def _entry(path: Path) -> PackedEntry | None:
         return None
     try:
         metadata = _native.PackedFile(os.fspath(path)).metadata
-    except FerruleError:  # another version, or damaged; it still takes space
+    except FerruleError:  # a damaged file or one of another version, which still takes space
         metadata = {}
     model, quantization = (metadata.get(key, "?") for key in ("model", "quantization"))
     return PackedEntry(path.name.removesuffix(SUFFIX), path, model, quantization, stat.st_size, stat.st_mtime)
 
 
 def age_text(seconds: float) -> str:
-    """Formats the age of a time: `3 days ago`."""
+    """Formats the time since a point in time: `3 days ago`."""
     passed = max(time.time() - seconds, 0)
     for size, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
         if passed >= size:

@@ -20,7 +20,7 @@ from ferrule._params.options import EngineOptions
 from ferrule.errors import ModelFileError, ModelWriteError
 
 SMALLEST = 32 << 20
-"""Checkpoints below this many bytes are packed at each start, which takes about a second."""
+"""Size in bytes below which a checkpoint is packed at each start, which takes about a second."""
 FLOATS = ("f32", "bf16", "f16")
 
 Progress = Callable[[int, int], None]
@@ -29,10 +29,10 @@ Progress = Callable[[int, int], None]
 def weights_of(files: ModelFiles, name: str, options: EngineOptions, progress: Progress | None) -> Path:
     """Returns the path that an engine with these options loads: the packed file or the checkpoint.
 
-    Writes the packed file if the model is large enough. If it cannot be written (full disk, read-only directory),
-    weights are packed in memory and a RuntimeWarning is issued.
+    Writes the packed file if the model is large enough. If it cannot be written (full disk, read-only directory), a
+    RuntimeWarning is issued and the engine packs the weights in memory.
 
-    With `verify_weights`, a damaged file of the cache is written again, and another damaged file is an error.
+    With `verify_weights`, a damaged file in the cache is written again; any other damaged packed file is an error.
 
     Raises the errors of loading a checkpoint: ModelFileError, ConfigError, KeyboardInterrupt.
     """
@@ -69,7 +69,7 @@ def weights_of(files: ModelFiles, name: str, options: EngineOptions, progress: P
 
 
 def _is_usable(spec: str, path: Path, options: EngineOptions) -> bool:
-    """Whether a packed file exists and has all tensors of the spec, undamaged if the options ask for that."""
+    """Whether a packed file exists and has all tensors of the spec; with `verify_weights`, checksums must match."""
     from ferrule import _native
 
     if not path.is_file():

@@ -12,20 +12,20 @@ from ferrule._loading.gguf_files import only_model
 from ferrule.errors import InvalidParameterError, ModelFileError, ModelNotFoundError
 
 EMBEDDED = "tiny"
-"""Name of the embedded model, the default."""
+"""Name of the embedded model, which is the default model."""
 CONFIG = "config.json"
 
 _REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([\w./-]+))?", re.ASCII)
-"""`org/repo` with an optional quantization of its GGUF files."""
+"""Pattern of `org/repo` with an optional quantization of its GGUF files."""
 
 
 def find_model(model: str | os.PathLike[str] | None, revision: str | None = None, *, weights: bool = True) -> Path:
     """Returns the directory or GGUF file of a model: embedded, local, or downloaded from the hub.
 
-    Without `weights` only configuration files are downloaded. `org/repo:Q4_K_M` is the GGUF with that quantization,
-    which is downloaded only with `weights`.
+    Without `weights` only configuration files are downloaded. `org/repo:Q4_K_M` is the GGUF file with that
+    quantization, which is downloaded only with `weights`.
 
-    Raises ModelNotFoundError, which lists what was tried; ModelFileError for an unreadable path.
+    Raises ModelNotFoundError, which lists the tried locations; ModelFileError for an unreadable path.
     """
     name, path = _named("model", EMBEDDED if model is None else model)
     if name == EMBEDDED:
@@ -34,7 +34,7 @@ def find_model(model: str | os.PathLike[str] | None, revision: str | None = None
         return _fetched(name, revision, weights=weights)
     if revision is not None:
         raise InvalidParameterError(
-            "revision", revision, f"omitted for {name!r} (only models of the hub have revisions)"
+            "revision", revision, f"left out for {name!r}; only models of the hub have revisions"
         )
     if is_gguf(path) and path.exists():
         return path
@@ -93,7 +93,7 @@ def _named(field: str, given: object) -> tuple[str, Path]:
         raise ModelNotFoundError(f"invalid model name: {name!r}")
     try:
         return name, Path(name).expanduser()
-    except RuntimeError as error:  # ~user of an unknown user
+    except RuntimeError as error:  # ~user with an unknown user
         raise ModelNotFoundError(f"{name!r}: {error}") from None
 
 

@@ -1,6 +1,6 @@
 """Configuration files of sentence-transformers: pooling, projections and prompts of embedding models.
 
-`modules.json` lists steps, each with a folder: `1_Pooling/config.json`, `2_Dense`, and so on.
+`modules.json` lists modules, which run in order, each with a folder: `1_Pooling/config.json`, `2_Dense`, and so on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ferrule.archs.tensors import tensors_named
 from ferrule.errors import ConfigError, UnsupportedModelError
 
 POOLINGS: dict[str, Pooling] = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "last"}
-"""Poolings by their suffix of `pooling_mode_` in old files."""
+"""Pooling modes by the suffix of the field `pooling_mode_...` in old files."""
 OTHER_POOLINGS = ("max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")
 
 ACTIVATIONS: dict[str, Activation | None] = {
@@ -27,10 +27,10 @@ ACTIVATIONS: dict[str, Activation | None] = {
     "GELU": "gelu",
     "SiLU": "silu",
 }
-"""Activations by the class name in PyTorch; the Python module is ignored."""
+"""Activations by the name of their class in PyTorch; the name of its Python module is ignored."""
 
 MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout", "LogitScore")
-"""Supported steps. Dropout has no effect in inference."""
+"""Supported modules. Dropout has no effect in inference."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class SentenceFiles:
     embeds: bool = False
     """Whether the files declare an embedding model."""
     max_tokens: int | None = None
-    """Longest text in tokens, special tokens included."""
+    """Maximum length of a text in tokens, special tokens included."""
     lower_case: bool = False
-    """Whether texts are lower-cased first."""
+    """Whether texts are lower-cased before tokenization."""
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     """Text prefixes by name."""
     default_prompt: str | None = None
@@ -52,13 +52,13 @@ class SentenceFiles:
     include_prompt: bool = True
     """Whether the prefix's tokens are pooled too."""
     judged_by: tuple[int, int] | None = None
-    """Token ids of a reranker's answers: relevant, not relevant."""
+    """Token ids of a reranker's two answers, relevant and not relevant; None for other models."""
 
 
 def read_sentence_files(directory: Path, spec: ModelSpec) -> tuple[SentenceFiles, ModelSpec]:
     """Reads the files of a directory, and adds their projections to the spec.
 
-    Without files, embeddings have length 1; decoders use the last token, encoders the mean.
+    Without these files, embeddings are normalized to length 1, decoders pool the last token, and encoders the mean.
 
     Raises ConfigError, UnsupportedModelError, ModelFileError.
     """
@@ -138,7 +138,7 @@ def _with_pooling(files: SentenceFiles, config: Config) -> SentenceFiles:
             raise config.unsupported("pooling_mode", f"one of {', '.join(modes)}")
         pooling = cast("Pooling", modes[mode])
     else:
-        # The default is the mean.
+        # The default pooling is the mean.
         names = (*POOLINGS, *OTHER_POOLINGS)
         chosen = [n for n in names if config.flag(f"pooling_mode_{n}", default=n == "mean_tokens")]
         if len(chosen) != 1 or chosen[0] not in POOLINGS:
@@ -163,7 +163,9 @@ def _projection(config: Config, width: int) -> TextProjection:
 def _judged_by(config: Config, vocab_size: int) -> tuple[int, int]:
     yes = config.integer("true_token_id", low=0, high=vocab_size - 1)
     if "false_token_id" not in config:
-        raise config.unsupported("false_token_id", "a token id, whose logit is subtracted from that of true_token_id")
+        raise config.unsupported(
+            "false_token_id", "a token id, whose logit is subtracted from the logit of true_token_id"
+        )
     return yes, config.integer("false_token_id", low=0, high=vocab_size - 1)
 
 

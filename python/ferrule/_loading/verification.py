@@ -1,7 +1,7 @@
-"""Verification of packed files: each tensor's checksum is compared once for a file and a boot of the machine.
+"""Verification of packed files: the checksums of a file are compared once after each boot of the machine.
 
-The engine answers while a thread of low priority reads the file once. A record of files that are verified already, in
-the cache, is valid until the next boot: what is read from memory then was read from the disk since.
+A background thread of low priority reads the file while the engine already answers requests. The cache records which
+files have been verified since the last boot.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ferrule._loading.packed_cache import PackedCache, packed_directory
 from ferrule.errors import ModelFileError
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""File that identifies the boot. Where there is none, every load verifies its files."""
+"""File that identifies the current boot. On a system without it, every load verifies its files."""
 BACKGROUND_NICENESS = 19
-"""Priority of the background thread, the lowest."""
+"""Priority of the background thread, the lowest (niceness)."""
 
 
 def verify(path: Path, *, threads: int = 1, stopped: Callable[[], bool] = lambda: False) -> None:
-    """Compares the checksums of a packed file, unless that was done since the machine has booted.
+    """Compares the checksums of a packed file, unless this was done since the machine was booted.
 
     Returns early once `stopped` returns True. Raises ModelFileError if the file is damaged or cannot be read.
     """
@@ -48,7 +48,7 @@ def verify(path: Path, *, threads: int = 1, stopped: Callable[[], bool] = lambda
 
 
 def mark_used(cache: PackedCache, path: Path) -> None:
-    """Sets the time of last use of a file in the cache. This changes the file's time, which its record must follow."""
+    """Sets the time of last use of a file in the cache, and updates the record of its verification accordingly."""
     was_verified = _is_recorded(*_record_of(path))
     cache.touch(path)
     record, state = _record_of(path)
@@ -60,7 +60,7 @@ class Verification:
     """Verifies packed files in the background. The thread keeps no engine alive."""
 
     def __init__(self, paths: Sequence[Path], damaged: Callable[[str], None]) -> None:
-        """Takes the files, and a method that is called with a message if one is damaged."""
+        """Takes the files, and a method that is called with a message if a file is damaged."""
         self._stop = threading.Event()
         arguments = (paths, self._stop, weakref.WeakMethod(damaged))
         self._thread = threading.Thread(target=_verify_all, args=arguments, name="ferrule-verify", daemon=True)
@@ -72,7 +72,7 @@ class Verification:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread after the tensor that it reads, without waiting for it."""
+        """Stops the thread after the current tensor, without waiting for it."""
         self._stop.set()
 
     def join(self) -> None:
@@ -84,8 +84,8 @@ class Verification:
 def _verify_all(
     paths: Sequence[Path], stop: threading.Event, damaged: weakref.WeakMethod[Callable[[str], None]]
 ) -> None:
-    """Verifies files until `stop` is set or the engine that owns `damaged` is gone."""
-    with suppress(OSError, AttributeError):  # a system without priorities of threads
+    """Verifies files until `stop` is set or the owner of the method `damaged` is garbage collected."""
+    with suppress(OSError, AttributeError):  # a system without thread priorities
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICENESS)
     for path in paths:
         try:
@@ -98,7 +98,7 @@ def _verify_all(
 
 
 def discard(path: Path) -> str:
-    """Removes a damaged file if it is in the cache, and returns what to do next."""
+    """Removes a damaged file if it is in the cache, and returns advice for the error message."""
     if path.parent != packed_directory():
         return "pack the model again"
     try:
@@ -109,7 +109,7 @@ def discard(path: Path) -> str:
 
 
 def _record_of(path: Path) -> tuple[Path, str | None]:
-    """Returns the path of a file's record and what it contains once the file is verified; None: not to be recorded."""
+    """Returns the path of a file's record, and its contents when the file is verified; None if it is not recorded."""
     records = packed_directory().with_name("verified")
     try:
         stat = path.stat()
@@ -131,7 +131,7 @@ def _read(record: Path) -> str | None:
 
 
 def _write(record: Path, state: str) -> None:
-    """Writes a record and removes those of earlier boots. A directory that is not writable is ignored."""
+    """Writes a record and removes the records of earlier boots. A directory that is not writable is ignored."""
     boot = state.split(maxsplit=1)[0]
     with suppress(OSError):
         record.parent.mkdir(parents=True, exist_ok=True)

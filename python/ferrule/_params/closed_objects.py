@@ -1,11 +1,11 @@
-"""JSON schemas whose objects have no other members than those that they list.
+"""Closes JSON schemas, so that their objects have only the members that the schema lists.
 
-JSON Schema allows an object any further member unless `additionalProperties` forbids it, and a small model then adds
-members until its token limit. Like llama.cpp and xgrammar, structured output reads an object without
-`additionalProperties` as closed. OpenAI's `strict` also requires every property.
+JSON Schema allows an object any further members unless `additionalProperties` forbids them, and a small model then adds
+members until its token limit. Structured output therefore treats an object without `additionalProperties` as closed,
+like llama.cpp and xgrammar. OpenAI's `strict` also requires every property.
 
-Schemas that apply to the same value (`allOf`, or `properties` beside a `$ref`) stay open: closed, each would forbid the
-members of the others.
+Schemas that apply to the same value (`allOf`, or `properties` beside a `$ref`) stay open, since each closed schema
+would forbid the members of the others.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Any, cast
 
 Schema = Mapping[str, Any]
 Change = Callable[[Schema, bool], dict[str, Any]]
-"""Returns the changed members of a schema; the flag says whether it shares its value with other schemas."""
+"""Function that returns the changed keywords of a schema. The flag is True if other schemas apply to the same value."""
 
 MAX_CHARACTERS = 1 << 20
-"""Longest text that is read; the compiler refuses longer ones."""
+"""Maximum number of characters of a schema; the compiler refuses longer schemas."""
 _LISTING = ("properties", "patternProperties", "additionalProperties")
-"""Keywords by which a schema lists members."""
+"""Keywords with which a schema lists members."""
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
-"""Keywords with schemas by name."""
+"""Keywords whose value maps names to schemas."""
 _PARTS = ("items", "prefixItems", "additionalItems", "contains", "additionalProperties")
-"""Keywords with a schema, or a list of schemas, for parts of the value."""
+"""Keywords whose value is a schema or a list of schemas for parts of the value."""
 _WHOLE = ("allOf", "anyOf", "oneOf")
-"""Keywords with a list of schemas for the same value."""
+"""Keywords whose value is a list of schemas for the same value."""
 
 
 def close_objects(text: str) -> str:
-    """Closes the objects of a schema that do not set `additionalProperties`; text that is not a schema is unchanged.
+    """Closes the objects of a schema that do not set `additionalProperties`; returns other text unchanged.
 
-    An object without `properties` takes any members. So does one that requires a member that it does not list.
+    Objects without `properties` stay open, and so do objects that require a member which they do not list.
     """
 
     def change(document: object) -> object:
@@ -59,12 +59,12 @@ def close_structures(text: str) -> str:
 def strict_schema(schema: Any) -> Any:
     """Closes every object of a schema and requires every property, as OpenAI defines `strict`.
 
-    A schema as the value of `additionalProperties` stays: it describes a map. A schema with too much nesting is
-    unchanged.
+    If `additionalProperties` is a schema, the object describes a map and stays open. A schema that is nested too deeply
+    is returned unchanged.
     """
     try:
         return _changed(schema, _strict)
-    except RecursionError:  # reported where the schema is compiled
+    except RecursionError:  # compiling the schema reports the error
         return schema
 
 
@@ -120,9 +120,9 @@ def _changed(document: object, change: Change) -> object:
 
 
 def _shared(document: object) -> set[int]:
-    """Returns the ids of the schemas that apply to a value together with others that list members."""
+    """Returns the ids of schemas that apply to the same value as other schemas that list members."""
     groups: dict[int, list[Sequence[object]]] = {}
-    """Schemas for the same value, by the id of the schema that refers to them; alternatives are one group."""
+    """Schemas for the same value, by the id of the schema that refers to them; alternatives form one group."""
     parents: dict[int, list[int]] = {}
     listing: set[int] = set()
     waiting = [document]
@@ -152,7 +152,7 @@ def _shared(document: object) -> set[int]:
 
 
 def _spread(found: set[int], following: Callable[[int], Sequence[int]]) -> None:
-    """Adds everything that follows from the members of a set."""
+    """Extends a set with everything that is reachable from its members."""
     waiting = list(found)
     while waiting:
         for each in following(waiting.pop()):
@@ -178,7 +178,7 @@ def _parts(schema: Schema) -> Iterator[object]:
 
 
 def _resolved(document: object, reference: str) -> object:
-    """Returns the schema of a reference within the document; None for any other."""
+    """Returns the schema of a reference within the document; None for any other reference."""
     start, *path = reference.split("/")
     found = document if start == "#" else None
     for part in path:

@@ -1,8 +1,8 @@
-"""Declarations of parameters: types with bounds and documentation, in one place for every use.
+"""Declarations of parameters: type, bounds and documentation of each parameter in one place.
 
-A dataclass declares each parameter once, as `name: Annotated[type, bounds, Doc(text)] = default`. Signatures of `LLM`
-and `AsyncLLM`, options of the command line, models of HTTP requests and tables of the documentation are derived from
-it through `parameters`.
+A dataclass declares a parameter as `name: Annotated[type, bounds, Doc(text)] = default`. The signatures of `LLM` and
+`AsyncLLM`, the options of the command line, the models of HTTP requests and the tables of the documentation are derived
+from the declaration through `parameters`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ S = TypeVar("S")
 
 
 class Bounds(Protocol):
-    """Values that a parameter may have."""
+    """Allowed values of a parameter."""
 
     @property
     def requirement(self) -> str:
-        """The requirement as it reads after "must be"."""
+        """Requirement as it reads after "must be"."""
         ...
 
     def check(self, field: str, value: object) -> object:
-        """Returns the value in its own type.
+        """Returns the value, converted to the declared type.
 
         Raises InvalidParameterError.
         """
@@ -45,7 +45,7 @@ class Integer:
 
     @property
     def requirement(self) -> str:
-        """The requirement as it reads after "must be"."""
+        """Requirement as it reads after "must be"."""
         return integer_range(self.low, self.high)
 
     def check(self, field: str, value: object) -> int:
@@ -58,7 +58,7 @@ class Integer:
 
 @dataclass(frozen=True)
 class Number:
-    """Finite numbers from `low`, which `above_low` excludes, to `high`."""
+    """Finite numbers from `low` to `high`; `above_low` excludes `low`."""
 
     low: float
     high: float
@@ -66,7 +66,7 @@ class Number:
 
     @property
     def requirement(self) -> str:
-        """The requirement as it reads after "must be"."""
+        """Requirement as it reads after "must be"."""
         return number_range(self.low, self.high, above_low=self.above_low)
 
     def check(self, field: str, value: object) -> float:
@@ -93,13 +93,13 @@ class Flag:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several names."""
+    """Names to choose from."""
 
     names: tuple[str, ...]
 
     @property
     def requirement(self) -> str:
-        """The requirement as it reads after "must be"."""
+        """Requirement as it reads after "must be"."""
         return f"one of {', '.join(self.names)}"
 
     def check(self, field: str, value: object) -> str:
@@ -128,7 +128,7 @@ class Parameter:
     default: object
     """Default value; `inspect.Parameter.empty` where the parameter is required."""
     bounds: Bounds | None
-    """Bounds that are checked for every value but None; None where a check of its own applies."""
+    """Bounds that every value except None must satisfy; None if the dataclass checks the parameter itself."""
     doc: str
     """Documentation, in sentences."""
 

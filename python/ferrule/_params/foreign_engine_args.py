@@ -12,18 +12,18 @@ DTYPES = {
     "float": "f32",
     "float32": "f32",
 }
-"""vLLM's names of weight types, with the quantization that keeps weights in them."""
+"""Quantizations by vLLM's names of the weight types that they keep."""
 
 
 def quantization_of(dtype: object) -> object:
-    """Returns the quantization of a `dtype`, which may be one of PyTorch's; other values are left for the check."""
+    """Returns the quantization for a `dtype` of vLLM or PyTorch; other values are returned for the check."""
     name = str(dtype).removeprefix("torch.")
     return DTYPES.get(name, dtype)
 
 
 _ONE_PROCESS = "one process uses all threads of the machine"
 _NO_GPU = "there is no GPU"
-_ALWAYS_SCHEDULED = "the scheduler always does so"
+_ALWAYS_SCHEDULED = "the scheduler always does this"
 
 FOREIGN: Rules = {
     "dtype": Renamed("quantization", quantization_of),
@@ -48,7 +48,7 @@ FOREIGN: Rules = {
     "scheduling_policy": Ignored("fcfs", "requests are scheduled by priority, then by arrival"),
     "disable_log_stats": Ignored(True, "read LLM.metrics()"),
     "enable_log_requests": Ignored(False, "AsyncLLM logs no requests; `ferrule serve` does"),
-    "use_tqdm_on_load": Ignored(True, "pass a progress function"),
+    "use_tqdm_on_load": Ignored(True, "pass a function as progress"),
     "runner": Ignored("auto", "the method that is called decides the task"),
     "task": Ignored("auto", "the method that is called decides the task"),
     "convert": Ignored("auto", "the method that is called decides the task"),

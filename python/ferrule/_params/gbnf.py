@@ -1,8 +1,8 @@
-"""Translation of GBNF, the grammar notation of llama.cpp, to Lark, which llguidance compiles.
+"""Translation of GBNF, llama.cpp's grammar notation, to Lark, which llguidance compiles.
 
-Every rule of a GBNF grammar becomes a Lark rule. Character classes become regular expressions of one character, so that
-no terminal is longer than GBNF allows. Source: `grammars/README.md` of llama.cpp. Tokens (`<think>`, `<[1000]>`) are
-unsupported.
+Every rule of a GBNF grammar becomes a Lark rule. A character class becomes a regular expression of one character, so
+that terminals do not match more than in GBNF. Source: `grammars/README.md` of llama.cpp. Tokens (`<think>`, `<[1000]>`)
+are unsupported.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CHARACTER_ERRORS = {
 
 
 def is_gbnf(grammar: str) -> bool:
-    """Returns whether a grammar is GBNF; rules of Lark have a colon where GBNF has `::=`."""
+    """Returns whether a grammar is GBNF, which defines rules with `::=`, and not Lark, which uses a colon."""
     return _RULE.search(grammar) is not None
 
 
@@ -56,14 +56,14 @@ def gbnf_to_lark(grammar: str) -> str:
 
 
 class _Translation:
-    """Recursive descent parser of one grammar, which writes Lark."""
+    """Recursive descent parser that translates one grammar to Lark."""
 
     def __init__(self, grammar: str) -> None:
         self._grammar = grammar
         self._tokens = self._read(grammar)
         self._next = 0
         self._names: dict[str, str] = {"root": "start"}
-        """Lark's name of each rule, by its GBNF name."""
+        """Name of each rule in Lark, by its name in GBNF."""
         self._referenced: dict[str, int] = {}
         """Line of the first use of each rule."""
 
@@ -114,7 +114,7 @@ class _Translation:
         return text, line
 
     def _skip_newlines(self) -> bool:
-        """Skips line ends; returns whether anything follows."""
+        """Skips line ends; returns whether any text follows."""
         while self._peek() == "newline":
             self._next += 1
         return self._peek() is not None

@@ -20,24 +20,24 @@ Logits: TypeAlias = "npt.NDArray[np.float32]"
 LogitsProcessor: TypeAlias = (
     "Callable[[Tokens, Logits], Logits | None] | Callable[[Tokens, Tokens, Logits], Logits | None]"
 )
-"""Function that is called before each token with the tokens of the output so far, int32 `[tokens]`, and the logits,
-float32 `[vocab]`; a function of three parameters gets the tokens of the prompt first. (vLLM's signatures.)
+"""Function that is called before each token with the output tokens so far, int32 `[tokens]`, and the logits, float32
+`[vocab]`. A function with three parameters gets the prompt tokens as its first argument. (vLLM's signatures.)
 
-It changes the logits in place, or returns an array of the same shape. Minus infinity forbids a token. The array of
-logits belongs to the engine, which reuses it for the next token and for other requests: copy it to keep it. Arrays of
-tokens are read-only.
+The function changes the logits in place, or returns an array of the same shape. Minus infinity forbids a token. The
+engine reuses the array of logits for the next token and for other requests, so copy it to keep it. Arrays of tokens are
+read-only.
 """
 
 
 def allocate_logits(vocab_size: int) -> Logits:
-    """Returns an array that cannot be resized, so that its address stays valid for the engine."""
+    """Allocates an array that cannot be resized, so that its address stays valid for the engine."""
     import numpy as np
 
     return np.frombuffer(bytearray(np.dtype(np.float32).itemsize * vocab_size), dtype=np.float32)
 
 
 class LogitsProcessors:
-    """The logits processors of one completion, called by the engine on its thread, with the GIL held."""
+    """The logits processors of one completion, which the engine calls on its thread with the GIL held."""
 
     def __init__(self, processors: Sequence[LogitsProcessor], prompt_token_ids: Sequence[int], logits: Logits) -> None:
         import numpy as np
@@ -53,7 +53,7 @@ class LogitsProcessors:
     def __call__(self, output: bytes) -> None:
         """Changes the logits of the token after `output`, which holds int32 ids.
 
-        Raises LogitsProcessorError for any exception of a processor except KeyboardInterrupt; it ends the request.
+        Raises LogitsProcessorError, which ends the request, for any exception of a processor except KeyboardInterrupt.
         """
         import numpy as np
 
@@ -61,7 +61,7 @@ class LogitsProcessors:
         for index, (processor, wants_prompt) in enumerate(self._processors):
             try:
                 given = (self._prompt, tokens) if wants_prompt else (tokens,)
-                # A new view for each processor, so that none changes shape, dtype or flags for the next.
+                # Each processor gets a new view, so that it cannot change shape, dtype or flags for the next one.
                 logits = self.logits.view()
                 self._take(processor(*given, logits), logits)
                 highest = self.logits.max()

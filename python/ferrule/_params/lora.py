@@ -10,7 +10,7 @@ from ferrule._params.compatibility import Ignored, Refused, Rules, compatible
 from ferrule.errors import InvalidParameterError
 
 MAX_NAME_LENGTH = 256
-"""Most characters of an adapter's name."""
+"""Maximum number of characters of an adapter's name."""
 
 FOREIGN: Rules = {
     "long_lora_max_len": Ignored(None, "the adapter has the context of the model"),
@@ -24,7 +24,7 @@ FOREIGN: Rules = {
 @compatible(FOREIGN)
 @dataclass(frozen=True)
 class LoRARequest:
-    """An adapter for a request, by name and path. It is loaded when it is first used, as in vLLM.
+    """An adapter for a request, by name and path. As in vLLM, it is loaded when it is first used.
 
     Raises InvalidParameterError for an invalid value.
     """
@@ -32,14 +32,14 @@ class LoRARequest:
     lora_name: str
     """Name of the adapter."""
     lora_int_id: int = 0
-    """Number of the adapter in vLLM; ferrule identifies adapters by name."""
+    """Number that identifies the adapter in vLLM; ferrule identifies adapters by name and ignores it."""
     lora_path: str | os.PathLike[str] = ""
-    """Directory or `org/repo` of the adapter; required unless an adapter of this name is loaded."""
+    """Directory or `org/repo` of the adapter; required unless an adapter with this name is loaded."""
 
     def __post_init__(self) -> None:
         check_adapter_name("lora_name", self.lora_name)
         if not isinstance(cast("object", self.lora_int_id), int):
-            raise InvalidParameterError("lora_int_id", self.lora_int_id, "an integer (the path is lora_path)")
+            raise InvalidParameterError("lora_int_id", self.lora_int_id, "an integer (pass the path as lora_path)")
         check_adapter_path("lora_path", self.lora_path)
 
     @property

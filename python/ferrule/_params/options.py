@@ -20,7 +20,7 @@ QUANTIZATIONS = ("auto", "f32", "bf16", "f16", "int8", "int4")
 """Weight formats. `auto` is int8, or the stored format of a quantized checkpoint. `int4` keeps the embedding, the
 lm_head and a few sensitive matrices in six bits."""
 STORED_METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8", "bitsandbytes", "mxfp4", "gguf")
-"""Methods of quantized checkpoints, which `auto` recognizes by itself."""
+"""Methods of quantized checkpoints that vLLM's programs pass as `quantization`; they have the effect of `auto`."""
 KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16", "int8")
 """Formats of the KV cache; `auto` is f32 with f32 weights, else f16."""
 LOAD_FORMATS = ("auto", "dummy")
@@ -28,7 +28,7 @@ LOAD_FORMATS = ("auto", "dummy")
 MAX_THREADS = 1024
 MAX_BYTES = 2**63 - 1
 PYTHON_OPTIONS = ("packed_cache_limit", "verify_weights")
-"""Options that the native module does not read."""
+"""Options that Python handles and the native module does not read."""
 LONGEST_STEP = 3600.0
 """Limit of `target_itl`, in seconds."""
 MAX_QUEUED_REQUESTS = 1024
@@ -37,7 +37,7 @@ MAX_QUEUED_REQUESTS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Options of the engine; None leaves the choice to the engine.
+    """Options of the engine; for an option that is None, the engine chooses a value.
 
     Raises InvalidParameterError for an invalid value.
     """
@@ -60,13 +60,13 @@ class EngineOptions:
         ),
     ] = True
     allow_paging: Annotated[
-        bool, Flag(), Doc("Whether to load weights that exceed the memory; they are mapped and read again as needed.")
+        bool, Flag(), Doc("Whether to load weights that exceed the memory; they are mapped and read again when needed.")
     ] = False
     packed_cache_limit: Annotated[
         int | None,
         Integer(0, MAX_BYTES),
         Doc(
-            "Limit of packed files in the cache, in bytes; 0 keeps none. None: $FERRULE_PACKED_CACHE_LIMIT, or 100 GiB."
+            "Limit of the packed file cache, in bytes; 0 keeps no files. None: $FERRULE_PACKED_CACHE_LIMIT, or 100 GiB."
         ),
     ] = None
     verify_weights: Annotated[
@@ -81,12 +81,12 @@ class EngineOptions:
     threads: Annotated[
         int | None,
         Integer(1, MAX_THREADS),
-        Doc("Number of threads. None: the CPUs that affinity and the container's quota allow."),
+        Doc("Number of threads. None: the number of CPUs that affinity and the container's quota allow."),
     ] = None
     max_model_len: Annotated[
         int | None,
         Integer(1, MAX_COUNT),
-        Doc("Maximum length of a sequence in tokens, prompt and output together. None: the model's context."),
+        Doc("Maximum length of a sequence in tokens, prompt and output together. None: the model's context length."),
     ] = None
     kv_cache_dtype: Annotated[
         str, Choice(KV_CACHE_DTYPES), Doc("Format of the KV cache; `auto` is f32 with f32 weights, else f16.")
@@ -100,17 +100,17 @@ class EngineOptions:
     max_num_batched_tokens: Annotated[
         int | None,
         Integer(1, MAX_COUNT),
-        Doc("Maximum number of tokens in a step, and so the size of a prefill chunk."),
+        Doc("Maximum number of tokens in a step, which also limits a prefill chunk."),
     ] = None
     enable_prefix_caching: Annotated[
-        bool, Flag(), Doc("Whether prompts share the KV cache of a common prefix; it never changes a token.")
+        bool, Flag(), Doc("Whether prompts share the KV cache of a common prefix; the output does not depend on it.")
     ] = True
     prefix_cache_dir: Annotated[
         str | os.PathLike[str] | None,
-        Doc("Directory that keeps cached prefixes across processes. None: in memory alone."),
+        Doc("Directory that keeps cached prefixes across processes. None: prefixes are kept in memory only."),
     ] = None
     prefix_cache_dir_limit: Annotated[
-        int | None, Integer(1, MAX_BYTES), Doc("Limit of that directory, in bytes. None: 8 GiB.")
+        int | None, Integer(1, MAX_BYTES), Doc("Limit of `prefix_cache_dir`, in bytes. None: 8 GiB.")
     ] = None
     max_queued_requests: Annotated[
         int | None,
@@ -121,17 +121,17 @@ class EngineOptions:
         float | None,
         Number(0, LONGEST_STEP, above_low=True),
         Doc(
-            "Target duration in seconds of a step that computes prompts beside sequences that decode. None: 0.15. "
-            "Where no request is streamed, as in LLM.generate, it is 0.4 if this is less."
+            "Target duration in seconds of a step that computes prompts while other sequences decode. None: 0.15. "
+            "If no request is streamed, as in LLM.generate, it is at least 0.4."
         ),
     ] = None
     speculative_config: Annotated[
         SpeculativeConfig | Mapping[str, Any] | None,
-        Doc("Speculative decoding, a mapping with the fields of SpeculativeConfig; it never changes a token."),
+        Doc("Speculative decoding: a mapping with the fields of SpeculativeConfig; the output does not depend on it."),
     ] = None
 
     def __post_init__(self) -> None:
-        if self.quantization in (None, *STORED_METHODS):  # as vLLM's programs have it
+        if self.quantization in (None, *STORED_METHODS):  # values of programs for vLLM
             object.__setattr__(self, "quantization", "auto")
         check_bounds(self)
         object.__setattr__(self, "speculative_config", SpeculativeConfig.read(self.speculative_config))
@@ -160,13 +160,13 @@ class EngineOptions:
         return cast("SpeculativeConfig | None", self.speculative_config)
 
     def for_draft_model(self, quantization: str) -> Self:
-        """Returns the options of a draft model beside the model of these options."""
+        """Returns the options for loading a draft model beside the model of these options."""
         return replace(self, quantization=quantization, speculative_config=None)
 
     def for_packed(self, packed: str | None, directory: Path) -> Self:
-        """Returns the options to load a directory whose weights are packed as `packed`, if they are.
+        """Returns the options for a directory whose weights are packed as `packed`; None means not packed.
 
-        Raises InvalidParameterError where they ask for another quantization.
+        Raises InvalidParameterError if the options request another quantization.
         """
         if packed is None or self.quantization == packed:
             return self
@@ -191,8 +191,8 @@ class EngineArgs(EngineOptions):
     model: Annotated[
         str | os.PathLike[str] | None,
         Doc(
-            "Model to load: a directory, a GGUF file, `org/repo` on the Hugging Face hub, or `org/repo:Q4_K_M` for its "
-            "GGUF file of that quantization. None: the small model that ships with ferrule."
+            "Model to load: a directory, a GGUF file, `org/repo` on the Hugging Face hub, or `org/repo:Q4_K_M` for a "
+            "GGUF file with that quantization. None: the small model that ships with ferrule."
         ),
     ] = None
     _: KW_ONLY
@@ -208,18 +208,18 @@ class EngineArgs(EngineOptions):
     seed: Annotated[
         int | None,
         Integer(0, 2**64 - 1),
-        Doc("Seed from which requests without a seed of their own draw theirs. None: a random one."),
+        Doc("Seed that determines the seeds of requests which set none. None: a random seed."),
     ] = None
     lora_modules: Annotated[
         Mapping[str, str | os.PathLike[str]] | None, Doc("Low-rank adapters to load, by name and path.")
     ] = None
     progress: Annotated[
         Callable[[int, int], None] | None,
-        Doc("Function that is called with the bytes of weights loaded so far and in all."),
+        Doc("Function that is called with the number of bytes of weights loaded so far and in total."),
     ] = None
 
     def keywords(self) -> dict[str, Any]:
-        """Returns the arguments by name, to pass on to a constructor."""
+        """Returns the arguments by name, for a constructor."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 

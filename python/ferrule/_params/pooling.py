@@ -1,4 +1,4 @@
-"""`PoolingParams`: how texts become embeddings, probabilities or scores, under vLLM's names."""
+"""`PoolingParams`: parameters of embeddings, classification and scoring, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class PoolingParams:
     truncate_prompt_tokens: Annotated[
         int | None,
         Integer(-1, MAX_DIMENSIONS),
-        Doc("Number of tokens to keep of the beginning of a text; -1 keeps as many as the model takes."),
+        Doc("Number of tokens to keep from the beginning of a text; -1 keeps as many as the model's limit allows."),
     ] = None
     dimensions: Annotated[
         int | None,
         Integer(1, MAX_DIMENSIONS),
-        Doc("Number of leading dimensions to keep, for models trained for it (Matryoshka)."),
+        Doc("Number of leading dimensions of an embedding to keep, for models trained for it (Matryoshka)."),
     ] = None
     normalize: Annotated[
-        bool | None, Flag(), Doc("Whether embeddings have length 1. None: as the model's files say.")
+        bool | None, Flag(), Doc("Whether to scale embeddings to length 1. None: the setting of the model's files.")
     ] = None
 
     def __post_init__(self) -> None:

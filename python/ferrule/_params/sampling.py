@@ -1,4 +1,4 @@
-"""`SamplingParams`: how tokens are chosen and when a request ends, under vLLM's names."""
+"""`SamplingParams`: parameters that select tokens and end a request, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from ferrule._validation import check_integer, check_number
 from ferrule.errors import InvalidParameterError
 
 MAX_COUNT = 2**31 - 1
-"""Limit of token counts; no context is longer."""
+"""Maximum of parameters that count tokens; no context is longer."""
 MAX_N = 128
-"""Most completions of one prompt."""
+"""Maximum number of completions of one prompt."""
 MAX_LOGPROBS = 20
-"""Most alternatives reported for a token, as in OpenAI's API."""
+"""Maximum number of alternatives to report for a token, as in OpenAI's API."""
 MAX_STOP = 256
-"""Most stop strings of a request."""
+"""Maximum number of stop strings of a request."""
 MAX_STOP_LENGTH = 4096
-"""Most characters of a stop string, a bad word or a sequence breaker."""
+"""Maximum number of characters of a stop string, a bad word or a sequence breaker."""
 MAX_STOP_TOKEN_IDS = 1024
-"""Most stop tokens of a request."""
+"""Maximum number of stop tokens of a request."""
 MAX_TOKEN_ID = 2**32 - 1
 MAX_BAD_WORDS = 512
-"""Most bad words of a request; a word becomes one or two of the engine's 1,536 token sequences."""
+"""Maximum number of bad words of a request. A word becomes one or two token sequences, of which the engine allows
+1,536."""
 MAX_BAD_WORD_TOKENS = 256
-"""Most tokens of a forbidden sequence."""
+"""Maximum number of tokens of a forbidden sequence."""
 MAX_ALLOWED_TOKEN_IDS = 1 << 20
-"""Most entries of `allowed_token_ids`."""
+"""Maximum number of entries of `allowed_token_ids`."""
 MAX_NGRAM = 1024
-"""Most tokens of an n-gram that must not repeat."""
+"""Maximum number of tokens of an n-gram that must not repeat."""
 MAX_BREAKERS = 64
-"""Most DRY sequence breakers."""
+"""Maximum number of DRY sequence breakers."""
 MAX_PROCESSORS = 32
-"""Most logits processors of a request."""
+"""Maximum number of logits processors of a request."""
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 
 STANDARD = {
@@ -50,26 +51,26 @@ STANDARD = {
     "repetition_penalty": 1.0,
     "max_tokens": None,
 }
-"""Fields that a model's generation_config.json may set, with their neutral values."""
+"""Fields that a model's generation_config.json may set, with the values that disable them."""
 
 
 class RequestOutputKind(enum.Enum):
-    """Kind of outputs that `AsyncLLM.generate` yields, with vLLM's names."""
+    """Kind of the outputs that `AsyncLLM.generate` yields, under vLLM's names."""
 
     CUMULATIVE = 0
-    """The whole output so far, each time."""
+    """Each output has everything generated so far."""
     DELTA = 1
-    """Changes since the last output."""
+    """Each output has the changes since the previous output."""
     FINAL_ONLY = 2
-    """The finished output alone."""
+    """Only the finished output is yielded."""
 
 
 FOREIGN: Rules = {
-    "stream_interval": Ignored(None, "each engine step is reported; a slow reader gets the newest state"),
+    "stream_interval": Ignored(None, "every engine step is reported; a slow reader gets the newest state"),
     "skip_clone": Ignored(False, "SamplingParams never change"),
     "spaces_between_special_tokens": Ignored(True, "special tokens are decoded as the tokenizer's files say"),
     "flat_logprobs": Ignored(False, "logprobs are lists of dictionaries"),
-    "extra_args": Refused(None, "use logits_processors for sampling of your own"),
+    "extra_args": Refused(None, "use logits_processors for custom sampling"),
     "truncate_prompt_tokens": Refused(None, 'tokenize, cut, and pass {"prompt_token_ids": ids[-n:]}'),
     "prompt_logprob_token_ids": Refused(None, "use LLM.logits(token_ids)"),
     "prompt_logprob_start": Refused(None, "use LLM.logits(token_ids, first=n)"),
@@ -87,7 +88,7 @@ FOREIGN: Rules = {
     "stop_strings": Renamed("stop"),
     "do_sample": Refused(None, "use temperature=0 for greedy decoding, temperature=1 for sampling"),
     "num_beams": Refused(1, "use LLM.beam_search with BeamSearchParams(beam_width=...)"),
-    "max_length": Refused(None, "use max_tokens, which counts generated tokens alone"),
+    "max_length": Refused(None, "use max_tokens, which counts only generated tokens"),
     "streamer": Refused(None, "iterate over LLM.stream(prompt, params)"),
     # llama-cpp-python
     "repeat_penalty": Renamed("repetition_penalty"),
@@ -102,10 +103,10 @@ FOREIGN: Rules = {
 @compatible(FOREIGN)
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Sampling parameters of a request. Names, meanings and defaults are vLLM's, and there are more.
+    """Sampling parameters of a request. Names, meanings and defaults are vLLM's; some parameters are ferrule's own.
 
-    A field that is None where it may be takes the value of the model's generation_config.json. The object cannot be
-    changed; `clone` makes a changed copy.
+    If a field whose default is None is not set, the value of the model's generation_config.json applies. The object is
+    immutable; `clone` makes a changed copy.
 
         >>> from ferrule import SamplingParams
         >>> params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=64, stop=["END"])
@@ -129,12 +130,12 @@ class SamplingParams:
         ),
     ] = None
     temperature: Annotated[
-        float | None, Number(0, 100), Doc("Divides the logits; 0 is greedy decoding. None: the model's, else 1.")
+        float | None, Number(0, 100), Doc("Divisor of the logits; 0 means greedy decoding. None: the model's, else 1.")
     ] = 1.0
     top_p: Annotated[
         float | None,
         Number(0, 1, above_low=True),
-        Doc("Keeps the most likely tokens that together reach this probability. None: the model's, else 1."),
+        Doc("Keeps the most likely tokens whose total probability reaches this value. None: the model's, else 1."),
     ] = 1.0
     top_k: Annotated[
         int | None,
@@ -144,7 +145,7 @@ class SamplingParams:
     min_p: Annotated[
         float | None,
         Number(0, 1),
-        Doc("Drops tokens less likely than this fraction of the most likely one. None: the model's, else 0."),
+        Doc("Drops tokens less likely than this fraction of the most likely token. None: the model's, else 0."),
     ] = 0.0
     repetition_penalty: Annotated[
         float | None,
@@ -155,10 +156,12 @@ class SamplingParams:
         ),
     ] = 1.0
     presence_penalty: Annotated[
-        float, Number(-2, 2), Doc("Is subtracted from the logits of tokens that the output contains.")
+        float, Number(-2, 2), Doc("Penalty subtracted from the logits of tokens that the output contains.")
     ] = 0.0
     frequency_penalty: Annotated[
-        float, Number(-2, 2), Doc("Is subtracted from the logit of a token once for each occurrence in the output.")
+        float,
+        Number(-2, 2),
+        Doc("Penalty subtracted from the logit of a token once for each occurrence in the output."),
     ] = 0.0
     dynatemp_range: Annotated[
         float,
@@ -176,41 +179,44 @@ class SamplingParams:
     typical_p: Annotated[
         float,
         Number(0, 1, above_low=True),
-        Doc("Keeps the tokens of this total probability whose surprise is nearest to the entropy; 1 keeps all."),
+        Doc("Keeps tokens of this total probability, those with surprise nearest to the entropy first; 1 keeps all."),
     ] = 1.0
-    epsilon_cutoff: Annotated[float, Number(0, 1), Doc("Drops tokens less likely than this; 0 keeps all.")] = 0.0
+    epsilon_cutoff: Annotated[float, Number(0, 1), Doc("Drops tokens less likely than this value; 0 keeps all.")] = 0.0
     eta_cutoff: Annotated[
         float,
         Number(0, 1),
-        Doc("Drops tokens less likely than this or than a bound that falls with the entropy; 0 keeps all."),
+        Doc("Drops tokens less likely than this value or a bound that decreases with the entropy; 0 keeps all."),
     ] = 0.0
     top_h: Annotated[
-        float, Number(0, 1), Doc("Keeps the most likely tokens up to this share of the entropy; 0 keeps all.")
+        float,
+        Number(0, 1),
+        Doc("Keeps the most likely tokens whose entropy stays within this share of the total; 0 keeps all."),
     ] = 0.0
     xtc_probability: Annotated[
         float,
         Number(0, 1),
-        Doc("Probability of dropping all tokens above `xtc_threshold` except the least likely of them (XTC)."),
+        Doc("Probability of dropping all but the least likely of the tokens above `xtc_threshold` (XTC)."),
     ] = 0.0
-    xtc_threshold: Annotated[float, Number(0, 1), Doc("Probability from which XTC may drop a token.")] = 0.1
+    xtc_threshold: Annotated[float, Number(0, 1), Doc("Minimum probability of tokens that XTC may drop.")] = 0.1
     dry_multiplier: Annotated[
         float,
         Number(0, 100),
-        Doc("Penalty of a token that extends a repeat of `dry_allowed_length` tokens (DRY); 0 disables it."),
+        Doc("Penalty of a token that extends a repeat of `dry_allowed_length` tokens (DRY); 0 disables DRY."),
     ] = 0.0
     dry_base: Annotated[
         float, Number(1, 100), Doc("Base of the exponential penalty per extra repeated token (DRY).")
     ] = 1.75
     dry_allowed_length: Annotated[
-        int, Integer(1, MAX_COUNT), Doc("Length in tokens from which a repeat is penalized (DRY).")
+        int, Integer(1, MAX_COUNT), Doc("Minimum length in tokens of a repeat that is penalized (DRY).")
     ] = 2
     dry_penalty_last_n: Annotated[
         int,
         Integer(-1, MAX_COUNT),
-        Doc("Number of last tokens in which repeats are searched (DRY); -1 means all, 0 none."),
+        Doc("Number of last tokens to search for repeats (DRY); -1 searches all tokens, 0 none."),
     ] = -1
     dry_sequence_breakers: Annotated[
-        str | Sequence[str], Doc("Strings that end a repeat: no repeat extends across a token that contains one (DRY).")
+        str | Sequence[str],
+        Doc("Strings that end a repeat; no repeat extends across a token that contains one of them (DRY)."),
     ] = ("\n", ":", '"', "*")
     mirostat: Annotated[int, Integer(0, 2), Doc("Version of Mirostat sampling, 1 or 2; 0 disables it.")] = 0
     mirostat_tau: Annotated[float, Number(0, 100, above_low=True), Doc("Target surprise of Mirostat, in bits.")] = 5.0
@@ -218,11 +224,11 @@ class SamplingParams:
     no_repeat_ngram_size: Annotated[
         int,
         Integer(0, MAX_NGRAM),
-        Doc("Forbids a second occurrence of any sequence of this many tokens in prompt and output; 0 allows all."),
+        Doc("Length of token sequences that must not occur twice in prompt and output; 0 allows all."),
     ] = 0
     bad_words: Annotated[
         str | Sequence[str] | None,
-        Doc("Words that must not be generated, at the beginning of the text or after a space."),
+        Doc("Words that must not be generated at the beginning of the text or after a space."),
     ] = ()
     bad_words_ids: Annotated[
         Sequence[Sequence[int]] | None, Doc("Token sequences that must not be generated (Hugging Face's name).")
@@ -239,7 +245,7 @@ class SamplingParams:
     seed: Annotated[
         int | None,
         Integer(0, 2**64 - 1),
-        Doc("Seed of the random numbers; -1 draws one. None: a random one, which the output reports."),
+        Doc("Seed of the random numbers. -1 and None: a random seed, which the output reports."),
     ] = None
     stop: Annotated[str | Sequence[str] | None, Doc("Strings that end the output when they are generated.")] = ()
     stop_token_ids: Annotated[
@@ -252,7 +258,7 @@ class SamplingParams:
         Doc("Maximum number of tokens to generate. None: the model's max_new_tokens, else the rest of the context."),
     ] = 16
     min_tokens: Annotated[
-        int, Integer(0, MAX_COUNT), Doc("Number of tokens before which only `max_tokens` ends the output.")
+        int, Integer(0, MAX_COUNT), Doc("Minimum number of tokens to generate, unless `max_tokens` is reached.")
     ] = 0
     logprobs: Annotated[
         int | None,
@@ -271,18 +277,19 @@ class SamplingParams:
         bool, Flag(), Doc("Whether to report the entropy of the model's probabilities before each token.")
     ] = False
     detokenize: Annotated[
-        bool, Flag(), Doc("Whether to turn tokens into text; without it the text of the output is empty.")
+        bool, Flag(), Doc("Whether to convert tokens to text; otherwise the text of the output is empty.")
     ] = True
-    skip_special_tokens: Annotated[bool, Flag(), Doc("Whether to leave special tokens out of the text.")] = True
+    skip_special_tokens: Annotated[bool, Flag(), Doc("Whether to omit special tokens from the text.")] = True
     include_stop_str_in_output: Annotated[
         bool, Flag(), Doc("Whether to keep the stop string, or the text of the stop token, in the text.")
     ] = False
     output_kind: Annotated[
-        RequestOutputKind, Doc("What `AsyncLLM.generate` yields: the whole output, what is new, or the last output.")
+        RequestOutputKind,
+        Doc("Kind of outputs of `AsyncLLM.generate`: everything so far, changes, or only the finished output."),
     ] = RequestOutputKind.CUMULATIVE
     structured_outputs: Annotated[
         StructuredOutputsParams | None,
-        Doc("Structure that the output must have; a complete structure ends the output with reason `stop`."),
+        Doc("Structure that the output must match; a complete structure ends the output with reason `stop`."),
     ] = None
     prediction: Annotated[
         str | Sequence[int] | Mapping[str, Any] | None,
@@ -332,7 +339,7 @@ class SamplingParams:
 
     @classmethod
     def with_model_defaults(cls, **given: Any) -> Self:
-        """Makes parameters whose other fields follow the model's generation_config.json where they may.
+        """Creates parameters with the given fields; the others take the model's generation_config.json if it sets them.
 
         Raises InvalidParameterError.
         """
@@ -348,17 +355,17 @@ class SamplingParams:
 
     @property
     def ranks(self) -> bool:
-        """Whether more completions are computed than returned."""
+        """Whether more completions are computed than are returned."""
         return self.best_of is not None and self.best_of > self.n
 
     def completed(self, defaults: SamplingParams) -> SamplingParams:
-        """Returns parameters whose None fields are taken from `defaults`, else from the neutral values."""
+        """Returns parameters in which None is replaced by the value of `defaults`, or else by the neutral value."""
         missing = {name: getattr(defaults, name) for name in STANDARD if getattr(self, name) is None}
         filled = {name: STANDARD[name] if value is None else value for name, value in missing.items()}
         return replace(self, **filled) if filled else self
 
     def given(self) -> dict[str, Any]:
-        """Returns the fields that differ from those of `with_model_defaults()`."""
+        """Returns the fields that differ from `with_model_defaults()`."""
         plain = SamplingParams.with_model_defaults()
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(plain, f.name)}
 
@@ -380,7 +387,7 @@ def _checked_bias(bias: object) -> dict[int, float]:
     checked: dict[int, float] = {}
     for token, value in cast("Mapping[object, object]", bias).items():
         if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) <= 10:
-            token = int(token)  # noqa: PLW2901  # keys of JSON are text
+            token = int(token)  # noqa: PLW2901  # keys are text in JSON
         token_id = check_integer("logit_bias token id", token, 0, MAX_TOKEN_ID)
         checked[token_id] = check_number(f"logit_bias[{token_id}]", value, -100, 100)
     return checked

@@ -11,24 +11,24 @@ from ferrule._validation import check_choice, check_flag, check_integer
 from ferrule.errors import InvalidParameterError
 
 METHODS = ("ngram", "draft_model")
-"""Sources of speculative tokens: what followed the same tokens before, or a smaller model."""
+"""Sources of speculative tokens: earlier occurrences of the same tokens (prompt lookup), or a smaller model."""
 MAX_SPECULATIVE_TOKENS = 64
-"""Most speculative tokens of a sequence in a step."""
+"""Maximum number of speculative tokens of a sequence in a step."""
 MAX_PROMPT_LOOKUP = 64
-"""Most tokens that a prompt lookup compares."""
+"""Maximum number of tokens that a prompt lookup compares."""
 NUM_SPECULATIVE_TOKENS = {"ngram": 15, "draft_model": 7}
-"""Default number of speculative tokens. With the token that they follow, 16 is the largest number of rows of the
-few-row matmuls; draft tokens of a model cost time, so that it proposes half as many."""
+"""Default number of speculative tokens by method. A step computes one row for each of them and one for the token before
+them; matmuls with up to 16 rows are fast. A draft model takes time for each token, so it proposes half as many."""
 PROMPT_LOOKUP_MIN, PROMPT_LOOKUP_MAX = 2, 8
 MAX_PREDICTION_LENGTH = 1 << 22
-"""Most characters of a prediction that is text."""
+"""Maximum number of characters of a prediction that is given as text."""
 MAX_PREDICTION_TOKENS = 1 << 20
-"""Most tokens of a prediction."""
+"""Maximum number of tokens of a prediction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
-    """Configuration of speculative decoding for all requests of an engine. It never changes a token.
+    """Configuration of speculative decoding for all requests of an engine. The output does not depend on it.
 
     Raises InvalidParameterError for an invalid value.
     """
@@ -36,15 +36,15 @@ class SpeculativeConfig:
     method: str
     """Source of speculative tokens: `ngram` or `draft_model`."""
     num_speculative_tokens: int
-    """Most speculative tokens of a sequence in a step."""
+    """Maximum number of speculative tokens of a sequence in a step."""
     adaptive: bool = True
-    """Whether the engine proposes fewer tokens while few are accepted."""
+    """Whether the engine proposes fewer tokens while the acceptance rate is low."""
     prompt_lookup_min: int = PROMPT_LOOKUP_MIN
-    """Fewest tokens that must match an earlier place (`ngram`)."""
+    """Minimum number of tokens that must match an earlier occurrence (`ngram`)."""
     prompt_lookup_max: int = PROMPT_LOOKUP_MAX
-    """Most tokens that are compared; the longest match is used (`ngram`)."""
+    """Maximum number of tokens to compare; the longest match is used (`ngram`)."""
     model: str | None = None
-    """Draft model, a directory or `org/repo`, with the vocabulary of the model (`draft_model`)."""
+    """Draft model, a directory or `org/repo`, with the same vocabulary as the model (`draft_model`)."""
     quantization: str = "auto"
     """Weight format of the draft model."""
     revision: str | None = None
@@ -54,7 +54,8 @@ class SpeculativeConfig:
     def read(cls, given: object) -> SpeculativeConfig | None:
         """Reads a mapping of these fields; None disables speculative decoding.
 
-        Fields with a default may be left out; so may `num_speculative_tokens`, and the method beside a `model`.
+        Fields with a default may be left out, and so may `num_speculative_tokens`. With a `model`, the method may be
+        left out too.
 
         Raises InvalidParameterError.
         """
@@ -71,7 +72,7 @@ class SpeculativeConfig:
         fields["method"] = method = check_choice("speculative_config.method", method, METHODS)
         if fields.get("num_speculative_tokens") is None:
             fields["num_speculative_tokens"] = NUM_SPECULATIVE_TOKENS[method]
-        # A bound that is given alone moves the default of the other.
+        # If one bound is given alone, the default of the other one is adapted to it.
         if fields.get("prompt_lookup_max") is not None and fields.get("prompt_lookup_min") is None:
             longest = _checked("prompt_lookup_max", fields["prompt_lookup_max"], MAX_PROMPT_LOOKUP)
             fields["prompt_lookup_min"] = min(PROMPT_LOOKUP_MIN, longest)
@@ -94,7 +95,7 @@ class SpeculativeConfig:
             raise InvalidParameterError("speculative_config.model", self.model, f"left out with method {self.method}")
 
     def engine_options(self) -> dict[str, Any]:
-        """Returns the fields that the native module reads; the draft model is passed separately."""
+        """Returns the fields that the native module reads. The draft model is passed separately."""
         lookup = [self.prompt_lookup_min, self.prompt_lookup_max] if self.method == "ngram" else None
         return {
             "num_speculative_tokens": self.num_speculative_tokens,

@@ -1,6 +1,6 @@
-"""Structured outputs: JSON of a schema, a regular expression, a choice, or a grammar, under vLLM's names.
+"""Structured outputs: JSON schema, regular expression, choice, grammar or structural tag, under vLLM's names.
 
-Types are checked here; the structure is compiled when a request begins, where the model's tokens are known.
+This module checks types. The structure is compiled when a request begins, since compiling needs the model's tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FORMAT_FIELDS: dict[str, frozenset[str]] = {
     "json_object": frozenset({"type"}),
     "json_schema": frozenset({"type", "json_schema"}),
 }
-"""Fields of a `response_format`, by its type; those of a structural tag are checked when it is compiled."""
+"""Fields of a `response_format`, by its type. Fields of a structural tag are checked when it is compiled."""
 _SCHEMA_FIELDS = frozenset({"name", "description", "schema", "strict"})
 
 
@@ -46,35 +46,35 @@ FOREIGN: Rules = {
 @compatible(FOREIGN)
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """Structure of the output: exactly one of the first six fields, and for JSON the white space.
+    """Structure of the output: exactly one of the first six fields, and optionally the white space of JSON.
 
         >>> from ferrule import SamplingParams, StructuredOutputsParams
         >>> colour = StructuredOutputsParams(choice=["red", "green"])
         >>> SamplingParams(structured_outputs=colour).structured_outputs.choice
         ('red', 'green')
 
-    Raises InvalidParameterError for none or several of them, and for a value of the wrong type. Contents are checked
-    when the request begins.
+    Raises InvalidParameterError if none or several of the six fields are set, and for a value of the wrong type.
+    Contents are checked when the request begins.
     """
 
     json: str | Mapping[str, Any] | type[SchemaClass] | None = None
-    """JSON schema, as text, as a mapping, or a pydantic model; stored as text. Objects with `properties` and without
-    `additionalProperties` have no other members."""
+    """JSON schema as text, as a mapping, or as a pydantic model; stored as text. An object with `properties` and
+    without `additionalProperties` has no other members."""
     regex: str | None = None
-    """Regular expression that the whole output matches."""
+    """Regular expression that the whole output must match."""
     choice: Sequence[str] | None = None
-    """Texts of which the output is one."""
+    """Texts one of which the output must be."""
     grammar: str | None = None
-    """Context-free grammar in Lark's syntax or in GBNF, that of llama.cpp."""
+    """Context-free grammar in Lark's syntax or in GBNF, llama.cpp's syntax."""
     json_object: bool | None = None
-    """True for any JSON object."""
+    """True if the output must be a JSON object."""
     structural_tag: str | Mapping[str, Any] | None = None
     """Free text with structured parts, as in vLLM: `{"structures": [{"begin": ..., "schema": ..., "end": ...}],
     "triggers": [...]}`; stored as text."""
     disable_any_whitespace: bool = False
-    """Whether JSON has no white space between its tokens."""
+    """Whether to forbid white space between the tokens of JSON."""
     whitespace_pattern: str | None = None
-    """Regular expression of the white space between the tokens of JSON."""
+    """Regular expression that white space between the tokens of JSON must match."""
 
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
@@ -136,7 +136,7 @@ class StructuredOutputsParams:
                 raise InvalidParameterError("response_format.type", kind, requirement)
 
     def description(self) -> str:
-        """Returns the structure as JSON, as the native module reads it."""
+        """Returns the structure as the JSON that the native module reads."""
         described: dict[str, object]
         if self.json is not None or self.json_object:
             whitespace: object = "none" if self.disable_any_whitespace else "some"
@@ -157,7 +157,7 @@ class StructuredOutputsParams:
 
 
 def _followed_schema(described: Mapping[str, Any]) -> Any:
-    """Returns the schema of a `response_format`, as `strict` changes it."""
+    """Returns the schema of a `response_format`, with the changes of `strict`."""
     strict: object = described.get("strict")
     if strict not in (None, False, True):
         raise InvalidParameterError("response_format.json_schema.strict", strict, "true or false")

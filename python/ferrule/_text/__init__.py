@@ -1,1 +1,1 @@
-"""Text on its way to token ids and back: tokenizer, prompts, chat templates, output parsers, stop strings."""
+"""Conversion between text and token ids: tokenizer, prompts, chat templates, output parsers, stop strings."""

@@ -1,8 +1,8 @@
-"""Incremental detokenization: whole characters only, in constant time for each token.
+"""Incremental detokenization, which returns only whole characters and takes constant time for each token.
 
-Nearly all language models have one of two kinds of tokenizer that encode bytes: GPT-2's byte-level alphabet, or
-SentencePiece with `<0xNN>` for other bytes. Their tokens are bytes, and an incremental UTF-8 decoder holds back
-incomplete characters. Other tokenizers are decoded in a sliding window.
+Nearly all language models have a tokenizer whose tokens are bytes: in GPT-2's byte-level alphabet, or in
+SentencePiece's spelling with `<0xNN>` for single bytes. An incremental UTF-8 decoder holds back their incomplete
+characters. The tokens of other tokenizers are decoded in a sliding window.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LONGEST_WINDOW = 16
-"""Tokens after which an incomplete character counts as invalid."""
+"""Number of tokens after which an incomplete character counts as invalid."""
 LONGEST_CHARACTER = 4
-"""Most bytes of a UTF-8 character, and so most tokens that it spans."""
+"""Maximum number of bytes of a UTF-8 character, and so of tokens that it spans."""
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -35,12 +35,12 @@ class Detokenizer(Protocol):
 
 
 class Pieces(Protocol):
-    """Maps the vocabulary's spelling of tokens to bytes."""
+    """Mapping from the vocabulary's spelling of tokens to bytes."""
 
     strip_first_space: bool
-    """Whether the first space of a text is removed, which SentencePiece adds."""
+    """Whether the first space of a text is removed, because SentencePiece added it."""
     spells_added_tokens: bool
-    """Whether added tokens have the vocabulary's spelling; otherwise they are plain text."""
+    """Whether added tokens are in the vocabulary's spelling; otherwise they are plain text."""
 
     def read(self, token: str) -> bytes:
         """Returns the bytes of a token in the vocabulary's spelling."""
@@ -68,7 +68,7 @@ class ByteLevelPieces:
 
 
 class SentencePiecePieces:
-    """SentencePiece's spelling: a visible space, and single bytes as `<0xNN>`."""
+    """SentencePiece's spelling: a visible character for the space, and `<0xNN>` for single bytes."""
 
     spells_added_tokens = True
 
@@ -83,7 +83,7 @@ class SentencePiecePieces:
 
 
 def pieces_for(decoder: str | None) -> Pieces | None:
-    """Returns the byte mapping for a decoder of tokenizer.json; None for other kinds."""
+    """Returns the mapping for the `decoder` of a tokenizer.json; None if its tokens are not bytes."""
     description: dict[str, Any] = json.loads(decoder) if decoder else {}
     steps: list[dict[str, Any]] = description.get("decoders", [description])
     kinds = [step.get("type") for step in steps]
@@ -99,7 +99,7 @@ def pieces_for(decoder: str | None) -> Pieces | None:
 
 
 class ByteDetokenizer:
-    """Detokenizer of byte tokens; `lookup` returns the bytes of an id."""
+    """Detokenizer for tokens that are bytes; `lookup` returns the bytes of an id."""
 
     def __init__(self, lookup: Callable[[int], bytes], prompt: Sequence[int], *, strip_first_space: bool) -> None:
         self._lookup = lookup
@@ -124,7 +124,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """Detokenizer for other tokenizers: the new text is the difference with and without the new token."""
+    """Detokenizer for other tokenizers. It decodes the last tokens with and without the new one and compares."""
 
     def __init__(self, decode: Callable[[list[int]], str], prompt: Sequence[int]) -> None:
         self._decode = decode

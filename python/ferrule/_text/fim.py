@@ -1,7 +1,7 @@
-"""Fill-in-the-middle prompts: text before and after the part that the model writes.
+"""Fill-in-the-middle prompts, which have text before and after the part that the model writes.
 
-Code models are trained on documents in three parts, with a marker before each and the middle part last. The markers
-differ by family; the tokenizer shows which ones a model has.
+Code models are trained on documents in three parts, with a marker before each part and the middle part last. The
+markers depend on the model family, which is recognized by the tokens in the tokenizer.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class Layout:
     prefix: str
     suffix: str
     middle: str | None
-    """Marker of the middle; None if it has none."""
+    """Marker of the middle; None if the family has none."""
     order: Literal["PSM", "SPM"]
     """Order of prefix, suffix and middle."""
     ends: tuple[str, ...] = ()
-    """Tokens that end the middle, besides the model's EOS tokens; the tokenizer may lack some."""
+    """Tokens that end the middle, besides the model's EOS tokens; the tokenizer may lack some of them."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Markers that the family has."""
+        """All markers of the family."""
         return tuple(marker for marker in (self.prefix, self.suffix, self.middle) if marker is not None)
 
 
@@ -62,15 +62,15 @@ class Infill:
 def encode_infill(tokenizer: Tokenizer, prefix: str, suffix: str) -> Infill:
     """Encodes prefix and suffix with the markers and the order of the model's family.
 
-    Markers are inserted as ids; a marker that the text spells is encoded as text.
+    Markers are inserted as ids; a marker in the text itself is encoded as plain text.
 
-    Raises PromptError for a model without such markers, TokenizerError without a tokenizer.
+    Raises PromptError for a model without fill-in-the-middle markers, TokenizerError without a tokenizer.
     """
     first_ids = tokenizer.first_ids
     layout = _find(tokenizer)
     ids = {marker: tokenizer.token_id(marker) for marker in (*layout.markers, *layout.ends)}
     known = {marker: token_id for marker, token_id in ids.items() if token_id is not None}
-    # If the tokenizer adds a space, CodeLlama and Codestral expect it before the prefix only.
+    # If the tokenizer adds a space before a text, CodeLlama and Codestral expect it before the prefix only.
     before = [known[layout.prefix], *_encode(tokenizer, layout, prefix, begins=True)]
     after = [known[layout.suffix], *_encode(tokenizer, layout, suffix, begins=False)]
     sides = before + after if layout.order == "PSM" else after + before
@@ -94,7 +94,7 @@ def _encode(tokenizer: Tokenizer, layout: Layout, text: str, *, begins: bool) ->
 
     Raises PromptError.
     """
-    # A tokenizer matches special tokens in any text, so spelled markers are split.
+    # A tokenizer matches special tokens in any text, so the text is split within markers that occur in it.
     spelled = "|".join(re.escape(marker[0]) + f"(?={re.escape(marker[1:])})" for marker in layout.markers)
     cuts = [0, *(match.end() for match in re.finditer(spelled, text)), len(text)]
     token_ids: list[int] = []

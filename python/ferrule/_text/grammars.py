@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Grammars:
-    """Compiler of grammars for one model; the vocabulary is built for the first grammar."""
+    """Compiler of grammars for one model. The vocabulary is built for the first grammar."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -22,15 +22,15 @@ class Grammars:
     def compile(self, params: StructuredOutputsParams | None) -> Grammar | None:
         """Compiles a grammar; returns None without parameters.
 
-        Takes milliseconds; the first one also builds the vocabulary, which takes 0.5 s for 100,000 tokens.
+        Takes milliseconds. The first call also builds the vocabulary, which takes 0.5 s for 100,000 tokens.
 
-        Raises InvalidParameterError for an unsupported constraint, TokenizerError for a model whose tokens do not
-        map to bytes.
+        Raises InvalidParameterError for an invalid or unsupported structure, TokenizerError for a model whose tokens do
+        not map to bytes.
         """
         return None if params is None else self._require().compile(params.description())
 
     def _require(self) -> Vocabulary:
-        # Two threads may build it at once with the same result; a lock would not survive a fork.
+        # Two threads may build it at the same time with the same result. A lock could stay locked in a forked child.
         if self._vocabulary is None:
             from ferrule import _native
 

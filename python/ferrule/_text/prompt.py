@@ -1,4 +1,4 @@
-"""Prompts as text or token ids, checked against the model's limits."""
+"""Reads prompts, which are text or token ids, and checks them against the model's limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ferrule._validation import shown
 from ferrule.errors import PromptError
 
 MAX_SALT_LENGTH = 256
-"""Characters of a cache salt."""
+"""Maximum number of characters of a cache salt."""
 
 
 class TokensPrompt(TypedDict):
@@ -21,9 +21,9 @@ class TokensPrompt(TypedDict):
 
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str]
-    """Text of the token ids, for the output."""
+    """Text of the token ids, which the output repeats."""
     cache_salt: NotRequired[str]
-    """Salt of 1 to 256 characters: prompts share cached prefixes only with prompts of the same salt."""
+    """Salt of 1 to 256 characters. Prompts share cached prefixes only with prompts that have the same salt."""
 
 
 class TextPrompt(TypedDict):
@@ -33,7 +33,7 @@ class TextPrompt(TypedDict):
     suffix: NotRequired[str]
     """Text after the completion, for models with fill-in-the-middle tokens."""
     cache_salt: NotRequired[str]
-    """Same as in TokensPrompt."""
+    """Salt of the prefix cache, as in TokensPrompt."""
 
 
 Prompt: TypeAlias = str | TokensPrompt | TextPrompt
@@ -41,7 +41,7 @@ Prompt: TypeAlias = str | TokensPrompt | TextPrompt
 
 @dataclass(frozen=True)
 class ReadPrompt:
-    """A prompt as ids, with its text if given (the text before the middle with a suffix)."""
+    """A prompt as token ids, with its text if that was given; with a suffix, the text before the middle."""
 
     text: str | None
     token_ids: list[int]
@@ -52,7 +52,7 @@ class ReadPrompt:
 
 @dataclass(frozen=True)
 class PromptParts:
-    """Fields of a prompt with checked types; the ids are not checked yet."""
+    """Fields of a prompt with checked types; the token ids are not checked yet."""
 
     text: str | None = None
     token_ids: object = None
@@ -134,12 +134,12 @@ def _check_unicode(field: str, text: str) -> None:
 
 
 def check_token_ids(token_ids: object, vocab_size: int, *, may_be_empty: bool = False) -> list[int]:
-    """Returns token ids, each in the vocabulary, and at least one unless `may_be_empty`.
+    """Returns token ids after checking that all are in the vocabulary and, unless `may_be_empty`, at least one exists.
 
     Raises PromptError.
     """
     try:
-        # Bytes, sets and maps iterate over numbers too, but are mistakes.
+        # Bytes, sets and mappings may iterate over integers too, but are mistakes of the caller.
         if isinstance(token_ids, (bytes, bytearray, Set, Mapping)):
             raise TypeError
         ids = [operator.index(token) for token in cast("Iterable[int]", token_ids)]

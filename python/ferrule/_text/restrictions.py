@@ -1,4 +1,4 @@
-"""Token ids of sampling parameters that are text."""
+"""Converts sampling parameters that are text to token ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ferrule.errors import InvalidParameterError
 def bad_words_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[list[int]]:
     """Returns the token sequences of `bad_words`.
 
-    A word is excluded at the beginning of a text and after a space, if the tokens differ (as in vLLM).
+    As in vLLM, a word is excluded at the beginning of a text, and after a space if its tokens differ there.
 
     Raises InvalidParameterError, TokenizerError.
     """
@@ -29,8 +29,8 @@ def bad_words_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[list[int
 def breaker_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[int]:
     """Returns the token ids of DRY's sequence breakers.
 
-    They are the tokens that contain a breaker, or else its last token (as in p-e-w's implementation); empty without a
-    tokenizer, or if DRY is off.
+    For each breaker, these are the tokens that contain it, or else its last token, as in p-e-w's implementation. The
+    list is empty without a tokenizer, or if DRY is disabled.
 
     Raises TokenizerError.
     """

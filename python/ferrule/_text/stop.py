@@ -1,4 +1,4 @@
-"""Stop strings in a stream: matched across tokens; possible prefixes of a stop string are held back.
+"""Stop strings in a stream of text, which are matched across tokens. Possible prefixes of a stop string are held back.
 
 An Aho-Corasick automaton reads each character once. Its state is the longest suffix of the text that is a prefix of a
 stop string, which is exactly the text to hold back.
@@ -16,13 +16,13 @@ class _Node:
     depth: int
     next: dict[str, _Node] = field(default_factory=dict[str, "_Node"])
     fallback: _Node | None = None
-    """Node of the longest proper suffix; None at the root."""
+    """Node of the longest proper suffix that is a prefix of a stop string; None at the root."""
     match: str | None = None
-    """Longest stop string that ends here."""
+    """Longest stop string that ends at this node."""
 
 
 class StopStrings:
-    """Matches stop strings in one text. The match that ends first wins; among several, the longest."""
+    """Matcher of stop strings in one text. The first match applies; of several that end together, the longest."""
 
     def __init__(self, stop: Sequence[str], *, include: bool = False) -> None:
         self._state = self._root = _automaton(stop)
@@ -32,7 +32,7 @@ class StopStrings:
         """Stop string that matched."""
 
     def feed(self, text: str) -> str:
-        """Takes text, and returns the text that cannot be part of a stop string."""
+        """Reads text and returns the text that is surely not part of a stop string."""
         if self.matched is not None:
             return ""
         buffer = self._held + text
@@ -47,7 +47,7 @@ class StopStrings:
         return buffer[:safe]
 
     def flush(self) -> str:
-        """Returns the held back text at the end."""
+        """Returns the text that was held back, at the end."""
         held, self._held, self._state = self._held, "", self._root
         return held
 

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     import tokenizers
 
 MAX_TOKENIZER_BYTES = 256 << 20
-"""Largest tokenizer.json, in bytes; those of the largest vocabularies have 35 MB."""
+"""Maximum size of tokenizer.json in bytes; files of the largest vocabularies have 35 MB."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 LONG_TEXT = 1 << 16
-"""Texts beyond this many characters are encoded without offsets, which takes three quarters of the time; for shorter
-texts the library's threads cost more."""
+"""Number of characters above which a text is encoded without offsets, which takes three quarters of the time. For
+shorter texts, the threads that the library uses for this take longer."""
 
 SPACE = "▁"
-"""SentencePiece's space; many of its tokenizers add one before a text."""
+"""SentencePiece's character for a space; many of its tokenizers add it before a text."""
 ANCHOR = "☺"
-"""Prefix that prevents the added space: a character that merges with nothing, as in CodeLlama's code."""
+"""Prefix that prevents the added space, a character that is in no merge. CodeLlama's code does the same."""
 
 
 class Tokenizer:
@@ -56,7 +56,7 @@ class Tokenizer:
             self.special_tokens: dict[str, str] = _read_special_tokens(path, config)
             """Special tokens by role: `bos_token` and so on."""
             self.chat_templates: dict[str, str] = _read_chat_templates(path, config)
-            """Chat templates by name; the usual one is `default`."""
+            """Chat templates by name; the one used without a name is `default`."""
             inputs = config.texts("model_input_names")
             self._gives_types = not inputs or "token_type_ids" in inputs
             self._backend = _load(self._file)
@@ -65,7 +65,7 @@ class Tokenizer:
         self._special_ids: frozenset[int] = frozenset()
         self._pieces = None
         self._bytes: dict[int, bytes] = {}
-        """Bytes of the tokens that were needed so far, by id."""
+        """Cache of the bytes of tokens, by id."""
         if self._backend is not None:
             added = self._backend.get_added_tokens_decoder()
             self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -93,7 +93,7 @@ class Tokenizer:
     ) -> tuple[list[int], list[int]]:
         """Encodes a text or a pair with all special tokens; returns ids and token types.
 
-        `most` truncates the texts, the longer of two first, to this many ids with special tokens.
+        `most` is the number of ids, with special tokens, to which the texts are truncated, the longer of two first.
 
         Raises TokenizerError without a tokenizer, PromptError for text that is not valid Unicode, and if `most` leaves
         no room for text.
@@ -127,7 +127,7 @@ class Tokenizer:
 
     @cached_property
     def first_ids(self) -> tuple[int, ...]:
-        """Ids that `encode` adds before a text, such as the BOS token.
+        """Special tokens that `encode` adds before a text, such as the BOS token.
 
         Raises TokenizerError without a tokenizer.
         """
@@ -136,12 +136,12 @@ class Tokenizer:
         return tuple(whole[: next(starts, 0)])
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Decodes ids exactly like a stream; ids without a token decode to empty text."""
+        """Decodes ids to the same text as streaming; ids without a token become empty text."""
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
         return "".join([*map(detokenizer.feed, token_ids), detokenizer.flush()])
 
     def token_text(self, token_id: int) -> str:
-        """Returns the text of one token; U+FFFD for a part of a character, empty without a tokenizer."""
+        """Returns the text of one token; U+FFFD if it is part of a character, empty without a tokenizer."""
         if self._backend is None:
             return ""
         if self._pieces is not None:
@@ -149,7 +149,7 @@ class Tokenizer:
         return self._backend.decode([token_id], skip_special_tokens=False)
 
     def text_bytes(self, token_id: int) -> bytes | None:
-        """Returns the bytes of one token (maybe a partial character); None if they depend on adjacent tokens."""
+        """Returns the bytes of one token, which may be part of a character; None if they depend on adjacent tokens."""
         return None if self._pieces is None else self._token_bytes(token_id)
 
     def ids_containing(self, text: str) -> tuple[int, ...]:
@@ -158,18 +158,20 @@ class Tokenizer:
 
     @cached_property
     def _texts(self) -> list[tuple[int, str]]:
-        """Id and text of every token, in ascending order."""
+        """Returns the id and text of every token, in ascending order of the ids."""
         return [(token_id, self.token_text(token_id)) for token_id in sorted(self.vocabulary().values())]
 
     def token_bytes(self, vocab_size: int) -> tuple[list[bytes], set[int]]:
-        """Returns the bytes of each id below `vocab_size` (empty without a token), and the special ids.
+        """Returns the bytes of each id below `vocab_size` (empty for an id without a token), and the special ids.
 
-        Raises TokenizerError if the text of tokens depends on adjacent tokens.
+        Raises TokenizerError without a tokenizer, or if the text of tokens depends on adjacent tokens.
         """
-        backend = self._require("nothing is known of its tokens")
+        backend = self._require("the bytes of its tokens are unknown")
         pieces = self._pieces
         if pieces is None:
-            raise TokenizerError(f"{self._file}: the text of a token depends on its neighbours, so none has its bytes")
+            raise TokenizerError(
+                f"{self._file}: the text of a token depends on adjacent tokens, so the bytes of tokens are undefined"
+            )
         tokens = [b""] * vocab_size
         for token, token_id in backend.get_vocab(with_added_tokens=True).items():
             if token_id < vocab_size:
@@ -192,7 +194,7 @@ class Tokenizer:
 
         Raises TokenizerError without a tokenizer.
         """
-        backend = self._require("tokens have no text")
+        backend = self._require("token ids cannot be decoded")
         skipped = self._special_ids - {backend.token_to_id(token) for token in keep} if skip_special_tokens else ()
         if self._pieces is None:
 
@@ -243,7 +245,7 @@ class Tokenizer:
 
 @contextmanager
 def _errors_of(file: Path) -> Generator[None]:
-    """Adds the file name to the library's errors; the library panics if a pattern is too expensive for a text."""
+    """Adds the file name to the library's errors and panics; it panics if a pattern is too expensive."""
     try:
         yield
     except Exception as error:
@@ -266,7 +268,7 @@ def _load(file: Path) -> tokenizers.Tokenizer | None:
     with _errors_of(file):
         _native.check_tokenizer_json(content)
         backend = tokenizers.Tokenizer.from_buffer(content)
-    # Some files contain truncation settings of the training, which would truncate prompts silently.
+    # Some files contain truncation settings from training, which would truncate prompts silently.
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -285,8 +287,8 @@ def _lengths(lengths: list[int], room: int) -> list[int]:
 def _follow_llama_flags(backend: tokenizers.Tokenizer, config: Config, special_tokens: Mapping[str, str]) -> None:
     """Adds BOS and EOS by `add_bos_token` and `add_eos_token`, in place of tokenizer.json's post-processor.
 
-    transformers does this for its Llama class, which other models use too: DeepSeek's distilled Qwen models get their
-    BOS token only this way.
+    transformers does this for its Llama tokenizer class, which other models use too. DeepSeek's distilled Qwen models
+    get their BOS token only this way.
     """
     if config.values.get("tokenizer_class") not in LLAMA_CLASSES or "add_bos_token" not in config:
         return

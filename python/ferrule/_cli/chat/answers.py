@@ -16,9 +16,9 @@ class Usage:
     """Tokens and times of an answer."""
 
     summary: str
-    """Summary in one line."""
+    """Tokens and times in one line."""
     prompt_tokens: int | None = None
-    """Prompt tokens; None where a server does not report them."""
+    """Number of prompt tokens; None if the server does not report it."""
     output_tokens: int | None = None
 
 
@@ -29,7 +29,7 @@ class Delta:
     content: str = ""
     reasoning: str = ""
     usage: Usage | None = None
-    """Usage; only the last delta has it."""
+    """Usage of the answer; None except in the last delta."""
 
 
 class Answers(Protocol):
@@ -42,7 +42,7 @@ class Answers(Protocol):
 
     @property
     def context(self) -> int | None:
-        """Context length in tokens; None where it is not known."""
+        """Context length in tokens; None if unknown."""
         ...
 
     def stream(self, messages: Sequence[dict[str, Any]], params: SamplingParams) -> Generator[Delta, None, None]:

@@ -1,4 +1,4 @@
-"""Commands of the chat, which begin with a slash: one function and one row of the table each."""
+"""Commands of the chat, which begin with a slash. Each is a function and a row of the table `COMMANDS`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _params(session: Session, rest: str) -> None:
         return _say(click.wrap_text(f"/params NAME VALUE sets one of {', '.join(PARAMETERS)}", _columns()))
     name, value = _name_and_value(rest)
     if value is None:
-        with_parameters(conversation.params, {name: None})  # raises for an unknown name
+        with_parameters(conversation.params, {name: None})  # raises an error for an unknown name
         return _say(_setting(name, getattr(conversation.params, name)))
     conversation.params = with_parameters(conversation.params, {name: _parsed(value)})
     return _say(_setting(name, getattr(conversation.params, name)))

@@ -15,7 +15,7 @@ from ferrule._params.structured import StructuredOutputsParams
 from ferrule.errors import FerruleError, InvalidParameterError
 
 NOT_IN_CHATS = {"n", "logits_processors"}
-"""Fields of SamplingParams that a chat does not have."""
+"""Fields of SamplingParams that a chat does not support."""
 PARAMETERS = sorted({field.name for field in fields(SamplingParams)} - NOT_IN_CHATS)
 ROLES = ("system", "user", "assistant", "tool")
 MAX_FILE_BYTES = 64 << 20
@@ -46,7 +46,7 @@ class Conversation:
         return None
 
     def save(self, path: Path, model: str) -> None:
-        """Saves the chat as a request that `load` reads and every server of OpenAI's API answers.
+        """Saves the chat as a request body, which `load` reads and every server of OpenAI's API accepts.
 
         Raises click.UsageError for a file that cannot be written.
         """
@@ -89,7 +89,7 @@ class Conversation:
 
 
 def with_parameters(params: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:
-    """Returns parameters with some of them changed; values may be JSON's.
+    """Returns a copy of the parameters with changes; values may have JSON types.
 
     Raises InvalidParameterError for an unknown name or an invalid value.
     """
@@ -103,7 +103,7 @@ def with_parameters(params: SamplingParams, changes: Mapping[str, Any]) -> Sampl
     if isinstance(structure, Mapping):
         values["structured_outputs"] = _structured_outputs(cast("Mapping[str, Any]", structure))
     bias = values.get("logit_bias")
-    if isinstance(bias, Mapping):  # JSON's keys are strings
+    if isinstance(bias, Mapping):  # keys are strings in JSON
         values["logit_bias"] = {_number(key): value for key, value in cast("Mapping[Any, Any]", bias).items()}
     plain = SamplingParams.with_model_defaults()
     values = {name: getattr(plain, name) if value is None else value for name, value in values.items()}

@@ -1,8 +1,8 @@
 """Display of an answer while it is generated.
 
-On a terminal it is rendered Markdown. Complete blocks are printed once; the last block, which still grows, is redrawn
-in place below them, never higher than the screen. Text that has scrolled off the screen is thus never drawn twice, and
-the scrollback contains the answer once.
+On a terminal the answer is rendered as Markdown. Complete blocks are printed once. The last block, which still grows,
+is redrawn in place below them and is never higher than the screen. Text that has scrolled off the screen is therefore
+never drawn again, and the scrollback contains the answer once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 INTERVAL = 0.05
-"""Seconds between two redraws, at least four times the duration of one: long code blocks are slow to highlight."""
+"""Minimum seconds between two redraws. The interval is also at least four times the duration of the last redraw,
+because highlighting long code blocks is slow."""
 _SYNCHRONIZED, _SHOWN = "\x1b[?2026h", "\x1b[?2026l"
-"""Escape sequences of synchronized output: a terminal shows everything between them at once, or ignores them."""
+"""Escape sequences of synchronized output; a terminal shows everything between them at once, or ignores them."""
 
 
 class Display(Protocol):
@@ -39,14 +40,14 @@ class Display(Protocol):
 
 
 def display(*, plain: bool) -> Display:
-    """Creates the display of an answer: Markdown on a terminal, else plain text or with `plain`."""
+    """Creates the display of an answer: rendered Markdown on a terminal without `plain`, else plain text."""
     if plain or not is_styled(sys.stdout):
         return PlainDisplay(sys.stdout)
     return MarkdownDisplay()
 
 
 class PlainDisplay:
-    """Plain text. Reasoning is shown on a terminal only: a pipe receives the answer alone."""
+    """Display as plain text. Reasoning is shown on a terminal only, so a pipe receives just the answer."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -75,15 +76,15 @@ class PlainDisplay:
 
 
 class MarkdownDisplay:
-    """Rendered Markdown, with dimmed reasoning."""
+    """Display as rendered Markdown, with dimmed reasoning."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
 
-        # soft_wrap stays off: rich wraps lines, so that their number is known.
+        # soft_wrap stays off, so that rich wraps lines and their number is known.
         self._console = Console(highlight=False, markup=False, emoji=False) if console is None else console
         self._reasoning = ""
-        """Text that is not printed permanently yet."""
+        """Text of the blocks that are not yet complete, and so may be redrawn."""
         self._content = ""
         self._printed = False
         self._drawn: list[int] = []
@@ -103,7 +104,7 @@ class MarkdownDisplay:
             wait = self._drawn_at + self._interval - time.monotonic()
             if wait <= 0:
                 self._show()
-            elif self._timer is None:  # what comes before a long silence must not wait for its end
+            elif self._timer is None:  # the text before a pause must not wait for the next delta
                 self._timer = threading.Timer(wait, self._show_late)
                 self._timer.daemon = True
                 self._timer.start()
@@ -135,7 +136,7 @@ class MarkdownDisplay:
             self._reasoning = "" if ended else lines.pop()
             done += self._lines(_dim("\n".join(lines))) if lines else []
             growing += self._lines(_dim(self._reasoning)) if self._reasoning else []
-        # Each block is rendered separately, so that it does not depend on the deltas.
+        # Each block is rendered separately, so that the result does not depend on how the text was split into deltas.
         *whole, last = blocks(self._content)
         for block, lines in (*((each, done) for each in whole), (last, done if final else growing)):
             drawn = _without_empty_ends(self._lines(Markdown(block))) if block.strip() else []
@@ -149,7 +150,7 @@ class MarkdownDisplay:
         self._interval = max(INTERVAL, 4 * (self._drawn_at - began))
 
     def _draw(self, done: Sequence[str], growing: Sequence[str]) -> None:
-        """Prints complete blocks over the drawn lines, and draws the growing block below them."""
+        """Prints complete blocks in place of the drawn lines, and draws the growing block below them."""
         growing = growing[-max(self._console.height - 1, 1) :]
         text = "".join(f"{line}\n" for line in done) + "\n".join(growing)
         self._console.file.write(f"{_SYNCHRONIZED}{self._up()}\x1b[J{text}{_SHOWN}")
@@ -159,11 +160,11 @@ class MarkdownDisplay:
     def _lines(self, shown: RenderableType) -> list[str]:
         with self._console.capture() as captured:
             self._console.print(shown)
-        # rich fills lines with spaces, which would be copied too.
+        # rich pads lines with spaces, which a user would copy with the text.
         return [line.rstrip(" ") for line in captured.get().removesuffix("\n").split("\n")]
 
     def _up(self) -> str:
-        """Moves the cursor to the start of the drawn lines; a narrower window has wrapped them again."""
+        """Returns the escape sequence to the start of the drawn lines, which a narrower window has wrapped again."""
         width = max(self._console.width, 1)
         rows = sum(max(1, -(-columns // width)) for columns in self._drawn)
         return "\r" if rows <= 1 else f"\r\x1b[{rows - 1}A"

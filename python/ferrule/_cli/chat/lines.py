@@ -16,7 +16,7 @@ from types import ModuleType
 
 BLOCK = '"""'
 MAX_MESSAGES = 1000
-"""Maximum number of messages in the history; the file is truncated when it has twice as many."""
+"""Maximum number of messages in the history; the file is truncated to it when it has twice as many."""
 PROMPT, CONTINUED = "> ", ". "
 
 
@@ -74,15 +74,15 @@ class Lines:
             return
         self._readline.add_history(message)
         if self._history is not None:
-            with contextlib.suppress(OSError):  # a chat without a history is a chat
+            with contextlib.suppress(OSError):  # the chat works without a history
                 self._history.parent.mkdir(parents=True, exist_ok=True)
-                # Readable by the user only. Appended, so that concurrent sessions keep each other's messages.
+                # Only the user may read the file. Appending keeps the messages of concurrent sessions.
                 file = os.open(self._history, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
                 with open(file, "a", encoding="utf-8") as stream:  # noqa: PTH123  # a descriptor
                     stream.write(json.dumps(message) + "\n")
 
     def _past(self) -> list[str]:
-        """Reads the history of earlier sessions without damaged lines."""
+        """Reads the history of earlier sessions; damaged lines are skipped."""
         if self._history is None:
             return []
         try:
@@ -126,7 +126,7 @@ def _is_continued(text: str) -> bool:
 def _readline() -> ModuleType | None:
     try:
         import readline
-    except ImportError:  # a Python without it still has input()
+    except ImportError:  # input() works without readline
         return None
     return readline
 
@@ -136,7 +136,7 @@ def _set_up(readline: ModuleType, complete: Callable[[str], Sequence[str]]) -> N
         found = complete(readline.get_line_buffer()[: readline.get_endidx()])
         return found[state] if state < len(found) else None
 
-    readline.set_auto_history(False)  # a message may be several lines
+    readline.set_auto_history(False)  # a message may have several lines
     readline.set_completer_delims(" ")
     readline.set_completer(completion)
     libedit = "libedit" in (readline.__doc__ or "")

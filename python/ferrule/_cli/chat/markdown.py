@@ -1,4 +1,4 @@
-"""Rendering of Markdown: CommonMark with tables and strikethrough, by rich, with changes for chats."""
+"""Rendering of Markdown with rich: CommonMark with tables and strikethrough, adapted to chats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Table as RichTable
 
 
 class Heading(RichHeading):
-    """Heading at the left margin, neither centered nor framed."""
+    """Heading at the left margin; rich would center or frame it."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Renders the element."""
@@ -36,7 +36,7 @@ class Table(TableElement):
 
 
 class Markdown(rich.markdown.Markdown):
-    """Markdown with hard line breaks, literal HTML tags, and the URL beside each link."""
+    """Markdown with hard line breaks, HTML tags shown as text, and the URL beside each link."""
 
     elements: ClassVar[dict[str, type[MarkdownElement]]] = {
         **rich.markdown.Markdown.elements,
@@ -54,9 +54,10 @@ class Markdown(rich.markdown.Markdown):
 
 
 def blocks(text: str) -> list[str]:
-    """Splits a text into blocks with their trailing empty lines. More text can change only the last block.
+    """Splits a text into blocks with their trailing empty lines. Text that follows can change only the last block.
 
-    An incomplete line does not start a block: `3` would be a paragraph, and `3.` may continue a list.
+    An incomplete line does not start a block, since its kind may change: `3` is a paragraph, but `3.` may continue a
+    list.
     """
     whole = text[: text.rfind("\n") + 1]
     starts = [token.map[0] for token in _parser().parse(whole) if token.level == 0 and token.map is not None]
@@ -69,5 +70,5 @@ def blocks(text: str) -> list[str]:
 
 @cache
 def _parser() -> MarkdownIt:
-    # HTML is disabled: rich would drop it, and List<int> in a sentence is text.
+    # HTML is disabled, because rich would drop it: `List<int>` in a sentence is text.
     return MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table")

@@ -1,4 +1,4 @@
-"""Answers of a server of OpenAI's API, requested with the standard library."""
+"""Answers from a server of OpenAI's API, requested with the standard library."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ferrule.errors import InvalidParameterError, RemoteError
 FIRST_TIMEOUT = 10.0
 """Timeout of the list of models, in seconds."""
 TIMEOUT = 600.0
-"""Timeout between events of an answer, in seconds; prefill of a long prompt takes long."""
+"""Timeout between events of an answer, in seconds. It is long because prefill of a long prompt takes time."""
 MAX_LINE_BYTES = 16 << 20
 """Maximum size of an event, a list of models or an error, in bytes."""
 
 
 class RemoteAnswers:
-    """Answers of a model of a server (default: its first model).
+    """Answers of a model on a server (default: the server's first model).
 
-    Raises InvalidParameterError for an invalid URL, click.UsageError for an invalid API key, and RemoteError for an
-    unreachable server or one without models.
+    Raises InvalidParameterError for an invalid URL, click.UsageError for an invalid API key, and RemoteError if the
+    server is unreachable or has no models.
     """
 
     def __init__(self, url: str, model: str | None, api_key: str | None) -> None:
@@ -48,7 +48,7 @@ class RemoteAnswers:
                 raise RemoteError(f"{self._base}/models: the server has no models")
             self.name = str(models[0].get("id"))
         for each in models:
-            # A field of vLLM and ferrule.
+            # max_model_len is a field of vLLM's and ferrule's lists of models.
             if each.get("id") == self.name and isinstance(each.get("max_model_len"), int):
                 self.context = each["max_model_len"]
 
@@ -66,7 +66,7 @@ class RemoteAnswers:
                 for choice in _objects(event.get("choices")):
                     delta = _object(choice.get("delta"))
                     finished = choice.get("finish_reason") or finished
-                    # DeepSeek's name and OpenRouter's.
+                    # DeepSeek and OpenRouter have different names for the field.
                     reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
                     content = delta.get("content") or ""
                     if content or reasoning:
@@ -83,7 +83,7 @@ class RemoteAnswers:
     def _request(
         self, path: str, timeout: float, body: Mapping[str, Any] | None = None
     ) -> Generator[http.client.HTTPResponse, None, None]:
-        """Yields the response of the server. Raises RemoteError, also for failures while it is read."""
+        """Yields the response of the server. Raises RemoteError, also for a failure while the response is read."""
         url = f"{self._base}/{path}"
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, "Content-Type": "application/json", "User-Agent": "ferrule"}
@@ -105,7 +105,7 @@ class RemoteAnswers:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """Creates an opener with the proxies of the environment and without redirects, which would forward the key."""
+    """Creates an opener that uses the environment's proxies and follows no redirects, which would forward the key."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler,
@@ -119,12 +119,12 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _object(value: object) -> dict[str, Any]:
-    """Returns a value that must be an object; an empty object for any other value."""
+    """Returns the value if it is an object, else an empty object."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _objects(value: object) -> list[dict[str, Any]]:
-    """Returns a value that must be a list of objects; an empty list for any other value."""
+    """Returns the value if it is a list of objects, else an empty list."""
     return [_object(each) for each in cast("list[object]", value)] if isinstance(value, list) else []
 
 
@@ -167,7 +167,7 @@ def _json(content: bytes, url: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
-        hint = "check that the URL is that of OpenAI's API"
+        hint = "check that the URL is the base URL of an OpenAI API"
         raise RemoteError(f"{url}: response is not a JSON object: {shown(content)}; {hint}")
     return cast("dict[str, Any]", answer)
 

@@ -47,7 +47,7 @@ class Session:
                 print(f"\n{HINT}", file=sys.stderr)
                 continue
             try:
-                # Ctrl-C stops an answer; a second one may arrive a moment later.
+                # Ctrl-C stopped an answer; the user may have pressed it twice.
                 with contextlib.suppress(KeyboardInterrupt):
                     self.say(line)
             except EOFError:

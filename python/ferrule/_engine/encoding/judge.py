@@ -1,7 +1,7 @@
-"""Rerankers that are decoders and answer "yes" or "no": Qwen3-Reranker (Zhang et al. 2025) and models like it.
+"""Rerankers that are decoders and answer "yes" or "no", such as Qwen3-Reranker (Zhang et al. 2025).
 
-One prompt holds the instruction, the query and the document. The relevance of the document is the probability of "yes"
-against "no" as the next token. The prompt is that of Qwen3-Reranker's model card.
+The prompt, from Qwen3-Reranker's model card, contains the instruction, the query and the document. The relevance of the
+document is the softmax over the logits of "yes" and "no" as the next token.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Judge:
         return cls(reader, (yes, no)) if known and yes is not None and no is not None else None
 
     def texts(self, query: str, documents: Sequence[str], instruction: str | None, most: int | None) -> list[Text]:
-        """Returns a prompt for each document; `most` cuts documents so that a prompt has at most so many tokens.
+        """Returns a prompt for each document. Documents are truncated so that a prompt has at most `most` tokens.
 
         Raises PromptError, TokenizerError.
         """

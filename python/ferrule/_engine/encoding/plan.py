@@ -1,4 +1,4 @@
-"""Plans for pooling models: the task that the engine runs for texts, and the outputs made of its numbers."""
+"""Plans for pooling tasks: the task that the engine runs on texts, and the conversion of its answer to outputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Rows: TypeAlias = list[npt.NDArray[np.float32]]
     Ranked: TypeAlias = Callable[[list[float], list[Text]], list[RerankOutput]]
-    """Function from the documents' scores and the texts that were computed to the outputs."""
+    """Function that converts the documents' scores and the computed texts to outputs."""
 
 T = TypeVar("T")
 
@@ -53,10 +53,10 @@ class Plan(Generic[T]):
     numbers: list[int]
     """Number of floats in the answer for each text."""
     finish: Callable[[Rows], list[T]]
-    """Function from the numbers of each text to the outputs."""
+    """Function that converts the numbers of each text to the outputs."""
 
     def slices(self, tokens: int, texts: int) -> Iterator[list[Text]]:
-        """Splits the texts as `portions` does."""
+        """Splits the texts by `portions`."""
         return portions(self.texts, tokens, texts)
 
     def outputs(self, answers: Sequence[bytes | bytearray]) -> list[T]:
@@ -65,12 +65,12 @@ class Plan(Generic[T]):
 
         numbers = np.frombuffer(b"".join(answers), dtype=np.float32)
         ends = np.cumsum(self.numbers)
-        # Copies, so that an output does not keep the numbers of all others alive.
+        # Copy, so that an output does not keep the numbers of all other outputs alive.
         return self.finish([row.copy() for row in np.split(numbers, ends[:-1])] if self.texts else [])
 
 
 class Encoding:
-    """Makes plans for one model."""
+    """Maker of plans for one model."""
 
     def __init__(self, files: ModelFiles, reader: TextReader, name: str) -> None:
         self._files = files
@@ -180,7 +180,7 @@ class Encoding:
         ranked = _ranked(several, top_n)
         judge = self._judge()
         if instruction is not None and (judge is None or not isinstance(cast("object", instruction), str)):
-            requirement = "None: this model takes no instruction" if judge is None else "a string"
+            requirement = "None, since this model takes no instruction" if judge is None else "a string"
             raise InvalidParameterError("instruction", instruction, requirement)
         if judge is not None:
             texts = judge.texts(query, several, instruction, most)
@@ -206,7 +206,9 @@ class Encoding:
         """
         labels = 0 if self._spec.classifier is None else self._spec.classifier.labels
         if labels != 1:
-            raise UnsupportedTaskError(f"{self._name} has {labels} labels; only a classifier of one label scores pairs")
+            raise UnsupportedTaskError(
+                f"{self._name} has {labels} labels; only a classifier with one label can score pairs"
+            )
         return [self._reader.read_pair(f"{field}[{index}]", pair, most=most) for index, pair in enumerate(pairs)]
 
     def _embedded(
@@ -253,19 +255,19 @@ class Encoding:
         return "it embeds texts"
 
     def check_generates(self, wanted: str) -> None:
-        """Raises UnsupportedTaskError for a model that does not generate text."""
+        """Raises UnsupportedTaskError for a model that does not generate text; `wanted` names the output."""
         if not self._spec.generates:
             raise UnsupportedTaskError(f"{self._name} cannot produce {wanted}; {self.purpose}")
 
     def read(self, field: str, index: int, text: object) -> Text:
-        """Reads one of the texts of a `field`, without a prompt before it.
+        """Reads the text at `index` of the list `field`, without a prompt before it.
 
         Raises PromptError, TokenizerError.
         """
         return self._reader.read(f"{field}[{index}]", text)
 
     def _prefix(self, prompt_name: object) -> str:
-        """Returns the prompt that texts begin with.
+        """Returns the prompt to put before texts.
 
         Raises InvalidParameterError, UnsupportedModelError.
         """
@@ -274,13 +276,15 @@ class Encoding:
         if name is None:
             return ""
         if not isinstance(name, str) or name not in sentence.prompts:
-            names = f"one of {', '.join(sentence.prompts)}" if sentence.prompts else "None: the model has no prompts"
+            names = (
+                f"one of {', '.join(sentence.prompts)}" if sentence.prompts else "None, since the model has no prompts"
+            )
             raise InvalidParameterError("prompt_name", name, names)
         prefix = sentence.prompts[name]
         if prefix and not sentence.include_prompt:
             raise UnsupportedModelError(
-                f"{self._files.path}: include_prompt is false, which is not supported; ferrule pools all tokens, those "
-                "of the prompt too"
+                f"{self._files.path}: include_prompt is false, which is not supported; ferrule pools all tokens, "
+                "including the tokens of the prompt"
             )
         return prefix
 
@@ -293,7 +297,7 @@ class Encoding:
         pairs: bool = False,
         no_tokens: bool = False,
     ) -> list[Text]:
-        """Reads one text or several; with `pairs`, a tuple is a pair of texts."""
+        """Reads one text or several; with `pairs`, a tuple is read as a pair of texts."""
 
         def read(where: str, given: object) -> Text:
             if pairs and isinstance(given, tuple):
@@ -309,7 +313,7 @@ class Encoding:
 def _computed(
     task: Mapping[str, object], texts: list[Text], numbers: list[int], width: int, finish: Callable[[Rows], list[T]]
 ) -> Plan[T]:
-    """Makes a plan for texts of which some may have no tokens: their result is `width` zeros, without computation."""
+    """Makes a plan for texts, some of which may be empty. The result of an empty text is `width` zeros."""
 
     def finish_all(rows: Rows) -> list[T]:
         import numpy as np
@@ -322,13 +326,13 @@ def _computed(
 
 
 def _checked_pairs(data_1: object, data_2: object) -> list[tuple[str, str]]:
-    """Returns the pairs to score: one text with each of the others, or texts of equal number one by one."""
+    """Returns the pairs to score: one text with each text of a list, or two lists of equal length pair by pair."""
     first, second = _checked_texts("data_1", data_1), _checked_texts("data_2", data_2)
     if len(first) == 1:
         first *= len(second)
     if len(first) != len(second):
         raise InvalidParameterError(
-            "data_2", data_2, f"a list of {len(first)} texts, one for each of data_1 (or data_1 one text)"
+            "data_2", data_2, f"a list of {len(first)} texts, one for each text of data_1, unless data_1 is one text"
         )
     return list(zip(first, second, strict=True))
 
@@ -352,7 +356,7 @@ def _checked_documents(query: object, documents: object) -> list[str]:
 
 
 def _ranked(documents: list[str], top_n: int | None) -> Ranked:
-    """Makes the function that sorts documents by score, the first of equals first, and keeps the `top_n` best."""
+    """Returns a function that sorts documents by score and keeps the `top_n` best; equal scores keep their order."""
 
     def ranked(scores: list[float], texts: list[Text]) -> list[RerankOutput]:
         order = sorted(range(len(documents)), key=lambda index: -scores[index])

@@ -1,7 +1,7 @@
 """Queue of texts that the engine's thread encodes between its steps.
 
-Event loops add portions and await their results. Portions with the same task are computed together: the result of a
-text does not depend on the texts beside it.
+Event loops add portions and await their results. Portions with the same task are computed together, which is possible
+because the result of a text does not depend on the other texts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Portion:
         """Sets the answer, from any thread."""
         try:
             self.loop.call_soon_threadsafe(self._settle, answer)
-        except RuntimeError:  # the loop is closed, so nobody waits
+        except RuntimeError:  # the event loop is closed, so nothing waits for the answer
             return
 
     def _settle(self, answer: bytes | Exception) -> None:
@@ -67,7 +67,7 @@ class EncodeQueue:
             self._portions.append(portion)
 
     def take(self, tokens: int, texts: int) -> list[Portion]:
-        """Removes and returns the first portion and others of the same task, within the limits."""
+        """Removes and returns the first portion and other portions of the same task, within the limits."""
         taken: list[Portion] = []
         with self._lock:
             waiting, self._portions = self._portions, deque()
@@ -85,7 +85,7 @@ class EncodeQueue:
         return taken
 
     def close(self, reason: str) -> None:
-        """Fails waiting and later portions with an EngineError that has the first reason given."""
+        """Fails waiting and later portions with an EngineError; only the reason of the first call is used."""
         with self._lock:
             self._closed = self._closed or reason
             portions, self._portions = self._portions, deque()

@@ -1,4 +1,4 @@
-"""Texts to embed, classify or rank: reading them as token ids, and splitting them into portions."""
+"""Reads texts to embed, classify or rank as token ids, and splits them into portions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ferrule.errors import InvalidParameterError, PromptError
 
 
 class TypedTokensPrompt(TypedDict):
-    """A text as token ids and token type ids, for models that have types for the two texts of a pair."""
+    """A text as token ids and token type ids, for models that distinguish the two texts of a pair by type."""
 
     prompt_token_ids: Sequence[int]
     token_type_ids: Sequence[int]
@@ -42,11 +42,11 @@ class TextReader:
     token_types: int
     """Number of token types of the model."""
     limit: int
-    """Most tokens of a text, special tokens included."""
+    """Maximum number of tokens of a text, special tokens included."""
     limited_by: str
     """Source of the limit, for messages."""
     lower_case: bool
-    """Whether texts are lowercased first."""
+    """Whether texts are lower-cased before tokenization."""
 
     def most(self, truncate_prompt_tokens: object) -> int | None:
         """Returns the number of tokens to which texts are truncated; None for no truncation.
@@ -98,7 +98,9 @@ class TextReader:
             given = fields
         parts = prompt_parts(cast("object", given))
         if parts.suffix is not None:
-            raise PromptError("suffix must be left out: it applies to prompts of generate", field="suffix")
+            raise PromptError(
+                "suffix is not supported for texts to encode; it applies to prompts of generate", field="suffix"
+            )
         if parts.text is not None and parts.token_ids is None:
             ids, types = self.tokenizer.encode_text(self._prepared(parts.text, prefix), most=most)
             read = Text(ids, self._token_types(types), parts.cache_salt)
@@ -112,7 +114,7 @@ class TextReader:
         return (prefix + text).lower() if self.lower_case else prefix + text
 
     def _token_types(self, types: list[int]) -> list[int]:
-        """Returns the token type ids of the tokenizer, where the model has types."""
+        """Returns the tokenizer's token type ids; empty for a model without types."""
         return check_token_types(types, self.token_types) if self.token_types > 1 and any(types) else []
 
     def _checked(self, text: Text) -> Text:
@@ -130,7 +132,7 @@ class TextReader:
 def portions(texts: Iterable[Text], tokens: int, count: int) -> Iterator[list[Text]]:
     """Splits texts into portions of at most `tokens` tokens (or one text) and `count` texts.
 
-    Small portions let other requests run between them.
+    Other requests can run between two portions.
     """
     portion: list[Text] = []
     left = tokens

@@ -1,7 +1,7 @@
 """GGUF files: configuration, tokenizer and tensor names of llama.cpp's format.
 
-The metadata is translated to the fields of config.json, which the architectures read. The spec undoes the changes of
-llama.cpp's converters (row order of queries and keys, norm weights, names).
+The metadata is translated to the fields of config.json, which the architectures read. The spec reverts the changes that
+llama.cpp's converters make (row order of queries and keys, norm weights, names).
 """
 
 from ferrule._loading.gguf.config import gguf_spec

@@ -1,7 +1,7 @@
-"""GGUF architectures and the config.json that their metadata stands for.
+"""GGUF architectures: the translation of their metadata to the fields of config.json.
 
-Each is a line in REGISTRY, with a function if a table does not suffice. The converters' changes follow from llama.cpp's
-convert_hf_to_gguf.py, the pairs of the rotary embedding from llama_model_rope_type.
+Each architecture is a line in REGISTRY, with a function if a table does not suffice. Sources: convert_hf_to_gguf.py in
+llama.cpp for the changes of the converters, and llama_model_rope_type for the pairs of the rotary embedding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Derive = Callable[[GgufFile, Config], dict[str, Any]]
 
 
 def nothing(file: GgufFile, config: Config) -> dict[str, Any]:
-    """Returns no further fields."""
+    """Returns no additional fields."""
     return {}
 
 
@@ -27,21 +27,22 @@ class GgufArchitecture:
     """Translation of a GGUF's metadata to the fields of config.json."""
 
     name: str
-    """Value of `general.architecture`."""
+    """Value of `general.architecture` in the metadata."""
     model_type: str
     """`model_type` of config.json; `derive` may return another."""
     fields: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Further fields and their keys without the architecture prefix."""
+    """Additional fields, with their metadata keys without the architecture prefix."""
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Values of fields without a key, or whose key is missing."""
+    """Values of fields that have no key or whose key is missing."""
     derive: Derive = nothing
-    """Computes fields that need more than one key."""
+    """Function that computes fields which depend on several keys."""
     interleaved: bool | None = False
-    """Whether converters reorder rows so that adjacent elements are rotated; None if the order is unchanged."""
+    """Whether converters reorder rows so that adjacent elements are rotated together; None if the order is
+    unchanged."""
     rotates: bool = True
     """Whether the architecture has a rotary embedding."""
     scaling: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Fields of `rope_scaling` without a key."""
+    """Fields of `rope_scaling` that have no key."""
     heads: bool = True
     """Whether `attention.key_length` is the width of keys and values."""
 
@@ -52,9 +53,10 @@ def has_biases(file: GgufFile) -> dict[str, Any]:
 
 
 def sliding(file: GgufFile, config: Config, every: int, *, first: bool = False) -> dict[str, Any]:
-    """Returns the window and the layers that have it: by the file's pattern, or all but each `every`-th.
+    """Returns the attention window, and the layers that have it by the file's pattern or by `every`.
 
-    The full-attention layer is the last of `every` layers, or the first; with 0 all layers have the window.
+    The last layer in each group of `every` layers has full attention, or with `first` the first layer of the group. If
+    `every` is 0, all layers have the window.
     """
     metadata, key = file.metadata, file.key("attention.sliding_window_pattern")
     window = metadata.integer(file.key("attention.sliding_window"), default=0, low=0)
@@ -96,7 +98,7 @@ def _seed_oss(file: GgufFile, config: Config) -> dict[str, Any]:
 
 def _gemma2(file: GgufFile, config: Config) -> dict[str, Any]:
     same_base(file)
-    # Only the 27B model scales scores by another width than that of its heads.
+    # Only the 27B model, which has 46 layers, scales attention scores by a width that is not its heads' width.
     widths = config.head_dim if config.layers != 46 else config.integer("hidden_size") // config.heads
     return {**sliding(file, config, 2), "query_pre_attn_scalar": widths}
 
@@ -182,7 +184,7 @@ def _granite(file: GgufFile, config: Config) -> dict[str, Any]:
 def _gpt_oss(file: GgufFile, config: Config) -> dict[str, Any]:
     same_base(file)
     if config.integer("moe_intermediate_size") != config.integer("intermediate_size"):
-        # Converters write the experts' width twice.
+        # The file has the width of the experts under two keys.
         return {"intermediate_size": config.integer("moe_intermediate_size"), **sliding(file, config, 2)}
     return sliding(file, config, 2)
 
@@ -210,7 +212,7 @@ def gating(file: GgufFile, default: str) -> str:
 
 
 def _sigmoid(file: GgufFile, config: Config) -> dict[str, Any]:
-    """Returns the fields of experts in DeepSeek-V3's form."""
+    """Returns the fields of a mixture of experts in DeepSeek-V3's form."""
     if gating(file, "sigmoid") != "sigmoid":
         raise file.metadata.unsupported(file.key("expert_gating_func"), "2 (sigmoid) in this architecture")
     return {
@@ -223,7 +225,7 @@ def _sigmoid(file: GgufFile, config: Config) -> dict[str, Any]:
 def _deepseek2(file: GgufFile, config: Config) -> dict[str, Any]:
     """Returns the fields of DeepSeek-V2 and V3, which differ in their router's score function.
 
-    Newer files store the widths of the latent under the keys that held the heads' widths in older files.
+    In newer files, the keys that held the widths of the heads hold the widths of the latent.
     """
     metadata = file.metadata
     rope_dim = metadata.integer(file.key("rope.dimension_count"))
@@ -240,7 +242,7 @@ def _deepseek2(file: GgufFile, config: Config) -> dict[str, Any]:
         "v_head_dim": metadata.integer(values),
         "norm_topk_prob": metadata.flag(file.key("expert_weights_norm"), default=False),
     }
-    # The file stores a tenth of config.json's value, and one value for both factors.
+    # The file stores a tenth of the value in config.json, and one value for both factors.
     mscale = metadata.number(file.key("rope.scaling.yarn_log_multiplier"), default=0.0, low=0.0) * 10
     if mscale:
         fields["rope_scaling"] = {**config.values["rope_scaling"], "mscale": mscale, "mscale_all_dim": mscale}
@@ -254,7 +256,7 @@ def _deepseek2(file: GgufFile, config: Config) -> dict[str, Any]:
 
 
 def _minicpm3(file: GgufFile, config: Config) -> dict[str, Any]:
-    """Returns MiniCPM3's fields; multipliers that the metadata lacks are those of the published model."""
+    """Returns MiniCPM3's fields; multipliers that the metadata lacks are taken from the published model."""
     metadata = file.metadata
     rope_dim = metadata.integer(file.key("rope.dimension_count"))
     width_key = file.key("attention.key_length")
@@ -273,7 +275,7 @@ def _ernie(file: GgufFile, config: Config) -> dict[str, Any]:
 
 
 def _bert(file: GgufFile, config: Config) -> dict[str, Any]:
-    """Returns BERT's fields; converters drop the unused position rows of RoBERTa, so that it becomes a BERT."""
+    """Returns BERT's fields. Converters drop RoBERTa's unused position rows, so a RoBERTa is read as a BERT."""
     return {
         "max_position_embeddings": file.rows("position_embd.weight"),
         "type_vocab_size": file.rows("token_types.weight"),

@@ -1,4 +1,4 @@
-"""Byte-pair encoding with a list of merges: bytes for GPT-2 and most later models, text for Gemma 4."""
+"""Byte-pair encoding with a list of merges: of bytes in GPT-2 and most later models, of characters in Gemma 4."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def byte_pair_encoding(vocabulary: Vocabulary, unknown: str | None) -> Tokenizer
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     rules = pre_tokenization(vocabulary.metadata)
-    # Padding tokens, which fill the embedding's rows, cannot occur in text.
+    # Padding tokens only fill rows of the embedding and must not match text.
     unused = set(vocabulary.of_type(TokenType.UNUSED))
     ids = {token: token_id for token, token_id in vocabulary.ids.items() if token_id not in unused}
     merges = vocabulary.merges(ids)

@@ -1,6 +1,6 @@
-"""Translates a GGUF's metadata to a spec: config.json fields, read by the architectures.
+"""Translates the metadata of a GGUF file to a spec, by way of the fields of config.json.
 
-Keys are those of ggml's docs/gguf.md and of llama.cpp, whose defaults hold for keys that are missing.
+ggml's docs/gguf.md and llama.cpp define the keys; missing keys have llama.cpp's defaults.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ FIELDS = {
     "rope_theta": "rope.freq_base",
     "original_max_position_embeddings": "rope.scaling.original_context_length",
 }
-"""Fields that all architectures share, and their keys."""
+"""Fields of config.json that all architectures share, with their keys."""
 BY_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads")
-"""Fields whose keys may hold a list of one number for each layer."""
+"""Fields whose keys may hold a list with a number for each layer."""
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 
 def gguf_spec(file: GgufFile) -> ModelSpec:
-    """Returns the spec of a model in a GGUF.
+    """Returns the spec of a model in a GGUF file.
 
-    Raises ConfigError for a value outside its limits, UnsupportedModelError for what ferrule does not run.
+    Raises ConfigError for an invalid value, UnsupportedModelError for an unsupported architecture or option.
     """
     architecture = _find(file)
     spec = model_spec(_config(file, architecture))
@@ -114,7 +114,7 @@ def _with_heads(file: GgufFile, config: Config) -> Config:
 
 
 def _with_rope(file: GgufFile, config: Config, architecture: GgufArchitecture) -> Config:
-    """Adds the rotary embedding: rotated width, base and scaling."""
+    """Adds the fields of the rotary embedding: rotated width, base and scaling."""
     metadata = file.metadata
     config = config.with_defaults(rope_theta=DEFAULT_THETA)
     width = config.head_dim if architecture.heads else 0
@@ -149,7 +149,7 @@ def _rope_scaling(file: GgufFile, pairs: int) -> dict[str, Any]:
             "attention_factor": metadata.number_or_none(f"{scaling}attn_factor"),
         }
     if "rope_freqs.weight" in file:
-        # Llama 3's scaling as precomputed divisors for all lengths.
+        # The tensor holds Llama 3's scaling as precomputed divisors, which apply to all lengths.
         if kind == "yarn":
             raise metadata.unsupported(f"{scaling}type", "omitted in a file with a tensor 'rope_freqs.weight'")
         factors = list(file.factors("rope_freqs.weight", pairs))
@@ -172,7 +172,7 @@ def _rope_scaling(file: GgufFile, pairs: int) -> dict[str, Any]:
 
 
 def _stored(layer: Layer, *, split: bool) -> Layer:
-    """Returns a layer with norms in the form in which a GGUF stores them."""
+    """Returns a layer with its norms in the form that a GGUF file stores."""
     return replace(
         layer,
         attention=_stored_attention(layer.attention, split=split),
@@ -197,5 +197,5 @@ def _stored_attention(attention: Attention, *, split: bool) -> Attention:
 
 
 def _plain(norm: Norm | None) -> Any:
-    """Returns a norm without weight offset, since converters add it to the weights."""
+    """Returns a norm without weight offset, because converters add the offset to the weights."""
     return None if norm is None else replace(norm, weight_offset=0.0)

@@ -20,7 +20,7 @@ def is_gguf(path: Path) -> bool:
 
 
 class GgufFile:
-    """Metadata and tensor headers of a model's file, or of all its parts.
+    """Metadata and tensor headers of a GGUF model in one file or several parts.
 
     Raises ModelFileError for a malformed file, ConfigError if `general.architecture` is missing.
     """
@@ -53,7 +53,7 @@ class GgufFile:
         Raises ConfigError if it is missing.
         """
         if tensor not in self.tensors:
-            raise ConfigError(f"{self.path}: has no tensor {tensor!r}, which every model of its architecture has")
+            raise ConfigError(f"{self.path}: tensor {tensor!r} is missing; every model of this architecture has it")
         return self.tensors[tensor][1]
 
     def rows(self, tensor: str) -> int:
@@ -67,9 +67,9 @@ class GgufFile:
         return shape[0]
 
     def factors(self, tensor: str, count: int) -> Sequence[float]:
-        """Returns a tensor of `count` divisors.
+        """Returns the elements of a tensor of `count` divisors.
 
-        Raises ConfigError for another shape, and for values that are not finite and above 0.
+        Raises ConfigError for another shape, and for elements that are not finite or not above 0.
         """
         shape = self.shape(tensor)
         if shape != (count,):

@@ -1,7 +1,7 @@
 """Pre-tokenizer patterns by their names in `tokenizer.ggml.pre`.
 
-Patterns are those of the models' tokenizer.json if known, else llama.cpp's. Text between matches is a piece too, and
-each further pattern of a list splits the pieces of the one before.
+The patterns are taken from the models' tokenizer.json if it is known, else from llama.cpp. Text between matches is a
+piece too. Each further pattern of a list splits the pieces of the previous pattern.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GPT4O = (
     rf"|\p{{N}}{{1,3}}|{_CASED_REST}"
 )
 _HAN = r"&&[^\p{Han}]"
-"""Excludes Chinese characters from a class, by intersection."""
+"""Intersection that excludes Chinese characters from a character class."""
 KIMI_K2 = (
     rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}{_HAN}]*[{_LOWER}{_HAN}]+{_CONTRACTIONS}?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}{_HAN}]+[{_LOWER}{_HAN}]*{_CONTRACTIONS}?"
@@ -85,21 +85,22 @@ def code_points(ranges: str) -> str:
 
 @dataclass(frozen=True)
 class PreTokenization:
-    """Pre-tokenization of a name."""
+    """Pre-tokenization that belongs to a name."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
-    """Whether a piece that is a token skips the merges."""
+    """Whether a piece that is a token is not split further by merges."""
     add_bos: bool = False
     """Whether texts begin with the BOS token by default."""
     require_bos: bool = False
-    """Whether texts begin with the BOS token whatever the file says: files of these models say it wrongly."""
+    """Whether texts always begin with the BOS token. The metadata is ignored, since it is wrong in files of these
+    models."""
     byte_level: bool = True
-    """Whether tokens are spelled in GPT-2's alphabet of bytes; otherwise they are text."""
+    """Whether tokens are spelled in GPT-2's byte-level alphabet; otherwise they are plain text."""
     escape_spaces: bool = False
-    """Whether the tokens spell a space as `▁`."""
+    """Whether tokens spell a space as `▁`."""
     remove_spaces: bool = False
-    """Whether white space only separates the pieces and belongs to none."""
+    """Whether white space separates pieces and is dropped."""
 
 
 _GPT2 = PreTokenization((GPT2,))
@@ -193,11 +194,11 @@ PRE_TOKENIZERS: Mapping[str, PreTokenization] = {
     "whitespace": PreTokenization((), byte_level=False, remove_spaces=True),
     "default": PreTokenization((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
 }
-"""Pre-tokenizers by llama.cpp's names; `default` is that of files without a name."""
+"""Pre-tokenizations by llama.cpp's names; `default` applies to files without a name."""
 
 
 def pre_tokenization(metadata: Config) -> PreTokenization:
-    """Returns the pre-tokenization that a file names, or else the one of its tokenizer model or `default`.
+    """Returns the pre-tokenization that a file names, else the one of its tokenizer model, else `default`.
 
     Raises UnsupportedModelError for an unknown name.
     """
@@ -211,7 +212,7 @@ def pre_tokenization(metadata: Config) -> PreTokenization:
 
 
 def splitter(rules: PreTokenization) -> PreTokenizer:
-    """Returns a pre-tokenizer that splits by each pattern in turn, and spells the pieces as the tokens are."""
+    """Returns a pre-tokenizer that splits by each pattern in turn, and spells pieces like the tokens."""
     from tokenizers import Regex, pre_tokenizers
 
     steps: list[PreTokenizer] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rules.patterns]

@@ -1,4 +1,4 @@
-"""Pooling of embedding models in GGUF."""
+"""Pooling of embedding models in GGUF files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
 
 def gguf_pooling(file: GgufFile) -> Pooling | None:
-    """Returns the pooling of an embedding model; None if the file has none.
+    """Returns the pooling of an embedding model; None if the file does not state it.
 
-    Raises ConfigError, UnsupportedModelError for a reranker, whose classifier is not read from GGUF.
+    Raises ConfigError; UnsupportedModelError for a reranker, because classifiers in GGUF files are not supported.
     """
     key = file.key("pooling_type")
     kind = file.metadata.integer(key, default=0, low=0)

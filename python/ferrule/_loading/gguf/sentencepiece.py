@@ -1,7 +1,7 @@
-"""SentencePiece BPE (Kudo and Richardson 2018) of Llama 1 and 2, Mistral and Gemma.
+"""SentencePiece's BPE (Kudo and Richardson 2018) of Llama 1 and 2, Mistral and Gemma.
 
-Adjacent pieces are merged if the vocabulary has their concatenation, highest score first. The vocabulary has no list of
-merges; it follows from the scores.
+Adjacent pieces whose concatenation is in the vocabulary are merged, highest score first. The file has no list of
+merges, so it is derived from the scores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SPACE = "▁"
 PIECES = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNDEFINED)
-"""Types of tokens that encode text; byte tokens encode other characters."""
+"""Types of tokens that match text; byte tokens encode all other characters."""
 
 
 def sentencepiece(vocabulary: Vocabulary, unknown: str | None) -> Tokenizer:

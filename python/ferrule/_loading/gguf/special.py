@@ -1,4 +1,4 @@
-"""Special tokens of a GGUF: beginning and end of texts, and tokens that end the output."""
+"""Special tokens of a GGUF file: beginning and end of texts, and tokens that end the output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEYS: Mapping[str, str] = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
     "unk_token": "tokenizer.ggml.unknown_token_id",
-    "sep_token": "tokenizer.ggml.seperator_token_id",  # as it is spelled
+    "sep_token": "tokenizer.ggml.seperator_token_id",  # the specification has this spelling
     "pad_token": "tokenizer.ggml.padding_token_id",
     "cls_token": "tokenizer.ggml.cls_token_id",
     "mask_token": "tokenizer.ggml.mask_token_id",
@@ -24,23 +24,23 @@ DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "t5": {"eos_token": 1, "unk_token": 2, "pad_token": 0},
     "bert": {"bos_token": 101, "sep_token": 102, "unk_token": 100, "pad_token": 0, "mask_token": 103},
 }
-"""Default ids by `tokenizer.ggml.model`, for files without a key whose token is not text."""
+"""Default ids by `tokenizer.ggml.model`, for files without a key. A default applies if its token is not normal text."""
 
 END_KEYS = (KEYS["eos_token"], "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-"""Keys of tokens that end the output: end of text, of a turn, of a message."""
+"""Keys of tokens that end the output: the end of a text, of a turn, of a message."""
 ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
     *("<EOT>", "_<EOT>", "[EOT]", "<|end_of_text|>", "<end_of_utterance>", "<\uff5cend▁of▁sentence\uff5c>"),
     *("<|flush|>", "<|calls|>", "[EOS]", "[e~[", "<turn|>", "<|tool_response>"),
 )
-"""Tokens that end a turn even without a key; most files have a key for the end of text only."""
+"""Tokens that end a turn even without a key, since most files have a key for the end of a text only."""
 
 ANSWER_ENDS = frozenset({"<|return|>", "<|flush|>"})
-"""Tokens that end an answer in OpenAI's harmony format and in Solar's, where `<|end|>` ends one of its messages."""
+"""Tokens that end an answer in OpenAI's harmony format and in Solar's, where `<|end|>` ends only a message of it."""
 
 
 def mark_control_tokens(vocabulary: Vocabulary) -> Vocabulary:
-    """Returns the vocabulary with control types for ENDS: some files list them among the normal tokens."""
+    """Returns the vocabulary with the tokens in ENDS marked as control tokens, which some files mark as normal."""
     types = [
         TokenType.CONTROL if token in _ENDS and kind in (TokenType.NORMAL, TokenType.UNDEFINED) else kind
         for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)

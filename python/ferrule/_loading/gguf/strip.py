@@ -1,4 +1,4 @@
-"""White space that special tokens strip beside them; a GGUF does not state it, so it follows from the model."""
+"""Special tokens that strip adjacent white space. GGUF files do not state this, so it is derived from the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PHI3_PLAIN = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
 def left_stripped(vocabulary: Vocabulary) -> frozenset[str]:
-    """Returns the tokens that strip the white space before them: the mask token of some encoders."""
+    """Returns the tokens that strip the white space before them, such as the mask token of some encoders."""
     metadata = vocabulary.metadata
     if metadata.text("tokenizer.ggml.pre", default="") in LEFT_BY_TOKENIZER:
         return frozenset({"<mask>"})
@@ -26,9 +26,9 @@ def left_stripped(vocabulary: Vocabulary) -> frozenset[str]:
 
 
 def right_stripped(vocabulary: Vocabulary, special: frozenset[str]) -> frozenset[str]:
-    """Returns the tokens, among the special ones, that strip the white space after them: Phi-3's and Phi-3.5's.
+    """Returns the special tokens that strip the white space after them, as in Phi-3 and Phi-3.5.
 
-    Phi-4 shares the architecture but has another tokenizer, without stripping.
+    Phi-4 has the same architecture, but its tokenizer strips no white space.
     """
     metadata = vocabulary.metadata
     if metadata.text("tokenizer.ggml.model") != "llama":

@@ -1,7 +1,7 @@
 """Tensor names of GGUF files: one table for all architectures.
 
-A role may have several names, of which a file has one. llama.cpp's converters fuse, split and stack some matrices; the
-tensors of a file show which.
+A role may have several names, and a file has one of them. llama.cpp's converters fuse, split and stack some matrices;
+the tensors that a file has show which ones.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 """Module names of each role, preferred name first; the router's bias is a tensor name."""
 
 STACKED = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
-"""Tensors that stack the matrices of all experts; the first MoE files had one tensor for each expert."""
+"""Tensors that stack the matrices of all experts; early MoE files have a tensor for each expert."""
 
 
 def gguf_tensors(spec: ModelSpec, file: GgufFile) -> dict[str, Tensor]:
-    """Returns the file's tensor for each role of `spec`."""
+    """Returns the tensor of the file for each role of `spec`."""
     modules: dict[str, str | Fused] = {role: _present(names, file) for role, names in NAMES.items()}
     layer = spec.layers[0]
     if isinstance(heads := layer.attention.projections, HeadProjections) and "attn_qkv.weight" in file.in_layers:
@@ -76,16 +76,16 @@ def gguf_tensors(spec: ModelSpec, file: GgufFile) -> dict[str, Tensor]:
             case _:
                 pass
     if layer.attention_post_norm is None and "ffn_norm.weight" not in file.in_layers:
-        # Some files name the norm before the network after the attention block that precedes it.
+        # Some files name the norm before the feed-forward network as the norm after attention.
         modules["ffn_norm"] = _present(("blk.{layer}.post_attention_norm", "blk.{layer}.ffn_norm"), file)
     if "attn_norm_2.weight" in file.in_layers:
-        # In Falcon's large models the first norm is that of the network.
+        # In Falcon's large models the first norm belongs to the feed-forward network.
         modules |= {"attention_norm": "blk.{layer}.attn_norm_2", "ffn_norm": "blk.{layer}.attn_norm"}
     return tensors_named(spec, modules)
 
 
 def splits_latents(spec: ModelSpec, file: GgufFile) -> bool:
-    """Whether the key and value projections from the latent are two tensors, as in newer files."""
+    """Whether the key and value projections from the latent are separate tensors, as in newer files."""
     latent = any(isinstance(layer.attention.projections, LatentProjections) for layer in spec.layers)
     return latent and "attn_k_b.weight" in file.in_layers
 
@@ -103,7 +103,7 @@ def _stacks(ffn: Experts, experts: int, file: GgufFile) -> dict[str, Fused]:
 
 
 def _present(names: tuple[str, ...], file: GgufFile) -> str:
-    """Returns the first name that a layer's tensors have, with or without `.weight`."""
+    """Returns the first name for which the layers have a tensor, with or without `.weight`."""
     for name in names:
         last = name.removeprefix("blk.{layer}.")
         if last in file.in_layers or f"{last}.weight" in file.in_layers:

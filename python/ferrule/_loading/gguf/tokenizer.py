@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MODEL = "tokenizer.ggml.model"
 NO_MODELS = ("none", "no_vocab")
-"""Values for files without a tokenizer."""
+"""Values of `tokenizer.ggml.model` in files without a tokenizer."""
 BPE_MODELS = ("gpt2", "gemma4", "whitespace")
 MODELS = (*BPE_MODELS, "llama", "t5", "bert")
 TEMPLATE = "tokenizer.chat_template"
@@ -38,7 +38,7 @@ class GgufTokenizer:
     special_tokens: dict[str, str]
     """Special tokens by role: `bos_token` and so on."""
     chat_templates: dict[str, str]
-    """Chat templates by name; the usual one is `default`."""
+    """Chat templates by name; the one used without a name is `default`."""
 
 
 def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
@@ -57,7 +57,7 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
         backend = _backend(vocabulary, ids)
     except FerruleError:
         raise
-    except BaseException as error:  # the library raises plain exceptions, and PyO3's on panics
+    except BaseException as error:  # the library raises plain Exception, and PanicException on panics
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise TokenizerError(f"{path}: the tokenizer cannot be built: {error}") from error
@@ -86,7 +86,7 @@ def _backend(vocabulary: Vocabulary, ids: dict[str, int]) -> Tokenizer:
 
 
 def _add_tokens(backend: Tokenizer, vocabulary: Vocabulary) -> None:
-    """Adds tokens that are matched in the text before anything else."""
+    """Adds the tokens that are matched in the text before it is split."""
     from tokenizers import AddedToken
 
     kinds = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
@@ -108,7 +108,7 @@ def _add_tokens(backend: Tokenizer, vocabulary: Vocabulary) -> None:
 def _add_post_processor(
     backend: Tokenizer, vocabulary: Vocabulary, ids: dict[str, int], *, begins: bool, ends: bool
 ) -> None:
-    """Adds the tokens that every text begins and ends with."""
+    """Adds the special tokens at the beginning and the end of every text."""
     from tokenizers.processors import TemplateProcessing
 
     metadata = vocabulary.metadata

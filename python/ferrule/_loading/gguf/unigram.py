@@ -33,7 +33,7 @@ def unigram(vocabulary: Vocabulary, unknown: int | None) -> Tokenizer:
             charsmap = bytes(cast("list[int]", [number & 0xFF for number in numbers]))
             _native.check_charsmap(charsmap)
             steps.append(normalizers.Precompiled(charsmap))
-        except Exception as error:  # the library panics on an invalid map, or refuses it
+        except Exception as error:  # the library raises an error or panics on an invalid map
             raise vocabulary.fault(CHARACTERS, numbers, f"a map that SentencePiece compiled: {error}") from error
     if metadata.flag("tokenizer.ggml.remove_extra_whitespaces", default=True):
         steps += [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), " ")]

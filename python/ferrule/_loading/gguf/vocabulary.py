@@ -1,4 +1,4 @@
-"""Vocabulary of a GGUF: tokens with checked types, scores and merges."""
+"""Vocabulary of a GGUF file: tokens with checked types, scores and merges."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ TYPES = "tokenizer.ggml.token_type"
 SCORES = "tokenizer.ggml.scores"
 MERGES = "tokenizer.ggml.merges"
 MAX_TOKEN_LENGTH = 4096
-"""Characters of a token; the longest known ones are 1,024 spaces. Some steps take time in the square of it."""
+"""Maximum number of characters of a token. The longest known tokens are 1,024 spaces; some steps take quadratic
+time."""
 MAX_CHARACTERS = 16 << 20
-"""Characters of all tokens together; the largest known vocabularies have 2 million."""
+"""Maximum number of characters of all tokens together; the largest known vocabularies have 2 million."""
 
 
 class TokenType(IntEnum):
@@ -39,11 +40,11 @@ _TYPES = frozenset(TokenType)
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens of a GGUF by id."""
+    """Tokens of a GGUF file by id."""
 
     metadata: Config
     tokens: list[str]
-    """Distinct tokens; an empty token is named after its id."""
+    """Texts of the tokens, all different; an empty token gets a text with its id."""
     types: list[int]
     """TokenType of each token."""
     ids: dict[str, int]
@@ -71,12 +72,12 @@ class Vocabulary:
         lines = self._list(MERGES, "pairs of tokens")
         merges: list[tuple[str, str]] = []
         for index, line in enumerate(lines):
-            # A token may begin with a space.
+            # Search from index 1, since the first token may begin with a space.
             cut = line.find(" ", 1) if isinstance(line, str) else 0
             pair = (line[:cut], line[cut + 1 :]) if cut > 0 else ("", "")
             if pair[0] not in ids or pair[1] not in ids or pair[0] + pair[1] not in ids:
                 raise self.fault(
-                    f"{MERGES}[{index}]", line, f"two of {TOKENS} with a space between, which together are a token"
+                    f"{MERGES}[{index}]", line, f"two of {TOKENS} separated by a space, whose concatenation is a token"
                 )
             merges.append(pair)
         return merges

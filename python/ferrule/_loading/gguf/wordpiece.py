@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BEGINS = "▁"
-"""Marks tokens that begin a word; BERT's own vocabulary marks the others."""
+"""Prefix of tokens that begin a word. BERT's original vocabulary marks the other tokens instead."""
 CONTINUES = "##"
 
 
@@ -43,7 +43,7 @@ def wordpiece(vocabulary: Vocabulary, unknown: str | None) -> Tokenizer:
 
 
 def spelled(vocabulary: Vocabulary) -> list[str]:
-    """Returns the tokens in BERT's spelling."""
+    """Returns the tokens in BERT's original spelling."""
 
     def spell(token: str, kind: int) -> str:
         if kind not in (TokenType.NORMAL, TokenType.UNDEFINED) or (token.startswith("[") and token.endswith("]")):

@@ -1,7 +1,7 @@
 """Quantized checkpoints: one file and one line in METHODS for each quantization method.
 
-The configuration describes the codes and their layout. The tensors show which modules are quantized, so lists of
-excluded modules are ignored.
+The configuration describes the codes and their layout. Lists of excluded modules are ignored, because the tensors show
+which modules are quantized.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIELDS = ("quantization_config", "compression_config")
 """Fields of config.json; the second is the first name of compressed-tensors."""
 
 FILES = (("quantize_config.json", "bits", gptq), ("quant_config.json", "w_bit", awq))
-"""Separate files of AutoGPTQ and AutoAWQ, with a field that identifies them."""
+"""Separate configuration files of AutoGPTQ and AutoAWQ, each with a field that identifies it."""
 
 
 def read_stored_as(config: Config, directory: Path) -> StoredAs | None:

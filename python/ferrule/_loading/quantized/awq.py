@@ -6,7 +6,7 @@ from ferrule.archs.spec import Awq
 
 
 def awq(config: Config) -> Awq:
-    """Reads the GEMM layout, which nearly all checkpoints have.
+    """Reads the configuration. Only the GEMM layout is supported, which nearly all checkpoints have.
 
     Raises ConfigError, UnsupportedModelError.
     """

@@ -9,7 +9,7 @@ TYPES: dict[str, Literal["nf4", "fp4"]] = {"nf4": "nf4", "fp4": "fp4"}
 
 
 def bitsandbytes(config: Config) -> BitsAndBytes:
-    """Reads the code type; the tensors show whether scales are quantized too.
+    """Reads the type of the codes; the tensors show whether the scales are quantized too.
 
     Raises ConfigError, UnsupportedModelError.
     """

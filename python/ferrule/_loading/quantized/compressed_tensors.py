@@ -8,7 +8,7 @@ from ferrule.archs.spec import CompressedTensors, CompressedWeights
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
 MIXED = "mixed-precision"
-"""Format of checkpoints whose groups have different formats."""
+"""Value of `format` if the groups have different formats."""
 BITS = {"int": (2, 4, 8), "float": (8,)}
 STRATEGIES = {"int": ("tensor", "channel", "group"), "float": ("tensor", "channel", "group", "block")}
 
@@ -27,7 +27,7 @@ def compressed_tensors(config: Config) -> CompressedTensors:
     for name in groups.values:
         group = groups.inner(name)
         _format(group, default=FORMATS[0] if stored == MIXED else stored, known=FORMATS)
-        # Groups for activations or the KV cache have no weights.
+        # Groups that describe only activations or the KV cache have no weights.
         if "weights" in group:
             found = _weights(group.inner("weights"))
             weights += [] if found in weights else [found]

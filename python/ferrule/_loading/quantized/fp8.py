@@ -8,7 +8,7 @@ FORMATS = ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2")
 
 
 def fp8(config: Config) -> Fp8:
-    """Reads the block shape; activation scales are ignored, since activations are not rounded to fp8.
+    """Reads the block shape. Activation scales are ignored, since ferrule does not round activations to fp8.
 
     Raises ConfigError, UnsupportedModelError.
     """

@@ -6,11 +6,11 @@ from ferrule.archs.spec import Gptq
 
 BITS = (2, 3, 4, 8)
 FORMATS = ("gptq", "gptq_v2")
-"""Values of `checkpoint_format`: zero points minus 1, and unchanged."""
+"""Values of `checkpoint_format`: files store zero points minus 1 (v1), or unchanged (v2)."""
 
 
 def gptq(config: Config) -> Gptq:
-    """Reads the layout; `sym` is ignored, since symmetric codes have zero points too.
+    """Reads the layout. `sym` is ignored, since symmetric codes are stored with zero points too.
 
     Raises ConfigError, UnsupportedModelError.
     """
@@ -18,7 +18,7 @@ def gptq(config: Config) -> Gptq:
     stored = config.text("checkpoint_format", default=FORMATS[0])
     if stored not in FORMATS:
         raise config.unsupported("checkpoint_format", f"one of {', '.join(FORMATS)}")
-    # Rules with other bits are unsupported; excluded modules ("-:...") have plain tensors.
+    # Rules may only exclude modules ("-:..."), whose tensors are then plain. Rules with other bits are unsupported.
     rules = config.inner("dynamic")
     for rule in rules.values:
         if not rule.startswith("-:"):

@@ -5,6 +5,6 @@ from ferrule.archs.spec import Mxfp4
 
 
 def mxfp4(config: Config) -> Mxfp4:
-    """Returns the only layout."""
+    """Returns the only supported layout."""
     del config
     return Mxfp4()

@@ -1,4 +1,4 @@
-"""Descriptions of a checkpoint's quantization for people."""
+"""Descriptions of a checkpoint's quantization in words."""
 
 from __future__ import annotations
 

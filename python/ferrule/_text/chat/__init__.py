@@ -1,4 +1,4 @@
-"""Chat templates: render messages to the prompt format of a model."""
+"""Chat templates, which render messages to the prompt format of a model."""
 
 from ferrule._text.chat.conversation import adapt_messages
 from ferrule._text.chat.described_tools import describe_tools, reads_tools

@@ -1,11 +1,11 @@
 """Limits of time and memory for chat templates, which are untrusted programs.
 
-Work is counted in units: about one character written, sixteen characters read, or a quarter of a step. A unit takes
-less than a microsecond and at most about six bytes, so the limit bounds time and memory, and is the same on every
-machine. A limit of processor time covers what the count underestimates.
+Work is counted in units. A unit is about one character written, sixteen characters read, or a quarter of a step. It
+takes less than a microsecond and at most about six bytes, so a limit of units bounds time and memory, and is the same
+on every machine. A limit of processor time covers operations whose units underestimate their time.
 
-A concatenated string returns its units when it is freed, except for the time to copy it: templates that append every
-message to one text copy it as many times as there are messages, but hold one copy.
+A concatenated string refunds its units when it is freed, except for the units of copying it. A template that appends
+every message to one text copies the text as many times as there are messages, but holds only one copy.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from ferrule.errors import ChatTemplateError
 
 BASE_UNITS = 1 << 19
 UNITS_PER_CHARACTER = 512
-"""Units for each character of the conversation. Most templates take ten; those that copy the text for each message
-take a tenth of the number of messages."""
+"""Units that a template may spend for each character of the conversation. Most templates spend ten; templates that copy
+the text for each message spend a tenth of the number of messages."""
 MAX_UNITS = 1 << 28
 
 BASE_SECONDS = 1.0
-"""Seconds of processor time in the rendering thread."""
+"""Maximum seconds of processor time in the rendering thread."""
 SECONDS_PER_CHARACTER = 2e-5
 MAX_SECONDS = 30.0
 MAX_DEPTH = 100
-"""Maximum nesting depth of lists and dicts; Python hashes and compares nested values by recursion in C."""
+"""Maximum nesting depth of lists and dicts, since Python hashes and compares nested values by recursion in C."""
 MAX_BITS = 1 << 16
-"""Maximum number of bits of an integer; arithmetic on larger ones takes unbounded time."""
+"""Maximum number of bits of an integer, since arithmetic on larger integers takes unbounded time."""
 STEP = 4
-"""Units of a step: one node of a template's tree, each time the code around it runs."""
+"""Units of a step, which is one execution of one node of the template's syntax tree."""
 ITEM = 16
 """Units of a list item."""
 READ = 16
-"""Characters read for one unit."""
+"""Number of characters to read for one unit."""
 CLOCK_UNITS = 512
 """Units between two checks of the clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of a value when it is written out; repeated parts count each time."""
+    """Size of a value as text; a part that occurs several times counts each time."""
 
     characters: int
     items: int
-    """Number of values in it, itself included."""
+    """Number of values that it contains, itself included."""
     depth: int
     numbers: int
-    """Sum of the magnitudes of its integers, which may be used as widths."""
+    """Sum of the absolute values of the integers in it, which may be used as widths."""
 
     @property
     def units(self) -> int:
-        """Approximate number of characters of its text."""
+        """Approximate number of characters of the value as text."""
         return self.characters + self.items
 
     def __add__(self, other: Size) -> Size:
@@ -69,7 +69,7 @@ class Size:
 
 
 class Budget:
-    """Remaining units and time of one rendering of a conversation of `characters`."""
+    """Remaining units and time of one rendering, for a conversation with this number of `characters`."""
 
     def __init__(self, characters: int) -> None:
         self._characters = characters
@@ -79,7 +79,7 @@ class Budget:
         self._deadline = time.thread_time() + self._seconds
         self._next_check = CLOCK_UNITS
         self._parts = 0
-        """Characters of operands that are charged, but not yet part of a concatenation."""
+        """Number of characters of operands that have been charged, but are not yet part of a concatenation."""
 
     def spend(self, units: int) -> None:
         """Spends units.
@@ -93,7 +93,10 @@ class Budget:
             self._next_check = self._spent + CLOCK_UNITS
 
     def require(self, units: int) -> None:
-        """Checks that this number of units is left, without spending them; raises ChatTemplateError."""
+        """Checks that this number of units is left, without spending them.
+
+        Raises ChatTemplateError.
+        """
         if self._spent + units > self._limit:
             raise ChatTemplateError(
                 f"the chat template exceeds its limit of {self._limit} units of work (characters written and steps "
@@ -101,7 +104,7 @@ class Budget:
             )
 
     def write(self, value: object) -> None:
-        """Spends the units of a value's text, before it is written."""
+        """Spends the units of a value's text before it is written."""
         if isinstance(value, str):
             self.spend(len(value))
             return
@@ -117,7 +120,7 @@ class Budget:
         return size
 
     def made(self, value: object) -> None:
-        """Spends the units of a new value, without the values in it."""
+        """Spends the units of a new value, without the values that it contains."""
         self.spend(1 + breadth(value))
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
             raise ChatTemplateError(
@@ -125,7 +128,7 @@ class Budget:
             )
 
     def refund(self, units: int) -> None:
-        """Returns units whose memory is free again."""
+        """Adds units back whose memory has been freed."""
         self._spent -= units
         self._next_check = min(self._next_check, self._spent + CLOCK_UNITS)
 
@@ -140,7 +143,7 @@ class Budget:
 
     def joined(self, text: str) -> str:
         """Returns the concatenation of parts as a string that refunds their units when it is freed."""
-        units = min(len(text), self._parts)  # a template may pass strings that are not concatenations
+        units = min(len(text), self._parts)  # the string may not be a concatenation
         self._parts -= units
         return self.temporary(text, units)
 
@@ -150,7 +153,7 @@ class Budget:
         return _Temporary(text, self, units)
 
     def counted(self, values: Iterable[object], units: int) -> Iterator[object]:
-        """Yields values; each spends `units`."""
+        """Yields values and spends `units` for each."""
         for value in values:
             self.spend(units)
             yield value
@@ -211,11 +214,11 @@ class _Temporary(str):
 
 
 BUDGET: ContextVar[Budget] = ContextVar("BUDGET")
-"""Budget of the rendering in this thread; unset while a template is compiled."""
+"""Budget of the current rendering; unset while a template is compiled."""
 
 
 def breadth(value: object) -> int:
-    """Returns the units of a value itself: characters, or ITEM for each item."""
+    """Returns the units of a value without its items' contents: its characters, or ITEM for each item."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, (list, tuple, dict)):

@@ -1,10 +1,11 @@
-"""Adapts conversations in OpenAI's form to the form that a model's template reads.
+"""Converts conversations in OpenAI's form to the form that a model's template reads.
 
-Templates differ in two points, which are detected by rendering a small conversation once:
+Templates differ in two respects, which are detected by rendering a small conversation once:
 
-- Content as a list of parts. A template that renders both parts of a user message gets lists in user messages, and
-  text joined by line breaks in others. Other templates get text. A template that reads only lists gets lists.
-- Arguments of tool calls. Most templates expect dicts, where OpenAI has JSON; those that fail on dicts get JSON.
+- Content. A template that renders both parts of a user message gets lists of parts in user messages, and text joined by
+  line breaks in other messages. A template that reads only lists gets lists in all messages. Other templates get text.
+- Arguments of tool calls. OpenAI's form is JSON text, but most templates expect dicts; templates that fail on dicts get
+  JSON.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _FIRST, _SECOND, _KEY = "A first probe.", "A second probe.", "probe_key"
 
 @dataclass(frozen=True)
 class Reading:
-    """Forms of content that a template reads."""
+    """Form of the content that a template reads."""
 
     text: bool
     parts: bool
-    """Whether it reads user messages as lists of parts."""
+    """Whether the template reads user messages as lists of parts."""
 
 
 def adapt_messages(
@@ -57,7 +58,7 @@ def adapt_messages(
 
 
 def _checked_content(content: object, where: str) -> str | list[str] | None:
-    """Returns the text, or the texts of all parts."""
+    """Returns the text, or a list with the texts of all parts."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -89,7 +90,7 @@ def _adapt_calls(message: dict[str, Any], where: str, template: str, tokens: tup
     if not isinstance(calls, list):
         raise ChatTemplateError(f"{where}.tool_calls must be a list of dicts, got {shown(calls)}")
     if not calls:
-        # Templates test for the list, and would render an empty call.
+        # Templates test whether the list exists, and would render an empty call.
         del message["tool_calls"]
         return
     for index, call in enumerate(cast("list[object]", calls)):
@@ -102,7 +103,7 @@ def _adapt_calls(message: dict[str, Any], where: str, template: str, tokens: tup
 
 
 def _adapt_arguments(arguments: object, *, as_dict: bool) -> object:
-    """Returns arguments as a dict or as JSON; invalid JSON is kept, since a model may have written it."""
+    """Returns arguments as a dict or as JSON. Invalid JSON is returned unchanged, since a model may have written it."""
     if isinstance(arguments, dict):
         held = cast("dict[str, object]", arguments)
         return held if as_dict else json.dumps(held, ensure_ascii=False)
@@ -121,7 +122,7 @@ def _adapt_arguments(arguments: object, *, as_dict: bool) -> object:
 def _reading(template: str, special_tokens: tuple[tuple[str, str], ...]) -> Reading:
     def shows(content: object) -> bool:
         text = probe(template, special_tokens, [{"role": "user", "content": content}])
-        # A template without support for parts may print the list with all its keys.
+        # A template without support for parts may print the list with the keys of its dicts.
         return _FIRST in text and _SECOND in text and _KEY not in text
 
     parts = [{"type": "text", "text": each, _KEY: True} for each in (_FIRST, _SECOND)]
@@ -138,7 +139,7 @@ def _reads_dicts(template: str, special_tokens: tuple[tuple[str, str], ...]) -> 
             {"role": "tool", "tool_call_id": "call00001", "name": "probe", "content": "!"},
         ]
         text = probe(template, special_tokens, messages)
-        # A template without support for dicts prints Python's notation, on which no model was trained.
+        # A template without support for dicts prints Python's notation, which models are not trained on.
         return _KEY in text and f"'{_KEY}'" not in text
 
     return shows({_KEY: 1}) or not shows(json.dumps({_KEY: 1}))

@@ -1,7 +1,8 @@
 """Rewrites templates so that every step spends from the budget.
 
-The environment counts calls, filters, tests and operators (`sandbox.py`). The rest of the syntax tree is rewritten here
-before it is compiled: hooks are inserted as filters whose names are not identifiers.
+The environment counts calls, filters, tests and operators (`sandbox.py`). For all other nodes of the syntax tree, this
+module inserts hooks before the template is compiled. A hook is a filter whose name is not an identifier, so that
+templates cannot use it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from ferrule._text.chat.budget import BUDGET, STEP
 from ferrule.errors import ChatTemplateError
 
 MAX_NODES = 1 << 13
-"""Maximum number of nodes of a template; the largest in use have a sixth. Compiling them takes 0.5 s and 70 MB."""
+"""Maximum number of nodes of a template, six times that of the largest in use. Compiling them takes 0.5 s and 70 MB."""
 
 _Value = TypeVar("_Value")
 
 
 def _spend(units: int) -> None:
-    # A template can call it through `map` with its own number.
+    # A template can call this hook through `map` with any number.
     BUDGET.get().spend(max(units, STEP))
 
 
@@ -66,7 +67,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
 
 
 class Counting(NodeTransformer):
-    """Inserts the hooks into a template."""
+    """Syntax tree visitor that inserts the hooks into a template."""
 
     def __init__(self) -> None:
         self._rewrites: dict[type[nodes.Node], Callable[[Any], nodes.Node]] = {
@@ -83,7 +84,7 @@ class Counting(NodeTransformer):
         }
 
     def get_visitor(self, node: nodes.Node) -> Callable[[Any], nodes.Node] | None:  # type: ignore[override]
-        """Returns the rewriter of a node; None visits its children."""
+        """Returns the method that rewrites a node; None if only its children are rewritten."""
         return self._rewrites.get(type(node))
 
     def _body(self, node: Any) -> nodes.Node:
@@ -96,7 +97,7 @@ class Counting(NodeTransformer):
 
     def _loop(self, node: nodes.For) -> nodes.Node:
         if node.test is not None:
-            # Items that the test rejects do not reach the body.
+            # Items that the test of the loop rejects do not reach the body, so they are counted here.
             node.test = _hooked(node.test, "<step>")
         return self._body(node)
 
@@ -151,7 +152,7 @@ _BODIES = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)
 
 
 def _units(node: nodes.Node) -> int:
-    """Returns the units of a part of a template that runs once, with its text; nested bodies spend separately."""
+    """Returns the units of a body that runs once, with its literal text; nested bodies spend separately."""
     text = 0
     if isinstance(node, nodes.TemplateData):
         text = len(node.data)

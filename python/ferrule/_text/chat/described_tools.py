@@ -1,14 +1,14 @@
-"""Tools in conversations for chat templates that do not read them.
+"""Tools for chat templates that do not support them.
 
-Such a template would drop the tools in silence. Instead the system message describes them in the format of Hermes and
-Qwen, which more models are trained on than any other, and which the parser `hermes` reads:
+A template without tool support would drop the tools silently. Instead, the system message describes them in the format
+of Hermes and Qwen, on which more models are trained than on any other, and which the parser `hermes` reads:
 
     <tool_call>
     {"name": "get_weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-Calls in the conversation become part of the content, and results of tools user messages with `<tool_response>` tags, as
-Qwen's template writes them. Without a system role, the description precedes the first user message.
+Calls in the conversation become part of the content. Results of tools become user messages with `<tool_response>` tags,
+as in Qwen's template. If the template has no system role, the description precedes the first user message.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PROBE = "A system probe."
 
 @lru_cache(maxsize=64)
 def reads_tools(template: str) -> bool:
-    """Whether a template reads the variable `tools`; True for an invalid template, which fails when it is rendered."""
+    """Whether a template reads the variable `tools`; True for an invalid template, which fails in rendering."""
     if len(template) > MAX_SOURCE:
         return True
     try:
@@ -57,7 +57,7 @@ def reads_tools(template: str) -> bool:
 def describe_tools(
     template: str, messages: Sequence[dict[str, Any]], tools: Sequence[Tool], special_tokens: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Returns adapted messages with the tools described, for a template that does not read tools.
+    """Adds a description of the tools to adapted messages, for a template that does not read tools.
 
     Raises ChatTemplateError for tools that are not dicts or functions.
     """
@@ -79,7 +79,7 @@ def describe_tools(
 
 
 def _with_calls(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns a message with its calls in the content."""
+    """Returns a message with its tool calls written into the content."""
     if not message.get("tool_calls"):
         return message
     calls = [
@@ -92,7 +92,7 @@ def _with_calls(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_responses(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns messages with the results of tools in user messages, one for all results of a turn."""
+    """Returns the messages with the tool results of each turn in one user message."""
     found: list[dict[str, Any]] = []
     in_responses = False
     for message in messages:

@@ -11,7 +11,7 @@ import jinja2.utils
 from ferrule._text.chat.budget import BUDGET, breadth
 
 PAIRS = 256
-"""Number of pairs of a dict up to which each costs one unit; more cost quadratic time, since hashes may collide."""
+"""Number of pairs of a dict up to which a pair costs one unit; beyond it, colliding hashes can take quadratic time."""
 
 
 def tojson(
@@ -21,12 +21,12 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002, RUF100
 ) -> str:
-    """Returns a value as JSON; unlike Jinja's filter it does not escape HTML, on which no model was trained."""
+    """Returns a value as JSON. Unlike Jinja's filter it does not escape HTML; models are not trained on escapes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def raise_exception(message: object) -> None:
-    """Rejects the conversation with a message."""
+    """Raises an error with a message of the template, which rejects the conversation."""
     raise jinja2.TemplateError(str(message))
 
 
@@ -36,13 +36,13 @@ def strftime_now(form: str) -> str:
 
 
 def make_dict(*args: object, **kwargs: object) -> dict[object, object]:
-    """Creates a dict; replaces the class `dict`, whose methods are not for templates."""
+    """Creates a dict. Templates get this function instead of the class `dict`, whose methods they must not call."""
     BUDGET.get().spend(sum(map(breadth, args)) ** 2 // PAIRS**2)
     return dict(*args, **kwargs)  # type: ignore[call-overload]  # a wrong argument is the template's own error
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Variables that survive the loop they are set in; names must not begin with an underscore, as Python's do."""
+    """Object for variables that outlive a loop. Their names must not begin with an underscore."""
 
     def __init__(*args: object, **kwargs: object) -> None:  # so that `self` can be a variable's name
         self, given = args[0], dict(*args[1:], **kwargs)  # type: ignore[call-overload]

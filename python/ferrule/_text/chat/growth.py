@@ -1,7 +1,7 @@
 """Upper bounds on result sizes of filters, tests and methods that can expand their operands.
 
-Each bound is in units and depends on the operands only. It need not be tight: it prevents one step from taking all
-memory. Operations that are not listed return at most ITEM times their operands.
+Each bound is in units and depends on the operands only. It need not be tight, since it only prevents one step from
+taking all memory. Operations that are not listed return at most ITEM times the size of their operands.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 from ferrule._text.chat.budget import ITEM, Size, breadth
 
 Growth: TypeAlias = Callable[[Any, Size, Sequence[Any], Mapping[str, Any]], int]
-"""Bound of a filter or test, from the value, the size of value and arguments, and the arguments."""
+"""Function that bounds a filter or test, from the value, the size of value and arguments, and the arguments."""
 MethodGrowth: TypeAlias = Callable[[str, Sequence[Any]], int]
-"""Bound of a string method."""
+"""Function that bounds a string method."""
 
 SLOW = ("lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim")
 """String methods that CPython runs in time proportional to the product of two lengths."""
@@ -26,9 +26,9 @@ _FAR_TOO_MUCH = 1 << 40
 
 
 def formatted(text: str, size: Size) -> int:
-    """Bounds `text % arguments` and `text.format(*arguments)`: all widths, and all arguments at every place.
+    """Bounds `text % arguments` and `text.format(*arguments)` by all widths, and all arguments at every placeholder.
 
-    `size` is that of the arguments.
+    `size` is the size of the arguments.
     """
     places = text.count("%") + text.count("{")
     widths = sum(int(digits) if len(digits) < 10 else _FAR_TOO_MUCH for digits in _DIGITS.findall(text))
@@ -42,7 +42,7 @@ def _argument(arguments: Sequence[Any], named: Mapping[str, Any], position: int,
 
 
 def _extent(value: object) -> int:
-    """Returns the characters that a width adds."""
+    """Returns the number of characters that a width can add."""
     if isinstance(value, int):
         return abs(value)
     return len(value) if isinstance(value, str) else 0
@@ -83,7 +83,7 @@ def _replace(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[st
 
 
 def _round(value: Any, size: Size, arguments: Sequence[Any], named: Mapping[str, Any]) -> int:
-    # It multiplies by a power of ten, strings and lists included.
+    # The filter multiplies by a power of ten, which repeats a string or list.
     if not isinstance(value, (int, float)):
         return _FAR_TOO_MUCH
     return _extent(_argument(arguments, named, 0, "precision", 0)) ** 2

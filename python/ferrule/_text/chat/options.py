@@ -13,12 +13,12 @@ class ChatOptions(TypedDict, total=False):
     """Keyword arguments of `LLM.chat`, `LLM.chat_prompt` and `LLM.apply_chat_template`."""
 
     chat_template: str | None
-    """Template, or the name of one of the model's. None: `tool_use` where there are tools, else `default`."""
+    """Template, or the name of one of the model's templates. None: `tool_use` if there are tools, else `default`."""
     add_generation_prompt: bool
-    """Whether to end with the beginning of an answer; true by default."""
+    """Whether the prompt ends with the beginning of an answer; True by default."""
     continue_final_message: bool | str
-    """Whether the model continues the last message: at the end of its content, or of the field so named, such as
-    `reasoning_content`. It requires `add_generation_prompt=False`; false by default."""
+    """Whether the model continues the last message instead of answering it; False by default. The name of a field, such
+    as `reasoning_content`, continues that field instead of the content. Requires `add_generation_prompt=False`."""
     tools: Sequence[Tool] | None
     """Tools as JSON schemas, or as functions with type hints and a docstring."""
     documents: Sequence[Mapping[str, Any]] | None

@@ -20,14 +20,14 @@ Message: TypeAlias = Mapping[str, Any]
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 MAX_SOURCE = 1 << 16
-"""Maximum number of characters of a template; the longest in use have a third."""
+"""Maximum number of characters of a template, three times that of the longest in use."""
 MAX_WORDS = 2000
 """Maximum number of characters of a template's error message."""
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Message fields of the reasoning text; templates read the first or the second."""
+"""Names of the message field with the reasoning text; templates read the first or the second."""
 END_MARK = "END_OF_THE_FINAL_MESSAGE_THAT_CONTINUES "
-"""Text that marks the end of the final message while it is rendered; templates may strip the space."""
+"""Mark that is appended to the final message to find its end in the rendered text; templates may strip its space."""
 
 
 def render_chat(
@@ -43,7 +43,7 @@ def render_chat(
 ) -> str:
     """Renders a conversation; `arguments` are further variables of the template.
 
-    `continue_final_message` leaves the last message open at the end of its content, or of the named field.
+    With `continue_final_message` the text ends with the content of the last message, or with the named field.
 
     Raises ChatTemplateError, with the template's message if it raises an exception.
     """
@@ -70,7 +70,7 @@ def render_chat(
 
 
 def probe(template: str, special_tokens: tuple[tuple[str, str], ...], messages: Sequence[Message]) -> str:
-    """Renders a small conversation to learn about a template; empty if the template refuses it."""
+    """Renders a small conversation to test a template; returns an empty text if the template refuses it."""
     try:
         return render_chat(template, messages, special_tokens=dict(special_tokens))
     except ChatTemplateError:
@@ -97,14 +97,14 @@ def _checked_arguments(arguments: object, plain: Plain) -> dict[str, Any]:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns a message without null fields, with its reasoning under both names."""
+    """Returns a message without null fields, with its reasoning text under both names that templates read."""
     present = {name: value for name, value in message.items() if value is not None}
     reasoning = next((present[name] for name in REASONING if name in present), None)
     return present if reasoning is None else {"thinking": reasoning, **present, "reasoning_content": reasoning}
 
 
 def _mark_end(template: str, message: dict[str, Any], field: str) -> str:
-    """Appends the mark to a field of a message, and returns the field's text."""
+    """Appends the mark to a field of a message, and returns the original text of the field."""
     value: object = message.get(field)
     if value is None:
         raise ChatTemplateError(f"continue_final_message: the final message has no {field}")
@@ -132,7 +132,7 @@ def _mark_end(template: str, message: dict[str, Any], field: str) -> str:
 
 
 def _cut(text: str, final: str, field: str) -> str:
-    """Returns the text before the mark."""
+    """Returns the rendered text before the mark."""
     mark = END_MARK.strip()
     if final.strip() not in text or mark not in text:
         raise ChatTemplateError(
@@ -163,7 +163,7 @@ def _rendered(template: object, variables: dict[str, Any], characters: int) -> s
         raise ChatTemplateError(f"chat template: {str(error.message)[:MAX_WORDS]}") from error
     except RecursionError as error:
         raise ChatTemplateError("chat template: blocks, expressions or macros are nested too deeply") from error
-    except Exception as error:  # errors of the template's expressions: a missing key, a wrong type
+    except Exception as error:  # an error in an expression of the template, such as a missing key or a wrong type
         raise ChatTemplateError(f"chat template: {type(error).__name__}: {str(error)[:MAX_WORDS]}") from error
 
 

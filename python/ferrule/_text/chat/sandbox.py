@@ -1,8 +1,8 @@
 """Environment of templates: transformers' dialect of Jinja with bounded time and memory.
 
-Jinja's sandbox restricts attribute access, but not time or memory. Here every loop, call, operator, filter and output
-spends from a Budget first. The result of a filter or method is bounded before it runs; those whose cost has no simple
-bound are removed.
+Jinja's sandbox restricts attribute access, but not time or memory. In this environment, every loop, call, operator,
+filter and output spends units of a Budget before it runs, including a bound on the size of its result. Filters and
+methods whose cost has no simple bound are removed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ferrule._text.chat.growth import FILTER_GROWTH, METHOD_GROWTH, SLOW, TEST_G
 from ferrule.errors import ChatTemplateError
 
 UNBOUNDED_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
-"""Removed filters: their time is more than linear, and they are for web pages."""
+"""Removed filters; they take more than linear time and are meant for web pages."""
 CONSTANT_FILTERS = ("count", "d", "default", "first", "last", "length", "random")
-"""Operations that do not read the values in their operands."""
+"""Operations that do not read the items of their operands."""
 LAZY_FILTERS = ("batch", "map", "reject", "rejectattr", "select", "selectattr", "slice")
 """Filters that are generators and read each item once."""
 EAGER_FILTERS = ("groupby", "join", "max", "min", "sort", "sum", "unique")
-"""Filters that read all items, also those of a generator."""
+"""Filters that read all items of their operand, which may be a generator."""
 CONSTANT_TESTS = (
     *("boolean", "callable", "defined", "escaped", "false", "float", "integer", "iterable", "mapping", "none"),
     *("number", "sameas", "sequence", "string", "true", "undefined"),
@@ -52,20 +52,21 @@ METHODS: dict[type, tuple[str, ...]] = {
     bytes: (),
     range: (),
 }
-"""Methods that may be called on values; none of them modifies a value. Jinja's objects keep their attributes."""
+"""Methods that templates may call on values; none of them modifies a value. Jinja's own objects keep their
+attributes."""
 _FREE = (jinja2.runtime.Macro, jinja2.runtime.LoopContext, jinja2.runtime.BlockReference)
-"""Callables that spend units in their bodies."""
+"""Functions that spend their units themselves."""
 _HIDDEN = ("_block_vars", "_loop_vars", "caller")
-"""Arguments that Jinja adds to calls."""
+"""Keyword arguments that Jinja adds to calls."""
 
 
 class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja environment that spends from BUDGET, which must be set while it renders."""
+    """Jinja environment that spends units of BUDGET, which must be set during rendering."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self) -> None:
-        # Without the optimizer, whose constant folding is not counted.
+        # The optimizer is disabled, since its constant folding would not be counted.
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -92,7 +93,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super()._generate(counted(source), name, filename, defer_init)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Returns an item or attribute, also for filters that follow a path."""
+        """Returns an item or attribute; filters that follow a path call it too."""
         BUDGET.get().spend(STEP)
         return super().getitem(obj, argument)
 
@@ -133,7 +134,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             budget.require(breadth(left) + breadth(right))
         result = super().call_binop(context, operator, left, right)
         budget.made(result)
-        # Not for Markup, a subclass whose operators escape.
+        # Markup, a subclass of str whose operators escape, is excluded.
         return budget.temporary(result, len(result)) if operator == "+" and type(result) is str else result
 
     def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
@@ -175,7 +176,7 @@ class GenerationBlock(jinja2.ext.Extension):
 
 
 def _bounded(name: str, function: Callable[..., Any], growth: Growth | None) -> Callable[..., Any]:
-    """Wraps a filter or test with a bound; leading arguments of jinja2, such as the context, are passed on."""
+    """Wraps a filter or test so that it spends its bound first; arguments that jinja2 adds are passed on."""
     passed = int(hasattr(function, "jinja_pass_arg"))
 
     @wraps(function)
@@ -199,7 +200,7 @@ def _bounded(name: str, function: Callable[..., Any], growth: Growth | None) -> 
 
 
 def _materialized(value: object) -> object:
-    """Returns a generator's values as a list."""
+    """Returns a generator's values as a list, and other values unchanged."""
     if not isinstance(value, (Iterator, range)):
         return value
     values = list(cast("Iterator[object]", value))
@@ -216,5 +217,5 @@ def _slowness(name: str, text: object, operands: tuple[object, ...]) -> int:
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """Returns the environment of the process; its only state is the compiled templates."""
+    """Returns the environment of the process, whose only state is the cache of compiled templates."""
     return Environment()

@@ -1,7 +1,8 @@
 """JSON schemas of Python functions, as transformers' `get_json_schema` generates them (5.23).
 
-Types come from the hints, descriptions from a docstring in Google's style: what the function does, then `Args:` with a
-line `name: description` for each argument, then perhaps `Returns:`. A description may end in `(choices: ["a", "b"])`.
+Types are taken from the type hints, and descriptions from a docstring in Google's style: a description of the function,
+then `Args:` with a line `name: description` for each argument, and optionally `Returns:`. A description may end in
+`(choices: ["a", "b"])`.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
 def tool_schemas(tools: Sequence[Tool]) -> Sequence[Mapping[str, Any]]:
-    """Returns the tools with functions replaced by their schemas; invalid values are kept for later checks.
+    """Replaces functions in the tools by their schemas; invalid values are left for later checks.
 
-    Raises ChatTemplateError like `function_schema`.
+    Raises the errors of `function_schema`.
     """
     converted: object = tools
     if isinstance(tools, (list, tuple)):
@@ -50,9 +51,9 @@ def tool_schemas(tools: Sequence[Tool]) -> Sequence[Mapping[str, Any]]:
 
 
 def function_schema(function: Callable[..., Any], where: str) -> Schema:
-    """Returns the schema of a function; `where` names it in messages.
+    """Returns the schema of a function; `where` describes it in messages.
 
-    Raises ChatTemplateError, which names an argument without a type hint or a description.
+    Raises ChatTemplateError, for example for an argument without a type hint or a description.
     """
     name = getattr(function, "__name__", None)
     if name is None or inspect.isclass(function):
@@ -64,7 +65,7 @@ def function_schema(function: Callable[..., Any], where: str) -> Schema:
     description, descriptions, returned = _read_docstring(documentation.strip())
     try:
         hints = get_type_hints(function)
-    except Exception as error:  # a hint is code, which may raise anything
+    except Exception as error:  # type hints are code that may raise any exception
         raise ChatTemplateError(f"{where} has invalid type hints: {error}") from error
     properties: dict[str, Schema] = {}
     required: list[str] = []
@@ -139,7 +140,7 @@ def _type_schema(hint: Any, argument: str) -> Schema:
 
 
 def _choice_schema(values: list[Any], hint: str, argument: str) -> Schema:
-    """Returns a schema with one type, or with the distinct types in the order of the values."""
+    """Returns a schema with the type of the values, or a list of their distinct types in order."""
     if not values or any(type(value) not in SCALARS for value in values):
         raise ChatTemplateError(f"{argument}: the values of the type hint must be JSON scalars, got {hint}")
     types = list(dict.fromkeys(SCALARS[type(value)] for value in values))
@@ -170,7 +171,7 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str], str | None]:
 
 
 def _read_arguments(text: str) -> dict[str, str]:
-    """Parses `name: description`; lines that are indented deeper or lack a name continue it."""
+    """Parses lines `name: description`; a line that is indented deeper or has no name continues the previous one."""
     lines: dict[str, list[str]] = {}
     current, margin = "", ""
     for line in filter(str.strip, text.split("\n")):

@@ -1,4 +1,4 @@
-"""Copies callers' values to plain data for templates, without objects that have methods."""
+"""Copies values of callers to plain data for templates, so that templates get no objects with methods."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MAX_CHARACTERS = 1 << 24
 """Maximum number of characters of a conversation with its tools and documents."""
 
 
-class _Place(NamedTuple):
-    """Location of a value; formatted only for errors, since keys may be long."""
+class _Location(NamedTuple):
+    """Location of a value in the conversation; it is formatted only for errors, since keys may be long."""
 
-    within: _Place | str
+    within: _Location | str
     key: object
     """Key of a dict, or index of a list."""
     is_key: bool = False
@@ -28,18 +28,18 @@ class _Place(NamedTuple):
 
 
 class Plain:
-    """Copies values, and counts their size."""
+    """Copier of values, which counts their size."""
 
     def __init__(self) -> None:
         self.characters = 0
-        """Characters of all copies, plus ITEM for each value."""
+        """Number of characters of all copies, plus ITEM for each value."""
 
-    def copy(self, value: object, where: _Place | str, depth: int = 0) -> Any:
+    def copy(self, value: object, where: _Location | str, depth: int = 0) -> Any:
         """Returns a copy that consists of dicts, lists, tuples, strings, numbers and None only.
 
         Mappings, dataclasses and objects with `model_dump` (pydantic's and OpenAI's models) become dicts.
 
-        Raises ChatTemplateError, which names the location of other values.
+        Raises ChatTemplateError with the location, for any other value.
         """
         self.characters += ITEM + (len(value) if isinstance(value, str) else 0)
         if self.characters > MAX_CHARACTERS:
@@ -56,13 +56,15 @@ class Plain:
             raise ChatTemplateError(f"{where} is nested too deeply; the maximum is {MAX_DEPTH} levels")
         if isinstance(value, (list, tuple)):
             values = enumerate(cast("Sequence[object]", value))
-            copies = [self.copy(each, _Place(where, index), depth + 1) for index, each in values]
+            copies = [self.copy(each, _Location(where, index), depth + 1) for index, each in values]
             return copies if isinstance(value, list) else tuple(copies)
         fields = _fields(value)
         if fields is None:
             raise ChatTemplateError(f"{where} must be a dict, list, string, number, bool or None, got {shown(value)}")
         return {
-            self.copy(key, _Place(where, key, is_key=True), depth + 1): self.copy(each, _Place(where, key), depth + 1)
+            self.copy(key, _Location(where, key, is_key=True), depth + 1): self.copy(
+                each, _Location(where, key), depth + 1
+            )
             for key, each in fields.items()
         }
 

@@ -1,14 +1,14 @@
-"""Parsers of model outputs: they separate reasoning and tool calls from the answer.
+"""Parsers of model outputs, which separate reasoning and tool calls from the answer.
 
     parsed = MessageFormat("hermes", "qwen3").parse(text)
     parsed.reasoning, parsed.content, parsed.tool_calls[0].arguments
 
-Each format is one file and one line in `families`. One state machine reads a format, whether the text arrives at once
-or character by character (`MessageFormat.parser`):
+Each format is one file and one line in `families`. The same state machine reads a format at once or streamed
+(`MessageFormat.parser`), with these guarantees:
 
-- No text is lost. Text outside of the format is content, markers included; only whitespace beside markers is dropped.
-- A call is final once its function is known and its arguments begin, since arguments are streamed. If the output ends
-  early or is not valid JSON, the arguments are what the model wrote.
+- No text is lost. Text outside the format is content, markers included; only whitespace beside markers is dropped.
+- A call is final as soon as its function is known and its arguments begin, since arguments are streamed. If the output
+  ends early or is not valid JSON, the arguments are the model's unchanged text.
 - Time is proportional to the length of the text.
 """
 

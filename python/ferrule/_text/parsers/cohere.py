@@ -5,8 +5,8 @@
     ]<|END_ACTION|>
 
 Source: the chat templates of CohereLabs/c4ai-command-r7b-12-2024 and command-a-reasoning-08-2025. The template numbers
-the calls again, so calls get new ids. Reasoning and answer are between special tokens too; those of the answer have
-`RESPONSE` in Command R7B and A, and `TEXT` in later models.
+the calls itself, so the model's ids are replaced by new ids. Reasoning and answer are between special tokens too; the
+tokens around the answer contain `RESPONSE` in Command R7B and A, and `TEXT` in later models.
 """
 
 from __future__ import annotations

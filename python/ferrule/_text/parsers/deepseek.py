@@ -9,7 +9,7 @@
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>…   V3.1
 
 Source: the chat templates of deepseek-ai/DeepSeek-V3-0324, DeepSeek-R1-0528 and DeepSeek-V3.1. The text after
-the separator distinguishes the two: V3.1 has the arguments there. A call is final where its arguments may begin.
+the separator distinguishes the two formats: in V3.1 the arguments follow it. A call is final where its arguments begin.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def deepseek(state: State) -> Read[None]:
 
 
 def _call(state: State) -> Read[bool]:
-    """Reads a call after its first marker; False if it is not a call, and the caller holds its text."""
+    """Reads a call after its first marker; returns False if it is not a call, and the caller then holds its text."""
     text, draft = state.text, state.draft
     first = yield from text.run(_NAME)
     yield from text.skip_space()

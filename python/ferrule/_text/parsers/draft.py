@@ -1,8 +1,8 @@
-"""Draft of a message: assigns text to its parts, and drops whitespace of the format.
+"""Draft of a message, which assigns text to the parts of the message and drops whitespace that belongs to the format.
 
-Whitespace beside a marker belongs to the format, so it is left out: around reasoning, and between content and calls.
-If content continues after a marker, the whitespace before the marker is kept, or else that after it. Text without
-markers is content to the last character.
+Whitespace beside a marker belongs to the format: around reasoning, and between content and calls. If content continues
+after a marker, the whitespace before the marker is kept, or the whitespace after it if there is none before it. Text
+without markers is kept unchanged as content.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 class Draft:
-    """Collects parts of a message and emits them as deltas; `ids` yields ids of calls."""
+    """Collector of the parts of a message, which emits them as deltas; `ids` yields the ids of calls."""
 
     def __init__(self, ids: Iterator[str]) -> None:
         self._ids = ids
         self._used: set[str] = set()
-        self._content = _Prose()
-        self._reasoning = _Prose()
+        self._content = _MessageText()
+        self._reasoning = _MessageText()
         self._calls = 0
-        self._news: list[_CallNews] = []
+        self._new_calls: list[_NewCallParts] = []
 
     def content(self, text: str) -> None:
         """Adds text of the answer."""
@@ -47,26 +47,26 @@ class Draft:
         self._reasoning.begin()
 
     def mark(self) -> None:
-        """Notes a marker: whitespace beside it is not part of the answer."""
+        """Records a marker; whitespace beside it is not part of the answer."""
         self._content.mark()
 
     def call(self, name: str, call_id: str | None = None) -> None:
-        """Begins a call; it gets a new id if the model gave none, or one that is in use."""
+        """Begins a call. It gets a new id unless the model gave an id that is not in use."""
         self._content.mark()
         if call_id is None or call_id in self._used:
             call_id = next(new for new in self._ids if new not in self._used)
         self._used.add(call_id)
-        self._news.append(_CallNews(self._calls, call_id, name))
+        self._new_calls.append(_NewCallParts(self._calls, call_id, name))
         self._calls += 1
 
     def arguments(self, text: str) -> None:
-        """Adds argument text of the last call."""
-        if not self._news:
-            self._news.append(_CallNews(self._calls - 1, None, None))
-        self._news[-1].arguments.append(text)
+        """Adds text to the arguments of the last call."""
+        if not self._new_calls:
+            self._new_calls.append(_NewCallParts(self._calls - 1, None, None))
+        self._new_calls[-1].arguments.append(text)
 
     def string_in_arguments(self, text: str) -> None:
-        """Adds text within a JSON string of the arguments."""
+        """Adds text to the arguments, escaped as part of a JSON string."""
         self.arguments(quoted(text)[1:-1])
 
     def end(self) -> None:
@@ -74,26 +74,26 @@ class Draft:
         self._content.end()
 
     def take(self) -> MessageDelta:
-        """Returns the parts that are new since the last call."""
-        news, self._news = self._news, []
+        """Returns the parts that were added since the previous `take`."""
+        news, self._new_calls = self._new_calls, []
         calls = [ToolCallDelta(call.index, call.id, call.name, "".join(call.arguments)) for call in news]
         return MessageDelta(self._content.take(), self._reasoning.take(), calls)
 
 
 class Arguments:
-    """Converts arguments that are not in JSON to a JSON object, one by one."""
+    """Writer of a JSON object for arguments that the model writes one by one in another notation."""
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._before = "{"
 
     def add(self, key: str, value: str) -> None:
-        """Adds an argument whose value is this JSON, or its beginning."""
+        """Adds an argument with a value in JSON, of which more may follow."""
         self._draft.arguments(f"{self._before}{quoted(key)}: {value}")
         self._before = ", "
 
     def cut(self, key: str, text: str) -> None:
-        """Adds the argument in which the output ended; the object stays open, so that it is not valid JSON."""
+        """Adds an argument in which the output ended; the object stays open, so that it is not valid JSON."""
         self.add(key, quoted(text)[:-1])
 
     def end(self) -> None:
@@ -102,27 +102,27 @@ class Arguments:
 
 
 def quoted(text: str) -> str:
-    """Returns a text as JSON."""
+    """Returns a text as a JSON string."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def call_ids(prefix: str, length: int, seed: int | str | None) -> Iterator[str]:
-    """Yields ids: `prefix` and random letters and digits, repeatable by seed."""
+    """Yields ids of `prefix` and `length` random letters and digits; a seed makes them reproducible."""
     generator = random.Random(seed)
     while True:
         yield prefix + "".join(generator.choices(ALPHANUMERIC, k=length))
 
 
 @dataclass
-class _CallNews:
+class _NewCallParts:
     index: int
     id: str | None
     name: str | None
     arguments: list[str] = field(default_factory=list[str])
 
 
-class _Prose:
-    """A part of the message without whitespace beside markers; between two texts one side's whitespace is kept."""
+class _MessageText:
+    """Content or reasoning of the message, without whitespace beside markers."""
 
     def __init__(self) -> None:
         self._new: list[str] = []
@@ -155,7 +155,7 @@ class _Prose:
         self._before = "\n" if self._begun else ""
 
     def mark(self) -> None:
-        """Notes a marker."""
+        """Records a marker."""
         if not self._begun:
             self.begin()
         elif self._space:

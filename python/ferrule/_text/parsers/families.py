@@ -1,6 +1,6 @@
 """Table of all parsers, one line each, under vLLM's names where vLLM has the parser.
 
-The parser of a model is detected from markers in its chat template.
+The parser of a model is detected by markers in its chat template.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ferrule.errors import InvalidParameterError
 
 @dataclass(frozen=True)
 class Family:
-    """Parser of a family of models: fields that all parsers have."""
+    """Parser of a family of models; base class with the fields that all parsers have."""
 
     names: tuple[str, ...]
     """Names of the parser; detection returns the first."""
@@ -41,9 +41,9 @@ class Family:
     keep: frozenset[str]
     """Special tokens that the parser needs in the text."""
     model_types: tuple[str, ...] = ()
-    """`model_type` of models that may lack a chat template."""
+    """`model_type` of models in the family that may lack a chat template."""
     unless: tuple[str, ...] = ()
-    """Markers that a chat template must not have."""
+    """Markers that rule out the family if the chat template has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +54,9 @@ class ToolCallFamily(Family):
     call_id: tuple[str, int] = ("call_", 24)
     """Prefix of call ids, and the number of letters and digits after it."""
     begin: str = ""
-    """Marker with which calls begin; empty if they have none that is theirs alone."""
+    """Marker with which calls begin; empty if no marker occurs only before calls."""
     json_end: str = ""
-    """Marker with which a call ends that is a JSON object with `name` and `arguments`; empty for other formats."""
+    """Marker at the end of a call, if calls are JSON objects with `name` and `arguments`; empty for other formats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def _reasoning(names: tuple[str, ...], thought: Thought, *marks: str) -> Reasoni
 
 HARMONY = ToolCallFamily(("openai",), ("<|channel|>",), harmony.KEEP, ("gpt_oss",), read=harmony.harmony)
 
-# The first match is used: families whose markers occur in other templates come last.
+# The first match is used, so families whose markers occur in templates of other families come last.
 TOOL_CALL_PARSERS = (
     HARMONY,
     ToolCallFamily(
@@ -159,7 +159,7 @@ TOOL_CALL_PARSERS = (
         ("hermes",),
         (hermes.BEGIN,),
         frozenset({hermes.BEGIN, hermes.END}),
-        unless=("<arg_key>",),  # GLM has the same tags with other content
+        unless=("<arg_key>",),  # GLM uses the same tags around another notation
         begin=hermes.BEGIN,
         json_end=hermes.END,
         read=hermes.hermes,
@@ -190,13 +190,13 @@ REASONING_PARSERS = (
 )
 
 DESCRIBED_TOOLS_PARSER = "hermes"
-"""Parser for chat templates that do not read tools, which are then described in its format."""
+"""Parser for chat templates that do not read tools; the tools are then described in its format."""
 
 F = TypeVar("F", bound=Family)
 
 
 def tool_call_parser_for(chat_template: str, model_type: str | None = None) -> str | None:
-    """Returns the name of the tool call parser for a chat template; None if it implies none.
+    """Returns the name of the tool call parser that a chat template implies; None if it implies none.
 
     For models without a template (`chat_template` is ""), `model_type` of config.json decides.
     """
@@ -204,7 +204,7 @@ def tool_call_parser_for(chat_template: str, model_type: str | None = None) -> s
 
 
 def reasoning_parser_for(chat_template: str, model_type: str | None = None) -> str | None:
-    """Returns the name of the reasoning parser for a chat template; None if it implies none."""
+    """Returns the name of the reasoning parser that a chat template implies; None if it implies none."""
     return _detected(REASONING_PARSERS, chat_template, model_type)
 
 

@@ -3,8 +3,8 @@
     <function=get_weather>{"city": "Paris"}</function>
 
 Source: the chat template of meetkai/functionary-medium-v3.1, and "User-defined custom tool calling" in the prompt
-format of Llama 3.1 (github.com/meta-llama/llama-models). A call is final from the opening brace; a tag around anything
-else is content, tag included.
+format of Llama 3.1 (github.com/meta-llama/llama-models). A call is final from the opening brace; a tag around any other
+text is content, tag included.
 """
 
 from __future__ import annotations

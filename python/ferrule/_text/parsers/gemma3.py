@@ -5,8 +5,8 @@
     ```
 
 Source: "Function calling with Gemma" (ai.google.dev/gemma/docs/capabilities/function-calling) and the tool_code blocks
-of Google's examples, at times within `print(...)`. JSON objects in a `json` block count too if they are
-unambiguous, and so does an answer that begins with either form without a block. Other blocks are content.
+of Google's examples, some of them within `print(...)`. Unambiguous JSON objects in a `json` block are calls too, and so
+is an answer that begins with either notation without a block. Other blocks are content.
 """
 
 from __future__ import annotations

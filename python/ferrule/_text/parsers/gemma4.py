@@ -6,7 +6,7 @@
 Source: "Gemma 4 prompt formatting" and "FunctionGemma formatting and best practices" (ai.google.dev/gemma/docs), and
 the chat template of google/gemma-4-31B-it. Strings are between special tokens without escapes; keys have no quotes.
 Calls are converted to JSON while they arrive. A call is final from its opening brace; text outside of the notation is
-passed on unchanged. Gemma 4 reasons between `<|channel>thought` and `<channel|>`.
+kept unchanged. Reasoning of Gemma 4 is between `<|channel>thought` and `<channel|>`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _message(state: State, notation: Notation) -> Read[None]:
 
 
 def _members(state: State, notation: Notation) -> Read[bool]:
-    """Reads the rest of the arguments; False if they end early or leave the notation."""
+    """Reads the rest of the arguments; returns False if they end early or do not follow the notation."""
     text, write = state.text, state.draft.arguments
     open_ones = ["{"]
     while True:
@@ -127,7 +127,7 @@ def _key(state: State, notation: Notation) -> Read[bool]:
 
 
 def _bare(state: State, notation: Notation) -> Read[bool]:
-    """Reads a value without quotes: a JSON number or word, or else a string; False if it is incomplete."""
+    """Reads a value without quotes: a JSON number or word, or else a string; returns False if it is incomplete."""
     pieces: list[str] = []
     end = yield from state.text.upto(",", "}", "]", notation.end, into=pieces.append)
     value = "".join(pieces).strip()

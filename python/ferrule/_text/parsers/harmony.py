@@ -1,11 +1,12 @@
-"""gpt-oss: the harmony format, in which all output is messages on channels.
+"""gpt-oss: the harmony format, in which the whole output is messages on channels.
 
     <|channel|>analysis<|message|>They ask for the weather.<|end|><|start|>assistant<|channel|>commentary
     to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
 
-Source: github.com/openai/harmony, docs/format.md. A message with a recipient is a call, on any channel and at any
-place in the header; one on `analysis` is reasoning; any other is content, including preambles on `commentary`. The
-markers are special tokens, so that they count within strings too. An incomplete header is content, markers included.
+Source: github.com/openai/harmony, docs/format.md. A message with a recipient is a call, on any channel, wherever the
+header names the recipient. Another message on `analysis` is reasoning, and all other messages are content, including
+preambles on `commentary`. The markers are special tokens, so they are recognized within strings too. An incomplete
+header is content, markers included.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def harmony(state: State) -> Read[None]:
 
 
 def _header(state: State) -> Read[Sink]:
-    """Reads the rest of a held header; returns the destination of the message's text."""
+    """Reads the rest of a held header; returns the sink for the message's text."""
     text, draft = state.text, state.draft
     if (yield from text.upto(MESSAGE, START, *ENDS)) != MESSAGE:
         state.as_content()

@@ -5,7 +5,7 @@
     </tool_call>
 
 Source: the chat templates of NousResearch/Hermes-3-Llama-3.1-8B and Qwen/Qwen3-8B. A tag around several objects holds
-several calls; around anything else it is content, tag included.
+several calls; a tag around any other text is content, tag included.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Calls as JSON objects, `{"name": ..., "arguments": {...}}`, streamed as they arrive.
 
-Values are delimited, not validated: arguments reach the caller as the model wrote them. A marker within a string of the
-JSON is part of the string; outside of strings it ends a value that was left unfinished.
+The parser finds the end of values but does not validate them, so callers get the arguments as the model wrote them. A
+marker within a JSON string is part of the string; outside of strings it ends an unfinished value.
 
-An object is a call once it has a name and its arguments begin; the call is then final, even if the output ends early.
-Objects that end or differ before that are not calls. Other keys are dropped.
+An object is a call as soon as it has a name and its arguments begin; the call is then final, even if the output ends
+early. An object that ends or deviates before that is not a call. Other keys are dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 
 from ferrule._text.parsers.literals import whole_characters
-from ferrule._text.parsers.reader import Read, Reader, Sink, nowhere
+from ferrule._text.parsers.reader import Read, Reader, Sink, discard
 from ferrule._text.parsers.state import State
 
 NAMES = ("name", "tool_name")
@@ -26,7 +26,7 @@ _OPENERS, _CLOSERS = ("{", "["), ("}", "]")
 
 
 def json_value(text: Reader, into: Sink, stop: str = "") -> Read[bool]:
-    """Reads a value; False if it is incomplete: at the end of the text, at `stop`, or without a value."""
+    """Reads a value; returns False if the value is missing, or incomplete at the end of the text or at `stop`."""
     opener = yield from text.accept('"', *_OPENERS)
     into(opener)
     if opener == '"':
@@ -51,7 +51,7 @@ def json_value(text: Reader, into: Sink, stop: str = "") -> Read[bool]:
 
 
 def json_string(text: Reader) -> Read[str | None]:
-    """Reads a string and returns its content; None if it is missing or incomplete."""
+    """Reads a string and returns its content; returns None if the string is missing or incomplete."""
     pieces: list[str] = []
     if not (yield from text.accept('"')) or not (yield from _string(text, pieces.append)):
         return None
@@ -59,10 +59,10 @@ def json_string(text: Reader) -> Read[str | None]:
 
 
 def call_object(state: State, *, stop: str = "", certain: bool = True) -> Read[bool]:
-    """Reads an object and emits its call; False if it is not a call, and the caller holds its text.
+    """Reads an object and emits its call; returns False if it is not a call, and the caller then holds its text.
 
-    `certain` means that a marker announced a call. Otherwise an object is a call only if it has arguments, no other
-    keys than a call's, and the name of a declared tool, if tools are declared.
+    `certain` means that a marker announced a call. Otherwise an object is a call only if it has arguments, no keys that
+    a call does not have, and the name of a declared tool, if tools are declared.
     """
     text, draft = state.text, state.draft
     found = _Found()
@@ -83,7 +83,7 @@ def call_object(state: State, *, stop: str = "", certain: bool = True) -> Read[b
 
 
 def call_list(state: State, *, stop: str = "", certain: bool = True) -> Read[bool]:
-    """Reads a list of call objects after its bracket; False if the first one is not a call."""
+    """Reads a list of call objects after its bracket; returns False if the first object is not a call."""
     text = state.text
     written = False
     while True:
@@ -104,7 +104,7 @@ def call_list(state: State, *, stop: str = "", certain: bool = True) -> Read[boo
 
 
 def tagged_lists(state: State, begin: str, end: str) -> Read[None]:
-    """Reads a message with lists of calls in tags; a tag around anything else is content, tag included."""
+    """Reads a message with lists of calls in tags; a tag around any other text is content, tag included."""
     text = state.text
     inside = False
     while marker := (yield from state.content(begin, *((end,) if inside else ()))):
@@ -130,7 +130,7 @@ class _Found:
 
 
 def _members(state: State, found: _Found, stop: str, *, certain: bool) -> Read[bool]:
-    """Reads to the end of an object; False if it is incomplete or not a call."""
+    """Reads to the end of an object; returns False if it is incomplete or not a call."""
     text = state.text
     while True:
         yield from text.skip_space()
@@ -151,14 +151,14 @@ def _members(state: State, found: _Found, stop: str, *, certain: bool) -> Read[b
 
 
 def _value(state: State, key: str, found: _Found, stop: str, *, certain: bool) -> Read[bool]:
-    """Reads the value of a key; False if it is incomplete or not a call."""
+    """Reads the value of a key; returns False if it is incomplete or the object is not a call."""
     text = state.text
     if key in NAMES and found.name is None:
         name = yield from json_string(text)
         found.name = name if name and (certain or state.tools.allow(name)) else None
         return found.name is not None
     if key not in ARGUMENTS or found.arguments is not None or found.written:
-        return (yield from json_value(text, nowhere, stop))
+        return (yield from json_value(text, discard, stop))
     first = yield from text.peek()
     if not first or not (certain or first == "{"):
         return False
@@ -200,7 +200,7 @@ def _arguments(text: Reader, into: Sink, stop: str) -> Read[bool]:
 
 def _decoded(string: str) -> str | None:
     try:
-        # Models omit escapes of line ends.
+        # Models often write line ends in strings without escapes.
         value: object = json.loads(string, strict=False)
     except ValueError:
         return None

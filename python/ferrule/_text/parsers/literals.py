@@ -1,7 +1,7 @@
-"""Parser of Python literals in calls; it does not use Python's compiler, whose memory hostile text can exhaust.
+"""Parser of Python literals in calls. Python's own parser is not used, since hostile text can exhaust its memory.
 
-It supports strings with escapes, numbers, True, False, None, lists, tuples and dicts (The Python Language Reference,
-2.4.1 and 6.2), and JSON's true, false and null.
+The parser supports strings with escapes, numbers, True, False, None, lists, tuples and dicts (The Python Language
+Reference, 2.4.1 and 6.2), and JSON's true, false and null.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Literal: TypeAlias = "str | int | float | bool | list[Literal] | dict[str, Liter
 MAX_DEPTH = 64
 """Maximum nesting depth of lists and dicts."""
 MAX_BITS = 2048
-"""Maximum number of bits of an integer; the conversion of longer ones to decimal takes quadratic time."""
+"""Maximum number of bits of an integer, since the conversion to decimal takes quadratic time."""
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -34,9 +34,9 @@ _CLOSERS = {"[": "]", "(": ")", "{": "}"}
 
 
 def read_literal(text: str) -> Literal:
-    """Returns the value of a literal; tuples become lists, and keys become JSON's strings.
+    """Returns the value of a literal; tuples become lists, and keys of dicts become strings.
 
-    Raises ValueError for anything else.
+    Raises ValueError for text that is not a literal.
     """
     tokens = _Tokens(text)
     value = _value(tokens, MAX_DEPTH)
@@ -70,7 +70,7 @@ class _Tokens:
         self.kind, self.symbol, self._position = found.lastgroup, found[found.lastgroup], found.end()
 
     def take(self, mark: str) -> bool:
-        """Reads a mark if it comes next, and returns whether it did."""
+        """Reads `mark` if it is the next token; returns whether it was."""
         if self.kind != "mark" or self.symbol != mark:
             return False
         self.advance()
@@ -136,7 +136,7 @@ def _number(token: str) -> int | float:
             raise ValueError(token)
         return whole
     if not math.isfinite(value) or token.lstrip("-+").isdigit():
-        raise ValueError(token)  # JSON has no infinity, Python no numbers like 007
+        raise ValueError(token)  # JSON has no infinity, and Python has no numbers like 007
     return value
 
 

@@ -1,13 +1,13 @@
-"""Llama 3.1 to 4: calls in JSON or in Python notation, also of models trained on either.
+"""Llama 3.1 to 4, and models trained on the same formats: calls in JSON or in Python notation.
 
-    {"name": "get_weather", "parameters": {"city": "Paris"}}        several in a list, or with semicolons between
+    {"name": "get_weather", "parameters": {"city": "Paris"}}        several in a list, or separated by semicolons
     [get_weather(city="Paris"), get_time(zone="CET")]
 
 Source: "JSON based tool calling" and "Zero shot function calling" in the prompt formats of Llama 3.1 to 4
-(github.com/meta-llama/llama-models). No marker announces a call, so calls count only at the beginning of the answer,
-or after `<|python_tag|>` or Llama 4's `<|python_start|>`, and only if they are unambiguous: a list whose first element
-is a Python call, or objects as `call_object` reads them; of declared tools, if tools are declared. Code after a tag is
-content.
+(github.com/meta-llama/llama-models). No marker announces a call. So calls are recognized only at the beginning of the
+answer, after `<|python_tag|>`, or after Llama 4's `<|python_start|>`, and only if they are unambiguous: a list whose
+first element is a Python call, or objects that `call_object` accepts. If tools are declared, the first call must name
+one of them. Code after a tag is content.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ferrule._text.parsers.reader import Read
 from ferrule._text.parsers.state import State
 
 JSON_FORM = '"parameters": dictionary of argument name and its value'
-"""Description of the JSON notation in Meta's templates; that of Llama 3.2 has no tags."""
+"""Description of the JSON notation in Meta's templates; it identifies Llama 3.2's template, which has no tags."""
 TAGS, TAG_END = ("<|python_tag|>", "<|python_start|>"), "<|python_end|>"
 
 
@@ -35,7 +35,7 @@ def llama_pythonic(state: State) -> Read[None]:
 
 
 def json_calls(state: State) -> Read[bool]:
-    """Reads a list of calls, or calls separated by semicolons; False if there are none, and the text is held."""
+    """Reads a list of calls, or calls separated by semicolons; returns False if there are none, and holds the text."""
     text = state.text
     if (yield from text.accept("[")):
         return (yield from call_list(state, certain=False))
@@ -52,7 +52,7 @@ def json_calls(state: State) -> Read[bool]:
 
 
 def pythonic_calls(state: State) -> Read[bool]:
-    """Reads a list of Python calls; False if there are none, and the text is held."""
+    """Reads a list of Python calls; returns False if there are none, and holds the text."""
     return bool((yield from state.text.accept("["))) and (yield from python_calls.call_list(state))
 
 

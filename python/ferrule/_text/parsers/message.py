@@ -13,7 +13,7 @@ class ToolCall:
     """Id of the call, unique within the message."""
     name: str
     arguments: str
-    """Arguments as the text of a JSON object; unchanged text if the model wrote invalid or incomplete JSON."""
+    """Arguments as the text of a JSON object; the model's unchanged text if it is invalid or incomplete JSON."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ToolCallDelta:
     name: str | None
     """Function name in the first delta of a call, then None."""
     arguments: str
-    """Text that follows the arguments so far."""
+    """Text to append to the arguments so far."""
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,9 @@
     ]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Paris]<]minimax[>[</city>]<]minimax[>[</invoke>
     ]<]minimax[>[</tool_call>
 
-Source: the chat template of MiniMaxAI/MiniMax-M3. A tag inside a call is the name of an argument, of a key of an
-object, or `item` for each element of a list. The declared type decides the type of a value; the default is a string. M3
-reasons between `<mm:think>` and `</mm:think>`; an answer without reasoning
-begins with the end marker.
+Source: the chat template of MiniMaxAI/MiniMax-M3. A tag inside a call is the name of an argument or of a key of an
+object, or `item` for an element of a list. A value has its declared type, or else is a string. Reasoning is between
+`<mm:think>` and `</mm:think>`; an answer without reasoning begins with the end marker.
 """
 
 from __future__ import annotations
@@ -68,14 +67,14 @@ def _argument(state: State, function: str, arguments: Arguments) -> Read[None]:
 
 @dataclass
 class _Element:
-    """A tag that is open."""
+    """An open tag."""
 
     name: str
     schema: Mapping[str, Any]
     texts: list[str]
-    """Texts between the tags in it."""
+    """Texts between the tags in the element."""
     members: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Names and JSON values of the tags in it."""
+    """Names and JSON values of the tags in the element."""
 
     def json(self) -> str:
         """Returns the value as JSON.

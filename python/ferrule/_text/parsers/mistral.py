@@ -1,4 +1,4 @@
-"""Mistral: two notations, which differ by the version of the tokenizer.
+"""Mistral: two notations, which depend on the version of the tokenizer.
 
     [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}]           up to v7
     [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]get_time[ARGS]{}       from v11
@@ -39,7 +39,7 @@ def mistral(state: State) -> Read[None]:
 
 
 def _named_call(state: State) -> Read[bool]:
-    """Reads a name and its arguments; False if they are missing, and the caller holds the text."""
+    """Reads a name and its arguments; returns False if they are missing, and the caller then holds the text."""
     text = state.text
     name = yield from text.run(_NAME)
     if not name:

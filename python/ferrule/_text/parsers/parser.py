@@ -23,8 +23,8 @@ from ferrule.errors import InvalidParameterError
 class MessageFormat:
     """Format of a model's messages: a tool call parser, a reasoning parser, or both.
 
-    `tools` are the request's tools in OpenAI's form. They identify calls without markers, and give types to untyped
-    values. None disables both.
+    `tools` are the request's tools in OpenAI's form. They are used to recognize calls without markers and to determine
+    the types of untyped values.
 
     Raises InvalidParameterError.
     """
@@ -51,24 +51,26 @@ class MessageFormat:
         self.keep = frozenset[str]().union(*(family.keep for family in (calls, thinks) if family is not None))
         """Special tokens that must stay in the text."""
         self.call_begin = "" if calls is None else calls.begin
-        """Marker with which tool calls begin; empty if they have none."""
+        """Marker with which tool calls begin; empty if there is none."""
         self.json_call_end = "" if calls is None else calls.json_end
-        """Marker with which a call ends that is a JSON object with `name` and `arguments`; empty for other formats."""
+        """Marker at the end of a call, if calls are JSON objects with `name` and `arguments`; empty for other
+        formats."""
         self._calls = calls
         self._thought = None if thinks is None else thinks.thought
         self._tools = Tools(tools)
 
     def reasoning_open(self, prompt: str) -> bool:
-        """Whether a prompt with special tokens ends within reasoning, so that the output begins there.
+        """Whether a prompt with special tokens ends within reasoning, so that the output begins with reasoning.
 
-        The last characters of the prompt suffice. DeepSeek's and Qwen's reasoning models have such templates.
+        The last characters of the prompt suffice. The templates of DeepSeek's and Qwen's reasoning models end this way.
         """
         return self._thought is not None and prompt.rstrip().endswith(self._thought.begin.rstrip())
 
     def parser(self, *, reasoning_open: bool = False, seed: int | str | None = None) -> MessageParser:
         """Returns a parser for one message.
 
-        A seed makes call ids repeatable; messages of a conversation need different seeds, or their calls share ids.
+        A seed makes the ids of calls reproducible. Use a different seed for each message of a conversation, so that
+        calls of different messages have different ids.
         """
         calls = self._calls
         prefix, length = ToolCallFamily.call_id if calls is None else calls.call_id
@@ -77,7 +79,7 @@ class MessageFormat:
         return MessageParser(State(Reader(), draft, self._tools, thought, reasoning_open), calls)
 
     def parse(self, text: str, *, reasoning_open: bool = False, seed: int | str | None = None) -> ParsedMessage:
-        """Parses a complete output. Never fails: text outside of the format is content."""
+        """Parses a complete output. It never raises an error, since text outside of the format is content."""
         parser = self.parser(reasoning_open=reasoning_open, seed=seed)
         return (parser.feed(text) + parser.finish()).message()
 
@@ -94,14 +96,14 @@ class MessageParser:
         self._finished = False
 
     def feed(self, text: str) -> MessageDelta:
-        """Takes more output, and returns the new parts of the message.
+        """Parses more output and returns the new parts of the message.
 
-        After an interruption, for example by Ctrl-C, the unread text is content.
+        If an exception such as KeyboardInterrupt interrupts it, the unread text becomes content.
 
-        Raises InvalidParameterError after `finish`.
+        Raises InvalidParameterError after `finish` was called.
         """
         if self._finished:
-            raise InvalidParameterError("text", text, "omitted after finish(); create a new parser for each message")
+            raise InvalidParameterError("text", text, "left out after finish(); create a new parser for each message")
         if not text:
             return MessageDelta()
         self._state.text.feed(text)
@@ -114,7 +116,7 @@ class MessageParser:
         return self._state.draft.take()
 
     def finish(self) -> MessageDelta:
-        """Ends the output, and returns the remaining parts."""
+        """Ends the output and returns the remaining parts of the message."""
         if self._finished:
             return MessageDelta()
         self._finished = True
@@ -126,8 +128,8 @@ class MessageParser:
 
 
 def _machine(state: State, calls: ToolCallFamily | None) -> Read[object]:
-    """Reads a message; waits for more text, and ends with the text."""
-    if calls is not HARMONY:  # harmony includes reasoning
+    """Reads a message until the end of the text."""
+    if calls is not HARMONY:  # its parser reads reasoning itself
         yield from state.begin()
     if calls is not None:
         yield from calls.read(state)

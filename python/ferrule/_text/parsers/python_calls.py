@@ -1,8 +1,8 @@
 """Calls in Python notation, `get_weather(city="Paris", days=3)`.
 
-Nothing is evaluated: an argument is a literal, which becomes JSON, or text, which becomes a string. Arguments are
-streamed one by one. Positional arguments take the names that the tool declares, in order, or else their index from 0.
-A call is final from its opening parenthesis, even if the output ends early.
+Code is not evaluated: a literal argument becomes JSON, and any other argument becomes a string. Arguments are streamed
+one by one. Positional arguments get the names that the tool declares, in order, or else their index from 0. A call is
+final from its opening parenthesis, even if the output ends early.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OPENERS, _CLOSERS = ("(", "[", "{"), (")", "]", "}")
 
 
 def call_list(state: State) -> Read[bool]:
-    """Reads `f(...), g(...)]`; False if the first is not a call, and the caller holds its text."""
+    """Reads `f(...), g(...)]`; returns False if the first item is not a call, and the caller then holds its text."""
     text = state.text
     written = False
     while True:
@@ -41,7 +41,7 @@ def call_list(state: State) -> Read[bool]:
 
 
 def call(state: State) -> Read[bool]:
-    """Reads a call of a tool, a declared one if tools are declared; False if it is not a call (its text is held)."""
+    """Reads a call; if tools are declared, it must name one. Returns False for other text, and holds it."""
     text = state.text
     name = yield from text.run(_NAME)
     if not name or name[0].isdigit() or not state.tools.allow(name) or not (yield from text.accept("(")):
@@ -86,7 +86,7 @@ def _keyword(text: Reader) -> Read[tuple[str | None, str]]:
 
 
 def _value(text: Reader, into: Sink) -> Read[bool]:
-    """Reads to the comma or parenthesis that ends an argument; False if the text ends first."""
+    """Reads to the comma or parenthesis that ends an argument; returns False if the text ends first."""
     depth = 0
     while True:
         mark = yield from text.upto(*_QUOTES, *_OPENERS, *_CLOSERS, ",", into=into)

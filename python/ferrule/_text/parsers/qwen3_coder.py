@@ -9,10 +9,10 @@
     </tool_call>
 
 Source: the chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct. A value is the text between its tags without one line
-end on either side. The declared type decides its type; the default is a string, and strings are streamed.
+end on either side. It has its declared type, or else is a string; strings are streamed.
 
-Seed-OSS (ByteDance-Seed/Seed-OSS-36B-Instruct) has the outer tag `<seed:tool_call>`, and writes values without line
-ends around them, so its values are the whole text. It reasons between `<seed:think>` and `</seed:think>`.
+Seed-OSS (ByteDance-Seed/Seed-OSS-36B-Instruct) has the outer tag `<seed:tool_call>` and writes no line ends around
+values, so a value is the whole text. Its reasoning is between `<seed:think>` and `</seed:think>`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def seed_oss(state: State) -> Read[None]:
 
 
 def _parameter(state: State, function: str, arguments: Arguments, *, line_ends: bool) -> Read[None]:
-    """Reads a parameter after its `=`; `line_ends`: its value is between two line ends, which are not part of it."""
+    """Reads a parameter after its `=`; `line_ends` says whether line ends surround the value without being part of it."""
     text = state.text
     key = yield from text.run(_KEY)
     yield from text.accept(">")

@@ -1,8 +1,8 @@
-"""Reader of streamed text for parsers that are written as if all text were available.
+"""Reader of streamed text, with which parsers are written as if the whole text were available.
 
-A parser is a generator: it yields if it needs more text, and continues when more has arrived or the text has ended. All
-methods depend on the characters only, never on the boundaries of chunks, and read each character a bounded number of
-times.
+A parser is a generator. It yields if it needs more text, and continues when more text has arrived or the text has
+ended. The results of all methods depend on the characters only, never on how the text was split. Each character is read
+a bounded number of times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SPACE = " \t\r\n"
 _SPACES = re.compile(f"[{SPACE}]+")
 
 
-def nowhere(text: str) -> None:
+def discard(text: str) -> None:
     """Discards the text."""
 
 
@@ -43,7 +43,7 @@ class Reader:
         self._ended = True
 
     def hold(self, text: str = "") -> None:
-        """Holds the text that is read from here on, after `text`, until its part is known."""
+        """Holds the text that is read from here on, preceded by `text`, until it is known what it is part of."""
         self._held = [text]
 
     def held(self) -> str:
@@ -51,10 +51,10 @@ class Reader:
         held, self._held = self._held or (), None
         return "".join(held)
 
-    def upto(self, *markers: str, into: Sink = nowhere) -> Read[str]:
-        """Reads to the first of the markers, which is returned but not read; "" if the text ends first.
+    def upto(self, *markers: str, into: Sink = discard) -> Read[str]:
+        """Reads up to the first of the markers, and returns the marker without reading it; "" if the text ends first.
 
-        If one marker is a prefix of another, the longer one counts. No marker may occur inside another.
+        If one marker is a prefix of another, the longer one is matched. Otherwise no marker may occur within another.
         """
         pattern, beginnings, longest = _compiled(markers)
         while True:
@@ -69,10 +69,10 @@ class Reader:
                     return found.group()
             yield
 
-    def until(self, *markers: str, into: Sink = nowhere) -> Read[str]:
-        """Reads to the first of the markers and past it, like `upto`."""
+    def until(self, *markers: str, into: Sink = discard) -> Read[str]:
+        """Reads up to the first of the markers like `upto`, and reads the marker too."""
         marker = yield from self.upto(*markers, into=into)
-        self.take(marker, nowhere)
+        self.take(marker, discard)
         return marker
 
     def take(self, marker: str, into: Sink) -> None:
@@ -80,18 +80,18 @@ class Reader:
         self._take(self._position + len(marker), into)
 
     def accept(self, *markers: str) -> Read[str]:
-        """Reads the longest marker that comes next; "" if there is none."""
+        """Reads the longest of the markers with which the unread text begins; returns "" if there is none."""
         pattern, beginnings, longest = _compiled(markers)
         while self._may_grow(beginnings, longest):
             yield
         found = pattern.match(self._buffer, self._position)
         if found is None:
             return ""
-        self._take(found.end(), nowhere)
+        self._take(found.end(), discard)
         return found.group()
 
     def run(self, characters: re.Pattern[str]) -> Read[str]:
-        """Reads characters while the pattern matches, a character class with `+`."""
+        """Reads characters as long as they match; the pattern must be a character class with `+`."""
         pieces: list[str] = []
         while True:
             found = characters.match(self._buffer, self._position)
@@ -134,13 +134,14 @@ class Reader:
 class _Markers(NamedTuple):
     pattern: re.Pattern[str]
     beginnings: frozenset[str]
-    """All proper prefixes of markers, which include markers that are prefixes of others."""
+    """All proper prefixes of markers, including markers that are prefixes of other markers."""
     longest: int
 
 
 @lru_cache(maxsize=256)
 def _compiled(markers: tuple[str, ...]) -> _Markers:
-    # An alternation takes the first match. Without markers nothing matches.
+    # A regular expression takes the first alternative that matches, so longer markers come first. Without markers, the
+    # pattern matches nothing.
     ordered = sorted(markers, key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, ordered)) or "(?!)")
     beginnings = frozenset(marker[:length] for marker in markers for length in range(len(marker)))

@@ -1,11 +1,11 @@
-"""Solar Open: messages of an assistant between special tokens, one of which may be calls.
+"""Solar Open: messages between special tokens, one of which may contain tool calls.
 
     <|think|>They ask for the weather.<|end|><|begin|>assistant<|tool_calls|>
     <|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>{"city": "Paris"}<|tool_call:end|>
     <|calls|>                                                                             without the line ends
 
-Source: the chat template of upstage/Solar-Open-100B. The prompt has the header of the first message. A call is final
-from its opening brace; an incomplete header is content, markers included.
+Source: the chat template of upstage/Solar-Open-100B. The prompt contains the header of the first message. A call is
+final from its opening brace; an incomplete header is content, markers included.
 """
 
 from __future__ import annotations

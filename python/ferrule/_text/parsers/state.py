@@ -16,10 +16,10 @@ class Thought:
     begin: str
     end: str
     anywhere: bool
-    """Whether reasoning may begin after other text, for markers that do not occur by chance. Others count only at the
-    beginning of the message, since an answer may mention `<think>`."""
+    """Whether reasoning may begin after other text. Markers that an answer may mention, such as `<think>`, are
+    recognized only at the beginning of the message."""
     dropped: tuple[str, ...] = ()
-    """Markers around the answer, which are not part of it."""
+    """Markers around the answer, which are removed."""
 
     @property
     def keep(self) -> frozenset[str]:
@@ -35,7 +35,7 @@ class State:
     draft: Draft
     tools: Tools
     thought: Thought | None
-    """Markers of reasoning; None to leave it in the content."""
+    """Markers of reasoning; None to leave reasoning in the content."""
     reasoning_open: bool
     """Whether the prompt began the reasoning."""
 
@@ -56,7 +56,7 @@ class State:
             self.draft.content(space)
 
     def content(self, *markers: str) -> Read[str]:
-        """Reads to one of the markers, which it returns, or to the end; reasoning on the way is separated."""
+        """Reads up to one of the markers, which it returns, or to the end, and separates reasoning from content."""
         thought = self.thought
         begins = (thought.begin,) if thought is not None and thought.anywhere else ()
         dropped = () if thought is None else thought.dropped

@@ -1,7 +1,7 @@
-"""Declared tools of a request, and types of values that models write without types.
+"""Declared tools of a request, and the types of values that models write without types.
 
-Tools come in OpenAI's form, `{"type": "function", "function": {"name": ..., "parameters": ...}}`, or as the function
-alone; `parameters` is a JSON Schema.
+Tools are in OpenAI's form, `{"type": "function", "function": {"name": ..., "parameters": ...}}`, or only the inner
+function object; `parameters` is a JSON Schema.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Tools:
         return self._properties is not None and name in self._properties
 
     def allow(self, name: str) -> bool:
-        """Whether a name identifies a call without a marker."""
+        """Whether the name is allowed for a call: it is declared, or no tools are declared."""
         return self._properties is None or name in self._properties
 
     def parameters(self, name: str) -> list[str]:
@@ -68,7 +68,7 @@ class Tools:
 
 
 def json_of_text(text: str, types: frozenset[str]) -> str:
-    """Returns bare text as JSON: of a declared type that fits, or else a string."""
+    """Returns text as JSON, of a declared type that it fits, or else as a string."""
     bare = text.strip()
     if types - STRING:
         bare = _WORDS.get(bare, bare)
