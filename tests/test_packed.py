@@ -405,7 +405,7 @@ def test_quantize_rejects_outputs_that_hold_other_files(model: Path, tmp_path: P
     for output in (model, link, model / ".." / model.name, tmp_path):
         for overwrite in (False, True):
             with pytest.raises(
-                InvalidParameterError, match="output must be a directory other than the model's own, and not"
+                InvalidParameterError, match="output must be a directory other than the model's own and its parents"
             ):
                 quantize(model, output, overwrite=overwrite)
     full = tmp_path / "full"

@@ -53,7 +53,7 @@ def seed_oss(state: State) -> Read[None]:
 
 
 def _parameter(state: State, function: str, arguments: Arguments, *, line_ends: bool) -> Read[None]:
-    """Reads a parameter after its `=`; `line_ends` says whether line ends surround the value without being part of it."""
+    """Reads a parameter after its `=`; with `line_ends`, line ends around the value are not part of it."""
     text = state.text
     key = yield from text.run(_KEY)
     yield from text.accept(">")

@@ -1,6 +1,6 @@
-"""Calls in XML-like notation: a tag with the name of the function, and in it a tag for each argument.
+"""Calls in XML-like notation: a tag with the name of the function, which contains a tag for each argument.
 
-A tag around all calls may be missing, since models omit it at times. A call is final from the end of its name's tag;
+The outer tag may be missing, since models sometimes omit it. A call is final from the end of the tag with its name;
 other text in the outer tag is content, tag included.
 """
 
@@ -30,11 +30,11 @@ class Tags:
     argument: str
     """Beginning of an argument's tag, before its name."""
     name: re.Pattern[str]
-    """Names of functions."""
+    """Pattern of the names of functions."""
 
 
 ReadArgument: TypeAlias = Callable[[State, str, Arguments], Read[None]]
-"""Reads an argument of the named function after the beginning of its tag."""
+"""Function that reads an argument of the named function after the beginning of the argument's tag."""
 
 
 def tagged_calls(state: State, tags: Tags, read_argument: ReadArgument) -> Read[None]:
@@ -56,7 +56,7 @@ def tagged_calls(state: State, tags: Tags, read_argument: ReadArgument) -> Read[
 
 
 def _call(state: State, tags: Tags, read_argument: ReadArgument) -> Read[bool]:
-    """Reads a call after the beginning of its tag; False if it is not a call."""
+    """Reads a call after the beginning of its tag; returns False if it is not a call."""
     text = state.text
     name = yield from text.run(tags.name)
     if not name or not (yield from text.accept(tags.named)):
