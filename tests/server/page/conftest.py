@@ -30,9 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def server_url() -> Iterator[str]:
-    """URL of a server with the embedded model under two names."""
-    with served(*SERVE, "--model", "tiny=tiny", "--model", "other=tiny") as url:
+def server_url(long_model: Path) -> Iterator[str]:
+    """URL of a server with the embedded model under two names, and a context that no answer fills during a test."""
+    with served(*SERVE, "--model", f"tiny={long_model}", "--model", f"other={long_model}") as url:
         yield url
 
 

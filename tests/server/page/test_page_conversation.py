@@ -12,7 +12,7 @@ from server.live import until
 from server.page.chat_page import ChatPage
 
 CAPITAL = "What is the capital of France?"
-ENDLESS_TOKENS = 1800
+ENDLESS_TOKENS = 30_000
 ENDLESS = json.dumps({"ignore_eos": True, "min_tokens": ENDLESS_TOKENS})
 RESERVED_FIELD = "Extra body must not have the field {}, which the page sets"
 
@@ -34,7 +34,7 @@ def test_statistics_of_an_answer(chat: ChatPage) -> None:
     ttft = re.compile(r"\d+ ms to first token|\d\.\d s to first token")
     expect(statistics.locator("[data-statistic=ttft]")).to_have_text(ttft)
     expect(statistics.locator("[data-statistic=count]")).to_have_text("10 tokens")
-    expect(chat.find("#context")).to_contain_text("23 of 2,048 tokens")
+    expect(chat.find("#context")).to_contain_text("23 of 32,768 tokens")
 
 
 def metric(chat: ChatPage, name: str) -> float:
