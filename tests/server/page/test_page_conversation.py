@@ -261,18 +261,16 @@ def test_an_invalid_setting_shows_an_error_and_is_not_sent(chat: ChatPage) -> No
 
 
 def test_another_conversation_during_generation(chat: ChatPage) -> None:
-    chat.set(extra_body=ENDLESS)
+    chat.set(extra_body=json.dumps({"ignore_eos": True}), max_tokens="1500")
     chat.send("Tell me a story.")
     expect(chat.answer().locator(".body")).not_to_be_empty()
     chat.find("#new").click()
-    chat.set(extra_body="", temperature="0")
+    chat.set(extra_body="", max_tokens="", temperature="0")
     assert "Paris" in chat.ask(CAPITAL)
     chat.find(".open-conversation").get_by_text("Tell me a story.").click()
     chat.wait()
     chat.expect_messages("Tell me a story.")
-    expect(chat.answer().locator("[data-statistic=count]")).to_have_text(
-        re.compile(r"1,[89]\d\d tokens|2,0\d\d tokens")
-    )
+    expect(chat.answer().locator("[data-statistic=count]")).to_have_text("1,500 tokens")
 
 
 def test_a_model_is_selected(open_chat: Callable[..., ChatPage]) -> None:
