@@ -22,7 +22,7 @@ pub enum ConfigError {
     PoolTooLarge {
         /// Number of pages in the configuration.
         pages: usize,
-        /// Largest number of pages.
+        /// Maximum number of pages.
         limit: usize,
     },
     /// The KV cache does not hold a single useful sequence.

@@ -31,7 +31,7 @@ pub(crate) struct Sequence {
     pub params: Arc<SamplingParams>,
     pub adapter: Option<Arc<Adapter>>,
     pub history: History,
-    /// Grammar state, if the request has a grammar. It depends on the tokens, not on what is computed.
+    /// Grammar state, if the request has a grammar. It depends on the tokens only, also while they are not computed.
     pub constraint: Option<Constraint>,
     pub drafts: Drafts,
     pub timing: RequestTiming,

@@ -12,7 +12,7 @@ use crate::unique::UniqueMap;
 
 pub(crate) const INDEX_NAME: &str = "model.safetensors.index.json";
 
-/// Largest index in bytes; the same limit as for a safetensors header.
+/// Maximum size of an index in bytes; the same limit as for a safetensors header.
 const MAX_INDEX: u64 = 100_000_000;
 
 /// The index of a sharded checkpoint is wrong.

@@ -1,10 +1,10 @@
-//! Model files: bytes in, typed tensors out.
+//! Readers of model files, from bytes to typed tensors.
 //!
-//! Files are hostile. Every claim of a header is checked against the bytes that are there, before memory is reserved for
+//! Files are untrusted. Every number in a header is checked against the bytes in the file before memory is allocated for
 //! it or an offset is followed. A violation is a [`CheckpointError`] with the path of the file and the numbers. Tensors
 //! are views of the mapped file; nothing is copied until a caller reads values.
 //!
-//! No check can protect from another program that truncates a file while it is mapped: reading the missing pages ends
+//! No check can protect against another program that truncates a file while it is mapped: reading the missing pages ends
 //! the process (SIGBUS), as in every program that maps files.
 
 mod blocks;

@@ -1,9 +1,9 @@
-//! Packed files: the weights of a model as the kernels read them, to be mapped and used in place.
+//! Packed files, which store the weights of a model in the layout of the kernels, so that they are used without a copy.
 //!
 //! A packed file is a safetensors file with alignment: the header is padded with spaces so that the data begins at a
 //! multiple of 4096 bytes, and every tensor takes a multiple of 64 bytes, so that each begins on a cache line. Padding
-//! is zero. `layout` and `version` in the metadata say how matrices are stored in the tensors, which this module does
-//! not need to know. The last tensor holds checksums of the header, which is verified when the file is opened, and of
+//! is zero. `layout` and `version` in the metadata identify how the tensors store matrices; this module does not depend
+//! on it. The last tensor holds the checksum of the header, which is verified when the file is opened, and a checksum of
 //! each tensor, which [`PackedFile::verify`] verifies.
 
 use std::collections::BTreeMap;
@@ -33,8 +33,8 @@ const DATA_ALIGNMENT: u64 = 4096;
 /// Alignment of tensors: a cache line.
 const LINE: usize = 64;
 
-/// Age above which an unlocked temporary file belongs to a process that was killed. A younger one may be about to be
-/// locked.
+/// Age above which an unlocked temporary file belongs to a killed process. The process of a younger file may not have
+/// locked it yet.
 const ABANDONED: Duration = Duration::from_secs(10);
 
 /// Bytes of a tensor that are read at a time to verify it.
@@ -248,7 +248,7 @@ impl PackedFile {
     /// [`PackedErrorKind::File`] if the file cannot be read or has been truncated.
     ///
     /// # Panics
-    /// If the length of the range is not that of `out`, or the range exceeds a mapped file.
+    /// If `out` has another length than the range, or the range exceeds a mapped file.
     pub fn read(&self, range: Range<usize>, out: &mut [u8]) -> Result<(), PackedError> {
         match &self.bytes {
             Bytes::Mapped(map) => out.copy_from_slice(&map[range]),
@@ -262,7 +262,7 @@ impl PackedFile {
     }
 }
 
-/// Reads the checksums of a file, and verifies that of the header.
+/// Reads the checksums of a file, and verifies the checksum of the header.
 fn read_checksums(
     file: &File,
     tensors: &BTreeMap<String, Entry>,
@@ -285,7 +285,7 @@ fn read_checksums(
     Ok(checksums)
 }
 
-/// Compares a checksum with that of the file.
+/// Compares a checksum with the one in the file.
 fn check(part: String, expected: u32, found: u32) -> Result<(), PackedErrorKind> {
     if expected == found { Ok(()) } else { Err(PackedErrorKind::Damaged { part, expected, found }) }
 }

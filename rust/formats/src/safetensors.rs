@@ -16,11 +16,11 @@ use crate::dtype::Dtype;
 use crate::file::{FileError, LFS_POINTER, MAX_LFS_POINTER};
 use crate::unique::{UniqueMap, check_new};
 
-/// Largest header in bytes that the format allows.
+/// Maximum size of a header in bytes, as defined by the format.
 const MAX_HEADER: u64 = 100_000_000;
 /// Bytes of the header's length field.
 pub(crate) const LENGTH_BYTES: u64 = 8;
-/// Largest number of dimensions, above that of any known model. Without a limit, a shape of `1,1,1,...` would take four
+/// Maximum number of dimensions, above that of any known model. Without a limit, a shape of `1,1,1,...` would take four
 /// times the memory of its text.
 const MAX_DIMENSIONS: usize = 8;
 
@@ -85,7 +85,7 @@ pub(crate) struct Header {
     pub data_start: u64,
 }
 
-/// Reads the header of a file of `file_bytes` bytes and checks every claim against that length.
+/// Reads the header of a file of `file_bytes` bytes and checks all sizes and offsets against that length.
 ///
 /// Allocates memory only for the header's text and the table, and reads nothing else.
 pub(crate) fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<Header, SafetensorsError> {

@@ -1,8 +1,8 @@
 //! Limits of tokenizer.json, checked before a tokenizer library reads the file.
 //!
-//! Libraries trust this file. A chain of replacements that each double a text, a table that claims gigabytes, or a token
-//! of millions of characters exhausts memory or time, or aborts the process: some when the file is read, some with the
-//! first text.
+//! Tokenizer libraries trust this file. A chain of replacements that each double a text, a table with a declared size of
+//! gigabytes, or a token of millions of characters exhausts memory or time, or aborts the process, when the file is read
+//! or with the first text.
 
 use std::fmt;
 
@@ -13,16 +13,16 @@ use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// Largest string in bytes, such as a token, a pattern or a replacement.
+/// Maximum length of a string in bytes, such as a token, a pattern or a replacement.
 pub const MAX_STRING: usize = 16 << 10;
 
-/// Largest normalizer, pre-tokenizer, post-processor or decoder, in bytes of JSON.
+/// Maximum size of a normalizer, pre-tokenizer, post-processor or decoder, in bytes of JSON.
 pub const MAX_COMPONENT: usize = 8 << 20;
 
-/// Largest number of steps of a component.
+/// Maximum number of steps of a component.
 pub const MAX_STEPS: usize = 64;
 
-/// Largest factor by which the replacements of a component can make a text longer, in bytes.
+/// Maximum factor by which the replacements of a component can make a text longer, in bytes.
 pub const MAX_GROWTH: usize = 64;
 
 /// A tokenizer.json exceeds a limit or is malformed.
@@ -161,7 +161,7 @@ impl Component {
         }
     }
 
-    /// Multiplies the growth by that of a replacement. A regular expression may match between all bytes.
+    /// Multiplies the growth by the growth of a replacement. A regular expression may match between all bytes.
     fn replaces(&mut self, pattern: &Value, content: &str) -> Result<(), TokenizerJsonError> {
         let growth = match pattern.get("String").and_then(Value::as_str) {
             Some(pattern) if !pattern.is_empty() => content.len().div_ceil(pattern.len()).max(1),

@@ -1,4 +1,4 @@
-//! JSON objects that refuse duplicate keys: which of two values counts must not be left to chance.
+//! JSON objects that refuse duplicate keys, because it would be undefined which of two values applies.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 
-/// Largest number of entries in one object. The largest published checkpoints have about 10^5 tensors; a header of 100
+/// Maximum number of entries in one object. The largest published checkpoints have about 10^5 tensors; a header of 100
 /// MB could have millions of entries, each of which takes more memory than its text.
 pub(crate) const MAX_ENTRIES: usize = 1 << 18;
 

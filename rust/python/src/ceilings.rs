@@ -1,4 +1,4 @@
-//! Ceilings of the machine: memory bandwidth and operations per second, measured beside a model's.
+//! Limits of the machine: memory bandwidth and operations per second, measured between the runs of a model.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,10 +12,10 @@ use crate::errors::{self, EngineError, InsufficientMemoryError};
 use crate::fork;
 use crate::interrupt::Interrupt;
 
-/// Smallest number of bytes that a pass reads, so that it takes long enough to be timed.
+/// Minimum number of bytes that a pass reads, so that it takes long enough to be timed.
 const MIN_READ_BYTES: u64 = 512 << 20;
 
-/// Divisor of the free memory that gives the most bytes that a pass reads.
+/// Divisor of the free memory for the maximum number of bytes that a pass reads.
 const READ_SHARE: u64 = 4;
 
 /// Probes that run on as many threads as a model, or on one thread.
@@ -28,7 +28,7 @@ pub(crate) struct Ceilings {
     interrupt: Interrupt,
 }
 
-/// Threads, and the number of streams that each of them reads fastest.
+/// Threads, and the number of streams with which each thread reads fastest.
 struct Team {
     pool: Pool,
     streams: OnceLock<usize>,

@@ -168,7 +168,7 @@ impl Engine {
         floats(py, &logits)
     }
 
-    /// Encodes texts, each given as token ids, token types and a salt: float32, one text after the other.
+    /// Encodes texts, each given as token ids, token types and a salt; returns their concatenated results as float32.
     fn encode<'py>(&self, py: Python<'py>, texts: Vec<TextArguments>, task: &str) -> PyResult<Bound<'py, PyByteArray>> {
         let read = |(index, (tokens, types, salt)): (usize, TextArguments)| {
             Text::from_ids(index, &tokens, &types, salt.map(Arc::from))

@@ -3,10 +3,10 @@
 //! Every call into an engine holds the gate's read lock. Python's fork hooks hold its write lock across the fork, so that
 //! in the child every engine is consistent and every lock free; the child's first step starts new worker threads.
 //!
-//! A logits processor is Python code within a step. A fork in it would wait for its own thread, and cannot be refused:
-//! Python prints and ignores what a hook raises. So the fork goes on, and the child, which has the gate's readers but not
-//! their threads, does not use the gate. Drivers (`python/ferrule/_engine/driver.py`) refuse the engines that were in a
-//! step; other engines and new ones work.
+//! A logits processor is Python code that runs within a step. A fork in it would wait for its own thread, and the hook
+//! cannot refuse the fork, because Python prints and ignores exceptions of hooks. So the fork happens without the write
+//! lock. The child has the locks of the gate's readers but not their threads, so it does not use the gate. Drivers
+//! (`python/ferrule/_engine/driver.py`) refuse engines that were in a step; other engines and new engines work.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;

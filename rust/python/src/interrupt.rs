@@ -14,7 +14,7 @@ use crate::errors;
 /// A cancel flag whose hook runs Python's signal handlers, with the exception that they raised.
 pub(crate) struct Interrupt {
     pub cancel: Cancel,
-    /// Whether an interrupt was caught in a step that goes on.
+    /// Whether an interrupt was caught in a step that continues.
     pub caught: Arc<AtomicBool>,
     raised: Arc<Mutex<Option<PyErr>>>,
 }
@@ -42,8 +42,8 @@ impl Interrupt {
         self.cancel.cancel();
     }
 
-    /// Returns an interrupt to Python, which raises it on the main thread, after work that finished although the flag
-    /// was set at the last moment or an interrupt was caught. The result of the work counts.
+    /// Passes an interrupt on to Python, which raises it on the main thread. It is called after work that finished
+    /// although the flag was set at the last moment or an interrupt was caught, so that its result is not lost.
     pub fn settle(&self, _py: Python<'_>) {
         let caught = self.caught.swap(false, Ordering::Relaxed);
         if self.cancel.is_cancelled() || caught {

@@ -51,8 +51,8 @@ pub(crate) fn measure(py: Python<'_>, spec: &str, weights: Option<&str>, options
     to_json(&measured.map_err(|error| errors::build_error(&error))?)
 }
 
-/// Returns a function that reports the packed bytes to Python. What a progress bar raises does not end the work, except
-/// for what is no `Exception`: a signal handler may run in the bar, and Ctrl-C must not be lost.
+/// Returns a function that reports the packed bytes to Python. An `Exception` of a progress bar does not end the work.
+/// Other exceptions such as KeyboardInterrupt do, since a signal handler may run in the bar.
 pub(crate) fn reporter(progress: Option<Py<PyAny>>, interrupt: &Interrupt) -> impl FnMut(u64, u64) + Send {
     move |done, total| {
         let Some(progress) = &progress else { return };

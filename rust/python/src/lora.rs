@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use crate::interrupt::Interrupt;
 use crate::{errors, fork};
 
-/// A LoRA adapter for one engine; freed with the last reference to it, a request's included.
+/// A LoRA adapter for one engine; it is freed when neither Python nor a request refers to it.
 #[pyclass(frozen, module = "ferrule._native")]
 pub(crate) struct LoraAdapter(pub Arc<Adapter>);
 
@@ -34,7 +34,7 @@ impl LoraAdapter {
     }
 }
 
-/// Loads an adapter while the engine goes on.
+/// Loads an adapter while the engine continues to run steps.
 pub(crate) fn load(py: Python<'_>, loader: &AdapterLoader, directory: &str, config: &str) -> PyResult<LoraAdapter> {
     let config = AdapterConfig::from_json(config).map_err(|error| errors::adapter_error(&error))?;
     // A separate flag: an interrupt of this load must not cancel a step that runs in another thread.

@@ -13,7 +13,7 @@ use crate::fork;
 use crate::interrupt::Interrupt;
 use crate::load::{LoadArguments, reporter};
 
-/// Packs the weights of a checkpoint, or random ones, into a file.
+/// Packs the weights of a checkpoint, or random weights, into a file.
 #[pyfunction]
 #[pyo3(signature = (spec, weights, options, path, metadata, calibration=None, progress=None))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]

@@ -1,4 +1,4 @@
-//! Figures of a model: of one that is loaded, and of one that could be.
+//! Figures of a model, with or without loading it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -68,7 +68,7 @@ pub struct EngineInfo {
     /// Figures of the model.
     #[serde(flatten)]
     pub model: ModelFigures,
-    /// Bytes of mapped weights, those of a draft model included.
+    /// Bytes of mapped weights, including the weights of a draft model.
     pub mapped_bytes: u64,
     /// Bytes of the KV cache.
     pub kv_cache_bytes: u64,
@@ -203,14 +203,14 @@ pub(super) fn measure(
     let max_model_len = options.max_model_len.unwrap_or(spec.max_position_embeddings);
     let EngineOptions { max_num_seqs, max_num_batched_tokens: chunk, .. } = *options;
 
-    // One sequence of the maximum length. Its prompt is computed in chunks, except by an encoder; one row at a time has
-    // logits.
+    // The measured step has one sequence of the maximum length. Its prompt is computed in chunks, except by an encoder,
+    // and one row of a chunk has logits.
     let kv_cache = pages::bytes_of_one(&kv_groups, max_model_len, chunk);
     let rows = if spec.causal { chunk.min(max_model_len) } else { max_model_len };
     let buffers = buffer_bytes(spec, rows, 1);
     let kept = weights.weight_bytes.saturating_add(weights.vector_bytes);
     let available = if is_mapped { machine::memory_for_files() } else { machine::available_memory() };
-    // An engine divides what the weights leave.
+    // An engine uses part of the memory that the weights leave.
     let budget = options.kv_cache_memory.unwrap_or(available.saturating_sub(kept) / DEFAULT_SHARE);
     let held = pages::divide(&kv_groups, budget, max_model_len, max_num_seqs, chunk)
         .map_or(0, |pages| pages::tokens_of_one(&kv_groups, &pages).min(max_model_len));

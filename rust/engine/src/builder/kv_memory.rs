@@ -1,4 +1,4 @@
-//! Memory of the KV cache: how much there is, and how a model and its draft model share it.
+//! Memory of the KV cache: its size, and its division between a model and a draft model.
 
 use ferrule_kernels::machine;
 use ferrule_model::{LanguageModel, Transformer};
@@ -6,12 +6,12 @@ use ferrule_model::{LanguageModel, Transformer};
 use super::{BuildError, EngineOptions};
 use crate::{ConfigError, DraftModel, pages};
 
-/// Divisor of the free memory that gives the default size of the KV cache: one half, since the program around the
-/// engine needs memory too.
+/// Divisor of the free memory for the default size of the KV cache: one half, since the program that uses the engine
+/// needs memory too.
 pub(super) const DEFAULT_SHARE: u64 = 2;
 
-/// Divisor of the free memory that gives the least that mapped weights leave to the KV cache where they may exceed the
-/// memory: they are read from their file repeatedly anyway.
+/// Divisor of the free memory for the minimum size of the KV cache beside mapped weights that may exceed the memory.
+/// Such weights are read from their file repeatedly anyway.
 const PAGING_SHARE: u64 = 4;
 
 /// Allocates the KV caches and returns the number of pages of each of the model's groups.
@@ -46,8 +46,8 @@ pub(super) fn allocate(
     divide(model, budget - draft_budget, max_model_len)
 }
 
-/// Returns the bytes that are free for a KV cache beside mapped weights. Mapped pages count as free until they are read,
-/// and cannot be given to the cache too.
+/// Returns the free bytes for a KV cache beside mapped weights. The system counts mapped pages as free until they are
+/// read, so they are subtracted.
 fn available_beside(mapped: u64, allow_paging: bool) -> u64 {
     if mapped == 0 {
         return machine::available_memory();

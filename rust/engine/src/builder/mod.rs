@@ -1,11 +1,11 @@
-//! Builds an engine: loads the model, divides the memory, sets the defaults.
+//! Builds an engine: loads the model, divides the memory, and sets the defaults.
 //!
 //! | file | concern |
 //! |---|---|
 //! | `mod.rs` | [`EngineBuilder`] |
 //! | `options.rs` | [`EngineOptions`]: one table row per option |
-//! | `kv_memory.rs` | how much memory the KV caches of the model and of a draft model get |
-//! | `info.rs` | [`EngineInfo`], [`Measurement`]: figures of a model that is loaded, or could be |
+//! | `kv_memory.rs` | memory of the KV caches of the model and of a draft model |
+//! | `info.rs` | [`EngineInfo`], [`Measurement`]: figures of a model, with or without loading it |
 
 mod info;
 mod kv_memory;
@@ -27,7 +27,7 @@ use crate::{ConfigError, DraftModel, Engine, EngineConfig, InvalidParameterError
 pub use info::{EngineInfo, KvWindow, Measurement, MemoryNeeds, ModelFigures, StoredType};
 pub use options::EngineOptions;
 
-/// Bytes that a step reads from a prefix cache directory: some hundredths of a second.
+/// Maximum number of bytes that a step reads from a prefix cache directory, which takes some hundredths of a second.
 const PREFIX_CACHE_STEP_BYTES: usize = 32 << 20;
 
 /// Reason that an engine could not be built.
@@ -48,7 +48,7 @@ pub enum BuildError {
     /// The KV cache is larger than the free memory.
     #[error("kv_cache_memory must be at most the {available} bytes that are free, got {requested}")]
     KvMemory {
-        /// Bytes asked for.
+        /// Requested number of bytes.
         requested: u64,
         /// Bytes that are free.
         available: u64,
@@ -92,7 +92,7 @@ pub struct EngineBuilder<'a> {
     progress: Option<Progress<'a>>,
 }
 
-/// Description of a model, and where its weights are.
+/// Description of a model, and the path of its weights.
 struct ModelFiles {
     spec: ModelSpec,
     /// Directory of a checkpoint, GGUF file or packed file; `None` for random weights.
@@ -125,7 +125,7 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
-    /// Sets the format of the weights; `None` selects it by what is stored.
+    /// Sets the format of the weights; `None` selects it by the stored format.
     pub fn quantization(mut self, quantization: Option<Quantization>) -> Self {
         self.options.quantization = quantization;
         self
@@ -192,13 +192,13 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
-    /// Sets how tokens are drafted for speculative decoding.
+    /// Configures speculative decoding.
     pub fn speculative_config(mut self, config: SpeculativeConfig) -> Self {
         self.options.speculative_config = config;
         self
     }
 
-    /// Drafts tokens with a smaller model of the same vocabulary. Of `options`, those that concern loading and the
+    /// Drafts tokens with a smaller model that has the same vocabulary. Only the `options` for loading and for the
     /// context are used.
     pub fn draft_model(mut self, spec: ModelSpec, weights: Option<PathBuf>, options: EngineOptions) -> Self {
         self.draft = Some((ModelFiles { spec, weights }, options));
@@ -231,10 +231,10 @@ impl<'a> EngineBuilder<'a> {
         self.build_with_info().map(|(engine, _)| engine)
     }
 
-    /// Loads the model and returns its engine, and the figures of both.
+    /// Loads the model and returns its engine and the figures of both.
     ///
     /// # Errors
-    /// As [`EngineBuilder::build`].
+    /// The errors of [`EngineBuilder::build`].
     pub fn build_with_info(self) -> Result<(Engine<Transformer>, EngineInfo), BuildError> {
         let Self { model, options, draft, isa, cancel, progress } = self;
         options.check(model.spec.max_position_embeddings)?;
@@ -280,18 +280,18 @@ impl<'a> EngineBuilder<'a> {
     /// Returns the figures of the model and the memory that it needs, without loading it.
     ///
     /// # Errors
-    /// As [`EngineBuilder::build`], for what the headers of the files show.
+    /// The errors of [`EngineBuilder::build`] that the headers of the files show.
     pub fn measure(self) -> Result<Measurement, BuildError> {
         self.options.check(self.model.spec.max_position_embeddings)?;
         let isa = self.isa.map_or_else(Isa::from_environment, Ok)?;
         Ok(info::measure(&self.model.spec, self.model.weights.as_deref(), &self.options, isa)?)
     }
 
-    /// Packs the weights into the file `path`. With `calibration`, sequences of tokens, integer formats put their errors
-    /// where they cost least as the model runs over them. `metadata` is written into the file.
+    /// Packs the weights into the file `path`. `calibration` is sequences of tokens, over which the model runs to reduce
+    /// the error of integer formats (GPTQ). `metadata` is written into the file.
     ///
     /// # Errors
-    /// As [`EngineBuilder::build`]; no file is written then.
+    /// The errors of [`EngineBuilder::build`]; no file is written then.
     pub fn pack(
         self,
         path: &Path,
@@ -340,7 +340,7 @@ fn threads(options: &EngineOptions) -> NonZeroUsize {
     options.threads.and_then(NonZeroUsize::new).unwrap_or_else(machine::cpu_count)
 }
 
-/// Holds the tokens of a calibration against the model that runs over them.
+/// Checks the tokens of a calibration against the vocabulary and the context of the model.
 fn check_calibration(calibration: Option<&[Vec<u32>]>, spec: &ModelSpec) -> Checked<()> {
     let Some(sequences) = calibration else { return Ok(()) };
     let context = spec.max_position_embeddings;

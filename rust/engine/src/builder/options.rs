@@ -15,15 +15,15 @@ use crate::parameter::{
 };
 use crate::{SpeculativeConfig, SpeculativeMethod};
 
-/// Most threads; more than any supported machine has processors.
+/// Maximum number of threads; more than any supported machine has processors.
 const MAX_THREADS: i128 = 1024;
-/// Most sequences of a step, and most tokens of a step.
+/// Maximum number of sequences of a step, and of tokens of a step.
 const MAX_STEP: i128 = 65_536;
-/// Longest target inter-token latency, in seconds.
+/// Maximum target inter-token latency, in seconds.
 const MAX_TARGET_ITL: f64 = 3600.0;
-/// Most draft tokens of a sequence in a step.
+/// Maximum number of draft tokens of a sequence in a step.
 const MAX_SPECULATIVE_TOKENS: i128 = 64;
-/// Longest n-gram that prompt lookup compares.
+/// Maximum length of an n-gram that prompt lookup compares.
 const MAX_PROMPT_LOOKUP: i128 = 64;
 /// Default size of a prefix cache directory: 8 GiB.
 const PREFIX_CACHE_DIR_LIMIT: u64 = 8 << 30;
@@ -88,7 +88,7 @@ impl EngineOptions {
     /// [`InvalidParameterError`] for the first violation.
     pub fn from_json(text: &str) -> Result<Self, InvalidParameterError> {
         if !text.trim_start().starts_with('{') {
-            // serde would also take a list for a struct's fields in their order.
+            // serde would also accept a list with the fields in order.
             return Err(malformed("options", &"expected an object"));
         }
         Self::read_object(&mut serde_json::Deserializer::from_str(text))
@@ -109,7 +109,7 @@ impl EngineOptions {
         }
     }
 
-    /// Returns the format of the KV cache: exact beside exact weights; else half the bytes, for twice the speed.
+    /// Returns the format of the KV cache: f32 if the weights are f32; else f16, which halves the bytes to read.
     pub(super) fn kv_format(&self) -> KvFormat {
         let is_exact = self.quantization.is_some_and(|each| each.is_all(Format::F32));
         self.kv_cache_dtype.unwrap_or(if is_exact { KvFormat::F32 } else { KvFormat::F16 })
@@ -119,12 +119,12 @@ impl EngineOptions {
 /// Kind of a [`SpeculativeConfig`].
 struct Speculative;
 
-/// The object as JSON has it.
+/// The object in the form of the JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
     num_speculative_tokens: Value,
-    /// Shortest and longest n-gram of prompt lookup, or null.
+    /// Minimum and maximum length of an n-gram of prompt lookup, or null.
     prompt_lookup: Option<(Value, Value)>,
     adaptive: bool,
 }

@@ -8,10 +8,10 @@
 //! overwritten later.
 //!
 //! # Sources
-//! One file each. A [`Drafter`] belongs to one sequence and reads its tokens; the first of a sequence's drafters that
-//! has a proposal is used. A draft model ([`model`]) runs for all sequences without one.
+//! Each source has its own file. A [`Drafter`] belongs to one sequence and reads its tokens. The first of a sequence's
+//! drafters that has a proposal is used. A draft model ([`model`]) runs for all sequences without a proposal.
 //!
-//! | file | drafts are |
+//! | file | drafts |
 //! |---|---|
 //! | `structured/` | tokens forced by a grammar (fast-forward) |
 //! | `prediction.rs` | the caller's predicted output |
@@ -19,8 +19,8 @@
 //! | `model.rs` | the tokens of a smaller model |
 //!
 //! # Number of drafts
-//! Likely drafts are worth a row, others are not: [`length`] weighs the acceptance rate of a source ([`acceptance`])
-//! against the measured time of a step ([`cost`]).
+//! An additional row is worth its time only for likely drafts: [`length`] compares the acceptance rate of a source
+//! ([`acceptance`]) with the measured time of a step ([`cost`]).
 //!
 //! # Adding a source
 //! Add one file with a [`Drafter`], one line in the table above, and its construction in [`Drafts::new`].

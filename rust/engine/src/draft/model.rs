@@ -22,7 +22,7 @@ const SMOOTHING: f64 = 0.2;
 /// A draft model and its limits.
 #[derive(Debug)]
 pub struct DraftModel<M> {
-    /// The model. Its vocabulary must be that of the target model.
+    /// The model. It must have the vocabulary of the target model.
     pub model: M,
     /// Number of KV pages per group of layers.
     pub pages: Vec<usize>,

@@ -1,6 +1,6 @@
 //! Work that runs between steps and does not enter the request queue: evaluation, encoding, saved states.
 //!
-//! Such work allocates separate pages. If none are free, the lowest-ranked running request is preempted.
+//! Such work allocates its own pages. If no page is free, the lowest-ranked running request is preempted.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};

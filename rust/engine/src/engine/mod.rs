@@ -11,7 +11,7 @@
 //! | `postprocess.rs` | sampling, prefix caching and finished requests after the forward pass |
 //! | `metrics.rs` | metrics, page statistics and the page audit |
 //! | `failure.rs` | a panic ends the engine |
-//! | `between_steps.rs` | work between steps in pages of its own |
+//! | `between_steps.rs` | work between steps, with separate pages |
 //! | `logits.rs` | the logits of every token, for evaluation |
 //! | `state.rs` | save and restore the KV cache of a prompt |
 //! | `encode/` | embeddings, scores and label logits |

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// Length in characters of a value in a message.
+/// Maximum number of characters of a value in a message.
 const SHOWN_LENGTH: usize = 64;
 
 /// A parameter has an invalid value.
@@ -20,7 +20,7 @@ const SHOWN_LENGTH: usize = 64;
 pub struct InvalidParameterError {
     /// Name of the parameter; `stop_token_ids[2]` for an item of a list.
     pub field: String,
-    /// Value that was found. Numbers that JSON cannot write are the strings `nan`, `inf` and `-inf`.
+    /// Value that was found. Numbers that JSON cannot express are the strings `nan`, `inf` and `-inf`.
     pub value: Value,
     /// Requirement, as it reads after "must be".
     pub requirement: String,
@@ -32,7 +32,7 @@ impl InvalidParameterError {
     }
 }
 
-/// Formats a value for a message. Long ones are cut; of lists the number of items is added then.
+/// Formats a value for a message. A long value is truncated; for a long list the number of items is added.
 fn shown(value: &Value) -> String {
     let text = value.to_string();
     let Some((end, _)) = text.char_indices().nth(SHOWN_LENGTH) else { return text };

@@ -1,7 +1,7 @@
-//! Parameters that callers set: one table row each.
+//! Parameters that callers set, with one table row for each.
 //!
-//! A row of [`parameters!`] holds the name, the type, the default, the kind with its bounds, and the doc line. The
-//! struct, its `Default`, the reading from JSON, the validation and the rows that Python reads are made from it:
+//! A row of [`parameters!`] has the name, the type, the default, the kind with its bounds, and the documentation. The
+//! struct, its `Default`, the conversion from JSON, the validation and the rows that Python reads are generated from it:
 //!
 //! ```text
 //! /// Divides the logits; 0 always selects the most likely token.
@@ -29,7 +29,7 @@ pub(crate) use wrappers::{MinusOneIsNone, Nested, Optional, Required};
 /// Result of reading or checking a value.
 pub(crate) type Checked<T> = Result<T, InvalidParameterError>;
 
-/// Largest token count: fits every integer type on the way, and no context is longer.
+/// Maximum of parameters that count tokens. It fits every integer type that is used, and no context is longer.
 pub(crate) const MAX_COUNT: u64 = i32::MAX as u64;
 
 /// A row of a parameter table.
@@ -37,11 +37,11 @@ pub(crate) const MAX_COUNT: u64 = i32::MAX as u64;
 pub struct ParameterRow {
     /// Name of the parameter.
     pub name: &'static str,
-    /// Default value; null where there is none.
+    /// Default value; null if there is no default.
     pub default: Value,
     /// Type and bounds.
     pub bounds: Bounds,
-    /// One sentence that says what the parameter does.
+    /// Documentation of the parameter in one sentence.
     pub doc: &'static str,
 }
 
@@ -52,13 +52,13 @@ pub struct Bounds {
     pub kind: &'static str,
     /// Whether the parameter has no default.
     pub required: bool,
-    /// Smallest value; null where there is none.
+    /// Minimum value; null if there is no minimum.
     pub minimum: Value,
-    /// Largest value; null where there is none.
+    /// Maximum value; null if there is no maximum.
     pub maximum: Value,
     /// Whether `minimum` itself is excluded.
     pub exclusive_minimum: bool,
-    /// Largest number of items of a list.
+    /// Maximum number of items of a list.
     pub max_items: Option<usize>,
     /// Names to choose from.
     pub choices: Vec<&'static str>,
@@ -74,7 +74,7 @@ pub(crate) trait Kind {
     /// Reads a JSON value. Null stands for the default, `None`.
     fn read(&self, field: &str, value: &Value) -> Checked<Option<Self::Value>>;
 
-    /// Writes a value as [`Kind::read`] reads it.
+    /// Writes a value in the form that [`Kind::read`] reads.
     fn write(&self, value: &Self::Value) -> Value;
 
     /// Checks a value that a Rust program has set.
@@ -126,7 +126,7 @@ macro_rules! parameters {
                 } ),* ]
             }
 
-            /// Reads a JSON object; each value is held against its bounds.
+            /// Reads a JSON object and checks each value against its bounds.
             fn read_object<'de, D: serde::Deserializer<'de>>(source: D) -> $crate::parameter::Checked<Self> {
                 use $crate::parameter::Kind as _;
                 #[derive(Default, serde::Deserialize)]
@@ -141,7 +141,7 @@ macro_rules! parameters {
                 })
             }
 
-            /// Returns the value of a parameter as JSON has it; of an unlisted one, a placeholder.
+            /// Returns the value of a parameter as JSON; for an unlisted parameter, a placeholder.
             #[allow(dead_code, reason = "not every table needs single values")]
             fn written(&self, name: &str) -> serde_json::Value {
                 use $crate::parameter::Kind as _;
@@ -151,7 +151,7 @@ macro_rules! parameters {
                 }
             }
 
-            /// Holds each value against its bounds.
+            /// Checks each value against its bounds.
             fn check_bounds(&self) -> $crate::parameter::Checked<()> {
                 use $crate::parameter::Kind as _;
                 $( ($kind).check(stringify!($field), &self.$field)?; )*

@@ -10,7 +10,7 @@ use super::{Bounds, Checked, InvalidParameterError, Kind};
 /// A string that is not empty.
 #[derive(Clone, Copy)]
 pub(crate) struct Text {
-    /// Largest number of bytes.
+    /// Maximum number of bytes.
     pub max_bytes: usize,
 }
 

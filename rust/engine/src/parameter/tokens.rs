@@ -1,6 +1,6 @@
 //! Token ids: [`TokenIds`], [`TokenSequences`], [`TokenBias`].
 //!
-//! Ids are read as 32-bit numbers; [`check_ids`] holds them against the vocabulary of a model.
+//! Ids are read as 32-bit numbers; [`check_ids`] checks them against the vocabulary of a model.
 
 use serde_json::{Map, Value};
 
@@ -12,7 +12,7 @@ use super::{Bounds, Checked, InvalidParameterError, Kind, Real};
 pub(crate) struct TokenIds {
     /// Smallest number of ids.
     pub min_items: usize,
-    /// Largest number of ids.
+    /// Maximum number of ids.
     pub max_items: usize,
 }
 
@@ -61,7 +61,7 @@ impl Kind for TokenIds {
 /// A list of sequences of token ids.
 #[derive(Clone, Copy)]
 pub(crate) struct TokenSequences {
-    /// Largest number of sequences.
+    /// Maximum number of sequences.
     pub max_items: usize,
     /// The sequences.
     pub each: TokenIds,
@@ -132,7 +132,7 @@ impl Kind for TokenBias {
             _ => return Err(refused()),
         };
         entries.sort_by_key(|&(id, _)| id);
-        // "7" and "07" are the same id: refusing beats guessing which of them is meant.
+        // "7" and "07" are the same id. Refuse such an object, since it is unclear which number applies.
         match entries.windows(2).find(|pair| pair[0].0 == pair[1].0) {
             Some(pair) => Err(InvalidParameterError::new(field, pair[0].0, "a map that has each token id once")),
             None => Ok(Some(entries)),

@@ -82,7 +82,7 @@ impl Kind for MinusOneIsNone {
 pub(crate) struct Nested<T> {
     /// Reads the object.
     pub read: fn(&Value) -> Checked<T>,
-    /// Checks one that a Rust program has made.
+    /// Checks an object that a Rust program has created.
     pub check: fn(&T) -> Checked<()>,
     /// Name of what the object describes, for messages.
     pub requirement: &'static str,
@@ -99,7 +99,7 @@ impl<T> Kind for Nested<T> {
         }
     }
 
-    /// Rows hold no default of an object: it is absent.
+    /// Returns null, because an object has no default.
     fn write(&self, _: &T) -> Value {
         Value::Object(serde_json::Map::new())
     }

@@ -1,9 +1,9 @@
 //! The candidate tokens of a row, filtered without touching every token.
 //!
-//! A filter that keeps the most likely tokens leaves a prefix of the order by likelihood, described by its last token
-//! alone. So filters only move that cutoff, a temperature is only recorded, and the logits stay where the model wrote
-//! them. The maxima of blocks tell which blocks can contain remaining tokens. Once these are few, the remaining tokens
-//! are copied into a sparse row, which later stages process like a small vocabulary.
+//! A filter that keeps the most likely tokens keeps a prefix of the order by likelihood, which is determined by its last
+//! token. So filters only move that cutoff, a temperature is only recorded, and the logits are not copied. The maxima of
+//! blocks show which blocks can contain remaining tokens. When there are few such blocks, the remaining tokens are copied
+//! into a sparse row, which later stages process like a small vocabulary.
 
 use std::cmp::Ordering;
 

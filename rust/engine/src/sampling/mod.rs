@@ -4,7 +4,7 @@
 //! The order is vLLM's. Log-probabilities are computed from the raw logits, before any stage. Then the stages run in
 //! the order of `STAGES`:
 //!
-//! | stage | what it does |
+//! | stage | effect |
 //! |---|---|
 //! | `structured_outputs` | drops tokens that the grammar does not allow |
 //! | `allowed_token_ids` | keeps only the given tokens |
@@ -30,10 +30,10 @@
 //! | `mirostat` | drops tokens above a surprisal bound, adapted so that the surprisal stays near a target |
 //!
 //! Finally one of the remaining tokens is drawn. (Hugging Face's order differs in min-p, which it applies after top-p.
-//! Results differ only where both are active: min-p compares with the most likely token, which top-k and top-p never
-//! drop, but what it drops reduces top-p's mass.) Stages that vLLM lacks are placed as in Hugging Face, and otherwise
-//! as their authors or llama.cpp recommend for a temperature that comes first. Each filter sees the probabilities over
-//! the tokens that the earlier stages kept. docs/sampling.md has the formulas and sources.
+//! Results differ only if both are active: min-p compares with the most likely token, which top-k and top-p never drop,
+//! but the tokens that it drops reduce top-p's mass.) Stages that vLLM lacks are in the position of Hugging Face, and
+//! otherwise where their authors or llama.cpp recommend them for a temperature that is applied first. Each filter sees
+//! the probabilities over the tokens that the earlier stages kept. docs/sampling.md has the formulas and sources.
 //!
 //! # Ties and exactness
 //! Among equal logits the lower id counts as more likely; only top-k keeps all tokens that tie with the last one kept,
@@ -171,7 +171,7 @@ pub enum SampleError {
     NotFinite {
         /// Number of logits that are NaN or positive infinity.
         count: usize,
-        /// Lowest token id of them.
+        /// Lowest token id with such a logit.
         token: u32,
         /// Vocabulary size.
         vocab_size: usize,
@@ -300,8 +300,8 @@ impl Sampler {
         Ok(logprobs::top_logprobs(self.isa, logits, count))
     }
 
-    /// Returns all tokens of a row, which must not contain NaN or positive infinity. Negative infinity is a model's way
-    /// to forbid a token.
+    /// Returns all tokens of a row, which must not contain NaN or positive infinity. A model may forbid a token with
+    /// negative infinity.
     fn candidates<'a>(&'a mut self, logits: &'a [f32], position: usize) -> Result<Candidates<'a>, SampleError> {
         Candidates::new(self.isa, logits, &mut self.buffers).ok_or_else(|| {
             let bad = |&(_, logit): &(usize, &f32)| logit.is_nan() || *logit == f32::INFINITY;

@@ -16,7 +16,7 @@ const ROOT: u32 = 0;
 /// Substrings of the text that end at the same positions.
 #[derive(Debug, Clone, Copy)]
 struct State {
-    /// Length of the longest of them, in tokens.
+    /// Length of the longest of these substrings, in tokens.
     len: u32,
     /// State of the longest substring that ends at these positions and at others.
     link: u32,

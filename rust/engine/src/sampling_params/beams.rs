@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::SamplingParams;
 use crate::parameter::{Bounds, Checked, Integer, InvalidParameterError, Kind, Nested, Real, Required, parameters};
 
-/// Most beams: each is a sequence of its own for the model.
+/// Maximum number of beams. Each beam is a separate sequence for the model.
 const MAX_BEAM_WIDTH: i128 = 128;
 
 /// Kind of the `beam_search` parameter.
@@ -15,14 +15,14 @@ pub(super) const KIND: Nested<BeamSearchParams> = Nested {
     requirement: "an object of beam search parameters",
 };
 
-/// When a beam search stops before `max_tokens`.
+/// Condition under which a beam search stops before `max_tokens`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EarlyStopping {
     /// Stops as soon as there are as many complete sequences as beams.
     Always,
-    /// Stops when the best beam, if it ended now, would not rank above the worst of the complete sequences.
+    /// Stops when the best beam, if it ended now, would not rank above the worst complete sequence.
     Heuristic,
-    /// Stops when no beam can rank above the worst of the complete sequences at any length.
+    /// Stops when no beam can rank above the worst complete sequence at any length.
     Never,
 }
 

@@ -1,7 +1,7 @@
-//! Sampling parameters: how to choose the continuation of a prompt.
+//! Sampling parameters, which determine the continuation of a prompt.
 //!
-//! The table below is the one declaration; see [`crate::parameter`]. Everything is checked here, once, and the sampler's
-//! stages rely on it.
+//! The table below is the only declaration; see [`crate::parameter`]. All values are checked here, and the sampler's
+//! stages rely on the checks.
 
 mod beams;
 
@@ -21,23 +21,23 @@ const fn count(low: i128) -> Integer<usize> {
     Integer::new(low, MAX_COUNT as i128)
 }
 
-/// Most alternatives that are reported for a token, as in OpenAI's API.
+/// Maximum number of alternatives to report for a token, as in OpenAI's API.
 const MAX_LOGPROBS: i128 = 20;
-/// Most candidates of a trace.
+/// Maximum number of candidates of a trace.
 const MAX_TRACE: i128 = 1000;
-/// Longest n-gram that can be forbidden to repeat; longer ones hardly repeat.
+/// Maximum length of an n-gram that must not repeat; longer n-grams hardly repeat.
 const MAX_NGRAM: i128 = 1024;
-/// Most ids of a list that may hold much of a vocabulary.
+/// Maximum number of ids in a list that may contain most of a vocabulary.
 const MAX_TOKEN_IDS: usize = 1 << 20;
-/// Most stop ids: each is compared with every sampled token.
+/// Maximum number of stop ids, each of which is compared with every sampled token.
 const MAX_STOP_TOKEN_IDS: usize = 1024;
-/// Most forbidden sequences: each is compared with the end of the text before every token.
+/// Maximum number of forbidden sequences, each of which is compared with the end of the text before every token.
 const MAX_BAD_WORDS: usize = 1536;
-/// Longest forbidden sequence, in tokens.
+/// Maximum length of a forbidden sequence, in tokens.
 const MAX_BAD_WORD_TOKENS: usize = 256;
-/// Longest prediction, in tokens; no context is longer.
+/// Maximum length of a prediction, in tokens; no context is longer.
 const MAX_PREDICTION: usize = 1 << 22;
-/// Longest cache salt, in bytes.
+/// Maximum length of a cache salt, in bytes.
 const MAX_CACHE_SALT: usize = 1024;
 
 parameters! {
@@ -62,9 +62,9 @@ parameters! {
         min_p: f64 = 0.0, Real::closed(0.0, 1.0);
         /// Divides positive and multiplies negative logits of tokens in the prompt or the output; 1 changes nothing.
         repetition_penalty: f64 = 1.0, Real::above(0.0, 100.0);
-        /// Subtracted from the logits of tokens that occur in the output.
+        /// Penalty subtracted from the logits of tokens that occur in the output.
         presence_penalty: f64 = 0.0, Real::closed(-2.0, 2.0);
-        /// Subtracted from the logit of a token once for each occurrence in the output.
+        /// Penalty subtracted from the logit of a token once for each occurrence in the output.
         frequency_penalty: f64 = 0.0, Real::closed(-2.0, 2.0);
         /// Half the width of the range in which the temperature follows the entropy; 0 keeps it constant.
         dynatemp_range: f64 = 0.0, Real::closed(0.0, 100.0);
@@ -82,7 +82,7 @@ parameters! {
         top_h: f64 = 0.0, Real::closed(0.0, 1.0);
         /// Probability with which XTC drops the most likely tokens; 0 is off.
         xtc_probability: f64 = 0.0, Real::closed(0.0, 1.0);
-        /// Probability from which XTC counts a token as most likely; it keeps the least likely of them.
+        /// Minimum probability of the tokens that XTC drops; it keeps the least likely of these tokens.
         xtc_threshold: f64 = 0.1, Real::closed(0.0, 1.0);
         /// Strength of the DRY penalty for tokens that extend a repeat; 0 is off.
         dry_multiplier: f64 = 0.0, Real::closed(0.0, 100.0);
@@ -155,7 +155,7 @@ impl SamplingParams {
     /// [`InvalidParameterError`] for the first violation.
     pub fn from_json(text: &str, vocab_size: usize) -> Result<Self, InvalidParameterError> {
         if !text.trim_start().starts_with('{') {
-            // serde would also take a list for a struct's fields in their order.
+            // serde would also accept a list with the fields in order.
             return Err(malformed("sampling parameters", &"expected an object"));
         }
         let mut params = Self::read_object(&mut serde_json::Deserializer::from_str(text))?;

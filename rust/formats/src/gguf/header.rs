@@ -28,7 +28,7 @@ const MAX_TENSORS: u64 = 1 << 14;
 /// Smallest size in bytes of a key (name, type, value) and of a tensor (name, dimensions, type, offset).
 const LEAST_KEY_BYTES: u64 = 8 + 4 + 1;
 const LEAST_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8;
-/// Largest number of dimensions in ggml.
+/// Maximum number of dimensions in ggml.
 const MAX_DIMENSIONS: u32 = 4;
 const ALIGNMENT_KEY: &str = "general.alignment";
 const DEFAULT_ALIGNMENT: u32 = 32;

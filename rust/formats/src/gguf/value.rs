@@ -8,7 +8,7 @@ use super::error::GgufError;
 
 /// Largest depth of nested arrays; the specification allows nesting, and no known file uses it.
 const MAX_NESTING: usize = 4;
-/// Largest number of elements in all arrays of a file. The largest vocabularies have about 10^5 tokens, merges and
+/// Maximum number of elements in all arrays of a file. The largest vocabularies have about 10^5 tokens, merges and
 /// scores each. At one byte per element, a hostile file could declare billions, which take more memory once they are
 /// read.
 const MAX_ELEMENTS: u64 = 1 << 22;

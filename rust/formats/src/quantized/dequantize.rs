@@ -8,7 +8,7 @@ use super::error::QuantizedError;
 use crate::blocks::BlockLayout;
 use crate::tensor::Tensor;
 
-/// A quantized weight that is stored as several tensors. Outputs come before inputs, whatever the module.
+/// A quantized weight that is stored as several tensors. Outputs always come before inputs.
 #[derive(Debug, Clone)]
 pub(crate) struct Quantized<'a> {
     /// `[outputs, inputs]`, or a stack: `[experts, outputs, inputs]`.
@@ -32,7 +32,7 @@ pub(crate) trait Dequantize: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Fills `out` with blocks, starting with that of element `first`.
+    /// Fills `out` with blocks, starting with the block of element `first`.
     fn read_blocks(&self, first: usize, out: &mut [u8]) {
         unreachable!("there are no blocks (element {first}, {} bytes)", out.len());
     }

@@ -45,7 +45,7 @@ impl StoredAs {
         }
     }
 
-    /// Returns whether there are tensors that a quantized weight of that name is stored as.
+    /// Returns whether the checkpoint has the tensors of a quantized weight with that name.
     pub(crate) fn has(&self, tensors: &dyn FindTensor, name: &str) -> bool {
         let suffixes: &[&str] = match self {
             Self::Gptq(_) => gptq::PARTS,

@@ -151,7 +151,7 @@ impl<V: Variant> Simd for Ymm<V> {
     const TILE_ROWS: usize = 6;
     const TILE_PANELS: usize = 1;
 
-    /// Runs the kernel as AVX2 does, whatever the variant, so that its code is compiled once for all variants.
+    /// Runs the kernel with AVX2 for every variant, so that its code is compiled once for all variants.
     #[inline]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
         // Never inlined: kernels that call kernels would grow into functions that take minutes to compile.

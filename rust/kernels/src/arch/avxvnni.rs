@@ -1,6 +1,6 @@
-//! VNNI on 256-bit registers, in its two encodings: that of AVX-VNNI (Alder Lake, 2021, and Zen 5, 2024, and later) and
-//! that of AVX-512. The second is for the tests of `Dot` alone, on machines that lack the first: where it runs, AVX-512
-//! with VNNI is faster.
+//! VNNI on 256-bit registers, in the encodings of AVX-VNNI (Alder Lake, 2021, and Zen 5, 2024, and later) and of AVX-512.
+//! The second encoding is only for tests of `Dot` on machines that lack the first: a machine that has it has AVX-512 with
+//! VNNI, which is faster.
 
 use std::arch::x86_64::*;
 

@@ -1,8 +1,9 @@
-//! Instruction sets. Each is a token that only detection can make: whoever has the token may run the instructions.
+//! Instruction sets. Each is a token that only detection can create; the token proves that the machine has the
+//! instructions.
 //!
 //! A kernel is written once against the operations of [`Simd`] and run with [`Isa::run`], which enters a function that is
 //! compiled for the chosen instruction set. A kernel that also needs the int8 dot products of [`Dot`] is run with
-//! [`Isa::run_dot`]. Instruction sets that differ in their dot products alone share the code of all other kernels.
+//! [`Isa::run_dot`]. Instruction sets that differ only in their dot products share the code of all other kernels.
 //!
 //! Each instruction set is one file here (its token, its features, its operations), one line in `isa_registry` and one
 //! cargo feature. A build without a feature is faster to compile and cannot use that instruction set; scalar code is

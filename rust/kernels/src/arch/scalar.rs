@@ -43,7 +43,7 @@ impl F32x16 {
 
 /// Widens an IEEE half float to f32 without branches, so that the compiler can widen several at once.
 ///
-/// With the bits in their new place the value is too small by 2^112, for subnormal numbers too; multiplying by that is
+/// After the bits are moved, the value is too small by a factor of 2^112, for subnormal numbers too; multiplying by it is
 /// exact. Infinity and NaN become large numbers, whose exponent is then set.
 #[inline(always)]
 fn widen_f16(bits: u16) -> f32 {
@@ -166,7 +166,7 @@ impl Simd for Scalar {
         a.zip(b, |a, b| if a < b { a } else { b })
     }
 
-    /// Adding and taking away 1.5 * 2^23 leaves the integer that the hardware's rounding chose.
+    /// Adding and subtracting 1.5 * 2^23 leaves the integer to which the hardware rounds.
     #[inline(always)]
     fn round(self, value: F32x16) -> F32x16 {
         const SHIFT: f32 = 12_582_912.0;

@@ -1,5 +1,5 @@
-//! The traits that kernels are written against: vectors of sixteen lanes, whatever the width of the registers. A lane is
-//! an f32, an i32 or four bytes.
+//! The traits that kernels use: vectors of sixteen lanes, for registers of any width. A lane is an f32, an i32 or four
+//! bytes.
 
 /// Number of lanes of a vector: one 512-bit register, two 256-bit registers or four 128-bit registers.
 pub const LANES: usize = 16;

@@ -19,7 +19,7 @@ use crate::matrix::PackedMatrix;
 use crate::quant::{FloatFormat, Line};
 use crate::{Exec, PoolError};
 
-/// Largest number of rows of the register tile of any instruction set.
+/// Maximum number of rows of the register tile of any instruction set.
 const MAX_TILE_ROWS: usize = 12;
 
 /// Number of activations of a tile of rows that are laid out k by k on the stack: 24 KiB, which fit the smallest L1
@@ -35,7 +35,7 @@ const PREFETCH_BYTES: usize = 1024;
 /// Number of tasks per thread, which evens out the speeds of threads.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Largest number of panels of a task. With this many, packing activations is about 1/30 of the work.
+/// Maximum number of panels of a task. With this many, packing activations is about 1/30 of the work.
 const MAX_TASK_PANELS: usize = 32;
 
 /// Number of tiles of rows in a task: bounds its time, so that cancellation is quick, and its outputs in the cache.
@@ -126,7 +126,7 @@ impl<F: FloatFormat> Kernel for Task<'_, F> {
     }
 }
 
-/// Largest number of panels that are read side by side. Reading four streams at once is much faster than one; eight are
+/// Maximum number of panels that are read side by side. Reading four streams at once is much faster than one; eight are
 /// not faster than four, and in f32 slower.
 const MAX_STREAMS: usize = 4;
 

@@ -14,13 +14,13 @@ use crate::quant::GroupedFormat;
 use crate::quant::grouped::{self, GROUP, Group, Packed, UNPACKED_BLOCK_LINES};
 use crate::quant::integer::BLOCK_PAIRS;
 
-/// Largest number of rows for which weights are unpacked in registers.
+/// Maximum number of rows for which weights are unpacked in registers.
 const DIRECT_ROWS: usize = 4;
 
 /// Number of blocks that are unpacked at a time for few rows.
 const FEW_BLOCKS: usize = 1;
 
-/// Largest number of sums of few rows: that of the largest register tile.
+/// Maximum number of sums of few rows: that of the largest register tile.
 const MAX_FEW_SUMS: usize = 24;
 
 /// Weights of a grouped format.

@@ -35,7 +35,7 @@ use crate::{Exec, PoolError};
 /// each other in memory cost little.
 const TASKS_PER_THREAD: usize = 16;
 
-/// Largest number of panels of a task, which bounds its time, so that cancellation is quick.
+/// Maximum number of panels of a task, which bounds its time, so that cancellation is quick.
 const MAX_TASK_PANELS: usize = 16;
 
 thread_local! {

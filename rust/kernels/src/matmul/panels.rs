@@ -1,4 +1,4 @@
-//! Loops over panels of bytes and tiles of rows, whatever the weight format.
+//! Loops over panels of bytes and tiles of rows, for all weight formats.
 //!
 //! Few rows form one tile, in which all rows use each load of the weights. Many rows are partitioned into tiles, which use
 //! unpacked blocks of weights one after the other.
@@ -16,13 +16,13 @@ use crate::disjoint::Tile;
 use crate::quant::grouped::UNPACKED_BLOCK_LINES;
 use crate::quant::integer::{BLOCK_PAIRS, BlockScales, Unpack};
 
-/// Largest number of panels that are read side by side. Reading four streams at once is much faster than one.
+/// Maximum number of panels that are read side by side. Reading four streams at once is much faster than one.
 pub(super) const MAX_STREAMS: usize = 4;
 
-/// Largest number of lines that are unpacked of a panel.
+/// Maximum number of lines that are unpacked of a panel.
 const MAX_UNPACKED_LINES: usize = UNPACKED_BLOCKS * UNPACKED_BLOCK_LINES;
 
-/// Largest number of rows of a task, which bounds its time: a usual chunk of 512, in whole tiles of 2, 4 or 6.
+/// Maximum number of rows of a task, which bounds its time: a usual chunk of 512, in whole tiles of 2, 4 or 6.
 pub(super) const MAX_TASK_ROWS: usize = 516;
 
 /// Weights of one format, as the matmul reads them.

@@ -15,10 +15,10 @@ const PREFETCH_LINES: usize = 32;
 /// Number of blocks that are unpacked at a time for many rows: 32 KiB for four panels, which fit most L1 caches.
 pub(super) const UNPACKED_BLOCKS: usize = 4;
 
-/// Largest number of panels of a register tile of any instruction set.
+/// Maximum number of panels of a register tile of any instruction set.
 pub(super) const MAX_TILE_PANELS: usize = 4;
 
-/// Largest number of sums of a tile that stay in registers beside as many integers.
+/// Maximum number of sums of a tile that stay in registers beside as many integers.
 const SUMS_IN_REGISTERS: usize = 8;
 
 /// Number of rows from which on activations are memory operands of the multiply-adds, as they do not fit the registers.

@@ -30,7 +30,7 @@ use std::fmt;
 use crate::blocks::BlockLayout;
 use crate::dtype::Dtype;
 
-/// Largest number of inputs in a block.
+/// Maximum number of inputs in a block.
 const MAX_INPUTS: usize = 256;
 
 /// Declares each block type once: variant, id in the file, name, inputs and bytes of a block, the function that
