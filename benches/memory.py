@@ -18,7 +18,7 @@ import ferrule
 
 
 def anonymous_bytes() -> int:
-    """Anonymous memory of this process."""
+    """Returns the anonymous memory of this process."""
     status = Path("/proc/self/status").read_text()
     [kilobytes] = re.findall(r"RssAnon:\s+(\d+) kB", status)
     return int(kilobytes) * 1024

@@ -1,8 +1,8 @@
-"""Write a bf16 checkpoint of random numbers, to measure speed at sizes that nobody wants in git.
+"""Write a bf16 checkpoint of random numbers, to measure speed at sizes that are too large for git.
 
-All bytes differ, as those of a trained model do, and a row of K weights has the variance 1 / K, so that hidden states
-stay of order one. The tokenizer has a token for each byte and fills the vocabulary up with tokens that no text holds:
-enough for programs that load no model without one. Feed ids.
+Weights are not repeated, as in a trained model, and a row of K weights has the variance 1 / K, so that hidden states
+stay of order one. The tokenizer has a token for each byte, and fills the vocabulary with tokens that do not occur in
+text. It is for programs that require a tokenizer; benchmarks should use token ids.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy.typing as npt
 SHAPES = Path(__file__).resolve().parents[1] / "python" / "ferrule" / "shapes"
 MODEL_TYPES = ("llama", "qwen3", "qwen3_moe")
 CHUNK = 1 << 24
-"""Weights drawn at once."""
+"""Number of weights to draw at a time."""
 
 
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor: [outputs, inputs] of matrices, [width] of norms."""
+    """Returns name and shape of every tensor: [outputs, inputs] for matrices, [width] for norms."""
     hidden, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     width = config["head_dim"]
     queries, keys = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
@@ -55,12 +55,12 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The upper halves of f32 values: bf16, rounded towards zero."""
+    """Converts f32 values to bf16 by truncation, which rounds towards zero."""
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def weights(shape: tuple[int, ...], rng: np.random.Generator) -> Iterator[bytes]:
-    """The bytes of a tensor, a chunk at a time: a norm's ones, or a matrix of normal numbers."""
+    """Yields the bytes of a tensor in chunks: ones for a norm, normally distributed numbers for a matrix."""
     if len(shape) == 1:
         yield to_bf16(np.ones(shape, dtype=np.float32)).tobytes()
         return
@@ -90,7 +90,7 @@ def write_safetensors(config: dict[str, Any], file: Path) -> None:
 
 
 def byte_characters() -> list[str]:
-    """The character that stands for each byte in byte-level BPE (GPT-2's table)."""
+    """Returns the character of each byte in byte-level BPE (GPT-2's table)."""
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
     others = (byte for byte in range(256) if byte not in printable)
     stands_for = {byte: chr(256 + index) for index, byte in enumerate(others)}

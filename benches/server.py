@@ -30,7 +30,7 @@ from typing import Any
 from ferrule import LLM, AsyncLLM, SamplingParams
 
 OUTPUT_TOKENS = 32
-"""Tokens of a request; a client that disconnects does so within them."""
+"""Number of tokens of a request; clients disconnect before the last one."""
 OVERLOADED = {"max_num_seqs": 16, "max_queued_requests": 16}
 """Engine limits; ten times as many clients connect."""
 
@@ -48,7 +48,7 @@ class Server:
         return sum(int(size) for size in re.findall(r"(?:RssAnon|VmSwap):\s+(\d+) kB", status)) * 1024
 
     async def metric(self, name: str) -> float:
-        """A number of /metrics."""
+        """Returns a number of /metrics."""
         status, lines = await self.ask("GET", "/metrics")
         body = "\n".join([line async for line in lines])
         found = re.search(rf"^ferrule:{name}{{.*}} (.*)$", body, re.MULTILINE)
@@ -57,7 +57,7 @@ class Server:
         return float(found[1])
 
     async def stream(self, prompt: str | list[int], max_tokens: int) -> tuple[int, AsyncIterator[str]]:
-        """A greedy completion: the status, and the data of its events."""
+        """Requests a greedy completion; returns the status and the data of its events."""
         body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
         status, lines = await self.ask("POST", "/v1/completions", body)
         return status, (line.removeprefix("data: ") async for line in lines if line.startswith("data: {"))
@@ -84,7 +84,7 @@ class Server:
 
 @contextmanager
 def serving(shape: str | None, **options: Any) -> Generator[Server]:
-    """A server that is ready."""
+    """Starts a server and waits until it is ready."""
     command = [sys.executable, __file__, "serve", json.dumps({"shape": shape, **options})]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         try:
@@ -103,7 +103,7 @@ async def _ready(server: Server) -> None:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """The server itself, for the others."""
+    """Runs the server in the child process."""
     from ferrule.server import serve as run
 
     given = json.loads(options.options)
@@ -124,7 +124,7 @@ def text_of(data: str) -> str:
 
 
 def load(options: argparse.Namespace) -> dict[str, Any]:
-    """A to C: many clients at once, each with a canary in its prompt, against the same prompts one by one."""
+    """Measures A to C: compares many concurrent clients, each with a canary in its prompt, with single requests."""
     numbers = random.Random(0)
     prompts = [f"{numbers.randrange(10**9)} The canary of request {index} is" for index in range(options.prompts)]
     params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
@@ -134,7 +134,7 @@ def load(options: argparse.Namespace) -> dict[str, Any]:
         longest = max(map(len, map(llm.tokenize, prompts))) + OUTPUT_TOKENS
         info = llm.info()
     if options.kv_share is not None:
-        # A sequence alone must fit: the server's context is as long as its longest.
+        # The KV cache must hold one sequence of the maximum length.
         demand = options.clients * longest * info["kv_bytes_per_token"]
         more |= {"kv_cache_memory": int(demand * options.kv_share), "max_model_len": longest, "max_num_seqs": 64}
     counts = dict.fromkeys(("complete", "left", "lost", "different"), 0)
@@ -192,7 +192,7 @@ def load(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def overload(options: argparse.Namespace) -> dict[str, Any]:
-    """D: how soon those hear it for whom there is no room, and what those wait who came in."""
+    """Measures D: the time until excess clients are rejected, and the time to first token of accepted clients."""
     rejected: list[float] = []
     first: list[float] = []
     places = sum(OVERLOADED.values())
@@ -231,7 +231,7 @@ def overload(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def overhead(options: argparse.Namespace) -> dict[str, Any]:
-    """Tokens a second and the time to the first token through the server, and of LLM.stream, in turns."""
+    """Measures tokens per second and the time to first token of the server and of LLM.stream, in turns."""
     more: dict[str, Any] = {"quantization": options.quantization, "threads": options.threads}
     more["enable_prefix_caching"] = False
     llm = LLM(**more) if options.shape is None else LLM.from_shape(options.shape, **more)

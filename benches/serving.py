@@ -28,15 +28,15 @@ from ferrule._bench.machine import Machine
 from ferrule._text.prompt import TokensPrompt
 
 HEARTBEAT = 0.001
-"""Seconds that a task sleeps which watches the event loop."""
+"""Interval in seconds of the task that measures how long the event loop is blocked."""
 ARRIVALS = 1.0
-"""Seconds in which the requests of a wave arrive: a thousand at one moment are a long turn of any loop."""
+"""Seconds over which the requests of a wave arrive, since a thousand at one moment would block any event loop."""
 UNDISTURBED = 2.0
-"""Seconds that neighbours decode before a long prompt comes."""
+"""Seconds of decoding before the long prompt arrives."""
 
 
 def prompt(numbers: random.Random, vocab_size: int, length: int) -> TokensPrompt:
-    """Random tokens."""
+    """Returns random tokens."""
     return {"prompt_token_ids": numbers.choices(range(vocab_size), k=length)}
 
 
@@ -47,13 +47,13 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def model(options: argparse.Namespace, **more: Any) -> LLM:
-    """The shape, or the embedded model."""
+    """Loads the shape, or the embedded model."""
     more |= {"quantization": options.quantization, "threads": options.threads, "kv_cache_dtype": options.kv_cache_dtype}
     return LLM(**more) if options.shape is None else LLM.from_shape(options.shape, **more)
 
 
 async def run_gaps(options: argparse.Namespace) -> dict[str, Any]:
-    """Time between tokens of sequences that decode, while a long prompt is read beside them."""
+    """Measures the inter-token latency of decoding sequences during the prefill of a long prompt."""
     shape = {"quantization": options.quantization, "kv_cache_dtype": options.kv_cache_dtype, "threads": options.threads}
     shape |= {"enable_prefix_caching": False, "target_itl": options.target_itl}
     llm = AsyncLLM(**shape) if options.shape is None else AsyncLLM.from_shape(options.shape, **shape)
@@ -110,7 +110,7 @@ def gaps(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def first_token_seconds(llm: LLM, tokens: list[int]) -> float:
-    """Time to the first token of a prompt."""
+    """Measures the time to first token of a prompt."""
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     seconds = llm.generate({"prompt_token_ids": tokens}, params)[0].metrics.time_to_first_token
     if seconds is None:
@@ -119,7 +119,7 @@ def first_token_seconds(llm: LLM, tokens: list[int]) -> float:
 
 
 def prefix(options: argparse.Namespace) -> dict[str, Any]:
-    """Time to the first token of prompts that begin alike: the first, later ones, and the first after a restart."""
+    """Measures the time to first token with a common prefix: first and later prompts, and after a restart."""
     results: dict[str, list[float]] = {"first": [], "second": [], "restarted": []}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.repeat):
@@ -147,13 +147,13 @@ def prefix(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def resident_bytes() -> int:
-    """Memory of this process."""
+    """Returns the memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 async def run_tasks(options: argparse.Namespace) -> dict[str, Any]:
-    """Many tasks on one AsyncLLM, of which some are cancelled; every other one gets what it gets alone."""
+    """Runs many tasks on one AsyncLLM and cancels some of them; the others must get the same output as alone."""
     numbers = random.Random(1)
     llm = AsyncLLM(threads=options.threads, max_num_seqs=32)
     vocab_size = llm.info()["vocab_size"]

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Measure the speed of predicted output by its acceptance rate.
 
-A model in a well-known shape writes a continuation; then it writes the same one again and again, with its own output as
-the `prediction`, in which a seeded coin has made some tokens wrong: so drafts are accepted with a known probability.
-Runs with and without prediction take turns. What is shown is the decode speed, and its ratio to that without.
+A model in a well-known shape generates a continuation. It then generates the same continuation repeatedly, with its own
+output as the `prediction`, in which some random tokens are wrong, so that drafts are accepted with a known probability.
+Runs with and without prediction alternate. The output is the decode speed, and its ratio to the speed without
+prediction.
 
     python benches/speculation.py --shape llama-1b --quantization int4
 """
@@ -22,7 +23,7 @@ from ferrule._text.prompt import TokensPrompt
 
 
 def corrupted(tokens: list[int], accept: float, vocab_size: int, seed: int) -> list[int]:
-    """Each token, or with the probability `1 - accept` another."""
+    """Replaces each token by another one with the probability `1 - accept`."""
     coin = random.Random(seed)
     return [
         token if coin.random() < accept else (token + 1 + coin.randrange(vocab_size - 1)) % vocab_size
@@ -31,7 +32,7 @@ def corrupted(tokens: list[int], accept: float, vocab_size: int, seed: int) -> l
 
 
 def seconds(runs: list[RequestMetrics]) -> float:
-    """From the first token to the last, the median."""
+    """Returns the median decode time, from the first token to the last."""
     return statistics.median(run.decode_time or 0 for run in runs)
 
 

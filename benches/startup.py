@@ -72,7 +72,7 @@ print(json.dumps({
 
 
 def anonymous_bytes() -> int:
-    """Anonymous memory of this process."""
+    """Returns the anonymous memory of this process."""
     [kilobytes] = re.findall(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(kilobytes) * 1024
 
@@ -90,7 +90,7 @@ def write_random(shape: str, output: Path, kind: str) -> None:
 
 
 def pack(model: str, output: Path, kind: str) -> dict[str, float]:
-    """Packs, and says how long that took and the most anonymous memory that it took."""
+    """Packs a model, and returns the time and the peak of anonymous memory."""
     bare = anonymous_bytes()
     peak, done = bare, threading.Event()
 

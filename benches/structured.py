@@ -3,9 +3,9 @@
 
     python benches/structured.py --shape llama-1b --quantization int4
 
-The vocabulary is made up: as many byte strings as the shape has tokens, of the lengths of a real one. A schema that is
-never complete keeps both requests as long as each other. Prints one JSON object; times are the medians of `--repeat`
-rounds, in milliseconds a token.
+The vocabulary is synthetic: as many byte strings as the shape has tokens, with realistic lengths. The schema is never
+complete, so that all requests have the same length. Prints one JSON object; times are the medians of `--repeat` rounds,
+in milliseconds per token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ferrule._bench.machine import Machine
 from ferrule._text.prompt import TokensPrompt
 
 FIRST_TEXT = 256
-"""Ids below are single bytes."""
+"""Ids below this number are single bytes."""
 SCHEMAS: dict[str, Any] = {
     "strings": {"type": "array", "items": {"type": "string"}, "minItems": 100_000},
     "objects": {
@@ -46,7 +46,7 @@ SCHEMAS: dict[str, Any] = {
 
 
 def made_up_tokens(vocab_size: int) -> list[bytes]:
-    """Single bytes, then pieces of words of 2 to 12 letters, half of them after a space, and pieces of JSON."""
+    """Returns single bytes, then word pieces of 2 to 12 letters, half of them after a space, and pieces of JSON."""
     numbers = random.Random(0)
     letters = "etaoinshrdlucmwfgypbvkjxqz"
     weights = [len(letters) - place for place in range(len(letters))]
@@ -80,7 +80,7 @@ def seconds_a_token(llm: LLM, prompts: list[TokensPrompt], params: SamplingParam
 
 
 def masks(vocab_size: int, schema: dict[str, Any]) -> dict[str, float]:
-    """Seconds to make the vocabulary and to compile a schema."""
+    """Measures the seconds to build the vocabulary and to compile a schema."""
     tokens, special = MadeUp().token_bytes(vocab_size)
     begin = time.perf_counter()
     vocabulary = _native.Vocabulary(tokens, special)

@@ -25,7 +25,7 @@ TINY = Path(ferrule.__file__).parent / "models" / "tiny"
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or writes packed files of whoever runs it, nor what they typed, nor their models."""
+    """Keeps tests from the user's packed files, history and models."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("FERRULE_CACHE", str(tmp_path_factory.mktemp("ferrule")))
@@ -44,7 +44,7 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fake_engine(monkeypatch: pytest.MonkeyPatch) -> type[fakes.Engine]:
-    """A fake engine in place of the native one; its class attributes say how it behaves."""
+    """A fake engine in place of the native one; its class attributes set its behavior."""
 
     class Engine(fakes.Engine):
         pass
@@ -57,7 +57,7 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> type[fakes.Engine]:
 
 @pytest.fixture
 def engine(fake_engine: type[fakes.Engine]) -> Iterator[type[fakes.Engine]]:
-    """The fake for tests of AsyncLLM, which leave no thread behind."""
+    """The fake engine for tests of AsyncLLM; checks that no thread is left."""
     yield fake_engine
     gc.collect()
     assert not [thread for thread in threading.enumerate() if thread.name == "ferrule-engine"]
@@ -72,7 +72,7 @@ def llm(fake_engine: type[fakes.Engine]) -> Iterator[LLM]:
 
 @pytest.fixture
 def engine_of(fake_engine: type[fakes.Engine]) -> Callable[[LLM], fakes.Engine]:
-    """The fake behind an LLM."""
+    """Returns the fake engine of an LLM."""
 
     def engine_of(llm: LLM) -> fakes.Engine:
         engine: Any = llm._driver._engine
@@ -84,7 +84,7 @@ def engine_of(fake_engine: type[fakes.Engine]) -> Callable[[LLM], fakes.Engine]:
 
 @pytest.fixture
 def model_with(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a model directory without weights: the embedded model's config.json with other values."""
+    """Creates a model directory without weights: the embedded model's config.json with changed values."""
 
     def make(changes: dict[str, object] | None = None, *, without: tuple[str, ...] = (), **files: str) -> Path:
         config = json.loads((TINY / "config.json").read_text()) | (changes or {})
@@ -99,7 +99,7 @@ def model_with(tmp_path: Path) -> Callable[..., Path]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Shows how near the golden logits are."""
+    """Prints the distances from the golden logits after the tests."""
     rows = config.stash.get(PARITY, [])
     if not rows:
         return

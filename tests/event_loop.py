@@ -1,4 +1,4 @@
-"""Runs tests of AsyncLLM in an event loop that reports whatever nobody else caught, and what they wait for there."""
+"""Runs tests of AsyncLLM in an event loop that reports unhandled exceptions; functions that wait for conditions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sampled(length: int, seed: int = 1, **more: Any) -> SamplingParams:
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]], debug: bool = True) -> None:
-    """Runs a test in an event loop that reports whatever nobody else caught."""
+    """Runs a test in an event loop that reports unhandled exceptions."""
     caught: list[dict[str, Any]] = []
 
     async def watched() -> None:
@@ -52,7 +52,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def all_free(llm: AsyncLLM) -> None:
-    """Nothing is left: neither in the engine nor on the way there."""
+    """Checks that no request is left in the engine or in its queue."""
     await until(lambda: not fake_of(llm).running)
     thread = llm._engine_thread
     await until(lambda: not thread._routes and not thread._inboxes)

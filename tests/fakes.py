@@ -1,4 +1,4 @@
-"""A pure-Python stand-in for `ferrule._native`: the same surface, arithmetic that a test can foresee.
+"""A fake of `ferrule._native` in Python, with the same interface and predictable arithmetic.
 
 The logits after a token depend on it and on its position alone, so a request's tokens do not depend on its neighbours.
 `install()` puts it in place of the native module.
@@ -23,7 +23,7 @@ from ferrule.errors import EngineError, InvalidParameterError, QueueFullError
 
 MAX_MODEL_LEN = 2048
 PAGE = 16
-"""Tokens that the prefix cache takes or leaves as one."""
+"""Number of tokens in a page of the prefix cache."""
 HISTOGRAMS = ("queue", "prefill", "time_to_first_token", "inter_token", "decode", "step")
 BOUNDS = [0.001, 0.01, 0.1, 1.0]
 
@@ -114,7 +114,7 @@ class _Sequence:
     scheduled: float | None = None
     """When, after the arrival; None while it waits."""
     computed: int = 0
-    """Tokens of the prompt."""
+    """Number of prompt tokens."""
     cached: int = 0
     first: float | None = None
     last: float | None = None
@@ -137,26 +137,26 @@ class _Histogram:
 
 
 class Engine:
-    """Deterministic. `script`, by prompt, makes an engine say what a test wants to hear."""
+    """A deterministic engine; `script` sets its output by prompt."""
 
     script: Callable[[list[int]], list[int]] | None = None
     """The tokens that follow a prompt; then token 2."""
     step_seconds = 0.0
     gate: threading.Event | None = None
-    """Events that steps wait for, and encoded requests."""
+    """Events that steps and encoding wait for."""
     interrupt_at: int | None = None
-    """The step that raises KeyboardInterrupt, once, before it changes anything."""
+    """Number of the step that raises KeyboardInterrupt once, before it changes any state."""
     error_at: int | None = None
-    """The step that ends every request with an error."""
+    """Number of the step that ends every request with an error."""
     dies_at: int | None = None
-    """The step in which the engine dies."""
+    """Number of the step in which the engine dies."""
     bad_prompt: list[int] | None = None
-    """The prompt whose request ends with an error."""
+    """Prompt whose request ends with an error."""
     max_num_seqs = 1 << 30
-    """Requests that run at once, where the options do not say."""
+    """Default of max_num_seqs."""
     load_lora_seconds = 0.0
     prefill_chunk = 1 << 30
-    """Tokens of a prompt in a step."""
+    """Maximum number of prompt tokens in a step."""
 
     def __init__(
         self,
@@ -175,14 +175,14 @@ class Engine:
         self.running: dict[int, _Sequence] = {}
         """Number of requests, including queued ones."""
         self.forks: list[tuple[int, int]] = []
-        """Each with its origin."""
+        """Waiting requests, each with its parent."""
         self.aborted: list[int] = []
         self.loras: list[LoraAdapter | None] = []
         self.grammars: list[Grammar | None] = []
         """Parameters of every request."""
         self.lora_loads: list[str] = []
         self.encoded: list[tuple[list[list[int]], str]] = []
-        """The texts of each call, and the task."""
+        """Texts and task of each encoding call."""
         self.dead = False
         self.closed = False
         self.cache: set[tuple[str | None, tuple[int, ...]]] = set()
@@ -318,7 +318,7 @@ class Engine:
         return bytearray(b"".join(struct.pack(f"<{self.vocab_size}f", *row) for row in rows))
 
     def encode(self, texts: list[tuple[list[int], list[int], str | None]], task: str) -> bytearray:
-        """Numbers of each text that depend on it and on the task alone."""
+        """Returns numbers for each text that depend only on the text and the task."""
         self._alone()
         self._alive()
         self.encoded.append(([ids for ids, _, _ in texts], task))
@@ -377,7 +377,7 @@ class Engine:
         )
 
     def _waiting(self) -> int:
-        # A copy of the values is one call of C code, and so whole whichever thread asks.
+        # Copying the values is one call of C code, during which no other thread can change them.
         return sum(sequence.scheduled is None for sequence in list(self.running.values()))
 
     def _places(self) -> int:
@@ -403,7 +403,7 @@ class Engine:
         return [StepOutput(key, [], "error", error="the engine died: a worker panicked") for key in doomed]
 
     def _schedule(self) -> None:
-        """Lets in, by priority, those that wait; a fork once its origin's prompt is computed."""
+        """Schedules waiting requests by priority; a fork waits until its parent's prompt is computed."""
         room = self._places() - (len(self.running) - self._waiting())
         order = sorted(self.running, key=lambda key: (self.running[key].params["priority"], key))
         for key in order:
@@ -440,7 +440,7 @@ class Engine:
             self.cache.update((salt, tuple(token_ids[:end])) for end in ends)
 
     def _cached(self, salt: str | None, token_ids: list[int]) -> int:
-        """Tokens of whole pages."""
+        """Returns the tokens of whole pages."""
         end = 0
         while end + PAGE <= len(token_ids) and (salt, tuple(token_ids[: end + PAGE])) in self.cache:
             end += PAGE
@@ -457,7 +457,7 @@ class Engine:
         return [scores.get(token_id, -10.0) for token_id in range(self.vocab_size)]
 
     def _scores(self, token: int, position: int) -> dict[int, float]:
-        """Logits of a few tokens; the others are far below. They are ordinary tokens of the embedded model."""
+        """Returns logits in which a few normal tokens of the embedded model are far above all others."""
         generator = random.Random(token * 1_000_003 + position)
         return {generator.randrange(7, self.vocab_size): generator.gauss(0, 3) for _ in range(40)}
 
@@ -592,7 +592,7 @@ class PackedFile:
 
 
 class Ceilings:
-    """A machine of round numbers."""
+    """Probes of a machine with round numbers."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -607,7 +607,7 @@ class Ceilings:
 
 
 def module(engine: type[Engine] = Engine) -> types.ModuleType:
-    """A module in the shape of `ferrule._native`."""
+    """Creates a module with the interface of `ferrule._native`."""
     native = types.ModuleType("ferrule._native")
     native.__dict__.update(Engine=engine, Ceilings=Ceilings, Vocabulary=Vocabulary, measure=measure, version="0.0.0")
     native.__dict__.update(isa=lambda: "fake", cpu_count=lambda: 2, PackedFile=PackedFile)
@@ -616,7 +616,7 @@ def module(engine: type[Engine] = Engine) -> types.ModuleType:
 
 
 def install() -> None:
-    """Puts the fake where `from ferrule import _native` finds it: for programs that tests start."""
+    """Installs the fake as `ferrule._native`, for programs that tests start."""
     import ferrule
 
     sys.modules["ferrule._native"] = ferrule.__dict__["_native"] = module()

@@ -1,4 +1,4 @@
-"""AsyncLLM embeds in portions between the engine's steps: nobody waits long, and nobody pays for another's fault."""
+"""AsyncLLM embeds in portions between the engine's steps; waits are short, and errors affect only their caller."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_stop_string_ends_one_of_several_completions(engine: type[fakes.Engine])
 
 
 def test_abort_before_during_and_after_prefill(engine: type[fakes.Engine]) -> None:
-    """Before the request is added, in its prefill, in mid-stream, and with n=4."""
+    """Cancels before the request is added, during prefill, during decode, and with n=4."""
     engine.step_seconds = 0.002
     engine.prefill_chunk = 10
     prompt: Any = {"prompt_token_ids": [7] * 1000}
@@ -88,7 +88,7 @@ def test_abort_before_during_and_after_prefill(engine: type[fakes.Engine]) -> No
 
 
 def test_abort_before_engine_receives_request(engine: type[fakes.Engine]) -> None:
-    """While its text is being read, and in the middle of a step."""
+    """Aborts during tokenization, and during a step."""
     engine.step_seconds = 0.2
 
     async def test() -> None:
@@ -220,7 +220,7 @@ def test_closed_event_loop_aborts_its_requests(engine: type[fakes.Engine]) -> No
 
 
 def test_requests_of_stopped_event_loop_are_released(engine: type[fakes.Engine]) -> None:
-    """Nothing of a request is left that ended after its loop had stopped, and its name is free."""
+    """A request that ends after its event loop was closed leaves no state, and its id is free."""
     engine.step_seconds = 0.001
     llm = AsyncLLM()
     kept: list[object] = []
@@ -293,7 +293,7 @@ def test_request_rejected_after_its_event_loop_closed(
 
 
 def test_invalid_request_leaves_no_state(engine: type[fakes.Engine]) -> None:
-    """There is no thread yet that would read of its end."""
+    """No engine thread exists yet that would process the end of the request."""
 
     async def test() -> None:
         async with AsyncLLM() as llm:

@@ -58,10 +58,10 @@ def test_cancelled_requests_free_pages_and_do_not_change_others(alone: list[list
             pass
 
     async def clients() -> None:
-        # Little room: requests wait, are refused, and give their pages up to others.
+        # The KV cache is small, so requests wait, are refused, and are preempted.
         async with AsyncLLM(threads=2, kv_cache_memory=2_000_000, max_queued_requests=40) as llm:
             await asyncio.gather(*(client(llm, number % CLIENTS) for number in range(4 * CLIENTS)))
-            await last(llm.generate("x", params(1)))  # once this is over, every abort has been heard
+            await last(llm.generate("x", params(1)))  # after this call every abort has been processed
             metrics = llm.metrics()
             assert (metrics.running, metrics.waiting) == (0, 0)
             assert metrics.pages_free == metrics.pages_total

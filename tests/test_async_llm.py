@@ -228,7 +228,7 @@ def test_non_finite_logits_fail_only_their_request(engine: type[fakes.Engine]) -
 
     async def test() -> None:
         async with AsyncLLM() as llm:
-            for _ in range(2):  # beside another request, and alone
+            for _ in range(2):  # together with another request, and alone
                 beside = asyncio.create_task(last(llm.generate("x", sampled(30))))
                 with pytest.raises(EngineError, match="logits are not finite"):
                     await last(llm.generate({"prompt_token_ids": [9]}, sampled(5, n=2)))
@@ -316,7 +316,7 @@ def test_full_queue_raises_without_waiting_for_step(engine: type[fakes.Engine]) 
 
 
 def test_free_slots_count_towards_queue_capacity(engine: type[fakes.Engine]) -> None:
-    """Whoever takes it waits for no more than the next step, and so it is to the engine itself."""
+    """A call that takes the lock waits for one step at most."""
     engine.step_seconds = 0.002
 
     async def test() -> None:
@@ -397,7 +397,7 @@ def test_prompt_logprobs_equal_llm(engine: type[fakes.Engine]) -> None:
 
 
 def test_thousand_requests_with_disconnects(engine: type[fakes.Engine]) -> None:
-    """Nothing is left running, nothing is mixed up: each response is the beginning of what the request gets alone."""
+    """No request is left running, and each response is a prefix of the output that the request gets alone."""
     engine.max_num_seqs = 64
     generator = random.Random(9)
     with LLM() as plain:

@@ -1,4 +1,4 @@
-"""Sixty-four requests at once, each bit for bit as it is alone: whatever is shared, cut, evicted or computed again."""
+"""Sixty-four concurrent requests have bitwise the same outputs as alone, with sharing, chunking and preemption."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STRUCTURES = {
 }
 """Parameters of some requests, for the model with a tokenizer."""
 LONGEST = {"llama_dynamic": 44}
-"""Tokens of a prompt, where the model's context is short."""
+"""Maximum number of tokens of a prompt, for models with a short context."""
 
 
 @cache
@@ -65,7 +65,7 @@ def prompts(model: str = "tiny") -> list[TokensPrompt]:
 
 
 def favour_new(prompt: Tokens, output: Tokens, logits: Logits) -> None:
-    """Less of what was there before."""
+    """Returns the prompts with fewer tokens."""
     logits[prompt] -= 1
     logits[output] -= 2
 
@@ -87,7 +87,7 @@ STAGES: list[dict[str, Any]] = [
 
 
 def params(number: int, model: str = "tiny") -> SamplingParams:
-    """Half greedy, half seeded, of different lengths, with every stage; the log-probabilities of some prompts too."""
+    """Returns parameters: half greedy, half seeded, of different lengths, with every stage and some prompt_logprobs."""
     return SamplingParams(
         **STAGES[number % len(STAGES)],
         structured_outputs=STRUCTURES.get(number % 16) if model == "tiny" else None,
@@ -102,7 +102,7 @@ def params(number: int, model: str = "tiny") -> SamplingParams:
 
 
 def result_of(output: RequestOutput) -> tuple[Bits, list[str], list[list[tuple[int, str]]]]:
-    """Tokens, log-probabilities and entropies to the last bit, the prompt's log-probabilities too."""
+    """Returns tokens, log-probabilities and entropies of an output for bitwise comparison, with prompt_logprobs."""
     rows = [row or {} for row in output.prompt_logprobs or []]
     completion = output.outputs[0]
     entropies = [entropy.hex() for entropy in completion.entropies or []]
@@ -111,13 +111,13 @@ def result_of(output: RequestOutput) -> tuple[Bits, list[str], list[list[tuple[i
 
 @cache
 def alone(model: str, formats: tuple[str, str]) -> list[Any]:
-    """Each request by itself, nothing shared, on one thread."""
+    """Runs each request separately, without sharing, on one thread."""
     with load(model, formats, 512, 1, enable_prefix_caching=False) as llm:
         return [result_of(llm.generate(prompt, params(n, model))[0]) for n, prompt in enumerate(prompts(model))]
 
 
 def at_once(llm: LLM, model: str) -> list[Any]:
-    """All of them."""
+    """Runs all requests together."""
     outputs = llm.generate(prompts(model), [params(number, model) for number in range(REQUESTS)])
     return [result_of(output) for output in outputs]
 
@@ -156,7 +156,7 @@ def test_kv_cache_smaller_than_batch(model: str, formats: tuple[str, str], enabl
     with load(model, formats, 64, 2, **few) as llm:
         assert at_once(llm, model) == alone(model, formats)
         metrics = llm.metrics()
-        # Where a window passes, whoever is let in finds room for all that it will ever hold.
+        # A request with a sliding window is admitted only if all pages that it will ever hold are available.
         assert metrics.preemptions > 0 or model == "mistral_swa"
         assert metrics.pages_free == metrics.pages_total
 
@@ -188,7 +188,7 @@ def test_structured_outputs_sampling_stages_and_speculation_in_small_cache() -> 
         for _ in range(2):
             outputs = llm.generate(given, sampling)
             assert [result_of(output) for output in outputs] == [result_of(output) for output in plain]
-        # Predicted what comes, rightly up to the middle.
+        # The prediction is right up to its middle.
         halves = [output.outputs[0].token_ids[:20] + [7] * 20 for output in plain]
         predicted = [replace(one, prediction=tokens) for one, tokens in zip(sampling, halves, strict=True)]
         outputs = llm.generate(given, predicted)
@@ -203,7 +203,7 @@ def test_structured_outputs_sampling_stages_and_speculation_in_small_cache() -> 
 
 @pytest.mark.parametrize("enable_prefix_caching", [False, True])
 def test_completions_of_one_prompt(enable_prefix_caching: bool) -> None:
-    """Each is what its own seed gives alone; the prompt is computed once."""
+    """Each completion equals the output for its own seed; the prompt is computed once."""
     prompt = prompts()[-1]
     length = len(prompt["prompt_token_ids"])
     several = SamplingParams(n=4, temperature=0.9, seed=5, max_tokens=6, logprobs=3, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Beam search and best-of-n: the same beside whoever, refused by name, ended at any moment."""
+"""Beam search and best-of-n: batch invariance, refused parameters, and aborts at any time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.native
 FORMATS = [("f32", "f32"), ("int4", "f16")]
 OTHERS = 16
 OF_SAMPLING = ["bad_words_ids", "skip_special_tokens", "include_stop_str_in_output"]
-"""Fields that mean what they mean elsewhere."""
+"""Fields with the same meaning as in SamplingParams."""
 SEARCHES: list[BeamSearchParams] = [
     BeamSearchParams(beam_width=4, max_tokens=24),
     BeamSearchParams(beam_width=3, max_tokens=30, n=2, length_penalty=-0.5, early_stopping="never", min_tokens=5),
@@ -64,7 +64,7 @@ def search_prompts() -> list[TokensPrompt]:
 
 
 def found(outputs: list[BeamSearchOutput]) -> Found:
-    """Tokens and scores to the last bit."""
+    """Returns tokens and scores for bitwise comparison."""
     return [
         [
             (
@@ -82,7 +82,7 @@ def found(outputs: list[BeamSearchOutput]) -> Found:
 
 @cache
 def alone(formats: tuple[str, str]) -> Found:
-    """Each search by itself, nothing shared, on one thread."""
+    """Runs each search separately, without sharing, on one thread."""
     with load("tiny", formats, 512, 1, enable_prefix_caching=False) as llm:
         outputs = [
             llm.beam_search(prompt, search)[0] for prompt, search in zip(search_prompts(), SEARCHES, strict=True)
@@ -92,7 +92,7 @@ def alone(formats: tuple[str, str]) -> Found:
 
 
 async def beside_others(llm: AsyncLLM) -> tuple[Found, list[Any]]:
-    """All searches and some other requests at once."""
+    """Runs all searches together with some other requests."""
 
     async def other(number: int) -> RequestOutput:
         last = None
@@ -111,7 +111,7 @@ async def beside_others(llm: AsyncLLM) -> tuple[Found, list[Any]]:
 
 @cache
 def others_alone(formats: tuple[str, str]) -> list[Any]:
-    """The other requests, each by itself."""
+    """Runs each of the other requests separately."""
     with load("tiny", formats, 512, 1, enable_prefix_caching=False) as llm:
         return [result_of(llm.generate(prompts()[number], others_params(number))[0]) for number in range(OTHERS)]
 
@@ -119,7 +119,7 @@ def others_alone(formats: tuple[str, str]) -> list[Any]:
 @pytest.mark.parametrize("formats", FORMATS)
 @pytest.mark.parametrize("few_pages", [False, True])
 def test_search_is_independent_of_concurrent_requests(formats: tuple[str, str], few_pages: bool) -> None:
-    """Small chunks, prefixes from the cache, structured and speculative requests, and pages for a quarter of them."""
+    """Searches run with small chunks, cached prefixes, structured and speculative requests, and too few pages."""
     drafts = {"method": "ngram", "prompt_lookup_min": 1, "adaptive": False}
     options: dict[str, Any] = {"speculative_config": drafts}
     if few_pages:
@@ -214,11 +214,11 @@ def test_documentation_example() -> None:
         assert metrics.output_tokens == sum(len(each.token_ids) for each in output.sequences)
         assert metrics.time_to_first_token is not None
         assert metrics.time_to_first_token <= metrics.total_time
-        # What the model itself says of the sequence.
+        # The log-probability of the sequence, computed separately.
         best = output.sequences[0]
         score = llm.loglikelihood(prompt, best.token_ids)
         assert score[0].logprob == pytest.approx(best.cumulative_logprob, abs=1e-5)
-        # A stop token ends a sequence and is none of its text.
+        # A stop token ends a sequence and is not part of its text.
         stop = best.token_ids[3]
         search = BeamSearchParams(beam_width=3, max_tokens=12, stop_token_ids=[stop], ignore_eos=True)
         ended = llm.beam_search(prompt, search)[0]
@@ -303,7 +303,7 @@ def test_best_of_returns_highest_mean_logprob() -> None:
         untold = llm.generate(prompt, plain)[0].outputs
         assert [each.token_ids for each in untold] == [each.token_ids for each in best.outputs]
         assert all(each.logprobs is None and each.cumulative_logprob is None for each in untold)
-        # As many as are returned: in their own order.
+        # If all completions are returned, they keep their order.
         same = llm.generate(prompt, SamplingParams(n=6, best_of=6, **sampled))[0].outputs
         assert [each.token_ids for each in same] == [each.token_ids for each in every]
         with pytest.raises(InvalidParameterError, match="best_of must be 1: a stream has one completion, got 3"):

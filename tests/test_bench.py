@@ -1,4 +1,4 @@
-"""`ferrule bench`: what its figures are, which runs count, what it refuses, and how it looks."""
+"""`ferrule bench`: figures, disturbed runs, refused options, and output."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]
 
 
 def check_definitions(record: dict[str, Any], point: dict[str, Any]) -> None:
-    """The fractions, computed again from the rest of the record: exact where it is of one run."""
+    """Computes the fractions from the other figures of the record; they are exact for a record of one run."""
     read, int8, f32 = 1e9 * point["read_gbps"], 1e9 * point["int8_gops"], 1e9 * point["f32_gflops"]
     steps = point["decode_tokens_per_second"] / point["batch"]
     operations = 2 * record["layer_parameters_per_token"] * point["prefill_tokens_per_second"]
@@ -66,7 +66,7 @@ def test_record_has_documented_fields(fake_engine: object, capsys: pytest.Captur
     assert set(record) >= PROMISED
     assert "points" not in record
     assert (record["model"], record["prefill_tokens"], record["decode_tokens"]) == ("tiny", 16, 4)
-    # Of the four tokens three are decoded, from contexts of 17, 18 and 19 tokens.
+    # Three of the four tokens are decoded, with contexts of 17, 18 and 19 tokens.
     assert record["decode_step_bytes"] == record["weight_bytes_per_token"] + 18 * 16
     assert (record["read_gbps"], record["int8_gops"], record["f32_gflops"]) == (20, 1000, 100)
     check_definitions(record, record)
@@ -79,7 +79,7 @@ def test_sweep_measures_each_batch_at_each_context(fake_engine: object, capsys: 
     assert points[0].items() <= record.items()
     for point in points:
         check_definitions(record, point)
-        # Of a token's 16 bytes 6 are of layers that see the last 32 tokens only.
+        # 6 of the 16 bytes of a token belong to layers with a window of 32 tokens.
         context = point["prefill_tokens"] + 2
         kv = 10 * context + 6 * min(context, 32)
         assert point["decode_step_bytes"] == record["weight_bytes_per_token"] + point["batch"] * kv
@@ -157,7 +157,7 @@ def test_decode_time_of_one_sequence_starts_at_first_token(monkeypatch: pytest.M
 
 
 def test_decode_time_counts_only_while_all_sequences_decode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first sequence writes two tokens while the prompt of the second is read; they do not count."""
+    """Tokens that the first sequence generates during the prefill of the second one do not count."""
     events = [(2, 0, 1), (4, 0, 1), (6, 0, 1), (6.5, 1, 1), (7, 0, 1), (7.5, 1, 1), (9, 0, 1), (9.5, 1, 1)]
     run = arrivals(monkeypatch, Point(10, 2, 3), events).run(1, CEILINGS)
     assert (run.prefill_seconds, run.first_token_seconds, run.decode_seconds) == (5.5, 1, 3)
@@ -172,7 +172,7 @@ def test_step_with_several_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sequence_ending_early_is_an_error(fake_engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A context that ends before all had their tokens is an error, and no figure."""
+    """A context that ends before all sequences have their tokens is an error."""
     from ferrule.errors import EngineError
 
     with LLM(max_model_len=20) as llm, pytest.raises(EngineError, match="end of the context"):
@@ -192,7 +192,7 @@ def test_ceilings_of_a_run_are_means_of_neighboring_windows() -> None:
 
 
 def windows(monkeypatch: pytest.MonkeyPatch, adds: Sequence[float]) -> None:
-    """Lets the machine see these rates of additions, one window after another, the last one for good."""
+    """Makes the machine measure these rates of additions in turn, and then always the last one."""
     left: Iterator[float] = iter(adds)
     last = adds[-1]
 
@@ -207,11 +207,11 @@ def windows(monkeypatch: pytest.MonkeyPatch, adds: Sequence[float]) -> None:
 def test_runs_in_bad_windows_are_repeated(
     fake_engine: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Six windows around five runs: the third is bad, so the runs on both sides of it are.
+    # There are six measurements around five runs. The third one is bad, so the runs before and after it are bad too.
     windows(monkeypatch, [10e9, 10e9, 8e9, 10e9, 9e9, 10e9])
     record = bench(capsys, "--prompt", "16", "--gen", "4", "--repeat", "3", "--json")
     assert (record["runs_repeated"], record["runs_in_bad_windows"]) == (2, 0)
-    assert record["add_probe"] == 9  # of 10, 9 and 9: the fewer of both sides
+    assert record["add_probe"] == 9  # the lower of the rates before and after
 
 
 def test_repeated_runs_are_limited(
@@ -321,7 +321,7 @@ def test_invalid_comparison_record(
     assert main(["bench", "--compare", str(path)]) == 2
     captured = capsys.readouterr()
     assert message in captured.err
-    assert fakes.Ceilings.measured == measured  # nobody waits for a refusal
+    assert fakes.Ceilings.measured == measured  # the error comes before any measurement
 
 
 def test_comparison_with_record(fake_engine: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

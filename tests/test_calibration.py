@@ -1,4 +1,4 @@
-"""Quantizing by what a text shows: less is lost, all that can be is calibrated, and it is the same every time."""
+"""Calibrated quantization: lower loss, calibration of all linear layers, and reproducible results."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.native
 
 GOLDEN = Path(__file__).parent / "golden" / "logits"
 FAMILIES = ("llama", "gpt2", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "opt")
-"""All kinds of heads, experts with and without a shared one, latent attention, parallel blocks, learned positions."""
+"""Golden cases with all kinds of attention, experts, latent attention, parallel blocks and learned positions."""
 STDLIB = Path(sysconfig.get_path("stdlib"))
 SCORED = ("textwrap.py", "fractions.py", "reprlib.py", "linecache.py")
-"""Files that training left out."""
+"""Files that were excluded from training."""
 SEEN = ("argparse.py", "typing.py", "ast.py", "logging/__init__.py", "http/client.py", "subprocess.py")
 
 
@@ -65,7 +65,7 @@ def log_probabilities(model: Path | None, windows: list[list[int]], **options: o
 
 
 def test_calibration_reduces_divergence(text: Path, tmp_path: Path) -> None:
-    """Mean divergence on text that neither training nor calibration saw; all of it: benches/quality."""
+    """Returns the mean divergence on held-out text; benches/quality measures all of it."""
     ids = Tokenizer(TINY).encode(stdlib_text(SCORED), add_special_tokens=False)
     windows = [ids[start : start + 256] for start in range(0, len(ids) - 256, 1024)][:16]
     exact = log_probabilities(None, windows, quantization="f32")
@@ -91,7 +91,7 @@ def test_every_linear_layer_is_calibrated(family: str, tmp_path: Path) -> None:
     before, after = tensors(plain), tensors(calibrated)
     assert before.keys() == after.keys()
     same = {name.rsplit(".", 2)[0] for name in before if "int" in name and before[name] == after[name]}
-    # Heads' shares of a latent are no linear maps of the batch's rows; nothing goes into an embedding but ids.
+    # The per-head matrices of latent attention do not multiply rows of the batch, and an embedding has ids as input.
     tied = spec.lm_head is not None and spec.lm_head.tied
     allowed = {name for name in same if ".kv_b." in name or (name.startswith("embedding") and not tied)}
     experts = {name for name in same if ".experts." in name}
@@ -213,7 +213,7 @@ def test_invalid_calibration_sequences(sequences: Any, message: str, tmp_path: P
 
 
 def test_long_text_is_tokenized_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens of a text take a hundred times its memory."""
+    """Tokenizing a text takes a hundred times its memory."""
     path = tmp_path / "text"
     path.write_text("".join(f"{number:07} words of a long text\n" for number in range(100_000)))
     read: list[int] = []

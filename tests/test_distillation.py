@@ -1,4 +1,4 @@
-"""`top_logprobs` against the logits, and its export: files that are whole or not there, and exports that go on."""
+"""`top_logprobs`, compared with the logits, and its export: atomic files, and exports that are resumed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def teacher() -> Iterator[LLM]:
 
 
 def expected(llm: LLM, token_ids: list[int], k: int) -> tuple[Any, Any]:
-    """Ids and log-probabilities from the logits, in float64; the lower id first among equals."""
+    """Computes ids and log-probabilities from the logits in float64; the lower id first among equals."""
     rows = llm.logits(token_ids).astype(np.float64)
     rows -= rows.max(axis=1, keepdims=True)
     rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
@@ -47,7 +47,7 @@ def check(llm: LLM, output: TopLogprobs, token_ids: list[int], k: int) -> None:
     assert output.token_ids.tolist() == token_ids
     assert (output.token_ids.dtype, output.top_ids.dtype, output.top_logprobs.dtype) == (np.int32, np.int32, np.float32)
     assert (output.top_ids == ids).all()
-    # Equal in float64 except for the last bits of a logarithm; then rounded once.
+    # They are equal in float64 except for the last bits of a logarithm, and are then rounded once.
     np.testing.assert_array_max_ulp(output.top_logprobs, logprobs.astype(np.float32), 1)
 
 
@@ -57,7 +57,7 @@ def check(llm: LLM, output: TopLogprobs, token_ids: list[int], k: int) -> None:
     k=st.sampled_from([1, 2, 20, 100, 4096]),
 )
 def test_top_logprobs_equal_sorted_logits(teacher: LLM, texts: list[list[int]], k: int) -> None:
-    """However texts are batched, and wherever they are cut: a step computes 32 tokens."""
+    """Results do not depend on batching and chunking; a step computes 32 tokens."""
     outputs = list(teacher.top_logprobs([{"prompt_token_ids": ids} for ids in texts], k))
     assert len(outputs) == len(texts)
     for output, token_ids in zip(outputs, texts, strict=True):

@@ -1,4 +1,4 @@
-"""docs/add-an-architecture.md: its examples run, its table names every switch and the families that use it."""
+"""docs/add-an-architecture.md: its examples run, and its table names every option and families that use it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ TABLES: list[list[list[str]]] = [
 SWITCHES = next(table[2:] for table in TABLES if table[0] == ["Reference", "Description", "Example"])
 
 SAID_BY_DECODER = {"config", "modules", "tied", "lm_head", "final_norm"}
-"""Arguments that are explained in words, beside those that the table has."""
+"""Arguments that the text explains instead of the table."""
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that a test registers outlives it."""
+    """Removes the architectures that a test registered."""
     monkeypatch.setattr(archs, "_registered", [])
 
 
@@ -90,7 +90,7 @@ def test_page_has_two_examples() -> None:
 
 
 def switches() -> Iterator[str]:
-    """Every argument of `decoder`, and every field of what it takes that tells families apart."""
+    """Returns every argument of `decoder`, and every field of its dataclasses in which families differ."""
     yield from inspect.signature(decoder).parameters.keys() - SAID_BY_DECODER
     for kind in (spec.Router, spec.Experts, spec.HeadNorm, spec.Embedding, spec.LmHead, spec.Dense):
         yield from (field.name for field in dataclasses.fields(kind) if field.name != "type")
@@ -103,7 +103,7 @@ def test_page_mentions_every_switch(switch: str) -> None:
 
 
 def sources(family: str) -> str:
-    """The file of a family, and those of the families that it builds upon."""
+    """Returns the source of a family's file, and of the files that it uses."""
     files: dict[str, str] = {}
 
     def add(name: str) -> None:
@@ -191,7 +191,7 @@ NO_OTTER = "otter"
 
 
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
-    """A package with an entry point, as pip leaves it."""
+    """A package with an entry point, as pip installs it."""
     (tmp_path / "otter_plugin.py").write_text(PLUGIN)
     about = tmp_path / "otter_plugin-1.0.dist-info"
     about.mkdir()

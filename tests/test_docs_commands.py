@@ -1,7 +1,7 @@
 """Every command in README.md, docs/ and the other Markdown files exists and has arguments that its program accepts.
 
-Blocks of `console` run as they are (test_docs_run.py). Blocks of `sh` hold what a test cannot run; here each of their
-commands is parsed by the program's own parser. `NOT_RUN` gives the reason for each kind.
+Blocks of `console` run in test_docs_run.py. Blocks of `sh` contain commands that a test cannot run; each of them is
+parsed by the program's own parser. `NOT_RUN` gives the reason for each kind.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from serve_process import served
 
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
 TESTED_ELSEWHERE = {"docs/add-an-architecture.md": "test_docs.py"}
-"""Pages whose Python needs what a test of their own gives it."""
+"""Pages whose Python blocks run in a separate test that sets them up."""
 SERVER = "localhost:8000"
-"""Address of the server on pages."""
+"""Address of the server that the pages show."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def listening(page: str, request: pytest.FixtureRequest) -> str:
-    """Where the server listens, if the page asks one; else what stands on pages."""
+    """Returns the address of a running server if the page uses one; else the address on the page."""
     asks = any(SERVER in block.text for block in blocks(ROOT / page) if block.language in ("python", "console"))
     return request.getfixturevalue("server") if asks else SERVER
 
@@ -56,7 +56,7 @@ def test_python_blocks_run(
     printed = ""
     for block in blocks(ROOT / page):
         if block.language == "python":
-            # The page's own lines in tracebacks.
+            # Tracebacks show lines of the page.
             code = compile("\n" * (block.line - 1) + block.text.replace(SERVER, listening), f"{page}", "exec")
             exec(code, names)
             printed = capsys.readouterr().out

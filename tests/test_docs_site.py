@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning, fetches nothing from elsewhere, and leaves nothing out."""
+"""The documentation site builds without warnings, loads nothing from other hosts, and includes all pages."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_bad_words_are_never_generated(tiny: LLM) -> None:
 
 
 def test_dry_breaks_repetition_loops(tiny: LLM) -> None:
-    """A loop of a greedy continuation: it is left, unless breakers are all over it."""
+    """DRY ends the loop of a greedy continuation, unless sequence breakers occur everywhere in it."""
     prompt = "Paris is in France. Paris is in France. Paris is in"
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     plain = tiny.generate(prompt, params)[0].outputs[0].token_ids
@@ -111,7 +111,7 @@ def test_dry_breaks_repetition_loops(tiny: LLM) -> None:
     text = [*tiny.tokenize(prompt)]
     for token in without:
         followed = {text[i + 1] for i in range(1, len(text) - 1) if text[i] == text[-1]}
-        # A token that contains a breaker neither loses anything, nor is a repeat that counts.
+        # A token that contains a breaker is neither penalized nor part of a repeat.
         words = [tiny.token_text(each) for each in (text[-1], token)]
         assert token not in followed or any(breaker in word for word in words for breaker in '\n:"*')
         text.append(token)
@@ -121,7 +121,7 @@ def test_dry_breaks_repetition_loops(tiny: LLM) -> None:
 
 
 def test_first_tokens_arrive_in_time() -> None:
-    """The promise is two seconds after the command; asserted with fivefold slack."""
+    """The first token is specified to take two seconds after the command; the assertion has fivefold slack."""
     command = [sys.executable, "-m", "ferrule", "run", "The capital of France is", "-n", "4"]
     start = time.monotonic()
     process = subprocess.run(command, capture_output=True, text=True, check=True)

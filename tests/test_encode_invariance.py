@@ -1,5 +1,7 @@
-"""Sixty-four texts at once, each bit for bit as it is alone: whatever is beside it, in whatever portions, on however
-many threads, and whatever was kept of texts that begin alike."""
+"""Sixty-four texts together have bitwise the same results as alone.
+
+This holds for any batch and portion, any number of threads, and cached prefixes.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def texts() -> list[TokensPrompt]:
 
 
 def embedded(llm: LLM, given: list[TokensPrompt]) -> list[tuple[bytes, bytes]]:
-    """By the last token, which may share what is kept, and by the mean, which may not."""
+    """Pools the last token, for which cached prefixes are shared, and the mean, for which they are not."""
     outputs = [llm.embed(given, pooling=pooling) for pooling in ("last", "mean")]
     last, mean = ([output.outputs.embedding.tobytes() for output in several] for several in outputs)
     return list(zip(last, mean, strict=True))
@@ -66,7 +68,7 @@ def embedded(llm: LLM, given: list[TokensPrompt]) -> list[tuple[bytes, bytes]]:
 
 @cache
 def alone(model: str, formats: tuple[str, str]) -> list[tuple[bytes, bytes]]:
-    """Each text by itself, nothing shared, on one thread."""
+    """Encodes each text separately, without sharing, on one thread."""
     with load(model, formats, 512, 1, enable_prefix_caching=False) as llm:
         return [embedded(llm, [text])[0] for text in texts()]
 
@@ -98,7 +100,7 @@ def test_scores_are_batch_invariant(model: str, tokens: int, threads: int) -> No
 
 
 def test_concurrent_encoding_and_generation_are_independent() -> None:
-    """Tasks that embed and tasks that generate, each as it is alone."""
+    """Concurrent embedding and generation have the same results as alone."""
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     prompts = texts()[:8]
     formats = ("int8", "f16")

@@ -25,7 +25,7 @@ TEXTS = 3
 
 
 def read(case: str) -> tuple[dict[str, npt.NDArray[Any]], list[TextInput]]:
-    """The figures, and the texts that they are of."""
+    """Returns the golden figures and their texts."""
     with np.load(GOLDEN / case / "golden.npz") as file:
         golden = dict(file)
     texts: list[TextInput] = []

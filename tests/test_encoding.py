@@ -67,7 +67,7 @@ def test_special_tokens_come_from_tokenizer(open_llm: Callable[..., LLM]) -> Non
         ("modernbert", "cls", True),
         ("xlm_roberta", "mean", False),
         ("qwen3", "last", True),
-        ("bert_classifier", "mean", True),  # its files say nothing
+        ("bert_classifier", "mean", True),  # its files set no pooling
         ("qwen3_classifier", "last", True),
     ],
 )
@@ -340,7 +340,7 @@ def test_cross_encoder_reranks_pairs(open_llm: Callable[..., LLM]) -> None:
         assert llm.rerank("w10", documents, top_n=2) == ranked[:2]
         assert llm.rerank("w10", documents, top_n=9) == ranked
         assert llm.rerank("w10", []) == []
-        # Of equals the first comes first.
+        # Equal scores keep their order.
         assert [o.index for o in llm.rerank("w10", ["w11", "w11"])] == [0, 1]
 
 
@@ -366,7 +366,7 @@ MARKS = {"<|im_start|>": 300, "<|im_end|>": 301, "yes": 302, "no": 303}
 
 
 def judge(encoder: Callable[..., Path], **changes: Any) -> Path:
-    """A decoder that knows Qwen's marks, and whose files say nothing of embeddings."""
+    """A decoder with Qwen's special tokens and without files of an embedding model."""
     folder = encoder("qwen3", marks=MARKS, ends=False)
     shutil.rmtree(folder / "1_Pooling")
     for name in ("modules.json", "sentence_bert_config.json"):
@@ -475,7 +475,7 @@ def test_batches_fit_in_a_step(open_llm: Callable[..., LLM]) -> None:
 
 @pytest.mark.native
 def test_cross_encoder_scores_equal_transformers(encoder: Callable[..., Path]) -> None:
-    """The score of a pair is that of the golden classifier for the same ids and token types."""
+    """The score of a pair equals the golden classifier's score for the same ids and token types."""
     with np.load(GOLDEN / "bert_classifier" / "golden.npz") as golden:
         ids, kinds = golden["input_ids_1"].tolist(), golden["token_type_ids_1"].tolist()
     second = kinds.index(1)

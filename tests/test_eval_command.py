@@ -1,4 +1,4 @@
-"""`ferrule eval`: what it prints and records, what it refuses, and how it ends."""
+"""`ferrule eval`: output, records, usage errors and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Perplexity and divergence against plain NumPy: how texts are cut, what the figures are, what is refused."""
+"""Perplexity and divergence, compared with plain NumPy: windows, figures and errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def log_softmax(logits: Any) -> Any:
 
 
 def sliding_windows(tokens: list[int], prefix: list[int], window: int, stride: int) -> Iterator[tuple[list[int], int]]:
-    """Hugging Face's loop: what is read, and how many of its last tokens are scored."""
+    """Implements Hugging Face's loop; yields each window and the number of its last tokens that are scored."""
     room = window - len(prefix)
     stride, before = min(stride, room), 0
     for begin in range(0, len(tokens), stride):
@@ -364,7 +364,7 @@ def test_only_scored_logits_are_computed(llm: LLM, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(fakes.Engine, "logits", note)
     llm.perplexity([*range(7, 27)], window=8, stride=4)
-    # The last token of a window is foretold by the one before it, and foretells nothing that is scored.
+    # The logits after the last token of a window predict no scored token.
     assert calls == [(7, 0), (7, 3), (7, 3), (7, 3)]
 
 

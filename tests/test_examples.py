@@ -1,4 +1,4 @@
-"""Every program of examples/ runs on the embedded model, and does what it says."""
+"""Every program of examples/ runs on the embedded model with the expected output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.native
 
 
 def run(program: str, *arguments: str, timeout: float = 120) -> list[str]:
-    """The lines that a program prints."""
+    """Returns the lines that a program prints."""
     command = [sys.executable, "-W", "error", str(EXAMPLES / program), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
@@ -139,7 +139,7 @@ def test_dashboard_queries_existing_metrics(prefix: str) -> None:
             assert answer.status == 200
         families = text_string_to_metric_families(get(f"{url}/metrics"))
     there = {sample.name: set(sample.labels) for family in families for sample in family.samples}
-    # Where no quota is set, the kernel counts nothing.
+    # Without a quota, the kernel counts nothing.
     counted = {f"{prefix}{name}_total": set[str]() for name in re.findall(r"cgroup_\w+", inspect.getsource(metrics))}
     assert queried.keys() - there.keys() - counted.keys() == set()
     for name, labels in queried.items():
@@ -189,7 +189,7 @@ def test_systemd_unit_has_valid_command(tmp_path: Path) -> None:
     assert options["drain_timeout"] < int(unit["Service"]["TimeoutStopSec"])
     analyze = shutil.which("systemd-analyze")
     if analyze is not None:
-        # It looks for the program, too.
+        # It also checks that the program exists.
         (tmp_path / "ferrule.service").write_text(text.replace(program, sys.executable))
         done = subprocess.run(
             [analyze, "verify", "--man=no", str(tmp_path / "ferrule.service")],

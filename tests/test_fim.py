@@ -1,4 +1,4 @@
-"""Fill-in-the-middle: each family's layout, on small tokenizers made up for it."""
+"""Fill-in-the-middle: the layout of each family, with small test tokenizers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def byte_level(directory: Path, layout: Layout, *, special: bool = True, begin: 
 
 
 def ids_of(tokenizer: Tokenizer, *parts: str) -> list[int]:
-    """Each part alone: tokens by their names, the rest as text."""
+    """Returns the parts of a prompt: special tokens by name, the rest as text."""
     ids: list[int] = []
     for part in parts:
         token_id = tokenizer.token_id(part)
@@ -76,7 +76,7 @@ def test_layout_of_each_family(layout: Layout, parts: list[str], special: bool, 
 
 
 def test_bos_token_precedes_infill_prompt(tmp_path: Path) -> None:
-    """CodeGemma and DeepSeek see little without it."""
+    """CodeGemma and DeepSeek need the beginning-of-sequence token for good results."""
     tokenizer = byte_level(tmp_path, QWEN, begin="<|bos|>")
     first = tokenizer.token_id("<|bos|>")
     assert encode_infill(tokenizer, PREFIX, SUFFIX).token_ids[:2] == [first, tokenizer.token_id("<|fim_prefix|>")]
@@ -114,7 +114,7 @@ def test_prefix_and_suffix_round_trip(qwen: Tokenizer, pieces: list[str]) -> Non
 
 
 class TestDummyPrefix:
-    """Tokenizers in the manner of Llama put a space before a text: here before the prefix alone, as in training."""
+    """Tokenizers like Llama's add a space before a text; here only before the prefix, as in training."""
 
     @pytest.fixture
     def tokenizer(self, tmp_path: Path) -> Tokenizer:
@@ -165,7 +165,7 @@ def test_generate_and_stream_with_suffix(coder: Path, fake_engine: type[fakes.En
     assert text == f"<|fim_prefix|>{PREFIX}<|fim_suffix|>{SUFFIX}<|fim_middle|>"
     assert "".join(delta.text for delta in llm.stream(prompt, SamplingParams(max_tokens=9))) == "x"
     assert set(map(tuple, prompts)) == {tuple(output.prompt_token_ids)}
-    # Who ignores the model's end goes on after these as well; and another prompt does not end there.
+    # With ignore_eos these tokens are ignored too, and they do not end other prompts.
     ignoring = SamplingParams(max_tokens=3, ignore_eos=True)
     assert len(llm.generate(prompt, ignoring)[0].outputs[0].token_ids) == 3
     assert len(llm.generate(PREFIX, SamplingParams(max_tokens=3))[0].outputs[0].token_ids) == 3
@@ -230,7 +230,7 @@ def test_model_without_tokenizer(model_with: Callable[..., Path], fake_engine: t
 
 
 def test_normalized_text_that_equals_marker_is_rejected(tmp_path: Path) -> None:
-    """Where another spelling is the token too, nothing tells the text from it."""
+    """A text with another spelling of the token cannot be distinguished from the token, so it is an error."""
     file = tmp_path / "tokenizer.json"
     byte_level(tmp_path, QWEN)
     description = json.loads(file.read_text())

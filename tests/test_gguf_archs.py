@@ -1,4 +1,4 @@
-"""GGUF of many architectures, written as llama.cpp's converters write them, against what transformers computed."""
+"""GGUF files of many architectures, written like llama.cpp's converters do, compared with transformers' results."""
 
 from __future__ import annotations
 
@@ -70,6 +70,6 @@ def test_encoders_equal_transformers(case: str, tmp_path: Path) -> None:
     with LLM(convert(ENCODERS / case, tmp_path / "model.gguf"), quantization="f32", kv_cache_dtype="f32") as llm:
         for number, output in enumerate(llm.embed(texts, pooling="none")):
             assert far(output.outputs.embedding, golden[f"last_hidden_state_{number}"]) <= TOLERANCE
-        if case == "bert":  # whose file says that the mean is meant
+        if case == "bert":  # the file specifies mean pooling
             outputs = llm.embed(texts)
             assert far(np.stack([output.outputs.embedding for output in outputs]), golden["mean"]) <= TOLERANCE

@@ -1,4 +1,4 @@
-"""The embedded model as GGUF: the same text, the same tokens, the same template as out of its own files."""
+"""The embedded model as a GGUF file has the same text, tokens and template as its own files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tiny_f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_f16_logits_are_close_to_bf16(embedded: LLM, tiny_f16: Path) -> None:
-    """The embedded weights are bf16, of which f16 holds all but the tiniest exactly."""
+    """The embedded weights are bf16; f16 represents all but the smallest exactly."""
     ids = embedded.tokenize(" ".join(TEXTS))
     expected = embedded.logits(ids)
     with LLM(tiny_f16, quantization="f32", kv_cache_dtype="f32") as llm:

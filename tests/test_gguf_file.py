@@ -1,4 +1,4 @@
-"""GGUF files that the `gguf` package wrote: what they hold, and the same model through the engine."""
+"""GGUF files that the `gguf` package wrote: their contents, and inference with them."""
 
 import json
 from collections.abc import Callable
@@ -112,7 +112,7 @@ def write_f32(path: Path, weights: dict[str, Floats]) -> dict[str, Floats]:
 
 
 def write_q8_0(path: Path, weights: dict[str, Floats]) -> dict[str, Floats]:
-    """Matrices in blocks; and what these come to."""
+    """Returns matrices in blocks, and their dequantized values."""
     kind = GGMLQuantizationType.Q8_0
     blocks = {name: quantize(weight, kind) for name, weight in weights.items() if weight.ndim == 2}
     tensors = [
@@ -136,7 +136,7 @@ def random_weights() -> dict[str, Floats]:
 def test_gguf_logits_equal_safetensors(
     tmp_path: Path, write: Callable[[Path, dict[str, Floats]], dict[str, Floats]]
 ) -> None:
-    """The names are those of the directory, since names are not the engine's business."""
+    """The tensor names are those of the directory, which the engine does not depend on."""
     same = write(tmp_path / "model.gguf", random_weights())
     save_file(same, tmp_path / "model.safetensors")
     spec = read_model_files(GOLDEN).spec.to_json()

@@ -1,6 +1,6 @@
-"""The files that `gguf_convert` writes give llama.cpp what transformers computed: they are what its converters write.
+"""llama.cpp computes transformers' results from the files that `gguf_convert` writes, so they are valid.
 
-llama-cpp-python takes a quarter of an hour to build, so it is no dependency; without it these tests are skipped.
+llama-cpp-python takes a quarter of an hour to build, so it is not a dependency; without it these tests are skipped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OTHERWISE = {
     "olmoe": "as many key-value heads as query heads",
     "phi4_mini_short": "factors are chosen by the context that is allowed, not by the one that is there",
 }
-"""Cases that llama.cpp has another idea of: what it takes for granted."""
+"""Cases with an option that llama.cpp does not read, and the value that it assumes."""
 TEXTS = [
     *("The capital of France is", "The sun is", "A dog is an animal that", "The largest planet is", "Water freezes at"),
     *("Once upon a time,", "def main():"),
@@ -78,7 +78,7 @@ for file, prompts, tokens, out in json.load(sys.stdin):
 def llama_cpp(
     file: Path, prompts: Sequence[str | list[int]], tokens: int = 0
 ) -> tuple[npt.NDArray[np.float32], list[list[list[int]]]]:
-    """Logits of the last prompt; ids and greedy continuation of each."""
+    """Returns the logits of the last prompt, and ids and greedy continuation of each prompt."""
     out = file.with_suffix(".npz")
     job = json.dumps([(str(file), prompts, tokens, str(out))])
     subprocess.run([PYTHONS[0], "-c", READ_LOGITS], input=job, text=True, check=True, timeout=300)

@@ -49,7 +49,7 @@ LONG = 1_000_000
 
 
 def texts(special: Sequence[str], count: int = TEXTS) -> list[str]:
-    """Words, other scripts, control characters, special tokens whole and cut, and runs of one character."""
+    """Texts of words, other scripts, control characters, whole and partial special tokens, and repeated characters."""
     draw = random.Random(38)
 
     def part() -> str:
@@ -71,7 +71,7 @@ def texts(special: Sequence[str], count: int = TEXTS) -> list[str]:
 
 
 def write(path: Path, fill: Callable[[GGUFWriter], None]) -> Path:
-    """A GGUF of a vocabulary alone."""
+    """Writes a GGUF file with only a vocabulary."""
     writer = GGUFWriter(path, "llama")
     fill(writer)
     return written(writer)
@@ -112,7 +112,7 @@ def test_embedded_tokenizer(tmp_path: Path) -> None:
 
 
 def sentencepiece_like(*, first_space: bool) -> tuple[tokenizers.Tokenizer, list[float]]:
-    """A BPE with byte fallback whose merges follow from scores, as transformers writes those of SentencePiece."""
+    """Builds a BPE with byte fallback whose merges follow from scores, as transformers converts SentencePiece."""
     trained = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     spaces: normalizers.Normalizer = normalizers.Replace(" ", "▁")
     trained.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if first_space else spaces
@@ -144,7 +144,7 @@ def sentencepiece_like(*, first_space: bool) -> tuple[tokenizers.Tokenizer, list
 
 
 def by_id(tokenizer: tokenizers.Tokenizer) -> list[str]:
-    """The tokens, in the order of their ids."""
+    """Returns the tokens in the order of their ids."""
     ids = tokenizer.get_vocab()
     return sorted(ids, key=lambda token: ids[token])
 

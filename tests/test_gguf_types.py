@@ -1,4 +1,4 @@
-"""Every type of tensor gives the numbers that the `gguf` package gives, bit by bit."""
+"""Every tensor type is dequantized to bitwise the same numbers as by the `gguf` package."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ferrule import _native
 from gguf_files import File, Tensor
 
-# Types of whole numbers and doubles, which are no weights; and of intermediate results.
+# Integer and double types, which are not weights, and types of intermediate results.
 NO_WEIGHTS = {GGMLQuantizationType[name] for name in ("I8", "I16", "I32", "I64", "F64")}
 REFUSED = {GGMLQuantizationType[name] for name in ("Q8_1", "Q8_K")}
 WEIGHTS = sorted(set(GGMLQuantizationType) - NO_WEIGHTS - REFUSED)
@@ -20,7 +20,7 @@ BLOCKS = 600
 
 
 def random_bytes(blocks: int, type_id: GGMLQuantizationType) -> NDArray[np.uint8]:
-    """Any bytes are blocks of a type. Scales among them are infinite and no numbers too."""
+    """Returns random bytes as blocks of a type; some scales are infinite or NaN."""
     _, size = gguf.GGML_QUANT_SIZES[type_id]
     return np.random.default_rng(int(type_id)).integers(0, 256, (blocks, size), np.uint8)
 
@@ -35,7 +35,7 @@ def oracle(blocks: NDArray[np.uint8], type_id: GGMLQuantizationType) -> NDArray[
     with np.errstate(invalid="ignore", over="ignore"):
         if type_id != GGMLQuantizationType.Q1_0:
             return dequantize(blocks, type_id)
-        # Of this one the package knows the size alone; so ggml's dequantize_row_q1_0 has it.
+        # The package has only the size of this type; the values follow ggml's dequantize_row_q1_0.
         scales = blocks[:, :2].copy().view(np.float16).astype(np.float32)
         return scales * (np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").astype(np.float32) * 2 - 1)
 

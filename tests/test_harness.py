@@ -1,7 +1,7 @@
-"""ferrule under lm-evaluation-harness, on small tasks that lie beside this file.
+"""ferrule in lm-evaluation-harness, with small tasks in this directory.
 
-The harness and what it brings are an extra, of 650 MB: without it these tests are skipped, but where CI runs it must be
-there (`.ci/run` installs it).
+The harness and its dependencies are an extra of 650 MB. Without it these tests are skipped, except in CI (`.ci/run`
+installs it).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_tasks_from_the_command_line(tmp_path: Path) -> None:
     assert tasks["ferrule_continue"]["metrics"]["exact_match"] == 1
     with LLM() as llm:
         stories = [json.loads(line)["text"] for line in (TASKS / "stories.jsonl").read_text().splitlines()]
-        first = llm.info()["eos_token_ids"][:1]  # stands before a text where the tokenizer puts nothing there
+        first = llm.info()["eos_token_ids"][:1]  # precedes a text if the tokenizer adds no special token
         tokens = [llm.tokenize(text, add_special_tokens=False) for text in stories]
         logprob = sum(llm.loglikelihood({"prompt_token_ids": first}, [ids])[0].logprob for ids in tokens)
     words = sum(len(re.split(r"\s+", text)) for text in stories)  # as the harness counts them

@@ -1,4 +1,4 @@
-"""`import ferrule` costs next to nothing and pulls in nothing heavy; floors of the Python side."""
+"""`import ferrule` is fast and imports no large modules; import layers of the Python package."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ HEAVY = (
 
 
 def loaded_after(code: str) -> list[str]:
-    """Modules that a fresh interpreter has afterwards."""
+    """Returns the modules that a new interpreter has loaded after running code."""
     script = f"import sys; {code}; print(*sys.modules, sep='\\n')"
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
 
 
 def test_import_time() -> None:
-    """The promise is 0.1 s; asserted with fivefold slack on the best of three."""
+    """The import is specified to take 0.1 s; the assertion has fivefold slack on the best of three runs."""
     script = "import time; start = time.perf_counter(); import ferrule; print(time.perf_counter() - start)"
     times = [
         float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
@@ -64,7 +64,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 def imports(file: Path) -> set[str]:
-    """Modules that a file imports, wherever in it."""
+    """Returns the modules that a file imports anywhere."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):

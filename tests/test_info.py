@@ -1,4 +1,4 @@
-"""`model_info`: what a model is and needs, before it is loaded; the same as afterwards, and of nothing but headers."""
+"""`model_info`: facts and memory requirements from headers only; they agree with those of the loaded model."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ print(json.dumps([peak() - before, time.perf_counter() - start, info["parameters
 
 @pytest.mark.native
 def test_only_headers_of_large_files_are_read(tmp_path: Path) -> None:
-    """A file of 140 GB with nothing in it: whoever read a matrix of it would need memory and time."""
+    """A sparse file of 140 GB, so that reading a matrix would take memory and time."""
     config = json.loads((find_shape("llama-8b") / "config.json").read_text())
     sizes = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28_672}
     (tmp_path / "config.json").write_text(json.dumps({**config, **sizes}))
@@ -145,7 +145,7 @@ def test_only_headers_of_large_files_are_read(tmp_path: Path) -> None:
     peak, seconds, parameters, checkpoint = json.loads(done.stdout)
     assert (parameters, checkpoint) == (70_552_387_584, end)
     assert peak < 32 << 20
-    assert seconds < 5  # a promise of one, with fivefold slack
+    assert seconds < 5  # specified to take one second; fivefold slack
 
 
 @pytest.mark.native
@@ -222,7 +222,7 @@ def test_kv_cache_of_sliding_layers_is_limited_to_window() -> None:
     (full,) = [group["bytes_per_token"] for group in info["kv_windows"] if group["window"] is None]
     (sliding,) = [group["bytes_per_token"] for group in info["kv_windows"] if group["window"] == 16]
     assert info["kv_bytes_per_token"] == full + sliding
-    # All of a prompt within one chunk: what it passes over is held until the chunk is done.
+    # The whole prompt is one chunk, so pages that leave the window are held until the chunk is computed.
     assert long["kv_cache"] - short["kv_cache"] == (256 - 64) * (full + sliding)
     long = model_info(GOLDEN / "gemma3", max_num_batched_tokens=16)["memory"]
     assert long["kv_cache"] == 256 * full + 48 * sliding  # a window and a chunk touch three pages
@@ -269,7 +269,7 @@ def test_fit_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.native
 def test_insufficient_memory_is_known_before_loading(tmp_path: Path) -> None:
-    """In a process that may have little: both say the same, one of them in time."""
+    """In a process with little memory, `model_info` reports the same problem as loading, but early."""
     code = """
 import resource, sys
 from ferrule import LLM, FerruleError, model_info

@@ -1,4 +1,4 @@
-"""The same bits, whatever runs beside, however a prompt is cut, on however many threads."""
+"""Results are bitwise the same in any batch, with any chunking, and with any number of threads."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def load(model: str, formats: tuple[str, str], tokens: int, threads: int, **more
 
 
 def prompts(model: str) -> list[TokensPrompt]:
-    """Eight, of different lengths."""
+    """Returns eight prompts of different lengths."""
     numbers = random.Random(1)
     lengths = LENGTHS.get(model, USUAL_LENGTHS)
     return [{"prompt_token_ids": [numbers.randrange(7, 320) for _ in range(length)]} for length in lengths]
 
 
 def params(number: int) -> SamplingParams:
-    """Half greedy, half seeded, with as many log-probabilities as there can be."""
+    """Returns parameters: half greedy, half seeded, with the maximum number of log-probabilities."""
     temperature = 0.0 if number % 2 else 0.9
     return SamplingParams(
         temperature=temperature, top_p=0.95, seed=number, max_tokens=NEW_TOKENS, logprobs=20, ignore_eos=True
@@ -71,7 +71,7 @@ def params(number: int) -> SamplingParams:
 
 
 def bits(output: CompletionOutput) -> list[tuple[int, list[tuple[int, str]]]]:
-    """Tokens, and log-probabilities to the last bit."""
+    """Returns tokens and log-probabilities for bitwise comparison."""
     assert output.logprobs is not None
     rows = [[(token, entry.logprob.hex()) for token, entry in row.items()] for row in output.logprobs]
     return list(zip(output.token_ids, rows, strict=True))
@@ -79,7 +79,7 @@ def bits(output: CompletionOutput) -> list[tuple[int, list[tuple[int, str]]]]:
 
 @cache
 def alone(model: str, formats: tuple[str, str]) -> list[list[tuple[int, list[tuple[int, str]]]]]:
-    """Each prompt by itself, on one thread."""
+    """Runs each prompt separately, on one thread."""
     with load(model, formats, 512, 1) as llm:
         return [bits(llm.generate(prompt, params(n))[0].outputs[0]) for n, prompt in enumerate(prompts(model))]
 

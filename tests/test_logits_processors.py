@@ -1,4 +1,4 @@
-"""Functions of the caller's own between the model and the sampler, on the engine itself."""
+"""Logits processors on the real engine."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_processors_run_in_order_between_sampling_stages(tiny: LLM) -> None:
         assert logits[100] == 50
         logits[101] = 40.25
 
-    # Allowed tokens come before, penalties after: 100 has lost its lead of 10 once it was taken five times.
+    # Allowed tokens apply before and penalties after the processor: token 100 loses its lead of 10 after five uses.
     params = greedy(first, second, allowed_token_ids=[100, 101, 102], frequency_penalty=2.0, presence_penalty=0.5)
     assert tokens(tiny.generate(PROMPT, params)) == [[100, 100, 100, 100, 100, 101, 100, 101]]
     assert orders == ["first", "second"] * 8
@@ -215,7 +215,7 @@ def test_interrupt_in_processor_reaches_only_the_caller(tiny: LLM) -> None:
         if len(output) == 2 and not interrupted:
             interrupted.append(True)
             os.kill(os.getpid(), signal.SIGINT)
-            # The handler runs in here.
+            # The signal handler runs here.
             for _ in range(1000):
                 pass
 

@@ -18,7 +18,7 @@ EngineOf = Callable[[LLM], fakes.Engine]
 
 
 def oracle(engine: fakes.Engine, prompt: list[int], continuation: list[int]) -> tuple[list[float], bool]:
-    """From the fake's own numbers, one token after the other."""
+    """Computes the expected value from the fake's logits, token by token."""
     logprobs, greedy = list[float](), True
     for position, token in enumerate(continuation, start=len(prompt)):
         before = [*prompt, *continuation][position - 1]
@@ -76,7 +76,7 @@ def test_token_logprobs_equal_reference(
     pairs: list[tuple[list[int], list[int]]],
     chunk: int,
 ) -> None:
-    """However the prompt is cut, and whatever of it is cached."""
+    """The result does not depend on chunking and caching of the prompt."""
     fake_engine.prefill_chunk = chunk
     prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt, _ in pairs]
     scores = llm.loglikelihood(prompts, [continuation for _, continuation in pairs])

@@ -1,4 +1,4 @@
-"""Sixty-four requests over a base and three adapters, each bit for bit as it is alone."""
+"""Sixty-four requests with a base model and three adapters; each has bitwise the same output as alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = [None, "all", "some", "halves"]
 
 @pytest.fixture(scope="session")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For each model a folder of three: of all modules; of half of them, with another rank; stored in f16."""
+    """Three adapters for each model: of all modules, of half the modules with another rank, and stored in f16."""
     folder = tmp_path_factory.mktemp("adapters")
     for model in {model for model, _ in CASES}:
         base = MODELS[model]
@@ -55,7 +55,7 @@ def with_adapters(folder: Path, model: str, formats: tuple[str, str], tokens: in
 
 
 def name_of(number: int) -> str | None:
-    """Neighbours, and those that begin alike, have different ones."""
+    """Returns the adapter of a request; it differs for adjacent requests and for requests with a common prefix."""
     return NAMES[(number + number // 4) % len(NAMES)]
 
 
@@ -63,7 +63,7 @@ _alone: dict[tuple[str, tuple[str, str]], list[Any]] = {}
 
 
 def alone(folder: Path, model: str, formats: tuple[str, str]) -> list[Any]:
-    """Each request by itself, nothing shared, on one thread."""
+    """Runs each request separately, without sharing, on one thread."""
     if (model, formats) not in _alone:
         with with_adapters(folder, model, formats, 512, 1, enable_prefix_caching=False) as llm:
             _alone[model, formats] = [
@@ -74,7 +74,7 @@ def alone(folder: Path, model: str, formats: tuple[str, str]) -> list[Any]:
 
 
 def at_once(llm: LLM, model: str) -> list[Any]:
-    """All of them."""
+    """Runs all requests together."""
     numbers = range(REQUESTS)
     sampling = [params(number, model) for number in numbers]
     outputs = llm.generate(prompts(model), sampling, lora_request=[name_of(number) for number in numbers])

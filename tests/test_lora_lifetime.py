@@ -1,4 +1,4 @@
-"""Adapters that come and go while an engine runs, and what they leave in its caches."""
+"""Loading and unloading adapters while an engine runs, and the effect on its caches."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_requests_during_adapter_churn(paths: dict[str, Path]) -> None:
             done = asyncio.Event()
 
             async def churn() -> None:
-                """Takes names away; whoever asks next loads them again."""
+                """Unloads adapters repeatedly; the next request loads them again."""
                 while not done.is_set():
                     await asyncio.sleep(0.002)
                     for adapter in llm.lora_adapters():

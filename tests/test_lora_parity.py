@@ -15,7 +15,7 @@ from lora_files import ADAPTERS, BASES, linear_modules, merge, random_matrices, 
 pytestmark = pytest.mark.native
 
 CASES = {"llama_qv": "llama", "llama_all": "llama", "phi3": "phi3", "gpt2": "gpt2"}
-"""Each with its base."""
+"""Golden adapters with their base models."""
 TOLERANCE = 1e-4
 """Tolerance, relative to the largest logit."""
 
@@ -51,7 +51,7 @@ def test_every_golden_adapter_is_tested() -> None:
 
 @pytest.mark.parametrize("model", sorted(path.name for path in BASES.iterdir()))
 def test_logits_equal_merged_weights(model: str, tmp_path: Path) -> None:
-    """Every linear map of every family, wherever its rows lie: what is added is what merging adds."""
+    """For every linear layer of every family, the adapter has the same effect as merging it into the weights."""
     base = BASES / model
     matrices = random_matrices(base, linear_modules(base), rank=3, seed=1)
     adapter = write_adapter(tmp_path / "adapter", matrices, rank=3, alpha=0.3)

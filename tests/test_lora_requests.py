@@ -23,7 +23,7 @@ CHAT = "{{ messages[0].content }}"
 
 @pytest.fixture
 def paths(tmp_path: Path) -> dict[str, Path]:
-    """Two adapters, told apart by their ranks."""
+    """Two adapters with different ranks."""
     found: dict[str, Path] = {}
     for rank, name in ((4, "a"), (8, "b")):
         found[name] = tmp_path / name
@@ -68,7 +68,7 @@ def test_adapter_still_loading_at_close_is_rejected(llm: LLM, engine_of: EngineO
     assert len(engine.lora_loads) == 3
     with pytest.raises(EngineError, match="the engine is closed"):
         adapters.load("later", paths["a"])
-    assert len(engine.lora_loads) == 3, "nothing is loaded for one that is closed"
+    assert len(engine.lora_loads) == 3, "a closed engine loads nothing"
 
 
 def test_every_method_accepts_adapter_name(llm: LLM, engine_of: EngineOf) -> None:

@@ -28,7 +28,7 @@ LONG = SamplingParams(max_tokens=200)
 
 @pytest.fixture
 def model(fake_engine: type[fakes.Engine], model_with: Callable[..., Path]) -> Iterator[LLM]:
-    """A model that says SAID, whatever it is asked."""
+    """A model that answers every prompt with SAID."""
     directory = model_with()
     (directory / "tokenizer.json").write_text((TINY / "tokenizer.json").read_text())
     (directory / "chat_template.jinja").write_text(TEMPLATE)
@@ -153,7 +153,7 @@ def test_special_tokens_of_format_are_kept(fake_engine: type[fakes.Engine], mode
     directory = model_with()
     backend = tokenizers.Tokenizer.from_file(str(TINY / "tokenizer.json"))
     description = json.loads(backend.to_str())
-    # Two of the embedded model's special tokens take the place of Mistral's.
+    # Two special tokens of the embedded model are used in place of Mistral's.
     renamed = {"<|user|>": "[TOOL_CALLS]", "<|system|>": "[ARGS]"}
     for token in description["added_tokens"]:
         token["content"] = renamed.get(token["content"], token["content"])

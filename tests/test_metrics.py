@@ -50,7 +50,7 @@ def test_percentiles_of_known_values(values: list[float], p: float, expected: fl
 
 @given(values=st.lists(st.floats(0.001, 3.999), min_size=1, max_size=40), p=st.integers(1, 99))
 def test_percentile_is_in_bucket_of_exact_value(values: list[float], p: int) -> None:
-    """The value of which at least p percent are not above, and its neighbours by the interval's width."""
+    """The exact percentile is the lowest value that at least p percent of all values do not exceed."""
     found = histogram(values).percentile(p)
     exact = sorted(values)[-(-len(values) * p // 100) - 1]
     edges = (0.0, 1.0, 2.0, 4.0)

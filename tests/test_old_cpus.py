@@ -1,8 +1,8 @@
-"""Processors that this machine is not: an old one without AVX2, and one with AVX2 but without AVX-512.
+"""Emulated processors: an old one without AVX2, and one with AVX2 but without AVX-512.
 
-qemu's user mode runs the installed package on them as it is. An instruction that the processor lacks ends the process
-with SIGILL, so a run that ends well never used one. The logits must be, bit for bit, those that this machine computes
-when FERRULE_ISA forces the same instructions.
+qemu's user mode runs the unmodified package on them. An instruction that the processor lacks ends the process with
+SIGILL, so a successful run used no such instruction. The logits must be bitwise equal to the logits that this machine
+computes when FERRULE_ISA forces the same instruction set.
 """
 
 import json
@@ -16,10 +16,10 @@ import pytest
 
 from ferrule import _native
 
-# What Debian's qemu calls them, and the instruction sets that ferrule must find there.
+# Names of the processors in Debian's qemu, and the instruction sets that ferrule must detect on them.
 OLD_CPUS = {"Nehalem": ["scalar"], "Haswell": ["scalar", "avx2"]}
 
-# Variables that select instructions: ours and those of NumPy's BLAS, which would use them on any processor.
+# Variables that select an instruction set, of ferrule and of NumPy's BLAS, which would be used on any processor.
 SELECT_INSTRUCTIONS = ("FERRULE_ISA", "OPENBLAS_CORETYPE")
 
 PROGRAM = """

@@ -1,4 +1,4 @@
-"""Packed weights: the same bits as the checkpoint's, from a cache that looks after itself or from a directory."""
+"""Packed weights: bitwise the same results as the checkpoint, from the cache or from a packed directory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PROMPT = list(range(7, 40))
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedCache:
-    """An empty cache that takes models however small."""
+    """An empty cache that also stores small models."""
     monkeypatch.setenv(DIRECTORY, str(tmp_path / "cache"))
     monkeypatch.delenv(LIMIT, raising=False)
     monkeypatch.setattr(packing, "SMALLEST", 0)
@@ -51,7 +51,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedCache:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model's directory that may be changed."""
+    """A copy of a model's directory, which tests may change."""
     return copy_of(GOLDEN / "logits" / "llama", tmp_path / "llama")
 
 
@@ -71,7 +71,7 @@ def load(model: Path, **options: Any) -> dict[str, Any]:
 
 
 def bits(model: Path, **options: Any) -> bytes:
-    """Everything that a prompt makes: of a decoder logits, and a state that says which model it is of."""
+    """Returns all results of a prompt: the logits of a decoder, and its state, which identifies the model."""
     prompt: Any = {"prompt_token_ids": PROMPT}
     spec = read_model_files(model).spec
     with LLM(model, threads=1, **options) as llm:
@@ -192,7 +192,7 @@ def test_quantizations_have_packed_files_and_floats_have_none(cache: PackedCache
         load(model, quantization=quantization)
     assert sorted(entry.quantization for entry in cache.entries()) == ["int4", "int8"]
     assert load(model, quantization="bf16")["packed_file"] is None
-    # Unless they may be more than memory holds.
+    # With allow_paging, floating-point weights are stored too.
     assert load(model, quantization="bf16", allow_paging=True)["mapped_bytes"] > 0
     assert len(cache.entries()) == 3
 
@@ -265,12 +265,12 @@ def test_least_recently_used_files_are_evicted(
     fourth = copy_of(models[0], tmp_path / "d")
     load(fourth, packed_cache_limit=3 * each + each // 2)
     assert [entry.model for entry in cache.entries()] == [str(fourth), str(models[1]), str(models[2])]
-    # A use is a use, though nothing is written.
+    # Loading a file counts as a use, although nothing is written.
     load(models[2])
     load(models[0], packed_cache_limit=3 * each + each // 2)
     left = [str(models[0]), str(models[2]), str(fourth)]
     assert [entry.model for entry in cache.entries()] == left
-    # What a model has open stays, and goes when it is closed.
+    # A file that a model has open is not evicted until the model is closed.
     with LLM(models[0]), LLM(models[2]), LLM(fourth):
         with (
             pytest.warns(RuntimeWarning, match="packed_cache_limit"),
@@ -379,7 +379,7 @@ def test_list_and_rm_commands(
         expected = llm.logits(PROMPT)
         assert main(["rm", str(model)]) == 0
         assert not cache.entries()
-        assert (llm.logits(PROMPT) == expected).all(), "what is mapped stays"
+        assert (llm.logits(PROMPT) == expected).all(), "a mapped file stays readable"
     load(model)
     assert main(["rm", "--all"]) == 0
     assert not cache.entries()
@@ -398,7 +398,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def test_quantize_rejects_outputs_that_hold_other_files(model: Path, tmp_path: Path) -> None:
-    """Rejected: its own input under any name, and anything else that is not a packed model."""
+    """Quantize rejects its own input under any name, and a directory that is not a packed model."""
     before = contents(model)
     link = tmp_path / "link"
     link.symlink_to(model)
@@ -550,7 +550,7 @@ def test_quantize_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 
 class Sparse:
-    """A packed bf16 model that claims so many bytes, of which a few pages are on the disk."""
+    """A packed bf16 model in a sparse file with a declared size, of which only a few pages are on the disk."""
 
     HIDDEN = 8192
 
@@ -580,7 +580,7 @@ class Sparse:
             shape = [size // (4 if dtype == "F32" else 1)]
             header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [self.bytes, self.bytes + size]}
             self.bytes += size
-        # The checksum of the header, and none that would be right for the tensors.
+        # The checksum of the header is right; the checksums of the tensors are not.
         checksums = 4 * (len(sizes) + 1)
         checksums += -checksums % 64
         end = self.bytes + checksums

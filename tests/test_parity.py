@@ -20,9 +20,9 @@ pytestmark = pytest.mark.native
 GOLDEN = Path(__file__).parent / "golden" / "logits"
 CASES = sorted(path.name for path in GOLDEN.iterdir())
 VARIANTS = GOLDEN.parent / "variants"
-"""Other configurations and families, as published checkpoints have them; tools/make_golden makes them."""
+"""Other configurations and families of published checkpoints; tools/make_golden writes them."""
 OTHERWISE_TESTED = {"qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text", "roberta"}
-"""Families whose files are read as those of others that have a case."""
+"""Families whose files are read like those of another family with a golden case."""
 MIXTURES = [case for case in CASES if "expert" in (GOLDEN / case / "config.json").read_text()]
 TOLERANCE = 1e-4
 """Tolerance, relative to the largest logit."""
@@ -33,9 +33,9 @@ MIXTURES_INT8_CACHE_TOLERANCE = 0.05
 MIXTURES_INT8_CACHE_BEYOND = 0.5
 """Share of rows beyond that tolerance; at most 0.15 was measured."""
 MIXTURES_INT8_CACHE_DIVERGENCE = 5e-3
-"""Nats, the mean over all rows, where at most 0.0015 was measured; from equal probabilities it is 0.2."""
+"""Maximum mean divergence over all rows in nats; 0.0015 was measured. For uniform probabilities it is 0.2."""
 INT8_CACHE_DIVERGENCE = 1e-3
-"""Nats, the mean over the positions of the text."""
+"""Maximum mean divergence over the positions of the text, in nats."""
 
 
 @pytest.mark.parametrize("quantization", ["f32", "bf16"])
@@ -84,7 +84,7 @@ def test_int8_kv_cache_is_close_to_transformers(case: str, request: pytest.Fixtu
 
 
 def test_int8_kv_cache_divergence() -> None:
-    """The embedded model, whose activations are those of a trained one, on a text longer than a block of attention."""
+    """Tests a trained model, the embedded one, on a text longer than an attention block."""
     ids = Tokenizer(TINY).encode((GOLDEN.parents[2] / "README.md").read_text())[:400]
     with LLM(quantization="f32") as llm:
         exact = log_softmax(llm.logits(ids))
@@ -119,14 +119,14 @@ def test_dynamic_rope_continues_beyond_the_scaled_length(tmp_path: Path) -> None
 def usual_distance(logits: npt.NDArray[np.float32], expected: npt.NDArray[np.float32], case: str) -> float:
     """Returns the largest difference relative to the largest logit; for experts, of the closest quarter of rows.
 
-    A router of random weights is often undecided between two experts: the least change takes another.
+    A router with random weights often has near ties between two experts, so that a tiny change selects another one.
     """
     rows = row_distances(logits, expected)
     return float(np.quantile(rows, 0.25) if case in MIXTURES else rows.max())
 
 
 def row_distances(logits: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """The largest difference in each row, as a part of the largest logit of all."""
+    """Returns the largest difference in each row, relative to the largest logit of all rows."""
     return np.abs(logits.astype(np.float64) - expected).max(-1) / np.abs(expected).max()
 
 

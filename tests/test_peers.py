@@ -1,4 +1,4 @@
-"""benches/peers: what a comparison comes to, and the processes that it talks to. No peer needs to be installed."""
+"""benches/peers: figures of a comparison, and its child processes. No peer needs to be installed."""
 
 import json
 import struct
@@ -60,7 +60,7 @@ def test_batch_tokens_are_counted_together() -> None:
     several = [[Measurement(Timing(4.0, 2.0, 40), QUIET), Measurement(Timing(8.0, 3.0, 40), QUIET)]]
     ferrule, other = rows(workload, CONTENDERS, several)
     assert (ferrule.prefill_tokens_per_second, ferrule.decode_tokens_per_second) == (100, 20)
-    # The first token of each counts here, and came with the prompt.
+    # The first token of each sequence counts here too; it was generated with the prompt.
     assert ferrule.total_tokens_per_second == pytest.approx(44 / 6)
     assert (ferrule.total_ratio, other.total_ratio) == (1, pytest.approx(11 / 6))
     # Weights are read once for all four.
@@ -141,7 +141,7 @@ def test_child_exit_error_has_last_line_of_stderr(tmp_path: Path) -> None:
 
 
 def test_measurement_through_adapter_server(tmp_path: Path) -> None:
-    """serve.py itself, with an adapter that prints where it should not."""
+    """Runs serve.py with an adapter that prints to stdout."""
     (tmp_path / "adapters").mkdir()
     (tmp_path / "adapters" / "interface.py").write_text((PEERS / "adapters" / "interface.py").read_text())
     (tmp_path / "adapters" / "chatty.py").write_text(

@@ -251,7 +251,7 @@ else:
 
 
 def test_disk_prefix_cache_is_shared_by_processes_and_does_not_delay_exit(long_model: Path, tmp_path: Path) -> None:
-    """Two at once, which write the same pages; then one that reads them."""
+    """Two concurrent processes write the same pages; then a third one reads them."""
     command = [sys.executable, "-X", "faulthandler", "-c", DISK, str(long_model), str(tmp_path / "pages")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with (
@@ -271,7 +271,7 @@ def test_disk_prefix_cache_is_shared_by_processes_and_does_not_delay_exit(long_m
 
 
 def test_threads_default_to_cpu_affinity() -> None:
-    """Affinity here; quotas of containers are tested with made-up trees in rust/kernels/src/machine."""
+    """Tests CPU affinity; rust/kernels/src/machine tests container quotas with simulated cgroup trees."""
     code = "import os; os.sched_setaffinity(0, {0}); from ferrule import LLM; print(LLM().info()['threads'])"
     assert python(code).stdout.strip() == "1"
     assert 1 <= _native.cpu_count() <= len(os.sched_getaffinity(0))

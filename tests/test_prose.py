@@ -1,4 +1,4 @@
-"""tools/check_prose.py: what it finds, what it passes over, and its exit codes."""
+"""tools/check_prose.py: findings, text that it accepts, and exit codes."""
 
 from __future__ import annotations
 

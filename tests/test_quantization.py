@@ -21,8 +21,8 @@ pytestmark = pytest.mark.native
 GOLDEN = Path(__file__).parent / "golden" / "logits"
 CASES = sorted(path.name for path in GOLDEN.iterdir())
 FARTHEST = {"int8": 0.09, "int4": 0.6}
-"""From the golden logits, of the largest one: twice what was measured. These models are random and 64 wide, so errors
-do not even out."""
+"""Maximum difference from the golden logits, relative to the largest logit: twice the measured value. These models are
+random and 64 wide, so errors do not average out."""
 DIVERGENCES = {"int8": 0.0010, "int4": 0.0065}
 """Mean KL divergence of the embedded model from itself in f32; the study found 0.00056 and 0.0055 (benches/quality)."""
 WINDOW = 256
@@ -51,12 +51,12 @@ def test_auto_quantization_is_int8() -> None:
     [("int4", 3_514_368), ("int8", 6_127_616), ("bf16", 11_534_336)],
 )
 def test_weight_bytes_of_embedded_model(quantization: str, most: int, load_format: str) -> None:
-    """No more than llama.cpp's Q4_0 and Q8_0 of the same matrices; two bytes a weight."""
+    """Checks that int4 and int8 need at most the bytes of llama.cpp's Q4_0 and Q8_0, and bf16 two bytes per weight."""
     with LLM(quantization=quantization, load_format=load_format) as llm:
         info = llm.info()
     assert info["quantization"] == quantization
     assert 0.9 * most < info["weight_bytes"] <= most
-    assert info["weight_bytes_per_token"] == info["weight_bytes"], "the head is the embedding"
+    assert info["weight_bytes_per_token"] == info["weight_bytes"], "lm_head is tied to the embedding"
 
 
 @pytest.mark.parametrize("quantization", FARTHEST)
@@ -79,7 +79,7 @@ def log_probabilities(llm: LLM, windows: list[list[int]]) -> NDArray[np.float64]
 
 @pytest.mark.parametrize("quantization", DIVERGENCES)
 def test_divergence_of_quantized_embedded_model(quantization: str) -> None:
-    """Over a file that training left out."""
+    """Measures the divergence on a file that was excluded from training."""
     with LLM(quantization="f32") as llm:
         ids = llm.tokenize(Path(textwrap.__file__).read_text())[1:]
         windows = [ids[start : start + WINDOW] for start in range(0, len(ids) // WINDOW * WINDOW, WINDOW)]

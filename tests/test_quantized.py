@@ -1,4 +1,4 @@
-"""Checkpoints that are quantized already, against golden logits, and against the numbers that NumPy packed."""
+"""Quantized checkpoints, compared with golden logits and with the unpacked numbers in NumPy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def gptq(bits: int, group_size: int, **other: Any) -> dict[str, Any]:
 
 
 def compressed(stored: str, **weights: Any) -> dict[str, Any]:
-    """With activations that are quantized as they come, as those of W8A8 are."""
+    """Returns a configuration with dynamically quantized activations, as in W8A8."""
     activations = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
     group = {"targets": ["Linear"], "weights": {"type": "int", **weights}, "input_activations": activations}
     return {"quant_method": "compressed-tensors", "format": stored, "config_groups": {"group_0": group}}
@@ -75,7 +75,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], Pack]] = {
         gptq(4, 128, checkpoint_format="gptq_v2"),
         files.gptq(4, 128, version=2),
     ),
-    # Its modules are stored the other way round until they are quantized, and one of them is square.
+    # Plain modules of GPT-2 are stored transposed, quantized ones are not; one module is square.
     "gptq of gpt2": ("gpt2", gptq(4, 32, desc_act=True), files.gptq(4, 32, order=True)),
     # All three projections in one matrix, and a mixture of experts with separate matrices.
     "gptq of phi3": ("phi3", gptq(4, 32), files.gptq(4, 32)),
@@ -137,7 +137,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], Pack]] = {
 
 
 def check_same(packed: Path, plain: Path, quantization: str) -> None:
-    """Both give the same logits to the last bit, and they are numbers."""
+    """Checks that both models give bitwise equal, finite logits."""
     ids = list(range(7, 47))
     with LLM(packed, quantization=quantization) as llm, LLM(plain, quantization=quantization) as other:
         logits = llm.logits(ids)

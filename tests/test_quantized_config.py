@@ -111,7 +111,7 @@ def test_other_locations_of_quantization_config(tmp_path: Path) -> None:
     assert read_stored_as(plain, tmp_path) == Awq(64)
     (tmp_path / "quantize_config.json").write_text(json.dumps({"bits": 3, "group_size": 32, "desc_act": True}))
     assert read_stored_as(plain, tmp_path) == Gptq(3, 32, desc_act=True)
-    # Files of that name that say something else are not theirs.
+    # A file of that name without the identifying field belongs to another program.
     (tmp_path / "quantize_config.json").write_text(json.dumps({"mode": "static"}))
     (tmp_path / "quant_config.json").unlink()
     assert read_stored_as(plain, tmp_path) is None

@@ -1,4 +1,4 @@
-"""README.md: its length, links that also work on PyPI, and pictures that show what the commands and records say."""
+"""README.md: its length, links that also work on PyPI, and pictures that agree with commands and records."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_recording_equals_command_output(tmp_path: Path) -> None:
     recording.main(tmp_path / "recording.svg")
 
     def shown(path: Path) -> list[str]:
-        """Words of the picture; figures differ in their last places between instruction sets."""
+        """Returns the words of the picture without the last digits of numbers, which depend on the instruction set."""
         texts = re.findall(r"<text [^>]*>([^<]*)</text>", path.read_text())
         return re.sub(r"\d+\.\d+", "0.0", html.unescape(" ".join(texts))).split()
 

@@ -1,4 +1,4 @@
-"""Each sampler stage alone against a few lines of NumPy: what it keeps, how likely that is, and what is drawn."""
+"""Each sampler stage alone, compared with a few lines of NumPy: tokens kept, their probabilities, and draws."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def entropy(p: Row) -> float:
 
 
 def suppose(condition: bool) -> None:
-    """As `assume`, where hypothesis has chosen what is looked at; else it must be so."""
+    """Works like `assume` in a test of hypothesis; elsewhere the condition must hold."""
     if currently_in_test_context():
         assume(condition)
     assert condition
 
 
 def far_from(values: Row, bound: float) -> None:
-    """Rounding near a threshold may decide either way."""
+    """Assumes that no value is so near a bound that rounding decides."""
     suppose(not (np.abs(values - bound) < NEAR).any())
 
 
@@ -112,7 +112,7 @@ def mirostat_1(x: Row, params: dict[str, Any], text: list[int]) -> Row:
     ranks = np.arange(1, len(p))
     steps = np.log((ranks + 1) / ranks)
     exponent = float((steps * np.log(p[:-1] / p[1:])).sum() / (steps**2).sum()) if len(p) > 1 else math.nan
-    suppose(not exponent < 0.01)  # where all are as likely, it is a matter of taste
+    suppose(not exponent < 0.01)  # equal probabilities have no defined exponent
     excess = exponent - 1
     count = (excess * 2 ** (2 * params["mirostat_tau"]) / (1 - float(len(x)) ** -excess)) ** (1 / exponent)
     if not count < len(x):
@@ -138,7 +138,7 @@ def allowed_token_ids(x: Row, params: dict[str, Any], text: list[int]) -> Row:
 
 
 def dry(x: Row, params: dict[str, Any], text: list[int]) -> Row:
-    """The author's own code, a place at a time."""
+    """Implements DRY like its author's code, position by position."""
     breakers, most = params["dry_sequence_breaker_ids"], params["dry_penalty_last_n"]
     text = text[max(0, len(text) - most) :] if most >= 0 else text
     lengths: dict[int, int] = {}
@@ -183,7 +183,7 @@ STAGES: dict[str, tuple[Oracle, dict[str, st.SearchStrategy[Any]]]] = {
         },
     ),
 }
-"""The oracle of each, and the parameters that turn it on."""
+"""Oracle of each stage, and the parameters that activate it."""
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -192,7 +192,7 @@ def test_stage_equals_numpy_reference(name: str, data: st.DataObject) -> None:
     oracle, strategies = STAGES[name]
     params = {field: data.draw(strategy, field) for field, strategy in strategies.items()}
     size = data.draw(st.integers(4, 150), "size")
-    # Eighths, so that many are equal.
+    # Multiples of an eighth, so that many logits are equal.
     eighths = data.draw(st.lists(st.integers(-80, 80), min_size=size, max_size=size), "logits")
     logits = (np.array(eighths) / 8).astype(np.float32)
     text = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=60), "text")
@@ -238,7 +238,7 @@ def test_draws_follow_stage_probabilities(name: str) -> None:
     counts = np.bincount(drawn, minlength=len(logits))
     some = expected > 0
     assert counts[~some].sum() == 0
-    # Seven degrees of freedom at the most: above 30 once in ten thousand, and the seeds are fixed.
+    # With at most seven degrees of freedom, a value above 30 occurs once in ten thousand; the seeds are fixed.
     assert ((counts[some] - expected[some]) ** 2 / expected[some]).sum() < 30
 
 
@@ -250,13 +250,13 @@ def test_xtc_probability_is_independent_of_token_draw() -> None:
     assert all(ids in ([0, 1, 2], [1, 2]) for ids, _, _ in rows)
     # Four standard deviations.
     assert abs(acted.mean() - 0.3) < 4 * math.sqrt(0.3 * 0.7 / count)
-    # Where it did not act, tokens are as likely as without it.
+    # If XTC was not applied, the probabilities are unchanged.
     shares = np.bincount([chosen for _, _, chosen in rows], weights=~acted, minlength=3) / (~acted).sum()
     np.testing.assert_allclose(shares, softmax(logits.astype(np.float64)), atol=4 * 0.5 / math.sqrt(count * 0.7))
 
 
 def test_stages_keep_a_token_for_extreme_logits() -> None:
-    """Logits that are equal, forbidden, or as far apart as they can be."""
+    """Tests logits that are equal, forbidden, or as far apart as possible."""
     huge = np.finfo(np.float32).max
     rows = [[0.0], [5.0] * 200, [-np.inf, 1.0, -np.inf], [huge, -huge, 0.0], [-huge] * 3, [1e-40, 0.0, -1e-40]]
     for row in rows:
@@ -272,13 +272,13 @@ def test_stages_keep_a_token_for_extreme_logits() -> None:
 
 @pytest.mark.parametrize(("version", "target"), [(1, 3.0), (2, 2.0), (2, 3.0)])
 def test_mirostat_reaches_target_surprise(version: int, target: float) -> None:
-    """Within 5 % of the target, on a model whose own surprise is far above it."""
+    """The mean surprise is within 5 % of the target on a model whose own surprise is far above it."""
     prompts, temperature, count = ["Once upon a time,", "The capital of", "Dear", "In the year"], 2.0, 400
     free = SamplingParams(temperature=temperature, max_tokens=count, seed=1, ignore_eos=True)
     held = replace(free, mirostat=version, mirostat_tau=target)
 
     def surprise(llm: LLM, params: SamplingParams) -> float:
-        """The mean over all tokens, in bits."""
+        """Returns the mean surprise over all tokens, in bits."""
         found: list[Row] = []
         for output in llm.generate(prompts, params):
             tokens = output.outputs[0].token_ids

@@ -1,4 +1,4 @@
-"""The sampler against a plain one in NumPy, and against the filters of transformers (golden/decoding/warpers.json)."""
+"""The sampler, compared with a reference in NumPy and with transformers' filters (golden/decoding/warpers.json)."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ NEAR = 1e-6
 def sample(
     logits: npt.NDArray[np.float32], params: dict[str, Any], prompt: list[int], output: list[int]
 ) -> tuple[list[int], list[float], int]:
-    """The engine's sampler: ids kept, their probabilities, the one chosen."""
+    """Runs the engine's sampler; returns the ids kept, their probabilities, and the sampled id."""
     from ferrule import _native
 
     whole = {"seed": 0, "max_tokens": 1000} | params
     return _native.sample_distribution(logits.tolist(), json.dumps(whole), prompt, output)
 
 
-@np.errstate(invalid="ignore")  # what is forbidden is minus infinity, and so is its distance from itself undefined
+@np.errstate(invalid="ignore")  # forbidden tokens are minus infinity, whose difference from itself is NaN
 def oracle(
     logits: npt.NDArray[np.float32], params: dict[str, Any], prompt: list[int], output: list[int]
 ) -> tuple[list[int], npt.NDArray[np.float64]]:
@@ -81,10 +81,10 @@ def oracle(
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[npt.NDArray[np.float32], dict[str, Any], list[int], list[int]]:
-    """A row of logits, parameters, and what was said before."""
+    """Draws a row of logits, parameters, and the tokens of prompt and output."""
     size = draw(st.integers(1, 60))
     tokens = st.integers(0, size - 1)
-    # Distinct by more than rounding: a permutation of steps, stretched. Ties are tested by themselves.
+    # The logits differ by more than rounding errors: a scaled permutation of integers. Ties have a separate test.
     steps = draw(st.permutations(range(size)))
     logits = np.array(steps, dtype=np.float32) * np.float32(draw(st.floats(0.01, 1))) - np.float32(
         draw(st.floats(0, 20))
@@ -130,13 +130,13 @@ def test_filters_equal_transformers(name: str, row: int) -> None:
     ids, probabilities, _ = sample(logits, FILTERS[name], [], [])
     if len(set(logits.tolist())) == len(logits) or not name.startswith("top_p"):
         assert ids == golden["kept"]
-    # Where equal logits lie on top-p's edge, which of them transformers keeps is an accident of its sort.
+    # If equal logits lie at the limit of top-p, the tokens that transformers keeps depend on its sort.
     assert sorted(logits[ids]) == sorted(logits[golden["kept"]])
     np.testing.assert_allclose(sorted(probabilities), sorted(golden["probabilities"]), atol=1e-6)
 
 
 def test_ties_of_equal_logits() -> None:
-    """The lower id is the likelier one; top-k keeps all that equal the last one kept."""
+    """The lower id ranks first; top-k keeps all tokens that tie with the last one kept."""
     logits = np.array([1, 3, 2, 3, 2, 0], dtype=np.float32)
     assert sample(logits, {"temperature": 0}, [], [])[0] == [1]
     assert sample(logits, {"top_k": 3}, [], [])[0] == [1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""docs/sampling.md: it names every parameter with the default and the range that it has, stages in their order."""
+"""docs/sampling.md names every parameter with its default and range, and lists the stages in order."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SPEC = model_spec(Config.read(GOLDEN / "bert" / "config.json"))
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., tuple[SentenceFiles, ModelSpec]]:
-    """Reads a folder of these files."""
+    """Returns a function that reads a folder with given files."""
 
     def read(files: dict[str, object], spec: ModelSpec = SPEC) -> tuple[SentenceFiles, ModelSpec]:
         for name, content in files.items():

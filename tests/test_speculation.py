@@ -1,6 +1,6 @@
 """Configuration of speculative decoding, and its values in the engine.
 
-test_speculation_invariance.py checks that it changes no token.
+test_speculation_invariance.py checks that the output does not depend on it.
 """
 
 from __future__ import annotations

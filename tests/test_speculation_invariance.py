@@ -32,7 +32,7 @@ ALWAYS = {"num_speculative_tokens": 5, "adaptive": False}
 
 
 def predicted(model: str, formats: tuple[str, str]) -> list[SamplingParams]:
-    """Predictions for each request with a growing number of mistakes: tokens changed, removed and inserted."""
+    """Returns predictions with an increasing number of errors: changed, removed and inserted tokens."""
 
     def mistaken(number: int) -> list[int]:
         tokens = [token for token, _ in alone(model, formats)[number]]
@@ -116,7 +116,7 @@ def test_speculative_output_equals_transformers(case: str, setting: str, adaptiv
 
 
 def test_stop_string_within_draft_tokens() -> None:
-    """The text ends where it would, and so do the tokens."""
+    """Text and tokens end at the same position as without speculation."""
     plain = SamplingParams(temperature=0, max_tokens=40)
     with LLM(speculative_config={"method": "ngram", **ALWAYS}) as llm:
         whole = llm.generate("Once upon a time", plain)[0].outputs[0]

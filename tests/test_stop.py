@@ -1,4 +1,4 @@
-"""Stop strings against a plain search, for any way to split the text."""
+"""Stop strings, compared with a plain search, for any split of the text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
 
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
-    """A text, cut."""
+    """Splits a text at the given positions."""
     bounds = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     return [text[start:end] for start, end in pairwise(bounds)]
 

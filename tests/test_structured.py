@@ -1,4 +1,4 @@
-"""Outputs that keep to a schema, an expression, a grammar or choices, on the real engine and the embedded model."""
+"""Structured output with schemas, expressions, grammars and choices, on the real engine and the embedded model."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_structural_tags_in_free_text(llm: LLM) -> None:
     second, third, *names = others
 
     def tempt(token_ids: Any, logits: Any) -> None:
-        # The model would hardly write a trigger of itself, nor different names.
+        # Without help, the model would hardly write a trigger or different names.
         latest = int(token_ids[-1]) if len(token_ids) else -1
         name = names[len(token_ids) // 10 % 2]
         logits[{first: second, second: third, third: name}.get(latest, first)] += 100
@@ -110,12 +110,12 @@ def test_structural_tags_in_free_text(llm: LLM) -> None:
         params = replace(asking(seed, structural_tag=tag, max_tokens=60), logits_processors=[tempt])
         text = one(llm, params).outputs[0].text
         places = [match.start() for match in re.finditer("<f=", text)]
-        # Of the last one there may be only the beginning.
+        # The last structure may be incomplete.
         for place in places[:-1]:
             match = re.match(whole, text[place:])
             assert match is not None, text
             found.append(match[0])
-    assert {match[3] for match in found} == {"a", "b"}, "too few to tell anything"
+    assert {match[3] for match in found} == {"a", "b"}, "there are too few structures for the test"
 
 
 def test_prompt_ending_within_a_character(llm: LLM) -> None:
@@ -132,7 +132,7 @@ def test_aborted_requests_free_pages() -> None:
         params = [asking(seed, json=PERSON, disable_any_whitespace=True) for seed in range(4)]
         prompt: TokensPrompt = {"prompt_token_ids": [300 + index % 1000 for index in range(700)]}
         for received in (0, 1, 3):
-            # Beside one that stays.
+            # Another request runs at the same time.
             other = llm.stream("The answer is", asking(json=PERSON))
             next_text = next(other).text
             stream = llm.stream_all([prompt] * len(params), params)
@@ -174,12 +174,12 @@ def test_output_ends_when_grammar_is_complete(llm: LLM) -> None:
     output = one(llm, asking(choice=["yes", "no"], max_tokens=50)).outputs[0]
     assert (output.finish_reason, output.stop_reason) == ("stop", None)
     assert llm.detokenize(output.token_ids) == output.text
-    # `min_tokens` asks for more than there is.
+    # `min_tokens` is larger than the complete output.
     longer = SamplingParams(
         seed=1, min_tokens=40, max_tokens=50, structured_outputs=StructuredOutputsParams(choice=["yes", "no"])
     )
     assert one(llm, longer).outputs[0].text in {"yes", "no"}
-    # Where it may go on it is the model that ends it, or the length.
+    # If more text may follow, the model or the length ends the output.
     assert one(llm, asking(regex="a+", max_tokens=3)).outputs[0].finish_reason in {"stop", "length"}
     ignoring = SamplingParams(
         seed=1, max_tokens=9, ignore_eos=True, structured_outputs=StructuredOutputsParams(regex="a+")
@@ -244,7 +244,7 @@ def test_stop_string_ends_structured_output(llm: LLM) -> None:
 
 
 def test_forced_tokens_are_speculated(llm: LLM) -> None:
-    """A long name leaves no choice, and most of its speculative tokens are accepted."""
+    """The grammar forces all tokens of a long name, and most of these speculative tokens are accepted."""
     name = "the little cat and the little dog"
     schema = {"type": "object", "properties": {name: {"type": "boolean"}}, "required": [name]}
     params = asking(json=schema | {"additionalProperties": False}, disable_any_whitespace=True)
@@ -254,7 +254,7 @@ def test_forced_tokens_are_speculated(llm: LLM) -> None:
 
 
 def test_preemption_does_not_change_structured_output() -> None:
-    """Preempted and computed again, each goes on where it was."""
+    """A preempted request is computed again and continues with the same output."""
     prompts: list[TokensPrompt] = [{"prompt_token_ids": [7 + n] * 40} for n in range(8)]
     params = [asking(seed, json=PERSON, max_tokens=80) for seed in range(8)]
     with LLM(enable_prefix_caching=False) as llm:

@@ -1,6 +1,6 @@
-"""`_native.pyi` says what the extension module has: no more, no less, with the same parameters.
+"""`_native.pyi` declares exactly the names and parameters of the extension module.
 
-The type checker believes the stub; this test makes sure that it may.
+The type checker relies on the stub.
 """
 
 import ast
@@ -18,7 +18,7 @@ def public_names(thing: object) -> set[str]:
 
 
 def declared(body: list[ast.stmt]) -> dict[str, ast.stmt]:
-    """The names that a module or a class body of the stub declares."""
+    """Returns the names that a module or a class body of the stub declares."""
     names: dict[str, ast.stmt] = {}
     for statement in body:
         match statement:
@@ -27,14 +27,14 @@ def declared(body: list[ast.stmt]) -> dict[str, ast.stmt]:
             case ast.Import() | ast.ImportFrom() | ast.Expr():
                 pass
             case _:
-                raise AssertionError(f"line {statement.lineno} of the stub: a form that this test does not know")
+                raise AssertionError(f"line {statement.lineno} of the stub: a form that this test does not support")
     return names
 
 
 def stub_parameters(function: ast.FunctionDef) -> list[tuple[str, object]]:
-    """Names and defaults of a function's parameters, `self` and `cls` left out."""
-    assert function.args.vararg is None, "a form that this test does not know"
-    assert function.args.kwarg is None, "a form that this test does not know"
+    """Returns names and defaults of a function's parameters, without `self` and `cls`."""
+    assert function.args.vararg is None, "a form that this test does not support"
+    assert function.args.kwarg is None, "a form that this test does not support"
     positional = [*function.args.posonlyargs, *function.args.args]
     missing = [inspect.Parameter.empty] * (len(positional) - len(function.args.defaults))
     defaults = [*missing, *(ast.literal_eval(default) for default in function.args.defaults)]

@@ -30,7 +30,7 @@ def params(length: int, seed: int = 1) -> SamplingParams:
 
 
 def test_eight_threads_share_steps(llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
-    """Each gets what it would get alone, and they share steps."""
+    """Each thread gets the same output as alone, and the threads share steps."""
     fake_engine.step_seconds = 0.001
     jobs = [(f"prompt {number}", params(20 + number, seed=number)) for number in range(8)]
     alone = [llm.generate(*job)[0].outputs[0].token_ids for job in jobs]
@@ -67,7 +67,7 @@ def test_short_request_finishes_before_long_one(llm: LLM, fake_engine: type[fake
 
 
 class SlowToWake:
-    """A lock whose waiters take half a millisecond to wake up, as they may where all processors are busy."""
+    """A lock whose waiters take half a millisecond to wake up, as on a machine whose processors are busy."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -104,7 +104,7 @@ def test_requests_are_not_blocked_by_prefill_of_another_thread(
 def test_interrupt_in_one_thread_does_not_affect_others(
     llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf
 ) -> None:
-    """KeyboardInterrupt, from whichever thread happens to step."""
+    """A KeyboardInterrupt in the thread that runs the step affects no other thread."""
     fake_engine.step_seconds = 0.001
     expected = llm.generate("other", params(100))[0].outputs[0].token_ids
     for interrupt_after in range(5, 45, 8):
@@ -127,16 +127,16 @@ def test_interrupt_in_one_thread_does_not_affect_others(
 
 
 def handler(code: types.CodeType, offset: int) -> int | None:
-    """Delivery of an exception that an instruction raises."""
+    """Returns the handler of an exception that an instruction raises."""
     table: Any = dis._parse_exception_table(code)  # type: ignore[attr-defined]
     return next((entry.target for entry in table if entry.start <= offset < entry.end), None)
 
 
 def interrupting(number: int) -> tuple[Callable[..., Any], list[int]]:
-    """A trace function that raises KeyboardInterrupt at the number-th place where Ctrl-C can strike in our code.
+    """Returns a trace function that raises KeyboardInterrupt at the number-th possible position in ferrule's code.
 
-    CPython looks for signals at the end of a call. A trace function can only raise before the instruction that follows,
-    so places where that one belongs to another handler are left out. The list counts the places passed.
+    CPython checks for signals at the end of a call. A trace function can only raise before the next instruction, so
+    positions whose next instruction belongs to another handler are skipped. The list counts the positions passed.
     """
     passed = [0]
     last: dict[Any, int] = {}
@@ -159,7 +159,7 @@ def interrupting(number: int) -> tuple[Callable[..., Any], list[int]]:
 
 
 def test_keyboard_interrupt_at_any_line_does_not_affect_others(llm: LLM, engine_of: EngineOf) -> None:
-    """Each place in turn, while another request runs beside; afterwards the engine is free and that request whole."""
+    """Interrupts at each position in turn while another request runs; afterwards that request is complete."""
     expected = llm.generate("beside", params(12))[0].outputs[0].token_ids
     stop = SamplingParams(temperature=0, max_tokens=4, stop=["zz"])
     forked = SamplingParams(temperature=0, max_tokens=2, n=2)

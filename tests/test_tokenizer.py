@@ -26,7 +26,7 @@ ids = st.lists(st.integers(0, 4095), max_size=40)
 
 
 def sentencepiece(directory: Path, decoder: dict[str, Any] | None = None) -> Tokenizer:
-    """A tokenizer in the manner of Llama 2: pieces, and a token for each byte."""
+    """Builds a tokenizer like Llama 2's, with pieces and a token for each byte."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁a", "b", "é", "日"]
     steps = [
         {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
@@ -67,7 +67,7 @@ def sentencepiece(directory: Path, decoder: dict[str, Any] | None = None) -> Tok
 def stream(
     tokenizer: Tokenizer, token_ids: Sequence[int], prompt: Sequence[int] = (), *, skip: bool = True
 ) -> list[str]:
-    """The deltas, the flush last."""
+    """Returns the deltas of a stream, and its flush as the last one."""
     detokenizer = tokenizer.detokenizer(prompt, skip_special_tokens=skip)
     return [*map(detokenizer.feed, token_ids), detokenizer.flush()]
 
@@ -116,14 +116,14 @@ def metaspace(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 class TestSentencePiece:
-    """Byte fallback, in which tokenizers itself gives up a whole run of bytes for one bad one."""
+    """Tests byte fallback, where the tokenizers library drops a whole run of bytes because of one invalid byte."""
 
     @given(text=texts)
     def test_text_round_trips(self, pieces: Tokenizer, text: str) -> None:
         token_ids = pieces.encode(text)
         assert token_ids[0] == 1
         deltas = stream(pieces, token_ids)
-        # A text's own first space is what tokenizers' Strip takes for the one it put there.
+        # The Strip decoder of tokenizers cannot distinguish the first space of a text from the added one.
         assert "".join(deltas) in {text, text.removeprefix(" ")}
         assert REPLACEMENT in text or all(REPLACEMENT not in delta for delta in deltas)
 
@@ -146,7 +146,7 @@ class TestSentencePiece:
 
 
 class TestOtherDecoders:
-    """Decoded in a window."""
+    """Tests decoders whose tokens are decoded in a sliding window."""
 
     @given(token_ids=st.lists(st.integers(259, 263), max_size=60))
     def test_concatenated_deltas_equal_decode(self, metaspace: Tokenizer, token_ids: list[int]) -> None:
@@ -177,7 +177,7 @@ def test_token_ids_outside_the_vocabulary(token_ids: list[int], llm: LLM) -> Non
 
 
 def test_padding_ids_decode_to_empty_text(model_with: Callable[..., Path], fake_engine: type[fakes.Engine]) -> None:
-    """A vocabulary padded beyond the tokenizer, as many models have it."""
+    """Many models have a vocabulary that is padded beyond the tokenizer's."""
     directory = model_with({"vocab_size": 4100})
     llm = LLM(directory, tokenizer=TINY)
     assert llm.detokenize([459, 4099, 377]) == llm.detokenize([459, 377])
@@ -221,7 +221,7 @@ def test_malformed_tokenizer(content: str, tmp_path: Path) -> None:
 def test_llama_add_bos_and_add_eos_flags(
     config: dict[str, Any], ends: tuple[list[int], list[int]], tmp_path: Path
 ) -> None:
-    """As transformers' class of that name: DeepSeek-R1-Distill-Qwen begins with a token that tokenizer.json omits."""
+    """As in transformers' Llama class, for example for DeepSeek-R1-Distill-Qwen; its tokenizer.json omits BOS."""
     shutil.copy(TINY / "tokenizer.json", tmp_path)
     special = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(special | config))
@@ -263,7 +263,7 @@ def test_chat_template_locations(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tokens", [200, 2000])
 def test_detokenization_cost_is_constant_per_token(tokens: int) -> None:
-    """Counts the bytes looked at, not the time: what is held back never grows beyond a character."""
+    """Counts the bytes read instead of the time; at most one character is held back."""
     looked_at = 0
 
     def decode(token_ids: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""Checksums of packed files: verified once for a file and a boot, and what damage does to the model that runs on it."""
+"""Checksums of packed files: verified once after each boot; a damaged file ends its model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads for long work beside an event loop: few, and none that a loop or a process waits for."""
+"""Worker threads beside an event loop: their number is limited, and neither a loop nor a process waits for them."""
 
 from __future__ import annotations
 

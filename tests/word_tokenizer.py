@@ -14,7 +14,7 @@ CLS, SEP, UNKNOWN = 0, 2, 3
 
 
 def write_word_tokenizer(folder: Path, *, marks: Mapping[str, int] | None = None, ends: bool = True) -> None:
-    """Writes tokenizer.json. `ends` puts [CLS] and [SEP] around a text as BERT does, the second of a pair being of the
+    """Writes tokenizer.json. `ends` puts [CLS] and [SEP] around a text as BERT does, where the second of a pair has the
     other kind; `marks` are further special tokens."""
     special = {"[CLS]": CLS, "[SEP]": SEP, **(marks or {})}
     words = {f"w{number}": number for number in range(320) if number not in {*special.values(), UNKNOWN}}

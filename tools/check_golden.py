@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Compare ferrule with reference figures, and say where to look if they differ.
+"""Compare ferrule with reference logits, and suggest causes if they differ.
 
     python tools/check_golden.py tests/golden/variants/helium ...
     python tools/check_golden.py --plugin my_package.otter cases/otter
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def check(directory: Path) -> bool:
-    """Compares one directory, and prints what came of it."""
+    """Compares one directory, and prints the result."""
     with np.load(directory / "golden.npz") as golden:
         ids, expected, greedy = golden["input_ids"].tolist(), golden["logits"], golden["greedy"].tolist()
     try:

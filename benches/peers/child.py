@@ -13,11 +13,11 @@ from typing import Any, Self, TextIO, cast
 
 
 class ChildError(Exception):
-    """A child ended, or failed, where an answer was due."""
+    """A child process ended or failed before it answered."""
 
 
 class Child:
-    """Started at once; its first answer, when it has loaded, is `greeting`."""
+    """A child process, started by the constructor; `greeting` is its first answer, sent when it has loaded."""
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
         self._command = command
@@ -37,7 +37,7 @@ class Child:
         self.greeting = self._answer()
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """The answer to a request. Raises ChildError."""
+        """Returns the answer to a request. Raises ChildError."""
         try:
             self._requests.write(json.dumps(request) + "\n")
         except BrokenPipeError:
@@ -45,7 +45,7 @@ class Child:
         return self._answer()
 
     def close(self) -> None:
-        """Lets it end, or ends it."""
+        """Waits for the process to end, and kills it if it does not."""
         with suppress(BrokenPipeError):
             self._requests.close()
         try:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The same random weights through ferrule and its peers, in turns: speed, bytes, shares of the machine's ceilings.
+"""Compare ferrule with its peers on the same random weights: speed, bytes, shares of the machine's limits.
 
     python benches/peers/compare.py --shape llama-1b ferrule:int4 llama.cpp-avx512:Q4_0
 
@@ -28,11 +28,11 @@ from report import Ceilings, Measurement, Round, Workload, record, rows, steady_
 
 HERE = Path(__file__).resolve().parent
 WORK = HERE / ".work"
-"""Environments, checkpoints and what was converted from them; git ignores it."""
+"""Directory of environments, checkpoints and their conversions, which git ignores."""
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("contenders", nargs="+", help=f"PEER:FORMAT[/KV] with PEER one of {', '.join(PEERS)}")
     parser.add_argument("--shape", default="llama-1b", help="of the weights: a name that `ferrule bench` knows")
@@ -47,7 +47,7 @@ def arguments() -> argparse.Namespace:
 
 
 def environment_python(environment: str, ferrule: Path | None) -> Path:
-    """The interpreter of an environment."""
+    """Return the interpreter of an environment."""
     if environment == "ferrule" and ferrule is not None:
         return ferrule
     python = WORK / environment / "bin" / "python"
@@ -57,7 +57,7 @@ def environment_python(environment: str, ferrule: Path | None) -> Path:
 
 
 def checkpoint(shape: str, python: Path) -> Path:
-    """The checkpoint of a shape, made unless a run before made it."""
+    """Return the checkpoint of a shape, which is created unless it exists."""
     made = WORK / shape / "checkpoint"
     if not (made / "config.json").exists():  # written last
         command = [python, HERE.parent / "random_checkpoint.py", shape, made]
@@ -66,7 +66,7 @@ def checkpoint(shape: str, python: Path) -> Path:
 
 
 def layer_parameters(made: Path) -> int:
-    """Number of weights of the layers' projections; of a mixture of experts, only the experts of one token."""
+    """Return the number of weights of the layers' projections that a token uses, so only its own experts."""
     with (made / "model.safetensors").open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
@@ -79,13 +79,13 @@ def layer_parameters(made: Path) -> int:
 
 
 def measure(child: Child, machine: Child, prompts: list[list[int]], gen: int) -> Measurement:
-    """One measurement, with the ceilings before it."""
+    """Measure the ceilings and then a contender."""
     ceilings = Ceilings(**machine.ask())
     return Measurement(Timing(**child.ask(prompts=prompts, gen=gen)), ceilings)
 
 
 def main() -> None:
-    """Load everyone, measure in turns, report."""
+    """Load all contenders, measure them in turns, and report."""
     options = arguments()
     contenders = [Contender.parse(text) for text in options.contenders]
     ferrule = environment_python("ferrule", options.ferrule_python)
@@ -117,7 +117,9 @@ def main() -> None:
         command = [str(ferrule), str(HERE / "ceilings.py"), str(options.threads)]
         machine = stack.enter_context(Child(command, {}, logs / "ceilings.log"))
         for child in children:
-            child.ask(prompts=[list(range(3, 35))] * options.batch, gen=2)  # the first touch of every page
+            child.ask(
+                prompts=[list(range(3, 35))] * options.batch, gen=2
+            )  # the first access to each memory page is slow
         rounds: list[Round] = []
         while len(steady_rounds(rounds)) < options.repeat and len(rounds) < 2 * options.repeat:
             print(f"round {len(rounds) + 1}", file=sys.stderr)

@@ -9,12 +9,12 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Peer:
-    """A library, as it was built or told to run."""
+    """A library with its build or runtime configuration."""
 
     adapter: str
     """Module in adapters/."""
     environment: str
-    """Folder of its venv, as `install` made it."""
+    """Folder of its venv, which `install` creates."""
     variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Environment variables of its process."""
 
@@ -32,7 +32,7 @@ PEERS = {
 
 @dataclass(frozen=True)
 class Contender:
-    """A peer with a format of weights and one of the key-value cache."""
+    """A peer with a weight format and a KV cache format."""
 
     peer: str
     format: str

@@ -10,7 +10,7 @@ from typing import Any
 from adapters.interface import Loaded, Timing
 
 STEADY = 0.85
-"""Integer additions per second, of the most seen: below it the machine was in a bad window, and so was the round.
+"""Share of the highest rate of integer additions below which the machine was disturbed, and so was the round.
 
 As in `ferrule._bench.machine`, which cannot be imported here: compare.py also runs on a Python without ferrule.
 """
@@ -23,21 +23,21 @@ class Ceilings:
     read: float
     """Bytes."""
     int8: float
-    """Operations, two a multiply-add."""
+    """Number of int8 operations; a multiply-add counts as two."""
     f32: float
     adds: float
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One contender, once, and the ceilings before it."""
+    """Measurement of a contender, and the ceilings before it."""
 
     timing: Timing
     ceilings: Ceilings
 
 
 Round = Sequence[Measurement]
-"""One measurement of each contender, the first of which is the one that others are compared with."""
+"""One measurement of each contender; the others are compared with the first one."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ class Workload:
 
     shape: str
     layer_parameters: int
-    """Weights of the layers' projections: a multiply-add each for a prompt's token."""
+    """Number of weights of the layers' projections; each needs a multiply-add per prompt token."""
     prompt: int
     gen: int
     threads: int
     batch: int
-    """Sequences at once."""
+    """Number of concurrent sequences."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A contender's medians."""
+    """Medians of a contender."""
 
     contender: str
     version: str
@@ -65,13 +65,13 @@ class Row:
     prefill_peak_fraction: float
     """Share of the int8 peak."""
     prefill_ratio: float
-    """The first contender's speed over this one's, round by round."""
+    """Median over the rounds of the first contender's speed divided by this one's."""
     decode_tokens_per_second: float
     decode_bandwidth_fraction: float
     """Bytes that the steps must read (the weights once per step) relative to the read bandwidth."""
     decode_ratio: float
     total_tokens_per_second: float
-    """Tokens written, over all of the time."""
+    """Number of generated tokens divided by the total time."""
     total_ratio: float
 
 
@@ -82,7 +82,7 @@ def steady_rounds(rounds: Sequence[Round]) -> list[Round]:
 
 
 def rows(workload: Workload, contenders: Sequence[tuple[str, Loaded]], rounds: Sequence[Round]) -> list[Row]:
-    """The medians of each contender."""
+    """Returns the medians of each contender."""
 
     def prefill(each: Measurement) -> float:
         return workload.batch * workload.prompt / each.timing.prefill_seconds
@@ -97,7 +97,7 @@ def rows(workload: Workload, contenders: Sequence[tuple[str, Loaded]], rounds: S
     made: list[Row] = []
     for index, (name, loaded) in enumerate(contenders):
         own = [single[index] for single in rounds]
-        # The keys and values of a context that grows to its end.
+        # Keys and values are those of a context that grows during the run.
         context_bytes = loaded.kv_bytes_per_token * (workload.prompt + workload.gen / 2)
         token_bytes = loaded.token_bytes / workload.batch + context_bytes
         token_operations = 2 * workload.layer_parameters
@@ -128,7 +128,7 @@ def _ratio(speed: Callable[[Measurement], float], rounds: Sequence[Round], index
 
 
 def table(made: Sequence[Row]) -> str:
-    """Markdown; ratios say how many times as fast the first contender is."""
+    """Returns a Markdown table; ratios are the speed of the first contender divided by that of the others."""
     first = made[0].contender
     lines = [
         f"| | weights, MB | prefill, tokens/s | of the int8 peak | {first} is | decode, tokens/s "
@@ -149,7 +149,7 @@ def table(made: Sequence[Row]) -> str:
 def record(
     command: str, workload: Workload, made: Sequence[Row], rounds: Sequence[Round], steady: Sequence[Round]
 ) -> dict[str, Any]:
-    """Everything, for benches/record/: what was run, the medians, and each measurement."""
+    """Returns the record for benches/record/: command, medians, and each measurement."""
     ceilings = [each.ceilings for single in steady for each in single]
     return {
         "command": command,

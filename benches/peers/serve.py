@@ -2,7 +2,7 @@
 
 `python serve.py ADAPTER JOB`
 
-JSON a line, both ways. The first answer says what was loaded.
+Requests and answers are one line of JSON each. The first answer describes the loaded model.
 """
 
 from __future__ import annotations

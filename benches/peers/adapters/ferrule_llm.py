@@ -1,4 +1,4 @@
-"""ferrule by its Python API: the format is `quantization`, that of the cache `kv_cache_dtype`."""
+"""ferrule through its Python API: the weight format is `quantization`, the cache format `kv_cache_dtype`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ferrule:
         )
 
     def measure(self, prompts: list[list[int]], gen: int) -> Timing:
-        """All prompts in one call; the first tokens by the requests' own clocks."""
+        """Runs all prompts in one call; times of first tokens are taken from the requests' metrics."""
         params = SamplingParams(temperature=0, max_tokens=gen + 1, ignore_eos=True)
         start = time.perf_counter()
         outputs = self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
@@ -42,5 +42,5 @@ class Ferrule:
 
 
 def load(job: Job) -> Ferrule:
-    """Reads the checkpoint itself."""
+    """Loads the checkpoint without conversion."""
     return Ferrule(job)

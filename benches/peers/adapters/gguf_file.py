@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint of a Llama or Qwen3 as GGUF, and quantized by llama.cpp itself.
+"""Conversion of a Llama or Qwen3 checkpoint to GGUF, and quantization by llama.cpp.
 
 `python -m adapters.gguf_file CHECKPOINT DIRECTORY` writes a file of each type.
 """
@@ -30,7 +30,7 @@ ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3": gguf.MODEL_ARCH.QWEN3}
 
 
 def stored_tensors(file: Path) -> Iterator[tuple[str, npt.NDArray[np.uint16]]]:
-    """Name and bf16 numbers, as u16, of each tensor of a safetensors file; NumPy has no bf16, nor its reader."""
+    """Yields name and bf16 numbers, as u16, of each tensor of a safetensors file; NumPy does not support bf16."""
     data = np.memmap(file, np.uint8, "r")
     (length,) = struct.unpack("<Q", data[:8].tobytes())
     for name, entry in json.loads(data[8 : 8 + length].tobytes()).items():
@@ -40,13 +40,13 @@ def stored_tensors(file: Path) -> Iterator[tuple[str, npt.NDArray[np.uint16]]]:
 
 
 def rotated_in_pairs(weight: npt.NDArray[np.uint16], heads: int) -> npt.NDArray[np.uint16]:
-    """Rows of q or k in the order that llama.cpp rotates a Llama in: neighbours, where Hugging Face has halves."""
+    """Reorders rows of q or k for llama.cpp, which rotates adjacent rows instead of halves."""
     rows, columns = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
 def write_bf16(checkpoint: Path, file: Path) -> None:
-    """Write a GGUF of the checkpoint's own numbers; without a tokenizer, since only ids are fed."""
+    """Write an unquantized GGUF file without a tokenizer, since benchmarks use token ids."""
     config = json.loads((checkpoint / "config.json").read_text())
     kind, layers = config["model_type"], config["num_hidden_layers"]
     architecture = ARCHITECTURES[kind]
@@ -84,7 +84,7 @@ def write_bf16(checkpoint: Path, file: Path) -> None:
 
 
 def quantized(checkpoint: Path, work: Path, name: str, threads: int) -> Path:
-    """The GGUF of a format, made unless a run before made it."""
+    """Returns the GGUF file of a format, which is created unless it exists."""
     if name not in FILE_TYPES:
         raise ValueError(f"format is {name!r}; it must be one of {', '.join(FILE_TYPES)}")
     source = work / "BF16.gguf"
@@ -105,7 +105,7 @@ def quantized(checkpoint: Path, work: Path, name: str, threads: int) -> Path:
 
 
 def tensor_bytes(file: Path) -> dict[str, int]:
-    """Bytes of each tensor of a GGUF."""
+    """Returns the bytes of each tensor of a GGUF file."""
     return {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors}
 
 

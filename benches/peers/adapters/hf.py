@@ -34,7 +34,7 @@ class Transformers:
 
     @torch.inference_mode()
     def measure(self, prompts: list[list[int]], gen: int) -> Timing:
-        """Calls the forward pass itself, with logits of the last token alone: less work than `generate`."""
+        """Calls the forward pass with logits of the last token only, which is less work than `generate`."""
         prompt = only(prompts)
         start = time.perf_counter()
         step = self._model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
@@ -47,5 +47,5 @@ class Transformers:
 
 
 def load(job: Job) -> Transformers:
-    """Reads the checkpoint itself."""
+    """Loads the checkpoint without conversion."""
     return Transformers(job)

@@ -21,9 +21,9 @@ class Job:
     """Format of the key-value cache, by the peer's own name; None for the peer's default."""
     threads: int
     context: int
-    """Tokens of the longest sequence, prompt and output together."""
+    """Maximum length of a sequence in tokens, prompt and output together."""
     batch: int
-    """Sequences at once."""
+    """Number of concurrent sequences."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Runner(Protocol):
         ...
 
     def measure(self, prompts: list[list[int]], gen: int) -> Timing:
-        """Reads `prompts` with nothing cached, and continues each greedily for `gen` more tokens after the first."""
+        """Prefills `prompts` without cached prefixes, and greedily generates `gen` tokens after the first of each."""
         ...
 
 
 def only(prompts: list[list[int]]) -> list[int]:
-    """The prompt, for an adapter that measures one sequence at a time. Raises ValueError where there are several."""
+    """Returns the prompt for an adapter that measures one sequence at a time. Raises ValueError for several prompts."""
     if len(prompts) != 1:
         raise ValueError(f"this adapter measures one sequence at a time, not {len(prompts)}")
     return prompts[0]

@@ -1,4 +1,4 @@
-"""llama.cpp by the low-level functions of llama-cpp-python: its own decode loop and no Python sampling in between."""
+"""llama.cpp through the low-level functions of llama-cpp-python: llama.cpp's decode loop without Python sampling."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from adapters.interface import Job, Loaded, Timing
 
 BATCH = 512
 KV_TYPES = {"f16": (llama_cpp.GGML_TYPE_F16, 16.0), "q8_0": (llama_cpp.GGML_TYPE_Q8_0, 8.5)}
-"""The type of the cache, and the bits of an element in it."""
+"""Cache types, and the number of bits of an element."""
 TRIALS = 2
 
 
 @llama_cpp.llama_log_callback
 def LOG(level: int, text: bytes, _: object) -> None:  # noqa: N802 -- a constant that C holds
-    """Passes on warnings and errors alone."""
+    """Passes on only warnings and errors."""
     if level in (2, 3):  # GGML_LOG_LEVEL_WARN, GGML_LOG_LEVEL_ERROR
         sys.stderr.write(text.decode(errors="replace"))
 
@@ -66,9 +66,9 @@ class LlamaCpp:
         )
 
     def measure(self, prompts: list[list[int]], gen: int) -> Timing:
-        """Evaluates the prompts in batches, where only their last tokens have logits, then a token of each at a time.
+        """Evaluates the prompts in batches with logits for their last tokens only, then one token of each per step.
 
-        A batch holds as many prompts, or pieces of them, as fit.
+        A batch holds as many prompts, or parts of prompts, as fit.
         """
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         start = time.perf_counter()
@@ -124,7 +124,7 @@ class LlamaCpp:
             raise RuntimeError("llama.cpp could not make a context")
 
     def _choose(self) -> tuple[bool, bool]:
-        """Opens the fastest context; says whether it has flash attention, and one cache for all sequences.
+        """Opens the fastest context; returns whether it has flash attention, and one cache for all sequences.
 
         A q8_0 cache needs flash attention.
         """
@@ -134,7 +134,7 @@ class LlamaCpp:
         for flash in (True,) if self._kv_type != llama_cpp.GGML_TYPE_F16 else (True, False):
             for unified in (True, False) if self._job.batch > 1 else (True,):
                 self._open(flash, unified)
-                self.measure([prompt[:16] for prompt in prompts], 1)  # the first touch of every page
+                self.measure([prompt[:16] for prompt in prompts], 1)  # the first access to each memory page is slow
                 timings = [self.measure(prompts, 16) for _ in range(TRIALS)]
                 seconds[flash, unified] = min(timing.prefill_seconds for timing in timings) + 4 * min(
                     timing.decode_seconds for timing in timings
@@ -145,5 +145,5 @@ class LlamaCpp:
 
 
 def load(job: Job) -> LlamaCpp:
-    """Converts where needed, and loads."""
+    """Converts the checkpoint if necessary, and loads it."""
     return LlamaCpp(job)

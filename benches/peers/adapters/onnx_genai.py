@@ -16,14 +16,14 @@ from adapters.interface import Job, Loaded, Timing, only
 
 
 def converted(checkpoint: Path, work: Path, name: str) -> Path:
-    """The folder of a format, made unless a run before made it."""
+    """Returns the folder of a format, which is created unless it exists."""
     if not name.startswith("int4-g"):
         raise ValueError(f"format is {name!r}; it must be int4-gN with N the block size")
     folder = work / f"onnx-{name}"
     if not (folder / "genai_config.json").exists():
         builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-p", "int4", "-e", "cpu"]
         paths = ["-i", str(checkpoint), "-o", str(folder), "-c", str(work / "onnx-cache")]
-        # Accuracy level 4 multiplies int8 by int8, as everybody here does; the builder's own choice is float.
+        # Accuracy level 4 multiplies int8 by int8, like all other peers; the builder's default is float.
         options = ["--extra_options", "int4_accuracy_level=4", f"int4_block_size={name.removeprefix('int4-g')}"]
         subprocess.run([*builder, *paths, *options], check=True)  # noqa: S603 -- the library's own program
     return folder
@@ -43,7 +43,7 @@ class OnnxGenai:
         self._context = job.context
         sizes = json.loads((job.checkpoint / "config.json").read_text())
         total = sum(file.stat().st_size for file in folder.glob("*.onnx.data"))
-        # A table of its own stays in f32; one that is the head as well is quantized with it.
+        # A separate embedding stays in f32; an embedding that is tied to lm_head is quantized with it.
         embedding = 4 * sizes["vocab_size"] * sizes["hidden_size"]
         self.loaded = Loaded(
             version=f"onnxruntime-genai {version('onnxruntime-genai')}, onnxruntime {version('onnxruntime')}, KV f32",
@@ -53,7 +53,7 @@ class OnnxGenai:
         )
 
     def measure(self, prompts: list[list[int]], gen: int) -> Timing:
-        """Appends the prompt to a new generator, then one greedy token after another."""
+        """Appends the prompt to a new generator, then generates greedily token by token."""
         prompt = only(prompts)
         params = onnxruntime_genai.GeneratorParams(self._model)
         params.set_search_options(max_length=self._context, min_length=self._context, do_sample=False)
@@ -68,5 +68,5 @@ class OnnxGenai:
 
 
 def load(job: Job) -> OnnxGenai:
-    """Converts where needed, and loads."""
+    """Converts the checkpoint if necessary, and loads it."""
     return OnnxGenai(job)

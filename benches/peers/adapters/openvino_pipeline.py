@@ -15,11 +15,11 @@ from adapters.interface import Job, Loaded, Timing, only
 
 KV_BYTES = {"u8": 1, "f16": 2, "bf16": 2, "f32": 4}
 SCALE_BYTES = 8
-"""A f32 scale and a f32 zero point for each head of a token, in a u8 cache."""
+"""Bytes of the f32 scale and the f32 zero point for each head of a token, in a u8 cache."""
 
 
 def converted(checkpoint: Path, work: Path, name: str) -> Path:
-    """The folder of a format, made unless a run before made it."""
+    """Returns the folder of a format, which is created unless it exists."""
     match = re.fullmatch(r"int8|int4-g(\d+)", name)
     if match is None:
         raise ValueError(f"format is {name!r}; it must be int8 or int4-gN with N the group size")
@@ -49,7 +49,7 @@ class OpenVino:
         self._pipeline = openvino_genai.LLMPipeline(folder, "CPU", properties)
         config = json.loads((job.checkpoint / "config.json").read_text())
         total = (folder / "openvino_model.bin").stat().st_size
-        # Embeddings stay in int8, with an f16 scale a row.
+        # Embeddings stay in int8, with an f16 scale per row.
         embedding = config["vocab_size"] * (config["hidden_size"] + 2)
         width = config["head_dim"] * KV_BYTES[kv] + (SCALE_BYTES if kv == "u8" else 0)
         self.loaded = Loaded(
@@ -60,7 +60,7 @@ class OpenVino:
         )
 
     def measure(self, prompts: list[list[int]], gen: int) -> Timing:
-        """Times by the pipeline's own clock, which leaves tokenization out."""
+        """Takes times from the pipeline's metrics, which exclude tokenization."""
         prompt = only(prompts)
         ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
         config = openvino_genai.GenerationConfig(max_new_tokens=gen + 1, ignore_eos=True, do_sample=False)
@@ -70,5 +70,5 @@ class OpenVino:
 
 
 def load(job: Job) -> OpenVino:
-    """Converts where needed, and loads."""
+    """Converts the checkpoint if necessary, and loads it."""
     return OpenVino(job)
