@@ -25,7 +25,7 @@ from ferrule._engine.lora import LoRAAdapter
 from ferrule._engine.metrics import EngineMetrics
 from ferrule._engine.registry import Load, Registry
 from ferrule._engine.request import Request
-from ferrule._engine.workers import WORKERS
+from ferrule._engine.workers import WORKERS, workers_for
 from ferrule._params.compatibility import compatible_call
 from ferrule._params.declaration import signature_of
 from ferrule._params.lora import LoRA
@@ -399,7 +399,7 @@ class AsyncLLM(LoadedModel):
     async def _encode(self, make: Callable[[], Plan[T]]) -> list[T]:
         """Makes a plan in another thread, and runs it on the engine's thread portion by portion."""
         with self._registry.encoding():
-            plan = await WORKERS.run(make)
+            plan = await workers_for().run(make)
             answers: list[bytes] = []
             numbers = iter(plan.numbers)
             for texts in plan.slices(*self._portion):
@@ -466,13 +466,9 @@ class AsyncLLM(LoadedModel):
                     lora_request=lora_request,
                 )
 
-            long = (
-                not isinstance(asked, _PromptInput)
-                or _size(asked.prompt, params) > LONG
-                or self._adapters.must_load(lora_request)
-                or params.structured_outputs is not None
-            )
-            collector.begin(await WORKERS.run(read) if long else read())
+            size = _size(asked.prompt, params) if isinstance(asked, _PromptInput) else LONG + 1
+            long = size > LONG or self._adapters.must_load(lora_request) or params.structured_outputs is not None
+            collector.begin(await workers_for(size).run(read) if long else read())
             if not collector.ended:
                 self._engine_thread.add(collector)
             yield collector

@@ -180,10 +180,11 @@ class LoadedModel(metaclass=RefusingMeta):
         `reasoning_content`, `reasoning` or `thinking`. The template writes the special tokens. For a template that does
         not read `tools`, the system message describes them, with calls in the format of Hermes and Qwen.
 
-        Raises ChatTemplateError, TokenizerError.
+        Raises ChatTemplateError, TokenizerError, PromptError for a long conversation that surely exceeds the context.
         """
         text = self.apply_chat_template(messages, **options)
-        return {"prompt": text, "prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)}
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False, limit=self._model.prompt_limit)
+        return {"prompt": text, "prompt_token_ids": token_ids}
 
     @compatible_call(FOREIGN_CHAT_OPTIONS)
     def apply_chat_template(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
@@ -378,8 +379,7 @@ class LoadedModel(metaclass=RefusingMeta):
             prompt,
             self._tokenizer,
             vocab_size=model.vocab_size,
-            max_model_len=model.max_model_len,
-            limited_by=model.limited_by,
+            limit=model.prompt_limit,
         )
 
     def _request(

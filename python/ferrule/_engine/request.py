@@ -18,10 +18,10 @@ from ferrule._params.logits_processors import Logits, LogitsProcessors, allocate
 from ferrule._params.lora import LoRARequest
 from ferrule._params.sampling import STANDARD, SamplingParams
 from ferrule._text.parsers import MessageDelta, MessageFormat
-from ferrule._text.prompt import ReadPrompt
+from ferrule._text.prompt import ReadPrompt, prompt_limit
 from ferrule._text.restrictions import bad_words_ids, breaker_ids
 from ferrule._text.stop import StopStrings
-from ferrule._text.tokenizer import Tokenizer
+from ferrule._text.tokenizer import Tokenizer, TokenLimit
 from ferrule.errors import InvalidParameterError, RequestFailedError
 from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta, TokenLogprobs
 
@@ -88,6 +88,11 @@ class Model:
     """Name of the setting that determines the maximum, for messages."""
     eos_token_ids: tuple[int, ...]
     """End-of-sequence tokens."""
+
+    @property
+    def prompt_limit(self) -> TokenLimit:
+        """Limit of a prompt, after which at least one token of output has room."""
+        return prompt_limit(self.max_model_len, self.limited_by)
 
     @cached_property
     def logits(self) -> Logits:

@@ -12,11 +12,18 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
+from ferrule._cancellation import cancelled
+
 MAX_WORKERS = 8
 """Maximum number of threads; more work is queued."""
+MAX_LARGE_WORKERS = 2
+"""Maximum number of threads for large inputs."""
+LARGE_INPUT = 256 << 10
+"""Bytes or characters from which an input is large: tokenizing it takes a tenth of a second or more."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -29,8 +36,12 @@ class Workers:
         self.reset()
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs a function in a thread and returns its result; cancelling drops work that has not been started."""
-        context = contextvars.copy_context()
+        """Runs a function in a thread and returns its result.
+
+        Cancelling drops work that has not been started; other work ends at its next `raise_if_cancelled`.
+        """
+        context, stop = contextvars.copy_context(), threading.Event()
+        context.run(cancelled.set, stop)
         future: Future[T] = Future()
         with self._changed:
             self._unfinished += 1
@@ -38,7 +49,11 @@ class Workers:
                 self._threads += 1
                 threading.Thread(target=self._work, name=f"ferrule-worker-{self._threads}", daemon=True).start()
         self._jobs.put((future, lambda: context.run(work, *args, **kwargs)))
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            stop.set()
+            raise
 
     def settle(self, seconds: float) -> bool:
         """Waits until all work is done, at most `seconds`; returns whether it is done."""
@@ -73,4 +88,14 @@ class Workers:
 
 WORKERS = Workers(MAX_WORKERS)
 """Worker threads of the process, shared by all models and servers."""
-os.register_at_fork(after_in_child=WORKERS.reset)
+LARGE_WORKERS = Workers(MAX_LARGE_WORKERS)
+"""Worker threads for large inputs, so that other requests do not wait for them."""
+input_size: ContextVar[int] = ContextVar("input_size", default=0)
+"""Size of the input of the request that the current task handles, in bytes."""
+for each in (WORKERS, LARGE_WORKERS):
+    os.register_at_fork(after_in_child=each.reset)
+
+
+def workers_for(size: int = 0) -> Workers:
+    """Returns the threads for work on an input of `size` bytes or characters, or of the current request's size."""
+    return LARGE_WORKERS if max(size, input_size.get()) >= LARGE_INPUT else WORKERS

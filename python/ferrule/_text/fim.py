@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from ferrule._text.tokenizer import Tokenizer
+from ferrule._text.tokenizer import Tokenizer, TokenLimit
 from ferrule.errors import PromptError
 
 
@@ -59,10 +59,11 @@ class Infill:
     """Tokens that end the middle, markers included."""
 
 
-def encode_infill(tokenizer: Tokenizer, prefix: str, suffix: str) -> Infill:
+def encode_infill(tokenizer: Tokenizer, prefix: str, suffix: str, limit: TokenLimit | None = None) -> Infill:
     """Encodes prefix and suffix with the markers and the order of the model's family.
 
-    Markers are inserted as ids; a marker in the text itself is encoded as plain text.
+    Markers are inserted as ids; a marker in the text itself is encoded as plain text. `limit` applies to each part as
+    in `Tokenizer.encode`.
 
     Raises PromptError for a model without fill-in-the-middle markers, TokenizerError without a tokenizer.
     """
@@ -71,8 +72,8 @@ def encode_infill(tokenizer: Tokenizer, prefix: str, suffix: str) -> Infill:
     ids = {marker: tokenizer.token_id(marker) for marker in (*layout.markers, *layout.ends)}
     known = {marker: token_id for marker, token_id in ids.items() if token_id is not None}
     # If the tokenizer adds a space before a text, CodeLlama and Codestral expect it before the prefix only.
-    before = [known[layout.prefix], *_encode(tokenizer, layout, prefix, begins=True)]
-    after = [known[layout.suffix], *_encode(tokenizer, layout, suffix, begins=False)]
+    before = [known[layout.prefix], *_encode(tokenizer, layout, prefix, limit, begins=True)]
+    after = [known[layout.suffix], *_encode(tokenizer, layout, suffix, limit, begins=False)]
     sides = before + after if layout.order == "PSM" else after + before
     middle = [] if layout.middle is None else [known[layout.middle]]
     return Infill([*first_ids, *sides, *middle], tuple(known.values()))
@@ -89,7 +90,7 @@ def _find(tokenizer: Tokenizer) -> Layout:
     )
 
 
-def _encode(tokenizer: Tokenizer, layout: Layout, text: str, *, begins: bool) -> list[int]:
+def _encode(tokenizer: Tokenizer, layout: Layout, text: str, limit: TokenLimit | None, *, begins: bool) -> list[int]:
     """Encodes one side without the layout's markers.
 
     Raises PromptError.
@@ -100,7 +101,7 @@ def _encode(tokenizer: Tokenizer, layout: Layout, text: str, *, begins: bool) ->
     token_ids: list[int] = []
     for start, end in pairwise(cuts):
         first = begins and start == 0
-        token_ids += tokenizer.encode_part(text[start:end], begins=first) if end > start else []
+        token_ids += tokenizer.encode_part(text[start:end], begins=first, limit=limit) if end > start else []
     for marker in layout.markers:
         if tokenizer.token_id(marker) in token_ids:
             raise PromptError(

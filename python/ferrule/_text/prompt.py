@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NotRequired, TypeAlias, TypedDict, cast
 
 from ferrule._text.fim import encode_infill
-from ferrule._text.tokenizer import Tokenizer
+from ferrule._text.tokenizer import Tokenizer, TokenLimit
 from ferrule._validation import shown
 from ferrule.errors import PromptError
 
@@ -60,9 +60,7 @@ class PromptParts:
     cache_salt: str | None = None
 
 
-def read_prompt(
-    given: object, tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int, limited_by: str
-) -> ReadPrompt:
+def read_prompt(given: object, tokenizer: Tokenizer, *, vocab_size: int, limit: TokenLimit) -> ReadPrompt:
     """Reads a prompt in either form.
 
     Raises PromptError, TokenizerError.
@@ -72,11 +70,13 @@ def read_prompt(
     if parts.text is None or parts.token_ids is not None:
         ids = parts.token_ids
     elif parts.suffix is None:
-        ids = tokenizer.encode(parts.text)
+        ids = tokenizer.encode(parts.text, limit=limit)
     else:
-        infill = encode_infill(tokenizer, parts.text, parts.suffix)
+        infill = encode_infill(tokenizer, parts.text, parts.suffix, limit)
         ids, stop_token_ids = infill.token_ids, tuple(each for each in infill.stop_token_ids if each < vocab_size)
-    token_ids = _check_length(check_token_ids(ids, vocab_size), max_model_len, limited_by)
+    token_ids = check_token_ids(ids, vocab_size)
+    if len(token_ids) > limit.tokens:
+        raise limit.exceeded(len(token_ids))
     return ReadPrompt(parts.text, token_ids, parts.cache_salt, stop_token_ids)
 
 
@@ -162,10 +162,10 @@ def check_token_ids(token_ids: object, vocab_size: int, *, may_be_empty: bool = 
     return ids
 
 
-def _check_length(token_ids: list[int], max_model_len: int, limited_by: str) -> list[int]:
-    if len(token_ids) >= max_model_len:
-        raise PromptError(
-            f"the prompt has {len(token_ids)} tokens, more than the limit of {max_model_len - 1}: {limited_by} allows "
-            f"{max_model_len} tokens including at least one of output"
-        )
-    return token_ids
+def prompt_limit(max_model_len: int, limited_by: str) -> TokenLimit:
+    """Returns the limit of a prompt, after which at least one token of output has room."""
+    return TokenLimit(
+        max_model_len - 1,
+        f"the prompt has {{found}} tokens, more than the limit of {max_model_len - 1}: {limited_by} allows "
+        f"{max_model_len} tokens including at least one of output",
+    )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence, Set
+from collections.abc import Generator, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ferrule._cancellation import raise_if_cancelled
 from ferrule._loading.gguf import is_gguf, read_gguf_tokenizer
 from ferrule._text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, pieces_for
 from ferrule._validation import shown
@@ -26,12 +28,30 @@ LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 LONG_TEXT = 1 << 16
 """Number of characters above which a text is encoded without offsets, which takes three quarters of the time. For
-shorter texts, the threads that the library uses for this take longer."""
+shorter texts, the threads that the library uses for this take longer. It is also the number of characters of the pieces
+in which a text is counted."""
+CUT_TOKENS = 2
+"""Tokens that a cut between two pieces may add to their count."""
+COUNT_TOLERANCE = 1.25
+"""Ratio to a limit up to which the count of pieces does not show that the whole text exceeds it."""
 
 SPACE = "▁"
 """SentencePiece's character for a space; many of its tokenizers add it before a text."""
 ANCHOR = "☺"
 """Prefix that prevents the added space, a character that is in no merge. CodeLlama's code does the same."""
+
+
+@dataclass(frozen=True)
+class TokenLimit:
+    """Maximum number of tokens of a text."""
+
+    tokens: int
+    message: str
+    """Text of the error, with `{found}` where the number of tokens is."""
+
+    def exceeded(self, count: int, *, at_least: bool = False) -> PromptError:
+        """Returns the error of a text of `count` tokens, or of `at_least` as many."""
+        return PromptError(self.message.format(found=f"at least {count}" if at_least else count))
 
 
 class Tokenizer:
@@ -79,26 +99,36 @@ class Tokenizer:
         """Whether the model has a tokenizer."""
         return self._backend is not None
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, limit: TokenLimit | None = None) -> list[int]:
         """Encodes a text, with the special tokens that the tokenizer's post-processor adds.
 
-        Raises TokenizerError without a tokenizer, PromptError for text that is not valid Unicode.
+        A long text that surely exceeds `limit` is refused before it is encoded as a whole. The caller checks the length
+        of the result.
+
+        Raises TokenizerError without a tokenizer, PromptError for text that is not valid Unicode or too long.
         """
+        self._check_long_text(text, limit)
         if isinstance(cast("object", text), str) and len(text) > LONG_TEXT:
             return self._encode(text, add_special_tokens=add_special_tokens, offsets=False).ids
         return self._encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_text(
-        self, text: str, second: str | None = None, *, most: int | None = None
+        self, text: str, second: str | None = None, *, most: int | None = None, limit: TokenLimit | None = None
     ) -> tuple[list[int], list[int]]:
         """Encodes a text or a pair with all special tokens; returns ids and token types.
 
-        `most` is the number of ids, with special tokens, to which the texts are truncated, the longer of two first.
+        `most` is the number of ids, with special tokens, to which the texts are truncated, the longer of two first. Of
+        a long text only the beginning that is kept is encoded; without `most`, `limit` applies as in `encode`.
 
-        Raises TokenizerError without a tokenizer, PromptError for text that is not valid Unicode, and if `most` leaves
-        no room for text.
+        Raises TokenizerError without a tokenizer, PromptError for text that is not valid Unicode or too long, and if
+        `most` leaves no room for text.
         """
         texts = [text] if second is None else [text, second]
+        if most is None:
+            for each in texts:
+                self._check_long_text(each, limit)
+        else:
+            texts = [self._beginning(each, most) for each in texts]
         parts = [self._encode(each, add_special_tokens=False) for each in texts]
         backend = self._require("text cannot be tokenized; give token ids")
         added = backend.num_special_tokens_to_add(second is not None)
@@ -115,15 +145,15 @@ class Tokenizer:
             whole = backend.post_process(parts[0], None if second is None else parts[1])
         return whole.ids, whole.type_ids if self._gives_types else []
 
-    def encode_part(self, text: str, *, begins: bool) -> list[int]:
+    def encode_part(self, text: str, *, begins: bool, limit: TokenLimit | None = None) -> list[int]:
         """Encodes a part of a text without special tokens; the added space is kept only if it `begins` the text.
 
         Raises the errors of `encode`.
         """
         if begins or not self._spaces_first:
-            return self.encode(text, add_special_tokens=False)
+            return self.encode(text, add_special_tokens=False, limit=limit)
         anchor = self.encode(ANCHOR, add_special_tokens=False)
-        return self.encode(ANCHOR + text, add_special_tokens=False)[len(anchor) :]
+        return self.encode(ANCHOR + text, add_special_tokens=False, limit=limit)[len(anchor) :]
 
     @cached_property
     def first_ids(self) -> tuple[int, ...]:
@@ -214,15 +244,37 @@ class Tokenizer:
         token = None if self._backend is None or not ids else self._backend.id_to_token(ids[0])
         return token is not None and token.startswith(SPACE)
 
+    def _check_long_text(self, text: str, limit: TokenLimit | None) -> None:
+        """Raises PromptError for a long text that surely has more tokens than `limit`."""
+        if limit is None or not isinstance(cast("object", text), str) or len(text) <= LONG_TEXT:
+            return
+        for _, count in self._counts(text):
+            if count > limit.tokens * COUNT_TOLERANCE:
+                raise limit.exceeded(count, at_least=True)
+
+    def _beginning(self, text: str, tokens: int) -> str:
+        """Returns the beginning of a long text that surely has `tokens` tokens, or all of it."""
+        if isinstance(cast("object", text), str) and len(text) > LONG_TEXT:
+            for end, count in self._counts(text):
+                if count > tokens * COUNT_TOLERANCE:
+                    return text[:end]
+        return text
+
+    def _counts(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yields the end of each piece of a text, and the number of tokens that the text up to there has at least."""
+        _check_unicode(text)
+        count = 0
+        for begin in range(0, len(text), LONG_TEXT):
+            raise_if_cancelled()
+            piece = text[begin : begin + LONG_TEXT]
+            count += len(self._encode(piece, add_special_tokens=False, offsets=False).ids) - CUT_TOKENS
+            yield begin + len(piece), count
+
     def _encode(self, text: str, *, add_special_tokens: bool, offsets: bool = True) -> tokenizers.Encoding:
         if not isinstance(cast("object", text), str):
             raise PromptError(f"the text must be a string, got {shown(text)}")
         backend = self._require("text cannot be tokenized; give token ids")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            found = f"a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}"
-            raise PromptError(f"the text must be valid Unicode, got {found}") from None
+        _check_unicode(text)
         with _errors_of(self._file):
             if not offsets:
                 return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
@@ -241,6 +293,15 @@ class Tokenizer:
             missing = "no such file" if self._file.suffix == ".json" else "has no tokenizer"
             raise TokenizerError(f"{self._file}: {missing}, so {consequence}")
         return self._backend
+
+
+def _check_unicode(text: str) -> None:
+    """Raises PromptError for a lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}"
+        raise PromptError(f"the text must be valid Unicode, got {found}") from None
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ferrule._engine.workers import WORKERS
+from ferrule._engine.workers import workers_for
 from ferrule._params.structured import StructuredOutputsParams
 from ferrule._text.parsers import MessageFormat
 from ferrule._text.prompt import TokensPrompt
@@ -61,7 +61,7 @@ async def prepare_prompt(served: ServedModel, settings: ServerSettings, conversa
 
     Raises ApiError, ChatTemplateError, TokenizerError, InvalidParameterError.
     """
-    return await WORKERS.run(_prepare, served, settings, conversation)
+    return await workers_for().run(_prepare, served, settings, conversation)
 
 
 def _prepare(served: ServedModel, settings: ServerSettings, conversation: Conversation) -> PreparedPrompt:

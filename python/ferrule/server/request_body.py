@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from ferrule._engine.workers import WORKERS
+from ferrule._engine.workers import input_size, workers_for
 from ferrule.server.context import Context
 from ferrule.server.errors import BAD_REQUEST, ApiError
 from ferrule.server.request_record import current_record
@@ -70,10 +70,11 @@ class _ValidatedRequest(Request):
         Raises json.JSONDecodeError, ApiError.
         """
         content = await self.body()
+        input_size.set(len(content))
         if len(content) < LARGE_BODY:
             model, unknown = _parse(self._model, content)
         else:
-            model, unknown = await WORKERS.run(_parse, self._model, content)
+            model, unknown = await workers_for().run(_parse, self._model, content)
         if unknown:
             server: Context = self.app.state.server
             _handle_unknown(server.settings.unknown_fields, unknown)

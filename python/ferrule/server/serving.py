@@ -12,7 +12,7 @@ from types import FrameType
 import uvicorn
 
 from ferrule._api.async_llm import AsyncLLM
-from ferrule._engine.workers import WORKERS
+from ferrule._engine.workers import LARGE_WORKERS, WORKERS
 from ferrule.server.app import create_app
 from ferrule.server.middleware.http_protocol import LimitedH11Protocol, raise_file_limit
 from ferrule.server.middleware.log import LOGGER, log_uncaught
@@ -116,7 +116,8 @@ class Server(uvicorn.Server):
     def run_until_ended(self, listener: socket.socket) -> None:
         """Runs the server. Raises the exceptions of loading."""
         asyncio.run(self._run(listener))
-        WORKERS.settle(0 if self.force_exit else RESPONSE_GRACE)
+        for workers in (WORKERS, LARGE_WORKERS):
+            workers.settle(0 if self.force_exit else RESPONSE_GRACE)
         if self._failure is not None:
             raise self._failure
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypedDict, cast
 
 from ferrule._text.prompt import Prompt, check_token_ids, prompt_parts
-from ferrule._text.tokenizer import Tokenizer
+from ferrule._text.tokenizer import Tokenizer, TokenLimit
 from ferrule._validation import check_integer, shown
 from ferrule.errors import InvalidParameterError, PromptError
 
@@ -83,7 +83,9 @@ class TextReader:
         if not isinstance(first, str) or not isinstance(second, str):
             raise PromptError(f"{where} must be a string or a pair of strings, got {shown(pair)}", field=where)
         try:
-            ids, types = self.tokenizer.encode_text(self._prepared(first), self._prepared(second), most=most)
+            ids, types = self.tokenizer.encode_text(
+                self._prepared(first), self._prepared(second), most=most, limit=self._token_limit
+            )
             return self._checked(Text(ids, self._token_types(types)))
         except PromptError as error:
             raise PromptError(f"{where}: {error}", field=error.field or where) from None
@@ -102,7 +104,9 @@ class TextReader:
                 "suffix is not supported for texts to encode; it applies to prompts of generate", field="suffix"
             )
         if parts.text is not None and parts.token_ids is None:
-            ids, types = self.tokenizer.encode_text(self._prepared(parts.text, prefix), most=most)
+            ids, types = self.tokenizer.encode_text(
+                self._prepared(parts.text, prefix), most=most, limit=self._token_limit
+            )
             read = Text(ids, self._token_types(types), parts.cache_salt)
             return read if no_tokens and not ids else self._checked(read)
         ids, types = check_token_ids(parts.token_ids, self.vocab_size), check_token_types(kinds, self.token_types)
@@ -122,11 +126,16 @@ class TextReader:
         if not tokens:
             raise PromptError("the text has no tokens")
         if tokens > self.limit:
-            raise PromptError(
-                f"the text has {tokens} tokens, more than the limit of {self.limit} ({self.limited_by}); "
-                "truncate_prompt_tokens=-1 truncates it"
-            )
+            raise self._token_limit.exceeded(tokens)
         return text
+
+    @property
+    def _token_limit(self) -> TokenLimit:
+        return TokenLimit(
+            self.limit,
+            f"the text has {{found}} tokens, more than the limit of {self.limit} ({self.limited_by}); "
+            "truncate_prompt_tokens=-1 truncates it",
+        )
 
 
 def portions(texts: Iterable[Text], tokens: int, count: int) -> Iterator[list[Text]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ferrule._engine.workers import WORKERS
+from ferrule._engine.workers import workers_for
 from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
 from ferrule.server.models import ServedModel
@@ -14,6 +14,11 @@ from ferrule.server.openai.protocol import DetokenizeRequest, Text, TokenizeRequ
 from ferrule.server.request_body import BodyRoute
 from ferrule.server.request_record import name_fields
 from ferrule.server.schema.tools import tool_dicts
+
+MIN_TEXT_LIMIT = 1 << 20
+"""Characters of a text that every server tokenizes."""
+CHARACTERS_PER_TOKEN = 8
+"""Characters of a text that are tokenized for each token of the model's context, more than tokens have on average."""
 
 
 def router(server: Context) -> APIRouter:
@@ -26,14 +31,14 @@ def router(server: Context) -> APIRouter:
         served = server.models.find(request.model)
         if request.messages is not None:
             name_fields({"prompt": "messages"})
-        return Response(await WORKERS.run(_tokenize, served, request), media_type="application/json")
+        return Response(await workers_for().run(_tokenize, served, request), media_type="application/json")
 
     @routes.post("/detokenize")
     async def detokenize(request: DetokenizeRequest) -> Text:
         """Converts token ids to text, with special tokens."""
         served = server.models.find(request.model)
         name_fields({"prompt": "tokens", "prompt_token_ids": "tokens"})
-        return Text(prompt=await WORKERS.run(served.llm.detokenize, request.tokens, skip_special_tokens=False))
+        return Text(prompt=await workers_for().run(served.llm.detokenize, request.tokens, skip_special_tokens=False))
 
     return routes
 
@@ -51,6 +56,9 @@ def _tokens(served: ServedModel, request: TokenizeRequest) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
         raise InvalidParameterError("prompt", request.prompt, "given exactly where messages is left out")
     if request.prompt is not None:
+        limit = max(MIN_TEXT_LIMIT, CHARACTERS_PER_TOKEN * served.info["max_model_len"])
+        if len(request.prompt) > limit:
+            raise InvalidParameterError("prompt", len(request.prompt), f"a text of at most {limit} characters")
         return served.llm.tokenize(request.prompt, add_special_tokens=request.add_special_tokens is not False)
     if request.add_special_tokens:
         raise InvalidParameterError(
