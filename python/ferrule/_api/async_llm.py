@@ -231,14 +231,15 @@ class AsyncLLM(LoadedModel):
         request_id: str | None = None,
         *,
         priority: int = 0,
+        message_format: MessageFormat | None = None,
         lora_request: LoRA | None = None,
     ) -> BeamSearchOutput:
         """Runs `LLM.beam_search` for one prompt; cancelling the task ends it.
 
-        The output of an aborted search has no sequences.
+        With a `message_format` each sequence has a `message`. The output of an aborted search has no sequences.
         """
         search = beam_params(params)
-        asked = _PromptInput(prompt, None, search)
+        asked = _PromptInput(prompt, message_format, search)
         async with self._collecting(
             asked, search.sampling(), request_id, priority=priority, lora_request=lora_request
         ) as collector:
@@ -455,6 +456,7 @@ class AsyncLLM(LoadedModel):
                         given.search,
                         request_id=collector.request_id,
                         priority=priority,
+                        message_format=given.message_format,
                         lora_request=lora_request,
                     )
                 return self._request(

@@ -420,6 +420,7 @@ class LoadedModel(metaclass=RefusingMeta):
         *,
         request_id: str | None = None,
         priority: object = 0,
+        message_format: object = None,
         lora_request: object = None,
     ) -> BeamRequest:
         self._encoding.check_generates("text")
@@ -433,6 +434,7 @@ class LoadedModel(metaclass=RefusingMeta):
             params.completed(self._files.defaults),
             self._model,
             priority=priority,
+            message_format=_checked_format(message_format),
             lora=self._adapters.find(lora_request),
             lora_request=lora_request if isinstance(lora_request, LoRARequest) else None,
         )

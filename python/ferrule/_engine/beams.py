@@ -11,10 +11,11 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from ferrule._engine.request import Completion, Model, Request
+from ferrule._engine.request import Completion, Model, Request, message_beginning
 from ferrule._params.logits_processors import LogitsProcessor
 from ferrule._params.lora import LoRARequest
 from ferrule._params.sampling import SamplingParams
+from ferrule._text.parsers import MessageFormat, ParsedMessage
 from ferrule._text.prompt import ReadPrompt
 from ferrule._validation import check_integer, check_number
 from ferrule.errors import InvalidParameterError
@@ -124,7 +125,8 @@ class BeamSearch(Completion):
     def __init__(self, search: BeamSearchParams, index: int, prompt: ReadPrompt, *arguments: Any, **named: Any) -> None:
         super().__init__(index, prompt, *arguments, **named)
         self._search = search
-        self._prompt_token_ids = prompt.token_ids
+        self._prompt = prompt
+        self._message_format: MessageFormat | None = named["message_format"]
         self.sequences: list[BeamSearchSequence] = []
         """Sequences by score, best first; empty before the search has ended."""
 
@@ -146,24 +148,35 @@ class BeamSearch(Completion):
         return StreamDelta("", [], None)
 
     def _sequence(self, index: int, beam: _native.Beam) -> BeamSearchSequence:
+        text = self._text(beam)
         return BeamSearchSequence(
             index=index,
-            text=self._text(beam),
+            text=text,
             token_ids=beam.token_ids,
             logprobs=None,
             cumulative_logprob=beam.cumulative_logprob,
             finish_reason="length" if beam.stop_token is None else "stop",
             stop_reason=beam.stop_token if beam.stop_token in self.own_stop_ids else None,
             seed=self.seed,
+            message=self._message(index, text),
             score=beam.score,
-            prompt_token_ids=list(self._prompt_token_ids),
+            prompt_token_ids=list(self._prompt.token_ids),
         )
+
+    def _message(self, index: int, text: str) -> ParsedMessage | None:
+        if self._message_format is None:
+            return None
+        beginning = message_beginning(self._message_format, self._prompt, self.tokenizer)
+        seed = f"{index} {beginning.digest}"
+        return self._message_format.parse(text, reasoning_open=beginning.reasoning_open, seed=seed)
 
     def _text(self, beam: _native.Beam) -> str:
         if not self.tokenizer.available:
             return ""
         detokenizer = self.tokenizer.detokenizer(
-            self._prompt_token_ids, skip_special_tokens=self._search.skip_special_tokens
+            self._prompt.token_ids,
+            skip_special_tokens=self._search.skip_special_tokens,
+            keep=frozenset() if self._message_format is None else self._message_format.keep,
         )
         hidden = beam.stop_token is not None and not self._search.include_stop_str_in_output
         tokens = beam.token_ids[:-1] if hidden else beam.token_ids
@@ -182,6 +195,7 @@ class BeamRequest(Request):
         model: Model,
         *,
         priority: int = 0,
+        message_format: MessageFormat | None = None,
         lora: _native.LoraAdapter | None = None,
         lora_request: LoRARequest | None = None,
     ) -> None:
@@ -193,6 +207,7 @@ class BeamRequest(Request):
             0,
             model,
             priority=priority,
+            message_format=message_format,
             lora=lora,
             lora_request=lora_request,
             completion=partial(BeamSearch, search),

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ferrule._engine.driver import Work
 from ferrule._params.declaration import Integer, Number, parameters
@@ -115,6 +115,22 @@ def read_prediction(prediction: object, model: Model) -> list[int]:
     return list(itertools.islice(known, model.max_model_len))
 
 
+class MessageBeginning(NamedTuple):
+    """Facts about a prompt that the parser of its messages needs."""
+
+    reasoning_open: bool
+    """Whether the output begins within reasoning."""
+    digest: str
+    """Digest of the prompt, which makes tool call ids differ between turns of a conversation with a fixed seed."""
+
+
+def message_beginning(message_format: MessageFormat, prompt: ReadPrompt, tokenizer: Tokenizer) -> MessageBeginning:
+    """Returns the facts about a prompt with which the parsing of its messages begins."""
+    end = tokenizer.decode(prompt.token_ids[-PROMPT_END:], skip_special_tokens=False)
+    digest = hashlib.blake2b(array("Q", prompt.token_ids)).hexdigest()
+    return MessageBeginning(message_format.reasoning_open(end), digest)
+
+
 class Completion:
     """A running completion. Its `params` are completed: the model's defaults are filled in."""
 
@@ -177,11 +193,9 @@ class Completion:
                 self._detokenizer.flush()
         self._parser = None
         if message_format is not None:
-            end = model.tokenizer.decode(prompt.token_ids[-PROMPT_END:], skip_special_tokens=False)
-            # The digest of the prompt makes tool call ids differ between turns of a conversation with a fixed seed.
-            digest = hashlib.blake2b(array("Q", prompt.token_ids)).hexdigest()
+            beginning = message_beginning(message_format, prompt, model.tokenizer)
             self._parser = message_format.parser(
-                reasoning_open=message_format.reasoning_open(end), seed=f"{self.seed} {digest}"
+                reasoning_open=beginning.reasoning_open, seed=f"{self.seed} {beginning.digest}"
             )
 
     def engine_fields(self, trace: int | None, streams: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 _FORMAT_FIELDS: dict[str, frozenset[str]] = {
     "text": frozenset({"type"}),
-    "json_object": frozenset({"type"}),
+    "json_object": frozenset({"type", "schema"}),
     "json_schema": frozenset({"type", "json_schema"}),
 }
 """Fields of a `response_format`, by its type. Fields of a structural tag are checked when it is compiled."""
@@ -120,7 +120,8 @@ class StructuredOutputsParams:
             case "text":
                 return None
             case "json_object":
-                return cls(json_object=True)
+                schema = response_format.get("schema")  # llama.cpp's field
+                return cls(json_object=True) if schema is None else cls(json=schema)
             case "json_schema":
                 described = cast("object", response_format.get("json_schema"))
                 if not isinstance(described, Mapping) or cast("Mapping[str, Any]", described).get("schema") is None:

@@ -11,12 +11,14 @@ import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import cast
 
+from ferrule._engine.beams import BeamSearchParams
 from ferrule._params.sampling import SamplingParams
 from ferrule._text.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCallDelta
 from ferrule._text.prompt import Prompt
 from ferrule.errors import InvalidParameterError
-from ferrule.outputs import CompletionOutput, RequestOutput, StreamStep
+from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, StreamStep
 from ferrule.server.errors import UNAVAILABLE, ApiError
 from ferrule.server.models import ServedModel
 from ferrule.server.request_record import PromptRecord, RequestRecord, current_record
@@ -42,6 +44,8 @@ class Generation:
     priority: int = 0
     parallel_tool_calls: bool = True
     """Whether to return more than the first tool call of a completion."""
+    beam_search: BeamSearchParams | None = None
+    """Parameters of a beam search; None to sample with `params`."""
     only_calls: bool = False
     """Whether completions consist of tool calls only: text before an incomplete call is dropped."""
 
@@ -96,6 +100,43 @@ async def stream_steps(request: Generation) -> AsyncGenerator[StreamStep, None]:
 
 
 async def _engine_steps(request: Generation) -> AsyncGenerator[StreamStep, None]:
+    steps = _sampled_steps if request.beam_search is None else _beam_step
+    async with aclosing(steps(request)) as found:
+        try:
+            async for step in found:
+                yield step
+        except InvalidParameterError:
+            request.served.check_loaded()
+            raise
+
+
+async def _beam_step(request: Generation) -> AsyncGenerator[StreamStep, None]:
+    """Runs a beam search, whose sequences all arrive in one step."""
+    output = await request.served.llm.beam_search(
+        request.prompt,
+        cast("BeamSearchParams", request.beam_search),
+        request.request_id,
+        priority=request.priority,
+        message_format=request.message_format,
+        lora_request=request.served.adapter,
+    )
+    deltas = [
+        StreamDelta(
+            each.text,
+            each.token_ids,
+            None,
+            message=None if each.message is None else _filtered(request, _as_delta(each.message)),
+            index=each.index,
+            finish_reason=each.finish_reason,
+            stop_reason=each.stop_reason,
+        )
+        for each in output.outputs
+    ]
+    aborted = StreamDelta("", [], None, finish_reason=ABORT)
+    yield StreamStep(deltas or [aborted], output)
+
+
+async def _sampled_steps(request: Generation) -> AsyncGenerator[StreamStep, None]:
     found = request.served.llm.stream_steps(
         request.prompt,
         request.params,
@@ -105,15 +146,11 @@ async def _engine_steps(request: Generation) -> AsyncGenerator[StreamStep, None]
         lora_request=request.served.adapter,
     )
     async with aclosing(found):
-        try:
-            async for step in found:
-                if request.message_format is not None:
-                    kept = [replace(delta, message=_filtered(request, delta.message)) for delta in step.deltas]
-                    step = replace(step, deltas=kept)  # noqa: PLW2901
-                yield step
-        except InvalidParameterError:
-            request.served.check_loaded()
-            raise
+        async for step in found:
+            if request.message_format is not None:
+                kept = [replace(delta, message=_filtered(request, delta.message)) for delta in step.deltas]
+                step = replace(step, deltas=kept)  # noqa: PLW2901
+            yield step
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from ferrule._text.parsers import MessageDelta
 from ferrule._text.parsers import ToolCallDelta as Call
-from ferrule._text.prompt import TokensPrompt
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
 from ferrule.server.context import Context
@@ -22,18 +21,20 @@ from ferrule.server.conversation import AUTO, NONE, Conversation, prepare_prompt
 from ferrule.server.errors import unsupported
 from ferrule.server.generation import Generation, complete, new_request_id, parsed_message, prompt_ids, stream_steps
 from ferrule.server.models import ServedModel
+from ferrule.server.openai.beam_search import beam_search_of
 from ferrule.server.openai.completion_fields import (
     check_stream_options,
     excluded_fields,
+    field_names,
     fingerprint,
     prompt_logprobs,
-    structure_field_names,
     structure_of,
     token_name,
     usage,
     wants_usage_per_chunk,
 )
 from ferrule.server.openai.messages import template_messages
+from ferrule.server.openai.prompts import tokens_prompt
 from ferrule.server.openai.protocol import (
     ChatChoice,
     ChatChunk,
@@ -51,8 +52,10 @@ from ferrule.server.openai.protocol import (
 )
 from ferrule.server.request_body import BodyRoute
 from ferrule.server.request_record import name_fields
+from ferrule.server.schema import llama_cpp
 from ferrule.server.schema.logprobs import TokenLogprob, token_logprob
 from ferrule.server.schema.sampling import sampling_params
+from ferrule.server.schema.timings import timings
 from ferrule.server.schema.tools import tool_dicts
 from ferrule.server.streaming import DONE, EventStream, event
 
@@ -85,20 +88,27 @@ async def generation(server: Context, served: ServedModel, request: ChatCompleti
     Raises ApiError, FerruleError.
     """
     prepared = await prepare_prompt(served, server.settings, _conversation(request))
+    limit = llama_cpp.max_tokens(request, "max_completion_tokens", "max_tokens")
     params = sampling_params(
-        request, max_tokens=_max_tokens(request), logprobs=_logprobs(request), structure=prepared.structure
+        request,
+        max_tokens=limit,
+        logprobs=_logprobs(request),
+        structure=prepared.structure,
+        others=llama_cpp.sampling_values(request),
     )
-    prompt: TokensPrompt = prepared.prompt
-    if request.cache_salt is not None:
-        prompt = {**prompt, "cache_salt": request.cache_salt}
+    search = beam_search_of(served, request, params)
+    top_logprobs = _top_logprobs(request)
+    if request.echo and not request.stream and request.prompt_logprobs is None and top_logprobs is not None:
+        params = replace(params, prompt_logprobs=top_logprobs)
     return Generation(
         served,
-        prompt,
+        tokens_prompt(served, request, prepared.prompt, limit),
         params,
         new_request_id("chatcmpl"),
         prepared.message_format,
         request.priority,
         parallel_tool_calls=request.parallel_tool_calls is not False,
+        beam_search=search,
         only_calls=prepared.only_calls,
     )
 
@@ -127,8 +137,8 @@ def _conversation(request: ChatCompletionRequest) -> Conversation:
 
 def _names(request: ChatCompletionRequest) -> dict[str, str]:
     """Returns the request's names of the library's fields."""
-    names = structure_field_names(request)
-    if request.tools and not names and request.structured_outputs is None:
+    names = field_names(request)
+    if request.tools and "structured_outputs.json" not in names and request.structured_outputs is None:
         names["structured_outputs.json"] = "tools"
     if request.tools and request.structured_outputs is None:
         names["structured_outputs.grammar"] = "tools"  # of an output that may call them
@@ -139,18 +149,24 @@ def _names(request: ChatCompletionRequest) -> dict[str, str]:
     return {**names, "prompt": "messages"}
 
 
-def _max_tokens(request: ChatCompletionRequest) -> int | None:
-    if request.max_tokens is not None and request.max_completion_tokens is not None:
-        raise InvalidParameterError(
-            "max_tokens", request.max_tokens, "left out with max_completion_tokens; both mean the same"
-        )
-    return request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+def _top_logprobs(request: ChatCompletionRequest) -> int | None:
+    """Returns the number of alternatives; None where the request asks for none."""
+    return llama_cpp.one_of(request, "top_logprobs", "n_probs")
 
 
 def _logprobs(request: ChatCompletionRequest) -> int | None:
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidParameterError("top_logprobs", request.top_logprobs, "left out unless logprobs is true")
-    return (request.top_logprobs or 0) if request.logprobs else None
+    top = _top_logprobs(request)
+    return top or 0 if request.logprobs or request.n_probs else None
+
+
+def _echoed(request: ChatCompletionRequest) -> str:
+    """Returns the content that the answer repeats: that of a last message of the assistant."""
+    last = request.messages[-1] if request.echo and request.messages else None
+    if last is None or last.role != "assistant" or last.content is None:
+        return ""
+    return last.content if isinstance(last.content, str) else "\n".join(part.text for part in last.content)
 
 
 @dataclass
@@ -175,6 +191,7 @@ class ResponseWriter:
             usage=self._usage(output),
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
             prompt_token_ids=output.prompt_token_ids if self.request.return_token_ids else None,
+            timings=timings(output) if self.request.timings_per_token else None,
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -195,11 +212,13 @@ class ResponseWriter:
                         chunk.prompt_token_ids = prompt_ids(self.generation.prompt)
                     if wants_usage_per_chunk(self.request):
                         chunk.usage = self._usage(output)
+                    chunk.timings = timings(output) if self.request.timings_per_token else None
                     begun.add(new.index)
                     yield event(chunk, hidden)
         if options is not None and options.include_usage and output is not None:
             chunk = self._chunk([])
             chunk.usage = self._usage(output)
+            chunk.timings = timings(output) if self.request.timings_per_token else None
             yield event(chunk)
         yield DONE
 
@@ -219,7 +238,7 @@ class ResponseWriter:
         self._calls[index] = self._calls.get(index, False) or bool(message.tool_calls)
         delta = ChatDelta(
             role="assistant" if first else None,
-            content=message.content if message else ("" if first else None),
+            content=self._content(message, first=first),
             reasoning=message.reasoning,
             reasoning_content=message.reasoning,
             tool_calls=[_call_delta(call) for call in message.tool_calls] or None,
@@ -233,6 +252,13 @@ class ResponseWriter:
             token_ids=new.token_ids if self.request.return_token_ids else None,
         )
 
+    def _content(self, message: MessageDelta, *, first: bool) -> str | None:
+        """Returns the new content; the first delta begins with the echo, and is never without any field."""
+        echoed = _echoed(self.request) if first else ""
+        if echoed:
+            return echoed + (message.content or "")
+        return message.content if message else ("" if first else None)
+
     def _is_empty(self, choice: ChatChunkChoice) -> bool:
         """Whether a chunk of this choice has no contents, as for a token that is a part of a character."""
         reported = choice.logprobs or choice.token_ids or wants_usage_per_chunk(self.request)
@@ -244,8 +270,9 @@ class ResponseWriter:
             ToolCall(id=call.id, type="function", function=FunctionCall(name=call.name, arguments=call.arguments))
             for call in parsed.tool_calls
         ]
+        echoed = _echoed(self.request)
         message = ChatMessage(
-            content=parsed.content,
+            content=echoed + (parsed.content or "") if echoed else parsed.content,
             reasoning=parsed.reasoning,
             reasoning_content=parsed.reasoning,
             tool_calls=calls or None,
@@ -264,7 +291,7 @@ class ResponseWriter:
 
     def _token(self, given: TokenLogprobs) -> TokenLogprob:
         return token_logprob(
-            self.generation.served, given, self.request.top_logprobs or 0, partial(token_name, self.request)
+            self.generation.served, given, _top_logprobs(self.request) or 0, partial(token_name, self.request)
         )
 
     def _usage(self, output: RequestOutput) -> Usage:

@@ -16,6 +16,7 @@ from ferrule.server.openai.protocol import (
     PromptTokensDetails,
     Usage,
 )
+from ferrule.server.schema import llama_cpp
 
 
 def fingerprint(served: ServedModel) -> str:
@@ -62,7 +63,7 @@ def prompt_logprobs(given: Sequence[TokenLogprobs | None] | None) -> PromptLogpr
 
 
 def structure_of(request: GenerationFields) -> StructuredOutputsParams | None:
-    """Returns the structure of the output that `response_format` or `structured_outputs` asks for.
+    """Returns the structure of the output that one of several fields asks for.
 
     Raises InvalidParameterError.
     """
@@ -71,22 +72,28 @@ def structure_of(request: GenerationFields) -> StructuredOutputsParams | None:
         if request.response_format is None
         else StructuredOutputsParams.from_response_format(request.response_format)
     )
-    if request.structured_outputs is None:
-        return given
-    if given is not None:
-        raise InvalidParameterError(
-            "structured_outputs",
-            request.structured_outputs.model_dump(),
-            "left out with response_format; both mean the same",
-        )
-    return request.structured_outputs.params()
+    if request.structured_outputs is not None:
+        if given is not None:
+            raise InvalidParameterError(
+                "structured_outputs",
+                request.structured_outputs.model_dump(),
+                "left out with response_format; both mean the same",
+            )
+        given = request.structured_outputs.params()
+    own = llama_cpp.structure_of(request)
+    if own is not None and given is not None:
+        name = "grammar" if request.grammar else "json_schema"
+        raise InvalidParameterError(name, getattr(request, name), "left out with another field for structured output")
+    return own or given
 
 
-def structure_field_names(request: GenerationFields) -> dict[str, str]:
-    """Returns the names of the library's structured outputs in `response_format`, where that is used."""
+def field_names(request: GenerationFields) -> dict[str, str]:
+    """Returns the request's names of the library's fields, where they differ."""
+    names = llama_cpp.field_names(request)
     if request.response_format is None or request.structured_outputs is not None:
-        return {}
+        return names
     return {
+        **names,
         "structured_outputs.json": "response_format.json_schema.schema",
         "structured_outputs": "response_format",
     }

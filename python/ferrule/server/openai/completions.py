@@ -13,7 +13,7 @@ from typing import cast
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ferrule._text.prompt import Prompt, TextPrompt, TokensPrompt
+from ferrule._text.prompt import TextPrompt, TokensPrompt
 from ferrule.errors import InvalidParameterError, PromptError
 from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, StreamStep, TokenLogprobs
 from ferrule.server.context import Context
@@ -22,25 +22,26 @@ from ferrule.server.errors import unsupported
 from ferrule.server.generation import Generation, complete, new_request_id, stream_steps
 from ferrule.server.merging import merged
 from ferrule.server.models import ServedModel
+from ferrule.server.openai.beam_search import beam_search_of
 from ferrule.server.openai.completion_fields import (
     check_stream_options,
     excluded_fields,
+    field_names,
     fingerprint,
     prompt_logprobs,
-    structure_field_names,
     structure_of,
     token_name,
     usage,
     wants_usage_per_chunk,
 )
+from ferrule.server.openai.prompts import prompts_of
 from ferrule.server.openai.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Usage
 from ferrule.server.request_body import BodyRoute
 from ferrule.server.request_record import name_fields
+from ferrule.server.schema import llama_cpp
 from ferrule.server.schema.sampling import sampling_params
+from ferrule.server.schema.timings import timings
 from ferrule.server.streaming import DONE, EventStream, event
-
-MAX_PROMPTS = 1024
-"""Maximum number of prompts of a request."""
 
 
 def router(server: Context) -> APIRouter:
@@ -52,8 +53,8 @@ def router(server: Context) -> APIRouter:
     async def completions(request: CompletionRequest) -> Response:
         """Continues one text or several (OpenAI's completions), whole or as a stream of server-sent events."""
         check_stream_options(request)
-        name_fields({**structure_field_names(request), "prompt_token_ids": "prompt"})
-        writer = CompletionWriter(request, generations(server.models.find(request.model), request))
+        name_fields({**field_names(request), "prompt_token_ids": "prompt"})
+        writer = CompletionWriter(request, await generations(server.models.find(request.model), request))
         if request.stream:
             return await EventStream(writer.events(), server.settings.keep_alive).begin()
         body = writer.full(await _complete_all(writer.generations))
@@ -62,29 +63,38 @@ def router(server: Context) -> APIRouter:
     return routes
 
 
-def generations(served: ServedModel, request: CompletionRequest) -> list[Generation]:
+async def generations(served: ServedModel, request: CompletionRequest) -> list[Generation]:
     """Converts a request to one generation for each prompt.
 
     Raises ApiError, InvalidParameterError.
     """
     if request.suffix is not None and request.echo:
         raise unsupported("echo", "echo is not supported with suffix")
+    limit = _max_tokens(request)
+    logprobs: int | None = llama_cpp.one_of(request, "logprobs", "n_probs")
     # The engine generates at least one token, which an echo without output drops.
     params = sampling_params(
         request,
-        max_tokens=1 if request.max_tokens == 0 and request.echo else request.max_tokens,
-        logprobs=request.logprobs,
+        max_tokens=1 if limit == 0 and request.echo else limit,
+        logprobs=logprobs,
         structure=structure_of(request),
+        others=llama_cpp.sampling_values(request),
     )
-    if request.echo and request.logprobs is not None:
-        params = replace(params, prompt_logprobs=max(request.logprobs, request.prompt_logprobs or 0))
-    prompts = _prompts(request)
+    search = beam_search_of(served, request, params)
+    if request.echo and logprobs is not None:
+        params = replace(params, prompt_logprobs=max(logprobs, request.prompt_logprobs or 0))
+    prompts = await prompts_of(served, request, limit)
     _check_room(served, len(prompts), params.best_of or params.n)
     name = new_request_id("cmpl")
     return [
-        Generation(served, prompt, params, f"{name}-{index}", priority=request.priority)
+        Generation(served, prompt, params, f"{name}-{index}", priority=request.priority, beam_search=search)
         for index, prompt in enumerate(prompts)
     ]
+
+
+def _max_tokens(request: CompletionRequest) -> int | None:
+    given = request.model_fields_set & {"max_tokens", "n_predict"}
+    return llama_cpp.max_tokens(request, "max_tokens") if given else request.max_tokens
 
 
 def _check_room(served: ServedModel, prompts: int, each: int) -> None:
@@ -97,31 +107,6 @@ def _check_room(served: ServedModel, prompts: int, each: int) -> None:
             f"prompts with at most {running + waiting} completions in all (max_num_seqs {running} + "
             f"max_queued_requests {waiting})",
         )
-
-
-def _prompts(request: CompletionRequest) -> list[Prompt]:
-    given = request.prompt
-    several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
-    prompts = cast("Sequence[str | list[int]]", given if several else [given])
-    if len(prompts) > MAX_PROMPTS:
-        raise InvalidParameterError("prompt", len(prompts), f"a list of at most {MAX_PROMPTS} prompts")
-    return [_prompt(request, prompt) for prompt in prompts]
-
-
-def _prompt(request: CompletionRequest, given: str | list[int]) -> Prompt:
-    if isinstance(given, str):
-        text: TextPrompt = {"prompt": given}
-        if request.suffix is not None:
-            text["suffix"] = request.suffix
-        if request.cache_salt is not None:
-            text["cache_salt"] = request.cache_salt
-        return text
-    if request.suffix is not None:
-        raise InvalidParameterError("suffix", request.suffix, "left out with a prompt of token ids")
-    tokens: TokensPrompt = {"prompt_token_ids": given}
-    if request.cache_salt is not None:
-        tokens["cache_salt"] = request.cache_salt
-    return tokens
 
 
 async def _complete_all(request: Sequence[Generation]) -> list[RequestOutput]:
@@ -197,6 +182,11 @@ class CompletionWriter:
     generations: Sequence[Generation]
     created: int = field(default_factory=lambda: int(time.time()))
 
+    @property
+    def _silent(self) -> bool:
+        """Whether the answer has no output, only the echo of the prompt."""
+        return _max_tokens(self.request) == 0
+
     def full(self, outputs: Sequence[RequestOutput]) -> Completion:
         """Returns the response of finished generations."""
         choices = [
@@ -206,6 +196,7 @@ class CompletionWriter:
         ]
         body = self._body(choices)
         body.usage = self._usage(outputs)
+        body.timings = timings(*outputs) if self.request.timings_per_token else None
         return body
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -224,23 +215,25 @@ class CompletionWriter:
                     body = self._body([self._choice(prompt, new, step.output, place)])
                     if wants_usage_per_chunk(self.request):
                         body.usage = self._usage(list(known.values()))
+                    body.timings = timings(step.output) if self.request.timings_per_token else None
                     yield event(body, hidden)
         if options is not None and options.include_usage:
             body = self._body([])
             body.usage = self._usage(list(known.values()))
+            body.timings = timings(*known.values()) if self.request.timings_per_token else None
             yield event(body)
         yield DONE
 
     def _choice(self, prompt: int, new: StreamDelta, output: RequestOutput, place: _TextPosition) -> CompletionChoice:
         """Returns the new part of a choice; the first part begins with the prompt where it is echoed."""
         request, generation = self.request, self.generations[prompt]
-        silent = request.max_tokens == 0
+        silent = self._silent
         first, place.begun = not place.begun, True
-        text, logprobs = ("", []) if silent else (new.text, new.logprobs)
+        text, logprobs = (new.text, new.logprobs) if not silent else ("", new.logprobs and [])
         if request.echo and first:
             text = _prompt_text(generation) + text
         shown = None
-        if logprobs is not None and request.logprobs is not None:
+        if logprobs is not None:
             shown = self._logprobs(generation, output if request.echo and first else None, logprobs, place)
         return CompletionChoice(
             index=prompt * generation.params.n + new.index,
@@ -280,7 +273,7 @@ class CompletionWriter:
 
     def _usage(self, outputs: Sequence[RequestOutput]) -> Usage:
         found = usage(outputs, predicted=self.request.prediction is not None)
-        if self.request.max_tokens == 0:
+        if self._silent:
             found.completion_tokens, found.total_tokens = 0, found.prompt_tokens
         return found
 

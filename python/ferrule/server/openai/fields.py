@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from ferrule.server.schema import llama_cpp
 from ferrule.server.schema.base import ACCEPTED, FieldRules, Unsupported
 
 SERVICE_FIELDS: FieldRules = {
+    **llama_cpp.OTHER_FIELDS,
     "metadata": ACCEPTED,
     "prompt_cache_key": ACCEPTED,
     "prompt_cache_options": ACCEPTED,
@@ -16,7 +18,7 @@ SERVICE_FIELDS: FieldRules = {
     "verbosity": ACCEPTED,
     "logits_processors": Unsupported("functions cannot be sent over HTTP", neutral=([],)),
 }
-"""Fields of both APIs for text: billing, storage and caching of OpenAI's service."""
+"""Fields of both APIs for text: billing, storage and caching of OpenAI's service, and llama.cpp's."""
 CHAT_FIELDS: FieldRules = {
     **SERVICE_FIELDS,
     "audio": Unsupported("the server generates text only"),
@@ -24,6 +26,8 @@ CHAT_FIELDS: FieldRules = {
     "functions": Unsupported("use tools", neutral=([],)),
     "modalities": Unsupported("the server generates text only", neutral=(["text"],)),
     "moderation": Unsupported("the server does not moderate"),
+    "parse_tool_calls": Unsupported("start the server with --tool-call-parser", neutral=(True,)),
+    "reasoning_format": Unsupported("start the server with --reasoning-parser", neutral=("auto", "deepseek")),
     "web_search_options": Unsupported("the server does not search the web"),
 }
 MESSAGE_FIELDS: FieldRules = {

@@ -16,8 +16,10 @@ from ferrule.server.openai.fields import (
 from ferrule.server.openai.messages import Message
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.limits import BoundedList, TokenIds, ToolList
+from ferrule.server.schema.llama_cpp import LlamaCppFields
 from ferrule.server.schema.logprobs import TokenLogprob
-from ferrule.server.schema.sampling import SamplingFields, sampling_field
+from ferrule.server.schema.sampling import sampling_field
+from ferrule.server.schema.timings import Timings
 from ferrule.server.schema.tools import ToolDefinition
 from ferrule.server.schema.unions import prompt_kind, str_or_object
 
@@ -55,7 +57,7 @@ class StreamOptions(RequestModel):
     """Whether to report the usage so far in each chunk (vLLM's field)."""
 
 
-class GenerationFields(SamplingFields):
+class GenerationFields(LlamaCppFields):
     """Fields that chat completions and completions share."""
 
     other_fields = SERVICE_FIELDS
@@ -73,6 +75,14 @@ class GenerationFields(SamplingFields):
     """Whether to return the token ids of prompt and output."""
     return_tokens_as_token_ids: bool = False
     """Whether log-probabilities name tokens `token_id:123`, which distinguishes tokens with the same text."""
+    truncate_prompt_tokens: int | None = None
+    """Number of last tokens of the prompt to keep; -1 keeps as many as leave room for the output."""
+    use_beam_search: bool = False
+    """Whether to search for the most likely completions, with `best_of` or else `n` beams, instead of sampling."""
+    length_penalty: float | None = None
+    """Exponent of the length that divides a completion's sum of log-probabilities in a beam search (default 1)."""
+    early_stopping: bool | Literal["never"] | None = None
+    """When a beam search ends, as in `BeamSearchParams`."""
 
 
 class ChatCompletionRequest(GenerationFields):
@@ -101,6 +111,8 @@ class ChatCompletionRequest(GenerationFields):
     documents: BoundedList[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool | str = False
+    echo: bool | None = None
+    """Whether the answer begins with the content of the last message, where that is the assistant's."""
 
 
 class CompletionRequest(GenerationFields):
@@ -315,6 +327,7 @@ class ChatCompletion(BaseModel):
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = _extra()
     prompt_token_ids: list[int] | None = _extra()
+    timings: Timings | None = _extra()
 
 
 class ChatChunkChoice(BaseModel):
@@ -340,6 +353,7 @@ class ChatChunk(BaseModel):
     usage: Usage | None = None
     """Usage; streams leave it out unless `stream_options` asks for it."""
     prompt_token_ids: list[int] | None = _extra()
+    timings: Timings | None = _extra()
 
 
 class CompletionChoice(BaseModel):
@@ -366,6 +380,7 @@ class Completion(BaseModel):
     choices: list[CompletionChoice]
     usage: Usage | None = None
     """Usage; streams leave it out unless `stream_options` asks for it."""
+    timings: Timings | None = _extra()
 
 
 class Embedding(BaseModel):

@@ -120,8 +120,11 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     structure: StructuredOutputsParams | None = None,
+    others: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
-    """Converts the sampling parameters of a request; `structure` is the structure of the output, from any field.
+    """Converts the sampling parameters of a request.
+
+    `structure` is the structure of the output, from any field; `others` are parameters from fields with other names.
 
     Raises InvalidParameterError.
     """
@@ -129,7 +132,7 @@ def sampling_params(
     given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     if request.logit_bias is not None:
         given["logit_bias"] = {_token_id(key): bias for key, bias in request.logit_bias.items()}
-    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "structured_outputs": structure}
+    given |= {**(others or {}), "max_tokens": max_tokens, "logprobs": logprobs, "structured_outputs": structure}
     return SamplingParams.with_model_defaults(**given)
 
 
