@@ -373,6 +373,7 @@ class Engine:
                 "max_num_seqs": self._places(),
                 "max_queued_requests": self.options["max_queued_requests"],
                 "max_num_batched_tokens": 512,
+                "enable_prefix_caching": self.options["enable_prefix_caching"],
             }
         )
 

@@ -22,6 +22,7 @@ KNOWN = (
     *("time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket", "request_success_total"),
     *("e2e_request_latency_seconds_bucket", "request_queue_time_seconds_sum", "request_prefill_time_seconds_sum"),
     *("request_decode_time_seconds_sum", "request_prompt_tokens_bucket", "request_generation_tokens_sum"),
+    *("cache_config_info", "request_params_n_bucket", "request_params_max_tokens_bucket"),
 )
 
 
@@ -83,6 +84,8 @@ def test_generated_tokens_and_requests_are_counted(live: Live) -> None:
     assert grown("generation_tokens_total") == 2 * 3 + 2 * 4
     assert grown("request_success_total{'finished_reason': 'length'}") == 4
     assert grown("request_generation_tokens_sum") == 14
+    assert (grown("request_params_n_sum"), grown("request_params_n_count")) == (4, 3)
+    assert grown("request_params_max_tokens_sum") == 3 + 2 * 4
     assert grown("e2e_request_latency_seconds_count") == 2
     assert grown("http_requests_total{'status': '400'}") == 1
     assert grown("http_requests_total{'status': '200'}") >= 3  # the looks among them
@@ -94,6 +97,19 @@ def test_generated_tokens_and_requests_are_counted(live: Live) -> None:
         after["ferrule:time_to_first_token_seconds_count"]
         == after["ferrule:time_to_first_token_seconds_bucket{'le': '+Inf'}"]
     )
+
+
+def test_settings_of_the_cache_are_labels(live: Live) -> None:
+    (name,) = [name for name in samples(live) if "cache_config_info" in name]
+    assert "'block_size': '16'" in name
+    assert "'enable_prefix_caching': 'True'" in name
+    assert f"'num_gpu_blocks': '{live.llm.metrics().pages_total}'" in name
+
+
+def test_requests_without_a_limit_are_not_in_its_histogram(live: Live) -> None:
+    assert live.chat(stop=["a"], max_tokens=None, seed=1).status == 200
+    until(lambda: samples(live).get("ferrule:request_params_n_count") == 1)
+    assert "ferrule:request_params_max_tokens_count" not in samples(live)
 
 
 def test_metrics_contain_no_prompt_text(live: Live) -> None:

@@ -36,7 +36,7 @@ API_KEYS = "FERRULE_API_KEYS"
 SETTINGS = (
     *("api_keys", "allowed_hosts", "allowed_origins", "max_body_bytes", "request_timeout", "drain_timeout"),
     *("max_concurrent_requests", "metrics_prefix", "tool_call_parser", "reasoning_parser", "lora_dir"),
-    *("otlp_traces_endpoint", "ollama", "page", "chat_template", "unknown_fields"),
+    *("otlp_traces_endpoint", "ollama", "page", "chat_template", "unknown_fields", "tokenizer_info", "root_path"),
 )
 """Options that are fields of ServerSettings, which has their defaults."""
 
@@ -111,6 +111,34 @@ SETTINGS = (
         (
             ("--port",),
             {"type": click.IntRange(0, 65535), "default": 8000, "help": "Port; 0 chooses a free one (default 8000)."},
+        ),
+        (
+            ("--uds",),
+            {"metavar": "PATH", "help": "Unix socket to listen on instead of --host and --port (default: none)."},
+        ),
+        (
+            ("--ssl-keyfile",),
+            {"metavar": "FILE", "help": "Private key for TLS, in PEM (default: that in --ssl-certfile)."},
+        ),
+        (
+            ("--ssl-certfile",),
+            {"metavar": "FILE", "help": "Certificate for TLS, in PEM (default: none, plain HTTP)."},
+        ),
+        (
+            ("--ssl-ca-certs",),
+            {
+                "metavar": "FILE",
+                "help": "Certificates of the authorities that sign the certificates of clients, in PEM, which clients "
+                "must then have (default: none).",
+            },
+        ),
+        (
+            ("--root-path",),
+            {"metavar": "PATH", "help": "Prefix of paths that a proxy in front of the server removes (default: none)."},
+        ),
+        (
+            ("--enable-tokenizer-info-endpoint", "tokenizer_info"),
+            {"is_flag": True, "help": "Serve the special tokens and the chat template at /tokenizer_info."},
         ),
         (
             ("--api-key", "api_keys"),
@@ -198,6 +226,10 @@ def command(
     served_model_names: Sequence[str],
     host: str,
     port: int,
+    uds: str | None,
+    ssl_keyfile: str | None,
+    ssl_certfile: str | None,
+    ssl_ca_certs: str | None,
     lora_modules: Sequence[str],
     exit_with_parent: bool,
     **options: Any,
@@ -216,24 +248,28 @@ def command(
             keywords["lora_modules"] = adapters
         from ferrule.server import serve
         from ferrule.server.middleware.log import LOGGER
+        from ferrule.server.tls import tls_context
 
     def started(url: str) -> None:
         LOGGER.info("listening", extra={"fields": {"url": url, "models": list(models)}})
 
     try:
+        tls = tls_context(ssl_certfile, ssl_keyfile, ssl_ca_certs)
         with _json_lines():
             serve(
                 lambda: _load(models, keywords),
                 settings,
                 host=host,
                 port=port,
+                uds=uds,
+                tls=tls,
                 on_listening=started,
                 parent=PARENT_PID if exit_with_parent else None,
             )
     except OSError as error:
         if error.errno is None:  # an error of ferrule, such as ModelFileError, and not of the network
             raise
-        raise click.UsageError(f"{host}:{port}: {error.strerror}") from error
+        raise click.UsageError(f"{uds or f'{host}:{port}'}: {error.strerror}") from error
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from ferrule.server.errors import ApiError
 from ferrule.server.middleware import add_middleware
 from ferrule.server.models import Models
 from ferrule.server.ollama import routes as ollama
-from ferrule.server.openai import chat, completions, embeddings, tokens
+from ferrule.server.openai import chat, completions, embeddings, pooling, tokens
 from ferrule.server.openai import models as models_routes
 from ferrule.server.openai.protocol import ErrorResponse
 from ferrule.server.page_files import page
@@ -40,6 +40,7 @@ ROUTERS = (
     chat.router,
     completions.router,
     embeddings.router,
+    pooling.router,
     tokens.router,
     responses.router,
     messages.router,

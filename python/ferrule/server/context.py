@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
@@ -10,6 +10,16 @@ from ferrule.server.counters import RequestCounters
 from ferrule.server.models import Models
 from ferrule.server.settings import ServerSettings
 from ferrule.server.tracing import Tracing
+
+
+@dataclass
+class ServerLoad:
+    """Number of requests with a body that a server has in progress; GET requests are not counted."""
+
+    uploading: int = 0
+    """Requests whose bodies are being received."""
+    running: int = 0
+    """Requests whose bodies are complete."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,7 @@ class Context:
     counters: RequestCounters
     tracing: Tracing | None
     """Exporter of spans; None without tracing."""
+    load: ServerLoad = field(default_factory=ServerLoad)
 
     @classmethod
     def of(cls, models: Models, settings: ServerSettings) -> Context:

@@ -10,6 +10,7 @@ from ferrule.server.request_record import RequestRecord
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 TOKENS = tuple(2**power for power in range(18))
+COMPLETIONS = (1, 2, 5, 10, 20, 50, 100)
 LABELS = ("model_name", "engine")
 ENGINE = "0"
 """Value of vLLM's label `engine`: each model has one engine."""
@@ -42,6 +43,20 @@ class RequestCounters:
             registry=registry,
             buckets=TOKENS,
         )
+        self._n = Histogram(
+            f"{prefix}request_params_n",
+            "Number of completions that a request asks for.",
+            LABELS,
+            registry=registry,
+            buckets=COMPLETIONS,
+        )
+        self._max_tokens = Histogram(
+            f"{prefix}request_params_max_tokens",
+            "Maximum number of tokens that a request asks for, where it has one.",
+            LABELS,
+            registry=registry,
+            buckets=TOKENS,
+        )
         self._responses = Counter(
             f"{prefix}http_requests",
             "HTTP responses by status; 499 where the client disconnected.",
@@ -59,6 +74,10 @@ class RequestCounters:
             if each.prompt_tokens is not None:
                 self._prompt.labels(*labels).observe(each.prompt_tokens)
                 self._generated.labels(*labels).observe(each.output_tokens)
+            if each.params is not None:
+                self._n.labels(*labels).observe(each.params.n)
+            if each.params is not None and each.params.max_tokens is not None:
+                self._max_tokens.labels(*labels).observe(each.params.max_tokens)
             for reason in each.finish_reasons:
                 self._finished.labels(*labels, reason).inc()
         if record.prompts:

@@ -84,7 +84,7 @@ async def stream_steps(request: Generation) -> AsyncGenerator[StreamStep, None]:
                 written += sum(len(choice.token_ids) for choice in step.deltas)
                 if step.output.finished:
                     ended = True
-                    record.prompts.append(PromptRecord.of(step.output))
+                    record.prompts.append(PromptRecord.of(step.output, request.params))
                 if not any(choice.finish_reason == ABORT for choice in step.deltas):
                     yield step
                     continue
@@ -95,7 +95,7 @@ async def stream_steps(request: Generation) -> AsyncGenerator[StreamStep, None]:
                 raise _ended(request, overdue())
     except (asyncio.CancelledError, GeneratorExit):
         if not ended:
-            record.prompts.append(PromptRecord(None, written, (ABORT,) * request.params.n))
+            record.prompts.append(PromptRecord(None, written, (ABORT,) * request.params.n, params=request.params))
         raise
 
 

@@ -1,4 +1,4 @@
-"""GET /health and /version."""
+"""GET /health, /load and /version."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def router(server: Context) -> APIRouter:
         """Answers 200 where requests are served; 503 while models load, while the server drains, or after a failure."""
         await server.models.check_health()
         return {"status": "ok"}
+
+    @routes.get("/load")
+    async def load() -> dict[str, int]:
+        """Returns the number of requests that are being served, as vLLM does."""
+        return {"server_load": server.load.running}
 
     @routes.get("/version")
     async def version() -> dict[str, str]:

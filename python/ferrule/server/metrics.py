@@ -61,6 +61,8 @@ HISTOGRAMS = (
     ("engine_step_seconds", "step_seconds", "Seconds of a batched forward pass."),
 )
 """Name at /metrics without the prefix, field of EngineMetrics, help. The names are vLLM's where it has the number."""
+PAGE_TOKENS = 16
+"""Tokens of a page of the KV cache, which the engine's crate defines."""
 CPU_STAT = ("/sys/fs/cgroup/cpu.stat", "/sys/fs/cgroup/cpu/cpu.stat", "/sys/fs/cgroup/cpu,cpuacct/cpu.stat")
 """Files with the container's CPU statistics, of cgroup v2 and v1."""
 
@@ -126,6 +128,7 @@ class EngineCollector(Collector):
             engines,
             lambda found: 1 - found.pages_free / found.pages_total if found.pages_total else 0,
         )
+        yield self._cache_config(engines)
         yield from self._machine(engines)
         yield from self._throttling()
 
@@ -147,6 +150,19 @@ class EngineCollector(Collector):
         family = kind(self._prefix + name, text, labels=LABELS)
         for served, found in engines:
             family.add_metric((served.name, ENGINE), value(found))
+        return family
+
+    def _cache_config(self, engines: Sequence[tuple[ServedModel, EngineMetrics]]) -> Metric:
+        """Returns the settings of the KV cache as labels, vLLM's where it has them."""
+        names = ("block_size", "cache_dtype", "enable_prefix_caching", "num_cpu_blocks", "num_gpu_blocks")
+        family = GaugeMetricFamily(
+            f"{self._prefix}cache_config_info", "Settings of the KV cache; always 1.", labels=(*LABELS, *names)
+        )
+        for served, found in engines:
+            info = served.info
+            # As in vLLM's CPU backend, where `cpu` stands for swapped blocks.
+            values = (PAGE_TOKENS, info["kv_cache_dtype"], info["enable_prefix_caching"], 0, found.pages_total)
+            family.add_metric((served.name, ENGINE, *map(str, values)), 1)
         return family
 
     def _machine(self, engines: Sequence[tuple[ServedModel, EngineMetrics]]) -> Iterator[Metric]:

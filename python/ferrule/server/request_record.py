@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from ferrule._params.sampling import SamplingParams
 from ferrule.outputs import RequestMetrics, RequestOutput
 from ferrule.server.errors import ApiError
 
@@ -23,13 +24,15 @@ class PromptRecord:
     """Finish reason of each completion; empty for embeddings and reranking."""
     metrics: RequestMetrics | None = None
     """Times of a prompt that ran to its end."""
+    params: SamplingParams | None = None
+    """Sampling parameters of a generation."""
 
     @classmethod
-    def of(cls, output: RequestOutput) -> PromptRecord:
+    def of(cls, output: RequestOutput, params: SamplingParams) -> PromptRecord:
         """Creates the record of a finished generation."""
         metrics = output.metrics
         reasons = tuple(completion.finish_reason or "" for completion in output.outputs)
-        return cls(metrics.prompt_tokens, metrics.output_tokens, reasons, metrics)
+        return cls(metrics.prompt_tokens, metrics.output_tokens, reasons, metrics, params)
 
 
 @dataclass

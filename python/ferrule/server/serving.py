@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
+import ssl
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import FrameType
+from urllib.parse import quote
 
 import uvicorn
 
@@ -35,22 +39,29 @@ def serve(
     *,
     host: str = DEFAULT_HOST,
     port: int = DEFAULT_PORT,
+    uds: str | None = None,
+    tls: ssl.SSLContext | None = None,
     on_listening: Callable[[str], None] | None = None,
     parent: int | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains. The server listens before the models are loaded.
 
-    `load` runs in a thread. `on_listening` receives the URL, with the chosen port where `port` is 0. With `parent`, the
-    process id of the parent, the server also drains when that process exits; the caller must have read the id early.
+    `load` runs in a thread. `uds` is the path of a Unix socket to listen on instead of `host` and `port`; the file is
+    removed at the end. `tls` is the context of HTTPS. `on_listening` receives the URL, with the chosen port where
+    `port` is 0. With `parent`, the process id of the parent, the server also drains when that process exits; the caller
+    must have read the id early.
 
-    Raises OSError where the port is in use, and the exceptions of `load`.
+    Raises OSError where the port or the path is in use, and the exceptions of `load`.
     """
     settings = settings or ServerSettings()
     raise_file_limit()
-    with contextlib.closing(listen(host, port)) as listener:
+    with contextlib.ExitStack() as ends:
+        listener = ends.enter_context(contextlib.closing(listen(host, port) if uds is None else listen_at_path(uds)))
+        if uds is not None:
+            ends.callback(Path(uds).unlink, missing_ok=True)
         if on_listening is not None:
-            on_listening(_url(listener))
-        Server(load, settings, host, parent).run_until_ended(listener)
+            on_listening(_url(listener, "http" if tls is None else "https"))
+        Server(load, settings, host, parent, tls).run_until_ended(listener)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -71,9 +82,37 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _url(listener: socket.socket) -> str:
+def listen_at_path(path: str) -> socket.socket:
+    """Opens a listening Unix socket, in the place of a socket file on which nobody listens any more.
+
+    Raises OSError where a server listens at the path, or where another file is there.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _is_abandoned(path):
+            Path(path).unlink()
+        listener.bind(path)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno is None:  # the path is too long
+            raise OSError(errno.ENAMETOOLONG, str(error)) from None
+        raise
+    return listener
+
+
+def _is_abandoned(path: str) -> bool:
+    if not Path(path).is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        return client.connect_ex(path) == errno.ECONNREFUSED
+
+
+def _url(listener: socket.socket, scheme: str) -> str:
+    if listener.family == socket.AF_UNIX:
+        return f"{scheme}+unix://{quote(str(Path(listener.getsockname()).absolute()), safe='')}"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class Server(uvicorn.Server):
@@ -85,9 +124,11 @@ class Server(uvicorn.Server):
         settings: ServerSettings,
         host: str,
         parent: int | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Creates the server; it drains when the process `parent` exits."""
         self._parent = parent
+        self._tls = tls
         self._load = load
         self._settings = settings
         self.models = Models()
@@ -128,6 +169,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts listening with a long backlog: asyncio has one number for the backlog and for a batch of accepts."""
+        self.config.ssl = self._tls
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)

@@ -68,6 +68,11 @@ class ServerSettings:
     """URL to which spans are sent, such as `http://localhost:4318/v1/traces`; needs `pip install ferrule[otel]`."""
     ollama: bool = False
     """Whether to serve Ollama's API below `/api`."""
+    tokenizer_info: bool = False
+    """Whether to serve the tokenizer's configuration and the chat template at /tokenizer_info."""
+    root_path: str = ""
+    """Prefix of the paths that a proxy in front of the server removes, such as `/llm`. Requests may have it or not.
+    An application that mounts the server must not set it."""
     page: bool = True
     """Whether to serve the chat page at `/`."""
 
@@ -86,6 +91,8 @@ class ServerSettings:
         MessageFormat(*(None if name == AUTO else name for name in (self.tool_call_parser, self.reasoning_parser)))
         if self.unknown_fields not in UNKNOWN_FIELDS:
             raise InvalidParameterError("unknown_fields", self.unknown_fields, f"one of {', '.join(UNKNOWN_FIELDS)}")
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise InvalidParameterError("root_path", self.root_path, "a path such as /llm, without a slash at its end")
         if _PREFIX.fullmatch(self.metrics_prefix) is None:
             limit = "letters, digits, _ and :, not beginning with a digit"
             raise InvalidParameterError("metrics_prefix", self.metrics_prefix, limit)

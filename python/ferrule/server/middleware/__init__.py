@@ -1,9 +1,9 @@
 """ASGI middleware that every request passes before its route.
 
-From the outside to the inside: `log` assigns the request id and writes the log line, `headers` limits header sizes,
-`hosts` rejects foreign hosts and origins, `keys` checks API keys, `admission` rejects requests without capacity,
-`bodies` limits size and duration of bodies, `disconnects` aborts requests of clients that disconnected. Below all of
-them, `http_protocol` limits headers while they are received.
+From the outside to the inside: `root_path` reads the prefix of paths, `log` assigns the request id and writes the log
+line, `headers` limits header sizes, `hosts` rejects foreign hosts and origins, `keys` checks API keys, `admission`
+rejects requests without capacity, `bodies` limits size and duration of bodies, `disconnects` aborts requests of clients
+that disconnected. Below all of them, `http_protocol` limits headers while they are received.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from ferrule.server.middleware.headers import HeaderLimits
 from ferrule.server.middleware.hosts import Hosts
 from ferrule.server.middleware.keys import Keys
 from ferrule.server.middleware.log import RequestLog
+from ferrule.server.middleware.root_path import RootPath
 
-MIDDLEWARE = (RequestLog, HeaderLimits, Hosts, Keys, Admission, Bodies, Disconnects)
+MIDDLEWARE = (RootPath, RequestLog, HeaderLimits, Hosts, Keys, Admission, Bodies, Disconnects)
 """Middleware from the outside to the inside."""
 
 

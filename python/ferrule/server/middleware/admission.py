@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from ferrule.server.context import Context
 from ferrule.server.errors import UNAVAILABLE, ApiError
 from ferrule.server.middleware.base import Middleware
 
@@ -19,11 +18,6 @@ class Admission(Middleware):
     being received are counted separately, so that slow uploads do not block complete requests.
     """
 
-    def __init__(self, app: ASGIApp, *, server: Context) -> None:
-        super().__init__(app, server=server)
-        self._uploading = 0
-        self._running = 0
-
     def check(self, scope: Scope) -> None:
         """Raises ApiError."""
         if scope["method"] != "POST":
@@ -31,20 +25,21 @@ class Admission(Middleware):
         if self.server.models.draining:
             raise ApiError(UNAVAILABLE, "the server is shutting down and accepts no new requests", code="draining")
         self._check_room()
-        if self._uploading >= MAX_UPLOADS:
+        uploading = self.server.load.uploading
+        if uploading >= MAX_UPLOADS:
             raise ApiError(
                 UNAVAILABLE,
-                f"the server is full: {self._uploading} request bodies are being received (limit {MAX_UPLOADS})",
+                f"the server is full: {uploading} request bodies are being received (limit {MAX_UPLOADS})",
                 code="queue_full",
             )
 
     def _check_room(self) -> None:
         limit = self.settings.max_concurrent_requests or self.server.models.capacity
         # The limit is 0 before the models are loaded; the route then answers 503.
-        if limit and self._running >= limit:
+        if limit and self.server.load.running >= limit:
             raise ApiError(
                 UNAVAILABLE,
-                f"the request queue is full ({self._running} requests, limit {limit})",
+                f"the request queue is full ({self.server.load.running} requests, limit {limit})",
                 code="queue_full",
             )
 
@@ -60,17 +55,17 @@ class Admission(Middleware):
             message = await receive()
             if not received and message["type"] == "http.request" and not message.get("more_body", False):
                 received = True
-                self._uploading -= 1
+                self.server.load.uploading -= 1
                 self._check_room()
                 running = True
-                self._running += 1
+                self.server.load.running += 1
             return message
 
-        self._uploading += 1
+        self.server.load.uploading += 1
         try:
             await self.app(scope, receive_counted, send)
         finally:
             if not received:
-                self._uploading -= 1
+                self.server.load.uploading -= 1
             if running:
-                self._running -= 1
+                self.server.load.running -= 1

@@ -87,6 +87,8 @@ class LimitedH11Protocol(H11Protocol):
         An interim response, which clients skip, brings that about before the first byte of the response.
         """
         cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
+        if self.scheme == "https":  # the end of TLS ends both sides
+            return False
         if cycle is None or cycle.response_complete or cycle.more_body or self.conn.their_http_version == b"1.0":
             return False
         cycle.keep_alive = False

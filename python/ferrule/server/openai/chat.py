@@ -53,6 +53,7 @@ from ferrule.server.openai.protocol import (
 from ferrule.server.request_body import BodyRoute
 from ferrule.server.request_record import name_fields
 from ferrule.server.schema import llama_cpp
+from ferrule.server.schema.base import one_of
 from ferrule.server.schema.logprobs import TokenLogprob, token_logprob
 from ferrule.server.schema.sampling import sampling_params
 from ferrule.server.schema.timings import timings
@@ -151,7 +152,7 @@ def _names(request: ChatCompletionRequest) -> dict[str, str]:
 
 def _top_logprobs(request: ChatCompletionRequest) -> int | None:
     """Returns the number of alternatives; None where the request asks for none."""
-    return llama_cpp.one_of(request, "top_logprobs", "n_probs")
+    return one_of(request, "top_logprobs", "n_probs")
 
 
 def _logprobs(request: ChatCompletionRequest) -> int | None:

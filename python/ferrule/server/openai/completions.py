@@ -39,6 +39,7 @@ from ferrule.server.openai.protocol import Completion, CompletionChoice, Complet
 from ferrule.server.request_body import BodyRoute
 from ferrule.server.request_record import name_fields
 from ferrule.server.schema import llama_cpp
+from ferrule.server.schema.base import one_of
 from ferrule.server.schema.sampling import sampling_params
 from ferrule.server.schema.timings import timings
 from ferrule.server.streaming import DONE, EventStream, event
@@ -71,7 +72,7 @@ async def generations(served: ServedModel, request: CompletionRequest) -> list[G
     if request.suffix is not None and request.echo:
         raise unsupported("echo", "echo is not supported with suffix")
     limit = _max_tokens(request)
-    logprobs: int | None = llama_cpp.one_of(request, "logprobs", "n_probs")
+    logprobs: int | None = one_of(request, "logprobs", "n_probs")
     # The engine generates at least one token, which an echo without output drops.
     params = sampling_params(
         request,

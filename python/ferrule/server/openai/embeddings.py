@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +47,7 @@ def router(server: Context) -> APIRouter:
     async def embeddings(request: EmbeddingRequest) -> Response:
         """Embeds texts (OpenAI's embeddings), with an embedding model or with the hidden states of any other."""
         served = check_not_adapter(server.models.find(request.model))
-        texts = _texts(request.input)
+        texts = texts_of(request.input)
         name_fields(input_field_names(several=len(texts) > 1))
         outputs = await before_deadline(
             served.llm.embed(
@@ -62,15 +62,17 @@ def router(server: Context) -> APIRouter:
         body = EmbeddingList(
             model=served.name,
             data=[
-                Embedding(index=index, embedding=_encode(output.outputs.embedding, request.encoding_format))
+                Embedding(index=index, embedding=encoded_vector(output.outputs.embedding, request.encoding_format))
                 for index, output in enumerate(outputs)
             ],
-            usage=_usage(sum(tokens)),
+            usage=tokens_usage(sum(tokens)),
         )
         return Response(body.model_dump_json(), media_type="application/json")
 
-    # Paths of Jina's and Cohere's clients, as in vLLM.
+    # Paths of Jina's and Cohere's clients, as in vLLM, and of llama.cpp's.
     @routes.post("/rerank", response_model=RerankList | TextRanks)
+    @routes.post("/reranking", response_model=RerankList | TextRanks, include_in_schema=False)
+    @routes.post("/v1/reranking", response_model=RerankList | TextRanks, include_in_schema=False)
     @routes.post("/v2/rerank", response_model=RerankList | TextRanks)
     @routes.post("/v1/rerank", response_model=RerankList | TextRanks)
     async def rerank(request: RerankRequest) -> Response:
@@ -106,7 +108,7 @@ def router(server: Context) -> APIRouter:
             )
             for each in ranked
         ]
-        body = RerankList(id=new_request_id("rerank"), model=served.name, results=results, usage=_usage(read))
+        body = RerankList(id=new_request_id("rerank"), model=served.name, results=results, usage=tokens_usage(read))
         return Response(body.model_dump_json(), media_type="application/json")
 
     return routes
@@ -127,18 +129,24 @@ def _documents(request: RerankRequest) -> list[str]:
     return [each if isinstance(each, str) else each.text for each in request.documents]
 
 
-def _usage(read: int) -> Usage:
+def tokens_usage(read: int) -> Usage:
+    """Returns the usage of a request without output."""
     return Usage(prompt_tokens=read, completion_tokens=0, total_tokens=read)
 
 
-def _texts(given: str | list[str] | list[int] | list[list[int]]) -> list[str | TokensPrompt]:
+def texts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[str | TokensPrompt]:
+    """Returns the texts of a request.
+
+    Raises InvalidParameterError.
+    """
     several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
     texts = cast("Sequence[str | list[int]]", given if several else [given])
     check_texts(texts)
     return [each if isinstance(each, str) else {"prompt_token_ids": each} for each in texts]
 
 
-def _encode(vector: npt.NDArray[np.float32], encoding: str | None) -> list[float] | str:
+def encoded_vector(vector: npt.NDArray[np.float32], encoding: str | None) -> Any:
+    """Returns a vector or a matrix as lists of numbers, or as base64."""
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    return cast("list[float]", vector.tolist())
+    return vector.tolist()

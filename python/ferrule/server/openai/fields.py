@@ -41,6 +41,21 @@ MESSAGE_FIELDS: FieldRules = {
 CALL_FIELDS: FieldRules = {"parsed_arguments": ACCEPTED}
 """Fields of calls that OpenAI's client adds to the arguments."""
 EMBEDDING_FIELDS: FieldRules = {"user": ACCEPTED}
+POOLING_FIELDS: FieldRules = {
+    "activation": Unsupported("the values are probabilities", neutral=(True,)),
+    "add_special_tokens": Unsupported("special tokens are those of the model", neutral=(True,)),
+    "cache_salt": ACCEPTED,  # texts are encoded without the prefix cache
+    "embed_dtype": Unsupported("numbers are float32", neutral=("float32",)),
+    "endianness": Unsupported("bytes are little-endian", neutral=("native", "little")),
+    "messages": Unsupported("send texts in input"),
+    "mm_processor_kwargs": Unsupported("the server reads text only", neutral=({},)),
+    "priority": Unsupported("texts are encoded in the order of arrival", neutral=(0,)),
+    "request_id": ACCEPTED,
+    "softmax": Unsupported("the values are probabilities", neutral=(True,)),
+    "use_activation": Unsupported("the values are probabilities", neutral=(True,)),
+    "user": ACCEPTED,
+}
+"""Fields of vLLM's routes for pooling models."""
 RERANK_FIELDS: FieldRules = {
     "raw_scores": Unsupported("scores are relevances from 0 to 1", neutral=(False,)),
     "truncation_direction": Unsupported("texts are truncated at their end", neutral=("Right", "right")),

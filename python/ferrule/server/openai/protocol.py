@@ -9,13 +9,14 @@ from pydantic import BaseModel, Discriminator, Field, RootModel, Tag
 from ferrule.server.openai.fields import (
     CHAT_FIELDS,
     EMBEDDING_FIELDS,
+    POOLING_FIELDS,
     RERANK_FIELDS,
     SERVICE_FIELDS,
     STREAM_FIELDS,
 )
 from ferrule.server.openai.messages import Message
 from ferrule.server.schema.base import RequestModel
-from ferrule.server.schema.limits import BoundedList, TokenIds, ToolList
+from ferrule.server.schema.limits import BoundedList, StrOrList, TokenIds, ToolList
 from ferrule.server.schema.llama_cpp import LlamaCppFields
 from ferrule.server.schema.logprobs import TokenLogprob
 from ferrule.server.schema.sampling import sampling_field
@@ -136,6 +137,43 @@ class EmbeddingRequest(RequestModel):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
+    truncate_prompt_tokens: int | None = None
+
+
+class ClassifyRequest(RequestModel):
+    """Request of POST /classify."""
+
+    other_fields = POOLING_FIELDS
+
+    input: Prompts
+    model: str | None = None
+    truncate_prompt_tokens: int | None = None
+
+
+class PoolingRequest(EmbeddingRequest):
+    """Request of POST /pooling."""
+
+    other_fields = POOLING_FIELDS
+
+    task: Literal["embed", "token_embed", "classify"] | None = None
+    """What to compute: the embedding of each text, of each token (default, except for classifiers), or the
+    probabilities of a classifier's labels."""
+
+
+class ScoreRequest(RequestModel):
+    """Request of POST /v1/score."""
+
+    other_fields = POOLING_FIELDS
+
+    text_1: StrOrList | None = None
+    text_2: StrOrList | None = None
+    queries: StrOrList | None = None
+    """Another name of `text_1`, as `data_1`."""
+    documents: StrOrList | None = None
+    """Another name of `text_2`, as `data_2`."""
+    data_1: StrOrList | None = None
+    data_2: StrOrList | None = None
+    model: str | None = None
     truncate_prompt_tokens: int | None = None
 
 
@@ -400,6 +438,65 @@ class EmbeddingList(BaseModel):
     usage: Usage
 
 
+class Classification(BaseModel):
+    """Probabilities of a classifier's labels for a text."""
+
+    index: int
+    label: str
+    """The most likely label."""
+    probs: list[float]
+    num_classes: int
+
+
+class ClassificationList(BaseModel):
+    """Response of POST /classify."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Classification]
+    usage: Usage
+
+
+class Pooled(BaseModel):
+    """Numbers computed for a text: a list, a list for each token, or base64 of little-endian float32."""
+
+    object: Literal["pooling"] = "pooling"
+    index: int
+    data: list[float] | list[list[float]] | str
+
+
+class PoolingList(BaseModel):
+    """Response of POST /pooling."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: Usage
+
+
+class Score(BaseModel):
+    """Relevance of one text to another."""
+
+    object: Literal["score"] = "score"
+    index: int
+    score: float
+
+
+class ScoreList(BaseModel):
+    """Response of POST /v1/score."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: Usage
+
+
 class RerankResult(BaseModel):
     """Index and score of a document."""
 
@@ -436,6 +533,19 @@ class Tokens(BaseModel):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = _extra()
+
+
+class TokenizerInfo(BaseModel):
+    """Response of GET /tokenizer_info."""
+
+    tokenizer_class: str
+    vocab_size: int
+    model_max_length: int
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+    chat_template: str | None
 
 
 class Text(BaseModel):

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize (vLLM's routes)."""
+"""POST /tokenize and /detokenize, and GET /tokenizer_info (vLLM's routes)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
 from ferrule.server.models import ServedModel
 from ferrule.server.openai.messages import template_messages
-from ferrule.server.openai.protocol import DetokenizeRequest, Text, TokenizeRequest, Tokens
+from ferrule.server.openai.protocol import DetokenizeRequest, Text, TokenizeRequest, TokenizerInfo, Tokens
 from ferrule.server.request_body import BodyRoute
 from ferrule.server.request_record import name_fields
 from ferrule.server.schema.tools import tool_dicts
@@ -19,6 +19,7 @@ MIN_TEXT_LIMIT = 1 << 20
 """Characters of a text that every server tokenizes."""
 CHARACTERS_PER_TOKEN = 8
 """Characters of a text that are tokenized for each token of the model's context, more than tokens have on average."""
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def router(server: Context) -> APIRouter:
@@ -39,6 +40,21 @@ def router(server: Context) -> APIRouter:
         served = server.models.find(request.model)
         name_fields({"prompt": "tokens", "prompt_token_ids": "tokens"})
         return Text(prompt=await workers_for().run(served.llm.detokenize, request.tokens, skip_special_tokens=False))
+
+    if server.settings.tokenizer_info:
+
+        @routes.get("/tokenizer_info")
+        async def tokenizer_info(model: str | None = None) -> TokenizerInfo:
+            """Returns the special tokens, the limit and the chat template of a model (vLLM's route)."""
+            served = server.models.find(model)
+            tokenizer = served.llm.get_tokenizer()
+            return TokenizerInfo(
+                tokenizer_class=type(tokenizer).__name__,
+                vocab_size=tokenizer.vocab_size,
+                model_max_length=served.info["max_model_len"],
+                chat_template=server.settings.chat_template or tokenizer.chat_template,
+                **{name: getattr(tokenizer, name) for name in SPECIAL_TOKENS},
+            )
 
     return routes
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from ferrule.errors import InvalidParameterError
 from ferrule.server.errors import unsupported
 from ferrule.server.schema.limits import check_fields
 
@@ -100,3 +101,15 @@ def field_path(path: str, name: str) -> str:
     """Returns the path of a field of an object, such as `messages[0].name`."""
     name = name[:MAX_NAME]
     return f"{path}.{name}" if path else name
+
+
+def one_of(request: RequestModel, *names: str) -> Any:
+    """Returns the value of several fields with the same meaning; None where the request has none of them.
+
+    Raises InvalidParameterError where it has two.
+    """
+    given = [name for name in names if name in request.model_fields_set]
+    if len(given) > 1:
+        value: object = getattr(request, given[1])
+        raise InvalidParameterError(given[1], value, f"left out with {given[0]}, which means the same")
+    return getattr(request, given[0]) if given else None

@@ -12,7 +12,7 @@ from typing import Any
 
 from ferrule._params.structured import StructuredOutputsParams
 from ferrule.errors import InvalidParameterError
-from ferrule.server.schema.base import ACCEPTED, FieldRules, Unsupported
+from ferrule.server.schema.base import ACCEPTED, FieldRules, Unsupported, one_of
 from ferrule.server.schema.limits import StrOrList
 from ferrule.server.schema.sampling import SamplingFields, sampling_field
 from ferrule.server.schema.unions import StrOrObject
@@ -77,18 +77,6 @@ class LlamaCppFields(SamplingFields):
     """Samplers to apply; parameters of others have no effect."""
     timings_per_token: bool | None = None
     """Whether to report timings with the answer, and with each event of a stream."""
-
-
-def one_of(request: SamplingFields, *names: str) -> Any:
-    """Returns the value of several fields with the same meaning; None where the request has none of them.
-
-    Raises InvalidParameterError where it has two.
-    """
-    given = [name for name in names if name in request.model_fields_set]
-    if len(given) > 1:
-        value: object = getattr(request, given[1])
-        raise InvalidParameterError(given[1], value, f"left out with {given[0]}, which means the same")
-    return getattr(request, given[0]) if given else None
 
 
 def max_tokens(request: LlamaCppFields, *names: str) -> int | None:
