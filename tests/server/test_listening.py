@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -140,14 +140,13 @@ def test_only_an_abandoned_socket_file_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def no_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the load of a model fail the test."""
 
     def load(*_: object, **__: object) -> None:
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr("ferrule._api.async_llm.AsyncLLM.__init__", load)
-    return
 
 
 @pytest.mark.usefixtures("no_model")

@@ -156,8 +156,8 @@ class PoolingRequest(EmbeddingRequest):
     other_fields = POOLING_FIELDS
 
     task: Literal["embed", "token_embed", "classify"] | None = None
-    """What to compute: the embedding of each text, of each token (default, except for classifiers), or the
-    probabilities of a classifier's labels."""
+    """Task: the embedding of each text, of each token (default, except for classifiers), or the probabilities of a
+    classifier's labels."""
 
 
 class ScoreRequest(RequestModel):
