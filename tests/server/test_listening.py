@@ -153,7 +153,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--ssl-keyfile", "{key}"], "ssl_keyfile must be left out without ssl_certfile"),
+        (["--ssl-keyfile", "{key}"], "ssl_keyfile is not supported without ssl_certfile"),
         (["--ssl-certfile", "missing.pem"], "ssl_certfile must be a file, got 'missing.pem'"),
         (["--ssl-certfile", "{cert}", "--ssl-keyfile", "missing.pem"], "ssl_keyfile must be a file"),
         (["--ssl-certfile", "{cert}"], "unencrypted private key"),

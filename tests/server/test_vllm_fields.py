@@ -96,6 +96,11 @@ def test_invalid_truncation_is_refused(tiny: Live, kept: int) -> None:
         assert (answer.status, answer.error["param"]) == (400, "truncate_prompt_tokens")
 
 
+def test_truncation_tokenizes_no_text_of_any_length(tiny: Live) -> None:
+    answer = tiny.complete("word " * 300_000, truncate_prompt_tokens=4, max_tokens=1)
+    assert (answer.status, answer.error["param"]) == (400, "prompt")
+
+
 def test_truncation_is_refused_with_a_suffix(tiny: Live) -> None:
     answer = tiny.complete(suffix="b", truncate_prompt_tokens=1)
     assert (answer.status, answer.error["param"]) == (400, "suffix")

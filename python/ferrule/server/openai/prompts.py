@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from ferrule._engine.workers import WORKERS
+from ferrule._engine.workers import workers_for
 from ferrule._text.prompt import Prompt, TextPrompt, TokensPrompt
 from ferrule._validation import check_integer
 from ferrule.errors import InvalidParameterError
@@ -14,6 +14,17 @@ from ferrule.server.openai.protocol import CompletionRequest, GenerationFields
 
 MAX_PROMPTS = 1024
 """Maximum number of prompts of a request."""
+MIN_TEXT_LIMIT = 1 << 20
+"""Characters of a text that every server tokenizes."""
+CHARACTERS_PER_TOKEN = 8
+"""Characters of a text that are tokenized for each token of the model's context, more than tokens have on average."""
+
+
+def check_length(served: ServedModel, text: str) -> None:
+    """Raises InvalidParameterError for a text that is too long to be tokenized whole."""
+    limit = max(MIN_TEXT_LIMIT, CHARACTERS_PER_TOKEN * served.info["max_model_len"])
+    if len(text) > limit:
+        raise InvalidParameterError("prompt", len(text), f"a text of at most {limit} characters")
 
 
 async def prompts_of(served: ServedModel, request: CompletionRequest, max_tokens: int | None) -> list[Prompt]:
@@ -38,7 +49,8 @@ async def _prompt(
         if request.truncate_prompt_tokens is not None:
             raise InvalidParameterError("suffix", request.suffix, "left out with truncate_prompt_tokens")
     if isinstance(given, str) and request.truncate_prompt_tokens is not None:
-        given = await WORKERS.run(served.llm.tokenize, given)
+        check_length(served, given)
+        given = await workers_for().run(served.llm.tokenize, given)
     if isinstance(given, str):
         text: TextPrompt = {"prompt": given}
         if request.suffix is not None:

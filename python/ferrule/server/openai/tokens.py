@@ -10,15 +10,12 @@ from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
 from ferrule.server.models import ServedModel
 from ferrule.server.openai.messages import template_messages
+from ferrule.server.openai.prompts import check_length
 from ferrule.server.openai.protocol import DetokenizeRequest, Text, TokenizeRequest, TokenizerInfo, Tokens
 from ferrule.server.request_body import BodyRoute
 from ferrule.server.request_record import name_fields
 from ferrule.server.schema.tools import tool_dicts
 
-MIN_TEXT_LIMIT = 1 << 20
-"""Characters of a text that every server tokenizes."""
-CHARACTERS_PER_TOKEN = 8
-"""Characters of a text that are tokenized for each token of the model's context, more than tokens have on average."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -72,9 +69,7 @@ def _tokens(served: ServedModel, request: TokenizeRequest) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
         raise InvalidParameterError("prompt", request.prompt, "given exactly where messages is left out")
     if request.prompt is not None:
-        limit = max(MIN_TEXT_LIMIT, CHARACTERS_PER_TOKEN * served.info["max_model_len"])
-        if len(request.prompt) > limit:
-            raise InvalidParameterError("prompt", len(request.prompt), f"a text of at most {limit} characters")
+        check_length(served, request.prompt)
         return served.llm.tokenize(request.prompt, add_special_tokens=request.add_special_tokens is not False)
     if request.add_special_tokens:
         raise InvalidParameterError(

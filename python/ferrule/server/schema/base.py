@@ -111,5 +111,5 @@ def one_of(request: RequestModel, *names: str) -> Any:
     given = [name for name in names if name in request.model_fields_set]
     if len(given) > 1:
         value: object = getattr(request, given[1])
-        raise InvalidParameterError(given[1], value, f"left out with {given[0]}, which means the same")
+        raise InvalidParameterError(given[1], value, f"left out with {given[0]}; both mean the same")
     return getattr(request, given[0]) if given else None
