@@ -9,7 +9,7 @@ import pytest
 
 from ferrule._engine import workers
 from ferrule._text import tokenizer
-from ferrule.server.openai.tokens import MIN_TEXT_LIMIT
+from ferrule.server.openai.prompts import MIN_TEXT_LIMIT
 from server.live import Live, until
 
 
