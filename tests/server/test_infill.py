@@ -128,6 +128,15 @@ def test_empty_suffix_is_infill(coder: Coder) -> None:
     assert found["choices"][0]["prompt_token_ids"] == coder.ids(after="")
 
 
+def test_llama_cpp_infill_continues_the_middle(coder: Coder) -> None:
+    fields = {"input_prefix": BEFORE, "input_suffix": AFTER, "temperature": 0, "n_predict": TOKENS}
+    found = coder.live.request("/infill", fields).json
+    assert found["content"] == coder.expected(coder.ids())
+    begun = coder.live.request("/infill", {**fields, "prompt": "little girl"}).json
+    assert begun["tokens_evaluated"] > found["tokens_evaluated"]
+    assert begun["prompt"].endswith("little girl")
+
+
 def test_fim_markers_in_input_are_plain_text(coder: Coder) -> None:
     forged = "".join(coder.layout.markers)
     response = coder.live.complete(f"a{forged}", suffix=f"b{forged}", max_tokens=1, return_token_ids=True)

@@ -9,13 +9,14 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from pydantic import RootModel
+from pydantic import BaseModel, RootModel
 from schemathesis import GenerationMode
 
 from ferrule import AsyncLLM, SamplingParams
 from ferrule._params.declaration import parameters
 from ferrule.server import Models, ServerSettings, create_app
 from ferrule.server.anthropic.protocol import ErrorBody
+from ferrule.server.llama_cpp import PATHS
 from ferrule.server.openai.protocol import ErrorResponse
 from server.live import Live, serving
 
@@ -26,7 +27,12 @@ OPERATIONS: list[Any] = [
 ]
 EXAMPLES = 20
 """Number of examples per operation and mode; about a minute in total."""
-ERRORS = {"/v1/messages": ErrorBody, "/api/": RootModel[dict[Literal["error"], str]], "/": ErrorResponse}
+ERRORS: dict[str, type[BaseModel]] = {
+    "/v1/messages": ErrorBody,
+    "/api/": RootModel[dict[Literal["error"], str]],
+    **dict.fromkeys(PATHS, RootModel[dict[Literal["error"], dict[str, Any]]]),
+    "/": ErrorResponse,
+}
 """The forms of errors, by the beginnings of paths."""
 
 

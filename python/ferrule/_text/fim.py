@@ -59,8 +59,10 @@ class Infill:
     """Tokens that end the middle, markers included."""
 
 
-def encode_infill(tokenizer: Tokenizer, prefix: str, suffix: str, limit: TokenLimit | None = None) -> Infill:
-    """Encodes prefix and suffix with the markers and the order of the model's family.
+def encode_infill(
+    tokenizer: Tokenizer, prefix: str, suffix: str, middle: str = "", limit: TokenLimit | None = None
+) -> Infill:
+    """Encodes prefix, suffix and the beginning of the middle with the markers and the order of the model's family.
 
     Markers are inserted as ids; a marker in the text itself is encoded as plain text. `limit` applies to each part as
     in `Tokenizer.encode`.
@@ -75,8 +77,9 @@ def encode_infill(tokenizer: Tokenizer, prefix: str, suffix: str, limit: TokenLi
     before = [known[layout.prefix], *_encode(tokenizer, layout, prefix, limit, begins=True)]
     after = [known[layout.suffix], *_encode(tokenizer, layout, suffix, limit, begins=False)]
     sides = before + after if layout.order == "PSM" else after + before
-    middle = [] if layout.middle is None else [known[layout.middle]]
-    return Infill([*first_ids, *sides, *middle], tuple(known.values()))
+    between = [] if layout.middle is None else [known[layout.middle]]
+    begun = _encode(tokenizer, layout, middle, limit, begins=False)
+    return Infill([*first_ids, *sides, *between, *begun], tuple(known.values()))
 
 
 def _find(tokenizer: Tokenizer) -> Layout:

@@ -32,6 +32,8 @@ class TextPrompt(TypedDict):
     prompt: str
     suffix: NotRequired[str]
     """Text after the completion, for models with fill-in-the-middle tokens."""
+    middle: NotRequired[str]
+    """Beginning of the text before the suffix, which the completion continues."""
     cache_salt: NotRequired[str]
     """Salt of the prefix cache, as in TokensPrompt."""
 
@@ -57,6 +59,7 @@ class PromptParts:
     text: str | None = None
     token_ids: object = None
     suffix: str | None = None
+    middle: str = ""
     cache_salt: str | None = None
 
 
@@ -72,7 +75,7 @@ def read_prompt(given: object, tokenizer: Tokenizer, *, vocab_size: int, limit: 
     elif parts.suffix is None:
         ids = tokenizer.encode(parts.text, limit=limit)
     else:
-        infill = encode_infill(tokenizer, parts.text, parts.suffix, limit)
+        infill = encode_infill(tokenizer, parts.text, parts.suffix, parts.middle, limit)
         ids, stop_token_ids = infill.token_ids, tuple(each for each in infill.stop_token_ids if each < vocab_size)
     token_ids = check_token_ids(ids, vocab_size)
     if len(token_ids) > limit.tokens:
@@ -98,9 +101,10 @@ def prompt_parts(given: object) -> PromptParts:
     value = keys.pop(content)
     text = keys.pop("prompt", None) if content == "prompt_token_ids" else value
     suffix = keys.pop("suffix", None) if content == "prompt" else None
+    middle = keys.pop("middle", "") if suffix is not None else ""
     if keys:
         found = shown(next(iter(keys)))
-        others = "suffix and cache_salt" if content == "prompt" else "prompt and cache_salt"
+        others = "suffix, middle and cache_salt" if content == "prompt" else "prompt and cache_salt"
         raise PromptError(f"a prompt with {content} may also have {others}, got {found}", field=next(iter(keys)))
     if text is not None and not isinstance(text, str):
         raise PromptError(f"prompt must be a string, got {shown(text)}", field="prompt")
@@ -112,7 +116,10 @@ def prompt_parts(given: object) -> PromptParts:
         raise PromptError(f"suffix must be a string, got {shown(suffix)}", field="suffix")
     if suffix is not None:
         _check_unicode("suffix", suffix)
-    return PromptParts(text=text, suffix=suffix, cache_salt=salt)
+    if not isinstance(middle, str):
+        raise PromptError(f"middle must be a string, got {shown(middle)}", field="middle")
+    _check_unicode("middle", middle)
+    return PromptParts(text=text, suffix=suffix, middle=middle, cache_salt=salt)
 
 
 def _checked_salt(salt: object) -> str:

@@ -22,6 +22,7 @@ from ferrule.server.anthropic import routes as messages
 from ferrule.server.context import Context
 from ferrule.server.error_responses import api_error, error_response
 from ferrule.server.errors import ApiError
+from ferrule.server.llama_cpp import routes as llama_cpp
 from ferrule.server.middleware import add_middleware
 from ferrule.server.models import Models
 from ferrule.server.ollama import routes as ollama
@@ -45,6 +46,7 @@ ROUTERS = (
     responses.router,
     messages.router,
     ollama.router,
+    llama_cpp.router,
 )
 """Functions that create the routes of an API."""
 NO_ROUTE = (404, 405)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, TypeVar, cast
 
 from ferrule._engine.beams import BeamSearchParams
 from ferrule._params.sampling import SamplingParams
@@ -23,6 +23,7 @@ from ferrule.server.errors import UNAVAILABLE, ApiError
 from ferrule.server.models import ServedModel
 from ferrule.server.request_record import PromptRecord, RequestRecord, current_record
 
+T = TypeVar("T")
 ABORT = "abort"
 """The finish reason of an aborted request."""
 
@@ -60,6 +61,20 @@ async def complete(request: Generation) -> RequestOutput:
         async for step in all_steps:
             output = step.output
     return finished(request, output)
+
+
+async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Runs all coroutines at once and returns their results in order; a failure of one ends all.
+
+    Raises the first exception.
+    """
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def finished(request: Generation, output: RequestOutput | None) -> RequestOutput:

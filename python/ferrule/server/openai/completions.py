@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
@@ -19,7 +18,7 @@ from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, Stream
 from ferrule.server.context import Context
 from ferrule.server.error_responses import api_error
 from ferrule.server.errors import unsupported
-from ferrule.server.generation import Generation, complete, new_request_id, stream_steps
+from ferrule.server.generation import Generation, all_of, complete, new_request_id, stream_steps
 from ferrule.server.merging import merged
 from ferrule.server.models import ServedModel
 from ferrule.server.openai.beam_search import beam_search_of
@@ -120,13 +119,7 @@ async def _complete_all(request: Sequence[Generation]) -> list[RequestOutput]:
         with _naming_prompt(number, request):
             return await complete(request[number])
 
-    tasks = [asyncio.ensure_future(run(number)) for number in range(len(request))]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return await all_of(map(run, range(len(request))))
 
 
 async def _streamed(number: int, request: Sequence[Generation]) -> AsyncGenerator[StreamStep, None]:

@@ -215,7 +215,7 @@ class RerankRequest(RequestModel):
 
 
 class TokenizeRequest(RequestModel):
-    """Request of POST /tokenize, with a text or a conversation."""
+    """Request of POST /tokenize, with a text, in `prompt` or `content`, or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
@@ -223,6 +223,23 @@ class TokenizeRequest(RequestModel):
     add_special_tokens: bool | None = None
     """Whether to add special tokens to a text (default true); a chat template writes its own."""
     return_token_strs: bool = False
+    content: str | None = None
+    """Text, without special tokens unless `add_special` is true (llama.cpp's field)."""
+    add_special: bool = False
+    with_pieces: bool = False
+    """Whether `tokens` is a list of objects with `id` and `piece` (llama.cpp's field)."""
+    tools: ToolList[ToolDefinition] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool | str = False
+
+
+class TemplateRequest(RequestModel):
+    """Request of POST /apply-template."""
+
+    model: str | None = None
+    messages: BoundedList[Message]
     tools: ToolList[ToolDefinition] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -526,12 +543,19 @@ class TextRanks(RootModel[list[TextRank]]):
     """Response of POST /v1/rerank to a request with `texts`."""
 
 
+class TokenPiece(BaseModel):
+    """A token with its text; its bytes where they are not UTF-8."""
+
+    id: int
+    piece: str | list[int]
+
+
 class Tokens(BaseModel):
     """Response of POST /tokenize."""
 
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[int] | list[TokenPiece]
     token_strs: list[str] | None = _extra()
 
 
@@ -550,6 +574,14 @@ class TokenizerInfo(BaseModel):
 
 class Text(BaseModel):
     """Response of POST /detokenize."""
+
+    prompt: str
+    content: str
+    """The same text (llama.cpp's name)."""
+
+
+class Rendered(BaseModel):
+    """Response of POST /apply-template."""
 
     prompt: str
 

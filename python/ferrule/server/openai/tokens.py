@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, and GET /tokenizer_info (vLLM's routes)."""
+"""POST /tokenize, /detokenize and /apply-template, and GET /tokenizer_info (vLLM's and llama.cpp's routes)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,25 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ferrule._engine.workers import workers_for
+from ferrule._text.prompt import TokensPrompt
 from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
 from ferrule.server.models import ServedModel
 from ferrule.server.openai.messages import template_messages
 from ferrule.server.openai.prompts import check_length
-from ferrule.server.openai.protocol import DetokenizeRequest, Text, TokenizeRequest, TokenizerInfo, Tokens
+from ferrule.server.openai.protocol import (
+    DetokenizeRequest,
+    Rendered,
+    TemplateRequest,
+    Text,
+    TokenizeRequest,
+    TokenizerInfo,
+    TokenPiece,
+    Tokens,
+)
 from ferrule.server.request_body import BodyRoute
 from ferrule.server.request_record import name_fields
+from ferrule.server.schema.base import one_of
 from ferrule.server.schema.tools import tool_dicts
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -36,7 +47,17 @@ def router(server: Context) -> APIRouter:
         """Converts token ids to text, with special tokens."""
         served = server.models.find(request.model)
         name_fields({"prompt": "tokens", "prompt_token_ids": "tokens"})
-        return Text(prompt=await workers_for().run(served.llm.detokenize, request.tokens, skip_special_tokens=False))
+        text = await workers_for().run(served.llm.detokenize, request.tokens, skip_special_tokens=False)
+        return Text(prompt=text, content=text)
+
+    @routes.post("/apply-template")
+    async def apply_template(request: TemplateRequest) -> Rendered:
+        """Renders a conversation with the chat template (llama.cpp's route)."""
+        served = server.models.find(request.model)
+        name_fields({"prompt": "messages"})
+        template = request.chat_template or server.settings.chat_template
+        prompt = await workers_for().run(_render, served, request, template)
+        return Rendered(prompt=prompt.get("prompt", ""))
 
     if server.settings.tokenizer_info:
 
@@ -58,29 +79,43 @@ def router(server: Context) -> APIRouter:
 
 def _tokenize(served: ServedModel, request: TokenizeRequest) -> str:
     """Returns the response as JSON text: serializing a million tokens blocks as long as tokenizing them."""
-    tokens = _tokens(served, request)
-    texts = [served.llm.token_text(token) for token in tokens] if request.return_token_strs else None
+    ids = _tokens(served, request)
+    texts = [served.llm.token_text(token) for token in ids] if request.return_token_strs else None
     limit: int = served.info["max_model_len"]
-    answer = Tokens(count=len(tokens), max_model_len=limit, tokens=tokens, token_strs=texts)
+    tokens = [_piece(served, token) for token in ids] if request.with_pieces else ids
+    answer = Tokens(count=len(ids), max_model_len=limit, tokens=tokens, token_strs=texts)
     return answer.model_dump_json(exclude_none=True)
 
 
+def _piece(served: ServedModel, token: int) -> TokenPiece:
+    found = served.llm.token_bytes(token)
+    try:
+        return TokenPiece(id=token, piece=served.llm.token_text(token) if found is None else found.decode())
+    except UnicodeDecodeError:
+        return TokenPiece(id=token, piece=list(found or b""))
+
+
 def _tokens(served: ServedModel, request: TokenizeRequest) -> list[int]:
-    if (request.prompt is None) == (request.messages is None):
-        raise InvalidParameterError("prompt", request.prompt, "given exactly where messages is left out")
-    if request.prompt is not None:
-        check_length(served, request.prompt)
-        return served.llm.tokenize(request.prompt, add_special_tokens=request.add_special_tokens is not False)
+    text: str | None = one_of(request, "prompt", "content")
+    if (text is None) == (request.messages is None):
+        raise InvalidParameterError("prompt", text, "given exactly where messages is left out")
+    if text is not None:
+        check_length(served, text)
+        with_special = request.add_special if request.prompt is None else request.add_special_tokens is not False
+        return served.llm.tokenize(text, add_special_tokens=with_special)
     if request.add_special_tokens:
         raise InvalidParameterError(
             "add_special_tokens", True, "left out with messages, whose chat template writes special tokens"
         )
-    prompt = served.llm.chat_prompt(
+    return list(_render(served, request, request.chat_template)["prompt_token_ids"])
+
+
+def _render(served: ServedModel, request: TokenizeRequest | TemplateRequest, chat_template: str | None) -> TokensPrompt:
+    return served.llm.chat_prompt(
         template_messages(request.messages or []),
-        chat_template=request.chat_template,
+        chat_template=chat_template,
         add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
         continue_final_message=request.continue_final_message,
         tools=tool_dicts(request.tools) if request.tools else None,
         chat_template_kwargs=request.chat_template_kwargs,
     )
-    return list(prompt["prompt_token_ids"])

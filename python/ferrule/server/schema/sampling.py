@@ -93,6 +93,8 @@ if TYPE_CHECKING:
         """Fields of the generated model that the server reads one by one."""
 
         n: int | None
+        best_of: int | None
+        bad_words_ids: list[list[int]] | None
         temperature: float | None
         top_p: float | None
         logit_bias: dict[str, float] | None

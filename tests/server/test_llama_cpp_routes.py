@@ -1,0 +1,153 @@
+"""llama.cpp's own routes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ferrule import LLM
+from server.live import Answer, Live
+
+pytestmark = pytest.mark.native
+PROMPT = "The capital of France is"
+GREEDY: dict[str, Any] = {"prompt": PROMPT, "temperature": 0, "n_predict": 5}
+
+
+def complete(live: Live, **fields: Any) -> Answer:
+    return live.request("/completion", {**GREEDY, **fields})
+
+
+def parts(answer: Answer) -> list[Any]:
+    return [json.loads(each.removeprefix(b"data: ")) for each in answer.body.split(b"\n\n") if each]
+
+
+def test_completion_equals_that_of_openai(tiny: Live) -> None:
+    found = complete(tiny, ignore_eos=True).json
+    expected = tiny.complete(PROMPT, temperature=0, max_tokens=5, ignore_eos=True).json["choices"][0]
+    assert found["content"] == expected["text"]
+    assert (found["stop"], found["stop_type"], found["tokens"]) == (True, "limit", [])
+    assert found["has_new_line"] is ("\n" in expected["text"])
+    timings, ids = found["timings"], tiny.llm.tokenize(PROMPT)
+    assert timings["prompt_n"] + timings["cache_n"] == found["tokens_evaluated"] == len(ids)
+    assert timings["predicted_n"] == found["tokens_predicted"] == 5
+    assert found["prompt"] == tiny.llm.detokenize(ids, skip_special_tokens=False)
+    assert found["generation_settings"]["n_predict"] == 5
+    assert found["generation_settings"]["temperature"] == 0
+
+
+def test_reasons_to_stop(tiny: Live) -> None:
+    ended = complete(tiny, n_predict=40).json
+    assert (ended["stop_type"], ended["stopping_word"]) == ("eos", "")
+    stopped = complete(tiny, stop=["Paris"]).json
+    assert (stopped["stop_type"], stopped["stopping_word"]) == ("word", "Paris")
+
+
+def test_stream_has_the_parts_of_the_whole_answer(tiny: Live) -> None:
+    whole = complete(tiny, return_tokens=True).json
+    *events, last = parts(complete(tiny, stream=True))
+    assert "".join(each["content"] for each in events) == whole["content"]
+    assert [token for each in events for token in each["tokens"]] == whole["tokens"]
+    assert [each["stop"] for each in events] == [False] * len(events)
+    assert (last["stop"], last["content"], last["stop_type"]) == (True, "", whole["stop_type"])
+    assert last["timings"]["predicted_n"] == whole["tokens_predicted"]
+
+
+def test_several_prompts_in_all_forms(tiny: Live) -> None:
+    ids = tiny.llm.tokenize(PROMPT)
+    found = complete(tiny, prompt=[PROMPT, ids, {"prompt_string": PROMPT}, [*ids[:-1], ids[-1]]]).json
+    assert [each["index"] for each in found] == [0, 1, 2, 3]
+    assert len({each["content"] for each in found}) == 1
+    mixed = complete(tiny, prompt=[1, 5, PROMPT, 6], response_fields=["tokens_evaluated"]).json
+    assert mixed == {"tokens_evaluated": 3 + len(tiny.llm.tokenize(PROMPT, add_special_tokens=False))}
+    streamed = parts(complete(tiny, prompt=[PROMPT, PROMPT], stream=True))
+    assert sorted(each["index"] for each in streamed if each["stop"]) == [0, 1]
+
+
+def test_response_fields_select_parts_of_the_answer(tiny: Live) -> None:
+    found = complete(tiny, response_fields=["content", "generation_settings/n_predict", "none/a"]).json
+    assert found.keys() == {"content", "generation_settings/n_predict"}
+
+
+def test_n_probs_reports_alternatives(tiny: Live) -> None:
+    found = complete(tiny, n_probs=3, ignore_eos=True).json["completion_probabilities"]
+    assert [len(each["top_logprobs"]) for each in found] == [3] * 5
+    assert found[0]["id"] == found[0]["top_logprobs"][0]["id"]
+    assert found[0]["logprob"] <= 0
+    streamed = parts(complete(tiny, n_probs=3, ignore_eos=True, stream=True))
+    assert [one["id"] for each in streamed for one in each.get("completion_probabilities", ())] == [
+        each["id"] for each in found
+    ]
+
+
+def test_no_output_where_none_is_asked(tiny: Live) -> None:
+    found = complete(tiny, n_predict=0, return_tokens=True).json
+    assert (found["content"], found["tokens"], found["tokens_predicted"]) == ("", [], 0)
+
+
+@pytest.mark.parametrize("form", [lambda word: [[word, False]], lambda word: {word: False}, lambda word: {word: -100}])
+def test_biases_of_texts(tiny: Live, form: Any) -> None:
+    assert "Paris" in complete(tiny).json["content"]
+    assert "Paris" not in complete(tiny, logit_bias=form(" Paris")).json["content"]
+
+
+def test_biases_of_token_ids(tiny: Live) -> None:
+    token = complete(tiny, return_tokens=True).json["tokens"][0]
+    for bias in ([[token, False]], [[token, -100]], {str(token): -100}):
+        assert token not in complete(tiny, logit_bias=bias, return_tokens=True).json["tokens"][:1]
+
+
+def test_embedding_is_a_list_of_vectors(tiny: Live, solo: LLM) -> None:
+    found = tiny.request("/embedding", {"content": [PROMPT, "a"]}).json
+    expected = [each.outputs.embedding.tolist() for each in solo.embed([PROMPT, "a"], normalize=True)]
+    for each, vector in zip(found, expected, strict=True):
+        assert each["embedding"][0] == pytest.approx(vector)
+    plain = tiny.request("/embedding", {"content": PROMPT, "embd_normalize": -1}).json[0]["embedding"][0]
+    assert plain == pytest.approx(solo.embed([PROMPT], normalize=False)[0].outputs.embedding.tolist())
+
+
+def test_props_describe_the_model(tiny: Live) -> None:
+    found = tiny.request("/props").json
+    assert found["default_generation_settings"]["n_ctx"] == tiny.llm.info()["max_model_len"]
+    assert found["total_slots"] == tiny.llm.info()["max_num_seqs"]
+    assert found["chat_template"] == tiny.llm.chat_templates["default"]
+    assert found["default_generation_settings"]["params"]["n_predict"] == -1
+
+
+def test_tokenize_and_detokenize_with_content(tiny: Live) -> None:
+    ids = tiny.request("/tokenize", {"content": PROMPT}).json["tokens"]
+    assert ids == tiny.llm.tokenize(PROMPT, add_special_tokens=False)
+    special = tiny.request("/tokenize", {"content": PROMPT, "add_special": True}).json["tokens"]
+    assert special == tiny.llm.tokenize(PROMPT)
+    pieces = tiny.request("/tokenize", {"content": "é🤗", "with_pieces": True}).json["tokens"]
+    spelled = [each["piece"].encode() if isinstance(each["piece"], str) else bytes(each["piece"]) for each in pieces]
+    assert b"".join(spelled).decode().strip() == "é🤗"
+    assert tiny.request("/detokenize", {"tokens": ids}).json["content"].strip() == PROMPT
+
+
+def test_template_is_applied(tiny: Live) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    found = tiny.request("/apply-template", {"messages": messages}).json["prompt"]
+    assert found == tiny.llm.apply_chat_template(messages)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/completion", {}, "prompt"),
+        ("/completion", {"prompt": "a", "temperature": -1}, "temperature"),
+        ("/completion", {"prompt": "a", "n_predict": -2}, "n_predict"),
+        ("/completion", {"prompt": "a", "n": 2}, "n"),
+        ("/completion", {"prompt": "a", "logit_bias": [["a", 101]]}, None),
+        ("/completion", {"prompt": []}, "prompt"),
+        ("/completion", {"prompt": "a", "n_indent": 4}, "n_indent"),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "a"}]}, "input_extra"),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
+        ("/embedding", {"content": "a", "embd_normalize": 1}, "embd_normalize"),
+    ],
+)
+def test_errors_have_the_form_of_llama_cpp(tiny: Live, path: str, body: dict[str, Any], param: str | None) -> None:
+    answer = tiny.request(path, body)
+    assert (answer.status, answer.error["code"], answer.error["type"]) == (400, 400, "invalid_request_error")
+    assert param is None or answer.error["param"] == param
