@@ -81,7 +81,7 @@ class NativeFields(LlamaCppFields):
     """Fields of a whole answer to return, such as `timings/predicted_n`; default: all."""
 
 
-class CompletionRequest(NativeFields):
+class NativeCompletionRequest(NativeFields):
     """Request of POST /completion."""
 
     prompt: NativePrompt

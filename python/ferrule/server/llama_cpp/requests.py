@@ -11,7 +11,13 @@ from ferrule._text.prompt import Prompt, TextPrompt
 from ferrule.errors import InvalidParameterError
 from ferrule.server.errors import unsupported
 from ferrule.server.generation import Generation, new_request_id
-from ferrule.server.llama_cpp.protocol import CompletionRequest, InfillRequest, NativeFields, NativePrompt, PromptObject
+from ferrule.server.llama_cpp.protocol import (
+    InfillRequest,
+    NativeCompletionRequest,
+    NativeFields,
+    NativePrompt,
+    PromptObject,
+)
 from ferrule.server.models import ServedModel
 from ferrule.server.request_record import name_fields
 from ferrule.server.schema import llama_cpp
@@ -32,7 +38,7 @@ SETTINGS = (
 """Parameters of which llama.cpp reports the values under the same names."""
 
 
-async def completions(served: ServedModel, request: CompletionRequest) -> list[Generation]:
+async def completions(served: ServedModel, request: NativeCompletionRequest) -> list[Generation]:
     """Converts a request to one generation for each prompt.
 
     Raises ApiError, FerruleError.

@@ -18,10 +18,10 @@ from ferrule.server.generation import Generation
 from ferrule.server.llama_cpp.answer import ResponseWriter
 from ferrule.server.llama_cpp.errors import error_body
 from ferrule.server.llama_cpp.protocol import (
-    CompletionRequest,
     CompletionResult,
     DefaultSettings,
     InfillRequest,
+    NativeCompletionRequest,
     NativeEmbedding,
     NativeEmbeddingRequest,
     NativeFields,
@@ -41,7 +41,7 @@ def router(server: Context) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
     @routes.post("/completion", response_model=CompletionResult | list[CompletionResult])
-    async def completion(request: CompletionRequest) -> Response:
+    async def completion(request: NativeCompletionRequest) -> Response:
         """Continues a prompt, or a list of prompts (llama.cpp's completion)."""
         return await _answer(server, request, await completions(server.models.find(request.model), request))
 
