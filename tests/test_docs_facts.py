@@ -103,7 +103,7 @@ def test_offline_inference_page_lists_every_parser() -> None:
 
 def test_server_page_lists_every_route_and_option() -> None:
     page = (DOCS / "server.md").read_text()
-    described = create_app(Models(), ServerSettings(ollama=True)).openapi()["paths"]
+    described = create_app(Models(), ServerSettings(ollama=True, tokenizer_info=True)).openapi()["paths"]
     routes = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
     assert set(re.findall(r"`((?:GET|POST) /[^`]+)`", page)) == routes
     own = {option for parameter in serve.params for option in parameter.opts} - {

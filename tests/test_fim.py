@@ -195,7 +195,7 @@ def test_async_llm_with_suffix(coder: Path, engine: type[fakes.Engine]) -> None:
         (
             {"prompt": "a", "suffix": "b", "x": 1},
             PromptError,
-            "a prompt with prompt may also have suffix and cache_salt, got 'x'",
+            "a prompt with prompt may also have suffix, middle and cache_salt, got 'x'",
         ),
         (
             {"prompt_token_ids": [1], "suffix": "b"},
