@@ -254,7 +254,7 @@ def test_quantize_command_with_calibration(text: Path, tmp_path: Path, capsys: p
 def test_hessians_exceeding_memory_are_rejected(tmp_path: Path) -> None:
     spec = json.loads(read_model_files(GOLDEN / "llama").spec.to_json())
     for layer in spec["layers"]:
-        layer["ffn"]["intermediate_size"] = 1 << 21
+        layer["blocks"][1]["mixer"]["intermediate_size"] = 1 << 21
     options = EngineOptions(quantization="int4", threads=1).to_json()
     with pytest.raises(InsufficientMemoryError, match=r"calibration.* Hessian") as caught:
         _native.pack(json.dumps(spec), None, options, str(tmp_path / "out"), {}, [[7, 8, 9]])

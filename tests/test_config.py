@@ -467,7 +467,7 @@ def test_spec_serializes_to_json() -> None:
         {"theta": 500000.0, "rotary_dim": 16, "interleaved": False, "scaling": {"factor": 2.0, "type": "linear"}}
     ]
     dense = {"intermediate_size": 160, "activation": "silu", "gated": True, "bias": False, "clamp": None}
-    assert spec["layers"][0]["ffn"] == {**dense, "type": "dense"}
+    assert spec["layers"][0]["blocks"][1]["mixer"] == {**dense, "type": "dense"}
     place = {"names": ["model.layers.2.self_attn.o_proj.weight"], "transposed": False, "part": None, "stack": None}
     assert spec["tensors"]["layers.2.attention.output.weight"] == place
 

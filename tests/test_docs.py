@@ -143,8 +143,8 @@ def test_defaults_on_the_page_match_decoder() -> None:
     projections = found.layers[0].attention.projections
     assert isinstance(projections, spec.HeadProjections)
     assert (projections.kv_heads, projections.key_dim) == (4, 16)
-    assert found.layers[0].attention_norm == spec.RmsNorm(1e-6)
-    assert found.layers[0].ffn == spec.Dense(96, "silu")
+    assert found.layers[0].block("attention").norm == spec.RmsNorm(1e-6)
+    assert found.layers[0].block("ffn").mixer == spec.Dense(96, "silu")
     assert (found.ropes[0].theta, found.lm_head) == (10_000, spec.LmHead(tied=False))
     for field in ("rms_norm_eps", "rope_theta", "hidden_act", "num_key_value_heads", "head_dim", "tie_word_embeddings"):
         assert f"| `{field}` |" in PAGE

@@ -18,7 +18,7 @@ from faults.isolated import PROMISED_EXTRA_BYTES, assert_refused, run
 from ferrule import LLM, ConfigError, InvalidParameterError, ModelFileError, ModelNotFoundError, model_info
 from ferrule._api.info import LayerGroup, layer_groups, ranges, size_text
 from ferrule._cli import main
-from ferrule._cli.layers import attention_words, ffn_words, frame_words
+from ferrule._cli.layers import frame_words, mixer_words
 from ferrule._loading import has_weights, read_model_files
 from ferrule._loading.shapes import find_shape
 from ferrule._params.options import QUANTIZATIONS
@@ -360,7 +360,8 @@ def words(case: str) -> list[tuple[str, str, str]]:
 
     def shown(group: LayerGroup) -> tuple[str, str, str]:
         layer = group.layer
-        return attention_words(layer.attention, spec.ropes), ffn_words(layer.ffn), frame_words(layer)
+        (_, attention), (_, ffn) = (mixer_words(block.mixer, spec.ropes) for block in layer.blocks)
+        return attention, ffn, frame_words(layer)
 
     return [shown(group) for group in layer_groups(spec)]
 

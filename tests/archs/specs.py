@@ -60,7 +60,7 @@ def rotated(spec: ModelSpec) -> list[bool]:
 
 def experts(spec: ModelSpec) -> list[Experts | None]:
     """Mixture of experts of each layer; None for dense layers."""
-    return [layer.ffn if isinstance(layer.ffn, Experts) else None for layer in spec.layers]
+    return [next(iter(layer.mixers(Experts)), None) for layer in spec.layers]
 
 
 def sparse(spec: ModelSpec) -> list[bool]:
@@ -95,7 +95,7 @@ def latents(spec: ModelSpec) -> LatentProjections:
 
 def width(spec: ModelSpec) -> int:
     """Intermediate size of the first feed-forward network."""
-    ffn = spec.layers[0].ffn
+    ffn = spec.layers[0].block("ffn").mixer
     assert isinstance(ffn, Dense)
     return ffn.intermediate_size
 

@@ -76,7 +76,7 @@ def test_bloom_old_config_spelling() -> None:
     spec = spec_of("bloom", hidden_size=LEFT_OUT, n_embed=128, seq_length=512)
     assert (spec.hidden_size, spec.max_position_embeddings) == (128, 512)
     assert spec_of("bloom").max_position_embeddings == 2048
-    assert spec_of("bloom", apply_residual_connection_post_layernorm=True).layers[0].residual_after_norm
+    assert spec_of("bloom", apply_residual_connection_post_layernorm=True).layers[0].block("ffn").residual_after_norm
 
 
 def test_mpt_original_config_spelling() -> None:
@@ -97,10 +97,10 @@ def test_falcon_variants(
 ) -> None:
     spec = spec_of("falcon", **changes)
     layer = spec.layers[0]
-    assert (projections(layer).kv_heads, layer.parallel) == (kv_heads, parallel)
+    assert (projections(layer).kv_heads, layer.block("ffn").parallel) == (kv_heads, parallel)
     assert qkv_parts(spec)[1] == keys
     if ffn_norm is None:
-        assert layer.ffn_norm is None
+        assert layer.block("ffn").norm is None
     else:
         assert spec.tensors["layers.0.ffn_norm.weight"].names == (f"transformer.h.0.{ffn_norm}.weight",)
     before = "ln_attn" if ffn_norm == "ln_mlp" else "input_layernorm"

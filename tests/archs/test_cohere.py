@@ -24,7 +24,7 @@ def test_cohere_norms() -> None:
     with_norms, without = spec_of("cohere"), spec_of("cohere", use_qk_norm=LEFT_OUT, rope_parameters=LEFT_OUT)
     assert heads(with_norms).qk_norm is not None
     assert (heads(without).qk_norm, without.ropes[0].theta, without.ropes[0].interleaved) == (None, 500_000.0, True)
-    assert (without.layers[0].parallel, without.layers[0].ffn_norm) == (True, None)
+    assert (without.layers[0].block("ffn").parallel, without.layers[0].block("ffn").norm) == (True, None)
     assert spec_of("cohere", logit_scale=LEFT_OUT).lm_head == LmHead(tied=False, scale=0.0625)
     assert spec_of("cohere", tie_word_embeddings=LEFT_OUT).lm_head == LmHead(tied=True, scale=0.25)
 

@@ -41,7 +41,7 @@ def test_default_key_value_heads() -> None:
 
 def test_default_squared_relu() -> None:
     for case in ("arcee", "nemotron", "jais2", "persimmon"):
-        ffn = spec_of(case, hidden_act=LEFT_OUT).layers[0].ffn
+        ffn = spec_of(case, hidden_act=LEFT_OUT).layers[0].block("ffn").mixer
         assert isinstance(ffn, Dense)
         assert (ffn.activation, ffn.gated) == ("relu2", False), case
 
@@ -64,13 +64,13 @@ def test_mlp_layer_types() -> None:
 
 def test_norms_around_blocks() -> None:
     hyperclovax = spec_of("hyperclovax").layers[0]
-    assert hyperclovax.attention_norm == hyperclovax.attention_post_norm == RmsNorm(1e-6)
-    assert spec_of("hyperclovax", use_post_norm=False).layers[0].attention_post_norm is None
+    assert hyperclovax.block("attention").norm == hyperclovax.block("attention").post_norm == RmsNorm(1e-6)
+    assert spec_of("hyperclovax", use_post_norm=False).layers[0].block("attention").post_norm is None
     vault = spec_of("vaultgemma").layers[0]
-    assert vault.ffn_norm == RmsNorm(1e-6, weight_offset=1.0)
-    assert vault.ffn_post_norm is None
+    assert vault.block("ffn").norm == RmsNorm(1e-6, weight_offset=1.0)
+    assert vault.block("ffn").post_norm is None
     flex = spec_of("flex_olmo").layers[0]
-    assert (flex.attention_norm, flex.attention_post_norm) == (None, RmsNorm(1e-6))
+    assert (flex.block("attention").norm, flex.block("attention").post_norm) == (None, RmsNorm(1e-6))
 
 
 def test_bias_switches() -> None:

@@ -62,8 +62,8 @@ def test_modernbert_config_spellings() -> None:
     old = spec_of("modernbert")
     assert [layer.attention.window for layer in old.layers] == [None, 9, 9, None, 9]
     assert [old.ropes[layer.attention.rope or 0].theta for layer in old.layers] == [1.6e5, 1e4, 1e4, 1.6e5, 1e4]
-    assert old.layers[0].attention_norm is None
-    assert all(layer.attention_norm is not None for layer in old.layers[1:])
+    assert old.layers[0].block("attention").norm is None
+    assert all(layer.block("attention").norm is not None for layer in old.layers[1:])
     new = spec_of("modernbert_classifier", architectures=["ModernBertModel"])
     assert (new.layers, new.ropes) == (old.layers, old.ropes)
     assert {rope.theta for rope in spec_of("modernbert", local_rope_theta=None).ropes} == {1.6e5}

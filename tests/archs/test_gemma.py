@@ -34,10 +34,10 @@ def test_unsupported_values(case: str, changes: dict[str, Any], message: str) ->
 
 def test_gemma_reads_gelu_as_its_tanh_approximation() -> None:
     for name in ("gelu", "gelu_pytorch_tanh", None, LEFT_OUT):
-        assert spec_of("gemma", hidden_act=name).layers[0].ffn == Dense(160, "gelu_tanh")
+        assert spec_of("gemma", hidden_act=name).layers[0].block("ffn").mixer == Dense(160, "gelu_tanh")
     # Gemma 2 means what it says, and reads no other field.
-    assert spec_of("gemma2", hidden_activation="gelu").layers[0].ffn == Dense(160, "gelu")
-    assert spec_of("gemma2", hidden_act="relu").layers[0].ffn == Dense(160, "gelu_tanh")
+    assert spec_of("gemma2", hidden_activation="gelu").layers[0].block("ffn").mixer == Dense(160, "gelu")
+    assert spec_of("gemma2", hidden_act="relu").layers[0].block("ffn").mixer == Dense(160, "gelu_tanh")
 
 
 def test_gemma_defaults() -> None:

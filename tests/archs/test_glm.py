@@ -9,7 +9,7 @@ from ferrule.archs.spec import RmsNorm
 def test_glm_has_no_post_norms() -> None:
     spec = renamed("glm4", "GlmForCausalLM", "glm", attention_bias=LEFT_OUT, rope_parameters=LEFT_OUT)
     layer = spec.layers[0]
-    assert (layer.attention_post_norm, layer.ffn_post_norm) == (None, None)
+    assert (layer.block("attention").post_norm, layer.block("ffn").post_norm) == (None, None)
     assert (heads(spec).bias, layer.attention.output_bias) == (True, False)
     assert (spec.ropes[0].rotary_dim, spec.ropes[0].interleaved) == (16, True)
     fields = ("head_dim", "num_key_value_heads", "rms_norm_eps")

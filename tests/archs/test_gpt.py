@@ -110,8 +110,8 @@ def test_gpt_neox_old_config_spelling() -> None:
 
 def test_gpt_neox_parallel_residual() -> None:
     aside, serial = spec_of("gpt_neox"), spec_of("gpt_neox", use_parallel_residual=False, attention_bias=False)
-    assert (aside.layers[0].parallel, serial.layers[0].parallel) == (True, False)
-    assert aside.layers[0].ffn_norm == serial.layers[0].ffn_norm == LayerNorm(1e-5)
+    assert (aside.layers[0].block("ffn").parallel, serial.layers[0].block("ffn").parallel) == (True, False)
+    assert aside.layers[0].block("ffn").norm == serial.layers[0].block("ffn").norm == LayerNorm(1e-5)
     assert (projections(aside.layers[0]).bias, projections(serial.layers[0]).bias) == (True, False)
     assert spec_of("gpt_neox", num_key_value_heads=2) == aside
 

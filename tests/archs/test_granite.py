@@ -23,10 +23,10 @@ def test_unsupported_values(case: str, changes: dict[str, Any], message: str) ->
 def test_granite_multipliers() -> None:
     fields = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
     bare = spec_of("granite", **dict.fromkeys(fields, LEFT_OUT))
-    assert (bare.layers[0].attention.scale, bare.layers[0].residual_scale) == (1.0, 1.0)
+    assert (bare.layers[0].attention.scale, bare.layers[0].block("ffn").residual_scale) == (1.0, 1.0)
     assert (bare.embedding.scale, bare.lm_head) == (1.0, LmHead(tied=False))
     spec = spec_of("granite")
-    assert (spec.layers[0].attention.scale, spec.layers[0].residual_scale) == (0.2, 0.3)
+    assert (spec.layers[0].attention.scale, spec.layers[0].block("ffn").residual_scale) == (0.2, 0.3)
     assert (spec.embedding.scale, spec.lm_head) == (6.0, LmHead(tied=False, scale=0.25))
 
 

@@ -14,12 +14,12 @@ from ferrule.archs.spec import LatentProjections, LayerNorm, Llama3Scaling
 def test_minicpm3_multipliers() -> None:
     spec = spec_of("minicpm3", scale_depth=LEFT_OUT, dim_model_base=LEFT_OUT)
     assert spec.lm_head is not None
-    assert (spec.layers[0].residual_scale, spec.lm_head.scale) == (1.4 / math.sqrt(2), 256 / 64)
+    assert (spec.layers[0].block("ffn").residual_scale, spec.lm_head.scale) == (1.4 / math.sqrt(2), 256 / 64)
     spec = spec_of("minicpm3", scale_depth=None, dim_model_base=None, scale_emb=3, v_head_dim=None)
     projections = spec.layers[0].attention.projections
     assert spec.lm_head is not None
     assert isinstance(projections, LatentProjections)
-    assert (spec.layers[0].residual_scale, spec.lm_head.scale, spec.embedding.scale) == (1, 1, 3)
+    assert (spec.layers[0].block("ffn").residual_scale, spec.lm_head.scale, spec.embedding.scale) == (1, 1, 3)
     assert projections.value_dim == 16
 
 

@@ -32,8 +32,8 @@ def test_opt_350m_has_post_norms_and_narrow_embeddings() -> None:
     assert usual.embedding.positions == LearnedPositions(rows=258, offset=2)
     assert (usual.embedding.width, usual.final_norm) == (None, LayerNorm(1e-5))
     odd = spec_of("opt", do_layer_norm_before=False, word_embed_proj_dim=32)
-    layer = odd.layers[0]
-    assert (layer.attention_norm, layer.attention_sum_norm, odd.final_norm) == (None, LayerNorm(1e-5), None)
+    block = odd.layers[0].block("attention")
+    assert (block.norm, block.sum_norm, odd.final_norm) == (None, LayerNorm(1e-5), None)
     assert odd.embedding.width == 32
     assert odd.tensors["lm_head_projection.weight"].names == ("model.decoder.project_out.weight",)
     bare = spec_of("opt", enable_bias=False, layer_norm_elementwise_affine=False)

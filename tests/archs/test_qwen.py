@@ -34,7 +34,7 @@ def test_qwen_moe_dense_layers(case: str) -> None:
     assert sparse() == [True] * 4
     assert sparse(decoder_sparse_step=2) == [False, True, False, True]
     assert sparse(decoder_sparse_step=2, mlp_only_layers=[1, 9]) == [False, False, False, True]
-    assert spec_of(case, mlp_only_layers=[0]).layers[0].ffn == Dense(160)
+    assert spec_of(case, mlp_only_layers=[0]).layers[0].block("ffn").mixer == Dense(160)
 
 
 def test_qwen_moe_windows() -> None:

@@ -28,7 +28,7 @@ def test_stablelm_and_phi_qk_norms() -> None:
     at = "model.layers.1.self_attn"
     assert norms[0] == tuple(f"{at}.q_layernorm.norms.{head}.weight" for head in range(4))
     assert norms[1] == tuple(f"{at}.k_layernorm.norms.{head}.weight" for head in range(2))
-    assert (spec.layers[0].parallel, spec.layers[0].ffn_norm) == (True, None)
+    assert (spec.layers[0].block("ffn").parallel, spec.layers[0].block("ffn").norm) == (True, None)
     assert spec.ropes[0].rotary_dim == 4
 
 

@@ -16,7 +16,7 @@ from ferrule._loading.quantized import conversion_words, stored_words
 from ferrule._params.options import LOAD_FORMATS, QUANTIZATIONS, EngineOptions
 from ferrule._text.tokenizer import Tokenizer
 from ferrule._validation import check_choice
-from ferrule.archs.spec import Layer, ModelSpec
+from ferrule.archs.spec import Attention, Layer, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,9 @@ class _Measured:
 
 def _group_facts(spec: ModelSpec, group: LayerGroup) -> dict[str, Any]:
     layer = asdict(group.layer)
-    rope = group.layer.attention.rope
-    layer["attention"]["rope"] = None if rope is None else asdict(spec.ropes[rope])
+    for block, facts in zip(group.layer.blocks, layer["blocks"], strict=True):
+        if isinstance(block.mixer, Attention) and block.mixer.rope is not None:
+            facts["mixer"]["rope"] = asdict(spec.ropes[block.mixer.rope])
     return {"layers": list(group.layers), "layer": layer}
 
 

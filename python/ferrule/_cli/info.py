@@ -12,10 +12,10 @@ import click
 
 from ferrule._api.info import LayerGroup, inspect, layer_groups, ranges, size_text
 from ferrule._cli.help import Command
-from ferrule._cli.layers import attention_words, count_words, ffn_words, frame_words
+from ferrule._cli.layers import count_words, frame_words, mixer_words
 from ferrule._cli.model import model_argument, model_options
 from ferrule._loading.shapes import find_shape, shape_names
-from ferrule.archs.spec import Experts, LearnedPositions, ModelSpec, SinusoidalPositions
+from ferrule.archs.spec import LearnedPositions, ModelSpec, SinusoidalPositions
 
 LABEL = 12
 """Width of the labels, in columns."""
@@ -122,10 +122,10 @@ def _layers(spec: ModelSpec) -> Iterator[tuple[str, str]]:
     for group in groups:
         if len(groups) > 1:
             yield "", _numbers(group)
-        layer = group.layer
-        yield "  attention", attention_words(layer.attention, spec.ropes)
-        yield ("  experts" if isinstance(layer.ffn, Experts) else "  network"), ffn_words(layer.ffn)
-        if frame := frame_words(layer):
+        for block in group.layer.blocks:
+            kind, words = mixer_words(block.mixer, spec.ropes)
+            yield f"  {kind}", words
+        if frame := frame_words(group.layer):
             yield "  norms", frame
 
 

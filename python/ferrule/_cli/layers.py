@@ -9,11 +9,11 @@ from ferrule.archs.spec import (
     Clamp,
     Dense,
     Experts,
-    Ffn,
     HeadNorm,
     HeadProjections,
     LatentProjections,
     Layer,
+    Mixer,
     Norm,
     NoScaling,
     Rope,
@@ -24,18 +24,15 @@ OVER = {"head": "per head", "each_head": "per head, with separate weights", "hea
 """Descriptions of the values that a norm of queries and keys spans, by `HeadNorm.over`."""
 
 
-def attention_words(attention: Attention, ropes: Sequence[Rope]) -> str:
-    """Describes attention: `32 heads of 128, 8 key-value heads; RoPE, base 500,000; window of 4,096`."""
-    return "; ".join(_attention(attention, ropes))
-
-
-def ffn_words(ffn: Ffn) -> str:
-    """Describes a feed-forward network, such as `gated silu, 8,192 wide`, or a mixture of experts."""
-    match ffn:
+def mixer_words(mixer: Mixer, ropes: Sequence[Rope]) -> tuple[str, str]:
+    """Returns the kind of a mixer and its description, such as `("network", "gated silu, 8,192 wide")`."""
+    match mixer:
+        case Attention():
+            return "attention", "; ".join(_attention(mixer, ropes))
         case Dense():
-            return _dense(ffn)
+            return "network", _dense(mixer)
         case Experts():
-            return "; ".join(_moe(ffn))
+            return "experts", "; ".join(_moe(mixer))
 
 
 def frame_words(layer: Layer) -> str:
@@ -134,20 +131,21 @@ def _router(router: Router) -> str:
 
 def _frame(layer: Layer) -> Iterator[str]:
     places = {
-        "before": (layer.attention_norm, layer.ffn_norm),
-        "after": (layer.attention_post_norm, layer.ffn_post_norm),
-        "after the residual sum of": (layer.attention_sum_norm, layer.ffn_sum_norm),
+        "before": [block.norm for block in layer.blocks],
+        "after": [block.post_norm for block in layer.blocks],
+        "after the residual sum of": [block.sum_norm for block in layer.blocks],
     }
+    parallel = any(block.parallel for block in layer.blocks)
     for place, norms in places.items():
         present = [norm for norm in norms if norm is not None]
         if present:
-            blocks = "each block" if len(present) == 2 else "both blocks" if layer.parallel else "one block"
+            blocks = "each block" if len(present) == len(norms) else "both blocks" if parallel else "one block"
             yield f"{_norm(present[0])} {place} {blocks}"
-    if layer.parallel:
+    if parallel:
         yield "parallel blocks"
-    if layer.residual_scale != 1:
-        yield f"residual scale {layer.residual_scale:g}"
-    if layer.residual_after_norm:
+    for scale in dict.fromkeys(block.residual_scale for block in layer.blocks if block.residual_scale != 1):
+        yield f"residual scale {scale:g}"
+    if any(block.residual_after_norm for block in layer.blocks):
         yield "residual from the normed input"
 
 

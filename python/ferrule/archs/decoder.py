@@ -11,6 +11,7 @@ from ferrule.archs.config import MAX_SEPARATE_TENSORS, Config
 from ferrule.archs.rope import context_length, read_rope
 from ferrule.archs.spec import (
     Attention,
+    Block,
     Dense,
     Embedding,
     Experts,
@@ -133,8 +134,15 @@ def decoder(
         sinks=sinks,
     )
     before = norm if norms in ("before", "around") else None
-    after = norm if norms in ("after", "around") else None
-    on_sum = norm if norms == "sum" else None
+    block = Block(
+        name="attention",
+        mixer=attention,
+        norm=before,
+        post_norm=norm if norms in ("after", "around") else None,
+        sum_norm=norm if norms == "sum" else None,
+        residual_scale=residual_scale,
+        residual_after_norm=residual_after_norm,
+    )
     spec = ModelSpec(
         architecture=config.text("model_type"),
         vocab_size=config.integer("vocab_size"),
@@ -146,22 +154,25 @@ def decoder(
         ropes=distinct,
         layers=[
             Layer(
-                attention=replace(
-                    attention,
-                    scale=layer_scale,
-                    window=window,
-                    rope=distinct.index(ropes[kind]) if rotate else None,
-                ),
-                ffn=layer_ffn,
-                attention_norm=before,
-                attention_post_norm=after,
-                attention_sum_norm=on_sum,
-                ffn_norm=None if parallel == "one_norm" else before,
-                ffn_post_norm=after,
-                ffn_sum_norm=on_sum,
-                parallel=parallel is not None,
-                residual_scale=residual_scale,
-                residual_after_norm=residual_after_norm,
+                (
+                    replace(
+                        block,
+                        name="attention",
+                        mixer=replace(
+                            attention,
+                            scale=layer_scale,
+                            window=window,
+                            rope=distinct.index(ropes[kind]) if rotate else None,
+                        ),
+                    ),
+                    replace(
+                        block,
+                        name="ffn",
+                        mixer=layer_ffn,
+                        norm=None if parallel == "one_norm" else before,
+                        parallel=parallel is not None,
+                    ),
+                )
             )
             for window, kind, rotate, layer_scale, layer_ffn in zip(windows, types, rotated, scales, ffns, strict=True)
         ],

@@ -47,7 +47,8 @@ def modernbert(config: Config) -> ModelSpec:
         },
     )
     first, *others = spec.layers
-    spec = replace(spec, layers=[replace(first, attention_norm=None), *others])
+    attention, ffn = first.blocks
+    spec = replace(spec, layers=[replace(first, blocks=(replace(attention, norm=None), ffn)), *others])
     return replace(spec, tensors=tensors_named(spec, {}, spec.tensors))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "tanh"]
 
@@ -180,6 +180,7 @@ class Attention:
     """ALiBi slope of each head: factor on the distance between positions (Press et al. 2022)."""
     sinks: bool = False
     """Whether each head has a learned logit in the softmax without a value (attention sink)."""
+    type: Literal["attention"] = "attention"
 
 
 @dataclass(frozen=True)
@@ -241,26 +242,64 @@ class Experts:
 
 
 Ffn: TypeAlias = Dense | Experts
+Mixer: TypeAlias = Attention | Dense | Experts
+"""Function of a residual block from its normed input to what it adds to the stream."""
+AnyMixer = TypeVar("AnyMixer", Attention, Dense, Experts)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Residual block: x = sum_norm(x + residual_scale * post_norm(mixer(norm(x))))."""
+
+    name: str
+    """Name in roles: block "ffn" has `layers.0.ffn.down.weight`, and `layers.0.ffn_norm.weight` for its norm."""
+    mixer: Mixer
+    norm: Norm | None = None
+    """Norm of the mixer's input."""
+    post_norm: Norm | None = None
+    """Norm of the mixer's output."""
+    sum_norm: Norm | None = None
+    """Norm after the output is added to the residual stream."""
+    parallel: bool = False
+    """Whether the block reads the same residual stream as the block before it; without a norm of its own it then reads
+    that block's normed input."""
+    residual_scale: float = 1.0
+    """Factor on the mixer's output."""
+    residual_after_norm: bool = False
+    """Whether the output is added to the normed input rather than the input."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """x = sum_norm(x + post_norm(attention(norm(x)))), then the same with the feed-forward network."""
+    """Residual blocks, which run in order."""
 
-    attention: Attention
-    ffn: Ffn
-    attention_norm: Norm | None = None
-    attention_post_norm: Norm | None = None
-    attention_sum_norm: Norm | None = None
-    ffn_norm: Norm | None = None
-    ffn_post_norm: Norm | None = None
-    ffn_sum_norm: Norm | None = None
-    parallel: bool = False
-    """Whether both blocks read the layer's input. Without `ffn_norm` the network reads attention's normed input."""
-    residual_scale: float = 1.0
-    """Factor on the output of each block."""
-    residual_after_norm: bool = False
-    """Whether the residual is the normed input rather than the input."""
+    blocks: tuple[Block, ...]
+
+    def block(self, name: str) -> Block:
+        """Returns the block of this name.
+
+        Raises LookupError if the layer has none.
+        """
+        for block in self.blocks:
+            if block.name == name:
+                return block
+        raise LookupError(f"no block {name!r}; the layer has {', '.join(block.name for block in self.blocks)}")
+
+    @property
+    def attention(self) -> Attention:
+        """The layer's attention.
+
+        Raises LookupError if the layer has none, or several.
+        """
+        match self.mixers(Attention):
+            case [attention]:
+                return attention
+            case found:
+                raise LookupError(f"a layer with one attention was expected, this one has {len(found)}")
+
+    def mixers(self, kind: type[AnyMixer]) -> list[AnyMixer]:
+        """Returns the mixers of a kind, in the order of their blocks."""
+        return [block.mixer for block in self.blocks if isinstance(block.mixer, kind)]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ferrule.archs.spec import (
     Attention,
+    Block,
     Classifier,
     Dense,
     Experts,
@@ -38,7 +39,7 @@ def roles(spec: ModelSpec) -> Iterator[str]:
         yield "token_types.weight"
     yield from _norm_roles("embedding_norm", embedding.norm)
     for index, layer in enumerate(spec.layers):
-        yield from (f"layers.{index}.{role}" for role in _layer_roles(layer))
+        yield from (f"layers.{index}.{role}" for block in layer.blocks for role in _block_roles(block))
     yield from _norm_roles("final_norm", spec.final_norm)
     if spec.lm_head is not None:
         if embedding.width is not None:
@@ -119,48 +120,51 @@ def tensors_named(
 
 def _heads(layer: Layer, role: str) -> int:
     """Number of heads of a query or key norm."""
-    projections = layer.attention.projections
-    if role.startswith("attention.k_norm") and isinstance(projections, HeadProjections):
+    name, norm, *_ = role.split(".")
+    attention = layer.block(name).mixer
+    if not isinstance(attention, Attention):
+        raise LookupError(f"{role} belongs to no attention")
+    projections = attention.projections
+    if norm.startswith("k_") and isinstance(projections, HeadProjections):
         return projections.kv_heads
-    return layer.attention.heads
+    return attention.heads
 
 
-def _layer_roles(layer: Layer) -> Iterator[str]:
-    yield from _norm_roles("attention_norm", layer.attention_norm)
-    yield from _attention_roles(layer.attention)
-    yield from _norm_roles("attention_post_norm", layer.attention_post_norm)
-    yield from _norm_roles("attention_sum_norm", layer.attention_sum_norm)
-    yield from _norm_roles("ffn_norm", layer.ffn_norm)
-    match layer.ffn:
+def _block_roles(block: Block) -> Iterator[str]:
+    yield from _norm_roles(f"{block.name}_norm", block.norm)
+    match block.mixer:
+        case Attention() as attention:
+            roles = _attention_roles(attention)
         case Dense() as dense:
-            yield from _dense_roles("ffn", dense)
+            roles = _dense_roles(dense)
         case Experts() as experts:
-            yield from _expert_roles(experts)
-    yield from _norm_roles("ffn_post_norm", layer.ffn_post_norm)
-    yield from _norm_roles("ffn_sum_norm", layer.ffn_sum_norm)
+            roles = _expert_roles(experts)
+    yield from (f"{block.name}.{role}" for role in roles)
+    yield from _norm_roles(f"{block.name}_post_norm", block.post_norm)
+    yield from _norm_roles(f"{block.name}_sum_norm", block.sum_norm)
 
 
 def _attention_roles(attention: Attention) -> Iterator[str]:
     match attention.projections:
         case HeadProjections() as heads:
             for projection in ("q", "k", "v"):
-                yield from _projection_roles(f"attention.{projection}", bias=heads.bias)
+                yield from _projection_roles(projection, bias=heads.bias)
             if heads.qk_norm is not None:
-                yield from _norm_roles("attention.q_norm", heads.qk_norm.norm)
-                yield from _norm_roles("attention.k_norm", heads.qk_norm.norm)
+                yield from _norm_roles("q_norm", heads.qk_norm.norm)
+                yield from _norm_roles("k_norm", heads.qk_norm.norm)
         case LatentProjections() as latent:
             if latent.query_rank is None:
-                yield "attention.q.weight"
+                yield "q.weight"
             else:
-                yield from _projection_roles("attention.q_a", bias=latent.bias)
-                yield from _norm_roles("attention.q_a_norm", latent.norm)
-                yield "attention.q_b.weight"
-            yield from _projection_roles("attention.kv_a", bias=latent.bias)
-            yield from _norm_roles("attention.kv_a_norm", latent.norm)
-            yield from ("attention.k_b.weight", "attention.v_b.weight") if latent.split else ("attention.kv_b.weight",)
-    yield from _projection_roles("attention.output", bias=attention.output_bias)
+                yield from _projection_roles("q_a", bias=latent.bias)
+                yield from _norm_roles("q_a_norm", latent.norm)
+                yield "q_b.weight"
+            yield from _projection_roles("kv_a", bias=latent.bias)
+            yield from _norm_roles("kv_a_norm", latent.norm)
+            yield from ("k_b.weight", "v_b.weight") if latent.split else ("kv_b.weight",)
+    yield from _projection_roles("output", bias=attention.output_bias)
     if attention.sinks:
-        yield "attention.sinks.weight"
+        yield "sinks.weight"
 
 
 def _classifier_roles(classifier: Classifier) -> Iterator[str]:
@@ -171,20 +175,20 @@ def _classifier_roles(classifier: Classifier) -> Iterator[str]:
 
 
 def _expert_roles(experts: Experts) -> Iterator[str]:
-    yield from _projection_roles("ffn.router", bias=experts.router.bias)
+    yield from _projection_roles("router", bias=experts.router.bias)
     if experts.router.correction_bias:
-        yield "ffn.router.correction_bias"
+        yield "router.correction_bias"
     for expert in range(experts.experts):
-        yield from _dense_roles(f"ffn.experts.{expert}", experts.expert)
+        yield from (f"experts.{expert}.{role}" for role in _dense_roles(experts.expert))
     if experts.shared is not None:
-        yield from _dense_roles("ffn.shared", experts.shared)
+        yield from (f"shared.{role}" for role in _dense_roles(experts.shared))
     if experts.shared_gate:
-        yield "ffn.shared_gate.weight"
+        yield "shared_gate.weight"
 
 
-def _dense_roles(at: str, ffn: Dense) -> Iterator[str]:
+def _dense_roles(ffn: Dense) -> Iterator[str]:
     for projection in ("gate", "up", "down") if ffn.gated else ("up", "down"):
-        yield from _projection_roles(f"{at}.{projection}", bias=ffn.bias)
+        yield from _projection_roles(projection, bias=ffn.bias)
 
 
 def _norm_roles(at: str, norm: Norm | None) -> Iterator[str]:

@@ -109,22 +109,24 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::mixers::MixerWeights;
     use crate::quantization::Quantization;
     use crate::specs;
-    use crate::weights::{Ffn, Loader, Source};
+    use crate::weights::{Loader, Source};
 
     /// Returns a spec with biases and norms, and with `scaling` in its rotary embedding.
     fn spec(scaling: &serde_json::Value) -> ModelSpec {
         let mut spec = specs::llama(320, 2);
         let norm = json!({"type": "layer", "eps": 1e-5, "weight_offset": 0.0, "weight": true, "bias": true});
         for layer in spec["layers"].as_array_mut().unwrap() {
-            layer["attention_norm"] = norm.clone();
-            layer["ffn_norm"] = norm.clone();
-            layer["ffn"]["bias"] = json!(true);
-            layer["attention"]["output_bias"] = json!(true);
-            layer["attention"]["projections"]["bias"] = json!(true);
+            layer["blocks"][0]["norm"] = norm.clone();
+            layer["blocks"][1]["norm"] = norm.clone();
+            layer["blocks"][1]["mixer"]["bias"] = json!(true);
+            layer["blocks"][0]["mixer"]["output_bias"] = json!(true);
+            layer["blocks"][0]["mixer"]["projections"]["bias"] = json!(true);
             let rms = json!({"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true});
-            layer["attention"]["projections"]["qk_norm"] = json!({"norm": rms, "over": "head", "after_rope": false});
+            layer["blocks"][0]["mixer"]["projections"]["qk_norm"] =
+                json!({"norm": rms, "over": "head", "after_rope": false});
         }
         spec["final_norm"] = norm;
         spec["lm_head"] = json!({"tied": false, "bias": true, "scale": 1.0, "softcap": null});
@@ -173,10 +175,10 @@ mod tests {
         assert_eq!(vectors, 2 * (4 + 2 + 4) + 2 + 1);
         weights.final_norm.as_mut().unwrap().bias.as_mut().unwrap()[63] = 0.5;
         is_new(fingerprint(&plain, &weights, options, &pools[0]));
-        weights.layers[1].attention.output.bias.as_mut().unwrap()[0] = 0.5;
+        weights.layers[1].blocks[0].norm.as_mut().unwrap().bias.as_mut().unwrap()[0] = 0.5;
         is_new(fingerprint(&plain, &weights, options, &pools[0]));
         let exec = Exec { isa: options.isa, pool: &pools[0], cancel: &Cancel::new() };
-        let Ffn::Dense(ffn) = &mut weights.layers[1].ffn else { panic!("the layer is dense") };
+        let MixerWeights::Dense(ffn) = &mut weights.layers[1].blocks[1].mixer else { panic!("the block is dense") };
         ffn.down.weight = PackedMatrix::pack(&exec, &[(Format::F32, 64)], 96, &Ones).unwrap();
         is_new(fingerprint(&plain, &weights, options, &pools[0]));
     }

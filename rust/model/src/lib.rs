@@ -5,9 +5,10 @@ mod adapter;
 mod batch;
 mod calibrate;
 mod fingerprint;
-mod kv_layout;
 mod layer;
 mod limits;
+mod memory;
+mod mixers;
 mod needs;
 mod quantization;
 mod random;
@@ -24,14 +25,16 @@ pub use adapter::{Adapter, AdapterConfig, AdapterError, AdapterLoader, TensorErr
 pub use batch::{Batch, Capabilities, ClassifierInfo, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
 pub use calibrate::calibrate_into;
 pub use limits::SpecError;
+pub use mixers::{
+    AttentionSpec, ClampSpec, DenseSpec, ExpertsSpec, GroupScore, HeadProjections, LatentProjections, MixerSpec,
+    ProjectionsSpec, RouterSpec, Scoring,
+};
 pub use needs::{Needs, buffer_bytes, measure};
 pub use quantization::Quantization;
 pub use rope::{Dynamic, Linear, Llama3, LongRope, RopeScaling, RopeSpec, Yarn};
 pub use spec::{
-    ActivationSpec, AttentionSpec, ClampSpec, ClassifierSpec, DenseSpec, EmbeddingSpec, ExpertsSpec, FfnSpec,
-    GroupScore, HeadNormSpec, HeadProjections, LatentProjections, LayerSpec, LmHeadSpec, ModelSpec, NormSpec,
-    NormedOver, PartSpec, Pooling, PositionsSpec, ProjectionsSpec, RouterSpec, Scoring, StackSpec, TensorSpec,
-    TextProjectionSpec,
+    ActivationSpec, BlockSpec, ClassifierSpec, EmbeddingSpec, HeadNormSpec, LayerSpec, LmHeadSpec, ModelSpec, NormSpec,
+    NormedOver, PartSpec, Pooling, PositionsSpec, StackSpec, TensorSpec, TextProjectionSpec,
 };
 pub use transformer::{LoadOptions, Transformer};
 pub use weights::{LoadError, Progress, Source, StoredTypes, WeightFiles, WeightSizes, open_packed, pack_into};

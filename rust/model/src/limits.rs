@@ -42,6 +42,12 @@ pub(crate) fn finite(field: &str, value: f32) -> Result<(), SpecError> {
     require(field, value, value.is_finite(), || "finite".to_owned())
 }
 
+/// Checks that an optional number is finite and > 0.
+pub(crate) fn positive(field: &str, value: Option<f32>) -> Result<(), SpecError> {
+    value
+        .map_or(Ok(()), |value| require(field, value, value.is_finite() && value > 0.0, || "finite and > 0".to_owned()))
+}
+
 pub(crate) fn require(
     field: &str,
     value: impl ToString,

@@ -1,12 +1,13 @@
 //! Memory that a model needs, computed before any of it is allocated.
 
+use std::collections::BTreeMap;
+
 use ferrule_kernels::kv::KvFormat;
 
 use crate::batch::KvGroup;
-use crate::kv_layout::KvLayout;
-use crate::layer::{EXPERTS_ROWS, FFN_ROWS};
+use crate::memory::MemoryLayout;
 use crate::quantization::Quantization;
-use crate::spec::{AttentionSpec, DenseSpec, FfnSpec, LatentProjections, LayerSpec, ModelSpec, ProjectionsSpec};
+use crate::spec::{LayerSpec, ModelSpec};
 use crate::weights::{LoadError, Loader, Source, WeightSizes, check_quantization};
 
 /// Memory that a model needs; equals what the loaded model reports.
@@ -33,69 +34,37 @@ pub fn measure(
         check_quantization(file, quantization)?;
     }
     let weights = Loader::new(spec, source, quantization).measure()?.sizes(spec);
-    Ok(Needs { weights, kv_groups: KvLayout::new(spec, kv_format).groups })
+    Ok(Needs { weights, kv_groups: MemoryLayout::new(&spec.layers, spec.causal, kv_format).groups })
 }
 
 /// Bytes of a quantized activation, including its share of the block's scale.
 const QUANTIZED_BYTES: f64 = 1.5;
 
 /// Estimates the bytes of activation buffers for a step of `rows` tokens, `logit_rows` of which need logits: the
-/// buffers kept between layers, and the widest of each buffer inside of a layer.
+/// buffers kept between layers, those between blocks, and the largest ones inside of each mixer.
 #[must_use]
 pub fn buffer_bytes(spec: &ModelSpec, rows: usize, logit_rows: usize) -> u64 {
-    let most = |of: &dyn Fn(&LayerSpec) -> usize| spec.layers.iter().map(of).max().unwrap_or(0);
+    let hidden = spec.hidden_size;
     let rotary_dims: usize = spec.ropes.iter().map(|rope| rope.rotary_dim).sum();
-    let blocks = most(&|layer| between_blocks(spec, layer));
-    let attention = most(&|layer| of_attention(&layer.attention));
-    let inputs = most(&|layer| longest_input(spec, layer));
-    let floats = rows.saturating_mul(spec.hidden_size + rotary_dims + blocks + attention)
-        + most(&|layer| of_ffn(spec, layer, rows))
-        + logit_rows.saturating_mul(spec.hidden_size + spec.vocab_size);
+    let between = spec.layers.iter().map(between_blocks).max().unwrap_or(0) * hidden;
+    let mixers = || spec.layers.iter().flat_map(|layer| &layer.blocks).map(|block| &block.mixer);
+    let mut within = BTreeMap::new();
+    for mixer in mixers() {
+        let floats = mixer.buffer_floats(hidden, rows);
+        within.entry(mixer.name()).and_modify(|most: &mut usize| *most = floats.max(*most)).or_insert(floats);
+    }
+    let inputs = mixers().map(|mixer| mixer.longest_input(hidden)).max().unwrap_or(0);
+    let floats = rows.saturating_mul(hidden + rotary_dims + between)
+        + within.values().sum::<usize>()
+        + logit_rows.saturating_mul(hidden + spec.vocab_size);
     (floats as f64 * size_of::<f32>() as f64 + rows as f64 * inputs as f64 * QUANTIZED_BYTES) as u64
 }
 
-/// Returns the floats per row between the blocks of a layer.
-fn between_blocks(spec: &ModelSpec, layer: &LayerSpec) -> usize {
-    let buffers = [layer.attention_norm.is_some(), layer.ffn_norm.is_some(), layer.parallel, true];
-    buffers.into_iter().filter(|there| *there).count() * spec.hidden_size
-}
-
-/// Returns the floats per row inside of attention.
-fn of_attention(spec: &AttentionSpec) -> usize {
-    let heads = spec.heads;
-    match &spec.projections {
-        ProjectionsSpec::Heads(of) => {
-            (heads + of.kv_heads) * of.key_dim + of.kv_heads * of.value_dim + heads * of.value_dim
-        }
-        ProjectionsSpec::Latent(LatentProjections { query_rank, kv_rank, nope_dim, rope_dim, value_dim, .. }) => {
-            let queries = heads * (nope_dim + rope_dim);
-            let input = query_rank.map_or(queries, |rank| 2 * rank) + kv_rank + rope_dim;
-            let keys = rope_dim + kv_rank;
-            let by_head = heads * (nope_dim.max(kv_rank) + value_dim.max(kv_rank));
-            input + queries + keys + by_head + heads * (keys + kv_rank + value_dim)
-        }
-    }
-}
-
-/// Returns the floats inside of the feed-forward network for all rows, which it processes in chunks.
-fn of_ffn(spec: &ModelSpec, layer: &LayerSpec, rows: usize) -> usize {
-    let within = |dense: &DenseSpec| dense.inner_rows() + if dense.gated { dense.intermediate_size } else { 0 };
-    match &layer.ffn {
-        FfnSpec::Dense(dense) => rows.min(FFN_ROWS) * within(dense),
-        FfnSpec::Experts(experts) => {
-            let chosen = 2 * spec.hidden_size + within(&experts.expert);
-            rows.min(EXPERTS_ROWS) * (experts.experts + experts.experts_per_token * chosen)
-        }
-    }
-}
-
-/// Returns the length of the longest row that a layer multiplies with a matrix, counted for each row of a step.
-fn longest_input(spec: &ModelSpec, layer: &LayerSpec) -> usize {
-    let ffn = match &layer.ffn {
-        FfnSpec::Dense(dense) => dense.intermediate_size,
-        FfnSpec::Experts(experts) => experts.experts_per_token * experts.expert.intermediate_size.max(spec.hidden_size),
-    };
-    ffn.max(spec.hidden_size).max(layer.attention.output_columns())
+/// Returns the number of rows of `hidden_size` floats per token between the blocks of a layer: a normed input and an
+/// output for each of the blocks that are parallel.
+fn between_blocks(layer: &LayerSpec) -> usize {
+    let groups = layer.blocks.chunk_by(|_, next| next.parallel);
+    groups.map(|group| group.len() + group.iter().filter(|block| block.norm.is_some()).count()).max().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -116,20 +85,20 @@ mod tests {
     /// experts in one layer.
     fn specimens() -> [Value; 3] {
         let mut windows = specs::llama(96, 3);
-        windows["layers"][1]["attention"]["window"] = json!(40);
+        windows["layers"][1]["blocks"][0]["mixer"]["window"] = json!(40);
         let mut latent = specs::llama(80, 3);
         latent["lm_head"] = json!({"tied": false, "bias": true, "scale": 1.0, "softcap": null});
         latent["ropes"][0]["rotary_dim"] = json!(8);
         let norm = latent["final_norm"].clone();
         for layer in latent["layers"].as_array_mut().unwrap() {
-            layer["attention"]["projections"] = json!({
+            layer["blocks"][0]["mixer"]["projections"] = json!({
                 "type": "latent", "query_rank": 24, "kv_rank": 32, "nope_dim": 16, "rope_dim": 8, "value_dim": 12,
                 "norm": norm, "bias": true, "split": false,
             });
         }
         let mut experts = latent.clone();
-        let expert = windows["layers"][0]["ffn"].clone();
-        experts["layers"][1]["ffn"] = json!({
+        let expert = windows["layers"][0]["blocks"][1]["mixer"].clone();
+        experts["layers"][1]["blocks"][1]["mixer"] = json!({
             "type": "experts", "experts": 6, "experts_per_token": 2, "expert": expert,
             "router": {
                 "scoring": "sigmoid", "normalize": true, "scale": 2.5, "bias": true, "correction_bias": true,

@@ -5,16 +5,17 @@ use std::sync::{Arc, OnceLock};
 
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::elementwise::{add_bias, scale, softcap};
-use ferrule_kernels::kv::{KvFormat, KvShape, KvStore, PageId};
+use ferrule_kernels::kv::{KvFormat, PageId};
 use ferrule_kernels::{Cancel, Exec, Pool, PoolError, Scratch, machine, matmul};
 
 use crate::adapter::AdapterLoader;
 use crate::batch::{Batch, Capabilities, ClassifierInfo, ForwardError, KvGroup, LanguageModel, SequenceChunk};
 use crate::fingerprint::fingerprint;
-use crate::kv_layout::KvLayout;
 use crate::layer::{
-    AdapterBuffers, AdapterRows, AttentionPass, LayerBuffers, RaggedRows, adapted, adapter_runs, norm_in_place,
+    AdapterBuffers, AdapterRows, LayerBuffers, RaggedRows, adapted, adapter_runs, norm_in_place, run_layer,
 };
+use crate::memory::{Memory, MemoryLayout};
+use crate::mixers::MixerPass;
 use crate::quantization::Quantization;
 use crate::readout;
 use crate::rope::RopeRows;
@@ -52,22 +53,29 @@ pub struct LoadOptions {
 /// #     "embedding": {"scale": 1.0, "width": null, "positions": null, "token_types": 0, "norm": null},
 /// #     "ropes": [{"theta": 1e4, "rotary_dim": 16, "interleaved": false, "scaling": {"type": "none"}}],
 /// #     "layers": [{
-/// #         "attention": {
-/// #             "heads": 4, "scale": 0.25, "output_bias": false, "rope": 0, "window": null, "softcap": null,
-/// #             "alibi_slopes": null, "sinks": false,
-/// #             "projections": {
-/// #                 "type": "heads", "kv_heads": 2, "key_dim": 16, "value_dim": 16, "bias": false, "qk_norm": null,
-/// #                 "clip": null
-/// #             }
-/// #         },
-/// #         "ffn": {
-/// #             "type": "dense", "intermediate_size": 96, "activation": "silu", "gated": true, "bias": false, "clamp": null
-/// #         },
-/// #         "attention_norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
-/// #         "attention_post_norm": null, "attention_sum_norm": null,
-/// #         "ffn_norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
-/// #         "ffn_post_norm": null, "ffn_sum_norm": null,
-/// #         "parallel": false, "residual_scale": 1.0, "residual_after_norm": false
+/// #         "blocks": [{
+/// #             "name": "attention",
+/// #             "mixer": {
+/// #                 "type": "attention", "heads": 4, "scale": 0.25, "output_bias": false, "rope": 0, "window": null,
+/// #                 "softcap": null, "alibi_slopes": null, "sinks": false,
+/// #                 "projections": {
+/// #                     "type": "heads", "kv_heads": 2, "key_dim": 16, "value_dim": 16, "bias": false, "qk_norm": null,
+/// #                     "clip": null
+/// #                 }
+/// #             },
+/// #             "norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
+/// #             "post_norm": null, "sum_norm": null, "parallel": false, "residual_scale": 1.0,
+/// #             "residual_after_norm": false
+/// #         }, {
+/// #             "name": "ffn",
+/// #             "mixer": {
+/// #                 "type": "dense", "intermediate_size": 96, "activation": "silu", "gated": true, "bias": false,
+/// #                 "clamp": null
+/// #             },
+/// #             "norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
+/// #             "post_norm": null, "sum_norm": null, "parallel": false, "residual_scale": 1.0,
+/// #             "residual_after_norm": false
+/// #         }]
 /// #     }],
 /// #     "final_norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
 /// #     "lm_head": {"tied": true, "bias": false, "scale": 1.0, "softcap": null},
@@ -99,11 +107,8 @@ pub struct Transformer {
     weights: Weights,
     /// Linear layers that adapters can change.
     sites: Arc<[Site]>,
-    /// KV cache group of each layer, and the layer's index in the group.
-    places: Vec<(usize, usize)>,
-    shapes: Vec<KvShape>,
-    groups: Vec<KvGroup>,
-    stores: Vec<KvStore>,
+    layout: MemoryLayout,
+    memory: Memory,
     options: LoadOptions,
     pool: Arc<Pool>,
     buffers: Buffers,
@@ -144,16 +149,13 @@ impl Transformer {
         }
         let mut weights = Loader::new(&spec, source, quantization).load(exec, progress)?;
         let sites = std::mem::take(&mut weights.sites).into();
-        let KvLayout { places, shapes, groups } = KvLayout::new(&spec, kv_format);
-        let stores = Vec::new();
+        let layout = MemoryLayout::new(&spec.layers, spec.causal, kv_format);
         Ok(Self {
             spec: Arc::new(spec),
             weights,
             sites,
-            places,
-            shapes,
-            groups,
-            stores,
+            layout,
+            memory: Memory::default(),
             options,
             pool,
             buffers: Buffers::default(),
@@ -166,17 +168,12 @@ impl Transformer {
     /// # Errors
     /// [`LoadError::Memory`] if the address space is too small.
     pub fn allocate_kv(&mut self, pages: &[usize]) -> Result<(), LoadError> {
-        self.stores.clear();
-        for (shape, &pages) in self.shapes.iter().zip(pages) {
-            let store = KvStore::new(self.options.kv_format, *shape, pages).map_err(|_| LoadError::Memory {
-                what: "the key-value cache",
-                needs: KvStore::page_bytes(self.options.kv_format, *shape)
-                    .unwrap_or(u64::MAX)
-                    .saturating_mul(pages as u64),
-                available: machine::available_memory(),
-            })?;
-            self.stores.push(store);
-        }
+        self.memory = Memory::default();
+        self.memory = Memory::new(&self.layout, self.options.kv_format, pages).map_err(|needs| LoadError::Memory {
+            what: "the key-value cache",
+            needs,
+            available: machine::available_memory(),
+        })?;
         Ok(())
     }
 
@@ -230,28 +227,19 @@ impl Transformer {
     /// Runs a batch through all layers and the final norm. Writes the rows whose logits are requested to
     /// [`Buffers::update`], `[wanted rows, hidden_size]`, and returns the number of floats.
     fn run(&mut self, batch: Batch<'_>, cancel: &Cancel) -> Result<usize, PoolError> {
-        let Self { spec, weights, places, stores, buffers, .. } = self;
+        let Self { spec, weights, layout, memory, buffers, .. } = self;
         let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
-        let rows = RaggedRows::new(batch, &spec.ropes, stores.len(), &mut buffers.ropes);
+        let rows = RaggedRows::new(batch, &spec.ropes, memory.groups(), &mut buffers.ropes);
         let runs = adapter_runs(batch, |sequence| sequence.tokens.len());
         let adapters = AdapterRows::new(&runs, &buffers.adapters);
         let width = spec.hidden_size;
 
         let hidden = buffers.hidden.take(rows.count * width);
         embed(&exec, spec, &weights.embedding, batch, adapters, &mut buffers.update, hidden)?;
-        for ((layer, layer_spec), &(group, place)) in weights.layers.iter().zip(&spec.layers).zip(&*places) {
-            let pass = AttentionPass {
-                exec,
-                weights: &layer.attention,
-                spec: &layer_spec.attention,
-                causal: spec.causal,
-                ropes: &spec.ropes,
-                rows: &rows,
-                adapters,
-                group,
-                place,
-            };
-            pass.layer(layer_spec, layer, &mut stores[group], hidden, &mut buffers.layer)?;
+        let (causal, ropes) = (spec.causal, &spec.ropes);
+        let pass = MixerPass { exec, causal, ropes, rows: &rows, adapters, place: None };
+        for (layer, places) in spec.layers.iter().zip(&weights.layers).zip(&layout.places) {
+            run_layer(&pass, layer, places, memory, hidden, &mut buffers.layer)?;
         }
 
         let wanted = wanted_rows(batch);
@@ -349,7 +337,7 @@ impl LanguageModel for Transformer {
     }
 
     fn kv_groups(&self) -> &[KvGroup] {
-        &self.groups
+        &self.layout.groups
     }
 
     fn shareable_tokens(&self, prompt_len: usize) -> usize {
@@ -357,15 +345,15 @@ impl LanguageModel for Transformer {
     }
 
     fn copy_page(&mut self, group: usize, from: PageId, to: PageId) {
-        self.stores[group].copy_page(from, to);
+        self.memory.pages(group).copy_page(from, to);
     }
 
     fn page(&self, group: usize, page: PageId) -> &[u8] {
-        self.stores[group].page(page)
+        self.memory.store(group).page(page)
     }
 
     fn set_page(&mut self, group: usize, page: PageId, bytes: &[u8]) {
-        self.stores[group].set_page(page, bytes);
+        self.memory.pages(group).set_page(page, bytes);
     }
 
     fn fingerprint(&self) -> [u8; 32] {

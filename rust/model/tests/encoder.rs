@@ -20,7 +20,7 @@ fn spec() -> Value {
     let mut spec = specs::llama(64, 3);
     spec["causal"] = json!(false);
     spec["lm_head"] = json!(null);
-    spec["layers"][1]["attention"]["window"] = json!(4);
+    spec["layers"][1]["blocks"][0]["mixer"]["window"] = json!(4);
     spec["embedding"]["token_types"] = json!(3);
     spec["classifier"] = json!({
         "labels": 2, "pooling": "mean", "activation": "tanh", "dense_bias": true, "norm": null, "bias": true

@@ -16,7 +16,7 @@ use serde_json::json;
 /// Returns a model with two KV cache groups: all positions, and a window of 40.
 fn model(kv_format: KvFormat, pages: usize) -> Transformer {
     let mut spec = specs::llama(64, 3);
-    spec["layers"][1]["attention"]["window"] = json!(40);
+    spec["layers"][1]["blocks"][0]["mixer"]["window"] = json!(40);
     let spec = ModelSpec::from_json(&spec.to_string()).unwrap();
     let options = LoadOptions { quantization: Quantization::named("f32").unwrap(), kv_format, isa: Isa::best() };
     let pool = Arc::new(Pool::new(NonZeroUsize::new(2).unwrap()));

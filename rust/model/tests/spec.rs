@@ -18,7 +18,7 @@ fn tensor(name: &str) -> Value {
 /// Returns the spec with experts in its first layer.
 fn experts() -> Value {
     let mut spec = spec();
-    spec["layers"][0]["ffn"] = json!({
+    spec["layers"][0]["blocks"][1]["mixer"] = json!({
         "type": "experts", "experts": 8, "experts_per_token": 2, "shared": null, "shared_gate": false,
         "expert": {"type": "dense", "intermediate_size": 48, "activation": "silu", "gated": true, "bias": false, "clamp": null},
         "router": {
@@ -32,7 +32,7 @@ fn experts() -> Value {
 /// Returns the spec with latent attention in its first layer.
 fn latent() -> Value {
     let mut spec = spec();
-    spec["layers"][0]["attention"]["projections"] = json!({
+    spec["layers"][0]["blocks"][0]["mixer"]["projections"] = json!({
         "type": "latent", "query_rank": 48, "kv_rank": 32, "nope_dim": 16, "rope_dim": 16, "value_dim": 16,
         "norm": {"type": "rms", "eps": 1e-6, "weight_offset": 0.0, "weight": true}, "bias": false, "split": false
     });
@@ -61,10 +61,10 @@ fn a_complete_spec_is_read() {
 #[test]
 fn unknown_fields_and_variants_are_refused_by_name() {
     for (path, value) in [
-        ("/layers/0/attention/temperature", json!(true)),
-        ("/layers/0/attention/projections/kv_lora_rank", json!(32)),
-        ("/layers/1/ffn/experts", json!(8)),
-        ("/layers/0/parallel_residual", json!(true)),
+        ("/layers/0/blocks/0/mixer/temperature", json!(true)),
+        ("/layers/0/blocks/0/mixer/projections/kv_lora_rank", json!(32)),
+        ("/layers/1/blocks/1/mixer/experts", json!(8)),
+        ("/layers/0/blocks/1/parallel_residual", json!(true)),
         ("/ropes/0/mrope_section", json!([1, 2])),
         ("/lm_head/logit_softcap", json!(30.0)),
         ("/final_norm/sandwich", json!(true)),
@@ -75,9 +75,11 @@ fn unknown_fields_and_variants_are_refused_by_name() {
         let error = with(path, value).unwrap_err().to_string();
         assert!(error.contains(name), "{path}: {error}");
     }
-    for (path, name) in
-        [("/layers/0/ffn/activation", "swish"), ("/layers/0/ffn/type", "mixture"), ("/ropes/0/scaling/type", "ntk")]
-    {
+    for (path, name) in [
+        ("/layers/0/blocks/1/mixer/activation", "swish"),
+        ("/layers/0/blocks/1/mixer/type", "mixture"),
+        ("/ropes/0/scaling/type", "ntk"),
+    ] {
         let error = with(path, json!(name)).unwrap_err().to_string();
         assert!(error.contains(name), "{path}: {error}");
     }
@@ -92,18 +94,18 @@ fn numbers_outside_their_limits_are_named() {
         ("/embedding/scale", json!(1e39)),
         ("/embedding/width", json!(0)),
         ("/embedding/positions", json!({"type": "learned", "rows": 257, "offset": 2})),
-        ("/layers/0/residual_scale", json!(1e39)),
-        ("/layers/0/attention/heads", json!(0)),
-        ("/layers/0/attention/scale", json!(1e39)),
-        ("/layers/0/attention/softcap", json!(0.0)),
-        ("/layers/0/attention/alibi_slopes", json!([0.5, 0.25])),
-        ("/layers/0/attention/projections/kv_heads", json!(0)),
-        ("/layers/0/attention/projections/kv_heads", json!(3)),
-        ("/layers/0/attention/projections/clip", json!(-1.0)),
-        ("/layers/1/attention/projections/key_dim", json!(1u64 << 27)),
-        ("/layers/0/attention/rope", json!(1)),
-        ("/layers/0/attention/window", json!(0)),
-        ("/layers/0/ffn/intermediate_size", json!(0)),
+        ("/layers/0/blocks/1/residual_scale", json!(1e39)),
+        ("/layers/0/blocks/0/mixer/heads", json!(0)),
+        ("/layers/0/blocks/0/mixer/scale", json!(1e39)),
+        ("/layers/0/blocks/0/mixer/softcap", json!(0.0)),
+        ("/layers/0/blocks/0/mixer/alibi_slopes", json!([0.5, 0.25])),
+        ("/layers/0/blocks/0/mixer/projections/kv_heads", json!(0)),
+        ("/layers/0/blocks/0/mixer/projections/kv_heads", json!(3)),
+        ("/layers/0/blocks/0/mixer/projections/clip", json!(-1.0)),
+        ("/layers/1/blocks/0/mixer/projections/key_dim", json!(1u64 << 27)),
+        ("/layers/0/blocks/0/mixer/rope", json!(1)),
+        ("/layers/0/blocks/0/mixer/window", json!(0)),
+        ("/layers/0/blocks/1/mixer/intermediate_size", json!(0)),
         ("/ropes/0/rotary_dim", json!(15)),
         ("/ropes/0/rotary_dim", json!(18)),
         ("/ropes/0/theta", json!(0.0)),
@@ -125,20 +127,20 @@ fn numbers_outside_their_limits_are_named() {
         check(spec(), path, &value);
     }
     for (path, value) in [
-        ("/layers/0/ffn/experts", json!(0)),
-        ("/layers/0/ffn/experts_per_token", json!(5)),
-        ("/layers/0/ffn/expert/intermediate_size", json!(0)),
-        ("/layers/0/ffn/router/groups", json!(3)),
-        ("/layers/0/ffn/router/groups_chosen", json!(5)),
-        ("/layers/0/ffn/router/scale", json!(1e39)),
-        ("/layers/0/ffn/shared_gate", json!(true)),
+        ("/layers/0/blocks/1/mixer/experts", json!(0)),
+        ("/layers/0/blocks/1/mixer/experts_per_token", json!(5)),
+        ("/layers/0/blocks/1/mixer/expert/intermediate_size", json!(0)),
+        ("/layers/0/blocks/1/mixer/router/groups", json!(3)),
+        ("/layers/0/blocks/1/mixer/router/groups_chosen", json!(5)),
+        ("/layers/0/blocks/1/mixer/router/scale", json!(1e39)),
+        ("/layers/0/blocks/1/mixer/shared_gate", json!(true)),
     ] {
         check(experts(), path, &value);
     }
     for (path, value) in [
-        ("/layers/0/attention/projections/query_rank", json!(0)),
-        ("/layers/0/attention/projections/kv_rank", json!(1u64 << 27)),
-        ("/layers/0/attention/projections/rope_dim", json!(0)),
+        ("/layers/0/blocks/0/mixer/projections/query_rank", json!(0)),
+        ("/layers/0/blocks/0/mixer/projections/kv_rank", json!(1u64 << 27)),
+        ("/layers/0/blocks/0/mixer/projections/rope_dim", json!(0)),
     ] {
         check(latent(), path, &value);
     }

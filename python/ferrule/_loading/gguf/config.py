@@ -173,16 +173,17 @@ def _rope_scaling(file: GgufFile, pairs: int) -> dict[str, Any]:
 
 def _stored(layer: Layer, *, split: bool) -> Layer:
     """Returns a layer with its norms in the form that a GGUF file stores."""
-    return replace(
-        layer,
-        attention=_stored_attention(layer.attention, split=split),
-        attention_norm=_plain(layer.attention_norm),
-        attention_post_norm=_plain(layer.attention_post_norm),
-        attention_sum_norm=_plain(layer.attention_sum_norm),
-        ffn_norm=_plain(layer.ffn_norm),
-        ffn_post_norm=_plain(layer.ffn_post_norm),
-        ffn_sum_norm=_plain(layer.ffn_sum_norm),
+    blocks = (
+        replace(
+            block,
+            mixer=_stored_attention(block.mixer, split=split) if isinstance(block.mixer, Attention) else block.mixer,
+            norm=_plain(block.norm),
+            post_norm=_plain(block.post_norm),
+            sum_norm=_plain(block.sum_norm),
+        )
+        for block in layer.blocks
     )
+    return Layer(tuple(blocks))
 
 
 def _stored_attention(attention: Attention, *, split: bool) -> Attention:

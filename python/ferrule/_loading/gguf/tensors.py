@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ferrule._loading.gguf.file import GgufFile
-from ferrule.archs.spec import Dense, Experts, HeadProjections, LatentProjections, ModelSpec, Tensor
+from ferrule.archs.spec import Attention, Dense, Experts, HeadProjections, LatentProjections, ModelSpec, Tensor
 from ferrule.archs.tensors import Fused, fused, tensors_named
 
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -62,20 +62,21 @@ STACKED = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"
 def gguf_tensors(spec: ModelSpec, file: GgufFile) -> dict[str, Tensor]:
     """Returns the tensor of the file for each role of `spec`."""
     modules: dict[str, str | Fused] = {role: _present(names, file) for role, names in NAMES.items()}
-    layer = spec.layers[0]
-    if isinstance(heads := layer.attention.projections, HeadProjections) and "attn_qkv.weight" in file.in_layers:
-        keys, values = heads.kv_heads * heads.key_dim, heads.kv_heads * heads.value_dim
-        rows = {"attention.q": layer.attention.heads * heads.key_dim, "attention.k": keys, "attention.v": values}
-        modules |= fused("blk.{layer}.attn_qkv", rows)
-    for ffn in (each.ffn for each in spec.layers):
-        match ffn:
+    for mixer in (block.mixer for layer in spec.layers for block in layer.blocks):
+        match mixer:
+            case Attention(heads=heads, projections=HeadProjections() as projections):
+                if "attn_qkv.weight" in file.in_layers:
+                    keys, values = (projections.kv_heads * dim for dim in (projections.key_dim, projections.value_dim))
+                    rows = {"attention.q": heads * projections.key_dim, "attention.k": keys, "attention.v": values}
+                    modules |= fused("blk.{layer}.attn_qkv", rows)
             case Dense(gated=True, intermediate_size=width) if "ffn_gate.weight" not in file.in_layers:
                 modules |= fused("blk.{layer}.ffn_up", {"ffn.gate": width, "ffn.up": width})
             case Experts(experts=experts):
-                modules |= _stacks(ffn, experts, file)
+                modules |= _stacks(mixer, experts, file)
             case _:
                 pass
-    if layer.attention_post_norm is None and "ffn_norm.weight" not in file.in_layers:
+    has_post_norm = any(block.post_norm is not None for layer in spec.layers for block in layer.blocks)
+    if not has_post_norm and "ffn_norm.weight" not in file.in_layers:
         # Some files name the norm before the feed-forward network as the norm after attention.
         modules["ffn_norm"] = _present(("blk.{layer}.post_attention_norm", "blk.{layer}.ffn_norm"), file)
     if "attn_norm_2.weight" in file.in_layers:
@@ -86,7 +87,8 @@ def gguf_tensors(spec: ModelSpec, file: GgufFile) -> dict[str, Tensor]:
 
 def splits_latents(spec: ModelSpec, file: GgufFile) -> bool:
     """Whether the key and value projections from the latent are separate tensors, as in newer files."""
-    latent = any(isinstance(layer.attention.projections, LatentProjections) for layer in spec.layers)
+    attentions = (attention for layer in spec.layers for attention in layer.mixers(Attention))
+    latent = any(isinstance(attention.projections, LatentProjections) for attention in attentions)
     return latent and "attn_k_b.weight" in file.in_layers
 
 

@@ -14,11 +14,13 @@ mod pass;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::slice;
 
-use ferrule_kernels::kv::{KvFormat, KvStore, PAGE_TOKENS};
+use ferrule_kernels::kv::{KvFormat, PAGE_TOKENS};
 use ferrule_kernels::{Exec, Hessian, machine};
 
 use crate::layer::{linear, norm_in_place};
+use crate::memory::MemoryLayout;
 use crate::needs::buffer_bytes;
 use crate::quantization::Quantization;
 use crate::spec::{LayerSpec, ModelSpec};
@@ -172,12 +174,13 @@ fn needs(spec: &ModelSpec, floats: &Loader<'_>, loader: &Loader<'_>, sequences: 
 }
 
 /// Returns the bytes that a layer needs besides its f32 weights and their Hessians: its quantized weights, the
-/// activations of the longest sequence including a copy of its hidden states, and its keys and values.
+/// activations of the longest sequence including a copy of its hidden states, and its sequence memory.
 fn beside_hessians(spec: &ModelSpec, layer: &LayerSpec, wanted: &CalibratedSites, sequences: &[Vec<u32>]) -> u64 {
     let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
-    let page = KvStore::page_bytes(KvFormat::F32, layer.attention.kv_shape()).unwrap_or(u64::MAX);
-    let keys_and_values = page.saturating_mul(longest.div_ceil(PAGE_TOKENS) as u64);
-    wanted.bytes.saturating_add(buffer_bytes(spec, longest, 0)).saturating_add(keys_and_values)
+    let groups = MemoryLayout::new(slice::from_ref(layer), spec.causal, KvFormat::F32).groups;
+    let page = groups.iter().fold(0u64, |bytes, group| bytes.saturating_add(group.page_bytes));
+    let memory = page.saturating_mul(longest.div_ceil(PAGE_TOKENS) as u64);
+    wanted.bytes.saturating_add(buffer_bytes(spec, longest, 0)).saturating_add(memory)
 }
 
 fn float_bytes(rows: usize, width: usize) -> u64 {
@@ -207,7 +210,9 @@ mod tests {
         let longer = needs_of(|_| (), &[vec![1; 128]]);
         let keys_and_values = 64 * 2 * 2 * 16 * 4;
         assert!(longer > plain + 2 * hidden + keys_and_values, "{longer}: with a copy, keys and values");
-        let inner = |json: &mut serde_json::Value| json["layers"][1]["ffn"]["intermediate_size"] = json!(1 << 12);
+        let inner = |json: &mut serde_json::Value| {
+            json["layers"][1]["blocks"][1]["mixer"]["intermediate_size"] = json!(1 << 12)
+        };
         let wide = needs_of(inner, &[vec![1; 64]]);
         let (floats, quantized) = (3 * 64 * (1 << 12) * 4, 3 * 64 * (1 << 12) / 2);
         assert!(wide > Hessian::bytes_for(1 << 12).unwrap() + floats + quantized, "{wide}: with the Hessian");

@@ -2,12 +2,15 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::slice;
 
-use ferrule_kernels::kv::{KvFormat, KvStore, PAGE_TOKENS, PageId};
-use ferrule_kernels::{Exec, PoolError, Scratch};
+use ferrule_kernels::kv::{KvFormat, PAGE_TOKENS, PageId};
+use ferrule_kernels::{Exec, PoolError, Scratch, machine};
 
 use crate::batch::{Batch, LogitRows, SequenceChunk};
-use crate::layer::{AdapterBuffers, AdapterRows, AttentionPass, LayerBuffers, Observer, RaggedRows};
+use crate::layer::{AdapterBuffers, AdapterRows, LayerBuffers, Observer, RaggedRows, run_layer};
+use crate::memory::{Memory, MemoryLayout};
+use crate::mixers::MixerPass;
 use crate::rope::RopeRows;
 use crate::spec::{LayerSpec, ModelSpec};
 use crate::transformer::embed;
@@ -20,8 +23,8 @@ pub(super) struct Pass<'a> {
     sequences: &'a [Vec<u32>],
     /// Hidden states of all sequences, concatenated: `[tokens, hidden_size]`.
     hidden: Vec<f32>,
-    /// Pages of a sequence; the KV cache holds one sequence.
-    pages: [Vec<PageId>; 1],
+    /// Number of pages of the longest sequence; sequence memory holds one sequence.
+    pages: usize,
     ropes: Vec<RopeRows>,
     buffers: LayerBuffers,
     adapters: RefCell<AdapterBuffers>,
@@ -42,14 +45,14 @@ impl<'a> Pass<'a> {
             spec,
             sequences,
             hidden: vec![0.0; tokens * spec.hidden_size],
-            pages: [(0..longest.div_ceil(PAGE_TOKENS) as PageId).collect()],
+            pages: longest.div_ceil(PAGE_TOKENS),
             ropes: Vec::new(),
             buffers: LayerBuffers::default(),
             adapters: RefCell::default(),
         };
         let mut narrow = Scratch::default();
         for (tokens, rows) in pass.places() {
-            let chunk = [chunk(tokens, &pass.pages)];
+            let chunk = [chunk(tokens, &[])];
             let adapters = AdapterRows::new(&[], &pass.adapters);
             embed(&exec, spec, embedding, Batch { sequences: &chunk }, adapters, &mut narrow, &mut pass.hidden[rows])?;
         }
@@ -64,9 +67,9 @@ impl<'a> Pass<'a> {
     /// Runs all sequences through a layer; calls `each` after each of them.
     pub fn advance(&mut self, layer: &Layer, spec: &LayerSpec, each: &mut dyn FnMut()) -> Result<(), LoadError> {
         let mut hidden = std::mem::take(&mut self.hidden);
-        let mut store = self.store(spec)?;
+        let mut memory = self.memory(spec)?;
         for (tokens, rows) in self.places() {
-            self.run(layer, spec, tokens, &mut store, None, &mut hidden[rows])?;
+            self.run((spec, layer), tokens, &mut memory, None, &mut hidden[rows])?;
             each();
         }
         self.hidden = hidden;
@@ -81,10 +84,10 @@ impl<'a> Pass<'a> {
         observer: &dyn Observer,
         each: &mut dyn FnMut(),
     ) -> Result<(), LoadError> {
-        let mut store = self.store(spec)?;
+        let mut memory = self.memory(spec)?;
         for (tokens, rows) in self.places() {
             let mut hidden = self.hidden[rows].to_vec();
-            self.run(layer, spec, tokens, &mut store, Some(observer), &mut hidden)?;
+            self.run((spec, layer), tokens, &mut memory, Some(observer), &mut hidden)?;
             each();
         }
         Ok(())
@@ -105,36 +108,48 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// Creates a KV cache for one sequence and one layer.
-    fn store(&self, spec: &LayerSpec) -> Result<KvStore, LoadError> {
-        Ok(KvStore::new(KvFormat::F32, spec.attention.kv_shape(), self.pages[0].len())?)
+    /// Creates the memory of one sequence for one layer.
+    fn memory(&self, spec: &LayerSpec) -> Result<LayerMemory, LoadError> {
+        let layout = MemoryLayout::new(slice::from_ref(spec), self.spec.causal, KvFormat::F32);
+        let pages = vec![(0..self.pages as PageId).collect(); layout.groups.len()];
+        let memory = Memory::new(&layout, KvFormat::F32, &vec![self.pages; layout.groups.len()]);
+        let memory = memory.map_err(|needs| LoadError::Memory {
+            what: "calibration, for the keys and values of a layer,",
+            needs,
+            available: machine::available_memory(),
+        })?;
+        Ok(LayerMemory { layout, memory, pages })
     }
 
     fn run(
         &mut self,
-        layer: &Layer,
-        layer_spec: &LayerSpec,
+        layer: (&LayerSpec, &Layer),
         tokens: &[u32],
-        store: &mut KvStore,
+        LayerMemory { layout, memory, pages }: &mut LayerMemory,
         observer: Option<&dyn Observer>,
         hidden: &mut [f32],
     ) -> Result<(), PoolError> {
-        let Self { exec, spec, pages, ropes, buffers, adapters, .. } = self;
+        let Self { exec, spec, ropes, buffers, adapters, .. } = self;
         let chunk = [chunk(tokens, pages)];
-        let rows = RaggedRows::new(Batch { sequences: &chunk }, &spec.ropes, 1, ropes);
-        let pass = AttentionPass {
+        let rows = RaggedRows::new(Batch { sequences: &chunk }, &spec.ropes, pages.len(), ropes);
+        let pass = MixerPass {
             exec: *exec,
-            weights: &layer.attention,
-            spec: &layer_spec.attention,
             causal: spec.causal,
             ropes: &spec.ropes,
             rows: &rows,
             adapters: AdapterRows::new(&[], adapters).observed(observer),
-            group: 0,
-            place: 0,
+            place: None,
         };
-        pass.layer(layer_spec, layer, store, hidden, buffers)
+        run_layer(&pass, layer, &layout.places[0], memory, hidden, buffers)
     }
+}
+
+/// The memory of one sequence for one layer.
+struct LayerMemory {
+    layout: MemoryLayout,
+    memory: Memory,
+    /// Pages of each group.
+    pages: Vec<Vec<PageId>>,
 }
 
 /// Returns a chunk that is a whole sequence.

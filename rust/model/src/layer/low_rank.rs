@@ -55,7 +55,7 @@ pub(crate) struct AdapterRows<'a> {
     /// Number of rows of the batch before the first of these.
     skipped: usize,
     buffers: &'a RefCell<Buffers>,
-    pub(super) observer: Option<&'a dyn Observer>,
+    pub(crate) observer: Option<&'a dyn Observer>,
 }
 
 impl<'a> AdapterRows<'a> {

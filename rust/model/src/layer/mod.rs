@@ -1,24 +1,17 @@
-//! The forward pass of one layer.
+//! The forward pass of one layer: its residual blocks, and what all mixers share.
 
-mod attention;
-mod experts;
-mod ffn;
-mod latent;
 mod low_rank;
-mod router;
 mod rows;
 
 use ferrule_kernels::elementwise::{add_bias, add_scaled};
-use ferrule_kernels::kv::KvStore;
 use ferrule_kernels::norm::{layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
 use ferrule_kernels::{Exec, PoolError, RowsMut, Scratch, matmul};
 
-pub(crate) use attention::AttentionPass;
-pub(crate) use experts::EXPERTS_ROWS;
-pub(crate) use ffn::FFN_ROWS;
-pub(crate) use low_rank::{AdapterRows, Buffers as AdapterBuffers, adapted, adapter_runs};
-pub(crate) use rows::RaggedRows;
+pub(crate) use low_rank::{AdapterRows, Buffers as AdapterBuffers, HeadSide, adapted, adapter_runs, add_to_heads};
+pub(crate) use rows::{RaggedRows, for_rows};
 
+use crate::memory::{Memory, Place};
+use crate::mixers::{MixerBuffers, MixerPass};
 use crate::spec::{LayerSpec, NormSpec};
 use crate::weights::{Layer, Linear, Norm};
 
@@ -28,86 +21,70 @@ pub(crate) trait Observer {
     fn see(&self, exec: &Exec<'_>, site: usize, x: &[f32]) -> Result<(), PoolError>;
 }
 
-/// Buffers of a layer, reused from layer to layer and from step to step. Shapes: `[rows, width]`.
+/// Buffers of a layer, reused from layer to layer and from step to step.
 #[derive(Default)]
 pub(crate) struct LayerBuffers {
-    /// Input of attention.
+    /// Buffers of the blocks that read the same residual stream.
+    blocks: Vec<BlockBuffers>,
+    mixers: MixerBuffers,
+}
+
+/// Input and output of a mixer: `[rows, hidden_size]`.
+#[derive(Default)]
+struct BlockBuffers {
     normed: Scratch<f32>,
-    /// Input of the feed-forward network.
-    ffn_normed: Scratch<f32>,
-    /// Output of a block.
     update: Scratch<f32>,
-    /// Output of attention, if both blocks read the layer's input.
-    parallel: Scratch<f32>,
-    attention: attention::Buffers,
-    ffn: ffn::Buffers,
 }
 
-impl AttentionPass<'_> {
-    /// Runs the layer on `hidden: [rows, hidden_size]`, in place.
-    pub fn layer(
-        &self,
-        spec: &LayerSpec,
-        weights: &Layer,
-        store: &mut KvStore,
-        hidden: &mut [f32],
-        buffers: &mut LayerBuffers,
-    ) -> Result<(), PoolError> {
-        let (exec, adapters, width) = (&self.exec, self.adapters, hidden.len() / self.rows.count);
-        let LayerBuffers { normed, ffn_normed, update, parallel, attention, ffn } = buffers;
-        let input = normed_or_same(exec, weights.attention_norm.as_ref(), hidden, width, normed)?;
-        if spec.parallel {
-            let attended = parallel.take(hidden.len());
-            self.run(store, input, attention, attended)?;
-            let input = match &weights.ffn_norm {
-                Some(own) => normed_or_same(exec, Some(own), hidden, width, ffn_normed)?,
-                None => input,
-            };
-            let update = update.take(hidden.len());
-            ffn::run(exec, &weights.ffn, &spec.ffn, adapters, input, ffn, update)?;
-            add_block(exec, spec, weights.attention_post_norm.as_ref(), attended, hidden, width)?;
-            return add_block(exec, spec, weights.ffn_post_norm.as_ref(), update, hidden, width);
-        }
-        let update = update.take(hidden.len());
-        self.run(store, input, attention, update)?;
-        if spec.residual_after_norm && weights.attention_norm.is_some() {
-            hidden.copy_from_slice(normed.take(hidden.len()));
-        }
-        add_block(exec, spec, weights.attention_post_norm.as_ref(), update, hidden, width)?;
-        norm_in_place(exec, weights.attention_sum_norm.as_ref(), hidden, width)?;
-
-        let input = normed_or_same(exec, weights.ffn_norm.as_ref(), hidden, width, ffn_normed)?;
-        ffn::run(exec, &weights.ffn, &spec.ffn, adapters, input, ffn, update)?;
-        if spec.residual_after_norm && weights.ffn_norm.is_some() {
-            hidden.copy_from_slice(ffn_normed.take(hidden.len()));
-        }
-        add_block(exec, spec, weights.ffn_post_norm.as_ref(), update, hidden, width)?;
-        norm_in_place(exec, weights.ffn_sum_norm.as_ref(), hidden, width)
-    }
-}
-
-/// Adds the output of a block, `update`, to the residual stream, after the block's norm and factor.
-fn add_block(
-    exec: &Exec<'_>,
-    spec: &LayerSpec,
-    post_norm: Option<&Norm>,
-    update: &mut [f32],
+/// Runs a layer on `hidden: [rows, hidden_size]`, in place. `places` has the place of each block's memory.
+pub(crate) fn run_layer(
+    pass: &MixerPass<'_>,
+    (spec, weights): (&LayerSpec, &Layer),
+    places: &[Option<Place>],
+    memory: &mut Memory,
     hidden: &mut [f32],
-    width: usize,
+    buffers: &mut LayerBuffers,
 ) -> Result<(), PoolError> {
-    norm_in_place(exec, post_norm, update, width)?;
-    add_scaled(exec, hidden, update, spec.residual_scale)
+    let width = hidden.len() / pass.rows.count;
+    let blocks: Vec<_> = spec.blocks.iter().zip(&weights.blocks).zip(places).collect();
+    // Blocks that read the same residual stream are all computed before it changes.
+    for together in blocks.chunk_by(|_, ((next, _), _)| next.parallel) {
+        if buffers.blocks.len() < together.len() {
+            buffers.blocks.resize_with(together.len(), BlockBuffers::default);
+        }
+        let mut input: &[f32] = hidden;
+        let mut updates = Vec::with_capacity(together.len());
+        for (&((spec, weights), place), BlockBuffers { normed, update }) in together.iter().zip(&mut buffers.blocks) {
+            let normed = match &weights.norm {
+                Some(norm) => Some(normed_rows(&pass.exec, norm, hidden, width, normed)?),
+                None => None,
+            };
+            input = normed.unwrap_or(input);
+            let update = update.take(hidden.len());
+            let pass = MixerPass { place: *place, ..*pass };
+            spec.mixer.run(&weights.mixer, &pass, memory, input, &mut buffers.mixers, update)?;
+            updates.push((normed, update));
+        }
+        for (((spec, weights), _), (normed, update)) in together.iter().zip(updates) {
+            if let (true, Some(normed)) = (spec.residual_after_norm, normed) {
+                hidden.copy_from_slice(normed);
+            }
+            norm_in_place(&pass.exec, weights.post_norm.as_ref(), update, width)?;
+            add_scaled(&pass.exec, hidden, update, spec.residual_scale)?;
+            norm_in_place(&pass.exec, weights.sum_norm.as_ref(), hidden, width)?;
+        }
+    }
+    Ok(())
 }
 
-/// Returns the normed rows in `normed`, or `x` itself if there is no norm.
-fn normed_or_same<'a>(
+/// Returns the normed rows of `x`.
+fn normed_rows<'a>(
     exec: &Exec<'_>,
-    weights: Option<&Norm>,
-    x: &'a [f32],
+    weights: &Norm,
+    x: &[f32],
     width: usize,
     normed: &'a mut Scratch<f32>,
 ) -> Result<&'a [f32], PoolError> {
-    let Some(weights) = weights else { return Ok(x) };
     let out = normed.take(x.len());
     norm(exec, weights, x, out, width)?;
     Ok(out)

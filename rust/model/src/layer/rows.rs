@@ -56,7 +56,7 @@ impl<'a> RaggedRows<'a> {
 
 /// Calls `job` with the index of each row of `out: [rows, width]` and the row. Uses all threads if there are many rows;
 /// the rows of a single token are too short to be worth it.
-pub(super) fn for_rows(
+pub(crate) fn for_rows(
     exec: &Exec<'_>,
     tokens: usize,
     out: &mut [f32],

@@ -3,8 +3,8 @@
 //! Everything that distinguishes model families is a field here. An unknown field or value is refused by name, so that
 //! an unsupported option is never ignored silently.
 
-mod attention;
-mod ffn;
+mod activation;
+mod layer;
 mod norm;
 mod readout;
 mod tensors;
@@ -14,13 +14,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use ferrule_formats::StoredAs;
 use serde::{Deserialize, Serialize};
 
-pub use attention::{AttentionSpec, HeadProjections, LatentProjections, ProjectionsSpec};
-pub use ffn::{ActivationSpec, ClampSpec, DenseSpec, ExpertsSpec, FfnSpec, GroupScore, RouterSpec, Scoring};
+pub use activation::ActivationSpec;
+pub use layer::{BlockSpec, LayerSpec};
+pub(crate) use norm::check_norm;
 pub use norm::{HeadNormSpec, NormSpec, NormedOver};
 pub use readout::{ClassifierSpec, Pooling, TextProjectionSpec};
 pub use tensors::{PartSpec, StackSpec, TensorSpec};
 
-use crate::limits::{SpecError, finite, require, size};
+use crate::limits::{SpecError, finite, positive, require, size};
 use crate::rope::RopeSpec;
 
 /// Complete description of a model.
@@ -35,22 +36,29 @@ use crate::rope::RopeSpec;
 ///     "embedding": {"scale": 1.0, "width": null, "positions": null, "token_types": 0, "norm": null},
 ///     "ropes": [{"theta": 1e4, "rotary_dim": 16, "interleaved": false, "scaling": {"type": "none"}}],
 ///     "layers": [{
-///         "attention": {
-///             "heads": 4, "scale": 0.25, "output_bias": false, "rope": 0, "window": null, "softcap": null,
-///             "alibi_slopes": null, "sinks": false,
-///             "projections": {
-///                 "type": "heads", "kv_heads": 2, "key_dim": 16, "value_dim": 16, "bias": false, "qk_norm": null,
-///                 "clip": null
-///             }
-///         },
-///         "ffn": {
-///             "type": "dense", "intermediate_size": 96, "activation": "silu", "gated": true, "bias": false, "clamp": null
-///         },
-///         "attention_norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
-///         "attention_post_norm": null, "attention_sum_norm": null,
-///         "ffn_norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
-///         "ffn_post_norm": null, "ffn_sum_norm": null,
-///         "parallel": false, "residual_scale": 1.0, "residual_after_norm": false
+///         "blocks": [{
+///             "name": "attention",
+///             "mixer": {
+///                 "type": "attention", "heads": 4, "scale": 0.25, "output_bias": false, "rope": 0, "window": null,
+///                 "softcap": null, "alibi_slopes": null, "sinks": false,
+///                 "projections": {
+///                     "type": "heads", "kv_heads": 2, "key_dim": 16, "value_dim": 16, "bias": false, "qk_norm": null,
+///                     "clip": null
+///                 }
+///             },
+///             "norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
+///             "post_norm": null, "sum_norm": null, "parallel": false, "residual_scale": 1.0,
+///             "residual_after_norm": false
+///         }, {
+///             "name": "ffn",
+///             "mixer": {
+///                 "type": "dense", "intermediate_size": 96, "activation": "silu", "gated": true, "bias": false,
+///                 "clamp": null
+///             },
+///             "norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
+///             "post_norm": null, "sum_norm": null, "parallel": false, "residual_scale": 1.0,
+///             "residual_after_norm": false
+///         }]
 ///     }],
 ///     "final_norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
 ///     "lm_head": {"tied": true, "bias": false, "scale": 1.0, "softcap": null},
@@ -97,35 +105,6 @@ pub struct ModelSpec {
     pub prefixes: Vec<(String, String)>,
     /// Quantization method of the checkpoint; `None` if no weight is quantized.
     pub stored_as: Option<StoredAs>,
-}
-
-/// Transformer layer: `x = sum_norm(x + post_norm(attention(norm(x))))`, then the same with the feed-forward network.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct LayerSpec {
-    /// Attention block.
-    pub attention: AttentionSpec,
-    /// Feed-forward block.
-    pub ffn: FfnSpec,
-    /// Norm before attention.
-    pub attention_norm: Option<NormSpec>,
-    /// Norm after attention.
-    pub attention_post_norm: Option<NormSpec>,
-    /// Norm after attention is added to the residual stream.
-    pub attention_sum_norm: Option<NormSpec>,
-    /// Norm before the feed-forward network.
-    pub ffn_norm: Option<NormSpec>,
-    /// Norm after the feed-forward network.
-    pub ffn_post_norm: Option<NormSpec>,
-    /// Norm after the feed-forward network is added to the residual stream.
-    pub ffn_sum_norm: Option<NormSpec>,
-    /// Whether both blocks read the layer's input. A network without a norm of its own then reads the input of
-    /// attention.
-    pub parallel: bool,
-    /// Factor on the output of each block.
-    pub residual_scale: f32,
-    /// Whether blocks are added to the normed input instead of the input.
-    pub residual_after_norm: bool,
 }
 
 /// Embedding of token ids, positions and token types.
@@ -226,7 +205,7 @@ impl ModelSpec {
             format!("in 1..={MAX_LAYERS}")
         })?;
         self.embedding.check(self.max_position_embeddings)?;
-        norm::check("final_norm", self.final_norm)?;
+        check_norm("final_norm", self.final_norm)?;
         if let Some(lm_head) = &self.lm_head {
             finite("lm_head.scale", lm_head.scale)?;
             positive("lm_head.softcap", lm_head.softcap)?;
@@ -243,30 +222,12 @@ impl ModelSpec {
     }
 }
 
-impl LayerSpec {
-    fn check(&self, path: &str, ropes: &[RopeSpec]) -> Result<(), SpecError> {
-        for (name, norm) in [
-            ("attention_norm", self.attention_norm),
-            ("attention_post_norm", self.attention_post_norm),
-            ("attention_sum_norm", self.attention_sum_norm),
-            ("ffn_norm", self.ffn_norm),
-            ("ffn_post_norm", self.ffn_post_norm),
-            ("ffn_sum_norm", self.ffn_sum_norm),
-        ] {
-            norm::check(&format!("{path}.{name}"), norm)?;
-        }
-        finite(&format!("{path}.residual_scale"), self.residual_scale)?;
-        self.attention.check(&format!("{path}.attention"), ropes)?;
-        self.ffn.check(&format!("{path}.ffn"))
-    }
-}
-
 impl EmbeddingSpec {
     fn check(&self, positions: usize) -> Result<(), SpecError> {
         finite("embedding.scale", self.scale)?;
         self.width.map_or(Ok(()), |width| size("embedding.width", width))?;
         require("embedding.token_types", self.token_types, self.token_types <= 1 << 16, || "at most 65536".to_owned())?;
-        norm::check("embedding.norm", self.norm)?;
+        check_norm("embedding.norm", self.norm)?;
         match self.positions {
             Some(PositionsSpec::Learned { rows, offset }) => {
                 size("embedding.positions.rows", rows)?;
@@ -280,10 +241,4 @@ impl EmbeddingSpec {
             None => Ok(()),
         }
     }
-}
-
-/// Checks that an optional number is finite and > 0.
-fn positive(field: &str, value: Option<f32>) -> Result<(), SpecError> {
-    value
-        .map_or(Ok(()), |value| require(field, value, value.is_finite() && value > 0.0, || "finite and > 0".to_owned()))
 }

@@ -64,7 +64,8 @@ impl NormSpec {
     }
 }
 
-pub(super) fn check(path: &str, norm: Option<NormSpec>) -> Result<(), SpecError> {
+/// Checks the numbers of a norm, if there is one.
+pub(crate) fn check_norm(path: &str, norm: Option<NormSpec>) -> Result<(), SpecError> {
     let Some(NormSpec::Rms { eps, weight_offset, .. } | NormSpec::Layer { eps, weight_offset, .. }) = norm else {
         return Ok(());
     };

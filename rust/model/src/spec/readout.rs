@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ActivationSpec, NormSpec, norm};
+use super::{ActivationSpec, NormSpec, check_norm};
 use crate::limits::{SpecError, require, size};
 
 /// Pooling: which hidden state represents a text.
@@ -56,7 +56,7 @@ impl ClassifierSpec {
         require("classifier.labels", self.labels, (1..=MAX_LABELS).contains(&self.labels), || {
             format!("in 1..={MAX_LABELS}")
         })?;
-        norm::check("classifier.norm", self.norm)
+        check_norm("classifier.norm", self.norm)
     }
 }
 

@@ -27,8 +27,10 @@ pub(crate) use sites::{HeadSplit, Site};
 pub(crate) use sizes::MatrixSize;
 pub use sizes::WeightSizes;
 pub use source::Source;
+pub(crate) use source::{MatrixPart, Slice};
 pub(crate) use stored::{Stored, View};
 
+use crate::mixers::MixerWeights;
 use crate::spec::NormSpec;
 
 /// Linear layer: `y = W x + b`.
@@ -69,73 +71,15 @@ pub(crate) struct Embedding<M = PackedMatrix> {
 
 /// Weights of one layer.
 pub(crate) struct Layer<M = PackedMatrix> {
-    pub attention: Attention<M>,
-    pub ffn: Ffn<M>,
-    pub attention_norm: Option<Norm>,
-    pub attention_post_norm: Option<Norm>,
-    pub attention_sum_norm: Option<Norm>,
-    pub ffn_norm: Option<Norm>,
-    pub ffn_post_norm: Option<Norm>,
-    pub ffn_sum_norm: Option<Norm>,
+    pub blocks: Vec<Block<M>>,
 }
 
-/// Weights of attention. Projections that share an input are stacked in one matrix.
-pub(crate) struct Attention<M = PackedMatrix> {
-    pub projections: Projections<M>,
-    pub output: Linear<M>,
-    /// Attention sinks: one logit per head.
-    pub sinks: Option<Vec<f32>>,
-}
-
-pub(crate) enum Projections<M = PackedMatrix> {
-    Heads(Heads<M>),
-    Latent(Latent<M>),
-}
-
-/// Weights of multi-head attention.
-pub(crate) struct Heads<M = PackedMatrix> {
-    /// Rows: all query heads, all key heads, all value heads.
-    pub qkv: Linear<M>,
-    /// Norms of queries and of keys.
-    pub norms: Option<[Norm; 2]>,
-}
-
-/// Weights of multi-head latent attention.
-pub(crate) struct Latent<M = PackedMatrix> {
-    /// Rows: the queries' latent, or all query heads; the latent of keys and values; the rotated part of the key.
-    pub input: Linear<M>,
-    /// Norm of the queries' latent, and the projection from there to all query heads.
-    pub queries: Option<(Norm, Linear<M>)>,
-    /// Norm of the latent of keys and values.
-    pub norm: Norm,
-    /// Projection of each head from the unrotated part of its query to the latent: `[kv_rank, nope_dim]`.
-    pub key_up: Vec<M>,
-    /// Projection of each head from mixed latents to its output: `[value_dim, kv_rank]`.
-    pub value_up: Vec<M>,
-    /// Index in [`Weights::sites`] of the matrix that `key_up` and `value_up` are slices of.
-    pub up_site: usize,
-}
-
-pub(crate) enum Ffn<M = PackedMatrix> {
-    Dense(Dense<M>),
-    Experts(Experts<M>),
-}
-
-pub(crate) struct Dense<M = PackedMatrix> {
-    /// Rows: gate and up, or only up.
-    pub inner: Linear<M>,
-    pub down: Linear<M>,
-}
-
-pub(crate) struct Experts<M = PackedMatrix> {
-    /// One row per expert, in f32.
-    pub router: Linear<M>,
-    /// Correction bias, added to the scores when experts are chosen.
-    pub correction: Option<Vec<f32>>,
-    pub experts: Vec<Dense<M>>,
-    pub shared: Option<Dense<M>>,
-    /// Gate of the shared expert: one row, in f32.
-    pub shared_gate: Option<Linear<M>>,
+/// Weights of a residual block.
+pub(crate) struct Block<M = PackedMatrix> {
+    pub mixer: MixerWeights<M>,
+    pub norm: Option<Norm>,
+    pub post_norm: Option<Norm>,
+    pub sum_norm: Option<Norm>,
 }
 
 /// All weights of a model.
@@ -179,69 +123,23 @@ impl<M> Default for Tensors<'_, M> {
 }
 
 impl<'a, M> Tensors<'a, M> {
-    fn linear(&mut self, linear: &'a Linear<M>) {
+    pub fn linear(&mut self, linear: &'a Linear<M>) {
         self.matrices.push(&linear.weight);
         self.vectors.extend(&linear.bias);
     }
 
-    fn norm(&mut self, norm: &'a Norm) {
+    pub fn norm(&mut self, norm: &'a Norm) {
         self.vectors.extend(norm.weight.iter().chain(&norm.bias));
-    }
-
-    fn dense(&mut self, dense: &'a Dense<M>) {
-        self.linear(&dense.inner);
-        self.linear(&dense.down);
-    }
-
-    fn attention(&mut self, attention: &'a Attention<M>) {
-        match &attention.projections {
-            Projections::Heads(Heads { qkv, norms }) => {
-                self.linear(qkv);
-                norms.iter().flatten().for_each(|norm| self.norm(norm));
-            }
-            Projections::Latent(Latent { input, queries, norm, key_up, value_up, .. }) => {
-                self.linear(input);
-                if let Some((norm, linear)) = queries {
-                    self.norm(norm);
-                    self.linear(linear);
-                }
-                self.norm(norm);
-                self.matrices.extend(key_up.iter().chain(value_up));
-            }
-        }
-        self.linear(&attention.output);
-        self.vectors.extend(&attention.sinks);
-    }
-
-    fn ffn(&mut self, ffn: &'a Ffn<M>) {
-        match ffn {
-            Ffn::Dense(dense) => self.dense(dense),
-            Ffn::Experts(Experts { router, correction, experts, shared, shared_gate }) => {
-                self.linear(router);
-                self.vectors.extend(correction);
-                experts.iter().chain(shared).for_each(|dense| self.dense(dense));
-                shared_gate.iter().for_each(|linear| self.linear(linear));
-            }
-        }
     }
 }
 
 impl<M> Layer<M> {
-    /// Returns the norms, in the order in which they are applied.
-    fn norms(&self) -> impl Iterator<Item = &Norm> {
-        let Self {
-            attention_norm, attention_post_norm, attention_sum_norm, ffn_norm, ffn_post_norm, ffn_sum_norm, ..
-        } = self;
-        [attention_norm, attention_post_norm, attention_sum_norm, ffn_norm, ffn_post_norm, ffn_sum_norm]
-            .into_iter()
-            .flatten()
-    }
-
     pub fn tensors(&self) -> Tensors<'_, M> {
         let mut tensors = Tensors::default();
-        tensors.attention(&self.attention);
-        tensors.ffn(&self.ffn);
-        self.norms().for_each(|norm| tensors.norm(norm));
+        for Block { mixer, norm, post_norm, sum_norm } in &self.blocks {
+            mixer.list(&mut tensors);
+            [norm, post_norm, sum_norm].into_iter().flatten().for_each(|norm| tensors.norm(norm));
+        }
         tensors
     }
 }

@@ -6,8 +6,8 @@ use std::ops::{Add, Sub};
 use ferrule_kernels::arch::LANES;
 use ferrule_kernels::{Format, PackedMatrix};
 
-use super::{Ffn, Layer, Tensors, Weights};
-use crate::spec::{FfnSpec, LayerSpec, ModelSpec};
+use super::{Tensors, Weights};
+use crate::spec::ModelSpec;
 
 /// Size of one or several matrices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -105,8 +105,9 @@ where
         let Tensors { matrices, vectors } = self.tensors();
         let all = total(matrices);
         let layers: MatrixSize = self.layers.iter().map(|layer| total(layer.tensors().matrices)).sum();
-        let idle: MatrixSize =
-            self.layers.iter().zip(&spec.layers).map(|(layer, spec)| idle_experts(layer, spec)).sum();
+        let blocks =
+            self.layers.iter().zip(&spec.layers).flat_map(|(layer, spec)| layer.blocks.iter().zip(&spec.blocks));
+        let idle: MatrixSize = blocks.map(|(block, spec)| total(spec.mixer.idle(&block.mixer))).sum();
         let is_tied = spec.lm_head.is_some_and(|lm_head| lm_head.tied);
         let unread = if is_tied { 0 } else { MatrixSize::from(&self.embedding.tokens).bytes };
         WeightSizes {
@@ -127,18 +128,4 @@ where
     MatrixSize: From<&'a M>,
 {
     matrices.into_iter().map(MatrixSize::from).sum()
-}
-
-/// Returns the size of the experts that do not run for a token; all experts are of one size.
-fn idle_experts<M>(layer: &Layer<M>, spec: &LayerSpec) -> MatrixSize
-where
-    for<'a> MatrixSize: From<&'a M>,
-{
-    match (&layer.ffn, &spec.ffn) {
-        (Ffn::Experts(weights), FfnSpec::Experts(spec)) => {
-            let idle = &weights.experts[spec.experts_per_token..];
-            total(idle.iter().flat_map(|expert| [&expert.inner.weight, &expert.down.weight]))
-        }
-        _ => MatrixSize::default(),
-    }
 }

@@ -6,22 +6,23 @@ use serde_json::{Value, json};
 /// tensor names.
 pub fn llama(vocab_size: usize, layers: usize) -> Value {
     let norm = json!({"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true});
-    let layer = json!({
-        "attention": {
-            "heads": 4, "scale": 0.25, "output_bias": false, "rope": 0, "window": null, "softcap": null,
-            "alibi_slopes": null, "sinks": false,
-            "projections": {
-                "type": "heads", "kv_heads": 2, "key_dim": 16, "value_dim": 16, "bias": false, "qk_norm": null,
-                "clip": null
-            }
-        },
-        "ffn": {
-            "type": "dense", "intermediate_size": 96, "activation": "silu", "gated": true, "bias": false, "clamp": null
-        },
-        "attention_norm": norm, "attention_post_norm": null, "attention_sum_norm": null,
-        "ffn_norm": norm, "ffn_post_norm": null, "ffn_sum_norm": null,
-        "parallel": false, "residual_scale": 1.0, "residual_after_norm": false
+    let block = |name: &str, mixer: Value| {
+        json!({
+            "name": name, "mixer": mixer, "norm": norm, "post_norm": null, "sum_norm": null, "parallel": false,
+            "residual_scale": 1.0, "residual_after_norm": false
+        })
+    };
+    let attention = json!({
+        "type": "attention", "heads": 4, "scale": 0.25, "output_bias": false, "rope": 0, "window": null,
+        "softcap": null, "alibi_slopes": null, "sinks": false,
+        "projections": {
+            "type": "heads", "kv_heads": 2, "key_dim": 16, "value_dim": 16, "bias": false, "qk_norm": null, "clip": null
+        }
     });
+    let ffn = json!({
+        "type": "dense", "intermediate_size": 96, "activation": "silu", "gated": true, "bias": false, "clamp": null
+    });
+    let layer = json!({"blocks": [block("attention", attention), block("ffn", ffn)]});
     json!({
         "architecture": "llama", "vocab_size": vocab_size, "hidden_size": 64, "max_position_embeddings": 256,
         "embedding": {"scale": 1.0, "width": null, "positions": null, "token_types": 0, "norm": null},

@@ -1,12 +1,10 @@
 //! Loading the weights of a model: the matrices and vectors that a spec asks for, from any source.
 //!
 //! `roles` reads one role at a time (a linear layer, a norm, a table). The other files say which roles each part of a
-//! spec has, one file a part.
+//! spec has, one file a part; those of mixers are in [`crate::mixers`].
 
-mod attention;
+mod block;
 mod embedding;
-mod ffn;
-mod layer;
 mod output;
 mod roles;
 

@@ -11,12 +11,32 @@ use crate::weights::source::{MatrixPart, MatrixRequest};
 use crate::weights::{Linear, Norm};
 
 /// The rows of one role in a linear layer: role, number of outputs, and format.
-pub(super) type RolePart<'r> = (&'r str, usize, Format);
+pub(crate) type RolePart<'r> = (&'r str, usize, Format);
 
 impl<'a> Loader<'a> {
+    /// Returns the width of the residual stream.
+    pub fn hidden_size(&self) -> usize {
+        self.spec.hidden_size
+    }
+
+    /// Returns the format of most matrices.
+    pub fn usual(&self) -> Format {
+        self.quantization.usual()
+    }
+
+    /// Returns the format of projections to values.
+    pub fn values(&self) -> Format {
+        self.quantization.values()
+    }
+
+    /// Returns the format of the projection from the inner width of a feed-forward network in layer `layer`.
+    pub fn down(&self, layer: usize) -> Format {
+        self.quantization.down(layer, self.spec.layers.len())
+    }
+
     /// Loads the linear layer whose outputs are those of all `parts`, stacked: the matrices `<at><role>.weight` and, if
     /// `bias`, the vectors `<at><role>.bias`.
-    pub(super) fn linear<P: Packer>(
+    pub fn linear<P: Packer>(
         &self,
         packer: &mut P,
         at: &str,
@@ -40,27 +60,17 @@ impl<'a> Loader<'a> {
     }
 
     /// Finds the matrix `name` in the source.
-    pub(super) fn matrix(
-        &self,
-        name: String,
-        parts: &[MatrixPart<'_>],
-        columns: usize,
-    ) -> Result<MatrixPlan<'a>, LoadError> {
+    pub fn matrix(&self, name: String, parts: &[MatrixPart<'_>], columns: usize) -> Result<MatrixPlan<'a>, LoadError> {
         let (quantization, check_values) = (self.quantization, self.reads);
         self.source.matrix(MatrixRequest { name, parts, columns, quantization, check_values })
     }
 
-    pub(super) fn optional_norm(
-        &self,
-        role: &str,
-        spec: Option<NormSpec>,
-        width: usize,
-    ) -> Result<Option<Norm>, LoadError> {
+    pub fn optional_norm(&self, role: &str, spec: Option<NormSpec>, width: usize) -> Result<Option<Norm>, LoadError> {
         spec.map(|spec| self.norm(role, spec, width)).transpose()
     }
 
     /// Loads a norm over `width` elements: `<role>.weight` and `<role>.bias`, where the spec has them.
-    pub(super) fn norm(&self, role: &str, spec: NormSpec, width: usize) -> Result<Norm, LoadError> {
+    pub fn norm(&self, role: &str, spec: NormSpec, width: usize) -> Result<Norm, LoadError> {
         let vector = |name: &str, is_present: bool| match is_present {
             true => self.vector(&format!("{role}.{name}"), width).map(Some),
             false => Ok(None),
@@ -69,12 +79,12 @@ impl<'a> Loader<'a> {
         Ok(Norm { spec, weight: vector("weight", weight)?, bias: vector("bias", bias)? })
     }
 
-    pub(super) fn vector(&self, role: &str, length: usize) -> Result<Vec<f32>, LoadError> {
+    pub fn vector(&self, role: &str, length: usize) -> Result<Vec<f32>, LoadError> {
         self.vectors(&[(Some(role.to_owned()), length)])
     }
 
     /// Loads the vectors of several roles, concatenated. A part without a role is zeros.
-    pub(super) fn vectors(&self, parts: &[(Option<String>, usize)]) -> Result<Vec<f32>, LoadError> {
+    pub fn vectors(&self, parts: &[(Option<String>, usize)]) -> Result<Vec<f32>, LoadError> {
         let readers = parts.iter().map(|(role, length)| {
             role.as_ref().map(|role| Ok((role, self.source.vector(role, *length, None)?))).transpose()
         });
@@ -95,7 +105,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Loads a table of `rows` rows with `hidden_size` columns.
-    pub(super) fn table(&self, role: &'static str, rows: usize) -> Result<Vec<f32>, LoadError> {
+    pub fn table(&self, role: &'static str, rows: usize) -> Result<Vec<f32>, LoadError> {
         let hidden = self.spec.hidden_size;
         let read = self.source.vector(role, rows, Some(hidden))?;
         let mut table = zeros(role, rows.saturating_mul(hidden))?;

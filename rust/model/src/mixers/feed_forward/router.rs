@@ -1,6 +1,52 @@
 //! The router: which experts process a token, and with which weights.
 
-use crate::spec::{ExpertsSpec, GroupScore, RouterSpec, Scoring};
+use serde::{Deserialize, Serialize};
+
+use super::experts::ExpertsSpec;
+
+/// Selection and weighting of the experts of a token. Scores are f32; ties go to the lowest expert id.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct RouterSpec {
+    /// Function from logits to scores.
+    pub scoring: Scoring,
+    /// Whether the weights of the chosen experts are divided by their sum.
+    pub normalize: bool,
+    /// Factor on the weights of the chosen experts.
+    pub scale: f32,
+    /// Whether the router's logits have a bias.
+    pub bias: bool,
+    /// Whether a bias is added to the scores for the choice of experts but not for their weights (DeepSeek-V3).
+    pub correction_bias: bool,
+    /// Number of groups of consecutive experts; only experts of the best groups are chosen.
+    pub groups: usize,
+    /// Number of groups that experts are chosen from.
+    pub groups_chosen: usize,
+    /// Score of a group.
+    pub group_score: GroupScore,
+}
+
+/// Function from a router's logits to scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scoring {
+    /// Softmax over all experts.
+    Softmax,
+    /// Sigmoid of each logit.
+    Sigmoid,
+    /// Softmax over the chosen experts only.
+    SoftmaxOfChosen,
+}
+
+/// Score of a group of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GroupScore {
+    /// The best score in the group.
+    Max,
+    /// The sum of the two best scores in the group.
+    Top2,
+}
 
 /// An expert chosen for a token.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

@@ -1,0 +1,138 @@
+//! Multi-head attention with grouped keys and values (MHA, GQA, MQA).
+
+use ferrule_kernels::elementwise::clip;
+use ferrule_kernels::kv::{KvShape, KvStore};
+use ferrule_kernels::{PackedMatrix, PoolError, Rows, RowsMut};
+use serde::{Deserialize, Serialize};
+
+use super::{AttentionPass, Buffers};
+use crate::layer::{adapted, norm_heads};
+use crate::limits::{SpecError, positive, require, size};
+use crate::spec::{HeadNormSpec, NormedOver, check_norm};
+use crate::weights::{Linear, LoadError, Loader, Norm, Packer, Tensors};
+
+/// Multi-head or grouped-query attention: queries, keys and values are projected from the input.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeadProjections {
+    /// Number of key-value heads, a divisor of the number of query heads.
+    pub kv_heads: usize,
+    /// Length of a query or key head.
+    pub key_dim: usize,
+    /// Length of a value head.
+    pub value_dim: usize,
+    /// Whether the projections add a bias.
+    pub bias: bool,
+    /// Norms of queries and keys.
+    pub qk_norm: Option<HeadNormSpec>,
+    /// Largest magnitude of queries, keys and values after their norms.
+    pub clip: Option<f32>,
+}
+
+/// Weights of multi-head attention.
+pub(crate) struct Heads<M = PackedMatrix> {
+    /// Rows: all query heads, all key heads, all value heads.
+    qkv: Linear<M>,
+    /// Norms of queries and of keys.
+    norms: Option<[Norm; 2]>,
+}
+
+impl HeadProjections {
+    pub(super) fn check(&self, path: &str, heads: usize) -> Result<(), SpecError> {
+        let Self { kv_heads, key_dim, value_dim, .. } = *self;
+        let path = format!("{path}.projections");
+        size(&format!("{path}.kv_heads"), kv_heads)?;
+        for (name, dim) in [("key_dim", key_dim), ("value_dim", value_dim)] {
+            size(&format!("{path}.{name}"), dim)?;
+            size(&format!("heads * {path}.{name}"), heads * dim)?;
+        }
+        require(&format!("{path}.kv_heads"), kv_heads, heads.is_multiple_of(kv_heads), || {
+            format!("a divisor of heads ({heads})")
+        })?;
+        positive(&format!("{path}.clip"), self.clip)?;
+        check_norm(&format!("{path}.qk_norm"), self.qk_norm.map(|qk_norm| qk_norm.norm))
+    }
+
+    /// Returns the shape of what the KV cache stores per token.
+    pub(super) fn kv_shape(&self) -> KvShape {
+        KvShape { layers: 1, kv_heads: self.kv_heads, key_dim: self.key_dim, value_dim: self.value_dim }
+    }
+
+    /// Returns the floats per row in buffers, of an attention with `heads` query heads.
+    pub(super) fn floats(&self, heads: usize) -> usize {
+        (heads + self.kv_heads) * self.key_dim + self.kv_heads * self.value_dim + heads * self.value_dim
+    }
+
+    /// Loads the projections of an attention with `heads` query heads.
+    pub(super) fn load<P: Packer>(
+        &self,
+        loader: &Loader<'_>,
+        packer: &mut P,
+        at: &str,
+        heads: usize,
+    ) -> Result<Heads<P::Matrix>, LoadError> {
+        let HeadProjections { kv_heads, key_dim, value_dim, bias, qk_norm, .. } = *self;
+        let usual = loader.usual();
+        let parts = [
+            ("q", heads * key_dim, usual),
+            ("k", kv_heads * key_dim, usual),
+            ("v", kv_heads * value_dim, loader.values()),
+        ];
+        let qkv = loader.linear(packer, at, &parts, loader.hidden_size(), bias)?;
+        let norms = match qk_norm {
+            None => None,
+            Some(HeadNormSpec { norm, over, .. }) => {
+                let width = |heads| if over == NormedOver::Head { key_dim } else { heads * key_dim };
+                let queries = loader.norm(&format!("{at}q_norm"), norm, width(heads))?;
+                Some([queries, loader.norm(&format!("{at}k_norm"), norm, width(kv_heads))?])
+            }
+        };
+        Ok(Heads { qkv, norms })
+    }
+}
+
+impl<M> Heads<M> {
+    pub(super) fn list<'a>(&'a self, tensors: &mut Tensors<'a, M>) {
+        tensors.linear(&self.qkv);
+        self.norms.iter().flatten().for_each(|norm| tensors.norm(norm));
+    }
+}
+
+impl AttentionPass<'_> {
+    /// Runs multi-head attention and returns `[rows, heads * value_dim]`.
+    pub(super) fn heads<'b>(
+        &self,
+        store: &mut KvStore,
+        weights: &Heads,
+        spec: &HeadProjections,
+        x: &[f32],
+        buffers: &'b mut Buffers,
+    ) -> Result<&'b [f32], PoolError> {
+        let HeadProjections { kv_heads, key_dim, .. } = *spec;
+        let (exec, heads, width) = (&self.pass.exec, self.spec.heads, weights.qkv.weight.rows());
+        let Buffers { qkv, mixed, .. } = buffers;
+        let qkv = qkv.take(self.pass.rows.count * width);
+        adapted(exec, &weights.qkv, self.pass.adapters, x, qkv)?;
+        let (first_key, first_value) = (heads * key_dim, (heads + kv_heads) * key_dim);
+        let rotated = [(0, heads), (first_key, kv_heads)];
+        let after_rope = spec.qk_norm.is_some_and(|qk_norm| qk_norm.after_rope);
+        if after_rope {
+            rotated.into_iter().try_for_each(|(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
+        }
+        if let (Some(qk_norm), Some(norms)) = (spec.qk_norm, &weights.norms) {
+            for ((first, heads), norm) in rotated.into_iter().zip(norms) {
+                let (heads, dim) =
+                    if qk_norm.over == NormedOver::Heads { (1, heads * key_dim) } else { (heads, key_dim) };
+                norm_heads(exec, norm, RowsMut::new(qkv, width, first), heads, dim)?;
+            }
+        }
+        if let Some(limit) = spec.clip {
+            clip(exec, RowsMut::new(qkv, width, 0), width, limit)?;
+        }
+        if !after_rope {
+            rotated.into_iter().try_for_each(|(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
+        }
+        let view = |first| Rows::new(qkv, width, first);
+        self.attend(store, view(0), view(first_key), view(first_value), mixed)
+    }
+}

@@ -1,0 +1,254 @@
+//! Softmax attention: multi-head with grouped keys and values (MHA, GQA, MQA), or multi-head latent (MLA).
+
+mod heads;
+mod latent;
+
+use ferrule_kernels::attention::{AttentionShape, attention};
+use ferrule_kernels::kv::{KvShape, KvStore};
+use ferrule_kernels::rope::{Rope, rope_in_place};
+use ferrule_kernels::{PackedMatrix, PoolError, Rows, RowsMut, Scratch};
+use serde::{Deserialize, Serialize};
+
+use super::{At, Mixer, MixerPass};
+use crate::layer::adapted;
+use crate::limits::{SpecError, finite, positive, require, size};
+use crate::memory::{Memory, MemoryNeed, Place};
+use crate::rope::{RopeRows, RopeSpec};
+use crate::weights::{Linear, LoadError, Loader, Packer, Tensors};
+pub use heads::HeadProjections;
+use heads::Heads;
+use latent::Latent;
+pub use latent::LatentProjections;
+
+/// Softmax attention.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionSpec {
+    /// Number of query heads.
+    pub heads: usize,
+    /// Factor on scores, mostly `1 / sqrt(key_dim)`.
+    pub scale: f32,
+    /// Projections to queries, keys and values.
+    pub projections: ProjectionsSpec,
+    /// Whether the output projection adds a bias.
+    pub output_bias: bool,
+    /// Index of the rotary embedding in [`crate::ModelSpec::ropes`]; `None` for no rotation.
+    pub rope: Option<usize>,
+    /// Sliding window: number of positions that a row attends to, including its own; `None` for all. In bidirectional
+    /// attention, that many on either side.
+    pub window: Option<usize>,
+    /// Soft cap on scores: `s` becomes `softcap * tanh(s / softcap)`.
+    pub softcap: Option<f32>,
+    /// ALiBi: for each head, the factor on the distance between positions (Press et al. 2022).
+    pub alibi_slopes: Option<Vec<f32>>,
+    /// Attention sinks: whether each head has a learned logit that takes part in the softmax and adds no value.
+    pub sinks: bool,
+}
+
+/// Projections to queries, keys and values.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ProjectionsSpec {
+    /// Queries, keys and values are projected from the input.
+    Heads(HeadProjections),
+    /// Keys and values are projected from one latent vector (MLA; DeepSeek-V2, 2024).
+    Latent(LatentProjections),
+}
+
+/// Weights of attention. Projections that share an input are stacked in one matrix.
+pub(crate) struct Attention<M = PackedMatrix> {
+    projections: Projections<M>,
+    output: Linear<M>,
+    /// Attention sinks: one logit per head.
+    sinks: Option<Vec<f32>>,
+}
+
+enum Projections<M> {
+    Heads(Heads<M>),
+    Latent(Latent<M>),
+}
+
+/// Buffers of attention. Shapes: `[rows, width]`.
+#[derive(Default)]
+pub(crate) struct Buffers {
+    /// Outputs of the projections from the mixer's input.
+    qkv: Scratch<f32>,
+    /// Outputs of attention.
+    mixed: Scratch<f32>,
+    latent: latent::Buffers,
+}
+
+impl AttentionSpec {
+    /// Returns the number of inputs of the output projection.
+    fn output_columns(&self) -> usize {
+        match &self.projections {
+            ProjectionsSpec::Heads(HeadProjections { value_dim, .. })
+            | ProjectionsSpec::Latent(LatentProjections { value_dim, .. }) => self.heads * value_dim,
+        }
+    }
+}
+
+impl Mixer for AttentionSpec {
+    type Weights<M> = Attention<M>;
+    type Buffers = Buffers;
+
+    fn check(&self, path: &str, ropes: &[RopeSpec]) -> Result<(), SpecError> {
+        size(&format!("{path}.heads"), self.heads)?;
+        finite(&format!("{path}.scale"), self.scale)?;
+        positive(&format!("{path}.softcap"), self.softcap)?;
+        if let Some(window) = self.window {
+            size(&format!("{path}.window"), window)?;
+        }
+        if let Some(slopes) = &self.alibi_slopes {
+            let fits = slopes.len() == self.heads && slopes.iter().all(|slope| slope.is_finite());
+            require(&format!("{path}.alibi_slopes (their number)"), slopes.len(), fits, || {
+                format!("that of the heads ({}), each one finite", self.heads)
+            })?;
+        }
+        let (rotated, within) = match &self.projections {
+            ProjectionsSpec::Heads(heads) => {
+                heads.check(path, self.heads)?;
+                (heads.key_dim, "key_dim")
+            }
+            ProjectionsSpec::Latent(latent) => {
+                latent.check(path, self.heads)?;
+                (latent.rope_dim, "rope_dim")
+            }
+        };
+        if let Some(rope) = self.rope {
+            let known = ropes.get(rope);
+            require(&format!("{path}.rope"), rope, known.is_some(), || format!("below {}", ropes.len()))?;
+            let rotary_dim = known.map_or(0, |rope| rope.rotary_dim);
+            require(&format!("ropes[{rope}].rotary_dim"), rotary_dim, rotary_dim <= rotated, || {
+                format!("at most {path}.projections.{within} ({rotated})")
+            })?;
+        }
+        Ok(())
+    }
+
+    fn load<P: Packer>(
+        &self,
+        loader: &Loader<'_>,
+        packer: &mut P,
+        At { prefix: at, .. }: At<'_>,
+    ) -> Result<Attention<P::Matrix>, LoadError> {
+        let projections = match &self.projections {
+            ProjectionsSpec::Heads(heads) => Projections::Heads(heads.load(loader, packer, at, self.heads)?),
+            ProjectionsSpec::Latent(latent) => Projections::Latent(latent.load(loader, packer, at, self.heads)?),
+        };
+        let output = [("output", loader.hidden_size(), loader.usual())];
+        let output = loader.linear(packer, at, &output, self.output_columns(), self.output_bias)?;
+        let sinks = match self.sinks {
+            true => Some(loader.vector(&format!("{at}sinks.weight"), self.heads)?),
+            false => None,
+        };
+        Ok(Attention { projections, output, sinks })
+    }
+
+    fn list<'a, M>(weights: &'a Attention<M>, tensors: &mut Tensors<'a, M>) {
+        match &weights.projections {
+            Projections::Heads(heads) => heads.list(tensors),
+            Projections::Latent(latent) => latent.list(tensors),
+        }
+        tensors.linear(&weights.output);
+        tensors.vectors.extend(&weights.sinks);
+    }
+
+    fn memory(&self) -> Option<MemoryNeed> {
+        let shape = match &self.projections {
+            ProjectionsSpec::Heads(heads) => heads.kv_shape(),
+            ProjectionsSpec::Latent(latent) => latent.kv_shape(),
+        };
+        Some(MemoryNeed::Pages { shape, window: self.window })
+    }
+
+    fn buffer_floats(&self, _: usize, rows: usize) -> usize {
+        rows * match &self.projections {
+            ProjectionsSpec::Heads(heads) => heads.floats(self.heads),
+            ProjectionsSpec::Latent(latent) => latent.floats(self.heads),
+        }
+    }
+
+    fn longest_input(&self, hidden_size: usize) -> usize {
+        hidden_size.max(self.output_columns())
+    }
+
+    /// Writes keys and values to their pages first and reads them from there.
+    fn run(
+        &self,
+        weights: &Attention,
+        pass: &MixerPass<'_>,
+        memory: &mut Memory,
+        x: &[f32],
+        buffers: &mut Buffers,
+        out: &mut [f32],
+    ) -> Result<(), PoolError> {
+        let store = memory.pages(pass.place().group);
+        let attention = AttentionPass { pass, weights, spec: self };
+        let mixed = match (&weights.projections, &self.projections) {
+            (Projections::Heads(weights), ProjectionsSpec::Heads(spec)) => {
+                attention.heads(store, weights, spec, x, buffers)?
+            }
+            (Projections::Latent(weights), ProjectionsSpec::Latent(spec)) => {
+                attention.latent(store, weights, spec, x, buffers)?
+            }
+            _ => unreachable!("weights are loaded as the spec says"),
+        };
+        adapted(&pass.exec, &weights.output, pass.adapters, mixed, out)
+    }
+}
+
+/// Attention of one block over a batch.
+struct AttentionPass<'a> {
+    pass: &'a MixerPass<'a>,
+    weights: &'a Attention,
+    spec: &'a AttentionSpec,
+}
+
+impl AttentionPass<'_> {
+    /// Applies the rotary embedding to heads of `head_dim` columns, from column `first` of `x: [rows, width]` on.
+    fn rotate(
+        &self,
+        x: &mut [f32],
+        width: usize,
+        first: usize,
+        heads: usize,
+        head_dim: usize,
+    ) -> Result<(), PoolError> {
+        let Some(index) = self.spec.rope else { return Ok(()) };
+        let RopeSpec { rotary_dim, interleaved, .. } = self.pass.ropes[index];
+        let RopeRows { cos, sin } = &self.pass.rows.ropes[index];
+        let rope = Rope { heads, head_dim, rotary_dim, interleaved, cos, sin };
+        rope_in_place(&self.pass.exec, RowsMut::new(x, width, first), &rope)
+    }
+
+    /// Writes keys and values to their pages and returns the output of attention: `[rows, heads * value_dim]`.
+    fn attend<'b>(
+        &self,
+        store: &mut KvStore,
+        queries: Rows<'_>,
+        keys: Rows<'_>,
+        values: Rows<'_>,
+        mixed: &'b mut Scratch<f32>,
+    ) -> Result<&'b [f32], PoolError> {
+        let MixerPass { exec, causal, rows, .. } = self.pass;
+        let (spec, Place { group, index }) = (self.spec, self.pass.place());
+        store.write(exec, index, &rows.places[group], keys, values)?;
+        let KvShape { kv_heads, key_dim, value_dim, .. } = store.shape();
+        let mixed = mixed.take(rows.count * spec.heads * value_dim);
+        let shape = AttentionShape {
+            heads: spec.heads,
+            kv_heads,
+            key_dim,
+            value_dim,
+            scale: spec.scale,
+            bidirectional: !causal,
+            window: spec.window,
+            softcap: spec.softcap,
+            slopes: spec.alibi_slopes.as_deref(),
+            sinks: self.weights.sinks.as_deref(),
+        };
+        attention(exec, queries, store, index, &shape, &rows.sequences[group], mixed)?;
+        Ok(mixed)
+    }
+}

@@ -1,0 +1,184 @@
+//! Dense feed-forward network.
+
+use ferrule_kernels::activation::{Gating, activate, gated};
+use ferrule_kernels::{Exec, Format, PackedMatrix, PoolError, Scratch};
+use serde::{Deserialize, Serialize};
+
+use crate::layer::{AdapterRows, adapted};
+use crate::limits::{SpecError, finite, require, size};
+use crate::memory::Memory;
+use crate::mixers::{At, Mixer, MixerPass};
+use crate::rope::RopeSpec;
+use crate::spec::ActivationSpec;
+use crate::weights::{Linear, LoadError, Loader, Packer, Tensors};
+
+/// Dense network: `down(activation(gate(x)) * up(x))` (Shazeer 2020), or `down(activation(up(x)))` without a gate.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct DenseSpec {
+    /// Width of the inner layer.
+    pub intermediate_size: usize,
+    /// Activation of the gate, or of `up` if there is no gate.
+    pub activation: ActivationSpec,
+    /// Whether there is a gate projection.
+    pub gated: bool,
+    /// Whether the projections add a bias.
+    pub bias: bool,
+    /// Clamped gate used in place of the activation (gpt-oss).
+    pub clamp: Option<ClampSpec>,
+}
+
+/// Clamped gate of gpt-oss: `(u + 1) * g * sigmoid(alpha * g)` with `g = min(gate, limit)` and `u = clamp(up, -limit,
+/// limit)`.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClampSpec {
+    /// Factor inside the sigmoid.
+    pub alpha: f32,
+    /// Largest magnitude of gate and up.
+    pub limit: f32,
+}
+
+/// Weights of a dense network.
+pub(crate) struct Dense<M = PackedMatrix> {
+    /// Rows: gate and up, or only up.
+    pub inner: Linear<M>,
+    pub down: Linear<M>,
+}
+
+/// Rows that are processed at a time. The inner layer is several times wider than a row: this bounds its memory and
+/// keeps it in the cache.
+const CHUNK_ROWS: usize = 256;
+
+/// Buffers of a dense network. Shapes: `[rows, width]`.
+#[derive(Default)]
+pub(crate) struct Buffers {
+    /// Outputs of gate and up.
+    pub inner: Scratch<f32>,
+    /// Outputs of the gate.
+    pub activated: Scratch<f32>,
+}
+
+impl DenseSpec {
+    /// Returns the number of rows of the first matrix: gate and up, or only up.
+    pub(super) fn inner_rows(&self) -> usize {
+        if self.gated { 2 * self.intermediate_size } else { self.intermediate_size }
+    }
+
+    /// Returns how the gate is applied to `up`.
+    fn gating(&self) -> Gating {
+        match self.clamp {
+            Some(ClampSpec { alpha, limit }) => Gating::Clamped { alpha, limit },
+            None => Gating::Plain(self.activation.into()),
+        }
+    }
+
+    pub(super) fn limits(&self, path: &str) -> Result<(), SpecError> {
+        size(&format!("{path}.intermediate_size"), self.intermediate_size)?;
+        let Some(ClampSpec { alpha, limit }) = self.clamp else { return Ok(()) };
+        finite(&format!("{path}.clamp.alpha"), alpha)?;
+        finite(&format!("{path}.clamp.limit"), limit)?;
+        require(&format!("{path}.gated"), self.gated, self.gated, || "true if there is a clamp".to_owned())
+    }
+
+    /// Returns the floats per row between input and output.
+    pub(super) fn floats_within(&self) -> usize {
+        self.inner_rows() + if self.gated { self.intermediate_size } else { 0 }
+    }
+
+    /// Loads the network whose roles start with `prefix`; `down` is the format of the projection back.
+    pub(super) fn load_at<P: Packer>(
+        &self,
+        loader: &Loader<'_>,
+        packer: &mut P,
+        prefix: &str,
+        down: Format,
+    ) -> Result<Dense<P::Matrix>, LoadError> {
+        let (hidden, inner, usual) = (loader.hidden_size(), self.intermediate_size, loader.usual());
+        let parts = [("gate", inner, usual), ("up", inner, usual)];
+        let parts = if self.gated { &parts[..] } else { &parts[1..] };
+        Ok(Dense {
+            inner: loader.linear(packer, prefix, parts, hidden, self.bias)?,
+            down: loader.linear(packer, prefix, &[("down", hidden, down)], inner, self.bias)?,
+        })
+    }
+}
+
+impl Mixer for DenseSpec {
+    type Weights<M> = Dense<M>;
+    type Buffers = Buffers;
+
+    fn check(&self, path: &str, _: &[RopeSpec]) -> Result<(), SpecError> {
+        self.limits(path)
+    }
+
+    fn load<P: Packer>(&self, loader: &Loader<'_>, packer: &mut P, at: At<'_>) -> Result<Dense<P::Matrix>, LoadError> {
+        self.load_at(loader, packer, at.prefix, loader.down(at.layer))
+    }
+
+    fn list<'a, M>(weights: &'a Dense<M>, tensors: &mut Tensors<'a, M>) {
+        tensors.linear(&weights.inner);
+        tensors.linear(&weights.down);
+    }
+
+    fn buffer_floats(&self, _: usize, rows: usize) -> usize {
+        rows.min(CHUNK_ROWS) * self.floats_within()
+    }
+
+    fn longest_input(&self, hidden_size: usize) -> usize {
+        self.intermediate_size.max(hidden_size)
+    }
+
+    fn run(
+        &self,
+        weights: &Dense,
+        pass: &MixerPass<'_>,
+        _: &mut Memory,
+        x: &[f32],
+        buffers: &mut Buffers,
+        out: &mut [f32],
+    ) -> Result<(), PoolError> {
+        run(&pass.exec, weights, self, pass.adapters, x, buffers, out)
+    }
+}
+
+/// Computes `out` from `x`, both `[rows, hidden_size]`.
+pub(super) fn run(
+    exec: &Exec<'_>,
+    weights: &Dense,
+    spec: &DenseSpec,
+    adapters: AdapterRows<'_>,
+    x: &[f32],
+    buffers: &mut Buffers,
+    out: &mut [f32],
+) -> Result<(), PoolError> {
+    let (width, inner_rows) = (weights.inner.weight.cols(), spec.inner_rows());
+    let rows = x.len() / width;
+    // Chunks of equal size: a last chunk of one row would read all weights for it.
+    let chunk_rows = rows.div_ceil(rows.div_ceil(CHUNK_ROWS).max(1)).max(1);
+    let chunks = x.chunks(chunk_rows * width).zip(out.chunks_mut(chunk_rows * width));
+    for ((x, out), first) in chunks.zip((0..).step_by(chunk_rows)) {
+        let adapters = adapters.skip(first);
+        let inner = buffers.inner.take(x.len() / width * inner_rows);
+        adapted(exec, &weights.inner, adapters, x, inner)?;
+        let activated = apply_gate(exec, spec, inner, &mut buffers.activated)?;
+        adapted(exec, &weights.down, adapters, activated, out)?;
+    }
+    Ok(())
+}
+
+/// Applies the gate to `inner: [rows, inner_rows]` and returns `[rows, intermediate_size]`.
+pub(super) fn apply_gate<'a>(
+    exec: &Exec<'_>,
+    spec: &DenseSpec,
+    inner: &'a mut [f32],
+    activated: &'a mut Scratch<f32>,
+) -> Result<&'a [f32], PoolError> {
+    if !spec.gated {
+        activate(exec, inner, spec.activation.into())?;
+        return Ok(inner);
+    }
+    let out = activated.take(inner.len() / 2);
+    gated(exec, inner, spec.intermediate_size, spec.gating(), out)?;
+    Ok(out)
+}

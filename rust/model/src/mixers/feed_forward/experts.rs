@@ -1,0 +1,358 @@
+//! Mixture of experts: each token is processed by the experts that the router chooses for it.
+//!
+//! Rows are gathered by expert, so that the weights of an expert are read once for all of its rows. Results are added
+//! in the router's order, so that a row's result does not depend on the choices of other rows.
+
+use ferrule_kernels::disjoint::Tiles;
+use ferrule_kernels::elementwise::{add_bias, add_scaled};
+use ferrule_kernels::{Exec, Format, PackedMatrix, PoolError, Product, Scratch, for_row_chunks, matmul_each};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::dense::{self, Dense, DenseSpec, apply_gate};
+use super::router::{Choice, RouterSpec, choose};
+use crate::layer::{AdapterRows, Observer, adapted, for_rows, linear};
+use crate::limits::{SpecError, finite, require};
+use crate::memory::Memory;
+use crate::mixers::{At, Mixer, MixerPass, MixerSpec};
+use crate::rope::RopeSpec;
+use crate::weights::{Linear, LoadError, Loader, Packer, Tensors};
+
+/// A mixture of experts.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertsSpec {
+    /// Number of experts.
+    pub experts: usize,
+    /// Number of experts that run for each token.
+    pub experts_per_token: usize,
+    /// Architecture of each expert.
+    #[serde(deserialize_with = "dense")]
+    pub expert: DenseSpec,
+    /// Router that chooses the experts.
+    pub router: RouterSpec,
+    /// Shared expert: a network that runs for every token.
+    #[serde(deserialize_with = "dense_or_none")]
+    pub shared: Option<DenseSpec>,
+    /// Whether the output of the shared expert is multiplied by the sigmoid of a projection of the input.
+    pub shared_gate: bool,
+}
+
+/// Deserializes a network that must not be a mixture of experts.
+fn dense<'de, D: Deserializer<'de>>(json: D) -> Result<DenseSpec, D::Error> {
+    match MixerSpec::deserialize(json)? {
+        MixerSpec::Dense(dense) => Ok(dense),
+        _ => Err(D::Error::custom("experts must be dense networks")),
+    }
+}
+
+fn dense_or_none<'de, D: Deserializer<'de>>(json: D) -> Result<Option<DenseSpec>, D::Error> {
+    match Option::<MixerSpec>::deserialize(json)? {
+        None => Ok(None),
+        Some(MixerSpec::Dense(dense)) => Ok(Some(dense)),
+        Some(_) => Err(D::Error::custom("the shared expert must be a dense network")),
+    }
+}
+
+/// Upper limit for the number of experts, above that of any known model.
+const MAX_EXPERTS: usize = 1 << 16;
+
+/// Rows that are processed at a time: enough that each expert has several, few enough to bound the intermediate
+/// buffers.
+const CHUNK_ROWS: usize = 512;
+
+/// Weights of a mixture of experts.
+pub(crate) struct Experts<M = PackedMatrix> {
+    /// One row per expert, in f32.
+    router: Linear<M>,
+    /// Correction bias, added to the scores when experts are chosen.
+    correction: Option<Vec<f32>>,
+    experts: Vec<Dense<M>>,
+    shared: Option<Dense<M>>,
+    /// Gate of the shared expert: one row, in f32.
+    shared_gate: Option<Linear<M>>,
+}
+
+/// Buffers of a mixture of experts.
+#[derive(Default)]
+pub(crate) struct Buffers {
+    /// `[rows, experts]`
+    logits: Scratch<f32>,
+    /// `[rows]`
+    gates: Scratch<f32>,
+    /// Rows grouped by expert, one per choice: `[rows * experts_per_token, hidden_size]`.
+    gathered: Scratch<f32>,
+    /// Outputs of the experts for `gathered`.
+    outputs: Scratch<f32>,
+    networks: dense::Buffers,
+    chosen: Vec<Choice>,
+    /// Row of each choice in `gathered`.
+    places: Vec<usize>,
+    /// Row in the batch of each row of `gathered`.
+    sources: Vec<usize>,
+}
+
+impl Mixer for ExpertsSpec {
+    type Weights<M> = Experts<M>;
+    type Buffers = Buffers;
+
+    fn check(&self, path: &str, _: &[RopeSpec]) -> Result<(), SpecError> {
+        let Self { experts, experts_per_token, expert, router, shared, shared_gate } = self;
+        require(&format!("{path}.experts"), experts, (1..=MAX_EXPERTS).contains(experts), || {
+            format!("in 1..={MAX_EXPERTS}")
+        })?;
+        expert.limits(&format!("{path}.expert"))?;
+        let path_of_router = format!("{path}.router");
+        let RouterSpec { groups, groups_chosen, scale, .. } = *router;
+        finite(&format!("{path_of_router}.scale"), scale)?;
+        require(&format!("{path_of_router}.groups"), groups, groups > 0 && experts.is_multiple_of(groups), || {
+            format!("a divisor of experts ({experts})")
+        })?;
+        require(
+            &format!("{path_of_router}.groups_chosen"),
+            groups_chosen,
+            (1..=groups).contains(&groups_chosen),
+            || format!("in 1..={groups}, the number of groups"),
+        )?;
+        let eligible = experts / groups * groups_chosen;
+        require(
+            &format!("{path}.experts_per_token"),
+            experts_per_token,
+            (1..=eligible).contains(experts_per_token),
+            || format!("in 1..={eligible}, the experts that may be chosen"),
+        )?;
+        if let Some(shared) = shared {
+            shared.limits(&format!("{path}.shared"))?;
+        }
+        require(&format!("{path}.shared_gate"), shared_gate, !shared_gate || shared.is_some(), || {
+            "false where no network is shared".to_owned()
+        })
+    }
+
+    fn load<P: Packer>(
+        &self,
+        loader: &Loader<'_>,
+        packer: &mut P,
+        at: At<'_>,
+    ) -> Result<Experts<P::Matrix>, LoadError> {
+        let Self { experts, router, expert, shared, .. } = self;
+        let (hidden, down, at) = (loader.hidden_size(), loader.down(at.layer), at.prefix);
+        Ok(Experts {
+            router: loader.linear(packer, at, &[("router", *experts, Format::F32)], hidden, router.bias)?,
+            correction: match router.correction_bias {
+                true => Some(loader.vector(&format!("{at}router.correction_bias"), *experts)?),
+                false => None,
+            },
+            experts: (0..*experts)
+                .map(|index| expert.load_at(loader, packer, &format!("{at}experts.{index}."), down))
+                .collect::<Result<_, _>>()?,
+            shared: match shared {
+                Some(shared) => Some(shared.load_at(loader, packer, &format!("{at}shared."), down)?),
+                None => None,
+            },
+            shared_gate: match self.shared_gate {
+                true => Some(loader.linear(packer, at, &[("shared_gate", 1, Format::F32)], hidden, false)?),
+                false => None,
+            },
+        })
+    }
+
+    fn list<'a, M>(weights: &'a Experts<M>, tensors: &mut Tensors<'a, M>) {
+        let Experts { router, correction, experts, shared, shared_gate } = weights;
+        tensors.linear(router);
+        tensors.vectors.extend(correction);
+        experts.iter().chain(shared).for_each(|dense| DenseSpec::list(dense, tensors));
+        shared_gate.iter().for_each(|linear| tensors.linear(linear));
+    }
+
+    /// Returns the matrices of experts that do not run; all experts are of one size.
+    fn idle<'a, M>(&self, weights: &'a Experts<M>) -> Vec<&'a M> {
+        let idle = &weights.experts[self.experts_per_token..];
+        idle.iter().flat_map(|expert| [&expert.inner.weight, &expert.down.weight]).collect()
+    }
+
+    fn buffer_floats(&self, hidden_size: usize, rows: usize) -> usize {
+        let chosen = 2 * hidden_size + self.expert.floats_within();
+        rows.min(CHUNK_ROWS) * (self.experts + self.experts_per_token * chosen)
+    }
+
+    fn longest_input(&self, hidden_size: usize) -> usize {
+        hidden_size.max(self.experts_per_token * self.expert.intermediate_size.max(hidden_size))
+    }
+
+    fn run(
+        &self,
+        weights: &Experts,
+        pass: &MixerPass<'_>,
+        _: &mut Memory,
+        x: &[f32],
+        buffers: &mut Buffers,
+        out: &mut [f32],
+    ) -> Result<(), PoolError> {
+        ExpertsPass { exec: &pass.exec, weights, spec: self, adapters: pass.adapters }.run(x, buffers, out)
+    }
+}
+
+/// A mixture of experts over a batch.
+struct ExpertsPass<'a> {
+    exec: &'a Exec<'a>,
+    weights: &'a Experts,
+    spec: &'a ExpertsSpec,
+    /// Adapters of the shared expert and its gate. An observer sees the rows of routed experts too.
+    adapters: AdapterRows<'a>,
+}
+
+impl ExpertsPass<'_> {
+    /// Computes `out` from `x`, both `[rows, hidden_size]`.
+    fn run(&self, x: &[f32], buffers: &mut Buffers, out: &mut [f32]) -> Result<(), PoolError> {
+        let width = self.weights.router.weight.cols();
+        let rows = x.len() / width;
+        let chunk_rows = rows.div_ceil(rows.div_ceil(CHUNK_ROWS).max(1)).max(1);
+        for (x, out) in x.chunks(chunk_rows * width).zip(out.chunks_mut(chunk_rows * width)) {
+            self.chunk(x, width, buffers, out)?;
+        }
+        self.add_shared(x, width, buffers, out)
+    }
+
+    /// Adds the output of the shared expert.
+    fn add_shared(&self, x: &[f32], width: usize, buffers: &mut Buffers, out: &mut [f32]) -> Result<(), PoolError> {
+        let (Some(weights), Some(spec)) = (&self.weights.shared, &self.spec.shared) else { return Ok(()) };
+        let Buffers { outputs, networks, gates, .. } = buffers;
+        let shared = outputs.take(x.len());
+        dense::run(self.exec, weights, spec, self.adapters, x, networks, shared)?;
+        match &self.weights.shared_gate {
+            None => add_scaled(self.exec, out, shared, 1.0)?,
+            Some(gate) => {
+                let gates = gates.take(x.len() / width);
+                adapted(self.exec, gate, self.adapters, x, gates)?;
+                for_rows(self.exec, gates.len(), out, width, |row, out| {
+                    add_weighted(out, &shared[row * width..][..width], 1.0 / (1.0 + (-gates[row]).exp()));
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Chooses the experts of every row, and places the rows of each expert side by side, in the order of the batch.
+    /// Returns the number of rows of each expert.
+    fn choose(&self, x: &[f32], width: usize, buffers: &mut Buffers) -> Result<Vec<usize>, PoolError> {
+        let Self { exec, weights, spec, .. } = self;
+        let Buffers { logits, chosen, places, sources, .. } = buffers;
+        let ExpertsSpec { experts, experts_per_token, .. } = **spec;
+        let rows = x.len() / width;
+        let logits = logits.take(rows * experts);
+        linear(exec, &weights.router, x, logits)?;
+        chosen.clear();
+        chosen.resize(rows * experts_per_token, Choice::default());
+        let choices = Tiles::row_blocks(chosen, experts_per_token, 1);
+        for_row_chunks(exec, logits, experts, experts * experts_per_token, &|first, logits| {
+            for (logits, row) in logits.chunks_exact_mut(experts).zip(first..) {
+                choose(spec, logits, weights.correction.as_deref(), choices.take(row).contiguous());
+            }
+        })?;
+        drop(choices);
+        let mut counts = vec![0; spec.experts];
+        chosen.iter().for_each(|choice| counts[choice.expert] += 1);
+        let mut next: Vec<usize> = counts
+            .iter()
+            .scan(0, |first, count| {
+                *first += count;
+                Some(*first - count)
+            })
+            .collect();
+        places.clear();
+        places.extend(chosen.iter().map(|choice| {
+            let place = &mut next[choice.expert];
+            *place += 1;
+            *place - 1
+        }));
+        sources.clear();
+        sources.resize(chosen.len(), 0);
+        places.iter().enumerate().for_each(|(choice, &place)| sources[place] = choice / experts_per_token);
+        Ok(counts)
+    }
+
+    fn chunk(&self, x: &[f32], width: usize, buffers: &mut Buffers, out: &mut [f32]) -> Result<(), PoolError> {
+        let Self { exec, weights, spec, .. } = self;
+        let counts = self.choose(x, width, buffers)?;
+        let Buffers { gathered, outputs, networks, chosen, places, sources, .. } = buffers;
+        let dense::Buffers { inner, activated } = networks;
+        let rows = x.len() / width;
+        // A single row is read and quantized in place, once for all of its experts.
+        let gathered = if rows == 1 {
+            Gathered::One(x)
+        } else {
+            let gathered = gathered.take(chosen.len() * width);
+            for_rows(exec, rows, gathered, width, |place, row| {
+                row.copy_from_slice(&x[sources[place] * width..][..width]);
+            })?;
+            Gathered::Each(gathered)
+        };
+        let active = || weights.experts.iter().zip(&counts).filter(|(_, count)| **count > 0);
+        let inner = inner.take(chosen.len() * spec.expert.inner_rows());
+        let observer = self.adapters.observer;
+        multiply(exec, active().map(|(expert, &count)| (&expert.inner, count)), observer, gathered, inner)?;
+        let activated = apply_gate(exec, &spec.expert, inner, activated)?;
+        let outputs = outputs.take(chosen.len() * width);
+        let activated = Gathered::Each(activated);
+        multiply(exec, active().map(|(expert, &count)| (&expert.down, count)), observer, activated, outputs)?;
+
+        let each = spec.experts_per_token;
+        for_rows(exec, rows, out, width, |row, out| {
+            out.fill(0.0);
+            for (choice, place) in chosen[row * each..][..each].iter().zip(&places[row * each..]) {
+                add_weighted(out, &outputs[place * width..][..width], choice.weight);
+            }
+        })
+    }
+}
+
+/// Inputs of the experts.
+#[derive(Clone, Copy)]
+enum Gathered<'a> {
+    /// Each expert has its own rows, after those of the expert before it.
+    Each(&'a [f32]),
+    /// All experts read the same row.
+    One(&'a [f32]),
+}
+
+/// Multiplies rows of `x` with the matrices of the experts; each expert has the outputs number of rows.
+fn multiply<'a>(
+    exec: &Exec<'_>,
+    experts: impl Iterator<Item = (&'a Linear, usize)> + Clone,
+    observer: Option<&dyn Observer>,
+    mut x: Gathered<'_>,
+    out: &mut [f32],
+) -> Result<(), PoolError> {
+    let mut products = Vec::new();
+    let mut left = &mut *out;
+    for (linear, rows) in experts.clone() {
+        let x_rows = match x {
+            Gathered::One(row) => row,
+            Gathered::Each(all) => {
+                let (rows, others) = all.split_at(rows * linear.weight.cols());
+                x = Gathered::Each(others);
+                rows
+            }
+        };
+        observer.map_or(Ok(()), |observer| observer.see(exec, linear.site, x_rows))?;
+        let (out_rows, out_left) = left.split_at_mut(rows * linear.weight.rows());
+        left = out_left;
+        products.push(Product { x: x_rows, w: &linear.weight, out: out_rows });
+    }
+    matmul_each(exec, &mut products)?;
+    let mut left = out;
+    for (linear, rows) in experts {
+        let (out_rows, out_left) = left.split_at_mut(rows * linear.weight.rows());
+        left = out_left;
+        linear.bias.iter().try_for_each(|bias| add_bias(exec, out_rows, bias))?;
+    }
+    Ok(())
+}
+
+/// `out += weight * x`
+fn add_weighted(out: &mut [f32], x: &[f32], weight: f32) {
+    for (out, x) in out.iter_mut().zip(x) {
+        *out += weight * x;
+    }
+}

@@ -1,0 +1,9 @@
+//! Feed-forward networks: dense, and mixture of experts.
+
+mod dense;
+mod experts;
+mod router;
+
+pub use dense::{ClampSpec, DenseSpec};
+pub use experts::ExpertsSpec;
+pub use router::{GroupScore, RouterSpec, Scoring};

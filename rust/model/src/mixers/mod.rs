@@ -1,0 +1,200 @@
+//! Mixers: what a residual block computes from its normed input.
+//!
+//! Each mixer is a folder or file with everything about it: the spec with its limits, the weights with their roles,
+//! the sequence memory and buffers that it needs, and the forward pass. [`mixers!`] registers them, one line each.
+
+mod attention;
+mod feed_forward;
+
+use ferrule_kernels::{Exec, PackedMatrix, PoolError};
+use serde::{Deserialize, Serialize};
+
+pub use attention::{AttentionSpec, HeadProjections, LatentProjections, ProjectionsSpec};
+pub use feed_forward::{ClampSpec, DenseSpec, ExpertsSpec, GroupScore, RouterSpec, Scoring};
+
+use crate::layer::{AdapterRows, RaggedRows};
+use crate::limits::SpecError;
+use crate::memory::{Memory, MemoryNeed, Place};
+use crate::rope::RopeSpec;
+use crate::weights::{LoadError, Loader, Packer, Tensors};
+
+/// A mixer, as its spec describes it. `M` is the matrix type; see [`crate::weights`].
+pub(crate) trait Mixer {
+    /// Weights of the mixer.
+    type Weights<M>;
+    /// Buffers of the forward pass, reused from block to block and from step to step.
+    type Buffers: Default;
+
+    /// Checks the numbers of the spec at `path`.
+    fn check(&self, path: &str, ropes: &[RopeSpec]) -> Result<(), SpecError>;
+
+    /// Loads the weights.
+    fn load<P: Packer>(
+        &self,
+        loader: &Loader<'_>,
+        packer: &mut P,
+        at: At<'_>,
+    ) -> Result<Self::Weights<P::Matrix>, LoadError>;
+
+    /// Adds all matrices and vectors to `tensors`, in a fixed order.
+    fn list<'a, M>(weights: &'a Self::Weights<M>, tensors: &mut Tensors<'a, M>);
+
+    /// Returns the matrices that a single token does not read.
+    fn idle<'a, M>(&self, _weights: &'a Self::Weights<M>) -> Vec<&'a M> {
+        Vec::new()
+    }
+
+    /// Returns the sequence memory that the mixer needs, if it reads anything of earlier tokens.
+    fn memory(&self) -> Option<MemoryNeed> {
+        None
+    }
+
+    /// Returns the floats in buffers for a step of `rows` rows of `hidden_size`.
+    fn buffer_floats(&self, hidden_size: usize, rows: usize) -> usize;
+
+    /// Returns the length of the longest row that is multiplied with a matrix, counted for each row of a step.
+    fn longest_input(&self, hidden_size: usize) -> usize;
+
+    /// Computes `out` from `x`, both `[rows, hidden_size]`.
+    fn run(
+        &self,
+        weights: &Self::Weights<PackedMatrix>,
+        pass: &MixerPass<'_>,
+        memory: &mut Memory,
+        x: &[f32],
+        buffers: &mut Self::Buffers,
+        out: &mut [f32],
+    ) -> Result<(), PoolError>;
+}
+
+/// Place of a mixer's tensors.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct At<'a> {
+    /// Prefix of the roles: `layers.3.attention.`.
+    pub prefix: &'a str,
+    /// Index of the layer.
+    pub layer: usize,
+}
+
+/// A forward pass of one mixer over a batch.
+#[derive(Clone, Copy)]
+pub(crate) struct MixerPass<'a> {
+    pub exec: Exec<'a>,
+    /// Whether a row depends only on itself and the rows before it.
+    pub causal: bool,
+    pub ropes: &'a [RopeSpec],
+    pub rows: &'a RaggedRows<'a>,
+    pub adapters: AdapterRows<'a>,
+    /// Place of the mixer's sequence memory, if it has any.
+    pub place: Option<Place>,
+}
+
+impl MixerPass<'_> {
+    /// Returns the place of the mixer's sequence memory.
+    ///
+    /// # Panics
+    /// If the mixer needs none.
+    fn place(&self) -> Place {
+        self.place.expect("a mixer with sequence memory has a place in it")
+    }
+}
+
+/// Defines the enums over all mixers and calls each by its [`Mixer`] implementation.
+macro_rules! mixers {
+    ($($(#[$doc:meta])* $buffers:ident: $name:ident($spec:ty),)*) => {
+        /// Function of a residual block from its normed input to what it adds to the stream.
+        #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+        #[serde(tag = "type", rename_all = "snake_case")]
+        pub enum MixerSpec {
+            $($(#[$doc])* $name($spec),)*
+        }
+
+        /// Weights of a mixer.
+        pub(crate) enum MixerWeights<M = PackedMatrix> {
+            $($name(<$spec as Mixer>::Weights<M>),)*
+        }
+
+        /// Buffers of all mixers.
+        #[derive(Default)]
+        pub(crate) struct MixerBuffers {
+            $($buffers: <$spec as Mixer>::Buffers,)*
+        }
+
+        impl MixerSpec {
+            /// Returns the name of the kind of mixer.
+            pub(crate) fn name(&self) -> &'static str {
+                match self { $(Self::$name(_) => stringify!($buffers),)* }
+            }
+
+            pub(crate) fn check(&self, path: &str, ropes: &[RopeSpec]) -> Result<(), SpecError> {
+                match self { $(Self::$name(spec) => spec.check(path, ropes),)* }
+            }
+
+            pub(crate) fn load<P: Packer>(
+                &self,
+                loader: &Loader<'_>,
+                packer: &mut P,
+                at: At<'_>,
+            ) -> Result<MixerWeights<P::Matrix>, LoadError> {
+                Ok(match self { $(Self::$name(spec) => MixerWeights::$name(spec.load(loader, packer, at)?),)* })
+            }
+
+            /// Returns the matrices that a single token does not read.
+            pub(crate) fn idle<'a, M>(&self, weights: &'a MixerWeights<M>) -> Vec<&'a M> {
+                match (self, weights) {
+                    $((Self::$name(spec), MixerWeights::$name(weights)) => spec.idle(weights),)*
+                    _ => unreachable!("weights are loaded as the spec says"),
+                }
+            }
+
+            /// Returns the sequence memory that the mixer needs.
+            pub(crate) fn memory(&self) -> Option<MemoryNeed> {
+                match self { $(Self::$name(spec) => spec.memory(),)* }
+            }
+
+            /// Returns the floats in buffers for a step of `rows` rows.
+            pub(crate) fn buffer_floats(&self, hidden_size: usize, rows: usize) -> usize {
+                match self { $(Self::$name(spec) => spec.buffer_floats(hidden_size, rows),)* }
+            }
+
+            /// Returns the length of the longest row that is multiplied with a matrix, counted for each row of a step.
+            pub(crate) fn longest_input(&self, hidden_size: usize) -> usize {
+                match self { $(Self::$name(spec) => spec.longest_input(hidden_size),)* }
+            }
+
+            /// Computes `out` from `x`, both `[rows, hidden_size]`.
+            pub(crate) fn run(
+                &self,
+                weights: &MixerWeights,
+                pass: &MixerPass<'_>,
+                memory: &mut Memory,
+                x: &[f32],
+                buffers: &mut MixerBuffers,
+                out: &mut [f32],
+            ) -> Result<(), PoolError> {
+                match (self, weights) {
+                    $((Self::$name(spec), MixerWeights::$name(weights)) => {
+                        spec.run(weights, pass, memory, x, &mut buffers.$buffers, out)
+                    })*
+                    _ => unreachable!("weights are loaded as the spec says"),
+                }
+            }
+        }
+
+        impl<M> MixerWeights<M> {
+            /// Adds all matrices and vectors to `tensors`, in a fixed order.
+            pub(crate) fn list<'a>(&'a self, tensors: &mut Tensors<'a, M>) {
+                match self { $(Self::$name(weights) => <$spec>::list(weights, tensors),)* }
+            }
+        }
+    };
+}
+
+mixers! {
+    /// Softmax attention.
+    attention: Attention(AttentionSpec),
+    /// Feed-forward network, the same for every token.
+    dense: Dense(DenseSpec),
+    /// Mixture of experts: a router chooses a few networks for each token.
+    experts: Experts(ExpertsSpec),
+}
