@@ -130,7 +130,7 @@ def test_contexts_are_truncated_on_the_left(model: Any, llm: LLM, caplog: pytest
     context = list(range(100, 200))
     with caplog.at_level(logging.WARNING):
         ((logprob, _),) = model._loglikelihood_tokens([(None, context, [7, 8, 9])], disable_tqdm=True)
-    assert "a context of 100 tokens is cut to its last 60, so that 4 fit" in caplog.text
+    assert "a context of 100 tokens was truncated to its last 60, so that 4 more tokens fit" in caplog.text
     assert logprob == llm.loglikelihood({"prompt_token_ids": context[-60:]}, [[7, 8, 9]])[0].logprob
     with pytest.raises(PromptError, match=r"fewer than max_model_len \(64\) tokens, got 64"):
         model._loglikelihood_tokens([(None, context, [7] * 63)], disable_tqdm=True)
@@ -138,7 +138,7 @@ def test_contexts_are_truncated_on_the_left(model: Any, llm: LLM, caplog: pytest
     text = "Once upon a time, there was a cat. " * 12
     with caplog.at_level(logging.WARNING):
         (answer,) = model.generate_until([instance(text, {"max_gen_toks": 8})], disable_tqdm=True)
-    assert "is cut to its last 56, so that 8 fit" in caplog.text
+    assert "was truncated to its last 56, so that 8 more tokens fit" in caplog.text
     from ferrule import SamplingParams
 
     prompt: Any = {"prompt_token_ids": llm.tokenize(text)[-56:]}

@@ -156,7 +156,7 @@ def test_invalid_lora_request(llm: LLM, given: Any) -> None:
         (lambda: LoRARequest(5), "lora_name must be a string of 1 to 256 characters, got 5"),  # type: ignore[arg-type]
         (lambda: LoRARequest(""), "lora_name must be a string of 1 to 256 characters, got ''"),
         (lambda: LoRARequest("x" * 257), "1 to 256 characters"),
-        (lambda: LoRARequest("x", "path"), r"lora_int_id must be an integer \(the path"),  # type: ignore[arg-type]
+        (lambda: LoRARequest("x", "path"), r"lora_int_id must be an integer \(pass the path as lora_path\)"),  # type: ignore[arg-type]
         (lambda: LoRARequest("x", 1, 5), "lora_path must be a string or a path, got 5"),  # type: ignore[arg-type]
         (lambda: LLM(lora_modules=["a"]), r"lora_modules must be a mapping from adapter"),  # type: ignore[arg-type]
         (lambda: LLM(lora_modules={5: "a"}), "lora_name must be a string of 1 to 256"),  # type: ignore[dict-item]

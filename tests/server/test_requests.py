@@ -544,7 +544,10 @@ def test_tokenize_and_detokenize(shared: Live) -> None:
     found = shared.request("/tokenize", {"prompt": "The capital", "return_token_strs": True}).json
     assert found["token_strs"] == ["The", " capital"]
     assert (found["count"], found["max_model_len"]) == (2, 2048)
-    assert shared.request("/detokenize", {"tokens": found["tokens"]}).json == {"prompt": "The capital"}
+    assert shared.request("/detokenize", {"tokens": found["tokens"]}).json == {
+        "prompt": "The capital",
+        "content": "The capital",
+    }
     chat = shared.request("/tokenize", {"messages": [{"role": "user", "content": "Hi"}]}).json["tokens"]
     assert shared.chat(max_tokens=1, return_token_ids=True).json["prompt_token_ids"] == chat
     for body in ({}, {"prompt": "a", "messages": []}, {"messages": [], "add_special_tokens": True}):

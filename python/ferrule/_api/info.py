@@ -184,7 +184,7 @@ class _Measured:
 
 
 def _group_facts(spec: ModelSpec, group: LayerGroup) -> dict[str, Any]:
-    layer = asdict(group.layer)
+    layer: dict[str, Any] = json.loads(json.dumps(asdict(group.layer)))  # lists for tuples
     for block, facts in zip(group.layer.blocks, layer["blocks"], strict=True):
         if isinstance(block.mixer, Attention) and block.mixer.rope is not None:
             facts["mixer"]["rope"] = asdict(spec.ropes[block.mixer.rope])

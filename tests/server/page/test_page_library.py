@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 from server.page.chat_page import ChatPage
 
-ENDLESS = json.dumps({"ignore_eos": True, "min_tokens": 30_000})
+ENDLESS = json.dumps({"ignore_eos": True, "min_tokens": 1800})
 
 
 @pytest.fixture
