@@ -129,7 +129,7 @@ def test_large_inputs_have_their_own_threads() -> None:
 
 @pytest.mark.usefixtures("fake_engine")
 def test_long_prompts_do_not_delay_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten long prompts occupy every thread of their own; a short one that also needs a thread is answered."""
+    """Ten long prompts occupy every thread for large inputs; a short one that also needs a thread is answered."""
     go_on = threading.Event()
     monkeypatch.setattr(module, "raise_if_cancelled", lambda: go_on.wait(20))
     monkeypatch.setattr(workers, "LARGE_INPUT", 100_000)

@@ -1,4 +1,4 @@
-"""Long texts over HTTP: refused early, in threads of their own."""
+"""Long texts over HTTP: refused early, in separate threads."""
 
 from __future__ import annotations
 
