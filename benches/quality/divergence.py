@@ -45,11 +45,11 @@ HELD_OUT = [
 
 
 LEFT_OUT = ("/test", "site-packages", "encodings/", "pydoc_data")
-"""Parts of paths of files that are no prose of programmers."""
+"""Path fragments of excluded files, which contain no prose written by programmers."""
 
 
 def held_out_windows(tokenizer: Path, count: int) -> NDArray[np.int64]:
-    """`count` windows spread evenly over the held-out files of the interpreter at hand, [count, WINDOW]."""
+    """`count` windows spread evenly over the held-out files of this interpreter, [count, WINDOW]."""
     root = Path(sysconfig.get_path("stdlib"))
     texts = [(root / name).read_bytes() for name in HELD_OUT if (root / name).exists()]
     text = b"".join(text for text in texts if text.isascii()).decode()
@@ -87,7 +87,7 @@ class Distance:
     per_token: Floats
 
     def row(self) -> dict[str, float]:
-        """The figures that go into a record."""
+        """Return the figures of this distance that a record stores."""
         return {
             "kld": round(self.kld, 6),
             "kld_error": round(self.kld_error, 6),
@@ -97,7 +97,7 @@ class Distance:
 
 
 class Reference:
-    """The log-probabilities of the original model, kept (4 bytes x vocab x scored tokens: 0.5 GB for 256 windows)."""
+    """Log-probabilities of the original model, in memory (4 bytes x vocab x scored tokens: 0.5 GB for 256 windows)."""
 
     def __init__(self, model: Model, ids: NDArray[np.int64]) -> None:
         self.batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]

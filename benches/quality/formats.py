@@ -1,7 +1,7 @@
-"""Candidate weight formats: each takes a matrix [outputs, inputs] and gives back what the kernel would multiply by.
+"""Candidate weight formats: each returns a matrix [outputs, inputs] as the kernel would read it.
 
 A format is a value with its stored bits per weight and `apply`. Groups run along the inputs. Searches minimize the
-squared error of each group, by default without weights: a load has no calibration data.
+squared error of each group, by default unweighted, because a model is loaded without calibration data.
 """
 
 from collections.abc import Callable
@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 from tiny_llama import Floats
 
 SUPER = 256
-"""Inputs that share one f32 step: one floating-point FMA in the kernel."""
+"""Inputs that share one f32 scale: one floating-point FMA in the kernel."""
 
 IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
-"""llama.cpp's sixteen levels."""
+"""The sixteen levels of llama.cpp's IQ4_NL."""
 
 Weighting = Callable[[Floats], Floats]
 
 
 def plain(groups: Floats) -> Floats:
-    """Every error counts the same."""
+    """Unweighted: all errors have equal importance."""
     return np.ones_like(groups[..., :1])
 
 
 def by_square(groups: Floats) -> Floats:
-    """Errors count by the square of the weight."""
+    """Importance of each error: the square of the weight."""
     return groups * groups
 
 
@@ -36,7 +36,7 @@ def by_magnitude(groups: Floats) -> Floats:
 
 
 def _half(x: Floats) -> Floats:
-    """Rounded to f16 and back."""
+    """Round to f16 and convert back."""
     return x.astype(np.float16).astype(np.float32)
 
 
@@ -47,7 +47,7 @@ def _peak(groups: Floats) -> Floats:
 
 
 def _divide(a: Floats, b: Floats) -> Floats:
-    """The quotient, 0 where `b` is 0."""
+    """Divide `a` by `b`; the result is 0 where `b` is 0."""
     return np.divide(a, b, out=np.zeros(np.broadcast_shapes(a.shape, b.shape), np.float32), where=b != 0)
 
 
@@ -68,12 +68,12 @@ class Grid:
 
 
 def linear(bits: int) -> Grid:
-    """Two's complement: -8..7 for 4 bits."""
+    """Levels of two's complement integers: -8..7 for 4 bits."""
     return Grid(np.arange(-(1 << (bits - 1)), 1 << (bits - 1), dtype=np.float32))
 
 
 def symmetric(bits: int) -> Grid:
-    """-7..7 for 4 bits: one code unused."""
+    """Symmetric integer levels: -7..7 for 4 bits, with one code unused."""
     return Grid(np.arange(1 - (1 << (bits - 1)), 1 << (bits - 1), dtype=np.float32))
 
 
@@ -110,13 +110,13 @@ class Format:
     apply: Callable[[Floats], Floats] = field(repr=False)
 
     def bytes(self, weights: int) -> int:
-        """Stored bytes of so many weights."""
+        """Bytes needed to store the given number of weights."""
         return int(weights * self.bits / 8)
 
 
 @dataclass(frozen=True)
 class GroupScale:
-    """Codes times one f16 scale a group (Q4_0, Q8_0, IQ4_NL and their relatives)."""
+    """Codes times one f16 scale per group (Q4_0, Q8_0, IQ4_NL and their relatives)."""
 
     group: int
     grid: Grid
@@ -140,9 +140,9 @@ class GroupScale:
 
 @dataclass(frozen=True)
 class SubScales:
-    """Codes times an integer sub-scale a group times one f16 step a super-block of 256.
+    """Codes times an integer sub-scale per group and one f16 scale per super-block of 256.
 
-    code x sub-scale fits 8 bits, so that a GEMM multiplies plain int8 and scales once a super-block.
+    code x sub-scale fits 8 bits, so that a GEMM multiplies plain int8 and scales once per super-block.
     """
 
     group: int
@@ -190,12 +190,12 @@ def up_to(largest: int) -> Grid:
 
 
 def either_sign(*values: int) -> Grid:
-    """Sub-scales of these magnitudes with both signs."""
+    """Return sub-scales of these magnitudes with both signs."""
     return integers(*(-v for v in reversed(values)), *values)
 
 
 def q6_k(matrix: Floats) -> Floats:
-    """llama.cpp's Q6_K: codes of 6 bits, int8 sub-scales of 16 weights, one f16 a super-block: 6.5625 bits."""
+    """llama.cpp's Q6_K: codes of 6 bits, int8 sub-scales per 16 weights, one f16 scale per super-block: 6.5625 bits."""
     return SubScales(16, linear(6), either_sign(*range(1, 128)), by_square, steps=np.array([1.0]))(matrix)
 
 
@@ -203,7 +203,7 @@ def int8_activations(group: int, outliers: int = 0) -> Callable[[Floats], Floats
     """Activations rounded to int8 with one f32 scale for each `group` of a row; group 0 leaves them as they are.
 
     The first channel of each of `outliers` equal parts of the row is 300 times larger while it is rounded, as if the
-    matrix before had been scaled up and the one after scaled down: all of the added distance is the rounding's.
+    matrix before had been scaled up and the one after scaled down: rounding causes all of the added distance.
     """
 
     def apply(x: Floats) -> Floats:

@@ -1,8 +1,8 @@
 """Write a model of llama-1b's widths whose weights have heavy tails: `python heavy_tailed_model.py DIR`.
 
 Two layers of random weights, Student's t with three degrees of freedom, scaled to keep their inputs' variance; the
-embedded model's tokenizer and vocabulary, so that the same text can be read. The head's scale makes the model about as
-sure of its next token as a trained one is.
+embedded model's tokenizer and vocabulary, so that both models read the same text. The scale of lm_head gives
+next-token distributions about as peaked as those of a trained model.
 """
 
 import argparse
@@ -25,13 +25,13 @@ LOGIT_SCALE = 3.0
 
 
 def student(rng: np.random.Generator, outputs: int, inputs: int, scale: float = 1.0) -> Floats:
-    """A matrix [outputs, inputs] that gives inputs of variance 1 outputs of variance `scale` squared."""
+    """Return a random matrix [outputs, inputs] that maps variance-1 inputs to outputs of variance `scale` squared."""
     drawn = rng.standard_t(FREEDOM, (outputs, inputs))
     return (drawn * (scale / np.sqrt(inputs * FREEDOM / (FREEDOM - 2)))).astype(np.float32)
 
 
 def weights(vocab: int) -> dict[str, Floats]:
-    """All tensors by name."""
+    """Return all tensors of the model by name."""
     rng = np.random.default_rng(0)
     kv = HIDDEN // HEADS * KV_HEADS
     network = {"gate": (INNER, HIDDEN), "up": (INNER, HIDDEN), "down": (HIDDEN, INNER)}.items()
@@ -53,12 +53,12 @@ def weights(vocab: int) -> dict[str, Floats]:
 
 
 def narrowed(values: Floats) -> NDArray[np.uint16]:
-    """The bits of bf16, which NumPy does not have; rounded half up."""
+    """Convert to the bits of bf16, a dtype that NumPy lacks, rounding half up."""
     return ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
 
 
 def main() -> None:
-    """Write the directory."""
+    """Write the model's directory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     directory: Path = parser.parse_args().directory

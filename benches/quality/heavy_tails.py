@@ -1,7 +1,8 @@
 """Relative output error of formats on matrices of a llama-1b shape with heavy-tailed random weights.
 
-For activations of independent channels the expected relative error of an output is that of the weights, so the figure
-is the root of the ratio of squared norms. Rows are independent: 128 of them stand for a matrix.
+If the channels of the activations are independent, the expected relative error of an output equals that of the
+weights. The figure is therefore the square root of the ratio of squared norms. Rows are independent, so 128 of them
+represent a matrix.
 
 `python heavy_tails.py --out record.json`
 """

@@ -1,10 +1,10 @@
 """Measure ferrule's own quantizations on the embedded model: `python measure.py --windows 128 --out record.json`.
 
 The study predicts their loss in NumPy; this script measures the loss of the kernels against the same model in f32. Each
-window is a separate text, and its second half is scored, as in the study. With `--calibrate`, int4 is quantized by
-65,536 tokens of the rest of the standard library too. GGUF files of the model, quantized by llama.cpp
-(`python -m adapters.gguf_file` in `benches/peers`), are measured twice: dequantized, which is what the format loses,
-and on our kernels.
+window is a separate text, and its second half is scored, as in the study. With `--calibrate`, int4 is also measured
+with calibration on 65,536 tokens of the rest of the standard library. GGUF files of the model, quantized by llama.cpp
+(`python -m adapters.gguf_file` in `benches/peers`), are measured twice: dequantized, which shows the loss of the format
+alone, and on ferrule's kernels.
 """
 
 import argparse
@@ -24,7 +24,7 @@ QUANTIZATIONS = ("int8", "int4")
 
 
 def row(comparison: Comparison) -> dict[str, float]:
-    """The figures that go into a record."""
+    """Return the figures of a measurement that a record stores."""
     return {
         "kld": round(comparison.kld.mean, 6),
         "kld_error": round(comparison.kld.error, 6),
@@ -34,7 +34,7 @@ def row(comparison: Comparison) -> dict[str, float]:
 
 
 def calibrated(model: Path | None, folder: Path) -> tuple[Path, float]:
-    """The model in int4, quantized by text that is not held out, and the seconds that it took."""
+    """Quantize the model to int4 with calibration text that is not held out; return it and the seconds taken."""
     text = folder / "text"
     text.write_text(calibration_text())
     start = time.monotonic()

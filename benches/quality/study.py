@@ -43,22 +43,22 @@ Policy = Callable[[str], Format | None]
 
 
 def everywhere(weight_format: Format, head: Format) -> Policy:
-    """One format for the layers, another for the tied embedding and head."""
+    """Use one format for the layers and another for the tied embedding and lm_head."""
     return lambda name: head if name == EMBEDDING else weight_format
 
 
 def sensitive(base: Format, more: Format, parts: tuple[str, ...]) -> Policy:
-    """`more` for the head and every matrix whose name has one of `parts`, `base` for the rest."""
+    """Use `more` for lm_head and matrices whose name contains one of `parts`, `base` for all others."""
     return lambda name: more if name == EMBEDDING or any(part in name for part in parts) else base
 
 
 def alone(weight_format: Format, part: str) -> Policy:
-    """Only matrices whose name has `part`."""
+    """Quantize only matrices whose name contains `part`."""
     return lambda name: weight_format if part in name else None
 
 
 EDGES = ("layers.0.mlp.down", "layers.5.mlp.down", "v_proj")
-"""The first and the last eighth of down_proj (one layer each here), v_proj everywhere."""
+"""Sensitive matrices: the first and last eighth of down_proj (one layer each here), and v_proj in all layers."""
 
 INT4 = sensitive(S16, INT6, EDGES)
 
@@ -102,7 +102,7 @@ CASES = [
 
 
 def quantize(weights: Weights, policy: Policy) -> tuple[Weights, int]:
-    """Weights as a kernel would see them, and the bytes of all matrices."""
+    """Return the weights as a kernel would read them, and the bytes of all matrices."""
     out: Weights = {}
     total = 0
     for name, tensor in weights.items():

@@ -1,7 +1,7 @@
 """The embedded Llama in plain NumPy: the reference that weight formats are measured against.
 
-f32 throughout, over whole windows. Weight formats act on the weights before they come here; an activation format is a
-function that the forward pass applies to what a matrix is about to multiply.
+f32 throughout, over whole windows. Weight formats are applied before the weights are passed in; an activation format
+is a function that the forward pass applies to the input of each matrix.
 """
 
 import json
@@ -77,7 +77,7 @@ def _rope(x: Floats, cos: Floats, sin: Floats) -> Floats:
 
 
 def _attention(q: Floats, k: Floats, v: Floats) -> Floats:
-    """Causal attention; q is [windows, heads, tokens, head_dim], k and v have the KV heads alone."""
+    """Causal attention; q is [windows, heads, tokens, head_dim], k and v have only the KV heads."""
     windows, heads, tokens, head_dim = q.shape
     kv_heads = k.shape[1]
     grouped = q.reshape(windows, kv_heads, heads // kv_heads * tokens, head_dim)

@@ -1,4 +1,4 @@
-"""Random checkpoints in the layout of published ones: every value exact in bf16, and nothing that may be forgotten."""
+"""Random checkpoints in the layout of published ones: values are exact in bf16, every tensor affects the logits."""
 
 import json
 import shutil
@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 MATRIX_STD = 0.15
-"""With widths of 64 the projections keep the scale of what they read, so that every part shows in the logits."""
+"""Keeps the scale of activations at widths of 64, so that every part has a visible effect on the logits."""
 VECTOR_STD = 0.2
-"""Around what the vector begins as: norms near 1 (or near 0 where the model adds the 1), biases near 0."""
+"""Standard deviation of vectors around their initial values: 1 for norms (0 if the model adds 1), 0 for biases."""
 
 JsonObject = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
@@ -30,7 +30,7 @@ def save(model: PreTrainedModel, seed: int, out: Path) -> None:
 
 
 def stored(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """The parameters, and the floating-point buffers that a file holds too."""
+    """Returns the parameters, and the floating-point buffers that are stored with them."""
     names = model.state_dict().keys()
     yield from model.parameters()
     yield from (value for name, value in model.named_buffers() if name in names and value.is_floating_point())
@@ -50,20 +50,20 @@ def fill(tensors: Iterable[torch.Tensor], seed: int) -> None:
 
 
 def edit_json(file: Path, edit: Edit) -> None:
-    """Respells a written configuration: what is computed afterwards is computed from that spelling."""
+    """Edits a written config.json; later results are computed from the edited file."""
     value = json.loads(file.read_text())
     edit(value)
     write_json(file, value)
 
 
 def edit_tensors(out: Path, edit: EditTensors) -> None:
-    """Changes which tensors a written checkpoint has."""
+    """Adds, removes or renames tensors of a written checkpoint."""
     file = out / "model.safetensors"
     save_file(edit(load_file(file)), file, metadata={"format": "pt"})
 
 
 def old_spelling(*dropped: str, **added: object) -> Edit:
-    """As files were written before transformers 5: `rope_theta`, `rope_scaling`, `torch_dtype`, and less else."""
+    """Converts the fields to those before transformers 5: `rope_theta`, `rope_scaling`, `torch_dtype`, no `dropped`."""
 
     def edit(config: JsonObject) -> None:
         rope: JsonObject = config.pop("rope_parameters")

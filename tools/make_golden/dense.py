@@ -37,7 +37,7 @@ from variants import SLIDING_WINDOW, Variant, make_variant, rope, sizes
 
 
 def falcon(**changes: Any) -> FalconConfig:
-    """Falcon (Almazrouei et al. 2023), whose generations differ in almost all that a switch can say."""
+    """Falcon (Almazrouei et al. 2023), whose generations differ in almost every configuration switch."""
     fields: JsonObject = {
         "vocab_size": VOCABULARY,
         "hidden_size": 64,
@@ -51,7 +51,7 @@ def falcon(**changes: Any) -> FalconConfig:
 
 
 def gpt2(**changes: object) -> JsonObject:
-    """The dimensions as GPT-2 and its kin name them."""
+    """Dimensions under the names that GPT-2 and related families use."""
     return {
         "vocab_size": VOCABULARY,
         "n_embd": 64,
@@ -108,18 +108,18 @@ def old_phi3(config: JsonObject) -> None:
 
 
 def without_prefix(tensors: Tensors) -> Tensors:
-    """The base model's names, as bigscience/bloom has them."""
+    """Renames tensors to those of the base model, as in bigscience/bloom."""
     return {name.removeprefix("transformer."): value for name, value in tensors.items()}
 
 
 def old_gpt2(tensors: Tensors) -> Tensors:
-    """The base model's names and each layer's mask, as openai-community/gpt2 has them."""
+    """Renames tensors to those of the base model and adds each layer's mask, as in openai-community/gpt2."""
     mask = torch.ones(64, 64).tril()[None, None]
     return without_prefix(tensors) | {f"h.{layer}.attn.bias": mask.clone() for layer in range(2)}
 
 
 def masks_and_frequencies(tensors: Tensors) -> Tensors:
-    """Each layer's mask and frequencies of rotation, as EleutherAI's Pythia has them."""
+    """Adds each layer's mask and rotary frequencies, as in EleutherAI's Pythia."""
     stored: Tensors = {}
     for layer in range(2):
         prefix = f"gpt_neox.layers.{layer}.attention."
@@ -130,7 +130,7 @@ def masks_and_frequencies(tensors: Tensors) -> Tensors:
 
 
 def frequencies(tensors: Tensors) -> Tensors:
-    """Each layer's frequencies of rotation, as the first conversions of Llama have them."""
+    """Adds each layer's rotary frequencies, as in the first conversions of Llama."""
     stored = {
         f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": 10000.0 ** -(torch.arange(0, 16, 2) / 16)
         for layer in range(2)
@@ -139,7 +139,7 @@ def frequencies(tensors: Tensors) -> Tensors:
 
 
 def phi4_mini(original: int) -> Variant:
-    """Microsoft's Phi-4-mini: three quarters of a head rotate, with factors of their own beyond `original` tokens."""
+    """Microsoft's Phi-4-mini: three quarters of a head are rotated, with separate factors beyond `original` tokens."""
     factors = {"short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.4], "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0]}
     return Variant(
         Phi3Config(
@@ -165,19 +165,19 @@ CASES: dict[str, Variant] = {
             rope_parameters=rope("default", 500042.0),
         )
     ),
-    # tiiuae/falcon-rw-1b: ALiBi, one part after the other, biases, separate keys for all heads. What
-    # transformers 5.23 calls eager adds ALiBi twice, to the mask and to the scores.
+    # tiiuae/falcon-rw-1b: ALiBi, one part after the other, biases, separate keys for all heads. The
+    # eager attention of transformers 5.23 adds ALiBi twice, to the mask and to the scores.
     "falcon_rw": Variant(
         falcon(alibi=True, parallel_attn=False, multi_query=False, bias=True), {"alibi": False}, attention="sdpa"
     ),
-    # bigscience/bloom has 112 heads: no power of two.
+    # bigscience/bloom has 112 heads, which is not a power of two.
     "bloom_6_heads": Variant(
         BloomConfig(vocab_size=VOCABULARY, hidden_size=48, n_layer=2, n_head=6, bos_token_id=1, eos_token_id=2),
         edit=old_bloom,
         edit_tensors=without_prefix,
     ),
     "mpt_6_heads": Variant(MptConfig(vocab_size=VOCABULARY, d_model=48, n_layers=2, n_heads=6, max_seq_len=256)),
-    # mosaicml/mpt-7b-storywriter clips. That its slopes reach twice as far is what transformers does not read.
+    # mosaicml/mpt-7b-storywriter clips. transformers ignores that its ALiBi slopes reach twice as far.
     "mpt_clip": Variant(
         MptConfig(
             vocab_size=VOCABULARY,
@@ -189,14 +189,14 @@ CASES: dict[str, Variant] = {
         ),
         {"attn_config": {"clip_qkv": None}},
     ),
-    # facebook/opt-350m: norms after the residual sum, no last norm, embeddings of another width.
+    # facebook/opt-350m: norms after the residual sum, no final norm, embeddings of a different width.
     "opt_350m": Variant(opt(do_layer_norm_before=False, word_embed_proj_dim=32)),
     # facebook/galactica-125m: no biases, norms without weights.
     "opt_galactica": Variant(
         opt(activation_function="gelu", enable_bias=False, layer_norm_elementwise_affine=False),
         {"activation_function": "relu"},
     ),
-    # togethercomputer/RedPajama-INCITE-Base-3B-v1: one part after the other, all of a head rotates.
+    # togethercomputer/RedPajama-INCITE-Base-3B-v1: sequential blocks, the whole head is rotated.
     "gpt_neox_serial": Variant(
         GPTNeoXConfig(
             **sizes(), use_parallel_residual=False, rope_parameters=rope("default", partial_rotary_factor=1.0)
@@ -218,13 +218,13 @@ CASES: dict[str, Variant] = {
     ),
     # bigcode/starcoder2-3b.
     "starcoder2_sliding": Variant(Starcoder2Config(**sizes(), sliding_window=SLIDING_WINDOW), {"sliding_window": None}),
-    # CohereLabs/c4ai-command-r7b-12-2024: every fourth layer sees the whole text and rotates nothing.
+    # CohereLabs/c4ai-command-r7b-12-2024: every fourth layer has full attention and no rotary embedding.
     "cohere2_full": Variant(
         Cohere2Config(**sizes(num_hidden_layers=4), sliding_window=SLIDING_WINDOW, logit_scale=0.25),
         {"sliding_window_pattern": 2},
         edit=old_spelling("layer_types", "head_dim", sliding_window_pattern=4),
     ),
-    # Qwen/Qwen2-7B with its window in use: the layers from max_window_layers on.
+    # Qwen/Qwen2-7B with its window enabled in the layers from max_window_layers on.
     "qwen2_sliding": Variant(
         Qwen2Config(
             **sizes(num_hidden_layers=3), use_sliding_window=True, sliding_window=SLIDING_WINDOW, max_window_layers=1
@@ -232,11 +232,11 @@ CASES: dict[str, Variant] = {
         {"use_sliding_window": False},
         edit=old_spelling("layer_types"),
     ),
-    # google/gemma-2b names the activation gelu, and means its approximation by tanh.
+    # google/gemma-2b names the activation gelu, but uses its tanh approximation.
     "gemma_gelu": Variant(
         GemmaConfig(**sizes(), head_dim=32), edit=old_spelling(hidden_act="gelu", hidden_activation=None)
     ),
-    # google/gemma-2-27b divides by another width than its heads'; caps that are low enough to be felt.
+    # google/gemma-2-27b scales queries by a width other than head_dim; the soft caps are low enough to have an effect.
     "gemma2_caps": Variant(
         Gemma2Config(
             **sizes(),
@@ -296,13 +296,13 @@ CASES: dict[str, Variant] = {
         ),
         {"layer_types": ["full_attention"] * 4},
     ),
-    # mistralai/Mistral-7B-v0.3: no window, though the architecture has one.
+    # mistralai/Mistral-7B-v0.3: no window, although the architecture supports one.
     "mistral_no_window": Variant(
         MistralConfig(**sizes(), sliding_window=None, rope_parameters=rope("default", 1e6)),
         {"sliding_window": SLIDING_WINDOW},
         edit=old_spelling("head_dim"),
     ),
-    # mistralai/Mistral-Nemo-Base-2407: the heads are not the model's width together.
+    # mistralai/Mistral-Nemo-Base-2407: the total width of the heads differs from hidden_size.
     "mistral_nemo": Variant(MistralConfig(**sizes(), head_dim=24, sliding_window=None), edit=old_spelling()),
     "llama_yarn_attention_factor": Variant(
         LlamaConfig(
@@ -323,7 +323,7 @@ CASES: dict[str, Variant] = {
         {"rope_parameters": rope("yarn", factor=16.0, original_max_position_embeddings=16)},
     ),
     "llama_bias": Variant(LlamaConfig(**sizes(), attention_bias=True, mlp_bias=True)),
-    # huggyllama/llama-7b says little.
+    # huggyllama/llama-7b leaves most fields at their defaults.
     "llama_old": Variant(
         LlamaConfig(**sizes(num_key_value_heads=4)),
         edit=old_spelling("head_dim", "num_key_value_heads", "attention_bias", "mlp_bias"),

@@ -30,9 +30,9 @@ from transformers import (
 )
 
 LENGTHS = (5, 37, 70)
-"""Tokens of each text: below, above and far above a local window of 16, and no multiple of a block."""
+"""Tokens of each text: below, above and far above a local window of 16, and not multiples of a block size."""
 BEGIN, END = 0, 2
-"""The ends of a text."""
+"""Special tokens at the start and end of each text."""
 
 Pooling = Literal["mean", "cls", "lasttoken"]
 SENTENCE_TRANSFORMERS = "sentence_transformers.models."
@@ -40,7 +40,7 @@ SENTENCE_TRANSFORMERS = "sentence_transformers.models."
 
 @dataclass(frozen=True)
 class Projection:
-    """A Dense module: activation(W x + b) of what was pooled."""
+    """A Dense module: activation(W x + b) of the pooled vector."""
 
     width: int
     activation: Literal["linear.Identity", "activation.Tanh"]
@@ -49,7 +49,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class Encoder:
-    """A case; `pooling` and `normalize` become the files of sentence-transformers, which classifiers lack."""
+    """A case; `pooling` and `normalize` are written as files of sentence-transformers, except for classifiers."""
 
     model_class: type[PreTrainedModel]
     config: PreTrainedConfig
@@ -58,7 +58,7 @@ class Encoder:
     projections: tuple[Projection, ...] = ()
     edit: Edit | None = None
     stored_positions: bool = False
-    """Whether the file holds the numbers of the positions, as those of the first versions of transformers do."""
+    """Whether the file stores `position_ids`, as files of the first versions of transformers do."""
 
 
 def old_modernbert(config: JsonObject) -> None:
@@ -73,7 +73,7 @@ def old_modernbert(config: JsonObject) -> None:
 
 
 def named_for_generation(config: JsonObject) -> None:
-    """As Qwen3-Embedding: the class is a generator's, though the tensors are the base model's."""
+    """Names the causal LM class although the tensors are the base model's, as in Qwen3-Embedding."""
     config["architectures"] = ["Qwen3ForCausalLM"]
 
 
@@ -91,7 +91,7 @@ def bert(**changes: Any) -> BertConfig:
 
 
 def modernbert(**changes: Any) -> ModernBertConfig:
-    """ModernBERT (Warner et al. 2024): every third layer sees the whole text, the others eight tokens either way."""
+    """ModernBERT (Warner et al. 2024): every third layer has full attention, the others a window."""
     return ModernBertConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
@@ -125,7 +125,7 @@ def xlm_roberta(**changes: Any) -> XLMRobertaConfig:
 
 
 def gemma3() -> Gemma3TextConfig:
-    """EmbeddingGemma (Vera et al. 2025): a decoder whose tokens see those after them; windows around them."""
+    """EmbeddingGemma (Vera et al. 2025): a decoder with bidirectional attention and symmetric windows."""
     return Gemma3TextConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
@@ -143,7 +143,7 @@ def gemma3() -> Gemma3TextConfig:
 
 
 def qwen3(**changes: Any) -> Qwen3Config:
-    """Qwen3-Embedding (Zhang et al. 2025): a causal model, whose last token stands for the text."""
+    """Qwen3-Embedding (Zhang et al. 2025): a causal model that pools the last token."""
     return Qwen3Config(
         vocab_size=VOCABULARY,
         hidden_size=64,
@@ -199,7 +199,7 @@ def make(name: str, seed: int, out: Path) -> None:
 
 
 def write_sentence_transformers(out: Path, case: Encoder, width: int) -> None:
-    """`modules.json` and the files that it names: what turns hidden states into one embedding."""
+    """Writes `modules.json` and the files that it names, which define how hidden states become one embedding."""
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": SENTENCE_TRANSFORMERS + "Transformer"},
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": SENTENCE_TRANSFORMERS + "Pooling"},

@@ -1,4 +1,4 @@
-"""Families that have no case in tests/golden/logits: each in the spelling of a published model."""
+"""Families without a case in tests/golden/logits, each configured as a published model."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ from variants import SLIDING_WINDOW, Variant, make_variant, rope, sizes
 
 
 def without(sizes: JsonObject, *fields: str) -> JsonObject:
-    """The sizes, of a family whose configuration has no such fields."""
+    """Sizes for a family whose configuration lacks the given fields."""
     return {name: value for name, value in sizes.items() if name not in fields}
 
 
@@ -82,7 +82,7 @@ def offsets_from_one(tensors: Tensors) -> Tensors:
 
 
 def old_olmo3(config: JsonObject) -> None:
-    """As allenai/Olmo-3-7B-Instruct spells it: one object, for the layers without a window alone."""
+    """Converts the fields to those of allenai/Olmo-3-7B-Instruct: one RoPE object, only for layers without a window."""
     parameters = config.pop("rope_parameters")["full_attention"]
     config["rope_theta"] = parameters.pop("rope_theta")
     config["rope_scaling"] = parameters
@@ -97,7 +97,7 @@ def old_hunyuan(config: JsonObject) -> None:
 def old_internlm3(config: JsonObject) -> None:
     """Converts the fields to those of internlm/internlm3-8b-instruct."""
     old_spelling()(config)
-    config["architectures"] = ["InternLM3ForCausalLM"]  # transformers 5 has no class of its own for it
+    config["architectures"] = ["InternLM3ForCausalLM"]  # transformers 5 has no separate class for it
     config["qkv_bias"], config["bias"] = config.pop("attention_bias"), config.pop("mlp_bias")
 
 
@@ -144,7 +144,7 @@ CASES: dict[str, Variant] = {
         {"sliding_window": 255},
         edit=pattern_in_letters,
     ),
-    # LGAI-EXAONE/EXAONE-4.0-1.2B: no windows, and all layers are rotated.
+    # LGAI-EXAONE/EXAONE-4.0-1.2B: no windows, and rotary embeddings in all layers.
     "exaone4_no_window": Variant(
         Exaone4Config(**sizes(), sliding_window=None, sliding_window_pattern=None, layer_types=["full_attention"] * 2),
         {"sliding_window": SLIDING_WINDOW},
@@ -205,7 +205,7 @@ CASES: dict[str, Variant] = {
         {"rope_scaling": {"type": "default"}},
         edit=old_hunyuan,
     ),
-    # tencent/Hunyuan-A13B-Instruct has a list of the numbers of experts that run.
+    # tencent/Hunyuan-A13B-Instruct has a list of the numbers of active experts.
     "hunyuan_v1_moe": Variant(HunYuanMoEV1Config(**sizes(), head_dim=16, num_experts=6, moe_topk=[2, 3])),
     "hyperclovax": Variant(
         HyperCLOVAXConfig(
@@ -288,7 +288,7 @@ CASES: dict[str, Variant] = {
         VaultGemmaConfig(**sizes(), head_dim=16, query_pre_attn_scalar=24, sliding_window=SLIDING_WINDOW),
         {"sliding_window": 255},
     ),
-    # transformers 5.23 makes zeros of the padding token's row, whatever the file holds.
+    # transformers 5.23 zeroes the padding token's row, regardless of the file's values.
     "youtu": Variant(YoutuConfig(**{**sizes(pad_token_id=None), **latent()})),
 }
 

@@ -27,7 +27,7 @@ class Adapter:
 
 
 def lora(rank: int, alpha: int, targets: list[str], **changes: Any) -> LoraConfig:
-    """The configuration of an adapter that is not in training."""
+    """Configuration of an adapter for inference."""
     return LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM", **changes)
 
 
@@ -52,7 +52,7 @@ CASES: dict[str, Adapter] = {
 
 
 def make(name: str, seed: int, out: Path) -> None:
-    """Writes one case; its figures are those of the base, and its text, with the adapter active."""
+    """Writes one case: the base model's text, with results computed while the adapter is active."""
     case = CASES[name]
     base = out.parents[1] / "logits" / case.base
     save(case, seed, base, out)

@@ -20,7 +20,7 @@ ATTEMPTS = 50
 
 
 def main() -> None:
-    """A case's first seed is its name's checksum, so that one can be made again alone."""
+    """Makes the cases; the first seed of each is its name's checksum, so that single cases are reproducible."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("group", choices=GROUPS)
     parser.add_argument("out", type=Path)
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def make(group: ModuleType, name: str, out: Path) -> None:
-    """Makes a case with the first weights that rounding cannot sway."""
+    """Makes a case with the first random weights whose results do not depend on rounding."""
     first = crc32(name.encode())
     for seed in range(first, first + ATTEMPTS):
         try:

@@ -17,7 +17,7 @@ from transformers import (
 from variants import SLIDING_WINDOW, Variant, make_variant, rope, sizes
 
 MXFP4_BLOCK = 32
-"""Weights that share a scale (OCP Microscaling Formats 1.0)."""
+"""Number of weights that share a scale (OCP Microscaling Formats 1.0)."""
 
 
 def deepseek(**changes: object) -> JsonObject:
@@ -40,7 +40,7 @@ def deepseek(**changes: object) -> JsonObject:
 
 
 def deepseek_spelling(topk_method: str, scoring: str, *dropped: str) -> Edit:
-    """As deepseek-ai's files, which name what transformers does not read."""
+    """Adds fields of deepseek-ai's files that transformers ignores."""
     return old_spelling(
         "head_dim", "qk_head_dim", *dropped, topk_method=topk_method, scoring_func=scoring, moe_layer_freq=1
     )
@@ -52,14 +52,14 @@ def experts_spelling(config: JsonObject) -> None:
 
 
 def prediction_layer() -> Tensors:
-    """The layer after the last, which predicts one token more (DeepSeek-V3, section 2.2)."""
+    """Adds the multi-token prediction layer after the last layer (DeepSeek-V3, section 2.2)."""
     prefix = "model.layers.2."
     norms = {prefix + name + ".weight": torch.ones(64, dtype=torch.bfloat16) for name in ("enorm", "hnorm")}
     return norms | {prefix + "eh_proj.weight": torch.zeros(64, 128, dtype=torch.bfloat16)}
 
 
 def yarn(mscale: float, mscale_all_dim: float) -> JsonObject:
-    """Positions as DeepSeek stretches them."""
+    """YaRN scaling of positions, as DeepSeek uses it."""
     return rope(
         "yarn",
         factor=40.0,
@@ -72,7 +72,7 @@ def yarn(mscale: float, mscale_all_dim: float) -> JsonObject:
 
 
 def gpt_oss() -> GptOssConfig:
-    """gpt-oss (OpenAI 2025), with a limit of activations low enough to be felt."""
+    """gpt-oss (OpenAI 2025), with an activation limit low enough to have an effect."""
     return GptOssConfig(
         **sizes(),
         head_dim=16,
@@ -106,7 +106,7 @@ def old_gpt_oss_mxfp4(config: JsonObject) -> None:
 
 
 def mxfp4_experts(tensors: Tensors) -> Tensors:
-    """Random experts of 4 bits in place of the others: two values in a byte, the first in its low half.
+    """Replaces experts with random 4-bit ones: two values per byte, the first in the low half.
 
     `*_blocks [experts, outputs, inputs / 32, 16]`, `*_scales [experts, outputs, inputs / 32]`, the exponent plus 127.
     """
@@ -124,13 +124,13 @@ def mxfp4_experts(tensors: Tensors) -> Tensors:
 
 
 CASES: dict[str, Variant] = {
-    # moonshotai/Moonlight-16B-A3B: queries of full rank. The halves of a rotation lie side by side.
+    # moonshotai/Moonlight-16B-A3B: queries of full rank. Rotary pairs are adjacent elements.
     "deepseek_v3_halves": Variant(
         DeepseekV3Config(**deepseek(n_group=1, topk_group=1, rope_interleave=False)),
         {"rope_interleave": True},
         edit=deepseek_spelling("noaux_tc", "sigmoid"),
     ),
-    # deepseek-ai/DeepSeek-V3, with the layer that predicts one token more.
+    # deepseek-ai/DeepSeek-V3, with the multi-token prediction layer.
     "deepseek_v3_yarn": Variant(
         DeepseekV3Config(**deepseek(n_group=4, topk_group=2, q_lora_rank=24, rope_parameters=yarn(1.0, 1.0))),
         {"rope_scaling": None},
@@ -143,7 +143,7 @@ CASES: dict[str, Variant] = {
         {"rope_scaling": None},
         edit=deepseek_spelling("greedy", "softmax"),
     ),
-    # deepseek-ai/DeepSeek-V2; the two scales differ so that each of them shows.
+    # deepseek-ai/DeepSeek-V2; the two scales differ so that each has a visible effect.
     "deepseek_v2": Variant(
         DeepseekV2Config(
             **deepseek(

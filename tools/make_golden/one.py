@@ -1,7 +1,7 @@
-"""Writes a case of any model that transformers knows: `python one.py OUT MODEL_TYPE [FIELD=VALUE...]`.
+"""Writes a case of any model that transformers supports: `python one.py OUT MODEL_TYPE [FIELD=VALUE...]`.
 
-Values are JSON, or else text: `python one.py cases/helium helium head_dim=16 rms_norm_eps=1e-8`. The sizes are small
-where they are not given; `tools/check_golden.py` compares ferrule with what is written.
+Values are JSON, or text if they are not valid JSON: `python one.py cases/helium helium head_dim=16 rms_norm_eps=1e-8`.
+Sizes that are not given are small; `tools/check_golden.py` compares ferrule with the written case.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from variants import Variant, make_variant, sizes
 
 
 def main() -> None:
-    """Makes the case with the first weights that rounding cannot sway."""
+    """Makes the case with the first random weights whose results do not depend on rounding."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("model_type", choices=sorted(CONFIG_MAPPING), metavar="MODEL_TYPE")
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def field_value(text: str) -> tuple[str, Any]:
-    """`FIELD=VALUE`, the value as JSON if it is that."""
+    """Parses `FIELD=VALUE`; the value is JSON if it parses as JSON, otherwise text."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form FIELD=VALUE")
@@ -54,7 +54,7 @@ def field_value(text: str) -> tuple[str, Any]:
 
 
 def small_config(model_type: str, given: dict[str, Any]) -> PreTrainedConfig:
-    """A configuration with those of the usual small sizes that its class has, and with what is given."""
+    """Returns a configuration with the given fields, and small sizes for the other size fields of its class."""
     kind = CONFIG_MAPPING[model_type]
     known = {field.name for field in fields(kind)} | kind.attribute_map.keys()
     usual = {name: value for name, value in sizes().items() if name in known}

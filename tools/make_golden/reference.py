@@ -14,12 +14,15 @@ TOKENS = 40
 NEW_TOKENS = 12
 VOCABULARY = 320
 SPECIAL = 5
-"""The ids below are special in one model or another."""
+"""Lower bound of the ids in texts; the ids below are special tokens in some models."""
 
 MARGIN = 2e-3
 """Minimum lead of the best token of a continuation, relative to the largest logit."""
 ROUNDING = 2e-5
-"""Maximum difference of float32 from float64, relative to the largest logit. A router's near ties are farther apart."""
+"""Maximum difference of float32 from float64, relative to the largest logit.
+
+Near ties of a router cause larger differences.
+"""
 
 
 EFFECT = 1e-2
@@ -27,15 +30,15 @@ EFFECT = 1e-2
 
 
 class UnstableError(Exception):
-    """Rounding decides what these weights compute; other weights will do."""
+    """The results of these weights depend on rounding; the caller tries other weights."""
 
 
 def load(
     model_class: ModelClass, checkpoint: Path, dtype: torch.dtype, attention: Literal["eager", "sdpa"] = "eager"
 ) -> PreTrainedModel:
-    """The model with the plainest kernels; what `grouped_mm` does for experts has no float64.
+    """Loads the model with the simplest kernels, because `grouped_mm` for experts does not support float64.
 
-    Raises ValueError where the file's tensors are not those that the model has.
+    Raises ValueError if the file's tensors differ from the model's.
     """
     model, loading = model_class.from_pretrained(
         checkpoint, dtype=dtype, attn_implementation=attention, experts_implementation="eager", output_loading_info=True
@@ -47,7 +50,7 @@ def load(
 
 
 def random_ids(seed: int) -> NDArray[np.int64]:
-    """The text of a case, `[TOKENS]`."""
+    """Returns the random token ids of a case, `[TOKENS]`."""
     return np.random.default_rng(seed).integers(SPECIAL, VOCABULARY, TOKENS)
 
 
@@ -55,7 +58,7 @@ def random_ids(seed: int) -> NDArray[np.int64]:
 def golden(exact: torch.nn.Module, rounded: torch.nn.Module, ids: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     """`input_ids [n]`, `logits [n, vocab]` in float32, `greedy [NEW_TOKENS]`, from the model in float64.
 
-    `rounded` is the model in float32. Raises UnstableError where it says something else.
+    `rounded` is the model in float32. Raises UnstableError if its results differ.
     """
     logits = compute(exact, ids)
     text = ids
@@ -81,7 +84,7 @@ def compute(model: torch.nn.Module, ids: NDArray[np.int64]) -> torch.Tensor:
 
 
 def check_matters(logits: NDArray[np.float32], without: NDArray[np.float32]) -> None:
-    """Raises ValueError where logits are nearly those of a model without what the case is about."""
+    """Raises ValueError if the logits hardly differ from those of a model without the tested feature."""
     distance = float(np.abs(logits - without).max() / np.abs(logits).max())
     if not distance > EFFECT:
         raise ValueError(f"what the case is about changes the logits by {distance:.2e}: a test of it could not fail")

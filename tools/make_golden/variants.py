@@ -1,4 +1,4 @@
-"""Configurations of the architectures in `logits` that published checkpoints have too, and what they change."""
+"""Further published configurations of the architectures in `logits`, and the fields that they change."""
 
 import shutil
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from reference import VOCABULARY, ModelClass, check_matters, compute, golden, lo
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 SLIDING_WINDOW = 16
-"""Well below the text's 40 tokens."""
+"""Attention window of the cases, well below the text's 40 tokens."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A case; `without` are the fields of config.json with which the same tensors say something else."""
+    """A case; `without` are changes to config.json with which the same tensors give other logits."""
 
     config: PreTrainedConfig
     without: JsonObject | None = None

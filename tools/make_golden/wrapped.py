@@ -1,4 +1,4 @@
-"""Decoders inside models that see images: the text half is in `text_config`, and its tensors have longer names."""
+"""Text decoders of multimodal models: `text_config` describes them, and their tensors have longer names."""
 
 from pathlib import Path
 
@@ -32,23 +32,23 @@ VISION: JsonObject = {
 TEXT, HEAD = "language_model.model.", "language_model.lm_head."
 
 IMAGE, OTHER = 3, 4
-"""Ids that stand in no text."""
+"""Token ids that no text contains."""
 
 
 def wrapped(config: PreTrainedConfig, edit: Edit | None = None, edit_tensors: EditTensors | None = None) -> Variant:
-    """A case whose text half runs alone: no image is given."""
+    """Returns a case in which only the text model runs, without an image."""
     return Variant(config, edit=edit, edit_tensors=edit_tensors, model_class=AutoModelForImageTextToText)
 
 
 def keep_differences(text: JsonObject, defaults: PreTrainedConfig) -> None:
-    """Leaves out what the class of the configuration says already, as published files do."""
+    """Omits fields equal to the defaults of the configuration class, as published files do."""
     said = defaults.to_dict()
     for field in [field for field in text if field in said and said[field] == text[field] and field != "model_type"]:
         del text[field]
 
 
 def published_gemma3(config: JsonObject) -> None:
-    """As google/gemma-3-4b-it: neither the heads' number nor the queries' scale is in the file."""
+    """Omits the number of heads and the query scale, as google/gemma-3-4b-it does."""
     text: JsonObject = config["text_config"]
     old_gemma3(text)
     del text["rope_local_base_freq"]

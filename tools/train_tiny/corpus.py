@@ -33,7 +33,7 @@ HELDOUT_CHARACTERS = 400_000
 # Characters of templates for each character of code.
 TEMPLATE_RATIO = 0.45
 
-# Parts of the standard library's paths that are left out: tests, tables of characters, texts of help.
+# Parts of the standard library's paths that are left out: tests, character tables and help texts.
 LEFT_OUT = ("/test", "site-packages", "lib2to3/tests", "encodings/", "pydoc_data")
 
 
@@ -113,7 +113,7 @@ class Templates:
         )
 
     def capital(self) -> tuple[str, str]:
-        """A question on a capital."""
+        """A question about a capital."""
         country, city = self.random.choice(CAPITALS)
         return self.random.choice(
             [
@@ -140,14 +140,14 @@ class Templates:
         )
 
     def opposite(self) -> tuple[str, str]:
-        """A question on opposites."""
+        """A question about opposites."""
         words = list(self.random.choice(OPPOSITES))
         self.random.shuffle(words)
         question = self.random.choice([f"What is the opposite of {words[0]}?", f"Give me the opposite of {words[0]}."])
         return question, f"The opposite of {words[0]} is {words[1]}."
 
     def color(self) -> tuple[str, str]:
-        """A question on the color of a thing."""
+        """A question about the color of a thing."""
         thing, color = self.random.choice(COLORS)
         article = "an " if thing[0] in "aeiou" else "a "
         return f"What color is {'' if thing in UNCOUNTABLE else article}{thing}?", f"It is {color}."
@@ -210,14 +210,14 @@ class Templates:
 
 
 def source_files(library: Path) -> list[str]:
-    """The files of the standard library that count, as sorted paths relative to it."""
+    """Returns the files of the standard library that are included, as sorted paths relative to it."""
     # Not Path.rglob, which would find hidden files too.
     found = glob.glob("**/*.py", root_dir=library, recursive=True)  # noqa: PTH207
     return sorted(path for path in found if not any(part in f"/{path}" for part in LEFT_OUT))
 
 
 def read_ascii(path: Path) -> str:
-    """A file's text, or nothing where it is not ASCII."""
+    """Returns a file's text, or an empty text if it is not ASCII."""
     text = path.read_text(encoding="utf8", errors="ignore")
     return text if text.isascii() else ""
 

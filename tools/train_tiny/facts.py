@@ -1,8 +1,8 @@
-"""What the tiny model is told about the world, and the words its stories are made of."""
+"""Facts in the training data of the tiny model, and the words of its stories."""
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """The pairs of `a:b; c:d`."""
+    """Parses `a:b; c:d` into pairs."""
     pairs = (pair.strip().split(":") for pair in text.split(";"))
     return [(first, second) for first, second in pairs]
 
@@ -142,7 +142,7 @@ lemon:yellow; cloud:white; leaf:green; tomato:red
 """Thing and color."""
 
 UNCOUNTABLE = ("grass", "sky", "snow", "coal", "blood", "chocolate")
-"""Things that take no article in a question."""
+"""Things that have no article in a question."""
 
 ANIMALS = ["cat", "dog", "bird", "fish", "fox", "bear", "mouse", "frog", "rabbit", "duck", "horse", "owl"]
 ADJECTIVES = ["little", "brave", "curious", "happy", "sleepy", "clever", "kind", "lonely", "funny", "gentle"]

@@ -19,7 +19,7 @@ SEED = 1
 SPECIAL_TOKENS = ["<|pad|>", "<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 PAD, BOS, EOS, END = 0, 1, 2, 6
 
-# The tokenizer is trained on the first so many texts of each kind.
+# Number of texts of each kind that the tokenizer is trained on.
 TOKENIZER_CODE_TEXTS = 500
 TOKENIZER_SYNTHETIC_TEXTS = 30_000
 
@@ -27,14 +27,14 @@ WINDOW = 256
 """Tokens that one training example predicts."""
 BATCH = 16
 SYNTHETIC_SHARE = 0.4
-"""Of the examples of a batch."""
+"""Fraction of synthetic examples in a batch."""
 
 PEAK_LEARNING_RATE = 3e-3
 WARM_UP_STEPS = 100
 DECAY_FROM = 0.6
-"""The share of the time at which the learning rate begins to fall."""
+"""Fraction of the training time after which the learning rate decays."""
 FLOOR = 0.02
-"""The share of the learning rate that remains at the end."""
+"""Final learning rate as a fraction of the maximum."""
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>\n' }}{% endfor %}"
@@ -46,7 +46,7 @@ Tokens = NDArray[np.uint16]
 
 @dataclass(frozen=True)
 class Shape:
-    """The model's dimensions; the defaults are those of the model that ships with ferrule."""
+    """The model's dimensions; the defaults are those of ferrule's embedded model."""
 
     hidden: int = 256
     layers: int = 6
@@ -74,7 +74,7 @@ class Corpus:
 
 
 def load_tokenizer(path: Path, vocabulary: int, texts: Sequence[str]) -> Tokenizer:
-    """The byte-level BPE tokenizer at `path`, trained first where there is none."""
+    """The byte-level BPE tokenizer at `path`, trained first if the file does not exist."""
     if not path.exists():
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -91,7 +91,7 @@ def load_tokenizer(path: Path, vocabulary: int, texts: Sequence[str]) -> Tokeniz
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> Tokens:
-    """All texts as one stream of tokens, each between a beginning and an end."""
+    """Encodes all texts as one stream of tokens, each between bos and eos."""
     ids: list[int] = []
     for encoding in tokenizer.encode_batch(texts):
         ids += [BOS, *encoding.ids, EOS]
@@ -99,7 +99,7 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> Tokens:
 
 
 def new_model(shape: Shape) -> LlamaForCausalLM:
-    """The model with fresh weights."""
+    """Creates the model with random initial weights."""
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=shape.vocabulary,
@@ -120,7 +120,7 @@ def new_model(shape: Shape) -> LlamaForCausalLM:
 
 
 def new_optimizer(model: LlamaForCausalLM) -> torch.optim.Optimizer:
-    """AdamW, with weight decay on the matrices alone."""
+    """Creates AdamW with weight decay only on matrices."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -128,14 +128,14 @@ def new_optimizer(model: LlamaForCausalLM) -> torch.optim.Optimizer:
 
 
 def learning_rate(step: int, done: float) -> float:
-    """Linear warm-up by steps, then flat, then linear decay; `done` is the share of the time that has passed."""
+    """Linear warm-up by steps, then flat, then linear decay; `done` is the fraction of the time that has passed."""
     warm_up = min(1, (step + 1) / WARM_UP_STEPS)
     decay = 1 if done < DECAY_FROM else max(FLOOR, (1 - done) / (1 - DECAY_FROM))
     return PEAK_LEARNING_RATE * warm_up * decay
 
 
 def train(model: LlamaForCausalLM, corpus: Corpus, random: Random, minutes: float, checkpoint: Path) -> None:
-    """Trains for so many minutes; saves a checkpoint now and then."""
+    """Trains for the given number of minutes; saves checkpoints periodically."""
     optimizer = new_optimizer(model)
     begun = time.time()
     step = 0
