@@ -140,7 +140,7 @@ class Engine:
     """A deterministic engine; `script` sets its output by prompt."""
 
     script: Callable[[list[int]], list[int]] | None = None
-    """The tokens that follow a prompt; then token 2."""
+    """Returns the output tokens for a prompt; token 2 follows them."""
     step_seconds = 0.0
     gate: threading.Event | None = None
     """Events that steps and encoding wait for."""

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints as GGUF, changed on the way as llama.cpp's converters change them.
+"""Converts Hugging Face checkpoints to GGUF with the changes that llama.cpp's converters make.
 
 Names come from the `gguf` package's own tables; what is done to rows and weights follows llama.cpp's `conversion/`, one
 function here for each habit.
@@ -34,15 +34,15 @@ class Family:
 
     arch: MODEL_ARCH
     rotated_in_pairs: bool = False
-    """Rows of queries and keys are put in the order in which neighbours rotate."""
+    """Whether rows of queries and keys are permuted so that adjacent elements form rotary pairs."""
     ones: bool = False
-    """1 is added to the weights of norms."""
+    """Whether 1 is added to the weights of norms."""
     transposed: bool = False
-    """Matrices are stored the other way round."""
+    """Whether matrices are stored transposed."""
     groups: bool = False
-    """Rows of queries, keys and values alternate, head by head or group by group."""
+    """Whether fused rows of queries, keys and values alternate by head or by group."""
     keys: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Further fields of config.json, with the keys they get behind the architecture's name."""
+    """Further fields of config.json, and their GGUF keys after the architecture's name."""
 
 
 CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
@@ -157,7 +157,7 @@ SIZES = {
 
 
 class Checkpoint:
-    """A checkpoint on its way into a GGUF."""
+    """A checkpoint during its conversion to GGUF."""
 
     def __init__(self, directory: Path) -> None:
         self.config: Json = json.loads((directory / "config.json").read_text())
@@ -178,7 +178,7 @@ class Checkpoint:
         self.rope = self._rope()
 
     def _rope(self) -> Json:
-        """The rotation of layers without a window, as new files have it; empty where there is none."""
+        """RoPE parameters of layers without a window, in the format of transformers 5; empty if there are none."""
         if rope := self.config.get("rope_parameters"):
             return rope.get("full_attention", rope)
         if self.config.get("rope_theta", self.config.get("rotary_emb_base")) is None:
@@ -193,12 +193,12 @@ class Checkpoint:
         }
 
     def first(self, *fields: str) -> Any:
-        """The first of these fields that is there."""
+        """Returns the value of the first of these fields that is present."""
         return next((self.config[name] for name in fields if self.config.get(name) is not None), None)
 
 
 def convert(directory: Path, file: Path, storage: str = "F32", *, split_latent: bool = True) -> Path:
-    """Writes a checkpoint as GGUF, its matrices stored as `storage`; with the tokenizer, if the directory has one."""
+    """Writes a checkpoint as GGUF with matrices of type `storage`, and the tokenizer if the directory has one."""
     checkpoint = Checkpoint(directory)
     arch = checkpoint.family.arch
     writer = GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch])
@@ -223,7 +223,7 @@ def convert(directory: Path, file: Path, storage: str = "F32", *, split_latent: 
 
 
 def gguf_name(names: gguf.TensorNameMap, name: str) -> str:
-    """The name that the `gguf` package has for a tensor; some converters shorten what they ask it for."""
+    """Returns the `gguf` package's name of a tensor; some converters shorten the name that they look up."""
     if name == "lm_head.weight":  # for which it has none in families whose published models are all tied
         return "output.weight"
     endings = (".weight", ".bias")
@@ -239,7 +239,7 @@ def gguf_name(names: gguf.TensorNameMap, name: str) -> str:
 
 
 def add(writer: GGUFWriter, key: str, value: object) -> None:
-    """A number, a flag, a string or a list of flags."""
+    """Adds a key whose value is a number, a flag, a string or a list of flags."""
     match value:
         case bool():
             writer.add_bool(key, value)
@@ -256,7 +256,7 @@ def add(writer: GGUFWriter, key: str, value: object) -> None:
 
 
 def add_tensor(writer: GGUFWriter, name: str, values: Array, storage: str) -> None:
-    """Matrices as `storage`, where their rows are whole blocks; vectors as they are."""
+    """Adds a tensor: a matrix as `storage` if its rows are whole blocks, a vector unchanged."""
     kind = GGMLQuantizationType[storage]
     block, _ = gguf.GGML_QUANT_SIZES[kind]
     if kind == GGMLQuantizationType.F32 or values.ndim < 2 or values.shape[-1] % block:
@@ -318,13 +318,13 @@ def metadata(checkpoint: Checkpoint, *, split_latent: bool) -> Iterator[tuple[st
 
 
 def rotation(checkpoint: Checkpoint) -> dict[str, object]:
-    """The keys of the rotation and its scaling."""
+    """Returns the GGUF keys of RoPE and its scaling."""
     config, rope = checkpoint.config, checkpoint.rope
     rotary_dim = int(checkpoint.width * rope.get("partial_rotary_factor", 1.0))
     if config["model_type"] == "minimax_m2":
         rotary_dim = config["rotary_dim"]
     base = float(rope["rope_theta"])
-    if "alpha" in rope:  # Hunyuan's scaling is another base
+    if "alpha" in rope:  # Hunyuan's scaling is expressed as a different base
         base *= rope["alpha"] ** (checkpoint.width / (checkpoint.width - 2))
     keys: dict[str, object] = {"rope.freq_base": base, "rope.dimension_count": rotary_dim}
     sliding = (config.get("rope_parameters") or {}).get("sliding_attention", {})
@@ -346,12 +346,12 @@ def rotation(checkpoint: Checkpoint) -> dict[str, object]:
 
 
 def original_length(checkpoint: Checkpoint) -> int:
-    """Tokens of the context before it was stretched."""
+    """Returns the context length before RoPE scaling, in tokens."""
     return checkpoint.first("original_max_position_embeddings") or checkpoint.rope["original_max_position_embeddings"]
 
 
 def factor_tensors(checkpoint: Checkpoint) -> Named:
-    """The scaling of a rotation as divisors of its frequencies."""
+    """Returns RoPE scaling as tensors of divisors of the rotary frequencies."""
     rope = checkpoint.rope
     if rope.get("rope_type") == "longrope":
         for name in ("long", "short"):
@@ -364,7 +364,7 @@ def factor_tensors(checkpoint: Checkpoint) -> Named:
 
 
 def tensors(checkpoint: Checkpoint, stored: Named, *, split_latent: bool) -> Named:
-    """The checkpoint's tensors, changed; named as before, or as stacks of what several had."""
+    """Returns the converted tensors under their original names; expert tensors are stacked under one name."""
     config, family = checkpoint.config, checkpoint.family
     experts: dict[str, list[tuple[int, Array]]] = {}
     norms: dict[str, list[tuple[int, Array]]] = {}
@@ -403,7 +403,7 @@ def tensors(checkpoint: Checkpoint, stored: Named, *, split_latent: bool) -> Nam
 
 
 def changed(name: str, values: Array, checkpoint: Checkpoint) -> Array:
-    """A tensor's numbers as its GGUF has them."""
+    """Returns a tensor's values as they are stored in GGUF."""
     config, family = checkpoint.config, checkpoint.family
     if family.ones and name.endswith("norm.weight"):
         return values + 1
@@ -413,7 +413,7 @@ def changed(name: str, values: Array, checkpoint: Checkpoint) -> Array:
         return in_pairs(values, checkpoint.heads if found[1] == "q" else checkpoint.kv_heads)
     if family.groups and "query_key_value" in name:
         return ungrouped(values, checkpoint)
-    # There are no keys for the following factors: llama.cpp knows those of the published models.
+    # GGUF has no keys for the following factors: llama.cpp hard-codes those of the published models.
     if config["model_type"] == "gemma2" and "q_proj" in name:
         return values * np.float32((checkpoint.width / config["query_pre_attn_scalar"]) ** 0.5)
     if config["model_type"] == "minicpm3" and name == "model.norm.weight":
@@ -422,13 +422,13 @@ def changed(name: str, values: Array, checkpoint: Checkpoint) -> Array:
 
 
 def in_pairs(values: Array, heads: int) -> Array:
-    """Rows in which the halves of a head rotate, as rows in which neighbours do."""
+    """Permutes rows from rotary pairs in the two halves of a head to adjacent rotary pairs."""
     halves = values.reshape(heads, 2, len(values) // heads // 2, -1)
     return halves.swapaxes(1, 2).reshape(values.shape)
 
 
 def ungrouped(values: Array, checkpoint: Checkpoint) -> Array:
-    """Rows of queries, keys and values of each group together, as all queries', all keys' and all values' rows."""
+    """Reorders rows grouped as queries, keys and values per group into all queries, all keys, all values."""
     queries = checkpoint.heads // checkpoint.kv_heads
     groups = values.reshape(checkpoint.kv_heads, queries + 2, checkpoint.width, -1)
     parts = (groups[:, :queries], groups[:, queries : queries + 1], groups[:, queries + 1 :])
@@ -436,7 +436,7 @@ def ungrouped(values: Array, checkpoint: Checkpoint) -> Array:
 
 
 def split(name: str, values: Array, checkpoint: Checkpoint) -> Named:
-    """The way out of the latent vector: each head's matrix for the keys, the other way round, and for the values."""
+    """Splits the latent up-projection into each head's key matrix, transposed, and value matrix."""
     nope = checkpoint.config["qk_nope_head_dim"]
     heads = values.reshape(checkpoint.heads, -1, values.shape[-1])
     layer = re.findall(r"\d+", name)[0]
@@ -445,7 +445,7 @@ def split(name: str, values: Array, checkpoint: Checkpoint) -> Named:
 
 
 def gates_and_ups(name: str, values: Array) -> Named:
-    """gpt-oss's alternate."""
+    """Separates gpt-oss's gate and up rows, which alternate."""
     values = transposed(name, values)
     for index, role in enumerate(("gate_proj", "up_proj")):
         base, bias = name.removesuffix("_bias").replace("gate_up_proj", role), name.endswith("_bias")
@@ -453,12 +453,12 @@ def gates_and_ups(name: str, values: Array) -> Named:
 
 
 def transposed(name: str, values: Array) -> Array:
-    """Experts that are stored as [inputs, outputs]."""
+    """Transposes experts that are stored as [inputs, outputs]."""
     return values if name.endswith("_bias") else values.swapaxes(-1, -2)
 
 
 def stored_tensors(file: Path) -> Named:
-    """The tensors of a safetensors file, in float32."""
+    """Returns the tensors of a safetensors file in float32."""
     data = np.memmap(file, np.uint8, "r")
     (length,) = struct.unpack("<Q", data[:8].tobytes())
     for name, entry in json.loads(data[8 : 8 + length].tobytes()).items():
@@ -471,7 +471,7 @@ def stored_tensors(file: Path) -> Named:
 
 
 def add_tokenizer(writer: GGUFWriter, directory: Path) -> None:
-    """A byte-level BPE of tokenizer.json, with the special tokens and the template of the files beside it."""
+    """Adds the byte-level BPE of tokenizer.json, with the special tokens and chat template of the files beside it."""
     described: Json = json.loads((directory / "tokenizer.json").read_text())
     config: Json = json.loads((directory / "tokenizer_config.json").read_text())
     added = {token["id"]: token for token in described["added_tokens"]}

@@ -1,4 +1,4 @@
-"""GGUF files for the tests, written byte by byte, so that they can be wrong in any way."""
+"""GGUF files for the tests, written byte by byte, so that any part can be invalid."""
 
 import struct
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 
 MAGIC = b"GGUF"
 
-# The numbers of the types of metadata, and how struct packs them; those of bools, strings and arrays.
+# Type ids of metadata values with their struct formats, and the type ids of bools, strings and arrays.
 NUMBERS = {
     "u8": (0, "B"),
     "i8": (1, "b"),
@@ -26,24 +26,24 @@ F32 = 0
 
 
 def string(text: str | bytes) -> bytes:
-    """A length and the text."""
+    """Encodes a string: its length, then its bytes."""
     raw = text.encode() if isinstance(text, str) else text
     return struct.pack("<Q", len(raw)) + raw
 
 
 def number(kind: str, value: float) -> bytes:
-    """A typed number."""
+    """Encodes a typed number."""
     tag, letter = NUMBERS[kind]
     return struct.pack(f"<I{letter}", tag, value)
 
 
 def boolean(value: int) -> bytes:
-    """A typed bool, or a byte in its place."""
+    """Encodes a typed bool, or any byte as a bool."""
     return struct.pack("<IB", BOOL, value)
 
 
 def text(value: str | bytes) -> bytes:
-    """A typed string."""
+    """Encodes a typed string."""
     return struct.pack("<I", STRING) + string(value)
 
 
@@ -54,15 +54,15 @@ def array(tag: int, elements: Sequence[bytes], length: int | None = None) -> byt
 
 @dataclass
 class Tensor:
-    """A tensor as the header says it; `data` is what the file has for it."""
+    """A tensor's entry in the header, and its bytes in the file as `data`."""
 
     name: str | bytes
     dimensions: Sequence[int]
-    """The fastest first."""
+    """Sizes of the dimensions, fastest-varying first."""
     type_id: int = F32
     data: bytes = b""
     offset: int | None = None
-    """In the data, or None for the next aligned one."""
+    """Offset in the data section, or None for the next aligned offset."""
     dimension_count: int | None = None
     """Length in the header; None for the actual length."""
 
@@ -82,7 +82,7 @@ class File:
     """Alignment of the data; a file with another `general.alignment` is invalid."""
 
     def header(self) -> bytes:
-        """Everything before the data, without padding."""
+        """Returns all bytes before the data section, without padding."""
         tensors = len(self.tensors) if self.tensor_count is None else self.tensor_count
         keys = len(self.keys) if self.key_count is None else self.key_count
         out = bytearray(self.magic + struct.pack("<IQQ", self.version, tensors, keys))
@@ -98,7 +98,7 @@ class File:
         return bytes(out)
 
     def bytes(self) -> bytes:
-        """The whole file."""
+        """Returns the bytes of the whole file."""
         out = bytearray(self.header())
         for tensor in self.tensors:
             out += bytes(-len(out) % self.alignment) + tensor.data
@@ -111,5 +111,5 @@ class File:
 
 
 def floats(name: str, *values: float) -> Tensor:
-    """A vector of float32."""
+    """Returns a tensor that is a vector of float32."""
     return Tensor(name, [len(values)], data=struct.pack(f"<{len(values)}f", *values))

@@ -1,4 +1,4 @@
-"""Adapters that tests make: random matrices for modules of a golden model, as PEFT lays them out."""
+"""LoRA adapters for tests: random matrices for modules of a golden model, in PEFT's layout."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CONFIG_OF_PEFT: dict[str, Any] = {
 
 
 def linear_modules(model: Path) -> dict[str, Tensor]:
-    """The modules of a model that an adapter can change, and how each is stored."""
+    """Returns the modules of a model that an adapter can change, and how each is stored."""
     tensors = read_model_files(model).spec.tensors
     found: dict[str, Tensor] = {}
     for role, tensor in tensors.items():
@@ -55,7 +55,7 @@ def linear_modules(model: Path) -> dict[str, Tensor]:
 
 
 def base_tensors(model: Path) -> dict[str, Array]:
-    """All tensors of a golden model, which are stored in bf16: the upper halves of f32."""
+    """Reads all tensors of a golden model as f32; they are stored in bf16, the upper half of an f32."""
     file = model / "model.safetensors"
     header, raw = read_header(file), file.read_bytes()
     data = raw[8 + int.from_bytes(raw[:8], "little") :]
@@ -69,7 +69,7 @@ def base_tensors(model: Path) -> dict[str, Array]:
 
 
 def shapes(model: Path) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs of every module that an adapter can change."""
+    """Returns outputs and inputs of every module that an adapter can change."""
     header = read_header(model / "model.safetensors")
     modules = linear_modules(model)
     found: dict[str, tuple[int, int]] = {}
@@ -80,7 +80,7 @@ def shapes(model: Path) -> dict[str, tuple[int, int]]:
 
 
 def read_header(file: Path) -> dict[str, Any]:
-    """The header of a safetensors file."""
+    """Reads the header of a safetensors file."""
     raw = file.read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     header.pop("__metadata__", None)
@@ -88,7 +88,7 @@ def read_header(file: Path) -> dict[str, Any]:
 
 
 def random_matrices(model: Path, modules: Iterable[str], rank: int, seed: int) -> dict[str, Array]:
-    """A and B of each module, under PEFT's names."""
+    """Returns random matrices A and B of each module, under PEFT's names."""
     numbers, sizes = np.random.default_rng(seed), shapes(model)
     matrices: dict[str, Array] = {}
     for module in modules:
@@ -101,7 +101,7 @@ def random_matrices(model: Path, modules: Iterable[str], rank: int, seed: int) -
 
 
 def write_adapter(folder: Path, matrices: Mapping[str, Array], rank: int, alpha: float, **changes: Any) -> Path:
-    """An adapter's folder; its targets are the modules that have matrices."""
+    """Writes an adapter's directory; its targets are the modules with matrices."""
     folder.mkdir(parents=True, exist_ok=True)
     names = {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in matrices}
     config = {**CONFIG_OF_PEFT, "r": rank, "lora_alpha": alpha, "target_modules": sorted(names), **changes}
@@ -111,12 +111,12 @@ def write_adapter(folder: Path, matrices: Mapping[str, Array], rank: int, alpha:
 
 
 def random_adapter(folder: Path, model: Path, *, rank: int = 4, seed: int = 0, alpha: float = 1.0) -> Path:
-    """An adapter of all modules that can have one."""
+    """Writes a random adapter for all modules that support one."""
     return write_adapter(folder, random_matrices(model, linear_modules(model), rank, seed), rank, alpha)
 
 
 def merge(model: Path, matrices: Mapping[str, Array], scale: float, folder: Path) -> Path:
-    """The model whose weights are W + scale * B A."""
+    """Writes the model whose weights are W + scale * B A."""
     shutil.copytree(model, folder)
     tensors = base_tensors(model)
     for module, tensor in linear_modules(model).items():

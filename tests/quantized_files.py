@@ -1,6 +1,6 @@
-"""Quantized checkpoints that tests make: the linear maps of a golden model with random codes, packed in NumPy.
+"""Quantized checkpoints for tests: a golden model whose linear layers have random codes, packed in NumPy.
 
-Each is made twice: as a method stores it, and with the numbers that its codes stand for.
+Each is written twice: in the format of a quantization method, and with the dequantized values.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ WEIGHTS = "model.safetensors"
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Stored: TypeAlias = tuple[str, tuple[int, ...], bytes]
-"""A tensor: its type as safetensors calls it, its shape, and its bytes."""
+"""A tensor: its dtype in safetensors notation, its shape, and its bytes."""
 Pack: TypeAlias = Callable[[np.random.Generator, str, int, int], tuple[dict[str, Stored], Floats]]
-"""From a module's name, outputs and inputs to what is stored of it, and its weights `[outputs, inputs]`."""
+"""Maps a module's name, outputs and inputs to its stored tensors and its weights `[outputs, inputs]`."""
 
 NF4 = np.linspace(-1, 1, 16, dtype=np.float32) ** 3
-"""Near enough to quantiles of the normal distribution: a table is read, not known."""
+"""Code values close to quantiles of the normal distribution; readers must use the stored table."""
 FP4 = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3, -0.0, -0.0625, -8, -12, -4, -6, -2, -3], np.float32) / np.float32(12)
 MXFP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
-"""The output, of eight, whose code is the first, the second... in a word."""
+"""Order of AWQ's eight outputs in a word, lowest bits first."""
 
 
 def read(folder: Path) -> dict[str, Stored]:
-    """The tensors of a folder's one file."""
+    """Reads the tensors of the only safetensors file in a directory."""
     raw = (folder / WEIGHTS).read_bytes()
     (length,) = struct.unpack_from("<Q", raw)
     header: dict[str, Any] = json.loads(raw[8 : 8 + length])
@@ -47,7 +47,7 @@ def read(folder: Path) -> dict[str, Stored]:
 
 
 def write(folder: Path, tensors: Mapping[str, Stored]) -> None:
-    """Writes the one file of a folder."""
+    """Writes the only safetensors file of a directory."""
     header: dict[str, Any] = {}
     end = 0
     for name, (dtype, shape, raw) in tensors.items():
@@ -59,7 +59,7 @@ def write(folder: Path, tensors: Mapping[str, Stored]) -> None:
 
 
 def make(folder: Path, case: str, quantization: dict[str, Any] | None, pack: Pack, seed: int = 0) -> tuple[Path, Path]:
-    """A golden model with its linear maps packed, and the same with the numbers they stand for: their folders."""
+    """Writes a golden model with packed linear layers and its dequantized copy; returns both directories."""
     base, random = BASES / case, np.random.default_rng(seed)
     config = json.loads((base / "config.json").read_text())
     modules = linear_modules(base)
@@ -82,7 +82,7 @@ def make(folder: Path, case: str, quantization: dict[str, Any] | None, pack: Pac
 
 
 def make_mxfp4(folder: Path) -> tuple[Path, Path]:
-    """As `make`, of gpt-oss's experts."""
+    """Writes gpt-oss with MXFP4 experts and its dequantized copy; returns both directories."""
     base, random = BASES / "gpt_oss", np.random.default_rng(0)
     config = json.loads((base / "config.json").read_text())
     packed: dict[str, Stored] = {}
@@ -114,13 +114,13 @@ def _folder(folder: Path, config: dict[str, Any], tensors: dict[str, Stored]) ->
 
 
 def stored(values: npt.NDArray[Any], dtype: str | None = None) -> Stored:
-    """A tensor of NumPy's, under the name that safetensors has for its type."""
+    """Converts a NumPy array to a tensor with its safetensors dtype."""
     kind = {"f": "F", "i": "I", "u": "U"}[values.dtype.kind]
     return dtype or f"{kind}{8 * values.dtype.itemsize}", values.shape, np.ascontiguousarray(values).tobytes()
 
 
 def words(codes: npt.NDArray[np.integer[Any]], bits: int) -> npt.NDArray[np.int32]:
-    """Codes as streams of bits along the last axis, the lowest first, in words."""
+    """Packs codes into words as bit streams along the last axis, lowest bits first."""
     digits = (codes[..., None].astype(np.uint64) >> np.arange(bits, dtype=np.uint64) & 1).astype(np.uint8)
     line = digits.reshape(*codes.shape[:-1], -1)
     line = np.pad(line, [(0, 0)] * (line.ndim - 1) + [(0, -line.shape[-1] % 32)])
@@ -128,12 +128,12 @@ def words(codes: npt.NDArray[np.integer[Any]], bits: int) -> npt.NDArray[np.int3
 
 
 def scales_of(random: np.random.Generator, *shape: int) -> npt.NDArray[np.float16]:
-    """Scales that keep weights of four bits below 0.2."""
+    """Random scales that keep 4-bit weights below 0.2."""
     return random.uniform(0.002, 0.01, shape).astype(np.float16)
 
 
 def gptq(bits: int, group_size: int, *, order: bool = False, version: int = 1) -> Pack:
-    """AutoGPTQ's and GPTQModel's layout."""
+    """Stores a module in the layout of AutoGPTQ and GPTQModel."""
 
     def pack(random: np.random.Generator, module: str, outputs: int, inputs: int) -> tuple[dict[str, Stored], Floats]:
         size = inputs if group_size == -1 else group_size
@@ -157,7 +157,7 @@ def gptq(bits: int, group_size: int, *, order: bool = False, version: int = 1) -
 
 
 def awq(group_size: int) -> Pack:
-    """AutoAWQ's layout."""
+    """Stores a module in AutoAWQ's layout."""
 
     def pack(random: np.random.Generator, module: str, outputs: int, inputs: int) -> tuple[dict[str, Stored], Floats]:
         size = inputs if group_size == -1 else group_size
@@ -176,7 +176,7 @@ def awq(group_size: int) -> Pack:
 
 
 def compressed_words(bits: int, group_size: int | None, *, symmetric: bool = True, order: bool = False) -> Pack:
-    """compressed-tensors' pack-quantized."""
+    """Stores a module in the pack-quantized format of compressed-tensors."""
 
     def pack(random: np.random.Generator, module: str, outputs: int, inputs: int) -> tuple[dict[str, Stored], Floats]:
         size = group_size or inputs
@@ -203,7 +203,7 @@ def compressed_words(bits: int, group_size: int | None, *, symmetric: bool = Tru
 
 
 def int8(*, symmetric: bool = True, whole: bool = False) -> Pack:
-    """compressed-tensors' int-quantized, with a scale for each output or for the whole."""
+    """Stores a module in the int-quantized format of compressed-tensors, with a scale per output or per tensor."""
 
     def pack(random: np.random.Generator, module: str, outputs: int, inputs: int) -> tuple[dict[str, Stored], Floats]:
         codes = random.integers(-128, 128, (outputs, inputs)).astype(np.int8)
@@ -222,7 +222,7 @@ def int8(*, symmetric: bool = True, whole: bool = False) -> Pack:
 def fp8(
     block: tuple[int, int] | None, *, whole: bool = False, name: str = "weight_scale_inv", mantissa: int = 3
 ) -> Pack:
-    """Floating-point numbers of 8 bits with a scale for each block, for each output, or for the whole."""
+    """Stores a module in 8-bit floating point with a scale per block, per output, or per tensor."""
 
     def pack(random: np.random.Generator, module: str, outputs: int, inputs: int) -> tuple[dict[str, Stored], Floats]:
         codes = random.integers(0, 256, (outputs, inputs)).astype(np.uint8)
@@ -246,7 +246,7 @@ def fp8(
 
 
 def four_bits(codes_are: str, *, nested: bool) -> Pack:
-    """bitsandbytes' NF4 and FP4."""
+    """Stores a module in the NF4 or FP4 format of bitsandbytes."""
 
     def pack(random: np.random.Generator, module: str, outputs: int, inputs: int) -> tuple[dict[str, Stored], Floats]:
         codes = random.integers(0, 16, outputs * inputs).astype(np.uint8)
@@ -287,7 +287,7 @@ def four_bits(codes_are: str, *, nested: bool) -> Pack:
 
 
 def eight_bits(random: np.random.Generator, module: str, outputs: int, inputs: int) -> tuple[dict[str, Stored], Floats]:
-    """bitsandbytes' LLM.int8()."""
+    """Stores a module in the LLM.int8() format of bitsandbytes."""
     codes = random.integers(-127, 128, (outputs, inputs)).astype(np.int8)
     scales = random.uniform(0.05, 0.2, outputs).astype(np.float32)
     parts = {

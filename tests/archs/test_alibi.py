@@ -61,7 +61,7 @@ def test_mpt_unsupported_values_raise_unsupported_model_error() -> None:
 
 @pytest.mark.parametrize("heads", [1, 2, 6, 8, 12, 71, 112])
 def test_alibi_slopes_follow_the_paper(heads: int) -> None:
-    """Press et al. take the slopes of the nearest lower power of two, then every second one of the next power's."""
+    """Press et al. use the slopes for the next lower power of two, then every second slope for the next higher one."""
 
     def of_power(count: int) -> list[float]:
         first = 2 ** (-8 / count)

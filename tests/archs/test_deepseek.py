@@ -31,7 +31,7 @@ def test_unsupported_values(case: str, changes: dict[str, Any], message: str) ->
 
 
 def deepseek_v2(**changes: Any) -> ModelSpec:
-    """DeepSeek-V2-Lite's form, by the golden case of V3."""
+    """Spec of DeepSeek-V2-Lite, derived from the golden case of V3."""
     lite = {"q_lora_rank": None, "topk_method": "greedy", "norm_topk_prob": False}
     return renamed("deepseek_v3", "DeepseekV2ForCausalLM", "deepseek_v2", **{**lite, **changes})
 
@@ -80,7 +80,7 @@ def test_deepseek_latent_projections() -> None:
     fields = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "q_lora_rank")
     bare = spec_of("deepseek_v3", **dict.fromkeys(fields, LEFT_OUT))
     assert latents(bare) == LatentProjections(1536, 512, 128, 64, 128, RmsNorm(1e-6))
-    # The latents' norm is not the layers'.
+    # The norm of the latents has a separate eps.
     assert latents(spec_of("deepseek_v3", rms_norm_eps=1e-3)).norm == RmsNorm(1e-6)
     assert latents(deepseek_v2()).query_rank is None
     assert "layers.0.attention.q.weight" in deepseek_v2().tensors

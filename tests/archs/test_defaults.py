@@ -23,7 +23,7 @@ DEFAULTS: list[tuple[str, tuple[float, float, int]]] = [
 
 @pytest.mark.parametrize(("case", "expected"), DEFAULTS)
 def test_defaults_follow_the_family(case: str, expected: tuple[float, float, int]) -> None:
-    """eps, the base of the rotation, and the context."""
+    """Default norm epsilon, RoPE base and context length follow the family."""
     gone = ("rms_norm_eps", "rope_theta", "rope_parameters", "rope_scaling", "max_position_embeddings")
     spec = spec_of(case, **dict.fromkeys(gone, LEFT_OUT))
     norm, rope = spec.final_norm, ropes(spec)[0]

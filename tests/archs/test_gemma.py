@@ -35,7 +35,7 @@ def test_unsupported_values(case: str, changes: dict[str, Any], message: str) ->
 def test_gemma_reads_gelu_as_its_tanh_approximation() -> None:
     for name in ("gelu", "gelu_pytorch_tanh", None, LEFT_OUT):
         assert spec_of("gemma", hidden_act=name).layers[0].block("ffn").mixer == Dense(160, "gelu_tanh")
-    # Gemma 2 means what it says, and reads no other field.
+    # Gemma 2 uses the activation as named, and reads no other field.
     assert spec_of("gemma2", hidden_activation="gelu").layers[0].block("ffn").mixer == Dense(160, "gelu")
     assert spec_of("gemma2", hidden_act="relu").layers[0].block("ffn").mixer == Dense(160, "gelu_tanh")
 
@@ -76,4 +76,4 @@ def test_gemma3_old_config_spelling() -> None:
 def test_embedding_gemma_attends_in_both_directions() -> None:
     spec = spec_of("gemma3", architectures=["Gemma3TextModel"], use_bidirectional_attention=True)
     assert not spec.causal
-    assert windows(spec)[0] == 9  # 16 positions: 8 on either side and its own
+    assert windows(spec)[0] == 9  # the token itself and 8 on either side

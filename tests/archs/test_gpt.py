@@ -125,7 +125,7 @@ def test_gptj_and_phi_lm_head_has_a_bias() -> None:
 
 @pytest.mark.native
 def test_tied_lm_head_keeps_its_bias(tmp_path: Path) -> None:
-    """GPT-J's checkpoint with the head's matrix made the embedding's says the same as one that calls it tied."""
+    """A GPT-J checkpoint whose lm_head equals its embedding gives the same logits as one with tied weights."""
     content = bytearray((folder_of("gptj") / "model.safetensors").read_bytes())
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])

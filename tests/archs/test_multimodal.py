@@ -45,7 +45,7 @@ CHECKPOINTS = [
 
 @pytest.mark.parametrize(("name", "model_type", "case", "text_type"), CHECKPOINTS)
 def test_text_model_family(name: str, model_type: str, case: str, text_type: str) -> None:
-    """Even where the text half claims to be the whole."""
+    """The family is found even if the text config names the architecture of the whole model."""
     text = golden(case, architectures=[name], model_type=text_type)
     spec = outer_spec(text, architectures=[name], model_type=model_type)
     alone = model_spec(Config(golden(case), Path("config.json")))
@@ -147,7 +147,7 @@ LAYOUTS: dict[str, Callable[[str], str]] = {
 
 
 def rename(source: Path, target: Path, name_of: Callable[[str], str]) -> None:
-    """Copies a safetensors file whose tensors get other names, and adds one of the half that sees."""
+    """Copies a safetensors file with renamed tensors, and adds a tensor of the vision model."""
     content = source.read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     header: dict[str, Any] = json.loads(content[8:start])

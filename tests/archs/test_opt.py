@@ -27,7 +27,7 @@ def test_unsupported_values(case: str, changes: dict[str, Any], message: str) ->
 
 
 def test_opt_350m_has_post_norms_and_narrow_embeddings() -> None:
-    """opt-350m has its norms after the sums and narrow embeddings."""
+    """opt-350m has norms after the residual sums, and embeddings narrower than the hidden size."""
     usual = spec_of("opt")
     assert usual.embedding.positions == LearnedPositions(rows=258, offset=2)
     assert (usual.embedding.width, usual.final_norm) == (None, LayerNorm(1e-5))

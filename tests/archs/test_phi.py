@@ -28,7 +28,7 @@ def test_unsupported_values(case: str, changes: dict[str, Any], message: str) ->
 
 
 def test_phi3_longrope_original_length() -> None:
-    """The original length beside the sizes counts; without it and without a factor it is that of the first models."""
+    """The top-level original length is used; without it and without a factor, the first models' length is."""
     scaled = {"rope_parameters": LONGROPE, "max_position_embeddings": 8192}
     by_default = spec_of("phi3", original_max_position_embeddings=LEFT_OUT, **scaled).ropes[0].scaling
     assert isinstance(by_default, LongRopeScaling)

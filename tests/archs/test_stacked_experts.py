@@ -18,7 +18,7 @@ from lora_files import read_header
 @pytest.mark.native
 @pytest.mark.parametrize("folder", [folder_of("gpt_oss"), folder_of("granitemoe")])
 def test_stacked_experts_may_be_two_dimensional(folder: Path, tmp_path: Path) -> None:
-    """As DBRX has them: `[experts * rows, columns]`, transposed or not."""
+    """Stacked experts may be `[experts * rows, columns]`, transposed or not, as in DBRX."""
     joined = tmp_path / "joined"
     shutil.copytree(folder, joined)
     file = joined / "model.safetensors"

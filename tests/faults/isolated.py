@@ -1,7 +1,7 @@
 """Runs Python code in a separate process, which may crash, hang or exhaust memory.
 
-The promise that the tests hold ferrule to: any bad input ends in a typed error within a second, at the cost of the
-file's size and 16 MiB. Wall-clock limits are asserted with fivefold slack, because machines are noisy.
+The tests require that any bad input ends in a typed error within a second, with a peak memory of at most the
+file's size plus 16 MiB. Wall-clock limits are asserted with fivefold slack, because machines are noisy.
 """
 
 import json
@@ -15,8 +15,8 @@ PROMISED_SECONDS = 1.0
 SLACK = 5.0
 PROMISED_EXTRA_BYTES = 16 << 20
 
-# Reports as JSON on the last line of stdout. The peak of resident memory is reset after the warm-up, so that what
-# imports cost is not counted; clear_refs and VmHWM are described in proc(5).
+# Reports as JSON on the last line of stdout. The peak of resident memory is reset after the warm-up, so that
+# the cost of imports is not counted; clear_refs and VmHWM are described in proc(5).
 _CHILD = """
 import json, pathlib, resource, sys, time
 
@@ -51,14 +51,14 @@ class Outcome:
     """Result of a process."""
 
     error: str | None
-    """The class of the exception that ended it, or None."""
+    """Class of the exception that ended the process, or None."""
     bases: list[str]
-    """That class and all that it derives from."""
+    """Class of the exception and all of its base classes."""
     message: str
     seconds: float
-    """Seconds of the fault, without the start of Python and the warm-up."""
+    """Duration of the fault in seconds, without the start of Python and the warm-up."""
     extra_bytes: int
-    """Peak of resident memory above that at the fault's beginning."""
+    """Peak resident memory minus resident memory at the start of the fault."""
 
 
 def run(
@@ -71,12 +71,12 @@ def run(
 ) -> Outcome:
     """Runs `fault` after `warm_up` in a new process; both see `arguments`.
 
-    The process may map `address_space` bytes and take `timeout` seconds. Fails where it dies of a signal or hangs.
+    The process may map `address_space` bytes and take `timeout` seconds. Fails if it is killed by a signal or hangs.
     """
     given = json.dumps([textwrap.dedent(warm_up), textwrap.dedent(fault), address_space, arguments])
     try:
         child = subprocess.run(
-            # Optimized, so that no Python `assert` can be what guards against the fault.
+            # Optimized, so that no Python `assert` can guard against the fault.
             [sys.executable, "-O", "-X", "faulthandler", "-c", _CHILD],
             input=given,
             capture_output=True,
@@ -93,7 +93,7 @@ def run(
 
 
 def assert_refused(outcome: Outcome, error: str, fragments: list[str], *, file_bytes: int = 0) -> None:
-    """The outcome is this typed error, its message holds all of `fragments`, and time and memory kept the promise."""
+    """Asserts that the outcome is this error, its message has all `fragments`, and time and memory are in bounds."""
     assert outcome.error is not None, "was accepted"
     assert outcome.error == error, f"{outcome.error}: {outcome.message}"
     assert "FerruleError" in outcome.bases
@@ -105,5 +105,5 @@ def assert_refused(outcome: Outcome, error: str, fragments: list[str], *, file_b
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files in a folder."""
+    """Returns the total size of all files in a directory, in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 INTEGERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0xFFFF, 1 << 31, (1 << 31) - 1, (1 << 32) - 1, 1 << 40, 1 << 63, (1 << 64) - 1)
-"""Values at the limits of integer types, which sizes, counts and offsets get."""
+"""Values at the limits of integer types, written as sizes, counts and offsets."""
 VALUES: tuple[Any, ...] = (
     None,
     True,
@@ -30,7 +30,7 @@ VALUES: tuple[Any, ...] = (
     [[[]]],
     {"type": "Sequence"},
 )
-"""Values of JSON that replace others."""
+"""JSON values that replace others."""
 
 
 def damaged_bytes(data: bytes, random: Random, header: int) -> bytes:
@@ -91,7 +91,7 @@ BYTE_CHANGES: tuple[Callable[[bytearray, int, Random], None], ...] = (
 
 
 def _containers(node: Any) -> list[Any]:
-    """Returns every non-empty list and object. Of a long one only the first members are entered."""
+    """Returns every non-empty list and object. Only the first members of a long container are searched."""
     if not isinstance(node, (dict, list)) or not node:
         return []
     members = list(node.values() if isinstance(node, dict) else node)[:64]

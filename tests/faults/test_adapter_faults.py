@@ -1,4 +1,4 @@
-"""Broken adapters, and adapters that are more than ferrule applies: typed errors, and the model goes on."""
+"""Broken and unsupported adapters raise typed errors, and the model keeps working."""
 
 import json
 import os
@@ -38,7 +38,7 @@ Change = Callable[[Path], object]
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
-    """An adapter that loads, to be broken."""
+    """A valid adapter that tests then break."""
     folder = tmp_path / "adapter"
     folder.mkdir()
     for name in (CONFIG, TENSORS):
@@ -48,7 +48,7 @@ def adapter(tmp_path: Path) -> Path:
 
 
 def config_with(**fields: Any) -> Change:
-    """Other values in the configuration."""
+    """Replaces values in the adapter's configuration."""
 
     def change(folder: Path) -> None:
         config = json.loads((folder / CONFIG).read_text())
@@ -58,7 +58,7 @@ def config_with(**fields: Any) -> Change:
 
 
 def edited(change: Callable[[dict[str, Any]], object]) -> Change:
-    """Another header before the same data; what tensors lose, an unused name keeps."""
+    """Replaces the header before the same data; bytes that tensors no longer use belong to an unused name."""
 
     def edit(folder: Path) -> None:
         raw = (folder / TENSORS).read_bytes()
@@ -76,7 +76,7 @@ def renamed(old: str, new: str) -> Change:
 
 
 def moved(module: str) -> Change:
-    """Both matrices of a module under another's name."""
+    """Moves both matrices of a module to another module's name."""
     return edited(lambda header: header.update({module + name[len(QUERY) :]: header.pop(name) for name in (A, B)}))
 
 
@@ -85,7 +85,7 @@ def shaped(name: str, shape: list[int]) -> Change:
 
 
 def typed(dtype: str) -> Change:
-    """A matrix of half the columns whose elements are twice as wide."""
+    """Changes a matrix to half the columns with elements twice as wide."""
     return edited(lambda header: header[A].update(dtype=dtype, shape=[8, 32 if dtype == "I32" else 16]))
 
 

@@ -30,7 +30,7 @@ Tensors = dict[str, dict[str, object]]
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A loadable model's folder, to be broken."""
+    """Directory of a valid model that tests then break."""
     folder = tmp_path / "model"
     folder.mkdir()
     for name in ("config.json", WEIGHTS):
@@ -40,7 +40,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def read(folder: Path) -> tuple[Tensors, bytes]:
-    """The header and the data of the folder's weights."""
+    """Reads the header and the data of the directory's weights."""
     raw = (folder / WEIGHTS).read_bytes()
     (length,) = struct.unpack_from("<Q", raw)
     header = json.loads(raw[8 : 8 + length])
@@ -49,7 +49,7 @@ def read(folder: Path) -> tuple[Tensors, bytes]:
 
 
 def write(folder: Path, header: Tensors | bytes, data: bytes, name: str = WEIGHTS) -> None:
-    """Writes a safetensors file of any header and any data."""
+    """Writes a safetensors file with the given header and data, valid or not."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     (folder / name).write_bytes(struct.pack("<Q", len(text)) + text + data)
 
@@ -62,7 +62,7 @@ def edit(folder: Path, change: Callable[[dict[str, object]], object]) -> None:
 
 
 def shard(folder: Path) -> Tensors:
-    """Turns the folder's weights into one shard with an index; returns the header."""
+    """Turns the directory's weights into one shard with an index; returns the header."""
     header, _ = read(folder)
     (folder / WEIGHTS).rename(folder / "model-1.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(header, "model-1.safetensors")}))
@@ -70,7 +70,7 @@ def shard(folder: Path) -> Tensors:
 
 
 def point(folder: Path, tensor: str, name: str) -> None:
-    """Makes the index say that `tensor` is in the file `name`."""
+    """Makes the index map `tensor` to the file `name`."""
     index = json.loads((folder / INDEX).read_text())
     index["weight_map"][tensor] = name
     (folder / INDEX).write_text(json.dumps(index))

@@ -44,7 +44,7 @@ def tensors(*given: Tensor) -> File:
 
 
 def nested(depth: int) -> bytes:
-    """Arrays of one array each, the innermost of a byte."""
+    """Encodes nested arrays of one element each; the innermost holds a byte."""
     level = struct.pack("<IQ", ARRAY, 1)
     return struct.pack("<I", ARRAY) + level * (depth - 1) + struct.pack("<IQ", U8, 1) + b"\x07"
 
@@ -54,7 +54,7 @@ def alignment(value: bytes) -> File:
 
 
 MANY = [Tensor(f"{index:0255}", [1, 1, 1, 1], data=bytes(4)) for index in range((1 << 14) - 1)]
-"""As many as are read, with names as long as they may be: what a table of tensors can take at most."""
+"""The largest valid tensor table: the maximum number of tensors, with names of maximum length."""
 
 FAULTS: list[tuple[str, bytes | File, list[str]]] = [
     ("empty", b"", ["empty", "0 bytes"]),
@@ -156,7 +156,7 @@ def part_name(index: int, count: int = 3) -> str:
 
 @pytest.fixture
 def parts(tmp_path: Path) -> Path:
-    """A folder with a model in three parts, to be broken."""
+    """Directory with a valid model in three parts that tests then break."""
     folder = tmp_path / "parts"
     folder.mkdir()
     for index in range(3):

@@ -1,6 +1,6 @@
 """Well-formed GGUF files with invalid metadata values and tensor shapes.
 
-Each is the file of the embedded model with one changed key or tensor.
+Each file is the embedded model with one changed key or tensor.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SHAPES = {
 
 
 def write(path: Path, keys: dict[str, Any] | None = None, without: str = "", **shapes: tuple[int, ...]) -> Path:
-    """A small Llama with the embedded model's tokenizer; a key's value may be a function of the usual one."""
+    """Writes a small Llama with the embedded model's tokenizer; a value may be a function of the default value."""
     writer = GGUFWriter(path, "llama")
     for key, value in LLAMA.items():
         add(writer, key, value)
@@ -78,7 +78,7 @@ def write(path: Path, keys: dict[str, Any] | None = None, without: str = "", **s
 
 
 def at(index: int, value: object) -> Callable[[list[Any]], list[Any]]:
-    """The list with another element."""
+    """Returns a function that replaces one element of a list."""
     return lambda usual: [*usual[:index], value, *usual[index + 1 :]]
 
 

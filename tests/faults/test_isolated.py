@@ -1,4 +1,4 @@
-"""The harness itself: what it must notice, it notices."""
+"""The test harness detects crashes, hangs, and excessive time and memory."""
 
 import pytest
 
@@ -34,5 +34,5 @@ def test_memory_and_time_are_measured() -> None:
     assert outcome.extra_bytes >= 60 << 20
     assert outcome.seconds >= 0.2
     assert run("bytearray(1 << 30)", address_space=512 << 20).error == "MemoryError"
-    # What the warm-up took and gave back does not hide what the fault takes.
+    # Memory that the warm-up allocated and freed does not hide memory that the fault allocates.
     assert run("b = bytearray(32 << 20)", warm_up="b = bytearray(64 << 20); del b").extra_bytes >= 30 << 20

@@ -1,4 +1,4 @@
-"""Files with random damage: each ends in a typed error or works, with 4 GiB of address space and 60 s.
+"""Files with random damage raise a typed error or load, within 4 GiB of address space and 60 s.
 
 `FERRULE_MUTATIONS=2500 pytest tests/faults/test_mutated_files.py` damages 2,500 files of each kind; a failure names the
 seed of its damage, and keeps the file.
@@ -68,7 +68,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file."""
+    """A kind of file that is damaged."""
 
     make: Callable[[Path], tuple[Path, Path]]
     """Makes a valid model in a directory; returns what is loaded, and the file to damage."""
@@ -113,7 +113,7 @@ def _words(folder: Path) -> tuple[Path, Path]:
 
 
 def _unigram(folder: Path) -> tuple[Path, Path]:
-    """A tokenizer of T5's and Gemma's kinds: normalizers, pieces with scores, byte fallback, a chain of decoders."""
+    """Writes a Unigram tokenizer as in T5 and Gemma: normalizers, scored pieces, byte fallback, a chain of decoders."""
     pieces = [["<unk>", 0.0], ["▁", -2.0], *([chr(97 + index), -3.0 - index] for index in range(26))]
     pieces += [[f"<0x{byte:02X}>", -20.0] for byte in range(256)]
     described: dict[str, Any] = {
@@ -169,14 +169,14 @@ KINDS = {
 
 
 class Loader:
-    """A process that loads one model after the other; it is replaced after some, and when it dies or hangs."""
+    """A process that loads models in turn; it is replaced after several models, or when it dies or hangs."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
         self._start()
 
     def load(self, path: Path) -> dict[str, Any]:
-        """Returns what became of the model; `died` or `hangs` where the process gives no answer."""
+        """Returns the result of loading a model; `died` or `hangs` if the process does not reply."""
         if self._count == FILES_PER_PROCESS:
             self.close()
             self._start()

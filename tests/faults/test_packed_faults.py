@@ -1,6 +1,6 @@
-"""Broken packed files, and failures of disks and processes while one is written.
+"""Broken packed files, and disk and process failures while a packed file is written.
 
-A failed write leaves the previous file or none; a file that loads is never wrong.
+A failed write leaves the previous file or none; a file that loads is always correct.
 """
 
 import json
@@ -39,13 +39,13 @@ Header = dict[str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A packed model that loads."""
+    """A valid packed model."""
     return quantize(GOLDEN, tmp_path_factory.mktemp("packed") / "int4", format="int4")
 
 
 @pytest.fixture
 def broken(packed: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be broken."""
+    """A copy of the packed model that tests then break."""
     return Path(shutil.copytree(packed, tmp_path / "broken"))
 
 
@@ -56,7 +56,7 @@ def read(folder: Path) -> tuple[Header, bytes]:
 
 
 def write(folder: Path, header: Header, data: bytes, start: int = 1 << 16) -> None:
-    """Writes a file whose data begin at byte `start`, with the checksum of its header if the file has checksums."""
+    """Writes a file whose data begin at byte `start`, with a valid header checksum if the file has checksums."""
     text = json.dumps(header).encode().ljust(start - 8)
     text = struct.pack("<Q", len(text)) + text
     if "checksums" in header:
@@ -66,7 +66,7 @@ def write(folder: Path, header: Header, data: bytes, start: int = 1 << 16) -> No
 
 
 def edited(change: Callable[[Header], object]) -> Callable[[Path], None]:
-    """Another header before the same data."""
+    """Replaces the header before the same data."""
 
     def edit(folder: Path) -> None:
         header, data = read(folder)
@@ -95,7 +95,7 @@ def shifted(folder: Path) -> None:
 
 
 def resized(tensor: str, size: int) -> Callable[[Path], None]:
-    """A tensor of another length, and the others after it moved along."""
+    """Changes a tensor's length and shifts the tensors after it."""
 
     def edit(folder: Path) -> None:
         header, data = read(folder)
@@ -121,7 +121,7 @@ def both(first: Callable[[Path], None], second: Callable[[Path], None]) -> Calla
 
 
 def in_format(name: str, size: int) -> Callable[[Path], None]:
-    """A matrix of 64 times 160 weights in another format, of so many bytes."""
+    """Changes a matrix of 64 x 160 weights to another format with the given number of bytes."""
     return both(resized(f"{DOWN}.int6", size), renamed(f"{DOWN}.int6", f"{DOWN}.{name}"))
 
 
@@ -166,7 +166,7 @@ def test_broken_packed_file_is_a_typed_error(
 
 
 def test_random_weight_bytes_run_or_give_engine_error(broken: Path, packed: Path) -> None:
-    """Damage that no header shows: numbers that nobody meant, and no more than that."""
+    """Damaged weights that the header cannot reveal change the numbers, but do not crash."""
     header, data = read(broken)
     rng = random.Random(1)
     write(broken, header, bytes(len(data) // 2) + rng.randbytes(len(data) - len(data) // 2))
@@ -208,7 +208,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, shape in shapes.items():
         begin, end = end, end + 2 * shape[0] * (shape[1] if len(shape) == 2 else 1)
         header[f"{name}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
-    # Any bits of numbers around a hundredth.
+    # Weights of magnitude 0.01 with random mantissas.
     rng = random.Random(0)
     data = bytearray(rng.randbytes(end))
     data[1::2] = bytes(0x3C | byte & 0x80 for byte in data[1::2])
@@ -235,7 +235,7 @@ print("end", flush=True)
 
 
 def begun(program: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """A process that has just begun to work."""
+    """Starts a process and returns once it has begun packing."""
     command = [sys.executable, "-c", program, *arguments]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
     assert child.stdout is not None
@@ -244,7 +244,7 @@ def begun(program: str, *arguments: str, **environment: str) -> subprocess.Popen
 
 
 def seconds_of(program: str, *arguments: str, **environment: str) -> float:
-    """Seconds that packing takes without interruption."""
+    """Returns the seconds that packing takes without interruption."""
     start = time.monotonic()
     child = begun(program, *arguments, **environment)
     with child:
@@ -262,7 +262,7 @@ def leftovers(folder: Path, kept: set[str]) -> list[Path]:
 
 
 def killed_after(child: subprocess.Popen[str], seconds: float) -> bool:
-    """Kills a process and returns whether it was still at work."""
+    """Kills a process and returns whether it was still running."""
     with child:
         time.sleep(seconds)
         child.kill()
@@ -279,7 +279,7 @@ def test_sigkill_during_quantize_leaves_old_model_or_none(model: Path, tmp_path:
     rng = random.Random(65)
     killed = 0
     for attempt in range(MOST_ATTEMPTS):
-        # In turns there is none, or an older one of another format.
+        # The directory alternately has no packed file, or an older one in another format.
         target, before = (new, None) if attempt % 2 == 0 else (out, old)
         if attempt % 2 == 0:
             shutil.rmtree(new, ignore_errors=True)
@@ -353,7 +353,7 @@ FULL_DISK = """
 
 
 def test_full_disk_during_quantize_keeps_old_model(model: Path, tmp_path: Path) -> None:
-    """The limit on a file's size stands for the disk's: the system refuses to write more."""
+    """A file size limit simulates a full disk: the system refuses to write more."""
     out = quantize(model, tmp_path / "out", format="int8")
     before = contents(out)
     fault = """

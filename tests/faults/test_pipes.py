@@ -1,4 +1,4 @@
-"""Pipes in place of the files of a model: opening one would block until somebody writes to it."""
+"""Pipes in place of a model's files, which would block on open until a writer appears."""
 
 from __future__ import annotations
 

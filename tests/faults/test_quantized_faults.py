@@ -28,7 +28,7 @@ LOAD = "LLM(arguments[0], threads=1)"
 
 
 def configure(folder: Path, **changes: Any) -> None:
-    """Changes the configuration of what is quantized; None leaves a field out."""
+    """Changes the quantization config; None removes a field."""
     config = json.loads((folder / "config.json").read_text())
     changed = config["quantization_config"] | changes
     config["quantization_config"] = {key: value for key, value in changed.items() if value is not None}
@@ -36,7 +36,7 @@ def configure(folder: Path, **changes: Any) -> None:
 
 
 def change(folder: Path, part: str, values: np.ndarray[Any, Any] | None) -> None:
-    """Puts another tensor in the place of a part of a projection, or none."""
+    """Replaces or removes a tensor of a projection."""
     tensors = read(folder)
     del tensors[f"{PROJECTION}.{part}"]
     if values is not None:

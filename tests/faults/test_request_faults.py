@@ -217,7 +217,7 @@ def test_prompt_larger_than_kv_cache() -> None:
     ],
 )
 def test_long_grammar_compiles_in_time(structure: str) -> None:
-    """The longest valid grammar runs in the time of any other request."""
+    """The longest valid grammar compiles within the time limit of other requests."""
     outcome = run(f"structured({structure})", warm_up=WARM_UP)
     assert outcome.error is None, outcome.message
     assert outcome.seconds < PROMISED_SECONDS * SLACK

@@ -1,7 +1,7 @@
 """Chat templates that would use unlimited time or memory, each in a separate process.
 
-Every way that is known to make much of little, and every operation on a value that holds itself twice, sixty times
-over: its text has 2^60 parts.
+The templates use every known way to create large values from small ones, and every operation on a value nested 60
+levels deep that contains the level below twice, so that its text has 2^60 parts.
 """
 
 import pytest

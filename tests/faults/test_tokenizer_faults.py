@@ -84,7 +84,7 @@ def pattern(regex: str) -> Callable[[Json], None]:
 @pytest.mark.parametrize("regex", ["(a+)+$", "(a|a)+$", "(a*)*$b", "^(?:a?){40}a{40}$"])
 @pytest.mark.parametrize("count", [28, 3000])
 def test_catastrophic_backtracking_is_bounded(regex: str, count: int, tmp_path: Path) -> None:
-    """Refused, or tokenized all the same: in either case soon."""
+    """Expensive patterns are refused or tokenized, both within the time limit."""
     outcome = read(tmp_path, pattern(regex), "a" * count + "!")
     assert outcome.error in (None, "TokenizerError"), outcome.message
     assert outcome.seconds < PROMISED_SECONDS * SLACK

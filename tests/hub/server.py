@@ -1,4 +1,4 @@
-"""A small server that imitates what huggingface_hub asks of the hub: revisions, trees, and files with their headers."""
+"""A small server that imitates the hub's routes used by huggingface_hub: revisions, trees, files with headers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Repository:
-    """Files by path, and who may read them."""
+    """Files of a repository by path, and the token required to read them."""
 
     files: dict[str, bytes]
     gated: bool = False
@@ -25,7 +25,7 @@ class Repository:
     """Token without which the hub reports that the repository does not exist."""
     revisions: tuple[str, ...] = ("main", COMMIT)
     slow: frozenset[str] = frozenset()
-    """Files that come by half a megabyte in a tenth of a second."""
+    """Files that are sent slowly: half a megabyte every 0.1 s."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Hub:
 
     repositories: dict[str, Repository]
     requests: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Method and path."""
+    """Method and path of each request."""
     authorizations: set[str | None] = field(default_factory=set[str | None])
 
     def __enter__(self) -> Self:
@@ -81,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._answer()
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class names it so
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # name of the parameter in the base class
         """Keeps the test's output clean."""
 
     def _answer(self) -> None:
@@ -151,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         piece = 500_000 if slow else len(body) or 1
-        with contextlib.suppress(ConnectionError):  # a client that hangs up
+        with contextlib.suppress(ConnectionError):  # the client closed the connection
             for start in range(0, len(body), piece):
                 self.wfile.write(body[start : start + piece])
                 time.sleep(0.1 if slow else 0)

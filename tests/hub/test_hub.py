@@ -201,7 +201,7 @@ def test_invalid_repository_names_send_no_request(hub: Hub, home: Path) -> None:
 
 def test_download_failure_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def break_off(*_: object, **__: object) -> str:
-        raise RuntimeError("Data processing error")  # as hf_xet says it; HTTP clients have classes of their own too
+        raise RuntimeError("Data processing error")  # as raised by hf_xet; HTTP clients have separate classes
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", break_off)
     with pytest.raises(ModelFileError, match="org/model: RuntimeError: Data processing error"):
@@ -234,7 +234,7 @@ def test_missing_or_omitted_quantization_lists_choices(hub: Hub, home: Path) -> 
 
 
 def test_gguf_info_requires_cached_file(hub: Hub, home: Path) -> None:
-    """So that looking at one that is not in the cache is refused, and downloads nothing."""
+    """Showing a file that is not in the cache is refused, and downloads nothing."""
     looked = load(hub, home, "org/gguf:Q8_0", code=LOOK)
     assert looked.startswith("ModelNotFoundError")
     assert not hub.downloads() & set(GGUFS)
