@@ -1,4 +1,4 @@
-"""A terminal: one that programs run in, and one that shows what they write."""
+"""Terminals for tests: a pseudoterminal that runs programs, and a screen that renders their output."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _WRITTEN = re.compile(r"\x1b\[(\??)([\d;]*)([A-Za-z])|([^\x1b])", re.DOTALL)
 
 
 class Terminal:
-    """A process whose terminal it is: what it writes is read as it comes."""
+    """A pseudoterminal with a process; its output is read as it arrives."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str] | None = None, size: tuple[int, int] = (24, 80)
     ) -> None:
         self._controller, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
-        # Its size is the terminal's, not what a shell or a test runner exported.
+        # The process uses the terminal's size, not the one that a shell or a test runner exported.
         inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             command,
@@ -45,7 +45,7 @@ class Terminal:
         os.close(terminal)
         self._unread = ""
         self.written = ""
-        """Everything so far."""
+        """All output so far."""
 
     def read_until(self, text: str) -> str:
         """Returns the output up to and including a text."""
@@ -59,16 +59,16 @@ class Terminal:
         return before + text
 
     def send(self, text: str) -> None:
-        """Types."""
+        """Writes keystrokes to the process."""
         os.write(self._controller, text.encode())
 
     def interrupt(self) -> float:
-        """Ctrl-C; the time of it."""
+        """Sends Ctrl-C and returns the time."""
         self.process.send_signal(signal.SIGINT)
         return time.monotonic()
 
     def end(self) -> int:
-        """The exit code of a process that is about to end."""
+        """Waits for the process to end and returns its exit code."""
         while True:
             try:
                 if not select.select([self._controller], [], [], SECONDS)[0]:
@@ -91,7 +91,7 @@ class Terminal:
 class Screen:
     """Visible text of terminal output: the scrollback and the screen.
 
-    It knows what the chat uses, and an unknown sequence is an error: colours, the cursor up, clearing to the end.
+    It supports the escape sequences of the chat (colours, cursor up, clear to the end); others are an error.
     """
 
     def __init__(self, height: int, width: int) -> None:
@@ -100,7 +100,7 @@ class Screen:
         self.row = self.column = 0
 
     def write(self, text: str) -> None:
-        """Shows a text."""
+        """Renders a text, including escape sequences."""
         assert "".join(match.group() for match in _WRITTEN.finditer(text)) == text, repr(text)
         for match in _WRITTEN.finditer(text):
             private, number, letter, character = match.groups()
@@ -129,5 +129,5 @@ class Screen:
             self.column += 1
 
     def text(self) -> str:
-        """All lines, without spaces at their ends."""
+        """Returns all lines without trailing spaces."""
         return "\n".join(line.rstrip() for line in self.lines)

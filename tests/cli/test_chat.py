@@ -31,14 +31,14 @@ sys.exit(main())
 REAL = [sys.executable, "-m", "ferrule", "chat"]
 """Runs `ferrule chat` with the embedded model."""
 SLOW = [sys.executable, "-c", PROGRAM, "chat"]
-"""On the fake, with 5 ms a token."""
+"""Runs `ferrule chat` on the fake engine with 5 ms per token."""
 
 Chat = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def chat(fake_engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Chat:
-    """Types lines into a chat with the fake; the exit code, stdout and stderr."""
+    """Sends lines to a chat on the fake engine; returns the exit code, stdout and stderr."""
 
     def chat(*typed: str, options: tuple[str, ...] = ("-n", "4")) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in typed)))

@@ -1,4 +1,4 @@
-"""Answers as markdown: however they are cut, what stays on the terminal is the same, and nothing is drawn twice."""
+"""Answers as markdown: the final screen does not depend on how the text is split, and nothing is drawn twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Help: every example is a command line that works, every option has its place, and the first words are friendly."""
+"""Help: valid examples, option headings, the welcome text, and shell completion."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def commands() -> dict[str, click.Command]:
 
 
 def command_lines(text: str) -> list[list[str]]:
-    """The command lines of ferrule in a line of a shell, without what they read and write."""
+    """Returns the ferrule command lines in a shell line, without redirections."""
     # $(...) of one that another command runs, $'...' of a newline, variables in front of a command.
     plain = re.sub(r"eval \"\$\((.*)\)\"|\$(?=')|\b[A-Z_]+=\w+ ", r"\1", text)
     lines = [shlex.split(re.split(r"[<>|]", part)[0]) for part in plain.split(";")]

@@ -1,4 +1,4 @@
-"""`ferrule chat --url`: a server of OpenAI's API, and servers that are none."""
+"""`ferrule chat --url`: servers with OpenAI's API, and servers without it."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def content_of(answer: dict[str, Any]) -> str:
 
 @pytest.fixture
 def batch(fake_engine: type[fakes.Engine], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Batch:
-    """Runs lines through the command with the fake; the exit code, the answers, and stderr."""
+    """Runs lines through the command on the fake engine; returns the exit code, the answers and stderr."""
     fake_engine.max_num_seqs = 4
 
     def batch(*lines: object, options: tuple[str, ...] = ()) -> tuple[int, list[dict[str, Any]], str]:
@@ -330,7 +330,7 @@ def test_locked_output_file_is_rejected(batch: Batch, tmp_path: Path, capsys: py
 
 
 def test_pending_lines_are_bounded(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a long answer others are made, up to a limit."""
+    """A limited number of lines is processed while an earlier answer takes long."""
     monkeypatch.setattr(runner, "MAX_PENDING_LINES", 8)
     reads: list[int] = []
     next_line = files.BatchInput.__next__

@@ -33,7 +33,7 @@ def command(*arguments: str) -> list[str]:
 
 @contextmanager
 def closed_pipe() -> Generator[int]:
-    """A pipe whose reader has gone."""
+    """Returns a pipe whose reading end is closed."""
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -114,7 +114,7 @@ def test_run_batch_completes_with_closed_streams(tmp_path: Path) -> None:
 
 
 def test_server_continues_with_closed_stderr() -> None:
-    """A closed stderr, as in `ferrule serve 2>&1 | head -1`."""
+    """The server keeps running when stderr is closed, as in `ferrule serve 2>&1 | head -1`."""
     process = subprocess.Popen(
         command("serve", "--port", "0"), cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

@@ -14,21 +14,21 @@ from server.scripted_server import ScriptedServer, scripted_server
 
 @pytest.fixture(scope="module")
 def tiny() -> Iterator[Live]:
-    """The embedded model on the engine itself, by two names."""
+    """A server of the embedded model on the real engine, under two names."""
     with serving(names=("tiny", "other")) as live:
         yield live
 
 
 @pytest.fixture
 def live(engine: type[fakes.Engine]) -> Iterator[Live]:
-    """The embedded model's tokenizer on a fake engine."""
+    """A server with the embedded model's tokenizer and a fake engine."""
     with serving() as live:
         yield live
 
 
 @pytest.fixture
 def scripted(engine: type[fakes.Engine]) -> Iterator[ScriptedServer]:
-    """A fake that thinks, speaks, and calls two tools."""
+    """A server whose fake engine outputs reasoning, content and two tool calls."""
     with scripted_server(engine) as found:
         yield found
 

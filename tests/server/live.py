@@ -22,7 +22,7 @@ from ferrule.server.serving import Server, listen
 class Answer:
     status: int
     headers: Any
-    """By name, whatever its case."""
+    """Headers by case-insensitive name."""
     body: bytes
 
     @property

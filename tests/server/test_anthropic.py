@@ -1,4 +1,4 @@
-"""Anthropic's Messages on a fake engine: thinking and tools, what is handed back, what fails, and what guards say."""
+"""Anthropic's Messages on a fake engine: thinking, tools, multi-turn messages, and errors, also of middleware."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_pings_are_sent_while_stream_is_idle(engine: type[fakes.Engine]) -> None
 
 @contextmanager
 def held(engine: type[fakes.Engine]) -> Generator[threading.Event]:
-    """Steps wait for the gate."""
+    """Makes engine steps wait for the gate."""
     engine.gate = threading.Event()
     try:
         yield engine.gate
@@ -170,7 +170,7 @@ def held(engine: type[fakes.Engine]) -> Generator[threading.Event]:
 
 
 def message_of(answer: Any, status: int, kind: str) -> str:
-    """The message of an error in Anthropic's form."""
+    """Returns the message of an error in Anthropic's format."""
     assert answer.status == status
     assert answer.json.keys() == {"type", "error", "request_id"}
     assert (answer.json["type"], answer.json["error"]["type"]) == ("error", kind)

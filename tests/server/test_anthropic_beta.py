@@ -25,7 +25,7 @@ def client_of(live: Live) -> anthropic.Anthropic:
 
 @pytest.fixture
 def scripted(scripted: ScriptedServer) -> ScriptedServer:
-    """One that thinks and asks for the weather in two cities, and is done once it knows."""
+    """A server that thinks, asks for the weather in two cities, and answers after the tool results."""
     tokenize = scripted.live.llm.tokenize
     asking = tokenize(f"<think>\n{THOUGHT}\n</think>\n\n{CALLS}", add_special_tokens=False)
     done = tokenize(DONE, add_special_tokens=False)
@@ -54,7 +54,7 @@ def weather_of(cities: list[str], *, fails: bool = False) -> BetaFunctionTool[Ca
 
 
 def check_run(messages: list[BetaMessage], scripted: ScriptedServer) -> None:
-    """A question with two calls, and an answer with what they returned."""
+    """Checks a run: a question, two tool calls, and an answer with their results."""
     calling, final = messages
     assert [block.type for block in calling.content] == ["thinking", "tool_use", "tool_use"]
     assert (calling.stop_reason, final.stop_reason) == ("tool_use", "end_turn")

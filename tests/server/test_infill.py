@@ -48,7 +48,7 @@ class Coder:
         return self._spelled(*parts, *([self.layout.middle] if self.layout.middle else []))
 
     def end(self) -> int:
-        """A token that ends a middle, and nothing else."""
+        """Token that ends only an infill."""
         return self._spelled((*self.layout.ends, self.layout.suffix)[0])[0]
 
     def expected(self, ids: list[int]) -> str:

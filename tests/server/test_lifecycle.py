@@ -35,7 +35,7 @@ sys.exit(main())
 
 
 def ask(live: Live, **fields: object) -> socket.socket:
-    """A request whose answer is not read."""
+    """Sends a request without reading the response."""
     client = live.connect()
     send(client, **{**LONG, **fields})
     return client
@@ -90,7 +90,7 @@ def test_disconnect_aborts_request_in_prefill(engine: type[fakes.Engine]) -> Non
 
 
 def full(live: Live, **fields: object) -> socket.socket:
-    """A client that reads nothing, for which an answer waits in the server."""
+    """Returns a client that reads nothing while the server has a response for it."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect(("127.0.0.1", live.port))
@@ -247,12 +247,12 @@ def test_file_descriptor_exhaustion_is_survived_without_log_flood() -> None:
 
 
 def live_at(url: str) -> Live:
-    """Request to a server in another process."""
+    """Returns a request to a server in another process."""
     return Live(None, int(url.rpartition(":")[2]), None, threading.current_thread())  # type: ignore[arg-type]
 
 
 def streams(live: Live, count: int) -> list[socket.socket]:
-    """Requests that have begun to be answered."""
+    """Returns requests whose responses have started."""
     until(lambda: live.request("/health").status == 200)
     found = [ask(live, stream=True) for _ in range(count)]
     for client in found:
@@ -454,5 +454,5 @@ def _runs(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # Whoever adopted it may not have asked how it ended yet.
+    # The process that adopted it may not have reaped it yet.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -15,7 +15,7 @@ from ferrule.server import ServerSettings
 from ferrule.server.metrics import buckets, cpu_stat
 from server.live import Live, serving, until
 
-# What dashboards of vLLM ask for.
+# Metrics that vLLM's dashboards query.
 KNOWN = (
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total"),
     *("generation_tokens_total", "num_preemptions_total", "prefix_cache_queries_total", "prefix_cache_hits_total"),

@@ -55,7 +55,7 @@ def answer_of(response: bytes) -> Answer:
 
 @contextmanager
 def held(engine: type[fakes.Engine]) -> Generator[threading.Event]:
-    """Requests that began go on when this ends."""
+    """Holds running requests until the context ends."""
     engine.gate = threading.Event()
     try:
         yield engine.gate
@@ -162,7 +162,7 @@ def test_health_supports_head_requests(live: Live) -> None:
 
 
 def paths(live: Live) -> list[tuple[str, str]]:
-    """Every path with every method of it, and some that are nothing."""
+    """Returns every path with each of its methods, and some unknown paths."""
     app: Any = live.server.config.app
     described = app.openapi()["paths"]
     known = [(path.replace("{model}", "tiny"), method.upper()) for path in described for method in described[path]]
@@ -190,7 +190,7 @@ def test_missing_or_wrong_key_returns_401_on_every_path(engine: type[fakes.Engin
             ):
                 body = None if method == "GET" else b"{}"
                 found = live.request(path, body, method=method, headers=headers)
-                # Each API has its own form of an error; a message is in all.
+                # Each API has its own error format; all have a message.
                 assert (found.status, found.error["message"][:10]) == (401, "invalid or"), (path, method, headers)
 
 

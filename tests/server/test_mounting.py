@@ -1,4 +1,4 @@
-"""The server within a program of one's own, several models, and adapters that come and go."""
+"""The server mounted in another application, several models, and loading and unloading of adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server against its own description: whatever a client sends, no answer is a defect."""
+"""The server against its own description: no request causes a server error."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ ERRORS: dict[str, type[BaseModel]] = {
     **dict.fromkeys(PATHS, RootModel[dict[Literal["error"], dict[str, Any]]]),
     "/": ErrorResponse,
 }
-"""The forms of errors, by the beginnings of paths."""
+"""Error schemas by path prefix."""
 
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Live]:
-    """A context so short that whatever is asked ends soon."""
+    """A server with a short context, so that every request ends soon."""
     with serving(SETTINGS, llm=lambda: AsyncLLM(max_model_len=48)) as live:
         yield live
 

@@ -1,4 +1,4 @@
-"""Answers as rows of parts: what is opened, what grows, and what is closed."""
+"""Answers as sequences of parts: events that open, extend and close a part."""
 
 from __future__ import annotations
 

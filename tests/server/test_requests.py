@@ -25,7 +25,7 @@ BROKEN = {"type": "function", "function": {"name": "a", "parameters": {"type": "
 
 @pytest.fixture(scope="module")
 def shared(tiny: Live) -> Live:
-    """The engine itself, for what it refuses."""
+    """A server on the real engine, for requests that the engine rejects."""
     return tiny
 
 
@@ -395,7 +395,7 @@ def test_unknown_model_returns_404(live: Live) -> None:
 
 
 def set_output(engine: type[fakes.Engine], live: Live, text: str) -> None:
-    """Makes the engine say this, and end."""
+    """Sets the output of the fake engine."""
     tokens = [*live.llm.tokenize(text, add_special_tokens=False), 2]
     live.llm._driver._engine.__class__.script = staticmethod(lambda _prompt: tokens)  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""OpenAI's Responses on a fake engine: reasoning and calls, what is handed back, what fails, what is refused."""
+"""OpenAI's Responses on a fake engine: reasoning, tool calls, multi-turn input, errors, and unsupported fields."""
 
 from __future__ import annotations
 

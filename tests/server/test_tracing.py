@@ -1,4 +1,4 @@
-"""Spans of requests, as a collector gets them."""
+"""Spans of requests as received by a collector."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 @pytest.fixture
 def collector() -> Iterator[tuple[str, list[Span]]]:
-    """A collector's URL, and what it got."""
+    """Starts a collector; gives its URL and the received spans."""
     spans: list[Span] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -52,7 +52,7 @@ def test_each_request_has_a_span(engine: type[fakes.Engine], collector: tuple[st
         body = {"prompt": "A secret", "max_tokens": 5, "stream": True}
         assert live.request("/v1/completions", body, headers=headers).status == 200
         assert live.chat(temperature=-1).status == 400
-    # What has not been sent when the server ends is sent then.
+    # Pending spans are sent when the server ends.
     first = next(span for span in spans if span.trace_id.hex() == TRACE)
     found = {attribute.key: attribute.value for attribute in first.attributes}
     assert found["gen_ai.request.id"].string_value == "mine"

@@ -17,9 +17,9 @@ from ferrule.server.schema.limits import MAX_FIELDS, MAX_ITEMS, MAX_TOOLS
 from server.live import Live
 
 SIZE = 2_000_000
-"""Bytes of each body, about."""
+"""Approximate size of each body in bytes."""
 MEMORY = 400 << 20
-"""Bytes: what reading one may take; an error for each member took gigabytes."""
+"""Memory limit for reading one body, in bytes; one error per member took gigabytes."""
 DELAY = 0.3
 """CPU seconds of this process for which others may wait: a JSON parser in C keeps the interpreter's lock."""
 
