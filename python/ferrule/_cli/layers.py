@@ -18,6 +18,7 @@ from ferrule.archs.spec import (
     NoScaling,
     Rope,
     Router,
+    ShortConvolution,
 )
 
 OVER = {"head": "per head", "each_head": "per head, with separate weights", "heads": "over all heads"}
@@ -33,6 +34,9 @@ def mixer_words(mixer: Mixer, ropes: Sequence[Rope]) -> tuple[str, str]:
             return "network", _dense(mixer)
         case Experts():
             return "experts", "; ".join(_moe(mixer))
+        case ShortConvolution():
+            biases = ", with biases" if mixer.bias else ""
+            return "convolution", f"gated, {mixer.taps} tokens, {mixer.channels:,} channels{biases}"
 
 
 def frame_words(layer: Layer) -> str:

@@ -52,6 +52,8 @@ from ferrule.archs.hunyuan_v1_moe import hunyuan_v1_moe
 from ferrule.archs.hyperclovax import hyperclovax
 from ferrule.archs.internlm3 import internlm3
 from ferrule.archs.jais2 import jais2
+from ferrule.archs.lfm2 import lfm2
+from ferrule.archs.lfm2_moe import lfm2_moe
 from ferrule.archs.llama import llama
 from ferrule.archs.minicpm3 import minicpm3
 from ferrule.archs.minimax_m2 import minimax_m2
@@ -152,6 +154,8 @@ REGISTRY = (
     Architecture("HyperCLOVAX", "hyperclovax", hyperclovax),
     Architecture("InternLM3", "internlm3", internlm3),
     Architecture("Jais2", "jais2", jais2),
+    Architecture("Lfm2", "lfm2", lfm2),
+    Architecture("Lfm2Moe", "lfm2_moe", lfm2_moe),
     Architecture("Llama", "llama", llama),
     Architecture("MiniCPM3", "minicpm3", minicpm3),
     Architecture("MiniMaxM2", "minimax_m2", minimax_m2),

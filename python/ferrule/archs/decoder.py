@@ -25,6 +25,7 @@ from ferrule.archs.spec import (
     Norm,
     RmsNorm,
     Rope,
+    ShortConvolution,
 )
 from ferrule.archs.tensors import Fused, tensors_named
 
@@ -74,6 +75,7 @@ def decoder(
     softcap: float | None = None,
     alibi_slopes: Sequence[float] | None = None,
     sinks: bool = False,
+    mixers: Mapping[int, ShortConvolution] | None = None,
     ffn: Ffn | Sequence[Ffn] | None = None,
     mlp_bias: bool = False,
     residual_scale: float = 1.0,
@@ -95,6 +97,7 @@ def decoder(
     - `rotary_dim`: rotated elements of a head, for families that count them.
     - `rope_of`: reads the rotary embedding of a layer type, for families with other keys.
     - `scale`: factor on attention scores, for all layers or for each.
+    - `mixers`: mixers in place of attention, by layer.
     - `ffn`: feed-forward network of all layers or of each; gated with `intermediate_size` by default.
     - `tied`: default of `tie_word_embeddings`.
     - `modules`: entries that are added to MODULES or replace entries there.
@@ -133,6 +136,7 @@ def decoder(
         alibi_slopes=None if alibi_slopes is None else tuple(alibi_slopes),
         sinks=sinks,
     )
+    mixers = mixers or {}
     before = norm if norms in ("before", "around") else None
     block = Block(
         name="attention",
@@ -155,9 +159,10 @@ def decoder(
         layers=[
             Layer(
                 (
-                    replace(
+                    replace(block, name="convolution", mixer=mixers[index])
+                    if index in mixers
+                    else replace(
                         block,
-                        name="attention",
                         mixer=replace(
                             attention,
                             scale=layer_scale,
@@ -174,7 +179,9 @@ def decoder(
                     ),
                 )
             )
-            for window, kind, rotate, layer_scale, layer_ffn in zip(windows, types, rotated, scales, ffns, strict=True)
+            for index, (window, kind, rotate, layer_scale, layer_ffn) in enumerate(
+                zip(windows, types, rotated, scales, ffns, strict=True)
+            )
         ],
         final_norm=norm if final_norm else None,
         lm_head=LmHead(tied=config.flag("tie_word_embeddings", default=tied)) if lm_head is None else lm_head,

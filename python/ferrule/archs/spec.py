@@ -241,10 +241,23 @@ class Experts:
     type: Literal["experts"] = "experts"
 
 
+@dataclass(frozen=True)
+class ShortConvolution:
+    """Gated short convolution: output(c * convolution(b * x)), where b, c and x are projections of the input (LFM2)."""
+
+    channels: int
+    """Number of channels: the width of the residual stream."""
+    taps: int
+    """Number of tokens that an output depends on, its own included."""
+    bias: bool = False
+    """Whether the projections and the convolution have a bias."""
+    type: Literal["short_convolution"] = "short_convolution"
+
+
 Ffn: TypeAlias = Dense | Experts
-Mixer: TypeAlias = Attention | Dense | Experts
+Mixer: TypeAlias = Attention | Dense | Experts | ShortConvolution
 """Function of a residual block from its normed input to what it adds to the stream."""
-AnyMixer = TypeVar("AnyMixer", Attention, Dense, Experts)
+AnyMixer = TypeVar("AnyMixer", Attention, Dense, Experts, ShortConvolution)
 
 
 @dataclass(frozen=True)

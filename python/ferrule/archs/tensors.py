@@ -22,6 +22,7 @@ from ferrule.archs.spec import (
     ModelSpec,
     Norm,
     Part,
+    ShortConvolution,
     Stack,
     Tensor,
 )
@@ -139,6 +140,8 @@ def _block_roles(block: Block) -> Iterator[str]:
             roles = _dense_roles(dense)
         case Experts() as experts:
             roles = _expert_roles(experts)
+        case ShortConvolution() as convolution:
+            roles = _convolution_roles(convolution)
     yield from (f"{block.name}.{role}" for role in roles)
     yield from _norm_roles(f"{block.name}_post_norm", block.post_norm)
     yield from _norm_roles(f"{block.name}_sum_norm", block.sum_norm)
@@ -165,6 +168,11 @@ def _attention_roles(attention: Attention) -> Iterator[str]:
     yield from _projection_roles("output", bias=attention.output_bias)
     if attention.sinks:
         yield "sinks.weight"
+
+
+def _convolution_roles(convolution: ShortConvolution) -> Iterator[str]:
+    for role in ("b", "c", "x", "kernel", "output"):
+        yield from _projection_roles(role, bias=convolution.bias)
 
 
 def _classifier_roles(classifier: Classifier) -> Iterator[str]:

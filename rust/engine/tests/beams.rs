@@ -2,7 +2,7 @@
 
 mod fake;
 
-use fake::{FakeModel, VOCAB, config, engine, first_state, logits_after, mix};
+use fake::{FakeModel, STATE, VOCAB, config, engine, first_state, logits_after, mix};
 use ferrule_engine::{
     BeamSearchParams, Engine, EngineConfig, FinishReason, Hypothesis, Request, RequestError, SampleError,
     SamplingParams,
@@ -104,12 +104,13 @@ fn beams_share_the_pages_of_their_common_tokens() {
 /// Beams that wait for siblings can be preempted without losing their expansion.
 #[test]
 fn pools_of_one_or_two_beams_do_not_change_results() {
-    for windows in [vec![None], vec![Some(20), None]] {
+    for windows in [vec![None], vec![Some(20), None], vec![None, STATE]] {
         let prompt: Vec<u32> = (0..30).collect();
         let large = EngineConfig { pages: vec![64; windows.len()], ..config() };
         let expected = found(&large, &windows, request(&prompt, 4, 40));
         for (pages, enable_prefix_caching) in [(5, false), (5, true), (7, false), (7, true)] {
-            let pages = vec![pages; windows.len()];
+            // In a group of state, every beam has one page to read and one to write.
+            let pages = windows.iter().map(|window| if *window == STATE { pages + 3 } else { pages }).collect();
             let small = EngineConfig { pages, enable_prefix_caching, ..large.clone() };
             let mut engine = engine(&small, &windows);
             engine.add_request(request(&prompt, 4, 40)).unwrap();

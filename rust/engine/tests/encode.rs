@@ -5,7 +5,7 @@ mod fake;
 use std::sync::Arc;
 
 use fake::{
-    EMBEDDING, FakeModel, Fault, HIDDEN, TOKEN_TYPES, VOCAB, embedding_of, engine, first_state, hidden_of,
+    EMBEDDING, FakeModel, Fault, HIDDEN, STATE, TOKEN_TYPES, VOCAB, embedding_of, engine, first_state, hidden_of,
     logits_after, mix, read, run, scores_of,
 };
 use ferrule_engine::{
@@ -139,7 +139,7 @@ proptest! {
         causal in any::<bool>(),
         texts in texts(),
         task in task(),
-        windows in prop_oneof![Just(vec![None]), Just(vec![Some(20), None])],
+        windows in prop_oneof![Just(vec![None]), Just(vec![Some(20), None]), Just(vec![None, STATE])],
         max_num_batched_tokens in 1_usize..150,
         max_num_seqs in 1_usize..9,
         pages in 8_usize..40,

@@ -5,7 +5,7 @@ mod fake;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use fake::{FakeModel, VOCAB, engine, run};
+use fake::{FakeModel, STATE, VOCAB, engine, run};
 use ferrule_engine::{
     ConfigError, Engine, EngineConfig, EngineError, FinishReason, Metrics, PrefixCacheDir, Request, RequestError,
     RequestId, SamplingParams, StateError, StepOutput,
@@ -77,6 +77,34 @@ fn concurrent_requests_compute_a_common_prefix_once() {
 
 fn outputs_of(outputs: &[StepOutput], id: RequestId) -> impl Iterator<Item = &StepOutput> {
     outputs.iter().filter(move |output| output.request == id)
+}
+
+#[test]
+fn a_prompt_with_states_continues_at_its_last_full_page() {
+    let groups = EngineConfig { pages: vec![64; 2], ..config() };
+    let mut engine = engine(&groups, &[None, STATE]);
+    assert_eq!(ask(&mut engine, prompt(100, 1), greedy(1)).1, 101);
+    // Steps compute up to 64 tokens: states are kept after 64 and 96 tokens.
+    assert_eq!(ask(&mut engine, prompt(100, 2), greedy(1)), (alone(prompt(100, 2), greedy(1)), 5));
+    assert_eq!(ask(&mut engine, prompt(90, 3), greedy(1)), (alone(prompt(90, 3), greedy(1)), 91 - 64));
+    // The next turn of a conversation continues at the end of the last prompt, or every 256 tokens of an answer.
+    let (answer, _) = ask(&mut engine, prompt(40, 4), greedy(30));
+    let next = [prompt(40, 4), answer, vec![5]].concat();
+    assert_eq!(ask(&mut engine, next.clone(), greedy(3)), (alone(next.clone(), greedy(3)), 72 - 32 + 2));
+    let (answer, _) = ask(&mut engine, prompt(90, 6), greedy(180));
+    let next = [prompt(90, 6), answer, vec![5]].concat();
+    assert_eq!(ask(&mut engine, next.clone(), greedy(3)), (alone(next, greedy(3)), 272 - 256 + 2));
+}
+
+#[test]
+fn what_states_do_not_support_yet_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = EngineConfig { pages: vec![64; 2], ..on_disk(directory.path()) };
+    let model = FakeModel::new(&config, &[None, STATE]);
+    assert_eq!(Engine::new(model, config.clone()).unwrap_err(), ConfigError::StateOnDisk);
+    let mut engine = engine(&EngineConfig { prefix_cache_dir: None, ..config }, &[None, STATE]);
+    assert_eq!(engine.save_state(&[1; 40], None, None, &Cancel::new()), Err(EngineError::NoSavedStates));
+    assert_eq!(engine.restore_state(&[]), Err(EngineError::NoSavedStates));
 }
 
 #[test]

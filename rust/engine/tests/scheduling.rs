@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use fake::{FakeModel, Fault, VOCAB, engine, first_state, logits_after, mix};
+use fake::{FakeModel, Fault, STATE, VOCAB, engine, first_state, logits_after, mix};
 use ferrule_engine::structured::{Token, Whitespace};
 use ferrule_engine::{
     BeamSearchParams, DraftModel, EarlyStopping, EncodeTask, Engine, EngineConfig, EngineError, FinishReason, Grammar,
@@ -256,7 +256,7 @@ fn speculative() -> impl Strategy<Value = SpeculativeConfig> {
 }
 
 fn config() -> impl Strategy<Value = (EngineConfig, Vec<Option<usize>>)> {
-    let group = (2..14_usize, option::of(2..70_usize));
+    let group = (2..14_usize, prop_oneof![3 => option::of(2..70_usize), 1 => Just(STATE)]);
     let limits = (20..140_usize, 1..7_usize, 1..50_usize, option::weighted(0.2, 1..4_usize));
     (vec(group, 1..4), limits, any::<(bool, bool)>(), speculative()).prop_map(|(groups, limits, flags, speculative)| {
         let (caching, unhurried) = flags;
@@ -313,6 +313,7 @@ fn scenario() -> impl Strategy<Value = Scenario> {
                         }
                     };
                 let arrivals = arrivals.into_iter().map(arrival).collect();
+                let disk = disk && !windows.contains(&STATE);
                 Scenario { config, windows, arrivals, cancelled, poison, disk, step_bytes, trained, evaluations, draft }
             },
         )

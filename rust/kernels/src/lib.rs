@@ -11,6 +11,7 @@ pub mod activation;
 pub mod arch;
 pub mod attention;
 mod cancel;
+pub mod convolution;
 pub mod disjoint;
 pub mod elementwise;
 #[cfg(test)]

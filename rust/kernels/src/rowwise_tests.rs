@@ -1,4 +1,4 @@
-//! Norms, RoPE, activations and elementwise operations against f64, at any width, on guarded buffers.
+//! Norms, RoPE, activations, convolutions and elementwise operations against f64, at any width, on guarded buffers.
 
 use std::num::NonZeroUsize;
 
@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use crate::activation::{Activation, Gating, activate, gated};
 use crate::arch::Isa;
+use crate::convolution::causal_convolution;
 use crate::elementwise::{add, add_bias, add_scaled, add_scaled_columns, clip, scale, softcap};
 use crate::guard::Guarded;
 use crate::norm::{NormWeights, layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
@@ -51,6 +52,30 @@ fn numbers(len: usize, seed: u32) -> Guarded<f32> {
 
 fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|x| f64::from(*x)).collect()
+}
+
+fn check_convolution(rows: usize, width: usize, taps: usize, seed: u32) {
+    let (x, weights) = (numbers(rows * width, seed), numbers(taps * width, seed + 1));
+    let tail = numbers((taps - 1) * width, seed + 2);
+    let all = [wide(&tail), wide(&x)].concat();
+    let wanted: Vec<f64> = (0..rows * width)
+        .map(|at| (0..taps).map(|k| f64::from(weights[k * width + at % width]) * all[at + k * width]).sum())
+        .collect();
+    check(&vec![f32::NAN; rows * width], &wanted, 1e-5, |exec, out| {
+        causal_convolution(exec, &x, &tail, &weights, width, out)
+    });
+    // Rows computed in two calls have the same bits.
+    let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+    let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+    let mut whole = vec![0.0; rows * width];
+    causal_convolution(&exec, &x, &tail, &weights, width, &mut whole).expect("runs");
+    let split = seed as usize % (rows + 1) * width;
+    let later_tail = [&tail[..], &x[..split]].concat();
+    let mut parts = vec![0.0; rows * width];
+    let (first, second) = parts.split_at_mut(split);
+    causal_convolution(&exec, &x[..split], &tail, &weights, width, first).expect("runs");
+    causal_convolution(&exec, &x[split..], &later_tail[split..], &weights, width, second).expect("runs");
+    assert_eq!(parts, whole);
 }
 
 /// Returns the divisor of LayerNorm for a row, in f64.
@@ -355,6 +380,12 @@ proptest! {
         check_activations(rows, width, seed.into());
         check_sums(rows, width, seed.into());
         check_limits(rows, width, seed.into());
+    }
+
+    #[test]
+    fn any_convolution_agrees_with_f64(rows in 0usize..9, width in 1usize..100, taps in 1usize..8, seed in any::<u16>()) {
+        check_convolution(rows, width, taps, seed.into());
+        check_convolution(200 + rows, width, taps, seed.into());
     }
 
     #[test]

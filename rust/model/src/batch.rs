@@ -7,16 +7,47 @@ use ferrule_kernels::{Cancel, PoolError, kv::PageId};
 use crate::adapter::Adapter;
 use crate::spec::Pooling;
 
-/// Layers that share a page table, and the size of their pages.
+/// Sequence memory of some layers: pages, which share a page table, or state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvGroup {
-    /// Number of layers whose keys and values are in the group's pages.
+    /// Number of layers whose memory is in the group.
     pub layers: usize,
-    /// Number of positions that a row attends to, including its own. Pages wholly outside of the window are not read
-    /// again.
-    pub window: Option<usize>,
-    /// Bytes of one page, for all layers of the group together.
+    /// Kind of memory.
+    pub kind: GroupKind,
+    /// Bytes of one page, or of the state of one sequence, for all layers of the group together.
     pub page_bytes: u64,
+}
+
+/// Kind of sequence memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GroupKind {
+    /// Keys and values of every token, in pages of `PAGE_TOKENS` tokens.
+    Pages {
+        /// Number of positions that a row attends to, including its own. Pages wholly outside of the window are not read
+        /// again.
+        window: Option<usize>,
+    },
+    /// A fixed number of bytes that depends on all tokens so far: convolution tails and recurrent states. A page of the
+    /// group is the state after some token. A forward pass reads one and writes another, so that a batch can be
+    /// retried.
+    State,
+}
+
+impl KvGroup {
+    /// Returns the attention window of a group of pages.
+    #[must_use]
+    pub fn window(&self) -> Option<usize> {
+        match self.kind {
+            GroupKind::Pages { window } => window,
+            GroupKind::State => None,
+        }
+    }
+
+    /// Returns whether the group is state.
+    #[must_use]
+    pub fn is_state(&self) -> bool {
+        self.kind == GroupKind::State
+    }
 }
 
 /// Rows of a chunk whose logits or hidden states are computed.
@@ -54,8 +85,12 @@ pub struct SequenceChunk<'a> {
     pub first_position: usize,
     /// Number of prompt tokens of the sequence, fixed at admission: dynamic RoPE depends on it.
     pub prompt_len: usize,
-    /// For each [`KvGroup`], the page of every `PAGE_TOKENS` positions, long enough for this chunk. Pages wholly
-    /// outside of the group's window are not read.
+    /// For each [`KvGroup`] of pages, the page of every `PAGE_TOKENS` positions, long enough for this chunk. Pages
+    /// wholly outside of the group's window are not read.
+    ///
+    /// For each group of state, the page with the state before the chunk (any page if the chunk starts at position 0),
+    /// and the page that the state after the chunk is written to. A third page is a snapshot: it gets the state after
+    /// the last multiple of `PAGE_TOKENS` positions that the chunk reaches.
     pub pages: &'a [Vec<PageId>],
     /// Type of each token, below [`Capabilities::token_types`]; empty if all are of type 0.
     pub token_types: &'a [u32],

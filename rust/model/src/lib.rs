@@ -22,12 +22,14 @@ mod transformer;
 mod weights;
 
 pub use adapter::{Adapter, AdapterConfig, AdapterError, AdapterLoader, TensorError};
-pub use batch::{Batch, Capabilities, ClassifierInfo, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
+pub use batch::{
+    Batch, Capabilities, ClassifierInfo, ForwardError, GroupKind, KvGroup, LanguageModel, LogitRows, SequenceChunk,
+};
 pub use calibrate::calibrate_into;
 pub use limits::SpecError;
 pub use mixers::{
     AttentionSpec, ClampSpec, DenseSpec, ExpertsSpec, GroupScore, HeadProjections, LatentProjections, MixerSpec,
-    ProjectionsSpec, RouterSpec, Scoring,
+    ProjectionsSpec, RouterSpec, Scoring, ShortConvolutionSpec,
 };
 pub use needs::{Needs, buffer_bytes, measure};
 pub use quantization::Quantization;

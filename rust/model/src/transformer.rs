@@ -229,7 +229,7 @@ impl Transformer {
     fn run(&mut self, batch: Batch<'_>, cancel: &Cancel) -> Result<usize, PoolError> {
         let Self { spec, weights, layout, memory, buffers, .. } = self;
         let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
-        let rows = RaggedRows::new(batch, &spec.ropes, memory.groups(), &mut buffers.ropes);
+        let rows = RaggedRows::new(batch, &spec.ropes, &layout.groups, &mut buffers.ropes);
         let runs = adapter_runs(batch, |sequence| sequence.tokens.len());
         let adapters = AdapterRows::new(&runs, &buffers.adapters);
         let width = spec.hidden_size;
@@ -345,7 +345,7 @@ impl LanguageModel for Transformer {
     }
 
     fn copy_page(&mut self, group: usize, from: PageId, to: PageId) {
-        self.memory.pages(group).copy_page(from, to);
+        self.memory.store_mut(group).copy_page(from, to);
     }
 
     fn page(&self, group: usize, page: PageId) -> &[u8] {
@@ -353,7 +353,7 @@ impl LanguageModel for Transformer {
     }
 
     fn set_page(&mut self, group: usize, page: PageId, bytes: &[u8]) {
-        self.memory.pages(group).set_page(page, bytes);
+        self.memory.store_mut(group).set_page(page, bytes);
     }
 
     fn fingerprint(&self) -> [u8; 32] {

@@ -70,7 +70,7 @@ fn capabilities_of_an_encoder() {
     };
     assert_eq!(model.capabilities(), expected);
     // Layers with and without a window share their pages: no page leaves the window before the whole text is computed.
-    let groups: Vec<_> = model.kv_groups().iter().map(|group| (group.layers, group.window)).collect();
+    let groups: Vec<_> = model.kv_groups().iter().map(|group| (group.layers, group.window())).collect();
     assert_eq!(groups, [(3, None)]);
 }
 

@@ -142,7 +142,9 @@ impl ModelFigures {
     ) -> Self {
         let by_format = Format::ALL.iter().zip(weights.bytes_by_format).filter(|(_, bytes)| *bytes > 0);
         let per_token = |bytes: u64| bytes / PAGE_TOKENS as u64;
-        let window = |group: &KvGroup| KvWindow { window: group.window, bytes_per_token: per_token(group.page_bytes) };
+        let paged = || groups.iter().filter(|group| !group.is_state());
+        let window =
+            |group: &KvGroup| KvWindow { window: group.window(), bytes_per_token: per_token(group.page_bytes) };
         Self {
             isa: isa.name(),
             threads: threads(options).get(),
@@ -156,8 +158,8 @@ impl ModelFigures {
             weight_bytes_by_format: by_format.map(|(format, bytes)| (format.name(), bytes)).collect(),
             weight_bytes_per_token: weights.weight_bytes_per_token,
             vector_bytes: weights.vector_bytes,
-            kv_bytes_per_token: per_token(groups.iter().map(|group| group.page_bytes).sum()),
-            kv_windows: groups.iter().map(window).collect(),
+            kv_bytes_per_token: per_token(paged().map(|group| group.page_bytes).sum()),
+            kv_windows: paged().map(window).collect(),
             max_num_seqs: options.max_num_seqs,
             max_num_batched_tokens: options.max_num_batched_tokens,
         }
@@ -174,11 +176,12 @@ impl EngineInfo {
     ) -> Self {
         let groups = model.kv_groups();
         let bytes = groups.iter().zip(pages).map(|(group, &pages)| group.page_bytes * pages as u64);
+        let paged = groups.iter().zip(pages).filter(|(group, _)| !group.is_state()).map(|(_, pages)| pages);
         Self {
             model: ModelFigures::new(&model.weight_sizes(), model.quantization(), groups, options, isa),
             mapped_bytes: model.mapped_bytes() + draft.map_or(0, |draft| draft.model.mapped_bytes()),
             kv_cache_bytes: bytes.sum(),
-            kv_cache_tokens: pages.iter().max().map(|pages| pages * PAGE_TOKENS),
+            kv_cache_tokens: paged.max().map(|pages| pages * PAGE_TOKENS),
             max_queued_requests: options.max_queued_requests,
             target_itl: options.target_itl.as_secs_f64(),
             enable_prefix_caching: options.enable_prefix_caching && model.capabilities().causal,

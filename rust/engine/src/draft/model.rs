@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use ferrule_kernels::Cancel;
-use ferrule_model::{Batch, ForwardError, LanguageModel, LogitRows, SequenceChunk};
+use ferrule_model::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
 
 use crate::pages::{KvCacheManager, PageTables};
 use crate::sampling::{History, Sampler};
@@ -90,6 +90,9 @@ impl<M: LanguageModel> DraftModelRunner<M> {
             return Err(ConfigError::DraftNoLogits);
         }
         let groups = model.kv_groups();
+        if groups.iter().any(KvGroup::is_state) {
+            return Err(ConfigError::DraftState);
+        }
         if groups.len() != pages.len() {
             return Err(ConfigError::PoolCount { expected: groups.len(), given: pages.len() });
         }

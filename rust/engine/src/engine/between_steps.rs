@@ -87,6 +87,8 @@ impl<M: LanguageModel> Engine<M> {
             adapter,
         };
         self.model.forward(Batch { sequences: &[chunk] }, cancel, &mut self.logits)?;
+        let end = range.start + count;
+        self.scheduler.kv_cache.keep_states(tables, range.start, end, end);
         Ok(count)
     }
 }

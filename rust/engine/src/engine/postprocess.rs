@@ -29,6 +29,7 @@ impl<M: LanguageModel> Engine<M> {
             let (rows, after) =
                 rest.split_at_checked(count * vocab_size).expect("one row of logits per requested position");
             rest = after;
+            let begin = sequence.computed;
             sequence.computed += chunk.count;
             self.metrics.computed_tokens += chunk.rows() as u64;
             if sequence.timing.first_token.is_none() && sequence.computed >= sequence.prompt_len {
@@ -48,6 +49,8 @@ impl<M: LanguageModel> Engine<M> {
                 output = Some(new);
             }
             let pages = &mut self.scheduler.kv_cache;
+            let end = begin + chunk.rows();
+            sequence.computed = pages.keep_states(&mut sequence.tables, begin, end, sequence.computed);
             if chunk.drafts > 0 {
                 pages.release_beyond(&mut sequence.tables, sequence.computed);
             }

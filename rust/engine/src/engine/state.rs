@@ -17,7 +17,7 @@ impl<M: LanguageModel> Engine<M> {
     ///
     /// # Errors
     /// Returns [`EngineError::Request`] if the sequence is empty, too long, contains an id outside the vocabulary, or
-    /// the model does not generate; [`EngineError::Cancelled`]; [`EngineError::Dead`].
+    /// the model does not generate; [`EngineError::NoSavedStates`]; [`EngineError::Cancelled`]; [`EngineError::Dead`].
     pub fn save_state(
         &mut self,
         token_ids: &[i64],
@@ -27,6 +27,7 @@ impl<M: LanguageModel> Engine<M> {
     ) -> Result<Vec<u8>, EngineError> {
         self.check_alive()?;
         self.check_generates()?;
+        self.check_saved_states()?;
         self.limits.check(token_ids.len(), 0)?;
         let tokens = prompt_from_ids(token_ids, self.model.vocab_size())?;
         let shareable = self.model.shareable_tokens(tokens.len());
@@ -57,17 +58,23 @@ impl<M: LanguageModel> Engine<M> {
         })
     }
 
+    /// Checks that saved states can hold the model's sequence memory.
+    fn check_saved_states(&self) -> Result<(), EngineError> {
+        if self.scheduler.kv_cache.has_states() { Err(EngineError::NoSavedStates) } else { Ok(()) }
+    }
+
     /// Loads a saved state into the prefix cache, as far as free pages allow, for sequences with the same adapter
     /// (which need not be loaded now). Returns the state's tokens and how many of them are cached now.
     ///
     /// # Errors
     /// Returns [`EngineError::State`] if the bytes were not saved by [`Engine::save_state`] with the same model;
-    /// [`EngineError::NoPrefixCache`]; [`EngineError::Dead`].
+    /// [`EngineError::NoPrefixCache`]; [`EngineError::NoSavedStates`]; [`EngineError::Dead`].
     pub fn restore_state(&mut self, state: &[u8]) -> Result<(Vec<u32>, usize), EngineError> {
         self.check_alive()?;
         if !self.config.enable_prefix_caching {
             return Err(EngineError::NoPrefixCache);
         }
+        self.check_saved_states()?;
         let state = decode_state(state, || self.model.fingerprint(), payload_len(&self.model))?;
         check_prompt(&state.tokens, self.model.vocab_size())?;
         let pages = &mut self.scheduler.kv_cache;

@@ -2,21 +2,29 @@
 
 use ferrule_model::KvGroup;
 
-use super::{capacity, max_pages_held, pages_touched};
+use super::{capacity, max_pages_held, pages_touched, states};
 use crate::ConfigError;
 
 /// Returns the maximum bytes of keys and values of one sequence of `tokens` tokens, computed in chunks of `chunk`: of
 /// all tokens, or with a window of the tokens that the chunk attends to.
 #[must_use]
 pub fn bytes_of_one(groups: &[KvGroup], tokens: usize, chunk: usize) -> u64 {
-    let bytes = |group: &KvGroup| group.page_bytes.saturating_mul(max_pages_held(group.window, tokens, chunk) as u64);
+    let pages = |group: &KvGroup| match group.is_state() {
+        true => states::PER_STEP,
+        false => max_pages_held(group.window(), tokens, chunk),
+    };
+    let bytes = |group: &KvGroup| group.page_bytes.saturating_mul(pages(group) as u64);
     groups.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
 /// Returns how many tokens of a single sequence the pools hold; unlimited if all windows fit.
 #[must_use]
 pub fn tokens_of_one(groups: &[KvGroup], pages: &[usize]) -> usize {
-    groups.iter().zip(pages).map(|(group, pages)| capacity(group.window, *pages)).min().unwrap_or(usize::MAX)
+    let tokens = |(group, &pages): (&KvGroup, &usize)| match group.is_state() {
+        true => states::capacity(pages),
+        false => capacity(group.window(), pages),
+    };
+    groups.iter().zip(pages).map(tokens).min().unwrap_or(usize::MAX)
 }
 
 /// Divides `budget` bytes among the page pools of the groups, so that they run out together when every sequence is
@@ -26,9 +34,9 @@ pub fn tokens_of_one(groups: &[KvGroup], pages: &[usize]) -> usize {
 /// # Examples
 /// ```
 /// use ferrule_engine::pages::divide;
-/// use ferrule_model::KvGroup;
+/// use ferrule_model::{GroupKind, KvGroup};
 ///
-/// let groups = [KvGroup { layers: 16, window: None, page_bytes: 1 << 20 }];
+/// let groups = [KvGroup { layers: 16, kind: GroupKind::Pages { window: None }, page_bytes: 1 << 20 }];
 /// // 64 MiB hold 64 pages of 16 tokens.
 /// assert_eq!(divide(&groups, 64 << 20, 4096, 8, 512).unwrap(), [64]);
 /// ```
@@ -42,16 +50,22 @@ pub fn divide(
     max_num_seqs: usize,
     chunk: usize,
 ) -> Result<Vec<usize>, ConfigError> {
-    let need: Vec<usize> =
-        groups.iter().map(|group| max_pages_held(group.window, max_model_len, chunk).max(1)).collect();
+    let need = groups.iter().map(|group| match group.is_state() {
+        true => states::PER_SEQUENCE,
+        false => max_pages_held(group.window(), max_model_len, chunk).max(1),
+    });
+    let need: Vec<usize> = need.collect();
     let bytes_of = |pages: &[usize]| -> u128 {
         groups.iter().zip(pages).map(|(group, &pages)| u128::from(group.page_bytes) * pages as u128).sum()
     };
-    // Minimum: one page per group, or the pages of a window.
+    // Minimum: one page per group, the pages of a window, or the states of a step.
     let least: Vec<usize> = groups
         .iter()
         .zip(&need)
-        .map(|(group, &need)| group.window.map_or(1, |window| need.min(pages_touched(window.max(1)))))
+        .map(|(group, &need)| match group.is_state() {
+            true => states::PER_STEP,
+            false => group.window().map_or(1, |window| need.min(pages_touched(window.max(1)))),
+        })
         .collect();
     let needed = bytes_of(&least);
     if needed > u128::from(budget) {
@@ -74,10 +88,12 @@ pub fn divide(
 
 #[cfg(test)]
 mod tests {
+    use ferrule_model::GroupKind;
+
     use super::*;
 
     fn group(window: Option<usize>, page_bytes: u64) -> KvGroup {
-        KvGroup { layers: 1, window, page_bytes }
+        KvGroup { layers: 1, kind: GroupKind::Pages { window }, page_bytes }
     }
 
     #[test]

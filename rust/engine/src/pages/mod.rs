@@ -11,6 +11,8 @@
 //! window a sequence holds the page of every node on its path and releases the last one first, so a page is never
 //! evicted before the pages that follow it. Below the tree there may be a disk tier (`disk`) that outlives the
 //! process.
+//!
+//! A group of state has a page for a point in a sequence instead of a page for `PAGE_TOKENS` positions (`states`).
 
 mod budget;
 mod digest;
@@ -19,6 +21,7 @@ mod pool;
 mod prefix;
 mod record;
 mod state;
+mod states;
 mod tables;
 mod tier;
 
@@ -73,6 +76,7 @@ pub(crate) struct KvCacheManager {
 struct Group {
     pool: PagePool,
     window: Option<usize>,
+    is_state: bool,
 }
 
 impl Group {
@@ -119,7 +123,8 @@ impl KvCacheManager {
         let group = |(group, &pages): (&KvGroup, &usize)| Group {
             pool: PagePool::new(pages),
             // A row always attends to itself.
-            window: group.window.map(|window| window.max(1)),
+            window: group.window().map(|window| window.max(1)),
+            is_state: group.is_state(),
         };
         Self {
             groups: groups.iter().zip(pages).map(group).collect(),
@@ -141,12 +146,19 @@ impl KvCacheManager {
 
     /// Returns how many tokens of a single sequence the pools hold; unlimited if all windows fit.
     pub fn tokens_of_one_sequence(&self) -> usize {
-        self.groups.iter().map(|group| capacity(group.window, group.pool.total())).min().unwrap_or(usize::MAX)
+        let fits = |group: &Group| match group.is_state {
+            true => states::capacity(group.pool.total()),
+            false => capacity(group.window, group.pool.total()),
+        };
+        self.groups.iter().map(fits).min().unwrap_or(usize::MAX)
     }
 
     /// Returns how many of the `wanted` tokens after the first `computed` ones can get slots now.
     pub fn allocatable_slots(&self, tables: &PageTables, computed: usize, wanted: usize) -> usize {
         let fits = |(group, table): (&Group, &Vec<PageId>)| {
+            if group.is_state {
+                return if states::can_advance(&group.pool, table) { usize::MAX } else { 0 };
+            }
             let shared = shared_from(&group.pool, table, computed / PAGE_TOKENS);
             let copies = shared.filter(|&place| group.is_copied(table[place])).count();
             let Some(free) = group.pool.free().checked_sub(copies) else { return 0 };
@@ -166,6 +178,10 @@ impl KvCacheManager {
     ) {
         let needed = pages_for(computed + count);
         for index in 0..self.groups.len() {
+            if self.groups[index].is_state {
+                self.allocate_states(index, tables, computed, count);
+                continue;
+            }
             let table = &mut tables.tables[index];
             let shared: Vec<usize> = shared_from(&self.groups[index].pool, table, computed / PAGE_TOKENS).collect();
             for place in shared {
@@ -196,10 +212,10 @@ impl KvCacheManager {
 
     /// Removes a page from the prefix cache, with the pages that follow it in a group without window.
     fn evict_page(&mut self, group: usize, page: PageId) {
-        let Group { pool, window } = &mut self.groups[group];
+        let Group { pool, window, is_state } = &mut self.groups[group];
         pool.uncache(page);
         if let Some(tree) = &mut self.tree {
-            let evicted = tree.remove_page((group, page), window.is_none());
+            let evicted = tree.remove_page((group, page), window.is_none() && !*is_state);
             self.uncache_all(evicted);
         }
     }
@@ -225,7 +241,7 @@ impl KvCacheManager {
     /// Releases the pages behind the first `computed` tokens, which held rejected drafts.
     pub fn release_beyond(&mut self, tables: &mut PageTables, computed: usize) {
         let needed = pages_for(computed);
-        for (group, table) in self.groups.iter_mut().zip(&mut tables.tables) {
+        for (group, table) in self.groups.iter_mut().zip(&mut tables.tables).filter(|(group, _)| !group.is_state) {
             table.drain(needed.min(table.len())..).rev().for_each(|page| group.pool.release(page));
         }
     }
@@ -265,8 +281,11 @@ impl KvCacheManager {
                     *whole_from = end;
                 }
             }
-            let visible = self.groups.iter().map(|group| group.first_visible(end * PAGE_TOKENS));
-            if visible.zip(&whole_from).all(|(visible, &whole_from)| whole_from <= visible) {
+            let is_whole = |(group, &whole_from): (&Group, &usize)| match group.is_state {
+                true => whole_from < end,
+                false => whole_from <= group.first_visible(end * PAGE_TOKENS),
+            };
+            if self.groups.iter().zip(&whole_from).all(is_whole) {
                 usable = nodes.len();
             }
         }
@@ -278,6 +297,10 @@ impl KvCacheManager {
         self.release_out_of_window(tables, end * PAGE_TOKENS);
         let tree = self.tree.as_ref().expect("the tree was checked above");
         for (index, group) in self.groups.iter_mut().enumerate() {
+            if let (true, Some(&last)) = (group.is_state, nodes.last()) {
+                states::take(&mut group.pool, tables, index, tree.pages(last)[index]);
+                continue;
+            }
             let seen = group.first_visible(end * PAGE_TOKENS);
             let (table, out_of_window) = (&mut tables.tables[index], &mut tables.out_of_window[index]);
             while table.len() < seen {
@@ -303,16 +326,30 @@ impl KvCacheManager {
     /// sequence takes it and releases its own. With a disk tier, returns the pages to be
     /// [written](KvCacheManager::write_to_disk).
     pub fn cache_full_pages(&mut self, tables: &mut PageTables, tokens: &[u32], computed: usize) -> Vec<NewPages> {
+        let new_pages = self.cache_pages(tables, tokens, computed);
+        self.release_snapshots(tables);
+        new_pages
+    }
+
+    fn cache_pages(&mut self, tables: &mut PageTables, tokens: &[u32], computed: usize) -> Vec<NewPages> {
         let mut new_pages = Vec::new();
         let Some(tree) = &mut self.tree else { return new_pages };
         let first = tables.cached_pages();
         let pages: Vec<&PageTokens> = tables.shareable_pages(tokens, computed).collect();
+        let snapshot = states::snapshot_place(first, computed);
+        let are_states: Vec<bool> = self.groups.iter().map(|group| group.is_state).collect();
+        // Place in a group's table of the page for the node of page `index`, if it has one.
+        let place = |group: usize, table: &[PageId], index: usize| match are_states[group] {
+            true => snapshot.filter(|_| index + 1 == computed / PAGE_TOKENS).filter(|place| *place < table.len()),
+            false => Some(index),
+        };
         for (index, page_tokens) in (first..).zip(pages) {
             let parent = tables.parent_node();
             let node = if let Some(node) = tree.find(parent.clone(), page_tokens) {
                 for (group, table) in tables.tables.iter_mut().enumerate() {
                     let pool = &mut self.groups[group].pool;
-                    match (table[index], tree.pages(node)[group]) {
+                    let Some(place) = place(group, table, index) else { continue };
+                    match (table[place], tree.pages(node)[group]) {
                         (own, kept) if own == kept || own == PAGE_NONE => {}
                         (own, PAGE_NONE) => {
                             tree.set_page(node, group, own);
@@ -321,13 +358,16 @@ impl KvCacheManager {
                         (own, kept) => {
                             pool.hold(kept);
                             pool.release(own);
-                            table[index] = kept;
+                            table[place] = kept;
                         }
                     }
                 }
                 node
             } else {
-                let pages: Vec<PageId> = tables.tables.iter().map(|table| table[index]).collect();
+                let tables_of_groups = tables.tables.iter().enumerate();
+                let pages = tables_of_groups
+                    .map(|(group, table)| place(group, table, index).map_or(PAGE_NONE, |place| table[place]));
+                let pages: Vec<PageId> = pages.collect();
                 let Some(node) = tree.insert(parent, page_tokens, &pages) else {
                     // The parent page has been evicted.
                     tables.stop_sharing();
@@ -363,8 +403,11 @@ impl KvCacheManager {
     /// if the other has released some of them.
     pub fn fork(&mut self, tables: &mut PageTables, donor: &PageTables, computed: usize) -> bool {
         let needed = pages_for(computed);
+        // A state is that of one point, and the other sequence has gone on.
         let has_all = |(index, group): (usize, &Group)| {
-            donor.out_of_window[index] <= group.first_visible(computed) && donor.tables[index].len() >= needed
+            !group.is_state
+                && donor.out_of_window[index] <= group.first_visible(computed)
+                && donor.tables[index].len() >= needed
         };
         if !self.groups.iter().enumerate().all(has_all) {
             return false;
@@ -392,7 +435,10 @@ impl KvCacheManager {
     /// Returns the pages needed and available in a group that cannot hold `sequences` sequences with a common prompt of
     /// `tokens`; `None` if all groups can.
     pub fn missing_pages(&self, sequences: usize, tokens: usize) -> Option<(usize, usize)> {
-        let needed = |group: &Group| max_pages_held(group.window, tokens, 1).saturating_sub(1) + sequences;
+        let needed = |group: &Group| match group.is_state {
+            true => states::PER_STEP * sequences,
+            false => max_pages_held(group.window, tokens, 1).saturating_sub(1) + sequences,
+        };
         let demands = self.groups.iter().map(|group| (needed(group), group.pool.total()));
         demands.into_iter().find(|(needed, total)| needed > total)
     }
@@ -402,13 +448,19 @@ impl KvCacheManager {
     pub fn can_allocate(&self, tables: &PageTables, tokens: usize, chunk: usize, reserved: &[usize]) -> bool {
         let mut needed = reserved.to_vec();
         self.add_reserved(tables, tokens, chunk, &mut needed);
-        self.groups.iter().zip(needed).all(|(group, needed)| needed <= group.pool.free())
+        let fits = |(group, needed): (&Group, usize)| match group.is_state {
+            // Every sequence that holds a state takes another one in the step.
+            true => needed + (group.pool.total() - group.pool.free()) <= group.pool.free(),
+            false => needed <= group.pool.free(),
+        };
+        self.groups.iter().zip(needed).all(fits)
     }
 
     /// Adds to `reserved`, per group, the pages that a sequence still needs up to `tokens`.
     pub fn add_reserved(&self, tables: &PageTables, tokens: usize, chunk: usize, reserved: &mut [usize]) {
         for (index, (group, reserved)) in self.groups.iter().zip(reserved).enumerate() {
-            *reserved += max_pages_held(group.window, tokens, chunk).saturating_sub(tables.held(index));
+            let most = if group.is_state { states::PER_STEP } else { max_pages_held(group.window, tokens, chunk) };
+            *reserved += most.saturating_sub(tables.held(index));
         }
     }
 

@@ -1,8 +1,13 @@
+use ferrule_model::GroupKind;
+
 use super::*;
 
 fn pages(groups: &[(usize, Option<usize>)]) -> KvCacheManager {
     let (sizes, windows): (Vec<usize>, Vec<Option<usize>>) = groups.iter().copied().unzip();
-    let groups: Vec<KvGroup> = windows.into_iter().map(|window| KvGroup { layers: 1, window, page_bytes: 1 }).collect();
+    let groups: Vec<KvGroup> = windows
+        .into_iter()
+        .map(|window| KvGroup { layers: 1, kind: GroupKind::Pages { window }, page_bytes: 1 })
+        .collect();
     KvCacheManager::new(&groups, &sizes, true)
 }
 

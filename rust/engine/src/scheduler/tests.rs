@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use ferrule_model::KvGroup;
+use ferrule_model::{GroupKind, KvGroup};
 use proptest::prelude::*;
 
 use super::*;
@@ -8,7 +8,7 @@ use crate::draft::Drafts;
 use crate::{Request, SamplingParams};
 
 fn scheduler(pages: usize, max_num_seqs: usize, max_num_batched_tokens: usize) -> Scheduler {
-    let group = KvGroup { layers: 1, window: None, page_bytes: 1 };
+    let group = KvGroup { layers: 1, kind: GroupKind::Pages { window: None }, page_bytes: 1 };
     let limits = StepLimits { max_num_seqs, max_num_batched_tokens, logit_rows: 4, fetch_bytes: 0 };
     Scheduler::new(KvCacheManager::new(&[group], &[pages], false), limits)
 }

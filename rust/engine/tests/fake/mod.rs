@@ -17,9 +17,12 @@ use ferrule_engine::{Engine, EngineConfig, PAGE_NONE, SpeculativeConfig, StepOut
 use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
 use ferrule_model::{
-    Adapter, Batch, Capabilities, ClassifierInfo, ForwardError, KvGroup, LanguageModel, LogitRows, Pooling,
+    Adapter, Batch, Capabilities, ClassifierInfo, ForwardError, GroupKind, KvGroup, LanguageModel, LogitRows, Pooling,
     SequenceChunk,
 };
+
+/// Window that stands for a group of state.
+pub const STATE: Option<usize> = Some(0);
 
 /// Vocabulary size.
 pub const VOCAB: usize = 64;
@@ -148,7 +151,11 @@ impl FakeModel {
         Self {
             groups: windows
                 .iter()
-                .map(|&window| KvGroup { layers: 1, window, page_bytes: PAGE_BYTES as u64 })
+                .map(|&window| KvGroup {
+                    layers: 1,
+                    kind: if window == STATE { GroupKind::State } else { GroupKind::Pages { window } },
+                    page_bytes: PAGE_BYTES as u64,
+                })
                 .collect(),
             slots: config.pages.iter().map(|&pages| vec![0; pages * PAGE_BYTES]).collect(),
             limits: (config.max_num_batched_tokens, config.max_num_seqs),
@@ -184,6 +191,14 @@ impl FakeModel {
             let mut written = BTreeSet::new();
             let mut read = BTreeSet::new();
             for chunk in batch.sequences {
+                if self.groups[group].is_state() {
+                    read.extend(chunk.pages[group].first().filter(|_| chunk.first_position > 0));
+                    assert!(
+                        chunk.pages[group][1..].iter().all(|page| written.insert(*page)),
+                        "a state is written twice"
+                    );
+                    continue;
+                }
                 let first = chunk.first_position / PAGE_TOKENS;
                 let (before, from) = chunk.pages[group].split_at(first.min(chunk.pages[group].len()));
                 read.extend(before.iter().copied());
@@ -213,7 +228,13 @@ impl FakeModel {
 
     /// Returns the hash before a chunk, after checking everything that its first row attends to.
     fn state_before(&self, chunk: &SequenceChunk<'_>, group: usize) -> u64 {
-        let window = self.groups[group].window.unwrap_or(usize::MAX);
+        if self.groups[group].is_state() && chunk.first_position > 0 {
+            let bytes = &self.slots[group][chunk.pages[group][0] as usize * PAGE_BYTES..][..SLOT_BYTES];
+            let slot = Slot::from_bytes(bytes).expect("the state was written");
+            assert_eq!(slot.position, chunk.first_position as u64, "the state is that of another position");
+            return slot.state;
+        }
+        let window = self.groups[group].window().unwrap_or(usize::MAX);
         let first_seen = (chunk.first_position + 1).saturating_sub(window);
         let mut state = (first_seen == 0).then(|| first_state(chunk.prompt_len, self.trained, chunk.adapter));
         for position in first_seen..chunk.first_position {
@@ -241,10 +262,25 @@ impl FakeModel {
             let kind = chunk.token_types.get(index).map_or(0, |&kind| u8::try_from(kind).unwrap());
             state = mix(state, read(token, kind));
             let slot = Slot { position: position as u64, token, kind, state };
-            self.write_slot(group, &chunk.pages[group], position, slot);
+            if !self.groups[group].is_state() {
+                self.write_slot(group, &chunk.pages[group], position, slot);
+            }
             states.push(state);
         }
+        if self.groups[group].is_state() {
+            let end = chunk.positions().end;
+            for (&page, position) in chunk.pages[group][1..].iter().zip([end, end / PAGE_TOKENS * PAGE_TOKENS]) {
+                assert!(position > chunk.first_position, "a snapshot before the chunk");
+                let state = states[position - chunk.first_position - 1];
+                self.write_state(group, page, Slot { position: position as u64, token: 0, kind: 0, state });
+            }
+        }
         states
+    }
+
+    fn write_state(&mut self, group: usize, page: PageId, slot: Slot) {
+        let start = page as usize * PAGE_BYTES;
+        self.slots[group][start..start + SLOT_BYTES].copy_from_slice(&slot.to_bytes());
     }
 
     /// Runs a forward pass that yields `row(state, position, ..)` for each requested row.
@@ -288,8 +324,12 @@ impl FakeModel {
     fn write_garbage(&mut self, batch: Batch<'_>) {
         for chunk in batch.sequences {
             for group in 0..self.groups.len() {
+                let nonsense = Slot { position: u64::MAX, token: u32::MAX, kind: 0, state: 0 };
+                if self.groups[group].is_state() {
+                    chunk.pages[group][1..].iter().for_each(|&page| self.write_state(group, page, nonsense));
+                    continue;
+                }
                 for position in chunk.first_position..chunk.first_position + chunk.tokens.len().div_ceil(2) {
-                    let nonsense = Slot { position: u64::MAX, token: u32::MAX, kind: 0, state: 0 };
                     self.write_slot(group, &chunk.pages[group], position, nonsense);
                 }
             }

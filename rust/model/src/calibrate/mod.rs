@@ -19,6 +19,7 @@ use std::slice;
 use ferrule_kernels::kv::{KvFormat, PAGE_TOKENS};
 use ferrule_kernels::{Exec, Hessian, machine};
 
+use crate::batch::KvGroup;
 use crate::layer::{linear, norm_in_place};
 use crate::memory::MemoryLayout;
 use crate::needs::buffer_bytes;
@@ -178,8 +179,9 @@ fn needs(spec: &ModelSpec, floats: &Loader<'_>, loader: &Loader<'_>, sequences: 
 fn beside_hessians(spec: &ModelSpec, layer: &LayerSpec, wanted: &CalibratedSites, sequences: &[Vec<u32>]) -> u64 {
     let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
     let groups = MemoryLayout::new(slice::from_ref(layer), spec.causal, KvFormat::F32).groups;
-    let page = groups.iter().fold(0u64, |bytes, group| bytes.saturating_add(group.page_bytes));
-    let memory = page.saturating_mul(longest.div_ceil(PAGE_TOKENS) as u64);
+    let pages = |group: &KvGroup| if group.is_state() { 2 } else { longest.div_ceil(PAGE_TOKENS) };
+    let bytes = groups.iter().map(|group| group.page_bytes.saturating_mul(pages(group) as u64));
+    let memory = bytes.fold(0, u64::saturating_add);
     wanted.bytes.saturating_add(buffer_bytes(spec, longest, 0)).saturating_add(memory)
 }
 

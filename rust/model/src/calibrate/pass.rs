@@ -111,8 +111,10 @@ impl<'a> Pass<'a> {
     /// Creates the memory of one sequence for one layer.
     fn memory(&self, spec: &LayerSpec) -> Result<LayerMemory, LoadError> {
         let layout = MemoryLayout::new(slice::from_ref(spec), self.spec.causal, KvFormat::F32);
-        let pages = vec![(0..self.pages as PageId).collect(); layout.groups.len()];
-        let memory = Memory::new(&layout, KvFormat::F32, &vec![self.pages; layout.groups.len()]);
+        // A state is read and written in two pages.
+        let counts: Vec<_> = layout.groups.iter().map(|group| if group.is_state() { 2 } else { self.pages }).collect();
+        let pages = counts.iter().map(|&count| (0..count as PageId).collect()).collect();
+        let memory = Memory::new(&layout, KvFormat::F32, &counts);
         let memory = memory.map_err(|needs| LoadError::Memory {
             what: "calibration, for the keys and values of a layer,",
             needs,
@@ -131,7 +133,7 @@ impl<'a> Pass<'a> {
     ) -> Result<(), PoolError> {
         let Self { exec, spec, ropes, buffers, adapters, .. } = self;
         let chunk = [chunk(tokens, pages)];
-        let rows = RaggedRows::new(Batch { sequences: &chunk }, &spec.ropes, pages.len(), ropes);
+        let rows = RaggedRows::new(Batch { sequences: &chunk }, &spec.ropes, &layout.groups, ropes);
         let pass = MixerPass {
             exec: *exec,
             causal: spec.causal,

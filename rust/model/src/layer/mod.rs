@@ -8,7 +8,7 @@ use ferrule_kernels::norm::{layer_norm, layer_norm_heads, rms_norm, rms_norm_hea
 use ferrule_kernels::{Exec, PoolError, RowsMut, Scratch, matmul};
 
 pub(crate) use low_rank::{AdapterRows, Buffers as AdapterBuffers, HeadSide, adapted, adapter_runs, add_to_heads};
-pub(crate) use rows::{RaggedRows, for_rows};
+pub(crate) use rows::{RaggedRows, StateRows, for_rows};
 
 use crate::memory::{Memory, Place};
 use crate::mixers::{MixerBuffers, MixerPass};

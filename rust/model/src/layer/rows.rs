@@ -1,10 +1,12 @@
 //! Rows of a batch with the tables that layers need.
 
+use std::ops::Range;
+
 use ferrule_kernels::attention::AttentionSequence;
-use ferrule_kernels::kv::{KvRow, PAGE_TOKENS};
+use ferrule_kernels::kv::{KvRow, PAGE_TOKENS, PageId};
 use ferrule_kernels::{Exec, PoolError, for_row_chunks};
 
-use crate::batch::Batch;
+use crate::batch::{Batch, KvGroup};
 use crate::rope::{RopeRows, RopeSpec};
 
 /// Rows of a batch with the tables that layers need, computed once per step.
@@ -13,14 +15,27 @@ pub(crate) struct RaggedRows<'a> {
     pub count: usize,
     /// Angles of the rows for each rotary embedding of the spec.
     pub ropes: &'a [RopeRows],
-    /// Destination of each row's key and value, by KV cache group.
+    /// Destination of each row's key and value, by group; empty for a group of state.
     pub places: Vec<Vec<KvRow>>,
-    /// Sequences with their pages, by KV cache group.
+    /// Sequences with their pages, by group; empty for a group of state.
     pub sequences: Vec<Vec<AttentionSequence<'a>>>,
+    /// Runs of rows between which states are read and written, by group; empty for a group of pages.
+    pub states: Vec<Vec<StateRows>>,
+}
+
+/// Consecutive rows of one sequence, from one state to the next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StateRows {
+    /// Rows of the batch.
+    pub rows: Range<usize>,
+    /// Page with the state before the first row; `None` at the start of the sequence.
+    pub before: Option<PageId>,
+    /// Page for the state after the last row.
+    pub after: PageId,
 }
 
 impl<'a> RaggedRows<'a> {
-    pub fn new(batch: Batch<'a>, ropes: &[RopeSpec], groups: usize, tables: &'a mut Vec<RopeRows>) -> Self {
+    pub fn new(batch: Batch<'a>, ropes: &[RopeSpec], groups: &[KvGroup], tables: &'a mut Vec<RopeRows>) -> Self {
         tables.resize_with(ropes.len(), RopeRows::default);
         for (rope, table) in ropes.iter().zip(&mut *tables) {
             table.fill(
@@ -31,8 +46,9 @@ impl<'a> RaggedRows<'a> {
                     .flat_map(|sequence| sequence.positions().map(|position| (position, sequence.prompt_len))),
             );
         }
-        let places = (0..groups).map(|group| {
-            let rows = batch.sequences.iter().flat_map(|sequence| {
+        let paged = |group: usize| if groups[group].is_state() { &[][..] } else { batch.sequences };
+        let places = (0..groups.len()).map(|group| {
+            let rows = paged(group).iter().flat_map(|sequence| {
                 let pages = &sequence.pages[group];
                 sequence
                     .positions()
@@ -40,9 +56,9 @@ impl<'a> RaggedRows<'a> {
             });
             rows.collect()
         });
-        let sequences = (0..groups).map(|group| {
+        let sequences = (0..groups.len()).map(|group| {
             let mut end = 0;
-            let sequences = batch.sequences.iter().map(|sequence| {
+            let sequences = paged(group).iter().map(|sequence| {
                 let rows = sequence.tokens.len();
                 end += rows;
                 let first_position = sequence.first_position;
@@ -50,8 +66,39 @@ impl<'a> RaggedRows<'a> {
             });
             sequences.collect()
         });
-        Self { count: batch.tokens().count(), places: places.collect(), sequences: sequences.collect(), ropes: tables }
+        let states = groups.iter().enumerate();
+        let states = states.map(|(index, group)| if group.is_state() { state_rows(batch, index) } else { Vec::new() });
+        Self {
+            count: batch.tokens().count(),
+            places: places.collect(),
+            sequences: sequences.collect(),
+            states: states.collect(),
+            ropes: tables,
+        }
     }
+}
+
+/// Returns the runs of rows of a batch in a group of state: one for each sequence, or two around its snapshot.
+fn state_rows(batch: Batch<'_>, group: usize) -> Vec<StateRows> {
+    let mut runs = Vec::with_capacity(batch.sequences.len());
+    let mut end = 0;
+    for sequence in batch.sequences {
+        let (first, positions) = (end, sequence.positions());
+        end += positions.len();
+        let pages = &sequence.pages[group];
+        let mut before = if positions.start == 0 { None } else { Some(pages[0]) };
+        let snapshot = positions.end / PAGE_TOKENS * PAGE_TOKENS;
+        let mut from = first;
+        if let Some(&page) = pages.get(2)
+            && (positions.start + 1..positions.end).contains(&snapshot)
+        {
+            let middle = first + snapshot - positions.start;
+            runs.push(StateRows { rows: first..middle, before, after: page });
+            (from, before) = (middle, Some(page));
+        }
+        runs.push(StateRows { rows: from..end, before, after: pages[1] });
+    }
+    runs
 }
 
 /// Calls `job` with the index of each row of `out: [rows, width]` and the row. Uses all threads if there are many rows;

@@ -1,48 +1,73 @@
-//! Groups of mixers that share a page table.
+//! Groups of mixers that share a page table, and the group of states.
 
 use ferrule_kernels::kv::{KvFormat, KvShape, KvStore};
 
-use super::{MemoryNeed, Place};
-use crate::batch::KvGroup;
+use super::{MemoryNeed, PageShape, Place};
+use crate::batch::{GroupKind, KvGroup};
 use crate::spec::LayerSpec;
 
-/// Groups of sequence memory: the mixers of a group have keys and values of the same shape, and the same window.
+/// Groups of sequence memory: mixers that have keys and values of the same shape, and the same window, are in one; the
+/// states of all mixers are in one.
 pub(crate) struct MemoryLayout {
     /// Place of the memory of each block of each layer.
     pub places: Vec<Vec<Option<Place>>>,
-    pub shapes: Vec<KvShape>,
+    pub shapes: Vec<PageShape>,
     pub groups: Vec<KvGroup>,
 }
 
 impl MemoryLayout {
     /// Returns the layout for some layers of a model that is `causal` or not.
     pub fn new(layers: &[LayerSpec], causal: bool, kv_format: KvFormat) -> Self {
-        let (mut shapes, mut windows) = (Vec::new(), Vec::new());
-        let mut place_of = |need: MemoryNeed| {
-            let MemoryNeed::Pages { shape, window } = need;
-            // A bidirectional sequence is computed in one chunk, so no page of it leaves the window.
-            let window = window.filter(|_| causal);
-            let same = |(other, others): (&KvShape, &Option<usize>)| {
-                (KvShape { layers: 1, ..*other }, *others) == (shape, window)
-            };
-            let group = shapes.iter().zip(&windows).position(same).unwrap_or_else(|| {
-                shapes.push(KvShape { layers: 0, ..shape });
-                windows.push(window);
-                shapes.len() - 1
-            });
-            shapes[group].layers += 1;
-            Place { group, index: shapes[group].layers - 1 }
-        };
-        let places = layers.iter().map(|layer| {
+        let mut layout = Self { places: Vec::new(), shapes: Vec::new(), groups: Vec::new() };
+        for layer in layers {
             let needs = layer.blocks.iter().map(|block| block.mixer.memory());
-            needs.map(|need| need.map(&mut place_of)).collect()
+            let places = needs.map(|need| need.map(|need| layout.add(need, causal))).collect();
+            layout.places.push(places);
+        }
+        for (group, shape) in layout.groups.iter_mut().zip(&layout.shapes) {
+            group.page_bytes = match *shape {
+                PageShape::Pages(shape) => KvStore::page_bytes(kv_format, shape).unwrap_or(u64::MAX),
+                PageShape::State(floats) => (floats as u64).saturating_mul(size_of::<f32>() as u64),
+            };
+        }
+        layout
+    }
+
+    /// Adds the memory of one mixer and returns its place.
+    fn add(&mut self, need: MemoryNeed, causal: bool) -> Place {
+        let (kind, empty) = match need {
+            // A bidirectional sequence is computed in one chunk, so no page of it leaves the window.
+            MemoryNeed::Pages { shape, window } => {
+                let kind = GroupKind::Pages { window: window.filter(|_| causal) };
+                (kind, PageShape::Pages(KvShape { layers: 0, ..shape }))
+            }
+            MemoryNeed::State { .. } => (GroupKind::State, PageShape::State(0)),
+        };
+        let is_alike = |(group, shape): (&KvGroup, &PageShape)| {
+            let of_none = match *shape {
+                PageShape::Pages(shape) => PageShape::Pages(KvShape { layers: 0, ..shape }),
+                PageShape::State(_) => PageShape::State(0),
+            };
+            (group.kind, of_none) == (kind, empty)
+        };
+        let found = self.groups.iter().zip(&self.shapes).position(is_alike);
+        let group = found.unwrap_or_else(|| {
+            self.groups.push(KvGroup { layers: 0, kind, page_bytes: 0 });
+            self.shapes.push(empty);
+            self.groups.len() - 1
         });
-        let places = places.collect();
-        let groups = shapes.iter().zip(&windows).map(|(shape, window)| KvGroup {
-            layers: shape.layers,
-            window: *window,
-            page_bytes: KvStore::page_bytes(kv_format, *shape).unwrap_or(u64::MAX),
-        });
-        Self { groups: groups.collect(), places, shapes }
+        self.groups[group].layers += 1;
+        let index = match (&mut self.shapes[group], need) {
+            (PageShape::State(floats), MemoryNeed::State { floats: more }) => {
+                *floats = floats.saturating_add(more);
+                *floats - more
+            }
+            (PageShape::Pages(shape), MemoryNeed::Pages { .. }) => {
+                shape.layers += 1;
+                shape.layers - 1
+            }
+            _ => unreachable!("a group has one kind of memory"),
+        };
+        Place { group, index }
     }
 }

@@ -5,14 +5,18 @@
 
 mod attention;
 mod feed_forward;
+mod short_convolution;
 
-use ferrule_kernels::{Exec, PackedMatrix, PoolError};
+use std::ops::Range;
+
+use ferrule_kernels::{Exec, PackedMatrix, PoolError, Scratch};
 use serde::{Deserialize, Serialize};
 
 pub use attention::{AttentionSpec, HeadProjections, LatentProjections, ProjectionsSpec};
 pub use feed_forward::{ClampSpec, DenseSpec, ExpertsSpec, GroupScore, RouterSpec, Scoring};
+pub use short_convolution::ShortConvolutionSpec;
 
-use crate::layer::{AdapterRows, RaggedRows};
+use crate::layer::{AdapterRows, RaggedRows, StateRows};
 use crate::limits::SpecError;
 use crate::memory::{Memory, MemoryNeed, Place};
 use crate::rope::RopeSpec;
@@ -26,7 +30,7 @@ pub(crate) trait Mixer {
     type Buffers: Default;
 
     /// Checks the numbers of the spec at `path`.
-    fn check(&self, path: &str, ropes: &[RopeSpec]) -> Result<(), SpecError>;
+    fn check(&self, path: &str, ropes: &[RopeSpec], hidden_size: usize) -> Result<(), SpecError>;
 
     /// Loads the weights.
     fn load<P: Packer>(
@@ -97,6 +101,27 @@ impl MixerPass<'_> {
     fn place(&self) -> Place {
         self.place.expect("a mixer with sequence memory has a place in it")
     }
+
+    /// Calls `advance` with each run of rows, the mixer's state before it (zeros at the start of a sequence), and the
+    /// state after it to be written. `state` is a buffer for one state.
+    fn for_states(
+        &self,
+        memory: &mut Memory,
+        state: &mut Scratch<f32>,
+        floats: usize,
+        mut advance: impl FnMut(Range<usize>, &[f32], &mut [f32]) -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
+        let Place { group, index } = self.place();
+        let (store, old) = (memory.state(group), state.take(floats));
+        for StateRows { rows, before, after } in &self.rows.states[group] {
+            match before {
+                Some(page) => old.copy_from_slice(store.layer(*page, index, floats)),
+                None => old.fill(0.0),
+            }
+            advance(rows.clone(), old, store.layer_mut(*after, index, floats))?;
+        }
+        Ok(())
+    }
 }
 
 /// Defines the enums over all mixers and calls each by its [`Mixer`] implementation.
@@ -126,8 +151,8 @@ macro_rules! mixers {
                 match self { $(Self::$name(_) => stringify!($buffers),)* }
             }
 
-            pub(crate) fn check(&self, path: &str, ropes: &[RopeSpec]) -> Result<(), SpecError> {
-                match self { $(Self::$name(spec) => spec.check(path, ropes),)* }
+            pub(crate) fn check(&self, path: &str, ropes: &[RopeSpec], hidden_size: usize) -> Result<(), SpecError> {
+                match self { $(Self::$name(spec) => spec.check(path, ropes, hidden_size),)* }
             }
 
             pub(crate) fn load<P: Packer>(
@@ -197,4 +222,6 @@ mixers! {
     dense: Dense(DenseSpec),
     /// Mixture of experts: a router chooses a few networks for each token.
     experts: Experts(ExpertsSpec),
+    /// Gated short convolution.
+    short_convolution: ShortConvolution(ShortConvolutionSpec),
 }

@@ -45,7 +45,7 @@ pub struct BlockSpec {
 const MAX_BLOCKS: usize = 16;
 
 impl LayerSpec {
-    pub(super) fn check(&self, path: &str, ropes: &[RopeSpec]) -> Result<(), SpecError> {
+    pub(super) fn check(&self, path: &str, ropes: &[RopeSpec], hidden_size: usize) -> Result<(), SpecError> {
         let count = self.blocks.len();
         require(&format!("{path}.blocks (their number)"), count, (1..=MAX_BLOCKS).contains(&count), || {
             format!("in 1..={MAX_BLOCKS}")
@@ -66,18 +66,18 @@ impl LayerSpec {
                 !(block.parallel && block.residual_after_norm),
                 || "false for a block that is parallel to the one before it".to_owned(),
             )?;
-            block.check(&path, ropes)?;
+            block.check(&path, ropes, hidden_size)?;
         }
         Ok(())
     }
 }
 
 impl BlockSpec {
-    fn check(&self, path: &str, ropes: &[RopeSpec]) -> Result<(), SpecError> {
+    fn check(&self, path: &str, ropes: &[RopeSpec], hidden_size: usize) -> Result<(), SpecError> {
         check_norm(&format!("{path}.norm"), self.norm)?;
         check_norm(&format!("{path}.post_norm"), self.post_norm)?;
         check_norm(&format!("{path}.sum_norm"), self.sum_norm)?;
         finite(&format!("{path}.residual_scale"), self.residual_scale)?;
-        self.mixer.check(&format!("{path}.mixer"), ropes)
+        self.mixer.check(&format!("{path}.mixer"), ropes, hidden_size)
     }
 }

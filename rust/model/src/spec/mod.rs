@@ -216,7 +216,7 @@ impl ModelSpec {
             rope.check(&format!("ropes[{i}]"))?;
         }
         for (i, layer) in self.layers.iter().enumerate() {
-            layer.check(&format!("layers[{i}]"), &self.ropes)?;
+            layer.check(&format!("layers[{i}]"), &self.ropes, self.hidden_size)?;
         }
         self.tensors.iter().try_for_each(|(role, tensor)| tensor.check(&format!("tensors[{role:?}]")))
     }

@@ -92,7 +92,7 @@ impl Mixer for AttentionSpec {
     type Weights<M> = Attention<M>;
     type Buffers = Buffers;
 
-    fn check(&self, path: &str, ropes: &[RopeSpec]) -> Result<(), SpecError> {
+    fn check(&self, path: &str, ropes: &[RopeSpec], _: usize) -> Result<(), SpecError> {
         size(&format!("{path}.heads"), self.heads)?;
         finite(&format!("{path}.scale"), self.scale)?;
         positive(&format!("{path}.softcap"), self.softcap)?;

@@ -108,7 +108,7 @@ impl Mixer for DenseSpec {
     type Weights<M> = Dense<M>;
     type Buffers = Buffers;
 
-    fn check(&self, path: &str, _: &[RopeSpec]) -> Result<(), SpecError> {
+    fn check(&self, path: &str, _: &[RopeSpec], _: usize) -> Result<(), SpecError> {
         self.limits(path)
     }
 

@@ -96,7 +96,7 @@ impl Mixer for ExpertsSpec {
     type Weights<M> = Experts<M>;
     type Buffers = Buffers;
 
-    fn check(&self, path: &str, _: &[RopeSpec]) -> Result<(), SpecError> {
+    fn check(&self, path: &str, _: &[RopeSpec], _: usize) -> Result<(), SpecError> {
         let Self { experts, experts_per_token, expert, router, shared, shared_gate } = self;
         require(&format!("{path}.experts"), experts, (1..=MAX_EXPERTS).contains(experts), || {
             format!("in 1..={MAX_EXPERTS}")

@@ -26,7 +26,9 @@ impl Loader<'_> {
             None => None,
         };
         let positions = match embedding.positions {
-            Some(PositionsSpec::Learned { rows, .. }) => Some(self.table("positions.weight", rows)?),
+            Some(PositionsSpec::Learned { rows, .. }) => {
+                Some(self.table("positions.weight", "positions.weight", [rows, hidden])?)
+            }
             Some(PositionsSpec::Sinusoidal { offset }) => {
                 let rows = offset + spec.max_position_embeddings;
                 let mut table = zeros("the table of positions", rows.saturating_mul(hidden))?;
@@ -39,7 +41,7 @@ impl Loader<'_> {
         };
         let token_types = match embedding.token_types {
             0 => None,
-            rows => Some(self.table("token_types.weight", rows)?),
+            rows => Some(self.table("token_types.weight", "token_types.weight", [rows, hidden])?),
         };
         Ok(Embedding {
             tokens,

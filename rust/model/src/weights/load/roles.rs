@@ -104,11 +104,10 @@ impl<'a> Loader<'a> {
         Ok(all)
     }
 
-    /// Loads a table of `rows` rows with `hidden_size` columns.
-    pub fn table(&self, role: &'static str, rows: usize) -> Result<Vec<f32>, LoadError> {
-        let hidden = self.spec.hidden_size;
-        let read = self.source.vector(role, rows, Some(hidden))?;
-        let mut table = zeros(role, rows.saturating_mul(hidden))?;
+    /// Loads a table `[rows, columns]`; `what` names it in an error.
+    pub fn table(&self, what: &'static str, role: &str, [rows, columns]: [usize; 2]) -> Result<Vec<f32>, LoadError> {
+        let read = self.source.vector(role, rows, Some(columns))?;
+        let mut table = zeros(what, rows.saturating_mul(columns))?;
         if self.reads {
             read(&mut table)?;
         }

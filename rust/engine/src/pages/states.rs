@@ -1,0 +1,101 @@
+//! Groups of state: the pages of convolution tails and recurrent states.
+//!
+//! A page holds the state after one token and is never written again: a step reads one and writes another, so a failed
+//! step can be repeated, forks share pages, and every page can be kept as a snapshot at no cost. The table of a
+//! sequence in such a group is, between steps, empty or the page of the state after its computed tokens. During a step
+//! it is that page ([`PAGE_NONE`] at the start of the sequence), the page to be written, and perhaps a page for a
+//! snapshot at the last page boundary within the chunk.
+//!
+//! Snapshots are cached at page boundaries: the last one of every chunk of a prompt, and one every [`SNAPSHOT_TOKENS`]
+//! tokens of an output. Rejected drafts return a sequence to the state before the step; the accepted ones are computed
+//! again with the next tokens.
+
+use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
+
+use super::{KvCacheManager, PAGE_NONE, PagePool, PageTables};
+
+/// Pages that a sequence needs in a step: the state before it and the state after it.
+pub(super) const PER_STEP: usize = 2;
+
+/// Pages for each sequence in a pool that is not limited by memory, with room for snapshots.
+pub(super) const PER_SEQUENCE: usize = 2 * PER_STEP;
+
+/// Distance in tokens between the snapshots of an output.
+const SNAPSHOT_TOKENS: usize = 256;
+
+/// Returns how many tokens of one sequence a pool of `pages` pages holds.
+pub(super) fn capacity(pages: usize) -> usize {
+    if pages < PER_STEP { 0 } else { usize::MAX }
+}
+
+/// Returns whether a sequence can get a page for its next state.
+pub(super) fn can_advance(pool: &PagePool, table: &[PageId]) -> bool {
+    table.len() > 1 || pool.free() > 0
+}
+
+/// Replaces a sequence's state by the cached one in `page`.
+pub(super) fn take(pool: &mut PagePool, tables: &mut PageTables, group: usize, page: PageId) {
+    pool.hold(page);
+    let own = std::mem::replace(&mut tables.tables[group], vec![page]);
+    let skipped = std::mem::replace(&mut tables.out_of_window[group], 0);
+    own.into_iter().skip(skipped).for_each(|page| pool.release(page));
+}
+
+/// Returns the place in a table of the state after the last full page of the first `computed` tokens, if it is worth
+/// caching; the first `cached` pages are cached already.
+pub(super) fn snapshot_place(cached: usize, computed: usize) -> Option<usize> {
+    if !computed.is_multiple_of(PAGE_TOKENS) {
+        return Some(1);
+    }
+    let is_prompt = computed / PAGE_TOKENS > cached + 1;
+    (is_prompt || computed.is_multiple_of(SNAPSHOT_TOKENS)).then_some(0)
+}
+
+impl KvCacheManager {
+    /// Allocates the states of a step that computes `count` tokens after the first `computed` ones, as granted by
+    /// [`can_advance`]. A snapshot is taken if at least half of the pages are free.
+    pub(super) fn allocate_states(&mut self, group: usize, tables: &mut PageTables, computed: usize, count: usize) {
+        if tables.tables[group].is_empty() {
+            tables.tables[group].push(PAGE_NONE);
+            tables.out_of_window[group] = 1;
+        }
+        let pool = &mut self.groups[group].pool;
+        tables.tables[group].drain(1..).for_each(|page| pool.release(page));
+        tables.tables[group].push(self.allocate(group));
+        let (end, pool) = (computed + count, &self.groups[group].pool);
+        let boundary = end / PAGE_TOKENS * PAGE_TOKENS;
+        if self.tree.is_some() && computed < boundary && boundary < end && pool.free() > pool.total() / 2 {
+            tables.tables[group].push(self.allocate(group));
+        }
+    }
+
+    /// Keeps the states that a step has written. The step computed the tokens `from..end`, of which the first
+    /// `computed` of the sequence are valid. Returns the number of tokens that are computed now: if the last ones are
+    /// not valid, the states before the step are kept.
+    pub fn keep_states(&mut self, tables: &mut PageTables, from: usize, end: usize, computed: usize) -> usize {
+        let mut kept = computed;
+        for (index, group) in self.groups.iter_mut().enumerate().filter(|(_, group)| group.is_state) {
+            let (table, skipped) = (&mut tables.tables[index], &mut tables.out_of_window[index]);
+            if computed == end {
+                table.drain(..1).skip(*skipped).for_each(|page| group.pool.release(page));
+                *skipped = 0;
+            } else {
+                table.drain(1..).for_each(|page| group.pool.release(page));
+                kept = from;
+            }
+        }
+        kept
+    }
+
+    /// Releases the snapshots of the latest step.
+    pub(super) fn release_snapshots(&mut self, tables: &mut PageTables) {
+        for (group, table) in self.groups.iter_mut().zip(&mut tables.tables).filter(|(group, _)| group.is_state) {
+            table.drain(1.min(table.len())..).for_each(|page| group.pool.release(page));
+        }
+    }
+
+    /// Returns whether the model has groups of state.
+    pub fn has_states(&self) -> bool {
+        self.groups.iter().any(|group| group.is_state)
+    }
+}
