@@ -6,12 +6,20 @@ from typing import Any
 
 import pytest
 
-from archs.specs import LEFT_OUT, assert_refused, experts, last_experts, renamed, spec_of
+from archs.specs import LEFT_OUT, assert_refused, experts, last_experts, renamed, ropes, spec_of, windows
 from ferrule import UnsupportedModelError
 from ferrule.archs.spec import Dense, Experts, LmHead, Part, Router, Stack, Tensor
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("granite", {"logits_scaling": 0}, "logits_scaling must be a finite number from 1e-30"),
+    ("granite_swa", {"layer_rope_theta": [0, 10.0]}, "layer_rope_theta must be a list of 5 numbers"),
+    (
+        "granite_swa",
+        {"layer_rope_theta": [0, 0, "1", 0, 0]},
+        "layer_rope_theta must be a finite number from 0, got '1'",
+    ),
+    ("granite_swa", {"layer_rope_theta": [0, 0, 1, 0, 0]}, "layer_rope_theta must be a list of numbers, each one 0 or"),
+    ("granite_swa", {"sliding_window": None}, "sliding_window must be an integer, and enabled"),
 ]
 
 
@@ -47,3 +55,20 @@ def test_granitemoeshared_without_a_shared_expert() -> None:
     (first, _) = experts(spec_of("granitemoeshared", shared_intermediate_size=0))
     assert first is not None
     assert first.shared is None
+
+
+def test_granite_swa_layers_have_their_own_base_and_window() -> None:
+    spec = spec_of("granite_swa")
+    assert [rope and rope.theta for rope in ropes(spec)] == [None, 10_000.0, 5000.0, 10_000.0, None]
+    assert windows(spec) == [None, 32, 32, 32, None]
+    assert all(layer.attention.sinks for layer in spec.layers)
+    plain = spec_of("granite_swa", layer_rope_theta=LEFT_OUT, rope_parameters={"rope_theta": 500.0})
+    assert [rope and rope.theta for rope in ropes(plain)] == [500.0] * 5
+
+
+def test_granitemoe_swa_experts_are_stacked_under_their_own_names() -> None:
+    name = "model.layers.1.block_sparse_moe.experts.gate_up_proj"
+    up = spec_of("granitemoe_swa").tensors["layers.1.ffn.experts.4.up.weight"]
+    assert up == Tensor((name,), part=Part(16, 16, 32), stack=Stack(4, 5))
+    shared = last_experts(spec_of("granitemoe_swa", shared_intermediate_size=24)).shared
+    assert shared == Dense(24)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from archs.specs import experts, spec_of
-from ferrule import ConfigError
-from ferrule.archs.spec import DynamicScaling, NoScaling, Rope
+from archs.specs import LEFT_OUT, experts, last_experts, sparse, spec_of
+from ferrule import ConfigError, UnsupportedModelError
+from ferrule.archs.spec import Dense, DynamicScaling, NoScaling, Rope
 
 
 def test_hunyuan_alpha_changes_the_rope_base() -> None:
@@ -30,3 +30,13 @@ def test_hunyuan_moe_counts_by_layer() -> None:
         spec_of("hunyuan_v1_moe", moe_topk=[2])
     with pytest.raises(ConfigError, match=r"moe_topk must be a list of integers from 1"):
         spec_of("hunyuan_v1_moe", moe_topk=[2, 0])
+
+
+def test_hunyuan_3_experts() -> None:
+    found = last_experts(spec_of("hy_v3"))
+    assert (found.router.scoring, found.router.correction_bias, found.router.scale) == ("sigmoid", True, 2.826)
+    assert (found.expert, found.shared) == (Dense(16), Dense(16))
+    assert sparse(spec_of("hy_v3")) == [False, True, True]
+    assert sparse(spec_of("hy_v3", mlp_layer_types=LEFT_OUT, first_k_dense_replace=2)) == [False, False, True]
+    with pytest.raises(UnsupportedModelError, match="route_norm must be true, got False"):
+        spec_of("hy_v3", route_norm=False)

@@ -44,17 +44,21 @@ from ferrule.archs.gpt_neox import gpt_neox
 from ferrule.archs.gpt_oss import gpt_oss
 from ferrule.archs.gptj import gptj
 from ferrule.archs.granite import granite
+from ferrule.archs.granite_swa import granite_swa
 from ferrule.archs.granitemoe import granitemoe
+from ferrule.archs.granitemoe_swa import granitemoe_swa
 from ferrule.archs.granitemoeshared import granitemoeshared
 from ferrule.archs.helium import helium
 from ferrule.archs.hunyuan_v1_dense import hunyuan_v1_dense
 from ferrule.archs.hunyuan_v1_moe import hunyuan_v1_moe
+from ferrule.archs.hy_v3 import hy_v3
 from ferrule.archs.hyperclovax import hyperclovax
 from ferrule.archs.internlm3 import internlm3
 from ferrule.archs.jais2 import jais2
 from ferrule.archs.lfm2 import lfm2
 from ferrule.archs.lfm2_moe import lfm2_moe
 from ferrule.archs.llama import llama
+from ferrule.archs.mimo_v2_flash import mimo_v2_flash
 from ferrule.archs.minicpm3 import minicpm3
 from ferrule.archs.minimax_m2 import minimax_m2
 from ferrule.archs.ministral import ministral
@@ -146,17 +150,21 @@ REGISTRY = (
     Architecture("GptOss", "gpt_oss", gpt_oss),
     Architecture("GPTJ", "gptj", gptj),
     Architecture("Granite", "granite", granite),
+    Architecture("GraniteSWA", "granite_swa", granite_swa),
     Architecture("GraniteMoe", "granitemoe", granitemoe),
+    Architecture("GraniteMoeSWA", "granitemoe_swa", granitemoe_swa),
     Architecture("GraniteMoeShared", "granitemoeshared", granitemoeshared),
     Architecture("Helium", "helium", helium),
     Architecture("HunYuanDenseV1", "hunyuan_v1_dense", hunyuan_v1_dense),
     Architecture("HunYuanMoEV1", "hunyuan_v1_moe", hunyuan_v1_moe),
+    Architecture("HYV3", "hy_v3", hy_v3),
     Architecture("HyperCLOVAX", "hyperclovax", hyperclovax),
     Architecture("InternLM3", "internlm3", internlm3),
     Architecture("Jais2", "jais2", jais2),
     Architecture("Lfm2", "lfm2", lfm2),
     Architecture("Lfm2Moe", "lfm2_moe", lfm2_moe),
     Architecture("Llama", "llama", llama),
+    Architecture("MiMoV2Flash", "mimo_v2_flash", mimo_v2_flash),
     Architecture("MiniCPM3", "minicpm3", minicpm3),
     Architecture("MiniMaxM2", "minimax_m2", minimax_m2),
     Architecture("Ministral", "ministral", ministral),

@@ -66,6 +66,7 @@ def decoder(
     rotary_dim: int | None = None,
     interleaved: bool = False,
     rope_of: Callable[[str], Rope] | None = None,
+    layer_ropes: Sequence[Rope | None] | None = None,
     projections: LatentProjections | None = None,
     qkv_bias: bool = False,
     output_bias: bool = False,
@@ -75,6 +76,7 @@ def decoder(
     softcap: float | None = None,
     alibi_slopes: Sequence[float] | None = None,
     sinks: bool = False,
+    attention_of: Callable[[int, Attention], Attention] | None = None,
     mixers: Mapping[int, ShortConvolution] | None = None,
     ffn: Ffn | Sequence[Ffn] | None = None,
     mlp_bias: bool = False,
@@ -96,7 +98,9 @@ def decoder(
     - `partial_rotary`: default of `partial_rotary_factor`, for families that have it.
     - `rotary_dim`: rotated elements of a head, for families that count them.
     - `rope_of`: reads the rotary embedding of a layer type, for families with other keys.
+    - `layer_ropes`: rotary embedding of each layer, None for no rotation; replaces the arguments above.
     - `scale`: factor on attention scores, for all layers or for each.
+    - `attention_of`: changes the attention of a layer, given its index, for layers with other heads or switches.
     - `mixers`: mixers in place of attention, by layer.
     - `ffn`: feed-forward network of all layers or of each; gated with `intermediate_size` by default.
     - `tied`: default of `tie_word_embeddings`.
@@ -121,8 +125,10 @@ def decoder(
     if rope_of is None:
         options = {"partial": partial_rotary, "rotary_dim": rotary_dim, "interleaved": interleaved}
         rope_of = partial(read_rope, config, width, **options)
-    ropes = {kind: rope_of(kind) for kind in needed}
-    distinct = list(dict.fromkeys(ropes.values()))
+    if layer_ropes is None:
+        ropes = {kind: rope_of(kind) for kind in needed}
+        layer_ropes = [ropes[kind] if rotate else None for kind, rotate in zip(types, rotated, strict=True)]
+    distinct = list(dict.fromkeys(rope for rope in layer_ropes if rope is not None))
 
     key_dim = width if projections is None else projections.nope_dim + projections.rope_dim
     scales = scale if isinstance(scale, Sequence) else [key_dim**-0.5 if scale is None else scale] * layers
@@ -137,6 +143,7 @@ def decoder(
         sinks=sinks,
     )
     mixers = mixers or {}
+    attention_of = attention_of or (lambda _, attention: attention)
     before = norm if norms in ("before", "around") else None
     block = Block(
         name="attention",
@@ -163,11 +170,14 @@ def decoder(
                     if index in mixers
                     else replace(
                         block,
-                        mixer=replace(
-                            attention,
-                            scale=layer_scale,
-                            window=window,
-                            rope=distinct.index(ropes[kind]) if rotate else None,
+                        mixer=attention_of(
+                            index,
+                            replace(
+                                attention,
+                                scale=layer_scale,
+                                window=window,
+                                rope=None if rope is None else distinct.index(rope),
+                            ),
                         ),
                     ),
                     replace(
@@ -179,8 +189,8 @@ def decoder(
                     ),
                 )
             )
-            for index, (window, kind, rotate, layer_scale, layer_ffn) in enumerate(
-                zip(windows, types, rotated, scales, ffns, strict=True)
+            for index, (window, rope, layer_scale, layer_ffn) in enumerate(
+                zip(windows, layer_ropes, scales, ffns, strict=True)
             )
         ],
         final_norm=norm if final_norm else None,

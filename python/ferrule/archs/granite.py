@@ -1,6 +1,7 @@
 """Granite (Granite Team, IBM 2024): Llama with multipliers on embeddings, scores, residuals and logits."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
@@ -8,8 +9,10 @@ from ferrule.archs.spec import Embedding, Ffn, LmHead, ModelSpec
 from ferrule.archs.tensors import Fused
 
 
-def granite(config: Config, ffn: Ffn | None = None, modules: Mapping[str, str | Fused] | None = None) -> ModelSpec:
-    """Missing multipliers are 1, including that of scores. `ffn` and `modules` are those of `decoder`."""
+def granite(
+    config: Config, ffn: Ffn | None = None, modules: Mapping[str, str | Fused] | None = None, **switches: Any
+) -> ModelSpec:
+    """Missing multipliers are 1, including that of scores. The other arguments are those of `decoder`."""
     bias = config.flag("attention_bias", default=False)
     return decoder(
         config.with_defaults(max_position_embeddings=2048),
@@ -25,4 +28,5 @@ def granite(config: Config, ffn: Ffn | None = None, modules: Mapping[str, str | 
             scale=1 / config.number("logits_scaling", default=1.0, low=1e-30),
         ),
         modules=modules,
+        **switches,
     )

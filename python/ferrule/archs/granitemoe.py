@@ -1,6 +1,7 @@
 """Granite's MoE models (Granite Team, IBM 2024): stacked experts, weighted by the softmax of the chosen logits."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from ferrule.archs.config import Config
 from ferrule.archs.granite import granite
@@ -9,9 +10,12 @@ from ferrule.archs.tensors import Fused, fused
 
 
 def granitemoe(
-    config: Config, shared: Dense | None = None, modules: Mapping[str, str | Fused] | None = None
+    config: Config, shared: Dense | None = None, modules: Mapping[str, str | Fused] | None = None, **switches: Any
 ) -> ModelSpec:
-    """`shared` is the shared expert of the granitemoeshared family, `modules` its module names."""
+    """`shared` is the shared expert of the granitemoeshared family, `modules` its module names.
+
+    `switches` are those of `decoder`.
+    """
     config.require(mlp_bias=False)
     intermediate, experts = config.integer("intermediate_size"), config.experts("num_local_experts", default=8)
     block = "model.layers.{layer}.block_sparse_moe"
@@ -31,4 +35,5 @@ def granitemoe(
             **fused(f"{block}.output_linear.weight", "ffn.experts.down.weight", stack=experts),
             **(modules or {}),
         },
+        **switches,
     )
