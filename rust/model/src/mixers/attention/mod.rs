@@ -73,6 +73,8 @@ enum Projections<M> {
 pub(crate) struct Buffers {
     /// Outputs of the projections from the mixer's input.
     qkv: Scratch<f32>,
+    /// Values that are copies of the keys.
+    values: Scratch<f32>,
     /// Outputs of attention.
     mixed: Scratch<f32>,
     latent: latent::Buffers,
