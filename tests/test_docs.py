@@ -271,9 +271,9 @@ def test_check_golden_diagnoses_location_of_differences() -> None:
     found.loader.exec_module(tool)
     wrong = np.zeros((40, 320))
     wrong[3:, 7] = 1.0
-    assert tool.diagnosis(wrong).startswith("only of token 7:")
+    assert tool.diagnosis(wrong, np.arange(40)).startswith("only of token 7:")
     wrong[20:] = 1.0
-    assert "from token 3 on" in tool.diagnosis(wrong)
-    assert "a window" in tool.diagnosis(wrong)
+    assert "from token 3 on" in tool.diagnosis(wrong, np.arange(40))
+    assert "a window" in tool.diagnosis(wrong, np.arange(40))
     wrong[0] = 1.0
-    assert tool.diagnosis(wrong).startswith("from the first token on")
+    assert tool.diagnosis(wrong, np.arange(40)).startswith("from the first token on")

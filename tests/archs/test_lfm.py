@@ -28,25 +28,26 @@ def kinds(spec: ModelSpec) -> list[str]:
 
 def test_layers_with_convolutions() -> None:
     old = spec_of("lfm2")
-    assert kinds(old) == ["convolution", "convolution", "attention", "convolution", "attention", "convolution"]
+    short = "short_convolution"
+    assert kinds(old) == [short, short, "attention", short, "attention", short]
     assert old.layers[0].mixers(ShortConvolution) == [ShortConvolution(64, taps=3)]
     assert (old.layers[0].mixers(Attention), old.layers[2].mixers(ShortConvolution)) == ([], [])
     with pytest.raises(LookupError, match="one attention was expected, this one has 0"):
         _ = old.layers[0].attention
-    with pytest.raises(LookupError, match="no block 'attention'; the layer has convolution, ffn"):
+    with pytest.raises(LookupError, match="no block 'attention'; the layer has short_convolution, ffn"):
         old.layers[0].block("attention")
     assert kinds(spec_of("lfm2", full_attn_idxs=LEFT_OUT)) == ["attention"] * 6
-    assert kinds(spec_of("lfm2_vl")) == ["convolution", "attention"] * 2
+    assert kinds(spec_of("lfm2_vl")) == ["short_convolution", "attention"] * 2
 
 
 def test_tensors_of_a_convolution() -> None:
     tensors = spec_of("lfm2").tensors
     at = "model.layers.1.conv"
-    assert tensors["layers.1.convolution.c.weight"] == Tensor((f"{at}.in_proj.weight",), part=Part(64, 64, 192))
-    assert tensors["layers.1.convolution.kernel.weight"] == Tensor((f"{at}.conv.weight",))
-    assert tensors["layers.1.convolution_norm.weight"].names == ("model.layers.1.operator_norm.weight",)
+    assert tensors["layers.1.short_convolution.c.weight"] == Tensor((f"{at}.in_proj.weight",), part=Part(64, 64, 192))
+    assert tensors["layers.1.short_convolution.kernel.weight"] == Tensor((f"{at}.conv.weight",))
+    assert tensors["layers.1.short_convolution_norm.weight"].names == ("model.layers.1.operator_norm.weight",)
     biased = spec_of("lfm2", conv_bias=True).tensors
-    assert biased["layers.1.convolution.kernel.bias"] == Tensor((f"{at}.conv.bias",))
+    assert biased["layers.1.short_convolution.kernel.bias"] == Tensor((f"{at}.conv.bias",))
 
 
 def test_width_of_the_network() -> None:

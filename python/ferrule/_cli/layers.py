@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from ferrule.archs.spec import (
     Attention,
     Clamp,
+    DeltaNet,
     Dense,
     Experts,
     HeadNorm,
@@ -37,6 +38,8 @@ def mixer_words(mixer: Mixer, ropes: Sequence[Rope]) -> tuple[str, str]:
         case ShortConvolution():
             biases = ", with biases" if mixer.bias else ""
             return "convolution", f"gated, {mixer.taps} tokens, {mixer.channels:,} channels{biases}"
+        case DeltaNet():
+            return "delta net", "; ".join(_delta_net(mixer))
 
 
 def frame_words(layer: Layer) -> str:
@@ -74,6 +77,8 @@ def _attention(attention: Attention, ropes: Sequence[Rope]) -> Iterator[str]:
         yield "ALiBi"
     if attention.sinks:
         yield "sinks"
+    if attention.output_gate is not None:
+        yield f"gated output (per {attention.output_gate.removesuffix('s')})"
     if attention.scale != usual:
         yield f"scores scaled by {attention.scale:.4g}"
     if attention.softcap is not None:
@@ -85,6 +90,18 @@ def _attention(attention: Attention, ropes: Sequence[Rope]) -> Iterator[str]:
     ]
     if biases:
         yield f"biases on {' and '.join(biases)}"
+
+
+def _delta_net(delta_net: DeltaNet) -> Iterator[str]:
+    heads = count_words(delta_net.value_heads, "head")
+    shared = "" if delta_net.key_heads == delta_net.value_heads else f", {count_words(delta_net.key_heads, 'key head')}"
+    yield f"{heads} of {delta_net.key_dim:,} x {delta_net.value_dim:,}{shared}"
+    yield f"convolution over {delta_net.taps} tokens"
+    bounded = "" if delta_net.decay.lower_bound is None else ", bounded"
+    yield f"decay per {'key element' if delta_net.decay.by_key else 'head'}{bounded}"
+    if delta_net.update_scale != 1:
+        yield f"updates scaled by {delta_net.update_scale:g}"
+    yield f"{delta_net.gate} gate"
 
 
 def _head_norm(norm: HeadNorm) -> str:

@@ -33,7 +33,6 @@ from ferrule.archs.flex_olmo import flex_olmo
 from ferrule.archs.gemma import gemma
 from ferrule.archs.gemma2 import gemma2
 from ferrule.archs.gemma3 import gemma3
-from ferrule.archs.gemma4 import gemma4
 from ferrule.archs.glm import glm
 from ferrule.archs.glm4 import glm4
 from ferrule.archs.glm4_moe import glm4_moe
@@ -71,6 +70,7 @@ from ferrule.archs.nemotron import nemotron
 from ferrule.archs.olmo import olmo
 from ferrule.archs.olmo2 import olmo2
 from ferrule.archs.olmo3 import olmo3
+from ferrule.archs.olmo_hybrid import olmo_hybrid
 from ferrule.archs.olmoe import olmoe
 from ferrule.archs.opt import opt
 from ferrule.archs.persimmon import persimmon
@@ -79,7 +79,9 @@ from ferrule.archs.phi3 import phi3
 from ferrule.archs.qwen2 import qwen2
 from ferrule.archs.qwen2_moe import qwen2_moe
 from ferrule.archs.qwen3 import qwen3
+from ferrule.archs.qwen3_5 import qwen3_5, qwen3_5_moe
 from ferrule.archs.qwen3_moe import qwen3_moe
+from ferrule.archs.qwen3_next import qwen3_next
 from ferrule.archs.qwen_vl import qwen2_vl, qwen3_vl, qwen3_vl_moe
 from ferrule.archs.roberta import roberta, roberta_classifier
 from ferrule.archs.seed_oss import seed_oss
@@ -140,8 +142,6 @@ REGISTRY = (
     Architecture("Gemma2", "gemma2", gemma2),
     Architecture("Gemma3", "gemma3_text", gemma3),
     Architecture("Gemma3Text", "gemma3_text", gemma3),
-    Architecture("Gemma4", "gemma4_text", gemma4),
-    Architecture("Gemma4Text", "gemma4_text", gemma4),
     Architecture("Glm", "glm", glm),
     Architecture("Glm4", "glm4", glm4),
     Architecture("Glm4Moe", "glm4_moe", glm4_moe),
@@ -181,6 +181,7 @@ REGISTRY = (
     Architecture("Olmo2", "olmo2", olmo2),
     Architecture("Olmo3", "olmo3", olmo3),
     Architecture("Olmoe", "olmoe", olmoe),
+    Architecture("OlmoHybrid", "olmo_hybrid", olmo_hybrid),
     Architecture("OPT", "opt", opt),
     Architecture("Persimmon", "persimmon", persimmon),
     Architecture("Phi", "phi", phi),
@@ -190,7 +191,10 @@ REGISTRY = (
     Architecture("Qwen2Moe", "qwen2_moe", qwen2_moe),
     Architecture("Qwen2VL", "qwen2_vl_text", qwen2_vl),
     Architecture("Qwen3", "qwen3", qwen3),
+    Architecture("Qwen3_5", "qwen3_5_text", qwen3_5),
+    Architecture("Qwen3_5Moe", "qwen3_5_moe_text", qwen3_5_moe),
     Architecture("Qwen3Moe", "qwen3_moe", qwen3_moe),
+    Architecture("Qwen3Next", "qwen3_next", qwen3_next),
     Architecture("Qwen3VL", "qwen3_vl_text", qwen3_vl),
     Architecture("Qwen3VLMoe", "qwen3_vl_moe_text", qwen3_vl_moe),
     Architecture("Roberta", "roberta", roberta, ENCODER_ENDINGS, roberta_classifier),

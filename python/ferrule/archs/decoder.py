@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ferrule.archs.config import MAX_SEPARATE_TENSORS, Config
 from ferrule.archs.rope import context_length, read_rope
 from ferrule.archs.spec import (
     Attention,
     Block,
+    DeltaNet,
     Dense,
     Embedding,
     Experts,
@@ -54,11 +55,15 @@ MODULES = {
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
+Norms: TypeAlias = Literal["before", "after", "around", "sum"]
+"""Position of a block's norms: before the block, after it, around it (both), or on the residual sum."""
+
+
 def decoder(
     config: Config,
     *,
     norm: Norm | None = None,
-    norms: Literal["before", "after", "around", "sum"] = "before",
+    norms: Norms | Sequence[Norms] = "before",
     parallel: Literal["one_norm", "two_norms"] | None = None,
     windows: Sequence[int | None] | None = None,
     rotated: Sequence[bool] | bool = True,
@@ -77,7 +82,8 @@ def decoder(
     alibi_slopes: Sequence[float] | None = None,
     sinks: bool = False,
     attention_of: Callable[[int, Attention], Attention] | None = None,
-    mixers: Mapping[int, ShortConvolution] | None = None,
+    output_gate: Literal["elements", "heads"] | None = None,
+    mixers: Mapping[int, ShortConvolution | DeltaNet] | None = None,
     ffn: Ffn | Sequence[Ffn] | None = None,
     mlp_bias: bool = False,
     residual_scale: float = 1.0,
@@ -87,11 +93,12 @@ def decoder(
     lm_head: LmHead | None = None,
     tied: bool = False,
     modules: Mapping[str, str | Fused] | None = None,
+    alternatives: Mapping[str, str | Fused] | None = None,
 ) -> ModelSpec:
     """Returns a spec from the keys that most families share and the switches in which they differ.
 
     - `norm`: the norm of all blocks; RMSNorm with `rms_norm_eps` by default.
-    - `norms`: position of the norms: before a block, after it, around it (both), or on the residual sum.
+    - `norms`: position of the norms, in all layers or in each.
     - `parallel`: attention and feed-forward network read the same input, with one shared norm or one norm each.
     - `windows`: sliding window of each layer in tokens, None for full attention.
     - `rotated`: whether each layer applies the rotary embedding.
@@ -101,10 +108,11 @@ def decoder(
     - `layer_ropes`: rotary embedding of each layer, None for no rotation; replaces the arguments above.
     - `scale`: factor on attention scores, for all layers or for each.
     - `attention_of`: changes the attention of a layer, given its index, for layers with other heads or switches.
-    - `mixers`: mixers in place of attention, by layer.
+    - `mixers`: mixers in place of attention, by layer; their blocks have the names of their types.
     - `ffn`: feed-forward network of all layers or of each; gated with `intermediate_size` by default.
     - `tied`: default of `tie_word_embeddings`.
     - `modules`: entries that are added to MODULES or replace entries there.
+    - `alternatives`: modules of roles that other checkpoints store under another name.
 
     The other arguments are fields of the spec.
     """
@@ -141,19 +149,23 @@ def decoder(
         softcap=softcap,
         alibi_slopes=None if alibi_slopes is None else tuple(alibi_slopes),
         sinks=sinks,
+        output_gate=output_gate,
     )
     mixers = mixers or {}
     attention_of = attention_of or (lambda _, attention: attention)
-    before = norm if norms in ("before", "around") else None
-    block = Block(
-        name="attention",
-        mixer=attention,
-        norm=before,
-        post_norm=norm if norms in ("after", "around") else None,
-        sum_norm=norm if norms == "sum" else None,
-        residual_scale=residual_scale,
-        residual_after_norm=residual_after_norm,
-    )
+    positions = [norms] * layers if isinstance(norms, str) else norms
+    blocks = [
+        Block(
+            name="attention",
+            mixer=attention,
+            norm=norm if position in ("before", "around") else None,
+            post_norm=norm if position in ("after", "around") else None,
+            sum_norm=norm if position == "sum" else None,
+            residual_scale=residual_scale,
+            residual_after_norm=residual_after_norm,
+        )
+        for position in positions
+    ]
     spec = ModelSpec(
         architecture=config.text("model_type"),
         vocab_size=config.integer("vocab_size"),
@@ -166,7 +178,7 @@ def decoder(
         layers=[
             Layer(
                 (
-                    replace(block, name="convolution", mixer=mixers[index])
+                    replace(block, name=mixers[index].type, mixer=mixers[index])
                     if index in mixers
                     else replace(
                         block,
@@ -184,19 +196,19 @@ def decoder(
                         block,
                         name="ffn",
                         mixer=layer_ffn,
-                        norm=None if parallel == "one_norm" else before,
+                        norm=None if parallel == "one_norm" else block.norm,
                         parallel=parallel is not None,
                     ),
                 )
             )
-            for index, (window, rope, layer_scale, layer_ffn) in enumerate(
-                zip(windows, layer_ropes, scales, ffns, strict=True)
+            for index, (block, window, rope, layer_scale, layer_ffn) in enumerate(
+                zip(blocks, windows, layer_ropes, scales, ffns, strict=True)
             )
         ],
         final_norm=norm if final_norm else None,
         lm_head=LmHead(tied=config.flag("tie_word_embeddings", default=tied)) if lm_head is None else lm_head,
     )
-    return replace(spec, tensors=tensors_named(spec, {**MODULES, **(modules or {})}))
+    return replace(spec, tensors=tensors_named(spec, {**MODULES, **(modules or {})}, alternatives=alternatives))
 
 
 def _check_separate_tensors(config: Config, count: int) -> None:

@@ -12,9 +12,9 @@ MODULES = {
     "attention.output": f"{_BLOCK}.self_attn.out_proj",
     "attention.q_norm": f"{_BLOCK}.self_attn.q_layernorm",
     "attention.k_norm": f"{_BLOCK}.self_attn.k_layernorm",
-    "convolution_norm": f"{_BLOCK}.operator_norm",
-    "convolution.kernel": f"{_BLOCK}.conv.conv",
-    "convolution.output": f"{_BLOCK}.conv.out_proj",
+    "short_convolution_norm": f"{_BLOCK}.operator_norm",
+    "short_convolution.kernel": f"{_BLOCK}.conv.conv",
+    "short_convolution.output": f"{_BLOCK}.conv.out_proj",
     "ffn_norm": f"{_BLOCK}.ffn_norm",
     "ffn.gate": f"{_BLOCK}.feed_forward.w1",
     "ffn.up": f"{_BLOCK}.feed_forward.w3",
@@ -44,7 +44,7 @@ def lfm2_decoder(config: Config, *, ffn: list[Ffn], modules: dict[str, str] | No
         hidden, taps=config.integer("conv_L_cache", default=3), bias=config.flag("conv_bias", default=False)
     )
     tied = config.flag("tie_embedding", default=config.flag("tie_word_embeddings", default=True))
-    rows = {"convolution.b": hidden, "convolution.c": hidden, "convolution.x": hidden}
+    rows = {"short_convolution.b": hidden, "short_convolution.c": hidden, "short_convolution.x": hidden}
     return decoder(
         config,
         norm=norm,

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar
 
-Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "tanh"]
+Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "tanh", "sigmoid"]
 
 
 @dataclass(frozen=True)
@@ -109,19 +109,7 @@ class LongRopeScaling:
     type: Literal["longrope"] = "longrope"
 
 
-@dataclass(frozen=True)
-class ProportionalScaling:
-    """The first pairs rotate with the frequencies of the whole head, the others do not rotate (Gemma 4)."""
-
-    rotated_pairs: int
-    factor: float = 1.0
-    """Divisor of every frequency."""
-    type: Literal["proportional"] = "proportional"
-
-
-Scaling: TypeAlias = (
-    NoScaling | LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongRopeScaling | ProportionalScaling
-)
+Scaling: TypeAlias = NoScaling | LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongRopeScaling
 
 
 @dataclass(frozen=True)
@@ -144,11 +132,7 @@ class HeadProjections:
     key_dim: int
     value_dim: int
     bias: bool = False
-    values_are_keys: bool = False
-    """Whether the values are the projected keys, before their norm and rotation; there is no projection to values."""
     qk_norm: HeadNorm | None = None
-    v_norm: Norm | None = None
-    """Norm of each value head."""
     clip: float | None = None
     """Largest magnitude of queries, keys and values, after their norm."""
     type: Literal["heads"] = "heads"
@@ -196,6 +180,8 @@ class Attention:
     """ALiBi slope of each head: factor on the distance between positions (Press et al. 2022)."""
     sinks: bool = False
     """Whether each head has a learned logit in the softmax without a value (attention sink)."""
+    output_gate: Literal["elements", "heads"] | None = None
+    """Whether each element or each head of the output is multiplied by the sigmoid of a projection of the input."""
     type: Literal["attention"] = "attention"
 
 
@@ -270,10 +256,47 @@ class ShortConvolution:
     type: Literal["short_convolution"] = "short_convolution"
 
 
+@dataclass(frozen=True)
+class Decay:
+    """Decay of a delta net's state, from a projection f of the input, with a rate for each head."""
+
+    by_key: bool = False
+    """Whether each element of the key has its own factor (Kimi delta attention), rather than each head."""
+    rank: int | None = None
+    """Rank of the projection if it is the product of two."""
+    lower_bound: float | None = None
+    """Logarithm b of the smallest factor, which is then exp(b * sigmoid(rate * (f(x) + bias))); None for
+    exp(-rate * softplus(f(x) + bias))."""
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """Linear attention whose state decays and learns by a delta rule (gated delta net, Kimi delta attention)."""
+
+    key_heads: int
+    """Number of heads of queries and keys."""
+    value_heads: int
+    """Number of heads of values and states."""
+    key_dim: int
+    value_dim: int
+    taps: int
+    """Number of tokens that an output of the convolution over queries, keys and values depends on."""
+    norm: RmsNorm
+    """Norm of each head of the output."""
+    update_scale: float = 1.0
+    """Largest factor of an update; 2 allows negative eigenvalues."""
+    decay: Decay = field(default_factory=Decay)
+    gate: Activation = "silu"
+    """Activation of the gate of the output."""
+    gate_rank: int | None = None
+    """Rank of the gate's projection if it is the product of two."""
+    type: Literal["delta_net"] = "delta_net"
+
+
 Ffn: TypeAlias = Dense | Experts
-Mixer: TypeAlias = Attention | Dense | Experts | ShortConvolution
+Mixer: TypeAlias = Attention | Dense | Experts | ShortConvolution | DeltaNet
 """Function of a residual block from its normed input to what it adds to the stream."""
-AnyMixer = TypeVar("AnyMixer", Attention, Dense, Experts, ShortConvolution)
+AnyMixer = TypeVar("AnyMixer", Attention, Dense, Experts, ShortConvolution, DeltaNet)
 
 
 @dataclass(frozen=True)
@@ -303,8 +326,6 @@ class Layer:
     """Residual blocks, which run in order."""
 
     blocks: tuple[Block, ...]
-    scalar: bool = False
-    """Whether the residual stream is multiplied by a stored number after the last block."""
 
     def block(self, name: str) -> Block:
         """Returns the block of this name.
@@ -434,6 +455,8 @@ class Tensor:
     """Whether the tensor is stored as [inputs, outputs]."""
     part: Part | None = None
     stack: Stack | None = None
+    alternative: Tensor | None = None
+    """Tensor in checkpoints that have none of the first name."""
 
 
 @dataclass(frozen=True)

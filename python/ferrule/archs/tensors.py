@@ -6,12 +6,13 @@ A role is the native module's name of a tensor: `layers.3.attention.q.weight`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ferrule.archs.spec import (
     Attention,
     Block,
     Classifier,
+    DeltaNet,
     Dense,
     Experts,
     HeadProjections,
@@ -41,8 +42,6 @@ def roles(spec: ModelSpec) -> Iterator[str]:
     yield from _norm_roles("embedding_norm", embedding.norm)
     for index, layer in enumerate(spec.layers):
         yield from (f"layers.{index}.{role}" for block in layer.blocks for role in _block_roles(block))
-        if layer.scalar:
-            yield f"layers.{index}.scalar.weight"
     yield from _norm_roles("final_norm", spec.final_norm)
     if spec.lm_head is not None:
         if embedding.width is not None:
@@ -59,9 +58,9 @@ def roles(spec: ModelSpec) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Fused:
-    """A stored tensor that holds several roles; see `fused`."""
+    """A stored tensor that holds several roles, see `fused`, or several that hold one, see `joined`."""
 
-    name: str
+    name: str | tuple[str, ...]
     part: Part | None = None
     transposed: bool = False
     stack: int | None = None
@@ -86,39 +85,59 @@ def fused(
     return entries
 
 
+def joined(role: str, *names: str) -> dict[str, Fused]:
+    """Returns an entry for `tensors_named` of a role whose rows are those of several stored tensors, in order."""
+    return {role: Fused(names)}
+
+
 def tensors_named(
-    spec: ModelSpec, modules: Mapping[str, str | Fused], known: Mapping[str, Tensor] | None = None
+    spec: ModelSpec,
+    modules: Mapping[str, str | Fused],
+    known: Mapping[str, Tensor] | None = None,
+    alternatives: Mapping[str, str | Fused] | None = None,
 ) -> dict[str, Tensor]:
     """Returns the checkpoint's tensor for each role of `spec`; entries of `known` are kept.
 
     `modules` maps a role without its `layers.N.`, an expert's number and `.weight` to the checkpoint's module:
     `{"attention.q": "model.layers.{layer}.self_attn.q_proj"}`. `{layer}` stands for the layer's index, `{expert}` for
     the expert's, `{head}` for each head if the heads have separate tensors. A role with `.weight` or `.bias`
-    takes precedence over one without, and names the tensor itself.
+    takes precedence over one without, and names the tensor itself. `alternatives` has the modules of roles that other
+    checkpoints store under another name.
     """
     tensors: dict[str, Tensor] = {}
     for role in roles(spec):
         if known is not None and role in known:
             tensors[role] = known[role]
             continue
-        path = role.split(".")
-        numbers = {"layer": "", "expert": ""}
-        if path[0] == "layers":
-            numbers["layer"], path = path[1], path[2:]
-        if "experts" in path:
-            numbers["expert"] = path.pop(path.index("experts") + 1)
-        whole, (*module, parameter) = ".".join(path), path
-        found = modules[whole] if whole in modules else modules[".".join(module)]
-        entry = Fused(found) if isinstance(found, str) else found
-        name = entry.name if whole in modules else f"{entry.name}.{parameter}"
-        heads = _heads(spec.layers[int(numbers["layer"])], whole) if "{head}" in name else 1
-        tensors[role] = Tensor(
-            tuple(name.format(**numbers, head=head) for head in range(heads)),
-            transposed=entry.transposed,
-            part=entry.part,
-            stack=None if entry.stack is None else Stack(int(numbers["expert"]), entry.stack),
-        )
+        tensor = _tensor(spec, role, modules)
+        if tensor is None:
+            raise LookupError(f"no module for the role {role}")
+        tensors[role] = replace(tensor, alternative=_tensor(spec, role, alternatives or {}))
     return tensors
+
+
+def _tensor(spec: ModelSpec, role: str, modules: Mapping[str, str | Fused]) -> Tensor | None:
+    """Returns the tensor of a role; None if `modules` has no entry for it."""
+    path = role.split(".")
+    numbers = {"layer": "", "expert": ""}
+    if path[0] == "layers":
+        numbers["layer"], path = path[1], path[2:]
+    if "experts" in path:
+        numbers["expert"] = path.pop(path.index("experts") + 1)
+    whole, (*module, parameter) = ".".join(path), path
+    found = modules.get(whole, modules.get(".".join(module)))
+    if found is None:
+        return None
+    entry = Fused(found) if isinstance(found, str) else found
+    names = [entry.name] if isinstance(entry.name, str) else entry.name
+    names = [name if whole in modules else f"{name}.{parameter}" for name in names]
+    heads = _heads(spec.layers[int(numbers["layer"])], whole) if "{head}" in names[0] else 1
+    return Tensor(
+        tuple(name.format(**numbers, head=head) for name in names for head in range(heads)),
+        transposed=entry.transposed,
+        part=entry.part,
+        stack=None if entry.stack is None else Stack(int(numbers["expert"]), entry.stack),
+    )
 
 
 def _heads(layer: Layer, role: str) -> int:
@@ -144,6 +163,8 @@ def _block_roles(block: Block) -> Iterator[str]:
             roles = _expert_roles(experts)
         case ShortConvolution() as convolution:
             roles = _convolution_roles(convolution)
+        case DeltaNet() as delta_net:
+            roles = _delta_net_roles(delta_net)
     yield from (f"{block.name}.{role}" for role in roles)
     yield from _norm_roles(f"{block.name}_post_norm", block.post_norm)
     yield from _norm_roles(f"{block.name}_sum_norm", block.sum_norm)
@@ -152,12 +173,11 @@ def _block_roles(block: Block) -> Iterator[str]:
 def _attention_roles(attention: Attention) -> Iterator[str]:
     match attention.projections:
         case HeadProjections() as heads:
-            for projection in ("q", "k") if heads.values_are_keys else ("q", "k", "v"):
+            for projection in ("q", "k", "v"):
                 yield from _projection_roles(projection, bias=heads.bias)
             if heads.qk_norm is not None:
                 yield from _norm_roles("q_norm", heads.qk_norm.norm)
                 yield from _norm_roles("k_norm", heads.qk_norm.norm)
-            yield from _norm_roles("v_norm", heads.v_norm)
         case LatentProjections() as latent:
             if latent.query_rank is None:
                 yield "q.weight"
@@ -171,11 +191,22 @@ def _attention_roles(attention: Attention) -> Iterator[str]:
     yield from _projection_roles("output", bias=attention.output_bias)
     if attention.sinks:
         yield "sinks.weight"
+    if attention.output_gate is not None:
+        yield "gate.weight"
 
 
 def _convolution_roles(convolution: ShortConvolution) -> Iterator[str]:
     for role in ("b", "c", "x", "kernel", "output"):
         yield from _projection_roles(role, bias=convolution.bias)
+
+
+def _delta_net_roles(delta_net: DeltaNet) -> Iterator[str]:
+    yield from ("q.weight", "k.weight", "v.weight", "factor.weight")
+    for role, rank in (("decay", delta_net.decay.rank), ("gate", delta_net.gate_rank)):
+        yield from [f"{role}.weight"] if rank is None else [f"{role}_a.weight", f"{role}_b.weight"]
+    yield from ("kernel.weight", "decay_log.weight", "decay_bias.weight")
+    yield from _norm_roles("norm", delta_net.norm)
+    yield "output.weight"
 
 
 def _classifier_roles(classifier: Classifier) -> Iterator[str]:

@@ -1,8 +1,11 @@
 //! Activation functions of feed-forward layers, with and without a gate.
 
 use crate::arch::{Kernel, LANES, Simd};
-use crate::math::{InPlace, Lanewise, clamp, gelu, gelu_tanh, load_padded, silu, store_partial, swish, tanh};
-use crate::rows::{for_row_chunks, whole_rows};
+use crate::math::{
+    InPlace, Lanewise, clamp, gelu, gelu_tanh, load_padded, load_up_to, sigmoid, silu, store_partial, store_up_to,
+    swish, tanh,
+};
+use crate::rows::{Rows, for_row_chunks, whole_rows};
 use crate::{Exec, PoolError};
 
 /// Activation function. All of them propagate NaN.
@@ -22,6 +25,8 @@ pub enum Activation {
     Relu2,
     /// Hyperbolic tangent.
     Tanh,
+    /// Logistic sigmoid: 1 / (1 + e^-x).
+    Sigmoid,
 }
 
 impl Lanewise for Activation {
@@ -38,6 +43,7 @@ impl Lanewise for Activation {
                 simd.mul(x, x)
             }
             Self::Tanh => tanh(simd, x),
+            Self::Sigmoid => sigmoid(simd, x),
         }
     }
 }
@@ -97,6 +103,28 @@ pub fn gated(exec: &Exec<'_>, gate_up: &[f32], width: usize, gating: Gating, out
     })
 }
 
+/// Computes `x *= activation(gate)` elementwise, on `x: [m, width]` and the first `width` columns of the view `gate`.
+///
+/// # Errors
+/// [`PoolError`] if the run was cancelled or a task panicked.
+///
+/// # Panics
+/// If the shapes do not match.
+pub fn apply_gate(
+    exec: &Exec<'_>,
+    x: &mut [f32],
+    width: usize,
+    gate: Rows<'_>,
+    activation: Activation,
+) -> Result<(), PoolError> {
+    assert_eq!(gate.rows(), whole_rows(x.len(), width), "x and the gate must have the same number of rows");
+    for_row_chunks(exec, x, width, 8 * width, &|first, x| {
+        for (row, x) in (first..).zip(x.chunks_exact_mut(width)) {
+            exec.isa.run(ApplyGate { x, gate: gate.row(row, width), activation });
+        }
+    })
+}
+
 /// Computes `x = activation(x)` elementwise.
 ///
 /// # Errors
@@ -126,6 +154,24 @@ impl Kernel for Gated<'_> {
         if !out_tail.is_empty() {
             let value = self.gating.apply(simd, load_padded(simd, gate_tail), load_padded(simd, up_tail));
             store_partial(simd, value, out_tail);
+        }
+    }
+}
+
+struct ApplyGate<'a> {
+    x: &'a mut [f32],
+    gate: &'a [f32],
+    activation: Activation,
+}
+
+impl Kernel for ApplyGate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for (x, gate) in self.x.chunks_mut(LANES).zip(self.gate.chunks(LANES)) {
+            let factor = self.activation.apply(simd, load_up_to(simd, gate));
+            store_up_to(simd, simd.mul(load_up_to(simd, x), factor), x);
         }
     }
 }

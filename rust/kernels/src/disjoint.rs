@@ -2,7 +2,8 @@
 //!
 //! The tasks of a [`Pool::run`](crate::Pool::run) share one closure, so none of them can own a `&mut` into the output.
 //! [`Tiles`] borrows the output during the run and hands out each tile at most once. This is checked at run time (one
-//! atomic byte per tile), so callers need no `unsafe`.
+//! atomic byte per tile), so callers need no `unsafe`. [`Regions`] does the same for tiles of different sizes, and lets
+//! tasks read the rows that it does not hand out.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -133,7 +134,106 @@ impl<'a, T> Tiles<'a, T> {
     }
 }
 
-/// Exclusive access to one tile of a [`Tiles`].
+/// Regions of a borrowed matrix: the crossings of some ranges of rows with some ranges of columns. Each is handed out at
+/// most once, as by [`Tiles`]. The rows outside of the ranges can be read meanwhile.
+///
+/// # Examples
+/// ```
+/// use ferrule_kernels::disjoint::Regions;
+///
+/// let mut data = [1, 2, 3, 4, 5, 6]; // 2 rows of 3 columns
+/// let regions = Regions::new(&mut data, 3, vec![1..2], vec![0..1, 1..3]);
+/// regions.take(0, 1).row(0).copy_from_slice(regions.shared(0, 1));
+/// drop(regions);
+/// assert_eq!(data, [1, 2, 3, 4, 2, 3]);
+/// ```
+pub struct Regions<'a, T> {
+    data: NonNull<T>,
+    stride: usize,
+    rows: Vec<Range<usize>>,
+    columns: Vec<Range<usize>>,
+    /// Whether a row is in one of the ranges, by row.
+    is_exclusive: Vec<bool>,
+    taken: Vec<AtomicBool>,
+    owner: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: a `Regions` hands out disjoint parts of a `&mut [T]`, each to one thread, which is sound if T is Send, and
+// shared references to other parts, which is sound if T is Sync. The only other shared state, the flags, is atomic.
+unsafe impl<T: Send + Sync> Sync for Regions<'_, T> {}
+// SAFETY: it holds nothing but the `&mut [T]` that it was created from, which is Send if T is.
+unsafe impl<T: Send> Send for Regions<'_, T> {}
+
+impl<'a, T> Regions<'a, T> {
+    /// Creates the regions of `data`, whose rows are `stride` elements long. Ranges of rows may be in any order.
+    ///
+    /// # Panics
+    /// If `data` is not a whole number of rows, ranges overlap or exceed the matrix, or the ranges of columns are not in
+    /// ascending order.
+    #[must_use]
+    pub fn new(data: &'a mut [T], stride: usize, rows: Vec<Range<usize>>, columns: Vec<Range<usize>>) -> Self {
+        let count = data.len().checked_div(stride).unwrap_or(0);
+        assert_eq!(count * stride, data.len(), "{} elements are not a whole number of rows of {stride}", data.len());
+        let mut is_exclusive = vec![false; count];
+        for range in &rows {
+            assert!(
+                range.start <= range.end && range.end <= count,
+                "rows {range:?} are out of bounds for a matrix of {count} rows"
+            );
+            for row in &mut is_exclusive[range.clone()] {
+                assert!(!*row, "rows {range:?} overlap with those of another region");
+                *row = true;
+            }
+        }
+        let mut next = 0;
+        for range in &columns {
+            assert!(
+                next <= range.start && range.start <= range.end && range.end <= stride,
+                "columns {range:?} are out of bounds for rows of {stride}, or overlap with those of another region"
+            );
+            next = range.end;
+        }
+        let taken = (0..rows.len() * columns.len()).map(|_| AtomicBool::new(false)).collect();
+        let data = NonNull::from(data).cast();
+        Self { data, stride, rows, columns, is_exclusive, taken, owner: PhantomData }
+    }
+
+    /// Hands out the region of the rows and columns with these indices.
+    ///
+    /// # Panics
+    /// If an index is out of bounds or the region was taken before.
+    #[must_use]
+    pub fn take(&self, rows: usize, columns: usize) -> Tile<'_, T> {
+        let (row_range, column_range) = (self.rows[rows].clone(), self.columns[columns].clone());
+        let taken = self.taken[rows * self.columns.len() + columns].swap(true, Ordering::Relaxed);
+        assert!(!taken, "region ({rows}, {columns}) was taken twice");
+        // A range without rows may start at the end of the matrix.
+        let first = if row_range.is_empty() { 0 } else { row_range.start * self.stride + column_range.start };
+        Tile {
+            // SAFETY: `new` checked that the ranges lie within the matrix.
+            data: unsafe { self.data.add(first) },
+            rows: row_range,
+            columns: column_range,
+            stride: self.stride,
+            owner: PhantomData,
+        }
+    }
+
+    /// Returns the columns with this index of a row that is in no region.
+    ///
+    /// # Panics
+    /// If an index is out of bounds, or the row is in a region.
+    #[must_use]
+    pub fn shared(&self, row: usize, columns: usize) -> &[T] {
+        assert!(!self.is_exclusive[row], "row {row} is in a region");
+        let columns = self.columns[columns].clone();
+        // SAFETY: the row lies in the matrix, which is borrowed for longer than the result lives, and no region covers
+        // it, so that nothing writes to it.
+        unsafe { std::slice::from_raw_parts(self.data.as_ptr().add(row * self.stride + columns.start), columns.len()) }
+    }
+}
+
+/// Exclusive access to one tile of a [`Tiles`], or to one region of a [`Regions`].
 pub struct Tile<'a, T> {
     /// Element in the first row and column of the tile.
     data: NonNull<T>,
@@ -164,8 +264,8 @@ impl<T> Tile<'_, T> {
     #[must_use]
     pub fn row(&mut self, row: usize) -> &mut [T] {
         assert!(row < self.rows.len(), "row {row} is out of bounds for a tile of {} rows", self.rows.len());
-        // SAFETY: row and columns lie in the matrix that `Tiles` borrows mutably for longer than this tile lives. No
-        // other tile covers them, this one was taken once, and the result borrows it mutably.
+        // SAFETY: row and columns lie in the matrix that `Tiles` or `Regions` borrows mutably for longer than this tile
+        // lives. No other tile covers them, this one was taken once, and the result borrows it mutably.
         unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr().add(row * self.stride), self.columns.len()) }
     }
 
@@ -187,6 +287,8 @@ impl<T> Tile<'_, T> {
 }
 
 #[cfg(test)]
+// A list of one range of rows or columns is meant.
+#[allow(clippy::single_range_in_vec_init)]
 mod tests {
     use super::*;
 
@@ -236,6 +338,54 @@ mod tests {
         let tiles = Tiles::row_blocks(&mut data, 2, 1);
         let _first = tiles.take(0);
         let _second = tiles.take(0);
+    }
+
+    #[test]
+    fn regions_cover_their_crossings_once_and_share_other_rows() {
+        let mut data: Vec<u32> = (0..5 * 7).collect();
+        let regions = Regions::new(&mut data, 7, vec![3..5, 1..2], vec![0..3, 3..3, 4..7]);
+        for rows in 0..2 {
+            for columns in 0..3 {
+                let mut region = regions.take(rows, columns);
+                for row in 0..region.rows().len() {
+                    region.row(row).iter_mut().for_each(|element| *element += 100);
+                }
+            }
+        }
+        assert_eq!(regions.shared(0, 2), [4, 5, 6]);
+        assert_eq!(regions.shared(2, 1), []);
+        drop(regions);
+        for (index, element) in (0..).zip(&data) {
+            let is_covered = [1, 3, 4].contains(&(index / 7)) && index % 7 != 3;
+            assert_eq!(*element, index + if is_covered { 100 } else { 0 });
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "region (1, 0) was taken twice")]
+    fn taking_a_region_twice_panics() {
+        let mut data = [0.0; 4];
+        let regions = Regions::new(&mut data, 2, vec![1..2, 0..1], vec![0..1, 1..2]);
+        let _first = regions.take(1, 0);
+        let _second = regions.take(1, 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "row 1 is in a region")]
+    fn rows_of_regions_are_not_shared() {
+        let _row = Regions::new(&mut [0.0; 4], 2, vec![1..2], vec![0..2]).shared(1, 0).len();
+    }
+
+    #[test]
+    #[should_panic(expected = "rows 1..2 overlap")]
+    fn overlapping_rows_of_regions_are_refused() {
+        let _regions = Regions::new(&mut [0.0; 4], 2, vec![0..2, 1..2], vec![0..2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "columns 0..2 are out of bounds for rows of 2, or overlap")]
+    fn overlapping_columns_of_regions_are_refused() {
+        let _regions = Regions::new(&mut [0.0; 4], 2, vec![0..1], vec![0..1, 0..2]);
     }
 
     #[test]

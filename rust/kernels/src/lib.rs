@@ -11,7 +11,6 @@ pub mod activation;
 pub mod arch;
 pub mod attention;
 mod cancel;
-pub mod convolution;
 pub mod disjoint;
 pub mod elementwise;
 #[cfg(test)]
@@ -33,6 +32,7 @@ pub mod rope;
 mod rows;
 #[cfg(test)]
 mod rowwise_tests;
+pub mod scan;
 
 /// Version of the bits that kernels compute. Keys and values stored outside the process are valid only under the version
 /// that computed them. Increment it with every change of any result bit on any instruction set, and with every change

@@ -141,6 +141,30 @@ pub(crate) fn erf<S: Simd>(simd: S, x: S::F32) -> S::F32 {
     simd.div(simd.mul(x, odd), even)
 }
 
+/// Computes the logistic sigmoid: 1 / (1 + e^-x).
+#[inline(always)]
+pub(crate) fn sigmoid<S: Simd>(simd: S, x: S::F32) -> S::F32 {
+    let one = simd.splat(1.0);
+    simd.div(one, simd.add(one, exp(simd, simd.sub(simd.splat(0.0), x))))
+}
+
+/// Computes softplus: ln(1 + e^x), as max(x, 0) + ln(1 + y) with y = e^-|x|, so that it neither overflows nor loses
+/// precision where it is small. The logarithm is 2 atanh(y / (2 + y)) by its series, whose argument is at most 1/3.
+#[inline(always)]
+pub(crate) fn softplus<S: Simd>(simd: S, x: S::F32) -> S::F32 {
+    let zero = simd.splat(0.0);
+    // `x` is the second operand, which max and min return if it is NaN.
+    let y = exp(simd, simd.min(simd.sub(zero, x), x));
+    let s = simd.div(y, simd.add(y, simd.splat(2.0)));
+    let square = simd.mul(s, s);
+    let series = polynomial(
+        simd,
+        square,
+        [2.0 / 17.0, 2.0 / 15.0, 2.0 / 13.0, 2.0 / 11.0, 2.0 / 9.0, 2.0 / 7.0, 2.0 / 5.0, 2.0 / 3.0, 2.0],
+    );
+    simd.mul_add(series, s, simd.max(zero, x))
+}
+
 /// Computes SiLU: x / (1 + e^-x).
 #[inline(always)]
 pub(crate) fn silu<S: Simd>(simd: S, x: S::F32) -> S::F32 {
@@ -178,6 +202,24 @@ pub(crate) fn load_padded<S: Simd>(simd: S, tail: &[f32]) -> S::F32 {
     let mut lanes = [0.0; LANES];
     lanes[..tail.len()].copy_from_slice(tail);
     simd.load(&lanes)
+}
+
+/// Loads up to sixteen numbers, zero-padded if there are fewer.
+#[inline(always)]
+pub(crate) fn load_up_to<S: Simd>(simd: S, from: &[f32]) -> S::F32 {
+    match from.as_chunks() {
+        ([from], _) => simd.load(from),
+        (_, from) => load_padded(simd, from),
+    }
+}
+
+/// Stores the first `to.len()` lanes of `value`; at most sixteen.
+#[inline(always)]
+pub(crate) fn store_up_to<S: Simd>(simd: S, value: S::F32, to: &mut [f32]) {
+    match to.as_chunks_mut() {
+        ([to], _) => simd.store(value, to),
+        (_, to) => store_partial(simd, value, to),
+    }
 }
 
 /// Stores the first `tail.len()` lanes of `value`.

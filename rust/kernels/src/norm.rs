@@ -1,4 +1,4 @@
-//! RMS normalization and layer normalization of rows.
+//! RMS normalization and layer normalization of rows, and normalization of heads to unit length.
 //!
 //! Sums are accumulated in four vectors, which are added in a fixed order, so the result of a row depends only on its
 //! width and values.
@@ -107,6 +107,34 @@ pub fn layer_norm_heads(
     weights: &NormWeights<'_>,
 ) -> Result<(), PoolError> {
     norm_heads::<true>(exec, x, heads, head_dim, weights)
+}
+
+/// Divides each of `heads` heads of `head_dim` columns in every row of `x` by its Euclidean length, in place:
+/// `x = x * scale / sqrt(sum(x^2) + eps)`.
+///
+/// # Errors
+/// [`PoolError`] if the run was cancelled or a task panicked.
+///
+/// # Panics
+/// If the columns are out of bounds.
+pub fn l2_norm_heads(
+    exec: &Exec<'_>,
+    x: RowsMut<'_>,
+    heads: usize,
+    head_dim: usize,
+    eps: f32,
+    scale: f32,
+) -> Result<(), PoolError> {
+    let RowsMut { data, stride, first: column } = x;
+    let width = heads * head_dim;
+    assert!(column + width <= stride, "columns {column}..{} are out of bounds for rows of {stride}", column + width);
+    for_row_chunks(exec, data, stride, work::<false>(width), &|_, rows| {
+        for row in rows.chunks_exact_mut(stride) {
+            for head in row[column..][..width].chunks_exact_mut(head_dim) {
+                exec.isa.run(L2Norm { head, eps, scale });
+            }
+        }
+    })
 }
 
 /// Normalizes every row of `x` into `out`, by LayerNorm if `CENTERED`, else by RMSNorm.
@@ -227,6 +255,25 @@ impl<const CENTERED: bool> Kernel for Norm<'_, CENTERED> {
             for (out, bias) in out.iter_mut().zip(bias) {
                 *out += bias;
             }
+        }
+    }
+}
+
+/// Kernel that divides one head by its Euclidean length.
+struct L2Norm<'a> {
+    head: &'a mut [f32],
+    eps: f32,
+    scale: f32,
+}
+
+impl Kernel for L2Norm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let factor = self.scale / (sum::<S, true>(simd, self.head, 0.0) + self.eps).sqrt();
+        for x in self.head {
+            *x *= factor;
         }
     }
 }

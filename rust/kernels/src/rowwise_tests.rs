@@ -1,17 +1,16 @@
-//! Norms, RoPE, activations, convolutions and elementwise operations against f64, at any width, on guarded buffers.
+//! Norms, RoPE, activations and elementwise operations against f64, at any width, on guarded buffers.
 
 use std::num::NonZeroUsize;
 
 use proptest::prelude::*;
 
-use crate::activation::{Activation, Gating, activate, gated};
+use crate::activation::{Activation, Gating, activate, apply_gate, gated};
 use crate::arch::Isa;
-use crate::convolution::causal_convolution;
 use crate::elementwise::{add, add_bias, add_scaled, add_scaled_columns, clip, scale, softcap};
 use crate::guard::Guarded;
-use crate::norm::{NormWeights, layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
+use crate::norm::{NormWeights, l2_norm_heads, layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
 use crate::rope::{Rope, rope_in_place};
-use crate::{Cancel, Exec, Pool, RowsMut};
+use crate::{Cancel, Exec, Pool, Rows, RowsMut};
 
 const EPS: f32 = 1e-5;
 
@@ -52,30 +51,6 @@ fn numbers(len: usize, seed: u32) -> Guarded<f32> {
 
 fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|x| f64::from(*x)).collect()
-}
-
-fn check_convolution(rows: usize, width: usize, taps: usize, seed: u32) {
-    let (x, weights) = (numbers(rows * width, seed), numbers(taps * width, seed + 1));
-    let tail = numbers((taps - 1) * width, seed + 2);
-    let all = [wide(&tail), wide(&x)].concat();
-    let wanted: Vec<f64> = (0..rows * width)
-        .map(|at| (0..taps).map(|k| f64::from(weights[k * width + at % width]) * all[at + k * width]).sum())
-        .collect();
-    check(&vec![f32::NAN; rows * width], &wanted, 1e-5, |exec, out| {
-        causal_convolution(exec, &x, &tail, &weights, width, out)
-    });
-    // Rows computed in two calls have the same bits.
-    let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
-    let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
-    let mut whole = vec![0.0; rows * width];
-    causal_convolution(&exec, &x, &tail, &weights, width, &mut whole).expect("runs");
-    let split = seed as usize % (rows + 1) * width;
-    let later_tail = [&tail[..], &x[..split]].concat();
-    let mut parts = vec![0.0; rows * width];
-    let (first, second) = parts.split_at_mut(split);
-    causal_convolution(&exec, &x[..split], &tail, &weights, width, first).expect("runs");
-    causal_convolution(&exec, &x[split..], &later_tail[split..], &weights, width, second).expect("runs");
-    assert_eq!(parts, whole);
 }
 
 /// Returns the divisor of LayerNorm for a row, in f64.
@@ -156,6 +131,19 @@ fn check_heads(rows: usize, heads: usize, dim: usize, first: usize, seed: u32) {
     }
 }
 
+fn check_unit_heads(rows: usize, heads: usize, dim: usize, first: usize, seed: u32) {
+    let stride = first + heads * dim + 2;
+    let x = numbers(rows * stride, seed);
+    let mut wanted = wide(&x);
+    for row in wanted.chunks_mut(stride) {
+        for head in row[first..][..heads * dim].chunks_mut(dim) {
+            let length = (head.iter().map(|x| x * x).sum::<f64>() + f64::from(EPS)).sqrt();
+            head.iter_mut().for_each(|x| *x *= 0.3 / length);
+        }
+    }
+    check(&x, &wanted, 1e-6, |exec, x| l2_norm_heads(exec, RowsMut::new(x, stride, first), heads, dim, EPS, 0.3));
+}
+
 fn check_rope(rows: usize, heads: usize, half: usize, rest: usize, seed: u32) {
     let (dim, first) = (2 * half + rest, 3);
     let stride = first + heads * dim + 1;
@@ -180,7 +168,7 @@ fn check_rope(rows: usize, heads: usize, half: usize, rest: usize, seed: u32) {
     }
 }
 
-const ACTIVATIONS: [Activation; 7] = [
+const ACTIVATIONS: [Activation; 8] = [
     Activation::Silu,
     Activation::Gelu,
     Activation::GeluTanh,
@@ -188,6 +176,7 @@ const ACTIVATIONS: [Activation; 7] = [
     Activation::Relu,
     Activation::Relu2,
     Activation::Tanh,
+    Activation::Sigmoid,
 ];
 
 const GPT_OSS: Gating = Gating::Clamped { alpha: 1.702, limit: 1.5 };
@@ -204,6 +193,7 @@ fn activation_oracle(activation: Activation, x: f64) -> f64 {
         Activation::Relu => x.max(0.0),
         Activation::Relu2 => x.max(0.0).powi(2),
         Activation::Tanh => x.tanh(),
+        Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
     }
 }
 
@@ -233,6 +223,11 @@ fn check_activations(rows: usize, width: usize, seed: u32) {
         let wanted: Vec<f64> = gate_up.iter().map(|x| activation_oracle(activation, f64::from(*x))).collect();
         let tolerance = if activation == Activation::Gelu { 1e-3 } else { 1e-6 };
         check(&gate_up, &wanted, tolerance, |exec, x| activate(exec, x, activation));
+        let x = numbers(rows * width, seed + 1);
+        let gate = Rows::new(&gate_up, 2 * width, width);
+        let activated: Vec<f64> = wanted.chunks(2 * width).flat_map(|row| row[width..].to_vec()).collect();
+        let wanted: Vec<f64> = x.iter().zip(activated).map(|(x, gate)| f64::from(*x) * gate).collect();
+        check(&x, &wanted, 2.0 * tolerance, |exec, x| apply_gate(exec, x, width, gate, activation));
     }
 }
 
@@ -278,6 +273,7 @@ fn check_limits(rows: usize, width: usize, seed: u32) {
 fn many_rows_agree_with_f64() {
     check_norms(70, 600, 1);
     check_heads(50, 4, 130, 7, 2);
+    check_unit_heads(50, 4, 130, 7, 2);
     check_rope(60, 3, 33, 80, 3);
     check_activations(40, 501, 4);
     check_sums(40, 700, 5);
@@ -288,6 +284,7 @@ fn many_rows_agree_with_f64() {
 fn empty_matrices_are_supported() {
     check_norms(0, 16, 1);
     check_heads(0, 2, 16, 0, 1);
+    check_unit_heads(0, 2, 16, 0, 1);
     check_rope(0, 2, 8, 0, 1);
     check_activations(0, 16, 1);
     check_sums(0, 16, 1);
@@ -343,12 +340,14 @@ fn rows_are_batch_invariant() {
     let of_heads = &NormWeights { weight: Some(&weight[..20]), bias: Some(&bias[..20]), ..*weights };
     let (x, out) = (numbers(5 * 2 * WIDTH, 4), numbers(5 * WIDTH, 5));
     // Operation, length of a row, and number of inputs per output.
-    let operations: [(Operation<'_>, usize, usize); 11] = [
+    let operations: [(Operation<'_>, usize, usize); 13] = [
         (&|exec, x, out| rms_norm(exec, x, WIDTH, weights, out), WIDTH, 1),
         (&|exec, x, out| layer_norm(exec, x, WIDTH, weights, out), WIDTH, 1),
         (&|exec, _, out| rms_norm_heads(exec, RowsMut::new(out, WIDTH, 1), 2, 20, of_heads), WIDTH, 1),
         (&|exec, _, out| layer_norm_heads(exec, RowsMut::new(out, WIDTH, 1), 2, 20, of_heads), WIDTH, 1),
+        (&|exec, _, out| l2_norm_heads(exec, RowsMut::new(out, WIDTH, 1), 2, 20, EPS, 0.3), WIDTH, 1),
         (&|exec, x, out| gated(exec, x, WIDTH, GPT_OSS, out), WIDTH, 2),
+        (&|exec, x, out| apply_gate(exec, out, WIDTH, Rows::new(x, WIDTH, 0), Activation::Silu), WIDTH, 1),
         (&|exec, _, out| clip(exec, RowsMut::new(out, WIDTH, 1), 40, 0.5), WIDTH, 1),
         (&|exec, _, out| activate(exec, out, Activation::GeluQuick), 7, 1),
         (&|exec, _, out| softcap(exec, out, 1.5), 7, 1),
@@ -383,16 +382,11 @@ proptest! {
     }
 
     #[test]
-    fn any_convolution_agrees_with_f64(rows in 0usize..9, width in 1usize..100, taps in 1usize..8, seed in any::<u16>()) {
-        check_convolution(rows, width, taps, seed.into());
-        check_convolution(200 + rows, width, taps, seed.into());
-    }
-
-    #[test]
     fn any_heads_agree_with_f64(
         rows in 1usize..4, heads in 1usize..5, dim in 1usize..100, first in 0usize..20, seed in any::<u16>(),
     ) {
         check_heads(rows, heads, dim, first, seed.into());
+        check_unit_heads(rows, heads, dim, first, seed.into());
         check_rope(rows, heads, dim / 2, dim % 2 * 7, seed.into());
     }
 }

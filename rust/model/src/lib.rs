@@ -28,8 +28,8 @@ pub use batch::{
 pub use calibrate::calibrate_into;
 pub use limits::SpecError;
 pub use mixers::{
-    AttentionSpec, ClampSpec, DenseSpec, ExpertsSpec, GroupScore, HeadProjections, LatentProjections, MixerSpec,
-    ProjectionsSpec, RouterSpec, Scoring, ShortConvolutionSpec,
+    AttentionSpec, ClampSpec, DecaySpec, DeltaNetSpec, DenseSpec, ExpertsSpec, GroupScore, HeadProjections,
+    LatentProjections, MixerSpec, OutputGate, ProjectionsSpec, RouterSpec, Scoring, ShortConvolutionSpec,
 };
 pub use needs::{Needs, buffer_bytes, measure};
 pub use quantization::Quantization;

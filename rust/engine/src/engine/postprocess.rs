@@ -58,8 +58,7 @@ impl<M: LanguageModel> Engine<M> {
                 // The cause of the invalid logits may be in the pages: they must not be reused.
                 pages.invalidate(&mut sequence.tables);
             } else {
-                let Sequence { tables, tokens, prompt_len, computed, .. } = &mut *sequence;
-                for new_pages in pages.cache_full_pages(tables, tokens, *prompt_len, *computed) {
+                for new_pages in pages.cache_full_pages(&mut sequence.tables, &sequence.tokens, sequence.computed) {
                     pages.write_to_disk(&mut sequence.tables, &new_pages, &self.model);
                 }
             }

@@ -16,6 +16,8 @@ enum Function {
     Exp2,
     Tanh,
     Erf,
+    Sigmoid,
+    Softplus,
     Silu,
     Swish,
     Gelu,
@@ -34,6 +36,8 @@ impl Kernel for Apply<'_> {
                 Function::Exp2 => exp2(simd, x),
                 Function::Tanh => tanh(simd, x),
                 Function::Erf => erf(simd, x),
+                Function::Sigmoid => sigmoid(simd, x),
+                Function::Softplus => softplus(simd, x),
                 Function::Silu => silu(simd, x),
                 Function::Swish => swish(simd, x, 1.702),
                 Function::Gelu => gelu(simd, x),
@@ -132,6 +136,21 @@ fn tanh_and_erf_are_within_a_few_ulp() {
     });
 }
 
+#[test]
+fn sigmoid_and_softplus_are_within_a_few_ulp() {
+    on_every_isa(|isa| {
+        for (from, to) in [(-86.0, 120.0), (-10.0, 10.0), (-1.0, 1.0), (-1e-3, 1e-3)] {
+            let x = sweep(from, to);
+            let sigmoid = worst(&apply(isa, Function::Sigmoid, &x), &x, |x| 1.0 / (1.0 + (-x).exp()), 0.0);
+            let softplus = worst(&apply(isa, Function::Softplus, &x), &x, |x| x.exp().ln_1p(), 0.0);
+            assert!(sigmoid <= 4.0 && softplus <= 4.0, "{}: {sigmoid} {softplus} on {from}..{to}", isa.name());
+        }
+        let x = [-1e30, f32::NEG_INFINITY, 1e30, f32::INFINITY];
+        assert_eq!(apply(isa, Function::Sigmoid, &x), [0.0, 0.0, 1.0, 1.0], "{}", isa.name());
+        assert_eq!(apply(isa, Function::Softplus, &x), [0.0, 0.0, 1e30, f32::INFINITY], "{}", isa.name());
+    });
+}
+
 /// Below 1 the absolute error counts, because other summands of the layer set the scale.
 #[test]
 fn activations_agree_with_f64() {
@@ -156,9 +175,9 @@ fn activations_agree_with_f64() {
 
 #[test]
 fn nan_stays_nan() {
-    use Function::{Erf, Exp, Exp2, Gelu, GeluTanh, Silu, Swish, Tanh};
+    use Function::{Erf, Exp, Exp2, Gelu, GeluTanh, Sigmoid, Silu, Softplus, Swish, Tanh};
     on_every_isa(|isa| {
-        for function in [Exp, Exp2, Tanh, Erf, Silu, Swish, Gelu, GeluTanh] {
+        for function in [Exp, Exp2, Tanh, Erf, Sigmoid, Softplus, Silu, Swish, Gelu, GeluTanh] {
             let out = apply(isa, function, &[1.0, f32::NAN, -f32::NAN]);
             assert!(out[0].is_finite() && out[1].is_nan() && out[2].is_nan(), "{}", isa.name());
         }

@@ -3,12 +3,12 @@
 mod low_rank;
 mod rows;
 
-use ferrule_kernels::elementwise::{add_bias, add_scaled, scale};
+use ferrule_kernels::elementwise::{add_bias, add_scaled};
 use ferrule_kernels::norm::{layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
 use ferrule_kernels::{Exec, PoolError, RowsMut, Scratch, matmul};
 
 pub(crate) use low_rank::{AdapterRows, Buffers as AdapterBuffers, HeadSide, adapted, adapter_runs, add_to_heads};
-pub(crate) use rows::{RaggedRows, StateRows, for_rows};
+pub(crate) use rows::{RaggedRows, for_rows};
 
 use crate::memory::{Memory, Place};
 use crate::mixers::{MixerBuffers, MixerPass};
@@ -74,7 +74,7 @@ pub(crate) fn run_layer(
             norm_in_place(&pass.exec, weights.sum_norm.as_ref(), hidden, width)?;
         }
     }
-    weights.scalar.iter().flatten().try_for_each(|factor| scale(&pass.exec, hidden, *factor))
+    Ok(())
 }
 
 /// Returns the normed rows of `x`.

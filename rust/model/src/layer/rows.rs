@@ -1,9 +1,8 @@
 //! Rows of a batch with the tables that layers need.
 
-use std::ops::Range;
-
 use ferrule_kernels::attention::AttentionSequence;
 use ferrule_kernels::kv::{KvRow, PAGE_TOKENS, PageId};
+use ferrule_kernels::scan::Segment;
 use ferrule_kernels::{Exec, PoolError, for_row_chunks};
 
 use crate::batch::{Batch, KvGroup};
@@ -19,19 +18,8 @@ pub(crate) struct RaggedRows<'a> {
     pub places: Vec<Vec<KvRow>>,
     /// Sequences with their pages, by group; empty for a group of state.
     pub sequences: Vec<Vec<AttentionSequence<'a>>>,
-    /// Runs of rows between which states are read and written, by group; empty for a group of pages.
-    pub states: Vec<Vec<StateRows>>,
-}
-
-/// Consecutive rows of one sequence, from one state to the next.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct StateRows {
-    /// Rows of the batch.
-    pub rows: Range<usize>,
-    /// Page with the state before the first row; `None` at the start of the sequence.
-    pub before: Option<PageId>,
-    /// Page for the state after the last row.
-    pub after: PageId,
+    /// Segments with the pages of the states before and after them, by group; empty for a group of pages.
+    pub segments: Vec<Vec<Segment>>,
 }
 
 impl<'a> RaggedRows<'a> {
@@ -66,39 +54,44 @@ impl<'a> RaggedRows<'a> {
             });
             sequences.collect()
         });
-        let states = groups.iter().enumerate();
-        let states = states.map(|(index, group)| if group.is_state() { state_rows(batch, index) } else { Vec::new() });
+        let segments = groups.iter().enumerate();
+        let segments =
+            segments.map(|(index, group)| if group.is_state() { segments_of(batch, index) } else { Vec::new() });
         Self {
             count: batch.tokens().count(),
             places: places.collect(),
             sequences: sequences.collect(),
-            states: states.collect(),
+            segments: segments.collect(),
             ropes: tables,
         }
     }
 }
 
-/// Returns the runs of rows of a batch in a group of state: one for each sequence, or two around its snapshot.
-fn state_rows(batch: Batch<'_>, group: usize) -> Vec<StateRows> {
-    let mut runs = Vec::with_capacity(batch.sequences.len());
-    let mut end = 0;
+/// Returns the segments of a batch in a group of state: one for each sequence, or two around its snapshot.
+fn segments_of(batch: Batch<'_>, group: usize) -> Vec<Segment> {
+    let mut segments = Vec::with_capacity(batch.sequences.len());
+    let mut first_row = 0;
     for sequence in batch.sequences {
-        let (first, positions) = (end, sequence.positions());
-        end += positions.len();
-        let pages = &sequence.pages[group];
-        let mut before = if positions.start == 0 { None } else { Some(pages[0]) };
-        let snapshot = positions.end / PAGE_TOKENS * PAGE_TOKENS;
-        let mut from = first;
+        let (positions, pages) = (sequence.positions(), &sequence.pages[group]);
+        let (mut old, mut rows) = ((positions.start > 0).then(|| slot(pages[0])), positions.len());
+        let boundary = positions.end / PAGE_TOKENS * PAGE_TOKENS;
         if let Some(&page) = pages.get(2)
-            && (positions.start + 1..positions.end).contains(&snapshot)
+            && (positions.start + 1..positions.end).contains(&boundary)
         {
-            let middle = first + snapshot - positions.start;
-            runs.push(StateRows { rows: first..middle, before, after: page });
-            (from, before) = (middle, Some(page));
+            let snapshot = Segment { first_row, rows: boundary - positions.start, old, new: slot(page) };
+            segments.push(snapshot);
+            (old, rows) = (Some(snapshot.new), rows - snapshot.rows);
+            first_row += snapshot.rows;
         }
-        runs.push(StateRows { rows: from..end, before, after: pages[1] });
+        segments.push(Segment { first_row, rows, old, new: slot(pages[1]) });
+        first_row += rows;
     }
-    runs
+    segments
+}
+
+/// Returns the slot of a page among the states of its group.
+fn slot(page: PageId) -> usize {
+    page as usize
 }
 
 /// Calls `job` with the index of each row of `out: [rows, width]` and the row. Uses all threads if there are many rows;

@@ -1,5 +1,6 @@
 //! Memory of state: a fixed number of floats per sequence for each layer.
 
+use ferrule_kernels::RowsMut;
 use ferrule_kernels::kv::PageId;
 
 /// States of one group. A page is the state of one sequence after some token, in all layers of the group.
@@ -17,14 +18,9 @@ impl StateStore {
         Some(Self { data, floats })
     }
 
-    /// Returns `floats` floats of a page from `first` on, which belong to one layer.
-    pub fn layer(&self, page: PageId, first: usize, floats: usize) -> &[f32] {
-        &self.data[page as usize * self.floats..][..self.floats][first..][..floats]
-    }
-
-    /// Returns the same floats to be written.
-    pub fn layer_mut(&mut self, page: PageId, first: usize, floats: usize) -> &mut [f32] {
-        &mut self.data[page as usize * self.floats..][..self.floats][first..][..floats]
+    /// Returns all pages from float `first` on, one per row.
+    pub fn rows_mut(&mut self, first: usize) -> RowsMut<'_> {
+        RowsMut::new(&mut self.data, self.floats, first)
     }
 
     pub fn copy_page(&mut self, from: PageId, to: PageId) {
@@ -34,7 +30,7 @@ impl StateStore {
 
     /// Returns the bytes of a page.
     pub fn page(&self, page: PageId) -> &[u8] {
-        bytemuck::cast_slice(self.layer(page, 0, self.floats))
+        bytemuck::cast_slice(&self.data[page as usize * self.floats..][..self.floats])
     }
 
     /// Overwrites a page.
@@ -42,7 +38,7 @@ impl StateStore {
     /// # Panics
     /// If the number of bytes is not that of a page.
     pub fn set_page(&mut self, page: PageId, bytes: &[u8]) {
-        let floats = self.floats;
-        bytemuck::cast_slice_mut(self.layer_mut(page, 0, floats)).copy_from_slice(bytes);
+        let page = &mut self.data[page as usize * self.floats..][..self.floats];
+        bytemuck::cast_slice_mut(page).copy_from_slice(bytes);
     }
 }

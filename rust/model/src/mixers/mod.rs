@@ -4,19 +4,21 @@
 //! the sequence memory and buffers that it needs, and the forward pass. [`mixers!`] registers them, one line each.
 
 mod attention;
+mod convolution;
+mod delta_net;
 mod feed_forward;
 mod short_convolution;
 
-use std::ops::Range;
-
-use ferrule_kernels::{Exec, PackedMatrix, PoolError, Scratch};
+use ferrule_kernels::scan::Segment;
+use ferrule_kernels::{Exec, PackedMatrix, PoolError, RowsMut};
 use serde::{Deserialize, Serialize};
 
-pub use attention::{AttentionSpec, HeadProjections, LatentProjections, ProjectionsSpec};
+pub use attention::{AttentionSpec, HeadProjections, LatentProjections, OutputGate, ProjectionsSpec};
+pub use delta_net::{DecaySpec, DeltaNetSpec};
 pub use feed_forward::{ClampSpec, DenseSpec, ExpertsSpec, GroupScore, RouterSpec, Scoring};
 pub use short_convolution::ShortConvolutionSpec;
 
-use crate::layer::{AdapterRows, RaggedRows, StateRows};
+use crate::layer::{AdapterRows, RaggedRows};
 use crate::limits::SpecError;
 use crate::memory::{Memory, MemoryNeed, Place};
 use crate::rope::RopeSpec;
@@ -102,25 +104,10 @@ impl MixerPass<'_> {
         self.place.expect("a mixer with sequence memory has a place in it")
     }
 
-    /// Calls `advance` with each run of rows, the mixer's state before it (zeros at the start of a sequence), and the
-    /// state after it to be written. `state` is a buffer for one state.
-    fn for_states(
-        &self,
-        memory: &mut Memory,
-        state: &mut Scratch<f32>,
-        floats: usize,
-        mut advance: impl FnMut(Range<usize>, &[f32], &mut [f32]) -> Result<(), PoolError>,
-    ) -> Result<(), PoolError> {
+    /// Returns the segments of the batch, and the states of the mixer from their float `offset` on, one per row.
+    fn states<'m>(&self, memory: &'m mut Memory, offset: usize) -> (&[Segment], RowsMut<'m>) {
         let Place { group, index } = self.place();
-        let (store, old) = (memory.state(group), state.take(floats));
-        for StateRows { rows, before, after } in &self.rows.states[group] {
-            match before {
-                Some(page) => old.copy_from_slice(store.layer(*page, index, floats)),
-                None => old.fill(0.0),
-            }
-            advance(rows.clone(), old, store.layer_mut(*after, index, floats))?;
-        }
-        Ok(())
+        (&self.rows.segments[group], memory.state(group).rows_mut(index + offset))
     }
 }
 
@@ -222,6 +209,8 @@ mixers! {
     dense: Dense(DenseSpec),
     /// Mixture of experts: a router chooses a few networks for each token.
     experts: Experts(ExpertsSpec),
+    /// Linear attention with a delta rule and a decay.
+    delta_net: DeltaNet(DeltaNetSpec),
     /// Gated short convolution.
     short_convolution: ShortConvolution(ShortConvolutionSpec),
 }

@@ -3,12 +3,13 @@
 //!
 //! The convolution is causal and depthwise. Its state is the last `taps - 1` rows of `b * x`.
 
-use ferrule_kernels::convolution::causal_convolution;
-use ferrule_kernels::{PackedMatrix, PoolError, Scratch};
+use ferrule_kernels::scan::{InputOutputGates, causal_convolution};
+use ferrule_kernels::{PackedMatrix, PoolError, Rows, Scratch};
 use serde::{Deserialize, Serialize};
 
+use super::convolution::Convolution;
 use super::{At, Mixer, MixerPass};
-use crate::layer::{adapted, for_rows};
+use crate::layer::adapted;
 use crate::limits::{SpecError, require};
 use crate::memory::{Memory, MemoryNeed};
 use crate::rope::RopeSpec;
@@ -26,16 +27,11 @@ pub struct ShortConvolutionSpec {
     pub bias: bool,
 }
 
-/// Upper limit for the number of taps, above that of any known model.
-const MAX_TAPS: usize = 64;
-
 /// Weights of a short convolution.
 pub(crate) struct ShortConvolution<M = PackedMatrix> {
     /// Rows: b, c, x.
     input: Linear<M>,
-    /// `[taps, channels]`
-    kernel: Vec<f32>,
-    bias: Option<Vec<f32>>,
+    convolution: Convolution,
     output: Linear<M>,
 }
 
@@ -44,11 +40,8 @@ pub(crate) struct ShortConvolution<M = PackedMatrix> {
 pub(crate) struct Buffers {
     /// Outputs of the projection from the input.
     bcx: Scratch<f32>,
-    /// Products of b and x.
+    /// Outputs of the convolution, times c.
     gated: Scratch<f32>,
-    /// Outputs of the convolution.
-    convolved: Scratch<f32>,
-    state: Scratch<f32>,
 }
 
 impl Mixer for ShortConvolutionSpec {
@@ -59,9 +52,7 @@ impl Mixer for ShortConvolutionSpec {
         require(&format!("{path}.channels"), self.channels, self.channels == hidden_size, || {
             format!("hidden_size ({hidden_size})")
         })?;
-        require(&format!("{path}.taps"), self.taps, (1..=MAX_TAPS).contains(&self.taps), || {
-            format!("in 1..={MAX_TAPS}")
-        })
+        Convolution::check(path, self.taps)
     }
 
     fn load<P: Packer>(
@@ -73,35 +64,25 @@ impl Mixer for ShortConvolutionSpec {
         let Self { channels, taps, bias } = *self;
         let (hidden, usual) = (loader.hidden_size(), loader.usual());
         let parts = ["b", "c", "x"].map(|role| (role, channels, usual));
-        let stored = loader.table("a convolution", &format!("{at}kernel.weight"), [channels, taps])?;
-        let mut kernel = stored.clone();
-        for (tap, row) in kernel.chunks_exact_mut(channels).enumerate() {
-            row.iter_mut().zip(stored.chunks_exact(taps)).for_each(|(weight, channel)| *weight = channel[tap]);
-        }
         Ok(ShortConvolution {
             input: loader.linear(packer, at, &parts, hidden, bias)?,
-            kernel,
-            bias: match bias {
-                true => Some(loader.vector(&format!("{at}kernel.bias"), channels)?),
-                false => None,
-            },
+            convolution: Convolution::load(loader, at, channels, taps, bias)?,
             output: loader.linear(packer, at, &[("output", hidden, usual)], channels, bias)?,
         })
     }
 
     fn list<'a, M>(weights: &'a ShortConvolution<M>, tensors: &mut Tensors<'a, M>) {
         tensors.linear(&weights.input);
-        tensors.vectors.push(&weights.kernel);
-        tensors.vectors.extend(&weights.bias);
+        weights.convolution.list(tensors);
         tensors.linear(&weights.output);
     }
 
     fn memory(&self) -> Option<MemoryNeed> {
-        Some(MemoryNeed::State { floats: (self.taps - 1) * self.channels })
+        Some(MemoryNeed::State { floats: Convolution::state_len(self.channels, self.taps) })
     }
 
     fn buffer_floats(&self, _: usize, rows: usize) -> usize {
-        (5 * rows + self.taps) * self.channels
+        4 * rows * self.channels
     }
 
     fn longest_input(&self, hidden_size: usize) -> usize {
@@ -117,34 +98,15 @@ impl Mixer for ShortConvolutionSpec {
         buffers: &mut Buffers,
         out: &mut [f32],
     ) -> Result<(), PoolError> {
-        let Self { channels: width, taps, .. } = *self;
-        let (MixerPass { exec, adapters, .. }, rows) = (pass, pass.rows.count);
-        let Buffers { bcx, gated, convolved, state } = buffers;
-        let bcx = bcx.take(rows * 3 * width);
-        adapted(exec, &weights.input, *adapters, x, bcx)?;
-        let part = |row: usize, index: usize| &bcx[(3 * row + index) * width..][..width];
-        let gated = gated.take(rows * width);
-        for_rows(exec, rows, gated, width, |row, out| {
-            let factors = part(row, 0).iter().zip(part(row, 2));
-            out.iter_mut().zip(factors).for_each(|(out, (b, x))| *out = b * x);
-        })?;
-        let convolved = convolved.take(rows * width);
-        pass.for_states(memory, state, (taps - 1) * width, |rows, old, new| {
-            let at = rows.start * width..rows.end * width;
-            let gated = &gated[at.clone()];
-            // The new tail is the end of the old one followed by the new rows.
-            let kept = old.len().saturating_sub(gated.len());
-            new[..kept].copy_from_slice(&old[old.len() - kept..]);
-            let added = old.len() - kept;
-            new[kept..].copy_from_slice(&gated[gated.len() - added..]);
-            causal_convolution(exec, gated, old, &weights.kernel, width, &mut convolved[at])
-        })?;
-        for_rows(exec, rows, convolved, width, |row, out| {
-            if let Some(bias) = &weights.bias {
-                out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
-            }
-            out.iter_mut().zip(part(row, 1)).for_each(|(out, c)| *out *= c);
-        })?;
-        adapted(exec, &weights.output, *adapters, convolved, out)
+        let (channels, rows) = (self.channels, pass.rows.count);
+        let Buffers { bcx, gated } = buffers;
+        let bcx = bcx.take(rows * 3 * channels);
+        adapted(&pass.exec, &weights.input, pass.adapters, x, bcx)?;
+        let [input, output, x] = [0, 1, 2].map(|part| Rows::new(bcx, 3 * channels, part * channels));
+        let convolution = weights.convolution.kernel(None, Some(InputOutputGates { input, output }));
+        let gated = gated.take(rows * channels);
+        let (segments, states) = pass.states(memory, 0);
+        causal_convolution(&pass.exec, x, &convolution, segments, states, gated)?;
+        adapted(&pass.exec, &weights.output, pass.adapters, gated, out)
     }
 }

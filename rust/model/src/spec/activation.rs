@@ -21,6 +21,8 @@ pub enum ActivationSpec {
     Relu2,
     /// tanh(x)
     Tanh,
+    /// 1 / (1 + e^-x)
+    Sigmoid,
 }
 
 impl From<ActivationSpec> for Activation {
@@ -33,6 +35,7 @@ impl From<ActivationSpec> for Activation {
             ActivationSpec::Relu => Self::Relu,
             ActivationSpec::Relu2 => Self::Relu2,
             ActivationSpec::Tanh => Self::Tanh,
+            ActivationSpec::Sigmoid => Self::Sigmoid,
         }
     }
 }

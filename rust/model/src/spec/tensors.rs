@@ -8,7 +8,7 @@ use crate::limits::{SpecError, require, size};
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorSpec {
-    /// Names of one tensor, or of several of the same shape whose rows are stacked. `2_Dense/linear.weight` is in a
+    /// Names of one tensor, or of several whose rows are concatenated. `2_Dense/linear.weight` is in a
     /// subfolder of the checkpoint.
     pub names: Vec<String>,
     /// Whether the matrix is stored as `[inputs, outputs]`.
@@ -17,6 +17,9 @@ pub struct TensorSpec {
     pub part: Option<PartSpec>,
     /// Index of the matrix, if several matrices are stored as one tensor.
     pub stack: Option<StackSpec>,
+    /// Place in checkpoints that have no tensor of the first name.
+    #[serde(default)]
+    pub alternative: Option<Box<TensorSpec>>,
 }
 
 /// Runs of `rows` rows, one every `stride` rows, from row `first` on.
@@ -68,6 +71,15 @@ impl TensorSpec {
         if let Some(StackSpec { index, of }) = self.stack {
             size(&format!("{path}.stack.of"), of)?;
             require(&format!("{path}.stack.index"), index, index < of, || format!("below {of}"))?;
+        }
+        if let Some(alternative) = &self.alternative {
+            require(
+                &format!("{path}.alternative.alternative"),
+                "another one",
+                alternative.alternative.is_none(),
+                || "null".to_owned(),
+            )?;
+            alternative.check(&format!("{path}.alternative"))?;
         }
         Ok(())
     }

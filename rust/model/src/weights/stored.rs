@@ -1,5 +1,7 @@
 //! Stored matrices: a view of a checkpoint's tensor, or random numbers.
 
+use std::borrow::Cow;
+
 use ferrule_formats::{BlockLayout, Checkpoint, CheckpointError, WeightTensor};
 use ferrule_kernels::RowSource;
 use ferrule_kernels::quant::{GroupedFormat, Q8_0};
@@ -78,16 +80,26 @@ impl<'a> View<'a> {
         all_rows: usize,
         columns: Option<usize>,
     ) -> Result<Vec<Self>, LoadError> {
-        let place = spec.tensor(role)?;
-        let rows = all_rows / place.names.len();
-        let part = place.part.unwrap_or_else(|| PartSpec::whole(rows));
-        let whole = rows * place.names.len() == all_rows && rows.is_multiple_of(part.rows);
-        let stored_rows = part.stored_rows(rows);
+        let usual = spec.tensor(role)?;
+        let place = match &usual.alternative {
+            Some(other) if !checkpoint.has(&name_in(checkpoint, spec, &usual.names[0])) => other,
+            _ => usual,
+        };
         let width = columns.unwrap_or(1);
-        let matrix = stored_rows.saturating_mul(width);
-        let first = place.stack.map_or(0, |stack| stack.index.saturating_mul(matrix));
-        let views = place.names.iter().map(|name| {
+        let mut left = all_rows;
+        let views = place.names.iter().zip((1..=place.names.len()).rev()).map(|(name, names_left)| {
             let tensor = find(checkpoint, spec, name)?;
+            // Tensors whose rows are concatenated may differ in their number of rows.
+            let rows = match (names_left, place.part) {
+                (1, _) => left,
+                (_, None) => left.min(tensor.elements() / width.max(1)),
+                (_, Some(_)) => left / names_left,
+            };
+            left -= rows;
+            let part = place.part.unwrap_or_else(|| PartSpec::whole(rows));
+            let stored_rows = part.stored_rows(rows);
+            let matrix = stored_rows.saturating_mul(width);
+            let first = place.stack.map_or(0, |stack| stack.index.saturating_mul(matrix));
             let transposed = place.transposed && !tensor.is_outputs_first();
             let mut expected = match columns {
                 None => vec![stored_rows],
@@ -109,7 +121,7 @@ impl<'a> View<'a> {
             let same = tensor.shape() == expected
                 || joined.as_deref() == Some(tensor.shape())
                 || (like && tensor.elements() == matrix);
-            if !same || !whole {
+            if !same || !rows.is_multiple_of(part.rows) {
                 return Err(LoadError::Shape {
                     tensor: tensor.name().to_owned(),
                     found: tensor.shape().to_vec(),
@@ -248,8 +260,13 @@ impl<'a> View<'a> {
 
 /// Finds the tensor of a name, or of the name with another of the spec's prefixes.
 fn find<'a>(checkpoint: &'a Checkpoint, spec: &ModelSpec, name: &str) -> Result<WeightTensor<'a>, LoadError> {
+    Ok(checkpoint.weight(&name_in(checkpoint, spec, name))?)
+}
+
+/// Returns a name as it is, or with another of the spec's prefixes if the checkpoint has only that one.
+fn name_in<'n>(checkpoint: &Checkpoint, spec: &ModelSpec, name: &'n str) -> Cow<'n, str> {
     let with = |(usual, other): &(String, String)| Some(format!("{other}{}", name.strip_prefix(usual.as_str())?));
     let mut others = spec.prefixes.iter().filter_map(with);
     let other = if checkpoint.has(name) { None } else { others.find(|other| checkpoint.has(other)) };
-    Ok(checkpoint.weight(other.as_deref().unwrap_or(name))?)
+    other.map_or(Cow::Borrowed(name), Cow::Owned)
 }

@@ -3,6 +3,7 @@
 mod heads;
 mod latent;
 
+use ferrule_kernels::activation::{Activation, activate, apply_gate};
 use ferrule_kernels::attention::{AttentionShape, attention};
 use ferrule_kernels::kv::{KvShape, KvStore};
 use ferrule_kernels::rope::{Rope, rope_in_place};
@@ -10,7 +11,7 @@ use ferrule_kernels::{PackedMatrix, PoolError, Rows, RowsMut, Scratch};
 use serde::{Deserialize, Serialize};
 
 use super::{At, Mixer, MixerPass};
-use crate::layer::adapted;
+use crate::layer::{adapted, for_rows};
 use crate::limits::{SpecError, finite, positive, require, size};
 use crate::memory::{Memory, MemoryNeed, Place};
 use crate::rope::{RopeRows, RopeSpec};
@@ -43,6 +44,18 @@ pub struct AttentionSpec {
     pub alibi_slopes: Option<Vec<f32>>,
     /// Attention sinks: whether each head has a learned logit that takes part in the softmax and adds no value.
     pub sinks: bool,
+    /// Gate of the output before its projection: the sigmoid of a projection of the input.
+    pub output_gate: Option<OutputGate>,
+}
+
+/// Unit of attention's output that has its own gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputGate {
+    /// Each element of each head.
+    Elements,
+    /// Each head.
+    Heads,
 }
 
 /// Projections to queries, keys and values.
@@ -59,6 +72,7 @@ pub enum ProjectionsSpec {
 pub(crate) struct Attention<M = PackedMatrix> {
     projections: Projections<M>,
     output: Linear<M>,
+    output_gate: Option<Linear<M>>,
     /// Attention sinks: one logit per head.
     sinks: Option<Vec<f32>>,
 }
@@ -71,10 +85,16 @@ enum Projections<M> {
 /// Buffers of attention. Shapes: `[rows, width]`.
 #[derive(Default)]
 pub(crate) struct Buffers {
+    inner: InnerBuffers,
+    /// Gates of the output.
+    gates: Scratch<f32>,
+}
+
+/// Buffers of projections and scores.
+#[derive(Default)]
+struct InnerBuffers {
     /// Outputs of the projections from the mixer's input.
     qkv: Scratch<f32>,
-    /// Values that are copies of the keys.
-    values: Scratch<f32>,
     /// Outputs of attention.
     mixed: Scratch<f32>,
     latent: latent::Buffers,
@@ -86,6 +106,15 @@ impl AttentionSpec {
         match &self.projections {
             ProjectionsSpec::Heads(HeadProjections { value_dim, .. })
             | ProjectionsSpec::Latent(LatentProjections { value_dim, .. }) => self.heads * value_dim,
+        }
+    }
+
+    /// Returns the number of gates of the output.
+    fn gates(&self) -> usize {
+        match self.output_gate {
+            None => 0,
+            Some(OutputGate::Elements) => self.output_columns(),
+            Some(OutputGate::Heads) => self.heads,
         }
     }
 }
@@ -140,11 +169,17 @@ impl Mixer for AttentionSpec {
         };
         let output = [("output", loader.hidden_size(), loader.usual())];
         let output = loader.linear(packer, at, &output, self.output_columns(), self.output_bias)?;
+        let output_gate = match self.gates() {
+            0 => None,
+            gates => {
+                Some(loader.linear(packer, at, &[("gate", gates, loader.usual())], loader.hidden_size(), false)?)
+            }
+        };
         let sinks = match self.sinks {
             true => Some(loader.vector(&format!("{at}sinks.weight"), self.heads)?),
             false => None,
         };
-        Ok(Attention { projections, output, sinks })
+        Ok(Attention { projections, output, output_gate, sinks })
     }
 
     fn list<'a, M>(weights: &'a Attention<M>, tensors: &mut Tensors<'a, M>) {
@@ -153,6 +188,7 @@ impl Mixer for AttentionSpec {
             Projections::Latent(latent) => latent.list(tensors),
         }
         tensors.linear(&weights.output);
+        weights.output_gate.iter().for_each(|gate| tensors.linear(gate));
         tensors.vectors.extend(&weights.sinks);
     }
 
@@ -165,10 +201,11 @@ impl Mixer for AttentionSpec {
     }
 
     fn buffer_floats(&self, _: usize, rows: usize) -> usize {
-        rows * match &self.projections {
+        let inner = match &self.projections {
             ProjectionsSpec::Heads(heads) => heads.floats(self.heads),
             ProjectionsSpec::Latent(latent) => latent.floats(self.heads),
-        }
+        };
+        rows * (inner + self.gates())
     }
 
     fn longest_input(&self, hidden_size: usize) -> usize {
@@ -187,6 +224,7 @@ impl Mixer for AttentionSpec {
     ) -> Result<(), PoolError> {
         let store = memory.pages(pass.place().group);
         let attention = AttentionPass { pass, weights, spec: self };
+        let Buffers { inner: buffers, gates } = buffers;
         let mixed = match (&weights.projections, &self.projections) {
             (Projections::Heads(weights), ProjectionsSpec::Heads(spec)) => {
                 attention.heads(store, weights, spec, x, buffers)?
@@ -196,7 +234,26 @@ impl Mixer for AttentionSpec {
             }
             _ => unreachable!("weights are loaded as the spec says"),
         };
+        if let Some(gate) = &weights.output_gate {
+            let gates = gates.take(pass.rows.count * self.gates());
+            adapted(&pass.exec, gate, pass.adapters, x, gates)?;
+            self.apply_gates(pass, gates, mixed)?;
+        }
         adapted(&pass.exec, &weights.output, pass.adapters, mixed, out)
+    }
+}
+
+impl AttentionSpec {
+    /// Multiplies the output by the sigmoid of its gates.
+    fn apply_gates(&self, pass: &MixerPass<'_>, gates: &mut [f32], mixed: &mut [f32]) -> Result<(), PoolError> {
+        let columns = self.output_columns();
+        if self.gates() == columns {
+            return apply_gate(&pass.exec, mixed, columns, Rows::new(gates, columns, 0), Activation::Sigmoid);
+        }
+        activate(&pass.exec, gates, Activation::Sigmoid)?;
+        for_rows(&pass.exec, pass.rows.count, mixed, columns / self.heads, |index, head| {
+            head.iter_mut().for_each(|x| *x *= gates[index]);
+        })
     }
 }
 
@@ -232,7 +289,7 @@ impl AttentionPass<'_> {
         keys: Rows<'_>,
         values: Rows<'_>,
         mixed: &'b mut Scratch<f32>,
-    ) -> Result<&'b [f32], PoolError> {
+    ) -> Result<&'b mut [f32], PoolError> {
         let MixerPass { exec, causal, rows, .. } = self.pass;
         let (spec, Place { group, index }) = (self.spec, self.pass.place());
         store.write(exec, index, &rows.places[group], keys, values)?;
