@@ -15,11 +15,11 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 # Files whose language is checked.
-PROSE := *.md docs examples benches tools tests scripts .ci Makefile pyproject.toml zensical.toml rust python
+PROSE := *.md docs examples benches fuzz tools tests scripts .ci Makefile pyproject.toml zensical.toml rust python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check lint rust-test python-test develop release harness versions docs dist bench tools clean
+.PHONY: help demo test check lint rust-test python-test develop release harness versions docs dist fuzz fuzz-rust fuzz-python bench tools clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -75,6 +75,30 @@ dist: $(VENV)/ready ## build dist/*.tar.gz and dist/*.whl, and test the wheel in
 	rm -f dist/*.tar.gz dist/*.whl
 	$(MATURIN) build --release --sdist --out dist
 	scripts/try-wheel $(PYTHON) dist/*.whl
+
+FUZZ_SECONDS ?= 60
+# Inputs are limited to 8 KiB, 10 seconds and 2 GiB.
+FUZZ_LIMITS := -max_len=8192 -timeout=10 -rss_limit_mb=2048
+FUZZ := target/fuzz
+
+fuzz: fuzz-rust fuzz-python ## run each fuzz target for FUZZ_SECONDS (60)
+
+fuzz-rust: tools ## run the targets of fuzz/fuzz_targets; needs the crate cargo-fuzz
+	@# The sanitizers are unstable options of rustc, which RUSTC_BOOTSTRAP allows on a stable toolchain.
+	@for target in $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs))); do \
+	    mkdir -p $(FUZZ)/corpus/$$target; \
+	    RUSTC_BOOTSTRAP=1 cargo fuzz run --target-dir $(FUZZ) $$target $(FUZZ)/corpus/$$target fuzz/seeds/$$target -- \
+	        -max_total_time=$(FUZZ_SECONDS) $(FUZZ_LIMITS) || exit 1; \
+	done
+
+fuzz-python: $(VENV)/ready ## run the targets of fuzz/python, with atheris in target/
+	@test -d $(FUZZ)/atheris || $(BIN)/uv --quiet pip install --target $(FUZZ)/atheris atheris==3.0.0
+	@for target in $(basename $(notdir $(wildcard fuzz/python/*.py))); do \
+	    mkdir -p $(FUZZ)/corpus/$$target; \
+	    PYTHONPATH=$(FUZZ)/atheris:python:tests $(BIN)/python fuzz/python/$$target.py \
+	        $(FUZZ)/corpus/$$target fuzz/seeds/$$target -artifact_prefix=$(FUZZ)/$$target- \
+	        -max_total_time=$(FUZZ_SECONDS) $(FUZZ_LIMITS) || exit 1; \
+	done
 
 bench: release ## measure the ceilings of this machine, and prefill and decode of the embedded model
 	$(BIN)/ferrule bench --machine
