@@ -82,7 +82,7 @@ def _window(config: Config) -> int | None:
 
 
 def _rope(config: Config, layer_type: str) -> Rope:
-    """Sliding layers have a base of their own."""
+    """Sliding layers have a separate base."""
     if layer_type == LAYER_TYPES[1] and "swa_rope_theta" in config:
         config = config.without("rope_theta").spelled(rope_theta="swa_rope_theta")
     return read_rope(config, config.head_dim, layer_type, partial=1.0)
