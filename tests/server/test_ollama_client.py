@@ -167,6 +167,22 @@ def test_model_descriptions(client: ollama.Client, live: Live) -> None:
     assert tuple(map(int, version.split("."))) >= (0, 12, 11), "log-probabilities"
 
 
+@pytest.mark.parametrize(
+    ("settings", "capabilities"),
+    [
+        ({"chat_template": "{{ messages[-1].content }}<think></think>"}, ["completion", "tools", "thinking"]),
+        ({"tool_call_parser": None}, ["completion"]),
+        ({"reasoning_parser": "qwen3"}, ["completion", "tools", "thinking"]),
+    ],
+)
+def test_capabilities_follow_the_settings_of_the_server(settings: dict[str, Any], capabilities: list[str]) -> None:
+    with serving(ServerSettings(ollama=True, **settings)) as live, ollama.Client(live.url) as client:
+        shown = client.show("tiny")
+    assert shown.capabilities == capabilities
+    if "chat_template" in settings:
+        assert shown.template == settings["chat_template"]
+
+
 def test_digests_differ_between_adapters(tmp_path: Path) -> None:
     def digests(seed: int) -> dict[str, str]:
         folder = tmp_path / str(seed)

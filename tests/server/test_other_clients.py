@@ -87,6 +87,15 @@ def test_a_parsed_answer_can_be_sent_back(scripted: ScriptedServer) -> None:
         assert "X-Ferrule-Ignored-Fields" not in handed.headers
 
 
+def test_an_answer_of_litellm_can_be_sent_back(scripted: ScriptedServer) -> None:
+    answer = scripted.live.chat(tools=[WEATHER]).json["choices"][0]["message"]
+    answer["provider_specific_fields"] = {"refusal": None}
+    results = [{"role": "tool", "tool_call_id": each["id"], "content": "Sunny."} for each in answer["tool_calls"]]
+    again = scripted.live.chat(messages=[*MESSAGES, answer, *results])
+    assert again.status == 200, again.body
+    assert "X-Ferrule-Ignored-Fields" not in again.headers
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
+from ferrule._api.info import parsers
 from ferrule.errors import FerruleError, UnsupportedTaskError
 from ferrule.server.models import ServedModel
 from ferrule.server.ollama.protocol import ModelDetails, ModelTag, RunningModel, ShowResponse, timestamp
+from ferrule.server.settings import AUTO, ServerSettings
 
 FOREVER = 2**63 / 1e9
 """Seconds that a model stays loaded: the maximum that Ollama can express."""
@@ -31,14 +34,15 @@ def running(served: ServedModel, created: float) -> RunningModel:
     )
 
 
-def show(served: ServedModel, created: float) -> ShowResponse:
+def show(served: ServedModel, settings: ServerSettings, created: float) -> ShowResponse:
     """Describes a model for /api/show; `created` is the time of loading, in seconds since 1970."""
     info = served.info
+    templates = _templates(served, settings)
     family = info["architecture"]
     defaults = served.llm.generation_config.given()
     return ShowResponse(
         parameters="\n".join(f"{name} {json.dumps(value)}" for name, value in defaults.items()),
-        template=served.llm.chat_templates.get("default", ""),
+        template=templates.get("default", ""),
         modified_at=timestamp(created),
         details=_details(served),
         model_info={
@@ -50,7 +54,7 @@ def show(served: ServedModel, created: float) -> ShowResponse:
             f"{family}.embedding_length": info["hidden_size"],
             f"{family}.vocab_size": info["vocab_size"],
         },
-        capabilities=_capabilities(served),
+        capabilities=_capabilities(served, settings, templates),
     )
 
 
@@ -82,11 +86,20 @@ def _details(served: ServedModel) -> ModelDetails:
     )
 
 
-def _capabilities(served: ServedModel) -> list[str]:
+def _templates(served: ServedModel, settings: ServerSettings) -> dict[str, str]:
+    """Returns the chat templates that requests use."""
+    own = served.llm.chat_templates
+    chosen = settings.chat_template
+    return own if chosen is None else {"default": own.get(chosen, chosen)}
+
+
+def _capabilities(served: ServedModel, settings: ServerSettings, templates: Mapping[str, str]) -> list[str]:
     if not _generates(served):
         return ["embedding"]
-    kinds = {"tools": "tool_call_parser", "thinking": "reasoning_parser"}
-    return ["completion", *(kind for kind, parser in kinds.items() if served.info[parser] is not None)]
+    implied = parsers(templates, served.info["architecture"])
+    given = {"tools": settings.tool_call_parser, "thinking": settings.reasoning_parser}
+    found = zip(given, given.values(), implied, strict=True)
+    return ["completion", *(kind for kind, name, auto in found if (auto if name == AUTO else name) is not None)]
 
 
 def _generates(served: ServedModel) -> bool:

@@ -128,7 +128,7 @@ def router(server: Context) -> APIRouter:
     @routes.post("/show")
     async def api_show(request: ShowRequest) -> ShowResponse:
         """Describes a model."""
-        return show(find(server, request.model), server.models.created)
+        return show(find(server, request.model), server.settings, server.models.created)
 
     @routes.get("/version")
     async def api_version() -> Version:

@@ -35,6 +35,7 @@ MESSAGE_FIELDS: FieldRules = {
     "audio": Unsupported("the server reads text only"),
     "function_call": Unsupported("use tool_calls"),
     "parsed": ACCEPTED,  # added by OpenAI's client to the content
+    "provider_specific_fields": ACCEPTED,  # added by LiteLLM
     "refusal": Unsupported("chat templates have no refusals"),
 }
 """Fields of messages that come back from an answer."""
