@@ -73,6 +73,16 @@ def is_figures(cells: list[str]) -> bool:
     return len(cells) == 6
 
 
+def test_client_versions_equal_tested_ones() -> None:
+    found = {
+        row.split("|")[2].strip("`"): row.split("|")[1] for row in rows(DOCS / "clients.md") if "_client.py`" in row
+    }
+    for program in sorted((ROOT / "tests" / "clients" / "programs").glob("*.py")):
+        clients = re.findall(r'^#     "([\w-]+)(?:\[[\w,]+\])?==([\d.]+)",$', program.read_text(), re.MULTILINE)
+        assert found.pop(program.name) == ", ".join(" ".join(client) for client in clients)
+    assert not found
+
+
 def test_troubleshooting_messages_exist_in_sources() -> None:
     loading = (DOCS / "troubleshooting.md").read_text().split("## Requests")[0]
     messages = [row.split("|")[1].strip("`") for row in rows(DOCS / "troubleshooting.md") if row.startswith("|`")]

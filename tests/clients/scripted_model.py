@@ -18,7 +18,7 @@ from ferrule._text.prompt import Prompt
 from ferrule.outputs import StreamStep
 
 RESULT = "21 degrees"
-"""What the tool returns."""
+"""Result of the tool."""
 VALUES: dict[str, object] = {"city": "Paris", "celsius": 21, "answer": RESULT}
 """Arguments of calls and members of JSON answers."""
 REPORT = {name: VALUES[name] for name in ("city", "celsius")}
@@ -63,16 +63,13 @@ def script(prompt: str) -> list[str]:
     """Returns the texts that a model could write after a rendered conversation, the best one first."""
     report = json.dumps(REPORT, separators=(",", ":"))
     answers = [f"Here it is:\n\n```json\n{report}\n```", report] if "JSON" in prompt else [ANSWER, report]
-    tools = {tool["name"]: tool for tool in offered_tools(prompt)}
-    answered = RESULT in prompt.rpartition("<|user|>")[2]
-    others = [tool for name, tool in tools.items() if name != TOOL]
-    called = tools.get(TOOL) if not answered or not others else None
-    if called is None and others:
-        called = others[0]
-    if called is None:
+    tools = list(offered_tools(prompt))
+    if not tools:
         return answers
-    calls = call_texts(called)
-    return [*answers, *calls] if answered and not others else [*calls, *answers]
+    reported = RESULT in prompt.rpartition("<|user|>")[2]
+    called = min(tools, key=lambda tool: (tool["name"] == TOOL) == reported)
+    calls = list(call_texts(called))
+    return [*answers, *calls] if reported and called["name"] == TOOL else [*calls, *answers]
 
 
 def call_texts(tool: Mapping[str, Any]) -> Iterator[str]:

@@ -17,7 +17,6 @@ import pytest
 
 from clients.scripted_model import ScriptedLLM
 from ferrule.server import ServerSettings
-from page_blocks import ROOT
 from server.live import Live, serving
 
 pytestmark = [
@@ -65,7 +64,9 @@ def installed() -> Iterator[dict[Path, Future[None]]]:
 @pytest.fixture(scope="module")
 def live(long_model: Path) -> Iterator[Live]:
     """A server that refuses unknown fields. Agents have longer prompts than the context of the embedded model."""
-    with serving(ServerSettings(ollama=True, unknown_fields="reject"), llm=lambda: ScriptedLLM(str(long_model))) as live:
+    with serving(
+        ServerSettings(ollama=True, unknown_fields="reject"), llm=lambda: ScriptedLLM(str(long_model))
+    ) as live:
         yield live
 
 
@@ -73,9 +74,3 @@ def live(long_model: Path) -> Iterator[Live]:
 def test_client(program: Path, live: Live, installed: dict[Path, Future[None]]) -> None:
     installed[program].result()
     run_uv("run", "--offline", "--python", sys.executable, "--script", program, live.url, "tiny", seconds=RUN_SECONDS)
-
-
-def test_every_program_is_documented() -> None:
-    page = (ROOT / "docs" / "clients.md").read_text()
-    for program in PROGRAMS:
-        assert f"tests/clients/programs/{program.name}" in page

@@ -27,7 +27,8 @@ QUESTION = "What is the weather in Paris?"
 endpoints = EndpointSupport(complete=True, stream=True, models=True)
 access = AccessPolicy(provider="ferrule", supports=endpoints, auth_modes=("bearer",), base_url=f"{url}/v1")
 register_provider(
-    ProviderDefinition.chat(access, compat=OpenAIChatCompat.preset("vllm")), supports=ModelSupport(function_calling=True, response_schema=True)
+    ProviderDefinition.chat(access, compat=OpenAIChatCompat.preset("vllm")),
+    supports=ModelSupport(function_calling=True, response_schema=True),
 )
 fields: dict[str, Any] = {"api_key": "none", "cache": False, "num_retries": 0}
 LMS = dspy.LM(f"ferrule/{model}", **fields), dspy.LM(f"openai/{model}", api_base=f"{url}/v1", **fields)
@@ -65,5 +66,7 @@ with dspy.context(lm=LMS[0], adapter=dspy.JSONAdapter(use_native_function_callin
     (call,) = dspy.Predict(Calls)(question=QUESTION, tools=[dspy.Tool(get_weather)]).calls.tool_calls
     assert (call.name, call.args) == ("get_weather", {"city": "Paris"})
 
-one, two = dspy.Embedder(f"openai/{model}", api_base=f"{url}/v1", api_key="none", caching=False)(["Paris", "The capital of Italy"])
+one, two = dspy.Embedder(f"openai/{model}", api_base=f"{url}/v1", api_key="none", caching=False)(
+    ["Paris", "The capital of Italy"]
+)
 assert len(one) == len(two) > 0

@@ -52,12 +52,13 @@ def get_weather(city: str) -> str:
 
 
 messages = [ChatMessage.from_user(QUESTION)]
+parts: list[str] = []
 
 for generator in (OpenAIChatGenerator, OpenAIResponsesChatGenerator):
     # Chat, and the same as a stream.
     (reply,) = generator(**fields).run(messages)["replies"]
     assert reply.text
-    parts: list[str] = []
+    parts.clear()
     streamed = generator(**fields, streaming_callback=lambda chunk: parts.append(chunk.content)).run(messages)
     assert "".join(parts) == streamed["replies"][0].text == reply.text
 

@@ -64,4 +64,6 @@ for mode in ANTHROPIC_MODES:
     client = instructor.from_anthropic(anthropic, mode=mode)
     assert client.create(**asked, response_model=Report, max_tokens=200).model_dump() == REPORT, mode
 client = instructor.from_anthropic(anthropic, mode=Mode.ANTHROPIC_PARALLEL_TOOLS)
-assert [each.model_dump() for each in client.create(**asked, response_model=Iterable[Report], max_tokens=200)] == [REPORT]
+assert [each.model_dump() for each in client.create(**asked, response_model=Iterable[Report], max_tokens=200)] == [
+    REPORT
+]

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #     "llama-index-llms-openai-like==0.8.1",
-#     "llama-index-embeddings-openai-like",
+#     "llama-index-embeddings-openai-like==0.4.0",
 # ]
 #
 # [tool.uv]

@@ -79,7 +79,12 @@ assert response.output_text == text
 with client.responses.stream(model=model, input=QUESTION) as events:
     assert events.get_final_response().output_text == text
 assert client.responses.parse(model=model, input=QUESTION, text_format=Report).output_parsed == REPORT
-function: Any = {"type": "function", "name": "get_weather", "parameters": GetWeather.model_json_schema(), "strict": True}
+function: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": GetWeather.model_json_schema(),
+    "strict": True,
+}
 response = client.responses.create(model=model, input=QUESTION, tools=[function])
 (item,) = response.output
 assert item.type == "function_call"

@@ -45,22 +45,23 @@ MODELS: list[Model] = [
     AnthropicModel(model, provider=anthropic, profile={"supports_json_schema_output": True}),
     OllamaModel(model, provider=OllamaProvider(base_url=f"{url}/v1")),
 ]
+calls: list[str] = []
 QUESTION = "What is the weather in Paris?"
 
 for chat in MODELS:
     for output in (str, ToolOutput(Report), NativeOutput(Report), PromptedOutput(Report)):
         agent = Agent(chat, output_type=output, system_prompt="Answer with the weather.")
-        calls: list[str] = []
+        calls.clear()
 
         @agent.tool_plain
         def get_weather(city: str) -> str:
             """Get the weather in a city."""
-            calls.append(city)  # noqa: B023 - runs in this iteration
+            calls.append(city)
             return "21 degrees"
 
         found = agent.run_sync(QUESTION).output
         assert calls == ["Paris"], calls
-        assert (found if output is str else found == Report(city="Paris", celsius=21)), found
+        assert found if output is str else found == Report(city="Paris", celsius=21), found
         stream = agent.run_stream_sync(QUESTION)
         assert stream.get_output() == found
 
