@@ -66,8 +66,7 @@ for chat in MODELS:
         assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
 
     # A parsed answer, by a schema and by a tool.
-    methods = ["json_schema", "function_calling"]
-    for method in methods:
+    for method in ("json_schema", "function_calling"):
         assert chat.with_structured_output(Report, method=method).invoke(QUESTION) == REPORT
 
     # Agents: plain, with a schema, and with a tool that reports.
