@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from archs.specs import LEFT_OUT, assert_refused, spec_of, windows
-from ferrule.archs.spec import LongRopeScaling, Part, Tensor
+from archs.specs import LEFT_OUT, assert_refused, heads, last_experts, spec_of, windows
+from ferrule.archs.spec import LmHead, LongRopeScaling, Part, Tensor
 
 LONGROPE: dict[str, Any] = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok must be 2, got 3"),
+    ("phimoe", {"router_jitter_noise": -0.1}, "router_jitter_noise must be a finite number from 0, got -0.1"),
     ("phi", {"qk_layernorm": "yes"}, "qk_layernorm must be true or false"),
     ("phi3", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type must be default or"),
     (
@@ -47,3 +49,14 @@ def test_phi3_fused_projections() -> None:
     name = "model.layers.2.mlp.gate_up_proj.weight"
     assert spec.tensors["layers.2.ffn.up.weight"] == Tensor((name,), part=Part(160, 160, 320))
     assert (spec.ropes[0].rotary_dim, windows(spec)) == (12, [8, 8, 8])
+
+
+def test_phimoe_router_and_biases() -> None:
+    spec = spec_of("phimoe")
+    router = last_experts(spec).router
+    assert (router.scoring, router.jitter, router.normalize) == ("sparse_mixer", 0.01, False)
+    assert (heads(spec).bias, spec.layers[0].attention.output_bias) == (True, True)
+    assert spec.lm_head == LmHead(tied=False, bias=True)
+    bare = spec_of("phimoe", attention_bias=LEFT_OUT, lm_head_bias=LEFT_OUT, router_jitter_noise=0.2)
+    assert (heads(bare).bias, bare.lm_head) == (False, LmHead(tied=False))
+    assert last_experts(bare).router.jitter == 0.2

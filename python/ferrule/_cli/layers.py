@@ -20,6 +20,7 @@ from ferrule.archs.spec import (
     Rope,
     Router,
     ShortConvolution,
+    Xielu,
 )
 
 OVER = {"head": "per head", "each_head": "per head, with separate weights", "heads": "over all heads"}
@@ -71,12 +72,9 @@ def _attention(attention: Attention, ropes: Sequence[Rope]) -> Iterator[str]:
             yield f"keys of {latent.nope_dim:,} + {latent.rope_dim:,} with RoPE, values of {latent.value_dim:,}"
             usual = (latent.nope_dim + latent.rope_dim) ** -0.5
     yield "no RoPE" if attention.rope is None else _rope(ropes[attention.rope], attention)
-    if attention.window is not None:
-        yield f"window of {attention.window:,}"
-    if attention.alibi_slopes is not None:
-        yield "ALiBi"
-    if attention.sinks:
-        yield "sinks"
+    yield from _mask(attention)
+    if attention.output_norm is not None:
+        yield f"{_norm(attention.output_norm)} before the output projection"
     if attention.output_gate is not None:
         yield f"gated output (per {attention.output_gate.removesuffix('s')})"
     if attention.scale != usual:
@@ -104,6 +102,19 @@ def _delta_net(delta_net: DeltaNet) -> Iterator[str]:
     yield f"{delta_net.gate} gate"
 
 
+def _mask(attention: Attention) -> Iterator[str]:
+    if attention.window is not None:
+        yield f"window of {attention.window:,}"
+    if attention.chunk is not None:
+        yield f"chunks of {attention.chunk:,}"
+    if attention.query_growth is not None:
+        yield f"queries grow every {count_words(attention.query_growth.length, 'position')}"
+    if attention.alibi_slopes is not None:
+        yield "ALiBi"
+    if attention.sinks:
+        yield "sinks"
+
+
 def _head_norm(norm: HeadNorm) -> str:
     after = ", after RoPE" if norm.after_rope else ""
     return f"{_norm(norm.norm)} of queries and keys ({OVER[norm.over]}{after})"
@@ -123,11 +134,14 @@ def _dense(dense: Dense) -> str:
     match dense:
         case Dense(clamp=Clamp(alpha=alpha, limit=limit)):
             kind = f"gated, clamped at {limit:g} (alpha {alpha:g})"
+        case Dense(xielu=Xielu()):
+            kind = "xielu"
         case Dense(gated=True):
             kind = f"gated {dense.activation}"
         case _:
             kind = dense.activation
-    return f"{kind}, {dense.intermediate_size:,} wide{', with biases' if dense.bias else ''}"
+    norm = "" if dense.inner_norm is None else f", {_norm(dense.inner_norm)} before the projection back"
+    return f"{kind}, {dense.intermediate_size:,} wide{', with biases' if dense.bias else ''}{norm}"
 
 
 def _moe(moe: Experts) -> Iterator[str]:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
+from ferrule.archs.apertus import apertus
 from ferrule.archs.arcee import arcee
 from ferrule.archs.bert import bert, bert_classifier
 from ferrule.archs.biogpt import biogpt
+from ferrule.archs.bitnet import bitnet
 from ferrule.archs.bloom import bloom
 from ferrule.archs.classifier import Classified, decoder_classifier, with_classifier
 from ferrule.archs.codegen import codegen
@@ -58,11 +60,14 @@ from ferrule.archs.jais2 import jais2
 from ferrule.archs.lfm2 import lfm2
 from ferrule.archs.lfm2_moe import lfm2_moe
 from ferrule.archs.llama import llama
+from ferrule.archs.llama4 import llama4
 from ferrule.archs.mimo_v2_flash import mimo_v2_flash
 from ferrule.archs.minicpm3 import minicpm3
 from ferrule.archs.minimax_m2 import minimax_m2
 from ferrule.archs.ministral import ministral
+from ferrule.archs.ministral3 import ministral3
 from ferrule.archs.mistral import mistral
+from ferrule.archs.mistral4 import mistral4
 from ferrule.archs.mixtral import mixtral
 from ferrule.archs.modernbert import modernbert, modernbert_classifier
 from ferrule.archs.mpt import mpt
@@ -76,6 +81,7 @@ from ferrule.archs.opt import opt
 from ferrule.archs.persimmon import persimmon
 from ferrule.archs.phi import phi
 from ferrule.archs.phi3 import phi3
+from ferrule.archs.phimoe import phimoe
 from ferrule.archs.qwen2 import qwen2
 from ferrule.archs.qwen2_moe import qwen2_moe
 from ferrule.archs.qwen3 import qwen3
@@ -121,9 +127,11 @@ class Architecture:
 
 
 REGISTRY = (
+    Architecture("Apertus", "apertus", apertus),
     Architecture("Arcee", "arcee", arcee),
     Architecture("Bert", "bert", bert, ENCODER_ENDINGS, bert_classifier),
     Architecture("BioGpt", "biogpt", biogpt),
+    Architecture("BitNet", "bitnet", bitnet),
     Architecture("Bloom", "bloom", bloom),
     Architecture("CodeGen", "codegen", codegen),
     Architecture("Cohere", "cohere", cohere),
@@ -167,11 +175,14 @@ REGISTRY = (
     Architecture("Lfm2", "lfm2", lfm2),
     Architecture("Lfm2Moe", "lfm2_moe", lfm2_moe),
     Architecture("Llama", "llama", llama),
+    Architecture("Llama4", "llama4_text", llama4),
     Architecture("MiMoV2Flash", "mimo_v2_flash", mimo_v2_flash),
     Architecture("MiniCPM3", "minicpm3", minicpm3),
     Architecture("MiniMaxM2", "minimax_m2", minimax_m2),
     Architecture("Ministral", "ministral", ministral),
+    Architecture("Ministral3", "ministral3", ministral3),
     Architecture("Mistral", "mistral", mistral),
+    Architecture("Mistral4", "mistral4", mistral4),
     Architecture("Mixtral", "mixtral", mixtral),
     Architecture("ModernBert", "modernbert", modernbert, ENCODER_ENDINGS, modernbert_classifier),
     Architecture("Mpt", "mpt", mpt),
@@ -186,6 +197,8 @@ REGISTRY = (
     Architecture("Persimmon", "persimmon", persimmon),
     Architecture("Phi", "phi", phi),
     Architecture("Phi3", "phi3", phi3),
+    Architecture("Phimoe", "phimoe", phimoe),
+    Architecture("PhiMoE", "phimoe", phimoe),  # as its makers called it
     Architecture("Qwen2", "qwen2", qwen2),
     Architecture("Qwen2_5_VL", "qwen2_5_vl_text", qwen2_vl),
     Architecture("Qwen2Moe", "qwen2_moe", qwen2_moe),

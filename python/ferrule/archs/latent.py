@@ -1,7 +1,7 @@
 """Decoders with multi-head latent attention (MLA; DeepSeek-V2, 2024)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ferrule.archs.config import Config
@@ -9,13 +9,21 @@ from ferrule.archs.decoder import LAYER_TYPES, decoder
 from ferrule.archs.experts import EXPERT_MODULES
 from ferrule.archs.rope import read_rope, rope_parameters, yarn_mscale
 from ferrule.archs.spec import Ffn, LatentProjections, ModelSpec, NoScaling, RmsNorm, Rope, YarnScaling
+from ferrule.archs.tensors import Fused
 
 LATENT_EPS = 1e-6
 """Epsilon of the latents' norms, which config.json does not hold."""
 
 
-def latent_decoder(config: Config, ffn: Ffn | Sequence[Ffn], *, interleaved: bool, **switches: Any) -> ModelSpec:
-    """Returns the spec of a decoder with latent attention; `switches` are those of `decoder`."""
+def latent_decoder(
+    config: Config,
+    ffn: Ffn | Sequence[Ffn],
+    *,
+    interleaved: bool,
+    modules: Mapping[str, str | Fused] | None = None,
+    **switches: Any,
+) -> ModelSpec:
+    """Returns the spec of a decoder with latent attention; `modules` and `switches` are those of `decoder`."""
     config.require(mlp_bias=False)
     projections = LatentProjections(
         query_rank=config.integer_or_none("q_lora_rank"),
@@ -43,6 +51,7 @@ def latent_decoder(config: Config, ffn: Ffn | Sequence[Ffn], *, interleaved: boo
             "attention.kv_a_norm": "model.layers.{layer}.self_attn.kv_a_layernorm",
             "attention.kv_b": "model.layers.{layer}.self_attn.kv_b_proj",
             **EXPERT_MODULES,
+            **(modules or {}),
         },
     )
 

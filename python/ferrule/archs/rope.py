@@ -16,6 +16,7 @@ from ferrule.archs.spec import (
     Llama3Scaling,
     LongRopeScaling,
     NoScaling,
+    QueryGrowth,
     Rope,
     Scaling,
     YarnScaling,
@@ -152,6 +153,15 @@ def _yarn(config: Config, parameters: Config) -> Scaling:
         attention_factor=attention,
         truncate=parameters.flag("truncate", default=True),
     )
+
+
+def query_growth(config: Config) -> QueryGrowth | None:
+    """Returns the growth of Mistral's queries, with `llama_4_scaling_beta` of the rotary embedding; None without it."""
+    parameters = rope_parameters(config)
+    if "llama_4_scaling_beta" not in parameters:
+        return None
+    beta = parameters.number("llama_4_scaling_beta", low=0.0)
+    return QueryGrowth(beta, length=_original_length(config, parameters))
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:

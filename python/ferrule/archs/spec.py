@@ -162,6 +162,17 @@ class LatentProjections:
 
 
 @dataclass(frozen=True)
+class QueryGrowth:
+    """Growth of queries: the factor at position p is 1 + beta * ln(1 + floor((p + offset) / length)) (Llama 4)."""
+
+    beta: float
+    length: int
+    """Number of positions with the same factor."""
+    offset: int = 0
+    """Number added to positions."""
+
+
+@dataclass(frozen=True)
 class Attention:
     """Softmax attention."""
 
@@ -174,6 +185,11 @@ class Attention:
     """Index in ModelSpec.ropes; None for no rotary embedding."""
     window: int | None = None
     """Positions that a token attends to, its own included; None for all. In encoders the window is centred."""
+    chunk: int | None = None
+    """Chunked attention: a token attends to no position before the last multiple of this number; None for all."""
+    query_growth: QueryGrowth | None = None
+    output_norm: Norm | None = None
+    """Norm of the heads' outputs, over all heads, before the output projection."""
     softcap: float | None = None
     """Scores s become softcap * tanh(s / softcap)."""
     alibi_slopes: tuple[float, ...] | None = None
@@ -194,6 +210,17 @@ class Clamp:
 
 
 @dataclass(frozen=True)
+class Xielu:
+    """xIELU: alpha_p * x^2 + beta * x above 0, else alpha_n * (e^min(x, eps) - 1 - x) + beta * x (Huang 2024).
+
+    alpha_p and alpha_n are learned: the softplus of a weight, to which alpha_n adds beta.
+    """
+
+    beta: float = 0.5
+    eps: float = -1e-6
+
+
+@dataclass(frozen=True)
 class Dense:
     """down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate."""
 
@@ -203,6 +230,10 @@ class Dense:
     bias: bool = False
     clamp: Clamp | None = None
     """Clamped gate in place of the activation."""
+    xielu: Xielu | None = None
+    """xIELU in place of the activation, in networks without a gate."""
+    inner_norm: Norm | None = None
+    """Norm of the input of `down`."""
     type: Literal["dense"] = "dense"
 
 
@@ -210,8 +241,9 @@ class Dense:
 class Router:
     """Router: chooses and weights a token's experts. Scores are f32; ties go to the lowest id."""
 
-    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
-    """Function from logits to scores, over all experts or over the chosen experts only."""
+    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen", "sparse_mixer"] = "softmax"
+    """Function from logits to scores, over all experts or over the chosen experts only; "sparse_mixer" is a softmax for
+    each choice, over the experts that are left and nearly as good (Phi-3.5-MoE)."""
     normalize: bool = False
     """Whether the weights of the chosen experts are divided by their sum."""
     scale: float = 1.0
@@ -226,6 +258,10 @@ class Router:
     """Number of groups from which experts are chosen."""
     group_score: Literal["max", "top2"] = "top2"
     """Score of a group: its best score, or the sum of its best two."""
+    jitter: float = 0.0
+    """Half of the distance from the best logit, relative to the logit, up to which "sparse_mixer" counts an expert."""
+    weigh_input: bool = False
+    """Whether the weight multiplies the expert's input instead of its output."""
 
 
 @dataclass(frozen=True)

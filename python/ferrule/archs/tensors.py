@@ -189,6 +189,7 @@ def _attention_roles(attention: Attention) -> Iterator[str]:
             yield from _norm_roles("kv_a_norm", latent.norm)
             yield from ("k_b.weight", "v_b.weight") if latent.split else ("kv_b.weight",)
     yield from _projection_roles("output", bias=attention.output_bias)
+    yield from _norm_roles("output_norm", attention.output_norm)
     if attention.sinks:
         yield "sinks.weight"
     if attention.output_gate is not None:
@@ -231,6 +232,9 @@ def _expert_roles(experts: Experts) -> Iterator[str]:
 def _dense_roles(ffn: Dense) -> Iterator[str]:
     for projection in ("gate", "up", "down") if ffn.gated else ("up", "down"):
         yield from _projection_roles(projection, bias=ffn.bias)
+    yield from _norm_roles("inner_norm", ffn.inner_norm)
+    if ffn.xielu is not None:
+        yield from ("xielu.alpha_p", "xielu.alpha_n")
 
 
 def _norm_roles(at: str, norm: Norm | None) -> Iterator[str]:

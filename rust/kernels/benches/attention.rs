@@ -20,6 +20,7 @@ const SHAPE: AttentionShape<'_> = AttentionShape {
     scale: 0.125,
     bidirectional: false,
     window: None,
+    chunk: None,
     softcap: None,
     slopes: None,
     sinks: None,

@@ -2,14 +2,14 @@
 
 use crate::arch::{Kernel, LANES, Simd};
 use crate::math::{
-    InPlace, Lanewise, clamp, gelu, gelu_tanh, load_padded, load_up_to, sigmoid, silu, store_partial, store_up_to,
+    InPlace, Lanewise, clamp, exp, gelu, gelu_tanh, load_padded, load_up_to, sigmoid, silu, store_partial, store_up_to,
     swish, tanh,
 };
 use crate::rows::{Rows, for_row_chunks, whole_rows};
 use crate::{Exec, PoolError};
 
 /// Activation function. All of them propagate NaN.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
     /// SiLU: x / (1 + e^-x).
     Silu,
@@ -27,6 +27,17 @@ pub enum Activation {
     Tanh,
     /// Logistic sigmoid: 1 / (1 + e^-x).
     Sigmoid,
+    /// xIELU (Huang 2024): `alpha_p x^2 + beta x` above 0, else `alpha_n (e^min(x, eps) - 1 - x) + beta x`.
+    Xielu {
+        /// Factor of the square, above 0.
+        alpha_p: f32,
+        /// Factor of the exponential part, up to 0.
+        alpha_n: f32,
+        /// Slope at 0.
+        beta: f32,
+        /// Largest exponent.
+        eps: f32,
+    },
 }
 
 impl Lanewise for Activation {
@@ -44,6 +55,14 @@ impl Lanewise for Activation {
             }
             Self::Tanh => tanh(simd, x),
             Self::Sigmoid => sigmoid(simd, x),
+            Self::Xielu { alpha_p, alpha_n, beta, eps } => {
+                let square = simd.mul(simd.splat(alpha_p), simd.mul(x, x));
+                let power = exp(simd, simd.min(simd.splat(eps), x));
+                let below = simd.sub(simd.sub(power, simd.splat(1.0)), x);
+                let below = simd.mul(simd.splat(alpha_n), below);
+                let curve = simd.select_greater(x, simd.splat(0.0), square, below);
+                simd.add(curve, simd.mul(simd.splat(beta), x))
+            }
         }
     }
 }

@@ -71,6 +71,24 @@ pub fn add_bias(exec: &Exec<'_>, x: &mut [f32], bias: &[f32]) -> Result<(), Pool
     })
 }
 
+/// Multiplies the first `width` columns of each row of the view by the row's factor.
+///
+/// # Errors
+/// [`PoolError`] if the run was cancelled or a task panicked.
+///
+/// # Panics
+/// If the columns are out of bounds, or there is not one factor per row.
+pub fn scale_rows(exec: &Exec<'_>, x: RowsMut<'_>, width: usize, factors: &[f32]) -> Result<(), PoolError> {
+    assert_eq!(factors.len(), x.rows(), "there must be one factor per row");
+    let RowsMut { data, stride, first: column } = x;
+    assert!(column + width <= stride, "columns {column}..{} are out of bounds for rows of {stride}", column + width);
+    for_row_chunks(exec, data, stride, width, &|first, rows| {
+        for (row, factor) in rows.chunks_exact_mut(stride).zip(&factors[first..]) {
+            exec.isa.run(Scale { x: &mut row[column..][..width], factor: *factor });
+        }
+    })
+}
+
 /// Computes `x *= factor` elementwise.
 ///
 /// # Errors

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::activation::{Activation, Gating, activate, apply_gate, gated};
 use crate::arch::Isa;
-use crate::elementwise::{add, add_bias, add_scaled, add_scaled_columns, clip, scale, softcap};
+use crate::elementwise::{add, add_bias, add_scaled, add_scaled_columns, clip, scale, scale_rows, softcap};
 use crate::guard::Guarded;
 use crate::norm::{NormWeights, l2_norm_heads, layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
 use crate::rope::{Rope, rope_in_place};
@@ -168,7 +168,7 @@ fn check_rope(rows: usize, heads: usize, half: usize, rest: usize, seed: u32) {
     }
 }
 
-const ACTIVATIONS: [Activation; 8] = [
+const ACTIVATIONS: [Activation; 9] = [
     Activation::Silu,
     Activation::Gelu,
     Activation::GeluTanh,
@@ -177,6 +177,7 @@ const ACTIVATIONS: [Activation; 8] = [
     Activation::Relu2,
     Activation::Tanh,
     Activation::Sigmoid,
+    Activation::Xielu { alpha_p: 0.9, alpha_n: 0.8, beta: 0.5, eps: -1e-6 },
 ];
 
 const GPT_OSS: Gating = Gating::Clamped { alpha: 1.702, limit: 1.5 };
@@ -194,6 +195,10 @@ fn activation_oracle(activation: Activation, x: f64) -> f64 {
         Activation::Relu2 => x.max(0.0).powi(2),
         Activation::Tanh => x.tanh(),
         Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Activation::Xielu { alpha_p, beta, .. } if x > 0.0 => f64::from(alpha_p) * x * x + f64::from(beta) * x,
+        Activation::Xielu { alpha_n, beta, eps, .. } => {
+            f64::from(alpha_n) * (x.min(eps.into()).exp_m1() - x) + f64::from(beta) * x
+        }
     }
 }
 
@@ -256,6 +261,13 @@ fn check_limits(rows: usize, width: usize, seed: u32) {
     let x = numbers(rows * width, seed);
     let wanted: Vec<f64> = x.iter().map(|x| f64::from(x * 0.3)).collect();
     check(&x, &wanted, 0.0, |exec, x| scale(exec, x, 0.3));
+    let factors: Vec<f32> = (0..rows).map(|row| 1.0 + row as f32 * 0.1).collect();
+    for (first, count) in [(0, width), (width / 3, width / 3)] {
+        let is_scaled = |i: usize| (first..first + count).contains(&(i % width));
+        let scaled = |(i, x): (usize, &f32)| f64::from(if is_scaled(i) { x * factors[i / width] } else { *x });
+        let wanted: Vec<f64> = x.iter().enumerate().map(scaled).collect();
+        check(&x, &wanted, 0.0, |exec, x| scale_rows(exec, RowsMut::new(x, width, first), count, &factors));
+    }
     let cap = 0.7;
     let wanted: Vec<f64> = wide(&x).iter().map(|x| f64::from(cap) * (x / f64::from(cap)).tanh()).collect();
     check(&x, &wanted, 1e-6, |exec, x| softcap(exec, x, cap));

@@ -29,7 +29,8 @@ pub use calibrate::calibrate_into;
 pub use limits::SpecError;
 pub use mixers::{
     AttentionSpec, ClampSpec, DecaySpec, DeltaNetSpec, DenseSpec, ExpertsSpec, GroupScore, HeadProjections,
-    LatentProjections, MixerSpec, OutputGate, ProjectionsSpec, RouterSpec, Scoring, ShortConvolutionSpec,
+    LatentProjections, MixerSpec, OutputGate, ProjectionsSpec, QueryGrowth, RouterSpec, Scoring, ShortConvolutionSpec,
+    XieluSpec,
 };
 pub use needs::{Needs, buffer_bytes, measure};
 pub use quantization::Quantization;

@@ -105,6 +105,17 @@ fn numbers_outside_their_limits_are_named() {
         ("/layers/1/blocks/0/mixer/projections/key_dim", json!(1u64 << 27)),
         ("/layers/0/blocks/0/mixer/rope", json!(1)),
         ("/layers/0/blocks/0/mixer/window", json!(0)),
+        ("/layers/0/blocks/0/mixer/chunk", json!(0)),
+        ("/layers/0/blocks/0/mixer/query_growth", json!({"beta": 0.1, "length": 0, "offset": 0})),
+        (
+            "/layers/0/blocks/0/mixer/output_norm",
+            json!({"type": "rms", "eps": -1.0, "weight_offset": 0.0, "weight": true}),
+        ),
+        (
+            "/layers/0/blocks/1/mixer/inner_norm",
+            json!({"type": "rms", "eps": -1.0, "weight_offset": 0.0, "weight": true}),
+        ),
+        ("/layers/0/blocks/1/mixer/xielu", json!({"beta": 1e39, "eps": 0.0})),
         ("/layers/0/blocks/1/mixer/intermediate_size", json!(0)),
         ("/ropes/0/rotary_dim", json!(15)),
         ("/ropes/0/rotary_dim", json!(18)),

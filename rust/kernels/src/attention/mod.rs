@@ -78,6 +78,7 @@ const _: () = assert!(ATTENTION_BLOCK.is_multiple_of(PAGE_TOKENS), "a block is a
 ///     scale: 1.0,
 ///     bidirectional: false,
 ///     window: None,
+///     chunk: None,
 ///     softcap: None,
 ///     slopes: None,
 ///     sinks: None,
@@ -110,6 +111,7 @@ pub fn attention(
         shape.heads
     );
     assert!(shape.window != Some(0), "window must be >= 1, got 0");
+    assert!(shape.chunk != Some(0), "chunk must be >= 1, got 0");
     for (name, values) in [("slopes", shape.slopes), ("sinks", shape.sinks)] {
         if let Some(values) = values {
             assert_eq!(values.len(), shape.heads, "{name} must have one element per head");

@@ -43,6 +43,8 @@ pub struct AttentionShape<'a> {
     /// Sliding window: the row at position p attends to positions `p - window + 1 ..= p`, or
     /// `p - window + 1 ..= p + window - 1` if bidirectional. `None` means no limit.
     pub window: Option<usize>,
+    /// Chunked attention (Llama 4): the row at position p attends to no position before `p / chunk * chunk`.
+    pub chunk: Option<usize>,
     /// Logit soft-capping: scores s become `softcap * tanh(s / softcap)`.
     pub softcap: Option<f32>,
     /// ALiBi slopes (Press et al. 2022), `[heads]`: `slope * (key position - query position)` is added to the scaled and
@@ -60,6 +62,7 @@ impl AttentionShape<'_> {
         let position = sequence.first_position + row;
         // The window includes the row's own position, on both sides.
         let before = self.window.map_or(position, |window| position.min(window - 1));
+        let before = self.chunk.map_or(before, |chunk| before.min(position % chunk));
         let end = match (self.bidirectional, self.window) {
             (false, _) => position + 1,
             (true, None) => sequence.tokens(),

@@ -35,6 +35,7 @@ impl Case {
             scale: (dim as f32).sqrt().recip(),
             bidirectional: false,
             window,
+            chunk: None,
             softcap: None,
             slopes: None,
             sinks: None,

@@ -67,6 +67,15 @@ fn partitioning_changes_no_bit_with_slopes_and_sinks() {
 }
 
 #[test]
+fn partitioning_changes_no_bit_with_chunks() {
+    for (chunk, format) in [(1, KvFormat::F32), (70, KvFormat::Int8), (256, KvFormat::F16), (300, KvFormat::F32)] {
+        let mut case = Case::new(3, 20, None, format, 830);
+        case.shape.chunk = Some(chunk);
+        check_invariance(&case);
+    }
+}
+
+#[test]
 fn partitioning_changes_no_bit_with_bidirectional_attention() {
     check_bidirectional(Case::new(1, 16, None, KvFormat::F32, 530));
     check_bidirectional(Case::new(3, 33, Some(65), KvFormat::Bf16, 333));

@@ -9,8 +9,19 @@ use crate::kv::{KvFormat, int8};
 /// Computes the attention of the rows at `positions` in f64, with K and V rounded to the format. Returns each element and
 /// its tolerance, from f32 rounding and, for int8, from quantizing probabilities.
 pub(super) fn oracle(case: &Case, positions: Range<usize>) -> Vec<(f64, f64)> {
-    let AttentionShape { heads, kv_heads, key_dim, value_dim, scale, bidirectional, window, softcap, slopes, sinks } =
-        case.shape();
+    let AttentionShape {
+        heads,
+        kv_heads,
+        key_dim,
+        value_dim,
+        scale,
+        bidirectional,
+        window,
+        chunk,
+        softcap,
+        slopes,
+        sinks,
+    } = case.shape();
     let [q_width, k_width, v_width] = case.widths();
     let stride = q_width + k_width + v_width;
     let qkv = case.qkv();
@@ -35,7 +46,9 @@ pub(super) fn oracle(case: &Case, positions: Range<usize>) -> Vec<(f64, f64)> {
     let mut out = Vec::new();
     for position in positions {
         let sees = |token: &usize| {
-            (bidirectional || *token <= position) && window.is_none_or(|window| token.abs_diff(position) < window)
+            (bidirectional || *token <= position)
+                && chunk.is_none_or(|chunk| *token >= position / chunk * chunk)
+                && window.is_none_or(|window| token.abs_diff(position) < window)
         };
         let tokens: Vec<usize> = (0..case.tokens).filter(sees).collect();
         for head in 0..heads {

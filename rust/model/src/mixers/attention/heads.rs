@@ -132,6 +132,7 @@ impl AttentionPass<'_> {
         if !after_rope {
             rotated.into_iter().try_for_each(|(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
         }
+        self.grow(RowsMut::new(qkv, width, 0), first_key)?;
         let view = |first| Rows::new(qkv, width, first);
         self.attend(store, view(0), view(first_key), view(first_value), mixed)
     }

@@ -255,6 +255,7 @@ impl AttentionPass<'_> {
             out[rope_dim..].copy_from_slice(&projected[(head * rows + row) * kv_rank..][..kv_rank]);
         })?;
         self.rotate(absorbed, heads * absorbed_dim, 0, heads, absorbed_dim)?;
+        self.grow(RowsMut::new(absorbed, heads * absorbed_dim, 0), heads * absorbed_dim)?;
 
         let keys = |first| Rows::new(keys, absorbed_dim, first);
         let absorbed = Rows::new(absorbed, heads * absorbed_dim, 0);

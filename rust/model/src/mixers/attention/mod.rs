@@ -5,17 +5,19 @@ mod latent;
 
 use ferrule_kernels::activation::{Activation, activate, apply_gate};
 use ferrule_kernels::attention::{AttentionShape, attention};
+use ferrule_kernels::elementwise::scale_rows;
 use ferrule_kernels::kv::{KvShape, KvStore};
 use ferrule_kernels::rope::{Rope, rope_in_place};
 use ferrule_kernels::{PackedMatrix, PoolError, Rows, RowsMut, Scratch};
 use serde::{Deserialize, Serialize};
 
 use super::{At, Mixer, MixerPass};
-use crate::layer::{adapted, for_rows};
+use crate::layer::{adapted, for_rows, norm_in_place};
 use crate::limits::{SpecError, finite, positive, require, size};
 use crate::memory::{Memory, MemoryNeed, Place};
 use crate::rope::{RopeRows, RopeSpec};
-use crate::weights::{Linear, LoadError, Loader, Packer, Tensors};
+use crate::spec::{NormSpec, check_norm};
+use crate::weights::{Linear, LoadError, Loader, Norm, Packer, Tensors};
 pub use heads::HeadProjections;
 use heads::Heads;
 use latent::Latent;
@@ -38,6 +40,12 @@ pub struct AttentionSpec {
     /// Sliding window: number of positions that a row attends to, including its own; `None` for all. In bidirectional
     /// attention, that many on either side.
     pub window: Option<usize>,
+    /// Chunked attention: a row attends to no position before the last multiple of this number; `None` for all.
+    pub chunk: Option<usize>,
+    /// Growth of queries with their position.
+    pub query_growth: Option<QueryGrowth>,
+    /// Norm of the heads' outputs, over all heads, before the output projection.
+    pub output_norm: Option<NormSpec>,
     /// Soft cap on scores: `s` becomes `softcap * tanh(s / softcap)`.
     pub softcap: Option<f32>,
     /// ALiBi: for each head, the factor on the distance between positions (Press et al. 2022).
@@ -58,6 +66,26 @@ pub enum OutputGate {
     Heads,
 }
 
+/// Growth of queries (Llama 4, 2025): the factor at position p is `1 + beta * ln(1 + floor((p + offset) / length))`.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueryGrowth {
+    /// Factor of the logarithm.
+    pub beta: f32,
+    /// Number of positions with the same factor.
+    pub length: usize,
+    /// Number added to positions.
+    pub offset: usize,
+}
+
+impl QueryGrowth {
+    /// Returns the factor on the query at a position.
+    fn factor(self, position: usize) -> f32 {
+        let steps = (position + self.offset) / self.length;
+        (1.0 + f64::from(self.beta) * (steps as f64).ln_1p()) as f32
+    }
+}
+
 /// Projections to queries, keys and values.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -73,6 +101,8 @@ pub(crate) struct Attention<M = PackedMatrix> {
     projections: Projections<M>,
     output: Linear<M>,
     output_gate: Option<Linear<M>>,
+    /// Norm of the output projection's input.
+    output_norm: Option<Norm>,
     /// Attention sinks: one logit per head.
     sinks: Option<Vec<f32>>,
 }
@@ -130,6 +160,16 @@ impl Mixer for AttentionSpec {
         if let Some(window) = self.window {
             size(&format!("{path}.window"), window)?;
         }
+        if let Some(chunk) = self.chunk {
+            size(&format!("{path}.chunk"), chunk)?;
+        }
+        if let Some(QueryGrowth { beta, length, offset }) = self.query_growth {
+            let path = format!("{path}.query_growth");
+            finite(&format!("{path}.beta"), beta)?;
+            size(&format!("{path}.length"), length)?;
+            size(&format!("{path}.offset + 1"), offset.saturating_add(1))?;
+        }
+        check_norm(&format!("{path}.output_norm"), self.output_norm)?;
         if let Some(slopes) = &self.alibi_slopes {
             let fits = slopes.len() == self.heads && slopes.iter().all(|slope| slope.is_finite());
             require(&format!("{path}.alibi_slopes (their number)"), slopes.len(), fits, || {
@@ -179,7 +219,8 @@ impl Mixer for AttentionSpec {
             true => Some(loader.vector(&format!("{at}sinks.weight"), self.heads)?),
             false => None,
         };
-        Ok(Attention { projections, output, output_gate, sinks })
+        let output_norm = loader.optional_norm(&format!("{at}output_norm"), self.output_norm, self.output_columns())?;
+        Ok(Attention { projections, output, output_gate, output_norm, sinks })
     }
 
     fn list<'a, M>(weights: &'a Attention<M>, tensors: &mut Tensors<'a, M>) {
@@ -189,6 +230,7 @@ impl Mixer for AttentionSpec {
         }
         tensors.linear(&weights.output);
         weights.output_gate.iter().for_each(|gate| tensors.linear(gate));
+        weights.output_norm.iter().for_each(|norm| tensors.norm(norm));
         tensors.vectors.extend(&weights.sinks);
     }
 
@@ -197,7 +239,9 @@ impl Mixer for AttentionSpec {
             ProjectionsSpec::Heads(heads) => heads.kv_shape(),
             ProjectionsSpec::Latent(latent) => latent.kv_shape(),
         };
-        Some(MemoryNeed::Pages { shape, window: self.window })
+        // No row reads tokens further back than a chunk is long.
+        let window = self.window.into_iter().chain(self.chunk).min();
+        Some(MemoryNeed::Pages { shape, window })
     }
 
     fn buffer_floats(&self, _: usize, rows: usize) -> usize {
@@ -239,6 +283,7 @@ impl Mixer for AttentionSpec {
             adapted(&pass.exec, gate, pass.adapters, x, gates)?;
             self.apply_gates(pass, gates, mixed)?;
         }
+        norm_in_place(&pass.exec, weights.output_norm.as_ref(), mixed, self.output_columns())?;
         adapted(&pass.exec, &weights.output, pass.adapters, mixed, out)
     }
 }
@@ -281,6 +326,15 @@ impl AttentionPass<'_> {
         rope_in_place(&self.pass.exec, RowsMut::new(x, width, first), &rope)
     }
 
+    /// Multiplies the first `width` columns of each row of the queries by the factor of its position.
+    fn grow(&self, queries: RowsMut<'_>, width: usize) -> Result<(), PoolError> {
+        let Some(growth) = self.spec.query_growth else { return Ok(()) };
+        let sequences = &self.pass.rows.sequences[self.pass.place().group];
+        let positions = sequences.iter().flat_map(|sequence| (sequence.first_position..).take(sequence.rows));
+        let factors: Vec<f32> = positions.map(|position| growth.factor(position)).collect();
+        scale_rows(&self.pass.exec, queries, width, &factors)
+    }
+
     /// Writes keys and values to their pages and returns the output of attention: `[rows, heads * value_dim]`.
     fn attend<'b>(
         &self,
@@ -303,11 +357,25 @@ impl AttentionPass<'_> {
             scale: spec.scale,
             bidirectional: !causal,
             window: spec.window,
+            chunk: spec.chunk,
             softcap: spec.softcap,
             slopes: spec.alibi_slopes.as_deref(),
             sinks: self.weights.sinks.as_deref(),
         };
         attention(exec, queries, store, index, &shape, &rows.sequences[group], mixed)?;
         Ok(mixed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::QueryGrowth;
+
+    #[test]
+    fn queries_grow_by_the_logarithm_of_whole_lengths() {
+        let growth = QueryGrowth { beta: 0.5, length: 4, offset: 0 };
+        assert_eq!([0, 3].map(|position| growth.factor(position)), [1.0; 2]);
+        assert_eq!([4, 7].map(|position| growth.factor(position)), [1.0 + 0.5 * std::f32::consts::LN_2; 2]);
+        assert_eq!(QueryGrowth { offset: 1, ..growth }.factor(3), growth.factor(4));
     }
 }

@@ -1,16 +1,16 @@
 //! Dense feed-forward network.
 
-use ferrule_kernels::activation::{Gating, activate, gated};
+use ferrule_kernels::activation::{Activation, Gating, activate, gated};
 use ferrule_kernels::{Exec, Format, PackedMatrix, PoolError, Scratch};
 use serde::{Deserialize, Serialize};
 
-use crate::layer::{AdapterRows, adapted};
+use crate::layer::{AdapterRows, adapted, norm_in_place};
 use crate::limits::{SpecError, finite, require, size};
 use crate::memory::Memory;
 use crate::mixers::{At, Mixer, MixerPass};
 use crate::rope::RopeSpec;
-use crate::spec::ActivationSpec;
-use crate::weights::{Linear, LoadError, Loader, Packer, Tensors};
+use crate::spec::{ActivationSpec, NormSpec, check_norm};
+use crate::weights::{Linear, LoadError, Loader, Norm, Packer, Tensors};
 
 /// Dense network: `down(activation(gate(x)) * up(x))` (Shazeer 2020), or `down(activation(up(x)))` without a gate.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
@@ -26,6 +26,21 @@ pub struct DenseSpec {
     pub bias: bool,
     /// Clamped gate used in place of the activation (gpt-oss).
     pub clamp: Option<ClampSpec>,
+    /// xIELU used in place of the activation of a network without a gate (Apertus).
+    pub xielu: Option<XieluSpec>,
+    /// Norm of the input of `down`.
+    pub inner_norm: Option<NormSpec>,
+}
+
+/// xIELU, whose two other parameters are learned: `softplus(alpha_p) x^2 + beta x` above 0, else
+/// `(beta + softplus(alpha_n)) (e^min(x, eps) - 1 - x) + beta x` (Huang 2024).
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct XieluSpec {
+    /// Slope at 0.
+    pub beta: f32,
+    /// Largest exponent.
+    pub eps: f32,
 }
 
 /// Clamped gate of gpt-oss: `(u + 1) * g * sigmoid(alpha * g)` with `g = min(gate, limit)` and `u = clamp(up, -limit,
@@ -44,6 +59,26 @@ pub(crate) struct Dense<M = PackedMatrix> {
     /// Rows: gate and up, or only up.
     pub inner: Linear<M>,
     pub down: Linear<M>,
+    /// Norm of the input of `down`.
+    norm: Option<Norm>,
+    /// Learned parameters of xIELU: alpha_p and alpha_n.
+    xielu: Option<Vec<f32>>,
+}
+
+impl<M> Dense<M> {
+    /// Returns the activation, with its learned parameters.
+    fn activation(&self, spec: &DenseSpec) -> Activation {
+        let (Some(XieluSpec { beta, eps }), Some(alphas)) = (spec.xielu, &self.xielu) else {
+            return spec.activation.into();
+        };
+        Activation::Xielu { alpha_p: softplus(alphas[0]), alpha_n: beta + softplus(alphas[1]), beta, eps }
+    }
+}
+
+/// ln(1 + e^x)
+fn softplus(x: f32) -> f32 {
+    let x = f64::from(x);
+    (x.max(0.0) + (-x.abs()).exp().ln_1p()) as f32
 }
 
 /// Rows that are processed at a time. The inner layer is several times wider than a row: this bounds its memory and
@@ -75,6 +110,12 @@ impl DenseSpec {
 
     pub(super) fn limits(&self, path: &str) -> Result<(), SpecError> {
         size(&format!("{path}.intermediate_size"), self.intermediate_size)?;
+        check_norm(&format!("{path}.inner_norm"), self.inner_norm)?;
+        if let Some(XieluSpec { beta, eps }) = self.xielu {
+            finite(&format!("{path}.xielu.beta"), beta)?;
+            finite(&format!("{path}.xielu.eps"), eps)?;
+            require(&format!("{path}.gated"), self.gated, !self.gated, || "false if there is xielu".to_owned())?;
+        }
         let Some(ClampSpec { alpha, limit }) = self.clamp else { return Ok(()) };
         finite(&format!("{path}.clamp.alpha"), alpha)?;
         finite(&format!("{path}.clamp.limit"), limit)?;
@@ -100,6 +141,14 @@ impl DenseSpec {
         Ok(Dense {
             inner: loader.linear(packer, prefix, parts, hidden, self.bias)?,
             down: loader.linear(packer, prefix, &[("down", hidden, down)], inner, self.bias)?,
+            norm: loader.optional_norm(&format!("{prefix}inner_norm"), self.inner_norm, inner)?,
+            xielu: match self.xielu {
+                Some(_) => {
+                    let alphas = ["alpha_p", "alpha_n"].map(|name| (Some(format!("{prefix}xielu.{name}")), 1));
+                    Some(loader.vectors(&alphas)?)
+                }
+                None => None,
+            },
         })
     }
 }
@@ -119,6 +168,8 @@ impl Mixer for DenseSpec {
     fn list<'a, M>(weights: &'a Dense<M>, tensors: &mut Tensors<'a, M>) {
         tensors.linear(&weights.inner);
         tensors.linear(&weights.down);
+        weights.norm.iter().for_each(|norm| tensors.norm(norm));
+        tensors.vectors.extend(&weights.xielu);
     }
 
     fn buffer_floats(&self, _: usize, rows: usize) -> usize {
@@ -161,7 +212,8 @@ pub(super) fn run(
         let adapters = adapters.skip(first);
         let inner = buffers.inner.take(x.len() / width * inner_rows);
         adapted(exec, &weights.inner, adapters, x, inner)?;
-        let activated = apply_gate(exec, spec, inner, &mut buffers.activated)?;
+        let activated = apply_gate(exec, spec, weights.activation(spec), inner, &mut buffers.activated)?;
+        norm_in_place(exec, weights.norm.as_ref(), activated, spec.intermediate_size)?;
         adapted(exec, &weights.down, adapters, activated, out)?;
     }
     Ok(())
@@ -171,11 +223,12 @@ pub(super) fn run(
 pub(super) fn apply_gate<'a>(
     exec: &Exec<'_>,
     spec: &DenseSpec,
+    activation: Activation,
     inner: &'a mut [f32],
     activated: &'a mut Scratch<f32>,
-) -> Result<&'a [f32], PoolError> {
+) -> Result<&'a mut [f32], PoolError> {
     if !spec.gated {
-        activate(exec, inner, spec.activation.into())?;
+        activate(exec, inner, activation)?;
         return Ok(inner);
     }
     let out = activated.take(inner.len() / 2);

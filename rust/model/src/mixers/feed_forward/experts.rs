@@ -88,7 +88,7 @@ pub(crate) struct Buffers {
     chosen: Vec<Choice>,
     /// Row of each choice in `gathered`.
     places: Vec<usize>,
-    /// Row in the batch of each row of `gathered`.
+    /// Choice of each row of `gathered`.
     sources: Vec<usize>,
 }
 
@@ -102,9 +102,12 @@ impl Mixer for ExpertsSpec {
             format!("in 1..={MAX_EXPERTS}")
         })?;
         expert.limits(&format!("{path}.expert"))?;
+        let plain = expert.xielu.is_none() && expert.inner_norm.is_none();
+        require(&format!("{path}.expert"), plain, plain, || "without xielu and inner_norm".to_owned())?;
         let path_of_router = format!("{path}.router");
-        let RouterSpec { groups, groups_chosen, scale, .. } = *router;
+        let RouterSpec { groups, groups_chosen, scale, jitter, .. } = *router;
         finite(&format!("{path_of_router}.scale"), scale)?;
+        finite(&format!("{path_of_router}.jitter"), jitter)?;
         require(&format!("{path_of_router}.groups"), groups, groups > 0 && experts.is_multiple_of(groups), || {
             format!("a divisor of experts ({experts})")
         })?;
@@ -268,7 +271,7 @@ impl ExpertsPass<'_> {
         }));
         sources.clear();
         sources.resize(chosen.len(), 0);
-        places.iter().enumerate().for_each(|(choice, &place)| sources[place] = choice / experts_per_token);
+        places.iter().enumerate().for_each(|(choice, &place)| sources[place] = choice);
         Ok(counts)
     }
 
@@ -278,13 +281,18 @@ impl ExpertsPass<'_> {
         let Buffers { gathered, outputs, networks, chosen, places, sources, .. } = buffers;
         let dense::Buffers { inner, activated } = networks;
         let rows = x.len() / width;
+        let (each, weigh_input) = (spec.experts_per_token, spec.router.weigh_input);
         // A single row is read and quantized in place, once for all of its experts.
-        let gathered = if rows == 1 {
+        let gathered = if rows == 1 && !weigh_input {
             Gathered::One(x)
         } else {
             let gathered = gathered.take(chosen.len() * width);
             for_rows(exec, rows, gathered, width, |place, row| {
-                row.copy_from_slice(&x[sources[place] * width..][..width]);
+                let choice = sources[place];
+                row.copy_from_slice(&x[choice / each * width..][..width]);
+                if weigh_input {
+                    row.iter_mut().for_each(|x| *x *= chosen[choice].weight);
+                }
             })?;
             Gathered::Each(gathered)
         };
@@ -292,16 +300,16 @@ impl ExpertsPass<'_> {
         let inner = inner.take(chosen.len() * spec.expert.inner_rows());
         let observer = self.adapters.observer;
         multiply(exec, active().map(|(expert, &count)| (&expert.inner, count)), observer, gathered, inner)?;
-        let activated = apply_gate(exec, &spec.expert, inner, activated)?;
+        let activated = apply_gate(exec, &spec.expert, spec.expert.activation.into(), inner, activated)?;
         let outputs = outputs.take(chosen.len() * width);
         let activated = Gathered::Each(activated);
         multiply(exec, active().map(|(expert, &count)| (&expert.down, count)), observer, activated, outputs)?;
 
-        let each = spec.experts_per_token;
         for_rows(exec, rows, out, width, |row, out| {
             out.fill(0.0);
             for (choice, place) in chosen[row * each..][..each].iter().zip(&places[row * each..]) {
-                add_weighted(out, &outputs[place * width..][..width], choice.weight);
+                let weight = if weigh_input { 1.0 } else { choice.weight };
+                add_weighted(out, &outputs[place * width..][..width], weight);
             }
         })
     }

@@ -4,6 +4,6 @@ mod dense;
 mod experts;
 mod router;
 
-pub use dense::{ClampSpec, DenseSpec};
+pub use dense::{ClampSpec, DenseSpec, XieluSpec};
 pub use experts::ExpertsSpec;
 pub use router::{GroupScore, RouterSpec, Scoring};

@@ -24,6 +24,13 @@ pub struct RouterSpec {
     pub groups_chosen: usize,
     /// Score of a group.
     pub group_score: GroupScore,
+    /// Largest distance from the best logit, as half of a share of it, of the experts that a weight of
+    /// [`Scoring::SparseMixer`] is compared with.
+    #[serde(default)]
+    pub jitter: f32,
+    /// Whether the weight multiplies the expert's input instead of its output (Llama 4).
+    #[serde(default)]
+    pub weigh_input: bool,
 }
 
 /// Function from a router's logits to scores.
@@ -36,6 +43,8 @@ pub enum Scoring {
     Sigmoid,
     /// Softmax over the chosen experts only.
     SoftmaxOfChosen,
+    /// For each choice, softmax over the experts that are left and nearly as good (Phi-3.5-MoE; Liu et al. 2023).
+    SparseMixer,
 }
 
 /// Score of a group of experts.
@@ -62,7 +71,7 @@ pub(super) fn choose(spec: &ExpertsSpec, logits: &mut [f32], correction: Option<
     match scoring {
         Scoring::Softmax => softmax(logits),
         Scoring::Sigmoid => logits.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
-        Scoring::SoftmaxOfChosen => {}
+        Scoring::SoftmaxOfChosen | Scoring::SparseMixer => {}
     }
     let scores = &*logits;
     let worth = |expert: usize| scores[expert] + correction.map_or(0.0, |correction| correction[expert]);
@@ -73,7 +82,11 @@ pub(super) fn choose(spec: &ExpertsSpec, logits: &mut [f32], correction: Option<
                 && chosen[..index].iter().all(|choice| choice.expert != expert)
         });
         if let Some(expert) = best(left, &worth) {
-            chosen[index] = Choice { expert, weight: scores[expert] };
+            let weight = match scoring {
+                Scoring::SparseMixer => sparse_mixer_weight(scores, expert, spec.router.jitter, &chosen[..index]),
+                _ => scores[expert],
+            };
+            chosen[index] = Choice { expert, weight };
         }
     }
     if scoring == Scoring::SoftmaxOfChosen {
@@ -86,6 +99,19 @@ pub(super) fn choose(spec: &ExpertsSpec, logits: &mut [f32], correction: Option<
     for choice in chosen {
         choice.weight = if normalize { choice.weight / sum } else { choice.weight } * scale;
     }
+}
+
+/// Returns the weight of `best`, the best expert besides those in `chosen`: its share among the experts whose logits
+/// are at most `2 * jitter * max(|logit|, best logit)` lower.
+fn sparse_mixer_weight(logits: &[f32], best: usize, jitter: f32, chosen: &[Choice]) -> f32 {
+    let max = logits[best];
+    let near = logits.iter().enumerate().filter(|(expert, logit)| {
+        let is_left = chosen.iter().all(|choice| choice.expert != *expert);
+        // A NaN counts as near, so that the weight is NaN too.
+        let is_far = max - **logit > 2.0 * jitter * logit.abs().max(max);
+        is_left && !is_far
+    });
+    1.0 / near.map(|(_, logit)| (logit - max).exp()).sum::<f32>()
 }
 
 /// Returns for each group whether its experts may be chosen.
@@ -186,6 +212,16 @@ mod tests {
         near(chosen(json!({"normalize": true, "scale": 2.5}), 2, &logits), [1.5, 1.0]);
         near(chosen(json!({"scoring": "softmax_of_chosen"}), 2, &logits), [3.0 / 5.0, 2.0 / 5.0]);
         near(chosen(json!({"scoring": "sigmoid"}), 2, &logits), [3.0 / 4.0, 2.0 / 3.0]);
+    }
+
+    #[test]
+    fn sparse_mixer_compares_each_choice_with_near_experts_only() {
+        // 1.9 is 5 % below 2, 1 is farther away; of those left, 1.85 is within 10 % of 1.9.
+        let found = chosen(json!({"scoring": "sparse_mixer", "jitter": 0.05}), 2, &[1.0, 1.9, 2.0, 1.85]);
+        assert_eq!(experts(&found), [2, 1]);
+        let first = 1.0 / (1.0 + (-0.1f32).exp() + (-0.15f32).exp());
+        let second = 1.0 / (1.0 + (-0.05f32).exp());
+        assert!((found[0].1 - first).abs() < 1e-6 && (found[1].1 - second).abs() < 1e-6, "{found:?}");
     }
 
     #[test]
