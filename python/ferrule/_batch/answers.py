@@ -38,6 +38,12 @@ def response(custom_id: Any, status: int, body: bytes) -> Answer:
     return _answer(custom_id, {"status_code": status, "request_id": request_id, "body": json.loads(body)}, None)
 
 
+def error_code(body: bytes) -> str | None:
+    """Returns the code of the error in a response body; None if there is none."""
+    code = _field(_field(json.loads(body), "error"), "code")
+    return code if isinstance(code, str) else None
+
+
 def read_answer(content: bytes, path: Path, number: int) -> Answer:
     """Reads an answer of an earlier run; `path` and the line `number` are for errors.
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+WITHOUT_PRIORITY = ("/v1/embeddings",)
+"""Endpoints whose requests have no scheduling priority."""
 FIELDS = ("custom_id", "method", "url", "body")
 
 
@@ -27,8 +29,10 @@ class LineError(Exception):
         self.code = code
 
 
-def read_request(line: Line) -> tuple[str, bytes]:
+def read_request(line: Line, priority: int | None = None) -> tuple[str, bytes]:
     """Returns the path and the body of the request in a line.
+
+    `priority` is the lowest value of the scheduling priority; None leaves it as it is.
 
     Raises LineError.
     """
@@ -63,7 +67,17 @@ def read_request(line: Line) -> tuple[str, bytes]:
         raise LineError("invalid_request", f"body must be an object, got {shown(body)}")
     if cast("dict[str, object]", body).get("stream"):
         raise LineError("invalid_request", "body.stream must be false in a batch, got true")
+    if priority is not None and url not in WITHOUT_PRIORITY:
+        body = _with_priority(cast("dict[str, object]", body), priority)
     return cast("str", url), json.dumps(body).encode()
+
+
+def _with_priority(body: dict[str, object], lowest: int) -> dict[str, object]:
+    given = body.get("priority")
+    if given is None:
+        return {**body, "priority": lowest}
+    # The application refuses other values.
+    return {**body, "priority": max(given, lowest)} if isinstance(given, int) else body
 
 
 async def call(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:

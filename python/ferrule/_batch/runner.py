@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from ferrule._api.async_llm import AsyncLLM
-from ferrule._batch.answers import Answer, refusal, response
+from ferrule._batch.answers import Answer, error_code, refusal, response
 from ferrule._batch.files import MAX_LINE_BYTES, Answered, BatchInput, BatchOutput, Line
 from ferrule._batch.requests import LineError, call, read_request
+from ferrule._engine.workers import WORKERS, workers_for
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 CONCURRENCY = 1.25
 """Number of concurrent requests as a multiple of `max_num_seqs`; the rest of them wait in the engine's queue."""
+LARGE = 64 << 10
+"""Bytes from which a line or a response is parsed in a worker thread."""
+QUEUE_FULL = "queue_full"
+"""Code of the error of a request that found no place in the engine's queue and is sent again."""
+RETRY_SECONDS = 0.5
 MAX_PENDING_LINES = 2048
 """Maximum number of lines that are read but not yet written, because they wait for the response to an earlier line.
 Their responses are lost if the run is killed."""
 MAX_PENDING_BYTES = 256 << 20
 """Maximum size of these lines, in bytes."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass
@@ -37,25 +44,29 @@ class Progress:
     """Number of requests answered in this run."""
 
 
+def concurrency(max_num_seqs: int) -> int:
+    """Returns the number of requests that run at once on an engine."""
+    return int(max_num_seqs * CONCURRENCY) + 1
+
+
 async def run_batch(
-    llm: AsyncLLM,
-    names: Iterable[str],
+    application: ASGIApp,
     requests: BatchInput,
     output: BatchOutput,
     *,
+    at_once: int,
+    check_health: Callable[[], Awaitable[None]],
     answered: Answered,
+    priority: int | None = None,
     notify: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Runs the requests that have no answers yet; `names` are the names of the model in requests.
+    """Sends the requests that have no answers yet to an application, `at_once` of them concurrently.
 
-    Raises ModelWriteError; EngineError if the engine has failed.
+    `check_health` raises if requests that were answered with 503 would fail again; the run then ends. `priority` is
+    the lowest value of the scheduling priority of requests; None leaves it as it is.
+
+    Raises ModelWriteError, and the exceptions of `check_health` and `notify`.
     """
-    from ferrule.server import Models, ServerSettings, create_app
-
-    at_once = int(llm.info()["max_num_seqs"] * CONCURRENCY) + 1
-    models = Models(dict.fromkeys(names, llm))
-    settings = ServerSettings(max_body_bytes=2 * MAX_LINE_BYTES, max_concurrent_requests=at_once, page=False)
-    application = create_app(models, settings)
     room = asyncio.Semaphore(at_once)
     progress = Progress(answered, requests.bytes_read)
 
@@ -63,7 +74,7 @@ async def run_batch(
         if kept is not None:
             return kept
         async with room:
-            made = await _answer(application, llm, line)
+            made = await _answer(application, line, check_health, priority)
         progress.completed += 1
         return made
 
@@ -85,7 +96,7 @@ async def run_batch(
             notify(progress)
 
     try:
-        for line in requests:
+        while (line := await WORKERS.run(next, requests, None)) is not None:
             size = len(line.content or b"")
             held += size
             window.append((asyncio.create_task(answer(line, output.kept())), size))
@@ -100,12 +111,24 @@ async def run_batch(
     return progress
 
 
-async def _answer(application: ASGIApp, llm: AsyncLLM, line: Line) -> Answer:
+async def _answer(
+    application: ASGIApp, line: Line, check_health: Callable[[], Awaitable[None]], priority: int | None
+) -> Answer:
     try:
-        path, body = read_request(line)
+        path, body = await _off_loop(len(line.content or b""), read_request, line, priority)
     except LineError as error:
         return refusal(line.custom_id, error.code, str(error))
-    status, answer = await call(application, path, body)
-    if status == 503:
-        await llm.check_health()  # raises if the engine has failed; the next run continues with this request
-    return response(line.custom_id, status, answer)
+    while True:
+        status, answer = await call(application, path, body)
+        if status != 503:
+            break
+        await check_health()  # the next run continues with this request
+        if error_code(answer) != QUEUE_FULL:
+            break
+        await asyncio.sleep(RETRY_SECONDS)
+    return await _off_loop(len(answer), response, line.custom_id, status, answer)
+
+
+async def _off_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs work on `size` bytes, in a thread if it would block the event loop for long."""
+    return work(*args, **kwargs) if size < LARGE else await workers_for(size).run(work, *args, **kwargs)

@@ -76,7 +76,8 @@ def command(
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise click.UsageError(f"run-batch requires {', '.join(missing)}: pip install 'ferrule[server]'")
-    from ferrule._batch import Answered, BatchInput, BatchOutput, check_model_names, run_batch
+    from ferrule._batch import Answered, BatchInput, BatchOutput, check_model_names, concurrency, run_batch
+    from ferrule._batch.files import MAX_LINE_BYTES
 
     if source.exists() and target.exists() and source.samefile(target):
         raise click.UsageError(f"{target}: INPUT and OUTPUT are the same file")
@@ -99,9 +100,24 @@ def command(
                 with load_progress() as progress:
                     llm = AsyncLLM(model, max_queued_requests=MAX_COUNT, progress=progress, **keywords)
 
+                from ferrule.server import Models, ServerSettings, create_app
+
+                at_once = concurrency(llm.info()["max_num_seqs"])
+                settings = ServerSettings(
+                    max_body_bytes=2 * MAX_LINE_BYTES, max_concurrent_requests=at_once, page=False
+                )
+
                 async def answer() -> Progress:
                     async with llm:
-                        return await run_batch(llm, names, requests, output, answered=answered, notify=log.notify)
+                        return await run_batch(
+                            create_app(Models(dict.fromkeys(names, llm)), settings),
+                            requests,
+                            output,
+                            at_once=at_once,
+                            check_health=llm.check_health,
+                            answered=answered,
+                            notify=log.notify,
+                        )
 
                 log.end(asyncio.run(answer()))
     if answered.failed:
