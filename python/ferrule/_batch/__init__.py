@@ -1,9 +1,9 @@
 """Files of requests in OpenAI's batch format (https://platform.openai.com/docs/guides/batch).
 
 Each line is a request to an application (ASGI) that runs in this process without a network: the server's, so that
-responses and errors are the same as with `ferrule serve`. Responses are written in the order of the requests. An interrupted run is
-resumed by reading both files in parallel, so that memory does not grow with their size. `ferrule run-batch` and the
-server's Batch API (`server/batches/`) use it.
+responses and errors are the same as with `ferrule serve`. Responses are written in the order of the requests. An
+interrupted run is resumed by reading both files in parallel, so that memory does not grow with their size. `ferrule
+run-batch` and the server's Batch API (`server/batches/`) use it.
 """
 
 from ferrule._batch.files import Answered, BatchInput, BatchOutput

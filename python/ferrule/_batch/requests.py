@@ -67,12 +67,13 @@ def read_request(line: Line, priority: int | None = None) -> tuple[str, bytes]:
         raise LineError("invalid_request", f"body must be an object, got {shown(body)}")
     if cast("dict[str, object]", body).get("stream"):
         raise LineError("invalid_request", "body.stream must be false in a batch, got true")
-    if priority is not None and url not in WITHOUT_PRIORITY:
-        body = _with_priority(cast("dict[str, object]", body), priority)
-    return cast("str", url), json.dumps(body).encode()
+    url = cast("str", url)
+    return url, json.dumps(_with_priority(url, cast("dict[str, object]", body), priority)).encode()
 
 
-def _with_priority(body: dict[str, object], lowest: int) -> dict[str, object]:
+def _with_priority(url: str, body: dict[str, object], lowest: int | None) -> dict[str, object]:
+    if lowest is None or url in WITHOUT_PRIORITY:
+        return body
     given = body.get("priority")
     if given is None:
         return {**body, "priority": lowest}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ferrule._batch.answers import Answer, error_code, refusal, response
-from ferrule._batch.files import MAX_LINE_BYTES, Answered, BatchInput, BatchOutput, Line
+from ferrule._batch.files import Answered, BatchInput, BatchOutput, Line
 from ferrule._batch.requests import LineError, call, read_request
 from ferrule._engine.workers import WORKERS, workers_for
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,6 +19,8 @@ from ferrule._validation import shown
 from ferrule.errors import FerruleError
 from ferrule.server import health, metrics
 from ferrule.server.anthropic import routes as messages
+from ferrule.server.batches import routes as batch_routes
+from ferrule.server.batches.jobs import Batches
 from ferrule.server.context import Context
 from ferrule.server.error_responses import api_error, error_response
 from ferrule.server.errors import ApiError
@@ -49,6 +51,8 @@ ROUTERS = (
     llama_cpp.router,
 )
 """Functions that create the routes of an API."""
+BATCH_ROUTERS = (chat.router, completions.router, embeddings.router)
+"""Those that the requests of batches may have."""
 NO_ROUTE = (404, 405)
 """Statuses of a request without a route."""
 
@@ -60,7 +64,8 @@ def create_app(
 
     `models` maps the names that requests use to models; the default is the small model that ships with ferrule. The
     application has no lifespan and closes nothing: the creator of an AsyncLLM closes it. A `Models` can be created
-    before there is an event loop and filled with `set` in the lifespan of the outer application.
+    before there is an event loop and filled with `set` in the lifespan of the outer application. With `files_dir`,
+    `app.state.batches.aclose()` interrupts running batches; call it before the AsyncLLM is closed.
 
         engines = {EMBEDDED: AsyncLLM()}
         app = FastAPI()
@@ -72,6 +77,19 @@ def create_app(
     if not isinstance(models, Models):
         models = Models({EMBEDDED: AsyncLLM()} if models is None else models)
     server = Context.of(models, settings)
+    batches = None
+    if settings.files_dir is not None:
+        batches = Batches(server, lambda inner: _application(inner, [router(inner) for router in BATCH_ROUTERS]))
+    app = _application(server, [*(router(server) for router in ROUTERS), batch_routes.router(batches)])
+    app.state.batches = batches
+    if settings.page:
+        # As the default application: a mount at / would hide the 405 of routes with another method.
+        app.router.default = page(Path(__file__).parent / "page")
+    return app
+
+
+def _application(server: Context, routers: Iterable[APIRouter]) -> FastAPI:
+    """Creates an application with routes, error handlers and middleware."""
     app = FastAPI(
         title="ferrule",
         version=__version__,
@@ -81,11 +99,8 @@ def create_app(
         responses={"default": {"model": ErrorResponse, "description": "Error"}},
     )
     app.state.server = server
-    for router in ROUTERS:
-        app.include_router(router(server))
-    if settings.page:
-        # As the default application: a mount at / would hide the 405 of routes with another method.
-        app.router.default = page(Path(__file__).parent / "page")
+    for router in routers:
+        app.include_router(router)
     for kind in (FerruleError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer)
     add_middleware(app, server)

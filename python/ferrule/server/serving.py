@@ -18,6 +18,7 @@ import uvicorn
 from ferrule._api.async_llm import AsyncLLM
 from ferrule._engine.workers import LARGE_WORKERS, WORKERS
 from ferrule.server.app import create_app
+from ferrule.server.batches.jobs import Batches
 from ferrule.server.middleware.http_protocol import LimitedH11Protocol, raise_file_limit
 from ferrule.server.middleware.log import LOGGER, log_uncaught
 from ferrule.server.models import Models
@@ -134,6 +135,7 @@ class Server(uvicorn.Server):
         self.models = Models()
         """Models of the server, empty until they are loaded."""
         app = create_app(self.models, settings)
+        self._batches: Batches | None = app.state.batches
         self._tracing: Tracing | None = app.state.server.tracing
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -190,6 +192,8 @@ class Server(uvicorn.Server):
             # Loading cannot be interrupted and is not awaited: it ends with the process.
             loading.cancel()
             await asyncio.wait([loading])
+            if self._batches is not None:
+                await self._batches.aclose()
             for served in self.models.engines():
                 await served.llm.aclose()
             if self._tracing is not None:
@@ -198,6 +202,8 @@ class Server(uvicorn.Server):
     async def _load_models(self) -> None:
         try:
             self.models.set(await WORKERS.run(self._load))
+            if self._batches is not None:
+                self._batches.start()
         except Exception as error:  # raised by run_until_ended
             self._failure = error
             self.should_exit = True
@@ -210,5 +216,7 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         LOGGER.info("draining", extra={"fields": {"seconds": self._settings.drain_timeout}})
+        if self._batches is not None:  # they continue at the next start
+            await self._batches.aclose()
         await self.models.drain(self._settings.drain_timeout)
         self.should_exit = True

@@ -18,6 +18,8 @@ UNKNOWN_FIELDS = (REJECT, WARN, IGNORE)
 MAX_SECONDS = 1e6
 """Maximum of all times."""
 MAX_BODY = 1 << 30
+MAX_STORAGE = 1 << 50
+"""Maximum of sizes on disk, in bytes."""
 _PREFIX = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 
@@ -64,6 +66,12 @@ class ServerSettings:
     response header X-Ferrule-Ignored-Fields, `ignore` ignores it silently."""
     lora_dir: str | None = None
     """Directory from which adapters may be loaded while the server runs; None: none may."""
+    files_dir: str | None = None
+    """Directory of the files and batches of OpenAI's Batch API, which one server may use; None disables the API."""
+    max_file_bytes: int = 200 << 20
+    """Maximum size of an uploaded file, in bytes."""
+    files_quota: int = 10 << 30
+    """Maximum size of all files in `files_dir`, in bytes; a batch whose output exceeds it fails."""
     otlp_traces_endpoint: str | None = None
     """URL to which spans are sent, such as `http://localhost:4318/v1/traces`; needs `pip install ferrule[otel]`."""
     ollama: bool = False
@@ -80,6 +88,8 @@ class ServerSettings:
         for name in ("api_keys", "allowed_hosts", "allowed_origins"):
             object.__setattr__(self, name, _strings(name, getattr(self, name)))
         check_integer("max_body_bytes", self.max_body_bytes, 1, MAX_BODY)
+        check_integer("max_file_bytes", self.max_file_bytes, 1, MAX_STORAGE)
+        check_integer("files_quota", self.files_quota, 1, MAX_STORAGE)
         check_integer("max_header_bytes", self.max_header_bytes, 256, 1 << 24)
         for name in ("body_timeout", "drain_timeout", "keep_alive"):
             check_number(name, getattr(self, name), 0, MAX_SECONDS)

@@ -17,10 +17,12 @@ REQUIREMENTS = {
     "string_type": "a string",
     "string_unicode": "Unicode text without lone surrogates",
     "int_type": "an integer",
+    "int_parsing": "an integer",
     "int_from_float": "an integer",
     "float_type": "a number",
     "finite_number": "a finite number",
     "bool_type": "true or false",
+    "bool_parsing": "true or false",
     "list_type": "a list",
     "dict_type": "an object",
     "model_type": "an object",
@@ -40,12 +42,13 @@ REQUIREMENTS = {
 
 
 def validation_error(error: RequestValidationError) -> ApiError:
-    """Converts the first validation error; the path of the field is the body's."""
+    """Converts the first validation error; the path of the field is the body's, or the name of a query parameter."""
     found: Mapping[str, Any] = error.errors()[0]
     kind, location = str(found["type"]), found["loc"][1:]
+    query = found["loc"][0] == "query"
     if kind == "json_invalid":
         return ApiError(BAD_REQUEST, f"request body is not valid JSON: {found['ctx']['error']}", code="invalid_json")
-    if isinstance(error.body, bytes):
+    if isinstance(error.body, bytes) and not query:
         message = "Content-Type must be application/json: the request body was not parsed as JSON"
         return ApiError(BAD_REQUEST, message, code="invalid_type")
     if kind == "missing":
@@ -53,7 +56,7 @@ def validation_error(error: RequestValidationError) -> ApiError:
             return ApiError(BAD_REQUEST, "request body is empty; it must be a JSON object", code="invalid_json")
         name = _path([*_existing_parts(error.body, location[:-1]), str(location[-1])])
         return ApiError(BAD_REQUEST, f"{name} is required", code="missing_required_parameter", param=name)
-    name = _path(_existing_parts(error.body, location)) or None
+    name = str(location[0]) if query else _path(_existing_parts(error.body, location)) or None
     requirement = REQUIREMENTS.get(kind)
     if requirement is not None:
         limit = requirement.format_map(found.get("ctx", {}))
