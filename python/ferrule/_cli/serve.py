@@ -37,6 +37,7 @@ SETTINGS = (
     *("api_keys", "allowed_hosts", "allowed_origins", "max_body_bytes", "request_timeout", "drain_timeout"),
     *("max_concurrent_requests", "metrics_prefix", "tool_call_parser", "reasoning_parser", "lora_dir"),
     *("otlp_traces_endpoint", "ollama", "page", "chat_template", "unknown_fields", "tokenizer_info", "root_path"),
+    *("files_dir", "max_file_bytes", "files_quota", "responses_db", "max_stored_responses"),
 )
 """Options that are fields of ServerSettings, which has their defaults."""
 
@@ -200,6 +201,38 @@ SETTINGS = (
         (
             ("--exit-with-parent",),
             {"is_flag": True, "help": "Shut down when the parent process exits."},
+        ),
+    ],
+)
+@options(
+    "Storage",
+    [
+        (
+            ("--files-dir",),
+            {
+                "metavar": "DIR",
+                "help": "Directory of the files and batches of OpenAI's Batch API (default: the API is disabled).",
+            },
+        ),
+        (
+            ("--max-file-bytes",),
+            {"type": int, "help": "Maximum size of an uploaded file in bytes (default 209715200)."},
+        ),
+        (
+            ("--files-quota",),
+            {"type": int, "metavar": "BYTES", "help": "Maximum size of all files in bytes (default 10737418240)."},
+        ),
+        (
+            ("--responses-db",),
+            {
+                "metavar": "FILE",
+                "help": "SQLite file that stores responses of OpenAI's Responses API, for previous_response_id and "
+                "background (default: nothing is stored).",
+            },
+        ),
+        (
+            ("--max-stored-responses",),
+            {"type": int, "help": "Maximum number of stored responses; the oldest are removed (default 1000)."},
         ),
     ],
 )

@@ -33,6 +33,9 @@ from ferrule.server.openai import models as models_routes
 from ferrule.server.openai.protocol import ErrorResponse
 from ferrule.server.page_files import page
 from ferrule.server.responses import routes as responses
+from ferrule.server.responses import stored_routes as stored_responses
+from ferrule.server.responses.background import BackgroundResponses
+from ferrule.server.responses.store import ResponseStore
 from ferrule.server.settings import ServerSettings
 from ferrule.server.validation import unreadable_body, validation_error
 
@@ -45,12 +48,11 @@ ROUTERS = (
     embeddings.router,
     pooling.router,
     tokens.router,
-    responses.router,
     messages.router,
     ollama.router,
     llama_cpp.router,
 )
-"""Functions that create the routes of an API."""
+"""Functions that create the routes of an API, of those without state of their own."""
 BATCH_ROUTERS = (chat.router, completions.router, embeddings.router)
 """Those that the requests of batches may have."""
 NO_ROUTE = (404, 405)
@@ -65,7 +67,8 @@ def create_app(
     `models` maps the names that requests use to models; the default is the small model that ships with ferrule. The
     application has no lifespan and closes nothing: the creator of an AsyncLLM closes it. A `Models` can be created
     before there is an event loop and filled with `set` in the lifespan of the outer application. With `files_dir`,
-    `app.state.batches.aclose()` interrupts running batches; call it before the AsyncLLM is closed.
+    `app.state.batches.aclose()` interrupts running batches, and with `responses_db` `app.state.background.aclose(0)`
+    background responses; call them before the AsyncLLM is closed.
 
         engines = {EMBEDDED: AsyncLLM()}
         app = FastAPI()
@@ -80,8 +83,17 @@ def create_app(
     batches = None
     if settings.files_dir is not None:
         batches = Batches(server, lambda inner: _application(inner, [router(inner) for router in BATCH_ROUTERS]))
-    app = _application(server, [*(router(server) for router in ROUTERS), batch_routes.router(batches)])
-    app.state.batches = batches
+    background = None
+    if settings.responses_db is not None:
+        store = ResponseStore(Path(settings.responses_db), settings.max_stored_responses)
+        background = BackgroundResponses(server, store)
+    stateful = (
+        batch_routes.router(batches),
+        responses.router(server, background),
+        stored_responses.router(server, background),
+    )
+    app = _application(server, [*(router(server) for router in ROUTERS), *stateful])
+    app.state.batches, app.state.background = batches, background
     if settings.page:
         # As the default application: a mount at / would hide the 405 of routes with another method.
         app.router.default = page(Path(__file__).parent / "page")

@@ -22,6 +22,7 @@ from ferrule.server.batches.jobs import Batches
 from ferrule.server.middleware.http_protocol import LimitedH11Protocol, raise_file_limit
 from ferrule.server.middleware.log import LOGGER, log_uncaught
 from ferrule.server.models import Models
+from ferrule.server.responses.background import BackgroundResponses
 from ferrule.server.settings import ServerSettings
 from ferrule.server.tracing import Tracing
 
@@ -136,6 +137,7 @@ class Server(uvicorn.Server):
         """Models of the server, empty until they are loaded."""
         app = create_app(self.models, settings)
         self._batches: Batches | None = app.state.batches
+        self._background: BackgroundResponses | None = app.state.background
         self._tracing: Tracing | None = app.state.server.tracing
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -194,6 +196,8 @@ class Server(uvicorn.Server):
             await asyncio.wait([loading])
             if self._batches is not None:
                 await self._batches.aclose()
+            if self._background is not None:
+                await self._background.aclose(0 if self.force_exit else RESPONSE_GRACE)
             for served in self.models.engines():
                 await served.llm.aclose()
             if self._tracing is not None:

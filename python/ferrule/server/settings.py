@@ -72,6 +72,11 @@ class ServerSettings:
     """Maximum size of an uploaded file, in bytes."""
     files_quota: int = 10 << 30
     """Maximum size of all files in `files_dir`, in bytes; a batch whose output exceeds it fails."""
+    responses_db: str | None = None
+    """SQLite file in which responses of OpenAI's Responses API are stored, which one server may use; None stores none
+    and disables `previous_response_id` and `background`."""
+    max_stored_responses: int = 1000
+    """Maximum number of stored responses; the oldest ones are removed."""
     otlp_traces_endpoint: str | None = None
     """URL to which spans are sent, such as `http://localhost:4318/v1/traces`; needs `pip install ferrule[otel]`."""
     ollama: bool = False
@@ -90,6 +95,7 @@ class ServerSettings:
         check_integer("max_body_bytes", self.max_body_bytes, 1, MAX_BODY)
         check_integer("max_file_bytes", self.max_file_bytes, 1, MAX_STORAGE)
         check_integer("files_quota", self.files_quota, 1, MAX_STORAGE)
+        check_integer("max_stored_responses", self.max_stored_responses, 1, 1 << 20)
         check_integer("max_header_bytes", self.max_header_bytes, 256, 1 << 24)
         for name in ("body_timeout", "drain_timeout", "keep_alive"):
             check_number(name, getattr(self, name), 0, MAX_SECONDS)

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ferrule.outputs import RequestOutput, TokenLogprobs
 from ferrule.server.errors import ApiError
@@ -29,6 +29,7 @@ from ferrule.server.responses.protocol import (
     ResponseBody,
     ResponseFailure,
     ResponsesRequest,
+    ResponseStatus,
     ResponseUsage,
     Status,
     ToolChoice,
@@ -51,6 +52,8 @@ class ResponseWriter:
     request: ResponsesRequest
     generation: Generation
     created: int = field(default_factory=lambda: int(time.time()))
+    ended: ResponseBody | None = None
+    """The response that the last event of a stream reports; None before it."""
     _parts: OutputParts = field(default_factory=OutputParts)
     _number: int = 0
     """Sequence number of the next event."""
@@ -81,13 +84,25 @@ class ResponseWriter:
         for part_event in self._parts.end():
             for each in self._part_events(part_event, "completed" if body.status == "completed" else "incomplete"):
                 yield each
-        yield self._event(f"response.{body.status}", response=body)
+        yield self._end(body)
+
+    def progress(self) -> ResponseBody:
+        """Returns the response as far as it is generated."""
+        return self.ended or self._body("in_progress" if self._number else "queued")
 
     def failed(self, error: ApiError) -> bytes:
         """Returns the last event of a stream that failed."""
         body = self._body("failed", "incomplete")
         body.error = ResponseFailure(code=error.code, message=error.detail)
-        return self._event("response.failed", response=body)
+        return self._end(body)
+
+    def cancelled(self) -> bytes:
+        """Returns the last event of a stream that was cancelled."""
+        return self._end(self._body("cancelled", "incomplete"))
+
+    def _end(self, body: ResponseBody) -> bytes:
+        self.ended = body
+        return self._event(f"response.{body.status}", response=body)
 
     def _ended(self, output: RequestOutput) -> ResponseBody:
         cut_off = output.outputs[0].finish_reason == LENGTH
@@ -97,9 +112,7 @@ class ResponseWriter:
         body.usage = self._usage(output)
         return body
 
-    def _body(
-        self, status: Literal["in_progress", "completed", "incomplete", "failed"], last: Status = "in_progress"
-    ) -> ResponseBody:
+    def _body(self, status: ResponseStatus, last: Status = "in_progress") -> ResponseBody:
         """Returns the response so far; `last` is the status of its last item."""
         request = self.request
         choice = request.tool_choice
@@ -124,6 +137,9 @@ class ResponseWriter:
             user=request.user,
             safety_identifier=request.safety_identifier,
             prompt_cache_key=request.prompt_cache_key,
+            previous_response_id=request.previous_response_id,
+            background=request.background is True,
+            store=request.store is True,
         )
 
     def _part_events(self, part_event: PartEvent, status: Status) -> Iterator[bytes]:

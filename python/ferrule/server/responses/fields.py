@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from ferrule.server.schema.base import ACCEPTED, FieldRules, Unsupported
 
-NOT_STORED = "the server stores nothing; send the conversation as input"
 RESPONSE_FIELDS: FieldRules = {
     "access_programs": Unsupported("the server has no access programs"),
-    "background": Unsupported("the server answers while the client waits", neutral=(False,)),
-    "background_options": Unsupported("the server answers while the client waits"),
+    "background_options": Unsupported("use background"),
     "context_management": ACCEPTED,  # nothing is removed; a conversation that is too long is an error
-    "conversation": Unsupported(NOT_STORED),
+    "conversation": Unsupported("use previous_response_id, or send the conversation as input"),
     "image": Unsupported("the server generates text only"),
     "logits_processors": Unsupported("functions cannot be sent over HTTP", neutral=([],)),
     "max_tool_calls": ACCEPTED,  # it limits OpenAI's own tools, of which the server has none
     "moderation": Unsupported("the server does not moderate"),
-    "previous_response_id": Unsupported(NOT_STORED),
     "prompt": Unsupported("the server stores no prompt templates; use input and instructions"),
     "prompt_cache_options": ACCEPTED,
     "prompt_cache_retention": ACCEPTED,
     "service_tier": ACCEPTED,
-    "store": ACCEPTED,
     "truncation": Unsupported("a conversation that is too long is an error", neutral=("disabled",)),
 }
 TEXT_FIELDS: FieldRules = {"verbosity": ACCEPTED}

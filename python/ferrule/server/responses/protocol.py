@@ -1,4 +1,4 @@
-"""Request and response models of POST /v1/responses."""
+"""Request and response models of /v1/responses."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from ferrule.server.schema.sampling import SamplingFields, sampling_field
 from ferrule.server.schema.unions import str_or_list, str_or_object
 
 Status = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 LOGPROBS = "message.output_text.logprobs"
 """Value of `include` for log-probabilities."""
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -308,6 +309,12 @@ class ResponsesRequest(SamplingFields):
     ) = None
     """Additional parts of the answer; only the first two values have an effect, since the server has no other tools."""
     top_logprobs: int | None = None
+    store: bool | None = None
+    """Whether to store the response; default: if the server stores responses."""
+    previous_response_id: str | None = None
+    """Stored response that this one continues: its conversation precedes the input, without its instructions."""
+    background: bool | None = None
+    """Whether to answer at once and to generate the response meanwhile; it must be stored."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     metadata: BoundedDict[str] | None = None
@@ -424,7 +431,7 @@ class ResponseBody(BaseModel):
     object: Literal["response"] = "response"
     created_at: int
     completed_at: int | None = None
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: ResponseStatus
     error: ResponseFailure | None = None
     incomplete_details: dict[str, str] | None = None
     model: str
@@ -435,7 +442,7 @@ class ResponseBody(BaseModel):
     max_tool_calls: None = None
     metadata: dict[str, str]
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None
     reasoning: dict[str, str | None]
     temperature: float | None
     text: dict[str, Any]
@@ -444,9 +451,27 @@ class ResponseBody(BaseModel):
     top_logprobs: int
     top_p: float | None
     truncation: Literal["disabled"] = "disabled"
-    background: Literal[False] = False
-    store: Literal[False] = False
+    background: bool
+    store: bool
     service_tier: Literal["default"] = "default"
     user: str | None
     safety_identifier: str | None
     prompt_cache_key: str | None
+
+
+class DeletedResponse(BaseModel):
+    """Answer to the deletion of a response."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class ItemPage(BaseModel):
+    """Page of the items that a response answers."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

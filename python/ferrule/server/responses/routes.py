@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ferrule._engine.workers import WORKERS, workers_for
 from ferrule._text.prompt import TokensPrompt
 from ferrule.errors import InvalidParameterError
-from ferrule.server.ascii_json import json_response
+from ferrule.server.ascii_json import encoded, json_response
 from ferrule.server.context import Context
 from ferrule.server.conversation import prepare_prompt
 from ferrule.server.errors import unsupported
@@ -16,28 +20,63 @@ from ferrule.server.models import ServedModel
 from ferrule.server.request_body import BodyRoute
 from ferrule.server.request_record import name_fields
 from ferrule.server.responses.answer import ResponseWriter
+from ferrule.server.responses.background import BackgroundResponses
+from ferrule.server.responses.history import continued
 from ferrule.server.responses.items import conversation
 from ferrule.server.responses.protocol import LOGPROBS, ResponseBody, ResponsesRequest
+from ferrule.server.responses.store import StoredResponse
 from ferrule.server.schema.sampling import sampling_params
 from ferrule.server.streaming import EventStream
 
 
-def router(server: Context) -> APIRouter:
-    """Creates the route."""
+def router(server: Context, background: BackgroundResponses | None) -> APIRouter:
+    """Creates the route; `background` has the store of responses, without which nothing is stored."""
     routes = APIRouter(route_class=BodyRoute)
 
     @routes.post("/responses", response_model=ResponseBody, include_in_schema=False)
     @routes.post("/v1/responses", response_model=ResponseBody)
     async def responses(request: ResponsesRequest) -> Response:
-        """Answers a conversation (OpenAI's Responses), whole or as a stream of typed events. Nothing is stored."""
+        """Answers a conversation (OpenAI's Responses), whole or as a stream of typed events."""
         _check(request)
         name_fields(_names(request))
+        store = request.store is not False and background is not None
+        request = request.model_copy(update={"store": store})
+        items = b""
+        if background is None:
+            _check_stateless(request)
+        elif store or request.previous_response_id is not None:
+            request, items = await workers_for().run(continued, background.store, request)
         writer = ResponseWriter(request, await generation(server, server.models.find(request.model), request))
+        if background is not None and request.background:
+            if not store:
+                raise InvalidParameterError("store", False, "left out or true with background")
+            started = await background.start(writer, items)
+            if request.stream:
+                return EventStream(started.follow(0), server.settings.keep_alive)
+            return json_response(writer.progress())
+
+        async def save(body: ResponseBody) -> None:
+            if background is not None and store:
+                await WORKERS.run(background.store.put, body.id, StoredResponse(encoded(body), items), ended=True)
+
         if request.stream:
-            return await EventStream(writer.events(), server.settings.keep_alive, writer.failed).begin()
-        return json_response(writer.full(await complete(writer.generation)))
+            return await EventStream(_saved(writer, save), server.settings.keep_alive, writer.failed).begin()
+        body = writer.full(await complete(writer.generation))
+        await save(body)
+        return json_response(body)
 
     return routes
+
+
+async def _saved(
+    writer: ResponseWriter, save: Callable[[ResponseBody], Awaitable[None]]
+) -> AsyncGenerator[bytes, None]:
+    """Yields the events of a stream; the response is saved before the client sees the last one."""
+    async with aclosing(writer.events()) as events:
+        async for event in events:
+            if writer.ended is not None:
+                await save(writer.ended)
+            yield event
 
 
 async def generation(server: Context, served: ServedModel, request: ResponsesRequest) -> Generation:
@@ -86,6 +125,16 @@ def _check(request: ResponsesRequest) -> None:
         raise InvalidParameterError(
             "stream_options", request.stream_options.model_dump(), "left out unless stream is true"
         )
+
+
+def _check_stateless(request: ResponsesRequest) -> None:
+    """Raises ApiError for a request that needs the store, which is disabled."""
+    if request.previous_response_id is not None:
+        hint = "start the server with --responses-db, or send the conversation as input"
+        raise unsupported("previous_response_id", f"previous_response_id is not supported without storage: {hint}")
+    if request.background:
+        hint = "start the server with --responses-db"
+        raise unsupported("background", f"background is not supported without storage: {hint}")
 
 
 def _logprobs(request: ResponsesRequest) -> int | None:
