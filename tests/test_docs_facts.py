@@ -115,7 +115,7 @@ def test_server_page_lists_every_route_and_option() -> None:
     page = (DOCS / "server.md").read_text()
     described = create_app(Models(), ServerSettings(ollama=True, tokenizer_info=True)).openapi()["paths"]
     routes = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
-    assert set(re.findall(r"`((?:GET|POST) /[^`]+)`", page)) == routes
+    assert set(re.findall(r"`((?:GET|POST|DELETE) /[^`]+)`", page)) == routes
     own = {option for parameter in serve.params for option in parameter.opts} - {
         option for parameter in run.params for option in parameter.opts
     }
