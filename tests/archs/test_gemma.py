@@ -1,4 +1,4 @@
-"""Gemma, Gemma 2, Gemma 3 and VaultGemma: how config.json is read, and what is refused."""
+"""Gemma 1 to 4 and VaultGemma: how config.json is read, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from archs.specs import LEFT_OUT, assert_refused, heads, spec_of, windows
-from ferrule.archs.spec import Dense, LinearScaling, LmHead, NoScaling, RmsNorm
+from ferrule.archs.spec import Dense, HeadProjections, LinearScaling, LmHead, NoScaling, ProportionalScaling, RmsNorm
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention must be false, got True"),
@@ -19,6 +19,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a finite number above 0, got 0"),
     ("gemma2", {"attn_logit_softcapping": -1}, "attn_logit_softcapping must be a finite number above 0, got -1"),
     ("gemma3", {"sliding_window_pattern": 0}, "sliding_window_pattern must be an integer from 1"),
+    (
+        "gemma4_kv",
+        {"use_bidirectional_attention": "all"},
+        'use_bidirectional_attention must be "vision", false or null',
+    ),
+    ("gemma4_kv", {"num_global_key_value_heads": 3}, "num_global_key_value_heads must be a divisor of num_attention_"),
     (
         "gemma3",
         {"rope_parameters": {"full_attention": {}}},
@@ -77,3 +83,20 @@ def test_embedding_gemma_attends_in_both_directions() -> None:
     spec = spec_of("gemma3", architectures=["Gemma3TextModel"], use_bidirectional_attention=True)
     assert not spec.causal
     assert windows(spec)[0] == 9  # the token itself and 8 on either side
+
+
+def test_gemma4_layers_differ_in_their_heads() -> None:
+    spec = spec_of("gemma4_kv")
+    layers = [layer.attention.projections for layer in spec.layers]
+    assert [
+        (each.kv_heads, each.key_dim, each.values_are_keys) for each in layers if isinstance(each, HeadProjections)
+    ] == [
+        *[(2, 16, False)] * 4,
+        (1, 24, True),
+    ]
+    assert {layer.scalar for layer in spec.layers} == {True}
+    # A quarter of the pairs of a head of 24 rotate.
+    assert [(rope.rotary_dim, rope.scaling) for rope in spec.ropes] == [(16, NoScaling()), (24, ProportionalScaling(3))]
+    same = spec_of("gemma4_kv", attention_k_eq_v=False).layers[-1].attention.projections
+    assert isinstance(same, HeadProjections)
+    assert (same.kv_heads, same.key_dim, same.values_are_keys) == (2, 24, False)

@@ -35,6 +35,7 @@ from ferrule.archs.flex_olmo import flex_olmo
 from ferrule.archs.gemma import gemma
 from ferrule.archs.gemma2 import gemma2
 from ferrule.archs.gemma3 import gemma3
+from ferrule.archs.gemma4 import gemma4
 from ferrule.archs.glm import glm
 from ferrule.archs.glm4 import glm4
 from ferrule.archs.glm4_moe import glm4_moe
@@ -150,6 +151,8 @@ REGISTRY = (
     Architecture("Gemma2", "gemma2", gemma2),
     Architecture("Gemma3", "gemma3_text", gemma3),
     Architecture("Gemma3Text", "gemma3_text", gemma3),
+    Architecture("Gemma4", "gemma4_text", gemma4),
+    Architecture("Gemma4Text", "gemma4_text", gemma4),
     Architecture("Glm", "glm", glm),
     Architecture("Glm4", "glm4", glm4),
     Architecture("Glm4Moe", "glm4_moe", glm4_moe),

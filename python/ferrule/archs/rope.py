@@ -16,6 +16,7 @@ from ferrule.archs.spec import (
     Llama3Scaling,
     LongRopeScaling,
     NoScaling,
+    ProportionalScaling,
     QueryGrowth,
     Rope,
     Scaling,
@@ -47,6 +48,9 @@ def read_rope(
         config = config.without(ORIGINAL_LENGTH)  # each layer type has its own
     source = parameters if "partial_rotary_factor" in parameters else config
     factor = source.number("partial_rotary_factor", default=1.0 if partial is None else partial)
+    if parameters.values.get("rope_type") == "proportional" and factor <= 1:
+        scaling = ProportionalScaling(int(factor * head_dim // 2), parameters.number("factor", default=1.0))
+        return Rope(rope_theta(config, parameters), head_dim, interleaved, scaling)
     if factor > 1 or (partial is None and factor != 1):
         limit = "at most 1" if partial is not None else "1 in this architecture, which rotates whole heads"
         raise source.error("partial_rotary_factor", limit)

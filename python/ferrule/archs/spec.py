@@ -109,7 +109,19 @@ class LongRopeScaling:
     type: Literal["longrope"] = "longrope"
 
 
-Scaling: TypeAlias = NoScaling | LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongRopeScaling
+@dataclass(frozen=True)
+class ProportionalScaling:
+    """The first pairs rotate with the frequencies of the whole head, the others do not rotate (Gemma 4)."""
+
+    rotated_pairs: int
+    factor: float = 1.0
+    """Divisor of every frequency."""
+    type: Literal["proportional"] = "proportional"
+
+
+Scaling: TypeAlias = (
+    NoScaling | LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongRopeScaling | ProportionalScaling
+)
 
 
 @dataclass(frozen=True)
@@ -132,7 +144,11 @@ class HeadProjections:
     key_dim: int
     value_dim: int
     bias: bool = False
+    values_are_keys: bool = False
+    """Whether the values are the projected keys, before their norm and rotation; there is no projection to values."""
     qk_norm: HeadNorm | None = None
+    v_norm: Norm | None = None
+    """Norm of each value head."""
     clip: float | None = None
     """Largest magnitude of queries, keys and values, after their norm."""
     type: Literal["heads"] = "heads"
@@ -362,6 +378,8 @@ class Layer:
     """Residual blocks, which run in order."""
 
     blocks: tuple[Block, ...]
+    scalar: bool = False
+    """Whether the residual stream is multiplied by a stored number after the last block."""
 
     def block(self, name: str) -> Block:
         """Returns the block of this name.

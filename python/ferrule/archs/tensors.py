@@ -42,6 +42,8 @@ def roles(spec: ModelSpec) -> Iterator[str]:
     yield from _norm_roles("embedding_norm", embedding.norm)
     for index, layer in enumerate(spec.layers):
         yield from (f"layers.{index}.{role}" for block in layer.blocks for role in _block_roles(block))
+        if layer.scalar:
+            yield f"layers.{index}.scalar.weight"
     yield from _norm_roles("final_norm", spec.final_norm)
     if spec.lm_head is not None:
         if embedding.width is not None:
@@ -173,11 +175,12 @@ def _block_roles(block: Block) -> Iterator[str]:
 def _attention_roles(attention: Attention) -> Iterator[str]:
     match attention.projections:
         case HeadProjections() as heads:
-            for projection in ("q", "k", "v"):
+            for projection in ("q", "k") if heads.values_are_keys else ("q", "k", "v"):
                 yield from _projection_roles(projection, bias=heads.bias)
             if heads.qk_norm is not None:
                 yield from _norm_roles("q_norm", heads.qk_norm.norm)
                 yield from _norm_roles("k_norm", heads.qk_norm.norm)
+            yield from _norm_roles("v_norm", heads.v_norm)
         case LatentProjections() as latent:
             if latent.query_rank is None:
                 yield "q.weight"

@@ -3,7 +3,7 @@
 mod low_rank;
 mod rows;
 
-use ferrule_kernels::elementwise::{add_bias, add_scaled};
+use ferrule_kernels::elementwise::{add_bias, add_scaled, scale};
 use ferrule_kernels::norm::{layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
 use ferrule_kernels::{Exec, PoolError, RowsMut, Scratch, matmul};
 
@@ -74,7 +74,7 @@ pub(crate) fn run_layer(
             norm_in_place(&pass.exec, weights.sum_norm.as_ref(), hidden, width)?;
         }
     }
-    Ok(())
+    weights.scalar.iter().flatten().try_for_each(|factor| scale(&pass.exec, hidden, *factor))
 }
 
 /// Returns the normed rows of `x`.

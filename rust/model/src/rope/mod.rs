@@ -6,6 +6,7 @@ mod dynamic;
 mod linear;
 mod llama3;
 mod longrope;
+mod proportional;
 mod yarn;
 
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,7 @@ pub use dynamic::Dynamic;
 pub use linear::Linear;
 pub use llama3::Llama3;
 pub use longrope::LongRope;
+pub use proportional::Proportional;
 pub use yarn::Yarn;
 
 /// Rotary embedding: which elements of a head it rotates, its frequencies, and its scaling.
@@ -49,6 +51,8 @@ pub enum RopeScaling {
     /// LongRoPE: each frequency has its own divisor, from one of two sets.
     #[serde(rename = "longrope")]
     LongRope(LongRope),
+    /// Proportional: only the pairs of high frequency are rotated.
+    Proportional(Proportional),
 }
 
 impl RopeSpec {
@@ -66,6 +70,7 @@ impl RopeSpec {
             RopeScaling::Yarn(scaling) => scaling.check(&path),
             RopeScaling::Llama3(scaling) => scaling.check(&path),
             RopeScaling::LongRope(scaling) => scaling.check(&path, self.rotary_dim),
+            RopeScaling::Proportional(scaling) => scaling.check(&path, self.rotary_dim),
         }
     }
 
@@ -101,6 +106,9 @@ impl RopeSpec {
             RopeScaling::Llama3(scaling) => plain(self.theta).map(|f| scaling.scale(f)).collect(),
             RopeScaling::LongRope(scaling) => {
                 plain(self.theta).zip(scaling.factors(length)).map(|(f, factor)| f / factor).collect()
+            }
+            RopeScaling::Proportional(scaling) => {
+                plain(self.theta).enumerate().map(|(i, f)| scaling.scale(f, i)).collect()
             }
         };
         scaled.into_iter().map(|frequency| frequency as f32).collect()
@@ -173,6 +181,16 @@ mod tests {
     fn linear_divides_every_frequency() {
         let scaled = spec(RopeScaling::Linear(Linear { factor: 4.0 })).frequencies(7);
         assert_eq!(scaled, [0.25, 0.025, 0.0025, 0.00025]);
+    }
+
+    #[test]
+    fn proportional_rotates_the_first_pairs_with_the_frequencies_of_the_whole_head() {
+        let scaling = Proportional { rotated_pairs: 2, factor: 2.0 };
+        let scaled = spec(RopeScaling::Proportional(scaling)).frequencies(7);
+        assert_eq!(scaled, [0.5, 0.05, 0.0, 0.0]);
+        let scaling = Proportional { rotated_pairs: 5, factor: 1.0 };
+        let error = spec(RopeScaling::Proportional(scaling)).check("ropes[0]").unwrap_err();
+        assert!(error.to_string().contains("ropes[0].scaling.rotated_pairs"), "{error}");
     }
 
     #[test]

@@ -15,6 +15,8 @@ use crate::rope::RopeSpec;
 pub struct LayerSpec {
     /// Blocks, first to last.
     pub blocks: Vec<BlockSpec>,
+    /// Whether the residual stream is multiplied by a stored number after the last block.
+    pub scalar: bool,
 }
 
 /// Residual block: `x = sum_norm(x + residual_scale * post_norm(mixer(norm(x))))`.

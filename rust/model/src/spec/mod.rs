@@ -36,14 +36,14 @@ use crate::rope::RopeSpec;
 ///     "embedding": {"scale": 1.0, "width": null, "positions": null, "token_types": 0, "norm": null},
 ///     "ropes": [{"theta": 1e4, "rotary_dim": 16, "interleaved": false, "scaling": {"type": "none"}}],
 ///     "layers": [{
-///         "blocks": [{
+///         "scalar": false, "blocks": [{
 ///             "name": "attention",
 ///             "mixer": {
 ///                 "type": "attention", "heads": 4, "scale": 0.25, "output_bias": false, "rope": 0, "window": null,
 ///                 "softcap": null, "alibi_slopes": null, "sinks": false,
 ///                 "projections": {
 ///                     "type": "heads", "kv_heads": 2, "key_dim": 16, "value_dim": 16, "bias": false, "qk_norm": null,
-///                     "clip": null
+///                     "values_are_keys": false, "clip": null
 ///                 }
 ///             },
 ///             "norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},

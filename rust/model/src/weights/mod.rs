@@ -72,6 +72,8 @@ pub(crate) struct Embedding<M = PackedMatrix> {
 /// Weights of one layer.
 pub(crate) struct Layer<M = PackedMatrix> {
     pub blocks: Vec<Block<M>>,
+    /// Factor on the residual stream after the last block: one number.
+    pub scalar: Option<Vec<f32>>,
 }
 
 /// Weights of a residual block.
@@ -140,6 +142,7 @@ impl<M> Layer<M> {
             mixer.list(&mut tensors);
             [norm, post_norm, sum_norm].into_iter().flatten().for_each(|norm| tensors.norm(norm));
         }
+        tensors.vectors.extend(&self.scalar);
         tensors
     }
 }

@@ -16,13 +16,14 @@ pub fn llama(vocab_size: usize, layers: usize) -> Value {
         "type": "attention", "heads": 4, "scale": 0.25, "output_bias": false, "rope": 0, "window": null,
         "softcap": null, "alibi_slopes": null, "sinks": false,
         "projections": {
-            "type": "heads", "kv_heads": 2, "key_dim": 16, "value_dim": 16, "bias": false, "qk_norm": null, "clip": null
+            "type": "heads", "kv_heads": 2, "key_dim": 16, "value_dim": 16, "bias": false, "qk_norm": null, "clip": null,
+            "values_are_keys": false
         }
     });
     let ffn = json!({
         "type": "dense", "intermediate_size": 96, "activation": "silu", "gated": true, "bias": false, "clamp": null
     });
-    let layer = json!({"blocks": [block("attention", attention), block("ffn", ffn)]});
+    let layer = json!({"blocks": [block("attention", attention), block("ffn", ffn)], "scalar": false});
     json!({
         "architecture": "llama", "vocab_size": vocab_size, "hidden_size": 64, "max_position_embeddings": 256,
         "embedding": {"scale": 1.0, "width": null, "positions": null, "token_types": 0, "norm": null},

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{AttentionPass, InnerBuffers};
 use crate::layer::{adapted, norm_heads};
 use crate::limits::{SpecError, positive, require, size};
-use crate::spec::{HeadNormSpec, NormedOver, check_norm};
+use crate::spec::{HeadNormSpec, NormSpec, NormedOver, check_norm};
 use crate::weights::{Linear, LoadError, Loader, Norm, Packer, Tensors};
 
 /// Multi-head or grouped-query attention: queries, keys and values are projected from the input.
@@ -23,18 +23,24 @@ pub struct HeadProjections {
     pub value_dim: usize,
     /// Whether the projections add a bias.
     pub bias: bool,
+    /// Whether the values are the projected keys, before their norm and rotation; there is no projection to values.
+    pub values_are_keys: bool,
     /// Norms of queries and keys.
     pub qk_norm: Option<HeadNormSpec>,
+    /// Norm of each value head.
+    pub v_norm: Option<NormSpec>,
     /// Largest magnitude of queries, keys and values after their norms.
     pub clip: Option<f32>,
 }
 
 /// Weights of multi-head attention.
 pub(crate) struct Heads<M = PackedMatrix> {
-    /// Rows: all query heads, all key heads, all value heads.
+    /// Rows: all query heads, all key heads, all value heads unless the values are the keys.
     qkv: Linear<M>,
     /// Norms of queries and of keys.
     norms: Option<[Norm; 2]>,
+    /// Norm of each value head.
+    v_norm: Option<Norm>,
 }
 
 impl HeadProjections {
@@ -49,7 +55,11 @@ impl HeadProjections {
         require(&format!("{path}.kv_heads"), kv_heads, heads.is_multiple_of(kv_heads), || {
             format!("a divisor of heads ({heads})")
         })?;
+        require(&format!("{path}.value_dim"), value_dim, !self.values_are_keys || value_dim == key_dim, || {
+            format!("key_dim ({key_dim}) where the values are the keys")
+        })?;
         positive(&format!("{path}.clip"), self.clip)?;
+        check_norm(&format!("{path}.v_norm"), self.v_norm)?;
         check_norm(&format!("{path}.qk_norm"), self.qk_norm.map(|qk_norm| qk_norm.norm))
     }
 
@@ -71,14 +81,15 @@ impl HeadProjections {
         at: &str,
         heads: usize,
     ) -> Result<Heads<P::Matrix>, LoadError> {
-        let HeadProjections { kv_heads, key_dim, value_dim, bias, qk_norm, .. } = *self;
-        let usual = loader.usual();
+        let HeadProjections { kv_heads, key_dim, value_dim, bias, values_are_keys, qk_norm, .. } = *self;
+        let (usual, values) = (loader.usual(), loader.values());
         let parts = [
             ("q", heads * key_dim, usual),
-            ("k", kv_heads * key_dim, usual),
-            ("v", kv_heads * value_dim, loader.values()),
+            ("k", kv_heads * key_dim, if values_are_keys { values } else { usual }),
+            ("v", kv_heads * value_dim, values),
         ];
-        let qkv = loader.linear(packer, at, &parts, loader.hidden_size(), bias)?;
+        let parts = if values_are_keys { &parts[..2] } else { &parts[..] };
+        let qkv = loader.linear(packer, at, parts, loader.hidden_size(), bias)?;
         let norms = match qk_norm {
             None => None,
             Some(HeadNormSpec { norm, over, .. }) => {
@@ -87,14 +98,14 @@ impl HeadProjections {
                 Some([queries, loader.norm(&format!("{at}k_norm"), norm, width(kv_heads))?])
             }
         };
-        Ok(Heads { qkv, norms })
+        Ok(Heads { qkv, norms, v_norm: loader.optional_norm(&format!("{at}v_norm"), self.v_norm, value_dim)? })
     }
 }
 
 impl<M> Heads<M> {
     pub(super) fn list<'a>(&'a self, tensors: &mut Tensors<'a, M>) {
         tensors.linear(&self.qkv);
-        self.norms.iter().flatten().for_each(|norm| tensors.norm(norm));
+        self.norms.iter().flatten().chain(&self.v_norm).for_each(|norm| tensors.norm(norm));
     }
 }
 
@@ -108,12 +119,18 @@ impl AttentionPass<'_> {
         x: &[f32],
         buffers: &'b mut InnerBuffers,
     ) -> Result<&'b mut [f32], PoolError> {
-        let HeadProjections { kv_heads, key_dim, .. } = *spec;
+        let HeadProjections { kv_heads, key_dim, value_dim, values_are_keys, .. } = *spec;
         let (exec, heads, width) = (&self.pass.exec, self.spec.heads, weights.qkv.weight.rows());
-        let InnerBuffers { qkv, mixed, .. } = buffers;
+        let InnerBuffers { qkv, values, mixed, .. } = buffers;
         let qkv = qkv.take(self.pass.rows.count * width);
         adapted(exec, &weights.qkv, self.pass.adapters, x, qkv)?;
         let (first_key, first_value) = (heads * key_dim, (heads + kv_heads) * key_dim);
+        let values_width = if values_are_keys { kv_heads * value_dim } else { 0 };
+        let values = values.take(self.pass.rows.count * values_width);
+        if values_are_keys {
+            let keys = qkv.chunks_exact(width).map(|row| &row[first_key..]);
+            values.chunks_exact_mut(values_width).zip(keys).for_each(|(values, keys)| values.copy_from_slice(keys));
+        }
         let rotated = [(0, heads), (first_key, kv_heads)];
         let after_rope = spec.qk_norm.is_some_and(|qk_norm| qk_norm.after_rope);
         if after_rope {
@@ -126,14 +143,25 @@ impl AttentionPass<'_> {
                 norm_heads(exec, norm, RowsMut::new(qkv, width, first), heads, dim)?;
             }
         }
+        if let Some(norm) = &weights.v_norm {
+            let rows = match values_are_keys {
+                true => RowsMut::new(values, values_width, 0),
+                false => RowsMut::new(qkv, width, first_value),
+            };
+            norm_heads(exec, norm, rows, kv_heads, value_dim)?;
+        }
         if let Some(limit) = spec.clip {
             clip(exec, RowsMut::new(qkv, width, 0), width, limit)?;
+            if values_are_keys {
+                clip(exec, RowsMut::new(values, values_width, 0), values_width, limit)?;
+            }
         }
         if !after_rope {
             rotated.into_iter().try_for_each(|(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
         }
         self.grow(RowsMut::new(qkv, width, 0), first_key)?;
         let view = |first| Rows::new(qkv, width, first);
-        self.attend(store, view(0), view(first_key), view(first_value), mixed)
+        let values = if values_are_keys { Rows::new(values, values_width, 0) } else { view(first_value) };
+        self.attend(store, view(0), view(first_key), values, mixed)
     }
 }

@@ -210,7 +210,7 @@ impl AttentionPass<'_> {
     ) -> Result<&'b mut [f32], PoolError> {
         let LatentProjections { kv_rank, nope_dim, rope_dim, value_dim, .. } = *spec;
         let (exec, rows, heads) = (&self.pass.exec, self.pass.rows.count, self.spec.heads);
-        let super::InnerBuffers { qkv, mixed, latent: buffers } = buffers;
+        let super::InnerBuffers { qkv, mixed, latent: buffers, .. } = buffers;
         let width = weights.input.weight.rows();
         let input = qkv.take(rows * width);
         adapted(exec, &weights.input, self.pass.adapters, x, input)?;

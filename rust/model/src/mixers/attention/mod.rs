@@ -125,6 +125,8 @@ pub(crate) struct Buffers {
 struct InnerBuffers {
     /// Outputs of the projections from the mixer's input.
     qkv: Scratch<f32>,
+    /// Values that are copies of the keys.
+    values: Scratch<f32>,
     /// Outputs of attention.
     mixed: Scratch<f32>,
     latent: latent::Buffers,

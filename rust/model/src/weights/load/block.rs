@@ -16,7 +16,13 @@ impl Loader<'_> {
         layer: &LayerSpec,
     ) -> Result<Layer<P::Matrix>, LoadError> {
         let blocks = layer.blocks.iter().map(|block| self.block(packer, index, block));
-        Ok(Layer { blocks: blocks.collect::<Result<_, _>>()? })
+        Ok(Layer {
+            blocks: blocks.collect::<Result<_, _>>()?,
+            scalar: match layer.scalar {
+                true => Some(self.vector(&format!("layers.{index}.scalar.weight"), 1)?),
+                false => None,
+            },
+        })
     }
 
     fn block<P: Packer>(&self, packer: &mut P, layer: usize, block: &BlockSpec) -> Result<Block<P::Matrix>, LoadError> {

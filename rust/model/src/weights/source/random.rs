@@ -32,16 +32,17 @@ impl<'a> WeightSource<'a> for RandomWeights {
         Ok(quantization.embedding_and_lm_head())
     }
 
-    /// Tables are random, weights of norms are ones, and other vectors (biases) are zeros.
+    /// Tables are random, weights of norms and other factors are ones, and other vectors (biases) are zeros.
     fn vector(&self, role: &str, rows: usize, columns: Option<usize>) -> Result<VectorReader<'a>, LoadError> {
-        let (table, is_norm) = (RandomMatrix::new(role, rows), role.ends_with("norm.weight"));
+        let (table, is_factor) =
+            (RandomMatrix::new(role, rows), ["norm.weight", "scalar.weight"].iter().any(|end| role.ends_with(end)));
         Ok(Box::new(move |out| {
             match columns {
                 Some(columns) => {
                     let rows = out.chunks_exact_mut(columns).enumerate();
                     rows.for_each(|(row, out)| table.read_row(row, out));
                 }
-                None => out.fill(if is_norm { 1.0 } else { 0.0 }),
+                None => out.fill(if is_factor { 1.0 } else { 0.0 }),
             }
             Ok(())
         }))
