@@ -30,11 +30,15 @@ CASES = [("tiny", formats) for formats in FORMATS] + [
     ("qwen2_moe", ("int4", "f16")),
     ("llama_dynamic", ("f32", "f16")),
     ("phi3_longrope", ("int8", "f16")),
+    ("lfm2", ("f32", "f16")),
+    ("lfm2", ("int8", "int8")),
 ]
 REQUESTS = 64
 PAGE_TOKENS = 16
 FEW_PAGES = 20
-"""Bytes of a KV cache that holds a few requests."""
+"""Pages of a KV cache that holds a few requests."""
+FOR_STATES = {"lfm2": 10}
+"""Additional pages whose bytes are used for the states of a model."""
 
 Bits = list[tuple[int, list[tuple[int, str]]]]
 
@@ -152,7 +156,8 @@ def test_kv_cache_smaller_than_batch(model: str, formats: tuple[str, str], enabl
     """Sequences are preempted and computed again."""
     with load(model, formats, 64, 2) as llm:
         page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
-    few = {"kv_cache_memory": FEW_PAGES * page_bytes, "enable_prefix_caching": enable_prefix_caching}
+    pages = FEW_PAGES + FOR_STATES.get(model, 0)
+    few = {"kv_cache_memory": pages * page_bytes, "enable_prefix_caching": enable_prefix_caching}
     with load(model, formats, 64, 2, **few) as llm:
         assert at_once(llm, model) == alone(model, formats)
         metrics = llm.metrics()
@@ -220,14 +225,14 @@ def test_completions_of_one_prompt(model: str, enable_prefix_caching: bool) -> N
             assert bits(llm.generate(prompt, one)[0].outputs[0]) == bits(output)
 
 
-@pytest.mark.parametrize("kv", ["f32", "f16", "int8"])
-def test_state_restored_with_other_threads_and_chunks(kv: str) -> None:
-    prompt = prompts()[-1]
-    with load("tiny", ("int8", kv), 64, 2) as llm:
+@pytest.mark.parametrize(("model", "kv"), [("tiny", "f32"), ("tiny", "f16"), ("tiny", "int8"), ("lfm2", "int8")])
+def test_state_restored_with_other_threads_and_chunks(model: str, kv: str) -> None:
+    prompt = prompts(model)[-1]
+    with load(model, ("int8", kv), 64, 2) as llm:
         state = llm.save_state(prompt)
-    with load("tiny", ("int8", kv), 512, 1) as llm:
+    with load(model, ("int8", kv), 512, 1) as llm:
         restored = llm.restore_state(state)
         assert restored == prompt
-        output = llm.generate(restored, params(REQUESTS - 1))[0]
-        assert result_of(output) == alone("tiny", ("int8", kv))[-1]
+        output = llm.generate(restored, params(REQUESTS - 1, model))[0]
+        assert result_of(output) == alone(model, ("int8", kv))[-1]
         assert (output.num_cached_tokens or 0) >= len(prompt["prompt_token_ids"]) - PAGE_TOKENS

@@ -27,6 +27,8 @@ CASES = [("tiny", (weights, kv)) for weights in ("f32", "int8", "int4") for kv i
     ("gpt_oss", ("int8", "int8")),
     ("bloom", ("f32", "f16")),
     ("llama_dynamic", ("f32", "f16")),
+    ("lfm2", ("f32", "f16")),
+    ("lfm2", ("int8", "int8")),
 ]
 ALWAYS = {"num_speculative_tokens": 5, "adaptive": False}
 

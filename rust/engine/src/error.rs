@@ -46,12 +46,6 @@ pub enum ConfigError {
     /// The draft model does not generate text.
     #[error("speculative_config.model must be a model that generates text, got an encoder")]
     DraftNoLogits,
-    /// The draft model has a recurrent state, which cannot return to the tokens that were accepted.
-    #[error("speculative_config.model must be a model without a recurrent state, got one with convolutions or scans")]
-    DraftState,
-    /// The model has a recurrent state, which the disk tier does not hold.
-    #[error("prefix_cache_dir must be absent for a model with convolutions or scans, got a directory")]
-    StateOnDisk,
     /// The model reads in both directions, so that texts cannot share the KV cache of a prefix.
     #[error("prefix_cache_dir must be absent for a model that reads in both directions, got a directory")]
     NoPrefixes,
@@ -81,9 +75,6 @@ pub enum EngineError {
     /// A saved state cannot be restored.
     #[error(transparent)]
     State(#[from] crate::StateError),
-    /// The model has a recurrent state, which saved states do not hold.
-    #[error("the model must be one without convolutions or scans to save or restore states, got one with them")]
-    NoSavedStates,
     /// Prefix caching is disabled, so that a state cannot be restored.
     #[error("enable_prefix_caching must be true to restore a saved state, got false")]
     NoPrefixCache,

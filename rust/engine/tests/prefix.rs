@@ -96,15 +96,59 @@ fn a_prompt_with_states_continues_at_its_last_full_page() {
     assert_eq!(ask(&mut engine, next.clone(), greedy(3)), (alone(next, greedy(3)), 272 - 256 + 2));
 }
 
+/// The first turn has 15,000 tokens, and other chats run in between.
 #[test]
-fn what_states_do_not_support_yet_is_refused() {
+fn the_second_turn_of_a_long_chat_computes_only_its_new_tokens() {
+    for (states, others) in [(3, 0), (5, 2)] {
+        let config =
+            EngineConfig { pages: vec![1600, states], max_model_len: 16_000, max_num_batched_tokens: 512, ..config() };
+        let mut chats = engine(&config, &[None, STATE]);
+        let (answer, computed) = ask(&mut chats, prompt(15_000, 1), greedy(100));
+        assert_eq!(computed, 15_100);
+        for other in 0..others {
+            ask(&mut chats, vec![other + 7; 3000], greedy(10));
+        }
+        let next = [prompt(15_000, 1), answer, vec![5; 30]].concat();
+        let uncached = EngineConfig { pages: vec![1000], enable_prefix_caching: false, ..config };
+        let expected = ask(&mut engine(&uncached, &[None]), next.clone(), greedy(5)).0;
+        assert_eq!(ask(&mut chats, next, greedy(5)), (expected, 15_131 - 14_992 + 4), "{states} states");
+    }
+}
+
+#[test]
+fn a_snapshot_that_others_continue_from_is_not_evicted_first() {
+    let config = EngineConfig { pages: vec![400, 6], ..config() };
+    let mut engine = engine(&config, &[None, STATE]);
+    // Steps compute up to 64 tokens.
+    ask(&mut engine, prompt(100, 1), greedy(1));
+    assert_eq!(ask(&mut engine, prompt(70, 2), greedy(1)).1, 71 - 64);
+    ask(&mut engine, vec![9; 580], greedy(1));
+    assert_eq!(ask(&mut engine, prompt(72, 3), greedy(1)).1, 73 - 64);
+}
+
+/// A restart, with the snapshots at the end of the prompts.
+#[test]
+fn the_second_turn_after_a_restart_continues_at_the_snapshot_on_disk() {
     let directory = tempfile::tempdir().unwrap();
-    let config = EngineConfig { pages: vec![64; 2], ..on_disk(directory.path()) };
-    let model = FakeModel::new(&config, &[None, STATE]);
-    assert_eq!(Engine::new(model, config.clone()).unwrap_err(), ConfigError::StateOnDisk);
-    let mut engine = engine(&EngineConfig { prefix_cache_dir: None, ..config }, &[None, STATE]);
-    assert_eq!(engine.save_state(&[1; 40], None, None, &Cancel::new()), Err(EngineError::NoSavedStates));
-    assert_eq!(engine.restore_state(&[]), Err(EngineError::NoSavedStates));
+    for windows in [vec![None, STATE], vec![STATE, Some(20), None], vec![STATE]] {
+        let config = EngineConfig { pages: vec![64; windows.len()], ..on_disk(directory.path()) };
+        let start = |step_bytes| {
+            let mut config = config.clone();
+            config.prefix_cache_dir.as_mut().unwrap().step_bytes = step_bytes;
+            let mut model = FakeModel::new(&config, &windows);
+            model.fingerprint = [windows.len() as u8; 32];
+            Engine::new(model, config).unwrap()
+        };
+        let (answer, _) = ask(&mut start(0), prompt(400, 1), greedy(30));
+        let next = [prompt(400, 1), answer, vec![5]].concat();
+        for step_bytes in [0, 1 << 20] {
+            let mut restarted = start(step_bytes);
+            let expected = (alone(next.clone(), greedy(3)), 432 - 400 + 2);
+            assert_eq!(ask(&mut restarted, next.clone(), greedy(3)), expected, "{windows:?}");
+            let read = restarted.metrics().disk_hits_tokens;
+            assert_eq!(read, if windows == [STATE] { 0 } else { 400 }, "{windows:?}");
+        }
+    }
 }
 
 #[test]
@@ -292,7 +336,7 @@ fn reads_from_disk_never_block_a_sequence_that_could_compute() {
 fn the_disk_tier_outlives_the_engine_and_is_verified() {
     let directory = tempfile::tempdir().unwrap();
     let config = on_disk(directory.path());
-    for windows in [vec![None], vec![None, Some(20)]] {
+    for windows in [vec![None], vec![None, Some(20)], vec![None, Some(20), STATE]] {
         let config = EngineConfig { pages: vec![64; windows.len()], ..config.clone() };
         // A model with other groups has another fingerprint.
         let fingerprint = [windows.len() as u8; 32];
@@ -351,7 +395,7 @@ fn a_directory_with_access_for_others_is_rejected() {
 
 #[test]
 fn a_saved_state_is_restored_by_another_engine() {
-    for windows in [vec![None], vec![None, Some(20)]] {
+    for windows in [vec![None], vec![None, Some(20)], vec![None, Some(20), STATE]] {
         let config = EngineConfig { pages: vec![64; windows.len()], ..config() };
         let mut first = engine(&config, &windows);
         let tokens: Vec<i64> = prompt(200, 1).into_iter().map(i64::from).collect();

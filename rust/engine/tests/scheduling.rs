@@ -278,7 +278,7 @@ fn config() -> impl Strategy<Value = (EngineConfig, Vec<Option<usize>>)> {
 }
 
 fn draft() -> impl Strategy<Value = Draft> {
-    let group = (2..14_usize, option::of(2..70_usize));
+    let group = (2..14_usize, prop_oneof![3 => option::of(2..70_usize), 1 => Just(STATE)]);
     (vec(group, 1..3), 0..9_u64, 10..140_usize).prop_map(|(groups, mistakes, max_model_len)| Draft {
         groups,
         mistakes,
@@ -313,7 +313,6 @@ fn scenario() -> impl Strategy<Value = Scenario> {
                         }
                     };
                 let arrivals = arrivals.into_iter().map(arrival).collect();
-                let disk = disk && !windows.contains(&STATE);
                 Scenario { config, windows, arrivals, cancelled, poison, disk, step_bytes, trained, evaluations, draft }
             },
         )

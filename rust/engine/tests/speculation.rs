@@ -3,7 +3,7 @@
 
 mod fake;
 
-use fake::{FakeModel, VOCAB, config, run};
+use fake::{FakeModel, STATE, VOCAB, config, run};
 use ferrule_engine::{
     ConfigError, DraftModel, Engine, EngineConfig, FinishReason, Metrics, Request, RequestId, SamplingParams,
     SpeculativeConfig, SpeculativeMethod, StepOutput,
@@ -158,6 +158,25 @@ fn a_perfect_draft_model_saves_the_most_steps() {
     let predicted = SamplingParams { prediction: expected.clone(), ..params(4) };
     let (tokens, _, metrics) = outcome(&mut with_draft_model(8, config), predicted);
     assert_eq!((tokens, metrics.steps), (expected, 9));
+}
+
+#[test]
+fn a_draft_model_with_states_returns_to_the_accepted_tokens() {
+    let expected = plain(params(4));
+    // With two states a sequence drafts up to two tokens; three suffice for any number.
+    for (states, mistakes, steps) in [(3, 0, 9..=9), (2, 0, 14..=14), (3, 4, 15..=31)] {
+        let config = EngineConfig { speculative: always(4), ..config() };
+        let windows = [None, STATE];
+        let pages = vec![32, states];
+        let mut model = FakeModel::new(&EngineConfig { pages: pages.clone(), ..config.clone() }, &windows);
+        model.mistakes = mistakes;
+        let draft = DraftModel { model, pages, max_model_len: config.max_model_len };
+        let target = FakeModel::new(&config, &[None]);
+        let mut engine = Engine::with_draft_model(target, Some(draft), config).unwrap();
+        let (tokens, _, metrics) = outcome(&mut engine, params(4));
+        assert_eq!(tokens, expected);
+        assert!(steps.contains(&metrics.steps), "{} steps with {states} states, {mistakes} mistakes", metrics.steps);
+    }
 }
 
 #[test]

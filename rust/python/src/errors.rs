@@ -178,7 +178,6 @@ pub(crate) fn engine_error(error: &ferrule_engine::EngineError) -> PyErr {
     match error {
         Error::Request(error) => request_error(error),
         Error::Encode(error) => encode_error(error),
-        Error::NoSavedStates => UnsupportedTaskError::new_err(error.to_string()),
         Error::NoPrefixCache => invalid("enable_prefix_caching", false, "true to restore a saved state"),
         Error::State(error) => invalid("state", Value::Null, format!("a state that this model saved ({error})")),
         Error::OutOfMemory { .. } => InsufficientMemoryError::new_err(error.to_string()),
@@ -215,14 +214,6 @@ fn config_error(error: &engine::ConfigError) -> PyErr {
             format!("a model with the same vocabulary of {expected} tokens"),
         ),
         Error::DraftNoLogits => invalid("speculative_config.model", "an encoder", "a model that generates text"),
-        Error::DraftState => invalid(
-            "speculative_config.model",
-            "a model with a recurrent state",
-            "a model without convolutions or scans",
-        ),
-        Error::StateOnDisk => {
-            invalid("prefix_cache_dir", "a directory", "absent for a model with convolutions or scans")
-        }
         Error::NoPrefixes => {
             invalid("prefix_cache_dir", "a directory", "absent for a model that reads in both directions")
         }

@@ -35,10 +35,11 @@ pub(super) fn allocate(
         Ok::<_, BuildError>(pages)
     };
     // Both caches hold the same number of tokens.
-    let page_bytes =
-        |model: &Transformer| model.kv_groups().iter().map(|group| u128::from(group.page_bytes)).sum::<u128>();
-    let draft_bytes = draft.as_ref().map_or(0, |draft| page_bytes(&draft.model));
-    let total_bytes = page_bytes(model).max(1) + draft_bytes;
+    let for_one = |model: &Transformer| {
+        u128::from(pages::bytes_of_one(model.kv_groups(), max_model_len, options.max_num_batched_tokens))
+    };
+    let draft_bytes = draft.as_ref().map_or(0, |draft| for_one(&draft.model));
+    let total_bytes = for_one(model).max(1) + draft_bytes;
     let draft_budget = (u128::from(budget) * draft_bytes / total_bytes) as u64;
     if let Some(draft) = &mut draft {
         draft.pages = divide(&mut draft.model, draft_budget, draft.max_model_len)?;

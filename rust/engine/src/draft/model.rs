@@ -4,12 +4,15 @@
 //! and the random number of each position, so that at any temperature the two models mostly agree on the token where
 //! they agree on the probabilities. When its pages run out, higher-ranked sequences keep them and the others get no
 //! drafts.
+//!
+//! Groups of state advance with every draft. The states after the tokens of the sequence are therefore held while it
+//! drafts; after a rejected draft the sequence returns to them and the accepted ones are computed again.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use ferrule_kernels::Cancel;
-use ferrule_model::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows, SequenceChunk};
+use ferrule_model::{Batch, ForwardError, LanguageModel, LogitRows, SequenceChunk};
 
 use crate::pages::{KvCacheManager, PageTables};
 use crate::sampling::{History, Sampler};
@@ -58,6 +61,9 @@ struct DraftState {
     tables: PageTables,
     /// Tokens whose keys and values are in the pages, including drafts of the latest step.
     tokens: Vec<u32>,
+    /// States after the first `verified` tokens, which are not drafts.
+    states: PageTables,
+    verified: usize,
     /// The request's parameters without log-probabilities, trace and logits processors, which apply to sampled tokens
     /// only.
     params: SamplingParams,
@@ -90,9 +96,6 @@ impl<M: LanguageModel> DraftModelRunner<M> {
             return Err(ConfigError::DraftNoLogits);
         }
         let groups = model.kv_groups();
-        if groups.iter().any(KvGroup::is_state) {
-            return Err(ConfigError::DraftState);
-        }
         if groups.len() != pages.len() {
             return Err(ConfigError::PoolCount { expected: groups.len(), given: pages.len() });
         }
@@ -125,7 +128,9 @@ impl<M: LanguageModel> DraftModelRunner<M> {
         while !batch.is_empty() {
             let begin = Instant::now();
             self.forward(running, &batch, cancel)?;
-            if depth > 0 {
+            if depth == 0 {
+                batch.iter().for_each(|drafting| self.hold_states(running[drafting.index].id));
+            } else {
                 let weight = if self.seconds == 0.0 { 1.0 } else { SMOOTHING };
                 self.seconds += weight * (begin.elapsed().as_secs_f64() - self.seconds);
             }
@@ -137,7 +142,7 @@ impl<M: LanguageModel> DraftModelRunner<M> {
                     return false;
                 }
                 let (Some(row), sequence) = (rows.next(), &mut running[drafting.index]) else { return false };
-                let Some(DraftState { tables, tokens, params }) = states.get_mut(&sequence.id) else {
+                let Some(DraftState { tables, tokens, params, .. }) = states.get_mut(&sequence.id) else {
                     return false;
                 };
                 let position = tokens.len();
@@ -166,9 +171,11 @@ impl<M: LanguageModel> DraftModelRunner<M> {
         for &(index, limit) in wanted.iter().take(self.limits.sequences) {
             let sequence = &running[index];
             let tables = || self.pages.private_tables();
-            let DraftState { tables, tokens, .. } = self.states.entry(sequence.id).or_insert_with(|| DraftState {
+            let draft_state = self.states.entry(sequence.id).or_insert_with(|| DraftState {
                 tables: tables(),
                 tokens: Vec::new(),
+                states: tables(),
+                verified: 0,
                 params: SamplingParams {
                     logprobs: None,
                     entropy: false,
@@ -177,11 +184,22 @@ impl<M: LanguageModel> DraftModelRunner<M> {
                     ..(*sequence.params).clone()
                 },
             });
+            let DraftState { tables, tokens, states, verified, .. } = draft_state;
             let same = tokens.iter().zip(&sequence.tokens).take_while(|(read, token)| read == token).count();
-            let read = same.min(sequence.tokens.len() - 1);
+            let mut read = same.min(sequence.tokens.len() - 1);
+            if self.pages.has_states() && read < tokens.len() {
+                if read < *verified {
+                    // No token was sampled after the latest drafts, since the step was cancelled or pages were missing.
+                    continue;
+                }
+                read = *verified;
+                self.pages.return_to_states(tables, states);
+            }
             tokens.truncate(read);
             self.pages.release_beyond(tables, read);
             self.pages.release_out_of_window(tables, read);
+            // Older states are not needed: all tokens that were read are verified.
+            self.hold_states(sequence.id);
             let pending = sequence.tokens.len() - read;
             // Tokens accepted in the latest step do not count as prefill.
             let max_read = if pending <= limit + 1 { pending } else { prefill_left };
@@ -223,13 +241,23 @@ impl<M: LanguageModel> DraftModelRunner<M> {
         }
     }
 
+    /// Holds the states after the tokens that a sequence has read, instead of earlier ones.
+    fn hold_states(&mut self, id: RequestId) {
+        if let Some(DraftState { tables, tokens, states, verified, .. }) = self.states.get_mut(&id) {
+            self.pages.release(states);
+            *states = self.pages.hold_states(tables);
+            *verified = tokens.len();
+        }
+    }
+
     /// Releases the pages of the sequences for which `is_gone` holds.
     pub fn release(&mut self, is_gone: impl Fn(RequestId) -> bool) {
         let Self { pages, states, .. } = self;
-        states.retain(|&id, DraftState { tables, .. }| {
+        states.retain(|&id, DraftState { tables, states, .. }| {
             let gone = is_gone(id);
             if gone {
                 pages.release(tables);
+                pages.release(states);
             }
             !gone
         });
@@ -237,7 +265,7 @@ impl<M: LanguageModel> DraftModelRunner<M> {
 
     /// Runs one forward pass over the next tokens of each sequence.
     fn forward(&mut self, running: &[Sequence], batch: &[Drafting], cancel: &Cancel) -> Result<(), ForwardError> {
-        let Self { model, states, logits, .. } = self;
+        let Self { model, pages, states, logits, .. } = self;
         let chunks = batch.iter().filter_map(|drafting| {
             let sequence = &running[drafting.index];
             let DraftState { tables, tokens, .. } = states.get(&sequence.id)?;
@@ -254,8 +282,10 @@ impl<M: LanguageModel> DraftModelRunner<M> {
         let sequences: Vec<SequenceChunk<'_>> = chunks.collect();
         model.forward(Batch { sequences: &sequences }, cancel, logits)?;
         for drafting in batch {
-            if let Some(DraftState { tokens, .. }) = states.get_mut(&running[drafting.index].id) {
+            if let Some(DraftState { tables, tokens, .. }) = states.get_mut(&running[drafting.index].id) {
+                let begin = tokens.len();
                 tokens.extend(&drafting.next);
+                pages.keep_states(tables, begin, tokens.len(), tokens.len());
             }
         }
         Ok(())
@@ -269,6 +299,6 @@ impl<M: LanguageModel> DraftModelRunner<M> {
         if let Some(RequestId(id)) = self.states.keys().copied().find(|&id| !is_there(id)) {
             return Err(format!("the draft model has pages of request {id}, which is gone"));
         }
-        self.pages.audit(self.states.values().map(|state| &state.tables))
+        self.pages.audit(self.states.values().flat_map(|state| [&state.tables, &state.states]))
     }
 }

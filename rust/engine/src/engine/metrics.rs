@@ -2,7 +2,6 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_model::LanguageModel;
 
 use super::Engine;
@@ -42,7 +41,7 @@ impl<M: LanguageModel> Engine<M> {
         metrics.prefix_hits_tokens = scheduler.prefix_hits;
         metrics.record_pages(&scheduler.kv_cache.statistics());
         if let Some(disk) = scheduler.kv_cache.disk_statistics() {
-            metrics.disk_hits_tokens = disk.hits * PAGE_TOKENS as u64;
+            metrics.disk_hits_tokens = scheduler.kv_cache.tokens_from_disk();
             metrics.disk_stored_bytes = disk.bytes;
         }
         published.lock().unwrap_or_else(PoisonError::into_inner).clone_from(metrics);

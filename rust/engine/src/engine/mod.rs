@@ -112,9 +112,6 @@ impl<M: LanguageModel> Engine<M> {
         }
         let speculator = Speculator::new(&config, draft, &model)?;
         let mut scheduler = new_scheduler(&model, &config);
-        if config.prefix_cache_dir.is_some() && scheduler.kv_cache.has_states() {
-            return Err(ConfigError::StateOnDisk);
-        }
         if let Some(PrefixCacheDir { path, limit, .. }) =
             config.prefix_cache_dir.as_ref().filter(|_| config.enable_prefix_caching)
         {

@@ -58,7 +58,8 @@ impl<M: LanguageModel> Engine<M> {
                 // The cause of the invalid logits may be in the pages: they must not be reused.
                 pages.invalidate(&mut sequence.tables);
             } else {
-                for new_pages in pages.cache_full_pages(&mut sequence.tables, &sequence.tokens, sequence.computed) {
+                let Sequence { tables, tokens, prompt_len, computed, .. } = &mut *sequence;
+                for new_pages in pages.cache_full_pages(tables, tokens, *prompt_len, *computed) {
                     pages.write_to_disk(&mut sequence.tables, &new_pages, &self.model);
                 }
             }

@@ -8,7 +8,7 @@ use ferrule_model::{Adapter, LanguageModel, LogitRows};
 
 use super::Engine;
 use crate::EngineError;
-use crate::pages::{Namespace, PAGE_NONE, decode_state, encode_state, payload, payload_len};
+use crate::pages::{Content, Namespace, SavedPage, decode_state, encode_state, payload, payload_len};
 use crate::request::{check_prompt, prompt_from_ids};
 
 impl<M: LanguageModel> Engine<M> {
@@ -17,7 +17,7 @@ impl<M: LanguageModel> Engine<M> {
     ///
     /// # Errors
     /// Returns [`EngineError::Request`] if the sequence is empty, too long, contains an id outside the vocabulary, or
-    /// the model does not generate; [`EngineError::NoSavedStates`]; [`EngineError::Cancelled`]; [`EngineError::Dead`].
+    /// the model does not generate; [`EngineError::Cancelled`]; [`EngineError::Dead`].
     pub fn save_state(
         &mut self,
         token_ids: &[i64],
@@ -27,7 +27,6 @@ impl<M: LanguageModel> Engine<M> {
     ) -> Result<Vec<u8>, EngineError> {
         self.check_alive()?;
         self.check_generates()?;
-        self.check_saved_states()?;
         self.limits.check(token_ids.len(), 0)?;
         let tokens = prompt_from_ids(token_ids, self.model.vocab_size())?;
         let shareable = self.model.shareable_tokens(tokens.len());
@@ -40,27 +39,25 @@ impl<M: LanguageModel> Engine<M> {
             let mut records: Vec<Vec<u8>> = Vec::new();
             loop {
                 for index in records.len()..computed / PAGE_TOKENS {
-                    let pages = tables.tables().iter().map(|table| table.get(index).copied().unwrap_or(PAGE_NONE));
-                    records.push(payload(&engine.model, pages));
+                    records.push(payload(&engine.model, Content::Pages, &tables.pages_at(index)));
                 }
                 if computed == end {
                     break;
                 }
                 computed += engine.compute_chunk(tables, &tokens, computed..end, LogitRows::None, adapter, cancel)?;
                 let pages = &mut engine.scheduler.kv_cache;
-                for new_pages in pages.cache_full_pages(tables, &tokens, computed) {
+                for new_pages in pages.cache_full_pages(tables, &tokens, tokens.len(), computed) {
                     pages.write_to_disk(tables, &new_pages, &engine.model);
                 }
             }
             let fingerprint = engine.model.fingerprint();
-            let payload_len = payload_len(&engine.model);
-            Ok(encode_state(&fingerprint, &namespace, &tokens, records.iter(), payload_len))
+            let snapshot = match end {
+                0 => Vec::new(),
+                _ => payload(&engine.model, Content::States, &tables.pages_at(0)),
+            };
+            let pages_len = payload_len(&engine.model, Content::Pages);
+            Ok(encode_state(&fingerprint, &namespace, &tokens, records.iter(), pages_len, &snapshot))
         })
-    }
-
-    /// Checks that saved states can hold the model's sequence memory.
-    fn check_saved_states(&self) -> Result<(), EngineError> {
-        if self.scheduler.kv_cache.has_states() { Err(EngineError::NoSavedStates) } else { Ok(()) }
     }
 
     /// Loads a saved state into the prefix cache, as far as free pages allow, for sequences with the same adapter
@@ -68,23 +65,27 @@ impl<M: LanguageModel> Engine<M> {
     ///
     /// # Errors
     /// Returns [`EngineError::State`] if the bytes were not saved by [`Engine::save_state`] with the same model;
-    /// [`EngineError::NoPrefixCache`]; [`EngineError::NoSavedStates`]; [`EngineError::Dead`].
+    /// [`EngineError::NoPrefixCache`]; [`EngineError::Dead`].
     pub fn restore_state(&mut self, state: &[u8]) -> Result<(Vec<u32>, usize), EngineError> {
         self.check_alive()?;
         if !self.config.enable_prefix_caching {
             return Err(EngineError::NoPrefixCache);
         }
-        self.check_saved_states()?;
-        let state = decode_state(state, || self.model.fingerprint(), payload_len(&self.model))?;
+        let [pages_len, states_len] = Content::ALL.map(|content| payload_len(&self.model, content));
+        let state = decode_state(state, || self.model.fingerprint(), pages_len, states_len)?;
         check_prompt(&state.tokens, self.model.vocab_size())?;
         let pages = &mut self.scheduler.kv_cache;
         let mut tables = pages.tables(state.namespace, self.model.shareable_tokens(state.tokens.len()));
         let limit = state.pages.len() * PAGE_TOKENS;
         let computed = pages.reuse(&mut tables, &state.tokens, 0, limit);
-        let records = tables.shareable_pages(&state.tokens, limit).zip(&state.pages[computed / PAGE_TOKENS..]);
-        let records: Vec<_> = records.map(|(tokens, payload)| (tokens, payload.to_vec())).collect();
+        let rest = tables.shareable_pages(&state.tokens, limit).zip(&state.pages[computed / PAGE_TOKENS..]);
+        let saved = rest.map(|(tokens, pages)| SavedPage { tokens, pages: Some(pages.to_vec()), states: None });
+        let mut saved: Vec<SavedPage<'_>> = saved.collect();
+        if let Some(last) = saved.last_mut().filter(|_| states_len > 0) {
+            last.states = Some(state.snapshot.to_vec());
+        }
         let mut moves = Vec::new();
-        pages.insert_loaded(&tables, records.into_iter(), &mut moves);
+        pages.insert_saved(&tables, saved, &mut moves);
         moves.iter().for_each(|page_move| page_move.apply(&mut self.model));
         let computed = pages.reuse(&mut tables, &state.tokens, computed, limit);
         pages.release(&mut tables);

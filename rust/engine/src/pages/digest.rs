@@ -38,6 +38,13 @@ impl Digest {
         Self(*hasher.finalize().as_bytes())
     }
 
+    /// Returns the digest of the snapshot of states after these tokens.
+    pub fn snapshot(&self) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("ferrule snapshot digest");
+        hasher.update(&self.0);
+        Self(*hasher.finalize().as_bytes())
+    }
+
     /// Returns the bytes as stored in records.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0

@@ -17,6 +17,7 @@
 mod budget;
 mod digest;
 mod disk;
+mod fetch;
 mod pool;
 mod prefix;
 mod record;
@@ -29,12 +30,13 @@ pub use budget::{bytes_of_one, divide, tokens_of_one};
 pub(crate) use disk::DiskCache;
 pub use disk::{DiskCacheError, DiskStatistics};
 pub use ferrule_kernels::kv::PAGE_NONE;
+pub(crate) use fetch::{FetchBudget, SavedPage};
 pub use pool::{Allocated, PagePool};
 pub(crate) use prefix::{GroupPage, Namespace, NodeId, PageTokens};
 pub use state::StateError;
 pub(crate) use state::{decode_state, encode_state};
 pub(crate) use tables::PageTables;
-pub(crate) use tier::{FetchBudget, NewPages, PageMove, payload, payload_len};
+pub(crate) use tier::{Content, NewPages, PageMove, payload, payload_len};
 
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
 use ferrule_model::KvGroup;
@@ -254,6 +256,10 @@ impl KvCacheManager {
             table.drain(..).skip(*out_of_window).rev().for_each(|page| group.pool.release(page));
             *out_of_window = 0;
         }
+        if let (Some(tree), ParentNode::Node(last)) = (&mut self.tree, tables.parent_node()) {
+            // Without groups of pages, the nodes behind the last snapshot are empty.
+            tree.prune(last);
+        }
         tables.reset();
     }
 
@@ -322,29 +328,45 @@ impl KvCacheManager {
         end * PAGE_TOKENS
     }
 
-    /// Caches the full pages of a sequence's first `computed` tokens. Where the same page is cached already, the
-    /// sequence takes it and releases its own. With a disk tier, returns the pages to be
-    /// [written](KvCacheManager::write_to_disk).
-    pub fn cache_full_pages(&mut self, tables: &mut PageTables, tokens: &[u32], computed: usize) -> Vec<NewPages> {
-        let new_pages = self.cache_pages(tables, tokens, computed);
+    /// Caches the full pages of a sequence's first `computed` tokens, of which `prompt_len` are the prompt. Where the
+    /// same page is cached already, the sequence takes it and releases its own. With a disk tier, returns the pages to
+    /// be [written](KvCacheManager::write_to_disk).
+    pub fn cache_full_pages(
+        &mut self,
+        tables: &mut PageTables,
+        tokens: &[u32],
+        prompt_len: usize,
+        computed: usize,
+    ) -> Vec<NewPages> {
+        let new_pages = self.cache_pages(tables, tokens, prompt_len, computed);
         self.release_snapshots(tables);
         new_pages
     }
 
-    fn cache_pages(&mut self, tables: &mut PageTables, tokens: &[u32], computed: usize) -> Vec<NewPages> {
+    fn cache_pages(
+        &mut self,
+        tables: &mut PageTables,
+        tokens: &[u32],
+        prompt_len: usize,
+        computed: usize,
+    ) -> Vec<NewPages> {
         let mut new_pages = Vec::new();
         let Some(tree) = &mut self.tree else { return new_pages };
         let first = tables.cached_pages();
         let pages: Vec<&PageTokens> = tables.shareable_pages(tokens, computed).collect();
-        let snapshot = states::snapshot_place(first, computed);
+        let snapshot = states::snapshot(first, computed, prompt_len);
+        let is_lasting = snapshot.is_some_and(|snapshot| snapshot.is_lasting);
         let are_states: Vec<bool> = self.groups.iter().map(|group| group.is_state).collect();
         // Place in a group's table of the page for the node of page `index`, if it has one.
         let place = |group: usize, table: &[PageId], index: usize| match are_states[group] {
-            true => snapshot.filter(|_| index + 1 == computed / PAGE_TOKENS).filter(|place| *place < table.len()),
+            true => snapshot
+                .filter(|snapshot| index + 1 == computed / PAGE_TOKENS && snapshot.place < table.len())
+                .map(|snapshot| snapshot.place),
             false => Some(index),
         };
         for (index, page_tokens) in (first..).zip(pages) {
             let parent = tables.parent_node();
+            let mut is_written = false;
             let node = if let Some(node) = tree.find(parent.clone(), page_tokens) {
                 for (group, table) in tables.tables.iter_mut().enumerate() {
                     let pool = &mut self.groups[group].pool;
@@ -354,11 +376,17 @@ impl KvCacheManager {
                         (own, PAGE_NONE) => {
                             tree.set_page(node, group, own);
                             pool.mark_cached(own);
+                            pool.set_cheap(own, are_states[group] && !is_lasting);
+                            is_written |= are_states[group];
                         }
                         (own, kept) => {
                             pool.hold(kept);
                             pool.release(own);
                             table[place] = kept;
+                            if are_states[group] && is_lasting {
+                                pool.set_cheap(kept, false);
+                                is_written = true;
+                            }
                         }
                     }
                 }
@@ -375,16 +403,25 @@ impl KvCacheManager {
                 };
                 for (group, &page) in self.groups.iter_mut().zip(&pages).filter(|&(_, &page)| page != PAGE_NONE) {
                     group.pool.mark_cached(page);
+                    group.pool.set_cheap(page, group.is_state && !is_lasting);
                 }
                 // The first node may have been evicted while this sequence waited after a preemption.
                 if tables.first_cached.is_none_or(|first| !tree.contains(first)) {
                     tables.first_cached = Some(node);
                 }
-                if let Some(parent) = tables.digest() {
-                    new_pages.push(NewPages { parent, digest: parent.child(page_tokens), tokens: *page_tokens, pages });
-                }
+                is_written = true;
                 node
             };
+            if let (true, Some(parent)) = (is_written, tables.digest()) {
+                let mut pages = tree.pages(node).to_vec();
+                // Snapshots that are cheap to compute again are not worth their room on disk.
+                pages.iter_mut().zip(&are_states).for_each(|(page, is_state)| {
+                    if *is_state && !is_lasting {
+                        *page = PAGE_NONE;
+                    }
+                });
+                new_pages.push(NewPages { parent, digest: parent.child(page_tokens), tokens: *page_tokens, pages });
+            }
             tables.push_cached(node, page_tokens);
         }
         new_pages

@@ -1,7 +1,8 @@
 //! Page pool of one group of layers: free pages, reference counts, and cached pages.
 //!
 //! A page whose contents may be reused is *cached*: when its last holder releases it, it becomes free but is evicted
-//! only if no page without contents is left, least recently released first. Until then it can be held again.
+//! only if no page without contents is left, least recently released first. Until then it can be held again. Pages that
+//! are cheap to compute again can be evicted before all others.
 
 use std::collections::BTreeMap;
 
@@ -27,19 +28,31 @@ use ferrule_kernels::kv::PageId;
 pub struct PagePool {
     /// Free pages without contents, used last in, first out, so that few pages are touched and stay warm.
     empty: Vec<PageId>,
-    /// Free cached pages by the time of their release.
-    evictable: BTreeMap<u64, PageId>,
+    /// Free cached pages in the order of their eviction.
+    evictable: BTreeMap<EvictionRank, PageId>,
     pages: Vec<Page>,
     /// Number of releases so far, as a clock.
     time: u64,
 }
 
+/// Rank of a free cached page: whether it is kept longer than pages that are cheap to compute again, and the time of its
+/// release.
+type EvictionRank = (bool, u64);
+
 #[derive(Debug, Clone, Copy, Default)]
 struct Page {
     holders: u32,
     is_cached: bool,
-    /// Time of release; key in `evictable`.
+    /// Whether the page is evicted before others.
+    is_cheap: bool,
+    /// Time of release.
     since: u64,
+}
+
+impl Page {
+    fn eviction_rank(self) -> EvictionRank {
+        (!self.is_cheap, self.since)
+    }
 }
 
 /// A newly allocated page.
@@ -116,12 +129,12 @@ impl PagePool {
     /// # Panics
     /// If the page is free and not cached.
     pub fn hold(&mut self, page: PageId) {
-        let Page { holders, is_cached, since } = &mut self.pages[page as usize];
-        if *holders == 0 {
-            assert!(*is_cached, "page {page} is free and cannot be held");
-            self.evictable.remove(since);
+        let page_state = &mut self.pages[page as usize];
+        if page_state.holders == 0 {
+            assert!(page_state.is_cached, "page {page} is free and cannot be held");
+            self.evictable.remove(&page_state.eviction_rank());
         }
-        *holders += 1;
+        page_state.holders += 1;
     }
 
     /// Removes a holder from a page, which becomes free without holders.
@@ -129,15 +142,16 @@ impl PagePool {
     /// # Panics
     /// If the page is already free.
     pub fn release(&mut self, page: PageId) {
-        let Page { holders, is_cached, since } = &mut self.pages[page as usize];
-        *holders = holders.checked_sub(1).unwrap_or_else(|| panic!("page {page} is released more often than held"));
-        if *holders > 0 {
+        let page_state = &mut self.pages[page as usize];
+        let left = page_state.holders.checked_sub(1);
+        page_state.holders = left.unwrap_or_else(|| panic!("page {page} is released more often than held"));
+        if page_state.holders > 0 {
             return;
         }
-        if *is_cached {
+        if page_state.is_cached {
             self.time += 1;
-            *since = self.time;
-            self.evictable.insert(self.time, page);
+            page_state.since = self.time;
+            self.evictable.insert(page_state.eviction_rank(), page);
         } else {
             self.empty.push(page);
         }
@@ -153,11 +167,21 @@ impl PagePool {
         *is_cached = true;
     }
 
+    /// Sets whether a held page is cheap to compute again, so that it is evicted before pages that are not.
+    ///
+    /// # Panics
+    /// If the page has no holder.
+    pub fn set_cheap(&mut self, page: PageId, is_cheap: bool) {
+        assert!(self.holders(page) > 0, "page {page} is free and has its place in the order of eviction");
+        self.pages[page as usize].is_cheap = is_cheap;
+    }
+
     /// Removes the cached mark of a page.
     pub fn uncache(&mut self, page: PageId) {
-        let Page { holders, is_cached, since } = &mut self.pages[page as usize];
-        if std::mem::take(is_cached) && *holders == 0 {
-            self.evictable.remove(since);
+        let page_state = &mut self.pages[page as usize];
+        if std::mem::take(&mut page_state.is_cached) && page_state.holders == 0 {
+            let rank = page_state.eviction_rank();
+            self.evictable.remove(&rank);
             self.empty.push(page);
         }
     }
@@ -232,6 +256,23 @@ mod tests {
                 prop_assert!((0..size as PageId).all(|page| pool.is_cached(page) == cached.contains(&page)));
             }
         }
+    }
+
+    #[test]
+    fn cheap_pages_are_evicted_before_all_others() {
+        let mut pool = PagePool::new(3);
+        let pages: Vec<PageId> = (0..3).map(|_| pool.allocate().unwrap().page).collect();
+        for &page in &pages {
+            pool.mark_cached(page);
+            pool.set_cheap(page, page != pages[0]);
+            pool.release(page);
+        }
+        // The page is no longer cheap.
+        pool.hold(pages[1]);
+        pool.set_cheap(pages[1], false);
+        pool.release(pages[1]);
+        let evicted: Vec<PageId> = (0..3).map(|_| pool.allocate().unwrap().page).collect();
+        assert_eq!(evicted, [pages[2], pages[0], pages[1]]);
     }
 
     #[test]

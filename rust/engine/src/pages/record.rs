@@ -1,4 +1,5 @@
-//! On-disk records: one page of every group of layers, for the same tokens.
+//! On-disk records: one page of every group of pages, for the same tokens, or the states of every group of state after
+//! them. The parent of a record of states is the digest of the snapshot before the page, whether it exists or not.
 //!
 //! Files are untrusted: they may be torn by a crash, damaged, or written by another version. A record therefore
 //! contains what it belongs to, readers accept exactly the expected record only, and a checksum covers everything.
@@ -10,7 +11,7 @@
 //! | 32 | digest of all tokens before the page |
 //! | 64 | the page's tokens |
 //! | 8 | bytes of the payload |
-//! | … | the payload: the page of every group, one after the other |
+//! | … | the payload: the page, or the state, of every such group, one after the other |
 //! | 32 | BLAKE3 of all before it |
 
 use ferrule_kernels::kv::PAGE_TOKENS;

@@ -14,6 +14,7 @@
 //! | 1, 32 | whether there is an adapter; its fingerprint, or zeros |
 //! | 8, 4 each | tokens; their ids |
 //! | 8, 8, … | pages; bytes of each; the pages, each as in a record's payload |
+//! | 8, … | bytes of the snapshot of states after the last page; the snapshot (since version 3) |
 //! | 32 | BLAKE3 of all before it |
 
 use ferrule_kernels::kv::PAGE_TOKENS;
@@ -21,7 +22,10 @@ use ferrule_kernels::kv::PAGE_TOKENS;
 use super::Namespace;
 
 const MAGIC: &[u8; 8] = b"FERRULES";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
+
+/// Oldest version that can be read; it has no snapshot.
+const OLDEST_VERSION: u32 = 2;
 const CHECKSUM_BYTES: usize = 32;
 
 /// A decoded state.
@@ -33,6 +37,8 @@ pub(crate) struct State<'a> {
     pub tokens: Vec<u32>,
     /// Page contents for every `PAGE_TOKENS` tokens from the start, all groups concatenated.
     pub pages: Vec<&'a [u8]>,
+    /// States after the last page, all groups concatenated; empty without groups of state or without pages.
+    pub snapshot: &'a [u8],
 }
 
 /// Reason why bytes cannot be restored.
@@ -45,11 +51,13 @@ pub enum StateError {
         bytes: usize,
     },
     /// The state has an unsupported format version.
-    #[error("unsupported saved state format version {found}; this build supports version {supported}")]
+    #[error(
+        "unsupported saved state format version {found}; this build supports versions {OLDEST_VERSION} to {supported}"
+    )]
     Version {
         /// Version found.
         found: u32,
-        /// Supported version.
+        /// Newest supported version.
         supported: u32,
     },
     /// The state is truncated.
@@ -94,7 +102,8 @@ pub enum StateError {
     },
 }
 
-/// Encodes a sequence. `pages` are the pages of its first tokens, each of `payload_len` bytes.
+/// Encodes a sequence. `pages` are the pages of its first tokens, each of `payload_len` bytes, and `snapshot` the states
+/// after them.
 ///
 /// # Panics
 /// If a page has another length, or there are more pages than full pages of tokens.
@@ -104,13 +113,15 @@ pub(crate) fn encode_state(
     tokens: &[u32],
     pages: impl ExactSizeIterator<Item: AsRef<[u8]>>,
     payload_len: usize,
+    snapshot: &[u8],
 ) -> Vec<u8> {
     let count = pages.len();
     assert!(count <= tokens.len() / PAGE_TOKENS, "{count} pages of {} tokens", tokens.len());
     let Namespace { salt, adapter } = namespace;
     let salt_bytes = salt.as_deref().unwrap_or_default().as_bytes();
-    let fixed = MAGIC.len() + 4 + 32 + 1 + 33 + 4 * 8 + CHECKSUM_BYTES;
-    let mut state = Vec::with_capacity(fixed + salt_bytes.len() + 4 * tokens.len() + count * payload_len);
+    let fixed = MAGIC.len() + 4 + 32 + 1 + 33 + 5 * 8 + CHECKSUM_BYTES;
+    let contents = salt_bytes.len() + 4 * tokens.len() + count * payload_len + snapshot.len();
+    let mut state = Vec::with_capacity(fixed + contents);
     state.extend_from_slice(MAGIC);
     state.extend_from_slice(&VERSION.to_le_bytes());
     state.extend_from_slice(fingerprint);
@@ -127,13 +138,15 @@ pub(crate) fn encode_state(
         assert_eq!(page.as_ref().len(), payload_len, "the bytes of a page");
         state.extend_from_slice(page.as_ref());
     }
+    state.extend_from_slice(&(snapshot.len() as u64).to_le_bytes());
+    state.extend_from_slice(snapshot);
     let checksum = blake3::hash(&state);
     state.extend_from_slice(checksum.as_bytes());
     state
 }
 
-/// Decodes a state of the model with this fingerprint, which is computed only if the bytes look like a state, and pages
-/// of `payload_len` bytes.
+/// Decodes a state of the model with this fingerprint, which is computed only if the bytes look like a state, with pages
+/// of `payload_len` bytes and snapshots of `snapshot_len` bytes.
 ///
 /// # Errors
 /// Returns [`StateError`] for anything that [`encode_state`] did not write for the same model.
@@ -141,6 +154,7 @@ pub(crate) fn decode_state<'a>(
     bytes: &'a [u8],
     fingerprint: impl FnOnce() -> [u8; 32],
     payload_len: usize,
+    snapshot_len: usize,
 ) -> Result<State<'a>, StateError> {
     let mut reader = Reader { bytes, at: 0 };
     if !bytes.starts_with(MAGIC) {
@@ -148,7 +162,7 @@ pub(crate) fn decode_state<'a>(
     }
     reader.take("the magic", MAGIC.len() as u64)?;
     let version = u32::from_le_bytes(reader.array("the version")?);
-    if version != VERSION {
+    if !(OLDEST_VERSION..=VERSION).contains(&version) {
         return Err(StateError::Version { found: version, supported: VERSION });
     }
     let found: [u8; 32] = reader.array("the fingerprint")?;
@@ -162,6 +176,8 @@ pub(crate) fn decode_state<'a>(
     let count = reader.number("the pages")?;
     let page_bytes = reader.number("the pages")?;
     let pages = reader.take("the pages", count.saturating_mul(page_bytes))?;
+    let snapshot_bytes = if version == OLDEST_VERSION { 0 } else { reader.number("the snapshot")? };
+    let snapshot = reader.take("the snapshot", snapshot_bytes)?;
     let end = reader.at;
     let checksum: [u8; CHECKSUM_BYTES] = reader.array("the checksum")?;
     if reader.at != bytes.len() {
@@ -184,6 +200,11 @@ pub(crate) fn decode_state<'a>(
         let required = format!("at most {most}, since there are {token_count} tokens");
         return Err(field("the number of pages", count.to_string(), required));
     }
+    let expected = if count == 0 { 0 } else { snapshot_len };
+    if snapshot.len() != expected {
+        let required = format!("{expected} bytes for {count} pages");
+        return Err(field("the length of the snapshot", snapshot.len().to_string(), required));
+    }
     let salt = match (has_salt, std::str::from_utf8(salt)) {
         (0, _) if salt.is_empty() => None,
         (1, Ok(salt)) => Some(salt.into()),
@@ -203,8 +224,9 @@ pub(crate) fn decode_state<'a>(
     Ok(State {
         namespace: Namespace { salt, adapter },
         tokens: tokens.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)).collect(),
-        // A page size of 0 yields no pages.
-        pages: pages.chunks_exact(payload_len.max(1)).collect(),
+        // Without groups of pages, they are empty.
+        pages: (0..count as usize).map(|index| &pages[index * payload_len..][..payload_len]).collect(),
+        snapshot,
     })
 }
 
@@ -256,6 +278,13 @@ mod tests {
     const HAS_ADAPTER: usize = SALT + 4;
     const TOKENS: usize = HAS_ADAPTER + 33;
     const PAGES: usize = TOKENS + 8 + 4 * 40;
+    const SNAPSHOT_LEN: usize = PAGES + 16 + 2 * PAGE_BYTES;
+    const SNAPSHOT: &[u8] = b"states";
+
+    /// Returns the snapshot of a state with some pages.
+    fn snapshot_of(pages: usize) -> &'static [u8] {
+        if pages == 0 { &[] } else { SNAPSHOT }
+    }
 
     fn namespace(salt: Option<&str>, adapter: Option<[u8; 32]>) -> Namespace {
         Namespace { salt: salt.map(Into::into), adapter }
@@ -264,7 +293,7 @@ mod tests {
     fn saved(namespace: &Namespace, tokens: usize, pages: usize) -> (Vec<u32>, Vec<Vec<u8>>, Vec<u8>) {
         let tokens: Vec<u32> = (0..tokens as u32).map(|i| i * 977).collect();
         let pages: Vec<Vec<u8>> = (0..pages).map(|i| vec![i as u8; PAGE_BYTES]).collect();
-        let bytes = encode_state(&MODEL, namespace, &tokens, pages.iter(), PAGE_BYTES);
+        let bytes = encode_state(&MODEL, namespace, &tokens, pages.iter(), PAGE_BYTES, snapshot_of(pages.len()));
         (tokens, pages, bytes)
     }
 
@@ -280,10 +309,10 @@ mod tests {
     #[test]
     fn each_defect_has_its_error() {
         let (.., bytes) = saved(&namespace(Some("salt"), Some([4; 32])), 40, 2);
-        let decode = |bytes: &[u8]| decode_state(bytes, || MODEL, PAGE_BYTES).map(|_| ()).unwrap_err();
+        let decode = |bytes: &[u8]| decode_state(bytes, || MODEL, PAGE_BYTES, SNAPSHOT.len()).map(|_| ()).unwrap_err();
         assert_eq!(decode(b""), StateError::Magic { bytes: 0 });
         assert_eq!(decode(b"PK\x03\x04 an archive"), StateError::Magic { bytes: 15 });
-        assert_eq!(decode(&forged(&bytes, 8, &[9])), StateError::Version { found: 9, supported: 2 });
+        assert_eq!(decode(&forged(&bytes, 8, &[9])), StateError::Version { found: 9, supported: 3 });
         assert_eq!(decode(&bytes[..20]), StateError::Truncated { what: "the fingerprint", needed: 44, found: 20 });
         let len = bytes.len() as u64;
         assert_eq!(
@@ -295,18 +324,24 @@ mod tests {
         *damaged.last_mut().unwrap() ^= 1;
         assert_eq!(decode(&damaged), StateError::Checksum);
         let other = StateError::OtherModel { found: "05050505".into(), expected: "06060606".into() };
-        assert_eq!(decode_state(&bytes, || [6; 32], PAGE_BYTES), Err(other));
+        assert_eq!(decode_state(&bytes, || [6; 32], PAGE_BYTES, SNAPSHOT.len()), Err(other));
     }
 
     #[test]
     fn forged_lengths_are_checked_against_the_bytes_present() {
         let (.., bytes) = saved(&namespace(Some("salt"), Some([4; 32])), 40, 2);
         let decode = |at: usize, number: u64| {
-            decode_state(&forged(&bytes, at, &number.to_le_bytes()), || MODEL, PAGE_BYTES).unwrap_err().to_string()
+            decode_state(&forged(&bytes, at, &number.to_le_bytes()), || MODEL, PAGE_BYTES, SNAPSHOT.len())
+                .unwrap_err()
+                .to_string()
         };
-        for (at, what) in
-            [(SALT_LEN, "the salt"), (TOKENS, "the tokens"), (PAGES, "the pages"), (PAGES + 8, "the pages")]
-        {
+        for (at, what) in [
+            (SALT_LEN, "the salt"),
+            (TOKENS, "the tokens"),
+            (PAGES, "the pages"),
+            (PAGES + 8, "the pages"),
+            (SNAPSHOT_LEN, "the snapshot"),
+        ] {
             for number in [u64::MAX, u64::MAX / 4 + 1, 1 << 40, 1000] {
                 let error = decode(at, number);
                 assert!(error.contains("truncated") && error.contains(what), "{error}");
@@ -328,12 +363,33 @@ mod tests {
             // Four pages of half the length are as many bytes.
             (forged(&bytes, PAGES, &[4, 0, 0, 0, 0, 0, 0, 0, 12]), "the length of a page must be 24 bytes, got 12"),
         ] {
-            let error = decode_state(&forged, || MODEL, PAGE_BYTES).unwrap_err().to_string();
+            let error = decode_state(&forged, || MODEL, PAGE_BYTES, SNAPSHOT.len()).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
         let halves = forged(&bytes, PAGES, &[4, 0, 0, 0, 0, 0, 0, 0, 12]);
-        let error = decode_state(&halves, || MODEL, 12).unwrap_err();
+        let error = decode_state(&halves, || MODEL, 12, SNAPSHOT.len()).unwrap_err();
         assert!(error.to_string().contains("the number of pages must be at most 2"));
+    }
+
+    #[test]
+    fn snapshots_have_the_length_of_the_models_states() {
+        let (.., bytes) = saved(&namespace(Some("salt"), Some([4; 32])), 40, 2);
+        let decode =
+            |snapshot_len| decode_state(&bytes, || MODEL, PAGE_BYTES, snapshot_len).map(|state| state.snapshot);
+        assert_eq!(decode(6), Ok(SNAPSHOT));
+        let error = decode(7).unwrap_err().to_string();
+        assert!(error.contains("the length of the snapshot must be 7 bytes for 2 pages, got 6"), "{error}");
+        assert!(decode(0).unwrap_err().to_string().contains("must be 0 bytes for 2 pages, got 6"));
+    }
+
+    #[test]
+    fn version_2_is_read_as_a_state_without_snapshot() {
+        let (.., bytes) = saved(&namespace(Some("salt"), Some([4; 32])), 40, 2);
+        let version_2 = [&bytes[..SNAPSHOT_LEN], &[0; CHECKSUM_BYTES]].concat();
+        let bytes = forged(&version_2, 8, &2_u32.to_le_bytes());
+        let state = decode_state(&bytes, || MODEL, PAGE_BYTES, 0).unwrap();
+        assert_eq!((state.pages.len(), state.snapshot), (2, &[][..]));
+        assert!(decode_state(&bytes, || MODEL, PAGE_BYTES, 6).is_err());
     }
 
     #[test]
@@ -353,8 +409,10 @@ mod tests {
             let count = tokens / PAGE_TOKENS * part / 100;
             let namespace = namespace(salt.as_deref(), adapter);
             let (tokens, pages, bytes) = saved(&namespace, tokens, count);
-            let state = decode_state(&bytes, || MODEL, PAGE_BYTES);
-            prop_assert_eq!(state, Ok(State { namespace, tokens, pages: pages.iter().map(Vec::as_slice).collect() }));
+            let state = decode_state(&bytes, || MODEL, PAGE_BYTES, SNAPSHOT.len());
+            let snapshot = snapshot_of(count);
+            let pages = pages.iter().map(Vec::as_slice).collect();
+            prop_assert_eq!(state, Ok(State { namespace, tokens, pages, snapshot }));
         }
 
         #[test]
@@ -366,18 +424,18 @@ mod tests {
         ) {
             let (.., bytes) = saved(&namespace(salt.as_deref(), None), 40, 2);
             let place = place.index(bytes.len());
-            prop_assert!(decode_state(&bytes[..place], || MODEL, PAGE_BYTES).is_err());
-            prop_assert!(decode_state(&[&bytes[..], &more].concat(), || MODEL, PAGE_BYTES).is_err());
+            prop_assert!(decode_state(&bytes[..place], || MODEL, PAGE_BYTES, SNAPSHOT.len()).is_err());
+            prop_assert!(decode_state(&[&bytes[..], &more].concat(), || MODEL, PAGE_BYTES, SNAPSHOT.len()).is_err());
             let mut damaged = bytes;
             damaged[place] ^= flip;
-            prop_assert!(decode_state(&damaged, || MODEL, PAGE_BYTES).is_err());
+            prop_assert!(decode_state(&damaged, || MODEL, PAGE_BYTES, SNAPSHOT.len()).is_err());
         }
 
         #[test]
         fn arbitrary_bytes_are_rejected_without_a_panic(bytes: Vec<u8>, payload_len: usize) {
-            prop_assert!(decode_state(&bytes, || MODEL, payload_len).is_err());
+            prop_assert!(decode_state(&bytes, || MODEL, payload_len, 0).is_err());
             let begun = [&MAGIC[..], &VERSION.to_le_bytes(), &bytes].concat();
-            prop_assert!(decode_state(&begun, || MODEL, payload_len).is_err());
+            prop_assert!(decode_state(&begun, || MODEL, payload_len, 0).is_err());
         }
     }
 }

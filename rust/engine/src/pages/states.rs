@@ -7,8 +7,10 @@
 //! snapshot at the last page boundary within the chunk.
 //!
 //! Snapshots are cached at page boundaries: the last one of every chunk of a prompt, and one every [`SNAPSHOT_TOKENS`]
-//! tokens of an output. Rejected drafts return a sequence to the state before the step; the accepted ones are computed
-//! again with the next tokens.
+//! tokens of an output. Most of them are cheap to compute again and are evicted before all others. Those at the end of
+//! a prompt, every [`LASTING_TOKENS`] tokens, and those that another request continued from last longer; the former two
+//! are also written to disk. Rejected drafts return a sequence to the state before the step; the accepted ones are
+//! computed again with the next tokens.
 
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
 
@@ -23,6 +25,18 @@ pub(super) const PER_SEQUENCE: usize = 2 * PER_STEP;
 /// Distance in tokens between the snapshots of an output.
 const SNAPSHOT_TOKENS: usize = 256;
 
+/// Distance in tokens between snapshots that are not evicted before others.
+const LASTING_TOKENS: usize = 4096;
+
+/// A state that is worth caching.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Snapshot {
+    /// Place in the table.
+    pub place: usize,
+    /// Whether much would have to be computed again without it.
+    pub is_lasting: bool,
+}
+
 /// Returns how many tokens of one sequence a pool of `pages` pages holds.
 pub(super) fn capacity(pages: usize) -> usize {
     if pages < PER_STEP { 0 } else { usize::MAX }
@@ -33,27 +47,33 @@ pub(super) fn can_advance(pool: &PagePool, table: &[PageId]) -> bool {
     table.len() > 1 || pool.free() > 0
 }
 
-/// Replaces a sequence's state by the cached one in `page`.
+/// Replaces a sequence's state by the one in `page`, which is cached or held.
 pub(super) fn take(pool: &mut PagePool, tables: &mut PageTables, group: usize, page: PageId) {
     pool.hold(page);
+    // Others may continue there too.
+    pool.set_cheap(page, false);
     let own = std::mem::replace(&mut tables.tables[group], vec![page]);
     let skipped = std::mem::replace(&mut tables.out_of_window[group], 0);
     own.into_iter().skip(skipped).for_each(|page| pool.release(page));
 }
 
-/// Returns the place in a table of the state after the last full page of the first `computed` tokens, if it is worth
-/// caching; the first `cached` pages are cached already.
-pub(super) fn snapshot_place(cached: usize, computed: usize) -> Option<usize> {
+/// Returns the state after the last full page of the first `computed` tokens, if it is worth caching; the first
+/// `cached` pages are cached already.
+pub(super) fn snapshot(cached: usize, computed: usize, prompt_len: usize) -> Option<Snapshot> {
+    let full = computed / PAGE_TOKENS;
+    let passes = |distance: usize| cached * PAGE_TOKENS / distance < full * PAGE_TOKENS / distance;
+    let ends_prompt = (cached + 1..=full).contains(&(prompt_len / PAGE_TOKENS));
+    let is_lasting = ends_prompt || passes(LASTING_TOKENS);
     if !computed.is_multiple_of(PAGE_TOKENS) {
-        return Some(1);
+        return Some(Snapshot { place: 1, is_lasting });
     }
-    let is_prompt = computed / PAGE_TOKENS > cached + 1;
-    (is_prompt || computed.is_multiple_of(SNAPSHOT_TOKENS)).then_some(0)
+    let is_chunk = full > cached + 1;
+    (is_chunk || is_lasting || passes(SNAPSHOT_TOKENS)).then_some(Snapshot { place: 0, is_lasting })
 }
 
 impl KvCacheManager {
     /// Allocates the states of a step that computes `count` tokens after the first `computed` ones, as granted by
-    /// [`can_advance`]. A snapshot is taken if at least half of the pages are free.
+    /// [`can_advance`]. A snapshot is taken if the other sequences do not need its page.
     pub(super) fn allocate_states(&mut self, group: usize, tables: &mut PageTables, computed: usize, count: usize) {
         if tables.tables[group].is_empty() {
             tables.tables[group].push(PAGE_NONE);
@@ -64,7 +84,9 @@ impl KvCacheManager {
         tables.tables[group].push(self.allocate(group));
         let (end, pool) = (computed + count, &self.groups[group].pool);
         let boundary = end / PAGE_TOKENS * PAGE_TOKENS;
-        if self.tree.is_some() && computed < boundary && boundary < end && pool.free() > pool.total() / 2 {
+        // Each page of another sequence may be read in this step, and then another one is written.
+        let of_others = pool.total() - pool.free() - tables.held(group);
+        if self.tree.is_some() && computed < boundary && boundary < end && pool.free() > of_others {
             tables.tables[group].push(self.allocate(group));
         }
     }
@@ -91,6 +113,30 @@ impl KvCacheManager {
     pub(super) fn release_snapshots(&mut self, tables: &mut PageTables) {
         for (group, table) in self.groups.iter_mut().zip(&mut tables.tables).filter(|(group, _)| group.is_state) {
             table.drain(1.min(table.len())..).for_each(|page| group.pool.release(page));
+        }
+    }
+
+    /// Returns tables that hold the states of a sequence after its computed tokens, so that it can return to them.
+    pub fn hold_states(&mut self, tables: &PageTables) -> PageTables {
+        let mut held = self.private_tables();
+        for (index, group) in self.groups.iter_mut().enumerate().filter(|(_, group)| group.is_state) {
+            // A cancelled step leaves pages behind the first one.
+            held.tables[index].extend(tables.tables[index].iter().take(1).skip(tables.out_of_window[index]));
+            held.tables[index].iter().for_each(|&page| group.pool.hold(page));
+        }
+        held
+    }
+
+    /// Returns a sequence to the states that `held` holds.
+    pub fn return_to_states(&mut self, tables: &mut PageTables, held: &PageTables) {
+        for (index, group) in self.groups.iter_mut().enumerate().filter(|(_, group)| group.is_state) {
+            match held.tables[index].first() {
+                Some(&page) => take(&mut group.pool, tables, index, page),
+                None => {
+                    let skipped = std::mem::take(&mut tables.out_of_window[index]);
+                    tables.tables[index].drain(..).skip(skipped).for_each(|page| group.pool.release(page));
+                }
+            }
         }
     }
 

@@ -49,6 +49,11 @@ impl PageTables {
         &self.tables
     }
 
+    /// Returns the page at `index` of each table, or [`super::PAGE_NONE`].
+    pub fn pages_at(&self, index: usize) -> Vec<PageId> {
+        self.tables.iter().map(|table| table.get(index).copied().unwrap_or(super::PAGE_NONE)).collect()
+    }
+
     /// Returns the number of pages held in a group.
     pub fn held(&self, group: usize) -> usize {
         self.tables[group].len() - self.out_of_window[group]

@@ -112,7 +112,7 @@ fn a_cached_page_is_written_in_place_if_no_page_is_free_for_a_copy() {
         let mut pages = pages(&[(2, window)]);
         let mut first = pages.tables(Namespace::default(), usize::MAX);
         pages.allocate_slots(&mut first, 0, 32, &mut Vec::new());
-        pages.cache_full_pages(&mut first, &[7; 32], 32);
+        pages.cache_full_pages(&mut first, &[7; 32], 32, 32);
         let mut second = pages.private_tables();
         assert!(pages.fork(&mut second, &first, 20));
         assert_eq!(pages.allocatable_slots(&second, 20, 1), 0, "the other holds it");

@@ -191,7 +191,7 @@ impl<M: LanguageModel> Engine<M> {
             self.metrics.computed_tokens += tokens.len() as u64;
             let pages = &mut self.scheduler.kv_cache;
             pages.keep_states(tables, tokens.start, tokens.end, tokens.end);
-            for new_pages in pages.cache_full_pages(tables, &text.tokens, tokens.end) {
+            for new_pages in pages.cache_full_pages(tables, &text.tokens, text.tokens.len(), tokens.end) {
                 pages.write_to_disk(tables, &new_pages, &self.model);
             }
             let made = gathered.take(rows, width, text.tokens.len(), ends);

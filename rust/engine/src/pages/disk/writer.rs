@@ -16,7 +16,7 @@ use super::Shared;
 use crate::pages::digest::Digest;
 use crate::pages::record;
 
-/// Maximum bytes of queued payloads, about one second of writing.
+/// Bytes of queued payloads from which on the queue is full, about one second of writing.
 const QUEUE_BYTES: usize = 64 << 20;
 
 /// Pause after a failed write.
@@ -48,12 +48,13 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Adds a job, unless the queue is full or writing is paused. An empty queue accepts a job of any size.
+    /// Adds a job, unless the queue is full or writing is paused. A queue that is not full accepts a job of any size,
+    /// so that the pages of a prompt do not prevent the snapshot after them.
     pub fn push(&mut self, job: Job) -> bool {
         if self.pending.contains(&job.digest) {
             return true;
         }
-        let is_full = !self.pending.is_empty() && self.bytes.saturating_add(job.payload.len()) > QUEUE_BYTES;
+        let is_full = self.bytes >= QUEUE_BYTES;
         if is_full || self.paused_until.is_some_and(|until| Instant::now() < until) {
             return false;
         }
@@ -236,7 +237,7 @@ mod tests {
             assert!(queue.push(job(1, QUEUE_BYTES / 2)));
         }
         assert_eq!(queue.jobs.len(), 1);
-        assert!(queue.push(job(2, QUEUE_BYTES / 2)));
+        assert!(queue.push(job(2, QUEUE_BYTES)), "a snapshot follows the pages");
         assert!(!queue.push(job(3, 1)));
     }
 
