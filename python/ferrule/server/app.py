@@ -52,9 +52,9 @@ ROUTERS = (
     ollama.router,
     llama_cpp.router,
 )
-"""Functions that create the routes of an API, of those without state of their own."""
+"""Functions that create the routes of the APIs without stored state."""
 BATCH_ROUTERS = (chat.router, completions.router, embeddings.router)
-"""Those that the requests of batches may have."""
+"""Functions that create the routes of requests in batches."""
 NO_ROUTE = (404, 405)
 """Statuses of a request without a route."""
 

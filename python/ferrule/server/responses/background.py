@@ -72,7 +72,7 @@ class BackgroundResponses:
     async def start(self, writer: ResponseWriter, items: bytes) -> BackgroundResponse:
         """Starts to generate a response.
 
-        Raises ApiError if as many as may run at once do.
+        Raises ApiError if too many are running.
         """
         limit = self._server.settings.max_concurrent_requests or self._server.models.capacity
         if len(self._running) >= limit:
