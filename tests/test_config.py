@@ -467,9 +467,10 @@ def test_spec_serializes_to_json() -> None:
         {"theta": 500000.0, "rotary_dim": 16, "interleaved": False, "scaling": {"factor": 2.0, "type": "linear"}}
     ]
     dense = {"intermediate_size": 160, "activation": "silu", "gated": True, "bias": False, "clamp": None}
+    dense |= {"xielu": None, "inner_norm": None}
     assert spec["layers"][0]["blocks"][1]["mixer"] == {**dense, "type": "dense"}
     place = {"names": ["model.layers.2.self_attn.o_proj.weight"], "transposed": False, "part": None, "stack": None}
-    assert spec["tensors"]["layers.2.attention.output.weight"] == place
+    assert spec["tensors"]["layers.2.attention.output.weight"] == {**place, "alternative": None}
 
 
 def test_text_config_of_vision_language_model() -> None:

@@ -192,7 +192,7 @@ def test_cancelled_batch_keeps_its_responses(engine: type[fakes.Engine], client:
 
 
 def test_batch_expires(engine: type[fakes.Engine], client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "WINDOW_SECONDS", 1)
+    monkeypatch.setattr(jobs, "WINDOW_SECONDS", 4)
     engine.step_seconds = 0.02
     asked = [chat_request(each, max_tokens=1 if each < 2 else 1000, ignore_eos=True) for each in range(8)]
     batch = client.ended(client.begin(*asked))
