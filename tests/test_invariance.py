@@ -32,6 +32,7 @@ MODELS = {
         )
     },
     "lfm2": GOLDEN.parent / "variants" / "lfm2",  # short convolutions
+    "nemotron_h": GOLDEN.parent / "variants" / "nemotron_h",  # Mamba 2, experts without a gate
     "qwen3_5_text": GOLDEN.parent / "variants" / "qwen3_5_text",  # delta nets, gated attention
 }
 LENGTHS = {"llama_dynamic": (1, 2, 7, 15, 16, 17, 33, 40), "phi3_longrope": (1, 16, 17, 30, 31, 32, 33, 100)}

@@ -14,6 +14,7 @@ from ferrule.archs.spec import (
     HeadProjections,
     LatentProjections,
     Layer,
+    Mamba2,
     Mixer,
     Norm,
     NoScaling,
@@ -41,6 +42,8 @@ def mixer_words(mixer: Mixer, ropes: Sequence[Rope]) -> tuple[str, str]:
             return "convolution", f"gated, {mixer.taps} tokens, {mixer.channels:,} channels{biases}"
         case DeltaNet():
             return "delta net", "; ".join(_delta_net(mixer))
+        case Mamba2():
+            return "Mamba 2", "; ".join(_mamba2(mixer))
 
 
 def frame_words(layer: Layer) -> str:
@@ -113,6 +116,19 @@ def _mask(attention: Attention) -> Iterator[str]:
         yield "ALiBi"
     if attention.sinks:
         yield "sinks"
+
+
+def _mamba2(mamba2: Mamba2) -> Iterator[str]:
+    heads = count_words(mamba2.heads, "head")
+    shared = "" if mamba2.groups == mamba2.heads else f", {count_words(mamba2.groups, 'group')}"
+    yield f"{heads} of {mamba2.head_dim:,}{shared}"
+    yield f"state of {mamba2.state_size:,} per element"
+    yield f"convolution over {mamba2.taps} tokens"
+    if mamba2.norm is not None:
+        yield f"output normed {'before' if mamba2.norm_before_gate else 'after'} its gate"
+    biases = [name for name, present in (("projections", mamba2.bias), ("convolution", mamba2.kernel_bias)) if present]
+    if biases:
+        yield f"biases on {' and '.join(biases)}"
 
 
 def _head_norm(norm: HeadNorm) -> str:

@@ -13,6 +13,7 @@ from typing import cast
 
 from ferrule.archs.apertus import apertus
 from ferrule.archs.arcee import arcee
+from ferrule.archs.bamba import bamba
 from ferrule.archs.bert import bert, bert_classifier
 from ferrule.archs.biogpt import biogpt
 from ferrule.archs.bitnet import bitnet
@@ -50,6 +51,7 @@ from ferrule.archs.granite import granite
 from ferrule.archs.granite_swa import granite_swa
 from ferrule.archs.granitemoe import granitemoe
 from ferrule.archs.granitemoe_swa import granitemoe_swa
+from ferrule.archs.granitemoehybrid import granitemoehybrid
 from ferrule.archs.granitemoeshared import granitemoeshared
 from ferrule.archs.helium import helium
 from ferrule.archs.hunyuan_v1_dense import hunyuan_v1_dense
@@ -63,6 +65,7 @@ from ferrule.archs.lfm2_moe import lfm2_moe
 from ferrule.archs.llama import llama
 from ferrule.archs.llama4 import llama4
 from ferrule.archs.mimo_v2_flash import mimo_v2_flash
+from ferrule.archs.mamba2 import mamba2
 from ferrule.archs.minicpm3 import minicpm3
 from ferrule.archs.minimax_m2 import minimax_m2
 from ferrule.archs.ministral import ministral
@@ -73,6 +76,7 @@ from ferrule.archs.mixtral import mixtral
 from ferrule.archs.modernbert import modernbert, modernbert_classifier
 from ferrule.archs.mpt import mpt
 from ferrule.archs.nemotron import nemotron
+from ferrule.archs.nemotron_h import nemotron_h
 from ferrule.archs.olmo import olmo
 from ferrule.archs.olmo2 import olmo2
 from ferrule.archs.olmo3 import olmo3
@@ -130,6 +134,7 @@ class Architecture:
 REGISTRY = (
     Architecture("Apertus", "apertus", apertus),
     Architecture("Arcee", "arcee", arcee),
+    Architecture("Bamba", "bamba", bamba),
     Architecture("Bert", "bert", bert, ENCODER_ENDINGS, bert_classifier),
     Architecture("BioGpt", "biogpt", biogpt),
     Architecture("BitNet", "bitnet", bitnet),
@@ -167,6 +172,7 @@ REGISTRY = (
     Architecture("GraniteSWA", "granite_swa", granite_swa),
     Architecture("GraniteMoe", "granitemoe", granitemoe),
     Architecture("GraniteMoeSWA", "granitemoe_swa", granitemoe_swa),
+    Architecture("GraniteMoeHybrid", "granitemoehybrid", granitemoehybrid),
     Architecture("GraniteMoeShared", "granitemoeshared", granitemoeshared),
     Architecture("Helium", "helium", helium),
     Architecture("HunYuanDenseV1", "hunyuan_v1_dense", hunyuan_v1_dense),
@@ -180,6 +186,7 @@ REGISTRY = (
     Architecture("Llama", "llama", llama),
     Architecture("Llama4", "llama4_text", llama4),
     Architecture("MiMoV2Flash", "mimo_v2_flash", mimo_v2_flash),
+    Architecture("Mamba2", "mamba2", mamba2),
     Architecture("MiniCPM3", "minicpm3", minicpm3),
     Architecture("MiniMaxM2", "minimax_m2", minimax_m2),
     Architecture("Ministral", "ministral", ministral),
@@ -191,6 +198,7 @@ REGISTRY = (
     Architecture("Mpt", "mpt", mpt),
     Architecture("MPT", "mpt", mpt),  # as its makers called it
     Architecture("Nemotron", "nemotron", nemotron),
+    Architecture("NemotronH", "nemotron_h", nemotron_h),
     Architecture("Olmo", "olmo", olmo),
     Architecture("Olmo2", "olmo2", olmo2),
     Architecture("Olmo3", "olmo3", olmo3),

@@ -12,7 +12,6 @@ from ferrule.archs.rope import context_length, read_rope
 from ferrule.archs.spec import (
     Attention,
     Block,
-    DeltaNet,
     Dense,
     Embedding,
     Experts,
@@ -22,12 +21,12 @@ from ferrule.archs.spec import (
     LatentProjections,
     Layer,
     LmHead,
+    Mixer,
     ModelSpec,
     Norm,
     QueryGrowth,
     RmsNorm,
     Rope,
-    ShortConvolution,
 )
 from ferrule.archs.tensors import Fused, tensors_named
 
@@ -86,8 +85,8 @@ def decoder(
     sinks: bool = False,
     attention_of: Callable[[int, Attention], Attention] | None = None,
     output_gate: Literal["elements", "heads"] | None = None,
-    mixers: Mapping[int, ShortConvolution | DeltaNet] | None = None,
-    ffn: Ffn | Sequence[Ffn] | None = None,
+    mixers: Mapping[int, Mixer] | None = None,
+    ffn: Ffn | Sequence[Ffn | None] | None = None,
     mlp_bias: bool = False,
     residual_scale: float = 1.0,
     residual_after_norm: bool = False,
@@ -111,8 +110,8 @@ def decoder(
     - `layer_ropes`: rotary embedding of each layer, None for no rotation; replaces the arguments above.
     - `scale`: factor on attention scores, for all layers or for each.
     - `attention_of`: changes the attention of a layer, given its index, for layers with other heads or switches.
-    - `mixers`: mixers in place of attention, by layer; their blocks have the names of their types.
-    - `ffn`: feed-forward network of all layers or of each; gated with `intermediate_size` by default.
+    - `mixers`: mixers in place of attention, by layer; blocks have the names of their types, or `ffn`.
+    - `ffn`: feed-forward network of all layers or of each, None for none; gated with `intermediate_size` by default.
     - `tied`: default of `tie_word_embeddings`.
     - `modules`: entries that are added to MODULES or replace entries there.
     - `alternatives`: modules of roles that other checkpoints store under another name.
@@ -125,7 +124,10 @@ def decoder(
         ffn = Dense(config.integer("intermediate_size"), config.activation, bias=mlp_bias)
     ffns = [ffn] * layers if not isinstance(ffn, Sequence) else ffn
     heads_apart = layers * config.heads if qk_norm is not None and qk_norm.over == "each_head" else 0
-    _check_separate_tensors(config, sum(each.experts for each in ffns if isinstance(each, Experts)) + heads_apart)
+    _check_separate_tensors(
+        config,
+        sum(each.experts for each in (*ffns, *(mixers or {}).values()) if isinstance(each, Experts)) + heads_apart,
+    )
     windows = [None] * layers if windows is None else windows
     rotated = [rotated] * layers if isinstance(rotated, bool) else rotated
 
@@ -182,28 +184,33 @@ def decoder(
         ropes=distinct,
         layers=[
             Layer(
-                (
-                    replace(block, name=mixers[index].type, mixer=mixers[index])
-                    if index in mixers
-                    else replace(
-                        block,
-                        mixer=attention_of(
-                            index,
-                            replace(
-                                attention,
-                                scale=layer_scale,
-                                window=window,
-                                rope=None if rope is None else distinct.index(rope),
+                tuple(
+                    block
+                    for block in (
+                        replace(block, name=_block_name(mixers[index]), mixer=mixers[index])
+                        if index in mixers
+                        else replace(
+                            block,
+                            mixer=attention_of(
+                                index,
+                                replace(
+                                    attention,
+                                    scale=layer_scale,
+                                    window=window,
+                                    rope=None if rope is None else distinct.index(rope),
+                                ),
                             ),
                         ),
-                    ),
-                    replace(
-                        block,
-                        name="ffn",
-                        mixer=layer_ffn,
-                        norm=None if parallel == "one_norm" else block.norm,
-                        parallel=parallel is not None,
-                    ),
+                        layer_ffn
+                        and replace(
+                            block,
+                            name="ffn",
+                            mixer=layer_ffn,
+                            norm=None if parallel == "one_norm" else block.norm,
+                            parallel=parallel is not None,
+                        ),
+                    )
+                    if block is not None
                 )
             )
             for index, (block, window, rope, layer_scale, layer_ffn) in enumerate(
@@ -214,6 +221,11 @@ def decoder(
         lm_head=LmHead(tied=config.flag("tie_word_embeddings", default=tied)) if lm_head is None else lm_head,
     )
     return replace(spec, tensors=tensors_named(spec, {**MODULES, **(modules or {})}, alternatives=alternatives))
+
+
+def _block_name(mixer: Mixer) -> str:
+    """Name of the block of a mixer that takes the place of attention."""
+    return "ffn" if isinstance(mixer, Dense | Experts) else mixer.type
 
 
 def _check_separate_tensors(config: Config, count: int) -> None:

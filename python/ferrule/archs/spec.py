@@ -345,10 +345,41 @@ class DeltaNet:
     type: Literal["delta_net"] = "delta_net"
 
 
+@dataclass(frozen=True)
+class Mamba2:
+    """Mamba 2 (Dao and Gu 2024): linear attention whose state decays and grows by steps that depend on the input."""
+
+    heads: int
+    """Number of heads of values and states."""
+    head_dim: int
+    groups: int
+    """Number of groups of heads that share keys (B) and queries (C)."""
+    state_size: int
+    """Length of keys and queries."""
+    taps: int
+    """Number of tokens that an output of the convolution depends on."""
+    bias: bool = False
+    """Whether the projections have a bias."""
+    kernel_bias: bool = True
+    """Whether the convolution has a bias."""
+    min_step: float = 0.0
+    """Smallest step size."""
+    max_step: float | None = None
+    """Largest step size."""
+    scales: tuple[float, float, float, float, float] | None = None
+    """Factors of the input projection's outputs: of the gate, values, keys, queries and step sizes."""
+    norm: RmsNorm | None = None
+    """Norm of the output."""
+    norm_groups: int = 1
+    """Number of parts of the output that are normed separately."""
+    norm_before_gate: bool = False
+    type: Literal["mamba2"] = "mamba2"
+
+
 Ffn: TypeAlias = Dense | Experts
-Mixer: TypeAlias = Attention | Dense | Experts | ShortConvolution | DeltaNet
+Mixer: TypeAlias = Attention | Dense | Experts | ShortConvolution | DeltaNet | Mamba2
 """Function of a residual block from its normed input to what it adds to the stream."""
-AnyMixer = TypeVar("AnyMixer", Attention, Dense, Experts, ShortConvolution, DeltaNet)
+AnyMixer = TypeVar("AnyMixer", Attention, Dense, Experts, ShortConvolution, DeltaNet, Mamba2)
 
 
 @dataclass(frozen=True)

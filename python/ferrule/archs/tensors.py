@@ -20,6 +20,7 @@ from ferrule.archs.spec import (
     Layer,
     LayerNorm,
     LearnedPositions,
+    Mamba2,
     ModelSpec,
     Norm,
     Part,
@@ -167,6 +168,8 @@ def _block_roles(block: Block) -> Iterator[str]:
             roles = _convolution_roles(convolution)
         case DeltaNet() as delta_net:
             roles = _delta_net_roles(delta_net)
+        case Mamba2() as mamba2:
+            roles = _mamba2_roles(mamba2)
     yield from (f"{block.name}.{role}" for role in roles)
     yield from _norm_roles(f"{block.name}_post_norm", block.post_norm)
     yield from _norm_roles(f"{block.name}_sum_norm", block.sum_norm)
@@ -211,6 +214,15 @@ def _delta_net_roles(delta_net: DeltaNet) -> Iterator[str]:
     yield from ("kernel.weight", "decay_log.weight", "decay_bias.weight")
     yield from _norm_roles("norm", delta_net.norm)
     yield "output.weight"
+
+
+def _mamba2_roles(mamba2: Mamba2) -> Iterator[str]:
+    for role in ("gate", "x", "b", "c", "step"):
+        yield from _projection_roles(role, bias=mamba2.bias)
+    yield from _projection_roles("kernel", bias=mamba2.kernel_bias)
+    yield from ("decay_log.weight", "step_bias.weight", "skip.weight")
+    yield from _norm_roles("norm", mamba2.norm)
+    yield from _projection_roles("output", bias=mamba2.bias)
 
 
 def _classifier_roles(classifier: Classifier) -> Iterator[str]:

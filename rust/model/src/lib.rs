@@ -29,8 +29,8 @@ pub use calibrate::calibrate_into;
 pub use limits::SpecError;
 pub use mixers::{
     AttentionSpec, ClampSpec, DecaySpec, DeltaNetSpec, DenseSpec, ExpertsSpec, GroupScore, HeadProjections,
-    LatentProjections, MixerSpec, OutputGate, ProjectionsSpec, QueryGrowth, RouterSpec, Scoring, ShortConvolutionSpec,
-    XieluSpec,
+    LatentProjections, Mamba2Spec, MixerSpec, OutputGate, ProjectionsSpec, QueryGrowth, RouterSpec, Scoring,
+    ShortConvolutionSpec, XieluSpec,
 };
 pub use needs::{Needs, buffer_bytes, measure};
 pub use quantization::Quantization;

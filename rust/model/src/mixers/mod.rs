@@ -7,6 +7,7 @@ mod attention;
 mod convolution;
 mod delta_net;
 mod feed_forward;
+mod mamba2;
 mod short_convolution;
 
 use ferrule_kernels::scan::Segment;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use attention::{AttentionSpec, HeadProjections, LatentProjections, OutputGate, ProjectionsSpec, QueryGrowth};
 pub use delta_net::{DecaySpec, DeltaNetSpec};
 pub use feed_forward::{ClampSpec, DenseSpec, ExpertsSpec, GroupScore, RouterSpec, Scoring, XieluSpec};
+pub use mamba2::Mamba2Spec;
 pub use short_convolution::ShortConvolutionSpec;
 
 use crate::layer::{AdapterRows, RaggedRows};
@@ -211,6 +213,8 @@ mixers! {
     experts: Experts(ExpertsSpec),
     /// Linear attention with a delta rule and a decay.
     delta_net: DeltaNet(DeltaNetSpec),
+    /// Mamba 2.
+    mamba2: Mamba2(Mamba2Spec),
     /// Gated short convolution.
     short_convolution: ShortConvolution(ShortConvolutionSpec),
 }

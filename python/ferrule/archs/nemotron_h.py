@@ -1,0 +1,95 @@
+"""Nemotron-H and Nemotron 3 (NVIDIA 2025): layers of one mixer each: Mamba 2, attention, a network or experts."""
+
+from ferrule.archs.config import Config
+from ferrule.archs.decoder import decoder
+from ferrule.archs.mamba2 import BACKBONE, divisor, modules, step_limits
+from ferrule.archs.spec import Dense, Experts, Mamba2, Mixer, ModelSpec, RmsNorm, Router
+
+_LAYER = "backbone.layers.{layer}"
+_KINDS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
+
+MODULES = {
+    **BACKBONE,
+    **{f"{block}_norm": f"{_LAYER}.norm" for block in ("attention", "mamba2", "ffn")},
+    **{f"attention.{role}": f"{_LAYER}.mixer.{role}_proj" for role in ("q", "k", "v")},
+    "attention.output": f"{_LAYER}.mixer.o_proj",
+    "ffn.up": f"{_LAYER}.mixer.up_proj",
+    "ffn.down": f"{_LAYER}.mixer.down_proj",
+    "ffn.router": f"{_LAYER}.mixer.gate",
+    "ffn.router.correction_bias": f"{_LAYER}.mixer.gate.e_score_correction_bias",
+    "ffn.experts.up": f"{_LAYER}.mixer.experts.{{expert}}.up_proj",
+    "ffn.experts.down": f"{_LAYER}.mixer.experts.{{expert}}.down_proj",
+    "ffn.shared.up": f"{_LAYER}.mixer.shared_experts.up_proj",
+    "ffn.shared.down": f"{_LAYER}.mixer.shared_experts.down_proj",
+}
+"""Module names in Nemotron-H's checkpoints."""
+
+
+def nemotron_h(config: Config) -> ModelSpec:
+    """Attention has no rotary embedding, and networks have no gate."""
+    config = config.with_defaults(
+        head_dim=128, max_position_embeddings=4096, rms_norm_eps=config.number("layer_norm_epsilon", default=1e-5)
+    ).with_absent(num_key_value_heads=8)
+    config.require(moe_latent_size=None)
+    kinds = _kinds(config)
+    config = config.with_values(num_hidden_layers=len(kinds))
+    mixer = _mamba2(config)
+    of_kind: dict[str, Mixer] = {"mamba": mixer}
+    activation = config.activation_named("mlp_hidden_act", default="relu2")
+    bias = config.flag("mlp_bias", default=False)
+    if "mlp" in kinds:
+        of_kind["mlp"] = Dense(config.integer("intermediate_size"), activation, gated=False, bias=bias)
+    if "moe" in kinds:
+        of_kind["moe"] = Experts(
+            experts=config.experts("n_routed_experts"),
+            experts_per_token=config.integer("num_experts_per_tok"),
+            expert=Dense(config.integer("moe_intermediate_size"), activation, gated=False, bias=bias),
+            router=Router(
+                scoring="sigmoid",
+                normalize=config.flag("norm_topk_prob", default=True),
+                scale=config.number("routed_scaling_factor", default=1.0),
+                correction_bias=True,
+                groups=config.integer("n_group", default=1),
+                groups_chosen=config.integer("topk_group", default=1),
+            ),
+            shared=Dense(config.integer("moe_shared_expert_intermediate_size"), activation, gated=False, bias=bias),
+        )
+    attention_bias = config.flag("attention_bias", default=False)
+    return decoder(
+        config,
+        rotated=False,
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mixers={index: of_kind[kind] for index, kind in enumerate(kinds) if kind != "attention"},
+        ffn=[None] * len(kinds),
+        modules={**MODULES, **modules(f"{_LAYER}.mixer", mixer)},
+    )
+
+
+def _kinds(config: Config) -> list[str]:
+    """Returns the kind of each layer, from `hybrid_override_pattern` or, in new files, `layers_block_type`."""
+    if "hybrid_override_pattern" in config:
+        pattern = config.text("hybrid_override_pattern")
+        if not pattern or any(letter not in _KINDS for letter in pattern):
+            raise config.error("hybrid_override_pattern", f"a string of {', '.join(_KINDS)}")
+        return [_KINDS[letter] for letter in pattern]
+    kinds = config.texts("layers_block_type")
+    if not kinds or any(kind not in _KINDS.values() for kind in kinds):
+        raise config.error("layers_block_type", f"a list of {', '.join(_KINDS.values())}")
+    return kinds
+
+
+def _mamba2(config: Config) -> Mamba2:
+    heads, groups = config.integer("mamba_num_heads", default=128), config.integer("n_groups", default=8)
+    return Mamba2(
+        heads=heads,
+        head_dim=config.integer("mamba_head_dim", default=64),
+        groups=divisor(config, "n_groups", groups, heads),
+        state_size=config.integer("ssm_state_size", default=128),
+        taps=config.integer("conv_kernel", default=4),
+        bias=config.flag("mamba_proj_bias", default=config.flag("use_bias", default=False)),
+        kernel_bias=config.flag("use_conv_bias", default=True),
+        norm=RmsNorm(config.number("rms_norm_eps")),
+        norm_groups=groups,
+        **step_limits(config),
+    )
