@@ -64,8 +64,8 @@ from ferrule.archs.lfm2 import lfm2
 from ferrule.archs.lfm2_moe import lfm2_moe
 from ferrule.archs.llama import llama
 from ferrule.archs.llama4 import llama4
-from ferrule.archs.mimo_v2_flash import mimo_v2_flash
 from ferrule.archs.mamba2 import mamba2
+from ferrule.archs.mimo_v2_flash import mimo_v2_flash
 from ferrule.archs.minicpm3 import minicpm3
 from ferrule.archs.minimax_m2 import minimax_m2
 from ferrule.archs.ministral import ministral
