@@ -61,7 +61,7 @@ def stack(config: Config, mixer: Mixer, norm: RmsNorm, names: Mapping[str, str |
     return replace(spec, tensors=tensors_named(spec, names))
 
 
-def hybrid_mamba2(config: Config, *, norm: RmsNorm | None, norm_groups: int = 1) -> Mamba2:
+def hybrid_mamba2(config: Config, *, norm: RmsNorm | None) -> Mamba2:
     """Returns the Mamba 2 mixer that the fields `mamba_*` describe."""
     heads = config.integer("mamba_n_heads", default=128)
     inner = int(config.number("mamba_expand", default=2.0) * config.integer("hidden_size"))
@@ -70,16 +70,17 @@ def hybrid_mamba2(config: Config, *, norm: RmsNorm | None, norm_groups: int = 1)
     head_dim = max(1, inner // heads) if auto else config.integer("mamba_d_head")
     if heads * head_dim != inner:
         raise config.error("mamba_n_heads", f"such that mamba_n_heads * mamba_d_head is {inner}")
+    groups = divisor(config, "mamba_n_groups", config.integer("mamba_n_groups", default=1), heads)
     return Mamba2(
         heads=heads,
         head_dim=head_dim,
-        groups=divisor(config, "mamba_n_groups", config.integer("mamba_n_groups", default=1), heads),
+        groups=groups,
         state_size=config.integer("mamba_d_state", default=256),
         taps=config.integer("mamba_d_conv", default=4),
         bias=config.flag("mamba_proj_bias", default=False),
         kernel_bias=config.flag("mamba_conv_bias", default=True),
         norm=norm,
-        norm_groups=norm_groups,
+        norm_groups=groups,
         **step_limits(config),
     )
 

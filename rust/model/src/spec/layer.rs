@@ -55,9 +55,10 @@ impl LayerSpec {
         let mut names = BTreeSet::new();
         for (i, block) in self.blocks.iter().enumerate() {
             let path = format!("{path}.blocks[{i}]");
-            let is_name = !block.name.is_empty() && block.name.bytes().all(|c| c.is_ascii_lowercase() || c == b'_');
+            let is_name = !block.name.is_empty()
+                && block.name.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_');
             require(&format!("{path}.name"), &block.name, is_name && names.insert(&block.name), || {
-                "lowercase letters and underscores that no other block of the layer has".to_owned()
+                "lowercase letters, digits and underscores that no other block of the layer has".to_owned()
             })?;
             require(&format!("{path}.parallel"), block.parallel, i > 0 || !block.parallel, || {
                 "false for the first block of a layer".to_owned()
