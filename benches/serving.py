@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Measure one engine with many callers: gaps during a long prefill, common prefixes, cancelled tasks.
+"""Measure one engine with many callers: gaps during a long prefill, common prefixes, turns of a chat, cancelled tasks.
 
     python benches/serving.py gaps --shape llama-1b --quantization int4
     python benches/serving.py prefix --shape llama-1b --quantization int4
+    python benches/serving.py turns --shape lfm2-1.2b --quantization int4
     python benches/serving.py tasks
 
 Prints one JSON object.
@@ -23,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ferrule import LLM, AsyncLLM, SamplingParams
+from ferrule import LLM, AsyncLLM, CompletionOutput, SamplingParams
 from ferrule._bench.machine import Machine
 from ferrule._text.prompt import TokensPrompt
 
@@ -146,6 +147,62 @@ def prefix(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def ask(llm: LLM, tokens: list[int], count: int) -> tuple[CompletionOutput, float, int]:
+    """Returns `count` tokens with log-probabilities, the time to the first one, and the number of cached tokens."""
+    params = SamplingParams(temperature=0, max_tokens=count, logprobs=5, ignore_eos=True)
+    output = llm.generate({"prompt_token_ids": tokens}, params)[0]
+    if output.metrics.time_to_first_token is None:
+        raise RuntimeError("no first token")
+    return output.outputs[0], output.metrics.time_to_first_token, output.num_cached_tokens or 0
+
+
+def turns(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures the time to first token of the second turn of a chat: in memory, after a restart, without a cache."""
+    numbers = random.Random(0)
+    seconds: dict[str, float] = {}
+    cached: dict[str, int] = {}
+    answers: dict[str, CompletionOutput] = {}
+    length = options.prompt + options.answer + options.own + options.answer
+    more = {"max_model_len": length, "max_num_seqs": 1}
+    first: list[int] = []
+    second: list[int] = []
+
+    def measure(llm: LLM, name: str, tokens: list[int]) -> None:
+        answers[name], seconds[name], cached[name] = ask(llm, tokens, options.answer)
+
+    with tempfile.TemporaryDirectory() as folder:
+        on_disk = more | {"prefix_cache_dir": Path(folder) / "pages"}
+        with model(options, **on_disk) as llm:
+            vocabulary = range(llm.info()["vocab_size"])
+            first = numbers.choices(vocabulary, k=options.prompt)
+            ask(llm, [1] * 64, 2)  # first touch of the weights
+            measure(llm, "first", first)
+            second = [*first, *answers["first"].token_ids, *numbers.choices(vocabulary, k=options.own)]
+        with model(options, **on_disk) as llm:
+            ask(llm, [1] * 64, 2)
+            measure(llm, "restarted", second)
+    with model(options, **more) as llm:
+        ask(llm, first, options.answer)
+        measure(llm, "second", second)
+    with model(options, **more, enable_prefix_caching=False) as llm:
+        ask(llm, [1] * 64, 2)
+        measure(llm, "recomputed", second)
+    recomputed = answers["recomputed"]
+    return {
+        "prompt_tokens": options.prompt,
+        "answer_tokens": options.answer,
+        "second_prompt_tokens": len(second),
+        "cached_tokens": cached,
+        "ttft_seconds": seconds,
+        "second_share": seconds["second"] / seconds["first"],
+        "restarted_share": seconds["restarted"] / seconds["first"],
+        "tokens_and_logprobs_are_recomputed_ones": {
+            name: (answers[name].token_ids, answers[name].logprobs) == (recomputed.token_ids, recomputed.logprobs)
+            for name in ("second", "restarted")
+        },
+    }
+
+
 def resident_bytes() -> int:
     """Returns the memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -252,6 +309,9 @@ def main() -> None:
     alike = shaped(prefix, 2000)
     alike.add_argument("--own", type=int, default=16, help="tokens of each prompt after those that all have")
     alike.add_argument("--repeat", type=int, default=3)
+    chat = shaped(turns, 15_000)
+    chat.add_argument("--answer", type=int, default=100, help="tokens of each answer")
+    chat.add_argument("--own", type=int, default=60, help="tokens of the second turn's text")
     many = command(tasks)
     many.add_argument("--requests", type=int, default=1000)
     many.add_argument("--waves", type=int, default=6)

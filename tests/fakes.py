@@ -128,9 +128,9 @@ class _Histogram:
         self.counts = [0] * (len(BOUNDS) + 1)
         self.sum = 0.0
 
-    def add(self, seconds: float) -> None:
-        self.counts[sum(bound < seconds for bound in BOUNDS)] += 1
-        self.sum += seconds
+    def add(self, value: float) -> None:
+        self.counts[sum(bound < value for bound in BOUNDS)] += 1
+        self.sum += value
 
     def shown(self) -> dict[str, Any]:
         return {"bounds": BOUNDS, "counts": self.counts, "sum": self.sum, "count": sum(self.counts)}
@@ -154,6 +154,8 @@ class Engine:
     """Prompt whose request ends with an error."""
     max_num_seqs = 1 << 30
     """Default of max_num_seqs."""
+    state_bytes = 0
+    """Bytes of the states of one sequence."""
     load_lora_seconds = 0.0
     prefill_chunk = 1 << 30
     """Maximum number of prompt tokens in a step."""
@@ -191,6 +193,7 @@ class Engine:
         )
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self.histograms = {name: _Histogram() for name in HISTOGRAMS}
+        self.step_tokens = _Histogram()
         self.next_id = 0
         self.steps = 0
         self.stepping = False
@@ -254,6 +257,7 @@ class Engine:
             if output.finish_reason is not None:
                 self._finish(output.request_id, output.finish_reason)
         self.histograms["step"].add(time.perf_counter() - began)
+        self.step_tokens.add(len(outputs))
         return outputs
 
     def abort(self, request_id: int) -> bool:
@@ -284,6 +288,7 @@ class Engine:
             "disk_hits_tokens": 0,
             "disk_stored_bytes": 0,
             **{f"{name}_seconds": histogram.shown() for name, histogram in self.histograms.items()},
+            "step_tokens": self.step_tokens.shown(),
         }
         return json.dumps(numbers)
 
@@ -368,6 +373,7 @@ class Engine:
                 "parameters": 5_000_000,
                 "kv_bytes_per_token": 16,
                 "kv_windows": [{"window": None, "bytes_per_token": 10}, {"window": 32, "bytes_per_token": 6}],
+                "state_bytes": self.state_bytes,
                 "kv_cache_tokens": 4096,
                 "max_model_len": self.max_model_len,
                 "max_num_seqs": self._places(),

@@ -21,6 +21,9 @@ import numpy.typing as npt
 from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 
+from gguf_mixers import MIXED, attending, mixer_metadata, mixer_tensors
+from gguf_varied import VARIED, varied_metadata, varied_tensors
+
 Array = npt.NDArray[np.float32]
 Json = Mapping[str, Any]
 Named = Iterator[tuple[str, Array]]
@@ -41,6 +44,8 @@ class Family:
     """Whether matrices are stored transposed."""
     groups: bool = False
     """Whether fused rows of queries, keys and values alternate by head or by group."""
+    name: str = ""
+    """Name of the architecture, if the `gguf` package has it under another one."""
     keys: Mapping[str, str] = field(default_factory=dict[str, str])
     """Further fields of config.json, and their GGUF keys after the architecture's name."""
 
@@ -56,6 +61,7 @@ GRANITE = {
 LOGIT_SCALE = {"logit_scale": "logit_scale"}
 SAME_WIDTH = {"intermediate_size": "expert_feed_forward_length"}
 EXPERT_WIDTH = {"moe_intermediate_size": "expert_feed_forward_length"}
+SHARED_WIDTH = EXPERT_WIDTH | {"shared_expert_intermediate_size": "expert_shared_feed_forward_length"}
 ROUTED = {
     **EXPERT_WIDTH,
     "n_shared_experts": "expert_shared_count",
@@ -69,8 +75,10 @@ ROUTED = {
 LATENT = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"}
 
 FAMILIES = {
+    "apertus": Family(MODEL_ARCH.APERTUS),
     "arcee": Family(MODEL_ARCH.ARCEE, rotated_in_pairs=True),
     "bert": Family(MODEL_ARCH.BERT),
+    "bitnet": Family(MODEL_ARCH.BITNET),
     "bloom": Family(MODEL_ARCH.BLOOM, groups=True),
     "cohere": Family(MODEL_ARCH.COMMAND_R, keys=LOGIT_SCALE),
     "cohere2": Family(MODEL_ARCH.COHERE2, keys=LOGIT_SCALE | WINDOW),
@@ -92,9 +100,14 @@ FAMILIES = {
     "exaone_moe": Family(MODEL_ARCH.EXAONE_MOE, keys=WINDOW | ROUTED),
     "exaone4": Family(MODEL_ARCH.EXAONE4, keys=WINDOW),
     "falcon": Family(MODEL_ARCH.FALCON, groups=True),
+    "falcon_h1": Family(MODEL_ARCH.FALCON_H1),
+    "falcon_mamba": Family(MODEL_ARCH.MAMBA),
     "gemma": Family(MODEL_ARCH.GEMMA, ones=True),
     "gemma2": Family(MODEL_ARCH.GEMMA2, ones=True, keys=CAPS | WINDOW),
     "gemma3_text": Family(MODEL_ARCH.GEMMA3, ones=True, keys=CAPS | WINDOW),
+    "gemma4_text": Family(
+        MODEL_ARCH.GEMMA4, keys=CAPS | WINDOW | EXPERT_WIDTH | {"top_k_experts": "expert_used_count"}
+    ),
     "glm": Family(MODEL_ARCH.CHATGLM),
     "glm4": Family(MODEL_ARCH.GLM4),
     "glm4_moe": Family(MODEL_ARCH.GLM4_MOE, keys=ROUTED),
@@ -109,29 +122,58 @@ FAMILIES = {
         rotated_in_pairs=True,
         keys=GRANITE | {"shared_intermediate_size": "expert_shared_feed_forward_length"},
     ),
+    "granite_swa": Family(MODEL_ARCH.GRANITE, rotated_in_pairs=True, name="granite_swa", keys=GRANITE | WINDOW),
+    "granitemoe_swa": Family(MODEL_ARCH.GRANITE_MOE, rotated_in_pairs=True, name="granite_swa", keys=GRANITE | WINDOW),
+    "granitemoehybrid": Family(
+        MODEL_ARCH.GRANITE_HYBRID,
+        rotated_in_pairs=True,
+        keys=GRANITE | {"shared_intermediate_size": "expert_shared_feed_forward_length"},
+    ),
     "hunyuan_v1_dense": Family(MODEL_ARCH.HUNYUAN_DENSE),
     "hunyuan_v1_moe": Family(MODEL_ARCH.HUNYUAN_MOE, keys={"moe_topk": "expert_used_count", **SAME_WIDTH}),
+    "hy_v3": Family(
+        MODEL_ARCH.DOTS1,
+        name="hy_v3",
+        keys=EXPERT_WIDTH
+        | {"router_scaling_factor": "expert_weights_scale", "num_shared_experts": "expert_shared_count"},
+    ),
     "jais2": Family(MODEL_ARCH.JAIS2),
+    "jamba": Family(MODEL_ARCH.JAMBA),
+    "kimi_linear": Family(MODEL_ARCH.KIMI_LINEAR, keys=ROUTED | LATENT),
+    "lfm2": Family(MODEL_ARCH.LFM2),
+    "lfm2_moe": Family(MODEL_ARCH.LFM2MOE, keys=EXPERT_WIDTH),
     "llama": Family(MODEL_ARCH.LLAMA, rotated_in_pairs=True),
+    "llama4_text": Family(MODEL_ARCH.LLAMA4),
+    "mamba": Family(MODEL_ARCH.MAMBA),
+    "mamba2": Family(MODEL_ARCH.MAMBA2),
     "minicpm3": Family(MODEL_ARCH.MINICPM3, keys=LATENT),
     "minimax_m2": Family(MODEL_ARCH.MINIMAXM2, keys=SAME_WIDTH),
+    "mimo_v2_flash": Family(MODEL_ARCH.MIMO2, keys=ROUTED | WINDOW),
+    "minimax": Family(MODEL_ARCH.LLAMA, name="minimax-01", keys={"full_attn_alpha_factor": "residual_scale"}),
+    "ministral3": Family(MODEL_ARCH.MISTRAL3, rotated_in_pairs=True),
     "mistral": Family(MODEL_ARCH.LLAMA, rotated_in_pairs=True),
+    "mistral4": Family(MODEL_ARCH.MISTRAL4, keys=ROUTED | LATENT),
     "mixtral": Family(MODEL_ARCH.LLAMA, rotated_in_pairs=True),
     "mpt": Family(MODEL_ARCH.MPT),
     "nemotron": Family(MODEL_ARCH.NEMOTRON, ones=True),
+    "nemotron_h": Family(
+        MODEL_ARCH.NEMOTRON_H_MOE,
+        keys=ROUTED | {"moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
+    ),
     "olmo": Family(MODEL_ARCH.OLMO, rotated_in_pairs=True, keys={"clip_qkv": "attention.clamp_kqv"}),
     "olmo2": Family(MODEL_ARCH.OLMO2),
     "olmo3": Family(MODEL_ARCH.OLMO2, keys=WINDOW),
     "olmoe": Family(MODEL_ARCH.OLMOE),
     "phi": Family(MODEL_ARCH.PHI2),
     "phi3": Family(MODEL_ARCH.PHI3, keys=WINDOW),
+    "phimoe": Family(MODEL_ARCH.PHIMOE, keys=WINDOW),
     "qwen2": Family(MODEL_ARCH.QWEN2),
-    "qwen2_moe": Family(
-        MODEL_ARCH.QWEN2MOE,
-        keys=EXPERT_WIDTH | {"shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
-    ),
+    "qwen2_moe": Family(MODEL_ARCH.QWEN2MOE, keys=SHARED_WIDTH),
     "qwen3": Family(MODEL_ARCH.QWEN3),
+    "qwen3_5_moe_text": Family(MODEL_ARCH.QWEN35MOE, ones=True, keys=SHARED_WIDTH),
+    "qwen3_5_text": Family(MODEL_ARCH.QWEN35, ones=True),
     "qwen3_moe": Family(MODEL_ARCH.QWEN3MOE, keys=EXPERT_WIDTH),
+    "qwen3_next": Family(MODEL_ARCH.QWEN3NEXT, ones=True, keys=SHARED_WIDTH),
     "seed_oss": Family(MODEL_ARCH.SEED_OSS),
     "smollm3": Family(MODEL_ARCH.SMOLLM3, rotated_in_pairs=True),
     "stablelm": Family(MODEL_ARCH.STABLELM),
@@ -140,10 +182,11 @@ FAMILIES = {
 }
 """Conversions by model_type."""
 
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 SIZES = {
-    "context_length": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    "context_length": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"),
     "embedding_length": ("hidden_size", "n_embd", "n_embed", "d_model"),
-    "block_count": ("num_hidden_layers", "n_layer", "n_layers"),
+    "block_count": LAYERS,
     "feed_forward_length": ("intermediate_size", "n_inner", "ffn_hidden_size"),
     "attention.head_count": ("num_attention_heads", "n_head", "n_heads"),
     "attention.head_count_kv": ("num_key_value_heads",),
@@ -152,7 +195,7 @@ SIZES = {
     "attention.key_length": ("head_dim",),
     "attention.value_length": ("head_dim",),
     "expert_count": ("num_local_experts", "num_experts", "n_routed_experts"),
-    "expert_used_count": ("num_experts_per_tok",),
+    "expert_used_count": ("num_experts_per_tok", "num_experts_per_token"),
 }
 
 
@@ -160,14 +203,18 @@ class Checkpoint:
     """A checkpoint during its conversion to GGUF."""
 
     def __init__(self, directory: Path) -> None:
-        self.config: Json = json.loads((directory / "config.json").read_text())
+        config: Json = json.loads((directory / "config.json").read_text())
+        self.config: Json = {**config, **config.get("text_config", {})}
+        self.directory = directory
         self.family = FAMILIES[self.config["model_type"]]
         if self.config.get("use_bidirectional_attention"):
             self.family = replace(self.family, arch=MODEL_ARCH.GEMMA_EMBEDDING)
-        self.heads = self.first("num_attention_heads", "n_head", "n_heads")
+        if self.config["model_type"] == "granitemoehybrid" and len(attending(self.config)) == self.first(*LAYERS):
+            self.family = replace(self.family, arch=MODEL_ARCH.GRANITE)
+        self.heads = self.first("num_attention_heads", "n_head", "n_heads") or 0
         self.hidden = self.first("hidden_size", "n_embd", "n_embed", "d_model")
-        self.layers = self.first("num_hidden_layers", "n_layer", "n_layers")
-        self.width = self.config.get("head_dim") or self.hidden // self.heads
+        self.layers = self.first(*LAYERS)
+        self.width = self.config.get("head_dim") or self.hidden // max(self.heads, 1)
         self.kv_heads = self.first("num_key_value_heads", "num_kv_heads") or self.heads
         if self.config["model_type"] == "falcon" and not self.config["new_decoder_architecture"]:
             self.kv_heads = 1 if self.config["multi_query"] else self.heads
@@ -201,7 +248,7 @@ def convert(directory: Path, file: Path, storage: str = "F32", *, split_latent: 
     """Writes a checkpoint as GGUF with matrices of type `storage`, and the tokenizer if the directory has one."""
     checkpoint = Checkpoint(directory)
     arch = checkpoint.family.arch
-    writer = GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch])
+    writer = GGUFWriter(file, checkpoint.family.name or gguf.MODEL_ARCH_NAMES[arch])
     for key, value in metadata(checkpoint, split_latent=split_latent):
         add(writer, key, value)
     if (directory / "tokenizer.json").exists():
@@ -210,7 +257,12 @@ def convert(directory: Path, file: Path, storage: str = "F32", *, split_latent: 
         writer.add_tokenizer_model("none")
         writer.add_vocab_size(checkpoint.config["vocab_size"])
     names = gguf.get_tensor_name_map(arch, checkpoint.layers)
-    for name, values in tensors(checkpoint, stored_tensors(directory / "model.safetensors"), split_latent=split_latent):
+    stored = stored_tensors(directory / "model.safetensors")
+    if checkpoint.config["model_type"] in MIXED:
+        stored = mixer_tensors(checkpoint.config, stored)
+    if checkpoint.config["model_type"] in VARIED:
+        stored = varied_tensors(checkpoint.config, stored)
+    for name, values in tensors(checkpoint, stored, split_latent=split_latent):
         target = name if name.startswith("blk.") else gguf_name(names, name)
         add_tensor(writer, target, values, storage)
     for name, factors in factor_tensors(checkpoint):
@@ -269,7 +321,7 @@ def metadata(checkpoint: Checkpoint, *, split_latent: bool) -> Iterator[tuple[st
     """Returns the values of config.json under GGUF's keys."""
     config, family, rope = checkpoint.config, checkpoint.family, checkpoint.rope
     kind = config["model_type"]
-    prefix = gguf.MODEL_ARCH_NAMES[family.arch] + "."
+    prefix = (family.name or gguf.MODEL_ARCH_NAMES[family.arch]) + "."
     values: dict[str, object] = {key: checkpoint.first(*fields) for key, fields in SIZES.items()}
     values |= {key: config[name] for name, key in family.keys.items() if config.get(name) is not None}
     values["attention.head_count_kv"] = checkpoint.kv_heads
@@ -295,6 +347,8 @@ def metadata(checkpoint: Checkpoint, *, split_latent: bool) -> Iterator[tuple[st
         values["attention.sliding_window_pattern"] = config["sliding_window_pattern"]
     if kind in ("deepseek_v3", "glm4_moe", "dots1", "minimax_m2", "exaone_moe"):
         values["expert_gating_func"] = 2
+    if kind in MIXED:
+        values |= mixer_metadata(config, checkpoint.kv_heads)
     if rope:
         values |= rotation(checkpoint)
     if "kv_lora_rank" in config:
@@ -309,12 +363,26 @@ def metadata(checkpoint: Checkpoint, *, split_latent: bool) -> Iterator[tuple[st
             }
             values |= {"attention.key_length": rank + rope_dim, "attention.value_length": rank}
             values["attention.head_count_kv"] = 1
+    if kind in VARIED:
+        values |= varied_metadata(config)
+    if kind == "apertus":
+        values |= xielu(checkpoint)
     for key, value in values.items():
         if value is not None:
-            yield prefix + key, value
+            yield key if key.startswith("xielu.") else prefix + key, value
     if rope.get("rope_type") == "longrope":
         original, longest = original_length(checkpoint), config["max_position_embeddings"]
         yield f"{prefix}rope.scaling.attn_factor", math.sqrt(1 + math.log(longest / original) / math.log(original))
+
+
+def xielu(checkpoint: Checkpoint) -> dict[str, object]:
+    """Returns the parameters of Apertus's xIELU in each layer."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for name, values in stored_tensors(checkpoint.directory / "model.safetensors"):
+        if ".act_fn." in name:
+            _, _, layer, *_, parameter = name.split(".")
+            found.setdefault(parameter, []).append((int(layer), float(values.reshape(())[()])))
+    return {f"xielu.{parameter}": [value for _, value in sorted(values)] for parameter, values in found.items()}
 
 
 def rotation(checkpoint: Checkpoint) -> dict[str, object]:
@@ -356,6 +424,10 @@ def factor_tensors(checkpoint: Checkpoint) -> Named:
     if rope.get("rope_type") == "longrope":
         for name in ("long", "short"):
             yield f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32)
+    if rope.get("rope_type") == "proportional":
+        pairs = checkpoint.config["global_head_dim"] // 2
+        rotated = int(2 * pairs * rope["partial_rotary_factor"] / 2)
+        yield "rope_freqs.weight", np.array([1.0] * rotated + [1e30] * (pairs - rotated), np.float32)
     if rope.get("rope_type") == "llama3":
         frequencies = rope["rope_theta"] ** -(np.arange(0, checkpoint.width, 2) / checkpoint.width)
         old, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
@@ -369,6 +441,7 @@ def tensors(checkpoint: Checkpoint, stored: Named, *, split_latent: bool) -> Nam
     experts: dict[str, list[tuple[int, Array]]] = {}
     norms: dict[str, list[tuple[int, Array]]] = {}
     tied = config.get("tie_word_embeddings", family.arch in (MODEL_ARCH.GEMMA, MODEL_ARCH.GPT2))
+    tied = tied and config["model_type"] != "kimi_linear"  # which stores an lm_head
     left_out = ("masked_bias", "attention.bias", "inv_freq", *(["lm_head.weight"] if tied else []))
     for name, unchanged in stored:
         if name.endswith(left_out) or "pooler." in name or name.startswith(f"model.layers.{checkpoint.layers}."):
@@ -387,8 +460,8 @@ def tensors(checkpoint: Checkpoint, stored: Named, *, split_latent: bool) -> Nam
         elif name.endswith("input_linear.weight"):
             gate, up = np.split(values, 2, axis=-2)
             layer = re.findall(r"\d+", name)[0]
-            last = "exps" if "block_sparse_moe" in name else "shexp"
-            yield from ((f"blk.{layer}.ffn_{role}_{last}.weight", part) for role, part in (("gate", gate), ("up", up)))
+            last = "_exps" if "block_sparse_moe" in name else "" if "dense_mlp" in name else "_shexp"
+            yield from ((f"blk.{layer}.ffn_{role}{last}.weight", part) for role, part in (("gate", gate), ("up", up)))
         elif name.endswith("sinks"):
             yield f"{name}.weight", values
         else:
@@ -405,7 +478,7 @@ def tensors(checkpoint: Checkpoint, stored: Named, *, split_latent: bool) -> Nam
 def changed(name: str, values: Array, checkpoint: Checkpoint) -> Array:
     """Returns a tensor's values as they are stored in GGUF."""
     config, family = checkpoint.config, checkpoint.family
-    if family.ones and name.endswith("norm.weight"):
+    if family.ones and name.endswith("norm.weight") and "linear_attn" not in name:
         return values + 1
     if family.transposed and re.search(r"c_(attn|proj|fc)\.weight$", name):
         return values.T

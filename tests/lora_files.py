@@ -23,6 +23,25 @@ TENSORS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 Array = npt.NDArray[np.float32]
 
+NOT_LINEAR = (
+    "norm",
+    "embedding.weight",
+    "tables.",
+    "positions",
+    "token_types",
+    "sinks",
+    "router",
+    ".experts.",
+    "scalar.weight",
+    "kernel.",
+    "_log.",
+    "_bias.weight",
+    "skip.",
+    "low_rank.",
+    ".altup.",
+    ".side.",
+)
+"""Parts of the roles of tensors that are no linear layers, or that adapters cannot change."""
 CONFIG_OF_PEFT: dict[str, Any] = {
     "peft_type": "LORA",
     "task_type": "CAUSAL_LM",
@@ -46,22 +65,23 @@ def linear_modules(model: Path) -> dict[str, Tensor]:
     tensors = read_model_files(model).spec.tensors
     found: dict[str, Tensor] = {}
     for role, tensor in tensors.items():
-        is_linear = role.endswith(".weight") and not any(
-            part in role for part in ("norm", "embedding.", "positions", "token_types", "sinks", "router", ".experts.")
-        )
+        is_linear = role.endswith(".weight") and not any(part in role for part in NOT_LINEAR)
         if is_linear:
             found.update((name.removesuffix(".weight"), tensor) for name in tensor.names)
     return found
 
 
 def base_tensors(model: Path) -> dict[str, Array]:
-    """Reads all tensors of a golden model as f32; they are stored in bf16, the upper half of an f32."""
+    """Reads all tensors of a golden model as f32; most are stored in bf16, the upper half of an f32."""
     file = model / "model.safetensors"
     header, raw = read_header(file), file.read_bytes()
     data = raw[8 + int.from_bytes(raw[:8], "little") :]
     tensors: dict[str, Array] = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
+        if entry["dtype"] == "F32":
+            tensors[name] = np.frombuffer(data[begin:end], dtype="<f4").reshape(entry["shape"])
+            continue
         assert entry["dtype"] == "BF16"
         halves = np.frombuffer(data[begin:end], dtype="<u2").astype(np.uint32) << 16
         tensors[name] = halves.view(np.float32).reshape(entry["shape"])

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import fakes
+from ferrule import model_info
 from ferrule._api.llm import LLM
 from ferrule._bench import measure
 from ferrule._bench.machine import Ceilings, Machine, between
@@ -25,6 +26,7 @@ from ferrule._bench.measure import Arrivals, Point
 from ferrule._bench.record import _latencies
 from ferrule._bench.report import console
 from ferrule._cli import main
+from ferrule._loading.shapes import find_shape
 
 PROMISED = {
     *("model", "format", "isa", "threads", "weight_bytes", "prefill_tokens", "prefill_tokens_per_second"),
@@ -83,6 +85,43 @@ def test_sweep_measures_each_batch_at_each_context(fake_engine: object, capsys: 
         context = point["prefill_tokens"] + 2
         kv = 10 * context + 6 * min(context, 32)
         assert point["decode_step_bytes"] == record["weight_bytes_per_token"] + point["batch"] * kv
+
+
+def test_decode_step_reads_and_writes_the_states_of_all_sequences(
+    fake_engine: type[fakes.Engine], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_engine.state_bytes = 1000
+    record = bench(capsys, "--prompt", "16", "--batch", "3", *TINY)
+    check_definitions(record, record)
+    assert record["state_bytes"] == 1000
+    assert record["decode_step_bytes"] == record["weight_bytes_per_token"] + 3 * (18 * 16 + 2 * 1000)
+    assert main(["bench", "--prompt", "16", "--gen", "4", "--repeat", "1"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "speed of reading weights and KV cache, reading and writing states / read bandwidth" in shown
+
+
+PUBLISHED_SHAPES = {
+    # Published number of parameters, those that this shape omits, parameters per token, and floats of the states.
+    "lfm2-1.2b": (1.17e9, 0, 1.17e9, 10 * 2 * 2048),
+    "qwen3.5-4b": (4.21e9, 0, 4.21e9, 24 * (32 * 128 * 128 + 3 * 8192)),
+    "granite-4-h-tiny": (6.94e9, 0, 1.46e9, 36 * (48 * 64 * 128 + 3 * 3328)),
+    # 96 of the 128 experts of each layer are omitted.
+    "nemotron-3-nano": (31.58e9, 23 * 96 * 2 * 2688 * 1856, 3.57e9, 23 * (64 * 64 * 128 + 3 * 6144)),
+    # A token reads a row of the per-layer embeddings, not all 2.8 billion numbers.
+    "gemma4-e4b": (7.46e9, 0, 4.64e9, 0),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_SHAPES)
+def test_shapes_have_the_published_sizes(name: str) -> None:
+    info = model_info(find_shape(name), load_format="dummy", quantization="int4")
+    parameters, omitted, per_token, state_floats = PUBLISHED_SHAPES[name]
+    assert info["parameters"] + omitted == pytest.approx(parameters, rel=0.005)
+    assert info["parameters_per_token"] == pytest.approx(per_token, rel=0.005)
+    assert info["state_bytes"] == 4 * state_floats
+    # Experts that do not run are not read.
+    is_sparse = per_token < 0.5 * parameters
+    assert (info["weight_bytes_per_token"] < 0.5 * info["weight_bytes"]) == is_sparse
 
 
 def test_runs_do_not_hit_prefix_cache(

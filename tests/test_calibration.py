@@ -26,6 +26,9 @@ pytestmark = pytest.mark.native
 GOLDEN = Path(__file__).parent / "golden" / "logits"
 FAMILIES = ("llama", "gpt2", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "opt")
 """Golden cases with all kinds of attention, experts, latent attention, parallel blocks and learned positions."""
+VARIANTS = ("gemma3n", "gemma4_e", "gemma4_moe", "kimi_linear", "minimax", "recurrent_gemma", "zamba2")
+"""Variants with several residual streams, layers that share keys and values, per-layer embeddings, experts beside a
+dense network, low-rank projections, lightning attention, RG-LRUs, and layers that share weights."""
 STDLIB = Path(sysconfig.get_path("stdlib"))
 SCORED = ("textwrap.py", "fractions.py", "reprlib.py", "linecache.py")
 """Files that were excluded from training."""
@@ -81,9 +84,9 @@ def test_calibration_reduces_divergence(text: Path, tmp_path: Path) -> None:
         assert llm.info()["weight_bytes"] == other.info()["weight_bytes"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *VARIANTS])
 def test_every_linear_layer_is_calibrated(family: str, tmp_path: Path) -> None:
-    model = GOLDEN / family
+    model = GOLDEN.parent / "variants" / family if family in VARIANTS else GOLDEN / family
     spec = read_model_files(model).spec
     sequences = random_sequences(spec.vocab_size, 24, 60)
     plain = quantize(model, tmp_path / "plain", format="int4")
@@ -94,6 +97,8 @@ def test_every_linear_layer_is_calibrated(family: str, tmp_path: Path) -> None:
     # The per-head matrices of latent attention do not multiply rows of the batch, and an embedding has ids as input.
     tied = spec.lm_head is not None and spec.lm_head.tied
     allowed = {name for name in same if ".kv_b." in name or (name.startswith("embedding") and not tied)}
+    allowed |= {name for name in same if ".low_rank." in name}  # additions to layers that share weights
+    allowed |= {name for name in same if name.startswith("streams.")}  # outside of the layers
     experts = {name for name in same if ".experts." in name}
     assert len(experts) <= 2, "an expert that no token chose is as without calibration"
     assert not {name for name in same - allowed - experts if name.count(".") >= 2 or name in ("lm_head", "embedding")}

@@ -105,7 +105,7 @@ def test_missing_prompt_on_terminal_is_usage_error() -> None:
 
 
 USAGE: list[tuple[list[str], str]] = [
-    (["run"], "PROMPT is missing; give it in quotes or pipe it in"),
+    (["run"], "PROMPT is missing; give it in quotes or pipe it in, or start a chat: ferrule run MODEL"),
     (["explain"], "PROMPT is missing; give it in quotes or pipe it in"),
     (["run", "a", "b", "c"], "expected [MODEL] PROMPT, got 3 arguments; put the prompt in quotes"),
     (["run", "--threads", "0", "x"], "threads must be an integer from 1 to 1024, got 0"),
@@ -126,13 +126,13 @@ USAGE: list[tuple[list[str], str]] = [
     (["chta"], "Did you mean 'chat'?"),
     (["Once upon a time"], "ferrule run PROMPT"),
     (["run", "x", "--nonsense"], "No such option"),
-    (["run", "x", "--tempreature", "1"], "--temperature"),
+    (["run", "x", "--temprature", "1"], "--temperature"),
     (["run", "x", "--allowed-token-ids", "1,b"], "must be token ids such as 11,42, got '1,b'"),
     (["run", "x", "--logit-bias", "1:2"], "must be a token id and a number, such as 42=-100, got '1:2'"),
     (["chat", "--url", "ftp://x"], "url must be an HTTP URL such as http://127.0.0.1:8000/v1, got 'ftp://x'"),
     (["chat", "--url", "http://127.0.0.1:1", "--threads", "1"], "--threads has no effect with --url"),
     (["pull", "tiny"], "ships with ferrule"),
-    (["pull", "/no/such"], "name must be org/repo, org/repo:quantization or an existing path, got '/no/such'"),
+    (["pull", "/no/such"], "'/no/such' not found: no directory /no/such"),
     (["run-batch", "one"], "expected [MODEL] INPUT OUTPUT, got 1 arguments"),
     (["run-batch", "/no/such/in", "/tmp/out"], "error: input_file must be a readable file"),
     (["completion", "tcsh"], "'tcsh' is not one of"),

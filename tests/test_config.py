@@ -467,10 +467,11 @@ def test_spec_serializes_to_json() -> None:
         {"theta": 500000.0, "rotary_dim": 16, "interleaved": False, "scaling": {"factor": 2.0, "type": "linear"}}
     ]
     dense = {"intermediate_size": 160, "activation": "silu", "gated": True, "bias": False, "clamp": None}
-    dense |= {"xielu": None, "inner_norm": None}
+    dense |= {"xielu": None, "inner_norm": None, "gate_scale": 1.0, "gate_cutoff": None}
     assert spec["layers"][0]["blocks"][1]["mixer"] == {**dense, "type": "dense"}
     place = {"names": ["model.layers.2.self_attn.o_proj.weight"], "transposed": False, "part": None, "stack": None}
-    assert spec["tensors"]["layers.2.attention.output.weight"] == {**place, "alternative": None}
+    read = {**place, "negated_exp": False, "alternative": None}
+    assert spec["tensors"]["layers.2.attention.output.weight"] == read
 
 
 def test_text_config_of_vision_language_model() -> None:

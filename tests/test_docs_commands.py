@@ -67,6 +67,9 @@ EXTERNAL = (
     "wiki.test.raw",
     "in.jsonl",
     "--shape",
+    "smollm2:",
+    "qwen3:",
+    "llama3.2:",
 )
 """Parts of ferrule commands that need a model, a file or minutes that a test does not have."""
 

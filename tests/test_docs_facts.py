@@ -12,6 +12,7 @@ from ferrule._cli.app import COMMANDS
 from ferrule._cli.chat.commands import COMMANDS as CHAT_COMMANDS
 from ferrule._cli.run import command as run
 from ferrule._cli.serve import command as serve
+from ferrule._loading.gguf.architectures import REGISTRY
 from ferrule._text.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS
 from ferrule.server import Models, ServerSettings, create_app
 from page_blocks import ROOT, blocks
@@ -111,12 +112,19 @@ def test_offline_inference_page_lists_every_parser() -> None:
         assert found - {"tool_call_parser", "reasoning_parser"} == {name for each in families for name in each.names}
 
 
+def test_supported_models_page_lists_every_gguf_architecture() -> None:
+    section = (DOCS / "supported-models.md").read_text().partition("### GGUF architectures")[2].partition("\n\n## ")[0]
+    listed = re.findall("`([^`]+)`", section.partition(" is one of: ")[2].partition(".\n")[0])
+    assert listed == sorted(architecture.name for architecture in REGISTRY)
+
+
 def test_server_page_lists_every_route_and_option() -> None:
     page = (DOCS / "server.md").read_text()
     described = create_app(Models(), ServerSettings(ollama=True, tokenizer_info=True)).openapi()["paths"]
     routes = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
     assert set(re.findall(r"`((?:GET|POST|DELETE) /[^`]+)`", page)) == routes
-    own = {option for parameter in serve.params for option in parameter.opts} - {
+    # What is on by default is described by the option that disables it.
+    own = {option for parameter in serve.params for option in parameter.secondary_opts or parameter.opts} - {
         option for parameter in run.params for option in parameter.opts
     }
     said = set(re.findall(r"^\| (.*?) \|", page, re.MULTILINE))

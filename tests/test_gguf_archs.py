@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ferrule import LLM, SamplingParams
-from gguf_convert import convert
+import gguf_convert
+import gguf_mixers
+from ferrule import LLM, ConfigError, ModelFileError, SamplingParams, UnsupportedModelError, model_info
+from gguf_convert import Named, convert
+from gguf_mixers import mixer_metadata, mixer_tensors
 from test_encoders import GOLDEN as ENCODERS
 from test_encoders import far, read
 
@@ -35,6 +42,89 @@ VARIANTS = [
 ]
 
 
+MIXERS = [
+    *("falcon_h1_norm", "falcon_mamba", "granitemoehybrid", "granitemoehybrid_dense", "granitemoehybrid_rope", "jamba"),
+    *("lfm2", "lfm2_moe", "mamba", "mamba2", "nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_5_text"),
+    *("qwen3_next_dense",),
+]
+
+
+MINIMAX_FACTORS = [f"{block}_{factor}" for block in ("full_attn", "linear_attn", "mlp") for factor in ("alpha", "beta")]
+VARIED = [
+    *("apertus", "gemma4", "gemma4_e", "gemma4_kv", "gemma4_moe", "gemma4_ple", "granitemoe_swa", "hy_v3"),
+    *("kimi_linear", "mimo_v2_flash", "ministral3", "mistral3_ministral3", "mistral4", "phimoe"),
+]
+
+
+@pytest.mark.parametrize("case", VARIED)
+def test_varied_families_equal_transformers(case: str, tmp_path: Path) -> None:
+    check(GOLDEN / "variants" / case, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        ("bitnet", {"hidden_act": "silu"}),
+        ("granite_swa", {"layer_rope_theta": [0, 10_000.0, 10_000.0, 10_000.0, 0]}),
+        ("minimax", {f"{name}_factor": 1.2 if "alpha" in name else 1.0 for name in MINIMAX_FACTORS}),
+        ("llama4", {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}),
+    ],
+)
+def test_logits_equal_those_of_the_checkpoint(case: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """GGUF has no keys for some options: llama.cpp has constants, which differ from the reference's configuration."""
+    original = GOLDEN / "variants" / case
+    config = json.loads((original / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(original / "model.safetensors", tmp_path)
+    with np.load(original / "golden.npz") as golden:
+        ids: list[int] = golden["input_ids"].tolist()
+    with LLM(tmp_path, quantization="f32", kv_cache_dtype="f32") as llm:
+        expected = llm.logits(ids)
+    with LLM(convert(tmp_path, tmp_path / "model.gguf"), quantization="f32", kv_cache_dtype="f32") as llm:
+        np.testing.assert_allclose(llm.logits(ids), expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("case", MIXERS)
+def test_hybrids_equal_transformers(case: str, tmp_path: Path) -> None:
+    check(GOLDEN / "variants" / case, tmp_path)
+
+
+def test_rates_of_decay_must_not_be_above_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files have -exp(x) of what checkpoints have."""
+    monkeypatch.setattr(gguf_mixers, "stored_decay", np.exp)
+    file = convert(GOLDEN / "variants" / "mamba2", tmp_path / "model.gguf")
+    with pytest.raises(ModelFileError, match=r'"blk\.0\.ssm_a" must hold finite numbers <= 0, .*, got \d'):
+        LLM(file, quantization="f32")
+
+
+def test_inner_size_must_be_whole_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(config: Mapping[str, Any], kv_heads: int) -> dict[str, object]:
+        return {**mixer_metadata(config, kv_heads), "ssm.inner_size": 129}
+
+    monkeypatch.setattr(gguf_convert, "mixer_metadata", odd)
+    file = convert(GOLDEN / "variants" / "mamba2", tmp_path / "model.gguf")
+    with pytest.raises(
+        ConfigError, match=r"mamba2\.ssm\.inner_size must be a multiple of ssm\.time_step_rank \(8\), got"
+    ):
+        model_info(file)
+
+
+def test_layers_with_attention_are_equally_far_apart_in_jamba(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def moved(config: Mapping[str, Any], stored: Named) -> Named:
+        for name, values in mixer_tensors(config, stored):
+            yield name, values
+            if name.endswith("o_proj.weight"):
+                yield "blk.3.attn_output.weight", values
+                yield "blk.0.attn_output.weight", values
+
+    monkeypatch.setattr(gguf_convert, "mixer_tensors", moved)
+    file = convert(GOLDEN / "variants" / "jamba", tmp_path / "model.gguf")
+    with pytest.raises(
+        UnsupportedModelError, match=r"jamba\.attention\.head_count_kv must be such that layers of kind"
+    ):
+        model_info(file)
+
+
 @pytest.mark.parametrize("case", VARIANTS)
 def test_variants_equal_transformers(case: str, tmp_path: Path) -> None:
     check(GOLDEN / "variants" / case, tmp_path)
@@ -55,8 +145,9 @@ def check(directory: Path, tmp_path: Path, *, split_latent: bool = True) -> None
     with np.load(directory / "golden.npz") as golden:
         ids: list[int] = golden["input_ids"].tolist()
         expected, greedy = golden["logits"], golden["greedy"].tolist()
+        rows = golden["rows"] if "rows" in golden else slice(None)
     with LLM(file, quantization="f32", kv_cache_dtype="f32") as llm:
-        logits = llm.logits(ids)
+        logits = llm.logits(ids)[rows]
         params = SamplingParams(temperature=0, max_tokens=len(greedy), ignore_eos=True)
         continuation = llm.generate({"prompt_token_ids": ids}, params)[0].outputs[0].token_ids
     distance = float(np.abs(logits.astype(np.float64) - expected).max() / np.abs(expected).max())

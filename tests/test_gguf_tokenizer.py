@@ -16,8 +16,9 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from conftest import TINY
 from ferrule import TokenizerError, UnsupportedModelError
+from ferrule._loading.gguf import merges as stored_merges
 from ferrule._loading.gguf.pre_tokenizers import PRE_TOKENIZERS
-from ferrule._loading.gguf.vocabulary import read_vocabulary
+from ferrule._loading.gguf.vocabulary import Vocabulary, read_vocabulary
 from ferrule._text.tokenizer import Tokenizer
 from ferrule.archs.config import Config
 from gguf_convert import add_tokenizer
@@ -143,6 +144,31 @@ def sentencepiece_like(*, first_space: bool) -> tuple[tokenizers.Tokenizer, list
     return oracle, scores
 
 
+def test_merges_of_a_large_vocabulary_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = ["<unk>", "a", "b", "ab", "aba", "ba", "abab", "unused"]
+    types = [TokenType.UNKNOWN, *[TokenType.NORMAL] * 6, TokenType.UNUSED]
+    values = {"tokenizer.ggml.scores": [0.0, -1.0, -2.0, -3.0, -3.0, -4.0, -5.0, 0.0]}
+    ids = {token: index for index, token in enumerate(tokens)}
+    vocabulary = Vocabulary(Config(values, tmp_path / "x.gguf"), tokens, list(types), ids)
+    expected = [("ab", "a"), ("a", "ba"), ("a", "b"), ("b", "a"), ("aba", "b"), ("ab", "ab")]
+    monkeypatch.setenv("FERRULE_CACHE", str(tmp_path))
+    assert stored_merges.merges_of(vocabulary) == expected
+    assert list(tmp_path.iterdir()) == [], "a small vocabulary is not stored"
+    monkeypatch.setattr(stored_merges, "LARGE", 1)
+    assert stored_merges.merges_of(vocabulary) == expected
+    (stored,) = (tmp_path / "merges").iterdir()
+    monkeypatch.setattr(stored_merges, "_pairs", lambda *_: pytest.fail("the pairs are read"))
+    assert stored_merges.merges_of(vocabulary) == expected
+    monkeypatch.undo()
+    monkeypatch.setenv("FERRULE_CACHE", str(tmp_path))
+    monkeypatch.setattr(stored_merges, "LARGE", 1)
+    stored.write_bytes(stored.read_bytes()[:-5])
+    assert stored_merges.merges_of(vocabulary) == expected, "a damaged file is replaced"
+    other = Vocabulary(Config({"tokenizer.ggml.scores": [0.0] * 8}, tmp_path), tokens, list(types), ids)
+    assert stored_merges.merges_of(other) != expected
+    assert len(list((tmp_path / "merges").iterdir())) == 2
+
+
 def by_id(tokenizer: tokenizers.Tokenizer) -> list[str]:
     """Returns the tokens in the order of their ids."""
     ids = tokenizer.get_vocab()
@@ -201,6 +227,8 @@ def test_pre_tokenizers_round_trip(name: str, tmp_path: Path) -> None:
         ("deepseek-v3", "a1234+b", ["a", "123", "4", "+b"]),
         ("deepseek-llm", "ab 12\ncd", ["ab", "Ġ", "12", "Ċ", "cd"]),
         ("falcon", "a12345!!", ["a", "123", "45", "!!"]),
+        # Punctuation of Unicode 8, whose U+166D is a symbol today and whose U+2E43 did not exist.
+        ("falcon", "a \u166d \u2e43", ["a", "Ġ", "áĻŃ", "Ġâ¹ĥ"]),
         ("bloom", "one, two", ["one", ",", "Ġtwo"]),
         ("kimi-k2", "Hi你好World 1234", ["Hi", "ä½łå¥½", "World", "Ġ", "123", "4"]),
         ("qwen35", "cafe\u0301 12", ["cafeÌģ", "Ġ", "1", "2"]),
@@ -384,6 +412,8 @@ def test_wordpiece_vocabulary(tmp_path: Path) -> None:
     tokenizer = Tokenizer(write(tmp_path / "model.gguf", fill))
     assert tokenizer.encode("The cats sat. dog") == [2, 5, 6, 7, 8, 9, 1, 3]
     assert tokenizer.encode_text("the", "cat") == ([2, 5, 3, 6, 3], [0, 0, 0, 1, 1])
+    # BERT removes control characters except tab and line ends, which separate words like spaces.
+    assert tokenizer.encode("the\tcat the\x0bcat", add_special_tokens=False) == [5, 6, 1]
 
 
 def test_unigram_vocabulary(tmp_path: Path) -> None:

@@ -31,9 +31,16 @@ MODELS = {
             "qwen2_moe",  # experts and a shared one
         )
     },
+    "kimi_linear": GOLDEN.parent / "variants" / "kimi_linear",  # delta nets with a decay by key
+    "gemma3n": GOLDEN.parent / "variants" / "gemma3n",  # several residual streams, sparse gates
+    "gemma4_e": GOLDEN.parent / "variants" / "gemma4_e",  # shared keys and values, per-layer embeddings
+    "jamba": GOLDEN.parent / "variants" / "jamba",  # Mamba, experts
     "lfm2": GOLDEN.parent / "variants" / "lfm2",  # short convolutions
+    "minimax": GOLDEN.parent / "variants" / "minimax",  # lightning attention, experts
     "nemotron_h": GOLDEN.parent / "variants" / "nemotron_h",  # Mamba 2, experts without a gate
     "qwen3_5_text": GOLDEN.parent / "variants" / "qwen3_5_text",  # delta nets, gated attention
+    "recurrent_gemma": GOLDEN.parent / "variants" / "recurrent_gemma",  # RG-LRU
+    "zamba2": GOLDEN.parent / "variants" / "zamba2",  # weights that layers share, with additions
 }
 LENGTHS = {"llama_dynamic": (1, 2, 7, 15, 16, 17, 33, 40), "phi3_longrope": (1, 16, 17, 30, 31, 32, 33, 100)}
 """Lengths of prompts: around a page, a chunk, the windows of the models, and a change of the rotary embedding."""

@@ -20,6 +20,15 @@ TOLERANCE = 1e-4
 """Tolerance, relative to the largest logit."""
 
 
+VARIANTS = BASES.parent / "variants"
+OTHER_MIXERS = ("gemma3n", "gemma4_e", "kimi_linear", "minimax", "zamba2")
+"""Variants with linear layers that no case of `BASES` has."""
+
+
+def _name(path: Path) -> str:
+    return path.name
+
+
 def distance(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float64]) -> float:
     return float(np.abs(found.astype(np.float64) - expected).max() / np.abs(expected).max())
 
@@ -49,10 +58,9 @@ def test_every_golden_adapter_is_tested() -> None:
     assert {path.name for path in ADAPTERS.iterdir()} == CASES.keys()
 
 
-@pytest.mark.parametrize("model", sorted(path.name for path in BASES.iterdir()))
-def test_logits_equal_merged_weights(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", [*sorted(BASES.iterdir()), *(VARIANTS / name for name in OTHER_MIXERS)], ids=_name)
+def test_logits_equal_merged_weights(base: Path, tmp_path: Path) -> None:
     """For every linear layer of every family, the adapter has the same effect as merging it into the weights."""
-    base = BASES / model
     matrices = random_matrices(base, linear_modules(base), rank=3, seed=1)
     adapter = write_adapter(tmp_path / "adapter", matrices, rank=3, alpha=0.3)
     with np.load(base / "golden.npz") as golden:

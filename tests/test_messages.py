@@ -14,6 +14,7 @@ import fakes
 from conftest import TINY
 from event_loop import run
 from ferrule import LLM, AsyncLLM, InvalidParameterError, MessageDelta, MessageFormat, SamplingParams, TokenizerError
+from ferrule._text import derivation
 from ferrule._text.tokenizer import Tokenizer
 
 TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -65,6 +66,21 @@ def test_parsers_are_chosen_by_template(model: LLM) -> None:
     reads_tools = "{% for tool in tools %}{{ tool }}{% endfor %}"
     assert message(tools=TOOLS, chat_template="{{ '</think>' }}" + reads_tools).tool_calls == []
     assert message(tools=TOOLS, chat_template=reads_tools) is None
+
+
+def test_parsers_are_derived_only_for_auto(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    derived: list[str] = []
+    derive = derivation.derive_format
+    monkeypatch.setattr(derivation, "derive_format", lambda *given: derived.append(given[0]) or derive(*given))
+    own = TEMPLATE + "{{ tools }}"
+    for parsers in ((None, None), ("hermes", None), ("hermes", "qwen3"), ("auto", None)):
+        model.message_format(*parsers, chat_template=own)
+    model.message_format("auto", "auto", tools=TOOLS, chat_template=own, derive=False)
+    assert derived == []
+    model.message_format("auto", "auto", tools=TOOLS, chat_template=own)
+    assert derived == [own]
+    with pytest.raises(InvalidParameterError, match=r"reasoning_parser .*'template'"):
+        model.message_format(None, "template", chat_template=own, derive=False)
 
 
 def test_reasoning_opened_by_prompt(model: LLM) -> None:
@@ -120,9 +136,7 @@ def test_async_stream_messages(engine: type[fakes.Engine]) -> None:
             messages = [output.outputs[0].message async for output in chat]
             assert messages[-1] is not None
             assert (messages[-1].content, messages[-1].reasoning) == ("Yes.", "Hm.")
-            with pytest.raises(
-                InvalidParameterError, match=r"tool_call_parser must be one of qwen3_xml, .*, gemma3, got 'x'$"
-            ):
+            with pytest.raises(InvalidParameterError, match=r"tool_call_parser must be one of .*, gemma3, got 'x'$"):
                 await anext(llm.chat(ASK, tool_call_parser="x"))
 
     run(test)

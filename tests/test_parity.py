@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from safetensors.numpy import save_file
 
 from conftest import PARITY, TINY
 from ferrule import LLM, InvalidParameterError, SamplingParams, model_info
 from ferrule._text.tokenizer import Tokenizer
 from ferrule.archs import REGISTRY
+from lora_files import base_tensors
 
 pytestmark = pytest.mark.native
 
@@ -48,6 +50,43 @@ def test_logits_equal_transformers(case: str, quantization: str, request: pytest
 @pytest.mark.parametrize("case", sorted(path.name for path in VARIANTS.iterdir()))
 def test_variants_equal_transformers(case: str, request: pytest.FixtureRequest) -> None:
     check_parity(VARIANTS / case, "f32", request)
+
+
+FACTORS = {
+    "attention_in_multiplier": 2.0,
+    "key_multiplier": 4.0,
+    "attention_out_multiplier": 0.5,
+    "ssm_in_multiplier": 4.0,
+    "ssm_multipliers": [2.0, 0.5, 4.0, 0.25, 2.0],
+    "ssm_out_multiplier": 0.8 / 2,
+    "mlp_multipliers": [2.0, 0.5],
+}
+"""Factors of Falcon-H1 in place of 1, and of 0.8 on the outputs of its Mamba 2."""
+
+
+def test_factors_equal_divided_weights(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Falcon-H1 with factors on its projections, and weights divided by them, computes what it did without."""
+    case = VARIANTS / "falcon_h1_norm"
+    shutil.copyfile(case / "golden.npz", tmp_path / "golden.npz")
+    config = json.loads((case / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | FACTORS))
+    of_parts = np.repeat([2.0, 0.5, 4.0, 0.25, 2.0], [96, 96, 32, 32, 6])
+    divisors = {
+        "q_proj.weight": 2,
+        "k_proj.weight": 8,
+        "v_proj.weight": 2,
+        "o_proj.weight": 0.5,
+        "in_proj.weight": 4 * of_parts[:, None],
+        "out_proj.weight": 0.5,
+        "gate_proj.weight": 2,
+        "gate_proj.bias": 2,
+        "down_proj.weight": 0.5,
+        "down_proj.bias": 0.5,
+    }
+    weights = base_tensors(case)
+    divided = {name: array / divisors.get(".".join(name.split(".")[-2:]), 1.0) for name, array in weights.items()}
+    save_file({name: array.astype(np.float32) for name, array in divided.items()}, tmp_path / "model.safetensors")
+    check_parity(tmp_path, "f32", request)
 
 
 def check_parity(directory: Path, quantization: str, request: pytest.FixtureRequest) -> None:

@@ -29,6 +29,7 @@ CASES = [("tiny", (weights, kv)) for weights in ("f32", "int8", "int4") for kv i
     ("llama_dynamic", ("f32", "f16")),
     ("lfm2", ("f32", "f16")),
     ("lfm2", ("int8", "int8")),
+    ("zamba2", ("int8", "f32")),
 ]
 ALWAYS = {"num_speculative_tokens": 5, "adaptive": False}
 

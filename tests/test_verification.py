@@ -14,7 +14,8 @@ import pytest
 
 from ferrule import LLM, EngineError, ModelFileError, SamplingParams, _native, quantize
 from ferrule._loading import WEIGHTS, packing, verification
-from ferrule._loading.packed_cache import DIRECTORY, PackedCache
+from ferrule._loading.cache_home import DIRECTORY
+from ferrule._loading.packed_cache import PackedCache
 
 pytestmark = pytest.mark.native
 

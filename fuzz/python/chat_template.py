@@ -1,4 +1,4 @@
-"""Chat templates: any template renders, or is refused with a typed error."""
+"""Chat templates: any template renders, or is refused with a typed error; deriving its parsers raises no error."""
 
 import contextlib
 import sys
@@ -7,6 +7,7 @@ import atheris
 
 with atheris.instrument_imports(include=["ferrule._text", "jinja2"]):
     from ferrule._text.chat import render_chat
+    from ferrule._text.derivation import derive_format
     from ferrule.errors import ChatTemplateError
 
 CALL = {"type": "function", "id": "0", "function": {"name": "f", "arguments": {"x": [1, None]}}}
@@ -24,6 +25,7 @@ def render(data: bytes) -> None:
     template = data.decode(errors="replace")
     with contextlib.suppress(ChatTemplateError):
         render_chat(template, MESSAGES, special_tokens={"bos_token": "<s>"}, tools=TOOLS)
+    derive_format(template, {"bos_token": "<s>"})
 
 
 atheris.Setup(sys.argv, render)

@@ -1,4 +1,4 @@
-"""LFM2: how config.json is read, and what is refused."""
+"""LFM2 and LFM3: how config.json is read, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,13 +7,27 @@ from typing import Any
 import pytest
 
 from archs.specs import LEFT_OUT, assert_refused, spec_of
-from ferrule.archs.spec import Attention, Dense, Experts, ModelSpec, Part, ShortConvolution, Tensor
+from ferrule.archs.spec import (
+    Attention,
+    Dense,
+    Experts,
+    LmHead,
+    ModelSpec,
+    Part,
+    ProportionalScaling,
+    RmsNorm,
+    Rope,
+    ShortConvolution,
+    Tensor,
+)
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("lfm2_moe", {"layer_types": ["conv"] * 3}, "layer_types must be a list of 4 items, each conv or full_attention"),
     ("lfm2_moe", {"layer_types": ["mamba"] * 4}, "layer_types must be a list of 4 items, each conv or full_attention"),
     ("lfm2", {"full_attn_idxs": [-1]}, "full_attn_idxs must be a list of integers from 0"),
     ("lfm2", {"conv_L_cache": 0}, "conv_L_cache must be an integer from 1"),
+    ("lfm3", {"layer_types": ["mamba"] * 6}, "layer_types must be a list of 6 items, each one of conv, full_attention"),
+    ("lfm3", {"sliding_window": None}, "sliding_window must be an integer, because the model has sliding layers"),
 ]
 
 
@@ -65,3 +79,37 @@ def test_experts_follow_dense_layers() -> None:
     assert [len(layer.mixers(Experts)) for layer in spec.layers] == [0, 1, 1, 1]
     (experts,) = spec.layers[1].mixers(Experts)
     assert (experts.router.scoring, experts.router.correction_bias, experts.router.normalize) == ("sigmoid", True, True)
+
+
+def test_lfm3_has_windows_and_ropes_by_type_of_layer() -> None:
+    spec = spec_of("lfm3")
+    short = "short_convolution"
+    assert kinds(spec) == [short, short, "attention", short, "attention", short]
+    assert spec.layers[0].mixers(ShortConvolution) == [ShortConvolution(64, taps=7)]
+    full, sliding = spec.layers[2].attention, spec.layers[4].attention
+    assert (full.window, sliding.window) == (None, 32)
+    assert (full.rope, sliding.rope) == (0, 1)
+    assert spec.ropes == [Rope(1e6, 16, scaling=ProportionalScaling(rotated_pairs=4)), Rope(1e4, 16)]
+    assert spec_of("lfm3", rope_parameters=LEFT_OUT).ropes == spec.ropes
+    only_sliding = {
+        "layer_types": ["conv", "sliding_attention"] * 3,
+        "rope_parameters": {"sliding_attention": {"rope_theta": 10_000.0}},
+    }
+    assert spec_of("lfm3", **only_sliding).ropes == [Rope(1e4, 16)]
+    assert kinds(spec_of("lfm3", layer_types=LEFT_OUT)) == [short, short, "attention", short, "attention", short]
+
+
+def test_switches_of_lfm3() -> None:
+    spec = spec_of("lfm3")
+    norm = RmsNorm(1e-5)
+    assert [(block.norm, block.post_norm) for block in spec.layers[0].blocks] == [(norm, norm)] * 2
+    assert spec.tensors["layers.2.attention.gate.weight"] == Tensor(
+        ("model.layers.2.self_attn.gate_proj.weight",), alternative=Tensor(("model.layers.2.self_attn.g_proj.weight",))
+    )
+    assert (spec.layers[2].attention.output_gate, spec.lm_head) == ("heads", LmHead(tied=True))
+    plain = spec_of(
+        "lfm3", use_sandwich_norm=False, use_attention_gate=False, attention_bias=True, tie_word_embeddings=False
+    )
+    assert [block.post_norm for block in plain.layers[0].blocks] == [None] * 2
+    assert (plain.layers[2].attention.output_gate, plain.lm_head) == (None, LmHead(tied=False))
+    assert {"layers.2.attention.v.bias", "layers.2.attention.output.bias"} <= plain.tensors.keys()

@@ -1,4 +1,4 @@
-"""Mamba 2 and its hybrids: how config.json is read, and what is refused."""
+"""Mamba, Mamba 2 and their hybrids: how config.json is read, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from archs.specs import LEFT_OUT, assert_refused, spec_of
-from ferrule.archs.spec import Attention, Dense, Experts, Mamba2, ModelSpec, Part, Tensor
+from ferrule._cli.layers import frame_words, mixer_words
+from ferrule.archs.spec import Attention, Dense, Experts, LmHead, Mamba, Mamba2, ModelSpec, Part, Tensor
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mamba2", {"num_heads": 3}, "num_heads must be such that num_heads * head_dim is expand * hidden_size (128)"),
@@ -21,6 +22,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("nemotron_h", {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern must be a string of M, *, E, -"),
     ("nemotron_h", {"hybrid_override_pattern": LEFT_OUT}, "layers_block_type must be a list of mamba"),
+    ("falcon_h1_norm", {"ssm_multipliers": [1.0, 2.0]}, "ssm_multipliers must be a list of 5 numbers"),
+    ("falcon_h1_norm", {"mlp_multipliers": [0.0, 2.0]}, "mlp_multipliers must be a list of finite numbers above 0"),
+    (
+        "falcon_h1_norm",
+        {"attention_bias": True, "attention_in_multiplier": 2.0},
+        "attention_in_multiplier must be 1 if the projections have biases, got 2.0",
+    ),
+    ("falcon_h1_norm", {"projectors_bias": True}, "projectors_bias must be false"),
+    ("jamba", {"attn_layer_offset": 4}, "attn_layer_offset must be below attn_layer_period (4), got 4"),
+    ("jamba", {"sliding_window": 8}, "sliding_window must be null"),
+    ("mamba", {"time_step_rank": 0}, "time_step_rank must be an integer from 1"),
     ("nemotron_h", {"moe_latent_size": 8}, "moe_latent_size must be null"),
 ]
 
@@ -64,3 +76,59 @@ def test_granite_is_hybrid_dense_or_without_mamba() -> None:
     assert (hybrid.layers[1].attention.rope, hybrid.layers[0].mixers(Experts)[0].shared) == (None, Dense(32))
     assert spec_of("granitemoehybrid_dense").layers[0].mixers(Experts) == []
     assert spec_of("granitemoehybrid_rope").layers[0].attention.rope == 0
+
+
+def test_falcon_h1_runs_both_mixers_on_one_input() -> None:
+    first = spec_of("falcon_h1_norm", ssm_out_multiplier=0.25, mlp_multipliers=[2.0, 0.5]).layers[0]
+    assert [(type(block.mixer), block.parallel, block.norm is None) for block in first.blocks] == [
+        (Mamba2, False, False),
+        (Attention, True, True),
+        (Dense, False, False),
+    ]
+    assert [block.residual_scale for block in first.blocks] == [0.25, 1.0, 0.5]
+    assert first.mixers(Dense)[0].gate_scale == 2.0
+    assert (first.mixers(Mamba2)[0].scales, first.mixers(Mamba2)[0].norm_groups) == (None, 2)
+    assert frame_words(first).startswith("rms norm before all blocks; parallel blocks")
+
+
+def test_norm_of_falcon_h1_is_optional_and_may_precede_the_gate() -> None:
+    assert not mixer(spec_of("falcon_h1_norm")).norm_before_gate
+    assert mixer(spec_of("falcon_h1_norm", mamba_norm_before_gate=LEFT_OUT)).norm_before_gate
+    assert mixer(spec_of("falcon_h1_norm", mamba_rms_norm=False)).norm is None
+
+
+def test_sizes_of_mamba_have_defaults() -> None:
+    [found] = spec_of("mamba").layers[0].mixers(Mamba)
+    assert (found.channels, found.state_size, found.step_rank, found.norm) == (128, 16, 4, None)
+    gone = {"time_step_rank": "auto", "intermediate_size": LEFT_OUT, "expand": 3, "hidden_size": 72}
+    [found] = spec_of("mamba", **gone).layers[0].mixers(Mamba)
+    assert (found.channels, found.step_rank) == (216, 5)
+    assert [spec_of("mamba", tie_word_embeddings=LEFT_OUT).lm_head, spec_of("falcon_mamba").lm_head] == [
+        LmHead(tied=True),
+        LmHead(tied=False),
+    ]
+
+
+def test_tensors_of_mamba() -> None:
+    tensors = spec_of("falcon_mamba").tensors
+    at = "backbone.layers.1.mixer"
+    assert tensors["layers.1.mamba.gate.weight"] == Tensor((f"{at}.in_proj.weight",), part=Part(128, 128, 256))
+    assert tensors["layers.1.mamba.c.weight"] == Tensor((f"{at}.x_proj.weight",), part=Part(20, 16, 36))
+    assert tensors["layers.1.mamba.step_bias.weight"] == Tensor((f"{at}.dt_proj.bias",))
+    assert "layers.1.mamba.b_norm.weight" not in tensors
+
+
+def test_periods_and_offsets_give_the_layers_of_jamba() -> None:
+    spec = spec_of("jamba", num_hidden_layers=8)
+    assert [index for index, layer in enumerate(spec.layers) if layer.mixers(Attention)] == [2, 6]
+    assert [index for index, layer in enumerate(spec.layers) if layer.mixers(Experts)] == [1, 3, 5, 7]
+    assert spec.layers[2].attention.rope is None
+    assert spec.tensors["layers.1.mamba.b_norm.weight"] == Tensor(("model.layers.1.mamba.b_layernorm.weight",))
+    assert not any(layer.mixers(Experts) for layer in spec_of("jamba", num_experts=1).layers)
+
+
+def test_mixers_in_words() -> None:
+    words = "128 channels with a state of 16; steps of rank 4; convolution over 4 tokens; "
+    assert mixer_words(spec_of("mamba").layers[0].blocks[0].mixer, []) == ("Mamba", f"{words}biases on convolution")
+    _, of_jamba = mixer_words(spec_of("jamba").layers[0].blocks[0].mixer, [])
+    assert of_jamba == f"{words}rms norm of steps, keys and queries; biases on convolution"

@@ -87,7 +87,8 @@ def test_system_and_params_commands_change_request(chat: Chat, tmp_path: Path) -
         "/system Be kind.", "/system none", "/params top_k 5", "/params default", "/params", "/params top_k"
     )
     assert "no system prompt" in err
-    assert "max_tokens = 4\n/params NAME VALUE" in err
+    assert "max_tokens = 4\ntemperature = 0.0 (default)\n" in err
+    assert "\n/params NAME VALUE" in err
     assert "top_k = the default" in err
 
 
@@ -129,8 +130,8 @@ def test_saved_conversation_is_continued(chat: Chat, tmp_path: Path) -> None:
         ('[{"role": "user", "content": 3}]', "messages[0].content must be a string, got 3"),
         ('["Hi"]', "messages[0] must be an object, got 'Hi'"),
         (
-            '{"messages": [], "tempreature": 1}',
-            "parameter must be the name of a sampling parameter (did you mean temperature?), got 'tempreature'",
+            '{"messages": [], "temprature": 1}',
+            "parameter must be the name of a sampling parameter (did you mean temperature?), got 'temprature'",
         ),
         ('{"messages": [], "temperature": -1}', "temperature must be a number from 0 to 100, got -1"),
         (
@@ -164,7 +165,7 @@ def test_missing_or_unwritable_file_is_reported(tmp_path: Path) -> None:
     [
         ("/statz", "unknown command /statz; did you mean /stats?"),
         ("/xyzzy", "unknown command /xyzzy; /help lists the commands"),
-        ("/params tempreature 1", "did you mean temperature?"),
+        ("/params temprature 1", "did you mean temperature?"),
         ("/params temperature hot", "temperature must be a number from 0 to 100"),
         ("/params n 2", "parameter must be the name of a sampling parameter, got 'n'"),
         ("/save", "a file name is required: /save FILE.json"),
@@ -200,7 +201,7 @@ def test_every_sampling_parameter_can_be_set() -> None:
 def test_commands_parameters_and_paths_are_completed(tmp_path: Path) -> None:
     (tmp_path / "saved.json").touch()
     (tmp_path / "sub").mkdir()
-    assert complete("/s") == ["/system ", "/save ", "/stats "]
+    assert complete("/s") == ["/system ", "/set ", "/save ", "/stats "]
     assert complete("/params tem") == ["temperature "]
     assert complete(f"/load {tmp_path}/s") == [f"{tmp_path}/saved.json", f"{tmp_path}/sub/"]
     assert complete("Hi /s") == complete("/load /no/such/") == []

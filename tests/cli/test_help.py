@@ -93,7 +93,7 @@ def test_welcome_text_lists_valid_commands(capsys: pytest.CaptureFixture[str], m
         if text.startswith("  ferrule")
         for line in command_lines(text.split("   ")[0])
     ]
-    assert len(lines) == 4
+    assert len(lines) == 6
     for line in lines:
         commands()[line[0]].make_context(line[0], line[1:])
     assert max(map(len, WELCOME.splitlines())) <= 80

@@ -65,6 +65,7 @@ def test_ctrl_c_during_prefill_returns_to_chat_prompt(long_model: Path) -> None:
         time.sleep(0.5)
         sent = time.monotonic()
         process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == "[the answer has no text; the message was removed]\n"
         assert process.stderr.readline() == "prefill\n"
         assert time.monotonic() - sent < 0.2 * SLACK
         output, errors = process.communicate(timeout=60)

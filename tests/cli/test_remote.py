@@ -154,6 +154,31 @@ def test_chat_command_with_url(
     assert [message["role"] for message in body["messages"]] == ["system", "user"]
 
 
+@pytest.mark.parametrize(
+    ("reason", "usage", "max_tokens", "limit"),
+    [
+        ("length", {"prompt_tokens": 7, "completion_tokens": 300}, None, "the server's limit of 300 tokens;"),
+        ("length", None, None, "the server's limit;"),
+        ("length", {"prompt_tokens": 7, "completion_tokens": 300}, 300, ""),
+        ("length", {"prompt_tokens": 212, "completion_tokens": 300}, None, ""),  # the context length
+        ("stop", {"prompt_tokens": 7, "completion_tokens": 300}, None, ""),
+    ],
+)
+def test_limit_of_server_is_reported(
+    served: Served, reason: str, usage: dict[str, int] | None, max_tokens: int | None, limit: str
+) -> None:
+    served.lines = [
+        *ANSWER,
+        "data: " + json.dumps({"choices": [{"delta": {}, "finish_reason": reason}]}),
+        "data: " + json.dumps({"choices": [], "usage": usage}),
+        "data: [DONE]",
+    ]
+    params = SamplingParams.with_model_defaults(max_tokens=max_tokens)
+    notices = [delta.notice for delta in RemoteAnswers(served.url, None, None).stream(HI, params) if delta.notice]
+    advice = "--max-tokens (in a chat, /params max_tokens) sets another"
+    assert notices == ([f"stopped at {limit} {advice}"] if limit else [])
+
+
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x/v1", "http://", "http://x:99999", "http://x/?a=1"])
 def test_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(InvalidParameterError, match="url must be an HTTP URL such as http"):

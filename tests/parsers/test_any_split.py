@@ -75,6 +75,78 @@ FORMS = {
             *(f"{M3}</days>", f"{M3}</city>", "<mm:think>", "</mm:think>", "<mm:think>#</mm:think>#"),
         ],
     ),
+    "minimax_m2": (
+        MessageFormat("minimax_m2", "qwen3", tools=WEATHER),
+        [
+            '<minimax:tool_call>\n<invoke name="#">\n<parameter name="city">#</parameter>\n</invoke>\n',
+            '<parameter name="days">#</parameter>\n</invoke>\n</minimax:tool_call>#',
+            *(
+                "<minimax:tool_call>",
+                "</minimax:tool_call>",
+                '<invoke name="',
+                "</invoke>",
+                '<parameter name="',
+                *THINK,
+            ),
+        ],
+    ),
+    "minimax": (
+        MessageFormat("minimax"),
+        ["<tool_calls>", "</tool_calls>", *(f"<tool_calls>\n{each}\n{each}\n</tool_calls>" for each in OBJECTS)],
+    ),
+    "kimi_k2": (
+        MessageFormat("kimi_k2", "qwen3"),
+        [
+            '<|tool_calls_section_begin|><|tool_call_begin|>functions.#:0<|tool_call_argument_begin|>{"#": 1}#',
+            "<|tool_call_begin|>#<|tool_call_argument_begin|>",
+            *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"),
+            *(*OBJECTS, *THINK),
+        ],
+    ),
+    "lfm2": (
+        MessageFormat("lfm2", "qwen3", tools=WEATHER),
+        [
+            *("<|tool_call_start|>", "<|tool_call_end|>", "<|tool_call_start|>[", "]<|tool_call_end|>", *PYTHON),
+            *(f"<|tool_call_start|>[get_weather({each}), {each}]<|tool_call_end|>" for each in PYTHON),
+            *(f"<|tool_call_start|>[{each}, {each}]" for each in OBJECTS),
+        ],
+    ),
+    "olmo3": (
+        MessageFormat("olmo3", "qwen3", tools=WEATHER),
+        [
+            *("<function_calls>", "</function_calls>", *PYTHON),
+            *(f"<function_calls>\n{each}\nget_time()\n</function_calls>" for each in PYTHON),
+        ],
+    ),
+    "apertus": (
+        MessageFormat("apertus", "apertus"),
+        [
+            '<|tools_prefix|>[{"#": {"#": 1}#}, {"f": {}}]<|tools_suffix|>#',
+            *("<|tools_prefix|>", "<|tools_suffix|>", "<|inner_prefix|>#<|inner_suffix|>", "<|inner_prefix|>"),
+            *(f"<|tools_prefix|>[{{{each}" for each in OBJECTS),
+        ],
+    ),
+    "nemotron_json": (
+        MessageFormat("nemotron_json", "qwen3"),
+        ["<TOOLCALL>", "</TOOLCALL>", *(f"<TOOLCALL>[{each}, {each}]</TOOLCALL>" for each in OBJECTS), *THINK],
+    ),
+    "glm45": (
+        MessageFormat("glm45", "qwen3", tools=WEATHER),
+        [
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>#</arg_value>\n</tool_call>",
+            "<tool_call>#<arg_key>#</arg_key>#<arg_value>#</arg_value>#",
+            *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", *THINK),
+        ],
+    ),
+    "hunyuan_v3": (
+        MessageFormat("hunyuan_v3", "hunyuan_v3", tools=WEATHER),
+        [
+            "<tool_calls:opensource>\n<tool_call:opensource>#<tool_sep:opensource>\n<arg_key:opensource>#",
+            "</arg_key:opensource>\n<arg_value:opensource>#</arg_value:opensource>\n</tool_call:opensource>\n",
+            *("</tool_calls:opensource>", "<tool_call:opensource>", "<tool_sep:opensource>", "<think:opensource>"),
+            *("</think:opensource>", "<arg_key:opensource>", "</arg_value:opensource>"),
+        ],
+    ),
     "jamba": (
         MessageFormat("jamba", "apriel"),
         [

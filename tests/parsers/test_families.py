@@ -33,7 +33,18 @@ from ferrule._text.parsers import (
         ("{{ '<start_of_turn>model' }}", "gemma3", None),
         ("{{ '<start_of_turn>model' }}{{ '<start_function_call>call:' }}", "functiongemma", None),
         ("{{ '<|tool_call>call:' }}{{ '<|channel>thought' }}", "gemma4", "gemma4"),
-        ("{{ '<tool_call>' }}{{ '<arg_key>' }}", None, None),
+        ("{{ '<tool_call>' }}{{ '<arg_key>' }}", "glm45", None),
+        ("{{ '<arg_key>' + k + '</arg_key>' }}{{ '\\n<think>' }}<tool_call>{{ '</think>' }}", "glm45", "deepseek_r1"),
+        ("{%- set a = '<arg_key{}>'.format(x) %}{%- set b = '<think{}>'.format(x) %}", *["hunyuan_v3"] * 2),
+        ("List of tools: <|tool_list_start|>[", "lfm2", None),
+        ("{{ 'List of tools: [' }}{{ content.split('</think>')[-1] }}", "lfm2", "deepseek_r1"),
+        ('{{- "<|tool_call_start|>[" + calls + "]<|tool_call_end|>" -}}', "lfm2", None),
+        ("<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}<think></think>", "kimi_k2", "deepseek_r1"),
+        ("{%- set a = '<|tools_prefix|>' -%}{%- set b = '<|inner_prefix|>' -%}", *["apertus"] * 2),
+        ("{{ '<TOOLCALL>[' }}{{ '<think>' }}", "nemotron_json", "deepseek_r1"),
+        ("{{ '<function_calls>' + calls + '</function_calls>' }}", "olmo3", None),
+        ("{%- set a = '<minimax:tool_call>' -%}{{ '<think>' }}", "minimax_m2", "deepseek_r1"),
+        ("respond with <tool_calls></tool_calls> XML tags", "minimax", None),
         # Lines of published templates.
         (
             """{{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its """

@@ -20,12 +20,13 @@ THINK = MessageFormat(None, "deepseek_r1")
         ("<think> a\n b </think> c", "c", "a\n b"),
         # Incomplete output.
         ("<think>So it", None, "So it"),
-        ("<think>So it</thi", None, "So it</thi"),
-        ("<thi", "<thi", None),
+        ("<think>So it</th", None, "So it</th"),
+        ("<th", "<th", None),
         # An answer may mention the markers.
         ("The <think> tag.</think>", "The <think> tag.</think>", None),
         ("<think>So.</think>The <think> tag.", "The <think> tag.", "So."),
-        ("</think>Yes.", "</think>Yes.", None),
+        # The end marker alone, which templates write where the model does not think.
+        ("</think>Yes.", "Yes.", None),
         ("<think>One <think> more.</think>Yes.", "Yes.", "One <think> more."),
     ],
 )

@@ -1,4 +1,4 @@
-"""Parsers of calls in tags: Seed-OSS, Functionary, Apriel and Jamba, Cohere, Solar Open, MiniMax-M3."""
+"""Parsers of calls in tags."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ def solar_call(name: str, arguments: str) -> str:
 def cohere_calls(*names: str) -> str:
     calls = [f'    {{"tool_call_id": "0", "tool_name": "{name}", "parameters": {PARIS}}}' for name in names]
     return "<|START_ACTION|>[\n" + ",\n".join(calls) + "\n]<|END_ACTION|>"
+
+
+def kimi_call(name: str, arguments: str, number: int = 0) -> str:
+    return f"<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+
+
+KIMI_SECTION = "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>"
+KIMI_CALLS = (None, [("get_weather", PARIS), ("f", "{}")])
 
 
 @pytest.mark.parametrize(
@@ -47,6 +55,49 @@ def cohere_calls(*names: str) -> str:
             None,
             [("get_weather", PARIS), ("f", "{}")],
         ),
+        (
+            "lfm2",
+            '<|tool_call_start|>[get_weather(city="Paris"), f()]<|tool_call_end|>Ok.',
+            "Ok.",
+            [("get_weather", PARIS), ("f", "{}")],
+        ),
+        (
+            "lfm2",
+            f'<|tool_call_start|>[{{"name": "get_weather", "arguments": {PARIS}}}]<|tool_call_end|>',
+            None,
+            [("get_weather", PARIS)],
+        ),
+        ("lfm2", "<|tool_call_start|>[]<|tool_call_end|>", "<|tool_call_start|>[]<|tool_call_end|>", []),
+        (
+            "olmo3",
+            'Sure.\n<function_calls>\nget_weather(city="Paris")\nf()\n</function_calls>',
+            "Sure.",
+            [("get_weather", PARIS), ("f", "{}")],
+        ),
+        ("olmo3", "<function_calls>none</function_calls>", "<function_calls>none</function_calls>", []),
+        ("kimi_k2", KIMI_SECTION.format(kimi_call("get_weather", PARIS) + kimi_call("f", "{}", 1)), *KIMI_CALLS),
+        ("kimi_k2", "<|tool_call_begin|>functions.f:0 {}", "<|tool_call_begin|>functions.f:0 {}", []),
+        (
+            "apertus",
+            f'Ok. <|tools_prefix|>[{{"get_weather": {PARIS}}}, {{"f": {{}}}}]<|tools_suffix|>',
+            "Ok.",
+            [("get_weather", PARIS), ("f", "{}")],
+        ),
+        ("apertus", '<|tools_prefix|>[{"f": 3}]', '<|tools_prefix|>[{"f": 3}]', []),
+        (
+            "nemotron_json",
+            f'<TOOLCALL>[{{"name": "get_weather", "arguments": {PARIS}}}]</TOOLCALL>',
+            None,
+            [("get_weather", PARIS)],
+        ),
+        (
+            "minimax",
+            f'<tool_calls>\n{{"name": "get_weather", "arguments": {PARIS}}}\n{{"name": "f"}}\n</tool_calls>',
+            None,
+            [("get_weather", PARIS), ("f", "{}")],
+        ),
+        ("glm45", "<tool_call>f</tool_call>\n<tool_call>f\n</tool_call>", None, [("f", "{}")] * 2),
+        ("glm45", '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', []),
         ("solar_open", "<|tool_call:begin|>a1<|tool_call:name|>f", "<|tool_call:begin|>a1<|tool_call:name|>f", []),
         ("solar_open", solar_call("f", "x"), solar_call("f", "x"), []),
     ],
@@ -63,6 +114,43 @@ def test_seed_oss_values_are_the_whole_text() -> None:
     arguments = '{"city": "\\nParis\\n", "days": 3}'
     text = f"<seed:think>So.</seed:think>\n{call}\n{call}"
     assert read(SEED, text) == (None, "So.", [("get_weather", arguments)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "minimax_m2",
+            '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+            '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+        ),
+        (
+            "glm45",
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+            "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+        ),
+        (
+            "glm45",
+            "<tool_call>get_weather<arg_key>city</arg_key>\n<arg_value>Paris</arg_value><arg_key>days</arg_key>"
+            "\n<arg_value>3</arg_value>\n</tool_call>",
+        ),
+        (
+            "hunyuan_v3",
+            "<tool_calls:opensource>\n<tool_call:opensource>get_weather<tool_sep:opensource>\n"
+            "<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>Paris</arg_value:opensource>\n"
+            "<arg_key:opensource>days</arg_key:opensource>\n<arg_value:opensource>3</arg_value:opensource>\n"
+            "</tool_call:opensource>\n</tool_calls:opensource>",
+        ),
+    ],
+)
+def test_values_have_their_declared_types(name: str, text: str) -> None:
+    arguments = '{"city": "Paris", "days": 3}'
+    assert read(MessageFormat(name, tools=WEATHER), f"Sure.\n{text}") == ("Sure.", None, [("get_weather", arguments)])
+
+
+def test_ids_of_kimi_are_those_of_the_model() -> None:
+    text = KIMI_SECTION.format(kimi_call("get_weather", PARIS, 3))
+    assert MessageFormat("kimi_k2").parse(text).tool_calls[0].id == "functions.get_weather:3"
 
 
 def m3(*tags: str) -> str:
@@ -119,6 +207,10 @@ def test_reasoning_before_calls() -> None:
     text = "<|START_THINKING|>So.<|END_THINKING|>" + cohere_calls("f")
     assert read(cohere, text) == (None, "So.", [("f", PARIS)])
     solar = MessageFormat("solar_open", "solar_open")
+    apertus = MessageFormat("apertus", "apertus")
+    assert read(apertus, "Hm.<|inner_prefix|>So.<|inner_suffix|>Yes.") == ("Hm.Yes.", "So.", [])
+    hunyuan = MessageFormat("hunyuan_v3", "hunyuan_v3")
+    assert read(hunyuan, "So.</think:opensource>Yes.", reasoning_open=True) == ("Yes.", "So.", [])
     text = f"<|think|>So.<|end|><|begin|>assistant<|tool_calls|>{solar_call('f', '{}')}<|calls|>"
     assert read(solar, text) == (None, "So.", [("f", "{}")])
     assert solar.parse(text).tool_calls[0].id == "a1b2c3d4e5"

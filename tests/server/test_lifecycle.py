@@ -392,8 +392,8 @@ def test_interrupt_during_imports_exits_with_130() -> None:
     assert (found.returncode, found.stderr.strip()) == (130, "")
 
 
-@pytest.mark.parametrize(("arguments", "status"), [((), 404), (("--ollama",), 200)])
-def test_ollama_flag_enables_ollama_api(arguments: tuple[str, ...], status: int) -> None:
+@pytest.mark.parametrize(("arguments", "status"), [((), 200), (("--ollama",), 200), (("--no-ollama",), 404)])
+def test_ollama_api_is_served_unless_disabled(arguments: tuple[str, ...], status: int) -> None:
     with program(*arguments) as (_, url):
         assert live_at(url).request("/api/version").status == status
 

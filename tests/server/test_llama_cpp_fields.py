@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from ferrule.errors import InvalidParameterError
+from ferrule.outputs import RequestMetrics, RequestOutput
 from ferrule.server.openai.protocol import CompletionRequest
 from ferrule.server.schema.llama_cpp import SAMPLERS, sampling_values
+from ferrule.server.schema.timings import timings
 from server.live import Live, events
 
 GBNF = 'root ::= ("red" | "green") "!"'
@@ -85,15 +87,26 @@ def test_n_probs_reports_alternatives(tiny: Live) -> None:
     assert [len(each["top_logprobs"]) for each in found["content"]] == [3, 3]
 
 
+def test_rates_are_zero_where_nothing_was_measured() -> None:
+    metrics = RequestMetrics(3, 1, None, None, None, total_time=0.5, prefill_time=0.25, decode_time=0.0)
+    found = timings(RequestOutput("a", None, [1, 2, 3], [], finished=False, metrics=metrics, num_cached_tokens=1))
+    assert (found.prompt_n, found.prompt_ms, found.prompt_per_token_ms, found.prompt_per_second) == (2, 250, 125, 8)
+    assert (found.predicted_n, found.predicted_per_token_ms, found.predicted_per_second) == (1, 0, 0)
+    waiting = timings(
+        RequestOutput("a", None, [], [], finished=False, metrics=RequestMetrics(0, 0, None, None, None, 0))
+    )
+    assert set(waiting.model_dump().values()) == {0}
+
+
 @pytest.mark.native
 def test_timings_are_reported_where_asked(tiny: Live) -> None:
     assert "timings" not in tiny.chat(max_tokens=2).json
     for ask in (tiny.chat, tiny.complete):
         answer = ask(max_tokens=3, ignore_eos=True, timings_per_token=True).json
-        timings = answer["timings"]
-        assert timings["prompt_n"] + timings["cache_n"] == answer["usage"]["prompt_tokens"]
-        assert timings["predicted_n"] == 3
-        assert timings["predicted_ms"] > 0
+        found = answer["timings"]
+        assert found["prompt_n"] + found["cache_n"] == answer["usage"]["prompt_tokens"]
+        assert found["predicted_n"] == 3
+        assert found["predicted_ms"] > 0
         stream = ask(max_tokens=3, ignore_eos=True, timings_per_token=True, stream=True)
         assert [chunk["timings"]["predicted_n"] for chunk in events(stream.body)][-1] == 3
 

@@ -142,6 +142,7 @@ def test_template_is_applied(tiny: Live) -> None:
         ("/completion", {"prompt": "a", "logit_bias": [["a", 101]]}, None),
         ("/completion", {"prompt": []}, "prompt"),
         ("/completion", {"prompt": "a", "n_indent": 4}, "n_indent"),
+        ("/completion", {"prompt": {"prompt_string": "a", "multimodal_data": ["aaaa"]}}, "prompt.multimodal_data"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "a"}]}, "input_extra"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
         ("/embedding", {"content": "a", "embd_normalize": 1}, "embd_normalize"),

@@ -23,6 +23,7 @@ KNOWN = (
     *("e2e_request_latency_seconds_bucket", "request_queue_time_seconds_sum", "request_prefill_time_seconds_sum"),
     *("request_decode_time_seconds_sum", "request_prompt_tokens_bucket", "request_generation_tokens_sum"),
     *("cache_config_info", "request_params_n_bucket", "request_params_max_tokens_bucket"),
+    "iteration_tokens_total_bucket",
 )
 
 
@@ -45,6 +46,17 @@ def test_vllm_prefix_gives_vllm_metric_names(engine: type[fakes.Engine]) -> None
         names = {name.partition("{")[0] for name in samples(live)}
         assert not {f"vllm:{name}" for name in KNOWN} - names
         assert all(name.startswith("vllm:") for name in names)
+
+
+@pytest.mark.native
+def test_tokens_of_steps_are_counted() -> None:
+    with serving() as live:
+        usage = live.complete("The capital of France is", max_tokens=4, ignore_eos=True).json["usage"]
+        found = samples(live)
+        assert found["ferrule:iteration_tokens_total_count"] == found["ferrule:engine_steps_total"]
+        # The last token is generated but never computed.
+        assert found["ferrule:iteration_tokens_total_sum"] == usage["total_tokens"] - 1
+        assert found["ferrule:iteration_tokens_total_bucket{'le': '1.0'}"] == 3
 
 
 @pytest.mark.native

@@ -16,6 +16,7 @@ import fakes
 from conftest import TINY
 from ferrule import AsyncLLM
 from ferrule._cli import main
+from ferrule._cli.serve import load_models
 from ferrule.errors import InvalidParameterError
 from ferrule.server import Models, ServerSettings, create_app, serve
 from ferrule.server.models import ServedModel
@@ -93,6 +94,13 @@ def test_load_error_ends_server() -> None:
     with pytest.raises(InvalidParameterError, match="threads must be >= 1, got 0"):
         serve(load, port=0, on_listening=urls.append)
     assert urls[0].startswith("http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("option", ["tool_call_parser", "reasoning_parser"])
+def test_parser_that_cannot_be_derived_is_an_error_at_start(engine: type[fakes.Engine], option: str) -> None:
+    settings = ServerSettings(chat_template="{{ messages[0].content }}{{ tools }}", **{option: "template"})  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameterError, match=rf"{option} must be another parser, since none can be derived"):
+        load_models({"tiny": None}, {}, settings)
 
 
 def test_port_in_use_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:

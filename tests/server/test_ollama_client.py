@@ -250,6 +250,12 @@ def test_empty_request_returns_done_reason_load(client: ollama.Client) -> None:
     assert (found.done, found.response, found.done_reason) == (True, "", "load")
 
 
+@pytest.mark.parametrize("given", ["5m", "1h30m", "-1m", ".5s", "1.h", "100\u00b5s", "+2ms", "-1", "300", -1, 0, 0.5])
+def test_durations_are_accepted(live: Live, given: float | str) -> None:
+    answer = live.request("/api/generate", {"model": "tiny", "keep_alive": given, "stream": False})
+    assert (answer.status, answer.json["done_reason"]) == (200, "load")
+
+
 ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("chat", {"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
     ("chat", {"options": {"repeat_penalty": -1}}, "options.repeat_penalty"),
@@ -264,6 +270,12 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("chat", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ("chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images"),
     ("chat", {"messages": [{"role": "robot"}]}, "messages[0].role"),
+    ("chat", {"keep_alive": "soon"}, "keep_alive"),
+    ("chat", {"keep_alive": ""}, "keep_alive"),
+    ("chat", {"keep_alive": []}, "keep_alive"),
+    ("generate", {"keep_alive": "5m soon"}, "keep_alive"),
+    ("embed", {"keep_alive": "5 minutes"}, "keep_alive"),
+    ("embeddings", {"keep_alive": "5d"}, "keep_alive"),
     ("chat", {"shift": True}, "shift"),
     ("generate", {"images": ["aGk="]}, "images"),
     ("generate", {"context": [1, 2]}, "context"),
@@ -279,7 +291,13 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("route", "fields", "named"), ERRORS)
 def test_invalid_field_is_named_in_error(live: Live, route: str, fields: dict[str, Any], named: str) -> None:
-    required = {"chat": {"messages": MESSAGES}, "generate": {"prompt": "Hi"}, "embed": {"input": "Hi"}, "show": {}}
+    required: dict[str, dict[str, Any]] = {
+        "chat": {"messages": MESSAGES},
+        "generate": {"prompt": "Hi"},
+        "embed": {"input": "Hi"},
+        "embeddings": {"prompt": "Hi"},
+        "show": {},
+    }
     answer = live.request(f"/api/{route}", {"model": "tiny", **required[route], **fields})
     assert answer.status == 400
     assert answer.json.keys() == {"error"}

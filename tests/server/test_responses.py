@@ -127,6 +127,18 @@ def test_reasoning_effort_is_passed_to_chat_template() -> None:
     assert conversation(request).template_arguments == {"reasoning_effort": "low"}
 
 
+def test_input_tokens_are_those_of_the_answer(live: Live) -> None:
+    asked = {"input": "Hi", "instructions": "Be brief.", "max_output_tokens": 3}
+    expected = live.request("/v1/responses", asked).json["usage"]["input_tokens"]
+    for path in ("/v1/responses/input_tokens", "/responses/input_tokens"):
+        found = live.request(path, asked).json
+        assert found == {"object": "response.input_tokens", "input_tokens": expected}
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+        assert client.responses.input_tokens.count(input="Hi", instructions="Be brief.").input_tokens == expected
+    answer = live.request("/v1/responses/input_tokens", {"input": "Hi", "previous_response_id": "resp_1"})
+    assert (answer.status, answer.error["param"]) == (400, "previous_response_id")
+
+
 def test_draining_server_returns_503(live: Live) -> None:
     live.server.models.draining = True
     answer = live.request("/v1/responses", {"input": "Hi"})

@@ -7,9 +7,9 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ferrule._loading import EMBEDDED, ModelFiles, find_model, has_weights, is_repository, read_model_files
+from ferrule._loading import EMBEDDED, ModelFiles, find_model, has_weights, is_remote, read_model_files
 from ferrule._loading.gguf import is_gguf
 from ferrule._loading.packed_cache import PackedCache
 from ferrule._loading.quantized import conversion_words, stored_words
@@ -17,6 +17,9 @@ from ferrule._params.options import LOAD_FORMATS, QUANTIZATIONS, EngineOptions
 from ferrule._text.tokenizer import Tokenizer
 from ferrule._validation import check_choice
 from ferrule.archs.spec import Attention, Layer, ModelSpec
+
+if TYPE_CHECKING:
+    from ferrule._text.parsers.families import ReasoningFamily, ToolCallFamily
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ def model_info(
     - `stored_types`: number (`tensors`) and `bytes` of the tensors in the files, by stored dtype; None without local
       files, empty for packed weights;
     - `mapped_bytes`: bytes of weights that are mapped from a packed file and shared between processes;
+    - `table_bytes`: bytes of tables that stay in the files, of which only the rows of a step's tokens are read;
     - `memory`: bytes of `weights`, `vectors` (norms, biases and tables), `kv_cache` (for one sequence of max_model_len
       tokens) and `buffers` (approximately, for a step of that sequence), their sum (`needed`), and the memory
       `available` on this machine; `holds_tokens` is the longest sequence that the KV cache could hold, 0 if the model
@@ -89,8 +93,8 @@ def inspect(
     files = read_model_files(find_model(model, revision, weights=False)).extended(checked.max_model_len)
     checked = checked.for_packed(files.packed, files.path)
     weights: str | None = os.fspath(files.weights)
-    is_remote = model is not None and is_repository(os.fspath(model)) and not has_weights(files.path)
-    if load_format == "dummy" or is_remote:
+    without_weights = model is not None and is_remote(os.fspath(model)) and not has_weights(files.path)
+    if load_format == "dummy" or without_weights:
         weights = None
     at = files.path if tokenizer is None else find_model(tokenizer, weights=False)
     is_packed = files.packed is not None
@@ -113,7 +117,8 @@ def facts(name: str, files: ModelFiles, tokenizer: Tokenizer, quantization: str)
     weights are converted to `quantization`.
     """
     spec = files.spec
-    tool_call_parser, reasoning_parser = parsers(tokenizer.chat_templates, spec.architecture)
+    implied = implied_parsers(tokenizer.chat_templates, spec.architecture, tokenizer.special_tokens)
+    tool_call_parser, reasoning_parser = implied.names
     return {
         "model": name,
         "directory": os.fspath(files.path.parent if is_gguf(files.path) else files.path),
@@ -133,16 +138,41 @@ def facts(name: str, files: ModelFiles, tokenizer: Tokenizer, quantization: str)
     }
 
 
-def parsers(templates: Mapping[str, str], model_type: str) -> tuple[str | None, str | None]:
-    """Returns the names of the parsers of tool calls and of reasoning that a model's chat templates imply."""
+class ImpliedParsers(NamedTuple):
+    """Parsers that the chat templates of a model imply, by name or derived; None where they imply none."""
+
+    calls: str | ToolCallFamily | None
+    reasoning: str | ReasoningFamily | None
+
+    @property
+    def names(self) -> tuple[str | None, str | None]:
+        """Names of the parsers of tool calls and of reasoning."""
+        calls, reasoning = (found if found is None or isinstance(found, str) else found.names[0] for found in self)
+        return calls, reasoning
+
+
+def implied_parsers(
+    templates: Mapping[str, str], model_type: str, special_tokens: Mapping[str, str], *, derive: bool = True
+) -> ImpliedParsers:
+    """Returns the parsers that are made for a model's chat templates, or else, with `derive`, those derived from it."""
     from ferrule._text.chat import reads_tools
+    from ferrule._text.derivation import derive_format
     from ferrule._text.parsers import DESCRIBED_TOOLS_PARSER, reasoning_parser_for, tool_call_parser_for
 
     joined = "\n".join(templates.values())
-    for_tools = templates.get("tool_use", templates.get("default"))
-    described = for_tools is not None and not reads_tools(for_tools)
+    template = template_for_tools(templates)
+    described = template is not None and not reads_tools(template)
     calls = DESCRIBED_TOOLS_PARSER if described else tool_call_parser_for(joined, model_type)
-    return calls, reasoning_parser_for(joined, model_type)
+    reasoning = reasoning_parser_for(joined, model_type)
+    if template is None or not derive or (calls is not None and reasoning is not None):
+        return ImpliedParsers(calls, reasoning)
+    derived = derive_format(template, special_tokens)
+    return ImpliedParsers(calls or derived.calls, reasoning or derived.reasoning)
+
+
+def template_for_tools(templates: Mapping[str, str]) -> str | None:
+    """Returns the chat template that is used with tools."""
+    return templates.get("tool_use", templates.get("default"))
 
 
 def end_of_sequence(files: ModelFiles, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, Unpack
 
 from ferrule._api.arguments import FOREIGN_START
 from ferrule._api.foreign_methods import UNSUPPORTED, RefusingMeta
-from ferrule._api.info import end_of_sequence, facts, parsers
+from ferrule._api.info import end_of_sequence, facts, implied_parsers, template_for_tools
 from ferrule._api.tokenizer import PreTrainedTokenizer
 from ferrule._engine.beams import BeamRequest, BeamSearchParams
 from ferrule._engine.driver import Driver
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ferrule import _native
     from ferrule._text.chat import Message, Tool
     from ferrule._text.parsers import MessageFormat
+    from ferrule._text.parsers.families import ReasoningFamily, ToolCallFamily
 
 AUTO = "auto"
 """Name of a parser that selects the one that the chat template implies."""
@@ -223,6 +224,11 @@ class LoadedModel(metaclass=RefusingMeta):
         """Chat templates of the model by name; the one used without a name is `default`."""
         return dict(self._tokenizer.chat_templates)
 
+    @property
+    def generates(self) -> bool:
+        """Whether the model generates text; other models embed or judge texts."""
+        return self._files.spec.generates
+
     def message_format(
         self,
         tool_call_parser: str | None = None,
@@ -230,31 +236,41 @@ class LoadedModel(metaclass=RefusingMeta):
         *,
         tools: Sequence[Tool] | None = None,
         chat_template: str | None = None,
+        derive: bool = True,
     ) -> MessageFormat | None:
         """Returns the format of tool calls and reasoning for `generate` and `stream`; None if neither is parsed.
 
-        `auto` selects the parser that the chat template implies, if any. Tool calls are parsed only if there are
-        `tools`, with `hermes` if the template does not read tools (see `chat_prompt`).
+        `auto` selects the parser that is made for the chat template, or else the one that is derived from the template,
+        if any; `template` always derives it. Tool calls are parsed only if there are `tools`, with `hermes` if the
+        template does not read tools (see `chat_prompt`). `derive=False` keeps `auto` from deriving parsers, which
+        renders the template about ten times, such as for a template of an untrusted client.
 
         Raises InvalidParameterError; ChatTemplateError for a function without a schema.
         """
-        from ferrule._text.parsers import MessageFormat
+        from ferrule._text.derivation import derive_format
+        from ferrule._text.parsers import DERIVED, MessageFormat
 
         templates = self._tokenizer.chat_templates
         if chat_template is not None:
             templates = {"default": templates.get(chat_template, chat_template)}
-        calls, reasoning = parsers(templates, self._files.spec.architecture)
-        if tool_call_parser == AUTO:
-            tool_call_parser = calls if tools else None
-        if reasoning_parser == AUTO:
-            reasoning_parser = reasoning
-        if tool_call_parser is None and reasoning_parser is None:
+        calls: str | ToolCallFamily | None = tool_call_parser if tools or tool_call_parser != AUTO else None
+        reasoning: str | ReasoningFamily | None = reasoning_parser
+        if AUTO in (calls, reasoning):
+            special_tokens = self._tokenizer.special_tokens
+            implied = implied_parsers(templates, self._files.spec.architecture, special_tokens, derive=derive)
+            calls = implied.calls if calls == AUTO else calls
+            reasoning = implied.reasoning if reasoning == AUTO else reasoning
+        if DERIVED in (calls, reasoning):
+            derived = derive_format(template_for_tools(templates) or "", self._tokenizer.special_tokens)
+            calls = derived.required_calls() if calls == DERIVED else calls
+            reasoning = derived.required_reasoning() if reasoning == DERIVED else reasoning
+        if calls is None and reasoning is None:
             return None
         if tools is None:
-            return MessageFormat(tool_call_parser, reasoning_parser)
+            return MessageFormat(calls, reasoning)
         from ferrule._text.chat import tool_schemas
 
-        return MessageFormat(tool_call_parser, reasoning_parser, tools=tool_schemas(tools))
+        return MessageFormat(calls, reasoning, tools=tool_schemas(tools))
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of a text.

@@ -28,7 +28,7 @@ MACHINE_POINTS = ("all threads", "one thread", "scaling")
 
 NOT_COMPARED = (
     *CONDITIONS,
-    *("batch", "prefill_tokens", "weight_bytes_per_token", "layer_parameters_per_token"),
+    *("batch", "prefill_tokens", "weight_bytes_per_token", "layer_parameters_per_token", "state_bytes"),
     *("repeat", "runs_repeated", "runs_in_bad_windows", "rounds_in_bad_windows", "decode_step_bytes"),
     # These are reciprocals of figures that are compared.
     *("prefill_seconds_per_token", "decode_step_seconds"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrule._api.llm import LLM
+from ferrule._bench.energy import EnergyMeter
 from ferrule._bench.machine import Ceilings, Machine, between
 from ferrule._params.sampling import SamplingParams
 from ferrule.errors import EngineError, InvalidParameterError
@@ -77,13 +78,22 @@ class Run:
     contexts: list[float]
     """Mean context length of each sequence in tokens, over the steps in which all sequences decode."""
     ceilings: Ceilings
+    prefill_joules: float | None = None
+    """Energy of the machine during prefill; None if it is not measured."""
+    decode_joules_per_token: float | None = None
+    """Energy of the machine during decode, for each token of all sequences; None if it is not measured."""
 
 
 class Arrivals:
-    """Arrival times of the tokens of each sequence."""
+    """Arrival times of the tokens of each sequence, and the energy that the machine used meanwhile."""
 
-    def __init__(self, point: Point) -> None:
+    def __init__(self, point: Point, meter: EnergyMeter | None = None) -> None:
         self._point = point
+        self._meter = meter
+        self._energy = [None if meter is None else meter.read()]
+        """Readings at the start, at the end of prefill and at the end."""
+        self._decoded = 0
+        """Number of tokens of all sequences since the end of prefill."""
         self._times: list[list[float]] = [[] for _ in range(point.batch)]
         self._without_token = point.batch
         """Number of sequences without a token."""
@@ -106,8 +116,12 @@ class Arrivals:
             wanted = self._begin[sequence] + self._point.gen - 1 - len(times)
             self._left -= max(min(tokens, wanted), 0)
         times.extend([time.perf_counter()] * tokens)
+        self._decoded += tokens if any(self._begin) else 0
         if self._without_token == 0 and not any(self._begin):
             self._begin = [len(times) for times in self._times]
+            self._read_energy()
+        if self.complete:
+            self._read_energy()
 
     def run(self, start: float, ceilings: Ceilings) -> Run:
         """Returns the times of the run."""
@@ -117,7 +131,10 @@ class Arrivals:
         gaps = [after - before for window in windows for before, after in itertools.pairwise(window)]
         # The input of a step is the previous token; its context is the prompt and the output so far.
         contexts = [self._point.context + (begin + end - 1) / 2 for begin, end in zip(self._begin, ends, strict=True)]
+        decode_joules = self._joules(1, max(window[-1] for window in windows) - first)
         return Run(
+            prefill_joules=self._joules(0, first - start),
+            decode_joules_per_token=None if decode_joules is None else decode_joules / self._decoded,
             prefill_seconds=first - start,
             first_token_seconds=min(times[0] for times in self._times) - start,
             decode_seconds=max(window[-1] for window in windows) - first,
@@ -125,6 +142,15 @@ class Arrivals:
             contexts=contexts,
             ceilings=ceilings,
         )
+
+    def _read_energy(self) -> None:
+        self._energy.append(None if self._meter is None else self._meter.read())
+
+    def _joules(self, reading: int, seconds: float) -> float | None:
+        """Returns the energy from a reading to the next one."""
+        if self._meter is None:
+            return None
+        return self._meter.joules(self._energy[reading], self._energy[reading + 1], seconds)
 
 
 def sweep(
@@ -175,7 +201,7 @@ def _run(llm: LLM, point: Point, vocab_size: int) -> tuple[float, Arrivals]:
     generator = random.Random(point.batch)
     prompts = [generator.choices(range(vocab_size), k=point.context) for _ in range(point.batch)]
     params = SamplingParams.with_model_defaults(temperature=0, ignore_eos=True)
-    arrivals = Arrivals(point)
+    arrivals = Arrivals(point, EnergyMeter.open())
     start = time.perf_counter()
     with closing(llm.stream_all([{"prompt_token_ids": prompt} for prompt in prompts], params)) as deltas:
         for sequence, delta in deltas:

@@ -34,6 +34,7 @@ def model_record(info: Mapping[str, Any], runs: Mapping[Point, Sequence[Run]], m
         "kv_cache_dtype": info["kv_cache_dtype"],
         "weight_bytes_per_token": info["weight_bytes_per_token"],
         "kv_windows": info["kv_windows"],
+        "state_bytes": info["state_bytes"],
         "layer_parameters_per_token": info["layer_parameters_per_token"],
         "repeat": repeat,
         **points[0],
@@ -66,9 +67,9 @@ def _point_record(info: Mapping[str, Any], point: Point, taken: Sequence[Run], m
     def middle(figure: Callable[[Run], float]) -> float:
         return statistics.median(map(figure, runs))
 
-    # A step must read every weight once, and the keys and values of its sequences.
+    # A step must read every weight once, the keys and values of its sequences, and their states, which it also writes.
     weights = info["weight_bytes_per_token"]
-    step_bytes = middle(lambda run: weights + sum(_kv_bytes(info["kv_windows"], tokens) for tokens in run.contexts))
+    step_bytes = middle(lambda run: weights + sum(_sequence_bytes(info, tokens) for tokens in run.contexts))
     # Number of operations for a prompt token in the layers' projections, without attention and lm_head.
     token_operations = 2 * info["layer_parameters_per_token"]
 
@@ -94,14 +95,33 @@ def _point_record(info: Mapping[str, Any], point: Point, taken: Sequence[Run], m
         "decode_bandwidth_fraction": middle(lambda run: step_bytes / step(run) / run.ceilings.read),
         "prefill_peak_fraction": middle(lambda run: token_operations * prefill(run) / run.ceilings.int8),
         "prefill_f32_fraction": middle(lambda run: token_operations * prefill(run) / run.ceilings.f32),
+        **_energy(point, runs),
         "runs_repeated": len(taken) - len(runs),
         "runs_in_bad_windows": len(runs) - len(good(runs, machine)),
     }
 
 
-def _kv_bytes(windows: Sequence[Mapping[str, Any]], context: float) -> float:
-    """Returns the bytes of keys and values that a token reads; a layer with a window reads only the window."""
-    return sum(group["bytes_per_token"] * min(context, group["window"] or context) for group in windows)
+def _energy(point: Point, runs: Sequence[Run]) -> dict[str, float]:
+    """Returns joules per token of prefill and decode, each only if it was measured in all runs."""
+    prefill = [run.prefill_joules for run in runs if run.prefill_joules is not None]
+    decode = [run.decode_joules_per_token for run in runs if run.decode_joules_per_token is not None]
+    tokens = point.batch * point.context
+    figures = {
+        "prefill_joules_per_token": [joules / tokens for joules in prefill],
+        "decode_joules_per_token": decode,
+    }
+    return {name: statistics.median(values) for name, values in figures.items() if len(values) == len(runs)}
+
+
+def _sequence_bytes(info: Mapping[str, Any], context: float) -> float:
+    """Returns the bytes of sequence memory that a token moves.
+
+    It reads the keys and values of its context, in a layer with a window only those of the window; keys and values that
+    several layers read count once. It reads the old states and writes the new ones.
+    """
+    windows = info["kv_windows"]
+    kv = sum(group["bytes_per_token"] * min(context, group["window"] or context) for group in windows)
+    return kv + 2 * info["state_bytes"]
 
 
 def _latencies(gaps: Sequence[float]) -> dict[str, float]:

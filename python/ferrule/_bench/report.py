@@ -40,15 +40,17 @@ def show_model(record: Record) -> None:
     legend = _table("", "", header=False)
     legend.columns[1].justify = "left"
     read = f"{_rounded(ceilings['read_gbps'])} GB/s"
+    memory = "KV cache, reading and writing states" if record["state_bytes"] else "KV cache"
     for name, meaning in (
         ("of peak", f"speed of the layers' matmuls / {CEILINGS[peak][0]}, {_rounded(ceilings[peak])} {peak_unit}"),
-        ("of read", f"speed of reading weights and KV cache / read bandwidth, {read}"),
+        ("of read", f"speed of reading weights and {memory} / read bandwidth, {read}"),
         ("x read", "time of a step / time of reading only its weights"),
         ("p50-max", "time between consecutive tokens of a sequence"),
     ):
         legend.add_row(name, meaning)
     out.print()
     out.print(legend, style="dim")
+    _print_energy(out, points)
     repeated, bad = (sum(point[name] for point in points) for name in ("runs_repeated", "runs_in_bad_windows"))
     if repeated:
         verdict = f"; {bad} of the reported runs were disturbed too" if bad else ""
@@ -134,6 +136,16 @@ def _points(points: Sequence[Record], fraction: str) -> Table:
             *(_rounded(1e3 * latency) for latency in latencies),
         )
     return table
+
+
+def _print_energy(out: Console, points: Sequence[Record]) -> None:
+    """Prints the energy of the points for which it was measured."""
+    for point in points:
+        figures = {part: point.get(f"{part}_joules_per_token") for part in ("prefill", "decode")}
+        words = [f"{part} {figure:.3g} J/token" for part, figure in figures.items() if figure is not None]
+        if words:
+            where = f"{point['batch']} x {point['prefill_tokens']} tokens"
+            out.print(f"energy at {where}: {', '.join(words)} (RAPL: processors and memory of the whole machine)")
 
 
 def _peak(record: Record) -> tuple[str, str, str]:

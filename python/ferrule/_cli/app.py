@@ -9,11 +9,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from ferrule import __version__
+from ferrule._cli import foreign
 from ferrule._cli.help import CONTEXT, EXIT_CODES
 
 TOPICS = {
     "Use a model": {
-        "run": "Continue a prompt.",
+        "run": "Answer or continue a prompt, or chat.",
         "chat": "Chat with a model.",
         "serve": "Serve models over HTTP (OpenAI's API), with a chat page.",
         "run-batch": "Run a file of requests.",
@@ -25,6 +26,7 @@ TOPICS = {
         "eval": "Measure perplexity, distance from a reference, and task accuracy.",
     },
     "Manage models": {
+        "search": "Search the catalogue of models with short names.",
         "pull": "Download a model.",
         "quantize": "Quantize and pack a model into a directory that loads fast.",
         "list": "List downloaded models and packed files.",
@@ -48,9 +50,11 @@ A small model is included for first steps:
   ferrule chat                                 chat with the model
   ferrule explain "The capital of France is"   show token probabilities
 
-Larger models are loaded from the Hugging Face hub or from a directory:
+Larger models are downloaded by name:
 
-  ferrule chat Qwen/Qwen3-0.6B
+  ferrule run smollm2:135m "Why is the sky blue?"   94 MiB
+  ferrule run qwen3:0.6b                            chat; 610 MiB
+  ferrule search                                    all short names
 
 `ferrule --help` lists all commands; `ferrule chat --help` describes one."""
 
@@ -86,9 +90,15 @@ class _LazyGroup(click.Group):
 
 
 def _suggestion(name: str) -> str:
-    """Suggests `run` for a prompt, or the command with the most similar name."""
+    """Suggests `run` for a prompt or a model, the replacement of another program's command, or a similar name."""
+    from ferrule._cli.prompt import names_model
+
     if " " in name:
         return " A prompt needs a command before it: ferrule run PROMPT."
+    if name in foreign.COMMANDS:
+        return f" Use {foreign.COMMANDS[name]}."
+    if names_model(name):
+        return f" A model needs a command before it: ferrule run {name}."
     near = get_close_matches(name, COMMANDS, 1)
     return f" Did you mean {near[0]!r}?" if near else " `ferrule --help` lists them."
 
@@ -104,14 +114,14 @@ def _suggestion(name: str) -> str:
 def app(context: click.Context) -> None:
     """LLM inference on CPUs.
 
-    MODEL is a directory with a Hugging Face model, a GGUF file, org/repo on the hub, or org/repo:Q4_K_M for one of its
-    GGUF files. The default is the small model that ships with ferrule:
+    MODEL is a name of `ferrule search` such as qwen3:0.6b, a GGUF file, a directory with a Hugging Face model, org/repo
+    on the hub, or org/repo:Q4_K_M for one of its GGUF files. The default is the small model that ships with ferrule:
 
     \b
       ferrule run "The capital of France is"
       ferrule explain "The capital of France is" -n 3
       ferrule chat
-      ferrule run Qwen/Qwen3-0.6B "Once upon a time," --temperature 0.8 --seed 1
+      ferrule run qwen3:0.6b "Why is the sky blue?"
 
     Output is plain text if NO_COLOR is set or stdout is not a terminal.
     """  # noqa: D301  # \b keeps click from wrapping the examples

@@ -29,3 +29,5 @@ def command(shell: str) -> None:
     # kind.source() would run bash to check its version.
     completion = kind(app, {}, "ferrule", "_FERRULE_COMPLETE")
     click.echo(completion.source_template % completion.source_vars())
+    if shell == "bash":
+        click.echo("COMP_WORDBREAKS=${COMP_WORDBREAKS//:}  # names such as qwen3:0.6b are one word")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ferrule._cli.defaults import with_defaults
 from ferrule._cli.help import Command
 from ferrule._cli.model import load, model_options, prefix_cache_option, speculative_options
 from ferrule._cli.prompt import prompt_arguments, split_words
-from ferrule._cli.sampling import greedy_by_default, params, sampling_options, split_options
+from ferrule._cli.sampling import params, sampling_options, split_options
 from ferrule.outputs import Candidate, Explanation
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def command(words: tuple[str, ...], top: int, as_json: bool, **options: Any) -> 
     sampling, loading = split_options(options)
     wanted = params(sampling)
     with load(model, loading) as llm:
-        wanted = greedy_by_default(wanted, llm).completed(llm.generation_config)
+        wanted = with_defaults(wanted, llm)
         tokens = [(token, llm.token_text(token)) for token in llm.tokenize(prompt)]
         steps = llm.explain(prompt, wanted, candidates=top)
         if as_json:

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from ferrule._cli.foreign import option_hint
+
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """Context settings of every command. Click creates the help option once, for the first context."""
@@ -38,6 +40,18 @@ class Command(click.Command):
     def __init__(self, *arguments: Any, examples: Sequence[tuple[str, str]], **settings: Any) -> None:
         super().__init__(*arguments, context_settings=CONTEXT, **settings)
         self.examples = examples
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the arguments; the error for an option of another program names its replacement."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:  # click reads -ngl as -n with the value gl
+            own = {name for each in self.get_params(ctx) for name in (*each.opts, *each.secondary_opts)}
+            foreign = [word for word in given if word == "--" or word.partition("=")[0] not in own]
+            if hint := option_hint(foreign, self.name or ""):
+                raise click.UsageError(hint, ctx) from error
+            raise
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the examples below the description."""

@@ -74,7 +74,7 @@ def _lines(spec: ModelSpec, info: Mapping[str, Any]) -> Iterator[tuple[str, str]
     yield from _layers(spec)
     yield "tokenizer", _tokenizer(info)
     yield "files", _files(info)
-    yield "weights", _weights(info)
+    yield "weights", _weights(info, sum(table.rows * table.columns for table in spec.tables))
     yield "KV cache", _cache(info)
     yield "memory", _memory(info["memory"])
     yield "", info["verdict"]
@@ -93,6 +93,10 @@ def _embedding(spec: ModelSpec) -> Iterator[str]:
     yield f"vocabulary of {spec.vocab_size:,}, {width} wide"
     if embedding.scale != 1:
         yield f"scaled by {embedding.scale:.5g}"
+    if spec.streams is not None:
+        yield f"{spec.streams.count} residual streams"
+    for table in spec.tables:
+        yield f"a table of {table.rows:,} x {table.columns:,} for the layers, which stays in its file"
     match embedding.positions:
         case LearnedPositions():
             yield "learned positions"
@@ -153,10 +157,11 @@ def _files(info: Mapping[str, Any]) -> str:
     types = ", ".join(f"{each['tensors']} as {name}" for name, each in info["stored_types"].items())
     stored = [] if info["stored_as"] is None else [info["stored_as"]]
     how = f"tensors: {types}" if types else "packed"
-    return "; ".join([f"{size_text(count)}, {_bits(count, info)} bits per weight", *stored, how])
+    return "; ".join([f"{size_text(count)}, {_bits(count, info['parameters'])} bits per weight", *stored, how])
 
 
-def _weights(info: Mapping[str, Any]) -> str:
+def _weights(info: Mapping[str, Any], in_tables: int) -> str:
+    """Describes the packed matrices; `in_tables` is the number of weights that stay in the files."""
     count, read = info["weight_bytes"], info["weight_bytes_per_token"]
     each = f"; {size_text(read)} read per token" if read < count else ""
     mapped = ", mapped" if info["mapped_bytes"] else ""
@@ -164,7 +169,7 @@ def _weights(info: Mapping[str, Any]) -> str:
     by_format = info["weight_bytes_by_format"]
     formats = ", ".join(f"{size_text(of_format)} as {name}" for name, of_format in by_format.items())
     formats = f" ({formats})" if list(by_format) != [info["quantization"]] else ""
-    of_all = f"{size_text(count)}{formats}, {_bits(count, info)} bits per weight"
+    of_all = f"{size_text(count)}{formats}, {_bits(count, info['parameters'] - in_tables)} bits per weight"
     return f"{info['quantization']}: {of_all}{mapped}{each}{made}"
 
 
@@ -173,7 +178,9 @@ def _cache(info: Mapping[str, Any]) -> str:
     bounded = [
         f"{size_text(each['bytes_per_token'])} of it in a window of {each['window']:,} tokens" for each in windows
     ]
-    return "; ".join([f"{info['kv_cache_dtype']}: {size_text(info['kv_bytes_per_token'])} per token", *bounded])
+    states = [f"states of {size_text(info['state_bytes'])} per sequence"] if info["state_bytes"] else []
+    per_token = size_text(info["kv_bytes_per_token"])
+    return "; ".join([f"{info['kv_cache_dtype']}: {per_token} per token", *bounded, *states])
 
 
 def _memory(memory: Mapping[str, Any]) -> str:
@@ -186,8 +193,8 @@ def _memory(memory: Mapping[str, Any]) -> str:
     return f"needs {size_text(memory['needed'])} ({of}); {size_text(memory['available'])} available"
 
 
-def _bits(count: int, info: Mapping[str, Any]) -> str:
-    return f"{8 * count / info['parameters']:.3g}"
+def _bits(count: int, parameters: int) -> str:
+    return f"{8 * count / parameters:.3g}"
 
 
 def _large(count: int) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ferrule.archs.spec import (
+    Alternating,
     Attention,
     Clamp,
     DeltaNet,
@@ -13,14 +14,21 @@ from ferrule.archs.spec import (
     HeadNorm,
     HeadProjections,
     LatentProjections,
+    Laurel,
     Layer,
+    LightningAttention,
+    Mamba,
     Mamba2,
     Mixer,
     Norm,
     NoScaling,
+    PerLayerEmbedding,
+    Projection,
+    RgLru,
     Rope,
     Router,
     ShortConvolution,
+    Side,
     Xielu,
 )
 
@@ -30,20 +38,39 @@ OVER = {"head": "per head", "each_head": "per head, with separate weights", "hea
 
 def mixer_words(mixer: Mixer, ropes: Sequence[Rope]) -> tuple[str, str]:
     """Returns the kind of a mixer and its description, such as `("network", "gated silu, 8,192 wide")`."""
+    words: Iterable[str]
     match mixer:
         case Attention():
-            return "attention", "; ".join(_attention(mixer, ropes))
+            kind, words = "attention", _attention(mixer, ropes)
         case Dense():
-            return "network", _dense(mixer)
+            kind, words = "network", [_dense(mixer)]
         case Experts():
-            return "experts", "; ".join(_moe(mixer))
+            kind, words = "experts", _moe(mixer)
         case ShortConvolution():
             biases = ", with biases" if mixer.bias else ""
-            return "convolution", f"gated, {mixer.taps} tokens, {mixer.channels:,} channels{biases}"
+            kind, words = "convolution", [f"gated, {mixer.taps} tokens, {mixer.channels:,} channels{biases}"]
         case DeltaNet():
-            return "delta net", "; ".join(_delta_net(mixer))
+            kind, words = "delta net", _delta_net(mixer)
+        case LightningAttention():
+            heads = count_words(len(mixer.decays), "head")
+            kind, words = (
+                "lightning attention",
+                [f"{heads} of {mixer.head_dim:,}", f"{_norm(mixer.norm)} of the output"],
+            )
+        case Mamba():
+            kind, words = "Mamba", _mamba(mixer)
         case Mamba2():
-            return "Mamba 2", "; ".join(_mamba2(mixer))
+            kind, words = "Mamba 2", _mamba2(mixer)
+        case Laurel():
+            kind, words = "laurel", [f"augmented residual of rank {mixer.rank:,}"]
+        case PerLayerEmbedding():
+            kind, words = "per-layer", [f"embedding of the token, {mixer.width:,} wide, gated {mixer.activation}"]
+        case Projection():
+            kind, words = "projection", ["one matrix", *(["with biases"] if mixer.bias else [])]
+        case RgLru():
+            heads = count_words(mixer.heads, "head")
+            kind, words = "RG-LRU", [f"{mixer.channels:,} channels in {heads}", f"convolution over {mixer.taps} tokens"]
+    return kind, "; ".join(words)
 
 
 def frame_words(layer: Layer) -> str:
@@ -72,8 +99,11 @@ def _attention(attention: Attention, ropes: Sequence[Rope]) -> Iterator[str]:
         case LatentProjections() as latent:
             queries = "" if latent.query_rank is None else f", queries of rank {latent.query_rank:,}"
             yield f"{count_words(attention.heads, 'head')}, latent attention of rank {latent.kv_rank:,}{queries}"
-            yield f"keys of {latent.nope_dim:,} + {latent.rope_dim:,} with RoPE, values of {latent.value_dim:,}"
+            rotated = "" if attention.rope is None else " with RoPE"
+            yield f"keys of {latent.nope_dim:,} + {latent.rope_dim:,}{rotated}, values of {latent.value_dim:,}"
             usual = (latent.nope_dim + latent.rope_dim) ** -0.5
+    if attention.kv_layer is not None:
+        yield f"keys and values of layer {attention.kv_layer}"
     yield "no RoPE" if attention.rope is None else _rope(ropes[attention.rope], attention)
     yield from _mask(attention)
     if attention.output_norm is not None:
@@ -118,6 +148,15 @@ def _mask(attention: Attention) -> Iterator[str]:
         yield "sinks"
 
 
+def _mamba(mamba: Mamba) -> Iterator[str]:
+    yield f"{count_words(mamba.channels, 'channel')} with a state of {mamba.state_size:,}"
+    yield f"steps of rank {mamba.step_rank:,}"
+    yield f"convolution over {mamba.taps} tokens"
+    if mamba.norm is not None:
+        yield f"{_norm(mamba.norm)} of steps, keys and queries"
+    yield from _biases(mamba)
+
+
 def _mamba2(mamba2: Mamba2) -> Iterator[str]:
     heads = count_words(mamba2.heads, "head")
     shared = "" if mamba2.groups == mamba2.heads else f", {count_words(mamba2.groups, 'group')}"
@@ -126,7 +165,11 @@ def _mamba2(mamba2: Mamba2) -> Iterator[str]:
     yield f"convolution over {mamba2.taps} tokens"
     if mamba2.norm is not None:
         yield f"output normed {'before' if mamba2.norm_before_gate else 'after'} its gate"
-    biases = [name for name, present in (("projections", mamba2.bias), ("convolution", mamba2.kernel_bias)) if present]
+    yield from _biases(mamba2)
+
+
+def _biases(mixer: Mamba | Mamba2) -> Iterator[str]:
+    biases = [name for name, present in (("projections", mixer.bias), ("convolution", mixer.kernel_bias)) if present]
     if biases:
         yield f"biases on {' and '.join(biases)}"
 
@@ -157,7 +200,9 @@ def _dense(dense: Dense) -> str:
         case _:
             kind = dense.activation
     norm = "" if dense.inner_norm is None else f", {_norm(dense.inner_norm)} before the projection back"
-    return f"{kind}, {dense.intermediate_size:,} wide{', with biases' if dense.bias else ''}{norm}"
+    scale = "" if dense.gate_scale == 1 else f", gate scaled by {dense.gate_scale:g}"
+    cutoff = "" if dense.gate_cutoff is None else f", gate cut off at {dense.gate_cutoff:.3g} standard deviations"
+    return f"{kind}, {dense.intermediate_size:,} wide{', with biases' if dense.bias else ''}{norm}{scale}{cutoff}"
 
 
 def _moe(moe: Experts) -> Iterator[str]:
@@ -175,6 +220,8 @@ def _router(router: Router) -> str:
         parts.append("correction bias")
     if router.normalize:
         parts.append("normalized")
+    if router.expert_scales:
+        parts.append("scaled per expert")
     if router.scale != 1:
         parts.append(f"scaled by {router.scale:g}")
     return ", ".join(parts)
@@ -184,18 +231,34 @@ def _frame(layer: Layer) -> Iterator[str]:
     places = {
         "before": [block.norm for block in layer.blocks],
         "after": [block.post_norm for block in layer.blocks],
+        "after the sum of": [block.joint_norm for block in layer.blocks],
         "after the residual sum of": [block.sum_norm for block in layer.blocks],
     }
     parallel = any(block.parallel for block in layer.blocks)
     for place, norms in places.items():
         present = [norm for norm in norms if norm is not None]
         if present:
-            blocks = "each block" if len(present) == len(norms) else "both blocks" if parallel else "one block"
+            shared = "both blocks" if len(norms) == 2 else "all blocks"
+            blocks = "each block" if len(present) == len(norms) else shared if parallel else "one block"
             yield f"{_norm(present[0])} {place} {blocks}"
     if parallel:
         yield "parallel blocks"
     for scale in dict.fromkeys(block.residual_scale for block in layer.blocks if block.residual_scale != 1):
         yield f"residual scale {scale:g}"
+    for scale in dict.fromkeys(block.stream_scale for block in layer.blocks if block.stream_scale != 1):
+        yield f"stream scale {scale:g}"
+    for block in layer.blocks:
+        if block.weights_of is not None:
+            yield f"{block.name} with the weights of layer {block.weights_of}"
+        if block.low_rank:
+            yield f"{block.name} with additions of rank {block.low_rank[0].rank:,}"
+    for span in layer.spans:
+        blocks = count_words(span.blocks, "block")
+        match span.mix:
+            case Alternating(active=active):
+                yield f"{blocks} on stream {active}, with alternating updates of the others"
+            case Side(from_stream=stream):
+                yield f"{blocks} from stream {stream} to the others"
     if any(block.residual_after_norm for block in layer.blocks):
         yield "residual from the normed input"
 

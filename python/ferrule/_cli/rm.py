@@ -8,7 +8,7 @@ import click
 
 from ferrule._api.info import size_text
 from ferrule._cli.help import Command
-from ferrule._loading.hub_cache import downloads, find_downloads, remove_downloads
+from ferrule._loading.downloads import downloads, find_downloads, remove_downloads
 from ferrule._loading.packed_cache import PackedCache
 
 
@@ -16,7 +16,7 @@ from ferrule._loading.packed_cache import PackedCache
     "rm",
     cls=Command,
     examples=[
-        ("A model with its packed files:", "ferrule rm Qwen/Qwen3-0.6B"),
+        ("A model with its packed files:", "ferrule rm smollm2:135m"),
         ("Packed files only; the next load packs again:", "ferrule rm --packed Qwen/Qwen3-0.6B"),
         ("All packed files:", "ferrule rm --all"),
     ],
@@ -28,8 +28,9 @@ from ferrule._loading.packed_cache import PackedCache
 def command(names: tuple[str, ...], *, packed: bool, everything: bool, yes: bool) -> None:
     """Remove models and packed files by the names that `ferrule list` shows.
 
-    A model of the hub is removed with its packed files, after confirmation on a terminal: other programs share the
-    cache. Model directories outside the cache are never removed. Programs that have a file open can still read it.
+    A downloaded model is removed with its packed files, after confirmation on a terminal: other programs share the
+    cache of the hub. Model directories outside the cache are never removed. Programs that have a file open can still
+    read it.
     """
     if bool(names) == everything:
         raise click.UsageError("give either names or --all")
@@ -42,7 +43,8 @@ def command(names: tuple[str, ...], *, packed: bool, everything: bool, yes: bool
         ):
             known = [*(model.name for model in models if not packed), *(entry.name for entry in entries)]
             raise click.UsageError(f"{name!r} is not in the cache, which has {', '.join(known) or 'nothing'}")
-    chosen = [entry for entry in entries if everything or {entry.name, entry.model} & {*names, *removed}]
+    sources = {*names, *removed, *(file for each in removed.values() for file in each.files)}
+    chosen = [entry for entry in entries if everything or {entry.name, entry.model} & sources]
     size = sum(each.bytes for each in removed.values())
     if removed and not yes and sys.stdin.isatty():
         click.confirm(f"Remove {', '.join(removed)}, {size_text(size)}?", abort=True, err=True)

@@ -1,67 +1,122 @@
-"""`ferrule run`: continues a prompt."""
+"""`ferrule run`: answers or continues a prompt, or starts a chat."""
 
 from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
 import click
 
+from ferrule._api.llm import LLM
+from ferrule._cli.chat import run_session
+from ferrule._cli.defaults import is_greedy_toy
 from ferrule._cli.help import Command
 from ferrule._cli.model import load, model_options, prefix_cache_option, speculative_options
-from ferrule._cli.prompt import prompt_arguments, split_words
-from ferrule._cli.sampling import greedy_by_default, params, sampling_options, split_options, summary
+from ferrule._cli.prompt import prompt_arguments, split_model
+from ferrule._cli.sampling import params, sampling_options, split_options
 from ferrule._cli.terminal import harmless
+from ferrule._params.sampling import SamplingParams
 
 
 @click.command(
     "run",
     cls=Command,
     examples=[
+        ("Answer a question with a model of `ferrule search`:", 'ferrule run qwen3:0.6b "Why is the sky blue?"'),
+        ("Chat with it:", "ferrule run qwen3:0.6b"),
+        ("Ask about a file:", "ferrule run qwen3:0.6b < question.txt"),
+        ("Continue a text instead of answering:", 'ferrule run --raw Qwen/Qwen3-0.6B "Once upon a time,"'),
         ("The model that ships with ferrule continues a prompt:", 'ferrule run "Once upon a time,"'),
-        ("A model of the hub, with sampling:", 'ferrule run Qwen/Qwen3-0.6B "Once upon a time," --temperature 0.8'),
         ("Stop at an empty line; the prompt from a file:", "ferrule run ./my-model - --stop $'\\n\\n' < prompt.txt"),
-        ("The prompt from a file:", "ferrule run < prompt.txt"),
         ("A choice of two answers:", 'ferrule run "The sky is" --choice blue,green'),
         ("For programs:", 'ferrule run "The capital of France is" -n 8 --logprobs 3 --json'),
     ],
 )
 @prompt_arguments
-@sampling_options(max_tokens=256, reports=True)
+@click.option("--system", help="System prompt of an answer or a chat (default: none).")
+@click.option("--raw", is_flag=True, help="Continue PROMPT as text, without the model's chat template.")
+@sampling_options(max_tokens=None, unset="the model's, else 2048 for an answer, 256 for a continuation", reports=True)
 @model_options
 @prefix_cache_option
 @speculative_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not print statistics to stderr.")
-def command(words: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
-    """Continue PROMPT with MODEL (default: the small model that ships with ferrule).
+def command(
+    words: tuple[str, ...], *, system: str | None, raw: bool, as_json: bool, quiet: bool, **options: Any
+) -> int:
+    """Answer PROMPT with MODEL, or start a chat without PROMPT.
 
-    PROMPT is read from stdin, without its final newline, if it is "-" or if there are no arguments and stdin is piped.
+    A model with a chat template answers; other models, and the small one that ships with ferrule, continue the text.
+
+    A single argument is MODEL if it is a file, a directory, org/repo or a name of `ferrule search`, else PROMPT.
+    PROMPT is read from stdin, without its final newline, if it is "-", or if it is absent and stdin is piped.
     """
-    model, prompt = split_words(words)
+    model, prompt = split_model(words)
+    if model is None and not prompt:
+        raise click.UsageError("PROMPT is missing; give it in quotes or pipe it in, or start a chat: ferrule run MODEL")
+    if model is not None and prompt == "":
+        raise click.UsageError("PROMPT is empty; give it in quotes or pipe it in")
     sampling, loading = split_options(options)
     wanted = params(sampling)
+    if prompt is None and (as_json or wanted.logprobs is not None or wanted.prompt_logprobs is not None):
+        raise click.UsageError("PROMPT is missing; --json, --logprobs and --prompt-logprobs do not apply to a chat")
     with load(model, loading) as llm:
-        terminal = sys.stdout.isatty()
-        if terminal and not as_json:
-            sys.stdout.write(harmless(prompt))  # a terminal shows the whole text, a pipe receives only the output
-        output = None
-        for delta in llm.stream(prompt, greedy_by_default(wanted, llm)):
-            output = delta.output
-            if delta.text and not as_json:
-                sys.stdout.write(harmless(delta.text) if terminal else delta.text)
-                sys.stdout.flush()
-        if output is None:
-            return
-        if as_json:
-            whole = asdict(output)
-            record = {"model": llm.info()["model"], **whole["outputs"][0], "metrics": whole["metrics"]}
-            if wanted.prompt_logprobs is not None:
-                record["prompt_logprobs"] = whole["prompt_logprobs"]
-            print(json.dumps(record))
-        else:
-            print(flush=True)
-        if not quiet and not as_json:
-            print(summary(output), file=sys.stderr)
+        answers = not raw and not is_greedy_toy(llm) and "default" in llm.chat_templates
+        if prompt is None:
+            return _chat(llm, wanted, system, can_chat=not raw and "default" in llm.chat_templates, quiet=quiet)
+        if system is not None and not answers:
+            raise click.UsageError("--system requires a model with a chat template, and no --raw")
+        _print_output(llm, prompt, wanted, system, answers=answers, as_json=as_json, quiet=quiet)
+    return 0
+
+
+def _chat(llm: LLM, wanted: SamplingParams, system: str | None, *, can_chat: bool, quiet: bool) -> int:
+    from ferrule._cli.chat.answers import LocalAnswers
+    from ferrule._cli.chat.conversation import Conversation
+    from ferrule._cli.chat.session import Session
+
+    if not can_chat:
+        raise click.UsageError("PROMPT is missing: without a chat template the model can only continue a text")
+    return run_session(Session(LocalAnswers(llm), Conversation(wanted, system), verbose=not quiet, plain=False))
+
+
+def _print_output(
+    llm: LLM, prompt: str, wanted: SamplingParams, system: str | None, *, answers: bool, as_json: bool, quiet: bool
+) -> None:
+    """Prints an answer to the prompt, or its continuation if it `answers` not."""
+    from ferrule._cli.chat.answers import Delta, stream_deltas
+    from ferrule._cli.chat.display import PlainDisplay
+
+    if answers:
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        message_format = llm.message_format(reasoning_parser="auto")
+        given = llm.chat_prompt([*messages, {"role": "user", "content": prompt}])
+        stream = stream_deltas(llm, given, wanted, message_format, guarded=not as_json)
+    else:
+        if sys.stdout.isatty() and not as_json:
+            # A terminal shows the whole text, a pipe receives only the output.
+            print(harmless(prompt), end="")
+        stream = stream_deltas(llm, prompt, wanted, continues=True, guarded=not as_json)
+    last = Delta()
+    shown = None if as_json else PlainDisplay(sys.stdout)
+    try:
+        with closing(stream):
+            for last in stream:
+                if shown is not None:
+                    shown.add(last)
+    finally:
+        if shown is not None:
+            shown.close()
+    if as_json and last.output is not None:
+        whole = asdict(last.output)
+        record = {"model": llm.info()["model"], **whole["outputs"][0], "metrics": whole["metrics"]}
+        if wanted.prompt_logprobs is not None:
+            record["prompt_logprobs"] = whole["prompt_logprobs"]
+        print(json.dumps(record))
+    if last.notice and not as_json:
+        print(f"[{last.notice}]", file=sys.stderr)
+    if not quiet and not as_json and last.usage is not None:
+        print(last.usage.summary, file=sys.stderr)

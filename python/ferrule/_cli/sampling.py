@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from ferrule._api.llm import LLM
 from ferrule._cli.declared import Row, row
 from ferrule._cli.help import options
 from ferrule._params.declaration import parameters
@@ -49,7 +47,9 @@ def _bias(context: click.Context, parameter: click.Parameter, texts: tuple[str, 
 _TEXTS: dict[str, Any] = {"multiple": True, "metavar": "TEXT"}
 _IDS: dict[str, Any] = {"callback": _ids, "metavar": "ID,ID,..."}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "temperature": {"unset": "the model's, else 0"},
+    "temperature": {"unset": "the model's, else 0.7, or 0 for the embedded model"},
+    "top_p": {"unset": "the model's, else 0.95 if it states no temperature"},
+    "min_p": {"unset": "the model's, else 0.05 if it states no temperature"},
     "prediction": {
         "metavar": "TEXT",
         "effect": "Predicted output; speeds up generation where it matches and never changes a token",
@@ -91,9 +91,12 @@ STRUCTURES: list[Row] = [
 STRUCTURE_NAMES = tuple(names[0].removeprefix("--").replace("-", "_") for names, _ in STRUCTURES)
 
 
-def sampling_options(max_tokens: int | None, *, reports: bool = False) -> Callable[[Command], Command]:
-    """Adds the options of sampling; the command receives them as keywords and passes them to `params`."""
-    limit = row(DECLARED["max_tokens"], default=max_tokens)
+def sampling_options(max_tokens: int | None, *, unset: str = "", reports: bool = False) -> Callable[[Command], Command]:
+    """Adds the options of sampling; the command receives them as keywords and passes them to `params`.
+
+    `max_tokens` is the default of that option; if it is None, `unset` describes the effect of an absent option.
+    """
+    limit = row(DECLARED["max_tokens"], default=max_tokens, unset=unset)
     limit = (("-n", *limit[0]), limit[1])
     groups: dict[str, list[Row]] = {
         "Sampling": _rows(USUAL),
@@ -158,13 +161,6 @@ def _read(option: str, path: Path) -> str:
         raise click.UsageError(f"{option} must be a readable file, got {path} ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise click.UsageError(f"{option} must be a file of UTF-8 text, got {path} ({error})") from None
-
-
-def greedy_by_default(params: SamplingParams, llm: LLM) -> SamplingParams:
-    """Sets the temperature to 0 if neither the user nor the model sets it."""
-    if params.temperature is None and llm.generation_config.temperature is None:
-        return replace(params, temperature=0.0)
-    return params
 
 
 def summary(output: RequestOutput) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -17,7 +16,9 @@ import click
 from ferrule._cli.help import Command, options
 from ferrule._cli.model import (
     check_model,
+    download,
     engine_rows,
+    load_progress,
     loading,
     model_options,
     prefix_cache_option,
@@ -25,6 +26,7 @@ from ferrule._cli.model import (
 )
 from ferrule._cli.parent_process import PARENT_PID
 from ferrule._loading import EMBEDDED
+from ferrule._loading.resolve import catalogued, is_repository
 from ferrule._params.options import MAX_QUEUED_REQUESTS
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ SETTINGS = (
             {
                 "multiple": True,
                 "metavar": "NAME",
-                "help": "Name of MODEL in requests (default: MODEL). May be repeated.",
+                "help": "Name of MODEL in requests (default: MODEL, of a path its last part). May be repeated.",
             },
         ),
         (
@@ -97,11 +99,19 @@ SETTINGS = (
         ),
         (
             ("--tool-call-parser",),
-            {"metavar": "NAME", "help": "Parser of tool calls (default: derived from the chat template)."},
+            {
+                "metavar": "NAME",
+                "help": "Parser of tool calls: auto, template, or a name (default auto: the one made for the chat "
+                "template, else derived from it).",
+            },
         ),
         (
             ("--reasoning-parser",),
-            {"metavar": "NAME", "help": "Parser of reasoning (default: derived from the chat template)."},
+            {
+                "metavar": "NAME",
+                "help": "Parser of reasoning: auto, template, or a name (default auto: the one made for the chat "
+                "template, else derived from it).",
+            },
         ),
     ],
 )
@@ -172,7 +182,7 @@ SETTINGS = (
                 "response header, ignore does nothing (default warn).",
             },
         ),
-        (("--ollama",), {"is_flag": True, "help": "Serve Ollama's API below /api as well."}),
+        (("--ollama/--no-ollama",), {"default": True, "help": "Serve Ollama's API below /api (default: serve it)."}),
         (("--no-page", "page"), {"flag_value": False, "default": True, "help": "Do not serve the chat page at /."}),
     ],
 )
@@ -240,6 +250,15 @@ SETTINGS = (
     "Observability",
     [
         (
+            ("--log-format",),
+            {
+                "type": click.Choice(("auto", "text", "json")),
+                "default": "auto",
+                "help": "Format of the log on stderr; auto is text on a terminal and JSON lines elsewhere "
+                "(default auto).",
+            },
+        ),
+        (
             ("--metrics-prefix",),
             {"help": "Prefix of the names at /metrics; vllm: fits vLLM's dashboards (default ferrule:)."},
         ),
@@ -265,11 +284,12 @@ def command(
     ssl_ca_certs: str | None,
     lora_modules: Sequence[str],
     exit_with_parent: bool,
+    log_format: str,
     **options: Any,
 ) -> None:
     """Serve MODEL (default: the small model that ships with ferrule) over HTTP, with a chat page at /.
 
-    The APIs are OpenAI's, Anthropic's and, with --ollama, Ollama's.
+    The APIs are OpenAI's, Anthropic's and Ollama's.
     """
     with _interrupts_deferred():
         models = _models(model, served_model_names, aliases)
@@ -279,18 +299,30 @@ def command(
         keywords = loading({name: value for name, value in options.items() if value is not None})
         if adapters:
             keywords["lora_modules"] = adapters
+        from ferrule._cli.server_log import banner, log_to_stderr
         from ferrule.server import serve
         from ferrule.server.middleware.log import LOGGER
         from ferrule.server.tls import tls_context
 
+    urls: list[str] = []
+
     def started(url: str) -> None:
-        LOGGER.info("listening", extra={"fields": {"url": url, "models": list(models)}})
+        urls.append(url)
+        if readable:
+            return print(f"loading {', '.join(models)} for {url}", file=sys.stderr)
+        return LOGGER.info("listening", extra={"fields": {"url": url, "models": list(models)}})
+
+    def load() -> dict[str, AsyncLLM]:
+        loaded = load_models(models, keywords, settings)
+        if readable:
+            print(banner(urls[0], list(loaded), settings), file=sys.stderr)
+        return loaded
 
     try:
         tls = tls_context(ssl_certfile, ssl_keyfile, ssl_ca_certs)
-        with _json_lines():
+        with log_to_stderr(log_format) as readable:
             serve(
-                lambda: _load(models, keywords),
+                load,
                 settings,
                 host=host,
                 port=port,
@@ -321,22 +353,6 @@ def _interrupts_deferred() -> Generator[None]:
         raise KeyboardInterrupt
 
 
-@contextmanager
-def _json_lines() -> Generator[None]:
-    """Writes all log records to stderr as JSON lines."""
-    from ferrule.server.middleware.log import LOGGER, JSONFormatter
-
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JSONFormatter())
-    root = logging.getLogger()
-    LOGGER.setLevel(logging.INFO)
-    root.addHandler(handler)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-
-
 def _models(model: str | None, served_names: Sequence[str], aliases: Sequence[str]) -> dict[str, str | None]:
     """Returns the models by their names in requests.
 
@@ -345,7 +361,7 @@ def _models(model: str | None, served_names: Sequence[str], aliases: Sequence[st
     models: dict[str, str | None] = {}
     if model is not None or not aliases:
         found = None if model is None else check_model(model)
-        models.update(dict.fromkeys(served_names or (model or EMBEDDED,), found))
+        models.update(dict.fromkeys(served_names or (EMBEDDED if model is None else short_name(model),), found))
     elif served_names:
         raise click.UsageError("--served-model-name requires MODEL; the names of --model are NAME=MODEL")
     for alias in aliases:
@@ -354,6 +370,16 @@ def _models(model: str | None, served_names: Sequence[str], aliases: Sequence[st
             raise click.UsageError(f"--model must have different names, got {name!r} twice")
         models[name] = check_model(path)
     return models
+
+
+def short_name(model: str) -> str:
+    """Returns the name of a model in requests: that of the catalogue, org/repo, or the last part of a path."""
+    if (entry := catalogued(model)) is not None:
+        return entry.name
+    if is_repository(model):
+        return model
+    path = Path(model).expanduser().absolute()
+    return path.stem if path.suffix.lower() == ".gguf" else path.name or model
 
 
 def _chat_template(given: str | None) -> str | None:
@@ -390,12 +416,23 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
     return ServerSettings(**{name: value for name, value in given.items() if value is not None})
 
 
-def _load(models: Mapping[str, str | None], keywords: Mapping[str, Any]) -> dict[str, AsyncLLM]:
-    """Loads each model once, even if it has several names."""
+def load_models(
+    models: Mapping[str, str | None], keywords: Mapping[str, Any], settings: ServerSettings
+) -> dict[str, AsyncLLM]:
+    """Loads each model once, even if it has several names.
+
+    Raises FerruleError, such as InvalidParameterError for parsers that cannot be derived from a model's chat template.
+    """
     from ferrule._api.async_llm import AsyncLLM
 
     loaded: dict[str | None, AsyncLLM] = {}
     for path in models.values():
         if path not in loaded:
-            loaded[path] = AsyncLLM(path, **keywords)
+            download(path, keywords.get("revision"))
+            with load_progress() as progress:
+                loaded[path] = llm = AsyncLLM(path, progress=progress, **keywords)
+            if llm.generates:
+                llm.message_format(
+                    settings.tool_call_parser, settings.reasoning_parser, chat_template=settings.chat_template
+                )
     return {name: loaded[path] for name, path in models.items()}

@@ -12,24 +12,27 @@ from ferrule._validation import check_number
 
 @dataclass(frozen=True)
 class Histogram:
-    """Histogram of durations. Counts are per bucket, and not cumulative as in Prometheus."""
+    """Histogram of durations in seconds, or of numbers of tokens.
+
+    Counts are per bucket, and not cumulative as in Prometheus.
+    """
 
     bounds: tuple[float, ...]
-    """Upper bounds of the buckets in seconds, ascending, inclusive."""
+    """Upper bounds of the buckets, ascending, inclusive."""
     counts: tuple[int, ...]
     """Number of observations per bucket; the last bucket counts values above all bounds."""
     sum: float
-    """Sum of the observations in seconds."""
+    """Sum of the observations."""
     count: int
     """Number of observations."""
 
     @property
     def mean(self) -> float | None:
-        """Mean in seconds; None before the first observation."""
+        """Mean; None before the first observation."""
         return self.sum / self.count if self.count else None
 
     def percentile(self, p: float) -> float | None:
-        """Returns the `p`-th percentile in seconds; None before the first observation.
+        """Returns the `p`-th percentile; None before the first observation.
 
         Observations are assumed to be evenly distributed within a bucket, as in Prometheus' histogram_quantile. The
         result is at most the last bound.
@@ -104,6 +107,8 @@ class EngineMetrics:
     """Time from the first to the last token."""
     step_seconds: Histogram
     """Duration of an engine step."""
+    step_tokens: Histogram
+    """Number of tokens that a step computes, in prefill and decode, draft tokens included."""
 
     @classmethod
     def from_json(cls, text: str) -> EngineMetrics:

@@ -19,22 +19,22 @@ class Download:
     """A downloaded model: a whole repository, or one of its GGUF models."""
 
     name: str
-    """Name under which the model loads: `org/repo` or `org/repo:Q4_K_M`."""
+    """Name under which the model loads: `org/repo`, `org/repo:Q4_K_M`, or a name of the catalogue."""
     repository: str
+    """Repository of the hub, or the source of packages."""
     bytes: int
     last_used: float
     """Time of last access in seconds since 1970, if the file system records it."""
     files: tuple[str, ...] = field(default=(), repr=False)
-    """Parts of a GGUF model; empty for a whole repository."""
+    """Parts of a GGUF model, or the path of a model from packages; empty for a whole repository."""
 
 
-def downloads() -> list[Download]:
-    """Returns the models in the cache, most recently used first."""
-    found = [each for repository in _repositories() for each in _downloads(repository)]
-    return sorted(found, key=lambda each: -each.last_used)
+def hub_models() -> list[Download]:
+    """Returns the models in the cache of the hub."""
+    return [each for repository in _repositories() for each in _downloads(repository)]
 
 
-def find_downloads(name: str, among: Iterable[Download]) -> list[Download]:
+def find_in_hub(name: str, among: Iterable[Download]) -> list[Download]:
     """Returns the downloads that match a name: all of `org/repo`, or the model that `org/repo:Q4` loads."""
     repository, _, quantization = name.partition(":")
     there = [each for each in among if each.repository == repository]
@@ -47,7 +47,7 @@ def find_downloads(name: str, among: Iterable[Download]) -> list[Download]:
     return [each for each in there if set(each.files) == set(parts)]
 
 
-def remove_downloads(removed: Iterable[Download]) -> None:
+def remove_from_hub(removed: Iterable[Download]) -> None:
     """Removes models from the cache; a repository whose last model is removed is removed completely.
 
     Programs that have a file open can still read it.

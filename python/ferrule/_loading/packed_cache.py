@@ -17,11 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ferrule._loading.cache_home import cache_home
 from ferrule._loading.gguf_files import models_in
 from ferrule.errors import FerruleError, InvalidParameterError, ModelWriteError
 
-DIRECTORY = "FERRULE_CACHE"
-"""Environment variable with the parent directory; the default is `ferrule` in $XDG_CACHE_HOME or ~/.cache."""
 LIMIT = "FERRULE_PACKED_CACHE_LIMIT"
 """Environment variable with the limit in bytes."""
 DEFAULT_LIMIT = 100 << 30
@@ -35,6 +34,8 @@ _HEADER = 1 << 20
 
 _held: Counter[Path] = Counter()
 """Number of models in this process that have a file open, by path."""
+UNKNOWN = "?"
+"""Model and quantization of a file that cannot be read."""
 
 
 def hold(path: Path) -> None:
@@ -51,8 +52,7 @@ def release(path: Path) -> None:
 
 def packed_directory() -> Path:
     """Returns the directory of packed files, which the environment variables describe."""
-    home = os.environ.get("XDG_CACHE_HOME", "") or os.path.expanduser("~/.cache")  # noqa: PTH111  # never raises
-    return Path(os.environ.get(DIRECTORY, "") or os.path.join(home, "ferrule")).absolute() / "packed"  # noqa: PTH118
+    return cache_home() / "packed"
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _entry(path: Path) -> PackedEntry | None:
         metadata = _native.PackedFile(os.fspath(path)).metadata
     except FerruleError:  # a damaged file or one of another version, which still takes space
         metadata = {}
-    model, quantization = (metadata.get(key, "?") for key in ("model", "quantization"))
+    model, quantization = (metadata.get(key, UNKNOWN) for key in ("model", "quantization"))
     return PackedEntry(path.name.removesuffix(SUFFIX), path, model, quantization, stat.st_size, stat.st_mtime)
 
 

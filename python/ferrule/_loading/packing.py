@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ferrule._loading import ModelFiles, is_repository
+from ferrule._loading import ModelFiles, is_remote
 from ferrule._loading.packed_cache import PackedCache, source_digest, weight_bytes
 from ferrule._loading.verification import mark_used, verify
 from ferrule._params.options import EngineOptions
@@ -50,14 +50,14 @@ def weights_of(files: ModelFiles, name: str, options: EngineOptions, progress: P
     quantization: str = figures["quantization"]
     if quantization in FLOATS and not options.allow_paging:
         return files.weights
-    model = name if is_repository(name) else os.fspath(files.path.resolve())
+    model = name if is_remote(name) else os.fspath(files.path.resolve())
     digest = source_digest(files.path, spec, quantization)
     path = cache.path_of(model, quantization, digest)
     if not _is_usable(spec, path, options):
         if figures["weight_bytes"] > figures["memory"]["available"] and not options.allow_paging:
             return files.weights  # the engine refuses it with a better message
         try:
-            cache.prepare(figures["weight_bytes"] + figures["vector_bytes"])
+            cache.prepare(figures["weight_bytes"] + figures["vector_bytes"] + figures["table_bytes"])
             metadata = {"model": model, "source": digest}
             _native.pack(spec, source, options.to_json(), os.fspath(path), metadata, progress=progress)
         except ModelWriteError as error:

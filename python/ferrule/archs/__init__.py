@@ -13,6 +13,7 @@ from typing import cast
 
 from ferrule.archs.apertus import apertus
 from ferrule.archs.arcee import arcee
+from ferrule.archs.bailing_hybrid import bailing_hybrid
 from ferrule.archs.bamba import bamba
 from ferrule.archs.bert import bert, bert_classifier
 from ferrule.archs.biogpt import biogpt
@@ -32,10 +33,13 @@ from ferrule.archs.ernie4_5_moe import ernie4_5_moe
 from ferrule.archs.exaone4 import exaone4
 from ferrule.archs.exaone_moe import exaone_moe
 from ferrule.archs.falcon import falcon
+from ferrule.archs.falcon_h1 import falcon_h1
+from ferrule.archs.falcon_mamba import falcon_mamba
 from ferrule.archs.flex_olmo import flex_olmo
 from ferrule.archs.gemma import gemma
 from ferrule.archs.gemma2 import gemma2
 from ferrule.archs.gemma3 import gemma3
+from ferrule.archs.gemma3n import gemma3n
 from ferrule.archs.gemma4 import gemma4
 from ferrule.archs.glm import glm
 from ferrule.archs.glm4 import glm4
@@ -60,13 +64,18 @@ from ferrule.archs.hy_v3 import hy_v3
 from ferrule.archs.hyperclovax import hyperclovax
 from ferrule.archs.internlm3 import internlm3
 from ferrule.archs.jais2 import jais2
+from ferrule.archs.jamba import jamba
+from ferrule.archs.kimi_linear import kimi_linear
 from ferrule.archs.lfm2 import lfm2
 from ferrule.archs.lfm2_moe import lfm2_moe
+from ferrule.archs.lfm3 import lfm3
 from ferrule.archs.llama import llama
 from ferrule.archs.llama4 import llama4
+from ferrule.archs.mamba import mamba
 from ferrule.archs.mamba2 import mamba2
 from ferrule.archs.mimo_v2_flash import mimo_v2_flash
 from ferrule.archs.minicpm3 import minicpm3
+from ferrule.archs.minimax import minimax
 from ferrule.archs.minimax_m2 import minimax_m2
 from ferrule.archs.ministral import ministral
 from ferrule.archs.ministral3 import ministral3
@@ -94,6 +103,7 @@ from ferrule.archs.qwen3_5 import qwen3_5, qwen3_5_moe
 from ferrule.archs.qwen3_moe import qwen3_moe
 from ferrule.archs.qwen3_next import qwen3_next
 from ferrule.archs.qwen_vl import qwen2_vl, qwen3_vl, qwen3_vl_moe
+from ferrule.archs.recurrent_gemma import recurrent_gemma
 from ferrule.archs.roberta import roberta, roberta_classifier
 from ferrule.archs.seed_oss import seed_oss
 from ferrule.archs.smollm3 import smollm3
@@ -105,6 +115,7 @@ from ferrule.archs.text_model import text_config
 from ferrule.archs.vaultgemma import vaultgemma
 from ferrule.archs.xglm import xglm
 from ferrule.archs.youtu import youtu
+from ferrule.archs.zamba2 import zamba2
 from ferrule.errors import InvalidParameterError, UnsupportedModelError
 
 CLASSIFIER = "ForSequenceClassification"
@@ -134,6 +145,8 @@ class Architecture:
 REGISTRY = (
     Architecture("Apertus", "apertus", apertus),
     Architecture("Arcee", "arcee", arcee),
+    Architecture("BailingHybrid", "bailing_hybrid", bailing_hybrid),
+    Architecture("BailingMoeV3", "bailing_hybrid", bailing_hybrid),
     Architecture("Bamba", "bamba", bamba),
     Architecture("Bert", "bert", bert, ENCODER_ENDINGS, bert_classifier),
     Architecture("BioGpt", "biogpt", biogpt),
@@ -151,11 +164,15 @@ REGISTRY = (
     Architecture("Exaone4", "exaone4", exaone4),
     Architecture("ExaoneMoe", "exaone_moe", exaone_moe),
     Architecture("Falcon", "falcon", falcon),
+    Architecture("FalconH1", "falcon_h1", falcon_h1),
+    Architecture("FalconMamba", "falcon_mamba", falcon_mamba),
     Architecture("FlexOlmo", "flex_olmo", flex_olmo),
     Architecture("Gemma", "gemma", gemma),
     Architecture("Gemma2", "gemma2", gemma2),
     Architecture("Gemma3", "gemma3_text", gemma3),
     Architecture("Gemma3Text", "gemma3_text", gemma3),
+    Architecture("Gemma3n", "gemma3n_text", gemma3n),
+    Architecture("Gemma3nText", "gemma3n_text", gemma3n),
     Architecture("Gemma4", "gemma4_text", gemma4),
     Architecture("Gemma4Text", "gemma4_text", gemma4),
     Architecture("Glm", "glm", glm),
@@ -181,13 +198,18 @@ REGISTRY = (
     Architecture("HyperCLOVAX", "hyperclovax", hyperclovax),
     Architecture("InternLM3", "internlm3", internlm3),
     Architecture("Jais2", "jais2", jais2),
+    Architecture("Jamba", "jamba", jamba),
+    Architecture("KimiLinear", "kimi_linear", kimi_linear),
     Architecture("Lfm2", "lfm2", lfm2),
     Architecture("Lfm2Moe", "lfm2_moe", lfm2_moe),
+    Architecture("Lfm3", "lfm3", lfm3),
     Architecture("Llama", "llama", llama),
     Architecture("Llama4", "llama4_text", llama4),
     Architecture("MiMoV2Flash", "mimo_v2_flash", mimo_v2_flash),
+    Architecture("Mamba", "mamba", mamba),
     Architecture("Mamba2", "mamba2", mamba2),
     Architecture("MiniCPM3", "minicpm3", minicpm3),
+    Architecture("MiniMax", "minimax", minimax),
     Architecture("MiniMaxM2", "minimax_m2", minimax_m2),
     Architecture("Ministral", "ministral", ministral),
     Architecture("Ministral3", "ministral3", ministral3),
@@ -221,6 +243,7 @@ REGISTRY = (
     Architecture("Qwen3Next", "qwen3_next", qwen3_next),
     Architecture("Qwen3VL", "qwen3_vl_text", qwen3_vl),
     Architecture("Qwen3VLMoe", "qwen3_vl_moe_text", qwen3_vl_moe),
+    Architecture("RecurrentGemma", "recurrent_gemma", recurrent_gemma),
     Architecture("Roberta", "roberta", roberta, ENCODER_ENDINGS, roberta_classifier),
     Architecture("SeedOss", "seed_oss", seed_oss),
     Architecture("SmolLM3", "smollm3", smollm3),
@@ -231,6 +254,7 @@ REGISTRY = (
     Architecture("XGLM", "xglm", xglm),
     Architecture("XLMRoberta", "xlm-roberta", roberta, ENCODER_ENDINGS, roberta_classifier),
     Architecture("Youtu", "youtu", youtu),
+    Architecture("Zamba2", "zamba2", zamba2),
 )
 
 

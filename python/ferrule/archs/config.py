@@ -201,6 +201,15 @@ class Config:
             raise self.error(field, f"a list of integers from {low} to {high}")
         return integers
 
+    def flags(self, field: str) -> list[bool]:
+        """A list of booleans; empty if the field is missing."""
+        value: object = self.values.get(field)
+        items = cast("list[object]", value) if isinstance(value, list) else []
+        flags = [item for item in items if isinstance(item, bool)]
+        if not isinstance(value, list | None) or len(flags) != len(items):
+            raise self.error(field, "a list of booleans")
+        return flags
+
     def inner(self, field: str) -> Config:
         """An object within this one; empty if the field is missing."""
         value: object = self.values.get(field)

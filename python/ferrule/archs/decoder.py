@@ -124,7 +124,7 @@ def decoder(
         ffn = Dense(config.integer("intermediate_size"), config.activation, bias=mlp_bias)
     ffns = [ffn] * layers if not isinstance(ffn, Sequence) else ffn
     heads_apart = layers * config.heads if qk_norm is not None and qk_norm.over == "each_head" else 0
-    _check_separate_tensors(
+    check_separate_tensors(
         config,
         sum(each.experts for each in (*ffns, *(mixers or {}).values()) if isinstance(each, Experts)) + heads_apart,
     )
@@ -228,7 +228,7 @@ def _block_name(mixer: Mixer) -> str:
     return "ffn" if isinstance(mixer, Dense | Experts) else mixer.type
 
 
-def _check_separate_tensors(config: Config, count: int) -> None:
+def check_separate_tensors(config: Config, count: int) -> None:
     """Refuses models with so many separate expert or head tensors that listing their names takes long."""
     if count > MAX_SEPARATE_TENSORS:
         limit = f"small enough for at most {MAX_SEPARATE_TENSORS} experts and heads in separate tensors (not {count})"

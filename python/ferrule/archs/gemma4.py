@@ -1,18 +1,55 @@
-"""Gemma 4 (Google DeepMind 2026): Gemma 3 whose layers of full attention have other heads, with normed values."""
+"""Gemma 4 (Google DeepMind 2026): Gemma 3 whose layers of full attention have other heads, with normed values.
 
+Small models have per-layer embeddings, and last layers that read the keys and values of earlier ones. The largest has
+experts beside its dense network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ferrule.archs.config import Config
-from ferrule.archs.decoder import MODULES, decoder, layer_windows
+from ferrule.archs.decoder import MODULES, check_separate_tensors, decoder, layer_windows
 from ferrule.archs.gemma import gemma_embedding
 from ferrule.archs.gemma2 import NORMS_AROUND
+from ferrule.archs.per_layer import PER_LAYER_MODULES, per_layer_block, per_layer_projections, per_layer_table
 from ferrule.archs.rope import read_rope
-from ferrule.archs.spec import Attention, Dense, HeadNorm, HeadProjections, Layer, LmHead, ModelSpec, RmsNorm, Rope
-from ferrule.archs.tensors import tensors_named
+from ferrule.archs.shared_kv import kv_layers, reading
+from ferrule.archs.spec import (
+    Activation,
+    Attention,
+    Block,
+    Dense,
+    Experts,
+    HeadNorm,
+    HeadProjections,
+    Layer,
+    LmHead,
+    ModelSpec,
+    RmsNorm,
+    Rope,
+    Router,
+)
+from ferrule.archs.tensors import Fused, fused, tensors_named
 
 _BLOCK = "model.layers.{layer}"
 
-_MODULES = {**MODULES, **NORMS_AROUND, "scalar.weight": f"{_BLOCK}.layer_scalar"}
+_MODULES = {**MODULES, **NORMS_AROUND, **PER_LAYER_MODULES, "scalar.weight": f"{_BLOCK}.layer_scalar"}
+
+_EXPERT_MODULES = {
+    "moe_joint_norm": f"{_BLOCK}.post_feedforward_layernorm",
+    "ffn_post_norm": f"{_BLOCK}.post_feedforward_layernorm_1",
+    "moe_post_norm": f"{_BLOCK}.post_feedforward_layernorm_2",
+    "moe.input_norm": f"{_BLOCK}.pre_feedforward_layernorm_2",
+    "moe.router": f"{_BLOCK}.router.proj",
+    "moe.router_norm.weight": f"{_BLOCK}.router.scale",
+    "moe.router.scales": f"{_BLOCK}.router.per_expert_scale",
+}
+
+_SEPARATE_EXPERTS = {
+    f"moe.experts.{role}": f"{_BLOCK}.experts.{{expert}}.{role}_proj" for role in ("gate", "up", "down")
+}
 
 _ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -23,21 +60,31 @@ _ROPES = {
 def gemma4(config: Config) -> ModelSpec:
     """Five of six layers have a window, but never the last one; the others have larger heads."""
     config = config.with_defaults(
-        head_dim=256, max_position_embeddings=131_072, sliding_window=512, rope_parameters=_ROPES
+        head_dim=256,
+        max_position_embeddings=131_072,
+        sliding_window=512,
+        rope_parameters=_ROPES,
+        vocab_size_per_layer_input=262_144,
     ).with_absent(num_key_value_heads=4, global_head_dim=512, hidden_size_per_layer_input=256)
     # Bidirectional attention between the tokens of an image does not concern text.
     if config.values.get("use_bidirectional_attention") not in (None, False, "vision"):
         raise config.unsupported("use_bidirectional_attention", '"vision", false or null')
-    config.require(enable_moe_block=False, num_kv_shared_layers=0)
-    if config.integer("hidden_size_per_layer_input", default=0, low=0) > 0:
-        raise config.unsupported("hidden_size_per_layer_input", "0 or null")
+    if "per_layer_config" in config:
+        raise config.unsupported("per_layer_config", "null, with the heads of full attention in global_head_dim")
     layers = config.layers
+    types = config.texts("layer_types")
+    if types and types[-1] == "sliding_attention":
+        config = config.with_values(layer_types=[*types[:-1], "full_attention"])
     norm = RmsNorm(config.number("rms_norm_eps", default=1e-6))
     windows = layer_windows(
         config,
         sliding=lambda index: (index + 1) % 6 != 0 and index + 1 < layers,
         window=config.integer("sliding_window"),
     )
+    read = kv_layers(config, windows)
+    activation = config.activation_named("hidden_activation", default="gelu_pytorch_tanh")
+    width = config.integer("intermediate_size")
+    double = config.flag("use_double_wide_mlp", default=False)
     spec = decoder(
         config,
         norm=norm,
@@ -48,10 +95,8 @@ def gemma4(config: Config) -> ModelSpec:
         output_bias=config.flag("attention_bias", default=False),
         qk_norm=HeadNorm(norm),
         scale=1.0,
-        ffn=Dense(
-            config.integer("intermediate_size"),
-            config.activation_named("hidden_activation", default="gelu_pytorch_tanh"),
-        ),
+        attention_of=lambda index, attention: _attention(config, attention, read[index]),
+        ffn=[Dense(width * (1 if layer is None or not double else 2), activation) for layer in read],
         embedding=gemma_embedding(config),
         lm_head=LmHead(
             tied=config.flag("tie_word_embeddings", default=True),
@@ -59,8 +104,23 @@ def gemma4(config: Config) -> ModelSpec:
         ),
         modules=_MODULES,
     )
-    spec = replace(spec, layers=[_layer(config, layer) for layer in spec.layers])
-    return replace(spec, tensors=tensors_named(spec, _MODULES))
+    experts = _experts(config, norm, activation) if config.flag("enable_moe_block", default=False) else None
+    per_layer = config.integer("hidden_size_per_layer_input", default=0, low=0) > 0
+    blocks = [
+        [
+            *_blocks(layer, norm, experts),
+            *([per_layer_block(config, index, norm, activation)] if per_layer else []),
+        ]
+        for index, layer in enumerate(spec.layers)
+    ]
+    spec = replace(
+        spec,
+        layers=[Layer(tuple(each), scalar=True) for each in blocks],
+        tables=[per_layer_table(config)] if per_layer else [],
+    )
+    modules = _MODULES if experts is None else {**_MODULES, **_expert_modules(experts)}
+    known = per_layer_projections(config) if per_layer else None
+    return replace(spec, tensors=tensors_named(spec, modules, known, _SEPARATE_EXPERTS))
 
 
 def _rope(config: Config, layer_type: str) -> Rope:
@@ -72,13 +132,11 @@ def _head_dim(config: Config, *, full: bool) -> int:
     return config.integer("global_head_dim", default=config.head_dim) if full else config.head_dim
 
 
-def _layer(config: Config, layer: Layer) -> Layer:
-    """Returns a layer with the heads of its type, normed values, and a scalar at its end."""
-    attention, *others = layer.blocks
-    mixer = layer.attention
-    if isinstance(mixer.projections, HeadProjections):
-        mixer = replace(mixer, projections=_projections(config, mixer, mixer.projections))
-    return Layer((replace(attention, mixer=mixer), *others), scalar=True)
+def _attention(config: Config, attention: Attention, read: int | None) -> Attention:
+    """Returns an attention with the heads of its type and normed values, or with the keys and values of another."""
+    if isinstance(attention.projections, HeadProjections):
+        attention = replace(attention, projections=_projections(config, attention, attention.projections))
+    return attention if read is None else reading(attention, read)
 
 
 def _projections(config: Config, attention: Attention, projections: HeadProjections) -> HeadProjections:
@@ -98,3 +156,35 @@ def _projections(config: Config, attention: Attention, projections: HeadProjecti
         values_are_keys=values_are_keys,
         v_norm=RmsNorm(config.number("rms_norm_eps", default=1e-6), weight=False),
     )
+
+
+def _experts(config: Config, norm: RmsNorm, activation: Activation) -> Experts:
+    """Returns the experts, whose router has a norm and a factor for each expert."""
+    experts = config.experts("num_experts")
+    check_separate_tensors(config, config.layers * experts)
+    return Experts(
+        experts=experts,
+        experts_per_token=config.integer("top_k_experts"),
+        expert=Dense(config.integer("moe_intermediate_size"), activation),
+        norm=norm,
+        router=Router(norm=norm, logit_scale=config.integer("hidden_size") ** -0.5, normalize=True, expert_scales=True),
+    )
+
+
+def _blocks(layer: Layer, norm: RmsNorm, experts: Experts | None) -> Iterator[Block]:
+    """Yields the blocks of a layer with its experts. They are beside the dense network, and a norm follows the sum."""
+    for block in layer.blocks:
+        if block.name == "ffn" and experts is not None:
+            yield Block("moe", experts, post_norm=norm, joint_norm=norm)
+            yield replace(block, parallel=True)
+        else:
+            yield block
+
+
+def _expert_modules(experts: Experts) -> dict[str, str | Fused]:
+    rows = {f"moe.experts.{role}.weight": experts.expert.intermediate_size for role in ("gate", "up")}
+    return {
+        **_EXPERT_MODULES,
+        **fused(f"{_BLOCK}.experts.gate_up_proj", rows, stack=experts.experts),
+        **fused(f"{_BLOCK}.experts.down_proj", "moe.experts.down.weight", stack=experts.experts),
+    }

@@ -19,11 +19,15 @@ def latent_decoder(
     config: Config,
     ffn: Ffn | Sequence[Ffn],
     *,
-    interleaved: bool,
+    interleaved: bool = False,
+    rotated: bool = True,
     modules: Mapping[str, str | Fused] | None = None,
     **switches: Any,
 ) -> ModelSpec:
-    """Returns the spec of a decoder with latent attention; `modules` and `switches` are those of `decoder`."""
+    """Returns the spec of a decoder with latent attention; `modules` and `switches` are those of `decoder`.
+
+    Without rotation the elements that all heads share are used as they are projected.
+    """
     config.require(mlp_bias=False)
     projections = LatentProjections(
         query_rank=config.integer_or_none("q_lora_rank"),
@@ -34,13 +38,17 @@ def latent_decoder(
         norm=RmsNorm(LATENT_EPS),
         bias=config.flag("attention_bias", default=False),
     )
-    rope = read_rope(config, projections.rope_dim, LAYER_TYPES[0], interleaved=interleaved)
+    scale = (projections.nope_dim + projections.rope_dim) ** -0.5
+    if rotated:
+        rope = read_rope(config, projections.rope_dim, LAYER_TYPES[0], interleaved=interleaved)
+        switches["layer_ropes"] = [rope] * config.layers
+        scale *= _score_factor(config, rope)
     return decoder(
         config,
-        rope_of=lambda layer_type: rope,
+        rotated=rotated,
         projections=projections,
         output_bias=projections.bias,
-        scale=(projections.nope_dim + projections.rope_dim) ** -0.5 * _score_factor(config, rope),
+        scale=scale,
         ffn=ffn,
         **switches,
         modules={

@@ -1,5 +1,8 @@
 """LFM2 (Liquid AI 2025): gated short convolutions, with attention in some layers."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from ferrule.archs.config import MAX_LAYERS, Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.spec import Dense, Ffn, HeadNorm, LmHead, ModelSpec, RmsNorm, ShortConvolution
@@ -35,8 +38,19 @@ def lfm2(config: Config) -> ModelSpec:
     return lfm2_decoder(config, ffn=[Dense(width)] * config.layers)
 
 
-def lfm2_decoder(config: Config, *, ffn: list[Ffn], modules: dict[str, str] | None = None) -> ModelSpec:
-    """Returns the spec of a family member with these feed-forward networks."""
+def lfm2_decoder(
+    config: Config,
+    *,
+    ffn: Ffn | Sequence[Ffn],
+    convolutions: list[int] | None = None,
+    modules: dict[str, str] | None = None,
+    **switches: Any,
+) -> ModelSpec:
+    """Returns the spec of a family member with these feed-forward networks.
+
+    `convolutions` are the layers with a convolution, by default those that the file of an LFM2 names. `modules` and
+    `switches` are those of `decoder`.
+    """
     config = config.with_defaults(max_position_embeddings=128_000, rope_theta=1e6).with_absent(num_key_value_heads=8)
     norm = RmsNorm(config.number("norm_eps", default=1e-5))
     hidden = config.integer("hidden_size")
@@ -49,9 +63,10 @@ def lfm2_decoder(config: Config, *, ffn: list[Ffn], modules: dict[str, str] | No
         config,
         norm=norm,
         qk_norm=HeadNorm(norm),
-        mixers=dict.fromkeys(_convolution_layers(config), convolution),
+        mixers=dict.fromkeys(_convolution_layers(config) if convolutions is None else convolutions, convolution),
         ffn=ffn,
         lm_head=LmHead(tied=tied),
+        **switches,
         modules={**MODULES, **fused(f"{_BLOCK}.conv.in_proj", rows), **(modules or {})},
     )
 

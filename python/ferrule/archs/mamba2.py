@@ -46,8 +46,13 @@ def mamba2(config: Config) -> ModelSpec:
     )
 
 
-def stack(config: Config, mixer: Mixer, norm: RmsNorm, names: Mapping[str, str | Fused]) -> ModelSpec:
-    """Returns the spec of a model whose layers are one mixer each, with the module names of its roles."""
+def stack(
+    config: Config, mixer: Mixer, norm: RmsNorm, names: Mapping[str, str | Fused], *, tied: bool = False
+) -> ModelSpec:
+    """Returns the spec of a model whose layers are one mixer each, with the module names of its roles.
+
+    `tied` is the default of `tie_word_embeddings`.
+    """
     config.require(hidden_act="silu")
     spec = ModelSpec(
         architecture=config.text("model_type"),
@@ -56,7 +61,7 @@ def stack(config: Config, mixer: Mixer, norm: RmsNorm, names: Mapping[str, str |
         max_position_embeddings=config.integer("max_position_embeddings"),
         layers=[Layer((Block(mixer.type, mixer, norm),))] * config.layers,
         final_norm=norm,
-        lm_head=LmHead(tied=config.flag("tie_word_embeddings", default=False)),
+        lm_head=LmHead(tied=config.flag("tie_word_embeddings", default=tied)),
     )
     return replace(spec, tensors=tensors_named(spec, names))
 

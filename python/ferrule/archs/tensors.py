@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ferrule.archs.spec import (
+    Alternating,
     Attention,
     Block,
     Classifier,
@@ -17,14 +18,23 @@ from ferrule.archs.spec import (
     Experts,
     HeadProjections,
     LatentProjections,
+    Laurel,
     Layer,
     LayerNorm,
     LearnedPositions,
+    LightningAttention,
+    Mamba,
     Mamba2,
+    Mixer,
     ModelSpec,
     Norm,
     Part,
+    PerLayerEmbedding,
+    Projection,
+    RgLru,
     ShortConvolution,
+    Side,
+    Span,
     Stack,
     Tensor,
 )
@@ -41,10 +51,14 @@ def roles(spec: ModelSpec) -> Iterator[str]:
     if embedding.token_types:
         yield "token_types.weight"
     yield from _norm_roles("embedding_norm", embedding.norm)
+    yield from (f"tables.{index}.weight" for index in range(len(spec.tables)))
     for index, layer in enumerate(spec.layers):
         yield from (f"layers.{index}.{role}" for block in layer.blocks for role in _block_roles(block))
+        yield from (f"layers.{index}.{span.name}.{role}" for span in layer.spans for role in _span_roles(span))
         if layer.scalar:
             yield f"layers.{index}.scalar.weight"
+    if spec.streams is not None:
+        yield from (f"streams.{end}.{n}.weight" for end in ("begin", "end") for n in range(1, spec.streams.count))
     yield from _norm_roles("final_norm", spec.final_norm)
     if spec.lm_head is not None:
         if embedding.width is not None:
@@ -125,8 +139,9 @@ def _tensor(spec: ModelSpec, role: str, modules: Mapping[str, str | Fused]) -> T
     numbers = {"layer": "", "expert": ""}
     if path[0] == "layers":
         numbers["layer"], path = path[1], path[2:]
-    if "experts" in path:
-        numbers["expert"] = path.pop(path.index("experts") + 1)
+    for part in ("experts", "heads"):
+        if part in path:
+            numbers["expert"] = path.pop(path.index(part) + 1)
     whole, (*module, parameter) = ".".join(path), path
     found = modules.get(whole, modules.get(".".join(module)))
     if found is None:
@@ -156,33 +171,62 @@ def _heads(layer: Layer, role: str) -> int:
 
 
 def _block_roles(block: Block) -> Iterator[str]:
+    for index in range(len(block.low_rank)):
+        yield from (f"{block.name}.low_rank.{index}.{half}.weight" for half in ("a", "b"))
+    if block.weights_of is not None:
+        return
     yield from _norm_roles(f"{block.name}_norm", block.norm)
-    match block.mixer:
-        case Attention() as attention:
-            roles = _attention_roles(attention)
-        case Dense() as dense:
-            roles = _dense_roles(dense)
-        case Experts() as experts:
-            roles = _expert_roles(experts)
-        case ShortConvolution() as convolution:
-            roles = _convolution_roles(convolution)
-        case DeltaNet() as delta_net:
-            roles = _delta_net_roles(delta_net)
-        case Mamba2() as mamba2:
-            roles = _mamba2_roles(mamba2)
-    yield from (f"{block.name}.{role}" for role in roles)
+    yield from (f"{block.name}.{role}" for role in _mixer_roles(block.mixer))
     yield from _norm_roles(f"{block.name}_post_norm", block.post_norm)
     yield from _norm_roles(f"{block.name}_sum_norm", block.sum_norm)
+    yield from _norm_roles(f"{block.name}_joint_norm", block.joint_norm)
+
+
+def _mixer_roles(mixer: Mixer) -> Iterator[str]:
+    match mixer:
+        case Attention():
+            roles = _attention_roles(mixer)
+        case Dense():
+            roles = _dense_roles(mixer)
+        case Experts():
+            roles = _expert_roles(mixer)
+        case PerLayerEmbedding():
+            roles = _per_layer_roles(mixer)
+        case Projection():
+            roles = _projection_roles("output", bias=mixer.bias)
+        case Laurel():
+            roles = iter(("left.weight", "right.weight", *_norm_roles("norm", mixer.norm)))
+        case _:
+            roles = _recurrent_roles(mixer)
+    return roles
+
+
+def _recurrent_roles(mixer: ShortConvolution | DeltaNet | LightningAttention | Mamba | Mamba2 | RgLru) -> Iterator[str]:
+    match mixer:
+        case ShortConvolution():
+            return _convolution_roles(mixer)
+        case DeltaNet():
+            return _delta_net_roles(mixer)
+        case LightningAttention():
+            return _lightning_roles(mixer)
+        case Mamba():
+            return _mamba_roles(mixer)
+        case Mamba2():
+            return _mamba2_roles(mixer)
+        case RgLru():
+            return _rg_lru_roles(mixer)
 
 
 def _attention_roles(attention: Attention) -> Iterator[str]:
     match attention.projections:
         case HeadProjections() as heads:
-            for projection in ("q", "k") if heads.values_are_keys else ("q", "k", "v"):
+            normed = ("q",) if attention.kv_layer is not None else ("q", "k")
+            has_values = attention.kv_layer is None and not heads.values_are_keys
+            for projection in (*normed, "v") if has_values else normed:
                 yield from _projection_roles(projection, bias=heads.bias)
             if heads.qk_norm is not None:
-                yield from _norm_roles("q_norm", heads.qk_norm.norm)
-                yield from _norm_roles("k_norm", heads.qk_norm.norm)
+                for projection in normed:
+                    yield from _norm_roles(f"{projection}_norm", heads.qk_norm.norm)
             yield from _norm_roles("v_norm", heads.v_norm)
         case LatentProjections() as latent:
             if latent.query_rank is None:
@@ -216,6 +260,23 @@ def _delta_net_roles(delta_net: DeltaNet) -> Iterator[str]:
     yield "output.weight"
 
 
+def _lightning_roles(lightning: LightningAttention) -> Iterator[str]:
+    yield from ("q.weight", "k.weight", "v.weight", "gate.weight")
+    yield from _norm_roles("norm", lightning.norm)
+    yield "output.weight"
+
+
+def _mamba_roles(mamba: Mamba) -> Iterator[str]:
+    for role in ("x", "gate"):
+        yield from _projection_roles(role, bias=mamba.bias)
+    yield from _projection_roles("kernel", bias=mamba.kernel_bias)
+    yield from ("step_in.weight", "b.weight", "c.weight")
+    for role in ("step_norm", "b_norm", "c_norm"):
+        yield from _norm_roles(role, mamba.norm)
+    yield from ("step.weight", "step_bias.weight", "decay_log.weight", "skip.weight")
+    yield from _projection_roles("output", bias=mamba.bias)
+
+
 def _mamba2_roles(mamba2: Mamba2) -> Iterator[str]:
     for role in ("gate", "x", "b", "c", "step"):
         yield from _projection_roles(role, bias=mamba2.bias)
@@ -223,6 +284,32 @@ def _mamba2_roles(mamba2: Mamba2) -> Iterator[str]:
     yield from ("decay_log.weight", "step_bias.weight", "skip.weight")
     yield from _norm_roles("norm", mamba2.norm)
     yield from _projection_roles("output", bias=mamba2.bias)
+
+
+def _per_layer_roles(per_layer: PerLayerEmbedding) -> Iterator[str]:
+    yield from ("gate.weight", "projection.weight")
+    yield from _norm_roles("projection_norm", per_layer.norm)
+    yield "output.weight"
+
+
+def _span_roles(span: Span) -> Iterator[str]:
+    match span.mix:
+        case Alternating() as alternating:
+            yield from ("prediction.weight", "correction.weight")
+            yield from _norm_roles("router_norm", alternating.norm)
+            yield "router.weight"
+        case Side() as side:
+            if side.scaled:
+                yield "scale.weight"
+
+
+def _rg_lru_roles(rg_lru: RgLru) -> Iterator[str]:
+    for role in ("x", "gate", "kernel", "output"):
+        yield from _projection_roles(role, bias=True)
+    for head in range(rg_lru.heads):
+        for role in ("input_gate", "decay_gate"):
+            yield from _projection_roles(f"heads.{head}.{role}", bias=True)
+    yield "decay.weight"
 
 
 def _classifier_roles(classifier: Classifier) -> Iterator[str]:
@@ -234,6 +321,10 @@ def _classifier_roles(classifier: Classifier) -> Iterator[str]:
 
 def _expert_roles(experts: Experts) -> Iterator[str]:
     yield from _projection_roles("router", bias=experts.router.bias)
+    yield from _norm_roles("router_norm", experts.router.norm)
+    yield from _norm_roles("input_norm", experts.norm)
+    if experts.router.expert_scales:
+        yield "router.scales"
     if experts.router.correction_bias:
         yield "router.correction_bias"
     for expert in range(experts.experts):
@@ -248,7 +339,7 @@ def _dense_roles(ffn: Dense) -> Iterator[str]:
     for projection in ("gate", "up", "down") if ffn.gated else ("up", "down"):
         yield from _projection_roles(projection, bias=ffn.bias)
     yield from _norm_roles("inner_norm", ffn.inner_norm)
-    if ffn.xielu is not None:
+    if ffn.xielu is not None and ffn.xielu.alphas is None:
         yield from ("xielu.alpha_p", "xielu.alpha_n")
 
 

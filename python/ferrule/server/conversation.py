@@ -106,8 +106,7 @@ def _call_or_answer(
     if answer.json is None and answer.json_object is None:
         raise unsupported("tools", "tools are supported with a JSON schema, not with other structured output")
     tools = list(conversation.tools)
-    template = conversation.chat_template or settings.chat_template
-    own = served.llm.message_format(settings.tool_call_parser, None, tools=tools, chat_template=template)
+    own = _message_format(served, settings, conversation, tools, (settings.tool_call_parser, None))
     given = CallOrAnswer(
         answer=answer, tools=tools, several=conversation.parallel_tool_calls, strict=conversation.strict_tools
     )
@@ -121,12 +120,8 @@ def _template_message_format(
 ) -> MessageFormat | None:
     # A structured output has no reasoning before it.
     reasoning = settings.reasoning_parser if conversation.structure is None else None
-    chosen = served.llm.message_format(
-        settings.tool_call_parser if tools else None,
-        reasoning,
-        tools=tools or None,
-        chat_template=conversation.chat_template or settings.chat_template,
-    )
+    parsers = (settings.tool_call_parser if tools else None, reasoning)
+    chosen = _message_format(served, settings, conversation, tools or None, parsers)
     if tools and (chosen is None or chosen.tool_call_parser is None):
         raise unsupported(
             "tools",
@@ -136,9 +131,26 @@ def _template_message_format(
     return chosen
 
 
+def _message_format(
+    served: ServedModel,
+    settings: ServerSettings,
+    conversation: Conversation,
+    tools: Sequence[Mapping[str, Any]] | None,
+    parsers: tuple[str | None, str | None],
+) -> MessageFormat | None:
+    template = conversation.chat_template
+    return served.llm.message_format(
+        *parsers,
+        tools=tools,
+        chat_template=template or settings.chat_template,
+        # Derivation renders a template about ten times, and a request's own template may be slow.
+        derive=not template or template in served.llm.chat_templates,
+    )
+
+
 def check_reasoning_supported(field: str, served: ServedModel, settings: ServerSettings) -> None:
     """Raises ApiError where a field asks for reasoning and the model's format of reasoning is not known."""
-    if served.llm.message_format(None, settings.reasoning_parser) is None:
+    if served.llm.message_format(None, settings.reasoning_parser, chat_template=settings.chat_template) is None:
         raise unsupported(
             field,
             f"{field} is not supported: the format of reasoning of {served.name} is not known from its chat template; "

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 from ferrule._text.parsers import MessageDelta, ParsedMessage, ToolCallDelta
 from ferrule.outputs import StreamDelta, TokenLogprobs
+from ferrule.server.schema.custom_tools import INPUT
 
 Kind = Literal["reasoning", "text", "call"]
 INVALID_JSON = "INVALID_JSON"
@@ -121,6 +122,12 @@ def call_input(arguments: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         parsed = None
     return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {INVALID_JSON: arguments}
+
+
+def custom_input(arguments: str) -> str:
+    """Returns the input of a custom tool; arguments in another form are the input itself."""
+    found = call_input(arguments).get(INPUT)
+    return found if isinstance(found, str) else arguments
 
 
 def _refuse(constant: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from ferrule._text.parsers import MessageFormat
+from ferrule._text.parsers import DERIVED, MessageFormat
 from ferrule._validation import check_integer, check_number
 from ferrule.errors import InvalidParameterError
 
@@ -56,9 +56,11 @@ class ServerSettings:
     metrics_prefix: str = "ferrule:"
     """Prefix of the names at /metrics; `vllm:` fits dashboards for vLLM."""
     tool_call_parser: str | None = AUTO
-    """Parser of tool calls; `auto` derives it from the chat template, None disables tools."""
+    """Parser of tool calls; `auto` chooses it for the chat template, `template` derives it from the template itself,
+    None disables tools."""
     reasoning_parser: str | None = AUTO
-    """Parser of reasoning; `auto` derives it from the chat template, None disables it."""
+    """Parser of reasoning; `auto` chooses it for the chat template, `template` derives it from the template itself,
+    None disables it."""
     chat_template: str | None = None
     """Jinja template that replaces the models' chat templates; None keeps them."""
     unknown_fields: str = WARN
@@ -104,7 +106,8 @@ class ServerSettings:
         if self.max_concurrent_requests is not None:
             check_integer("max_concurrent_requests", self.max_concurrent_requests, 1, 1 << 20)
         # Raises for unknown parsers.
-        MessageFormat(*(None if name == AUTO else name for name in (self.tool_call_parser, self.reasoning_parser)))
+        named = [None if name in (AUTO, DERIVED) else name for name in (self.tool_call_parser, self.reasoning_parser)]
+        MessageFormat(*named)
         if self.unknown_fields not in UNKNOWN_FIELDS:
             raise InvalidParameterError("unknown_fields", self.unknown_fields, f"one of {', '.join(UNKNOWN_FIELDS)}")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):

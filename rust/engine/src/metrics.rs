@@ -1,5 +1,6 @@
 //! Engine metrics: counters and histograms that can be read at any time without waiting for a step.
 
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -7,37 +8,81 @@ use serde::Serialize;
 use crate::pages::PageStatistics;
 use crate::{FinishReason, RequestTiming};
 
-/// Upper bounds of the histogram buckets in seconds, from a step of a small model to a prompt that fills a long
-/// context.
-pub const BOUNDS: [f64; 17] =
-    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0];
+/// Number of bounds of a histogram.
+pub const BOUNDS: usize = 17;
 
-/// Histogram of durations.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Histogram {
-    /// Inclusive upper bounds of the buckets in seconds.
-    pub bounds: &'static [f64],
-    /// Count of each bucket; the last holds all longer durations.
-    pub counts: [u64; BOUNDS.len() + 1],
-    /// Sum of all durations in seconds.
-    pub sum: f64,
-    /// Number of durations.
-    pub count: u64,
+/// Quantity that a histogram counts.
+pub trait Measure {
+    /// Inclusive upper bounds of the buckets.
+    const BOUNDS: [f64; BOUNDS];
 }
 
-impl Default for Histogram {
+/// Durations in seconds, from a step of a small model to a prompt that fills a long context.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Seconds;
+
+impl Measure for Seconds {
+    const BOUNDS: [f64; BOUNDS] =
+        [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0];
+}
+
+/// Numbers of tokens: powers of two, which include the bounds of vLLM's `iteration_tokens_total`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tokens;
+
+impl Measure for Tokens {
+    const BOUNDS: [f64; BOUNDS] = {
+        let mut bounds = [1.0; BOUNDS];
+        let mut index = 1;
+        while index < BOUNDS {
+            bounds[index] = 2.0 * bounds[index - 1];
+            index += 1;
+        }
+        bounds
+    };
+}
+
+/// Histogram of observations.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(bound = "")]
+pub struct Histogram<M: Measure> {
+    /// Inclusive upper bounds of the buckets.
+    pub bounds: [f64; BOUNDS],
+    /// Count of each bucket; the last holds all larger observations.
+    pub counts: [u64; BOUNDS + 1],
+    /// Sum of all observations.
+    pub sum: f64,
+    /// Number of observations.
+    pub count: u64,
+    #[serde(skip)]
+    measure: PhantomData<M>,
+}
+
+impl<M: Measure> Default for Histogram<M> {
     fn default() -> Self {
-        Self { bounds: &BOUNDS, counts: [0; BOUNDS.len() + 1], sum: 0.0, count: 0 }
+        Self { bounds: M::BOUNDS, counts: [0; BOUNDS + 1], sum: 0.0, count: 0, measure: PhantomData }
     }
 }
 
-impl Histogram {
+impl<M: Measure> Histogram<M> {
+    fn observe(&mut self, value: f64) {
+        self.counts[M::BOUNDS.partition_point(|&bound| bound < value)] += 1;
+        self.sum += value;
+        self.count += 1;
+    }
+}
+
+impl Histogram<Seconds> {
     /// Counts a duration.
     pub(crate) fn record(&mut self, time: Duration) {
-        let seconds = time.as_secs_f64();
-        self.counts[BOUNDS.partition_point(|&bound| bound < seconds)] += 1;
-        self.sum += seconds;
-        self.count += 1;
+        self.observe(time.as_secs_f64());
+    }
+}
+
+impl Histogram<Tokens> {
+    /// Counts a number of tokens.
+    pub(crate) fn record(&mut self, tokens: usize) {
+        self.observe(tokens as f64);
     }
 }
 
@@ -110,17 +155,19 @@ pub struct Metrics {
     pub disk_stored_bytes: u64,
 
     /// Time from a request's arrival until it is first scheduled.
-    pub queue_seconds: Histogram,
+    pub queue_seconds: Histogram<Seconds>,
     /// Time from first being scheduled until the first token.
-    pub prefill_seconds: Histogram,
+    pub prefill_seconds: Histogram<Seconds>,
     /// Time to first token.
-    pub time_to_first_token_seconds: Histogram,
+    pub time_to_first_token_seconds: Histogram<Seconds>,
     /// Time between consecutive tokens of a request.
-    pub inter_token_seconds: Histogram,
+    pub inter_token_seconds: Histogram<Seconds>,
     /// Time from the first token to the last.
-    pub decode_seconds: Histogram,
+    pub decode_seconds: Histogram<Seconds>,
     /// Duration of a step.
-    pub step_seconds: Histogram,
+    pub step_seconds: Histogram<Seconds>,
+    /// Tokens computed in a step, prompts, drafts and recomputation included.
+    pub step_tokens: Histogram<Tokens>,
 }
 
 impl Metrics {
@@ -165,7 +212,7 @@ mod tests {
 
     #[test]
     fn bucket_bounds_are_inclusive() {
-        let mut histogram = Histogram::default();
+        let mut histogram = Histogram::<Seconds>::default();
         for millis in [0, 1, 2, 250_000, 250_001] {
             histogram.record(Duration::from_millis(millis));
         }
@@ -174,5 +221,16 @@ mod tests {
             (2, 1, 1, 1)
         );
         assert_eq!((histogram.count, histogram.sum), (5, 500.004));
+    }
+
+    #[test]
+    fn token_buckets_are_powers_of_two() {
+        let mut histogram = Histogram::<Tokens>::default();
+        for tokens in [1, 2, 3, 512, 65_537] {
+            histogram.record(tokens);
+        }
+        assert_eq!(histogram.bounds[9..11], [512.0, 1024.0]);
+        let filled: Vec<usize> = (0..=BOUNDS).filter(|&bucket| histogram.counts[bucket] == 1).collect();
+        assert_eq!(filled, [0, 1, 2, 9, 17]);
     }
 }

@@ -322,6 +322,7 @@ fn timings_are_in_order() {
     assert_eq!((metrics.prompt_tokens, metrics.cached_prompt_tokens), (100, 0));
     let counts = [&metrics.queue_seconds, &metrics.inter_token_seconds, &metrics.decode_seconds, &metrics.step_seconds];
     assert_eq!(counts.map(|histogram| histogram.count), [1, 2, 1, 4]);
+    assert_eq!((metrics.step_tokens.count, metrics.step_tokens.sum), (4, 102.0));
     assert_eq!(metrics.requests_finished.length, 1);
     assert_eq!(*engine.published_metrics().lock().unwrap(), *metrics);
 }

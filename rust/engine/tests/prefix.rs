@@ -11,6 +11,9 @@ use ferrule_engine::{
     RequestId, SamplingParams, StateError, StepOutput,
 };
 use ferrule_kernels::Cancel;
+use ferrule_kernels::kv::PAGE_TOKENS;
+use proptest::collection::vec;
+use proptest::prelude::*;
 
 fn config() -> EngineConfig {
     EngineConfig { pages: vec![64], max_model_len: 600, ..fake::config() }
@@ -112,6 +115,39 @@ fn the_second_turn_of_a_long_chat_computes_only_its_new_tokens() {
         let uncached = EngineConfig { pages: vec![1000], enable_prefix_caching: false, ..config };
         let expected = ask(&mut engine(&uncached, &[None]), next.clone(), greedy(5)).0;
         assert_eq!(ask(&mut chats, next, greedy(5)), (expected, 15_131 - 14_992 + 4), "{states} states");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Turns of several chats on few or many states: the memory of the states is never exceeded (the pools are audited),
+    /// outputs are those without a cache, and while the snapshots of all prompts fit, a turn computes only what follows
+    /// the last prompt of its chat.
+    #[test]
+    fn a_turn_computes_what_follows_the_last_prompt_if_its_snapshot_fits(
+        turns in vec((0_u32..3, 16_usize..200, 1_usize..300), 1..7),
+        states in 2_usize..20,
+    ) {
+        let config = EngineConfig { pages: vec![400, states], max_model_len: 3200, ..config() };
+        let mut cached = engine(&config, &[None, STATE]);
+        let mut alone = engine(&EngineConfig { enable_prefix_caching: false, ..config }, &[None, STATE]);
+        let mut chats: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        let mut prompts: BTreeMap<u32, usize> = BTreeMap::new();
+        for (turn, (chat, new, answer)) in turns.into_iter().enumerate() {
+            let tokens = chats.entry(chat).or_insert_with(|| vec![chat]);
+            let from = tokens.len() as u32;
+            tokens.extend((from..from + new as u32).map(|index| (index * 7 + chat) % VOCAB as u32));
+            let (expected, all) = ask(&mut alone, tokens.clone(), greedy(answer));
+            let (output, computed) = ask(&mut cached, tokens.clone(), greedy(answer));
+            prop_assert_eq!(&output, &expected);
+            // A step needs two states, and a snapshot is taken in a third one. Two lasting snapshots of every earlier turn:
+            // one at the end of its prompt, and the one that it continued from.
+            let last = if states >= 3 + 2 * turn { prompts.get(&chat).copied().unwrap_or(0) } else { 0 };
+            prop_assert!(computed <= all - (last / PAGE_TOKENS * PAGE_TOKENS) as u64, "{computed} of {all}, {last}");
+            prompts.insert(chat, tokens.len());
+            tokens.extend(output);
+        }
     }
 }
 

@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use memmap2::Mmap;
 
 use crate::dtype::FloatDtype;
 use crate::error::{CheckpointError, CheckpointErrorKind, InFile};
+use crate::file::release_pages;
 use crate::gguf::{BlockType, TensorType};
 use crate::nearest::nearest;
 use crate::quantized::StoredAs;
 use crate::safetensors::Entry;
+use crate::table::StoredTable;
 use crate::tensor::{FindTensor, Tensor};
 use crate::weight::{Numbers, WeightTensor};
 
@@ -21,7 +24,7 @@ pub struct Checkpoint {
     folder: PathBuf,
     /// Path of the file that lists the tensors: the only file, the index, or the first part.
     listing: PathBuf,
-    shards: Vec<Mmap>,
+    shards: Vec<Arc<Mmap>>,
     tensors: BTreeMap<String, Place>,
     /// Quantization method of weights that are not plain tensors.
     stored_as: Option<StoredAs>,
@@ -46,7 +49,7 @@ pub(crate) struct Blocks {
 impl Checkpoint {
     /// Creates a checkpoint of tensors that are stored in `shards`.
     pub(crate) fn new(folder: PathBuf, listing: PathBuf, shards: Vec<Mmap>, tensors: BTreeMap<String, Place>) -> Self {
-        Self { folder, listing, shards, tensors, stored_as: None }
+        Self { folder, listing, shards: shards.into_iter().map(Arc::new).collect(), tensors, stored_as: None }
     }
 
     /// Adds the tensors of another checkpoint, with `prefix/` before their names.
@@ -178,27 +181,20 @@ impl Checkpoint {
     ///
     /// Releases only whole pages inside its tensors, because neighbours may be in use.
     pub fn release(&self, weight: &WeightTensor<'_>) {
-        weight.stored().iter().for_each(|tensor| self.release_tensor(tensor));
-    }
-
-    #[cfg(unix)]
-    fn release_tensor(&self, tensor: &Tensor<'_>) {
-        let page = page_bytes();
-        let begin = tensor.offset.next_multiple_of(page);
-        let end = (tensor.offset + tensor.bytes.len()) / page * page;
-        if begin < end {
-            // SAFETY: the range lies inside the mapping, which is read-only and backed by a file, so a dropped page
-            // holds the same bytes when it is read again.
-            let advised = unsafe {
-                self.shards[tensor.shard].unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, begin, end - begin)
-            };
-            // This is advice: if the system does not take it, more memory stays resident.
-            drop(advised);
+        for tensor in weight.stored() {
+            release_pages(&self.shards[tensor.shard], tensor.offset..tensor.offset + tensor.bytes.len());
         }
     }
 
-    #[cfg(not(unix))]
-    fn release_tensor(&self, _: &Tensor<'_>) {}
+    /// Returns the matrix in a weight, as a table of rows of `columns` elements that stays in its file; `None` if the
+    /// weight is neither plain nor in ggml's blocks, or rows end within a block.
+    pub fn table(&self, weight: &WeightTensor<'_>, columns: usize) -> Option<StoredTable> {
+        let format = weight.row_format()?;
+        let row_bytes = format.row_bytes(columns)?;
+        let [tensor] = weight.stored()[..] else { return None };
+        let bytes = tensor.offset..tensor.offset + tensor.bytes.len();
+        Some(StoredTable::new(Arc::clone(&self.shards[tensor.shard]), bytes, format, row_bytes))
+    }
 }
 
 impl FindTensor for Checkpoint {
@@ -206,11 +202,4 @@ impl FindTensor for Checkpoint {
         let (name, place) = self.tensors.get_key_value(name)?;
         Some(self.at(name, place))
     }
-}
-
-#[cfg(unix)]
-fn page_bytes() -> usize {
-    // SAFETY: reads a constant of the system; touches no memory of ours.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(page).ok().filter(|page| page.is_power_of_two()).unwrap_or(1 << 16)
 }

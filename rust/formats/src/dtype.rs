@@ -1,5 +1,6 @@
 //! Element types of tensors.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 /// Declares each type once: variant, name in the file, bits per element.
@@ -119,11 +120,44 @@ impl FloatDtype {
         }
     }
 
+    /// Widens little-endian elements from `first` on to f32.
+    pub(crate) fn widen(self, bytes: &[u8], first: usize, out: &mut [f32]) {
+        let size = self.bytes();
+        let bytes = &bytes[first * size..][..out.len() * size];
+        match self {
+            Self::F32 => {
+                for (value, stored) in out.iter_mut().zip(bytes.as_chunks().0) {
+                    *value = f32::from_le_bytes(*stored);
+                }
+            }
+            Self::Bf16 => {
+                for (value, stored) in out.iter_mut().zip(bytes.as_chunks().0) {
+                    *value = f32::from_bits(u32::from(u16::from_le_bytes(*stored)) << 16);
+                }
+            }
+            Self::F16 => widen_f16(bytes.as_chunks().0, out),
+        }
+    }
+
     /// Returns the number of bytes per element.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
         }
+    }
+}
+
+/// Works in aligned blocks, so that `half` can use conversion instructions although elements may be unaligned in the
+/// file.
+fn widen_f16(stored: &[[u8; 2]], out: &mut [f32]) {
+    const BLOCK: usize = 256;
+    let mut aligned = [f16::ZERO; BLOCK];
+    for (stored, out) in stored.chunks(BLOCK).zip(out.chunks_mut(BLOCK)) {
+        let aligned = &mut aligned[..stored.len()];
+        for (value, bytes) in aligned.iter_mut().zip(stored) {
+            *value = f16::from_le_bytes(*bytes);
+        }
+        aligned.convert_to_f32_slice(out);
     }
 }

@@ -1,6 +1,7 @@
 //! Opening and mapping files, and the errors that any file can have whatever its format.
 
 use std::fs::{self, File};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -46,6 +47,30 @@ pub(crate) fn open_file(path: &Path) -> Result<(File, u64), FileError> {
     let file = File::open(path)?;
     let bytes = file.metadata()?.len();
     Ok((file, bytes))
+}
+
+/// Releases the memory of a mapped file's whole pages in a range; they are read from the file again when needed.
+#[cfg(unix)]
+pub(crate) fn release_pages(map: &Mmap, range: Range<usize>) {
+    let page = page_bytes();
+    let (begin, end) = (range.start.next_multiple_of(page), range.end.min(map.len()) / page * page);
+    if begin < end {
+        // SAFETY: the range lies inside the mapping, which is read-only and backed by a file, so a dropped page holds
+        // the same bytes when it is read again.
+        let advised = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, begin, end - begin) };
+        // This is advice: if the system does not take it, more memory stays resident.
+        drop(advised);
+    }
+}
+
+#[cfg(not(unix))]
+pub(crate) fn release_pages(_: &Mmap, _: Range<usize>) {}
+
+#[cfg(unix)]
+fn page_bytes() -> usize {
+    // SAFETY: reads a constant of the system; touches no memory of ours.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(page).ok().filter(|page| page.is_power_of_two()).unwrap_or(1 << 16)
 }
 
 /// Maps a file whose header was checked against a length of `bytes`.

@@ -24,6 +24,7 @@ mod open;
 mod packed;
 mod quantized;
 mod safetensors;
+mod table;
 mod tensor;
 mod tokenizer_json;
 mod unique;
@@ -43,6 +44,7 @@ pub use quantized::{
     Gptq, GptqBits, Mxfp4, QuantizedError, StoredAs,
 };
 pub use safetensors::SafetensorsError;
+pub use table::{RowFormat, StoredTable};
 pub use tensor::Tensor;
 pub use tokenizer_json::{CharsmapError, TokenizerJsonError, check_charsmap, check_tokenizer_json};
 pub use weight::WeightTensor;

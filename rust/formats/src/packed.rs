@@ -19,10 +19,11 @@ use serde_json::json;
 
 use crate::checksums::{CHECKSUMS, Checksums, file_order};
 use crate::dtype::Dtype;
-use crate::file::{FileError, map_file, open_file};
+use crate::file::{FileError, map_file, open_file, release_pages};
 use crate::folder::Folder;
 use crate::nearest::{nearest, suggestion};
 use crate::safetensors::{Entry, Header, LENGTH_BYTES, SafetensorsError, read_header};
+use crate::table::{RowFormat, StoredTable};
 
 /// Value of `layout` in the metadata.
 const LAYOUT: &str = "ferrule-2";
@@ -36,6 +37,12 @@ const LINE: usize = 64;
 /// Age above which an unlocked temporary file belongs to a killed process. The process of a younger file may not have
 /// locked it yet.
 const ABANDONED: Duration = Duration::from_secs(10);
+
+/// Beginning of the names of tables, which are not kept in memory.
+const TABLES: &str = "tables.";
+
+/// Bytes of a table that are copied or verified before their memory is released.
+const TABLE_PART_BYTES: usize = 16 << 20;
 
 /// Bytes of a tensor that are read at a time to verify it.
 const VERIFY_BYTES: usize = 1 << 20;
@@ -180,7 +187,14 @@ impl PackedFile {
         let name = &self.names[index];
         let range = self.tensors[name].bytes.clone();
         let found = match &self.bytes {
-            Bytes::Mapped(map) => crc32c::crc32c(&map[range]),
+            Bytes::Mapped(map) => range.clone().step_by(TABLE_PART_BYTES).fold(0, |sum, begin| {
+                let part = begin..range.end.min(begin + TABLE_PART_BYTES);
+                let sum = crc32c::crc32c_append(sum, &map[part.clone()]);
+                if name.starts_with(TABLES) {
+                    release_pages(map, part);
+                }
+                sum
+            }),
             Bytes::File(file) => {
                 let (mut sum, mut buffer) = (0, vec![0; range.len().min(VERIFY_BYTES)]);
                 for start in range.clone().step_by(VERIFY_BYTES) {
@@ -240,6 +254,29 @@ impl PackedFile {
             Bytes::Mapped(map) => Some(Arc::clone(map) as Arc<_>),
             Bytes::File(_) => None,
         }
+    }
+
+    /// Returns the table `<tensor>.<format>` of rows of `columns` elements, which stays in the file. Its name begins with
+    /// `tables.`.
+    ///
+    /// # Errors
+    /// [`PackedErrorKind::NoTensor`] if the file has it in no format, [`PackedErrorKind::Length`] if it has another
+    /// length, and [`PackedErrorKind::File`] if the file cannot be mapped.
+    pub fn table(&self, tensor: &str, rows: usize, columns: usize) -> Result<StoredTable, PackedError> {
+        let named = RowFormat::all().map(|format| (format, format!("{tensor}.{}", format.name())));
+        let found = named.into_iter().find(|(_, name)| self.tensors.contains_key(name));
+        let (format, name) = found.ok_or_else(|| self.missing(tensor))?;
+        let row_bytes = format.row_bytes(columns);
+        let bytes = row_bytes.and_then(|bytes| bytes.checked_mul(rows)).unwrap_or(usize::MAX);
+        let range = self.range(&name, bytes)?;
+        let map = match &self.bytes {
+            Bytes::Mapped(map) => Arc::clone(map),
+            Bytes::File(file) => {
+                let map = map_file(file, range.end as u64);
+                Arc::new(map.map_err(|error| self.error(error.into()))?)
+            }
+        };
+        Ok(StoredTable::new(map, range, format, row_bytes.unwrap_or(0)))
     }
 
     /// Copies a range of the file, as [`PackedFile::range`] returns it.
@@ -358,7 +395,7 @@ impl PackedWriter {
         // On a file system without locks, no process removes abandoned files either.
         let _ = file.try_lock();
         let mut checksums = Checksums::default();
-        checksums.push(&[&header]);
+        checksums.push(crc32c::crc32c(&header));
         let mut writer = Self { path: path.to_owned(), temporary, file, left, checksums, is_finished: false };
         reserve(&writer.file, bytes).map_err(failed)?;
         writer.file.write_all(&header).map_err(failed)?;
@@ -378,11 +415,40 @@ impl PackedWriter {
         self.append(bytes)
     }
 
+    /// Writes the next tensor, which is a table of another file, without holding more than a part of it in memory.
+    ///
+    /// # Errors
+    /// [`PackedErrorKind::Write`].
+    ///
+    /// # Panics
+    /// As [`PackedWriter::write`].
+    pub fn write_table(&mut self, name: &str, table: &StoredTable) -> Result<(), PackedError> {
+        let next = self.left.pop().expect("a tensor that was announced");
+        assert_eq!((next.name.as_str(), next.bytes), (name, table.bytes().len() as u64), "the tensors' order");
+        let bytes = table.bytes();
+        self.append_parts(bytes.len(), bytes.chunks(TABLE_PART_BYTES), || table.release_all())
+    }
+
     fn append(&mut self, bytes: &[u8]) -> Result<(), PackedError> {
-        let padding = &[0; LINE][..bytes.len().next_multiple_of(LINE) - bytes.len()];
-        self.checksums.push(&[bytes, padding]);
-        let written = self.file.write_all(bytes).and_then(|()| self.file.write_all(padding));
-        written.map_err(|error| PackedErrorKind::Write(error).of(&self.path))
+        self.append_parts(bytes.len(), [bytes].into_iter(), || ())
+    }
+
+    /// Appends a tensor of `length` bytes that is given in parts; calls `written` after each of them.
+    fn append_parts<'b>(
+        &mut self,
+        length: usize,
+        parts: impl Iterator<Item = &'b [u8]>,
+        written: impl Fn(),
+    ) -> Result<(), PackedError> {
+        let padding = &[0; LINE][..length.next_multiple_of(LINE) - length];
+        let mut sum = 0;
+        for part in parts.chain([padding]) {
+            sum = crc32c::crc32c_append(sum, part);
+            self.file.write_all(part).map_err(|error| PackedErrorKind::Write(error).of(&self.path))?;
+            written();
+        }
+        self.checksums.push(sum);
+        Ok(())
     }
 
     /// Moves the complete file to its path, replacing any file there.

@@ -3,14 +3,12 @@
 use std::ops::Range;
 use std::path::Path;
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
-
 use crate::blocks::BlockLayout;
 use crate::dtype::FloatDtype;
 use crate::error::{CheckpointError, InFile};
 use crate::gguf::BlockType;
 use crate::quantized::Quantized;
+use crate::table::RowFormat;
 use crate::tensor::Tensor;
 
 /// A weight of a model, whose values can be read as f32.
@@ -122,6 +120,15 @@ impl<'a> WeightTensor<'a> {
         bytes as f64 * 8.0 / self.elements().max(1) as f64
     }
 
+    /// Returns the storage of rows that can be read one by one, if the weight is a plain tensor or in ggml's blocks.
+    pub fn row_format(&self) -> Option<RowFormat> {
+        match self.numbers {
+            Numbers::Float(float, _) => Some(RowFormat::Float(float)),
+            Numbers::Blocks(ty, ..) => Some(RowFormat::Blocks(ty)),
+            Numbers::Quantized(_) => None,
+        }
+    }
+
     /// Returns the stored tensors that the weight is read from.
     pub(crate) fn stored(&self) -> Vec<Tensor<'_>> {
         match &self.numbers {
@@ -137,7 +144,7 @@ impl<'a> WeightTensor<'a> {
     /// If the tensor has fewer than `first + out.len()` elements.
     pub fn read_f32(&self, first: usize, out: &mut [f32]) {
         match &self.numbers {
-            Numbers::Float(float, tensor) => widen(*float, tensor.bytes, first, out),
+            Numbers::Float(float, tensor) => float.widen(tensor.bytes, first, out),
             Numbers::Blocks(ty, _, tensor) => ty.dequantize(tensor.bytes, first, out),
             Numbers::Quantized(quantized) => {
                 assert!(out.len() <= self.elements().saturating_sub(first), "elements of {}", self.name);
@@ -154,38 +161,5 @@ impl<'a> WeightTensor<'a> {
         for (index, value) in out.iter_mut().enumerate() {
             self.read_f32(first + index * stride, std::slice::from_mut(value));
         }
-    }
-}
-
-/// Widens little-endian elements from `first` on to f32.
-fn widen(float: FloatDtype, bytes: &[u8], first: usize, out: &mut [f32]) {
-    let size = float.bytes();
-    let bytes = &bytes[first * size..][..out.len() * size];
-    match float {
-        FloatDtype::F32 => {
-            for (value, stored) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *value = f32::from_le_bytes(*stored);
-            }
-        }
-        FloatDtype::Bf16 => {
-            for (value, stored) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *value = f32::from_bits(u32::from(u16::from_le_bytes(*stored)) << 16);
-            }
-        }
-        FloatDtype::F16 => widen_f16(bytes.as_chunks().0, out),
-    }
-}
-
-/// Works in aligned blocks, so that `half` can use conversion instructions although elements may be unaligned in the
-/// file.
-fn widen_f16(stored: &[[u8; 2]], out: &mut [f32]) {
-    const BLOCK: usize = 256;
-    let mut aligned = [f16::ZERO; BLOCK];
-    for (stored, out) in stored.chunks(BLOCK).zip(out.chunks_mut(BLOCK)) {
-        let aligned = &mut aligned[..stored.len()];
-        for (value, bytes) in aligned.iter_mut().zip(stored) {
-            *value = f16::from_le_bytes(*bytes);
-        }
-        aligned.convert_to_f32_slice(out);
     }
 }

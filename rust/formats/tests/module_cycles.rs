@@ -94,18 +94,25 @@ fn resolve(module: &str, path: &str, modules: &BTreeSet<String>) -> String {
 }
 
 fn imports(sources: &[(String, String)]) -> Imports {
-    let modules: BTreeSet<String> = sources.iter().map(|(module, _)| module.clone()).collect();
+    let mut modules: BTreeSet<String> = sources.iter().map(|(module, _)| module.clone()).collect();
+    // The file of a declared module may lie outside of the sources (`#[path = "..."]`).
+    modules.extend(sources.iter().flat_map(|(module, source)| declared(module, &code_of(source))));
     let mut imports = Imports::new();
     for (module, source) in sources {
         let code = code_of(source);
         let imported = imports.entry(module.clone()).or_default();
         imported.extend(paths(&code).iter().map(|path| resolve(module, path, &modules)));
         // A module re-exports items of the modules that it declares.
-        let declared = code.lines().filter_map(|line| line.trim().rsplit_once("mod ")?.1.strip_suffix(';'));
-        imported.extend(declared.map(|child| resolve(module, child, &modules)));
+        imported.extend(declared(module, &code));
         imported.remove(module);
     }
     imports
+}
+
+/// Returns the modules that `module` declares without a body.
+fn declared(module: &str, code: &str) -> Vec<String> {
+    let names = code.lines().filter_map(|line| line.trim().rsplit_once("mod ")?.1.strip_suffix(';'));
+    names.map(|name| if module.is_empty() { name.to_owned() } else { format!("{module}::{name}") }).collect()
 }
 
 /// Returns a cycle of imports, if there is one: the first module is repeated at the end.
@@ -148,6 +155,8 @@ fn a_cycle_is_found_through_groups_parents_and_expressions() {
     let downwards =
         [root.clone(), a.clone(), source("a::c", "struct C;"), source("b", "use crate::{a::{C, c::C as D}};")];
     assert_eq!(cycle(&imports(&downwards)), None);
+    let outside = [root.clone(), source("a", "mod c;\nmod d;\n"), source("a::c", "use super::d::D;")];
+    assert_eq!(cycle(&imports(&outside)), None, "the file of `d` lies elsewhere");
     for upwards in
         ["use super::super::b::B;", "fn f() { crate::b::g() }", "use crate::{\n    b::B,\n};", "use super::X;"]
     {

@@ -11,10 +11,13 @@ use ferrule_kernels::{ARITHMETIC_VERSION, Cancel, PackedMatrix, Pool};
 use crate::rope::RopeRows;
 use crate::spec::ModelSpec;
 use crate::transformer::LoadOptions;
-use crate::weights::{Tensors, Weights};
+use crate::weights::{Tensors, TokenTable, Weights};
 
 /// Bytes per task: large enough to make the cost of a task negligible, small enough to balance threads.
 const CHUNK_BYTES: usize = 4 << 20;
+
+/// Bytes of a table that are read before their memory is released.
+const TABLE_PART_BYTES: usize = 256 << 20;
 
 /// Number of positions whose rotary embeddings are hashed.
 const ROPE_SAMPLES: usize = 256;
@@ -40,16 +43,22 @@ pub(crate) fn fingerprint(spec: &ModelSpec, weights: &Weights, options: LoadOpti
     let Tensors { matrices, vectors } = weights.tensors();
     vectors.iter().for_each(|vector| hasher.floats(vector));
     matrices.iter().for_each(|matrix| hasher.shape(matrix));
-    for hash in hashes_of_chunks(&matrices, pool) {
-        hasher.bytes(hash.as_bytes());
+    let buffers: Vec<_> = matrices.iter().flat_map(|matrix| matrix.buffers()).collect();
+    hasher.chunks(&buffers, pool);
+    for table in weights.tables.iter().filter_map(TokenTable::stored) {
+        hasher.bytes(table.format().name().as_bytes());
+        // A part at a time, because the table need not fit in memory.
+        for part in table.bytes().chunks(TABLE_PART_BYTES) {
+            hasher.chunks(&[part], pool);
+            table.release_all();
+        }
     }
     hasher.finish()
 }
 
-/// Returns the hash of each chunk of all matrices, in order.
-fn hashes_of_chunks(matrices: &[&PackedMatrix], pool: &Pool) -> Vec<blake3::Hash> {
-    let chunks: Vec<&[u8]> =
-        matrices.iter().flat_map(|matrix| matrix.buffers()).flat_map(|bytes| bytes.chunks(CHUNK_BYTES)).collect();
+/// Returns the hash of each chunk of all buffers, in order.
+fn hashes_of_chunks(buffers: &[&[u8]], pool: &Pool) -> Vec<blake3::Hash> {
+    let chunks: Vec<&[u8]> = buffers.iter().flat_map(|bytes| bytes.chunks(CHUNK_BYTES)).collect();
     let hashes: Vec<OnceLock<blake3::Hash>> = vec![OnceLock::new(); chunks.len()];
     let hash = |index: usize| hashes[index].get_or_init(|| blake3::hash(chunks[index]));
     // Compute here what the pool did not (nothing in practice: hashing does not panic and is not cancelled).
@@ -83,6 +92,13 @@ impl Parts {
         self.bytes(&bytes);
     }
 
+    /// Hashes the chunks of some buffers, whose lengths are known.
+    fn chunks(&mut self, buffers: &[&[u8]], pool: &Pool) {
+        for hash in hashes_of_chunks(buffers, pool) {
+            self.bytes(hash.as_bytes());
+        }
+    }
+
     /// Hashes the shape and the formats of a matrix.
     pub fn shape(&mut self, matrix: &PackedMatrix) {
         self.number(matrix.rows());
@@ -102,6 +118,7 @@ impl Parts {
 mod tests {
     use std::collections::BTreeSet;
     use std::num::NonZeroUsize;
+    use std::sync::Arc;
 
     use ferrule_kernels::arch::Isa;
     use ferrule_kernels::kv::KvFormat;
@@ -175,10 +192,13 @@ mod tests {
         assert_eq!(vectors, 2 * (4 + 2 + 4) + 2 + 1);
         weights.final_norm.as_mut().unwrap().bias.as_mut().unwrap()[63] = 0.5;
         is_new(fingerprint(&plain, &weights, options, &pools[0]));
-        weights.layers[1].blocks[0].norm.as_mut().unwrap().bias.as_mut().unwrap()[0] = 0.5;
+        Arc::get_mut(&mut weights.layers[1].blocks[0].block).unwrap().norm.as_mut().unwrap().bias.as_mut().unwrap()
+            [0] = 0.5;
         is_new(fingerprint(&plain, &weights, options, &pools[0]));
         let exec = Exec { isa: options.isa, pool: &pools[0], cancel: &Cancel::new() };
-        let MixerWeights::Dense(ffn) = &mut weights.layers[1].blocks[1].mixer else { panic!("the block is dense") };
+        let MixerWeights::Dense(ffn) = &mut Arc::get_mut(&mut weights.layers[1].blocks[1].block).unwrap().mixer else {
+            panic!("the block is dense")
+        };
         ffn.down.weight = PackedMatrix::pack(&exec, &[(Format::F32, 64)], 96, &Ones).unwrap();
         is_new(fingerprint(&plain, &weights, options, &pools[0]));
     }

@@ -18,6 +18,7 @@ mod spec;
 #[cfg(test)]
 #[path = "../tests/specs/mod.rs"]
 mod specs;
+mod streams;
 mod transformer;
 mod weights;
 
@@ -29,7 +30,8 @@ pub use calibrate::calibrate_into;
 pub use limits::SpecError;
 pub use mixers::{
     AttentionSpec, ClampSpec, DecaySpec, DeltaNetSpec, DenseSpec, ExpertsSpec, GroupScore, HeadProjections,
-    LatentProjections, Mamba2Spec, MixerSpec, OutputGate, ProjectionsSpec, QueryGrowth, RouterSpec, Scoring,
+    LatentProjections, LaurelSpec, LightningAttentionSpec, Mamba2Spec, MambaSpec, MixerSpec, OutputGate,
+    PerLayerEmbeddingSpec, ProjectionSpec, ProjectionsSpec, QueryGrowth, RgLruSpec, RouterSpec, Scoring,
     ShortConvolutionSpec, XieluSpec,
 };
 pub use needs::{Needs, buffer_bytes, measure};
@@ -37,7 +39,8 @@ pub use quantization::Quantization;
 pub use rope::{Dynamic, Linear, Llama3, LongRope, RopeScaling, RopeSpec, Yarn};
 pub use spec::{
     ActivationSpec, BlockSpec, ClassifierSpec, EmbeddingSpec, HeadNormSpec, LayerSpec, LmHeadSpec, ModelSpec, NormSpec,
-    NormedOver, PartSpec, Pooling, PositionsSpec, StackSpec, TensorSpec, TextProjectionSpec,
+    NormedOver, PartSpec, Pooling, PositionsSpec, StackSpec, TableSpec, TensorSpec, TextProjectionSpec,
 };
+pub use streams::{AlternatingSpec, SideSpec, SpanSpec, StreamEndsSpec, StreamMixSpec, StreamsSpec};
 pub use transformer::{LoadOptions, Transformer};
 pub use weights::{LoadError, Progress, Source, StoredTypes, WeightFiles, WeightSizes, open_packed, pack_into};

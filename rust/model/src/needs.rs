@@ -7,7 +7,7 @@ use ferrule_kernels::kv::KvFormat;
 use crate::batch::KvGroup;
 use crate::memory::MemoryLayout;
 use crate::quantization::Quantization;
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::{BlockInput, BlockSpec, LayerSpec, ModelSpec};
 use crate::weights::{LoadError, Loader, Source, WeightSizes, check_quantization};
 
 /// Memory that a model needs; equals what the loaded model reports.
@@ -53,18 +53,30 @@ pub fn buffer_bytes(spec: &ModelSpec, rows: usize, logit_rows: usize) -> u64 {
         let floats = mixer.buffer_floats(hidden, rows);
         within.entry(mixer.name()).and_modify(|most: &mut usize| *most = floats.max(*most)).or_insert(floats);
     }
-    let inputs = mixers().map(|mixer| mixer.longest_input(hidden)).max().unwrap_or(0);
-    let floats = rows.saturating_mul(hidden + rotary_dims + between)
+    let blocks = spec.layers.iter().flat_map(|layer| &layer.blocks);
+    let inputs = blocks.map(|block| block.mixer.longest_input(block.input.columns(hidden))).max().unwrap_or(0);
+    let embedding = if spec.reads_embedding() { hidden } else { 0 };
+    // Several streams; the one that blocks run on, the normed input of the router, and a projection at the ends.
+    let streams = if spec.streams.is_some() { spec.streams_width() + 3 * hidden } else { 0 };
+    // Before the lm_head: the streams of its rows, and one of them.
+    let ended = if spec.streams.is_some() { spec.streams_width() + hidden } else { 0 };
+    let kept = hidden + embedding + streams;
+    let floats = rows.saturating_mul(kept + rotary_dims + between)
         + within.values().sum::<usize>()
-        + logit_rows.saturating_mul(hidden + spec.vocab_size);
+        + logit_rows.saturating_mul(hidden + ended + spec.vocab_size);
     (floats as f64 * size_of::<f32>() as f64 + rows as f64 * inputs as f64 * QUANTIZED_BYTES) as u64
 }
 
 /// Returns the number of rows of `hidden_size` floats per token between the blocks of a layer: a normed input and an
-/// output for each of the blocks that are parallel.
+/// output for each of the blocks that are parallel, and what a block reads besides the residual stream.
 fn between_blocks(layer: &LayerSpec) -> usize {
     let groups = layer.blocks.chunk_by(|_, next| next.parallel);
-    groups.map(|group| group.len() + group.iter().filter(|block| block.norm.is_some()).count()).max().unwrap_or(0)
+    let of_group = |group: &[BlockSpec]| {
+        let columns = group[0].input.columns(1);
+        let gathered = if group[0].input == BlockInput::Stream { 0 } else { columns + 1 };
+        group.len() + columns * group.iter().filter(|block| block.norm.is_some()).count() + gathered
+    };
+    groups.map(of_group).max().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -149,6 +161,32 @@ mod tests {
         assert!(sparse.weight_bytes_per_token < sparse.weight_bytes - 4 * 3 * 64 * 96);
         // Vectors besides those of the latent layers: the router's bias and its correction bias.
         assert_eq!(sparse.vector_bytes - untied.vector_bytes, 4 * 2 * 6);
+    }
+
+    #[test]
+    fn shared_weights_are_stored_once_and_read_and_multiplied_by_each_layer() {
+        let plain = specs::llama(96, 3);
+        let mut shared = plain.clone();
+        for layer in [1, 2] {
+            shared["layers"][layer]["blocks"][1]["weights_of"] = json!(0);
+            shared["layers"][layer]["blocks"][1]["low_rank"] = json!([{"outputs": ["gate", "up"], "rank": 16}]);
+        }
+        let (options, pool) = (
+            LoadOptions { quantization: Quantization::F32, kv_format: KvFormat::F32, isa: Isa::best() },
+            Arc::new(Pool::new(NonZeroUsize::MIN)),
+        );
+        let sizes =
+            |json: &Value| measure(&spec(json), Source::Random, Quantization::F32, KvFormat::F32).unwrap().weights;
+        let (plain, found) = (sizes(&plain), sizes(&shared));
+        // The rank is that of whole panels, which have no padding.
+        let (network, additions) = (3 * 64 * 96, 16 * (64 + 2 * 96));
+        assert_eq!(found.parameters, plain.parameters - 2 * network + 2 * additions);
+        assert_eq!(plain.vector_bytes - found.vector_bytes, 2 * 4 * 64);
+        assert_eq!(found.weight_bytes_per_token - plain.weight_bytes_per_token, 2 * 4 * additions);
+        assert_eq!(found.layer_parameters_per_token - plain.layer_parameters_per_token, 2 * additions);
+        let loaded =
+            Transformer::load(spec(&shared), Source::Random, options, pool, &Cancel::new(), &mut |_, _| {}).unwrap();
+        assert_eq!(loaded.weight_sizes(), found);
     }
 
     #[test]

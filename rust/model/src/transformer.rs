@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
 use ferrule_kernels::arch::Isa;
-use ferrule_kernels::elementwise::{add_bias, scale, softcap};
+use ferrule_kernels::elementwise::{add_bias, softcap};
 use ferrule_kernels::kv::{KvFormat, PageId};
 use ferrule_kernels::{Cancel, Exec, Pool, PoolError, Scratch, machine, matmul};
 
@@ -13,6 +13,7 @@ use crate::batch::{Batch, Capabilities, ClassifierInfo, ForwardError, KvGroup, L
 use crate::fingerprint::fingerprint;
 use crate::layer::{
     AdapterBuffers, AdapterRows, LayerBuffers, RaggedRows, adapted, adapter_runs, norm_in_place, run_layer,
+    scale_unless_one,
 };
 use crate::memory::{Memory, MemoryLayout};
 use crate::mixers::MixerPass;
@@ -20,6 +21,7 @@ use crate::quantization::Quantization;
 use crate::readout;
 use crate::rope::RopeRows;
 use crate::spec::{ModelSpec, PositionsSpec};
+use crate::streams::{StreamEndBuffers, StreamsSpec};
 use crate::weights::{Embedding, LoadError, Loader, Progress, Site, Source, WeightSizes, Weights, check_quantization};
 
 /// Options for loading a model.
@@ -70,7 +72,7 @@ pub struct LoadOptions {
 /// #             "name": "ffn",
 /// #             "mixer": {
 /// #                 "type": "dense", "intermediate_size": 96, "activation": "silu", "gated": true, "bias": false,
-/// #                 "clamp": null
+/// #                 "clamp": null, "gate_scale": 1.0
 /// #             },
 /// #             "norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
 /// #             "post_norm": null, "sum_norm": null, "parallel": false, "residual_scale": 1.0,
@@ -121,6 +123,13 @@ pub struct Transformer {
 struct Buffers {
     /// The residual stream.
     hidden: Scratch<f32>,
+    /// Hidden states before the first layer, if a mixer reads them.
+    embedding: Scratch<f32>,
+    /// Several residual streams, side by side.
+    streams: Scratch<f32>,
+    /// Streams of the rows that the lm_head reads.
+    last_streams: Scratch<f32>,
+    ends: StreamEndBuffers,
     /// Narrow embedding rows before their projection; then the rows that the lm_head reads.
     update: Scratch<f32>,
     layer: LayerBuffers,
@@ -237,15 +246,41 @@ impl Transformer {
         let hidden = buffers.hidden.take(rows.count * width);
         embed(&exec, spec, &weights.embedding, batch, adapters, &mut buffers.update, hidden)?;
         let (causal, ropes) = (spec.causal, &spec.ropes);
-        let pass = MixerPass { exec, causal, ropes, rows: &rows, adapters, place: None };
+        let embedding = buffers.embedding.take(if spec.reads_embedding() { hidden.len() } else { 0 });
+        embedding.copy_from_slice(&hidden[..embedding.len()]);
+        let tables = &weights.tables;
+        let pass = MixerPass { exec, width, causal, ropes, rows: &rows, embedding, tables, adapters, place: None };
+        let streams = spec.streams.as_ref().zip(weights.streams.as_ref());
+        let all_width = spec.streams_width();
+        let hidden = match streams {
+            None => hidden,
+            Some((StreamsSpec { ends, .. }, weights)) => {
+                let all = buffers.streams.take(rows.count * all_width);
+                ends.begin(&exec, weights, adapters, (hidden, width), &mut buffers.ends, all)?;
+                all
+            }
+        };
         for (layer, places) in spec.layers.iter().zip(&weights.layers).zip(&layout.places) {
             run_layer(&pass, layer, places, memory, hidden, &mut buffers.layer)?;
         }
+        tables.iter().for_each(|table| rows.tokens.iter().for_each(|token| table.release(*token)));
 
         let wanted = wanted_rows(batch);
         let last = buffers.update.take(wanted.len() * width);
-        for (row, to) in wanted.into_iter().zip(last.chunks_exact_mut(width)) {
-            to.copy_from_slice(&hidden[row * width..][..width]);
+        let copy = |to: &mut [f32]| {
+            for (&row, to) in wanted.iter().zip(to.chunks_exact_mut(all_width)) {
+                to.copy_from_slice(&hidden[row * all_width..][..all_width]);
+            }
+        };
+        match streams {
+            None => copy(last),
+            Some((StreamsSpec { ends, .. }, weights)) => {
+                let all = buffers.last_streams.take(wanted.len() * all_width);
+                copy(all);
+                let runs = adapter_runs(batch, |sequence| sequence.logits.of(sequence.tokens.len()).len());
+                let adapters = AdapterRows::new(&runs, &buffers.adapters);
+                ends.end(&exec, weights, adapters, (all, width), &mut buffers.ends, last)?;
+            }
         }
         norm_in_place(&exec, weights.final_norm.as_ref(), last, width)?;
         Ok(last.len())
@@ -281,9 +316,7 @@ pub(crate) fn embed(
             adapted(exec, projection, adapters, rows, hidden)?;
         }
     }
-    if spec.embedding.scale != 1.0 {
-        scale(exec, hidden, spec.embedding.scale)?;
-    }
+    scale_unless_one(exec, hidden, spec.embedding.scale)?;
     if let (Some(table), Some(positions)) = (&weights.positions, &spec.embedding.positions) {
         let (PositionsSpec::Learned { offset, .. } | PositionsSpec::Sinusoidal { offset }) = *positions;
         let positions = batch.sequences.iter().flat_map(SequenceChunk::positions);
@@ -325,9 +358,7 @@ fn head(
         None => matmul(exec, rows, &weights.embedding.tokens, logits)?,
     }
     weights.tied_lm_head_bias.iter().try_for_each(|bias| add_bias(exec, logits, bias))?;
-    if head.scale != 1.0 {
-        scale(exec, logits, head.scale)?;
-    }
+    scale_unless_one(exec, logits, head.scale)?;
     head.softcap.map_or(Ok(()), |cap| softcap(exec, logits, cap))
 }
 

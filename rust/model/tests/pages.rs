@@ -13,10 +13,16 @@ use ferrule_model::{
 };
 use serde_json::json;
 
-/// Returns a model with two KV cache groups: all positions, and a window of 40.
-fn model(kv_format: KvFormat, pages: usize) -> Transformer {
-    let mut spec = specs::llama(64, 3);
-    spec["layers"][1]["blocks"][0]["mixer"]["window"] = json!(40);
+/// Returns a model with two KV cache groups: all positions, and a window of 40. If `shared`, its last two layers read
+/// the keys and values of the first two.
+fn model(kv_format: KvFormat, pages: usize, shared: bool) -> Transformer {
+    let mut spec = specs::llama(64, 4);
+    for layer in [1, 3] {
+        spec["layers"][layer]["blocks"][0]["mixer"]["window"] = json!(40);
+    }
+    for layer in if shared { 2..4 } else { 0..0 } {
+        spec["layers"][layer]["blocks"][0]["mixer"]["kv_layer"] = json!(layer - 2);
+    }
     let spec = ModelSpec::from_json(&spec.to_string()).unwrap();
     let options = LoadOptions { quantization: Quantization::named("f32").unwrap(), kv_format, isa: Isa::best() };
     let pool = Arc::new(Pool::new(NonZeroUsize::new(2).unwrap()));
@@ -44,8 +50,8 @@ fn last_logits(model: &mut Transformer, tokens: &[u32], first_position: usize, p
 #[test]
 fn copied_pages_give_the_same_logits() {
     let tokens: Vec<u32> = (0..44).map(|i| i * 7 % 64).collect();
-    for &kv_format in KvFormat::ALL {
-        let (mut from, mut to) = (model(kv_format, 3), model(kv_format, 5));
+    for (&kv_format, shared) in KvFormat::ALL.iter().flat_map(|format| [(format, false), (format, true)]) {
+        let (mut from, mut to) = (model(kv_format, 3, shared), model(kv_format, 5, shared));
         assert_eq!(from.fingerprint(), to.fingerprint());
         let (old, new) = (vec![vec![2, 0, 1]; 2], vec![vec![4, 1, 0], vec![0, 3, 4]]);
         let computed = last_logits(&mut from, &tokens, 0, &old);
@@ -59,5 +65,15 @@ fn copied_pages_give_the_same_logits() {
         let read = last_logits(&mut to, &tokens, 2 * PAGE_TOKENS, &new);
         assert_eq!(computed, read, "{}", kv_format.name());
         assert!(computed.iter().any(|logit| *logit != 0.0));
+    }
+}
+
+#[test]
+fn shared_keys_and_values_are_stored_once() {
+    let groups = |shared| model(KvFormat::F32, 1, shared).kv_groups().to_vec();
+    let (own, shared) = (groups(false), groups(true));
+    for (own, shared) in own.iter().zip(&shared) {
+        assert_eq!((own.layers, shared.layers, own.kind), (2, 1, shared.kind));
+        assert_eq!(own.page_bytes, 2 * shared.page_bytes);
     }
 }

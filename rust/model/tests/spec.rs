@@ -20,7 +20,10 @@ fn experts() -> Value {
     let mut spec = spec();
     spec["layers"][0]["blocks"][1]["mixer"] = json!({
         "type": "experts", "experts": 8, "experts_per_token": 2, "shared": null, "shared_gate": false,
-        "expert": {"type": "dense", "intermediate_size": 48, "activation": "silu", "gated": true, "bias": false, "clamp": null},
+        "expert": {
+            "type": "dense", "intermediate_size": 48, "activation": "silu", "gated": true, "bias": false, "clamp": null,
+            "gate_scale": 1.0
+        },
         "router": {
             "scoring": "softmax", "normalize": true, "scale": 1.0, "bias": false, "correction_bias": false,
             "groups": 4, "groups_chosen": 2, "group_score": "max"
@@ -36,6 +39,44 @@ fn latent() -> Value {
         "type": "latent", "query_rank": 48, "kv_rank": 32, "nope_dim": 16, "rope_dim": 16, "value_dim": 16,
         "norm": {"type": "rms", "eps": 1e-6, "weight_offset": 0.0, "weight": true}, "bias": false, "split": false
     });
+    spec
+}
+
+/// Returns the spec with a second layer that reads the keys and values of the first.
+fn shared() -> Value {
+    let mut spec = spec();
+    spec["layers"][1]["blocks"][0]["mixer"]["kv_layer"] = json!(0);
+    spec
+}
+
+/// Returns the spec with a block that reads a table.
+fn per_layer() -> Value {
+    let mut spec = spec();
+    let norm = spec["final_norm"].clone();
+    spec["tables"] = json!([{"rows": 320, "columns": 24}]);
+    let block = json!({
+        "name": "per_layer", "norm": null, "post_norm": norm, "sum_norm": null, "parallel": false,
+        "residual_scale": 1.0, "residual_after_norm": false,
+        "mixer": {
+            "type": "per_layer_embedding", "width": 12, "activation": "gelu_tanh", "table": 0, "first_column": 12,
+            "table_scale": 2.0, "projection_scale": 0.125, "norm": norm, "sum_scale": 0.5
+        }
+    });
+    spec["layers"][0]["blocks"].as_array_mut().unwrap().push(block);
+    spec
+}
+
+/// Returns the spec with three residual streams.
+fn streams() -> Value {
+    let mut spec = spec();
+    let norm = spec["final_norm"].clone();
+    spec["streams"] = json!({"count": 3, "ends": {"type": "projected", "min_square": 1e-5}});
+    for layer in spec["layers"].as_array_mut().unwrap() {
+        layer["spans"] = json!([
+            {"name": "altup", "blocks": 1, "mix": {"type": "alternating", "active": 1, "norm": norm, "clip": 120.0}},
+            {"name": "side", "blocks": 1, "mix": {"type": "side", "from_stream": 1, "scaled": true}},
+        ]);
+    }
     spec
 }
 
@@ -55,6 +96,9 @@ fn a_complete_spec_is_read() {
     assert_eq!((read.layers.len(), read.tensor("embedding.weight").unwrap().names[0].as_str()), (2, "embed"));
     assert!(ModelSpec::from_json(&experts().to_string()).is_ok());
     assert!(ModelSpec::from_json(&latent().to_string()).is_ok());
+    assert!(ModelSpec::from_json(&shared().to_string()).is_ok());
+    assert!(ModelSpec::from_json(&per_layer().to_string()).is_ok());
+    assert!(ModelSpec::from_json(&streams().to_string()).is_ok());
     assert_eq!(read.tensor("lm_head.weight").cloned(), Err(SpecError::Role { role: "lm_head.weight".to_owned() }));
 }
 
@@ -95,6 +139,12 @@ fn numbers_outside_their_limits_are_named() {
         ("/embedding/width", json!(0)),
         ("/embedding/positions", json!({"type": "learned", "rows": 257, "offset": 2})),
         ("/layers/0/blocks/1/residual_scale", json!(1e39)),
+        ("/layers/0/blocks/1/stream_scale", json!(1e39)),
+        ("/layers/0/blocks/0/input", json!("output")),
+        ("/layers/0/blocks/1/input", json!("stream_and_embedding")),
+        ("/layers/0/blocks/1/low_rank", json!([{"outputs": ["up"], "rank": 0}])),
+        ("/layers/0/blocks/1/weights_of", json!(0)),
+        ("/layers/1/blocks/1/weights_of", json!(1)),
         ("/layers/0/blocks/0/mixer/heads", json!(0)),
         ("/layers/0/blocks/0/mixer/scale", json!(1e39)),
         ("/layers/0/blocks/0/mixer/softcap", json!(0.0)),
@@ -115,7 +165,10 @@ fn numbers_outside_their_limits_are_named() {
             "/layers/0/blocks/1/mixer/inner_norm",
             json!({"type": "rms", "eps": -1.0, "weight_offset": 0.0, "weight": true}),
         ),
+        ("/layers/0/blocks/1/mixer/gate_scale", json!(1e39)),
+        ("/layers/0/blocks/1/mixer/gate_cutoff", json!(1e39)),
         ("/layers/0/blocks/1/mixer/xielu", json!({"beta": 1e39, "eps": 0.0})),
+        ("/layers/0/blocks/1/mixer/xielu", json!({"beta": 0.5, "eps": 0.0, "alphas": [0.0, 1e39]})),
         ("/layers/0/blocks/1/mixer/intermediate_size", json!(0)),
         ("/ropes/0/rotary_dim", json!(15)),
         ("/ropes/0/rotary_dim", json!(18)),
@@ -144,9 +197,44 @@ fn numbers_outside_their_limits_are_named() {
         ("/layers/0/blocks/1/mixer/router/groups", json!(3)),
         ("/layers/0/blocks/1/mixer/router/groups_chosen", json!(5)),
         ("/layers/0/blocks/1/mixer/router/scale", json!(1e39)),
+        ("/layers/0/blocks/1/mixer/router/logit_scale", json!(1e39)),
         ("/layers/0/blocks/1/mixer/shared_gate", json!(true)),
     ] {
         check(experts(), path, &value);
+    }
+    for (path, value) in [
+        ("/layers/0/blocks/0/mixer/kv_layer", json!(0)),
+        ("/layers/1/blocks/0/mixer/kv_layer", json!(2)),
+        ("/layers/1/blocks/0/mixer/projections/values_are_keys", json!(true)),
+        ("/layers/1/blocks/0/mixer/projections/v_norm", spec()["final_norm"].clone()),
+    ] {
+        check(shared(), path, &value);
+    }
+    for (path, value) in [
+        ("/streams/count", json!(1)),
+        ("/streams/ends/min_square", json!(1e39)),
+        ("/streams", Value::Null),
+        ("/layers/1/spans", json!([])),
+        ("/layers/0/spans/0/name", json!("ffn")),
+        ("/layers/0/spans/0/name", json!("side")),
+        ("/layers/0/spans/0/blocks", json!(0)),
+        ("/layers/0/spans/1/blocks", json!(2)),
+        ("/layers/0/blocks/1/parallel", json!(true)),
+        ("/layers/0/spans/0/mix/active", json!(3)),
+        ("/layers/0/spans/0/mix/clip", json!(0.0)),
+        ("/layers/0/spans/1/mix/from_stream", json!(3)),
+    ] {
+        let error = changed(streams(), path, value.clone()).unwrap_err();
+        assert!(matches!(error, SpecError::Number { .. }), "{path} = {value}: {error}");
+    }
+    for (path, value) in [
+        ("/tables/0/rows", json!(0)),
+        ("/layers/0/blocks/2/mixer/table", json!(1)),
+        ("/layers/0/blocks/2/mixer/first_column", json!(13)),
+        ("/layers/0/blocks/2/mixer/width", json!(0)),
+        ("/layers/0/blocks/2/mixer/sum_scale", json!(1e39)),
+    ] {
+        check(per_layer(), path, &value);
     }
     for (path, value) in [
         ("/layers/0/blocks/0/mixer/projections/query_rank", json!(0)),
@@ -157,6 +245,41 @@ fn numbers_outside_their_limits_are_named() {
     }
     assert!(with("/vocab_size", json!(-1)).is_err());
     assert!(with("/layers", json!(vec![spec()["layers"][0].clone(); 4097])).is_err());
+}
+
+#[test]
+fn shared_keys_and_values_have_the_same_sizes_and_window() {
+    for (path, value) in [
+        ("/layers/1/blocks/0/mixer/window", json!(8)),
+        ("/layers/1/blocks/0/mixer/projections/kv_heads", json!(4)),
+        ("/layers/1/blocks/0/mixer/projections/value_dim", json!(8)),
+        ("/layers/0/blocks/0/mixer/kv_layer", json!(0)),
+    ] {
+        let error = changed(shared(), path, value).unwrap_err().to_string();
+        assert!(error.contains("kv_layer must be an earlier layer with one attention"), "{path}: {error}");
+    }
+    let error = changed(latent(), "/layers/0/blocks/0/mixer/kv_layer", json!(0)).unwrap_err().to_string();
+    assert!(error.contains("kv_layer must be null for latent projections"), "{error}");
+}
+
+#[test]
+fn blocks_share_weights_only_if_they_are_alike() {
+    let mut shared = spec();
+    shared["layers"][1]["blocks"][1]["weights_of"] = json!(0);
+    assert!(ModelSpec::from_json(&shared.to_string()).is_ok());
+    let error = changed(shared, "/layers/0/blocks/1/mixer/intermediate_size", json!(128)).unwrap_err();
+    assert!(error.to_string().contains("layers[1].blocks[1].weights_of must be an earlier layer"), "{error}");
+}
+
+#[test]
+fn an_output_that_the_next_block_takes_has_no_factors() {
+    let mut taken = spec();
+    taken["layers"][0]["blocks"][1]["input"] = json!("stream_plus_output");
+    assert!(ModelSpec::from_json(&taken.to_string()).is_ok());
+    for (field, value) in [("residual_scale", json!(0.5)), ("residual_after_norm", json!(true))] {
+        let error = changed(taken.clone(), &format!("/layers/0/blocks/0/{field}"), value).unwrap_err();
+        assert!(error.to_string().contains("layers[0].blocks[1].input"), "{error}");
+    }
 }
 
 #[test]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from playwright.sync_api import expect
@@ -133,17 +135,62 @@ def test_a_message_of_another_tab_leaves_an_editor_open(two_conversations: ChatP
     expect(two_conversations.find(".user textarea")).to_have_value("What is the capital of Japan?")
 
 
-def test_many_conversations_are_found_by_title(chat: ChatPage, tmp_path: Path) -> None:
-    chat.set(temperature="0")
-    chat.ask("What is the capital of France?")
+TIMES = {
+    "Moon": "2026-03-15T00:01",
+    "Sun": "2026-03-14T23:59",
+    "Mars": "2026-03-08T12:00",
+    "Venus": "2026-02-13T12:00",
+    "Pluto": "2025-12-31T12:00",
+}
+GROUPS = ["Today", "Yesterday", "Previous 7 days", "Previous 30 days", "December 2025"]
+
+
+def library(titles: Iterable[str], content: str = "Hello") -> dict[str, Any]:
+    """Returns a file with a conversation of one message for each title, of the times in `TIMES`."""
+    conversations: list[dict[str, Any]] = []
+    for title in titles:
+        time = datetime.fromisoformat(TIMES[title]).replace(tzinfo=ZoneInfo("Europe/Berlin")).timestamp() * 1000
+        identifier = "0" * 32
+        message = {"id": identifier, "parent": None, "role": "user", "content": f"{content} {title}", "created": time}
+        common = {"title": title, "created": time, "updated": time, "model": None, "system": "", "parameters": {}}
+        conversations.append({**common, "nodes": {identifier: message}, "selected": {}})
+    return {"kind": "ferrule conversations", "format": 1, "conversations": conversations}
+
+
+def test_conversations_are_grouped_by_date(open_chat: Callable[..., ChatPage], tmp_path: Path) -> None:
+    chat = open_chat(timezone_id="Europe/Berlin")
+    chat.page.clock.set_fixed_time("2026-03-15T12:00:00+01:00")
+    upload(chat, library(TIMES), tmp_path)
+    chat.expect_titles(*TIMES)
+    expect(chat.find("#conversations ul")).to_have_count(len(GROUPS))
+    assert chat.find("#conversations ul").evaluate_all("lists => lists.map(list => list.ariaLabel)") == GROUPS
+    chat.screenshot("conversation-dates")
+
+
+def test_conversations_are_found_by_title_and_message(chat: ChatPage, tmp_path: Path) -> None:
+    upload(chat, library(["Sun"], content="An old text about the planet"), tmp_path)
+    chat.expect_titles("Sun")
     expect(chat.find("#filter")).to_be_hidden()
-    file = exported(chat, "#export-all", tmp_path)
-    (only,) = file["conversations"]
-    file["conversations"] = [{**only, "title": f"Cat {number}"} for number in range(9)]
-    upload(chat, file, tmp_path)
-    expect(chat.find(".open-conversation")).to_have_count(10)
-    chat.find("#filter").fill("cat 7")
-    chat.expect_titles("Cat 7")
+    upload(chat, library(["Mars"], content="It rains.\n" * 20 + "The cat\nsits on"), tmp_path)
+    chat.expect_titles("Sun", "Mars")
+    chat.find("#filter").fill("sUN")
+    expect(chat.find(".open-conversation")).to_contain_text(["Sun"])
+    chat.find("#filter").fill("mars Cat")
+    expect(chat.find(".open-conversation")).to_contain_text(["Mars"])
+    expect(chat.find(".excerpt")).to_have_text("…ains. It rains. The cat sits on Mars")
+    chat.screenshot("conversation-search")
+    chat.find("#filter").fill("cat planet")
+    expect(chat.find("#conversations")).to_have_text("No conversations found")
+    chat.find("#filter").fill("rains capital")
+    expect(chat.find(".open-conversation")).to_have_count(0)
+    # A new message is found, too.
+    chat.respond("The capital", " of snow")
+    chat.ask("Where does it snow?")
+    chat.find("#filter").fill("capital snow")
+    expect(chat.find(".open-conversation")).to_contain_text(["Mars"])
+    chat.find("#filter").fill("")
+    expect(chat.find(".open-conversation")).to_have_count(2)
+    expect(chat.find(".excerpt")).to_have_count(0)
 
 
 def exported(chat: ChatPage, button: str, folder: Path) -> dict[str, Any]:

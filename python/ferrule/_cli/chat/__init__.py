@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -18,6 +18,9 @@ from ferrule._cli.model import (
     speculative_options,
 )
 from ferrule._cli.sampling import params, sampling_options, split_options
+
+if TYPE_CHECKING:
+    from ferrule._cli.chat.session import Session
 
 
 @click.command(
@@ -41,7 +44,7 @@ from ferrule._cli.sampling import params, sampling_options, split_options
 )
 @click.option("--plain", is_flag=True, help="Print answers as plain text instead of rendered Markdown.")
 @click.option("--no-history", is_flag=True, help="Do not save the input history.")
-@sampling_options(max_tokens=None)
+@sampling_options(max_tokens=None, unset="the model's, else 2048 for an answer")
 @model_options
 @prefix_cache_option
 @speculative_options
@@ -64,9 +67,7 @@ def command(
     /help lists the commands of the chat. The input history is saved in ~/.local/state/ferrule.
     """
     from ferrule._cli.chat.answers import Answers, LocalAnswers
-    from ferrule._cli.chat.commands import complete
     from ferrule._cli.chat.conversation import Conversation
-    from ferrule._cli.chat.lines import Lines, history_path
     from ferrule._cli.chat.remote import RemoteAnswers
     from ferrule._cli.chat.session import Session
 
@@ -79,9 +80,16 @@ def command(
         else:
             _refuse_options_of_loading(context, loading)
             answers = RemoteAnswers(url, model, api_key)
-        session = Session(answers, conversation, verbose=verbose, plain=plain)
-        lines = Lines(None if no_history else history_path(), complete)
-        session.run(lines)
+        return run_session(Session(answers, conversation, verbose=verbose, plain=plain), history=not no_history)
+
+
+def run_session(session: Session, *, history: bool = True) -> int:
+    """Runs a chat with messages from stdin and returns the exit code; `history` keeps the input on disk."""
+    from ferrule._cli.chat.commands import complete
+    from ferrule._cli.chat.lines import Lines, history_path
+
+    lines = Lines(history_path() if history else None, complete)
+    session.run(lines)
     return 1 if session.failed and not lines.interactive else 0
 
 

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ferrule._api.llm import LLM
-from ferrule._cli.sampling import greedy_by_default, summary
+from ferrule._cli.defaults import (
+    ANSWER_TOKENS,
+    CONTINUATION_TOKENS,
+    LoopGuard,
+    is_greedy_toy,
+    shown_defaults,
+    with_defaults,
+)
+from ferrule._cli.sampling import summary
 from ferrule._params.sampling import SamplingParams
+from ferrule._text.parsers import MessageFormat
+from ferrule._text.prompt import Prompt
+from ferrule.outputs import RequestOutput
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,10 @@ class Delta:
     reasoning: str = ""
     usage: Usage | None = None
     """Usage of the answer; None except in the last delta."""
+    output: RequestOutput | None = None
+    """The whole output of a local model; None except in the last delta."""
+    notice: str = ""
+    """Reason that the answer ended early, for the user."""
 
 
 class Answers(Protocol):
@@ -45,10 +61,14 @@ class Answers(Protocol):
         """Context length in tokens; None if unknown."""
         ...
 
+    def defaults(self, params: SamplingParams) -> dict[str, Any]:
+        """Returns the values of sampling parameters that `params` leaves open, as far as they are known."""
+        ...
+
     def stream(self, messages: Sequence[dict[str, Any]], params: SamplingParams) -> Generator[Delta, None, None]:
         """Streams the next message of a conversation. Closing the generator aborts the request.
 
-        Raises FerruleError.
+        A notice says that an answer ended at a limit that `params` does not set. Raises FerruleError.
         """
         ...
 
@@ -64,18 +84,50 @@ class LocalAnswers:
         self.name: str = info["model"]
         self.context: int | None = info["max_model_len"]
 
+    def defaults(self, params: SamplingParams) -> dict[str, Any]:
+        """Implements `Answers.defaults`."""
+        return shown_defaults(params, self._llm)
+
     def stream(self, messages: Sequence[dict[str, Any]], params: SamplingParams) -> Generator[Delta, None, None]:
         """Implements `Answers.stream`."""
-        prompt = self._llm.chat_prompt(messages)
-        sampling = greedy_by_default(params, self._llm)
-        for delta in self._llm.stream(prompt, sampling, message_format=self._format):
-            usage = None
+        return stream_deltas(self._llm, self._llm.chat_prompt(messages), params, self._format)
+
+
+def stream_deltas(
+    llm: LLM,
+    prompt: Prompt,
+    params: SamplingParams,
+    message_format: MessageFormat | None = None,
+    *,
+    continues: bool = False,
+    guarded: bool = True,
+) -> Generator[Delta, None, None]:
+    """Streams an answer of a local model, or a text that `continues` the prompt; `guarded` ends it in an endless loop.
+
+    Raises FerruleError.
+    """
+    guard = LoopGuard() if guarded and not params.ignore_eos and not is_greedy_toy(llm) else None
+    given = with_defaults(params, llm, CONTINUATION_TOKENS if continues else ANSWER_TOKENS)
+    default_limit = given.max_tokens if params.max_tokens is None and not continues else None
+    with closing(llm.stream(prompt, given, message_format=message_format)) as stream:
+        for delta in stream:
+            usage, notice = None, ""
             if delta.output is not None:
                 metrics = delta.output.metrics
                 usage = Usage(summary(delta.output), metrics.prompt_tokens, metrics.output_tokens)
-            if self._format is None:
-                yield Delta(delta.text, usage=usage)
-            elif delta.message is None:
-                yield Delta(usage=usage)
-            else:
-                yield Delta(delta.message.content or "", delta.message.reasoning or "", usage)
+                # Without --max-tokens, an answer may also end at the context length, which no option raises.
+                if delta.output.outputs[0].finish_reason == "length" and metrics.output_tokens == default_limit:
+                    notice = limit_notice(f"the limit of {default_limit:,} tokens")
+            content, reasoning = delta.text, ""
+            if message_format is not None:
+                message = delta.message
+                content, reasoning = ("", "") if message is None else (message.content or "", message.reasoning or "")
+            yield Delta(content, reasoning, usage, delta.output, notice)
+            if guard is not None and delta.output is None and guard.loops(delta.token_ids):
+                yield Delta(notice="stopped: the answer repeats itself; a higher temperature may help")
+                return
+
+
+def limit_notice(limit: str) -> str:
+    """Returns the notice of an answer that ended at a limit that an option sets."""
+    return f"stopped at {limit}; --max-tokens (in a chat, /params max_tokens) sets another"

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ferrule._cli.chat.session import Session
 
 
+ALIASES = {"?": "help", "bye": "exit", "quit": "exit"}
+"""Names of the same commands in Ollama and llama.cpp."""
+SET = ("parameter", "system", "verbose", "quiet")
 MAX_COLUMNS = 100
 """Width of wrapped text, in columns."""
 
@@ -70,9 +73,30 @@ def _parsed(text: str) -> Any:
 
 
 def _given(session: Session) -> str:
-    given = session.conversation.params.given()
+    params = session.conversation.params
+    given = params.given()
     lines = [_setting(name, value) for name, value in given.items()]
+    lines += [f"{name} = {shown(value)} (default)" for name, value in session.answers.defaults(params).items()]
     return "\n".join(lines) or "all parameters have their defaults"
+
+
+def _set(session: Session, rest: str) -> None:
+    """Runs Ollama's forms: `/set parameter temperature 0.7`, `/set system TEXT`, `/set verbose`, `/set quiet`."""
+    kind, _, value = rest.partition(" ")
+    match kind:
+        case "parameter":
+            return _params(session, value.strip())
+        case "system":
+            return _system(session, _unquoted(value.strip()))
+        case "verbose" | "quiet":
+            session.verbose = kind == "verbose"
+            return _say(f"statistics are {'shown' if session.verbose else 'hidden'}")
+        case _:
+            raise click.UsageError(f"/set must be followed by {', '.join(SET)}, got {kind!r}")
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) >= 2 and text[0] == text[-1] == '"' else text
 
 
 def _setting(name: str, value: object) -> str:
@@ -140,14 +164,15 @@ def _short(text: str) -> str:
 COMMANDS: dict[str, tuple[Callable[[Session, str], None], str, str]] = {
     "system": (_system, "[TEXT]", "show or set the system prompt; `none` removes it"),
     "params": (_params, "[NAME [VALUE]]", "show or set sampling parameters; `default` resets one"),
+    "set": (_set, "KIND VALUE", "as in Ollama: `/set parameter temperature 0.5`, `/set system TEXT`, `/set verbose`"),
     "retry": (_retry, "", "regenerate the last answer"),
     "undo": (_undo, "", "remove the last message and its answer"),
     "clear": (_clear, "", "start a new conversation"),
     "save": (_save, "FILE", "save the conversation to a file"),
     "load": (_load, "FILE", "continue a saved conversation"),
     "stats": (_stats, "", "show tokens and times so far"),
-    "help": (_help, "", "show this"),
-    "exit": (_exit, "", "exit, as Ctrl-D does"),
+    "help": (_help, "", "show this, as /? does"),
+    "exit": (_exit, "", "exit, as /bye and Ctrl-D do"),
 }
 
 
@@ -158,6 +183,7 @@ def run_command(session: Session, line: str) -> None:
     sampling parameter, and EOFError to exit.
     """
     name, _, rest = line.strip().removeprefix("/").partition(" ")
+    name = ALIASES.get(name, name)
     if name not in COMMANDS:
         near = nearest(name, list(COMMANDS))
         hint = "/help lists the commands" if near is None else f"did you mean /{near}?"
@@ -172,6 +198,10 @@ def complete(line: str) -> Sequence[str]:
     command, space, rest = line.partition(" ")
     if not space:
         return [f"/{name} " for name in COMMANDS if f"/{name}".startswith(command)]
+    if command == "/set" and " " not in rest:
+        return [f"{kind} " for kind in SET if kind.startswith(rest)]
+    if command == "/set" and rest.startswith("parameter "):
+        command, rest = "/params", rest.removeprefix("parameter ")
     if command == "/params" and " " not in rest:
         return [f"{name} " for name in PARAMETERS if name.startswith(rest)]
     if command in ("/save", "/load"):

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import click
 
-from ferrule._cli.chat.answers import Delta, Usage
+from ferrule._cli.chat.answers import Delta, Usage, limit_notice
 from ferrule._cli.chat.conversation import parameter_fields
 from ferrule._params.sampling import SamplingParams
 from ferrule._validation import shown
@@ -52,6 +52,10 @@ class RemoteAnswers:
             if each.get("id") == self.name and isinstance(each.get("max_model_len"), int):
                 self.context = each["max_model_len"]
 
+    def defaults(self, params: SamplingParams) -> dict[str, Any]:  # the server does not report them
+        """Implements `Answers.defaults`."""
+        return {}
+
     def stream(self, messages: Sequence[dict[str, Any]], params: SamplingParams) -> Generator[Delta, None, None]:
         """Implements `Answers.stream`. Raises RemoteError."""
         options = {"stream": True, "stream_options": {"include_usage": True}}
@@ -72,7 +76,17 @@ class RemoteAnswers:
                     if content or reasoning:
                         first = time.monotonic() if first is None else first
                         yield Delta(str(content), str(reasoning))
-        yield Delta(usage=_usage(usage, began, first, finished))
+        answered = _usage(usage, began, first, finished)
+        limited = finished == "length" and params.max_tokens is None
+        yield Delta(usage=answered, notice=self._limit_notice(answered) if limited else "")
+
+    def _limit_notice(self, usage: Usage) -> str:
+        """Returns the notice of the server's limit; empty at the context length, which no option raises."""
+        read, written = usage.prompt_tokens, usage.output_tokens
+        if self.context is not None and read is not None and written is not None and read + written >= self.context:
+            return ""
+        tokens = "" if written is None else f" of {written:,} tokens"
+        return limit_notice(f"the server's limit{tokens}")
 
     def _models(self) -> list[dict[str, Any]]:
         with self._request("models", FIRST_TIMEOUT) as response:

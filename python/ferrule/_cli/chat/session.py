@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ferrule._cli.chat.conversation import Conversation
     from ferrule._cli.chat.lines import Lines
 
-HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D exits"
+HINT = "/? lists the commands, Ctrl-C stops an answer, Ctrl-D exits"
 
 
 class Session:
@@ -30,7 +30,8 @@ class Session:
         self.first_params = conversation.params
         self.failed = False
         """Whether a message failed."""
-        self._verbose = verbose
+        self.verbose = verbose
+        """Whether statistics are printed after each answer."""
         self._plain = plain
         self._usages: list[Usage] = []
 
@@ -72,19 +73,22 @@ class Session:
     def answer(self, message: str) -> None:
         """Answers a message. After Ctrl-C the partial answer is kept; without any text the message is removed.
 
+        Reasoning is not part of the text. After Ctrl-C and after an endless loop there are no statistics.
+
         Raises FerruleError; the message is then removed.
         """
         history = [*self.conversation.history, {"role": "user", "content": message}]
         self.conversation.history, before = history, self.conversation.history
-        text = ""
+        text = notice = ""
+        usage = None
         shown = display(plain=self._plain)
         try:
             with closing(self.answers.stream(self.conversation.messages(), self.conversation.params)) as deltas:
                 for delta in deltas:
                     text += delta.content
+                    notice = delta.notice or notice
                     shown.add(delta)
-                    if delta.usage is not None:
-                        self._usages.append(delta.usage)
+                    usage = delta.usage or usage
         except KeyboardInterrupt:
             pass
         except BaseException:
@@ -92,12 +96,17 @@ class Session:
             raise
         finally:
             shown.close()
-        if not text:
+        if notice:
+            print(f"[{notice}]", file=sys.stderr)
+        if text:
+            history.append({"role": "assistant", "content": text})
+        else:
             self.conversation.history = before
-            return
-        history.append({"role": "assistant", "content": text})
-        if self._verbose and self._usages:
-            print(self._usages[-1].summary, file=sys.stderr)
+            print("[the answer has no text; the message was removed]", file=sys.stderr)
+        if usage is not None:
+            self._usages.append(usage)
+            if self.verbose:
+                print(usage.summary, file=sys.stderr)
 
     def statistics(self) -> str:
         """Returns tokens and times of the session, as lines."""

@@ -7,79 +7,21 @@ llama.cpp for the changes of the converters, and llama_model_rope_type for the p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
+from ferrule._loading.gguf.architecture import (
+    GgufArchitecture,
+    gating,
+    has_biases,
+    latent,
+    layers_with,
+    same_base,
+    sliding,
+)
+from ferrule._loading.gguf.by_layer import VARIED
 from ferrule._loading.gguf.file import GgufFile
+from ferrule._loading.gguf.hybrids import HYBRIDS
 from ferrule.archs.config import Config
-
-Derive = Callable[[GgufFile, Config], dict[str, Any]]
-
-
-def nothing(file: GgufFile, config: Config) -> dict[str, Any]:
-    """Returns no additional fields."""
-    return {}
-
-
-@dataclass(frozen=True)
-class GgufArchitecture:
-    """Translation of a GGUF's metadata to the fields of config.json."""
-
-    name: str
-    """Value of `general.architecture` in the metadata."""
-    model_type: str
-    """`model_type` of config.json; `derive` may return another."""
-    fields: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Additional fields, with their metadata keys without the architecture prefix."""
-    defaults: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Values of fields that have no key or whose key is missing."""
-    derive: Derive = nothing
-    """Function that computes fields which depend on several keys."""
-    interleaved: bool | None = False
-    """Whether converters reorder rows so that adjacent elements are rotated together; None if the order is
-    unchanged."""
-    rotates: bool = True
-    """Whether the architecture has a rotary embedding."""
-    scaling: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Fields of `rope_scaling` that have no key."""
-    heads: bool = True
-    """Whether `attention.key_length` is the width of keys and values."""
-
-
-def has_biases(file: GgufFile) -> dict[str, Any]:
-    """Returns whether queries, keys and values have biases."""
-    return {"attention_bias": bool({"attn_q.bias", "attn_qkv.bias"} & file.in_layers)}
-
-
-def sliding(file: GgufFile, config: Config, every: int, *, first: bool = False) -> dict[str, Any]:
-    """Returns the attention window, and the layers that have it by the file's pattern or by `every`.
-
-    The last layer in each group of `every` layers has full attention, or with `first` the first layer of the group. If
-    `every` is 0, all layers have the window.
-    """
-    metadata, key = file.metadata, file.key("attention.sliding_window_pattern")
-    window = metadata.integer(file.key("attention.sliding_window"), default=0, low=0)
-    layers = config.layers
-    value: object = metadata.values.get(key)
-    if isinstance(value, list):
-        pattern = cast("list[object]", value)
-        if len(pattern) < layers or any(not isinstance(each, (bool, int)) for each in pattern):
-            raise metadata.error(key, f"an integer, or a list of {layers} items that are true for layers with a window")
-        has = [bool(each) for each in pattern[:layers]]
-    else:
-        every = metadata.integer(key, default=every, low=0)
-        has = [every == 0 or (index % every != 0 if first else index % every < every - 1) for index in range(layers)]
-    kinds = ["sliding_attention" if each and window else "full_attention" for each in has]
-    return {"sliding_window": window or None, "layer_types": kinds}
-
-
-def same_base(file: GgufFile) -> None:
-    """Refuses a separate rotary base for sliding layers."""
-    for name in ("rope.freq_base", "rope.dimension_count"):
-        own = file.metadata.values.get(file.key(f"{name}_swa"))
-        if own is not None and own != file.metadata.values.get(file.key(name)):
-            raise file.metadata.unsupported(file.key(f"{name}_swa"), f"equal to {name}, the value of the other layers")
 
 
 def _llama(file: GgufFile, config: Config) -> dict[str, Any]:
@@ -176,7 +118,10 @@ def _granite(file: GgufFile, config: Config) -> dict[str, Any]:
             file.key("attention.scale"), default=1 / math.sqrt(config.head_dim)
         ),
     }
-    if file.key("expert_shared_feed_forward_length") in file.metadata:
+    if not file.metadata.values.get(file.key("expert_count")):
+        # Granite 4 without Mamba states the width of experts that it does not have.
+        fields["intermediate_size"] = file.rows("blk.0.ffn_up.weight")
+    elif file.key("expert_shared_feed_forward_length") in file.metadata:
         fields["model_type"] = "granitemoeshared"
     return fields
 
@@ -198,19 +143,6 @@ def _exaone_moe(file: GgufFile, config: Config) -> dict[str, Any]:
     return {**_sigmoid(file, config), **_exaone4(file, config)}
 
 
-GATING = {0: None, 1: "softmax", 2: "sigmoid"}
-"""Score functions of the router by `expert_gating_func`."""
-
-
-def gating(file: GgufFile, default: str) -> str:
-    """Returns the router's score function."""
-    key = file.key("expert_gating_func")
-    number = file.metadata.integer(key, default=0, low=0)
-    if number not in GATING:
-        raise file.metadata.unsupported(key, "1 (softmax) or 2 (sigmoid)")
-    return GATING[number] or default
-
-
 def _sigmoid(file: GgufFile, config: Config) -> dict[str, Any]:
     """Returns the fields of a mixture of experts in DeepSeek-V3's form."""
     if gating(file, "sigmoid") != "sigmoid":
@@ -223,29 +155,11 @@ def _sigmoid(file: GgufFile, config: Config) -> dict[str, Any]:
 
 
 def _deepseek2(file: GgufFile, config: Config) -> dict[str, Any]:
-    """Returns the fields of DeepSeek-V2 and V3, which differ in their router's score function.
-
-    In newer files, the keys that held the widths of the heads hold the widths of the latent.
-    """
-    metadata = file.metadata
-    rope_dim = metadata.integer(file.key("rope.dimension_count"))
-    width_key = file.key("attention.key_length_mla")
-    width_key = width_key if width_key in metadata else file.key("attention.key_length")
-    values = file.key("attention.value_length_mla")
-    values = values if values in metadata else file.key("attention.value_length")
-    if metadata.integer(width_key) <= rope_dim:
-        raise metadata.error(width_key, f"above rope.dimension_count ({rope_dim})")
-    fields: dict[str, Any] = {
-        "q_lora_rank": metadata.integer_or_none(file.key("attention.q_lora_rank")),
-        "qk_rope_head_dim": rope_dim,
-        "qk_nope_head_dim": metadata.integer(width_key) - rope_dim,
-        "v_head_dim": metadata.integer(values),
-        "norm_topk_prob": metadata.flag(file.key("expert_weights_norm"), default=False),
-    }
-    # The file stores a tenth of the value in config.json, and one value for both factors.
-    mscale = metadata.number(file.key("rope.scaling.yarn_log_multiplier"), default=0.0, low=0.0) * 10
-    if mscale:
-        fields["rope_scaling"] = {**config.values["rope_scaling"], "mscale": mscale, "mscale_all_dim": mscale}
+    """Returns the fields of DeepSeek-V2 and V3, which differ in their router's score function."""
+    metadata, growth = file.metadata, file.key("attention.temperature_scale")
+    if metadata.number(growth, default=0.0, low=0.0):
+        raise metadata.unsupported(growth, "0 or omitted in this architecture")
+    fields = latent(file, config)
     if not metadata.values.get(file.key("expert_count")):
         return {**fields, "model_type": "youtu"}
     if gating(file, "softmax") == "sigmoid":
@@ -268,6 +182,58 @@ def _minicpm3(file: GgufFile, config: Config) -> dict[str, Any]:
         "qk_nope_head_dim": metadata.integer(width_key) - rope_dim,
         "v_head_dim": file.rows("blk.0.attn_kv_b.weight") // config.heads - (metadata.integer(width_key) - rope_dim),
     }
+
+
+def _query_growth(file: GgufFile, config: Config) -> dict[str, float]:
+    """Returns the growth of queries beyond the original context as Mistral's config.json states it."""
+    metadata, key = file.metadata, file.key("attention.temperature_length")
+    beta = metadata.number(file.key("attention.temperature_scale"), default=0.0, low=0.0)
+    if not beta:
+        return {}
+    original = config.integer("original_max_position_embeddings")
+    if metadata.integer(key, default=original) != original:
+        raise metadata.unsupported(key, f"rope.scaling.original_context_length ({original})")
+    return {"llama_4_scaling_beta": beta}
+
+
+def _mistral3(file: GgufFile, config: Config) -> dict[str, Any]:
+    """Returns the fields of Ministral 3, or of Mistral if the queries do not grow."""
+    metadata = file.metadata
+    if metadata.values.get(file.key("expert_count")):
+        raise metadata.unsupported(file.key("expert_count"), "0 or omitted in this architecture")
+    mscale = metadata.number(file.key("rope.scaling.yarn_log_multiplier"), default=0.0, low=0.0)
+    factors = {"mscale": 1.0, "mscale_all_dim": mscale} if mscale else {}
+    return {"rope_scaling": {**config.values["rope_scaling"], **factors, **_query_growth(file, config)}}
+
+
+def _mistral4(file: GgufFile, config: Config) -> dict[str, Any]:
+    if gating(file, "softmax") != "softmax":
+        raise file.metadata.unsupported(file.key("expert_gating_func"), "1 (softmax) in this architecture")
+    fields = {"rope_scaling": config.values["rope_scaling"], **latent(file, config)}
+    parameters = {**fields["rope_scaling"], **_query_growth(file, config)}
+    return {**fields, "model_type": "mistral4", "rope_parameters": parameters, "rope_scaling": None}
+
+
+def _hy_v3(file: GgufFile, config: Config) -> dict[str, Any]:
+    """Returns Hunyuan 3's fields; the width of its shared expert is a number of experts."""
+    if gating(file, "sigmoid") != "sigmoid":
+        raise file.metadata.unsupported(file.key("expert_gating_func"), "2 (sigmoid) in this architecture")
+    metadata, key = file.metadata, file.key("expert_shared_feed_forward_length")
+    width = config.integer("moe_intermediate_size")
+    shared = metadata.integer(key, default=width)
+    if shared % width:
+        raise metadata.error(key, f"a multiple of expert_feed_forward_length ({width})")
+    sparse = layers_with(file, config, "ffn_gate_inp.weight")
+    return {
+        **has_biases(file),
+        "num_shared_experts": shared // width,
+        "route_norm": metadata.flag(file.key("expert_weights_norm"), default=False),
+        "mlp_layer_types": ["sparse" if index in sparse else "dense" for index in range(config.layers)],
+    }
+
+
+def _phimoe(file: GgufFile, config: Config) -> dict[str, Any]:
+    return {**_phi3(file, config), **has_biases(file), "lm_head_bias": "output.bias" in file}
 
 
 def _ernie(file: GgufFile, config: Config) -> dict[str, Any]:
@@ -317,8 +283,11 @@ _ERNIE_MOE = {
 
 
 REGISTRY = (
+    GgufArchitecture("apertus", "apertus", defaults={"hidden_act": "xielu"}, derive=_biased),
     GgufArchitecture("arcee", "arcee", derive=_biased, interleaved=True),
     GgufArchitecture("bert", "bert", {"layer_norm_eps": _LAYER_NORM}, derive=_bert, rotates=False),
+    # llama.cpp's converter reads the first BitNets, whose activation is SiLU.
+    GgufArchitecture("bitnet", "bitnet", defaults={"hidden_act": "silu"}, derive=_biased),
     GgufArchitecture("bloom", "bloom", {"layer_norm_epsilon": _LAYER_NORM}, rotates=False),
     GgufArchitecture("chatglm", "glm", derive=_biased, interleaved=True),
     GgufArchitecture(
@@ -375,11 +344,28 @@ REGISTRY = (
     ),
     GgufArchitecture("hunyuan-dense", "hunyuan_v1_dense", derive=_biased),
     GgufArchitecture("hunyuan-moe", "hunyuan_v1_moe", _EXPERTS, derive=_biased),
+    GgufArchitecture(
+        "hy_v3",
+        "hy_v3",
+        {**_EXPERTS, **_EXPERT_WIDTH, "router_scaling_factor": "expert_weights_scale"},
+        {"router_scaling_factor": 1.0},
+        _hy_v3,
+    ),
     GgufArchitecture("internlm2", "llama", derive=_biased, interleaved=True),
     GgufArchitecture("jais2", "jais2", {"layer_norm_eps": _LAYER_NORM}, derive=_biased),
     GgufArchitecture("llama", "llama", _LOCAL_EXPERTS, derive=_llama, interleaved=True),
     GgufArchitecture("minicpm3", "minicpm3", {"kv_lora_rank": "attention.kv_lora_rank"}, derive=_minicpm3, heads=False),
     GgufArchitecture("minimax-m2", "minimax_m2", _LOCAL_EXPERTS),
+    GgufArchitecture("mistral3", "ministral3", derive=_mistral3, interleaved=True),
+    GgufArchitecture(
+        "mistral4",
+        "mistral4",
+        {**_ROUTED_EXPERTS, "kv_lora_rank": "attention.kv_lora_rank"},
+        _UNROUTED,
+        _mistral4,
+        interleaved=True,
+        heads=False,
+    ),
     GgufArchitecture("mpt", "mpt", {"layer_norm_epsilon": _LAYER_NORM}, derive=_mpt, rotates=False),
     GgufArchitecture("nemotron", "nemotron", {"norm_eps": _LAYER_NORM}, derive=_biased),
     GgufArchitecture("olmo", "olmo", {"clip_qkv": "attention.clamp_kqv"}, derive=_biased, interleaved=True),
@@ -387,6 +373,7 @@ REGISTRY = (
     GgufArchitecture("olmoe", "olmoe", _EXPERTS, {"norm_topk_prob": False}, _biased),
     GgufArchitecture("phi2", "phi", {"layer_norm_eps": _LAYER_NORM}),
     GgufArchitecture("phi3", "phi3", derive=_phi3),
+    GgufArchitecture("phimoe", "phimoe", _LOCAL_EXPERTS, derive=_phimoe),
     GgufArchitecture("qwen2", "qwen2"),
     GgufArchitecture(
         "qwen2moe",
@@ -404,4 +391,6 @@ REGISTRY = (
     GgufArchitecture("stablelm", "stablelm", {"layer_norm_eps": _LAYER_NORM}, derive=_stablelm),
     GgufArchitecture("starcoder", "gpt_bigcode", {"layer_norm_epsilon": _LAYER_NORM}, derive=_starcoder, rotates=False),
     GgufArchitecture("starcoder2", "starcoder2", {"norm_epsilon": _LAYER_NORM}, derive=_starcoder2),
+    *HYBRIDS,
+    *VARIED,
 )

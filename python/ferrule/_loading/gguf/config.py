@@ -10,13 +10,26 @@ import math
 from dataclasses import replace
 from typing import Any, cast
 
-from ferrule._loading.gguf.architectures import REGISTRY, GgufArchitecture
+from ferrule._loading.gguf.architecture import GgufArchitecture, fraction
+from ferrule._loading.gguf.architectures import REGISTRY
 from ferrule._loading.gguf.file import GgufFile
 from ferrule._loading.gguf.tensors import gguf_tensors, splits_latents
 from ferrule.archs import model_spec
 from ferrule.archs.config import MAX_SIZE, Config
 from ferrule.archs.rope import DEFAULT_THETA
-from ferrule.archs.spec import Attention, HeadNorm, HeadProjections, LatentProjections, Layer, ModelSpec, Norm
+from ferrule.archs.spec import (
+    Attention,
+    DeltaNet,
+    Dense,
+    HeadNorm,
+    HeadProjections,
+    LatentProjections,
+    Layer,
+    Mixer,
+    ModelSpec,
+    Norm,
+    Xielu,
+)
 from ferrule.errors import UnsupportedModelError
 
 FIELDS = {
@@ -50,7 +63,10 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
     spec = replace(
         spec,
         final_norm=_plain(spec.final_norm),
-        layers=[_stored(layer, split=split) for layer in spec.layers],
+        layers=[
+            _with_xielu(_stored(layer, split=split, alternating=architecture.alternating), index, file)
+            for index, layer in enumerate(spec.layers)
+        ],
         prefixes=[],
     )
     return replace(spec, tensors=gguf_tensors(spec, file))
@@ -74,10 +90,13 @@ def _config(file: GgufFile, architecture: GgufArchitecture) -> Config:
     keys = {field: file.key(name) for field, name in {**FIELDS, **architecture.fields}.items()}
     values = {field: file.metadata.values[key] for field, key in keys.items() if key in file.metadata}
     for field in BY_LAYER:
-        values[field] = _same_in_all_layers(file, keys[field], values.get(field))
+        if field in architecture.varying:
+            values.pop(field, None)
+        else:
+            values[field] = _same_in_all_layers(file, keys[field], values.get(field))
     fraction = f"{file.key('rope.dimension_count')} / attention.key_length"
     config = Config(values, file.path, spellings={**keys, "partial_rotary_factor": fraction})
-    config = config.with_defaults(num_key_value_heads=values["num_attention_heads"])
+    config = config.with_defaults(num_key_value_heads=values.get("num_attention_heads"))
     config = config.with_values(
         num_hidden_layers=_layers(file, config),
         vocab_size=file.rows(EMBEDDING),
@@ -94,8 +113,9 @@ def _config(file: GgufFile, architecture: GgufArchitecture) -> Config:
 def _same_in_all_layers(file: GgufFile, key: str, value: object) -> object:
     if not isinstance(value, list):
         return value
-    numbers = cast("list[object]", value)
-    if not numbers or any(number != numbers[0] for number in numbers):
+    # Layers without the mixer have 0.
+    numbers = [number for number in cast("list[object]", value) if number != 0] or [0]
+    if any(number != numbers[0] for number in numbers):
         raise UnsupportedModelError(f"{file.path}: {key} must be the same in all layers, got different values")
     return numbers[0]
 
@@ -123,14 +143,8 @@ def _with_rope(file: GgufFile, config: Config, architecture: GgufArchitecture) -
     if rotary_dim % 2:
         raise metadata.error(key, "an even number")
     if width:
-        config = config.with_values(partial_rotary_factor=_fraction(rotary_dim, width))
+        config = config.with_values(partial_rotary_factor=fraction(rotary_dim, width))
     return config.with_values(rope_scaling={**_rope_scaling(file, rotary_dim // 2), **architecture.scaling})
-
-
-def _fraction(part: int, whole: int) -> float:
-    """Returns `part / whole`, rounded up so that its product with `whole` is at least `part`."""
-    fraction = part / whole
-    return fraction if int(whole * fraction) == part else math.nextafter(fraction, math.inf)
 
 
 def _rope_scaling(file: GgufFile, pairs: int) -> dict[str, Any]:
@@ -171,19 +185,58 @@ def _rope_scaling(file: GgufFile, pairs: int) -> dict[str, Any]:
             raise metadata.unsupported(f"{scaling}type", "none, linear, yarn or longrope")
 
 
-def _stored(layer: Layer, *, split: bool) -> Layer:
-    """Returns a layer with its norms in the form that a GGUF file stores."""
+def _stored(layer: Layer, *, split: bool, alternating: bool) -> Layer:
+    """Returns a layer with its norms and heads in the form that a GGUF file stores."""
     blocks = (
         replace(
             block,
-            mixer=_stored_attention(block.mixer, split=split) if isinstance(block.mixer, Attention) else block.mixer,
+            mixer=_stored_mixer(block.mixer, split=split, alternating=alternating),
             norm=_plain(block.norm),
             post_norm=_plain(block.post_norm),
             sum_norm=_plain(block.sum_norm),
+            joint_norm=_plain(block.joint_norm),
         )
         for block in layer.blocks
     )
-    return Layer(tuple(blocks))
+    return replace(layer, blocks=tuple(blocks))
+
+
+def _with_xielu(layer: Layer, index: int, file: GgufFile) -> Layer:
+    """Returns a layer with the parameters of its xIELU, which are lists in the metadata."""
+    blocks = (
+        replace(block, mixer=replace(block.mixer, xielu=_xielu(index, file)))
+        if isinstance(block.mixer, Dense) and block.mixer.xielu is not None
+        else block
+        for block in layer.blocks
+    )
+    return replace(layer, blocks=tuple(blocks))
+
+
+def _xielu(layer: int, file: GgufFile) -> Xielu:
+    metadata = file.metadata
+
+    def parameter(name: str) -> float:
+        key = f"xielu.{name}"
+        value: object = metadata.values.get(key)
+        if isinstance(value, list):
+            numbers = cast("list[object]", value)
+            if layer >= len(numbers):
+                raise metadata.error(key, f"a number, or a list with one for layer {layer}")
+            value = numbers[layer]
+        return metadata.with_values(**{key: value}).number(key, low=-math.inf)
+
+    alphas = (parameter("alpha_p"), parameter("alpha_n"))
+    return Xielu(beta=parameter("beta"), eps=parameter("eps"), alphas=alphas)
+
+
+def _stored_mixer(mixer: Mixer, *, split: bool, alternating: bool) -> Mixer:
+    match mixer:
+        case Attention():
+            return _stored_attention(mixer, split=split)
+        case DeltaNet():
+            return replace(mixer, alternating=alternating)
+        case _:
+            return mixer
 
 
 def _stored_attention(attention: Attention, *, split: bool) -> Attention:

@@ -99,6 +99,9 @@ class PreTokenization:
     """Whether tokens are spelled in GPT-2's byte-level alphabet; otherwise they are plain text."""
     escape_spaces: bool = False
     """Whether tokens spell a space as `▁`."""
+    punctuation_runs: bool = False
+    """Whether runs of punctuation are pieces, which the patterns do not join with other text. Punctuation is what
+    `tokenizers` regards as such: ASCII symbols and Unicode 8's categories P, so it is not a pattern."""
     remove_spaces: bool = False
     """Whether white space separates pieces and is dropped."""
 
@@ -152,7 +155,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenization] = {
         (r"[\r\n]", rf"\s?{code_points(_DEEPSEEK_LETTERS)}+", _DEEPSEEK_MARKS, r"\s+$", _EAST_ASIAN, r"\p{N}+"),
     ),
     "deepseek-coder": PreTokenization((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")),
-    "falcon": PreTokenization((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]")),
+    "falcon": PreTokenization((GPT2, r"[0-9][0-9][0-9]"), punctuation_runs=True),
     **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), PreTokenization((_BLOOM,))),
     "viking": PreTokenization((_BLOOM, r"\p{N}")),
     "seed-coder": PreTokenization((QWEN2.replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+"),)),
@@ -215,7 +218,8 @@ def splitter(rules: PreTokenization) -> PreTokenizer:
     """Returns a pre-tokenizer that splits by each pattern in turn, and spells pieces like the tokens."""
     from tokenizers import Regex, pre_tokenizers
 
-    steps: list[PreTokenizer] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rules.patterns]
+    steps: list[PreTokenizer] = [pre_tokenizers.Punctuation("contiguous")] if rules.punctuation_runs else []
+    steps += [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rules.patterns]
     if rules.remove_spaces:
         steps.append(pre_tokenizers.WhitespaceSplit())
     if rules.byte_level:

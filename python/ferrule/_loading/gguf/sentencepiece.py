@@ -1,7 +1,7 @@
 """SentencePiece's BPE (Kudo and Richardson 2018) of Llama 1 and 2, Mistral and Gemma.
 
 Adjacent pieces whose concatenation is in the vocabulary are merged, highest score first. The file has no list of
-merges, so it is derived from the scores.
+merges, so `merges.py` derives it from the scores.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SPACE = "▁"
-PIECES = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNDEFINED)
-"""Types of tokens that match text; byte tokens encode all other characters."""
 
 
 def sentencepiece(vocabulary: Vocabulary, unknown: str | None) -> Tokenizer:
@@ -25,6 +23,8 @@ def sentencepiece(vocabulary: Vocabulary, unknown: str | None) -> Tokenizer:
     Raises TokenizerError.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers
+
+    from ferrule._loading.gguf.merges import merges_of  # imports NumPy
 
     tokens = vocabulary.tokens
     bytes_of = vocabulary.of_type(TokenType.BYTE)
@@ -46,21 +46,6 @@ def sentencepiece(vocabulary: Vocabulary, unknown: str | None) -> Tokenizer:
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if first else steps)
     return backend
-
-
-def merges_of(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Returns all pairs that concatenate to a piece, highest score first, as transformers derives them."""
-    ids, tokens, scores = vocabulary.ids, vocabulary.tokens, vocabulary.scores()
-    pieces = {tokens[token_id] for token_id in vocabulary.of_type(*PIECES)}
-    found: list[tuple[float, int, int, int, int, str, str]] = []
-    for piece in pieces:
-        score = scores[ids[piece]]
-        for cut in range(1, len(piece)):
-            first, second = piece[:cut], piece[cut:]
-            if first in pieces and second in pieces:
-                found.append((-score, -cut, cut - len(piece), ids[first], ids[second], first, second))
-    found.sort()
-    return [(first, second) for *_, first, second in found]
 
 
 _BYTES = {f"<0x{byte:02X}>" for byte in range(256)}

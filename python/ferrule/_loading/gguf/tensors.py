@@ -7,10 +7,27 @@ the tensors that a file has show which ones.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ferrule._loading.gguf.file import GgufFile
-from ferrule.archs.spec import Attention, Dense, Experts, HeadProjections, LatentProjections, ModelSpec, Tensor
-from ferrule.archs.tensors import Fused, fused, tensors_named
+from ferrule.archs.spec import (
+    Attention,
+    Block,
+    DeltaNet,
+    Dense,
+    Experts,
+    HeadProjections,
+    LatentProjections,
+    LightningAttention,
+    Mamba,
+    Mamba2,
+    ModelSpec,
+    Part,
+    PerLayerEmbedding,
+    ShortConvolution,
+    Tensor,
+)
+from ferrule.archs.tensors import Fused, fused, joined, tensors_named
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "embedding": ("token_embd",),
@@ -32,6 +49,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "attention.k_b": ("blk.{layer}.attn_k_b",),
     "attention.v_b": ("blk.{layer}.attn_v_b",),
     "attention.sinks": ("blk.{layer}.attn_sinks",),
+    "attention.output_norm": ("blk.{layer}.attn_sub_norm",),
     "attention.output": ("blk.{layer}.attn_output",),
     "attention_post_norm": ("blk.{layer}.post_attention_norm",),
     "attention_sum_norm": ("blk.{layer}.attn_output_norm",),
@@ -39,6 +57,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "ffn.gate": ("blk.{layer}.ffn_gate",),
     "ffn.up": ("blk.{layer}.ffn_up",),
     "ffn.down": ("blk.{layer}.ffn_down",),
+    "ffn.inner_norm": ("blk.{layer}.ffn_sub_norm",),
     "ffn.router": ("blk.{layer}.ffn_gate_inp",),
     "ffn.router.correction_bias": ("blk.{layer}.exp_probs_b.bias", "blk.{layer}.exp_probs_b"),
     "ffn.experts.gate": ("blk.{layer}.ffn_gate.{expert}",),
@@ -50,10 +69,62 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "ffn.shared_gate": ("blk.{layer}.ffn_gate_inp_shexp",),
     "ffn_post_norm": ("blk.{layer}.post_ffw_norm",),
     "ffn_sum_norm": ("blk.{layer}.layer_output_norm",),
-    "final_norm": ("output_norm",),
+    "moe_joint_norm": ("blk.{layer}.post_ffw_norm",),
+    "moe_post_norm": ("blk.{layer}.post_ffw_norm_2",),
+    "moe.input_norm": ("blk.{layer}.pre_ffw_norm_2",),
+    "moe.router": ("blk.{layer}.ffn_gate_inp",),
+    "moe.router_norm.weight": ("blk.{layer}.ffn_gate_inp.scale",),
+    "moe.router.scales": ("blk.{layer}.ffn_down_exps.scale",),
+    "per_layer.gate": ("blk.{layer}.inp_gate",),
+    "per_layer.output": ("blk.{layer}.proj",),
+    "per_layer.projection_norm": ("per_layer_proj_norm",),
+    "per_layer_post_norm": ("blk.{layer}.post_norm",),
+    "tables.0": ("per_layer_token_embd",),
+    "short_convolution_norm": ("blk.{layer}.attn_norm",),
+    "short_convolution.kernel": ("blk.{layer}.shortconv.conv",),
+    "short_convolution.output": ("blk.{layer}.shortconv.out_proj",),
+    "delta_net_norm": ("blk.{layer}.attn_norm",),
+    "delta_net.q": ("blk.{layer}.attn_q",),
+    "delta_net.k": ("blk.{layer}.attn_k",),
+    "delta_net.v": ("blk.{layer}.attn_v",),
+    "delta_net.gate": ("blk.{layer}.attn_gate",),
+    "delta_net.gate_a": ("blk.{layer}.ssm_g_a",),
+    "delta_net.gate_b": ("blk.{layer}.ssm_g_b",),
+    "delta_net.decay_a": ("blk.{layer}.ssm_f_a",),
+    "delta_net.decay_b": ("blk.{layer}.ssm_f_b",),
+    "delta_net.factor": ("blk.{layer}.ssm_beta",),
+    "delta_net.decay": ("blk.{layer}.ssm_alpha",),
+    "delta_net.kernel": ("blk.{layer}.ssm_conv1d",),
+    "delta_net.decay_log.weight": ("blk.{layer}.ssm_a",),
+    "delta_net.decay_bias.weight": ("blk.{layer}.ssm_dt.bias",),
+    "delta_net.norm": ("blk.{layer}.ssm_norm",),
+    "delta_net.output": ("blk.{layer}.ssm_out", "blk.{layer}.attn_output"),
+    "lightning_attention_norm": ("blk.{layer}.attn_norm",),
+    "lightning_attention.gate": ("blk.{layer}.attn_gate",),
+    "lightning_attention.norm": ("blk.{layer}.attn_norm_2",),
+    "lightning_attention.output": ("blk.{layer}.attn_output",),
+    "mamba_norm": ("blk.{layer}.attn_norm",),
+    "mamba.kernel": ("blk.{layer}.ssm_conv1d",),
+    "mamba.step_norm": ("blk.{layer}.ssm_dt_norm",),
+    "mamba.b_norm": ("blk.{layer}.ssm_b_norm",),
+    "mamba.c_norm": ("blk.{layer}.ssm_c_norm",),
+    "mamba.step": ("blk.{layer}.ssm_dt",),
+    "mamba.step_bias.weight": ("blk.{layer}.ssm_dt.bias",),
+    "mamba.decay_log.weight": ("blk.{layer}.ssm_a",),
+    "mamba.skip.weight": ("blk.{layer}.ssm_d",),
+    "mamba.output": ("blk.{layer}.ssm_out",),
+    "mamba2_norm": ("blk.{layer}.attn_norm",),
+    "mamba2.kernel": ("blk.{layer}.ssm_conv1d",),
+    "mamba2.decay_log.weight": ("blk.{layer}.ssm_a",),
+    "mamba2.step_bias.weight": ("blk.{layer}.ssm_dt.bias",),
+    "mamba2.skip.weight": ("blk.{layer}.ssm_d",),
+    "mamba2.norm": ("blk.{layer}.ssm_norm",),
+    "mamba2.output": ("blk.{layer}.ssm_out",),
+    "scalar": ("blk.{layer}.layer_output_scale",),
+    "final_norm": ("output_norm", "token_embd_norm"),
     "lm_head": ("output",),
 }
-"""Module names of each role, preferred name first; the router's bias is a tensor name."""
+"""Module names of each role, preferred name first; roles with `.weight` and the router's bias have tensor names."""
 
 STACKED = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
 """Tensors that stack the matrices of all experts; early MoE files have a tensor for each expert."""
@@ -62,27 +133,99 @@ STACKED = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"
 def gguf_tensors(spec: ModelSpec, file: GgufFile) -> dict[str, Tensor]:
     """Returns the tensor of the file for each role of `spec`."""
     modules: dict[str, str | Fused] = {role: _present(names, file) for role, names in NAMES.items()}
-    for mixer in (block.mixer for layer in spec.layers for block in layer.blocks):
-        match mixer:
-            case Attention(heads=heads, projections=HeadProjections() as projections):
-                if "attn_qkv.weight" in file.in_layers:
-                    keys, values = (projections.kv_heads * dim for dim in (projections.key_dim, projections.value_dim))
-                    rows = {"attention.q": heads * projections.key_dim, "attention.k": keys, "attention.v": values}
-                    modules |= fused("blk.{layer}.attn_qkv", rows)
-            case Dense(gated=True, intermediate_size=width) if "ffn_gate.weight" not in file.in_layers:
-                modules |= fused("blk.{layer}.ffn_up", {"ffn.gate": width, "ffn.up": width})
-            case Experts(experts=experts):
-                modules |= _stacks(mixer, experts, file)
-            case _:
-                pass
+    for index, layer in enumerate(spec.layers):
+        for block in layer.blocks:
+            modules |= _fused(block, index, file)
     has_post_norm = any(block.post_norm is not None for layer in spec.layers for block in layer.blocks)
-    if not has_post_norm and "ffn_norm.weight" not in file.in_layers:
+    if any([block.name for block in layer.blocks] == ["ffn"] for layer in spec.layers):
+        # In layers of one block, all blocks have the same name for their norm.
+        modules["ffn_norm"] = "blk.{layer}.attn_norm"
+    elif not has_post_norm and "ffn_norm.weight" not in file.in_layers:
         # Some files name the norm before the feed-forward network as the norm after attention.
         modules["ffn_norm"] = _present(("blk.{layer}.post_attention_norm", "blk.{layer}.ffn_norm"), file)
-    if "attn_norm_2.weight" in file.in_layers:
+    if "ffn_norm" in file.in_layers:
+        modules["ffn_norm.weight"] = "blk.{layer}.ffn_norm"
+    if "attn_norm_2.weight" in file.in_layers and spec.architecture == "falcon":
         # In Falcon's large models the first norm belongs to the feed-forward network.
         modules |= {"attention_norm": "blk.{layer}.attn_norm_2", "ffn_norm": "blk.{layer}.attn_norm"}
-    return tensors_named(spec, modules)
+    if "post_ffw_norm_1.weight" in file.in_layers:
+        # Networks beside experts have a separate norm; that of the sum is under the usual name.
+        modules["ffn_post_norm"] = "blk.{layer}.post_ffw_norm_1"
+    tensors = tensors_named(spec, modules, _per_layer_projections(spec))
+    return {
+        role: replace(tensor, negated_exp=True) if role.endswith(".decay_log.weight") else tensor
+        for role, tensor in tensors.items()
+    }
+
+
+def _per_layer_projections(spec: ModelSpec) -> dict[str, Tensor]:
+    """Returns the tensors of the layers' projections to per-layer embeddings: rows of one matrix."""
+    widths = [layer.mixers(PerLayerEmbedding)[0].width for layer in spec.layers if layer.mixers(PerLayerEmbedding)]
+    return {
+        f"layers.{index}.per_layer.projection.weight": Tensor(
+            ("per_layer_model_proj.weight",), part=Part(index * width, width, sum(widths))
+        )
+        for index, width in enumerate(widths)
+    }
+
+
+def _fused(block: Block, layer: int, file: GgufFile) -> dict[str, Fused]:
+    """Returns the roles of the mixer of a block of layer `layer` that share tensors."""
+    entries: dict[str, Fused] = {}
+    mixer = block.mixer
+    match mixer:
+        case Attention(projections=HeadProjections() as projections):
+            entries = _attention(mixer, projections, layer, file)
+        case Dense(gated=True, intermediate_size=width) if "ffn_gate.weight" not in file.in_layers:
+            entries = fused("blk.{layer}.ffn_up", {"ffn.gate": width, "ffn.up": width})
+        case Experts(experts=experts):
+            entries = _stacks(block.name, mixer, experts, file)
+        case ShortConvolution(channels=channels):
+            rows = {f"short_convolution.{role}": channels for role in ("b", "c", "x")}
+            entries = fused("blk.{layer}.shortconv.in_proj", rows)
+        case LightningAttention(head_dim=width):
+            rows = {f"lightning_attention.{role}": width for role in ("q", "k", "v")}
+            entries = fused("blk.{layer}.attn_qkv", rows)
+        case DeltaNet():
+            entries = _delta_net(mixer, file)
+        case Mamba(channels=channels, step_rank=rank, state_size=state):
+            inner = {"mamba.step_in": rank, "mamba.b": state, "mamba.c": state}
+            rows = {"mamba.x": channels, "mamba.gate": channels}
+            entries = {**fused("blk.{layer}.ssm_in", rows), **fused("blk.{layer}.ssm_x", inner)}
+        case Mamba2(heads=heads, head_dim=head_dim, groups=groups, state_size=state):
+            inner, keys = heads * head_dim, groups * state
+            rows = {"gate": inner, "x": inner, "b": keys, "c": keys, "step": heads}
+            entries = fused("blk.{layer}.ssm_in", {f"mamba2.{role}": count for role, count in rows.items()})
+        case _:
+            pass
+    return entries
+
+
+def _attention(attention: Attention, projections: HeadProjections, layer: int, file: GgufFile) -> dict[str, Fused]:
+    width = projections.key_dim
+    if f"blk.{layer}.attn_qkv.weight" in file:
+        keys, values = projections.kv_heads * width, projections.kv_heads * projections.value_dim
+        rows = {"attention.q": attention.heads * width, "attention.k": keys, "attention.v": values}
+        return fused("blk.{layer}.attn_qkv", rows)
+    if attention.output_gate == "elements" and f"blk.{layer}.attn_gate.weight" not in file:
+        return fused("blk.{layer}.attn_q", {"attention.q": width, "attention.gate": width})
+    return {}
+
+
+def _delta_net(mixer: DeltaNet, file: GgufFile) -> dict[str, Fused]:
+    keys, group = mixer.key_heads * mixer.key_dim, mixer.value_heads // mixer.key_heads
+    rows = {"delta_net.q": keys, "delta_net.k": keys, "delta_net.v": mixer.value_heads * mixer.value_dim}
+    entries = fused("blk.{layer}.attn_qkv", rows) if "attn_qkv.weight" in file.in_layers else {}
+    if "ssm_conv1d_q.weight" in file.in_layers:
+        entries |= joined("delta_net.kernel", *(f"blk.{{layer}}.ssm_conv1d_{role}" for role in ("q", "k", "v")))
+    if "ssm_in.weight" in file.in_layers:
+        # Early files have the rows in the order of the original checkpoint, by key head.
+        values = group * mixer.value_dim
+        rows = {"q": mixer.key_dim, "k": mixer.key_dim, "v": values, "gate": values}
+        entries = fused("blk.{layer}.ssm_in", {f"delta_net.{role}": count for role, count in rows.items()})
+    if "ssm_ba.weight" in file.in_layers:
+        entries |= fused("blk.{layer}.ssm_ba", {"delta_net.factor": group, "delta_net.decay": group})
+    return entries
 
 
 def splits_latents(spec: ModelSpec, file: GgufFile) -> bool:
@@ -92,22 +235,22 @@ def splits_latents(spec: ModelSpec, file: GgufFile) -> bool:
     return latent and "attn_k_b.weight" in file.in_layers
 
 
-def _stacks(ffn: Experts, experts: int, file: GgufFile) -> dict[str, Fused]:
+def _stacks(name: str, ffn: Experts, experts: int, file: GgufFile) -> dict[str, Fused]:
     entries: dict[str, Fused] = {}
-    for role, name in STACKED.items():
-        if f"{name}.weight" in file.in_layers:
-            entries |= fused(f"blk.{{layer}}.{name}", f"ffn.experts.{role}", stack=experts)
+    for role, tensor in STACKED.items():
+        if f"{tensor}.weight" in file.in_layers:
+            entries |= fused(f"blk.{{layer}}.{tensor}", f"{name}.experts.{role}", stack=experts)
     if "ffn_gate_up_exps.weight" in file.in_layers:
         width = ffn.expert.intermediate_size
-        rows = {"ffn.experts.gate": width, "ffn.experts.up": width}
+        rows = {f"{name}.experts.gate": width, f"{name}.experts.up": width}
         entries |= fused("blk.{layer}.ffn_gate_up_exps", rows, stack=experts)
     return entries
 
 
 def _present(names: tuple[str, ...], file: GgufFile) -> str:
-    """Returns the first name for which the layers have a tensor, with or without `.weight`."""
+    """Returns the first name for which the file or its layers have a tensor, with or without `.weight`."""
     for name in names:
         last = name.removeprefix("blk.{layer}.")
-        if last in file.in_layers or f"{last}.weight" in file.in_layers:
+        if {last, f"{last}.weight"} & file.in_layers or f"{name}.weight" in file:
             return name
     return names[0]

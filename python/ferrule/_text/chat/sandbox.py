@@ -30,7 +30,7 @@ CONSTANT_FILTERS = ("count", "d", "default", "first", "last", "length", "random"
 """Operations that do not read the items of their operands."""
 LAZY_FILTERS = ("batch", "map", "reject", "rejectattr", "select", "selectattr", "slice")
 """Filters that are generators and read each item once."""
-EAGER_FILTERS = ("groupby", "join", "max", "min", "sort", "sum", "unique")
+EAGER_FILTERS = ("groupby", "join", "max", "min", "sort", "sum", "tojson", "unique")
 """Filters that read all items of their operand, which may be a generator."""
 CONSTANT_TESTS = (
     *("boolean", "callable", "defined", "escaped", "false", "float", "integer", "iterable", "mapping", "none"),

@@ -3,8 +3,8 @@
     parsed = MessageFormat("hermes", "qwen3").parse(text)
     parsed.reasoning, parsed.content, parsed.tool_calls[0].arguments
 
-Each format is one file and one line in `families`. The same state machine reads a format at once or streamed
-(`MessageFormat.parser`), with these guarantees:
+Each format is one file and one line in `families`, or a description that is derived from a chat template (`notation`).
+The same state machine reads a format at once or streamed (`MessageFormat.parser`), with these guarantees:
 
 - No text is lost. Text outside the format is content, markers included; only whitespace beside markers is dropped.
 - A call is final as soon as its function is known and its arguments begin, since arguments are streamed. If the output
@@ -13,6 +13,7 @@ Each format is one file and one line in `families`. The same state machine reads
 """
 
 from ferrule._text.parsers.families import (
+    DERIVED,
     DESCRIBED_TOOLS_PARSER,
     REASONING_PARSERS,
     TOOL_CALL_PARSERS,
@@ -24,6 +25,7 @@ from ferrule._text.parsers.parser import MessageFormat, MessageParser
 from ferrule._text.parsers.tools import ToolSchema
 
 __all__ = [
+    "DERIVED",
     "DESCRIBED_TOOLS_PARSER",
     "REASONING_PARSERS",
     "TOOL_CALL_PARSERS",

@@ -11,15 +11,21 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ferrule._text.parsers import (
+    apertus,
     apriel,
     cohere,
     deepseek,
     functionary,
     gemma4,
+    glm,
     harmony,
     hermes,
+    kimi,
+    lfm2,
     minimax,
     mistral,
+    nemotron,
+    olmo,
     qwen3_coder,
     solar,
 )
@@ -57,6 +63,8 @@ class ToolCallFamily(Family):
     """Marker with which calls begin; empty if no marker occurs only before calls."""
     json_end: str = ""
     """Marker at the end of a call, if calls are JSON objects with `name` and `arguments`; empty for other formats."""
+    dropped: tuple[str, ...] = ()
+    """Markers around the answer, which are removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,10 +164,63 @@ TOOL_CALL_PARSERS = (
         read=minimax.minimax_m3,
     ),
     ToolCallFamily(
+        ("minimax_m2",),
+        (minimax.M2_TAGS.begin,),
+        frozenset({minimax.M2_TAGS.begin, minimax.M2_TAGS.end}),
+        begin=minimax.M2_TAGS.begin,
+        read=minimax.minimax_m2,
+    ),
+    ToolCallFamily(
+        ("minimax", "minimax_m1"),
+        (minimax.M1_BEGIN + minimax.M1_END,),
+        frozenset({minimax.M1_BEGIN, minimax.M1_END}),
+        begin=minimax.M1_BEGIN,
+        json_end=minimax.M1_END,
+        read=minimax.minimax_m1,
+    ),
+    ToolCallFamily(
+        ("kimi_k2",),
+        (kimi.SECTION,),
+        frozenset(kimi.TOKENS),
+        begin=kimi.SECTION,
+        read=kimi.kimi,
+    ),
+    ToolCallFamily(
+        ("lfm2",), (lfm2.BEGIN, *lfm2.LISTED), frozenset({lfm2.BEGIN, lfm2.END}), begin=lfm2.BEGIN, read=lfm2.lfm2
+    ),
+    ToolCallFamily(
+        ("apertus",),
+        (apertus.BEGIN,),
+        frozenset({apertus.BEGIN, apertus.END}),
+        begin=apertus.BEGIN,
+        read=apertus.apertus,
+    ),
+    ToolCallFamily(
+        ("nemotron_json",),
+        (nemotron.BEGIN,),
+        frozenset({nemotron.BEGIN, nemotron.END}),
+        begin=nemotron.BEGIN,
+        read=nemotron.nemotron,
+    ),
+    ToolCallFamily(("olmo3",), (olmo.BEGIN,), frozenset({olmo.BEGIN, olmo.END}), begin=olmo.BEGIN, read=olmo.olmo),
+    ToolCallFamily(
+        ("hunyuan_v3",),
+        (glm.HUNYUAN_MARK,),
+        glm.HUNYUAN_KEEP,
+        begin=glm.HUNYUAN_TAGS.begin,
+        read=glm.hunyuan,
+    ),
+    ToolCallFamily(
+        ("glm45", "glm47"),
+        (glm.MARK,),
+        glm.KEEP,
+        begin=glm.TAGS.call,
+        read=glm.glm,
+    ),
+    ToolCallFamily(
         ("hermes",),
         (hermes.BEGIN,),
         frozenset({hermes.BEGIN, hermes.END}),
-        unless=("<arg_key>",),  # GLM uses the same tags around another notation
         begin=hermes.BEGIN,
         json_end=hermes.END,
         read=hermes.hermes,
@@ -185,12 +246,17 @@ REASONING_PARSERS = (
     _reasoning(("cohere_command3", "cohere_command4"), cohere.THOUGHT, cohere.THOUGHT.begin),
     _reasoning(("solar_open",), solar.THOUGHT, "<|begin|>assistant<|think|>"),
     _reasoning(("minimax_m3",), minimax.THOUGHT, minimax.THOUGHT.begin),
+    _reasoning(("apertus",), apertus.THOUGHT, apertus.THOUGHT.begin),
+    _reasoning(("hunyuan_v3",), glm.HUNYUAN_THOUGHT, "'<think{}>'"),
     _reasoning(("apriel",), apriel.THOUGHT, apriel.ANSWER),
     _reasoning(("deepseek_r1", "deepseek_v3", "qwen3"), THINK, THINK.begin, THINK.end),
 )
 
 DESCRIBED_TOOLS_PARSER = "hermes"
 """Parser for chat templates that do not read tools; the tools are then described in its format."""
+
+DERIVED = "template"
+"""Name of a parser that is derived from the chat template itself; see `derivation`."""
 
 F = TypeVar("F", bound=Family)
 

@@ -10,7 +10,7 @@ several calls; a tag around any other text is content, tag included.
 
 from __future__ import annotations
 
-from ferrule._text.parsers.json_calls import call_object
+from ferrule._text.parsers.json_calls import tagged_objects
 from ferrule._text.parsers.reader import Read
 from ferrule._text.parsers.state import State
 
@@ -19,16 +19,4 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 def hermes(state: State) -> Read[None]:
     """Reads content and the calls in it."""
-    text = state.text
-    inside = False
-    while marker := (yield from state.content(BEGIN, *((END,) if inside else ()))):
-        if marker == END:
-            inside = False
-            continue
-        text.hold(BEGIN)
-        yield from text.skip_space()
-        while (yield from text.peek()) == "{" and (yield from call_object(state, stop=END)):
-            inside = True
-            text.hold()
-            yield from text.skip_space()
-        state.as_content()
+    yield from tagged_objects(state, BEGIN, END)

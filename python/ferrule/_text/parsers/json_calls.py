@@ -11,15 +11,29 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ferrule._text.parsers.literals import whole_characters
 from ferrule._text.parsers.reader import Read, Reader, Sink, discard
 from ferrule._text.parsers.state import State
 
-NAMES = ("name", "tool_name")
-ARGUMENTS = ("arguments", "parameters")
-KEYS = frozenset({"name", "type", "id", *ARGUMENTS})
+
+@dataclass(frozen=True)
+class CallMembers:
+    """Keys of the object of a call."""
+
+    names: tuple[str, ...] = ("name", "tool_name")
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    inside: str = ""
+    """Key of an inner object with name and arguments, such as `function` in OpenAI's form; empty if there is none."""
+    name_is_key: bool = False
+    """Whether the name of the function is itself the key of the arguments."""
+
+
+MEMBERS = CallMembers()
+KEYS = frozenset({"name", "type", "id", *MEMBERS.arguments})
 
 _SCALAR = re.compile(r"[\w.+-]+")
 _OPENERS, _CLOSERS = ("{", "["), ("}", "]")
@@ -58,14 +72,14 @@ def json_string(text: Reader) -> Read[str | None]:
     return _decoded('"' + "".join(pieces))
 
 
-def call_object(state: State, *, stop: str = "", certain: bool = True) -> Read[bool]:
+def call_object(state: State, *, stop: str = "", certain: bool = True, members: CallMembers = MEMBERS) -> Read[bool]:
     """Reads an object and emits its call; returns False if it is not a call, and the caller then holds its text.
 
     `certain` means that a marker announced a call. Otherwise an object is a call only if it has arguments, no keys that
     a call does not have, and the name of a declared tool, if tools are declared.
     """
     text, draft = state.text, state.draft
-    found = _Found()
+    found = _Found(members)
     yield from text.accept("{")
     ended = yield from _members(state, found, stop, certain=certain)
     if found.written:
@@ -82,29 +96,19 @@ def call_object(state: State, *, stop: str = "", certain: bool = True) -> Read[b
     return True
 
 
-def call_list(state: State, *, stop: str = "", certain: bool = True) -> Read[bool]:
+def call_list(state: State, *, stop: str = "", certain: bool = True, members: CallMembers = MEMBERS) -> Read[bool]:
     """Reads a list of call objects after its bracket; returns False if the first object is not a call."""
-    text = state.text
-    written = False
-    while True:
-        yield from text.skip_space()
-        if (yield from text.peek()) != "{" or not (yield from call_object(state, stop=stop, certain=certain)):
-            break
-        written = True
-        text.hold()
-        yield from text.skip_space()
-        if not (yield from text.accept(",")):
-            break
-    if not written:
-        return False
-    if (yield from text.accept("]")):
-        text.held()
-    state.as_content()
-    return True
+
+    def read_call(state: State) -> Read[bool]:
+        if (yield from state.text.peek()) != "{":
+            return False
+        return (yield from call_object(state, stop=stop, certain=certain, members=members))
+
+    return (yield from state.call_list(read_call))
 
 
-def tagged_lists(state: State, begin: str, end: str) -> Read[None]:
-    """Reads a message with lists of calls in tags; a tag around any other text is content, tag included."""
+def tagged_objects(state: State, begin: str, end: str) -> Read[None]:
+    """Reads a message with one or several objects in tags; a tag around any other text is content, tag included."""
     text = state.text
     inside = False
     while marker := (yield from state.content(begin, *((end,) if inside else ()))):
@@ -113,7 +117,30 @@ def tagged_lists(state: State, begin: str, end: str) -> Read[None]:
             continue
         text.hold(begin)
         yield from text.skip_space()
-        inside = bool((yield from text.accept("["))) and (yield from call_list(state, stop=end))
+        while (yield from text.peek()) == "{" and (yield from call_object(state, stop=end)):
+            inside = True
+            text.hold()
+            yield from text.skip_space()
+        state.as_content()
+
+
+def tagged_lists(
+    state: State, begin: str, end: str, read_list: Callable[[State], Read[bool]] | None = None
+) -> Read[None]:
+    """Reads a message with lists of calls in tags; a tag around any other text is content, tag included.
+
+    `read_list` reads a list after its bracket, by default one of JSON objects, and returns whether it has calls.
+    """
+    read_list = read_list or partial(call_list, stop=end)
+    text = state.text
+    inside = False
+    while marker := (yield from state.content(begin, *((end,) if inside else ()))):
+        if marker == end:
+            inside = False
+            continue
+        text.hold(begin)
+        yield from text.skip_space()
+        inside = bool((yield from text.accept("["))) and (yield from read_list(state))
         if not inside:
             state.as_content()
 
@@ -122,11 +149,14 @@ def tagged_lists(state: State, begin: str, end: str) -> Read[None]:
 class _Found:
     """State of an object that is being read."""
 
+    members: CallMembers
     name: str | None = None
     arguments: str | None = None
     """Arguments that precede the name."""
     written: bool = False
     """Whether the call is final."""
+    entered: bool = False
+    """Whether the inner object of `members` has begun."""
 
 
 def _members(state: State, found: _Found, stop: str, *, certain: bool) -> Read[bool]:
@@ -152,12 +182,20 @@ def _members(state: State, found: _Found, stop: str, *, certain: bool) -> Read[b
 
 def _value(state: State, key: str, found: _Found, stop: str, *, certain: bool) -> Read[bool]:
     """Reads the value of a key; returns False if it is incomplete or the object is not a call."""
-    text = state.text
-    if key in NAMES and found.name is None:
+    text, members = state.text, found.members
+    if key and key == members.inside and not found.entered and (yield from text.accept("{")):
+        found.entered = True
+        return (yield from _members(state, found, stop, certain=certain))
+    if members.name_is_key and found.name is None:
+        found.name = key or None
+        is_arguments = found.name is not None
+    else:
+        is_arguments = key in members.arguments
+    if key in members.names and found.name is None:
         name = yield from json_string(text)
         found.name = name if name and (certain or state.tools.allow(name)) else None
         return found.name is not None
-    if key not in ARGUMENTS or found.arguments is not None or found.written:
+    if not is_arguments or found.arguments is not None or found.written:
         return (yield from json_value(text, discard, stop))
     first = yield from text.peek()
     if not first or not (certain or first == "{"):

@@ -1,12 +1,22 @@
-"""MiniMax-M3: calls in XML-like notation, with a special token before each tag.
+"""MiniMax M1, M2 and M3: calls as JSON, in XML-like notation, and in that with a special token before each tag.
+
+    <tool_calls>
+    {"name": "get_weather", "arguments": {"city": "Paris"}}
+    </tool_calls>                                                                                           Text-01, M1
+
+    <minimax:tool_call>
+    <invoke name="get_weather">
+    <parameter name="city">Paris</parameter>
+    </invoke>
+    </minimax:tool_call>                                                                                             M2
 
     ]<]minimax[>[<tool_call>
     ]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Paris]<]minimax[>[</city>]<]minimax[>[</invoke>
-    ]<]minimax[>[</tool_call>
+    ]<]minimax[>[</tool_call>                                                                                        M3
 
-Source: the chat template of MiniMaxAI/MiniMax-M3. A tag inside a call is the name of an argument or of a key of an
-object, or `item` for an element of a list. A value has its declared type, or else is a string. Reasoning is between
-`<mm:think>` and `</mm:think>`; an answer without reasoning begins with the end marker.
+Source: the chat templates of MiniMaxAI/MiniMax-M1-80k, MiniMax-M2 and MiniMax-M3. In M3, a tag inside a call is the
+name of an argument or of a key of an object, or `item` for an element of a list. A value has its declared type, or else
+is a string. M3's reasoning is between `<mm:think>` and `</mm:think>`; an answer without it begins with the end marker.
 """
 
 from __future__ import annotations
@@ -17,9 +27,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ferrule._text.parsers.draft import Arguments, quoted
+from ferrule._text.parsers.json_calls import tagged_objects
 from ferrule._text.parsers.reader import Read
 from ferrule._text.parsers.state import State, Thought
-from ferrule._text.parsers.tagged_calls import Tags, tagged_calls
+from ferrule._text.parsers.tagged_calls import Tags, tagged_calls, text_value
 from ferrule._text.parsers.tools import json_of_text, member_schema, types_of
 
 TAG = "]<]minimax[>["
@@ -32,18 +43,46 @@ TAGS = Tags(
     argument=TAG + "<",
     name=re.compile(r'[^"<>\n]+'),
 )
+M2_TAGS = Tags(
+    begin="<minimax:tool_call>",
+    end="</minimax:tool_call>",
+    call='<invoke name="',
+    named='">',
+    call_end="</invoke>",
+    argument='<parameter name="',
+    name=re.compile(r'[^"<>\n]+'),
+)
+M1_BEGIN, M1_END = "<tool_calls>", "</tool_calls>"
 ITEM = "item"
 THOUGHT = Thought("<mm:think>", "</mm:think>", anywhere=False, dropped=("</mm:think>",))
 MAX_DEPTH = 64
 """Maximum number of levels of nested tags in an argument; a deeper value is a string."""
 
+_NAME = re.compile(r'[^"<>\n]+')
 _KEY = re.compile(r"[^<>\n]+")
 _TAG_IN_VALUE = re.compile(re.escape(TAG) + r"<(/?)([^<>\n]+)>")
+
+
+def minimax_m1(state: State) -> Read[None]:
+    """Reads content and the calls in it."""
+    yield from tagged_objects(state, M1_BEGIN, M1_END)
+
+
+def minimax_m2(state: State) -> Read[None]:
+    """Reads content and the calls in it."""
+    yield from tagged_calls(state, M2_TAGS, _parameter)
 
 
 def minimax_m3(state: State) -> Read[None]:
     """Reads content and the calls in it."""
     yield from tagged_calls(state, TAGS, _argument)
+
+
+def _parameter(state: State, function: str, arguments: Arguments) -> Read[None]:
+    """Reads a parameter of M2 after the quotation mark before its name."""
+    key = yield from state.text.run(_NAME)
+    yield from state.text.accept('">')
+    yield from text_value(state, function, key, arguments, "</parameter>")
 
 
 def _argument(state: State, function: str, arguments: Arguments) -> Read[None]:

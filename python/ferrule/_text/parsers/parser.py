@@ -10,6 +10,7 @@ from ferrule._text.parsers.families import (
     HARMONY_REASONING,
     REASONING_PARSERS,
     TOOL_CALL_PARSERS,
+    ReasoningFamily,
     ToolCallFamily,
     find,
 )
@@ -21,7 +22,7 @@ from ferrule.errors import InvalidParameterError
 
 
 class MessageFormat:
-    """Format of a model's messages: a tool call parser, a reasoning parser, or both.
+    """Format of a model's messages: a tool call parser, a reasoning parser, or both, by name or as a family.
 
     `tools` are the request's tools in OpenAI's form. They are used to recognize calls without markers and to determine
     the types of untyped values.
@@ -31,13 +32,16 @@ class MessageFormat:
 
     def __init__(
         self,
-        tool_call_parser: str | None = None,
-        reasoning_parser: str | None = None,
+        tool_call_parser: str | ToolCallFamily | None = None,
+        reasoning_parser: str | ReasoningFamily | None = None,
         *,
         tools: Sequence[ToolSchema] | None = None,
     ) -> None:
-        calls = None if tool_call_parser is None else find("tool_call_parser", TOOL_CALL_PARSERS, tool_call_parser)
-        thinks = None if reasoning_parser is None else find("reasoning_parser", REASONING_PARSERS, reasoning_parser)
+        calls, thinks = tool_call_parser, reasoning_parser
+        if calls is not None and not isinstance(calls, ToolCallFamily):
+            calls = find("tool_call_parser", TOOL_CALL_PARSERS, calls)
+        if thinks is not None and not isinstance(thinks, ReasoningFamily):
+            thinks = find("reasoning_parser", REASONING_PARSERS, thinks)
         if calls is HARMONY and thinks not in (None, HARMONY_REASONING):
             requirement = "openai_gptoss or None with tool_call_parser openai"
             raise InvalidParameterError("reasoning_parser", reasoning_parser, requirement)
@@ -75,8 +79,10 @@ class MessageFormat:
         calls = self._calls
         prefix, length = ToolCallFamily.call_id if calls is None else calls.call_id
         thought = None if calls is HARMONY else self._thought
+        dropped = (() if thought is None else thought.dropped) + (() if calls is None else calls.dropped)
         draft = Draft(call_ids(prefix, length, seed))
-        return MessageParser(State(Reader(), draft, self._tools, thought, reasoning_open), calls)
+        state = State(Reader(), draft, self._tools, thought, tuple(dict.fromkeys(dropped)), reasoning_open)
+        return MessageParser(state, calls)
 
     def parse(self, text: str, *, reasoning_open: bool = False, seed: int | str | None = None) -> ParsedMessage:
         """Parses a complete output. It never raises an error, since text outside of the format is content."""

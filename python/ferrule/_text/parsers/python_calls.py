@@ -21,23 +21,7 @@ _OPENERS, _CLOSERS = ("(", "[", "{"), (")", "]", "}")
 
 def call_list(state: State) -> Read[bool]:
     """Reads `f(...), g(...)]`; returns False if the first item is not a call, and the caller then holds its text."""
-    text = state.text
-    written = False
-    while True:
-        yield from text.skip_space()
-        if not (yield from call(state)):
-            break
-        written = True
-        text.hold()
-        yield from text.skip_space()
-        if not (yield from text.accept(",")):
-            break
-    if not written:
-        return False
-    if (yield from text.accept("]")):
-        text.held()
-    state.as_content()
-    return True
+    return (yield from state.call_list(call))
 
 
 def call(state: State) -> Read[bool]:

@@ -24,8 +24,7 @@ from functools import partial
 from ferrule._text.parsers.draft import Arguments
 from ferrule._text.parsers.reader import Read
 from ferrule._text.parsers.state import State, Thought
-from ferrule._text.parsers.tagged_calls import Tags, tagged_calls
-from ferrule._text.parsers.tools import STRING, json_of_text
+from ferrule._text.parsers.tagged_calls import Tags, tagged_calls, text_value
 
 PARAMETER_END = "</parameter>"
 SEED_THOUGHT = Thought("<seed:think>", "</seed:think>", anywhere=False)
@@ -61,14 +60,4 @@ def _parameter(state: State, function: str, arguments: Arguments, *, line_ends: 
     if line_ends:
         yield from text.accept("\n")
         ends = ("\n" + PARAMETER_END, PARAMETER_END)
-    types = state.tools.types(function, key)
-    if types <= STRING:
-        arguments.add(key, '"')
-        if (yield from text.until(*ends, into=state.draft.string_in_arguments)):
-            state.draft.arguments('"')
-        return
-    pieces: list[str] = []
-    if (yield from text.until(*ends, into=pieces.append)):
-        arguments.add(key, json_of_text("".join(pieces), types))
-    else:
-        arguments.cut(key, "".join(pieces))
+    yield from text_value(state, function, key, arguments, *ends)

@@ -17,6 +17,7 @@ INFILL_FIELDS: FieldRules = {
     **OTHER_FIELDS,
     "input_extra": Unsupported("put the text into input_prefix", neutral=([],)),
 }
+PROMPT_FIELDS: FieldRules = {"multimodal_data": Unsupported("the server reads text only", neutral=([],))}
 EMBEDDING_FIELDS: FieldRules = {"encoding_format": Unsupported("use /v1/embeddings", neutral=("float",))}
 
 
@@ -37,6 +38,8 @@ def _part_kind(value: object) -> str:
 
 class PromptObject(RequestModel):
     """Prompt as an object."""
+
+    other_fields = PROMPT_FIELDS
 
     prompt_string: str
 

@@ -45,7 +45,7 @@ class JSONFormatter(logging.Formatter):
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         fields: dict[str, object] = getattr(record, "fields", {})
         if record.exc_info is not None and record.exc_info[1] is not None:
-            fields = {**_place(record.exc_info[1]), **fields}
+            fields = {**place_of(record.exc_info[1]), **fields}
         return json.dumps({"time": when, "level": record.levelname.lower(), "event": record.getMessage(), **fields})
 
 
@@ -159,14 +159,14 @@ def _fields(scope: Scope, record: RequestRecord, status: int) -> dict[str, objec
 def log_uncaught(_loop: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:
     """Logs an uncaught exception of an event loop, as its exception handler; asyncio's message has arguments."""
     error = context.get("exception")
-    LOGGER.error("internal error", extra={"fields": _place(error) if isinstance(error, BaseException) else {}})
+    LOGGER.error("internal error", extra={"fields": place_of(error) if isinstance(error, BaseException) else {}})
 
 
 def _log_internal_error(record: RequestRecord, error: Exception) -> None:
-    LOGGER.error("internal error", extra={"fields": {"request_id": record.request_id, **_place(error)}})
+    LOGGER.error("internal error", extra={"fields": {"request_id": record.request_id, **place_of(error)}})
 
 
-def _place(error: BaseException) -> dict[str, object]:
-    # Without the text of the error, which may contain parts of the request.
+def place_of(error: BaseException) -> dict[str, object]:
+    """Returns type and place of an error, without its text, which may contain parts of the request."""
     where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
     return {"type": type(error).__name__, "where": where}

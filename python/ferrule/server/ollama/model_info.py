@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
-from ferrule._api.info import parsers
-from ferrule.errors import FerruleError, UnsupportedTaskError
 from ferrule.server.models import ServedModel
 from ferrule.server.ollama.protocol import ModelDetails, ModelTag, RunningModel, ShowResponse, timestamp
-from ferrule.server.settings import AUTO, ServerSettings
+from ferrule.server.settings import ServerSettings
 
 FOREVER = 2**63 / 1e9
 """Seconds that a model stays loaded: the maximum that Ollama can express."""
+_ANY_TOOL = {"type": "function", "function": {"name": "f"}}
 IDENTITY = ("directory", "file", "architecture", "parameters", "quantization")
 """Facts of `info` that identify a model."""
 
@@ -54,7 +52,7 @@ def show(served: ServedModel, settings: ServerSettings, created: float) -> ShowR
             f"{family}.embedding_length": info["hidden_size"],
             f"{family}.vocab_size": info["vocab_size"],
         },
-        capabilities=_capabilities(served, settings, templates),
+        capabilities=_capabilities(served, settings),
     )
 
 
@@ -93,23 +91,13 @@ def _templates(served: ServedModel, settings: ServerSettings) -> dict[str, str]:
     return own if chosen is None else {"default": own.get(chosen, chosen)}
 
 
-def _capabilities(served: ServedModel, settings: ServerSettings, templates: Mapping[str, str]) -> list[str]:
-    if not _generates(served):
+def _capabilities(served: ServedModel, settings: ServerSettings) -> list[str]:
+    if not served.llm.generates:
         return ["embedding"]
-    implied = parsers(templates, served.info["architecture"])
-    given = {"tools": settings.tool_call_parser, "thinking": settings.reasoning_parser}
-    found = zip(given, given.values(), implied, strict=True)
-    return ["completion", *(kind for kind, name, auto in found if (auto if name == AUTO else name) is not None)]
-
-
-def _generates(served: ServedModel) -> bool:
-    try:
-        served.llm.apply_chat_template([])
-    except UnsupportedTaskError:
-        return False
-    except FerruleError:  # the template rejects an empty conversation
-        pass
-    return True
+    chosen = settings.chat_template
+    tools = served.llm.message_format(settings.tool_call_parser, None, tools=[_ANY_TOOL], chat_template=chosen)
+    thinking = served.llm.message_format(None, settings.reasoning_parser, chat_template=chosen)
+    return ["completion", *(kind for kind, form in (("tools", tools), ("thinking", thinking)) if form is not None)]
 
 
 def _size(parameters: int) -> str:

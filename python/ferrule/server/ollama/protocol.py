@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from ferrule.server.ollama.duration import Duration
 from ferrule.server.ollama.fields import CHAT_FIELDS, CHAT_MESSAGE_FIELDS, GENERATE_FIELDS, OPTIONS
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.limits import BoundedList, StrOrList, ToolList
@@ -51,8 +52,8 @@ class GenerationRequest(RequestModel):
     think: bool | Literal["low", "medium", "high"] | None = None
     """Whether to reason first: the arguments `enable_thinking`, `thinking` and `reasoning_effort` of the chat template,
     which decides by default."""
-    keep_alive: float | str | None = None
-    """Accepted without effect: models stay loaded."""
+    keep_alive: Duration | None = None
+    """Checked, without effect: models stay loaded."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -119,7 +120,7 @@ class EmbedRequest(RequestModel):
     dimensions: int | None = None
     options: Options | None = None
     """Options about loading; sampling options do not apply to embeddings."""
-    keep_alive: float | str | None = None
+    keep_alive: Duration | None = None
 
 
 class EmbeddingsRequest(RequestModel):
@@ -130,7 +131,7 @@ class EmbeddingsRequest(RequestModel):
     """Text; a text that is too long is truncated, an empty one has an empty embedding."""
     options: Options | None = None
     """Options about loading; sampling options do not apply to embeddings."""
-    keep_alive: float | str | None = None
+    keep_alive: Duration | None = None
 
 
 class ShowRequest(RequestModel):

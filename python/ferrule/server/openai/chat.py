@@ -6,14 +6,13 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from ferrule._text.parsers import MessageDelta
-from ferrule._text.parsers import ToolCallDelta as Call
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
 from ferrule.server.context import Context
@@ -44,12 +43,11 @@ from ferrule.server.openai.protocol import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
-    FunctionCall,
+    NamedCustomTool,
     NamedTool,
-    ToolCall,
-    ToolCallDelta,
     Usage,
 )
+from ferrule.server.openai.tool_calls import ToolCallWriter
 from ferrule.server.request_body import BodyRoute
 from ferrule.server.request_record import name_fields
 from ferrule.server.schema import llama_cpp
@@ -57,7 +55,7 @@ from ferrule.server.schema.base import one_of
 from ferrule.server.schema.logprobs import TokenLogprob, token_logprob
 from ferrule.server.schema.sampling import sampling_params
 from ferrule.server.schema.timings import timings
-from ferrule.server.schema.tools import tool_dicts
+from ferrule.server.schema.tools import CustomToolDefinition, strict_names, tool_dicts
 from ferrule.server.streaming import DONE, EventStream, event
 
 
@@ -118,13 +116,15 @@ def _conversation(request: ChatCompletionRequest) -> Conversation:
     choice = request.tool_choice
     if isinstance(choice, NamedTool):
         choice = f"function:{choice.function.name}"
+    elif isinstance(choice, NamedCustomTool):
+        choice = f"function:{choice.custom.name}"
     arguments: Mapping[str, Any] = request.chat_template_kwargs or {}
     if request.reasoning_effort is not None:
         arguments = {"reasoning_effort": request.reasoning_effort, **arguments}
     return Conversation(
         messages=template_messages(request.messages),
         tools=tool_dicts(request.tools or ()),
-        strict_tools={tool.function.name for tool in request.tools or () if tool.function.strict},
+        strict_tools=strict_names(request.tools or ()),
         tool_choice=choice or (AUTO if request.tools else NONE),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         structure=structure_of(request),
@@ -179,6 +179,11 @@ class ResponseWriter:
     created: int = field(default_factory=lambda: int(time.time()))
     _calls: dict[int, bool] = field(default_factory=dict[int, bool])
     """Whether a completion has called a tool, by the index of the completion."""
+
+    @cached_property
+    def _tool_calls(self) -> ToolCallWriter:
+        tools = self.request.tools or ()
+        return ToolCallWriter({tool.custom.name for tool in tools if isinstance(tool, CustomToolDefinition)})
 
     def full(self, output: RequestOutput) -> ChatCompletion:
         """Returns the response of a finished generation."""
@@ -242,7 +247,7 @@ class ResponseWriter:
             content=self._content(message, first=first),
             reasoning=message.reasoning,
             reasoning_content=message.reasoning,
-            tool_calls=[_call_delta(call) for call in message.tool_calls] or None,
+            tool_calls=self._tool_calls.deltas(index, message.tool_calls, last=new.finish_reason is not None) or None,
         )
         return ChatChunkChoice(
             index=index,
@@ -267,10 +272,7 @@ class ResponseWriter:
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
         parsed = parsed_message(self.generation, completion)
-        calls = [
-            ToolCall(id=call.id, type="function", function=FunctionCall(name=call.name, arguments=call.arguments))
-            for call in parsed.tool_calls
-        ]
+        calls = [self._tool_calls.whole(call) for call in parsed.tool_calls]
         echoed = _echoed(self.request)
         message = ChatMessage(
             content=echoed + (parsed.content or "") if echoed else parsed.content,
@@ -297,15 +299,6 @@ class ResponseWriter:
 
     def _usage(self, output: RequestOutput) -> Usage:
         return usage([output], predicted=self.request.prediction is not None)
-
-
-def _call_delta(call: Call) -> ToolCallDelta:
-    return ToolCallDelta(
-        index=call.index,
-        id=call.id,
-        type=None if call.id is None else "function",
-        function=FunctionCall(name=call.name, arguments=call.arguments),
-    )
 
 
 def _finish(reason: str | None, *, called: bool) -> str | None:

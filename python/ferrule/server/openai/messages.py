@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from ferrule.server.openai.fields import CALL_FIELDS, MESSAGE_FIELDS
 from ferrule.server.schema.base import RequestModel
+from ferrule.server.schema.custom_tools import custom_arguments, tool_kind
 from ferrule.server.schema.limits import BoundedList
 from ferrule.server.schema.unions import StrOrObject, str_or_list
 
@@ -48,6 +49,38 @@ class MessageToolCall(RequestModel):
     index: int | None = None
     """Accepted without effect: index of a call in a stream."""
 
+    def for_template(self) -> dict[str, Any]:
+        """Returns the call for chat templates."""
+        return self.model_dump(exclude_none=True, exclude={"index"})
+
+
+class CalledCustomTool(RequestModel):
+    """Name and input of a called custom tool."""
+
+    name: str
+    input: str
+
+
+class CustomToolCall(RequestModel):
+    """Call of a custom tool."""
+
+    id: str | None = None
+    type: Literal["custom"]
+    custom: CalledCustomTool
+    index: int | None = None
+    """Accepted without effect, as of other calls."""
+
+    def for_template(self) -> dict[str, Any]:
+        """Returns the call for chat templates, as that of a function."""
+        function = {"name": self.custom.name, "arguments": custom_arguments(self.custom.input)}
+        return ({} if self.id is None else {"id": self.id}) | {"type": "function", "function": function}
+
+
+AnyToolCall = Annotated[
+    Annotated[MessageToolCall, Tag("<function>")] | Annotated[CustomToolCall, Tag("<custom>")],
+    Discriminator(tool_kind),
+]
+
 
 class Message(RequestModel):
     """Message of a conversation."""
@@ -61,7 +94,7 @@ class Message(RequestModel):
     """Reasoning of the model; the next two names mean the same."""
     reasoning: str | None = None
     thinking: str | None = None
-    tool_calls: BoundedList[MessageToolCall] | None = None
+    tool_calls: BoundedList[AnyToolCall] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -84,5 +117,11 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
     Absent content becomes the empty string: templates concatenate it unchecked.
     """
-    excluded = {"tool_calls": {"__all__": {"index"}}}
-    return [{"content": ""} | message.model_dump(exclude_none=True, exclude=excluded) for message in messages]
+    return [_template_message(message) for message in messages]
+
+
+def _template_message(message: Message) -> dict[str, Any]:
+    fields = {"content": ""} | message.model_dump(exclude_none=True, exclude={"tool_calls"})
+    if message.tool_calls is not None:
+        fields["tool_calls"] = [call.for_template() for call in message.tool_calls]
+    return fields

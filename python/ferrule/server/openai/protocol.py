@@ -16,12 +16,13 @@ from ferrule.server.openai.fields import (
 )
 from ferrule.server.openai.messages import Message
 from ferrule.server.schema.base import RequestModel
+from ferrule.server.schema.custom_tools import tool_kind
 from ferrule.server.schema.limits import BoundedList, StrOrList, TokenIds, ToolList
 from ferrule.server.schema.llama_cpp import LlamaCppFields
 from ferrule.server.schema.logprobs import TokenLogprob
 from ferrule.server.schema.sampling import sampling_field
 from ferrule.server.schema.timings import Timings
-from ferrule.server.schema.tools import ToolDefinition
+from ferrule.server.schema.tools import Tool
 from ferrule.server.schema.unions import prompt_kind, str_or_object
 
 Prompts = Annotated[
@@ -45,6 +46,21 @@ class NamedTool(RequestModel):
 
     type: Literal["function"]
     function: FunctionName
+
+
+class NamedCustomTool(RequestModel):
+    """Tool choice that names the custom tool to call."""
+
+    type: Literal["custom"]
+    custom: FunctionName
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<str>")]
+    | Annotated[NamedTool, Tag("<function>")]
+    | Annotated[NamedCustomTool, Tag("<custom>")],
+    Discriminator(lambda given: "<str>" if isinstance(given, str) else tool_kind(given)),
+]
 
 
 class StreamOptions(RequestModel):
@@ -96,14 +112,8 @@ class ChatCompletionRequest(GenerationFields):
     max_completion_tokens: int | None = sampling_field("max_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: ToolList[ToolDefinition] | None = None
-    tool_choice: (
-        Annotated[
-            Annotated[Literal["none", "auto", "required"], Tag("<str>")] | Annotated[NamedTool, Tag("<object>")],
-            Discriminator(str_or_object),
-        ]
-        | None
-    ) = None
+    tools: ToolList[Tool] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     """Reasoning effort, an argument of the chat template."""
@@ -228,7 +238,7 @@ class TokenizeRequest(RequestModel):
     add_special: bool = False
     with_pieces: bool = False
     """Whether `tokens` is a list of objects with `id` and `piece` (llama.cpp's field)."""
-    tools: ToolList[ToolDefinition] | None = None
+    tools: ToolList[Tool] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
@@ -240,7 +250,7 @@ class TemplateRequest(RequestModel):
 
     model: str | None = None
     messages: BoundedList[Message]
-    tools: ToolList[ToolDefinition] | None = None
+    tools: ToolList[Tool] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
@@ -333,6 +343,27 @@ class ToolCallDelta(ToolCall):
     index: int
 
 
+class CustomCall(BaseModel):
+    """Call of a custom tool, or its new part in a stream."""
+
+    name: str | None = _extra()
+    input: str
+
+
+class CustomToolCall(BaseModel):
+    """Call of a custom tool in a message."""
+
+    id: str | None = _extra()
+    type: Literal["custom"] | None = _extra()
+    custom: CustomCall
+
+
+class CustomToolCallDelta(CustomToolCall):
+    """New part of a call of a custom tool."""
+
+    index: int
+
+
 class ChatMessage(BaseModel):
     """Message of the assistant."""
 
@@ -343,7 +374,7 @@ class ChatMessage(BaseModel):
     """Reasoning (vLLM's and OpenRouter's name)."""
     reasoning_content: str | None = _extra()
     """Reasoning again (DeepSeek's and older vLLM's name)."""
-    tool_calls: list[ToolCall] | None = _extra()
+    tool_calls: list[ToolCall | CustomToolCall] | None = _extra()
 
 
 class ChatDelta(BaseModel):
@@ -353,7 +384,7 @@ class ChatDelta(BaseModel):
     content: str | None = _extra()
     reasoning: str | None = _extra()
     reasoning_content: str | None = _extra()
-    tool_calls: list[ToolCallDelta] | None = _extra()
+    tool_calls: list[ToolCallDelta | CustomToolCallDelta] | None = _extra()
 
 
 PromptLogprobs = list[dict[int, dict[str, Any]] | None]

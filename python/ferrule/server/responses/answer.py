@@ -11,10 +11,9 @@ from typing import Any
 from ferrule.outputs import RequestOutput, TokenLogprobs
 from ferrule.server.errors import ApiError
 from ferrule.server.generation import Generation, finished, parsed_message, stream_steps
-from ferrule.server.output_parts import OutputPart, OutputParts, PartEvent, call_input
+from ferrule.server.output_parts import OutputPart, OutputParts, PartEvent, custom_input
 from ferrule.server.responses.carried_reasoning import wrap_reasoning
 from ferrule.server.responses.protocol import (
-    CUSTOM_INPUT,
     ENCRYPTED_REASONING,
     CustomTool,
     InputDetails,
@@ -201,7 +200,7 @@ class ResponseWriter:
         # The input is known once the argument that holds it is complete.
         if part_event.kind == "stop":
             place = self._place(part_event.part, content=False)
-            text = _custom_input(part_event.part.text)
+            text = custom_input(part_event.part.text)
             yield self._event("response.custom_tool_call_input.delta", **place, delta=text)
             yield self._event("response.custom_tool_call_input.done", **place, input=text)
 
@@ -237,7 +236,7 @@ class ResponseWriter:
                 carried = wrap_reasoning(part.text) if asked else None
                 return OutputReasoning(id=self._id(part), status=status, content=content, encrypted_content=carried)
             case "call" if self._is_custom(part):
-                text = "" if status == "in_progress" else _custom_input(part.text)
+                text = "" if status == "in_progress" else custom_input(part.text)
                 return OutputCustomCall(
                     id=self._id(part), call_id=part.call_id, name=part.name, input=text, status=status
                 )
@@ -264,12 +263,6 @@ class ResponseWriter:
             output_tokens_details=OutputDetails(reasoning_tokens=min(reasoning, written)),
             total_tokens=read + written,
         )
-
-
-def _custom_input(arguments: str) -> str:
-    """Returns the input of a custom tool; arguments in another form are the input itself."""
-    found = call_input(arguments).get(CUSTOM_INPUT)
-    return found if isinstance(found, str) else arguments
 
 
 def _format(request: ResponsesRequest) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,9 +11,7 @@ from ferrule.errors import InvalidParameterError
 from ferrule.server.conversation import AUTO, NONE, Conversation
 from ferrule.server.responses.carried_reasoning import unwrap_reasoning
 from ferrule.server.responses.protocol import (
-    CUSTOM_INPUT,
     CustomCallItem,
-    CustomTool,
     FunctionCallItem,
     FunctionCallOutputItem,
     FunctionTool,
@@ -27,6 +24,7 @@ from ferrule.server.responses.protocol import (
     Tool,
     ToolChoice,
 )
+from ferrule.server.schema.custom_tools import custom_arguments, custom_function
 
 
 def conversation(request: ResponsesRequest) -> Conversation:
@@ -50,7 +48,7 @@ def conversation(request: ResponsesRequest) -> Conversation:
     return Conversation(
         messages=messages,
         tools=[{"type": "function", "function": _function(tool)} for tool in request.tools or ()],
-        strict_tools={tool.name for tool in request.tools or () if isinstance(tool, FunctionTool) and tool.strict},
+        strict_tools=_strict_names(request.tools or ()),
         tool_choice=choice or (AUTO if request.tools else NONE),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         structure=structure(request),
@@ -62,24 +60,12 @@ def _function(tool: Tool) -> dict[str, Any]:
     """Returns the function that the model calls for a tool."""
     if isinstance(tool, FunctionTool):
         return tool.model_dump(exclude={"type", "strict"}, exclude_none=True)
-    return {
-        "name": tool.name,
-        "description": _description(tool),
-        "parameters": {
-            "type": "object",
-            "properties": {CUSTOM_INPUT: {"type": "string", "description": "Input of the tool, as text."}},
-            "required": [CUSTOM_INPUT],
-            "additionalProperties": False,
-        },
-    }
+    return custom_function(tool.name, tool.description, tool.grammar)
 
 
-def _description(tool: CustomTool) -> str:
-    described = tool.description or ""
-    if tool.format is None or tool.format.definition is None:
-        return described
-    grammar = f"The input must match this {tool.format.syntax or 'lark'} grammar:\n{tool.format.definition}"
-    return f"{described}\n\n{grammar}" if described else grammar
+def _strict_names(tools: Sequence[Tool]) -> set[str]:
+    """Returns the names of the tools whose calls are constrained wherever their format allows it."""
+    return {tool.name for tool in tools if tool.is_strict}
 
 
 def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -116,7 +102,7 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
 def _arguments(item: FunctionCallItem | CustomCallItem) -> str:
     if isinstance(item, FunctionCallItem):
         return item.arguments
-    return json.dumps({CUSTOM_INPUT: item.input}, ensure_ascii=False)
+    return custom_arguments(item.input)
 
 
 def _reasoning(item: ReasoningItem) -> str:

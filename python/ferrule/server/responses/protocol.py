@@ -20,6 +20,7 @@ from ferrule.server.responses.fields import (
     TEXT_PART_FIELDS,
 )
 from ferrule.server.schema.base import RequestModel
+from ferrule.server.schema.custom_tools import InputGrammar, Syntax, tool_kind
 from ferrule.server.schema.limits import BoundedDict, BoundedList, ToolList
 from ferrule.server.schema.logprobs import TokenLogprob
 from ferrule.server.schema.sampling import SamplingFields, sampling_field
@@ -31,8 +32,6 @@ LOGPROBS = "message.output_text.logprobs"
 """Value of `include` for log-probabilities."""
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 """Value of `include` for reasoning in the form that clients without storage send back."""
-CUSTOM_INPUT = "input"
-"""Argument with the input of a custom tool, which the model calls as a function."""
 
 
 class TextPart(RequestModel):
@@ -176,14 +175,25 @@ class FunctionTool(RequestModel):
     """Whether arguments match the parameters and have every property and no other. Arguments always match where
     `tool_choice` is `required` or names the function; elsewhere where one tool is strict and calls are JSON in tags."""
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether calls are constrained wherever their format allows it."""
+        return self.strict is True
+
 
 class CustomFormat(RequestModel):
     """Format of the input of a custom tool."""
 
     type: Literal["text", "grammar"]
-    syntax: Literal["lark", "regex"] | None = None
+    syntax: Syntax | None = None
     definition: str | None = None
-    """Grammar, which is part of the tool's description for the model; the input is not constrained to it."""
+
+    @property
+    def grammar(self) -> InputGrammar | None:
+        """Grammar of the input; None for any text."""
+        if self.definition is None:
+            return None
+        return InputGrammar(syntax=self.syntax or "lark", definition=self.definition)
 
 
 class CustomTool(RequestModel):
@@ -196,14 +206,19 @@ class CustomTool(RequestModel):
     description: str | None = None
     format: CustomFormat | None = None
 
+    @property
+    def grammar(self) -> InputGrammar | None:
+        """Grammar of the input; None for any text."""
+        return None if self.format is None else self.format.grammar
 
-def _tool_kind(given: object) -> str:
-    kind = cast("Mapping[str, object]", given).get("type") if isinstance(given, Mapping) else None
-    return "<custom>" if kind == "custom" else "<function>"
+    @property
+    def is_strict(self) -> bool:
+        """Whether calls are constrained wherever their format allows it."""
+        return self.grammar is not None and self.grammar.enforced
 
 
 Tool = Annotated[
-    Annotated[FunctionTool, Tag("<function>")] | Annotated[CustomTool, Tag("<custom>")], Discriminator(_tool_kind)
+    Annotated[FunctionTool, Tag("<function>")] | Annotated[CustomTool, Tag("<custom>")], Discriminator(tool_kind)
 ]
 
 
@@ -475,3 +490,10 @@ class ItemPage(BaseModel):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class InputTokens(BaseModel):
+    """Response of POST /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int

@@ -15,7 +15,7 @@ from ferrule.server.ascii_json import encoded, json_response
 from ferrule.server.context import Context
 from ferrule.server.conversation import prepare_prompt
 from ferrule.server.errors import unsupported
-from ferrule.server.generation import Generation, complete, new_request_id
+from ferrule.server.generation import Generation, complete, new_request_id, prompt_ids
 from ferrule.server.models import ServedModel
 from ferrule.server.request_body import BodyRoute
 from ferrule.server.request_record import name_fields
@@ -23,7 +23,7 @@ from ferrule.server.responses.answer import ResponseWriter
 from ferrule.server.responses.background import BackgroundResponses
 from ferrule.server.responses.history import continued
 from ferrule.server.responses.items import conversation
-from ferrule.server.responses.protocol import LOGPROBS, ResponseBody, ResponsesRequest
+from ferrule.server.responses.protocol import LOGPROBS, InputTokens, ResponseBody, ResponsesRequest
 from ferrule.server.responses.store import StoredResponse
 from ferrule.server.schema.sampling import sampling_params
 from ferrule.server.streaming import EventStream
@@ -33,19 +33,30 @@ def router(server: Context, background: BackgroundResponses | None) -> APIRouter
     """Creates the route; `background` has the store of responses, without which nothing is stored."""
     routes = APIRouter(route_class=BodyRoute)
 
+    async def complete_input(request: ResponsesRequest) -> tuple[ResponsesRequest, bytes]:
+        """Returns a valid request with the whole conversation as input, and the items to store."""
+        _check(request)
+        name_fields(_names(request))
+        if background is None:
+            _check_stateless(request)
+        elif request.store or request.previous_response_id is not None:
+            return await workers_for().run(continued, background.store, request)
+        return request, b""
+
+    @routes.post("/responses/input_tokens", response_model=InputTokens, include_in_schema=False)
+    @routes.post("/v1/responses/input_tokens", response_model=InputTokens)
+    async def input_tokens(request: ResponsesRequest) -> InputTokens:
+        """Counts the tokens of the prompt that a request would have (OpenAI's input_tokens)."""
+        request, _ = await complete_input(request.model_copy(update={"store": False}))
+        prepared = await prepare_prompt(server.models.find(request.model), server.settings, conversation(request))
+        return InputTokens(input_tokens=len(prompt_ids(prepared.prompt)))
+
     @routes.post("/responses", response_model=ResponseBody, include_in_schema=False)
     @routes.post("/v1/responses", response_model=ResponseBody)
     async def responses(request: ResponsesRequest) -> Response:
         """Answers a conversation (OpenAI's Responses), whole or as a stream of typed events."""
-        _check(request)
-        name_fields(_names(request))
         store = request.store is not False and background is not None
-        request = request.model_copy(update={"store": store})
-        items = b""
-        if background is None:
-            _check_stateless(request)
-        elif store or request.previous_response_id is not None:
-            request, items = await workers_for().run(continued, background.store, request)
+        request, items = await complete_input(request.model_copy(update={"store": store}))
         writer = ResponseWriter(request, await generation(server, server.models.find(request.model), request))
         if background is not None and request.background:
             if not store:

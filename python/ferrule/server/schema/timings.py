@@ -10,20 +10,23 @@ MILLISECONDS = 1e3
 
 
 class Timings(BaseModel):
-    """Token counts and durations in milliseconds; rates are null where nothing was measured."""
+    """Token counts and durations in milliseconds; rates are 0 where nothing was measured.
+
+    Clients of llama.cpp read them into types that have no null.
+    """
 
     cache_n: int
     """Tokens of the prompt that the prefix cache had."""
     prompt_n: int
     """Tokens of the prompt that were computed."""
     prompt_ms: float
-    prompt_per_token_ms: float | None
-    prompt_per_second: float | None
+    prompt_per_token_ms: float
+    prompt_per_second: float
     predicted_n: int
     """Generated tokens."""
     predicted_ms: float
-    predicted_per_token_ms: float | None
-    predicted_per_second: float | None
+    predicted_per_token_ms: float
+    predicted_per_second: float
     draft_n: int
     draft_n_accepted: int
 
@@ -51,5 +54,5 @@ def timings(*outputs: RequestOutput) -> Timings:
     )
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -27,13 +27,14 @@ pub struct ModelFigures {
     pub quantization: &'static str,
     /// Format of the KV cache.
     pub kv_cache_dtype: &'static str,
-    /// Number of weights of the matrices.
+    /// Number of weights of the matrices and of the tables that tokens are looked up in.
     pub parameters: u64,
     /// Number of weights that a token is multiplied with.
     pub parameters_per_token: u64,
     /// Number of weights of the layers' matrices, without embedding and `lm_head`.
     pub layer_parameters: u64,
-    /// Number of weights of the layers that a token is multiplied with.
+    /// Number of weights of the layers that a token is multiplied with; those that several layers use are counted for
+    /// each.
     pub layer_parameters_per_token: u64,
     /// Bytes of the packed matrices.
     pub weight_bytes: u64,
@@ -41,12 +42,16 @@ pub struct ModelFigures {
     pub weight_bytes_by_format: BTreeMap<&'static str, u64>,
     /// Bytes of the matrices that a decode step of one sequence reads.
     pub weight_bytes_per_token: u64,
-    /// Bytes of norms, biases and tables.
+    /// Bytes of norms, biases, and tables that are held in memory.
     pub vector_bytes: u64,
+    /// Bytes of tables that stay in their file, whose rows are looked up by token.
+    pub table_bytes: u64,
     /// Bytes of keys and values per token.
     pub kv_bytes_per_token: u64,
     /// Attention window and KV bytes per token of each group of layers.
     pub kv_windows: Vec<KvWindow>,
+    /// Bytes of the states of one sequence; a decode step reads them and writes as many.
+    pub state_bytes: u64,
     /// Maximum number of sequences in a step.
     pub max_num_seqs: usize,
     /// Maximum number of tokens in a step.
@@ -158,8 +163,10 @@ impl ModelFigures {
             weight_bytes_by_format: by_format.map(|(format, bytes)| (format.name(), bytes)).collect(),
             weight_bytes_per_token: weights.weight_bytes_per_token,
             vector_bytes: weights.vector_bytes,
+            table_bytes: weights.table_bytes,
             kv_bytes_per_token: per_token(paged().map(|group| group.page_bytes).sum()),
             kv_windows: paged().map(window).collect(),
+            state_bytes: groups.iter().filter(|group| group.is_state()).map(|group| group.page_bytes).sum(),
             max_num_seqs: options.max_num_seqs,
             max_num_batched_tokens: options.max_num_batched_tokens,
         }

@@ -64,6 +64,7 @@ impl<M: LanguageModel> Engine<M> {
         }
         self.metrics.steps += 1;
         self.metrics.step_seconds.record(time);
+        self.metrics.step_tokens.record(plan.rows());
         self.publish();
         Ok(outputs)
     }

@@ -18,6 +18,8 @@ mod budget;
 mod digest;
 mod disk;
 mod fetch;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod pool;
 mod prefix;
 mod record;

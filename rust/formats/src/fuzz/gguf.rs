@@ -1,6 +1,7 @@
 //! Random GGUF files.
 
-use super::inputs::{Random, assert_found, run};
+use super::inputs::{assert_found, run};
+use super::random::Random;
 use crate::gguf::{GgufError, Header, TensorType, Value};
 
 /// Errors that a few thousand inputs produce. Only larger files reach the limits on counts and lengths.

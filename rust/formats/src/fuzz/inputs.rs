@@ -1,81 +1,13 @@
-//! Random numbers, damage to bytes, and the loop that reads many inputs.
+//! The loop that reads many inputs.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::thread;
 use std::time::Instant;
+
+use super::random::{Culprit, Random, requested};
 
 /// Number of inputs in a run of the test suite.
 const INPUTS: u64 = 20_000;
-
-/// Random numbers (SplitMix64, <https://prng.di.unimi.it/splitmix64.c>).
-pub(super) struct Random(u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    /// Returns true once in `times` calls on average.
-    pub fn once_in(&mut self, times: u64) -> bool {
-        self.below(times) == 0
-    }
-
-    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[self.below(from.len() as u64) as usize]
-    }
-
-    /// Returns `usual`, or sometimes a number that makes arithmetic overflow.
-    pub fn number(&mut self, usual: u64) -> u64 {
-        if !self.once_in(100) {
-            return usual;
-        }
-        match self.below(8) {
-            0 => 0,
-            1 => u64::MAX >> self.below(64),
-            2 => 1 << self.below(64),
-            3 => (1u64 << self.below(64)).wrapping_neg(),
-            4 => usual.wrapping_add(1),
-            5 => usual.wrapping_sub(1),
-            6 => usual ^ (1 << self.below(64)),
-            _ => self.next(),
-        }
-    }
-
-    /// Changes, removes or repeats some bytes.
-    pub fn damage(&mut self, bytes: &mut Vec<u8>) {
-        let at = self.below(bytes.len() as u64 + 1) as usize;
-        let end = (at + 1 + self.below(9) as usize).min(bytes.len());
-        match self.below(5) {
-            0 => bytes.truncate(at),
-            1 => drop(bytes.drain(at..end)),
-            2 => {
-                let repeated = bytes[at..end].to_vec();
-                bytes.splice(at..at, repeated);
-            }
-            3 => bytes.insert(at, *self.pick(b"\0\x01\xff\x80\"{}[],:0e-. ")),
-            _ => bytes[at..end].iter_mut().for_each(|byte| *byte ^= 1 << self.below(8)),
-        }
-    }
-}
-
-/// Prints the input that panicked.
-struct Culprit(u64);
-
-impl Drop for Culprit {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            eprintln!("the input of FERRULE_FUZZ_SEED={} FERRULE_FUZZ_INPUTS=1", self.0);
-        }
-    }
-}
 
 /// Reads the requested number of inputs. Returns how often each error occurred; the key "" counts accepted inputs.
 pub(super) fn run<E: fmt::Debug>(
@@ -83,14 +15,13 @@ pub(super) fn run<E: fmt::Debug>(
     make: fn(&mut Random) -> Vec<u8>,
     read: fn(&[u8], &mut Random) -> Result<(), E>,
 ) -> Errors {
-    let asked = |variable: &str| std::env::var(variable).ok().map(|number| number.parse().expect("a number"));
-    let inputs = asked("FERRULE_FUZZ_INPUTS").unwrap_or(INPUTS);
-    let seed: u64 = asked("FERRULE_FUZZ_SEED").unwrap_or(0);
+    let numbers = requested(INPUTS);
+    let (seed, inputs) = (numbers.start, numbers.end - numbers.start);
     let started = Instant::now();
     let mut faults = Errors::new();
-    for input in seed..seed + inputs {
+    for input in numbers {
         let _culprit = Culprit(input);
-        let mut random = Random(input);
+        let mut random = Random::new(input);
         let mut bytes = make(&mut random);
         if random.once_in(4) {
             random.damage(&mut bytes);

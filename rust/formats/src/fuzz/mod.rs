@@ -10,4 +10,6 @@
 
 mod gguf;
 mod inputs;
+#[path = "../../../../fuzz/random.rs"]
+mod random;
 mod safetensors;

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use super::inputs::{Random, assert_found, run};
+use super::inputs::{assert_found, run};
+use super::random::Random;
 use crate::dtype::Dtype;
 use crate::safetensors::{SafetensorsError, read_header};
 

@@ -16,6 +16,10 @@ pub fn watch() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
     }
     static WATCH: Once = Once::new();
+    // Miri does not support forks.
+    if cfg!(miri) {
+        return;
+    }
     WATCH.call_once(|| {
         // SAFETY: the handler only increments an atomic, which is allowed in a child right after a fork.
         // Registration fails only when memory is exhausted. Forks then go undetected; there is no other remedy.

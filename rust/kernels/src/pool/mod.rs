@@ -6,10 +6,12 @@
 //! runs, restarts the workers after a fork, and executes runs that are too small to share on the calling thread.
 
 mod fork;
+mod sync;
 mod task_ranges;
+#[cfg(test)]
+mod task_ranges_tests;
 mod workers;
 
-use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -17,6 +19,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::{Cancel, arch::Isa};
+use sync::IN_TASK;
 use workers::{Job, Workers};
 
 /// Interval at which a waiting thread polls its cancel flag.
@@ -65,11 +68,6 @@ struct ProcessState {
     busy: Mutex<bool>,
     freed: Condvar,
     workers: Workers,
-}
-
-thread_local! {
-    /// Whether this thread is running a task.
-    static IN_TASK: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Pool {

@@ -5,24 +5,22 @@
 //! the workers that joined. A worker that wakes late finds the run closed, so on a busy machine a run takes no longer
 //! than its tasks.
 //!
-//! Between runs a worker spins for [`SPIN`] and then sleeps. A wake-up must not be lost: the worker first sets its
-//! sleep flag and then checks the run state again; the caller first opens the run and then checks the sleep flags. All
-//! four operations are sequentially consistent, so at least one side sees the other.
+//! Between runs a worker spins for some tens of microseconds and then sleeps. A wake-up must not be lost: the worker
+//! first sets its sleep flag and then checks the run state again; the caller first opens the run and then checks the
+//! sleep flags. All four operations are sequentially consistent, so at least one side sees the other.
+//! `tests/pool_model` explores the interleavings.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle, Thread};
-use std::time::{Duration, Instant};
+use std::ptr::null_mut;
+use std::sync::{Arc, PoisonError};
 
+use super::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use super::sync::thread::{self, JoinHandle, Thread};
+use super::sync::{IN_TASK, Mutex, spin_until};
 use super::task_ranges::TaskRanges;
-use super::{IN_TASK, PoolError, WAIT_INTERVAL, fork};
+use super::{PoolError, WAIT_INTERVAL, fork};
 use crate::Cancel;
-
-/// Time that a thread spins before it sleeps: longer than the gap between two operations of a forward pass (a few
-/// microseconds), about the cost of going to sleep and waking up.
-const SPIN: Duration = Duration::from_micros(50);
 
 /// A parallel run: its tasks and its outcome.
 pub struct Job<'a> {
@@ -149,7 +147,7 @@ impl Workers {
         let shared = Arc::new(Shared {
             state: RunState(AtomicU64::new(0)),
             ranges: TaskRanges::new(workers + 1),
-            job: AtomicPtr::default(),
+            job: AtomicPtr::new(null_mut()),
             shutdown: AtomicBool::new(false),
             caller_sleeps: AtomicBool::new(false),
             caller: Mutex::new(None),
@@ -273,23 +271,5 @@ impl Shared {
             thread::park_timeout(WAIT_INTERVAL);
         }
         self.caller_sleeps.store(false, Ordering::SeqCst);
-    }
-}
-
-/// Spins until `done` returns true, for at most [`SPIN`]. Returns the last result of `done`.
-fn spin_until(mut done: impl FnMut() -> bool) -> bool {
-    /// Checks between two reads of the clock, which are more expensive.
-    const CHECKS: u32 = 16;
-    let mut start = None;
-    loop {
-        for _ in 0..CHECKS {
-            if done() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        if start.get_or_insert_with(Instant::now).elapsed() > SPIN {
-            return done();
-        }
     }
 }

@@ -51,8 +51,10 @@ pub enum UpdateRule {
 pub struct LinearAttention<'a> {
     /// Number of heads of values, states and outputs.
     pub heads: usize,
-    /// Number of heads of keys and queries; head h reads head `h / (heads / key_heads)`.
+    /// Number of heads of keys and queries; head h reads head `h / (heads / key_heads)`, unless `alternating`.
     pub key_heads: usize,
+    /// Whether head h reads head `h % key_heads` of keys and queries.
+    pub alternating: bool,
     /// Columns of a head of keys and queries; in Mamba 2 the size of the state.
     pub key_dim: usize,
     /// Columns of a head of values and outputs; in Mamba 2 the size of a head.
@@ -159,6 +161,7 @@ pub fn linear_attention_state_len(heads: usize, key_dim: usize, value_dim: usize
 /// let attention = LinearAttention {
 ///     heads: 1,
 ///     key_heads: 1,
+///     alternating: false,
 ///     key_dim: 1,
 ///     value_dim: 1,
 ///     decay: Decay::Constant(&[0.5]),
@@ -228,8 +231,8 @@ impl<'a> Inputs<'a> {
     /// Returns the inputs of a row for a head and columns of the outputs.
     #[inline(always)]
     fn token(&self, row: usize, head: usize, columns: &Range<usize>) -> Token<'a> {
-        let LinearAttention { heads, key_heads, key_dim, value_dim, decay, factor, .. } = *self.attention;
-        let key_head = head / (heads / key_heads);
+        let LinearAttention { heads, key_heads, alternating, key_dim, value_dim, decay, factor, .. } = *self.attention;
+        let key_head = if alternating { head % key_heads } else { head / (heads / key_heads) };
         Token {
             q: &self.q.row(row, key_heads * key_dim)[key_head * key_dim..][..key_dim],
             k: &self.k.row(row, key_heads * key_dim)[key_head * key_dim..][..key_dim],

@@ -27,7 +27,7 @@ use std::ops::Range;
 pub use convolution::{CausalConvolution, InputOutputGates, causal_convolution};
 pub use gates::{Gate, gates};
 pub use linear::{Decay, LinearAttention, UpdateRule, linear_attention, linear_attention_state_len};
-pub use selective::{SelectiveScan, selective_scan};
+pub use selective::{SelectiveScan, selective_scan, selective_scan_state_len};
 
 use crate::arch::{LANES, Simd};
 use crate::disjoint::{Regions, Tile};

@@ -36,7 +36,7 @@ impl SelectiveScan {
             "rates must be a row for each of {channels} channels, got {elements} elements"
         );
         let states = elements / channels;
-        let mut packed = vec![0.0; channels.next_multiple_of(LANES) * states];
+        let mut packed = vec![0.0; selective_scan_state_len(channels, states)];
         for (channel, rates) in rates.chunks_exact(states).enumerate() {
             let panel = &mut packed[channel / LANES * LANES * states..];
             for (rate, to) in rates.iter().zip(panel[channel % LANES..].iter_mut().step_by(LANES)) {
@@ -52,10 +52,22 @@ impl SelectiveScan {
         self.rates.len()
     }
 
+    /// Returns the vectors of the weights, as they are packed.
+    #[must_use]
+    pub fn vectors(&self) -> [&Vec<f32>; 2] {
+        [&self.rates, &self.skip]
+    }
+
     /// Returns the range of some channels in the state and in the packed rates.
     fn packed(&self, first: usize, end: usize) -> std::ops::Range<usize> {
         first * self.states..end.next_multiple_of(LANES) * self.states
     }
+}
+
+/// Returns the number of f32 of a state of a selective scan; channels are padded to whole vectors.
+#[must_use]
+pub fn selective_scan_state_len(channels: usize, states: usize) -> usize {
+    channels.next_multiple_of(LANES) * states
 }
 
 /// Computes a selective scan (Gu and Dao 2023): for each row and channel, with the input x, the step size dt, and b and c

@@ -118,6 +118,7 @@ struct Shape {
     key_heads: usize,
     /// Heads of values for each head of keys.
     group: usize,
+    alternating: bool,
     key_dim: usize,
     value_dim: usize,
 }
@@ -131,7 +132,7 @@ enum DecayKind {
 }
 
 fn check_linear(shape: Shape, rule: UpdateRule, kind: DecayKind, extras: bool, lengths: &[usize], cut: f64, seed: u32) {
-    let Shape { key_heads, group, key_dim, value_dim } = shape;
+    let Shape { key_heads, group, alternating, key_dim, value_dim } = shape;
     let heads = key_heads * group;
     let (rows, keys, values) = (lengths.iter().sum::<usize>(), key_heads * key_dim, heads * value_dim);
     // Queries, keys and values side by side, as a projection returns them. Keys are at most of unit length, as those of
@@ -151,6 +152,7 @@ fn check_linear(shape: Shape, rule: UpdateRule, kind: DecayKind, extras: bool, l
     let attention = LinearAttention {
         heads,
         key_heads,
+        alternating,
         key_dim,
         value_dim,
         decay: match kind {
@@ -167,7 +169,8 @@ fn check_linear(shape: Shape, rule: UpdateRule, kind: DecayKind, extras: bool, l
         let mut out = Vec::new();
         for row in sequence {
             for (head, state) in states.iter_mut().enumerate() {
-                let [q, k] = [q, k].map(|view| wide(&view.row(row, keys)[head / group * key_dim..][..key_dim]));
+                let key_head = if alternating { head % key_heads } else { head / group };
+                let [q, k] = [q, k].map(|view| wide(&view.row(row, keys)[key_head * key_dim..][..key_dim]));
                 let v = wide(&v.row(row, values)[head * value_dim..][..value_dim]);
                 for (i, s) in state.chunks_mut(value_dim).enumerate() {
                     let decay = match kind {
@@ -283,7 +286,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
 
 #[test]
 fn every_kind_of_linear_attention_agrees_with_f64() {
-    let shape = Shape { key_heads: 2, group: 2, key_dim: 19, value_dim: 53 };
+    let shape = Shape { key_heads: 2, group: 2, alternating: false, key_dim: 19, value_dim: 53 };
     for rule in [UpdateRule::Add, UpdateRule::Delta] {
         for (seed, kind) in [DecayKind::Constant, DecayKind::Heads, DecayKind::Keys].into_iter().enumerate() {
             for extras in [false, true] {
@@ -295,7 +298,7 @@ fn every_kind_of_linear_attention_agrees_with_f64() {
 
 #[test]
 fn long_sequences_of_wide_heads_use_all_threads_and_agree_with_f64() {
-    let shape = Shape { key_heads: 1, group: 3, key_dim: 128, value_dim: 128 };
+    let shape = Shape { key_heads: 1, group: 3, alternating: false, key_dim: 128, value_dim: 128 };
     check_linear(shape, UpdateRule::Delta, DecayKind::Heads, true, &[70, 1], 0.7, 1);
     check_selective(300, 16, &[40, 9], 0.5, 2);
     check_convolution(600, 4, false, &[33, 1], 0.5, 3);
@@ -381,6 +384,7 @@ proptest! {
     fn linear_attention_at_any_shape(
         key_heads in 1..3_usize,
         group in 1..3_usize,
+        alternating: bool,
         key_dim in 1..40_usize,
         value_dim in 1..70_usize,
         is_delta: bool,
@@ -391,7 +395,7 @@ proptest! {
         seed: u32,
     ) {
         let rule = if is_delta { UpdateRule::Delta } else { UpdateRule::Add };
-        let shape = Shape { key_heads, group, key_dim, value_dim };
+        let shape = Shape { key_heads, group, alternating, key_dim, value_dim };
         check_linear(shape, rule, kind, extras, &lengths, cut, seed % 1000);
     }
 

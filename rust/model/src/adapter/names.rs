@@ -60,7 +60,7 @@ pub(super) fn unsupported(role: &str) -> Option<&'static str> {
     match role {
         "embedding" => Some("an embedding"),
         "lm_head" | "lm_head_projection" | "embedding_projection" => None,
-        _ if role.starts_with("layers.") => None,
+        _ if role.starts_with("layers.") || role.starts_with("streams.") => None,
         _ => Some("a classifier or text projection"),
     }
 }

@@ -8,7 +8,6 @@ use ferrule_kernels::{AllocError, Exec, Hessian, PoolError, machine};
 use super::output::calibrated_site;
 use super::pass::Pass;
 use crate::layer::Observer;
-use crate::spec::LayerSpec;
 use crate::weights::{Layer, LoadError, MatrixPlan, MatrixSize, Packer, Site};
 
 /// Provides the Hessians of the inputs of linear layers.
@@ -65,7 +64,8 @@ pub(super) struct LayerInputs<'a, 's> {
     pass: &'a mut Pass<'s>,
     /// The layer in f32.
     layer: &'a Layer,
-    spec: &'a LayerSpec,
+    /// Index of the layer.
+    index: usize,
     /// Linear layers that are not recorded yet; see [`CalibratedSites`].
     left: Vec<(usize, usize)>,
     recorded: BTreeMap<usize, Hessian>,
@@ -79,12 +79,12 @@ impl<'a, 's> LayerInputs<'a, 's> {
     pub fn new(
         pass: &'a mut Pass<'s>,
         layer: &'a Layer,
-        spec: &'a LayerSpec,
+        index: usize,
         linears: Vec<(usize, usize)>,
         room: u64,
         work: f64,
     ) -> Self {
-        Self { pass, layer, spec, left: linears, recorded: BTreeMap::new(), room, work }
+        Self { pass, layer, index, left: linears, recorded: BTreeMap::new(), room, work }
     }
 
     /// Runs the layer and records the first of the linear layers that are left.
@@ -102,7 +102,7 @@ impl<'a, 's> LayerInputs<'a, 's> {
             recorder.0.get_mut().insert(site, zeroed(columns)?);
         }
         let each = std::mem::take(&mut self.work) / self.pass.sequences() as f64;
-        self.pass.observe(self.layer, self.spec, &recorder, &mut || work(each))?;
+        self.pass.observe(self.layer, self.index, &recorder, &mut || work(each))?;
         self.recorded.append(&mut recorder.0.into_inner());
         Ok(())
     }
@@ -155,17 +155,17 @@ mod tests {
         let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
         let load = |name| Loader::new(&spec, Source::Random, Quantization::named(name).unwrap());
         let (floats, mut wanted) = (load("f32"), CalibratedSites::default());
-        load("int4").layer(&mut wanted, 0, &spec.layers[0]).unwrap();
+        load("int4").layer(&mut wanted, 0, &spec.layers[0], &[]).unwrap();
         assert_eq!(wanted.linears.iter().map(|(_, columns)| *columns).collect::<Vec<_>>(), [64, 64, 64, 96]);
 
         let sequences: Vec<Vec<u32>> = [200, 256, 17].map(|length| (0..length).map(|i| i * i % 96).collect()).into();
         let embedding = floats.embedding(&mut in_memory(exec, &mut |_, _| ())).unwrap();
-        let layer = floats.layer(&mut in_memory(exec, &mut |_, _| ()), 0, &spec.layers[0]).unwrap();
-        let mut pass = Pass::new(exec, &spec, &sequences, &embedding).unwrap();
+        let layer = floats.layer(&mut in_memory(exec, &mut |_, _| ()), 0, &spec.layers[0], &[]).unwrap();
+        let mut pass = Pass::new(exec, &spec, &sequences, &embedding, &[], None).unwrap();
         let two = Hessian::bytes_for(64).unwrap() * 2;
         let found = [(u64::MAX, 3), (two, 6), (0, 12)].map(|(room, runs)| {
             let (mut done, mut advanced) = (0, 0.0);
-            let mut inputs = LayerInputs::new(&mut pass, &layer, &spec.layers[0], wanted.linears.clone(), room, 100.0);
+            let mut inputs = LayerInputs::new(&mut pass, &layer, 0, wanted.linears.clone(), room, 100.0);
             let mut packed = Vec::new();
             for &(site, columns) in &wanted.linears {
                 let work = &mut |bytes| (done, advanced) = (done + 1, advanced + bytes);

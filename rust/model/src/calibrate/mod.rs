@@ -14,9 +14,8 @@ mod pass;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::slice;
 
-use ferrule_kernels::kv::{KvFormat, PAGE_TOKENS};
+use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::{Exec, Hessian, machine};
 
 use crate::batch::KvGroup;
@@ -24,7 +23,7 @@ use crate::layer::{linear, norm_in_place};
 use crate::memory::MemoryLayout;
 use crate::needs::buffer_bytes;
 use crate::quantization::Quantization;
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::ModelSpec;
 use crate::weights::{LoadError, Loader, Measure, Pack, PackedOutput, Packer, Progress, Source, refuse_packed};
 use inputs::{CalibratedSites, LayerInputs};
 use output::{Calibrated, Output};
@@ -64,26 +63,28 @@ pub fn calibrate_into(
         true => loader.embedding(&mut in_memory(exec, &mut |_, _| ()))?,
         false => loader.embedding(&mut Calibrated::new(&mut output, &mut None::<Hessian>))?,
     };
-    let mut pass = Pass::new(exec, spec, sequences, &embedding)?;
+    let tables = loader.tables(&mut Calibrated::new(&mut output, &mut None::<Hessian>))?;
+    let streams = loader.streams(&mut Calibrated::new(&mut output, &mut None::<Hessian>))?;
+    let mut pass = Pass::new(exec, spec, sequences, &embedding, &tables, streams.as_ref())?;
     drop(embedding);
     for (index, layer_spec) in spec.layers.iter().enumerate() {
         let mut wanted = CalibratedSites::default();
-        loader.without_vectors().layer(&mut wanted, index, layer_spec)?;
+        loader.without_vectors().layer(&mut wanted, index, layer_spec, &[])?;
         let [before, packing, after] = SHARES.map(|share| share * wanted.bytes as f64);
-        let layer = floats.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec)?;
+        let layer = floats.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec, &[])?;
         // Use half of the memory that will be left, because other programs may need some meanwhile.
-        let beside = beside_hessians(spec, layer_spec, &wanted, sequences);
+        let beside = beside_hessians(spec, index, &wanted, sequences);
         let room = machine::available_memory().saturating_sub(beside) / 2;
-        let mut inputs = LayerInputs::new(&mut pass, &layer, layer_spec, wanted.linears, room, before);
+        let mut inputs = LayerInputs::new(&mut pass, &layer, index, wanted.linears, room, before);
         let mut calibrated = Calibrated::new(&mut output, &mut inputs);
         calibrated.share = packing / wanted.bytes as f64;
-        let quantized = loader.layer(&mut calibrated, index, layer_spec)?;
+        let quantized = loader.layer(&mut calibrated, index, layer_spec, &[])?;
         drop(layer);
         let each = after / sequences.len() as f64;
-        pass.advance(&quantized, layer_spec, &mut || output.advance(each))?;
+        pass.advance(&quantized, index, &mut || output.advance(each))?;
     }
 
-    let mut rows = pass.into_hidden();
+    let mut rows = pass.into_hidden(streams.as_ref())?;
     norm_in_place(&exec, loader.final_norm()?.as_ref(), &mut rows, spec.hidden_size)?;
     let mut inputs = hessian(&exec, &rows, spec.hidden_size)?;
     if let Some(projection) = loader.lm_head_projection(&mut Calibrated::new(&mut output, &mut inputs))? {
@@ -101,8 +102,10 @@ fn walk<P: Packer>(loader: &Loader<'_>, spec: &ModelSpec, packer: &mut P) -> Res
     if !is_tied(spec) {
         loader.embedding(packer)?;
     }
+    loader.tables(packer)?;
+    loader.streams(packer)?;
     for (index, layer) in spec.layers.iter().enumerate() {
-        loader.layer(packer, index, layer)?;
+        loader.layer(packer, index, layer, &[])?;
     }
     loader.final_norm()?;
     loader.lm_head_projection(packer)?;
@@ -152,12 +155,14 @@ fn check_memory(
 /// Returns the peak memory in bytes, with the Hessian of one linear layer.
 fn needs(spec: &ModelSpec, floats: &Loader<'_>, loader: &Loader<'_>, sequences: &[Vec<u32>]) -> Result<u64, LoadError> {
     let tokens = sequences.iter().map(Vec::len).sum::<usize>();
-    let (hidden, narrow) = (float_bytes(tokens, spec.hidden_size), float_bytes(tokens, spec.embedding_width()));
+    let (streams, narrow) = (float_bytes(tokens, spec.streams_width()), float_bytes(tokens, spec.embedding_width()));
     let hessian = |columns: usize| Hessian::bytes_for(columns).unwrap_or(u64::MAX);
     let (floats, loader) = (floats.without_vectors(), loader.without_vectors());
 
     let mut embedding = Measure::default();
     loader.embedding(&mut embedding)?;
+    let mut ends = Measure::default();
+    loader.streams(&mut ends)?;
     let mut output = Measure::default();
     loader.lm_head_projection(&mut output)?;
     after_projection(&loader, spec, &mut output)?;
@@ -165,23 +170,28 @@ fn needs(spec: &ModelSpec, floats: &Loader<'_>, loader: &Loader<'_>, sequences: 
     let mut most = embedding.bytes.max(output.bytes.saturating_add(narrow).saturating_add(of_inputs));
     for (index, layer_spec) in spec.layers.iter().enumerate() {
         let (mut layer, mut wanted) = (Measure::default(), CalibratedSites::default());
-        floats.layer(&mut layer, index, layer_spec)?;
-        loader.layer(&mut wanted, index, layer_spec)?;
+        floats.layer(&mut layer, index, layer_spec, &[])?;
+        loader.layer(&mut wanted, index, layer_spec, &[])?;
         let of_inputs = wanted.linears.iter().map(|(_, columns)| hessian(*columns)).max().unwrap_or(0);
-        let beside = beside_hessians(spec, layer_spec, &wanted, sequences);
+        let beside = beside_hessians(spec, index, &wanted, sequences);
         most = most.max(layer.bytes.saturating_add(of_inputs).saturating_add(beside));
     }
-    Ok(most.saturating_add(hidden))
+    let embedding = if spec.reads_embedding() { float_bytes(tokens, spec.hidden_size) } else { 0 };
+    Ok(most.saturating_add(streams).saturating_add(embedding).saturating_add(ends.bytes))
 }
 
 /// Returns the bytes that a layer needs besides its f32 weights and their Hessians: its quantized weights, the
-/// activations of the longest sequence including a copy of its hidden states, and its sequence memory.
-fn beside_hessians(spec: &ModelSpec, layer: &LayerSpec, wanted: &CalibratedSites, sequences: &[Vec<u32>]) -> u64 {
+/// activations of the longest sequence including a copy of its hidden states, and the sequence memory, which is that of
+/// all sequences where layers share keys and values.
+fn beside_hessians(spec: &ModelSpec, index: usize, wanted: &CalibratedSites, sequences: &[Vec<u32>]) -> u64 {
     let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
-    let groups = MemoryLayout::new(slice::from_ref(layer), spec.causal, KvFormat::F32).groups;
     let pages = |group: &KvGroup| if group.is_state() { 2 } else { longest.div_ceil(PAGE_TOKENS) };
-    let bytes = groups.iter().map(|group| group.page_bytes.saturating_mul(pages(group) as u64));
-    let memory = bytes.fold(0, u64::saturating_add);
+    let bytes = |layout: MemoryLayout| {
+        let groups = layout.groups.iter().map(|group| group.page_bytes.saturating_mul(pages(group) as u64));
+        groups.fold(0, u64::saturating_add)
+    };
+    let held = pass::held_memory(spec, index, sequences.len()).into_iter();
+    let memory = held.map(|(layout, held)| bytes(layout).saturating_mul(held as u64)).fold(0, u64::saturating_add);
     wanted.bytes.saturating_add(buffer_bytes(spec, longest, 0)).saturating_add(memory)
 }
 

@@ -3,7 +3,7 @@
 use ferrule_kernels::{CalibrationError, Exec, PackedMatrix};
 
 use super::inputs::Inputs;
-use crate::weights::{LoadError, MatrixPlan, PackedOutput, Packer, Progress, Site};
+use crate::weights::{LoadError, MatrixPlan, PackedOutput, Packer, Progress, Site, TokenTable};
 
 /// Packed file that matrices are written to, with the progress.
 pub(super) struct Output<'a> {
@@ -37,9 +37,10 @@ impl<'a, 'o> Calibrated<'a, 'o> {
     }
 }
 
-/// Returns the linear layer of a plan, if its matrix is quantized with the Hessian of its inputs.
+/// Returns the linear layer of a plan, if its matrix is quantized with the Hessian of its inputs. A matrix that several
+/// layers use is quantized for the inputs of the first.
 pub(super) fn calibrated_site(plan: &MatrixPlan<'_>) -> Option<usize> {
-    plan.site.filter(|_| plan.bands.iter().all(|(format, _)| format.is_integer()))
+    plan.site.filter(|_| !plan.is_again && plan.bands.iter().all(|(format, _)| format.is_integer()))
 }
 
 impl Packer for Calibrated<'_, '_> {
@@ -62,9 +63,15 @@ impl Packer for Calibrated<'_, '_> {
             None => plan.pack(&exec)?,
         };
         plan.release();
-        output.file.write(&plan, &matrix)?;
+        if !plan.is_again {
+            output.file.write(&plan, &matrix)?;
+        }
         output.advance(self.share * matrix.bytes() as f64);
         Ok(matrix)
+    }
+
+    fn table(&mut self, name: &str, table: &TokenTable) -> Result<(), LoadError> {
+        self.output.file.write_table(name, table)
     }
 
     fn sites(&mut self) -> &mut Vec<Site> {

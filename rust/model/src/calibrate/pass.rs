@@ -1,8 +1,8 @@
 //! Running all calibration sequences through the model, one layer at a time.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::slice;
 
 use ferrule_kernels::kv::{KvFormat, PAGE_TOKENS, PageId};
 use ferrule_kernels::{Exec, PoolError, Scratch, machine};
@@ -13,18 +13,24 @@ use crate::memory::{Memory, MemoryLayout};
 use crate::mixers::MixerPass;
 use crate::rope::RopeRows;
 use crate::spec::{LayerSpec, ModelSpec};
+use crate::streams::{StreamEndBuffers, StreamEnds, StreamsSpec};
 use crate::transformer::embed;
-use crate::weights::{Embedding, Layer, LoadError};
+use crate::weights::{Embedding, Layer, LoadError, TokenTable};
 
 /// Hidden states of all sequences between two layers.
 pub(super) struct Pass<'a> {
     exec: Exec<'a>,
     spec: &'a ModelSpec,
     sequences: &'a [Vec<u32>],
-    /// Hidden states of all sequences, concatenated: `[tokens, hidden_size]`.
+    /// Hidden states of all sequences, concatenated: `[tokens, hidden_size]`, or all residual streams side by side.
     hidden: Vec<f32>,
+    /// Hidden states before the first layer, if a mixer reads them: `[tokens, hidden_size]`.
+    embedding: Vec<f32>,
+    tables: &'a [TokenTable],
     /// Number of pages of the longest sequence; sequence memory holds one sequence.
     pages: usize,
+    /// Memory of layers whose keys and values others read, by the layer that writes them: one per sequence.
+    shared: BTreeMap<usize, Vec<LayerMemory>>,
     ropes: Vec<RopeRows>,
     buffers: LayerBuffers,
     adapters: RefCell<AdapterBuffers>,
@@ -37,6 +43,8 @@ impl<'a> Pass<'a> {
         spec: &'a ModelSpec,
         sequences: &'a [Vec<u32>],
         embedding: &Embedding,
+        tables: &'a [TokenTable],
+        streams: Option<&StreamEnds>,
     ) -> Result<Self, LoadError> {
         let tokens = sequences.iter().map(Vec::len).sum::<usize>();
         let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
@@ -44,17 +52,32 @@ impl<'a> Pass<'a> {
             exec,
             spec,
             sequences,
-            hidden: vec![0.0; tokens * spec.hidden_size],
+            hidden: vec![0.0; tokens * spec.streams_width()],
+            embedding: Vec::new(),
+            tables,
             pages: longest.div_ceil(PAGE_TOKENS),
+            shared: BTreeMap::new(),
             ropes: Vec::new(),
             buffers: LayerBuffers::default(),
             adapters: RefCell::default(),
         };
-        let mut narrow = Scratch::default();
+        let (mut narrow, mut embedded, mut ends) =
+            (Scratch::default(), Scratch::default(), StreamEndBuffers::default());
         for (tokens, rows) in pass.places() {
             let chunk = [chunk(tokens, &[])];
             let adapters = AdapterRows::new(&[], &pass.adapters);
-            embed(&exec, spec, embedding, Batch { sequences: &chunk }, adapters, &mut narrow, &mut pass.hidden[rows])?;
+            let hidden = embedded.take(tokens.len() * spec.hidden_size);
+            embed(&exec, spec, embedding, Batch { sequences: &chunk }, adapters, &mut narrow, hidden)?;
+            if spec.reads_embedding() {
+                pass.embedding.extend_from_slice(hidden);
+            }
+            match (&spec.streams, streams) {
+                (Some(spec), Some(weights)) => {
+                    let (hidden, all) = ((&*hidden, pass.spec.hidden_size), &mut pass.hidden[rows]);
+                    spec.ends.begin(&exec, weights, adapters, hidden, &mut ends, all)?;
+                }
+                _ => pass.hidden[rows].copy_from_slice(hidden),
+            }
         }
         Ok(pass)
     }
@@ -64,43 +87,61 @@ impl<'a> Pass<'a> {
         self.sequences.len()
     }
 
-    /// Runs all sequences through a layer; calls `each` after each of them.
-    pub fn advance(&mut self, layer: &Layer, spec: &LayerSpec, each: &mut dyn FnMut()) -> Result<(), LoadError> {
+    /// Runs all sequences through layer `index`; calls `each` after each of them.
+    pub fn advance(&mut self, layer: &Layer, index: usize, each: &mut dyn FnMut()) -> Result<(), LoadError> {
+        let width = self.spec.streams_width();
         let mut hidden = std::mem::take(&mut self.hidden);
-        let mut memory = self.memory(spec)?;
-        for (tokens, rows) in self.places() {
-            self.run((spec, layer), tokens, &mut memory, None, &mut hidden[rows])?;
+        let mut memory = self.memory(index)?;
+        for (number, (tokens, rows)) in self.places().enumerate() {
+            let memory = memory.of_sequence(number);
+            self.run((index, layer), tokens, memory, None, rows.start / width, &mut hidden[rows])?;
             each();
         }
         self.hidden = hidden;
+        self.keep(index, memory);
         Ok(())
     }
 
-    /// Runs a layer with an observer of its linear layers; the hidden states stay unchanged.
+    /// Runs layer `index` with an observer of its linear layers; the hidden states stay unchanged.
     pub fn observe(
         &mut self,
         layer: &Layer,
-        spec: &LayerSpec,
+        index: usize,
         observer: &dyn Observer,
         each: &mut dyn FnMut(),
     ) -> Result<(), LoadError> {
-        let mut memory = self.memory(spec)?;
-        for (tokens, rows) in self.places() {
-            let mut hidden = self.hidden[rows].to_vec();
-            self.run((spec, layer), tokens, &mut memory, Some(observer), &mut hidden)?;
+        let width = self.spec.streams_width();
+        let mut memory = self.memory(index)?;
+        for (number, (tokens, rows)) in self.places().enumerate() {
+            let mut hidden = self.hidden[rows.clone()].to_vec();
+            let memory = memory.of_sequence(number);
+            self.run((index, layer), tokens, memory, Some(observer), rows.start / width, &mut hidden)?;
             each();
         }
+        self.keep(index, memory);
         Ok(())
     }
 
-    /// Returns the hidden states.
-    pub fn into_hidden(self) -> Vec<f32> {
-        self.hidden
+    /// Returns the hidden states after the last layer: `[tokens, hidden_size]`.
+    pub fn into_hidden(self, streams: Option<&StreamEnds>) -> Result<Vec<f32>, LoadError> {
+        let (Some(StreamsSpec { ends, .. }), Some(weights)) = (&self.spec.streams, streams) else {
+            return Ok(self.hidden);
+        };
+        let (width, all_width) = (self.spec.hidden_size, self.spec.streams_width());
+        let (mut all, mut buffers) =
+            (Vec::with_capacity(self.hidden.len() / all_width * width), StreamEndBuffers::default());
+        for (tokens, rows) in self.places() {
+            let mut hidden = vec![0.0; tokens.len() * width];
+            let (streams, adapters) = ((&self.hidden[rows], width), AdapterRows::new(&[], &self.adapters));
+            ends.end(&self.exec, weights, adapters, streams, &mut buffers, &mut hidden)?;
+            all.append(&mut hidden);
+        }
+        Ok(all)
     }
 
     /// Returns the tokens of each sequence, with the range of its hidden states.
     fn places(&self) -> impl Iterator<Item = (&'a [u32], Range<usize>)> + use<'a> {
-        let width = self.spec.hidden_size;
+        let width = self.spec.streams_width();
         self.sequences.iter().scan(0, move |first, tokens| {
             let rows = *first..*first + tokens.len() * width;
             *first = rows.end;
@@ -108,9 +149,36 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// Creates the memory of one sequence for one layer.
-    fn memory(&self, spec: &LayerSpec) -> Result<LayerMemory, LoadError> {
-        let layout = MemoryLayout::new(slice::from_ref(spec), self.spec.causal, KvFormat::F32);
+    /// Returns the memory of a layer: that of one sequence, unless others read its keys and values or it reads those of
+    /// another.
+    fn memory(&mut self, index: usize) -> Result<SequenceMemory, LoadError> {
+        let writer = writer(&self.spec.layers, index);
+        if let Some(kept) = self.shared.remove(&writer) {
+            return Ok(SequenceMemory::Each(kept));
+        }
+        match last_reader(&self.spec.layers, writer) {
+            None => Ok(SequenceMemory::One(self.new_memory(writer)?)),
+            Some(_) => {
+                let each = self.sequences.iter().map(|_| self.new_memory(writer));
+                Ok(SequenceMemory::Each(each.collect::<Result<_, _>>()?))
+            }
+        }
+    }
+
+    /// Keeps memory that later layers read.
+    fn keep(&mut self, index: usize, memory: SequenceMemory) {
+        let writer = writer(&self.spec.layers, index);
+        if let SequenceMemory::Each(memory) = memory
+            && last_reader(&self.spec.layers, writer).is_some_and(|last| last >= index)
+        {
+            self.shared.insert(writer, memory);
+        }
+    }
+
+    /// Creates the memory of one sequence for a layer and those that read its keys and values.
+    fn new_memory(&self, index: usize) -> Result<LayerMemory, LoadError> {
+        let Self { spec, .. } = self;
+        let layout = layout(spec, index);
         // A state is read and written in two pages.
         let counts: Vec<_> = layout.groups.iter().map(|group| if group.is_state() { 2 } else { self.pages }).collect();
         let pages = counts.iter().map(|&count| (0..count as PageId).collect()).collect();
@@ -125,24 +193,76 @@ impl<'a> Pass<'a> {
 
     fn run(
         &mut self,
-        layer: (&LayerSpec, &Layer),
+        (index, layer): (usize, &Layer),
         tokens: &[u32],
         LayerMemory { layout, memory, pages }: &mut LayerMemory,
         observer: Option<&dyn Observer>,
+        first_row: usize,
         hidden: &mut [f32],
     ) -> Result<(), PoolError> {
-        let Self { exec, spec, ropes, buffers, adapters, .. } = self;
+        let Self { exec, spec, ropes, buffers, adapters, embedding, tables, .. } = self;
         let chunk = [chunk(tokens, pages)];
+        let embedding_place = first_row * spec.hidden_size..(first_row + tokens.len()) * spec.hidden_size;
         let rows = RaggedRows::new(Batch { sequences: &chunk }, &spec.ropes, &layout.groups, ropes);
         let pass = MixerPass {
             exec: *exec,
             causal: spec.causal,
             ropes: &spec.ropes,
             rows: &rows,
+            width: spec.hidden_size,
+            embedding: embedding.get(embedding_place).unwrap_or_default(),
+            tables,
             adapters: AdapterRows::new(&[], adapters).observed(observer),
             place: None,
         };
-        run_layer(&pass, layer, &layout.places[0], memory, hidden, buffers)
+        run_layer(&pass, (&spec.layers[index], layer), &layout.places[index], memory, hidden, buffers)?;
+        tables.iter().for_each(|table| tokens.iter().for_each(|token| table.release(*token)));
+        Ok(())
+    }
+}
+
+/// Returns the layer whose keys and values a layer reads: its own, or those of an earlier one.
+fn writer(layers: &[LayerSpec], index: usize) -> usize {
+    layers[index].reads_layer().unwrap_or(index)
+}
+
+/// Returns the last layer that reads the keys and values of `index`, besides itself.
+fn last_reader(layers: &[LayerSpec], index: usize) -> Option<usize> {
+    layers.iter().rposition(|layer| layer.reads_layer() == Some(index))
+}
+
+/// Returns the layout of the memory of layer `index` and of all that share keys and values with it, in f32.
+fn layout(spec: &ModelSpec, index: usize) -> MemoryLayout {
+    let sharing = writer(&spec.layers, index);
+    MemoryLayout::of(&spec.layers, |layer| writer(&spec.layers, layer) == sharing, spec.causal, KvFormat::F32)
+}
+
+/// Returns the layouts of the memory that is held while layer `index` runs, each with the number of sequences that it is
+/// held for, of `sequences`.
+pub(super) fn held_memory(spec: &ModelSpec, index: usize, sequences: usize) -> Vec<(MemoryLayout, usize)> {
+    let is_read_later = |writer: &usize| last_reader(&spec.layers, *writer).is_some_and(|last| last >= index);
+    let mut held: Vec<_> = (0..=index).filter(is_read_later).map(|writer| (layout(spec, writer), sequences)).collect();
+    if !is_read_later(&writer(&spec.layers, index)) {
+        held.push((layout(spec, index), 1));
+    }
+    held
+}
+
+/// The memory of sequences for one layer.
+enum SequenceMemory {
+    /// One after the other.
+    One(LayerMemory),
+    /// Each of them, because other layers read its keys and values.
+    Each(Vec<LayerMemory>),
+}
+
+impl SequenceMemory {
+    /// Returns the memory of a sequence.
+    fn of_sequence(&mut self, number: usize) -> &mut LayerMemory {
+        match self {
+            Self::One(memory) => memory,
+            Self::Each(memory) => &mut memory[number],
+        }
     }
 }
 

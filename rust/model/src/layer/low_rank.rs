@@ -4,6 +4,7 @@
 //! their result is scaled and added once. Rows without an adapter are not touched.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use ferrule_kernels::elementwise::add_scaled_columns;
@@ -55,17 +56,24 @@ pub(crate) struct AdapterRows<'a> {
     /// Number of rows of the batch before the first of these.
     skipped: usize,
     buffers: &'a RefCell<Buffers>,
+    /// Additions that belong to the block and apply to all rows, by site.
+    own: Option<&'a BTreeMap<usize, Vec<LowRank>>>,
     pub(crate) observer: Option<&'a dyn Observer>,
 }
 
 impl<'a> AdapterRows<'a> {
     pub fn new(runs: &'a [AdapterRun<'a>], buffers: &'a RefCell<Buffers>) -> Self {
-        Self { runs, skipped: 0, buffers, observer: None }
+        Self { runs, skipped: 0, buffers, own: None, observer: None }
     }
 
     /// Returns the same adapters with an observer.
     pub fn observed(self, observer: Option<&'a dyn Observer>) -> Self {
         Self { observer, ..self }
+    }
+
+    /// Returns the same adapters with the additions of a block.
+    pub fn with_own(self, own: &'a BTreeMap<usize, Vec<LowRank>>) -> Self {
+        Self { own: Some(own).filter(|own| !own.is_empty()), ..self }
     }
 
     /// Returns the adapters of the rows from `first` on.
@@ -94,10 +102,12 @@ pub(crate) fn adapted(
     adapters.observer.map_or(Ok(()), |observer| observer.see(exec, map.site, x))?;
     linear(exec, map, x, out)?;
     let (columns, width) = (map.weight.cols(), map.weight.rows());
+    let all_rows = 0..out.len() / width;
+    let own = adapters.own.and_then(|own| own.get(&map.site));
+    let adapted = adapters.within(all_rows.end).map(|(rows, adapter)| (rows, adapter.updates.linear.get(&map.site)));
     let mut terms = Vec::new();
-    for (rows, adapter) in adapters.within(out.len() / width) {
-        let updates = adapter.updates.linear.get(&map.site).into_iter().flatten();
-        terms.extend(updates.map(|LowRank { a, b, first_output, scale }| Term {
+    for (rows, updates) in std::iter::once((all_rows, own)).chain(adapted) {
+        terms.extend(updates.into_iter().flatten().map(|LowRank { a, b, first_output, scale }| Term {
             x: &x[rows.start * columns..rows.end * columns],
             rows: rows.clone(),
             first_output: *first_output,

@@ -12,8 +12,9 @@ pub(crate) use rows::{RaggedRows, for_rows};
 
 use crate::memory::{Memory, Place};
 use crate::mixers::{MixerBuffers, MixerPass};
-use crate::spec::{LayerSpec, NormSpec};
-use crate::weights::{Layer, Linear, Norm};
+use crate::spec::{BlockInput, BlockSpec, LayerSpec, NormSpec};
+use crate::streams::StreamBuffers;
+use crate::weights::{BlockUse, Layer, Linear, Norm};
 
 /// Observes the inputs of linear layers.
 pub(crate) trait Observer {
@@ -26,7 +27,12 @@ pub(crate) trait Observer {
 pub(crate) struct LayerBuffers {
     /// Buffers of the blocks that read the same residual stream.
     blocks: Vec<BlockBuffers>,
+    /// Input that is put together from the residual stream and something else: `[rows, columns]`.
+    input: Scratch<f32>,
+    /// Output that the next block takes: `[rows, hidden_size]`.
+    output: Vec<f32>,
     mixers: MixerBuffers,
+    streams: StreamBuffers,
 }
 
 /// Input and output of a mixer: `[rows, hidden_size]`.
@@ -36,7 +42,8 @@ struct BlockBuffers {
     update: Scratch<f32>,
 }
 
-/// Runs a layer on `hidden: [rows, hidden_size]`, in place. `places` has the place of each block's memory.
+/// Runs a layer on `hidden: [rows, hidden_size]`, in place, or on several residual streams side by side. `places` has the
+/// place of each block's memory.
 pub(crate) fn run_layer(
     pass: &MixerPass<'_>,
     (spec, weights): (&LayerSpec, &Layer),
@@ -45,36 +52,130 @@ pub(crate) fn run_layer(
     hidden: &mut [f32],
     buffers: &mut LayerBuffers,
 ) -> Result<(), PoolError> {
-    let width = hidden.len() / pass.rows.count;
     let blocks: Vec<_> = spec.blocks.iter().zip(&weights.blocks).zip(places).collect();
+    let mut left = blocks.as_slice();
+    // The stream is taken out of the buffers, because the blocks use the others.
+    let mut stream = std::mem::take(&mut buffers.streams.span);
+    for (span, mix) in spec.spans.iter().zip(&weights.mixes) {
+        let (now, later) = left.split_at(span.blocks);
+        left = later;
+        let x = stream.take(pass.rows.count * pass.width);
+        span.mix.enter(mix, pass, hidden, x, &mut buffers.streams)?;
+        run_blocks(pass, now, memory, x, buffers)?;
+        span.mix.leave(mix, pass, hidden, x, &mut buffers.streams)?;
+    }
+    buffers.streams.span = stream;
+    run_blocks(pass, left, memory, hidden, buffers)?;
+    weights.scalar.iter().flatten().try_for_each(|factor| scale(&pass.exec, hidden, *factor))
+}
+
+/// A block with its weights and the place of its memory.
+type PlacedBlock<'a> = ((&'a BlockSpec, &'a BlockUse), &'a Option<Place>);
+
+/// Runs blocks on `hidden: [rows, hidden_size]`, in place.
+fn run_blocks(
+    pass: &MixerPass<'_>,
+    blocks: &[PlacedBlock<'_>],
+    memory: &mut Memory,
+    hidden: &mut [f32],
+    buffers: &mut LayerBuffers,
+) -> Result<(), PoolError> {
+    let width = pass.width;
+    let LayerBuffers { blocks: buffers, input: gathered, output, mixers, .. } = buffers;
     // Blocks that read the same residual stream are all computed before it changes.
-    for together in blocks.chunk_by(|_, ((next, _), _)| next.parallel) {
-        if buffers.blocks.len() < together.len() {
-            buffers.blocks.resize_with(together.len(), BlockBuffers::default);
+    let mut groups = blocks.chunk_by(|_, ((next, _), _)| next.parallel).peekable();
+    while let Some(together) = groups.next() {
+        if buffers.len() < together.len() {
+            buffers.resize_with(together.len(), BlockBuffers::default);
         }
-        let mut input: &[f32] = hidden;
+        let ((first, _), _) = together[0];
+        let columns = first.input.columns(width);
+        let source = gather(pass, first.input, hidden, output, gathered)?;
+        let mut input = source;
         let mut updates = Vec::with_capacity(together.len());
-        for (&((spec, weights), place), BlockBuffers { normed, update }) in together.iter().zip(&mut buffers.blocks) {
-            let normed = match &weights.norm {
-                Some(norm) => Some(normed_rows(&pass.exec, norm, hidden, width, normed)?),
+        for (&((spec, used), place), BlockBuffers { normed, update }) in together.iter().zip(&mut *buffers) {
+            let normed = match &used.block.norm {
+                Some(norm) => Some(normed_rows(&pass.exec, norm, source, columns, normed)?),
                 None => None,
             };
             input = normed.unwrap_or(input);
             let update = update.take(hidden.len());
-            let pass = MixerPass { place: *place, ..*pass };
-            spec.mixer.run(&weights.mixer, &pass, memory, input, &mut buffers.mixers, update)?;
+            let pass = MixerPass { place: *place, adapters: pass.adapters.with_own(&used.low_rank), ..*pass };
+            spec.mixer.run(&used.block.mixer, &pass, memory, input, mixers, update)?;
             updates.push((normed, update));
         }
-        for (((spec, weights), _), (normed, update)) in together.iter().zip(updates) {
+        let ((_, first), _) = together[0];
+        let is_taken = groups.peek().is_some_and(|next| next[0].0.0.input.takes_output());
+        // Outputs are added to the stream, or to the first output if their sum has a norm.
+        let mut sum: Option<&mut [f32]> = None;
+        for (((spec, used), _), (normed, update)) in together.iter().zip(updates) {
+            let weights = &*used.block;
+            if is_taken {
+                norm_in_place(&pass.exec, weights.post_norm.as_ref(), update, width)?;
+                output.clear();
+                output.extend_from_slice(update);
+                continue;
+            }
             if let (true, Some(normed)) = (spec.residual_after_norm, normed) {
                 hidden.copy_from_slice(normed);
             }
+            scale_unless_one(&pass.exec, hidden, spec.stream_scale)?;
             norm_in_place(&pass.exec, weights.post_norm.as_ref(), update, width)?;
-            add_scaled(&pass.exec, hidden, update, spec.residual_scale)?;
-            norm_in_place(&pass.exec, weights.sum_norm.as_ref(), hidden, width)?;
+            match &mut sum {
+                Some(sum) => add_scaled(&pass.exec, sum, update, spec.residual_scale)?,
+                None if first.block.joint_norm.is_some() => {
+                    scale_unless_one(&pass.exec, update, spec.residual_scale)?;
+                    sum = Some(update);
+                }
+                None => {
+                    add_scaled(&pass.exec, hidden, update, spec.residual_scale)?;
+                    norm_in_place(&pass.exec, weights.sum_norm.as_ref(), hidden, width)?;
+                }
+            }
+        }
+        if let Some(sum) = sum {
+            norm_in_place(&pass.exec, first.block.joint_norm.as_ref(), sum, width)?;
+            add_scaled(&pass.exec, hidden, sum, 1.0)?;
+            norm_in_place(&pass.exec, first.block.sum_norm.as_ref(), hidden, width)?;
         }
     }
-    weights.scalar.iter().flatten().try_for_each(|factor| scale(&pass.exec, hidden, *factor))
+    Ok(())
+}
+
+/// Computes `x *= factor`.
+pub(crate) fn scale_unless_one(exec: &Exec<'_>, x: &mut [f32], factor: f32) -> Result<(), PoolError> {
+    if factor == 1.0 { Ok(()) } else { scale(exec, x, factor) }
+}
+
+/// Returns what a block reads: `hidden: [rows, hidden_size]`, or something with the `output` of the block before.
+fn gather<'a>(
+    pass: &MixerPass<'_>,
+    input: BlockInput,
+    hidden: &'a [f32],
+    output: &'a [f32],
+    gathered: &'a mut Scratch<f32>,
+) -> Result<&'a [f32], PoolError> {
+    let rows = pass.rows.count;
+    let width = hidden.len() / rows;
+    match input {
+        BlockInput::Stream => Ok(hidden),
+        BlockInput::Output => Ok(output),
+        BlockInput::StreamPlusOutput => {
+            let sum = gathered.take(hidden.len());
+            sum.copy_from_slice(hidden);
+            add_scaled(&pass.exec, sum, output, 1.0)?;
+            Ok(sum)
+        }
+        BlockInput::StreamAndEmbedding => {
+            let joined = gathered.take(2 * hidden.len());
+            for_rows(&pass.exec, rows, joined, 2 * width, |row, to| {
+                let (stream, embedding) = to.split_at_mut(width);
+                stream.copy_from_slice(&hidden[row * width..][..width]);
+                embedding.copy_from_slice(&pass.embedding[row * width..][..width]);
+            })?;
+            Ok(joined)
+        }
+    }
 }
 
 /// Returns the normed rows of `x`.
@@ -88,6 +189,17 @@ fn normed_rows<'a>(
     let out = normed.take(x.len());
     norm(exec, weights, x, out, width)?;
     Ok(out)
+}
+
+/// Returns the normed rows of `x`, or `x` itself if there is no norm.
+pub(crate) fn normed_or_same<'a>(
+    exec: &Exec<'_>,
+    weights: Option<&Norm>,
+    x: &'a [f32],
+    width: usize,
+    normed: &'a mut Scratch<f32>,
+) -> Result<&'a [f32], PoolError> {
+    weights.map_or(Ok(x), |weights| normed_rows(exec, weights, x, width, normed))
 }
 
 /// Computes `out = x W^T + b`.

@@ -12,6 +12,8 @@ use crate::rope::{RopeRows, RopeSpec};
 pub(crate) struct RaggedRows<'a> {
     /// Number of rows of all sequences.
     pub count: usize,
+    /// Token of each row.
+    pub tokens: Vec<u32>,
     /// Angles of the rows for each rotary embedding of the spec.
     pub ropes: &'a [RopeRows],
     /// Destination of each row's key and value, by group; empty for a group of state.
@@ -59,6 +61,7 @@ impl<'a> RaggedRows<'a> {
             segments.map(|(index, group)| if group.is_state() { segments_of(batch, index) } else { Vec::new() });
         Self {
             count: batch.tokens().count(),
+            tokens: batch.tokens().collect(),
             places: places.collect(),
             sequences: sequences.collect(),
             segments: segments.collect(),

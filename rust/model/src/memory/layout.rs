@@ -7,22 +7,27 @@ use crate::batch::{GroupKind, KvGroup};
 use crate::spec::LayerSpec;
 
 /// Groups of sequence memory: mixers that have keys and values of the same shape, and the same window, are in one; the
-/// states of all mixers are in one.
+/// states of all mixers are in one. A mixer that reads the keys and values of another layer has the place of that
+/// layer's.
 pub(crate) struct MemoryLayout {
-    /// Place of the memory of each block of each layer.
+    /// Place of the memory of each block of each layer; empty for a layer outside of the layout.
     pub places: Vec<Vec<Option<Place>>>,
     pub shapes: Vec<PageShape>,
     pub groups: Vec<KvGroup>,
 }
 
 impl MemoryLayout {
-    /// Returns the layout for some layers of a model that is `causal` or not.
+    /// Returns the layout for all layers of a model that is `causal` or not.
     pub fn new(layers: &[LayerSpec], causal: bool, kv_format: KvFormat) -> Self {
-        let mut layout = Self { places: Vec::new(), shapes: Vec::new(), groups: Vec::new() };
-        for layer in layers {
+        Self::of(layers, |_| true, causal, kv_format)
+    }
+
+    /// Returns the layout for some of a model's layers: those whose index is `chosen`, with the layers that they read.
+    pub fn of(layers: &[LayerSpec], chosen: impl Fn(usize) -> bool, causal: bool, kv_format: KvFormat) -> Self {
+        let mut layout = Self { places: vec![Vec::new(); layers.len()], shapes: Vec::new(), groups: Vec::new() };
+        for (index, layer) in layers.iter().enumerate().filter(|(index, _)| chosen(*index)) {
             let needs = layer.blocks.iter().map(|block| block.mixer.memory());
-            let places = needs.map(|need| need.map(|need| layout.add(need, causal))).collect();
-            layout.places.push(places);
+            layout.places[index] = needs.map(|need| need.map(|need| layout.add(need, causal))).collect();
         }
         for (group, shape) in layout.groups.iter_mut().zip(&layout.shapes) {
             group.page_bytes = match *shape {
@@ -36,6 +41,11 @@ impl MemoryLayout {
     /// Adds the memory of one mixer and returns its place.
     fn add(&mut self, need: MemoryNeed, causal: bool) -> Place {
         let (kind, empty) = match need {
+            MemoryNeed::PagesOf { layer, .. } => {
+                let of_layer = self.places[layer].iter().flatten();
+                let pages = of_layer.copied().find(|place| !self.groups[place.group].is_state());
+                return pages.expect("a layer that is read has keys and values");
+            }
             // A bidirectional sequence is computed in one chunk, so no page of it leaves the window.
             MemoryNeed::Pages { shape, window } => {
                 let kind = GroupKind::Pages { window: window.filter(|_| causal) };

@@ -18,6 +18,15 @@ pub(crate) enum MemoryNeed {
         /// Sliding window: number of positions that a row attends to, including its own; `None` for all.
         window: Option<usize>,
     },
+    /// The pages of an earlier layer, whose keys and values are read.
+    PagesOf {
+        /// Index of the layer, which has keys and values of one mixer.
+        layer: usize,
+        /// Keys and values of one token, as the layer stores them.
+        shape: KvShape,
+        /// Sliding window, that of the layer.
+        window: Option<usize>,
+    },
     /// A fixed number of floats per sequence, zeros before the first token.
     State {
         /// Number of floats.

@@ -29,6 +29,8 @@ pub struct DeltaNetSpec {
     pub key_heads: usize,
     /// Number of heads of values and states.
     pub value_heads: usize,
+    /// Whether value head h reads key head `h % key_heads`, rather than `h / (value_heads / key_heads)`.
+    pub alternating: bool,
     /// Length of a query or key head.
     pub key_dim: usize,
     /// Length of a value head.
@@ -291,6 +293,7 @@ impl Mixer for DeltaNetSpec {
         let attention = LinearAttention {
             heads: value_heads,
             key_heads,
+            alternating: self.alternating,
             key_dim,
             value_dim,
             decay: if self.decay.by_key { Decay::Keys(decays) } else { Decay::Heads(decays) },

@@ -220,6 +220,7 @@ impl Mixer for Mamba2Spec {
         let attention = LinearAttention {
             heads,
             key_heads: groups,
+            alternating: false,
             key_dim: state_size,
             value_dim: head_dim,
             decay: Decay::Heads(Rows::new(decays, heads, 0)),

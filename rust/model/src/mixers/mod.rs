@@ -7,7 +7,13 @@ mod attention;
 mod convolution;
 mod delta_net;
 mod feed_forward;
+mod laurel;
+mod lightning_attention;
+mod mamba;
 mod mamba2;
+mod per_layer_embedding;
+mod projection;
+mod rg_lru;
 mod short_convolution;
 
 use ferrule_kernels::scan::Segment;
@@ -17,14 +23,20 @@ use serde::{Deserialize, Serialize};
 pub use attention::{AttentionSpec, HeadProjections, LatentProjections, OutputGate, ProjectionsSpec, QueryGrowth};
 pub use delta_net::{DecaySpec, DeltaNetSpec};
 pub use feed_forward::{ClampSpec, DenseSpec, ExpertsSpec, GroupScore, RouterSpec, Scoring, XieluSpec};
+pub use laurel::LaurelSpec;
+pub use lightning_attention::LightningAttentionSpec;
+pub use mamba::MambaSpec;
 pub use mamba2::Mamba2Spec;
+pub use per_layer_embedding::PerLayerEmbeddingSpec;
+pub use projection::ProjectionSpec;
+pub use rg_lru::RgLruSpec;
 pub use short_convolution::ShortConvolutionSpec;
 
 use crate::layer::{AdapterRows, RaggedRows};
 use crate::limits::SpecError;
 use crate::memory::{Memory, MemoryNeed, Place};
 use crate::rope::RopeSpec;
-use crate::weights::{LoadError, Loader, Packer, Tensors};
+use crate::weights::{LoadError, Loader, Packer, Tensors, TokenTable};
 
 /// A mixer, as its spec describes it. `M` is the matrix type; see [`crate::weights`].
 pub(crate) trait Mixer {
@@ -47,6 +59,11 @@ pub(crate) trait Mixer {
     /// Adds all matrices and vectors to `tensors`, in a fixed order.
     fn list<'a, M>(weights: &'a Self::Weights<M>, tensors: &mut Tensors<'a, M>);
 
+    /// Returns whether the input may be wider than the residual stream.
+    fn reads_any_width(&self) -> bool {
+        false
+    }
+
     /// Returns the matrices that a single token does not read.
     fn idle<'a, M>(&self, _weights: &'a Self::Weights<M>) -> Vec<&'a M> {
         Vec::new()
@@ -57,13 +74,24 @@ pub(crate) trait Mixer {
         None
     }
 
+    /// Returns the columns that the mixer reads of a table, if it looks up tokens.
+    fn columns(&self) -> Option<TableColumns> {
+        None
+    }
+
+    /// Returns whether the mixer reads the embeddings of the tokens.
+    fn reads_embedding(&self) -> bool {
+        false
+    }
+
     /// Returns the floats in buffers for a step of `rows` rows of `hidden_size`.
     fn buffer_floats(&self, hidden_size: usize, rows: usize) -> usize;
 
     /// Returns the length of the longest row that is multiplied with a matrix, counted for each row of a step.
     fn longest_input(&self, hidden_size: usize) -> usize;
 
-    /// Computes `out` from `x`, both `[rows, hidden_size]`.
+    /// Computes `out: [rows, hidden_size]` from `x`, which is as wide unless the mixer [reads any
+    /// width](Self::reads_any_width).
     fn run(
         &self,
         weights: &Self::Weights<PackedMatrix>,
@@ -75,6 +103,15 @@ pub(crate) trait Mixer {
     ) -> Result<(), PoolError>;
 }
 
+/// Columns of one of [`crate::ModelSpec::tables`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TableColumns {
+    /// Index of the table.
+    pub table: usize,
+    pub first: usize,
+    pub count: usize,
+}
+
 /// Place of a mixer's tensors.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct At<'a> {
@@ -82,16 +119,23 @@ pub(crate) struct At<'a> {
     pub prefix: &'a str,
     /// Index of the layer.
     pub layer: usize,
+    /// Columns of the input.
+    pub columns: usize,
 }
 
 /// A forward pass of one mixer over a batch.
 #[derive(Clone, Copy)]
 pub(crate) struct MixerPass<'a> {
     pub exec: Exec<'a>,
+    /// Width of a residual stream.
+    pub width: usize,
     /// Whether a row depends only on itself and the rows before it.
     pub causal: bool,
     pub ropes: &'a [RopeSpec],
     pub rows: &'a RaggedRows<'a>,
+    /// Hidden states before the first layer, `[rows, hidden_size]`; empty if no mixer reads them.
+    pub embedding: &'a [f32],
+    pub tables: &'a [TokenTable],
     pub adapters: AdapterRows<'a>,
     /// Place of the mixer's sequence memory, if it has any.
     pub place: Option<Place>,
@@ -104,6 +148,11 @@ impl MixerPass<'_> {
     /// If the mixer needs none.
     fn place(&self) -> Place {
         self.place.expect("a mixer with sequence memory has a place in it")
+    }
+
+    /// Returns the segments of the batch in the group of the mixer's state.
+    fn segments(&self) -> &[Segment] {
+        &self.rows.segments[self.place().group]
     }
 
     /// Returns the segments of the batch, and the states of the mixer from their float `offset` on, one per row.
@@ -153,6 +202,11 @@ macro_rules! mixers {
                 Ok(match self { $(Self::$name(spec) => MixerWeights::$name(spec.load(loader, packer, at)?),)* })
             }
 
+            /// Returns whether the input may be wider than the residual stream.
+            pub(crate) fn reads_any_width(&self) -> bool {
+                match self { $(Self::$name(spec) => spec.reads_any_width(),)* }
+            }
+
             /// Returns the matrices that a single token does not read.
             pub(crate) fn idle<'a, M>(&self, weights: &'a MixerWeights<M>) -> Vec<&'a M> {
                 match (self, weights) {
@@ -166,6 +220,16 @@ macro_rules! mixers {
                 match self { $(Self::$name(spec) => spec.memory(),)* }
             }
 
+            /// Returns the columns that the mixer reads of a table.
+            pub(crate) fn columns(&self) -> Option<TableColumns> {
+                match self { $(Self::$name(spec) => spec.columns(),)* }
+            }
+
+            /// Returns whether the mixer reads the embeddings of the tokens.
+            pub(crate) fn reads_embedding(&self) -> bool {
+                match self { $(Self::$name(spec) => spec.reads_embedding(),)* }
+            }
+
             /// Returns the floats in buffers for a step of `rows` rows.
             pub(crate) fn buffer_floats(&self, hidden_size: usize, rows: usize) -> usize {
                 match self { $(Self::$name(spec) => spec.buffer_floats(hidden_size, rows),)* }
@@ -176,7 +240,7 @@ macro_rules! mixers {
                 match self { $(Self::$name(spec) => spec.longest_input(hidden_size),)* }
             }
 
-            /// Computes `out` from `x`, both `[rows, hidden_size]`.
+            /// Computes `out: [rows, hidden_size]` from `x`.
             pub(crate) fn run(
                 &self,
                 weights: &MixerWeights,
@@ -211,10 +275,22 @@ mixers! {
     dense: Dense(DenseSpec),
     /// Mixture of experts: a router chooses a few networks for each token.
     experts: Experts(ExpertsSpec),
+    /// Learned augmented residual.
+    laurel: Laurel(LaurelSpec),
     /// Linear attention with a delta rule and a decay.
     delta_net: DeltaNet(DeltaNetSpec),
+    /// Linear attention with a constant decay.
+    lightning_attention: LightningAttention(LightningAttentionSpec),
+    /// Mamba.
+    mamba: Mamba(MambaSpec),
     /// Mamba 2.
     mamba2: Mamba2(Mamba2Spec),
+    /// Vector of the token for the layer, behind a gate.
+    per_layer_embedding: PerLayerEmbedding(PerLayerEmbeddingSpec),
+    /// One matrix.
+    projection: Projection(ProjectionSpec),
+    /// Real-gated linear recurrent unit.
+    rg_lru: RgLru(RgLruSpec),
     /// Gated short convolution.
     short_convolution: ShortConvolution(ShortConvolutionSpec),
 }

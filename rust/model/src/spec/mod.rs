@@ -7,6 +7,7 @@ mod activation;
 mod layer;
 mod norm;
 mod readout;
+mod table;
 mod tensors;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,14 +16,16 @@ use ferrule_formats::StoredAs;
 use serde::{Deserialize, Serialize};
 
 pub use activation::ActivationSpec;
-pub use layer::{BlockSpec, LayerSpec};
+pub use layer::{BlockInput, BlockSpec, LayerSpec, LowRankSpec};
 pub(crate) use norm::check_norm;
 pub use norm::{HeadNormSpec, NormSpec, NormedOver};
 pub use readout::{ClassifierSpec, Pooling, TextProjectionSpec};
+pub use table::TableSpec;
 pub use tensors::{PartSpec, StackSpec, TensorSpec};
 
 use crate::limits::{SpecError, finite, positive, require, size};
 use crate::rope::RopeSpec;
+use crate::streams::StreamsSpec;
 
 /// Complete description of a model.
 ///
@@ -53,7 +56,7 @@ use crate::rope::RopeSpec;
 ///             "name": "ffn",
 ///             "mixer": {
 ///                 "type": "dense", "intermediate_size": 96, "activation": "silu", "gated": true, "bias": false,
-///                 "clamp": null
+///                 "clamp": null, "gate_scale": 1.0
 ///             },
 ///             "norm": {"type": "rms", "eps": 1e-5, "weight_offset": 0.0, "weight": true},
 ///             "post_norm": null, "sum_norm": null, "parallel": false, "residual_scale": 1.0,
@@ -86,6 +89,11 @@ pub struct ModelSpec {
     pub embedding: EmbeddingSpec,
     /// Rotary embeddings; layers refer to them by index.
     pub ropes: Vec<RopeSpec>,
+    /// Tables that are looked up by token id; mixers refer to them by index.
+    #[serde(default)]
+    pub tables: Vec<TableSpec>,
+    /// Residual streams, if there are several.
+    pub streams: Option<StreamsSpec>,
     /// Layers, first to last.
     pub layers: Vec<LayerSpec>,
     /// Norm after the last layer.
@@ -191,6 +199,17 @@ impl ModelSpec {
         self.embedding.width.unwrap_or(self.hidden_size)
     }
 
+    /// Returns the width of all residual streams together.
+    pub(crate) fn streams_width(&self) -> usize {
+        self.streams.as_ref().map_or(1, |streams| streams.count) * self.hidden_size
+    }
+
+    /// Returns whether a block or its mixer reads the embeddings of the tokens.
+    pub(crate) fn reads_embedding(&self) -> bool {
+        let reads = |block: &BlockSpec| block.input == BlockInput::StreamAndEmbedding || block.mixer.reads_embedding();
+        self.layers.iter().flat_map(|layer| &layer.blocks).any(reads)
+    }
+
     /// Returns the length of a text's embedding.
     #[must_use]
     pub fn embedding_size(&self) -> usize {
@@ -210,13 +229,22 @@ impl ModelSpec {
             finite("lm_head.scale", lm_head.scale)?;
             positive("lm_head.softcap", lm_head.softcap)?;
         }
+        self.streams.as_ref().map_or(Ok(()), |streams| streams.check("streams"))?;
         self.classifier.map_or(Ok(()), |classifier| classifier.check())?;
         readout::check_projections(&self.text_projections)?;
         for (i, rope) in self.ropes.iter().enumerate() {
             rope.check(&format!("ropes[{i}]"))?;
         }
+        for (i, table) in self.tables.iter().enumerate() {
+            table.check(&format!("tables[{i}]"))?;
+        }
         for (i, layer) in self.layers.iter().enumerate() {
-            layer.check(&format!("layers[{i}]"), &self.ropes, self.hidden_size)?;
+            let path = format!("layers[{i}]");
+            layer.check(&path, &self.ropes, self.hidden_size)?;
+            layer.check_shared(&path, &self.layers[..i])?;
+            layer.check_columns(&path, &self.tables)?;
+            layer.check_weights_of(&path, &self.layers[..i])?;
+            layer.check_spans(&path, self.streams.as_ref())?;
         }
         self.tensors.iter().try_for_each(|(role, tensor)| tensor.check(&format!("tensors[{role:?}]")))
     }

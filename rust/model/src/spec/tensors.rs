@@ -17,6 +17,9 @@ pub struct TensorSpec {
     pub part: Option<PartSpec>,
     /// Index of the matrix, if several matrices are stored as one tensor.
     pub stack: Option<StackSpec>,
+    /// Whether the tensor stores `-exp(x)` of the values x. Vectors, and tables that are held in memory, only.
+    #[serde(default)]
+    pub negated_exp: bool,
     /// Place in checkpoints that have no tensor of the first name.
     #[serde(default)]
     pub alternative: Option<Box<TensorSpec>>,

@@ -31,6 +31,14 @@ pub enum LoadError {
         /// Role of the tensor.
         role: String,
     },
+    /// A tensor that stores `-exp(x)` has a number above 0 or one that is not finite.
+    #[error("tensor {tensor:?} must hold finite numbers <= 0, because it stores -exp(x), got {found}")]
+    AboveZero {
+        /// Name in the checkpoint.
+        tensor: String,
+        /// Number found.
+        found: f32,
+    },
     /// An input of a linear layer was not finite during calibration.
     #[error("calibration: an input of {role} is not finite (NaN or infinity)")]
     NotFinite {

@@ -12,6 +12,10 @@ mod sites;
 mod sizes;
 mod source;
 mod stored;
+mod table;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ferrule_kernels::PackedMatrix;
 use ferrule_kernels::norm::NormWeights;
@@ -29,9 +33,12 @@ pub use sizes::WeightSizes;
 pub use source::Source;
 pub(crate) use source::{MatrixPart, Slice};
 pub(crate) use stored::{Stored, View};
+pub(crate) use table::TokenTable;
 
+use crate::adapter::LowRank;
 use crate::mixers::MixerWeights;
 use crate::spec::NormSpec;
+use crate::streams::{StreamEnds, StreamMix};
 
 /// Linear layer: `y = W x + b`.
 pub(crate) struct Linear<M = PackedMatrix> {
@@ -71,9 +78,20 @@ pub(crate) struct Embedding<M = PackedMatrix> {
 
 /// Weights of one layer.
 pub(crate) struct Layer<M = PackedMatrix> {
-    pub blocks: Vec<Block<M>>,
+    pub blocks: Vec<BlockUse<M>>,
+    /// Weights by which each span reads and writes the residual streams.
+    pub mixes: Vec<StreamMix<M>>,
     /// Factor on the residual stream after the last block: one number.
     pub scalar: Option<Vec<f32>>,
+}
+
+/// Use of the weights of a residual block in a layer.
+pub(crate) struct BlockUse<M = PackedMatrix> {
+    pub block: Arc<Block<M>>,
+    /// Whether the weights are those of an earlier layer's block.
+    pub is_shared: bool,
+    /// Additions to the linear layers of the block in this use, by site.
+    pub low_rank: BTreeMap<usize, Vec<LowRank<M>>>,
 }
 
 /// Weights of a residual block.
@@ -82,11 +100,16 @@ pub(crate) struct Block<M = PackedMatrix> {
     pub norm: Option<Norm>,
     pub post_norm: Option<Norm>,
     pub sum_norm: Option<Norm>,
+    pub joint_norm: Option<Norm>,
 }
 
 /// All weights of a model.
 pub(crate) struct Weights<M = PackedMatrix> {
     pub embedding: Embedding<M>,
+    /// Tables that stay in their file.
+    pub tables: Vec<TokenTable>,
+    /// Beginning and end of several residual streams.
+    pub streams: Option<StreamEnds<M>>,
     pub layers: Vec<Layer<M>>,
     pub final_norm: Option<Norm>,
     /// Projection from `hidden_size` to the width of the lm_head's rows.
@@ -135,14 +158,33 @@ impl<'a, M> Tensors<'a, M> {
     }
 }
 
+impl<M> Block<M> {
+    fn list<'a>(&'a self, tensors: &mut Tensors<'a, M>) {
+        let Self { mixer, norm, post_norm, sum_norm, joint_norm } = self;
+        mixer.list(tensors);
+        [norm, post_norm, sum_norm, joint_norm].into_iter().flatten().for_each(|norm| tensors.norm(norm));
+    }
+}
+
 impl<M> Layer<M> {
+    /// Returns the tensors of the layer, without those of earlier layers that it uses.
     pub fn tensors(&self) -> Tensors<'_, M> {
         let mut tensors = Tensors::default();
-        for Block { mixer, norm, post_norm, sum_norm } in &self.blocks {
-            mixer.list(&mut tensors);
-            [norm, post_norm, sum_norm].into_iter().flatten().for_each(|norm| tensors.norm(norm));
+        for BlockUse { block, is_shared, low_rank } in &self.blocks {
+            if !is_shared {
+                block.list(&mut tensors);
+            }
+            tensors.matrices.extend(low_rank.values().flatten().flat_map(|LowRank { a, b, .. }| [a, b]));
         }
+        self.mixes.iter().for_each(|mix| mix.list(&mut tensors));
         tensors.vectors.extend(&self.scalar);
+        tensors
+    }
+
+    /// Returns the tensors of earlier layers that the layer uses.
+    pub fn shared_tensors(&self) -> Tensors<'_, M> {
+        let mut tensors = Tensors::default();
+        self.blocks.iter().filter(|used| used.is_shared).for_each(|used| used.block.list(&mut tensors));
         tensors
     }
 }
@@ -156,6 +198,7 @@ impl<M> Weights<M> {
         projection.iter().for_each(|linear| tensors.linear(linear));
         tensors.vectors.extend(positions.iter().chain(token_types));
         norm.iter().for_each(|norm| tensors.norm(norm));
+        self.streams.iter().for_each(|streams| streams.list(&mut tensors));
         for layer in &self.layers {
             let Tensors { matrices, vectors } = layer.tensors();
             tensors.matrices.extend(matrices);

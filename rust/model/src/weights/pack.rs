@@ -1,13 +1,14 @@
 //! Packing weights into a file, from which a later load needs no checkpoint.
 //!
-//! Vectors are stored as f32 under their roles; see [`buffers`] for the names of matrices.
+//! Vectors are stored as f32 under their roles; see [`buffers`] for the names of matrices. Tables are stored as their
+//! source stores them: `tables.0.BF16`.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
-use ferrule_formats::{Dtype, PackedFile, PackedTensor, PackedWriter};
+use ferrule_formats::{Dtype, PackedFile, PackedTensor, PackedWriter, StoredTable};
 use ferrule_kernels::{Exec, LAYOUT_VERSION, PackedMatrix};
 
 use super::buffers::buffers;
@@ -17,6 +18,7 @@ use super::plan::{MatrixPlan, Packer, Progress};
 use super::sites::Site;
 use super::sizes::MatrixSize;
 use super::source::Source;
+use super::table::TokenTable;
 use crate::quantization::Quantization;
 use crate::spec::ModelSpec;
 
@@ -117,10 +119,23 @@ impl PackedOutput {
         Ok(())
     }
 
+    /// Writes the next tensor, a table in the format of its source.
+    pub fn write_table(&mut self, name: &str, table: &TokenTable) -> Result<(), LoadError> {
+        if let Some(stored) = table.stored() {
+            self.writer.write_table(&table_name(name, stored), stored)?;
+        }
+        Ok(())
+    }
+
     /// Moves the finished file to its path.
     pub fn finish(self) -> Result<(), LoadError> {
         Ok(self.writer.finish()?)
     }
+}
+
+/// Returns the name of a table in a packed file.
+fn table_name(name: &str, table: &StoredTable) -> String {
+    format!("{name}.{}", table.format().name())
 }
 
 /// Lists the tensors that a packed file will have.
@@ -137,6 +152,9 @@ impl Packer for TensorList {
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
         let size = plan.size();
+        if plan.is_again {
+            return Ok(size);
+        }
         self.bytes = self.bytes.saturating_add(size.bytes);
         for (name, bytes) in buffers(&plan.name, &plan.bands, plan.columns)? {
             // Floating-point bands have no scales.
@@ -145,6 +163,16 @@ impl Packer for TensorList {
             }
         }
         Ok(size)
+    }
+
+    fn table(&mut self, name: &str, table: &TokenTable) -> Result<(), LoadError> {
+        let stored = table.stored();
+        self.tensors.extend(stored.map(|stored| PackedTensor {
+            name: table_name(name, stored),
+            dtype: Dtype::U8,
+            bytes: stored.bytes().len() as u64,
+        }));
+        Ok(())
     }
 
     fn sites(&mut self) -> &mut Vec<Site> {
@@ -171,6 +199,10 @@ impl Packer for PackToFile<'_> {
         self.done += matrix.bytes() as u64;
         (self.progress)(self.done, self.file.total);
         Ok(MatrixSize::from(&matrix))
+    }
+
+    fn table(&mut self, name: &str, table: &TokenTable) -> Result<(), LoadError> {
+        self.file.write_table(name, table)
     }
 
     fn sites(&mut self) -> &mut Vec<Site> {

@@ -9,6 +9,7 @@ use super::sites::Site;
 use super::sizes::MatrixSize;
 use super::source::packed_matrix;
 use super::stored::Stored;
+use super::table::TokenTable;
 use crate::random::RandomMatrix;
 
 /// Receives the bytes of packed weights that are done, and of all.
@@ -20,6 +21,8 @@ pub(crate) struct MatrixPlan<'a> {
     pub name: String,
     /// Number of the linear layer, if it is the matrix of one.
     pub site: Option<usize>,
+    /// Whether the matrix was loaded before, for an earlier layer.
+    pub is_again: bool,
     parts: Vec<Stored<'a>>,
     /// The file that has the packed matrix.
     file: Option<&'a PackedFile>,
@@ -34,6 +37,11 @@ pub(crate) trait Packer {
     type Matrix;
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<Self::Matrix, LoadError>;
+
+    /// Receives a table, which stays where it is.
+    fn table(&mut self, _name: &str, _table: &TokenTable) -> Result<(), LoadError> {
+        Ok(())
+    }
 
     /// Returns the linear layers so far, in the order of loading.
     fn sites(&mut self) -> &mut Vec<Site>;
@@ -98,7 +106,7 @@ impl<'a> MatrixPlan<'a> {
     pub fn new(name: String, parts: Vec<(Stored<'a>, Format)>, columns: usize) -> Self {
         let formats: Vec<_> = parts.iter().map(|(part, format)| (*format, part.rows())).collect();
         let parts = parts.into_iter().map(|(part, _)| part).collect();
-        Self { name, site: None, parts, file: None, bands: bands(&formats), columns }
+        Self { name, site: None, is_again: false, parts, file: None, bands: bands(&formats), columns }
     }
 
     /// Calls `read` for each part that has rows of `out`, which starts at row `first` and has rows of `width`.
@@ -121,7 +129,7 @@ impl<'a> MatrixPlan<'a> {
 
     /// Plans a matrix that a file has in these bands.
     pub fn packed(file: &'a PackedFile, name: String, bands: Vec<(Format, usize)>, columns: usize) -> Self {
-        Self { name, site: None, parts: Vec::new(), file: Some(file), bands, columns }
+        Self { name, site: None, is_again: false, parts: Vec::new(), file: Some(file), bands, columns }
     }
 
     pub fn size(&self) -> MatrixSize {

@@ -6,8 +6,8 @@ use std::ops::{Add, Sub};
 use ferrule_kernels::arch::LANES;
 use ferrule_kernels::{Format, PackedMatrix};
 
-use super::{Tensors, Weights};
-use crate::spec::ModelSpec;
+use super::{Tensors, TokenTable, Weights};
+use crate::spec::{ModelSpec, TableSpec};
 
 /// Size of one or several matrices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,23 +41,26 @@ impl MatrixSize {
 /// Sizes of a model's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightSizes {
-    /// Number of weights in all matrices; a tied matrix is counted once.
+    /// Number of weights in all matrices and tables; a tied matrix is counted once.
     pub parameters: u64,
-    /// Number of weights that are active for a token; only the experts that run are counted.
+    /// Number of weights that are active for a token; only the experts that run and one row of each table are counted.
     pub parameters_per_token: u64,
     /// Number of weights in the matrices of layers, without embedding and lm_head.
     pub layer_parameters: u64,
-    /// Number of weights in the matrices of layers that are active for a token.
+    /// Number of weights in the matrices of layers with which a token is multiplied: not those of idle experts. Those
+    /// that several layers use are counted for each.
     pub layer_parameters_per_token: u64,
     /// Bytes of the packed matrices.
     pub weight_bytes: u64,
     /// Part of `weight_bytes` in each of [`Format::ALL`].
     pub bytes_by_format: [u64; Format::ALL.len()],
     /// Bytes of matrices that a decode step of one sequence reads: all but an untied embedding and the experts that do
-    /// not run.
+    /// not run. Those that several layers use are counted for each.
     pub weight_bytes_per_token: u64,
-    /// Bytes of norms, biases and tables, which are stored in f32.
+    /// Bytes of norms, biases, and tables that are held in memory, in f32.
     pub vector_bytes: u64,
+    /// Bytes of tables that stay in their file, whose rows are looked up by token.
+    pub table_bytes: u64,
 }
 
 impl From<&PackedMatrix> for MatrixSize {
@@ -107,18 +110,28 @@ where
         let layers: MatrixSize = self.layers.iter().map(|layer| total(layer.tensors().matrices)).sum();
         let blocks =
             self.layers.iter().zip(&spec.layers).flat_map(|(layer, spec)| layer.blocks.iter().zip(&spec.blocks));
-        let idle: MatrixSize = blocks.map(|(block, spec)| total(spec.mixer.idle(&block.mixer))).sum();
+        let idle = |shared: bool| -> MatrixSize {
+            let used = blocks.clone().filter(|(used, _)| used.is_shared == shared);
+            used.map(|(used, spec)| total(spec.mixer.idle(&used.block.mixer))).sum()
+        };
+        let shared: MatrixSize = self.layers.iter().map(|layer| total(layer.shared_tensors().matrices)).sum();
+        let (read_again, idle) = (shared - idle(true), idle(false));
         let is_tied = spec.lm_head.is_some_and(|lm_head| lm_head.tied);
         let unread = if is_tied { 0 } else { MatrixSize::from(&self.embedding.tokens).bytes };
+        let rows = |rows: fn(&TableSpec) -> usize| {
+            spec.tables.iter().map(|table| rows(table) as u64 * table.columns as u64).sum::<u64>()
+        };
+        let tables = self.tables.iter().filter_map(TokenTable::stored);
         WeightSizes {
-            parameters: all.numbers,
-            parameters_per_token: (all - idle).numbers,
+            parameters: all.numbers + rows(|table| table.rows),
+            parameters_per_token: (all - idle).numbers + rows(|_| 1),
             layer_parameters: layers.numbers,
-            layer_parameters_per_token: (layers - idle).numbers,
+            layer_parameters_per_token: (layers - idle + read_again).numbers,
             weight_bytes: all.bytes,
             bytes_by_format: all.by_format,
-            weight_bytes_per_token: (all - idle).bytes.saturating_sub(unread),
+            weight_bytes_per_token: (all - idle + read_again).bytes.saturating_sub(unread),
             vector_bytes: vectors.into_iter().map(|vector| size_of_val(vector.as_slice()) as u64).sum(),
+            table_bytes: tables.map(|table| table.bytes().len() as u64).sum(),
         }
     }
 }

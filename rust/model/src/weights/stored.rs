@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use ferrule_formats::{BlockLayout, Checkpoint, CheckpointError, WeightTensor};
+use ferrule_formats::{BlockLayout, Checkpoint, CheckpointError, StoredTable, WeightTensor};
 use ferrule_kernels::RowSource;
 use ferrule_kernels::quant::{GroupedFormat, Q8_0};
 
@@ -29,6 +29,8 @@ pub(crate) struct View<'a> {
     part: PartSpec,
     row_stride: usize,
     column_stride: usize,
+    /// Whether the tensor stores `-exp(x)` of the values x.
+    negated_exp: bool,
 }
 
 impl RowSource for Stored<'_> {
@@ -129,7 +131,8 @@ impl<'a> View<'a> {
                     role: role.to_owned(),
                 });
             }
-            Ok(Self { checkpoint, tensor, rows, first, part, row_stride, column_stride })
+            let negated_exp = place.negated_exp;
+            Ok(Self { checkpoint, tensor, rows, first, part, row_stride, column_stride, negated_exp })
         });
         views.collect()
     }
@@ -152,6 +155,7 @@ impl<'a> View<'a> {
             part,
             row_stride: columns,
             column_stride: 1,
+            negated_exp: false,
         })
     }
 
@@ -190,6 +194,13 @@ impl<'a> View<'a> {
             column_stride: self.row_stride,
             ..self.clone()
         }
+    }
+
+    /// Returns the matrix as a table of rows of `columns` elements that stays in its file; `None` if it is not a whole
+    /// tensor whose rows can be read one by one.
+    pub fn table(&self, columns: usize) -> Option<StoredTable> {
+        let whole = self.has_values() && self.column_stride == 1 && self.tensor.elements() == self.rows * columns;
+        if whole { self.checkpoint.table(&self.tensor, columns) } else { None }
     }
 
     pub fn tensor(&self) -> &WeightTensor<'a> {
@@ -248,7 +259,24 @@ impl<'a> View<'a> {
         }
     }
 
-    pub fn read_row(&self, row: usize, out: &mut [f32]) {
+    /// Whether the stored numbers are the values, as those of a matrix must be.
+    pub fn has_values(&self) -> bool {
+        !self.negated_exp
+    }
+
+    /// Reads the values of a row of a vector or table: logarithms if the tensor stores `-exp(x)`.
+    pub fn read_values(&self, row: usize, out: &mut [f32]) -> Result<(), LoadError> {
+        self.read_row(row, out);
+        if self.negated_exp {
+            if let Some(&found) = out.iter().find(|x| !(**x <= 0.0 && x.is_finite())) {
+                return Err(LoadError::AboveZero { tensor: self.tensor.name().to_owned(), found });
+            }
+            out.iter_mut().for_each(|x| *x = (-*x).ln());
+        }
+        Ok(())
+    }
+
+    fn read_row(&self, row: usize, out: &mut [f32]) {
         let start = self.start(row);
         if self.column_stride == 1 {
             self.tensor.read_f32(start, out);

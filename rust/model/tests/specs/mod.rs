@@ -21,7 +21,8 @@ pub fn llama(vocab_size: usize, layers: usize) -> Value {
         }
     });
     let ffn = json!({
-        "type": "dense", "intermediate_size": 96, "activation": "silu", "gated": true, "bias": false, "clamp": null
+        "type": "dense", "intermediate_size": 96, "activation": "silu", "gated": true, "bias": false, "clamp": null,
+        "gate_scale": 1.0
     });
     let layer = json!({"blocks": [block("attention", attention), block("ffn", ffn)], "scalar": false});
     json!({

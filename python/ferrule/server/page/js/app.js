@@ -52,7 +52,7 @@ function updateContextUsage() {
 async function refreshList() {
   const entries = await database.list().catch(() => []);
   const { id, title } = conversation;
-  if (!entries.some((entry) => entry.id === id)) entries.unshift({ id, title });
+  if (!entries.some((entry) => entry.id === id)) entries.unshift({ id, title, updated: Date.now() });
   list.show(entries, id);
 }
 

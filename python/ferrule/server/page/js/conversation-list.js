@@ -1,10 +1,13 @@
-// The list of saved conversations. The current one has buttons below its title.
+// The list of saved conversations, grouped by date. The current one has buttons below its title.
 
+import * as database from "./database.js";
+import { dateGroup } from "./dates.js";
 import { byId, el } from "./dom.js";
 import { button } from "./icons.js";
+import { matches, wordsOf } from "./search.js";
 
-// Shorter lists do not need a search field.
-const MIN_SEARCHABLE = 8;
+// A shorter list does not need a search field.
+const MIN_SEARCHABLE = 2;
 
 /**
  * Creates `{show(entries, currentId)}`.
@@ -17,26 +20,47 @@ export function createConversationList(handlers) {
   const filter = byId("filter");
   let entries = [];
   let current = null;
+  let excerpts = new Map();
   let isRenaming = false;
 
-  filter.addEventListener("input", render);
+  filter.addEventListener("input", search);
   return { show };
 
-  /** Shows entries `{id, title}`. */
+  /** Shows entries `{id, title, updated}`, latest first. */
   function show(newEntries, currentId) {
     if (currentId !== current) isRenaming = false;
     entries = newEntries;
     current = currentId;
     filter.hidden = entries.length < MIN_SEARCHABLE;
+    if (filter.hidden) filter.value = "";
+    render();
+    if (filter.value !== "") search();
+  }
+
+  async function search() {
+    const query = filter.value;
+    // Without a database there are only titles to search.
+    const found = await database.search(query).catch(() => new Map());
+    if (query !== filter.value) return;
+    excerpts = found;
     render();
   }
 
   function render() {
-    const query = filter.value.trim().toLowerCase();
+    const words = wordsOf(filter.value);
     const focused = list.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-    const found = entries.filter(({ title }) => title.toLowerCase().includes(query));
-    if (!isRenaming || !list.querySelector("input")) list.replaceChildren(...found.map(item));
+    const found = entries.filter(({ id, title }) => matches(title, words) || excerpts.has(id));
+    if (!isRenaming || !list.querySelector("input")) list.replaceChildren(...groups(found));
     if (focused) list.querySelector(`[data-key="${focused}"]`)?.focus();
+  }
+
+  function groups(found) {
+    if (found.length === 0) return [el("p", { class: "date-group" }, "No conversations found")];
+    const byDate = Map.groupBy(found, ({ updated }) => dateGroup(updated));
+    return [...byDate].flatMap(([name, members]) => [
+      el("p", { class: "date-group" }, name),
+      el("ul", { "aria-label": name }, ...members.map(item)),
+    ]);
   }
 
   function item({ id, title }) {
@@ -50,7 +74,8 @@ export function createConversationList(handlers) {
     const isCurrent = id === current ? "true" : null;
     const click = () => handlers.open(id);
     const attributes = { type: "button", class: "open-conversation", "aria-current": isCurrent, "data-key": id, click };
-    return el("button", attributes, title || "New chat");
+    const excerpt = excerpts.has(id) ? el("span", { class: "excerpt" }, excerpts.get(id)) : null;
+    return el("button", attributes, title || "New chat", excerpt);
   }
 
   function actions(id, title) {

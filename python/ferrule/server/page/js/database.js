@@ -2,6 +2,7 @@
 // tokens has 1 MB.
 
 import { merge } from "./conversation.js";
+import { excerpt, matches, wordsOf } from "./search.js";
 
 const DATABASE = "ferrule";
 const STORE = "conversations";
@@ -10,7 +11,12 @@ const LISTING = "listing";
 const channel = new BroadcastChannel(DATABASE);
 // Ids that have been in the database. One that is missing now was deleted by another tab and is not saved again.
 const savedIds = new Set();
+// Texts of the messages of each conversation, read by the first search after a change.
+const texts = new Map();
 let opening = null;
+let reading = Promise.resolve();
+
+channel.addEventListener("message", ({ data }) => forgetTexts(data));
 
 /** Calls `listener(ids)` when another tab has saved or deleted conversations. */
 export function onChange(listener) {
@@ -44,6 +50,21 @@ export async function loadAll() {
   return transact("readonly", (store) => store.getAll());
 }
 
+/** Returns an excerpt, by id, of each conversation that has a message with all words of the query. */
+export async function search(query) {
+  const words = wordsOf(query);
+  if (words.length === 0) return new Map();
+  // One after the other, so that fast typing does not read the conversations several times.
+  reading = reading.then(readTexts, readTexts);
+  await reading;
+  const found = new Map();
+  for (const [id, contents] of texts) {
+    const text = contents.find((content) => matches(content, words));
+    if (text !== undefined) found.set(id, excerpt(text, words));
+  }
+  return found;
+}
+
 /**
  * Saves conversations in one transaction, merged with the copies that other tabs have saved. Deleted conversations stay
  * deleted.
@@ -61,6 +82,7 @@ export async function save(...conversations) {
     }
   });
   for (const id of ids) savedIds.add(id);
+  forgetTexts(ids);
   channel.postMessage(ids);
 }
 
@@ -68,7 +90,24 @@ export async function save(...conversations) {
 export async function remove(id) {
   savedIds.add(id);
   await transact("readwrite", (store) => store.delete(id));
+  forgetTexts([id]);
   channel.postMessage([id]);
+}
+
+async function readTexts() {
+  await transact("readonly", (store) => {
+    store.getAllKeys().onsuccess = ({ target: { result: ids } }) => {
+      for (const id of ids) if (!texts.has(id)) store.get(id).onsuccess = ({ target }) => keepTexts(target.result);
+    };
+  });
+}
+
+function keepTexts({ id, nodes }) {
+  texts.set(id, Object.values(nodes).map(({ content }) => content));
+}
+
+function forgetTexts(ids) {
+  for (const id of ids) texts.delete(id);
 }
 
 function openDatabase() {

@@ -35,16 +35,19 @@ pub struct HeadProjections {
 
 /// Weights of multi-head attention.
 pub(crate) struct Heads<M = PackedMatrix> {
-    /// Rows: all query heads, all key heads, all value heads unless the values are the keys.
+    /// Rows: all query heads; all key heads, and all value heads unless the values are the keys, unless keys and values
+    /// are another layer's.
     qkv: Linear<M>,
-    /// Norms of queries and of keys.
-    norms: Option<[Norm; 2]>,
+    /// Norms of queries and, unless they are another layer's, of keys.
+    norms: Vec<Norm>,
     /// Norm of each value head.
     v_norm: Option<Norm>,
 }
 
 impl HeadProjections {
-    pub(super) fn check(&self, path: &str, heads: usize) -> Result<(), SpecError> {
+    /// Checks the projections of an attention with `heads` query heads, which reads the keys and values of another layer
+    /// if `shared`.
+    pub(super) fn check(&self, path: &str, heads: usize, shared: bool) -> Result<(), SpecError> {
         let Self { kv_heads, key_dim, value_dim, .. } = *self;
         let path = format!("{path}.projections");
         size(&format!("{path}.kv_heads"), kv_heads)?;
@@ -58,6 +61,11 @@ impl HeadProjections {
         require(&format!("{path}.value_dim"), value_dim, !self.values_are_keys || value_dim == key_dim, || {
             format!("key_dim ({key_dim}) where the values are the keys")
         })?;
+        for (name, given) in [("values_are_keys", self.values_are_keys), ("v_norm", self.v_norm.is_some())] {
+            require(&format!("{path}.{name}"), given, !(given && shared), || {
+                "absent where keys and values are another layer's".to_owned()
+            })?;
+        }
         positive(&format!("{path}.clip"), self.clip)?;
         check_norm(&format!("{path}.v_norm"), self.v_norm)?;
         check_norm(&format!("{path}.qk_norm"), self.qk_norm.map(|qk_norm| qk_norm.norm))
@@ -73,13 +81,15 @@ impl HeadProjections {
         (heads + self.kv_heads) * self.key_dim + self.kv_heads * self.value_dim + heads * self.value_dim
     }
 
-    /// Loads the projections of an attention with `heads` query heads.
+    /// Loads the projections of an attention with `heads` query heads from an input of `columns`; only that to queries if
+    /// `shared`.
     pub(super) fn load<P: Packer>(
         &self,
         loader: &Loader<'_>,
         packer: &mut P,
-        at: &str,
+        (at, columns): (&str, usize),
         heads: usize,
+        shared: bool,
     ) -> Result<Heads<P::Matrix>, LoadError> {
         let HeadProjections { kv_heads, key_dim, value_dim, bias, values_are_keys, qk_norm, .. } = *self;
         let (usual, values) = (loader.usual(), loader.values());
@@ -88,14 +98,20 @@ impl HeadProjections {
             ("k", kv_heads * key_dim, if values_are_keys { values } else { usual }),
             ("v", kv_heads * value_dim, values),
         ];
-        let parts = if values_are_keys { &parts[..2] } else { &parts[..] };
-        let qkv = loader.linear(packer, at, parts, loader.hidden_size(), bias)?;
+        let parts = match (shared, values_are_keys) {
+            (true, _) => &parts[..1],
+            (false, true) => &parts[..2],
+            (false, false) => &parts[..],
+        };
+        let qkv = loader.linear(packer, at, parts, columns, bias)?;
         let norms = match qk_norm {
-            None => None,
+            None => Vec::new(),
             Some(HeadNormSpec { norm, over, .. }) => {
                 let width = |heads| if over == NormedOver::Head { key_dim } else { heads * key_dim };
-                let queries = loader.norm(&format!("{at}q_norm"), norm, width(heads))?;
-                Some([queries, loader.norm(&format!("{at}k_norm"), norm, width(kv_heads))?])
+                let roles = [("q_norm", heads), ("k_norm", kv_heads)];
+                let roles = roles.into_iter().take(if shared { 1 } else { 2 });
+                let norms = roles.map(|(role, heads)| loader.norm(&format!("{at}{role}"), norm, width(heads)));
+                norms.collect::<Result<_, _>>()?
             }
         };
         Ok(Heads { qkv, norms, v_norm: loader.optional_norm(&format!("{at}v_norm"), self.v_norm, value_dim)? })
@@ -105,7 +121,7 @@ impl HeadProjections {
 impl<M> Heads<M> {
     pub(super) fn list<'a>(&'a self, tensors: &mut Tensors<'a, M>) {
         tensors.linear(&self.qkv);
-        self.norms.iter().flatten().chain(&self.v_norm).for_each(|norm| tensors.norm(norm));
+        self.norms.iter().chain(&self.v_norm).for_each(|norm| tensors.norm(norm));
     }
 }
 
@@ -125,6 +141,7 @@ impl AttentionPass<'_> {
         let qkv = qkv.take(self.pass.rows.count * width);
         adapted(exec, &weights.qkv, self.pass.adapters, x, qkv)?;
         let (first_key, first_value) = (heads * key_dim, (heads + kv_heads) * key_dim);
+        let shared = self.spec.kv_layer.is_some();
         let values_width = if values_are_keys { kv_heads * value_dim } else { 0 };
         let values = values.take(self.pass.rows.count * values_width);
         if values_are_keys {
@@ -132,12 +149,13 @@ impl AttentionPass<'_> {
             values.chunks_exact_mut(values_width).zip(keys).for_each(|(values, keys)| values.copy_from_slice(keys));
         }
         let rotated = [(0, heads), (first_key, kv_heads)];
+        let rotated = if shared { &rotated[..1] } else { &rotated[..] };
         let after_rope = spec.qk_norm.is_some_and(|qk_norm| qk_norm.after_rope);
         if after_rope {
-            rotated.into_iter().try_for_each(|(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
+            rotated.iter().try_for_each(|&(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
         }
-        if let (Some(qk_norm), Some(norms)) = (spec.qk_norm, &weights.norms) {
-            for ((first, heads), norm) in rotated.into_iter().zip(norms) {
+        if let Some(qk_norm) = spec.qk_norm {
+            for (&(first, heads), norm) in rotated.iter().zip(&weights.norms) {
                 let (heads, dim) =
                     if qk_norm.over == NormedOver::Heads { (1, heads * key_dim) } else { (heads, key_dim) };
                 norm_heads(exec, norm, RowsMut::new(qkv, width, first), heads, dim)?;
@@ -157,11 +175,12 @@ impl AttentionPass<'_> {
             }
         }
         if !after_rope {
-            rotated.into_iter().try_for_each(|(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
+            rotated.iter().try_for_each(|&(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
         }
         self.grow(RowsMut::new(qkv, width, 0), first_key)?;
         let view = |first| Rows::new(qkv, width, first);
-        let values = if values_are_keys { Rows::new(values, values_width, 0) } else { view(first_value) };
-        self.attend(store, view(0), view(first_key), values, mixed)
+        let values = || if values_are_keys { Rows::new(values, values_width, 0) } else { view(first_value) };
+        let own = (!shared).then(|| [view(first_key), values()]);
+        self.attend(store, view(0), own, mixed)
     }
 }

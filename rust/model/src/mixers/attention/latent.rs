@@ -259,7 +259,7 @@ impl AttentionPass<'_> {
 
         let keys = |first| Rows::new(keys, absorbed_dim, first);
         let absorbed = Rows::new(absorbed, heads * absorbed_dim, 0);
-        let mixed = self.attend(store, absorbed, keys(0), keys(rope_dim), mixed)?;
+        let mixed = self.attend(store, absorbed, Some([keys(0), keys(rope_dim)]), mixed)?;
 
         let latents = buffers.by_head.take(heads * rows * kv_rank);
         split_heads(exec, mixed, (rows, heads), (kv_rank, kv_rank), latents)?;

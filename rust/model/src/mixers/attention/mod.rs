@@ -54,6 +54,9 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// Gate of the output before its projection: the sigmoid of a projection of the input.
     pub output_gate: Option<OutputGate>,
+    /// Index of the earlier layer whose keys and values are read; there are only queries then. `None` for own keys and
+    /// values.
+    pub kv_layer: Option<usize>,
 }
 
 /// Unit of attention's output that has its own gate.
@@ -180,10 +183,14 @@ impl Mixer for AttentionSpec {
         }
         let (rotated, within) = match &self.projections {
             ProjectionsSpec::Heads(heads) => {
-                heads.check(path, self.heads)?;
+                heads.check(path, self.heads, self.kv_layer.is_some())?;
                 (heads.key_dim, "key_dim")
             }
             ProjectionsSpec::Latent(latent) => {
+                let own = self.kv_layer.is_none();
+                require(&format!("{path}.kv_layer"), self.kv_layer.unwrap_or(0), own, || {
+                    "null for latent projections".to_owned()
+                })?;
                 latent.check(path, self.heads)?;
                 (latent.rope_dim, "rope_dim")
             }
@@ -203,19 +210,19 @@ impl Mixer for AttentionSpec {
         &self,
         loader: &Loader<'_>,
         packer: &mut P,
-        At { prefix: at, .. }: At<'_>,
+        At { prefix: at, columns, .. }: At<'_>,
     ) -> Result<Attention<P::Matrix>, LoadError> {
         let projections = match &self.projections {
-            ProjectionsSpec::Heads(heads) => Projections::Heads(heads.load(loader, packer, at, self.heads)?),
+            ProjectionsSpec::Heads(heads) => {
+                Projections::Heads(heads.load(loader, packer, (at, columns), self.heads, self.kv_layer.is_some())?)
+            }
             ProjectionsSpec::Latent(latent) => Projections::Latent(latent.load(loader, packer, at, self.heads)?),
         };
         let output = [("output", loader.hidden_size(), loader.usual())];
         let output = loader.linear(packer, at, &output, self.output_columns(), self.output_bias)?;
         let output_gate = match self.gates() {
             0 => None,
-            gates => {
-                Some(loader.linear(packer, at, &[("gate", gates, loader.usual())], loader.hidden_size(), false)?)
-            }
+            gates => Some(loader.linear(packer, at, &[("gate", gates, loader.usual())], columns, false)?),
         };
         let sinks = match self.sinks {
             true => Some(loader.vector(&format!("{at}sinks.weight"), self.heads)?),
@@ -223,6 +230,10 @@ impl Mixer for AttentionSpec {
         };
         let output_norm = loader.optional_norm(&format!("{at}output_norm"), self.output_norm, self.output_columns())?;
         Ok(Attention { projections, output, output_gate, output_norm, sinks })
+    }
+
+    fn reads_any_width(&self) -> bool {
+        matches!(self.projections, ProjectionsSpec::Heads(_))
     }
 
     fn list<'a, M>(weights: &'a Attention<M>, tensors: &mut Tensors<'a, M>) {
@@ -243,7 +254,10 @@ impl Mixer for AttentionSpec {
         };
         // No row reads tokens further back than a chunk is long.
         let window = self.window.into_iter().chain(self.chunk).min();
-        Some(MemoryNeed::Pages { shape, window })
+        Some(match self.kv_layer {
+            None => MemoryNeed::Pages { shape, window },
+            Some(layer) => MemoryNeed::PagesOf { layer, shape, window },
+        })
     }
 
     fn buffer_floats(&self, _: usize, rows: usize) -> usize {
@@ -258,7 +272,7 @@ impl Mixer for AttentionSpec {
         hidden_size.max(self.output_columns())
     }
 
-    /// Writes keys and values to their pages first and reads them from there.
+    /// Writes own keys and values to their pages first and reads them from there.
     fn run(
         &self,
         weights: &Attention,
@@ -337,18 +351,19 @@ impl AttentionPass<'_> {
         scale_rows(&self.pass.exec, queries, width, &factors)
     }
 
-    /// Writes keys and values to their pages and returns the output of attention: `[rows, heads * value_dim]`.
+    /// Writes own keys and values to their pages and returns the output of attention: `[rows, heads * value_dim]`.
     fn attend<'b>(
         &self,
         store: &mut KvStore,
         queries: Rows<'_>,
-        keys: Rows<'_>,
-        values: Rows<'_>,
+        own: Option<[Rows<'_>; 2]>,
         mixed: &'b mut Scratch<f32>,
     ) -> Result<&'b mut [f32], PoolError> {
         let MixerPass { exec, causal, rows, .. } = self.pass;
         let (spec, Place { group, index }) = (self.spec, self.pass.place());
-        store.write(exec, index, &rows.places[group], keys, values)?;
+        if let Some([keys, values]) = own {
+            store.write(exec, index, &rows.places[group], keys, values)?;
+        }
         let KvShape { kv_heads, key_dim, value_dim, .. } = store.shape();
         let mixed = mixed.take(rows.count * spec.heads * value_dim);
         let shape = AttentionShape {

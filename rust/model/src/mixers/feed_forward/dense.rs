@@ -4,7 +4,7 @@ use ferrule_kernels::activation::{Activation, Gating, activate, gated};
 use ferrule_kernels::{Exec, Format, PackedMatrix, PoolError, Scratch};
 use serde::{Deserialize, Serialize};
 
-use crate::layer::{AdapterRows, adapted, norm_in_place};
+use crate::layer::{AdapterRows, adapted, for_rows, norm_in_place};
 use crate::limits::{SpecError, finite, require, size};
 use crate::memory::Memory;
 use crate::mixers::{At, Mixer, MixerPass};
@@ -30,6 +30,11 @@ pub struct DenseSpec {
     pub xielu: Option<XieluSpec>,
     /// Norm of the input of `down`.
     pub inner_norm: Option<NormSpec>,
+    /// Factor on the gate before its activation.
+    pub gate_scale: f32,
+    /// Cutoff of the gate before its activation, in standard deviations above the mean of its row: it is subtracted from
+    /// the gate, and what is then below 0 becomes 0 (Gemma 3n).
+    pub gate_cutoff: Option<f32>,
 }
 
 /// xIELU, whose two other parameters are learned: `softplus(alpha_p) x^2 + beta x` above 0, else
@@ -41,6 +46,9 @@ pub struct XieluSpec {
     pub beta: f32,
     /// Largest exponent.
     pub eps: f32,
+    /// alpha_p and alpha_n, in files that do not store them as tensors.
+    #[serde(default)]
+    pub alphas: Option<[f32; 2]>,
 }
 
 /// Clamped gate of gpt-oss: `(u + 1) * g * sigmoid(alpha * g)` with `g = min(gate, limit)` and `u = clamp(up, -limit,
@@ -68,7 +76,7 @@ pub(crate) struct Dense<M = PackedMatrix> {
 impl<M> Dense<M> {
     /// Returns the activation, with its learned parameters.
     fn activation(&self, spec: &DenseSpec) -> Activation {
-        let (Some(XieluSpec { beta, eps }), Some(alphas)) = (spec.xielu, &self.xielu) else {
+        let (Some(XieluSpec { beta, eps, .. }), Some(alphas)) = (spec.xielu, &self.xielu) else {
             return spec.activation.into();
         };
         Activation::Xielu { alpha_p: softplus(alphas[0]), alpha_n: beta + softplus(alphas[1]), beta, eps }
@@ -111,7 +119,18 @@ impl DenseSpec {
     pub(super) fn limits(&self, path: &str) -> Result<(), SpecError> {
         size(&format!("{path}.intermediate_size"), self.intermediate_size)?;
         check_norm(&format!("{path}.inner_norm"), self.inner_norm)?;
-        if let Some(XieluSpec { beta, eps }) = self.xielu {
+        finite(&format!("{path}.gate_scale"), self.gate_scale)?;
+        require(&format!("{path}.gate_scale"), self.gate_scale, self.gated || self.gate_scale == 1.0, || {
+            "1 if there is no gate".to_owned()
+        })?;
+        if let Some(cutoff) = self.gate_cutoff {
+            finite(&format!("{path}.gate_cutoff"), cutoff)?;
+            require(&format!("{path}.gate_cutoff"), cutoff, self.gated, || "null if there is no gate".to_owned())?;
+        }
+        if let Some(XieluSpec { beta, eps, alphas }) = self.xielu {
+            for alpha in alphas.into_iter().flatten() {
+                finite(&format!("{path}.xielu.alphas"), alpha)?;
+            }
             finite(&format!("{path}.xielu.beta"), beta)?;
             finite(&format!("{path}.xielu.eps"), eps)?;
             require(&format!("{path}.gated"), self.gated, !self.gated, || "false if there is xielu".to_owned())?;
@@ -143,6 +162,7 @@ impl DenseSpec {
             down: loader.linear(packer, prefix, &[("down", hidden, down)], inner, self.bias)?,
             norm: loader.optional_norm(&format!("{prefix}inner_norm"), self.inner_norm, inner)?,
             xielu: match self.xielu {
+                Some(XieluSpec { alphas: Some(alphas), .. }) => Some(alphas.to_vec()),
                 Some(_) => {
                     let alphas = ["alpha_p", "alpha_n"].map(|name| (Some(format!("{prefix}xielu.{name}")), 1));
                     Some(loader.vectors(&alphas)?)
@@ -219,6 +239,25 @@ pub(super) fn run(
     Ok(())
 }
 
+/// Subtracts from each element the mean plus `deviations` (population) standard deviations, and raises those below 0 to 0.
+/// Sums are in f64, because the order of additions would be visible otherwise.
+fn cut_off(row: &mut [f32], deviations: f32) {
+    let mean = sum(row, f64::from) / row.len() as f64;
+    let variance = sum(row, |x| (f64::from(x) - mean).powi(2)) / row.len() as f64;
+    let cutoff = (mean + f64::from(deviations) * variance.sqrt()) as f32;
+    // NaN stays NaN.
+    row.iter_mut().for_each(|x| *x = if *x < cutoff { 0.0 } else { *x - cutoff });
+}
+
+/// Returns the sum of a function of all elements, in eight accumulators to hide the latency of additions.
+fn sum(row: &[f32], of: impl Fn(f32) -> f64) -> f64 {
+    let mut sums = [0.0; 8];
+    for chunk in row.chunks(sums.len()) {
+        sums.iter_mut().zip(chunk).for_each(|(sum, x)| *sum += of(*x));
+    }
+    sums.iter().sum()
+}
+
 /// Applies the gate to `inner: [rows, inner_rows]` and returns `[rows, intermediate_size]`.
 pub(super) fn apply_gate<'a>(
     exec: &Exec<'_>,
@@ -231,7 +270,38 @@ pub(super) fn apply_gate<'a>(
         activate(exec, inner, activation)?;
         return Ok(inner);
     }
+    let (width, scale) = (spec.intermediate_size, spec.gate_scale);
+    let tokens = inner.len() / (2 * width);
+    if scale != 1.0 {
+        for_rows(exec, tokens, inner, 2 * width, |_, row| row[..width].iter_mut().for_each(|gate| *gate *= scale))?;
+    }
+    if let Some(deviations) = spec.gate_cutoff {
+        for_rows(exec, tokens, inner, 2 * width, |_, row| cut_off(&mut row[..width], deviations))?;
+    }
     let out = activated.take(inner.len() / 2);
-    gated(exec, inner, spec.intermediate_size, spec.gating(), out)?;
+    gated(exec, inner, width, spec.gating(), out)?;
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cut_off;
+
+    #[test]
+    fn cutoff_is_the_mean_and_some_deviations() {
+        // The mean is 3.
+        let row = [1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 3.0, 1.0, 5.0, 3.0, 0.0, 6.0];
+        let deviation = (row.iter().map(|x| (x - 3.0f64).powi(2)).sum::<f64>() / 12.0).sqrt();
+        for deviations in [-1.0f32, 0.0, 0.8416, 1.6449] {
+            let mut found = row.map(|x| x as f32);
+            cut_off(&mut found, deviations);
+            for (found, x) in found.iter().zip(row) {
+                let expected = (x - 3.0 - f64::from(deviations) * deviation).max(0.0);
+                assert!((f64::from(*found) - expected).abs() < 1e-6, "{found} is not {expected}");
+            }
+        }
+        let mut row = [1.0, f32::NAN, 2.0];
+        cut_off(&mut row, 0.0);
+        assert!(row.iter().all(|x| x.is_nan()));
+    }
 }

@@ -11,12 +11,13 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::dense::{self, Dense, DenseSpec, apply_gate};
 use super::router::{Choice, RouterSpec, choose};
-use crate::layer::{AdapterRows, Observer, adapted, for_rows, linear};
+use crate::layer::{AdapterRows, Observer, adapted, for_rows, linear, normed_or_same, scale_unless_one};
 use crate::limits::{SpecError, finite, require};
 use crate::memory::Memory;
 use crate::mixers::{At, Mixer, MixerPass, MixerSpec};
 use crate::rope::RopeSpec;
-use crate::weights::{Linear, LoadError, Loader, Packer, Tensors};
+use crate::spec::{NormSpec, check_norm};
+use crate::weights::{Linear, LoadError, Loader, Norm, Packer, Tensors};
 
 /// A mixture of experts.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
@@ -29,6 +30,8 @@ pub struct ExpertsSpec {
     /// Architecture of each expert.
     #[serde(deserialize_with = "dense")]
     pub expert: DenseSpec,
+    /// Norm of the experts' input, which is not the router's.
+    pub norm: Option<NormSpec>,
     /// Router that chooses the experts.
     pub router: RouterSpec,
     /// Shared expert: a network that runs for every token.
@@ -65,6 +68,12 @@ const CHUNK_ROWS: usize = 512;
 pub(crate) struct Experts<M = PackedMatrix> {
     /// One row per expert, in f32.
     router: Linear<M>,
+    /// Norm of the router's input.
+    router_norm: Option<Norm>,
+    /// Factor on the weight of each expert.
+    scales: Option<Vec<f32>>,
+    /// Norm of the experts' input.
+    norm: Option<Norm>,
     /// Correction bias, added to the scores when experts are chosen.
     correction: Option<Vec<f32>>,
     experts: Vec<Dense<M>>,
@@ -76,6 +85,10 @@ pub(crate) struct Experts<M = PackedMatrix> {
 /// Buffers of a mixture of experts.
 #[derive(Default)]
 pub(crate) struct Buffers {
+    /// The router's normed input: `[rows, hidden_size]`.
+    router_input: Scratch<f32>,
+    /// The experts' normed input: `[rows, hidden_size]`.
+    normed: Scratch<f32>,
     /// `[rows, experts]`
     logits: Scratch<f32>,
     /// `[rows]`
@@ -97,7 +110,7 @@ impl Mixer for ExpertsSpec {
     type Buffers = Buffers;
 
     fn check(&self, path: &str, _: &[RopeSpec], _: usize) -> Result<(), SpecError> {
-        let Self { experts, experts_per_token, expert, router, shared, shared_gate } = self;
+        let Self { experts, experts_per_token, expert, norm, router, shared, shared_gate } = self;
         require(&format!("{path}.experts"), experts, (1..=MAX_EXPERTS).contains(experts), || {
             format!("in 1..={MAX_EXPERTS}")
         })?;
@@ -105,7 +118,10 @@ impl Mixer for ExpertsSpec {
         let plain = expert.xielu.is_none() && expert.inner_norm.is_none();
         require(&format!("{path}.expert"), plain, plain, || "without xielu and inner_norm".to_owned())?;
         let path_of_router = format!("{path}.router");
-        let RouterSpec { groups, groups_chosen, scale, jitter, .. } = *router;
+        let RouterSpec { groups, groups_chosen, scale, logit_scale, jitter, .. } = *router;
+        check_norm(&format!("{path}.norm"), *norm)?;
+        check_norm(&format!("{path_of_router}.norm"), router.norm)?;
+        finite(&format!("{path_of_router}.logit_scale"), logit_scale)?;
         finite(&format!("{path_of_router}.scale"), scale)?;
         finite(&format!("{path_of_router}.jitter"), jitter)?;
         require(&format!("{path_of_router}.groups"), groups, groups > 0 && experts.is_multiple_of(groups), || {
@@ -138,10 +154,16 @@ impl Mixer for ExpertsSpec {
         packer: &mut P,
         at: At<'_>,
     ) -> Result<Experts<P::Matrix>, LoadError> {
-        let Self { experts, router, expert, shared, .. } = self;
+        let Self { experts, router, expert, norm, shared, .. } = self;
         let (hidden, down, at) = (loader.hidden_size(), loader.down(at.layer), at.prefix);
         Ok(Experts {
             router: loader.linear(packer, at, &[("router", *experts, Format::F32)], hidden, router.bias)?,
+            router_norm: loader.optional_norm(&format!("{at}router_norm"), router.norm, hidden)?,
+            scales: match router.expert_scales {
+                true => Some(loader.vector(&format!("{at}router.scales"), *experts)?),
+                false => None,
+            },
+            norm: loader.optional_norm(&format!("{at}input_norm"), *norm, hidden)?,
             correction: match router.correction_bias {
                 true => Some(loader.vector(&format!("{at}router.correction_bias"), *experts)?),
                 false => None,
@@ -161,9 +183,10 @@ impl Mixer for ExpertsSpec {
     }
 
     fn list<'a, M>(weights: &'a Experts<M>, tensors: &mut Tensors<'a, M>) {
-        let Experts { router, correction, experts, shared, shared_gate } = weights;
+        let Experts { router, router_norm, scales, norm, correction, experts, shared, shared_gate } = weights;
         tensors.linear(router);
-        tensors.vectors.extend(correction);
+        router_norm.iter().chain(norm).for_each(|norm| tensors.norm(norm));
+        tensors.vectors.extend(scales.iter().chain(correction));
         experts.iter().chain(shared).for_each(|dense| DenseSpec::list(dense, tensors));
         shared_gate.iter().for_each(|linear| tensors.linear(linear));
     }
@@ -176,7 +199,8 @@ impl Mixer for ExpertsSpec {
 
     fn buffer_floats(&self, hidden_size: usize, rows: usize) -> usize {
         let chosen = 2 * hidden_size + self.expert.floats_within();
-        rows.min(CHUNK_ROWS) * (self.experts + self.experts_per_token * chosen)
+        let normed = [self.norm, self.router.norm].iter().flatten().count() * hidden_size;
+        rows.min(CHUNK_ROWS) * (self.experts + self.experts_per_token * chosen) + rows * normed
     }
 
     fn longest_input(&self, hidden_size: usize) -> usize {
@@ -210,11 +234,16 @@ impl ExpertsPass<'_> {
     fn run(&self, x: &[f32], buffers: &mut Buffers, out: &mut [f32]) -> Result<(), PoolError> {
         let width = self.weights.router.weight.cols();
         let rows = x.len() / width;
+        let mut normed = std::mem::take(&mut buffers.normed);
+        let input = normed_or_same(self.exec, self.weights.norm.as_ref(), x, width, &mut normed)?;
         let chunk_rows = rows.div_ceil(rows.div_ceil(CHUNK_ROWS).max(1)).max(1);
-        for (x, out) in x.chunks(chunk_rows * width).zip(out.chunks_mut(chunk_rows * width)) {
-            self.chunk(x, width, buffers, out)?;
+        let chunks = |x| <[f32]>::chunks(x, chunk_rows * width);
+        for ((x, input), out) in chunks(x).zip(chunks(input)).zip(out.chunks_mut(chunk_rows * width)) {
+            self.chunk(x, input, width, buffers, out)?;
         }
-        self.add_shared(x, width, buffers, out)
+        self.add_shared(input, width, buffers, out)?;
+        buffers.normed = normed;
+        Ok(())
     }
 
     /// Adds the output of the shared expert.
@@ -236,15 +265,17 @@ impl ExpertsPass<'_> {
         Ok(())
     }
 
-    /// Chooses the experts of every row, and places the rows of each expert side by side, in the order of the batch.
-    /// Returns the number of rows of each expert.
+    /// Chooses the experts of every row of the router's input, and places the rows of each expert side by side, in the
+    /// order of the batch. Returns the number of rows of each expert.
     fn choose(&self, x: &[f32], width: usize, buffers: &mut Buffers) -> Result<Vec<usize>, PoolError> {
         let Self { exec, weights, spec, .. } = self;
-        let Buffers { logits, chosen, places, sources, .. } = buffers;
+        let Buffers { router_input, logits, chosen, places, sources, .. } = buffers;
         let ExpertsSpec { experts, experts_per_token, .. } = **spec;
         let rows = x.len() / width;
         let logits = logits.take(rows * experts);
+        let x = normed_or_same(exec, weights.router_norm.as_ref(), x, width, router_input)?;
         linear(exec, &weights.router, x, logits)?;
+        scale_unless_one(exec, logits, spec.router.logit_scale)?;
         chosen.clear();
         chosen.resize(rows * experts_per_token, Choice::default());
         let choices = Tiles::row_blocks(chosen, experts_per_token, 1);
@@ -254,6 +285,9 @@ impl ExpertsPass<'_> {
             }
         })?;
         drop(choices);
+        if let Some(scales) = &weights.scales {
+            chosen.iter_mut().for_each(|choice| choice.weight *= scales[choice.expert]);
+        }
         let mut counts = vec![0; spec.experts];
         chosen.iter().for_each(|choice| counts[choice.expert] += 1);
         let mut next: Vec<usize> = counts
@@ -275,9 +309,17 @@ impl ExpertsPass<'_> {
         Ok(counts)
     }
 
-    fn chunk(&self, x: &[f32], width: usize, buffers: &mut Buffers, out: &mut [f32]) -> Result<(), PoolError> {
+    /// Computes `out` from the experts' input `x`; the router reads `routed`.
+    fn chunk(
+        &self,
+        routed: &[f32],
+        x: &[f32],
+        width: usize,
+        buffers: &mut Buffers,
+        out: &mut [f32],
+    ) -> Result<(), PoolError> {
         let Self { exec, weights, spec, .. } = self;
-        let counts = self.choose(x, width, buffers)?;
+        let counts = self.choose(routed, width, buffers)?;
         let Buffers { gathered, outputs, networks, chosen, places, sources, .. } = buffers;
         let dense::Buffers { inner, activated } = networks;
         let rows = x.len() / width;

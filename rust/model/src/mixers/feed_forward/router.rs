@@ -3,17 +3,26 @@
 use serde::{Deserialize, Serialize};
 
 use super::experts::ExpertsSpec;
+use crate::spec::NormSpec;
 
 /// Selection and weighting of the experts of a token. Scores are f32; ties go to the lowest expert id.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RouterSpec {
+    /// Norm of the router's input.
+    pub norm: Option<NormSpec>,
+    /// Factor on the logits.
+    #[serde(default = "one")]
+    pub logit_scale: f32,
     /// Function from logits to scores.
     pub scoring: Scoring,
     /// Whether the weights of the chosen experts are divided by their sum.
     pub normalize: bool,
     /// Factor on the weights of the chosen experts.
     pub scale: f32,
+    /// Whether the weight of each expert is multiplied by its own stored factor.
+    #[serde(default)]
+    pub expert_scales: bool,
     /// Whether the router's logits have a bias.
     pub bias: bool,
     /// Whether a bias is added to the scores for the choice of experts but not for their weights (DeepSeek-V3).
@@ -31,6 +40,10 @@ pub struct RouterSpec {
     /// Whether the weight multiplies the expert's input instead of its output (Llama 4).
     #[serde(default)]
     pub weigh_input: bool,
+}
+
+fn one() -> f32 {
+    1.0
 }
 
 /// Function from a router's logits to scores.
@@ -177,7 +190,7 @@ mod tests {
         all.as_object_mut().unwrap().extend(router.as_object().unwrap().clone());
         let spec: ExpertsSpec = serde_json::from_value(json!({
             "experts": logits.len(), "experts_per_token": experts_per_token, "router": all,
-            "expert": {"type": "dense", "intermediate_size": 8, "activation": "silu", "gated": true, "bias": false, "clamp": null},
+            "expert": {"type": "dense", "intermediate_size": 8, "activation": "silu", "gated": true, "bias": false, "clamp": null, "gate_scale": 1.0},
             "shared": null, "shared_gate": false
         }))
         .unwrap();

@@ -3,9 +3,9 @@
 use super::Loader;
 use super::roles::zeros;
 use crate::spec::PositionsSpec;
-use crate::weights::Embedding;
 use crate::weights::error::LoadError;
 use crate::weights::plan::Packer;
+use crate::weights::{Embedding, TokenTable};
 
 impl Loader<'_> {
     /// Loads the embedding: tokens, positions, token types and norm.
@@ -50,6 +50,19 @@ impl Loader<'_> {
             token_types,
             norm: self.optional_norm("embedding_norm", embedding.norm, hidden)?,
         })
+    }
+}
+
+impl Loader<'_> {
+    /// Finds the tables that are looked up by token id.
+    pub fn tables<P: Packer>(&self, packer: &mut P) -> Result<Vec<TokenTable>, LoadError> {
+        let tables = self.spec.tables.iter().enumerate().map(|(index, spec)| {
+            let name = format!("tables.{index}");
+            let table = TokenTable { spec: *spec, rows: self.source.table(&name, *spec)? };
+            packer.table(&name, &table)?;
+            Ok(table)
+        });
+        tables.collect()
     }
 }
 

@@ -30,6 +30,8 @@ pub(crate) struct Loader<'a> {
     quantization: Quantization,
     /// Whether vectors are read. If not, they are checked and allocated but stay zero, and only headers are read.
     reads: bool,
+    /// Whether the weights were loaded before, for an earlier layer.
+    again: bool,
     /// Receives each vector with its role.
     vectors: Option<Rc<RefCell<Vectors>>>,
 }
@@ -39,7 +41,7 @@ pub(super) type Vectors = Vec<(String, Vec<f32>)>;
 
 impl<'a> Loader<'a> {
     pub fn new(spec: &'a ModelSpec, source: Source<'a>, quantization: Quantization) -> Self {
-        Self { spec, source: source.reader(spec), quantization, reads: true, vectors: None }
+        Self { spec, source: source.reader(spec), quantization, reads: true, again: false, vectors: None }
     }
 
     /// Packs all weights, tensor by tensor; releases the pages of the source after each.
@@ -67,6 +69,11 @@ impl<'a> Loader<'a> {
         Self { reads: false, ..self.clone() }
     }
 
+    /// Returns a loader of weights that were loaded before, which need not be calibrated or written again.
+    fn again(&self) -> Self {
+        Self { again: true, vectors: None, ..self.clone() }
+    }
+
     /// Returns a loader that adds each vector that it reads to `vectors`.
     pub fn recording(&self, vectors: &Rc<RefCell<Vectors>>) -> Self {
         Self { vectors: Some(Rc::clone(vectors)), ..self.clone() }
@@ -78,8 +85,12 @@ impl<'a> Loader<'a> {
     /// [`LoadError`].
     pub fn weights<P: Packer>(&self, packer: &mut P) -> Result<Weights<P::Matrix>, LoadError> {
         let embedding = self.embedding(packer)?;
-        let layers = self.spec.layers.iter().enumerate();
-        let layers = layers.map(|(index, layer)| self.layer(packer, index, layer)).collect::<Result<_, _>>()?;
+        let tables = self.tables(packer)?;
+        let streams = self.streams(packer)?;
+        let mut layers = Vec::with_capacity(self.spec.layers.len());
+        for (index, layer) in self.spec.layers.iter().enumerate() {
+            layers.push(self.layer(packer, index, layer, &layers)?);
+        }
         let lm_head_projection = self.lm_head_projection(packer)?;
         let (lm_head, tied_lm_head_bias) = self.lm_head(packer)?;
         let final_norm = self.final_norm()?;
@@ -88,6 +99,8 @@ impl<'a> Loader<'a> {
         let sites = std::mem::take(packer.sites());
         Ok(Weights {
             embedding,
+            tables,
+            streams,
             layers,
             final_norm,
             lm_head_projection,

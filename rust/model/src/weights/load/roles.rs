@@ -62,7 +62,9 @@ impl<'a> Loader<'a> {
     /// Finds the matrix `name` in the source.
     pub fn matrix(&self, name: String, parts: &[MatrixPart<'_>], columns: usize) -> Result<MatrixPlan<'a>, LoadError> {
         let (quantization, check_values) = (self.quantization, self.reads);
-        self.source.matrix(MatrixRequest { name, parts, columns, quantization, check_values })
+        let mut plan = self.source.matrix(MatrixRequest { name, parts, columns, quantization, check_values })?;
+        plan.is_again = self.again;
+        Ok(plan)
     }
 
     pub fn optional_norm(&self, role: &str, spec: Option<NormSpec>, width: usize) -> Result<Option<Norm>, LoadError> {

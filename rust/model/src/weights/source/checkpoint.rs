@@ -4,12 +4,13 @@ use ferrule_formats::Checkpoint;
 use ferrule_kernels::{Format, machine};
 
 use super::{MatrixPart, MatrixRequest, VectorReader, WeightSource};
-use crate::limits::SpecError;
+use crate::limits::{SpecError, require};
 use crate::quantization::Quantization;
-use crate::spec::ModelSpec;
+use crate::spec::{ModelSpec, TableSpec};
 use crate::weights::error::LoadError;
 use crate::weights::plan::MatrixPlan;
 use crate::weights::stored::{Stored, View};
+use crate::weights::table::TableRows;
 
 /// A checkpoint as a source of weights; the spec maps roles to tensor names.
 pub(super) struct CheckpointWeights<'a> {
@@ -26,6 +27,10 @@ impl<'a> CheckpointWeights<'a> {
     fn part(&self, part: &MatrixPart<'_>, columns: usize, check_values: bool) -> Result<Vec<View<'a>>, LoadError> {
         let [rows, columns] = part.slice.map_or([part.rows, columns], |slice| slice.whole);
         let views = self.views(part.role, rows, Some(columns))?;
+        let stores_values = views.iter().all(View::has_values);
+        require(&format!("tensors.{}.negated_exp", part.role), true, stores_values, || {
+            "false for a matrix".to_owned()
+        })?;
         if check_values {
             views.iter().try_for_each(View::check)?;
         }
@@ -65,13 +70,20 @@ impl<'a> WeightSource<'a> for CheckpointWeights<'a> {
         Ok(quantization.of_lookup(&self.views(&format!("{name}.weight"), rows, Some(columns))?[0]))
     }
 
+    fn table(&self, name: &str, TableSpec { rows, columns }: TableSpec) -> Result<TableRows, LoadError> {
+        let role = format!("{name}.weight");
+        let views = self.views(&role, rows, Some(columns))?;
+        let table = if let [view] = &views[..] { view.table(columns) } else { None };
+        table.map(TableRows::Stored).ok_or_else(|| SpecError::not_whole(&role).into())
+    }
+
     fn vector(&self, role: &str, rows: usize, columns: Option<usize>) -> Result<VectorReader<'a>, LoadError> {
         let views = self.views(role, rows, columns)?;
         Ok(Box::new(move |out| {
             views.iter().try_for_each(View::check)?;
             let rows = views.iter().flat_map(|view| (0..view.rows()).map(move |row| (view, row)));
-            rows.zip(out.chunks_exact_mut(columns.unwrap_or(1))).for_each(|((view, row), out)| view.read_row(row, out));
-            Ok(())
+            let mut rows = rows.zip(out.chunks_exact_mut(columns.unwrap_or(1)));
+            rows.try_for_each(|((view, row), out)| view.read_values(row, out))
         }))
     }
 }

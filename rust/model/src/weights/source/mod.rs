@@ -11,8 +11,9 @@ use ferrule_kernels::Format;
 
 use super::error::LoadError;
 use super::plan::MatrixPlan;
+use super::table::TableRows;
 use crate::quantization::Quantization;
-use crate::spec::ModelSpec;
+use crate::spec::{ModelSpec, TableSpec};
 pub(super) use packed::matrix as packed_matrix;
 
 /// Source of a model's weights.
@@ -44,6 +45,9 @@ pub(crate) trait WeightSource<'a> {
 
     /// Chooses the format of the matrix `name` of `[rows, columns]` whose rows are only looked up.
     fn lookup_format(&self, name: &str, shape: [usize; 2], quantization: Quantization) -> Result<Format, LoadError>;
+
+    /// Finds the table `name`, which stays in its file; `<name>.weight` is its role.
+    fn table(&self, name: &str, spec: TableSpec) -> Result<TableRows, LoadError>;
 
     /// Finds a vector of `rows` elements, or a table of `rows` rows if `columns` is given.
     fn vector(&self, role: &str, rows: usize, columns: Option<usize>) -> Result<VectorReader<'a>, LoadError>;

@@ -8,9 +8,11 @@ use ferrule_kernels::{BufferError, Exec, Format, PackError, PackedMatrix, Shared
 
 use super::{MatrixRequest, VectorReader, WeightSource};
 use crate::quantization::Quantization;
+use crate::spec::TableSpec;
 use crate::weights::buffers::{buffers, weights_name};
 use crate::weights::error::LoadError;
 use crate::weights::plan::MatrixPlan;
+use crate::weights::table::TableRows;
 
 /// Bytes that are read at a time, so that a cancelled load ends within about a tenth of a second.
 const READ_BYTES: usize = 16 << 20;
@@ -44,6 +46,10 @@ impl<'a> WeightSource<'a> for PackedWeights<'a> {
 
     fn lookup_format(&self, name: &str, _: [usize; 2], quantization: Quantization) -> Result<Format, LoadError> {
         Ok(first_format(self.file, name).unwrap_or(quantization.embedding_and_lm_head()))
+    }
+
+    fn table(&self, name: &str, TableSpec { rows, columns }: TableSpec) -> Result<TableRows, LoadError> {
+        Ok(TableRows::Stored(self.file.table(name, rows, columns)?))
     }
 
     fn vector(&self, role: &str, rows: usize, columns: Option<usize>) -> Result<VectorReader<'a>, LoadError> {

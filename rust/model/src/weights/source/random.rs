@@ -5,9 +5,11 @@ use ferrule_kernels::{Format, machine};
 use super::{MatrixRequest, VectorReader, WeightSource};
 use crate::quantization::Quantization;
 use crate::random::RandomMatrix;
+use crate::spec::TableSpec;
 use crate::weights::error::LoadError;
 use crate::weights::plan::MatrixPlan;
 use crate::weights::stored::Stored;
+use crate::weights::table::TableRows;
 
 /// Random numbers as a source of weights; the same role gets the same numbers.
 pub(super) struct RandomWeights;
@@ -30,6 +32,10 @@ impl<'a> WeightSource<'a> for RandomWeights {
 
     fn lookup_format(&self, _: &str, _: [usize; 2], quantization: Quantization) -> Result<Format, LoadError> {
         Ok(quantization.embedding_and_lm_head())
+    }
+
+    fn table(&self, name: &str, spec: TableSpec) -> Result<TableRows, LoadError> {
+        Ok(TableRows::Random(RandomMatrix::new(&format!("{name}.weight"), spec.rows)))
     }
 
     /// Tables are random, weights of norms and other factors are ones, and other vectors (biases) are zeros.

@@ -1,0 +1,87 @@
+"""Log and banner of `ferrule serve`: readable lines on a terminal, JSON lines for other programs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast
+
+from ferrule._api.info import size_text
+from ferrule._cli.terminal import harmless
+from ferrule.server.middleware.log import LOGGER, JSONFormatter, place_of
+from ferrule.server.settings import ServerSettings
+
+
+class TextFormatter(logging.Formatter):
+    """Formats log records as lines for a person: requests with status, time, model and tokens; others with fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line of a record."""
+        when = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")  # local time
+        fields: dict[str, Any] = dict(getattr(record, "fields", {}))
+        if record.getMessage() == "request":
+            return harmless(f"{when}  {_request(fields)}")
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            fields = {**place_of(record.exc_info[1]), **fields}
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        rest = ", ".join(f"{name} {_text(value)}" for name, value in fields.items() if name != "request_id")
+        return harmless(f"{when}  {level}{record.getMessage()}{': ' if rest else ''}{rest}")
+
+
+def _text(value: object) -> str:
+    return "; ".join(map(str, cast("list[object]", value))) if isinstance(value, list) else str(value)
+
+
+def _request(fields: Mapping[str, Any]) -> str:
+    parts = [f"{fields['status']}  {fields['method']} {fields['path']}", f"{fields['seconds']:.2f} s"]
+    if "model" in fields:
+        parts.append(str(fields["model"]))
+    if "prompt_tokens" in fields:
+        first = fields.get("time_to_first_token")
+        after = "" if first is None else f", first after {first:.2f} s"
+        parts.append(f"{fields['prompt_tokens']} + {fields['output_tokens']} tokens{after}")
+    if "error" in fields:
+        parts.append(str(fields["error"]))
+    return "  ".join(parts)
+
+
+@contextmanager
+def log_to_stderr(form: str) -> Generator[bool]:
+    """Writes all log records to stderr; yields whether they are for a person, which `auto` decides by the terminal."""
+    readable = form == "text" or (form == "auto" and sys.stderr.isatty())
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TextFormatter() if readable else JSONFormatter())
+    root = logging.getLogger()
+    LOGGER.setLevel(logging.INFO)
+    root.addHandler(handler)
+    try:
+        yield readable
+    finally:
+        root.removeHandler(handler)
+
+
+def banner(url: str, models: list[str], settings: ServerSettings) -> str:
+    """Returns the lines that say what the server offers, once the models are loaded."""
+    base = f"{url}{settings.root_path}"
+    rows = {
+        "Chat page": f"{base}/" if settings.page else "",
+        "OpenAI": f"{base}/v1",
+        "Anthropic": f"{base}/v1/messages",
+        "Ollama": f"{base}/api" if settings.ollama else "",
+        "Metrics": f"{base}/metrics",
+        "Models": ", ".join(models),
+        "Memory": size_text(resident_bytes()),
+        "API key": "required" if settings.api_keys else "none",
+    }
+    lines = [f"  {name:<10} {value}" for name, value in rows.items() if value]
+    return "\n".join(["", "ferrule is ready.", "", *lines, "", "Ctrl-C stops the server.", ""])
+
+
+def resident_bytes() -> int:
+    """Returns the number of bytes of this process in memory, mapped weights included."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

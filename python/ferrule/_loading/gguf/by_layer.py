@@ -1,0 +1,235 @@
+"""GGUF architectures whose layers differ in heads, rotary embedding or span of attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ferrule._loading.gguf.architecture import GgufArchitecture, by_layer, fraction, has_biases, layers_with, sliding
+from ferrule._loading.gguf.file import GgufFile
+from ferrule.archs.config import Config
+from ferrule.archs.rope import DEFAULT_THETA
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+UNROTATED = 1e30
+"""Divisor of the frequencies of pairs that are not rotated."""
+_KV_HEADS = "attention.head_count_kv"
+_SLIDING_BASE = "rope.freq_base_swa"
+
+
+def _kv_heads(file: GgufFile, config: Config, kinds: list[str]) -> dict[str, int]:
+    """Returns the number of key-value heads of each kind of layer.
+
+    Raises UnsupportedModelError if it differs between layers of a kind.
+    """
+    found: dict[str, int] = {}
+    for kind, heads in zip(kinds, by_layer(file, config, _KV_HEADS), strict=True):
+        if found.setdefault(kind, heads) != heads:
+            raise file.metadata.unsupported(file.key(_KV_HEADS), f"the same in all layers with {kind}")
+    return found
+
+
+def _gemma4(file: GgufFile, config: Config) -> dict[str, Any]:
+    """Returns Gemma 4's fields; keys that do not end in `_swa` are about layers of full attention."""
+    metadata, full_dim = file.metadata, config.head_dim
+    head_dim = metadata.integer(file.key("attention.key_length_swa"), default=full_dim)
+    for name, width in (
+        ("attention.value_length", full_dim),
+        ("attention.value_length_swa", head_dim),
+        ("rope.dimension_count", full_dim),
+        ("rope.dimension_count_swa", head_dim),
+    ):
+        if metadata.integer(file.key(name), default=width) != width:
+            raise metadata.unsupported(file.key(name), f"equal to the length of keys ({width})")
+    fields = sliding(file, config, 6)
+    kinds: list[str] = fields["layer_types"]
+    heads = _kv_heads(file, config, kinds)
+    with_values = layers_with(file, config, "attn_v.weight", "attn_qkv.weight")
+    values_are_keys = FULL in kinds and not any(kinds[index] == FULL for index in with_values)
+    widths = by_layer(file, config, "feed_forward_length")
+    if not values_are_keys and len(set(heads.values())) > 1:
+        raise metadata.unsupported(file.key(_KV_HEADS), "the same in all layers if all have projections to values")
+    base = metadata.number(file.key(_SLIDING_BASE), default=DEFAULT_THETA, above=1.0)
+    return {
+        **fields,
+        **has_biases(file),
+        **_networks(file, config, widths),
+        "head_dim": head_dim,
+        "global_head_dim": full_dim,
+        "num_key_value_heads": heads.get(SLIDING, heads.get(FULL)),
+        "num_global_key_value_heads": heads.get(FULL),
+        "attention_k_eq_v": values_are_keys,
+        "rope_parameters": {
+            SLIDING: {"rope_type": "default", "rope_theta": base},
+            FULL: {"rope_theta": config.number("rope_theta", default=1e6), **_proportional(file, full_dim)},
+        },
+    }
+
+
+def _networks(file: GgufFile, config: Config, widths: list[int]) -> dict[str, Any]:
+    """Returns the fields of Gemma 4's networks: the last ones, of shared keys and values, may be twice as wide."""
+    shared = file.metadata.integer(file.key("attention.shared_kv_layers"), default=0, low=0, high=config.layers - 1)
+    double = bool(shared) and widths[-1] == 2 * widths[0]
+    first = config.layers - shared
+    if widths != [widths[0]] * first + [widths[0] * (1 + double)] * shared:
+        raise file.metadata.unsupported(
+            file.key("feed_forward_length"), "the same in all layers, or twice as large in those of shared_kv_layers"
+        )
+    fields: dict[str, Any] = {"intermediate_size": widths[0], "use_double_wide_mlp": double}
+    if file.metadata.values.get(file.key("expert_count")):
+        fields["enable_moe_block"] = True
+    if "per_layer_token_embd.weight" in file:
+        fields["vocab_size_per_layer_input"] = file.rows("per_layer_token_embd.weight")
+    return fields
+
+
+def _proportional(file: GgufFile, head_dim: int) -> dict[str, Any]:
+    """Returns the scaling of full attention: a divisor for each pair, which for pairs without rotation is huge."""
+    name = "rope_freqs.weight"
+    if name not in file:
+        return {"rope_type": "default"}
+    divisors = file.factors(name, head_dim // 2)
+    rotated = [divisor for divisor in divisors if divisor < UNROTATED]
+    same = len(set(rotated)) == 1 and list(divisors[: len(rotated)]) == rotated
+    if not same:
+        raise file.metadata.unsupported(
+            "tensor rope_freqs.weight", f"one number for the first pairs, and {UNROTATED:g} for the others"
+        )
+    return {
+        "rope_type": "proportional",
+        "partial_rotary_factor": fraction(2 * len(rotated), head_dim),
+        "factor": rotated[0],
+    }
+
+
+def _mimo2(file: GgufFile, config: Config) -> dict[str, Any]:
+    """Returns MiMo-V2's fields."""
+    metadata, head_dim = file.metadata, config.head_dim
+    rotary_dim = metadata.integer(file.key("rope.dimension_count"), default=head_dim, low=2, high=head_dim)
+    fields = sliding(file, config, 0)
+    kinds: list[str] = fields["layer_types"]
+    heads = _kv_heads(file, config, kinds)
+    sinks = {kinds[index] for index in layers_with(file, config, "attn_sinks.weight")}
+    sparse = layers_with(file, config, "ffn_gate_inp.weight")
+    return {
+        **fields,
+        **has_biases(file),
+        "num_key_value_heads": heads.get(FULL, heads.get(SLIDING)),
+        "swa_num_key_value_heads": heads.get(SLIDING, heads.get(FULL)),
+        "v_head_dim": metadata.integer(file.key("attention.value_length"), default=head_dim),
+        "partial_rotary_factor": fraction(rotary_dim, head_dim),
+        "swa_rope_theta": metadata.number(
+            file.key(_SLIDING_BASE), default=config.number("rope_theta", default=DEFAULT_THETA), above=1.0
+        ),
+        "add_full_attention_sink_bias": FULL in sinks,
+        "add_swa_attention_sink_bias": SLIDING in sinks,
+        "mlp_layer_types": ["sparse" if index in sparse else "dense" for index in range(config.layers)],
+    }
+
+
+def _granite_swa(file: GgufFile, config: Config) -> dict[str, Any]:
+    """Returns the fields of Granite with windows, dense or with experts."""
+    metadata, key = file.metadata, file.key("attention.rope_pattern")
+    base = config.number("rope_theta", default=DEFAULT_THETA)
+    rotated = metadata.flags(key) or [True] * config.layers
+    if len(rotated) < config.layers:
+        raise metadata.error(key, f"a list of {config.layers} items that are true for layers with a rotary embedding")
+    fields = {
+        **sliding(file, config, 4, first=True),
+        **has_biases(file),
+        "mlp_bias": "ffn_up.bias" in file.in_layers,
+        "layer_rope_theta": [base if rotates else 0 for rotates in rotated[: config.layers]],
+        "attention_multiplier": config.number("attention_multiplier", default=1 / math.sqrt(config.head_dim)),
+    }
+    if metadata.values.get(file.key("expert_count")):
+        shared = metadata.integer(file.key("expert_shared_feed_forward_length"), default=0, low=0)
+        fields |= {"model_type": "granitemoe_swa", "shared_intermediate_size": shared}
+    return fields
+
+
+def _llama4(file: GgufFile, config: Config) -> dict[str, Any]:
+    """Returns Llama 4's fields; files lack some numbers, which llama.cpp has as constants.
+
+    A window of 0 means that all layers attend to everything and rotate.
+    """
+    metadata, layers = file.metadata, config.layers
+    fields = {
+        **has_biases(file),
+        "moe_layers": layers_with(file, config, "ffn_gate_inp.weight"),
+        # The published model with 128 experts has no norms of queries and keys.
+        "use_qk_norm": config.integer("num_local_experts") != 128,
+    }
+    if metadata.integer(file.key("attention.sliding_window"), default=1, low=0) == 0:
+        return {**fields, "no_rope_layers": [1] * layers, "layer_types": [FULL] * layers}
+    return {
+        **fields,
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "no_rope_layer_interval": metadata.integer(file.key("attention.sliding_window_pattern"), default=4),
+    }
+
+
+VARIED = (
+    GgufArchitecture(
+        "gemma4",
+        "gemma4_text",
+        {
+            "final_logit_softcapping": "final_logit_softcapping",
+            "num_kv_shared_layers": "attention.shared_kv_layers",
+            "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+            "num_experts": "expert_count",
+            "top_k_experts": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+        },
+        {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0},
+        _gemma4,
+        rotates=False,
+        heads=False,
+        varying=("num_key_value_heads", "intermediate_size"),
+    ),
+    GgufArchitecture(
+        "granite_swa",
+        "granite_swa",
+        {
+            "embedding_multiplier": "embedding_scale",
+            "residual_multiplier": "residual_scale",
+            "logits_scaling": "logit_scale",
+            "attention_multiplier": "attention.scale",
+            "num_local_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+        },
+        derive=_granite_swa,
+        interleaved=True,
+    ),
+    GgufArchitecture(
+        "llama4",
+        "llama4_text",
+        {
+            "intermediate_size": "expert_feed_forward_length",
+            "intermediate_size_mlp": "feed_forward_length",
+            "num_local_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+        },
+        derive=_llama4,
+        interleaved=True,
+    ),
+    GgufArchitecture(
+        "mimo2",
+        "mimo_v2_flash",
+        {
+            "n_routed_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "routed_scaling_factor": "expert_weights_scale",
+            "attention_value_scale": "attention.value_scale",
+            "n_group": "expert_group_count",
+            "topk_group": "expert_group_used_count",
+        },
+        derive=_mimo2,
+        heads=False,
+        varying=("num_key_value_heads",),
+    ),
+)
+"""Architectures that the registry contains too."""

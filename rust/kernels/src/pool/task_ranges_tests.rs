@@ -1,0 +1,33 @@
+//! Tests of work stealing. They are not in `task_ranges.rs`, which `tests/pool_model` compiles with other atomics.
+
+use super::task_ranges::TaskRanges;
+
+#[test]
+fn workers_take_their_own_range_first_and_then_steal_from_the_end_of_others() {
+    let ranges = TaskRanges::new(3);
+    ranges.partition(8, 2);
+    let all: Vec<_> = std::iter::from_fn(|| ranges.take(0)).collect();
+    assert_eq!(all, [0, 1, 2, 3, 6, 7, 5, 4]);
+    assert_eq!((ranges.take(1), ranges.take(2)), (None, None));
+    ranges.partition(1, 3);
+    assert_eq!((ranges.take(0), ranges.take(1)), (Some(0), None));
+    ranges.partition(0, 3);
+    assert_eq!(ranges.take(2), None);
+}
+
+#[test]
+fn every_task_is_taken_once() {
+    for threads in 1..=8 {
+        let ranges = TaskRanges::new(threads);
+        for tasks in [1, 2, 7, 1000, 20_000] {
+            ranges.partition(tasks, threads);
+            let mut taken: Vec<usize> = std::thread::scope(|scope| {
+                let take = |thread| std::iter::from_fn(|| ranges.take(thread)).collect::<Vec<_>>();
+                let workers: Vec<_> = (0..threads).map(|thread| scope.spawn(move || take(thread))).collect();
+                workers.into_iter().flat_map(|worker| worker.join().expect("no panic")).collect()
+            });
+            taken.sort_unstable();
+            assert_eq!(taken, (0..tasks).collect::<Vec<_>>(), "{threads} threads");
+        }
+    }
+}

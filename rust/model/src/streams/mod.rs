@@ -1,0 +1,163 @@
+//! Several residual streams in place of one: how they begin and end, and how the parts of a layer read and write them.
+//!
+//! A row holds its streams side by side: `[rows, count * hidden_size]`. A layer of such a model is divided into spans of
+//! blocks. A span gets one stream, `[rows, hidden_size]`, which its [`StreamMixSpec`] makes from all of them; its blocks
+//! run on it as in any layer; the mix then changes the streams by the result.
+
+mod alternating;
+mod ends;
+mod side;
+
+use ferrule_kernels::{PackedMatrix, PoolError, Scratch};
+use serde::{Deserialize, Serialize};
+
+pub use alternating::AlternatingSpec;
+pub use ends::StreamEndsSpec;
+pub(crate) use ends::{Buffers as StreamEndBuffers, StreamEnds};
+pub use side::SideSpec;
+
+use crate::limits::{SpecError, require};
+use crate::mixers::MixerPass;
+use crate::weights::{LoadError, Loader, Packer, Tensors};
+use alternating::Alternating;
+use side::Side;
+
+/// Upper limit for the number of streams, above that of any known model.
+const MAX_STREAMS: usize = 16;
+
+/// Residual streams of a model that has several.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct StreamsSpec {
+    /// Number of streams.
+    pub count: usize,
+    /// Beginning and end of the streams.
+    pub ends: StreamEndsSpec,
+}
+
+/// Consecutive blocks of a layer that run on one stream.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct SpanSpec {
+    /// Name in the roles of its tensors: span `altup` of layer 3 has `layers.3.altup.router.weight`.
+    pub name: String,
+    /// Number of blocks.
+    pub blocks: usize,
+    /// Function that reads and writes the streams.
+    pub mix: StreamMixSpec,
+}
+
+/// Function by which a span reads and writes the streams.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum StreamMixSpec {
+    /// Alternating updates.
+    Alternating(AlternatingSpec),
+    /// One stream is read, the others are written.
+    Side(SideSpec),
+}
+
+/// Weights of a mix.
+pub(crate) enum StreamMix<M = PackedMatrix> {
+    Alternating(Alternating<M>),
+    Side(Side),
+}
+
+/// Buffers of streams. Shapes: `[rows, width]`.
+#[derive(Default)]
+pub(crate) struct StreamBuffers {
+    /// The stream that a span's blocks run on.
+    pub span: Scratch<f32>,
+    mix: alternating::Buffers,
+}
+
+impl StreamsSpec {
+    pub(crate) fn check(&self, path: &str) -> Result<(), SpecError> {
+        require(&format!("{path}.count"), self.count, (2..=MAX_STREAMS).contains(&self.count), || {
+            format!("in 2..={MAX_STREAMS}")
+        })?;
+        self.ends.check(&format!("{path}.ends"))
+    }
+}
+
+impl StreamMixSpec {
+    pub(crate) fn check(&self, path: &str, count: usize) -> Result<(), SpecError> {
+        match self {
+            Self::Alternating(spec) => spec.check(path, count),
+            Self::Side(spec) => spec.check(path, count),
+        }
+    }
+
+    /// Loads the weights; roles start with `at`.
+    pub(crate) fn load<P: Packer>(
+        &self,
+        loader: &Loader<'_>,
+        packer: &mut P,
+        at: &str,
+        count: usize,
+    ) -> Result<StreamMix<P::Matrix>, LoadError> {
+        Ok(match self {
+            Self::Alternating(spec) => StreamMix::Alternating(spec.load(loader, packer, at, count)?),
+            Self::Side(spec) => StreamMix::Side(spec.load(loader, at)?),
+        })
+    }
+
+    /// Makes the stream `x` that the blocks run on; may change the streams.
+    pub(crate) fn enter(
+        &self,
+        weights: &StreamMix,
+        pass: &MixerPass<'_>,
+        streams: &mut [f32],
+        x: &mut [f32],
+        buffers: &mut StreamBuffers,
+    ) -> Result<(), PoolError> {
+        match (self, weights) {
+            (Self::Alternating(spec), StreamMix::Alternating(weights)) => {
+                spec.enter(weights, pass, streams, x, &mut buffers.mix)
+            }
+            (Self::Side(spec), StreamMix::Side(weights)) => spec.enter(weights, pass, streams, x),
+            _ => unreachable!("weights are loaded as the spec says"),
+        }
+    }
+
+    /// Changes the streams by the stream `x` that the blocks ran on.
+    pub(crate) fn leave(
+        &self,
+        weights: &StreamMix,
+        pass: &MixerPass<'_>,
+        streams: &mut [f32],
+        x: &[f32],
+        buffers: &mut StreamBuffers,
+    ) -> Result<(), PoolError> {
+        match (self, weights) {
+            (Self::Alternating(spec), StreamMix::Alternating(weights)) => {
+                spec.leave(weights, pass, streams, x, &mut buffers.mix)
+            }
+            (Self::Side(spec), StreamMix::Side(_)) => spec.leave(pass, streams, x),
+            _ => unreachable!("weights are loaded as the spec says"),
+        }
+    }
+}
+
+impl<M> StreamMix<M> {
+    /// Adds all matrices and vectors to `tensors`, in a fixed order.
+    pub(crate) fn list<'a>(&'a self, tensors: &mut Tensors<'a, M>) {
+        match self {
+            Self::Alternating(weights) => weights.list(tensors),
+            Self::Side(weights) => weights.list(tensors),
+        }
+    }
+}
+
+/// Copies stream `index` of each row of `streams` to `out: [rows, width]`.
+pub(crate) fn copy_stream(streams: &[f32], index: usize, out: &mut [f32], width: usize) {
+    let count = streams.len() / out.len();
+    for (out, streams) in out.chunks_exact_mut(width).zip(streams.chunks_exact(count * width)) {
+        out.copy_from_slice(&streams[index * width..][..width]);
+    }
+}
+
+/// `out += factor * x`
+fn add_times(out: &mut [f32], x: &[f32], factor: f32) {
+    out.iter_mut().zip(x).for_each(|(out, x)| *out += factor * x);
+}

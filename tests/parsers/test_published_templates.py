@@ -1,0 +1,68 @@
+"""Published chat templates: messages that they render are read back by the parsers that they imply.
+
+The templates are those in the source distribution of llama-cpp-python, which pip downloads. FERRULE_SLOW or CI enables
+this test; it needs PyPI.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from parsers.round_trip import RoundTrip, round_trip
+
+pytestmark = pytest.mark.skipif(
+    not {"CI", "FERRULE_SLOW"} & os.environ.keys(), reason="downloads 77 MB from PyPI; set FERRULE_SLOW to run it"
+)
+
+VERSION = "0.3.36"
+FOLDER = "/vendor/llama.cpp/models/templates/"
+DOWNLOAD_SECONDS = 600
+ENOUGH = 60
+KNOWN_PROBLEMS = {
+    "fireworks-ai-llama-3-firefunction-v2": "it needs variables of its own",
+    "Kimi-K2-Instruct": "it modifies a list, which the sandbox forbids",
+    "Kimi-K2-Thinking": "it modifies a list, which the sandbox forbids",
+    "LFM2-8B-A1B": "it does not render calls",
+    "LFM2.5-Instruct": "it does not render calls",
+    "NVIDIA-Nemotron-Nano-v2": "its prompt opens reasoning that its answers never close",
+    "ibm-granite-granite-3.3-2B-Instruct": "it does not render calls",
+    "meetkai-functionary-medium-v3.2": "its calls have no marker",
+}
+"""Templates that may fail, and why."""
+
+
+@pytest.fixture(scope="module")
+def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The templates by name."""
+    folder = tmp_path_factory.mktemp("sdist")
+    package = ["--no-deps", "--no-binary", "llama-cpp-python", f"llama-cpp-python=={VERSION}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--quiet", *package, "--dest", folder],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True, text=True, timeout=DOWNLOAD_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = {}
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        for member in archive:
+            if FOLDER in member.name and member.name.endswith(".jinja"):
+                file = archive.extractfile(member)
+                assert file is not None
+                found[Path(member.name).stem] = file.read().decode()
+    return found
+
+
+def test_published_templates_round_trip(templates: dict[str, str]) -> None:
+    results: dict[str, RoundTrip] = {name: round_trip(template) for name, template in sorted(templates.items())}
+    for name, result in results.items():
+        words = "; ".join(result.problems) or "reads all"
+        print(f"{name}: calls {result.calls}, reasoning {result.reasoning}: {words}", *result.omitted, sep=", omits ")
+    failed = {name: result.problems for name, result in results.items() if result.problems}
+    assert len(results) - len(failed) >= ENOUGH
+    assert not {name: problems for name, problems in failed.items() if name not in KNOWN_PROBLEMS}
