@@ -1,4 +1,4 @@
-"""How a checkpoint stores weights: the tensor of each role, and its quantization."""
+"""Storage of weights in a checkpoint: the tensor of each role, and its quantization."""
 
 from __future__ import annotations
 
