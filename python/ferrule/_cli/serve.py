@@ -312,23 +312,22 @@ def command(
             return print(f"loading {', '.join(models)} for {url}", file=sys.stderr)
         return LOGGER.info("listening", extra={"fields": {"url": url, "models": list(models)}})
 
-    def load() -> dict[str, AsyncLLM]:
-        loaded = load_models(models, keywords, settings)
+    def ready() -> None:
         if readable:
-            print(banner(urls[0], list(loaded), settings), file=sys.stderr)
-        return loaded
+            print(banner(urls[0], list(models), settings), file=sys.stderr)
 
     try:
         tls = tls_context(ssl_certfile, ssl_keyfile, ssl_ca_certs)
         with log_to_stderr(log_format) as readable:
             serve(
-                load,
+                lambda: load_models(models, keywords, settings),
                 settings,
                 host=host,
                 port=port,
                 uds=uds,
                 tls=tls,
                 on_listening=started,
+                on_ready=ready,
                 parent=PARENT_PID if exit_with_parent else None,
             )
     except OSError as error:

@@ -44,13 +44,14 @@ def serve(
     uds: str | None = None,
     tls: ssl.SSLContext | None = None,
     on_listening: Callable[[str], None] | None = None,
+    on_ready: Callable[[], None] | None = None,
     parent: int | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains. The server listens before the models are loaded.
 
     `load` runs in a thread. `uds` is the path of a Unix socket to listen on instead of `host` and `port`; the file is
     removed at the end. `tls` is the context of HTTPS. `on_listening` receives the URL, with the chosen port where
-    `port` is 0. With `parent`, the process id of the parent, the server also drains when that process exits; the caller
+    `port` is 0; `on_ready` is called once requests are served. With `parent`, the process id of the parent, the server also drains when that process exits; the caller
     must have read the id early.
 
     Raises OSError where the port or the path is in use, and the exceptions of `load`.
@@ -63,7 +64,7 @@ def serve(
             ends.callback(Path(uds).unlink, missing_ok=True)
         if on_listening is not None:
             on_listening(_url(listener, "http" if tls is None else "https"))
-        Server(load, settings, host, parent, tls).run_until_ended(listener)
+        Server(load, settings, host, parent, tls, on_ready).run_until_ended(listener)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -127,9 +128,11 @@ class Server(uvicorn.Server):
         host: str,
         parent: int | None = None,
         tls: ssl.SSLContext | None = None,
+        on_ready: Callable[[], None] | None = None,
     ) -> None:
         """Creates the server; it drains when the process `parent` exits."""
         self._parent = parent
+        self._on_ready = on_ready
         self._tls = tls
         self._load = load
         self._settings = settings
@@ -208,6 +211,8 @@ class Server(uvicorn.Server):
             self.models.set(await WORKERS.run(self._load))
             if self._batches is not None:
                 self._batches.start()
+            if self._on_ready is not None:
+                self._on_ready()
         except Exception as error:  # raised by run_until_ended
             self._failure = error
             self.should_exit = True
