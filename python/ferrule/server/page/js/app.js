@@ -2,12 +2,13 @@
 
 import { createAnswers } from "./answers.js";
 import { createComposer } from "./composer.js";
-import { append, markInterrupted, merge, newConversation, path, removeNode, select, siblings } from "./conversation.js";
+import { markInterrupted, merge, newConversation, path } from "./conversation.js";
 import { createConversationList } from "./conversation-list.js";
 import * as database from "./database.js";
 import { askForApiKey, confirmDeletion, showShortcuts } from "./dialogs.js";
 import { byId } from "./dom.js";
 import { createImportExport } from "./import-export.js";
+import { createMessageActions } from "./message-actions.js";
 import { createModelPicker } from "./models.js";
 import { clearNotice, showNotice } from "./notice.js";
 import { createSettings } from "./settings.js";
@@ -17,7 +18,6 @@ import { contextUsage, showContextUsage } from "./statistics.js";
 import { readStorage, writeStorage } from "./storage.js";
 import { initTheme } from "./theme.js";
 import { createThread } from "./thread.js";
-import { tokenOffset } from "./tokens.js";
 
 const CURRENT_CONVERSATION = "ferrule-conversation";
 const [UNAUTHORIZED, UNAVAILABLE] = [401, 503];
@@ -31,9 +31,19 @@ const models = createModelPicker(() => (conversation.model = models.selected()))
 const settings = createSettings(() => saveUnlessEmpty());
 const files = createImportExport({ current: () => conversation, show: showConversation, refresh: refreshList });
 const list = createConversationList({ open, rename, exportCurrent: files.exportCurrent, remove });
-const thread = createThread({ edit, regenerate, continueAnswer, selectVersion, continueFromToken });
+const messages = createMessageActions({
+  current: () => conversation,
+  models,
+  answers: () => answers,
+  thread: () => thread,
+  composer: () => composer,
+  save,
+  render,
+  loadModels,
+});
+const thread = createThread(messages.handlers);
 const answers = createAnswers({ onStart, onProgress, onEnd, save });
-const composer = createComposer({ send, stop: () => answers.stop(conversation.id) });
+const composer = createComposer({ send: messages.send, stop: () => answers.stop(conversation.id) });
 
 function render() {
   const running = answers.get(conversation.id);
@@ -152,65 +162,7 @@ function saveUnlessEmpty() {
   if (path(conversation).length > 0) save(conversation);
 }
 
-// --- Messages and answers
-
-function send(text) {
-  if (models.selected() === null) {
-    showNotice("No model is available yet.", loadModels);
-    return false;
-  }
-  const last = path(conversation).at(-1) ?? null;
-  const message = append(conversation, last?.id ?? null, { role: "user", content: text });
-  thread.scrollToEnd();
-  answer(message.id);
-  return true;
-}
-
-function answer(parent, prefix) {
-  conversation.model = models.selected();
-  answers.start(conversation, parent, conversation.model, prefix);
-}
-
-function edit(node, text) {
-  if (node.role === "user") {
-    const message = append(conversation, node.parent, { role: "user", content: text });
-    answer(message.id);
-  } else {
-    const { model, reasoning } = node;
-    const edited = { content: text, tokens: [], statistics: null, finishReason: "stop", error: null };
-    append(conversation, node.parent, { role: "assistant", model, reasoning, ...edited });
-    save(conversation);
-  }
-  render();
-  composer.focus();
-}
-
-function regenerate(node) {
-  if (node.error && node.content === "") removeNode(conversation, node);
-  answer(node.parent);
-}
-
-function continueAnswer({ parent, content, tokens, reasoning }) {
-  answer(parent, { content, tokens: [...tokens], reasoning });
-}
-
-/** Generates a version of an answer that has `text` in place of a token, and the same text before it. */
-function continueFromToken(node, index, text) {
-  const { top } = node.tokens[index];
-  const [, logprob] = top.find(([other]) => other === text);
-  const content = node.content.slice(0, tokenOffset(node.tokens, node.content, index)) + text;
-  const tokens = [...node.tokens.slice(0, index), { text, logprob, top }];
-  answer(node.parent, { content, tokens, reasoning: node.reasoning });
-  composer.focus();
-}
-
-function selectVersion(node, action) {
-  select(conversation, node);
-  save(conversation);
-  render();
-  const { element } = thread.view(node);
-  element.querySelector(`[data-action="${action}"]:not(:disabled), [data-action="copy"]`)?.focus();
-}
+// --- Answers
 
 function onStart(changed) {
   save(changed);
@@ -227,23 +179,7 @@ async function onEnd(changed, node) {
   await save(changed);
   if (changed === conversation) render();
   const hasNewKey = node.error?.status === UNAUTHORIZED && (await askForApiKey(node.error.message));
-  if (hasNewKey && changed === conversation) regenerate(node);
-}
-
-// --- Keyboard shortcuts
-
-function lastMessage(role) {
-  return path(conversation).findLast((node) => node.role === role);
-}
-
-function stepVersion(step) {
-  const node = path(conversation).findLast((visible) => siblings(conversation, visible).length > 1);
-  const versions = node ? siblings(conversation, node) : [];
-  const next = versions[versions.indexOf(node) + step];
-  if (!next) return;
-  select(conversation, next);
-  save(conversation);
-  render();
+  if (hasNewKey && changed === conversation) messages.handlers.regenerate(node);
 }
 
 function closeOrStop() {
@@ -282,10 +218,10 @@ addShortcuts({
   newChat: create,
   conversations: () => sidebars.toggle("sidebar"),
   settings: () => sidebars.toggle("settings"),
-  regenerate: () => lastMessage("assistant") && regenerate(lastMessage("assistant")),
-  edit: () => lastMessage("user") && thread.view(lastMessage("user")).edit(),
+  regenerate: messages.regenerateLast,
+  edit: messages.editLast,
   showShortcuts,
-  stepVersion,
+  stepVersion: messages.stepVersion,
   escape: closeOrStop,
 });
 byId("new").addEventListener("click", create);
