@@ -51,8 +51,8 @@ def serve(
 
     `load` runs in a thread. `uds` is the path of a Unix socket to listen on instead of `host` and `port`; the file is
     removed at the end. `tls` is the context of HTTPS. `on_listening` receives the URL, with the chosen port where
-    `port` is 0; `on_ready` is called once requests are served. With `parent`, the process id of the parent, the server also drains when that process exits; the caller
-    must have read the id early.
+    `port` is 0; `on_ready` is called once requests are served. With `parent`, the process id of the parent, the server
+    also drains when that process exits; the caller must have read the id early.
 
     Raises OSError where the port or the path is in use, and the exceptions of `load`.
     """
@@ -64,7 +64,7 @@ def serve(
             ends.callback(Path(uds).unlink, missing_ok=True)
         if on_listening is not None:
             on_listening(_url(listener, "http" if tls is None else "https"))
-        Server(load, settings, host, parent, tls, on_ready).run_until_ended(listener)
+        Server(load, settings, host, parent=parent, tls=tls, on_ready=on_ready).run_until_ended(listener)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -126,6 +126,7 @@ class Server(uvicorn.Server):
         load: Callable[[], Mapping[str, AsyncLLM]],
         settings: ServerSettings,
         host: str,
+        *,
         parent: int | None = None,
         tls: ssl.SSLContext | None = None,
         on_ready: Callable[[], None] | None = None,
