@@ -105,6 +105,7 @@ FAMILIES = {
     "gemma": Family(MODEL_ARCH.GEMMA, ones=True),
     "gemma2": Family(MODEL_ARCH.GEMMA2, ones=True, keys=CAPS | WINDOW),
     "gemma3_text": Family(MODEL_ARCH.GEMMA3, ones=True, keys=CAPS | WINDOW),
+    "gemma3n_text": Family(MODEL_ARCH.GEMMA3N, keys=CAPS | WINDOW),
     "gemma4_text": Family(
         MODEL_ARCH.GEMMA4, keys=CAPS | WINDOW | EXPERT_WIDTH | {"top_k_experts": "expert_used_count"}
     ),

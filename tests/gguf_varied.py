@@ -6,15 +6,17 @@ Sources: `conversion/` in llama.cpp (`gemma.py`, `mimo.py`, `granite.py`, `llama
 
 from __future__ import annotations
 
+import math
 import re
+from statistics import NormalDist
 
 import numpy as np
 
 from gguf_mixers import Array, Json, Named, stored_decay
 
 VARIED = (
-    *("apertus", "bitnet", "gemma4_text", "granite_swa", "granitemoe_swa", "hy_v3", "kimi_linear", "llama4_text"),
-    *("mimo_v2_flash", "minimax", "ministral3", "mistral4"),
+    *("apertus", "bitnet", "gemma3n_text", "gemma4_text", "granite_swa", "granitemoe_swa", "hy_v3", "kimi_linear"),
+    *("llama4_text", "mimo_v2_flash", "minimax", "ministral3", "mistral4"),
 )
 """Values of `model_type` of these families."""
 LEFT_OUT = (
@@ -33,6 +35,7 @@ NAMES = {
     "self_attn.sinks": "attn_sinks.weight",
     "self_attn.attn_sub_norm.weight": "attn_sub_norm.weight",
     "mlp.ffn_sub_norm.weight": "ffn_sub_norm.weight",
+    "altup.correct_output_scale": "altup_correct_scale.weight",
     "layer_scalar": "layer_output_scale.weight",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
@@ -59,6 +62,18 @@ def varied_metadata(config: Json) -> dict[str, object]:
     layers = config["num_hidden_layers"]
     types = config.get("layer_types", ["full_attention"] * layers)
     match config["model_type"]:
+        case "gemma3n_text":
+            return {
+                "altup.num_inputs": config["altup_num_inputs"],
+                "altup.active_idx": config["altup_active_idx"],
+                "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+                # Published files have a float.
+                "attention.shared_kv_layers": float(config["num_kv_shared_layers"]),
+                "activation_sparsity_scale": [
+                    NormalDist().inv_cdf(share) if share else -math.inf
+                    for share in config["activation_sparsity_pattern"]
+                ],
+            }
         case "gemma4_text":
             return gemma4(config, types)
         case "granite_swa" | "granitemoe_swa":
@@ -131,7 +146,11 @@ def gemma4(config: Json, types: list[str]) -> dict[str, object]:
 
 def varied_tensors(config: Json, stored: Named) -> Named:
     """Returns the tensors of a checkpoint of such a model, under GGUF's names where the `gguf` package has none."""
+    streams: dict[str, list[Array]] = {}
     for name, values in stored:
+        if found := re.match(r"model\.(altup_\w*projections)\.\d\.weight", name):
+            streams.setdefault(found[1], []).append(values)
+            continue
         if ".act_fn." in name or any(part in name for part in LEFT_OUT):
             continue
         name = re.sub(r"^(model\.language_model|language_model\.model)\.", "model.", name)  # noqa: PLW2901
@@ -146,6 +165,8 @@ def varied_tensors(config: Json, stored: Named) -> Named:
         if name.endswith("_conv1d.weight"):
             values = values.reshape(1, len(values), 1, -1)  # noqa: PLW2901
         yield f"blk.{found[1]}.{NAMES[end]}" if found and end else name, values
+    for projections, matrices in streams.items():
+        yield f"model.{projections}.weight", np.stack(matrices)
 
 
 def transposed_experts(layer: str, name: str, values: Array) -> Named:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ import gguf_mixers
 from ferrule import LLM, ConfigError, ModelFileError, SamplingParams, UnsupportedModelError, model_info
 from gguf_convert import Named, convert
 from gguf_mixers import mixer_metadata, mixer_tensors
+from gguf_varied import varied_metadata
 from test_encoders import GOLDEN as ENCODERS
 from test_encoders import far, read
 
@@ -51,7 +53,7 @@ MIXERS = [
 
 MINIMAX_FACTORS = [f"{block}_{factor}" for block in ("full_attn", "linear_attn", "mlp") for factor in ("alpha", "beta")]
 VARIED = [
-    *("apertus", "gemma4", "gemma4_e", "gemma4_kv", "gemma4_moe", "gemma4_ple", "granitemoe_swa", "hy_v3"),
+    *("apertus", "gemma3n", "gemma4", "gemma4_e", "gemma4_kv", "gemma4_moe", "gemma4_ple", "granitemoe_swa", "hy_v3"),
     *("kimi_linear", "mimo_v2_flash", "ministral3", "mistral3_ministral3", "mistral4", "phimoe"),
 ]
 
@@ -121,6 +123,21 @@ def test_layers_with_attention_are_equally_far_apart_in_jamba(tmp_path: Path, mo
     file = convert(GOLDEN / "variants" / "jamba", tmp_path / "model.gguf")
     with pytest.raises(
         UnsupportedModelError, match=r"jamba\.attention\.head_count_kv must be such that layers of kind"
+    ):
+        model_info(file)
+
+
+@pytest.mark.parametrize("cutoffs", [[0.5, -math.inf], [math.inf] * 5, [math.nan] * 5])
+def test_cutoffs_of_gates_must_be_numbers_for_all_layers(
+    cutoffs: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(config: Mapping[str, Any]) -> dict[str, object]:
+        return {**varied_metadata(config), "activation_sparsity_scale": cutoffs}
+
+    monkeypatch.setattr(gguf_convert, "varied_metadata", changed)
+    file = convert(GOLDEN / "variants" / "gemma3n", tmp_path / "model.gguf")
+    with pytest.raises(
+        ConfigError, match=r"gemma3n\.activation_sparsity_scale must be a list of 5 numbers, which may be -inf, got"
     ):
         model_info(file)
 

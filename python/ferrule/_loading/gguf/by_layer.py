@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from statistics import NormalDist
+from typing import Any, cast
 
 from ferrule._loading.gguf.architecture import GgufArchitecture, by_layer, fraction, has_biases, layers_with, sliding
 from ferrule._loading.gguf.file import GgufFile
@@ -64,6 +65,33 @@ def _gemma4(file: GgufFile, config: Config) -> dict[str, Any]:
             FULL: {"rope_theta": config.number("rope_theta", default=1e6), **_proportional(file, full_dim)},
         },
     }
+
+
+def _gemma3n(file: GgufFile, config: Config) -> dict[str, Any]:
+    """Returns Gemma 3n's fields; files have the cutoff of gates in standard deviations, not the share of gates."""
+    metadata, scales = file.metadata, file.key("activation_sparsity_scale")
+    fields: dict[str, Any] = {
+        **sliding(file, config, 5),
+        **has_biases(file),
+        "intermediate_size": by_layer(file, config, "feed_forward_length"),
+        "laurel_rank": file.rows("blk.0.laurel_l.weight"),
+        "altup_correct_scale": "altup_correct_scale.weight" in file.in_layers,
+        "vocab_size_per_layer_input": file.rows("per_layer_token_embd.weight"),
+        "rope_local_base_freq": metadata.number(file.key(_SLIDING_BASE), default=DEFAULT_THETA, above=1.0),
+    }
+    if scales in metadata:
+        fields["activation_sparsity_pattern"] = _shares(metadata, scales, config.layers)
+    return fields
+
+
+def _shares(metadata: Config, key: str, layers: int) -> list[float]:
+    """Returns the share of gates of each layer that are 0: the normal distribution at the layer's cutoff."""
+    value: object = metadata.values[key]
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    cutoffs = [item for item in items if isinstance(item, float) and item < math.inf]  # false for NaN as well
+    if len(items) < layers or len(cutoffs) != len(items):
+        raise metadata.error(key, f"a list of {layers} numbers, which may be -inf")
+    return [NormalDist().cdf(cutoff) for cutoff in cutoffs[:layers]]
 
 
 def _networks(file: GgufFile, config: Config, widths: list[int]) -> dict[str, Any]:
@@ -171,6 +199,20 @@ def _llama4(file: GgufFile, config: Config) -> dict[str, Any]:
 
 
 VARIED = (
+    GgufArchitecture(
+        "gemma3n",
+        "gemma3n_text",
+        {
+            "final_logit_softcapping": "final_logit_softcapping",
+            "num_kv_shared_layers": "attention.shared_kv_layers",
+            "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+            "altup_num_inputs": "altup.num_inputs",
+            "altup_active_idx": "altup.active_idx",
+        },
+        {"num_kv_shared_layers": 0},
+        _gemma3n,
+        varying=("intermediate_size",),
+    ),
     GgufArchitecture(
         "gemma4",
         "gemma4_text",

@@ -25,6 +25,7 @@ from ferrule.archs.spec import (
     Part,
     PerLayerEmbedding,
     ShortConvolution,
+    Stack,
     Tensor,
 )
 from ferrule.archs.tensors import Fused, fused, joined, tensors_named
@@ -80,6 +81,14 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "per_layer.projection_norm": ("per_layer_proj_norm",),
     "per_layer_post_norm": ("blk.{layer}.post_norm",),
     "tables.0": ("per_layer_token_embd",),
+    "laurel.left": ("blk.{layer}.laurel_l",),
+    "laurel.right": ("blk.{layer}.laurel_r",),
+    "laurel.norm": ("blk.{layer}.laurel_post_norm",),
+    "altup.router": ("blk.{layer}.altup_router",),
+    "altup.router_norm": ("blk.{layer}.altup_router_norm",),
+    "altup.prediction": ("blk.{layer}.altup_predict_coef",),
+    "altup.correction": ("blk.{layer}.altup_correct_coef",),
+    "side.scale": ("blk.{layer}.altup_correct_scale",),
     "short_convolution_norm": ("blk.{layer}.attn_norm",),
     "short_convolution.kernel": ("blk.{layer}.shortconv.conv",),
     "short_convolution.output": ("blk.{layer}.shortconv.out_proj",),
@@ -151,7 +160,7 @@ def gguf_tensors(spec: ModelSpec, file: GgufFile) -> dict[str, Tensor]:
     if "post_ffw_norm_1.weight" in file.in_layers:
         # Networks beside experts have a separate norm; that of the sum is under the usual name.
         modules["ffn_post_norm"] = "blk.{layer}.post_ffw_norm_1"
-    tensors = tensors_named(spec, modules, _per_layer_projections(spec))
+    tensors = tensors_named(spec, modules, {**_per_layer_projections(spec), **_stream_projections(spec)})
     return {
         role: replace(tensor, negated_exp=True) if role.endswith(".decay_log.weight") else tensor
         for role, tensor in tensors.items()
@@ -166,6 +175,16 @@ def _per_layer_projections(spec: ModelSpec) -> dict[str, Tensor]:
             ("per_layer_model_proj.weight",), part=Part(index * width, width, sum(widths))
         )
         for index, width in enumerate(widths)
+    }
+
+
+def _stream_projections(spec: ModelSpec) -> dict[str, Tensor]:
+    """Returns the tensors of the projections between the streams: matrices of a stack without the first stream."""
+    others = 0 if spec.streams is None else spec.streams.count - 1
+    return {
+        f"streams.{end}.{index + 1}.weight": Tensor((f"{name}.weight",), stack=Stack(index, others))
+        for end, name in (("begin", "altup_proj"), ("end", "altup_unembd_proj"))
+        for index in range(others)
     }
 
 
