@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from ferrule.errors import InvalidParameterError
+from ferrule.errors import InvalidParameterError, PromptTooLongError
 
 
 def test_invalid_parameter_has_attributes() -> None:
@@ -35,6 +35,11 @@ def test_invalid_parameter_survives_pickling(value: object) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.field, copy.value, copy.requirement) == ("stop[2]", value, "a string")
     assert str(copy) == str(error) == f"stop[2] must be a string, got {value!r}"
+
+
+def test_prompt_that_is_too_long_survives_pickling() -> None:
+    copy = pickle.loads(pickle.dumps(PromptTooLongError("the prompt has 9 tokens", 9, 8)))
+    assert (str(copy), copy.tokens, copy.context, copy.field) == ("the prompt has 9 tokens", 9, 8, None)
 
 
 @pytest.mark.parametrize("value", ["x" * 1000, [1] * 1000, 10**1000, [10**5000]])

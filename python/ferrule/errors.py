@@ -76,6 +76,23 @@ class PromptError(FerruleError, ValueError):
         self.field = field
 
 
+class PromptTooLongError(PromptError):
+    """A prompt has more tokens than its context."""
+
+    tokens: int
+    """Number of tokens of the prompt, or as many as were counted before the limit was exceeded."""
+    context: int
+    """Maximum number of tokens of prompt and output together."""
+
+    def __init__(self, message: str, tokens: int, context: int) -> None:
+        super().__init__(message)
+        self.tokens = tokens
+        self.context = context
+
+    def __reduce__(self) -> tuple[type["PromptTooLongError"], tuple[str, int, int]]:
+        return type(self), (str(self), self.tokens, self.context)
+
+
 class ConfigError(FerruleError, ValueError):
     """A configuration file of a model has an invalid value."""
 

@@ -152,3 +152,10 @@ def test_errors_have_the_form_of_llama_cpp(tiny: Live, path: str, body: dict[str
     answer = tiny.request(path, body)
     assert (answer.status, answer.error["code"], answer.error["type"]) == (400, 400, "invalid_request_error")
     assert param is None or answer.error["param"] == param
+
+
+def test_input_tokens_of_a_chat_are_those_of_the_answer(tiny: Live) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    expected = tiny.request("/v1/chat/completions", asked).json["usage"]["prompt_tokens"]
+    for path in ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"):
+        assert tiny.request(path, asked).json == {"input_tokens": expected}

@@ -257,7 +257,8 @@ def test_invalid_generation_request_returns_400_with_param(
     found = shared.request(path, text.encode())
     assert found.status == 400, found.body
     assert found.error["param"] == param, found.error
-    assert found.error["type"] == "invalid_request_error"
+    too_long = found.error["code"] == "context_length_exceeded"
+    assert found.error["type"] == ("exceed_context_size_error" if too_long else "invalid_request_error")
     assert len(found.error["message"]) < 1000
 
 

@@ -175,4 +175,5 @@ def prompt_limit(max_model_len: int, limited_by: str) -> TokenLimit:
         max_model_len - 1,
         f"the prompt has {{found}} tokens, more than the limit of {max_model_len - 1}: {limited_by} allows "
         f"{max_model_len} tokens including at least one of output",
+        output=1,
     )

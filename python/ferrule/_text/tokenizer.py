@@ -15,7 +15,7 @@ from ferrule._text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetoke
 from ferrule._validation import shown
 from ferrule.archs.config import Config, read_json_object
 from ferrule.archs.files import read_file
-from ferrule.errors import ConfigError, ModelNotFoundError, PromptError, TokenizerError
+from ferrule.errors import ConfigError, ModelNotFoundError, PromptError, PromptTooLongError, TokenizerError
 
 if TYPE_CHECKING:
     import tokenizers
@@ -48,10 +48,13 @@ class TokenLimit:
     tokens: int
     message: str
     """Text of the error, with `{found}` where the number of tokens is."""
+    output: int = 0
+    """Number of tokens of output for which the context has room after a text of so many tokens."""
 
-    def exceeded(self, count: int, *, at_least: bool = False) -> PromptError:
+    def exceeded(self, count: int, *, at_least: bool = False) -> PromptTooLongError:
         """Returns the error of a text of `count` tokens, or of `at_least` as many."""
-        return PromptError(self.message.format(found=f"at least {count}" if at_least else count))
+        message = self.message.format(found=f"at least {count}" if at_least else count)
+        return PromptTooLongError(message, count, self.tokens + self.output)
 
 
 class Tokenizer:

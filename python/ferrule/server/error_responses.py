@@ -20,13 +20,14 @@ from ferrule.errors import (
     ModelFileError,
     ModelNotFoundError,
     PromptError,
+    PromptTooLongError,
     QueueFullError,
     RequestFailedError,
     TokenizerError,
     UnsupportedTaskError,
     shown,
 )
-from ferrule.server.errors import BAD_REQUEST, UNAVAILABLE, UNPROCESSABLE, ApiError
+from ferrule.server.errors import BAD_REQUEST, TOO_LONG, UNAVAILABLE, UNPROCESSABLE, ApiError
 from ferrule.server.request_record import current_record
 
 _CODES: tuple[tuple[type[FerruleError], int, str], ...] = (
@@ -37,6 +38,7 @@ _CODES: tuple[tuple[type[FerruleError], int, str], ...] = (
     (LogitsProcessorError, UNAVAILABLE, "logits_processor_failed"),
     (ModelNotFoundError, 404, "model_not_found"),
     (ModelFileError, BAD_REQUEST, "model_file_invalid"),
+    (PromptTooLongError, BAD_REQUEST, TOO_LONG),
     (PromptError, BAD_REQUEST, "invalid_prompt"),
     (ChatTemplateError, BAD_REQUEST, "chat_template_error"),
     (TokenizerError, BAD_REQUEST, "tokenizer_error"),
@@ -65,7 +67,8 @@ def api_error(error: FerruleError) -> ApiError:
             param = _request_name("messages", names)
         case _:
             pass
-    return ApiError(status, message, code=code, param=param)
+    facts = {"n_prompt_tokens": error.tokens, "n_ctx": error.context} if isinstance(error, PromptTooLongError) else {}
+    return ApiError(status, message, code=code, param=param, facts=facts)
 
 
 def _request_name(field: str, names: Mapping[str, str]) -> str:

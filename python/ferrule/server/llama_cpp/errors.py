@@ -10,4 +10,5 @@ from ferrule.server.errors import UNAVAILABLE, ApiError
 def error_body(error: ApiError) -> dict[str, Any]:
     """Returns the error body."""
     kind = "unavailable_error" if error.status_code == UNAVAILABLE else error.type
-    return {"error": {"code": error.status_code, "message": error.detail, "type": kind, "param": error.param}}
+    own = {"code": error.status_code, "message": error.detail, "type": kind, "param": error.param}
+    return {"error": {**own, **error.facts}}

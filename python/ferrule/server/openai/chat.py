@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions and /v1/chat/completions/input_tokens."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ from ferrule.server.openai.protocol import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    ChatTokens,
     NamedCustomTool,
     NamedTool,
     Usage,
@@ -60,7 +61,7 @@ from ferrule.server.streaming import DONE, EventStream, event
 
 
 def router(server: Context) -> APIRouter:
-    """Creates the route."""
+    """Creates the routes."""
     routes = APIRouter(route_class=BodyRoute)
 
     @routes.post("/chat/completions", response_model=ChatCompletion, include_in_schema=False)
@@ -77,6 +78,14 @@ def router(server: Context) -> APIRouter:
             return await EventStream(writer.events(), server.settings.keep_alive).begin()
         body = writer.full(await complete(writer.generation))
         return Response(body.model_dump_json(), media_type="application/json")
+
+    @routes.post("/chat/completions/input_tokens", response_model=ChatTokens, include_in_schema=False)
+    @routes.post("/v1/chat/completions/input_tokens", response_model=ChatTokens)
+    async def input_tokens(request: ChatCompletionRequest) -> ChatTokens:
+        """Counts the tokens of the prompt that a request would have (llama.cpp's route)."""
+        name_fields(_names(request))
+        prepared = await prepare_prompt(server.models.find(request.model), server.settings, _conversation(request))
+        return ChatTokens(input_tokens=len(prompt_ids(prepared.prompt)))
 
     return routes
 

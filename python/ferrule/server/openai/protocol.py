@@ -416,6 +416,12 @@ class ChatCompletion(BaseModel):
     timings: Timings | None = _extra()
 
 
+class ChatTokens(BaseModel):
+    """Response of POST /v1/chat/completions/input_tokens."""
+
+    input_tokens: int
+
+
 class ChatChunkChoice(BaseModel):
     """New part of one of `n` completions of a conversation."""
 
@@ -643,6 +649,10 @@ class ErrorDetail(BaseModel):
     type: str
     param: str | None
     code: str | None
+    n_prompt_tokens: int | None = _extra()
+    """Number of tokens of a prompt that is too long, or as many as were counted."""
+    n_ctx: int | None = _extra()
+    """Maximum number of tokens of prompt and output together."""
 
 
 class ErrorResponse(BaseModel):
