@@ -15,12 +15,13 @@ import fakes
 from cli.terminal import Terminal
 from conftest import TINY
 from ferrule import LLM, SamplingParams
+from ferrule._api.answer_defaults import ANSWER_TOKENS, SEEDS, shown_defaults, with_defaults
 from ferrule._cli import foreign, main
 from ferrule._cli.app import app
 from ferrule._cli.chat import answers
 from ferrule._cli.chat.commands import complete
-from ferrule._cli.defaults import ANSWER_TOKENS, SEEDS, LoopGuard, shown_defaults, with_defaults
 from ferrule._cli.prompt import names_model
+from ferrule._text.loop_guard import LoopGuard
 
 QUESTION = "What is the capital of Japan?"
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"

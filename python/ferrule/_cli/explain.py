@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ferrule._cli.defaults import with_defaults
+from ferrule._api.answer_defaults import with_defaults
 from ferrule._cli.help import Command
 from ferrule._cli.model import load, model_options, prefix_cache_option, speculative_options
 from ferrule._cli.prompt import prompt_arguments, split_words

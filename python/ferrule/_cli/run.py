@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
+from ferrule._api.answer_defaults import is_greedy_toy
 from ferrule._api.llm import LLM
 from ferrule._cli.chat import run_session
-from ferrule._cli.defaults import is_greedy_toy
 from ferrule._cli.help import Command
 from ferrule._cli.model import load, model_options, prefix_cache_option, speculative_options
 from ferrule._cli.prompt import prompt_arguments, split_model

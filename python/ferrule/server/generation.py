@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from ferrule._engine.beams import BeamSearchParams
 from ferrule._params.sampling import SamplingParams
+from ferrule._text.loop_guard import LoopGuard
 from ferrule._text.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCallDelta
 from ferrule._text.prompt import Prompt
 from ferrule.errors import InvalidParameterError
@@ -26,6 +27,8 @@ from ferrule.server.request_record import PromptRecord, RequestRecord, current_r
 T = TypeVar("T")
 ABORT = "abort"
 """The finish reason of an aborted request."""
+LOOP = "loop"
+"""The stop reason of a completion that repeated itself endlessly."""
 
 
 def new_request_id(prefix: str) -> str:
@@ -49,6 +52,8 @@ class Generation:
     """Parameters of a beam search; None to sample with `params`."""
     only_calls: bool = False
     """Whether completions consist of tool calls only: text before an incomplete call is dropped."""
+    stop_on_loop: bool = False
+    """Whether to stop the single completion when it repeats itself endlessly."""
 
 
 async def complete(request: Generation) -> RequestOutput:
@@ -93,8 +98,9 @@ async def stream_steps(request: Generation) -> AsyncGenerator[StreamStep, None]:
     record = current_record.get() or RequestRecord(request.request_id)
     record.model = request.served.name
     written, ended = 0, False
+    steps = _steps_without_loop if request.stop_on_loop else _engine_steps
     try:
-        async with aclosing(_engine_steps(request)) as all_steps, _deadline(request, record) as overdue:
+        async with aclosing(steps(request)) as all_steps, _deadline(request, record) as overdue:
             async for step in all_steps:
                 written += sum(len(choice.token_ids) for choice in step.deltas)
                 if step.output.finished:
@@ -112,6 +118,25 @@ async def stream_steps(request: Generation) -> AsyncGenerator[StreamStep, None]:
         if not ended:
             record.prompts.append(PromptRecord(None, written, (ABORT,) * request.params.n, params=request.params))
         raise
+
+
+async def _steps_without_loop(request: Generation) -> AsyncGenerator[StreamStep, None]:
+    """Yields the steps of the engine, and stops the completion when it is in an endless loop."""
+    guard, loops = LoopGuard(), False
+    async with aclosing(_engine_steps(request)) as all_steps:
+        async for step in all_steps:
+            yield _stopped(step) if loops else step
+            if not loops and any(guard.loops(delta.token_ids) for delta in step.deltas):
+                loops = True
+                await request.served.llm.abort(request.request_id)
+
+
+def _stopped(step: StreamStep) -> StreamStep:
+    """Returns a step whose aborted completion counts as stopped."""
+    reasons = {"finish_reason": "stop", "stop_reason": LOOP}
+    outputs = [replace(each, **reasons) if each.finish_reason == ABORT else each for each in step.output.outputs]
+    deltas = [replace(each, **reasons) if each.finish_reason == ABORT else each for each in step.deltas]
+    return StreamStep(deltas, replace(step.output, outputs=outputs))
 
 
 async def _engine_steps(request: Generation) -> AsyncGenerator[StreamStep, None]:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from ferrule._api.answer_defaults import shown_defaults
 from ferrule._api.async_llm import AsyncLLM
+from ferrule._params.sampling import SamplingParams
 from ferrule._validation import shown
 from ferrule.errors import EngineError
 from ferrule.server.errors import ApiError
@@ -35,6 +37,11 @@ class ServedModel:
     def info(self) -> dict[str, Any]:
         """The result of `AsyncLLM.info`."""
         return self.llm.info()
+
+    @cached_property
+    def answer_defaults(self) -> dict[str, Any] | None:
+        """Sampling parameters of an answer for which a user sets none; None for a model of embeddings."""
+        return shown_defaults(SamplingParams.with_model_defaults(), self.llm) if self.llm.generates else None
 
     def token_bytes(self, token_id: int) -> list[int] | None:
         """Returns the bytes of a token; None for a token without bytes."""

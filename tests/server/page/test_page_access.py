@@ -228,7 +228,7 @@ def test_reasoning_is_collapsed(chat: ChatPage) -> None:
     chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
     assert chat.ask(CAPITAL) == "Paris."
     expect(chat.find(".reasoning-text")).to_be_hidden()
-    chat.find("summary").click()
+    chat.find(".message summary").click()
     expect(chat.find(".reasoning-text")).to_have_text("Let me think.")
     assert chat.find(".assistant .token").all_inner_texts() == ["Paris", "."]
 

@@ -14,6 +14,15 @@ from server.page.chat_page import ChatPage
 CAPITAL = "What is the capital of France?"
 ENDLESS_TOKENS = 30_000
 ENDLESS = json.dumps({"ignore_eos": True, "min_tokens": ENDLESS_TOKENS})
+DEFAULTS = {
+    "temperature": 0.7,
+    "top_p": 0.95,
+    "top_k": 0,
+    "min_p": 0.05,
+    "repetition_penalty": 1,
+    "max_tokens": 2048,
+}
+"""Parameters of an answer where neither the user nor the model sets them."""
 RESERVED_FIELD = "Extra body must not have the field {}, which the page sets"
 
 
@@ -234,6 +243,7 @@ def test_settings_are_sent_in_the_request(chat: ChatPage) -> None:
         "logprobs": True,
         "top_logprobs": 3,
         "ignore_eos": True,
+        "stop_on_loop": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
@@ -257,7 +267,8 @@ def test_an_invalid_setting_shows_an_error_and_is_not_sent(chat: ChatPage) -> No
         expect(chat.find(f"#{name}-error")).to_have_text(error)
         expect(chat.find(f"#{name}")).to_have_attribute("aria-invalid", "true")
     chat.ask("Hello")
-    assert not {"temperature", "top_k", "top_p", "n", "ignore_eos"} & chat.requests[-1].keys()
+    assert not {"n", "ignore_eos"} & chat.requests[-1].keys()
+    assert {name: chat.requests[-1][name] for name in DEFAULTS} == DEFAULTS
 
 
 def test_another_conversation_during_generation(chat: ChatPage) -> None:

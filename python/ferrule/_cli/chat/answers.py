@@ -7,17 +7,17 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ferrule._api.llm import LLM
-from ferrule._cli.defaults import (
+from ferrule._api.answer_defaults import (
     ANSWER_TOKENS,
     CONTINUATION_TOKENS,
-    LoopGuard,
     is_greedy_toy,
     shown_defaults,
     with_defaults,
 )
+from ferrule._api.llm import LLM
 from ferrule._cli.sampling import summary
 from ferrule._params.sampling import SamplingParams
+from ferrule._text.loop_guard import LoopGuard
 from ferrule._text.parsers import MessageFormat
 from ferrule._text.prompt import Prompt
 from ferrule.outputs import RequestOutput

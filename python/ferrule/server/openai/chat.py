@@ -105,6 +105,8 @@ async def generation(server: Context, served: ServedModel, request: ChatCompleti
         others=llama_cpp.sampling_values(request),
     )
     search = beam_search_of(served, request, params)
+    if request.stop_on_loop and (params.n > 1 or params.ranks or search is not None):
+        raise InvalidParameterError("stop_on_loop", request.stop_on_loop, "false unless n and best_of are 1")
     top_logprobs = _top_logprobs(request)
     if request.echo and not request.stream and request.prompt_logprobs is None and top_logprobs is not None:
         params = replace(params, prompt_logprobs=top_logprobs)
@@ -118,6 +120,7 @@ async def generation(server: Context, served: ServedModel, request: ChatCompleti
         parallel_tool_calls=request.parallel_tool_calls is not False,
         beam_search=search,
         only_calls=prepared.only_calls,
+        stop_on_loop=request.stop_on_loop and not params.ignore_eos,
     )
 
 

@@ -82,4 +82,5 @@ def _card(server: Context, served: ServedModel) -> ModelCard:
         root=str(served.info["model"]),
         parent=None if served.adapter is None else parent,
         max_model_len=served.info["max_model_len"],
+        answer_defaults=served.answer_defaults,
     )

@@ -124,6 +124,9 @@ class ChatCompletionRequest(GenerationFields):
     continue_final_message: bool | str = False
     echo: bool | None = None
     """Whether the answer begins with the content of the last message, where that is the assistant's."""
+    stop_on_loop: bool = False
+    """Whether to stop an answer that repeats itself endlessly, with the `stop_reason` "loop". It requires `n` = 1 and
+    has no effect with `ignore_eos`."""
 
 
 class CompletionRequest(GenerationFields):
@@ -633,6 +636,8 @@ class ModelCard(BaseModel):
     root: str
     parent: str | None = _extra()
     max_model_len: int
+    answer_defaults: dict[str, int | float] | None = _extra()
+    """Sampling parameters that the chat page sends unless the user changes them; None for a model of embeddings."""
 
 
 class ModelList(BaseModel):

@@ -22,12 +22,12 @@ export function createAnswers(handlers) {
   return { start, stop, get, conversations };
 
   /**
-   * Adds an answer below `parent` and generates it; `prefix` has the text and the tokens that it begins with.
+   * Adds an answer of a model below `parent` and generates it; `prefix` has the text and the tokens that it begins with.
    *
    * An answer that is still being generated in this conversation is stopped.
    */
   async function start(conversation, parent, model, prefix = { content: "", tokens: [], reasoning: "" }) {
-    const fields = { role: "assistant", model, finishReason: null, error: null, statistics: null, ...prefix };
+    const fields = { role: "assistant", model: model.id, finishReason: null, error: null, statistics: null, ...prefix };
     const answer = append(conversation, parent, fields);
     const controller = new AbortController();
     stop(conversation.id);
@@ -48,7 +48,7 @@ export function createAnswers(handlers) {
         handlers.save(conversation);
       }
     };
-    await generate(conversation, answer, controller.signal, onChange);
+    await generate(conversation, answer, model, controller.signal, onChange);
     if (frame !== null) cancelAnimationFrame(frame);
     if (get(conversation.id)?.answer === answer) running.delete(conversation.id);
     const text = answer.content.slice(0, MAX_ANNOUNCED_CHARACTERS);

@@ -27,7 +27,10 @@ const LOADING_MILLISECONDS = 2000;
 let conversation = newConversation();
 
 const sidebars = createSidebars();
-const models = createModelPicker(() => (conversation.model = models.selected()));
+const models = createModelPicker(() => {
+  conversation.model = models.selected();
+  showModelDefaults();
+});
 const settings = createSettings(() => saveUnlessEmpty());
 const files = createImportExport({ current: () => conversation, show: showConversation, refresh: refreshList });
 const list = createConversationList({ open, rename, exportCurrent: files.exportCurrent, remove });
@@ -59,6 +62,10 @@ function updateContextUsage() {
   showContextUsage(byId("context"), contextUsage(visible, models.all(), model));
 }
 
+function showModelDefaults() {
+  settings.showDefaults(models.find(models.selected())?.answer_defaults ?? null);
+}
+
 async function refreshList() {
   const entries = await database.list().catch(() => []);
   const { id, title } = conversation;
@@ -73,6 +80,7 @@ function showConversation(next) {
   writeStorage("session", CURRENT_CONVERSATION, conversation.id);
   models.select(conversation.model);
   settings.show(conversation);
+  showModelDefaults();
   thread.scrollToEnd();
   render();
 }
@@ -192,6 +200,7 @@ async function loadModels() {
   try {
     await models.load();
     models.select(conversation.model);
+    showModelDefaults();
     updateContextUsage();
     clearNotice();
   } catch (error) {

@@ -12,12 +12,13 @@ const MIN_MEASURED_MILLISECONDS = 20;
 /**
  * Fills `answer` until it ends, fails, or `signal` aborts; calls `onChange` after each chunk.
  *
- * `finishReason` is that of the server, "stopped" if the user stopped the answer, or "error" if `error` is set.
+ * `finishReason` is that of the server, "loop" if the server stopped an endless loop, "stopped" if the user stopped the
+ * answer, or "error" if `error` is set.
  */
-export async function generate(conversation, answer, signal, onChange) {
+export async function generate(conversation, answer, model, signal, onChange) {
   const reader = new TokenReader();
   const start = performance.now();
-  const request = buildRequest(conversation, answer);
+  const request = buildRequest(conversation, answer, model.answer_defaults);
   const prefixTokens = answer.tokens.length;
   answer.statistics = { milliseconds: 0 };
   const timer = setInterval(() => {
@@ -58,7 +59,7 @@ function addChunk(answer, { choices }, reader) {
     const token = reader.read(entry);
     if (!reasoning) answer.tokens.push(token);
   }
-  if (choice.finish_reason) answer.finishReason = choice.finish_reason;
+  if (choice.finish_reason) answer.finishReason = choice.stop_reason === "loop" ? "loop" : choice.finish_reason;
 }
 
 function updateStatistics(answer, { usage, choices }, milliseconds, prefixTokens) {

@@ -17,10 +17,7 @@ export function createMessageActions(page) {
 
   /** Sends a message; returns whether it was accepted. */
   function send(text) {
-    if (models.selected() === null) {
-      showNotice("No model is available yet.", page.loadModels);
-      return false;
-    }
+    if (!hasModel()) return false;
     const last = path(current()).at(-1) ?? null;
     const message = append(current(), last?.id ?? null, { role: "user", content: text });
     page.thread().scrollToEnd();
@@ -28,9 +25,16 @@ export function createMessageActions(page) {
     return true;
   }
 
+  function hasModel() {
+    if (models.selected() !== null) return true;
+    showNotice("No model is available yet.", page.loadModels);
+    return false;
+  }
+
   function answer(parent, prefix) {
+    if (!hasModel()) return;
     current().model = models.selected();
-    page.answers().start(current(), parent, current().model, prefix);
+    page.answers().start(current(), parent, models.find(current().model), prefix);
   }
 
   function edit(node, text) {
@@ -48,6 +52,7 @@ export function createMessageActions(page) {
   }
 
   function regenerate(node) {
+    if (!hasModel()) return;
     if (node.error && node.content === "") removeNode(current(), node);
     answer(node.parent);
   }

@@ -6,12 +6,17 @@ import { byId, el } from "./dom.js";
 
 const UNAUTHORIZED = 401;
 
-/** Creates `{load(), all(), select(id), selected()}`; `onChange()` is called when the user selects a model. */
+/**
+ * Creates `{load(), all(), find(id), select(id), selected()}`; `onChange()` is called when the user selects a model.
+ *
+ * A model is the server's description, `{id, max_model_len, answer_defaults, …}`.
+ */
 export function createModelPicker(onChange) {
   const picker = byId("model");
   let models = [];
   picker.addEventListener("change", onChange);
-  return { load, all: () => models, select, selected: () => picker.value || null };
+  const find = (id) => models.find((model) => model.id === id) ?? null;
+  return { load, all: () => models, find, select, selected: () => picker.value || null };
 
   /** Loads the models, and asks for the API key if the server requires one; throws a ServerError. */
   async function load() {
@@ -31,7 +36,6 @@ export function createModelPicker(onChange) {
 
   /** Selects a model, or the first one if the server does not have it. */
   function select(id) {
-    const isAvailable = models.some((model) => model.id === id);
-    picker.value = isAvailable ? id : (models[0]?.id ?? "");
+    picker.value = find(id) ? id : (models[0]?.id ?? "");
   }
 }

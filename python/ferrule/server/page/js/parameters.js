@@ -1,17 +1,77 @@
 // Parameters of a conversation as one table, which the settings show, imported files are checked against, and requests
-// are built from. Parameters without a value are omitted from the request, so that the server's defaults apply.
+// are built from. A parameter without a value has the default of the model.
 
-/** Sampling parameters: name in the request, label, limits and effect. */
+/**
+ * Sampling parameters: name in the request, label, limits and effect. `slider` has the range of the slider, which may be
+ * smaller than the allowed one, and `defaultValue` the value of every model.
+ */
 export const PARAMETERS = [
-  { name: "temperature", label: "Temperature", min: 0, max: 100, hint: "0 always selects the most likely token" },
-  { name: "top_p", label: "Top p", min: 0, max: 1, hint: "Nucleus sampling: total probability of the candidates" },
-  { name: "top_k", label: "Top k", min: -1, integer: true, hint: "Number of candidates; -1 for all" },
-  { name: "min_p", label: "Min p", min: 0, max: 1, hint: "Minimum probability, relative to the most likely token" },
-  { name: "max_tokens", label: "Max tokens", min: 1, integer: true, hint: "Maximum length of the answer" },
-  { name: "seed", label: "Seed", min: 0, integer: true, hint: "The same seed gives the same answer" },
-  { name: "repetition_penalty", label: "Repetition penalty", min: 0.01, hint: "Above 1 reduces repetition" },
-  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, hint: "Penalty per earlier occurrence" },
-  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, hint: "Penalty for tokens that occurred" },
+  {
+    name: "temperature",
+    label: "Temperature",
+    min: 0,
+    max: 100,
+    slider: { min: 0, max: 2, step: 0.05 },
+    hint: "0 always selects the most likely token",
+  },
+  {
+    name: "top_p",
+    label: "Top p",
+    min: 0,
+    max: 1,
+    slider: { min: 0, max: 1, step: 0.01 },
+    hint: "Nucleus sampling: total probability of the candidates",
+  },
+  {
+    name: "top_k",
+    label: "Top k",
+    min: -1,
+    integer: true,
+    slider: { min: 0, max: 200, step: 1 },
+    hint: "Number of candidates; 0 for all",
+  },
+  {
+    name: "min_p",
+    label: "Min p",
+    min: 0,
+    max: 1,
+    slider: { min: 0, max: 1, step: 0.01 },
+    hint: "Minimum probability, relative to the most likely token",
+  },
+  {
+    name: "max_tokens",
+    label: "Max tokens",
+    min: 1,
+    integer: true,
+    slider: { min: 64, max: 8192, step: 64 },
+    hint: "Maximum length of the answer",
+  },
+  {
+    name: "repetition_penalty",
+    label: "Repetition penalty",
+    min: 0.01,
+    slider: { min: 0.5, max: 2, step: 0.05 },
+    hint: "Above 1 reduces repetition",
+  },
+  {
+    name: "frequency_penalty",
+    label: "Frequency penalty",
+    min: -2,
+    max: 2,
+    slider: { min: -2, max: 2, step: 0.1 },
+    defaultValue: 0,
+    hint: "Penalty per earlier occurrence",
+  },
+  {
+    name: "presence_penalty",
+    label: "Presence penalty",
+    min: -2,
+    max: 2,
+    slider: { min: -2, max: 2, step: 0.1 },
+    defaultValue: 0,
+    hint: "Penalty for tokens that occurred",
+  },
+  { name: "seed", label: "Seed", min: 0, integer: true, hint: "The same seed gives the same answer; empty for a new one" },
 ];
 
 /** Number of alternatives to request for each token; 0 requests none. */

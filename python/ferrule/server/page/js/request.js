@@ -1,11 +1,13 @@
-// The request body for an answer.
+// The request body for an answer: the messages, and the sampling parameters with the defaults of the model.
 
 import { ancestors } from "./conversation.js";
 import { ALTERNATIVES, PARAMETERS } from "./parameters.js";
 
-/** Builds the request for `answer`; if it already has text, the model continues this text. */
-export function buildRequest(conversation, answer) {
-  const { parameters } = conversation;
+/**
+ * Builds the request for `answer`; if it already has text, the model continues this text. `defaults` are the parameters
+ * of the model's answers.
+ */
+export function buildRequest(conversation, answer, defaults) {
   // Failed answers without text are not part of the prompt.
   const nodes = ancestors(conversation, answer).filter((node) => node === answer || node.content !== "");
   const messages = nodes.map(({ role, content }) => ({ role, content }));
@@ -13,11 +15,20 @@ export function buildRequest(conversation, answer) {
   const request = { model: answer.model, messages };
   if (answer.content === "") messages.pop();
   else Object.assign(request, { continue_final_message: true, add_generation_prompt: false });
+  return { ...request, ...samplingFields(conversation.parameters, defaults) };
+}
+
+/** Returns the fields of a request that the parameters of a conversation set, with defaults for the others. */
+export function samplingFields(parameters, defaults) {
+  const fields = { ...defaults, stop_on_loop: true };
+  // The default limit does not contradict a minimum length.
+  const minimum = parameters.extra_body?.min_tokens;
+  if (minimum > fields.max_tokens) fields.max_tokens = minimum;
   for (const { name } of PARAMETERS) {
-    if (typeof parameters[name] === "number") request[name] = parameters[name];
+    if (typeof parameters[name] === "number") fields[name] = parameters[name];
   }
-  if (parameters.stop?.length) request.stop = parameters.stop;
+  if (parameters.stop?.length) fields.stop = parameters.stop;
   const alternatives = parameters.alternatives ?? ALTERNATIVES.defaultValue;
-  if (alternatives > 0) Object.assign(request, { logprobs: true, top_logprobs: alternatives });
-  return { ...request, ...parameters.extra_body };
+  if (alternatives > 0) Object.assign(fields, { logprobs: true, top_logprobs: alternatives });
+  return { ...fields, ...parameters.extra_body };
 }

@@ -1,12 +1,19 @@
-// The settings of a conversation: system prompt and sampling parameters. The server chooses the values of empty fields.
+// The settings of a conversation: system prompt and sampling parameters. Empty fields have the defaults of the model.
 
 import { byId, el } from "./dom.js";
-import { ALTERNATIVES, PARAMETERS, parseExtraBody, parseNumber } from "./parameters.js";
+import { createNumberField } from "./number-field.js";
+import { ALTERNATIVES, PARAMETERS, parseExtraBody } from "./parameters.js";
+import { samplingFields } from "./request.js";
 
-/** Creates `{show(conversation)}`; `onChange()` is called when a valid value was written to the conversation. */
+/**
+ * Creates `{show(conversation), showDefaults(defaults)}`.
+ *
+ * `onChange()` is called when a valid value was written to the conversation.
+ */
 export function createSettings(onChange) {
   let conversation = null;
-  const system = el("textarea", { id: "system", rows: "4", placeholder: "You are …" });
+  let defaults = null;
+  const system = el("textarea", { id: "system", rows: "8", placeholder: "You are …" });
   const stop = el("textarea", { id: "stop", rows: "2", placeholder: "none", "aria-describedby": "stop-hint" });
   const extraBody = el("textarea", {
     id: "extra_body",
@@ -16,32 +23,35 @@ export function createSettings(onChange) {
     placeholder: '{"ignore_eos": true}',
     "aria-describedby": "extra_body-hint extra_body-error",
   });
-  const numbers = new Map([...PARAMETERS, ALTERNATIVES].map((parameter) => [parameter, numberField(parameter)]));
+  const numbers = new Map([...PARAMETERS, ALTERNATIVES].map((parameter) => [parameter.name, numberField(parameter)]));
+  const sent = el("pre", { id: "sent", tabindex: "0", "aria-label": "Fields of the request" });
 
-  const form = byId("settings-form");
-  form.append(
+  byId("settings-form").append(
     field(system, "System prompt", null),
-    el("div", { class: "grid" }, ...PARAMETERS.map((each) => field(numbers.get(each), each.label, each.hint))),
+    el("div", { class: "grid" }, ...PARAMETERS.map(({ name }) => numbers.get(name).element)),
     field(stop, "Stop sequences", "One per line"),
-    field(numbers.get(ALTERNATIVES), ALTERNATIVES.label, ALTERNATIVES.hint),
+    numbers.get(ALTERNATIVES.name).element,
     field(extraBody, "Extra body", "Other fields of the request, as a JSON object"),
+    el("details", { class: "sent" }, el("summary", {}, "What is sent"), sent),
     el("button", { type: "button", class: "plain-button", click: reset }, "Reset to defaults"),
   );
-  form.addEventListener("submit", (event) => event.preventDefault());
+  byId("settings-form").addEventListener("submit", (event) => event.preventDefault());
 
   system.addEventListener("input", () => change(() => (conversation.system = system.value)));
   stop.addEventListener("input", () => {
     change(() => setParameter("stop", stop.value.split("\n").filter((line) => line !== "")));
   });
   extraBody.addEventListener("input", () => {
-    changeIfValid(extraBody, () => setParameter("extra_body", parseExtraBody(extraBody.value)));
+    try {
+      const value = parseExtraBody(extraBody.value);
+      showExtraBodyError("");
+      change(() => setParameter("extra_body", value));
+    } catch (error) {
+      // An invalid value is not written to the conversation.
+      showExtraBodyError(error.message);
+    }
   });
-  for (const [parameter, input] of numbers) {
-    input.addEventListener("input", () => {
-      changeIfValid(input, () => setParameter(parameter.name, parseNumber(parameter, input.value)));
-    });
-  }
-  return { show };
+  return { show, showDefaults };
 
   /** Shows the settings of a conversation. */
   function show(shown) {
@@ -50,8 +60,24 @@ export function createSettings(onChange) {
     system.value = shown.system;
     stop.value = (parameters.stop ?? []).join("\n");
     extraBody.value = parameters.extra_body ? JSON.stringify(parameters.extra_body) : "";
-    for (const [{ name }, input] of numbers) input.value = parameters[name] ?? "";
-    for (const input of [extraBody, ...numbers.values()]) showError(input, "");
+    showExtraBodyError("");
+    for (const [name, number] of numbers) number.show(parameters[name] ?? null);
+    showSent();
+  }
+
+  /** Shows the defaults of the selected model, an object by name; null if they are unknown. */
+  function showDefaults(values) {
+    defaults = values;
+    for (const [name, number] of numbers) number.showDefault(defaults?.[name] ?? null);
+    showSent();
+  }
+
+  function showSent() {
+    if (conversation) sent.textContent = JSON.stringify(samplingFields(conversation.parameters, defaults), null, 1);
+  }
+
+  function numberField(parameter) {
+    return createNumberField(parameter, (value) => change(() => setParameter(parameter.name, value)));
   }
 
   function reset() {
@@ -66,35 +92,15 @@ export function createSettings(onChange) {
 
   function change(apply) {
     apply();
+    showSent();
     onChange();
   }
 
-  // An invalid value is not written to the conversation; its field shows the error.
-  function changeIfValid(input, apply) {
-    try {
-      change(apply);
-      showError(input, "");
-    } catch (error) {
-      showError(input, error.message);
-    }
+  function showExtraBodyError(message) {
+    extraBody.setCustomValidity(message);
+    extraBody.setAttribute("aria-invalid", String(message !== ""));
+    byId("extra_body-error").textContent = message;
   }
-
-  function showError(input, message) {
-    input.setCustomValidity(message);
-    input.setAttribute("aria-invalid", String(message !== ""));
-    byId(`${input.id}-error`).textContent = message;
-  }
-}
-
-function numberField({ name, defaultValue = null, integer = false }) {
-  return el("input", {
-    id: name,
-    type: "text",
-    inputmode: integer ? "numeric" : "decimal",
-    autocomplete: "off",
-    placeholder: defaultValue ?? "default",
-    "aria-describedby": `${name}-hint ${name}-error`,
-  });
 }
 
 function field(input, label, hint) {

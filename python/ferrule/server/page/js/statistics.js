@@ -18,6 +18,7 @@ export function statisticElements({ statistics, finishReason }) {
     completionTokens > 0 && tokenCount(completionTokens),
     cachedTokens > 0 && statistic("cached", numberFormat.format(cachedTokens), "cached prompt tokens"),
     finishReason === "length" && statistic("finish", "token limit reached", ""),
+    finishReason === "loop" && statistic("finish", "stopped, because the answer repeats itself", ""),
     finishReason === "stopped" && statistic("finish", "stopped", ""),
   ].filter(Boolean);
 }

@@ -1,4 +1,4 @@
-"""Sampling of `run` and `chat` where neither the user nor the model sets it, and a guard against endless loops.
+"""Sampling of answers in `run`, `chat` and the chat page where neither the user nor the model sets it.
 
 The library keeps vLLM's defaults (temperature 1 and no truncation). Small models often fail with them, and with greedy
 sampling they repeat themselves.
@@ -7,11 +7,10 @@ sampling they repeat themselves.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ferrule._api.llm import LLM
+from ferrule._api.loaded import LoadedModel
 from ferrule._loading.resolve import EMBEDDED
 from ferrule._params.sampling import SamplingParams
 
@@ -23,20 +22,14 @@ CONTINUATION_TOKENS = 256
 """Maximum number of tokens that continue a text, unless the user sets one."""
 SEEDS = 1_000_000
 """Number of different seeds; a short one can be typed again."""
-LONGEST_PATTERN = 256
-"""Number of tokens of the longest pattern whose repetition is detected."""
-REPETITIONS = 4
-"""Number of times that a pattern occurs in a row in a loop."""
-SHORTEST_LOOP = 128
-"""Number of tokens of the shortest loop: a table or a drawing may repeat short patterns."""
 
 
-def is_greedy_toy(llm: LLM) -> bool:
+def is_greedy_toy(llm: LoadedModel) -> bool:
     """Whether a model is the embedded one, which is a toy: it continues texts, without sampling and guard."""
     return llm.info()["model"] == EMBEDDED
 
 
-def with_defaults(params: SamplingParams, llm: LLM, max_tokens: int = ANSWER_TOKENS) -> SamplingParams:
+def with_defaults(params: SamplingParams, llm: LoadedModel, max_tokens: int = ANSWER_TOKENS) -> SamplingParams:
     """Returns parameters with a value for each of `SAMPLING`, `max_tokens` and the seed."""
     model = llm.generation_config
     changes: dict[str, Any] = {}
@@ -53,28 +46,8 @@ def with_defaults(params: SamplingParams, llm: LLM, max_tokens: int = ANSWER_TOK
     return replace(params, **changes).completed(model)
 
 
-def shown_defaults(params: SamplingParams, llm: LLM) -> dict[str, Any]:
+def shown_defaults(params: SamplingParams, llm: LoadedModel) -> dict[str, Any]:
     """Returns the values that `with_defaults` adds, by name, without the seed."""
     full = with_defaults(params, llm)
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
     return {name: getattr(full, name) for name in names if getattr(params, name) is None}
-
-
-class LoopGuard:
-    """Detects that the last tokens are a pattern that occurs again and again."""
-
-    def __init__(self) -> None:
-        self._last: list[int] = []
-        self._equal = [0] * (LONGEST_PATTERN + 1)
-        """For each distance, the number of last tokens that equal the token at this distance before them."""
-
-    def loops(self, token_ids: Sequence[int]) -> bool:
-        """Reads tokens and returns whether the text is in a loop."""
-        found = False
-        for token in token_ids:
-            for distance, before in enumerate(reversed(self._last), start=1):
-                self._equal[distance] = self._equal[distance] + 1 if before == token else 0
-                length = self._equal[distance] + distance
-                found = found or (length >= SHORTEST_LOOP and length >= REPETITIONS * distance)
-            self._last = [*self._last[1 - LONGEST_PATTERN :], token]
-        return found
