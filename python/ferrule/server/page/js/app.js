@@ -142,7 +142,7 @@ async function rename(id, title) {
 }
 
 async function remove(id, title) {
-  if (!(await confirmDeletion(title))) return;
+  if (!(await confirmDeletion("conversation", title))) return;
   await database.remove(id);
   await close(id);
   await refreshList();

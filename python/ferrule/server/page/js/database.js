@@ -1,19 +1,14 @@
-// Conversations in IndexedDB. The limit of localStorage, 5 MB, is too small: a long answer with the alternatives of all
-// tokens has 1 MB.
+// The saved conversations.
 
 import { merge } from "./conversation.js";
+import { CONVERSATIONS, DATABASE, LISTING, transact } from "./indexed-db.js";
 import { excerpt, matches, wordsOf } from "./search.js";
-
-const DATABASE = "ferrule";
-const STORE = "conversations";
-const LISTING = "listing";
 
 const channel = new BroadcastChannel(DATABASE);
 // Ids that have been in the database. One that is missing now was deleted by another tab and is not saved again.
 const savedIds = new Set();
 // Texts of the messages of each conversation, read by the first search after a change.
 const texts = new Map();
-let opening = null;
 let reading = Promise.resolve();
 
 channel.addEventListener("message", ({ data }) => forgetTexts(data));
@@ -26,7 +21,7 @@ export function onChange(listener) {
 /** Returns id, title and time of all conversations, latest first, without loading their messages. */
 export async function list() {
   const entries = [];
-  await transact("readonly", (store) => {
+  await transact(CONVERSATIONS, "readonly", (store) => {
     store.index(LISTING).openKeyCursor(null, "prev").onsuccess = ({ target }) => {
       const cursor = target.result;
       if (!cursor) return;
@@ -40,14 +35,14 @@ export async function list() {
 
 /** Returns the conversation with this id, or undefined. */
 export async function load(id) {
-  const found = await transact("readonly", (store) => store.get(id));
+  const found = await transact(CONVERSATIONS, "readonly", (store) => store.get(id));
   if (found) savedIds.add(id);
   return found;
 }
 
 /** Returns all conversations. */
 export async function loadAll() {
-  return transact("readonly", (store) => store.getAll());
+  return transact(CONVERSATIONS, "readonly", (store) => store.getAll());
 }
 
 /** Returns an excerpt, by id, of each conversation that has a message with all words of the query. */
@@ -71,7 +66,7 @@ export async function search(query) {
  */
 export async function save(...conversations) {
   const ids = [];
-  await transact("readwrite", (store) => {
+  await transact(CONVERSATIONS, "readwrite", (store) => {
     for (const conversation of conversations) {
       store.get(conversation.id).onsuccess = ({ target: { result: saved } }) => {
         if (!saved && savedIds.has(conversation.id)) return;
@@ -89,13 +84,13 @@ export async function save(...conversations) {
 /** Deletes a conversation. */
 export async function remove(id) {
   savedIds.add(id);
-  await transact("readwrite", (store) => store.delete(id));
+  await transact(CONVERSATIONS, "readwrite", (store) => store.delete(id));
   forgetTexts([id]);
   channel.postMessage([id]);
 }
 
 async function readTexts() {
-  await transact("readonly", (store) => {
+  await transact(CONVERSATIONS, "readonly", (store) => {
     store.getAllKeys().onsuccess = ({ target: { result: ids } }) => {
       for (const id of ids) if (!texts.has(id)) store.get(id).onsuccess = ({ target }) => keepTexts(target.result);
     };
@@ -108,27 +103,4 @@ function keepTexts({ id, nodes }) {
 
 function forgetTexts(ids) {
   for (const id of ids) texts.delete(id);
-}
-
-function openDatabase() {
-  opening ??= new Promise((resolve, reject) => {
-    const request = indexedDB.open(DATABASE, 1);
-    request.onupgradeneeded = () => {
-      const store = request.result.createObjectStore(STORE, { keyPath: "id" });
-      store.createIndex(LISTING, ["updated", "title"]);
-    };
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
-  });
-  return opening;
-}
-
-async function transact(mode, act) {
-  const database = await openDatabase();
-  return new Promise((resolve, reject) => {
-    const transaction = database.transaction(STORE, mode);
-    const request = act(transaction.objectStore(STORE));
-    transaction.oncomplete = () => resolve(request?.result);
-    transaction.onerror = transaction.onabort = () => reject(transaction.error);
-  });
 }

@@ -9,11 +9,13 @@ const PATHS = {
   continue: "M3 8h7m0 0L7 5m3 3-3 3M13 3v10",
   copy: "M6 6V3h7v7h-3M3 6h7v7H3z",
   edit: "m3 13 .6-3L11 2.6 13.4 5 6 12.4zM9.6 4l2.4 2.4",
+  enlarge: "M9.5 2.5h4v4M13.5 2.5l-5 5M6.5 13.5h-4v-4M2.5 13.5l5-5",
   export: "M8 10V2m0 0L5 5m3-3 3 3M3 9v4h10V9",
   next: "m6 3 5 5-5 5",
   previous: "M10 3 5 8l5 5",
   regenerate: "M13 8a5 5 0 1 1-1.6-3.7M13 2v3h-3",
   remove: "M3 4.5h10M6.5 4.5v-2h3v2M4.5 4.5l.6 9h5.8l.6-9",
+  save: "M3 3h8l2 2v8H3zM5.5 3v3h4V3M5.5 13V9h5v4",
   send: "M8 13V3m0 0L4 7m4-4 4 4",
   stop: "M4.5 4.5h7v7h-7z",
 };

@@ -1,8 +1,11 @@
 // The settings of a conversation: system prompt and sampling parameters. Empty fields have the defaults of the model.
 
+import { enlarge } from "./dialogs.js";
 import { byId, el } from "./dom.js";
+import { button } from "./icons.js";
 import { createNumberField } from "./number-field.js";
 import { ALTERNATIVES, PARAMETERS, parseExtraBody } from "./parameters.js";
+import { createPresets } from "./presets.js";
 import { samplingFields } from "./request.js";
 
 /**
@@ -24,10 +27,12 @@ export function createSettings(onChange) {
     "aria-describedby": "extra_body-hint extra_body-error",
   });
   const numbers = new Map([...PARAMETERS, ALTERNATIVES].map((parameter) => [parameter.name, numberField(parameter)]));
+  const presets = createPresets({ current: () => conversation, apply: applyPreset });
   const sent = el("pre", { id: "sent", tabindex: "0", "aria-label": "Fields of the request" });
 
   byId("settings-form").append(
-    field(system, "System prompt", null),
+    presets.element,
+    systemField(system),
     el("div", { class: "grid" }, ...PARAMETERS.map(({ name }) => numbers.get(name).element)),
     field(stop, "Stop sequences", "One per line"),
     numbers.get(ALTERNATIVES.name).element,
@@ -62,6 +67,7 @@ export function createSettings(onChange) {
     extraBody.value = parameters.extra_body ? JSON.stringify(parameters.extra_body) : "";
     showExtraBodyError("");
     for (const [name, number] of numbers) number.show(parameters[name] ?? null);
+    presets.show();
     showSent();
   }
 
@@ -81,7 +87,11 @@ export function createSettings(onChange) {
   }
 
   function reset() {
-    change(() => (conversation.parameters = {}));
+    applyPreset({ system: conversation.system, parameters: {} });
+  }
+
+  function applyPreset({ system, parameters }) {
+    change(() => Object.assign(conversation, { system, parameters }));
     show(conversation);
   }
 
@@ -92,6 +102,7 @@ export function createSettings(onChange) {
 
   function change(apply) {
     apply();
+    presets.show();
     showSent();
     onChange();
   }
@@ -101,6 +112,17 @@ export function createSettings(onChange) {
     extraBody.setAttribute("aria-invalid", String(message !== ""));
     byId("extra_body-error").textContent = message;
   }
+}
+
+function systemField(system) {
+  const label = "System prompt";
+  const large = button("enlarge", "Enlarge", () => enlarge(system, label), { iconOnly: true, class: "icon-button" });
+  return el(
+    "div",
+    { class: "field" },
+    el("div", { class: "with-buttons" }, el("label", { for: system.id }, label), large),
+    system,
+  );
 }
 
 function field(input, label, hint) {
