@@ -43,6 +43,8 @@ class Conversation:
     documents: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool | str = False
+    parse_reasoning: bool = True
+    """Whether reasoning is apart from the content; with tools and a structure it always is."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ def _template_message_format(
     served: ServedModel, settings: ServerSettings, conversation: Conversation, tools: Sequence[Mapping[str, Any]]
 ) -> MessageFormat | None:
     # A structured output has no reasoning before it.
-    reasoning = settings.reasoning_parser if conversation.structure is None else None
+    parsed = conversation.structure is None and conversation.parse_reasoning
+    reasoning = settings.reasoning_parser if parsed else None
     parsers = (settings.tool_call_parser if tools else None, reasoning)
     chosen = _message_format(served, settings, conversation, tools or None, parsers)
     if tools and (chosen is None or chosen.tool_call_parser is None):

@@ -47,6 +47,7 @@ from ferrule.server.openai.protocol import (
     NamedCustomTool,
     NamedTool,
     Usage,
+    Verbose,
 )
 from ferrule.server.openai.tool_calls import ToolCallWriter
 from ferrule.server.request_body import BodyRoute
@@ -77,7 +78,7 @@ def router(server: Context) -> APIRouter:
         if request.stream:
             return await EventStream(writer.events(), server.settings.keep_alive).begin()
         body = writer.full(await complete(writer.generation))
-        return Response(body.model_dump_json(), media_type="application/json")
+        return Response(body.model_dump_json(by_alias=True), media_type="application/json")
 
     @routes.post("/chat/completions/input_tokens", response_model=ChatTokens, include_in_schema=False)
     @routes.post("/v1/chat/completions/input_tokens", response_model=ChatTokens)
@@ -143,8 +144,9 @@ def _conversation(request: ChatCompletionRequest) -> Conversation:
         chat_template=request.chat_template,
         template_arguments=arguments,
         documents=request.documents,
-        add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
+        add_generation_prompt=request.begins_answer,
         continue_final_message=request.continue_final_message,
+        parse_reasoning=request.reasoning_format != "none",
     )
 
 
@@ -210,7 +212,12 @@ class ResponseWriter:
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
             prompt_token_ids=output.prompt_token_ids if self.request.return_token_ids else None,
             timings=timings(output) if self.request.timings_per_token else None,
+            verbose=self._verbose(output) if self.request.verbose else None,
         )
+
+    def _verbose(self, output: RequestOutput) -> Verbose:
+        prompt = self.generation.served.llm.detokenize(output.prompt_token_ids, skip_special_tokens=False)
+        return Verbose(prompt=prompt, content=output.outputs[0].text if output.outputs else "")
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yields the events of the stream."""

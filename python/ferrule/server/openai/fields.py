@@ -27,7 +27,6 @@ CHAT_FIELDS: FieldRules = {
     "modalities": Unsupported("the server generates text only", neutral=(["text"],)),
     "moderation": Unsupported("the server does not moderate"),
     "parse_tool_calls": Unsupported("start the server with --tool-call-parser", neutral=(True,)),
-    "reasoning_format": Unsupported("start the server with --reasoning-parser", neutral=("auto", "deepseek")),
     "web_search_options": Unsupported("the server does not search the web"),
 }
 MESSAGE_FIELDS: FieldRules = {

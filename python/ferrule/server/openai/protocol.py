@@ -102,7 +102,25 @@ class GenerationFields(LlamaCppFields):
     """When a beam search ends, as in `BeamSearchParams`."""
 
 
-class ChatCompletionRequest(GenerationFields):
+class TemplateFields(RequestModel):
+    """Fields about the rendering of a conversation."""
+
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool | str = False
+
+    @property
+    def begins_answer(self) -> bool:
+        """Whether the chat template begins an answer.
+
+        By default it does, except after a message that the answer continues.
+        """
+        given = "add_generation_prompt" in self.model_fields_set
+        return self.add_generation_prompt and (given or not self.continue_final_message)
+
+
+class ChatCompletionRequest(GenerationFields, TemplateFields):
     """Request of POST /v1/chat/completions."""
 
     other_fields = CHAT_FIELDS
@@ -117,11 +135,11 @@ class ChatCompletionRequest(GenerationFields):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     """Reasoning effort, an argument of the chat template."""
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = None
+    """Place of the reasoning (llama.cpp's field): with `none` it stays in the content, with its tags."""
+    verbose: bool | None = None
+    """Whether a whole answer has the prompt and the output as text in `__verbose` (llama.cpp's field)."""
     documents: BoundedList[dict[str, Any]] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool | str = False
     echo: bool | None = None
     """Whether the answer begins with the content of the last message, where that is the assistant's."""
     stop_on_loop: bool = False
@@ -227,7 +245,7 @@ class RerankRequest(RequestModel):
     truncate_prompt_tokens: int | None = None
 
 
-class TokenizeRequest(RequestModel):
+class TokenizeRequest(TemplateFields):
     """Request of POST /tokenize, with a text, in `prompt` or `content`, or a conversation."""
 
     model: str | None = None
@@ -242,22 +260,14 @@ class TokenizeRequest(RequestModel):
     with_pieces: bool = False
     """Whether `tokens` is a list of objects with `id` and `piece` (llama.cpp's field)."""
     tools: ToolList[Tool] | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool | str = False
 
 
-class TemplateRequest(RequestModel):
+class TemplateRequest(TemplateFields):
     """Request of POST /apply-template."""
 
     model: str | None = None
     messages: BoundedList[Message]
     tools: ToolList[Tool] | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool | str = False
 
 
 class DetokenizeRequest(RequestModel):
@@ -281,9 +291,9 @@ class UnloadAdapterRequest(RequestModel):
     lora_name: str
 
 
-def _extra() -> Any:
-    """Returns a field that is left out where it is None."""
-    return Field(default=None, exclude_if=lambda value: value is None)
+def _extra(name: str | None = None) -> Any:
+    """Returns a field that is left out where it is None, with its name in JSON."""
+    return Field(default=None, serialization_alias=name, exclude_if=lambda value: value is None)
 
 
 class PromptTokensDetails(BaseModel):
@@ -404,6 +414,15 @@ class ChatChoice(BaseModel):
     token_ids: list[int] | None = _extra()
 
 
+class Verbose(BaseModel):
+    """Prompt and output of a chat as the model reads and writes them."""
+
+    prompt: str
+    """Prompt with special tokens."""
+    content: str
+    """Output of the first choice before reasoning and tool calls are taken out of it."""
+
+
 class ChatCompletion(BaseModel):
     """Response of POST /v1/chat/completions."""
 
@@ -417,6 +436,7 @@ class ChatCompletion(BaseModel):
     prompt_logprobs: PromptLogprobs | None = _extra()
     prompt_token_ids: list[int] | None = _extra()
     timings: Timings | None = _extra()
+    verbose: Verbose | None = _extra("__verbose")
 
 
 class ChatTokens(BaseModel):

@@ -114,7 +114,7 @@ def _render(served: ServedModel, request: TokenizeRequest | TemplateRequest, cha
     return served.llm.chat_prompt(
         template_messages(request.messages or []),
         chat_template=chat_template,
-        add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
+        add_generation_prompt=request.begins_answer,
         continue_final_message=request.continue_final_message,
         tools=tool_dicts(request.tools) if request.tools else None,
         chat_template_kwargs=request.chat_template_kwargs,
