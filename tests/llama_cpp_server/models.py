@@ -6,6 +6,7 @@ The encoders have random weights and the vocabulary of bge-small, which llama.cp
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from conftest import TINY
 from ferrule._loading.gguf.tokenizer import read_gguf_tokenizer
 from gguf_convert import convert, stored_tensors
 
+CONTEXT = 8192
+"""Positions of the model that writes text."""
 ENCODERS = Path(__file__).parents[1] / "golden" / "encoders"
 SIZES = {"vocab_size": 30522, "max_position_embeddings": 512}
 ENLARGED = {"word_embeddings": "vocab_size", "position_embeddings": "max_position_embeddings"}
@@ -26,12 +29,23 @@ def write_models(folder: Path, vocabulary: Path) -> dict[str, str]:
 
     `vocabulary` is llama.cpp's `ggml-vocab-bert-bge.gguf`.
     """
-    text = convert(TINY, folder / "tiny.gguf", "Q8_0")
+    text = convert(_longer(folder / "tiny"), folder / "tiny.gguf", "Q8_0")
     return {
         "text": str(text),
         "embedding": str(_encoder(folder / "embedding", "bert", vocabulary)),
         "reranking": str(_encoder(folder / "reranking", "bert_classifier", vocabulary)),
     }
+
+
+def _longer(folder: Path) -> Path:
+    """Writes the embedded model for contexts as long as the tests ask for; rotary embeddings have no largest position.
+
+    Returns the directory.
+    """
+    shutil.copytree(TINY, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": CONTEXT}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def _encoder(folder: Path, golden: str, vocabulary: Path) -> Path:

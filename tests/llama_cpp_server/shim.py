@@ -2,7 +2,8 @@
 
 It replaces how the tests' `ServerProcess` starts and stops. The options of llama-server become those of `ferrule
 serve`, and a server goes on running for all tests with the same options. Defaults of sampling parameters, which
-ferrule's server takes from the model only, are added to the requests instead. The expressions that the words of
+ferrule's server takes from the model only, are added to the requests instead. So is `ignore_eos` for completions: the
+model here ends its text earlier than llama.cpp's, whose tests count tokens. The expressions that the words of
 llama.cpp's models match are not compared, because the models are others.
 
 The environment variable SHIM is JSON: `ferrule`, the words of the command, and `models`, paths by purpose.
@@ -20,14 +21,26 @@ import time
 import types
 import urllib.request
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-sys.modules["wget"] = types.ModuleType("wget")  # downloads nothing here
+SETTINGS = json.loads(os.environ["SHIM"])
+
+
+def _link(url: str, out: str) -> None:
+    """Puts a model of this project in the place of a file that the tests download."""
+    Path(out).parent.mkdir(exist_ok=True)
+    Path(out).symlink_to(SETTINGS["models"][DOWNLOADS[url.rpartition("/")[2]]])
+
+
+DOWNLOADS = {"stories15M-q4_0.gguf": "text"}
+"""Purposes of the models in place of files that the tests download, by name."""
+sys.modules["wget"] = types.ModuleType("wget")
+sys.modules["wget"].download = _link  # pyright: ignore[reportAttributeAccessIssue]
 
 import utils  # noqa: E402  # pyright: ignore[reportMissingImports]  # llama.cpp's
 
-SETTINGS = json.loads(os.environ["SHIM"])
 REPOSITORIES = {
     "ggml-org/test-model-stories260K": "text",
     "ggml-org/test-model-stories260K-infill": "text",
@@ -42,9 +55,13 @@ GENERATING = (
     "/responses", "/v1/responses",
 )  # fmt: skip
 """Routes whose requests have sampling parameters."""
+COMPLETIONS = ("/completion", "/completions", "/v1/completions")
+"""Routes whose outputs are as long as the request says."""
+CLOUD_MODELS = ("davinci-002", "gpt-3.5-turbo", "gpt-3.5-turbo-instruct", "gpt-4.1", "text-embedding-3-small")
+"""Names of models in the tests' requests; llama-server accepts every name."""
 LIMITS = ("n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens")
 UNSUPPORTED = (
-    "model_draft", "enable_ctx_shift", "models_dir", "models_preset", "server_tools", "mcp_servers_config",
+    "spec_synth_rates", "enable_ctx_shift", "models_dir", "models_preset", "server_tools", "mcp_servers_config",
     "mcp_servers_json", "ui_mcp_proxy", "sleep_idle_seconds", "gcp_compat", "slot_save_path", "cache_ram", "model_tags",
     "media_path", "lora_files",
 )  # fmt: skip
@@ -65,16 +82,26 @@ class Servers:
         if fresh and words in self._running:
             self._stop(words)
         if words not in self._running:
-            while len(self._running) >= MAX_SERVERS:
-                self._stop(next(iter(self._running)))
-            self._running[words] = _start(words)
+            self._begin(words, _free_port())
         self._running.move_to_end(words)
         return self._running[words][1]
+
+    def restart(self, port: int, words: tuple[str, ...]) -> None:
+        """Puts a server with the given options in the place of the one at a port, for tests that keep its address."""
+        for each in (words, *(each for each, (_, used) in self._running.items() if used == port)):
+            if each in self._running:
+                self._stop(each)
+        self._begin(words, port)
 
     def stop(self) -> None:
         """Stops all servers."""
         for words in list(self._running):
             self._stop(words)
+
+    def _begin(self, words: tuple[str, ...], port: int) -> None:
+        while len(self._running) >= MAX_SERVERS:
+            self._stop(next(iter(self._running)))
+        self._running[words] = (_start(words, port), port)
 
     def _stop(self, words: tuple[str, ...]) -> None:
         process, _ = self._running.pop(words)
@@ -86,9 +113,12 @@ SERVERS = Servers()
 atexit.register(SERVERS.stop)
 
 
-def _start(words: tuple[str, ...]) -> tuple[subprocess.Popen[bytes], int]:
+def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+        return listener.getsockname()[1]
+
+
+def _start(words: tuple[str, ...], port: int) -> subprocess.Popen[bytes]:
     command = [*SETTINGS["ferrule"], "serve", *words, "--port", str(port)]
     print("command:", *command)
     process = subprocess.Popen(command)
@@ -96,7 +126,7 @@ def _start(words: tuple[str, ...]) -> tuple[subprocess.Popen[bytes], int]:
     while time.monotonic() < deadline and process.poll() is None:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                return process, port
+                return process
         except OSError:
             time.sleep(0.05)
     process.kill()
@@ -115,13 +145,21 @@ def options(server: Any) -> tuple[str, ...]:
     if purpose is None:
         raise RuntimeError(f"there is no model for {server.model_hf_repo} {server.model_hf_file}")
     slots = server.n_slots or 1
-    found = [SETTINGS["models"][purpose], "--served-model-name", server.model_alias, "--max-num-seqs", str(slots)]
+    found = [SETTINGS["models"][purpose], "--max-num-seqs", str(slots)]
+    for name in (server.model_alias, *_other_names()):
+        found += ["--served-model-name", name]
     if server.n_ctx:
         found += ["--max-model-len", str(server.n_ctx if server.kv_unified else server.n_ctx // slots)]
     if server.api_key:
         found += ["--api-key", server.api_key]
+    if server.cors_origins != "localhost":
+        found += ["--allowed-origin", server.cors_origins or "*"]
+    if server.model_draft:
+        found += ["--speculative-model", server.model_draft, "--speculative-tokens", str(server.spec_draft_n_max)]
     if server.no_ui:
         found.append("--no-page")
+    if not server.server_slots:
+        found.append("--no-slots")
     if server.chat_template or server.chat_template_file:
         found += ["--chat-template", server.chat_template or server.chat_template_file]
     if server.server_metrics:
@@ -129,10 +167,24 @@ def options(server: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _test() -> str:
+    return os.environ["PYTEST_CURRENT_TEST"]
+
+
+def _other_names() -> Sequence[str]:
+    """Returns further names of the model; none in the tests that list models."""
+    return () if "models" in _test() else CLOUD_MODELS
+
+
 def start(server: Any, timeout_seconds: float = 0) -> None:
     """Starts the server, or takes a running one with the same options."""
-    fresh = server.server_metrics or "cache" in os.environ["PYTEST_CURRENT_TEST"]  # tests that count tokens
-    server.server_port = SERVERS.port(options(server), fresh=fresh)
+    words = options(server)
+    if getattr(server, "words", words) != words:
+        SERVERS.restart(server.server_port, words)
+    else:
+        fresh = server.server_metrics or "cache" in _test()  # tests that count tokens
+        server.server_port = SERVERS.port(words, fresh=fresh)
+    server.words = words
     utils.server_instances.add(server)
 
 
@@ -154,6 +206,8 @@ def with_defaults(server: Any, path: str, data: Any) -> Any:
             found.setdefault("seed", server.seed)
         if server.n_predict and not any(name in found for name in LIMITS) and "responses" not in path:
             found["max_tokens"] = server.n_predict
+    if path in COMPLETIONS:
+        found.setdefault("ignore_eos", True)
     return found
 
 

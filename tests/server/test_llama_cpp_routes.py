@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from ferrule import LLM
-from server.live import Answer, Live
+from ferrule.server import ServerSettings
+from ferrule.server.errors import ApiError
+from ferrule.server.llama_cpp import error_body
+from ferrule.server.llama_cpp.requests import RANDOM_SEED
+from ferrule.server.llama_cpp.slots import slots_of
+from server.live import Answer, Live, serving, until
 
 pytestmark = pytest.mark.native
 PROMPT = "The capital of France is"
@@ -81,6 +86,62 @@ def test_n_probs_reports_alternatives(tiny: Live) -> None:
     ]
 
 
+def test_events_with_probabilities_have_one_token(tiny: Live) -> None:
+    *streamed, last = parts(complete(tiny, n_predict=20, n_probs=2, ignore_eos=True, stream=True))
+    assert [len(each["tokens"]) for each in streamed] == [1] * 20
+    assert [len(each["completion_probabilities"]) for each in streamed] == [1] * 20
+    whole = complete(tiny, n_predict=20, ignore_eos=True).json["content"]
+    assert "".join(each["content"] for each in streamed) + last["content"] == whole
+
+
+def test_an_answer_that_fills_the_context_is_truncated(tiny: Live) -> None:
+    length = tiny.llm.info()["max_model_len"]
+    prompt = [5] * (length - 3)
+    assert complete(tiny, prompt=prompt, n_predict=-1, ignore_eos=True).json["truncated"] is True
+    assert complete(tiny, prompt=prompt, n_predict=2, ignore_eos=True).json["truncated"] is False
+    assert complete(tiny).json["truncated"] is False
+
+
+def test_settings_of_the_answer(tiny: Live) -> None:
+    found = complete(tiny, ignore_eos=True).json["generation_settings"]
+    assert found["seed"] == RANDOM_SEED
+    assert found["logit_bias"] == [{"bias": None, "token": token} for token in tiny.llm.info()["eos_token_ids"]]
+    found = complete(tiny, seed=7, adaptive_target=-1.0).json["generation_settings"]
+    assert (found["seed"], found["logit_bias"], found["adaptive_target"]) == (7, [], -1)
+
+
+def test_slots_show_the_sequences_in_use(tiny: Live) -> None:
+    complete(tiny)
+    until(lambda: not tiny.llm.metrics().running)
+    found = tiny.request("/slots?fail_on_no_slot=1").json
+    info = tiny.llm.info()
+    free = {"n_ctx": info["max_model_len"], "speculative": False, "is_processing": False}
+    assert found == [{"id": index, **free} for index in range(info["max_num_seqs"])]
+
+
+def test_slots_in_use() -> None:
+    info = {"max_num_seqs": 3, "max_model_len": 64, "speculative_config": {"method": "ngram"}}
+    found = slots_of(info, 2, free=True)
+    assert [(each.id, each.is_processing) for each in found] == [(0, True), (1, True), (2, False)]
+    assert (found[0].n_ctx, found[0].speculative) == (64, True)
+    assert all(each.is_processing for each in slots_of(info, 3, free=False))
+    with pytest.raises(ApiError) as caught:
+        slots_of(info, 3, free=True)
+    assert (caught.value.status_code, error_body(caught.value)["error"]["type"]) == (503, "unavailable_error")
+
+
+def test_slots_have_no_actions(tiny: Live) -> None:
+    for action in ("save", "restore", "erase"):
+        answer = tiny.request(f"/slots/1?action={action}", {"filename": "a"})
+        assert (answer.status, answer.error["type"], answer.error["param"]) == (501, "not_supported_error", "action")
+
+
+def test_slots_can_be_disabled() -> None:
+    with serving(ServerSettings(slots=False)) as live:
+        answer = live.request("/slots")
+        assert (answer.status, answer.error["type"]) == (501, "not_supported_error")
+
+
 def test_no_output_where_none_is_asked(tiny: Live) -> None:
     found = complete(tiny, n_predict=0, return_tokens=True).json
     assert (found["content"], found["tokens"], found["tokens_predicted"]) == ("", [], 0)
@@ -142,6 +203,7 @@ def test_template_is_applied(tiny: Live) -> None:
         ("/completion", {"prompt": "a", "logit_bias": [["a", 101]]}, None),
         ("/completion", {"prompt": []}, "prompt"),
         ("/completion", {"prompt": "a", "n_indent": 4}, "n_indent"),
+        ("/completion", {"prompt": "a", "adaptive_target": 0.5}, "adaptive_target"),
         ("/completion", {"prompt": {"prompt_string": "a", "multimodal_data": ["aaaa"]}}, "prompt.multimodal_data"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "a"}]}, "input_extra"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),

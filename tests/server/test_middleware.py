@@ -178,7 +178,7 @@ def paths(live: Live) -> list[tuple[str, str]]:
 
 def test_missing_or_wrong_key_returns_401_on_every_path(engine: type[fakes.Engine]) -> None:
     with serving(ServerSettings(api_keys=KEYS)) as live:
-        assert live.request("/health").status == 200
+        assert live.request("/health").status == live.request("/v1/health").status == 200
         for path, method in paths(live):
             if path == "/health":
                 continue

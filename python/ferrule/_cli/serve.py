@@ -39,7 +39,7 @@ SETTINGS = (
     *("api_keys", "allowed_hosts", "allowed_origins", "max_body_bytes", "request_timeout", "drain_timeout"),
     *("max_concurrent_requests", "metrics_prefix", "tool_call_parser", "reasoning_parser", "lora_dir"),
     *("otlp_traces_endpoint", "ollama", "page", "chat_template", "unknown_fields", "tokenizer_info", "root_path"),
-    *("files_dir", "max_file_bytes", "files_quota", "responses_db", "max_stored_responses"),
+    *("slots", "files_dir", "max_file_bytes", "files_quota", "responses_db", "max_stored_responses"),
 )
 """Options that are fields of ServerSettings, which has their defaults."""
 
@@ -183,6 +183,10 @@ SETTINGS = (
             },
         ),
         (("--ollama/--no-ollama",), {"default": True, "help": "Serve Ollama's API below /api (default: serve it)."}),
+        (
+            ("--no-slots", "slots"),
+            {"flag_value": False, "default": True, "help": "Do not show at /slots how many sequences run."},
+        ),
         (("--no-page", "page"), {"flag_value": False, "default": True, "help": "Do not serve the chat page at /."}),
     ],
 )

@@ -31,6 +31,7 @@ class Api:
 APIS = (
     Api("/v1/messages", anthropic.error_body, "Request-Id"),
     Api("/api/", ollama.error_body),
+    Api("/slots/", llama_cpp.error_body),
     *(Api(path, llama_cpp.error_body, whole=True) for path in llama_cpp.PATHS),
 )
 OPENAI = Api("/", ApiError.body)

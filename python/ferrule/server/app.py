@@ -25,6 +25,7 @@ from ferrule.server.context import Context
 from ferrule.server.error_responses import api_error, error_response
 from ferrule.server.errors import ApiError
 from ferrule.server.llama_cpp import routes as llama_cpp
+from ferrule.server.llama_cpp import slots
 from ferrule.server.middleware import add_middleware
 from ferrule.server.models import Models
 from ferrule.server.ollama import routes as ollama
@@ -51,6 +52,7 @@ ROUTERS = (
     messages.router,
     ollama.router,
     llama_cpp.router,
+    slots.router,
 )
 """Functions that create the routes of the APIs without stored state."""
 BATCH_ROUTERS = (chat.router, completions.router, embeddings.router)

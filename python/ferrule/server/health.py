@@ -12,6 +12,8 @@ def router(server: Context) -> APIRouter:
     """Creates the routes."""
     routes = APIRouter()
 
+    @routes.head("/v1/health", include_in_schema=False)
+    @routes.get("/v1/health", include_in_schema=False)
     @routes.head("/health", include_in_schema=False)
     @routes.get("/health")
     async def health() -> dict[str, str]:

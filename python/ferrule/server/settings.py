@@ -88,6 +88,8 @@ class ServerSettings:
     root_path: str = ""
     """Prefix of the paths that a proxy in front of the server removes, such as `/llm`. Requests may have it or not.
     An application that mounts the server must not set it."""
+    slots: bool = True
+    """Whether to show at /slots how many sequences run (llama.cpp's route)."""
     page: bool = True
     """Whether to serve the chat page at `/`."""
 

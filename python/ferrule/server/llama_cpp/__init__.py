@@ -2,6 +2,6 @@
 
 from ferrule.server.llama_cpp.errors import error_body
 
-PATHS = ("/completion", "/infill", "/embedding", "/props")
+PATHS = ("/completion", "/infill", "/embedding", "/props", "/slots")
 """Paths of the routes."""
 __all__ = ["PATHS", "error_body"]

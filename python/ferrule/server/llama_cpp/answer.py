@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from ferrule.outputs import Logprob, RequestOutput, StreamDelta, TokenLogprobs
@@ -46,10 +46,11 @@ class ResponseWriter:
             async for index, step in all_steps:
                 for new in step.deltas:
                     self._texts[index] = self._texts.get(index, "") + new.text
-                    if new.text or new.token_ids:
-                        part = CompletionPart(**self._part(index, new, step.output))
-                        part.timings = timings(step.output) if self.request.timings_per_token else None
-                        yield event(part)
+                    for each in _single_tokens(new) if self.request.n_probs else (new,):
+                        if each.text or each.token_ids:
+                            part = CompletionPart(**self._part(index, each, step.output))
+                            part.timings = timings(step.output) if self.request.timings_per_token else None
+                            yield event(part)
                     if new.finish_reason is not None:
                         yield event(self._result(index, StreamDelta("", [], []), new, step.output))
 
@@ -90,6 +91,7 @@ class ResponseWriter:
             generation_settings={**settings(generation.params, generation.served), "stream": self.request.stream},
             prompt=generation.served.llm.detokenize(output.prompt_token_ids, skip_special_tokens=False),
             has_new_line="\n" in self._texts[index],
+            truncated=last.finish_reason == "length" and _fills_context(generation, output),
             stop_type="limit" if last.finish_reason == "length" else kind,
             stopping_word=word,
             tokens_cached=output.num_cached_tokens or 0,
@@ -112,6 +114,20 @@ class ResponseWriter:
             "bytes": served.token_bytes(token) or [],
             "logprob": found.logprob,
         }
+
+
+def _single_tokens(new: StreamDelta) -> Iterator[StreamDelta]:
+    """Yields the tokens of a delta one by one; the last one has the text."""
+    logprobs = new.logprobs or ()
+    for index, token in enumerate(new.token_ids[:-1]):
+        yield StreamDelta("", [token], list(logprobs[index : index + 1]))
+    yield replace(new, token_ids=new.token_ids[-1:], logprobs=list(logprobs[-1:]))
+
+
+def _fills_context(generation: Generation, output: RequestOutput) -> bool:
+    """Returns whether prompt and output have all tokens of the context."""
+    tokens = output.metrics.prompt_tokens + output.metrics.output_tokens
+    return tokens >= generation.served.info["max_model_len"]
 
 
 def _chosen(result: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:

@@ -6,9 +6,14 @@ from typing import Any
 
 from ferrule.server.errors import UNAVAILABLE, ApiError
 
+NOT_IMPLEMENTED = 501
+"""Status of what llama.cpp has and this server has not, or has disabled."""
+KINDS = {UNAVAILABLE: "unavailable_error", NOT_IMPLEMENTED: "not_supported_error"}
+"""Types of errors by status, where they differ from OpenAI's."""
+
 
 def error_body(error: ApiError) -> dict[str, Any]:
     """Returns the error body."""
-    kind = "unavailable_error" if error.status_code == UNAVAILABLE else error.type
+    kind = KINDS.get(error.status_code, error.type)
     own = {"code": error.status_code, "message": error.detail, "type": kind, "param": error.param}
     return {"error": {**own, **error.facts}}

@@ -154,7 +154,8 @@ class CompletionResult(CompletionPart):
     prompt: str
     """Prompt with special tokens."""
     has_new_line: bool
-    truncated: Literal[False] = False
+    truncated: bool
+    """Whether the end of the context ended the answer; prompts are never truncated."""
     stop_type: Literal["eos", "limit", "word", "none"]
     stopping_word: str
     tokens_cached: int
@@ -165,6 +166,15 @@ class NativeEmbedding(BaseModel):
 
     index: int
     embedding: list[list[float]]
+
+
+class Slot(BaseModel):
+    """A sequence that the engine can run, free or in use."""
+
+    id: int
+    n_ctx: int
+    speculative: bool
+    is_processing: bool
 
 
 class DefaultSettings(BaseModel):
@@ -187,3 +197,5 @@ class Props(BaseModel):
     eos_token: str
     modalities: dict[str, bool]
     build_info: str
+    is_sleeping: bool = False
+    """Always false: models stay loaded."""

@@ -27,10 +27,12 @@ from ferrule.server.schema.sampling import sampling_params
 SinglePrompt: TypeAlias = str | PromptObject | list[int | str]
 MAX_PROMPTS = 1024
 """Maximum number of prompts of a request."""
+RANDOM_SEED = 0xFFFFFFFF
+"""llama.cpp's number for a seed that is chosen at random."""
 MAX_DIGITS = 10
 """Digits of a text that is a token id."""
 SETTINGS = (
-    *("seed", "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma"),
+    *("temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma"),
     *("xtc_probability", "xtc_threshold", "typical_p", "presence_penalty", "frequency_penalty", "dry_multiplier"),
     *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "mirostat", "mirostat_tau"),
     *("mirostat_eta", "stop", "ignore_eos"),
@@ -95,15 +97,21 @@ def settings(params: SamplingParams, served: ServedModel) -> dict[str, Any]:
     """Returns sampling parameters under llama.cpp's names, with the model's values where a request gives none."""
     completed = params.completed(served.llm.generation_config)
     structure = completed.structured_outputs
+    biases: dict[int, float | None] = dict(completed.logit_bias or {})
+    if completed.ignore_eos:
+        biases |= dict.fromkeys(served.info["eos_token_ids"])  # JSON has no -infinity
     return {
         **{name: getattr(completed, name) for name in SETTINGS},
+        "seed": RANDOM_SEED if completed.seed is None else completed.seed,
+        "adaptive_target": -1.0,  # the sampler does not exist
+        "adaptive_decay": 0.9,
         "n_predict": -1 if completed.max_tokens is None else completed.max_tokens,
         "max_tokens": -1 if completed.max_tokens is None else completed.max_tokens,
         "n_probs": completed.logprobs or 0,
         "repeat_penalty": completed.repetition_penalty,
         "repeat_last_n": -1,
         "grammar": "" if structure is None else structure.grammar or "",
-        "logit_bias": [{"bias": bias, "token": token} for token, bias in (completed.logit_bias or {}).items()],
+        "logit_bias": [{"bias": bias, "token": token} for token, bias in biases.items()],
         "samplers": list(llama_cpp.SAMPLERS),
     }
 

@@ -1,4 +1,4 @@
-"""API keys, which all paths except /health require."""
+"""API keys, which all paths except those of the health check require."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ferrule.server.context import Context
 from ferrule.server.errors import ApiError
 from ferrule.server.middleware.base import Middleware, header, route_path
 
-OPEN = frozenset({"/health"})
+OPEN = frozenset({"/health", "/v1/health"})
 """Paths without authentication, for load balancers."""
 
 

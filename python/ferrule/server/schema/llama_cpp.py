@@ -18,6 +18,8 @@ from ferrule.server.schema.sampling import SamplingFields, sampling_field
 from ferrule.server.schema.unions import StrOrObject
 
 OTHER_FIELDS: FieldRules = {
+    "adaptive_decay": ACCEPTED,
+    "adaptive_target": Unsupported("there is no adaptive sampler", neutral=(-1,)),
     "backend_sampling": ACCEPTED,
     "cache_prompt": ACCEPTED,  # the prefix cache never changes a token
     "grammar_lazy": Unsupported("the grammar applies from the first token", neutral=(False,)),

@@ -27,6 +27,7 @@ class Timings(BaseModel):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+    """Rate of the tokens after the first one, which the prompt's last step computes."""
     draft_n: int
     draft_n_accepted: int
 
@@ -37,6 +38,7 @@ def timings(*outputs: RequestOutput) -> Timings:
     cached = sum(output.num_cached_tokens or 0 for output in outputs)
     computed = sum(each.prompt_tokens for each in found) - cached
     generated = sum(each.output_tokens for each in found)
+    decoded = sum(max(each.output_tokens - 1, 0) for each in found)
     prefill = sum(each.prefill_time or 0.0 for each in found) * MILLISECONDS
     decode = sum(each.decode_time or 0.0 for each in found) * MILLISECONDS
     return Timings(
@@ -47,8 +49,8 @@ def timings(*outputs: RequestOutput) -> Timings:
         prompt_per_second=_ratio(computed * MILLISECONDS, prefill),
         predicted_n=generated,
         predicted_ms=decode,
-        predicted_per_token_ms=_ratio(decode, generated),
-        predicted_per_second=_ratio(generated * MILLISECONDS, decode),
+        predicted_per_token_ms=_ratio(decode, decoded),
+        predicted_per_second=_ratio(decoded * MILLISECONDS, decode),
         draft_n=sum(each.drafted_tokens for each in found),
         draft_n_accepted=sum(each.accepted_tokens for each in found),
     )
