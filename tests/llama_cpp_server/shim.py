@@ -6,7 +6,8 @@ ferrule's server takes from the model only, are added to the requests instead. S
 model here ends its text earlier than llama.cpp's, whose tests count tokens. The expressions that the words of
 llama.cpp's models match are not compared, because the models are others.
 
-The environment variable SHIM is JSON: `ferrule`, the words of the command, and `models`, paths by purpose.
+The environment variable SHIM is JSON: `ferrule`, the words of the command, `models`, paths by purpose, and `remaining`,
+the tests to leave out by module: functions, or functions with their parameters.
 """
 
 from __future__ import annotations
@@ -55,10 +56,25 @@ GENERATING = (
     "/responses", "/v1/responses",
 )  # fmt: skip
 """Routes whose requests have sampling parameters."""
-COMPLETIONS = ("/completion", "/completions", "/v1/completions")
+CHATS = ("/chat/completions", "/v1/chat/completions")
+"""Routes whose requests have messages in OpenAI's form, with fields about the output."""
+COMPLETIONS = ("/completion", "/completions", "/v1/completions", *CHATS)
 """Routes whose outputs are as long as the request says."""
-CLOUD_MODELS = ("davinci-002", "gpt-3.5-turbo", "gpt-3.5-turbo-instruct", "gpt-4.1", "text-embedding-3-small")
+CLOUD_MODELS = (
+    *("codellama70b", "davinci-002", "gpt-3.5-turbo", "gpt-3.5-turbo-instruct", "gpt-4.1", "test"),
+    "text-embedding-3-small",
+)
 """Names of models in the tests' requests; llama-server accepts every name."""
+TEMPLATES = {
+    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "command-r": "{% for m in messages %}<|START_OF_TURN_TOKEN|><|{{ 'CHATBOT' if m.role == 'assistant' else "
+    "m.role.upper() }}_TOKEN|>{{ m.content }}<|END_OF_TURN_TOKEN|>{% endfor %}"
+    "{% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}",
+    "llama3": "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}<|eot_id|>"
+    "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+}
+"""Chat templates that llama-server has under a name."""
 LIMITS = ("n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens")
 UNSUPPORTED = (
     "spec_synth_rates", "enable_ctx_shift", "models_dir", "models_preset", "server_tools", "mcp_servers_config",
@@ -161,7 +177,8 @@ def options(server: Any) -> tuple[str, ...]:
     if not server.server_slots:
         found.append("--no-slots")
     if server.chat_template or server.chat_template_file:
-        found += ["--chat-template", server.chat_template or server.chat_template_file]
+        template = TEMPLATES.get(server.chat_template, server.chat_template)
+        found += ["--chat-template", template or server.chat_template_file]
     if server.server_metrics:
         found += ["--metrics-prefix", "llamacpp:"]
     return tuple(found)
@@ -174,6 +191,15 @@ def _test() -> str:
 def _other_names() -> Sequence[str]:
     """Returns further names of the model; none in the tests that list models."""
     return () if "models" in _test() else CLOUD_MODELS
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Leaves out tests by their exact names; `--deselect` takes every test whose name begins with the given one."""
+    remaining = {
+        id(item) for item in items if {item.name, item.originalname} & SETTINGS["remaining"][item.path.stem].keys()
+    }
+    config.hook.pytest_deselected(items=[item for item in items if id(item) in remaining])
+    items[:] = [item for item in items if id(item) not in remaining]
 
 
 def start(server: Any, timeout_seconds: float = 0) -> None:
@@ -198,8 +224,10 @@ def with_defaults(server: Any, path: str, data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     found = dict(data)
-    if server.reasoning == "off":
-        found.setdefault("chat_template_kwargs", {"enable_thinking": False})
+    if path in (*CHATS, "/apply-template"):
+        found.setdefault("chat_template_kwargs", {"enable_thinking": server.reasoning != "off"})
+    if path in CHATS:
+        _add_chat_defaults(server, found)
     if path in GENERATING:
         found.setdefault("temperature", server.temperature)
         if not path.endswith("responses"):
@@ -209,6 +237,16 @@ def with_defaults(server: Any, path: str, data: Any) -> Any:
     if path in COMPLETIONS:
         found.setdefault("ignore_eos", True)
     return found
+
+
+def _add_chat_defaults(server: Any, request: dict[str, Any]) -> None:
+    """Adds that an answer continues a last message of the assistant, and what --verbose adds to answers."""
+    messages = request.get("messages")
+    last = messages[-1] if messages and isinstance(messages, list) else None
+    if isinstance(last, dict) and last.get("role") == "assistant" and "add_generation_prompt" not in request:
+        request.setdefault("continue_final_message", True)
+    if server.debug:
+        request.setdefault("verbose", True)
 
 
 def _replace() -> None:
