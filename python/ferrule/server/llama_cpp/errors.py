@@ -7,7 +7,7 @@ from typing import Any
 from ferrule.server.errors import UNAVAILABLE, ApiError
 
 NOT_IMPLEMENTED = 501
-"""Status of what llama.cpp has and this server has not, or has disabled."""
+"""Status of a feature of llama.cpp that this server lacks or that is disabled."""
 KINDS = {UNAVAILABLE: "unavailable_error", NOT_IMPLEMENTED: "not_supported_error"}
 """Types of errors by status, where they differ from OpenAI's."""
 

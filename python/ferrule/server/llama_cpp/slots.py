@@ -1,6 +1,6 @@
 """GET /slots: how many sequences run, in llama.cpp's form.
 
-A slot of llama.cpp is a sequence with a KV cache of its own, which requests choose and clients save. Here any sequence
+A slot of llama.cpp is a sequence with its own KV cache, which requests choose and clients save. Here any sequence
 may use any page, and the prefix cache finds prompts by their tokens: the slots in use are always the first ones.
 """
 
@@ -41,7 +41,7 @@ def router(server: Context) -> APIRouter:
 def slots_of(info: Mapping[str, Any], running: int, *, free: bool) -> list[Slot]:
     """Returns the sequences of an engine with this `info`, of which the first ones are `running`.
 
-    Raises ApiError where one must be `free` and none is.
+    Raises ApiError if one must be `free` and all are in use.
     """
     count: int = info["max_num_seqs"]
     if free and running >= count:
