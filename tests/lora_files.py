@@ -37,6 +37,8 @@ NOT_LINEAR = (
     "_log.",
     "_bias.weight",
     "skip.",
+    "bonus.",
+    "_mix.weight",
     "low_rank.",
     ".altup.",
     ".side.",

@@ -409,6 +409,15 @@ def test_every_golden_model_is_described(case: str, capsys: pytest.CaptureFixtur
     assert "The model fits" in text
 
 
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("case", "line"), [("lfm2", "  convolution gated, 3 tokens"), ("rwkv", "  channel mixing gated relu2, 96 wide")]
+)
+def test_long_labels_are_separated_from_their_text(case: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(GOLDEN.parent / "variants" / case)]) == 0
+    assert f"\n{line}" in capsys.readouterr().out
+
+
 def test_has_weights_requires_all_shards(tmp_path: Path) -> None:
     assert has_weights(TINY)
     assert not has_weights(tmp_path)

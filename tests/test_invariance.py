@@ -40,6 +40,7 @@ MODELS = {
     "nemotron_h": GOLDEN.parent / "variants" / "nemotron_h",  # Mamba 2, experts without a gate
     "qwen3_5_text": GOLDEN.parent / "variants" / "qwen3_5_text",  # delta nets, gated attention
     "recurrent_gemma": GOLDEN.parent / "variants" / "recurrent_gemma",  # RG-LRU
+    "rwkv": GOLDEN.parent / "variants" / "rwkv",  # time mixing and channel mixing, two states a layer
     "zamba2": GOLDEN.parent / "variants" / "zamba2",  # weights that layers share, with additions
 }
 LENGTHS = {"llama_dynamic": (1, 2, 7, 15, 16, 17, 33, 40), "phi3_longrope": (1, 16, 17, 30, 31, 32, 33, 100)}

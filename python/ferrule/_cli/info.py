@@ -18,7 +18,7 @@ from ferrule._loading.shapes import find_shape, shape_names
 from ferrule.archs.spec import LearnedPositions, ModelSpec, SinusoidalPositions
 
 LABEL = 12
-"""Width of the labels, in columns."""
+"""Width of the labels with the space after them, in columns; longer labels move their text to the right."""
 COLUMNS = (60, 110)
 """Minimum and maximum width of a line, in columns."""
 MAX_RANGES = 6
@@ -61,7 +61,7 @@ def command(model: str | None, shape: str | None, as_json: bool, **loading: Any)
     print(f"{info['model']}: {info['architecture']}, {_parameters(info)}\n")
     columns = min(max(shutil.get_terminal_size((COLUMNS[1], 24)).columns, COLUMNS[0]), COLUMNS[1])
     for name, text in _lines(spec, info):
-        label = f"{name:{LABEL}}"
+        label = f"{name:{LABEL - 1}} "
         # Do not break paths and hyphenated words.
         wrapper = textwrap.TextWrapper(columns, label, " " * LABEL, break_long_words=False, break_on_hyphens=False)
         print(wrapper.fill(text))

@@ -24,9 +24,12 @@ from ferrule.archs.spec import (
     NoScaling,
     PerLayerEmbedding,
     Projection,
+    RecurrentMixer,
     RgLru,
     Rope,
     Router,
+    RwkvChannelMix,
+    RwkvTimeMix,
     ShortConvolution,
     Side,
     Xielu,
@@ -46,30 +49,14 @@ def mixer_words(mixer: Mixer, ropes: Sequence[Rope]) -> tuple[str, str]:
             kind, words = "network", [_dense(mixer)]
         case Experts():
             kind, words = "experts", _moe(mixer)
-        case ShortConvolution():
-            biases = ", with biases" if mixer.bias else ""
-            kind, words = "convolution", [f"gated, {mixer.taps} tokens, {mixer.channels:,} channels{biases}"]
-        case DeltaNet():
-            kind, words = "delta net", _delta_net(mixer)
-        case LightningAttention():
-            heads = count_words(len(mixer.decays), "head")
-            kind, words = (
-                "lightning attention",
-                [f"{heads} of {mixer.head_dim:,}", f"{_norm(mixer.norm)} of the output"],
-            )
-        case Mamba():
-            kind, words = "Mamba", _mamba(mixer)
-        case Mamba2():
-            kind, words = "Mamba 2", _mamba2(mixer)
         case Laurel():
             kind, words = "laurel", [f"augmented residual of rank {mixer.rank:,}"]
         case PerLayerEmbedding():
             kind, words = "per-layer", [f"embedding of the token, {mixer.width:,} wide, gated {mixer.activation}"]
         case Projection():
             kind, words = "projection", ["one matrix", *(["with biases"] if mixer.bias else [])]
-        case RgLru():
-            heads = count_words(mixer.heads, "head")
-            kind, words = "RG-LRU", [f"{mixer.channels:,} channels in {heads}", f"convolution over {mixer.taps} tokens"]
+        case _:
+            kind, words = _recurrent(mixer)
     return kind, "; ".join(words)
 
 
@@ -121,6 +108,31 @@ def _attention(attention: Attention, ropes: Sequence[Rope]) -> Iterator[str]:
     ]
     if biases:
         yield f"biases on {' and '.join(biases)}"
+
+
+def _recurrent(mixer: RecurrentMixer) -> tuple[str, Iterable[str]]:
+    words: Iterable[str]
+    match mixer:
+        case ShortConvolution():
+            biases = ", with biases" if mixer.bias else ""
+            kind, words = "convolution", [f"gated, {mixer.taps} tokens, {mixer.channels:,} channels{biases}"]
+        case DeltaNet():
+            kind, words = "delta net", _delta_net(mixer)
+        case LightningAttention():
+            heads = f"{count_words(len(mixer.decays), 'head')} of {mixer.head_dim:,}"
+            kind, words = "lightning attention", [heads, f"{_norm(mixer.norm)} of the output"]
+        case Mamba():
+            kind, words = "Mamba", _mamba(mixer)
+        case Mamba2():
+            kind, words = "Mamba 2", _mamba2(mixer)
+        case RgLru():
+            heads = f"{mixer.channels:,} channels in {count_words(mixer.heads, 'head')}"
+            kind, words = "RG-LRU", [heads, f"convolution over {mixer.taps} tokens"]
+        case RwkvTimeMix():
+            kind, words = "time mixing", [f"{mixer.channels:,} channels"]
+        case RwkvChannelMix():
+            kind, words = "channel mixing", [f"gated relu2, {mixer.intermediate_size:,} wide"]
+    return kind, words
 
 
 def _delta_net(delta_net: DeltaNet) -> Iterator[str]:

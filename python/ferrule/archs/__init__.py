@@ -105,6 +105,7 @@ from ferrule.archs.qwen3_next import qwen3_next
 from ferrule.archs.qwen_vl import qwen2_vl, qwen3_vl, qwen3_vl_moe
 from ferrule.archs.recurrent_gemma import recurrent_gemma
 from ferrule.archs.roberta import roberta, roberta_classifier
+from ferrule.archs.rwkv import rwkv
 from ferrule.archs.seed_oss import seed_oss
 from ferrule.archs.smollm3 import smollm3
 from ferrule.archs.solar_open import solar_open
@@ -245,6 +246,7 @@ REGISTRY = (
     Architecture("Qwen3VLMoe", "qwen3_vl_moe_text", qwen3_vl_moe),
     Architecture("RecurrentGemma", "recurrent_gemma", recurrent_gemma),
     Architecture("Roberta", "roberta", roberta, ENCODER_ENDINGS, roberta_classifier),
+    Architecture("Rwkv", "rwkv", rwkv),
     Architecture("SeedOss", "seed_oss", seed_oss),
     Architecture("SmolLM3", "smollm3", smollm3),
     Architecture("SolarOpen", "solar_open", solar_open),

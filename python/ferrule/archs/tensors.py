@@ -31,7 +31,10 @@ from ferrule.archs.spec import (
     Part,
     PerLayerEmbedding,
     Projection,
+    RecurrentMixer,
     RgLru,
+    RwkvChannelMix,
+    RwkvTimeMix,
     ShortConvolution,
     Side,
     Span,
@@ -201,20 +204,25 @@ def _mixer_roles(mixer: Mixer) -> Iterator[str]:
     return roles
 
 
-def _recurrent_roles(mixer: ShortConvolution | DeltaNet | LightningAttention | Mamba | Mamba2 | RgLru) -> Iterator[str]:
+def _recurrent_roles(mixer: RecurrentMixer) -> Iterator[str]:
     match mixer:
         case ShortConvolution():
-            return _convolution_roles(mixer)
+            roles = _convolution_roles(mixer)
         case DeltaNet():
-            return _delta_net_roles(mixer)
+            roles = _delta_net_roles(mixer)
         case LightningAttention():
-            return _lightning_roles(mixer)
+            roles = _lightning_roles(mixer)
         case Mamba():
-            return _mamba_roles(mixer)
+            roles = _mamba_roles(mixer)
         case Mamba2():
-            return _mamba2_roles(mixer)
+            roles = _mamba2_roles(mixer)
         case RgLru():
-            return _rg_lru_roles(mixer)
+            roles = _rg_lru_roles(mixer)
+        case RwkvTimeMix():
+            roles = _time_mix_roles()
+        case RwkvChannelMix():
+            roles = _channel_mix_roles()
+    return roles
 
 
 def _attention_roles(attention: Attention) -> Iterator[str]:
@@ -310,6 +318,16 @@ def _rg_lru_roles(rg_lru: RgLru) -> Iterator[str]:
         for role in ("input_gate", "decay_gate"):
             yield from _projection_roles(f"heads.{head}.{role}", bias=True)
     yield "decay.weight"
+
+
+def _time_mix_roles() -> Iterator[str]:
+    yield from ("decay_log.weight", "bonus.weight")
+    yield from (f"{role}_mix.weight" for role in ("k", "v", "receptance"))
+    yield from (f"{role}.weight" for role in ("k", "v", "receptance", "output"))
+
+
+def _channel_mix_roles() -> Iterator[str]:
+    yield from ("up_mix.weight", "receptance_mix.weight", "up.weight", "receptance.weight", "down.weight")
 
 
 def _classifier_roles(classifier: Classifier) -> Iterator[str]:

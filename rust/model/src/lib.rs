@@ -31,8 +31,8 @@ pub use limits::SpecError;
 pub use mixers::{
     AttentionSpec, ClampSpec, DecaySpec, DeltaNetSpec, DenseSpec, ExpertsSpec, GroupScore, HeadProjections,
     LatentProjections, LaurelSpec, LightningAttentionSpec, Mamba2Spec, MambaSpec, MixerSpec, OutputGate,
-    PerLayerEmbeddingSpec, ProjectionSpec, ProjectionsSpec, QueryGrowth, RgLruSpec, RouterSpec, Scoring,
-    ShortConvolutionSpec, XieluSpec,
+    PerLayerEmbeddingSpec, ProjectionSpec, ProjectionsSpec, QueryGrowth, RgLruSpec, RouterSpec, RwkvChannelMixSpec,
+    RwkvTimeMixSpec, Scoring, ShortConvolutionSpec, XieluSpec,
 };
 pub use needs::{Needs, buffer_bytes, measure};
 pub use quantization::Quantization;

@@ -12,7 +12,18 @@ from ferrule.archs.spec.heads import Classifier, LmHead, Pooling, TextProjection
 from ferrule.archs.spec.layer import AnyMixer, Block, Layer, LowRank, Mixer
 from ferrule.archs.spec.model import ModelSpec
 from ferrule.archs.spec.norms import HeadNorm, LayerNorm, Norm, RmsNorm
-from ferrule.archs.spec.recurrent import Decay, DeltaNet, LightningAttention, Mamba, Mamba2, RgLru, ShortConvolution
+from ferrule.archs.spec.recurrent import (
+    Decay,
+    DeltaNet,
+    LightningAttention,
+    Mamba,
+    Mamba2,
+    RecurrentMixer,
+    RgLru,
+    RwkvChannelMix,
+    RwkvTimeMix,
+    ShortConvolution,
+)
 from ferrule.archs.spec.rope import (
     DynamicScaling,
     LinearScaling,
@@ -88,10 +99,13 @@ __all__ = [
     "Projection",
     "ProportionalScaling",
     "QueryGrowth",
+    "RecurrentMixer",
     "RgLru",
     "RmsNorm",
     "Rope",
     "Router",
+    "RwkvChannelMix",
+    "RwkvTimeMix",
     "Scaling",
     "ShortConvolution",
     "Side",

@@ -8,24 +8,21 @@ from typing import Literal, TypeAlias, TypeVar
 from ferrule.archs.spec.attention import Attention
 from ferrule.archs.spec.feed_forward import Dense, Experts
 from ferrule.archs.spec.norms import Norm
-from ferrule.archs.spec.recurrent import DeltaNet, LightningAttention, Mamba, Mamba2, RgLru, ShortConvolution
+from ferrule.archs.spec.recurrent import (
+    DeltaNet,
+    LightningAttention,
+    Mamba,
+    Mamba2,
+    RecurrentMixer,
+    RgLru,
+    RwkvChannelMix,
+    RwkvTimeMix,
+    ShortConvolution,
+)
 from ferrule.archs.spec.streams import Span
 from ferrule.archs.spec.tokenwise import Laurel, PerLayerEmbedding, Projection
 
-Mixer: TypeAlias = (
-    Attention
-    | Dense
-    | Experts
-    | ShortConvolution
-    | DeltaNet
-    | LightningAttention
-    | Mamba
-    | Mamba2
-    | PerLayerEmbedding
-    | Projection
-    | Laurel
-    | RgLru
-)
+Mixer: TypeAlias = Attention | Dense | Experts | RecurrentMixer | PerLayerEmbedding | Projection | Laurel
 """Function of a residual block from its normed input to what it adds to the stream."""
 
 
@@ -43,6 +40,8 @@ AnyMixer = TypeVar(
     Projection,
     Laurel,
     RgLru,
+    RwkvTimeMix,
+    RwkvChannelMix,
 )
 
 

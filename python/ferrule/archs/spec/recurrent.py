@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ferrule.archs.spec.activation import Activation
 from ferrule.archs.spec.norms import Norm, RmsNorm
@@ -141,3 +141,31 @@ class RgLru:
     activation: Activation
     """Activation of the gate of the output."""
     type: Literal["rg_lru"] = "rg_lru"
+
+
+@dataclass(frozen=True)
+class RwkvTimeMix:
+    """Time mixing of RWKV 4 (Peng et al. 2023): a gated mean of the values of all tokens, whose weights decay."""
+
+    hidden_size: int
+    """Width of the residual stream."""
+    channels: int
+    """Number of channels of keys, values and receptance."""
+    type: Literal["rwkv_time_mix"] = "rwkv_time_mix"
+
+
+@dataclass(frozen=True)
+class RwkvChannelMix:
+    """Channel mixing of RWKV 4 (Peng et al. 2023): a gated network that reads a token and the token before it."""
+
+    hidden_size: int
+    """Width of the residual stream."""
+    intermediate_size: int
+    """Width of the inner layer."""
+    type: Literal["rwkv_channel_mix"] = "rwkv_channel_mix"
+
+
+RecurrentMixer: TypeAlias = (
+    ShortConvolution | DeltaNet | LightningAttention | Mamba | Mamba2 | RgLru | RwkvTimeMix | RwkvChannelMix
+)
+"""Mixer with a state for each sequence."""

@@ -238,6 +238,41 @@ fn check_selective(channels: usize, states: usize, lengths: &[usize], cut: f64, 
     Recurrence { width: channels, state_len: scan.state_len(), run: &run }.check(lengths, cut, 2e-5, oracle);
 }
 
+/// Checks keys up to `largest` in magnitude.
+fn check_wkv(channels: usize, largest: f32, lengths: &[usize], cut: f64, tolerance: f64, seed: u32) {
+    let rows: usize = lengths.iter().sum();
+    let rates: Vec<_> = fractions(channels, seed).iter().map(|x| -2.0 * x).collect();
+    let bonuses = numbers(channels, seed + 1);
+    let weights = Wkv::new(&rates, &bonuses);
+    // Keys and values side by side, with a column of another view.
+    let width = 2 * channels + 1;
+    let inputs: Vec<_> = (numbers(rows * width, seed + 2).iter().enumerate())
+        .map(|(index, x)| if index % width < channels { largest * x } else { *x })
+        .collect();
+    let inputs = Guarded::new(&inputs);
+    let [k, v] = [0, channels].map(|first| Rows::new(&inputs, width, first));
+    let oracle = |sequence: Range<usize>| {
+        let mut out = Vec::new();
+        for row in sequence.clone() {
+            for channel in 0..channels {
+                let [rate, bonus] = [&rates[..], &bonuses].map(|of| f64::from(of[channel]));
+                let [key, value] = [k, v].map(|view| move |row| f64::from(view.row(row, channels)[channel]));
+                let weight = |of: usize| {
+                    let growth = if of == row { bonus } else { rate * (row - 1 - of) as f64 };
+                    (growth + key(of)).exp()
+                };
+                let total: f64 = (sequence.start..=row).map(weight).sum();
+                out.push((sequence.start..=row).map(|of| weight(of) * value(of)).sum::<f64>() / total);
+            }
+        }
+        out
+    };
+    let run = |exec: &Exec<'_>, segments: &[Segment], states: RowsMut<'_>, out: &mut [f32]| {
+        wkv(exec, [k, v], &weights, segments, states, out)
+    };
+    Recurrence { width: channels, state_len: weights.state_len(), run: &run }.check(lengths, cut, tolerance, oracle);
+}
+
 fn check_convolution(channels: usize, taps: usize, extras: bool, lengths: &[usize], cut: f64, seed: u32) {
     let rows: usize = lengths.iter().sum();
     let (weights, bias) = (numbers(taps * channels, seed), numbers(channels, seed + 1));
@@ -301,7 +336,14 @@ fn long_sequences_of_wide_heads_use_all_threads_and_agree_with_f64() {
     let shape = Shape { key_heads: 1, group: 3, alternating: false, key_dim: 128, value_dim: 128 };
     check_linear(shape, UpdateRule::Delta, DecayKind::Heads, true, &[70, 1], 0.7, 1);
     check_selective(300, 16, &[40, 9], 0.5, 2);
+    check_wkv(600, 4.0, &[50, 9], 0.5, 2e-5, 4);
     check_convolution(600, 4, false, &[33, 1], 0.5, 3);
+}
+
+#[test]
+fn weights_of_large_keys_neither_overflow_nor_vanish() {
+    // The exponent of a key of 300 has an error of 3e-5 in f32.
+    check_wkv(21, 300.0, &[1, 12], 0.4, 2e-4, 1);
 }
 
 #[test]
@@ -408,6 +450,17 @@ proptest! {
         seed: u32,
     ) {
         check_selective(channels, states, &lengths, cut, seed % 1000);
+    }
+
+    #[test]
+    fn wkv_at_any_shape(
+        channels in 1..300_usize,
+        largest in 0.0..10.0_f32,
+        lengths in prop::collection::vec(1..9_usize, 1..4),
+        cut in 0.0..=1.0_f64,
+        seed: u32,
+    ) {
+        check_wkv(channels, largest, &lengths, cut, 2e-5, seed % 1000);
     }
 
     #[test]

@@ -14,7 +14,10 @@ mod mamba2;
 mod per_layer_embedding;
 mod projection;
 mod rg_lru;
+mod rwkv_channel_mix;
+mod rwkv_time_mix;
 mod short_convolution;
+mod token_shift;
 
 use ferrule_kernels::scan::Segment;
 use ferrule_kernels::{Exec, PackedMatrix, PoolError, RowsMut};
@@ -30,6 +33,8 @@ pub use mamba2::Mamba2Spec;
 pub use per_layer_embedding::PerLayerEmbeddingSpec;
 pub use projection::ProjectionSpec;
 pub use rg_lru::RgLruSpec;
+pub use rwkv_channel_mix::RwkvChannelMixSpec;
+pub use rwkv_time_mix::RwkvTimeMixSpec;
 pub use short_convolution::ShortConvolutionSpec;
 
 use crate::layer::{AdapterRows, RaggedRows};
@@ -291,6 +296,10 @@ mixers! {
     projection: Projection(ProjectionSpec),
     /// Real-gated linear recurrent unit.
     rg_lru: RgLru(RgLruSpec),
+    /// Channel mixing of RWKV 4.
+    rwkv_channel_mix: RwkvChannelMix(RwkvChannelMixSpec),
+    /// Time mixing of RWKV 4.
+    rwkv_time_mix: RwkvTimeMix(RwkvTimeMixSpec),
     /// Gated short convolution.
     short_convolution: ShortConvolution(ShortConvolutionSpec),
 }

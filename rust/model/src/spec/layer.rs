@@ -58,14 +58,10 @@ pub struct BlockSpec {
     /// Factor on the mixer's output.
     pub residual_scale: f32,
     /// Factor on what the output is added to.
-    #[serde(default = "one")]
+    #[serde(default = "super::one")]
     pub stream_scale: f32,
     /// Whether the output is added to the normed input instead of the input.
     pub residual_after_norm: bool,
-}
-
-fn one() -> f32 {
-    1.0
 }
 
 /// Upper limit for the number of blocks of a layer, above that of any known model.

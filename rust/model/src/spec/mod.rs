@@ -167,6 +167,11 @@ pub struct LmHeadSpec {
 /// Upper limit for the number of layers, above that of any known model.
 const MAX_LAYERS: usize = 4096;
 
+/// Returns the default of factors that specs may leave out.
+pub(crate) fn one() -> f32 {
+    1.0
+}
+
 impl ModelSpec {
     /// Reads and checks a spec.
     ///

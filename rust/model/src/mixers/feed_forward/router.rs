@@ -12,7 +12,7 @@ pub struct RouterSpec {
     /// Norm of the router's input.
     pub norm: Option<NormSpec>,
     /// Factor on the logits.
-    #[serde(default = "one")]
+    #[serde(default = "crate::spec::one")]
     pub logit_scale: f32,
     /// Function from logits to scores.
     pub scoring: Scoring,
@@ -40,10 +40,6 @@ pub struct RouterSpec {
     /// Whether the weight multiplies the expert's input instead of its output (Llama 4).
     #[serde(default)]
     pub weigh_input: bool,
-}
-
-fn one() -> f32 {
-    1.0
 }
 
 /// Function from a router's logits to scores.
