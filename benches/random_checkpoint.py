@@ -9,39 +9,43 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-SHAPES = Path(__file__).resolve().parents[1] / "python" / "ferrule" / "shapes"
-MODEL_TYPES = ("llama", "qwen3", "qwen3_moe")
+SHAPES = Path(__file__).resolve().parents[1] / "python" / "ferrule" / "_loading" / "shapes"
 CHUNK = 1 << 24
 """Number of weights to draw at a time."""
 
 
-def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+Named = Iterator[tuple[str, tuple[int, ...]]]
+
+
+def tensors(config: dict[str, Any]) -> Named:
     """Returns name and shape of every tensor: [outputs, inputs] for matrices, [width] for norms."""
-    hidden, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    width = config["head_dim"]
-    queries, keys = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
-    yield "model.embed_tokens.weight", (vocab, hidden)
+    return TENSORS[config["model_type"]](config)
+
+
+def decoder_tensors(config: dict[str, Any]) -> Named:
+    """Returns the tensors of decoders with attention in all layers, or with delta nets in those that have none."""
+    hidden, ffn, kind = config["hidden_size"], config["intermediate_size"], config["model_type"]
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
         yield f"{prefix}.input_layernorm.weight", (hidden,)
-        yield f"{prefix}.self_attn.q_proj.weight", (queries, hidden)
-        yield f"{prefix}.self_attn.k_proj.weight", (keys, hidden)
-        yield f"{prefix}.self_attn.v_proj.weight", (keys, hidden)
-        if config["model_type"] in ("qwen3", "qwen3_moe"):
-            yield f"{prefix}.self_attn.q_norm.weight", (width,)
-            yield f"{prefix}.self_attn.k_norm.weight", (width,)
-        yield f"{prefix}.self_attn.o_proj.weight", (hidden, queries)
+        if (layer + 1) % config.get("full_attention_interval", 1):
+            yield from delta_net_tensors(config, f"{prefix}.linear_attn")
+        else:
+            norms = () if kind == "llama" else ("q_norm", "k_norm")
+            yield from attention_tensors(config, f"{prefix}.self_attn", "o_proj", norms)
         yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
         networks, inner = [f"{prefix}.mlp"], ffn
-        if config["model_type"] == "qwen3_moe":
+        if kind == "qwen3_moe":
             yield f"{prefix}.mlp.gate.weight", (config["num_experts"], hidden)
             networks = [f"{prefix}.mlp.experts.{expert}" for expert in range(config["num_experts"])]
             inner = config["moe_intermediate_size"]
@@ -51,7 +55,65 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{network}.down_proj.weight", (hidden, inner)
     yield "model.norm.weight", (hidden,)
     if not config["tie_word_embeddings"]:
-        yield "lm_head.weight", (vocab, hidden)
+        yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
+def attention_tensors(config: dict[str, Any], prefix: str, output: str, norms: tuple[str, ...]) -> Named:
+    """Returns the tensors of attention; a gate for its output is stored with the queries."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    width = config.get("head_dim", hidden // heads)
+    queries, keys = heads * width, config["num_key_value_heads"] * width
+    yield f"{prefix}.q_proj.weight", (queries * (2 if config.get("attn_output_gate") else 1), hidden)
+    yield f"{prefix}.k_proj.weight", (keys, hidden)
+    yield f"{prefix}.v_proj.weight", (keys, hidden)
+    yield from ((f"{prefix}.{norm}.weight", (width,)) for norm in norms)
+    yield f"{prefix}.{output}.weight", (hidden, queries)
+
+
+def delta_net_tensors(config: dict[str, Any], prefix: str) -> Named:
+    """Returns the tensors of a gated delta net."""
+    hidden, heads, width = config["hidden_size"], config["linear_num_value_heads"], config["linear_value_head_dim"]
+    values = heads * width
+    mixed = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] + values
+    yield f"{prefix}.A_log", (heads,)
+    yield f"{prefix}.dt_bias", (heads,)
+    yield f"{prefix}.conv1d.weight", (mixed, 1, config["linear_conv_kernel_dim"])
+    for name, rows in {"in_proj_qkv": mixed, "in_proj_z": values, "in_proj_a": heads, "in_proj_b": heads}.items():
+        yield f"{prefix}.{name}.weight", (rows, hidden)
+    yield f"{prefix}.norm.weight", (width,)
+    yield f"{prefix}.out_proj.weight", (hidden, values)
+
+
+def lfm2_tensors(config: dict[str, Any]) -> Named:
+    """Returns the tensors of LFM2, which mixes attention with short convolutions."""
+    hidden, multiple = config["hidden_size"], config["block_multiple_of"]
+    ffn = int(config["block_ffn_dim_multiplier"] * int(2 * config["block_ff_dim"] / 3))
+    ffn = -(-ffn // multiple) * multiple
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.operator_norm.weight", (hidden,)
+        if layer in config["full_attn_idxs"]:
+            yield from attention_tensors(config, f"{prefix}.self_attn", "out_proj", ("q_layernorm", "k_layernorm"))
+        else:
+            yield f"{prefix}.conv.in_proj.weight", (3 * hidden, hidden)
+            yield f"{prefix}.conv.conv.weight", (hidden, 1, config["conv_L_cache"])
+            yield f"{prefix}.conv.out_proj.weight", (hidden, hidden)
+        yield f"{prefix}.ffn_norm.weight", (hidden,)
+        yield f"{prefix}.feed_forward.w1.weight", (ffn, hidden)
+        yield f"{prefix}.feed_forward.w3.weight", (ffn, hidden)
+        yield f"{prefix}.feed_forward.w2.weight", (hidden, ffn)
+    yield "model.embedding_norm.weight", (hidden,)
+
+
+TENSORS: dict[str, Callable[[dict[str, Any]], Named]] = {
+    "lfm2": lfm2_tensors,
+    "llama": decoder_tensors,
+    "qwen3": decoder_tensors,
+    "qwen3_5_text": decoder_tensors,
+    "qwen3_moe": decoder_tensors,
+}
+"""Tensors by `model_type`."""
 
 
 def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
@@ -64,8 +126,8 @@ def weights(shape: tuple[int, ...], rng: np.random.Generator) -> Iterator[bytes]
     if len(shape) == 1:
         yield to_bf16(np.ones(shape, dtype=np.float32)).tobytes()
         return
-    left = shape[0] * shape[1]
-    scale = np.float32(shape[1] ** -0.5)
+    left = math.prod(shape)
+    scale = np.float32(shape[-1] ** -0.5)
     while left > 0:
         count = min(left, CHUNK)
         yield to_bf16(rng.standard_normal(count, dtype=np.float32) * scale).tobytes()
@@ -134,7 +196,7 @@ def main() -> None:
     """Read the command line and write."""
     names = ", ".join(sorted(folder.parent.name for folder in SHAPES.glob("*/config.json")))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shape", help=f"{names}, or a config.json of {', '.join(MODEL_TYPES)}")
+    parser.add_argument("shape", help=f"{names}, or a config.json of {', '.join(TENSORS)}")
     parser.add_argument("directory", type=Path)
     arguments = parser.parse_args()
     named = SHAPES / arguments.shape / "config.json"
@@ -142,8 +204,8 @@ def main() -> None:
     if not source.is_file():
         parser.error(f"shape is {arguments.shape!r}; it must be one of {names}, or a file")
     config = json.loads(source.read_text())
-    if config["model_type"] not in MODEL_TYPES:
-        parser.error(f"{source}: model_type is {config['model_type']!r}; it must be one of {', '.join(MODEL_TYPES)}")
+    if config["model_type"] not in TENSORS:
+        parser.error(f"{source}: model_type is {config['model_type']!r}; it must be one of {', '.join(TENSORS)}")
     write(config, arguments.directory)
 
 

@@ -245,14 +245,19 @@ class Checkpoint:
         return next((self.config[name] for name in fields if self.config.get(name) is not None), None)
 
 
-def convert(directory: Path, file: Path, storage: str = "F32", *, split_latent: bool = True) -> Path:
-    """Writes a checkpoint as GGUF with matrices of type `storage`, and the tokenizer if the directory has one."""
+def convert(
+    directory: Path, file: Path, storage: str = "F32", *, split_latent: bool = True, tokenizer: bool = True
+) -> Path:
+    """Writes a checkpoint as GGUF with matrices of type `storage`, and the tokenizer if the directory has one.
+
+    With `tokenizer=False`, it is left out: the file is for programs that give token ids.
+    """
     checkpoint = Checkpoint(directory)
     arch = checkpoint.family.arch
     writer = GGUFWriter(file, checkpoint.family.name or gguf.MODEL_ARCH_NAMES[arch])
     for key, value in metadata(checkpoint, split_latent=split_latent):
         add(writer, key, value)
-    if (directory / "tokenizer.json").exists():
+    if tokenizer and (directory / "tokenizer.json").exists():
         add_tokenizer(writer, directory)
     else:
         writer.add_tokenizer_model("none")

@@ -46,7 +46,7 @@ def mixer_metadata(config: Json, kv_heads: int) -> dict[str, object]:
             heads = config["linear_num_value_heads"]
             keys = ssm(config["linear_conv_kernel_dim"], heads * config["linear_value_head_dim"])
             keys |= state(config["linear_key_head_dim"], heads, config["linear_num_key_heads"])
-            recurrent = [each == "linear_attention" for each in config["layer_types"]]
+            recurrent = [layer not in attending(config) for layer in range(layers)]
             return {**keys, "attention.recurrent_layers": recurrent, "full_attention_interval": 4}
         case "granitemoehybrid":
             if len(attending(config)) == layers:
@@ -111,6 +111,8 @@ def attending(config: Json) -> list[int]:
         return [index for index in layers if kinds(config)[index] == "attention"]
     if "attn_layer_period" in config:
         return [index for index in layers if index % config["attn_layer_period"] == config["attn_layer_offset"]]
+    if "full_attention_interval" in config and "layer_types" not in config:
+        return [index for index in layers if (index + 1) % config["full_attention_interval"] == 0]
     types = config.get("layer_types", ["full_attention"] * len(layers))
     return [index for index in layers if types[index] in ("attention", "full_attention")]
 

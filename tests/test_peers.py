@@ -4,6 +4,7 @@ import json
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from adapters.interface import Loaded, Timing
 from child import Child, ChildError
 from compare import layer_parameters
+from ferrule._loading.shapes import find_shape, shape_names
+from gguf_convert import convert
 from registry import PEERS as REGISTRY
 from registry import Contender
 from report import Ceilings, Measurement, Workload, record, rows, steady_rounds, table
@@ -181,9 +184,27 @@ SMALL = {
 }
 
 
-def random_checkpoint(tmp_path: Path) -> Path:
+HEADS = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300}
+HYBRIDS = {
+    "lfm2-1.2b": {**HEADS, "hidden_size": 64, "block_ff_dim": 96, "block_multiple_of": 16, "full_attn_idxs": [2]},
+    "qwen3.5-4b": {
+        **HEADS,
+        "hidden_size": 64,
+        "head_dim": 32,
+        "intermediate_size": 96,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+    },
+}
+"""Smaller sizes of shapes of hybrids."""
+
+
+def random_checkpoint(tmp_path: Path, shape: Mapping[str, object] = SMALL) -> Path:
     config = tmp_path / "shape.json"
-    config.write_text(json.dumps(SMALL))
+    config.write_text(json.dumps(shape))
     generator = ROOT / "benches" / "random_checkpoint.py"
     subprocess.run([sys.executable, str(generator), str(config), str(tmp_path / "model")], check=True)
     return tmp_path / "model"
@@ -203,6 +224,31 @@ def test_random_checkpoint_parameters_and_variance(tmp_path: Path) -> None:
     start, end = (8 + length + at for at in header["model.layers.1.mlp.down_proj.weight"]["data_offsets"])
     weights = (np.frombuffer(data[start:end], np.uint16).astype(np.uint32) << 16).view(np.float32)
     assert weights.var() * 96 == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_random_checkpoint_of_hybrid_loads_and_converts(name: str, tmp_path: Path) -> None:
+    from ferrule import LLM, SamplingParams
+
+    shape = json.loads((find_shape(name) / "config.json").read_text()) | HYBRIDS[name]
+    model = random_checkpoint(tmp_path, shape)
+    file = convert(model, tmp_path / "model.gguf", "BF16", tokenizer=False)
+    greedy = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    answers: list[list[int]] = []
+    for each in (model, file):
+        with LLM(each, quantization="f32") as llm:
+            output = llm.generate({"prompt_token_ids": [5, 6, 7]}, greedy)[0]
+            answers.append(list(output.outputs[0].token_ids))
+    assert answers[0] == answers[1]
+
+
+def test_shapes_by_name(tmp_path: Path) -> None:
+    generator = ROOT / "benches" / "random_checkpoint.py"
+    command = [sys.executable, str(generator), "no-such-shape", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert ", ".join(shape_names()) in done.stderr.replace("\n", " ")
 
 
 @pytest.mark.native

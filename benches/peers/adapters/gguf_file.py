@@ -1,4 +1,4 @@
-"""Conversion of a Llama or Qwen3 checkpoint to GGUF, and quantization by llama.cpp.
+"""Conversion of a checkpoint to GGUF by the tests' converter, and quantization by llama.cpp.
 
 `python -m adapters.gguf_file CHECKPOINT DIRECTORY` writes a file of each type.
 """
@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import struct
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 
 import gguf
 import llama_cpp
-import numpy as np
-import numpy.typing as npt
+
+sys.path.append(str(Path(__file__).parents[3] / "tests"))
+from gguf_convert import convert
 
 FILE_TYPES = {
     "BF16": llama_cpp.LLAMA_FTYPE_MOSTLY_BF16,
@@ -26,61 +25,6 @@ FILE_TYPES = {
     "Q4_K_M": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
     "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
 }
-ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3": gguf.MODEL_ARCH.QWEN3}
-
-
-def stored_tensors(file: Path) -> Iterator[tuple[str, npt.NDArray[np.uint16]]]:
-    """Yields name and bf16 numbers, as u16, of each tensor of a safetensors file; NumPy does not support bf16."""
-    data = np.memmap(file, np.uint8, "r")
-    (length,) = struct.unpack("<Q", data[:8].tobytes())
-    for name, entry in json.loads(data[8 : 8 + length].tobytes()).items():
-        if name != "__metadata__":
-            start, end = (8 + length + offset for offset in entry["data_offsets"])
-            yield name, data[start:end].view(np.uint16).reshape(entry["shape"])
-
-
-def rotated_in_pairs(weight: npt.NDArray[np.uint16], heads: int) -> npt.NDArray[np.uint16]:
-    """Reorders rows of q or k for llama.cpp, which rotates adjacent rows instead of halves."""
-    rows, columns = weight.shape
-    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
-
-
-def write_bf16(checkpoint: Path, file: Path) -> None:
-    """Write an unquantized GGUF file without a tokenizer, since benchmarks use token ids."""
-    config = json.loads((checkpoint / "config.json").read_text())
-    kind, layers = config["model_type"], config["num_hidden_layers"]
-    architecture = ARCHITECTURES[kind]
-    names = gguf.get_tensor_name_map(architecture, layers)
-    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture])
-    writer.add_file_type(FILE_TYPES["BF16"])
-    writer.add_tokenizer_model("none")
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_block_count(layers)
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for name, values in stored_tensors(checkpoint / "model.safetensors"):
-        module = name.removesuffix(".weight")
-        target = f"{names.get_name(module)}.weight"
-        projection = module.rpartition(".")[2]
-        if values.ndim == 1:
-            writer.add_tensor(target, (values.astype(np.uint32) << 16).view(np.float32))
-            continue
-        rotated = kind == "llama" and projection in heads
-        ordered = rotated_in_pairs(values, heads[projection]) if rotated else values
-        writer.add_tensor(target, ordered.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def quantized(checkpoint: Path, work: Path, name: str, threads: int) -> Path:
@@ -90,7 +34,7 @@ def quantized(checkpoint: Path, work: Path, name: str, threads: int) -> Path:
     source = work / "BF16.gguf"
     if not source.exists():
         unfinished = source.with_suffix(".unfinished")
-        write_bf16(checkpoint, unfinished)
+        convert(checkpoint, unfinished, "BF16", tokenizer=False)
         unfinished.rename(source)
     file = work / f"{name}.gguf"
     if not file.exists():

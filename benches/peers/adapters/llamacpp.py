@@ -14,6 +14,7 @@ import numpy as np
 
 from adapters.gguf_file import quantized, tensor_bytes
 from adapters.interface import Job, Loaded, Timing
+from gguf_mixers import attending
 
 BATCH = 512
 KV_TYPES = {"f16": (llama_cpp.GGML_TYPE_F16, 16.0), "q8_0": (llama_cpp.GGML_TYPE_Q8_0, 8.5)}
@@ -55,7 +56,8 @@ class LlamaCpp:
         flash, unified = self._choose()
         tensors = tensor_bytes(file)
         untied = tensors["token_embd.weight"] if "output.weight" in tensors else 0
-        elements = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+        width = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+        elements = 2 * len(attending(config)) * config["num_key_value_heads"] * width
         self.loaded = Loaded(
             version=f"llama-cpp-python {version('llama_cpp_python')}, flash attention {'on' if flash else 'off'}, "
             + ("one cache for all sequences: " if unified and job.batch > 1 else "")
