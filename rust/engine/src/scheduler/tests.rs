@@ -180,7 +180,7 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 10 } else { 10_000 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// The module's invariants: the highest-ranked running sequence progresses, limits hold, and equal priorities are
     /// admitted by arrival.

@@ -6,13 +6,15 @@
 //! ([`folder`]).
 
 mod folder;
+mod queue;
+#[cfg(test)]
+mod queue_tests;
+mod shared;
+mod sync;
 mod writer;
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ferrule_kernels::kv::PAGE_TOKENS;
@@ -20,7 +22,11 @@ use ferrule_kernels::kv::PAGE_TOKENS;
 use super::digest::Digest;
 use super::record::{self, record_len};
 use folder::{Folder, ReadError};
-use writer::{Job, Writer};
+use queue::Job;
+use shared::Shared;
+use sync::Arc;
+use sync::atomic::{AtomicU64, Ordering};
+use writer::Writer;
 
 /// Maximum wait for pending writes when a process ends.
 const CLOSE_TIME: Duration = Duration::from_millis(500);
@@ -84,52 +90,6 @@ pub struct DiskStatistics {
     pub dropped: u64,
     /// Bytes in the directory at the last scan; other processes may use it too.
     pub bytes: u64,
-}
-
-/// State shared by the cache and its writer thread.
-#[derive(Debug)]
-struct Shared {
-    folder: Folder,
-    /// Maximum size of the directory in bytes.
-    limit: u64,
-    stored: AtomicU64,
-    dropped: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Shared {
-    fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
-    fn count(&self, counter: &AtomicU64, events: u64) {
-        counter.fetch_add(events, Ordering::Relaxed);
-    }
-
-    /// Measures the directory. Above the limit, removes the least recently used records down to nine tenths of it, so
-    /// that not every new record causes a scan.
-    fn evict_to_limit(&self) {
-        let mut entries = self.folder.scan();
-        // Sizes come from the file system: a few sparse files can overflow the sum.
-        let mut bytes = entries.iter().map(|entry| entry.bytes).fold(0, u64::saturating_add);
-        if bytes > self.limit {
-            let target = self.limit - self.limit / 10;
-            // Temporary files belong to other writers.
-            entries.retain(|entry| !entry.is_temporary);
-            entries.sort_unstable_by_key(|entry| entry.used);
-            for entry in entries {
-                if bytes <= target {
-                    break;
-                }
-                match self.folder.remove_file(&entry.path) {
-                    // Another process may have removed it first.
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => {}
-                    _ => bytes = bytes.saturating_sub(entry.bytes),
-                }
-            }
-        }
-        self.bytes.store(bytes, Ordering::Relaxed);
-    }
 }
 
 /// A writer and the id of the process that started it.
