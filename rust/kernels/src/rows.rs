@@ -103,3 +103,51 @@ pub fn for_row_chunks(
     let chunks = Tiles::row_blocks(data, stride, rows_per_chunk);
     exec.pool.run(chunks.len(), &|chunk| job(chunk * rows_per_chunk, chunks.take(chunk).contiguous()), exec.cancel)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use super::*;
+    use crate::arch::Isa;
+    use crate::{Cancel, Pool};
+
+    /// Adds the number of its row to each element, in the first `width` columns, on three threads.
+    fn add_row_numbers(data: &mut [f32], stride: usize, width: usize) {
+        let (pool, cancel) = (Pool::new(NonZeroUsize::new(3).expect("some")), Cancel::new());
+        let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+        let job = |first: usize, rows: &mut [f32]| {
+            for (row, elements) in (first..).zip(rows.chunks_mut(stride)) {
+                elements[..width].iter_mut().for_each(|element| *element += row as f32);
+            }
+        };
+        for_row_chunks(&exec, data, stride, width, &job).expect("no task panics");
+    }
+
+    #[test]
+    fn every_row_is_in_one_chunk() {
+        // The last are enough for several chunks, of which the last one is smaller.
+        for (rows, stride, width) in [(0, 3, 3), (1, 5, 2), (7, 4, 4), (INLINE_ELEMENTS / 128 + 1, 131, 128)] {
+            let mut data = vec![0.5; rows * stride];
+            add_row_numbers(&mut data, stride, width);
+            for (row, elements) in data.chunks(stride).enumerate() {
+                let (within, outside) = elements.split_at(width);
+                assert!(within.iter().all(|element| *element == row as f32 + 0.5), "row {row} of {rows}");
+                assert!(outside.iter().all(|element| *element == 0.5), "row {row} of {rows}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_view_has_the_trailing_columns() {
+        let data = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0];
+        let view = Rows::new(&data, 3, 1);
+        assert_eq!((view.rows(), view.row(1, 2), view.row(0, 1)), (2, &[4.0, 5.0][..], &[1.0][..]));
+    }
+
+    #[test]
+    #[should_panic(expected = "5 elements are not a whole number of rows of 2")]
+    fn partial_rows_are_refused() {
+        add_row_numbers(&mut [0.0; 5], 2, 2);
+    }
+}
