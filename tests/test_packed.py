@@ -173,7 +173,7 @@ def test_quantized_checkpoints_are_packed_as_stored_or_requested(
     assert load(model, quantization=quantization)["mapped_bytes"] > 0
 
 
-def test_gguf_files_are_packed_only_by_cache(cache: PackedCache, tmp_path: Path) -> None:
+def test_gguf_files_are_packed_by_cache(cache: PackedCache, tmp_path: Path) -> None:
     file = convert(TINY, tmp_path / "tiny.gguf", "Q8_0")
     expected = bits(file, packed_cache_limit=0)
     assert bits(file) == bits(file) == expected
@@ -183,10 +183,6 @@ def test_gguf_files_are_packed_only_by_cache(cache: PackedCache, tmp_path: Path)
     os.utime(file)
     load(file)
     assert len(cache.entries()) == 2
-    with pytest.raises(
-        InvalidParameterError, match=r"model must be a directory or repository with config\.json, not a GGUF file"
-    ):
-        quantize(file, tmp_path / "out")
 
 
 def test_quantizations_have_packed_files_and_floats_have_none(cache: PackedCache, model: Path) -> None:

@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ferrule._api.calibration import TOKENS, Calibration, calibration_sequences
 from ferrule._loading import EMBEDDED, PACKED_METHOD, WEIGHTS, ModelFiles, find_model, read_model_files
 from ferrule._loading.gguf import is_gguf
+from ferrule._loading.gguf_directory import write_small_files
+from ferrule._loading.model_files import GGUF_FORM
 from ferrule._loading.packed_cache import ABANDONED, source_digest
 from ferrule._params.options import QUANTIZATIONS, EngineOptions
 from ferrule.archs.config import read_json_object
@@ -46,7 +49,8 @@ def quantize(
 ) -> Path:
     """Writes a model with weights packed as `format` into the directory `output`, and returns its path.
 
-    The directory includes the configuration, tokenizer and chat template of the model. It loads like any other model,
+    The directory includes the configuration, tokenizer and chat template of the model, of a GGUF file those that its
+    metadata has. It loads like any other model,
     but only as `format`. Weights are packed one matrix at a time, so that they need not fit into memory. The directory
     is written atomically; `overwrite` replaces a directory that `quantize` wrote before. `progress` is called with the
     bytes packed so far and the bytes in total.
@@ -68,17 +72,19 @@ def quantize(
     if files.packed is not None:
         requirement = f"an unpacked model (this one is packed as {files.packed!r})"
         raise InvalidParameterError("model", str(files.path), requirement)
-    if is_gguf(files.path):
-        requirement = "a directory or repository with config.json, not a GGUF file"
-        raise InvalidParameterError("model", str(files.path), requirement)
     target = Path(output).expanduser().resolve()
     _check_target(target, files.path.resolve(), overwrite=overwrite)
     sequences = None if calibrate is None else calibration_sequences(calibrate, files, calibration_tokens)
     name = EMBEDDED if model is None else os.fspath(model)
     with _temporary_directory(target) as folder:
-        _copy_small_files(files.path, folder)
-        packed = {"quantization_config": {"quant_method": PACKED_METHOD, "format": format}}
-        config = {**read_json_object(files.path / _CONFIG), **packed}
+        packed: dict[str, Any] = {"quant_method": PACKED_METHOD, "format": format}
+        if is_gguf(files.path):
+            config, form = write_small_files(files, folder)
+            packed[GGUF_FORM] = form.to_json()
+        else:
+            _copy_small_files(files.path, folder)
+            config = read_json_object(files.path / _CONFIG)
+        config = {**config, "quantization_config": packed}
         (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         _pack(files, folder / WEIGHTS, name, options, calibration=sequences, progress=progress)
         _replace(target, folder, overwrite=overwrite)

@@ -24,6 +24,10 @@ from ferrule._cli.model import LOADING, ProgressBar, engine_rows, model_argument
             "ferrule quantize org/repo --format int4 -o my-model-int4",
         ),
         (
+            "From a GGUF file of a repository:",
+            "ferrule quantize org/repo:Q8_0 --format int4 -o my-model-int4",
+        ),
+        (
             "With calibration, which is more accurate and slower:",
             "ferrule quantize org/repo --calibrate text.txt -o my-model-int4",
         ),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from ferrule._loading.gguf import GgufFile, end_tokens, gguf_pooling, gguf_spec, is_gguf
+from ferrule._loading.gguf import GgufFile, GgufForm, end_tokens, gguf_pooling, gguf_spec, is_gguf
 from ferrule._loading.quantized import read_stored_as
 from ferrule._loading.sentence_files import SentenceFiles, read_sentence_files
 from ferrule._params.sampling import STANDARD, SamplingParams
@@ -22,6 +22,8 @@ WEIGHTS = "model.safetensors"
 """File name of unsharded weights."""
 PACKED_METHOD = "ferrule"
 """Value of `quantization_config.quant_method` in config.json for weights packed by ferrule."""
+GGUF_FORM = "gguf"
+"""Field of `quantization_config` with the form of packed weights that come from a GGUF file."""
 
 GGUF_SAMPLING = {
     "temperature": "general.sampling.temp",
@@ -31,6 +33,9 @@ GGUF_SAMPLING = {
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
 """Metadata keys of recommended sampling parameters."""
+
+GENERATION_NAMES = {name: "max_new_tokens" if name == "max_tokens" else name for name in STANDARD}
+"""Fields of generation_config.json by their names in SamplingParams."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,10 @@ def _read_directory(directory: Path) -> ModelFiles:
         raise ModelNotFoundError(
             f"{directory}: config.json is missing; give a directory with a Hugging Face model, or a GGUF file"
         ) from None
-    packed, config = _packed_as(config)
+    packed, form, config = _packed_as(config)
     spec = replace(model_spec(config), stored_as=read_stored_as(config, directory))
+    if form is not None:
+        spec = form.applied(spec)
     sentence, spec = read_sentence_files(directory, spec)
     if "text_config" in config and "eos_token_id" not in config:
         config = config.inner("text_config")
@@ -110,14 +117,18 @@ def _read_directory(directory: Path) -> ModelFiles:
     )
 
 
-def _packed_as(config: Config) -> tuple[str | None, Config]:
-    """Returns the quantization that `ferrule quantize` wrote, and the configuration of its source model."""
+def _packed_as(config: Config) -> tuple[str | None, GgufForm | None, Config]:
+    """Returns the quantization that `ferrule quantize` wrote, and the form and configuration of its source model.
+
+    The form is None unless the source is a GGUF file.
+    """
     if "quantization_config" not in config:
-        return None, config
+        return None, None, config
     said = config.inner("quantization_config")
     if said.values.get("quant_method") != PACKED_METHOD:
-        return None, config
-    return said.text("format"), config.without("quantization_config")
+        return None, None, config
+    form = GgufForm.read(said.inner(GGUF_FORM)) if GGUF_FORM in said else None
+    return said.text("format"), form, config.without("quantization_config")
 
 
 def _read_gguf(path: Path) -> ModelFiles:
@@ -149,10 +160,8 @@ def has_weights(directory: Path) -> bool:
 
 def _sampling_defaults(generation: Config) -> SamplingParams:
     """Returns the sampling fields of generation_config.json; `do_sample: false` means greedy sampling."""
-    # The name of one field differs from SamplingParams.
-    names = {name: "max_new_tokens" if name == "max_tokens" else name for name in STANDARD}
     greedy = "do_sample" in generation and not generation.flag("do_sample", default=True)
-    return _sampling_params(generation, names, {"temperature": 0.0} if greedy else {})
+    return _sampling_params(generation, GENERATION_NAMES, {"temperature": 0.0} if greedy else {})
 
 
 def _sampling_params(

@@ -6,30 +6,18 @@ ggml's docs/gguf.md and llama.cpp define the keys; missing keys have llama.cpp's
 from __future__ import annotations
 
 import difflib
-import math
 from dataclasses import replace
 from typing import Any, cast
 
 from ferrule._loading.gguf.architecture import GgufArchitecture, fraction
 from ferrule._loading.gguf.architectures import REGISTRY
 from ferrule._loading.gguf.file import GgufFile
-from ferrule._loading.gguf.tensors import gguf_tensors, splits_latents
+from ferrule._loading.gguf.form import GgufForm
+from ferrule._loading.gguf.tensors import gguf_tensors, with_split_latents
 from ferrule.archs import model_spec
 from ferrule.archs.config import MAX_SIZE, Config
 from ferrule.archs.rope import DEFAULT_THETA
-from ferrule.archs.spec import (
-    Attention,
-    DeltaNet,
-    Dense,
-    HeadNorm,
-    HeadProjections,
-    LatentProjections,
-    Layer,
-    Mixer,
-    ModelSpec,
-    Norm,
-    Xielu,
-)
+from ferrule.archs.spec import ModelSpec
 from ferrule.errors import UnsupportedModelError
 
 FIELDS = {
@@ -55,21 +43,19 @@ def gguf_spec(file: GgufFile) -> ModelSpec:
 
     Raises ConfigError for an invalid value, UnsupportedModelError for an unsupported architecture or option.
     """
-    architecture = _find(file)
-    spec = model_spec(_config(file, architecture))
-    if architecture.interleaved is not None:
-        spec = replace(spec, ropes=[replace(rope, interleaved=architecture.interleaved) for rope in spec.ropes])
-    split = splits_latents(spec, file)
-    spec = replace(
-        spec,
-        final_norm=_plain(spec.final_norm),
-        layers=[
-            _with_xielu(_stored(layer, split=split, alternating=architecture.alternating), index, file)
-            for index, layer in enumerate(spec.layers)
-        ],
-        prefixes=[],
-    )
+    config, form = gguf_config(file)
+    spec = with_split_latents(form.applied(model_spec(config)), file)
     return replace(spec, tensors=gguf_tensors(spec, file))
+
+
+def gguf_config(file: GgufFile) -> tuple[Config, GgufForm]:
+    """Returns the fields of config.json, and the form of the weights.
+
+    Raises the errors of `gguf_spec`.
+    """
+    architecture = _find(file)
+    form = GgufForm(architecture.interleaved, architecture.alternating, file.metadata)
+    return _config(file, architecture), form
 
 
 def _find(file: GgufFile) -> GgufArchitecture:
@@ -183,73 +169,3 @@ def _rope_scaling(file: GgufFile, pairs: int) -> dict[str, Any]:
             }
         case _:
             raise metadata.unsupported(f"{scaling}type", "none, linear, yarn or longrope")
-
-
-def _stored(layer: Layer, *, split: bool, alternating: bool) -> Layer:
-    """Returns a layer with its norms and heads in the form that a GGUF file stores."""
-    blocks = (
-        replace(
-            block,
-            mixer=_stored_mixer(block.mixer, split=split, alternating=alternating),
-            norm=_plain(block.norm),
-            post_norm=_plain(block.post_norm),
-            sum_norm=_plain(block.sum_norm),
-            joint_norm=_plain(block.joint_norm),
-        )
-        for block in layer.blocks
-    )
-    return replace(layer, blocks=tuple(blocks))
-
-
-def _with_xielu(layer: Layer, index: int, file: GgufFile) -> Layer:
-    """Returns a layer with the parameters of its xIELU, which are lists in the metadata."""
-    blocks = (
-        replace(block, mixer=replace(block.mixer, xielu=_xielu(index, file)))
-        if isinstance(block.mixer, Dense) and block.mixer.xielu is not None
-        else block
-        for block in layer.blocks
-    )
-    return replace(layer, blocks=tuple(blocks))
-
-
-def _xielu(layer: int, file: GgufFile) -> Xielu:
-    metadata = file.metadata
-
-    def parameter(name: str) -> float:
-        key = f"xielu.{name}"
-        value: object = metadata.values.get(key)
-        if isinstance(value, list):
-            numbers = cast("list[object]", value)
-            if layer >= len(numbers):
-                raise metadata.error(key, f"a number, or a list with one for layer {layer}")
-            value = numbers[layer]
-        return metadata.with_values(**{key: value}).number(key, low=-math.inf)
-
-    alphas = (parameter("alpha_p"), parameter("alpha_n"))
-    return Xielu(beta=parameter("beta"), eps=parameter("eps"), alphas=alphas)
-
-
-def _stored_mixer(mixer: Mixer, *, split: bool, alternating: bool) -> Mixer:
-    match mixer:
-        case Attention():
-            return _stored_attention(mixer, split=split)
-        case DeltaNet():
-            return replace(mixer, alternating=alternating)
-        case _:
-            return mixer
-
-
-def _stored_attention(attention: Attention, *, split: bool) -> Attention:
-    match attention.projections:
-        case LatentProjections() as latent:
-            return replace(attention, projections=replace(latent, split=split))
-        case HeadProjections(qk_norm=HeadNorm() as qk_norm) as heads:
-            qk_norm = replace(qk_norm, norm=_plain(qk_norm.norm))
-            return replace(attention, projections=replace(heads, qk_norm=qk_norm))
-        case _:
-            return attention
-
-
-def _plain(norm: Norm | None) -> Any:
-    """Returns a norm without weight offset, because converters add the offset to the weights."""
-    return None if norm is None else replace(norm, weight_offset=0.0)

@@ -18,6 +18,7 @@ from ferrule.archs.spec import (
     Experts,
     HeadProjections,
     LatentProjections,
+    Layer,
     LightningAttention,
     Mamba,
     Mamba2,
@@ -247,11 +248,21 @@ def _delta_net(mixer: DeltaNet, file: GgufFile) -> dict[str, Fused]:
     return entries
 
 
-def splits_latents(spec: ModelSpec, file: GgufFile) -> bool:
-    """Whether the key and value projections from the latent are separate tensors, as in newer files."""
-    attentions = (attention for layer in spec.layers for attention in layer.mixers(Attention))
-    latent = any(isinstance(attention.projections, LatentProjections) for attention in attentions)
-    return latent and "attn_k_b.weight" in file.in_layers
+def with_split_latents(spec: ModelSpec, file: GgufFile) -> ModelSpec:
+    """Returns the spec with key and value projections from the latent that are separate tensors, as in newer files."""
+    if "attn_k_b.weight" not in file.in_layers:
+        return spec
+    return replace(spec, layers=[_with_split_latents(layer) for layer in spec.layers])
+
+
+def _with_split_latents(layer: Layer) -> Layer:
+    blocks = (
+        replace(block, mixer=replace(block.mixer, projections=replace(block.mixer.projections, split=True)))
+        if isinstance(block.mixer, Attention) and isinstance(block.mixer.projections, LatentProjections)
+        else block
+        for block in layer.blocks
+    )
+    return replace(layer, blocks=tuple(blocks))
 
 
 def _stacks(name: str, ffn: Experts, experts: int, file: GgufFile) -> dict[str, Fused]:
