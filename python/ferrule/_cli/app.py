@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import takewhile
 
 import click
 from click.shell_completion import CompletionItem
@@ -68,6 +69,16 @@ class _LazyGroup(click.Group):
             return None
         command: click.Command = import_module(f"ferrule._cli.{MODULES.get(cmd_name, cmd_name)}").command
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the options before a command; the error for one of another program names its replacement."""
+        first = list(takewhile(lambda word: word.startswith("-"), args))
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if hint := foreign.option_hint(first, "run"):
+                raise click.UsageError(hint, ctx) from error
+            raise
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Completes command names without importing their modules."""

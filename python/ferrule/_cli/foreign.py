@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 COMMANDS = {
+    "help": "ferrule --help, or ferrule COMMAND --help",
     # Ollama
     "show": "ferrule info MODEL",
     "ps": "ferrule list, or GET /api/ps of a server",
@@ -15,6 +16,8 @@ COMMANDS = {
     "start": "ferrule serve MODEL",
     "push": "the command `hf upload` of huggingface_hub",
     "delete": "ferrule rm MODEL",
+    "launch": "ferrule serve MODEL, and the address of the server in the program (docs/clients.md)",
+    "signin": "the environment variable HF_TOKEN for the hub; local models need no account",
     "download": "ferrule pull MODEL",
     # llm
     "install": "ferrule pull MODEL",
@@ -24,9 +27,13 @@ COMMANDS = {
     "templates": "ferrule run --system TEXT MODEL PROMPT",
     "keys": "the environment variable HF_TOKEN for the hub; local models need no key",
     "logs": "/save in ferrule chat",
+    "plugins": "ferrule search; there are no plugins",
+    "aliases": "a name in ~/.config/ferrule/models.toml (docs/models.md)",
     # llama.cpp
     "cli": "ferrule run MODEL",
     "llama-cli": "ferrule run MODEL",
+    "llama-run": "ferrule run MODEL",
+    "llama-simple": "ferrule run --raw MODEL PROMPT",
     "server": "ferrule serve MODEL",
     "llama-server": "ferrule serve MODEL",
     "llama-bench": "ferrule bench MODEL",
@@ -57,6 +64,7 @@ OPTIONS = {
     "--temp": "use --temperature",
     "--repeat-penalty": "use --repetition-penalty",
     "--n-predict": "use --max-tokens",
+    "--grammar-file": "use --grammar with the name of the file",
     "--jinja": "chat templates always apply; leave it out",
     "--verbose": "statistics are shown; --quiet hides them",
     "--keepalive": "a model is loaded as long as its command runs; leave it out",

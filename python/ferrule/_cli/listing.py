@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 
 import click
@@ -48,5 +49,7 @@ def command(as_json: bool) -> None:
         lines.setdefault(name, []).append(packed)
     for name, uses in lines.items():
         print("\n    ".join([name, *uses]))
+    if not lines:
+        print("`ferrule search` lists models to download", file=sys.stderr)
     print(f"{len(models)} models, {size_text(sum(model.bytes for model in models))}")
     print(f"{cache.directory}: {size_text(total)} of at most {size_text(cache.limit)}")
