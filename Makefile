@@ -26,7 +26,7 @@ help:
 
 demo: release ## build, install into .venv, and answer a question with a model of 94 MiB that it downloads
 	@# Without a network the embedded model answers, a toy that knows capitals.
-	$(BIN)/ferrule run smollm2:135m "What is the capital of France?" || $(BIN)/ferrule run "The capital of France is"
+	$(BIN)/ferrule run smollm2:135m "Why is the sky blue?" || $(BIN)/ferrule run "The capital of France is"
 
 test: ## run all tests: Rust and Python
 	@scripts/require-tools $(PYTHON) test

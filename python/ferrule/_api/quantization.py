@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,8 @@ from ferrule._loading import EMBEDDED, PACKED_METHOD, WEIGHTS, ModelFiles, find_
 from ferrule._loading.gguf import is_gguf
 from ferrule._loading.gguf_directory import write_small_files
 from ferrule._loading.model_files import GGUF_FORM
-from ferrule._loading.packed_cache import ABANDONED, source_digest
+from ferrule._loading.packed_cache import source_digest
+from ferrule._loading.temporary import temporary_directory
 from ferrule._params.options import QUANTIZATIONS, EngineOptions
 from ferrule.archs.config import read_json_object
 from ferrule.errors import ConfigError, InvalidParameterError, ModelFileError, ModelNotFoundError, ModelWriteError
@@ -76,7 +75,7 @@ def quantize(
     _check_target(target, files.path.resolve(), overwrite=overwrite)
     sequences = None if calibrate is None else calibration_sequences(calibrate, files, calibration_tokens)
     name = EMBEDDED if model is None else os.fspath(model)
-    with _temporary_directory(target) as folder:
+    with _writing(target) as folder:
         packed: dict[str, Any] = {"quant_method": PACKED_METHOD, "format": format}
         if is_gguf(files.path):
             config, form = write_small_files(files, folder)
@@ -144,47 +143,19 @@ def _is_packed_model(directory: Path) -> bool:
 
 
 @contextmanager
-def _temporary_directory(target: Path) -> Generator[Path]:
-    """Creates a temporary directory beside `target` and removes it at the end."""
-    prefix = f".{target.name}."
-    folder = target.with_name(f"{prefix}{os.getpid()}-{time.time_ns()}.tmp")
-    lock: int | None = None
+def _writing(target: Path) -> Generator[Path]:
+    """Yields a temporary directory beside `target`. Raises ModelWriteError in place of OSError."""
+    folder: Path | None = None
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(target.parent, prefix)
-        folder.mkdir()
-        lock = os.open(folder, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield folder
+        with temporary_directory(target) as folder:
+            yield folder
     except ModelWriteError as error:
         # Name the path that the user gave; the temporary one no longer exists.
-        raise ModelWriteError(str(error).replace(os.fspath(folder), os.fspath(target))) from error
+        raise ModelWriteError(str(error).replace(os.fspath(folder or target), os.fspath(target))) from error
     except OSError as error:
         if isinstance(error, ModelFileError):
             raise
         raise ModelWriteError(f"{target}: cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
-def _remove_abandoned(parent: Path, prefix: str) -> None:
-    """Removes temporary directories of killed processes."""
-    for folder in parent.glob(f"{prefix}*.tmp"):
-        try:
-            if time.time() - folder.stat().st_mtime < ABANDONED:
-                continue
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:  # removed meanwhile, or of another user
-            continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while another process writes it
-            shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            continue
-        finally:
-            os.close(handle)
 
 
 def _copy_small_files(source: Path, folder: Path) -> None:

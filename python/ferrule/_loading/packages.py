@@ -23,6 +23,7 @@ from typing import IO
 from ferrule._loading.cache_home import cache_home
 from ferrule._loading.catalogue import Entry, Package, catalogue
 from ferrule._loading.hub_cache import Download
+from ferrule._loading.temporary import temporary_directory
 from ferrule.errors import MissingDependencyError, ModelFileError, ModelNotFoundError, ModelWriteError
 
 ARCHIVE = ".zip"
@@ -114,9 +115,8 @@ def _offset(progress: Progress | None, before: int, entry: Entry) -> Callable[[i
 def _writing(entry: Entry, folder: Path) -> Generator[Path]:
     """Yields a temporary directory beside `folder`; converts errors of the disk."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent, ignore_cleanup_errors=True) as temporary:
-            yield Path(temporary)
+        with temporary_directory(folder, shared=True) as temporary:
+            yield temporary
     except (ModelNotFoundError, ModelFileError, ModelWriteError, MissingDependencyError):
         raise
     except OSError as error:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ferrule._loading.cache_home import cache_home
 from ferrule._loading.gguf_files import models_in
+from ferrule._loading.temporary import ABANDONED
 from ferrule.errors import FerruleError, InvalidParameterError, ModelWriteError
 
 LIMIT = "FERRULE_PACKED_CACHE_LIMIT"
@@ -26,8 +27,6 @@ LIMIT = "FERRULE_PACKED_CACHE_LIMIT"
 DEFAULT_LIMIT = 100 << 30
 SUFFIX = ".safetensors"
 PARTIAL = ".tmp"
-ABANDONED = 10.0
-"""Seconds after which an unlocked partial file counts as abandoned by a killed process."""
 
 _HEADER = 1 << 20
 """Number of bytes at the start of a weight file that are digested: usually the whole safetensors header."""
