@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrule import AsyncLLM
-from ferrule.server import ServerSettings
+from ferrule.server import OnDemand, ServerSettings
 from ferrule.server.serving import Server, listen
 
 
@@ -96,12 +96,15 @@ def serving(
     *,
     names: tuple[str, ...] = ("tiny",),
     llm: Callable[[], AsyncLLM] = AsyncLLM,
+    on_demand: Mapping[str, OnDemand] | None = None,
     ready: bool = True,
 ) -> Generator[Live]:
-    """A server of one model, which it has loaded if it is to be ready."""
+    """A server of one model, which it has loaded if it is to be ready, or of models that it loads on demand."""
     made: list[AsyncLLM] = []
 
-    def load() -> dict[str, AsyncLLM]:
+    def load() -> Mapping[str, AsyncLLM | OnDemand]:
+        if on_demand is not None:
+            return on_demand
         made.append(llm())
         return dict.fromkeys(names, made[0])
 

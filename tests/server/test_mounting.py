@@ -127,6 +127,8 @@ USAGE: list[tuple[list[str], str]] = [
     (["--tool-call-parser", "nonsense"], "'nonsense'"),
     (["--chat-template", "/no/such/file"], "--chat-template: cannot read /no/such/file"),
     (["--served-model-name", "a", "--model", "b=c"], "--served-model-name requires MODEL"),
+    (["--model-keep-alive", "soon"], "--model-keep-alive must be a number of seconds or a duration such as '5m'"),
+    (["--max-loaded-models", "0"], "error: max_loaded_models must be an integer from 1 to 1048576, got 0\n"),
     (["--unknown-fields", "drop"], "'drop' is not one of 'reject', 'warn', 'ignore'"),
 ]
 
@@ -194,16 +196,17 @@ def test_adapter_unloaded_during_request_returns_404(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     random_adapter(tmp_path / "mine", TINY, seed=1)
-    found_before = Models.find
+    lease_before = Models.lease
 
-    def find(models: Models, name: str | None) -> ServedModel:
-        served = found_before(models, name)
-        served.llm._adapters.unload("mine")
-        return served
+    @asynccontextmanager
+    async def lease(models: Models, name: str | None, keep_alive: float | None = None) -> AsyncGenerator[ServedModel]:
+        async with lease_before(models, name, keep_alive) as served:
+            served.llm._adapters.unload("mine")
+            yield served
 
     with serving(ServerSettings(lora_dir=str(tmp_path))) as live:
         live.request("/v1/load_lora_adapter", {"lora_name": "mine", "lora_path": "mine"})
-        monkeypatch.setattr(Models, "find", find)
+        monkeypatch.setattr(Models, "lease", lease)
         answer = live.complete(model="mine", stream=stream)
     assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
 

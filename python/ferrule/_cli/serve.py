@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from ferrule._params.options import MAX_QUEUED_REQUESTS
 
 if TYPE_CHECKING:
     from ferrule._api.async_llm import AsyncLLM
-    from ferrule.server import ServerSettings
+    from ferrule.server import OnDemand, ServerSettings
 
 API_KEYS = "FERRULE_API_KEYS"
 """Environment variable with API keys, separated by commas. Other users of the machine can read a command line."""
@@ -39,6 +40,7 @@ SETTINGS = (
     *("api_keys", "allowed_hosts", "allowed_origins", "max_body_bytes", "request_timeout", "drain_timeout"),
     *("max_concurrent_requests", "metrics_prefix", "tool_call_parser", "reasoning_parser", "lora_dir"),
     *("otlp_traces_endpoint", "ollama", "page", "chat_template", "unknown_fields", "tokenizer_info", "root_path"),
+    *("model_keep_alive", "max_loaded_models"),
     *("slots", "files_dir", "max_file_bytes", "files_quota", "responses_db", "max_stored_responses"),
 )
 """Options that are fields of ServerSettings, which has their defaults."""
@@ -71,8 +73,24 @@ SETTINGS = (
             {
                 "multiple": True,
                 "metavar": "NAME=MODEL",
-                "help": "Further model with its name in requests. May be repeated; the first model serves requests "
-                "without a model name.",
+                "help": "Further model with its name in requests, loaded when a request first needs it. May be "
+                "repeated; the first model serves requests without a model name.",
+            },
+        ),
+        (
+            ("--model-keep-alive",),
+            {
+                "metavar": "TIME",
+                "help": "Time for which an idle model of --model stays loaded: seconds, or a duration such as 1h30m; "
+                "-1 for no limit (default 5m).",
+            },
+        ),
+        (
+            ("--max-loaded-models",),
+            {
+                "type": int,
+                "help": "Maximum number of models of --model that are loaded at once; the least recently used one is "
+                "unloaded (default: as many as fit into memory).",
             },
         ),
         (
@@ -324,7 +342,7 @@ def command(
         tls = tls_context(ssl_certfile, ssl_keyfile, ssl_ca_certs)
         with log_to_stderr(log_format) as readable:
             serve(
-                lambda: load_models(models, keywords, settings),
+                lambda: load_models(models, keywords, settings, on_demand=_on_demand(model, aliases)),
                 settings,
                 host=host,
                 port=port,
@@ -415,27 +433,67 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
     except ModuleNotFoundError as error:
         raise click.UsageError(f"the server requires {error.name}: pip install 'ferrule[server]'") from error
     given = {name: options.pop(name) for name in SETTINGS}
+    if given["model_keep_alive"] is not None:
+        given["model_keep_alive"] = _keep_alive(given["model_keep_alive"])
     given["api_keys"] = (*given["api_keys"], *filter(None, os.environ.get(API_KEYS, "").split(",")))
     return ServerSettings(**{name: value for name, value in given.items() if value is not None})
 
 
+def _keep_alive(given: str) -> float:
+    """Returns the number of seconds of a duration, as in Ollama's API.
+
+    Raises click.UsageError.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    from ferrule.server.schema.duration import Duration, seconds
+
+    try:
+        return seconds(TypeAdapter[float | str](Duration).validate_python(given))
+    except ValidationError as error:
+        raise click.UsageError(f"--model-keep-alive {error.errors()[0]['msg']}") from None
+
+
+def _on_demand(model: str | None, aliases: Sequence[str]) -> set[str]:
+    """Returns the models that are loaded when a request first needs them: those of --model, except MODEL itself."""
+    return {path for _, path in (_pair("--model", alias, "NAME=MODEL") for alias in aliases)} - {model}
+
+
 def load_models(
-    models: Mapping[str, str | None], keywords: Mapping[str, Any], settings: ServerSettings
-) -> dict[str, AsyncLLM]:
-    """Loads each model once, even if it has several names.
+    models: Mapping[str, str | None],
+    keywords: Mapping[str, Any],
+    settings: ServerSettings,
+    *,
+    on_demand: Set[str] = frozenset(),
+) -> dict[str, AsyncLLM | OnDemand]:
+    """Loads each model once, even if it has several names; those of `on_demand` later, when a request needs them.
 
     Raises FerruleError, such as InvalidParameterError for parsers that cannot be derived from a model's chat template.
     """
+    from ferrule.server import OnDemand
+
+    loaded: dict[str | None, AsyncLLM | OnDemand] = {}
+    adapters = tuple(keywords.get("lora_modules", ()))
+    for path in models.values():
+        if path in loaded:
+            continue
+        if path in on_demand:
+            loaded[path] = OnDemand(partial(_load_model, path, keywords, settings), str(path), adapters)
+        else:
+            loaded[path] = _load_model(path, keywords, settings)
+    return {name: loaded[path] for name, path in models.items()}
+
+
+def _load_model(path: str | None, keywords: Mapping[str, Any], settings: ServerSettings) -> AsyncLLM:
+    """Downloads and loads a model and checks that it has the parsers of the settings.
+
+    Raises FerruleError.
+    """
     from ferrule._api.async_llm import AsyncLLM
 
-    loaded: dict[str | None, AsyncLLM] = {}
-    for path in models.values():
-        if path not in loaded:
-            download(path, keywords.get("revision"))
-            with load_progress() as progress:
-                loaded[path] = llm = AsyncLLM(path, progress=progress, **keywords)
-            if llm.generates:
-                llm.message_format(
-                    settings.tool_call_parser, settings.reasoning_parser, chat_template=settings.chat_template
-                )
-    return {name: loaded[path] for name, path in models.items()}
+    download(path, keywords.get("revision"))
+    with load_progress() as progress:
+        llm = AsyncLLM(path, progress=progress, **keywords)
+    if llm.generates:
+        llm.message_format(settings.tool_call_parser, settings.reasoning_parser, chat_template=settings.chat_template)
+    return llm

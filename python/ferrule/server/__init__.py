@@ -16,7 +16,8 @@ other, convert requests to a `Generation` (`generation.py`) and its output to th
 
 from ferrule.server.app import create_app
 from ferrule.server.models import Models
+from ferrule.server.residency import OnDemand
 from ferrule.server.serving import serve
 from ferrule.server.settings import ServerSettings
 
-__all__ = ["Models", "ServerSettings", "create_app", "serve"]
+__all__ = ["Models", "OnDemand", "ServerSettings", "create_app", "serve"]

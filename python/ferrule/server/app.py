@@ -33,6 +33,7 @@ from ferrule.server.openai import chat, completions, embeddings, pooling, tokens
 from ferrule.server.openai import models as models_routes
 from ferrule.server.openai.protocol import ErrorResponse
 from ferrule.server.page_files import page
+from ferrule.server.residency import OnDemand
 from ferrule.server.responses import routes as responses
 from ferrule.server.responses import stored_routes as stored_responses
 from ferrule.server.responses.background import BackgroundResponses
@@ -62,12 +63,13 @@ NO_ROUTE = (404, 405)
 
 
 def create_app(
-    models: Models | Mapping[str, AsyncLLM] | None = None, settings: ServerSettings | None = None
+    models: Models | Mapping[str, AsyncLLM | OnDemand] | None = None, settings: ServerSettings | None = None
 ) -> FastAPI:
     """Creates the server as an ASGI application, which can be mounted in another application.
 
     `models` maps the names that requests use to models; the default is the small model that ships with ferrule. The
-    application has no lifespan and closes nothing: the creator of an AsyncLLM closes it. A `Models` can be created
+    application has no lifespan and closes nothing: the creator of an AsyncLLM closes it, and `Models.aclose` the models
+    that were loaded on demand. A `Models` can be created
     before there is an event loop and filled with `set` in the lifespan of the outer application. With `files_dir`,
     `app.state.batches.aclose()` interrupts running batches, and with `responses_db` `app.state.background.aclose(0)`
     background responses; call them before the AsyncLLM is closed.

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from ferrule.server.counters import RequestCounters
-from ferrule.server.models import Models
+from ferrule.server.leases import keep
+from ferrule.server.models import Models, ServedModel
 from ferrule.server.settings import ServerSettings
 from ferrule.server.tracing import Tracing
 
@@ -37,10 +38,19 @@ class Context:
 
     @classmethod
     def of(cls, models: Models, settings: ServerSettings) -> Context:
-        """Creates a context with new counters.
+        """Creates a context with new counters, and applies the settings of loading to the models.
 
         Raises InvalidParameterError where tracing is configured and OpenTelemetry is not installed.
         """
+        models.residency.keep_alive = settings.model_keep_alive
+        models.residency.max_loaded = settings.max_loaded_models
         registry = CollectorRegistry()
         tracing = Tracing.to(settings.otlp_traces_endpoint)
         return cls(models, settings, registry, RequestCounters(settings.metrics_prefix, registry), tracing)
+
+    async def lease(self, name: str | None, keep_alive: float | None = None) -> ServedModel:
+        """Returns the model of a name, which stays loaded until the current request has ended, and is loaded first.
+
+        Raises as `Models.lease`.
+        """
+        return await keep(self.models.lease(name, keep_alive))

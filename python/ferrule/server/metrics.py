@@ -62,6 +62,13 @@ HISTOGRAMS = (
     ("iteration_tokens_total", "step_tokens", "Tokens that a batched forward pass computes, in prefill and decode."),
 )
 """Name at /metrics without the prefix, field of EngineMetrics, help. The names are vLLM's where it has the number."""
+LOADS = (
+    ("loads", "Loads on demand."),
+    ("failed_loads", "Loads on demand that failed."),
+    ("unloads", "Times that the model was unloaded."),
+    ("load_seconds", "Seconds of all loads on demand."),
+)
+"""Name at /metrics after `model_`, which is the field of the model's entry, and help."""
 PAGE_TOKENS = 16
 """Tokens of a page of the KV cache, which the engine's crate defines."""
 CPU_STAT = ("/sys/fs/cgroup/cpu.stat", "/sys/fs/cgroup/cpu/cpu.stat", "/sys/fs/cgroup/cpu,cpuacct/cpu.stat")
@@ -93,6 +100,8 @@ class _Snapshot(NamedTuple):
     def updated(self, found: EngineMetrics) -> _Snapshot:
         """Returns the snapshot of the current counters."""
         steps, seconds = found.steps, found.step_seconds.sum
+        if steps < self.steps:  # the model was loaded again
+            return _Snapshot(0, 0.0, 0.0).updated(found)
         if seconds <= self.seconds:
             return self
         return _Snapshot(steps, seconds, (steps - self.steps) / (seconds - self.seconds))
@@ -130,6 +139,7 @@ class EngineCollector(Collector):
             lambda found: 1 - found.pages_free / found.pages_total if found.pages_total else 0,
         )
         yield self._cache_config(engines)
+        yield from self._residency()
         yield from self._machine(engines)
         yield from self._throttling()
 
@@ -165,6 +175,18 @@ class EngineCollector(Collector):
             values = (PAGE_TOKENS, info["kv_cache_dtype"], info["enable_prefix_caching"], 0, found.pages_total)
             family.add_metric((served.name, ENGINE, *map(str, values)), 1)
         return family
+
+    def _residency(self) -> Iterator[Metric]:
+        entries = self._models.entries
+        loaded = GaugeMetricFamily(f"{self._prefix}model_loaded", "Whether the model is loaded: 1 or 0.", labels=LABELS)
+        for entry in entries:
+            loaded.add_metric((entry.name, ENGINE), entry.llm is not None)
+        yield loaded
+        for name, text in LOADS:
+            family = CounterMetricFamily(f"{self._prefix}model_{name}", text, labels=LABELS)
+            for entry in entries:
+                family.add_metric((entry.name, ENGINE), getattr(entry, name))
+            yield family
 
     def _machine(self, engines: Sequence[tuple[ServedModel, EngineMetrics]]) -> Iterator[Metric]:
         threads = GaugeMetricFamily(f"{self._prefix}threads", "Number of threads of the engine.", labels=LABELS)

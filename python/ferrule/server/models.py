@@ -1,28 +1,34 @@
-"""`Models`: the models of a server by name. A model may have several names; adapters have names too."""
+"""`Models`: the models of a server by name. A model may have several names; adapters have names too.
+
+A model is given loaded, or as `OnDemand`, which is loaded when a request first needs it (`residency.py`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from ferrule._api.answer_defaults import shown_defaults
 from ferrule._api.async_llm import AsyncLLM
-from ferrule._params.sampling import SamplingParams
 from ferrule._validation import shown
 from ferrule.errors import EngineError
 from ferrule.server.errors import ApiError
+from ferrule.server.residency import Entry, OnDemand, Residency
+
+UNKNOWN_MAX_NUM_SEQS = 16
+"""Sequences that a model is assumed to run at once before it is first loaded."""
 
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """A model or an adapter under one of its names."""
+    """A loaded model or an adapter under one of its names, for a request that holds a lease."""
 
     name: str
     llm: AsyncLLM
+    entry: Entry
     models: Models
     """All models of the server."""
     adapter: str | None = None
@@ -33,65 +39,93 @@ class ServedModel:
         if self.adapter is not None and all(each.name != self.adapter for each in self.llm.lora_adapters()):
             raise self.models.unknown(self.name)
 
-    @cached_property
+    @property
     def info(self) -> dict[str, Any]:
         """The result of `AsyncLLM.info`."""
-        return self.llm.info()
-
-    @cached_property
-    def answer_defaults(self) -> dict[str, Any] | None:
-        """Sampling parameters of an answer for which a user sets none; None for a model of embeddings."""
-        return shown_defaults(SamplingParams.with_model_defaults(), self.llm) if self.llm.generates else None
+        return self.entry.info or {}
 
     def token_bytes(self, token_id: int) -> list[int] | None:
         """Returns the bytes of a token; None for a token without bytes."""
         found = self.llm.token_bytes(token_id)
         return None if found is None else list(found)
 
+    @contextmanager
+    def hold(self) -> Generator[None]:
+        """Keeps the model loaded while the context is active, also after the lease of the request has ended."""
+        with self.models.residency.hold(self.entry):
+            yield
+
+
+class ModelName(NamedTuple):
+    """A valid name in requests: that of a model, loaded or not, or of an adapter."""
+
+    name: str
+    entry: Entry
+    adapter: str | None = None
+
 
 class Models:
     """The models by name, in order. The first serves requests that name no model.
 
-    The server may start before its models are loaded: until `ready`, requests are answered with 503. Two names may
-    refer to one AsyncLLM.
+    The server may start before it has models: until `ready`, requests are answered with 503. Two names may refer to one
+    AsyncLLM or OnDemand.
     """
 
-    def __init__(self, models: Mapping[str, AsyncLLM] | None = None) -> None:
-        self._models: dict[str, ServedModel] = {}
+    def __init__(self, models: Mapping[str, AsyncLLM | OnDemand] | None = None) -> None:
+        self._models: dict[str, ModelName] = {}
+        self.residency = Residency()
+        """Loads and unloads the models."""
         self.created = int(time.time())
         """Time of creation, in seconds since 1970."""
         self.draining = False
         """Whether the server is shutting down and refuses new requests."""
-        self.capacity = 0
-        """Number of sequences that all engines together run and queue."""
         if models is not None:
             self.set(models)
 
     @property
     def ready(self) -> bool:
-        """Whether the models are loaded."""
+        """Whether requests are served. Models that are loaded on demand need not be loaded for that."""
         return bool(self._models)
 
-    def set(self, models: Mapping[str, AsyncLLM]) -> None:
-        """Sets the loaded models."""
-        self._models = {name: ServedModel(name, llm, self) for name, llm in models.items()}
-        limits = [(served.info["max_num_seqs"], served.info["max_queued_requests"]) for served in self.engines()]
-        self.capacity = sum(running + (waiting or 0) for running, waiting in limits)
+    @property
+    def capacity(self) -> int:
+        """Number of sequences that all engines together run and queue."""
+        return sum(entry.capacity for entry in self.entries)
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Largest number of sequences that an engine runs at once."""
+        known = [entry.info["max_num_seqs"] for entry in self.entries if entry.info is not None]
+        return max(known, default=UNKNOWN_MAX_NUM_SEQS)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Each model once."""
+        return self.residency.entries
+
+    def set(self, models: Mapping[str, AsyncLLM | OnDemand]) -> None:
+        """Sets the models."""
+        entries: dict[int, Entry] = {}
+        for name, model in models.items():
+            if id(model) not in entries:
+                entries[id(model)] = Entry(name, model)
+        self._models = {name: ModelName(name, entries[id(model)]) for name, model in models.items()}
+        self.residency.entries = list(entries.values())
 
     def engines(self) -> list[ServedModel]:
-        """Returns each AsyncLLM once, under the first of its names."""
-        return list({id(served.llm): served for served in reversed(self._models.values())}.values())[::-1]
+        """Returns each loaded model once, under the first of its names."""
+        return [ServedModel(entry.name, entry.llm, entry, self) for entry in self.entries if entry.llm is not None]
 
-    def all(self) -> Iterable[ServedModel]:
+    def all(self) -> Iterable[ModelName]:
         """Yields all names: the models', then their adapters'."""
         yield from self._models.values()
-        for served in self.engines():
-            for adapter in served.llm.lora_adapters():
-                if adapter.name not in self._models:
-                    yield replace(served, name=adapter.name, adapter=adapter.name)
+        for entry in self.entries:
+            for adapter in entry.adapter_names:
+                if adapter not in self._models:
+                    yield ModelName(adapter, entry, adapter)
 
-    def find(self, name: str | None) -> ServedModel:
-        """Returns the model of a name; the first model for None.
+    def find(self, name: str | None) -> ModelName:
+        """Returns the model of a name, which need not be loaded; the first model for None.
 
         Raises ApiError.
         """
@@ -99,30 +133,50 @@ class Models:
             raise ApiError(503, "the models are still loading", code="loading")
         if name is None:
             return next(iter(self._models.values()))
-        for served in self.all():
-            if served.name == name:
-                return served
+        for each in self.all():
+            if each.name == name:
+                return each
         raise self.unknown(name)
+
+    @asynccontextmanager
+    async def lease(self, name: str | None, keep_alive: float | None = None) -> AsyncGenerator[ServedModel]:
+        """Keeps the model of a name loaded while the context is active; loads it first if necessary.
+
+        `keep_alive` is the number of seconds for which it stays loaded afterwards; None keeps its present value.
+
+        Raises ApiError, EngineError.
+        """
+        found = self.find(name)
+        async with self.residency.lease(found.entry, keep_alive) as llm:
+            yield ServedModel(found.name, llm, found.entry, self, found.adapter)
 
     def unknown(self, name: str) -> ApiError:
         """Returns the error for a name that no model has."""
-        known = ", ".join(served.name for served in self.all())
+        known = ", ".join(each.name for each in self.all())
         message = f"unknown model {shown(name)}; choose one of: {known}"
         return ApiError(404, message, code="model_not_found", param="model")
 
     async def drain(self, timeout: float) -> None:
         """Refuses new requests; running ones have `timeout` seconds to finish and are then aborted."""
         self.draining = True
+        self.residency.stop_loading()
         await asyncio.gather(*(served.llm.drain(timeout) for served in self.engines()))
 
+    async def aclose(self) -> None:
+        """Closes the models that were loaded on demand; the others belong to those who have given them."""
+        await self.residency.aclose()
+
     async def check_health(self) -> None:
-        """Raises ApiError while the models load, while the server drains, or where an engine has failed."""
+        """Raises ApiError while the models load, while the server drains, or where an engine has failed.
+
+        Models that are loaded on demand need not be loaded.
+        """
         if self.draining:
             raise ApiError(503, "the server is shutting down and accepts no new requests", code="draining")
         if not self._models:
             raise ApiError(503, "the models are still loading", code="loading")
-        for served in self.engines():
+        for entry in self.entries:
             try:
-                await served.llm.check_health()
+                await self.residency.check_health(entry)
             except EngineError as error:
-                raise ApiError(503, f"{served.name}: {error}", code="engine_unavailable") from None
+                raise ApiError(503, f"{entry.name}: {error}", code="engine_unavailable") from None

@@ -22,6 +22,7 @@ from ferrule.server.batches.jobs import Batches
 from ferrule.server.middleware.http_protocol import LimitedH11Protocol, raise_file_limit
 from ferrule.server.middleware.log import LOGGER, log_uncaught
 from ferrule.server.models import Models
+from ferrule.server.residency import OnDemand
 from ferrule.server.responses.background import BackgroundResponses
 from ferrule.server.settings import ServerSettings
 from ferrule.server.tracing import Tracing
@@ -36,7 +37,7 @@ RESPONSE_GRACE = 5
 
 
 def serve(
-    load: Callable[[], Mapping[str, AsyncLLM]],
+    load: Callable[[], Mapping[str, AsyncLLM | OnDemand]],
     settings: ServerSettings | None = None,
     *,
     host: str = DEFAULT_HOST,
@@ -49,10 +50,11 @@ def serve(
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains. The server listens before the models are loaded.
 
-    `load` runs in a thread. `uds` is the path of a Unix socket to listen on instead of `host` and `port`; the file is
-    removed at the end. `tls` is the context of HTTPS. `on_listening` receives the URL, with the chosen port where
-    `port` is 0; `on_ready` is called once requests are served. With `parent`, the process id of the parent, the server
-    also drains when that process exits; the caller must have read the id early.
+    `load` runs in a thread; those of its models that are `OnDemand` are loaded later. `uds` is the path of a Unix
+    socket to listen on instead of `host` and `port`; the file is removed at the end. `tls` is the context of HTTPS.
+    `on_listening` receives the URL, with the chosen port where `port` is 0; `on_ready` is called once requests are
+    served. With `parent`, the process id of the parent, the server also drains when that process exits; the caller must
+    have read the id early.
 
     Raises OSError where the port or the path is in use, and the exceptions of `load`.
     """
@@ -123,7 +125,7 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        load: Callable[[], Mapping[str, AsyncLLM]],
+        load: Callable[[], Mapping[str, AsyncLLM | OnDemand]],
         settings: ServerSettings,
         host: str,
         *,
@@ -202,6 +204,7 @@ class Server(uvicorn.Server):
                 await self._batches.aclose()
             if self._background is not None:
                 await self._background.aclose(0 if self.force_exit else RESPONSE_GRACE)
+            await self.models.aclose()
             for served in self.models.engines():
                 await served.llm.aclose()
             if self._tracing is not None:

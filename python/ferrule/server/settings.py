@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ REJECT, WARN, IGNORE = "reject", "warn", "ignore"
 UNKNOWN_FIELDS = (REJECT, WARN, IGNORE)
 MAX_SECONDS = 1e6
 """Maximum of all times."""
+MAX_KEEP_ALIVE = 1e9
+"""Maximum of the time for which a model stays loaded; a longer one has no end."""
 MAX_BODY = 1 << 30
 MAX_STORAGE = 1 << 50
 """Maximum of sizes on disk, in bytes."""
@@ -53,6 +56,11 @@ class ServerSettings:
     """Maximum number of requests at once; None: as many as the engines run and queue."""
     keep_alive: float = 10.0
     """Seconds without an event after which a stream sends a comment that keeps the connection alive."""
+    model_keep_alive: float = 300.0
+    """Seconds for which an idle model that was loaded on demand stays loaded, unless a request of Ollama's API says
+    otherwise; `math.inf` for no limit."""
+    max_loaded_models: int | None = None
+    """Maximum number of models that are loaded on demand at once; None for as many as fit into memory."""
     metrics_prefix: str = "ferrule:"
     """Prefix of the names at /metrics; `vllm:` fits dashboards for vLLM."""
     tool_call_parser: str | None = AUTO
@@ -103,6 +111,10 @@ class ServerSettings:
         check_integer("max_header_bytes", self.max_header_bytes, 256, 1 << 24)
         for name in ("body_timeout", "drain_timeout", "keep_alive"):
             check_number(name, getattr(self, name), 0, MAX_SECONDS)
+        if self.model_keep_alive != math.inf:
+            check_number("model_keep_alive", self.model_keep_alive, 0, MAX_KEEP_ALIVE)
+        if self.max_loaded_models is not None:
+            check_integer("max_loaded_models", self.max_loaded_models, 1, 1 << 20)
         if self.request_timeout is not None:
             check_number("request_timeout", self.request_timeout, 0, MAX_SECONDS, above_low=True)
         if self.max_concurrent_requests is not None:

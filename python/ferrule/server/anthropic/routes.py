@@ -27,7 +27,7 @@ def router(server: Context) -> APIRouter:
     async def messages(request: MessagesRequest) -> Response:
         """Answers a conversation (Anthropic's Messages), whole or as a stream of typed events."""
         name_fields(_names(request))
-        writer = ResponseWriter(await generation(server, server.models.find(request.model), request))
+        writer = ResponseWriter(await generation(server, await server.lease(request.model), request))
         if request.stream:
             stream = EventStream(writer.events(), server.settings.keep_alive, failed, comment=PING)
             return await stream.begin()
@@ -37,7 +37,7 @@ def router(server: Context) -> APIRouter:
     async def count_tokens(request: CountTokensRequest) -> TokenCount:
         """Counts the tokens of a conversation."""
         name_fields(_names(request))
-        prepared = await prepare_prompt(server.models.find(request.model), server.settings, conversation(request))
+        prepared = await prepare_prompt(await server.lease(request.model), server.settings, conversation(request))
         return TokenCount(input_tokens=len(prompt_ids(prepared.prompt)))
 
     return routes

@@ -245,7 +245,7 @@ class Batches:
                 self._application,
                 requests,
                 output,
-                at_once=concurrency(max(each.info["max_num_seqs"] for each in self._models.engines())),
+                at_once=concurrency(self._models.max_num_seqs),
                 check_health=self._models.check_health,
                 answered=await WORKERS.run(output.resume, requests),
                 priority=PRIORITY,

@@ -43,17 +43,17 @@ def router(server: Context) -> APIRouter:
     @routes.post("/completion", response_model=CompletionResult | list[CompletionResult])
     async def completion(request: NativeCompletionRequest) -> Response:
         """Continues a prompt, or a list of prompts (llama.cpp's completion)."""
-        return await _answer(server, request, await completions(server.models.find(request.model), request))
+        return await _answer(server, request, await completions(await server.lease(request.model), request))
 
     @routes.post("/infill", response_model=CompletionResult)
     async def fill_in(request: InfillRequest) -> Response:
         """Writes the text between a prefix and a suffix (llama.cpp's infill)."""
-        return await _answer(server, request, await infill(server.models.find(request.model), request))
+        return await _answer(server, request, await infill(await server.lease(request.model), request))
 
     @routes.post("/embedding")
     async def embedding(request: NativeEmbeddingRequest) -> list[NativeEmbedding]:
         """Embeds a text or a list of texts (llama.cpp's embedding)."""
-        served = check_not_adapter(server.models.find(request.model))
+        served = check_not_adapter(await server.lease(request.model))
         name_fields(dict.fromkeys(("prompts", "prompt_token_ids", "prompt", "input"), "content"))
         if request.embd_normalize not in NORMS:
             raise InvalidParameterError("embd_normalize", request.embd_normalize, "2 (Euclidean) or -1 (none)")
@@ -69,7 +69,7 @@ def router(server: Context) -> APIRouter:
     @routes.get("/props")
     async def props(model: str | None = None) -> Props:
         """Describes a model and the default parameters of requests."""
-        served = server.models.find(model)
+        served = await server.lease(model)
         tokenizer = served.llm.get_tokenizer()
         return Props(
             default_generation_settings=DefaultSettings(

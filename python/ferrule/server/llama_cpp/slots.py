@@ -23,11 +23,16 @@ def router(server: Context) -> APIRouter:
 
     @routes.get("/slots")
     async def slots(model: str | None = None, fail_on_no_slot: bool = False) -> list[Slot]:
-        """Describes the sequences of a model; with `fail_on_no_slot`, 503 where all are in use."""
+        """Describes the sequences of a model; with `fail_on_no_slot`, 503 where all are in use.
+
+        A model that is not loaded has none.
+        """
         if not server.settings.slots:
             raise ApiError(NOT_IMPLEMENTED, "the server was started with --no-slots", code="not_supported")
-        served = server.models.find(model)
-        return slots_of(served.info, served.llm.metrics().running, free=fail_on_no_slot)
+        entry = server.models.find(model).entry
+        if entry.llm is None or entry.info is None:
+            return []
+        return slots_of(entry.info, entry.llm.metrics().running, free=fail_on_no_slot)
 
     @routes.post("/slots/{slot}", include_in_schema=False)  # always an error
     async def change_slot(slot: int, action: str) -> None:

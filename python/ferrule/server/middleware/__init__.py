@@ -3,7 +3,8 @@
 From the outside to the inside: `root_path` reads the prefix of paths, `log` assigns the request id and writes the log
 line, `headers` limits header sizes, `hosts` rejects foreign hosts and origins, `keys` checks API keys, `admission`
 rejects requests without capacity, `bodies` limits size and duration of bodies, `disconnects` aborts requests of clients
-that disconnected. Below all of them, `http_protocol` limits headers while they are received.
+that disconnected, `leases` keeps the models of a request loaded. Below all of them, `http_protocol` limits headers
+while they are received.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from ferrule.server.middleware.disconnects import Disconnects
 from ferrule.server.middleware.headers import HeaderLimits
 from ferrule.server.middleware.hosts import Hosts
 from ferrule.server.middleware.keys import Keys
+from ferrule.server.middleware.leases import Leases
 from ferrule.server.middleware.log import RequestLog
 from ferrule.server.middleware.root_path import RootPath
 
-MIDDLEWARE = (RootPath, RequestLog, HeaderLimits, Hosts, Keys, Admission, Bodies, Disconnects)
+MIDDLEWARE = (RootPath, RequestLog, HeaderLimits, Hosts, Keys, Admission, Bodies, Disconnects, Leases)
 """Middleware from the outside to the inside."""
 
 

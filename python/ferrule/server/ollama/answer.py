@@ -92,12 +92,12 @@ class ResponseWriter:
         return [token_logprob(self.generation.served, each, self.top_logprobs or 0) for each in given]
 
 
-def load_response(name: str, *, chat: bool) -> GenerationLine:
-    """Returns the response of a request without a prompt, which loads a model in Ollama."""
+def load_response(name: str, reason: str, *, chat: bool) -> GenerationLine:
+    """Returns the response of a request without a prompt; `reason` is `load` or `unload`."""
     now = timestamp(time.time())
     if not chat:
-        return GenerateResponse(model=name, created_at=now, done=True, done_reason="load", response="")
-    return ChatResponse(model=name, created_at=now, done=True, done_reason="load", message=ResponseMessage(content=""))
+        return GenerateResponse(model=name, created_at=now, done=True, done_reason=reason, response="")
+    return ChatResponse(model=name, created_at=now, done=True, done_reason=reason, message=ResponseMessage(content=""))
 
 
 def _function(call: OutputPart) -> dict[str, Any]:

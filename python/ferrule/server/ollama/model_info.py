@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import math
+import time
+from collections.abc import Mapping
 from typing import Any
 
-from ferrule.server.models import ServedModel
+from ferrule.server.models import ModelName, ServedModel
 from ferrule.server.ollama.protocol import ModelDetails, ModelTag, RunningModel, ShowResponse, timestamp
 from ferrule.server.settings import ServerSettings
 
@@ -15,20 +19,32 @@ FOREVER = 2**63 / 1e9
 _ANY_TOOL = {"type": "function", "function": {"name": "f"}}
 IDENTITY = ("directory", "file", "architecture", "parameters", "quantization")
 """Facts of `info` that identify a model."""
+UNKNOWN: Mapping[str, Any] = {
+    "file": None,
+    "architecture": "",
+    "parameters": 0,
+    "quantization": "",
+    "weight_bytes": 0,
+    "max_model_len": 0,
+}
+"""Facts about a model that was never loaded."""
 
 
-def tag(served: ServedModel, created: float) -> ModelTag:
-    """Describes a model for /api/tags; `created` is the time of loading, in seconds since 1970."""
-    return ModelTag(modified_at=timestamp(created), **_common(served))
+def tag(model: ModelName, created: float) -> ModelTag:
+    """Describes a model for /api/tags; `created` is the time of its creation, in seconds since 1970."""
+    return ModelTag(modified_at=timestamp(created), **_common(model))
 
 
-def running(served: ServedModel, created: float) -> RunningModel:
-    """Describes a model for /api/ps; `created` is the time of loading, in seconds since 1970."""
+def running(model: ModelName, created: float) -> RunningModel:
+    """Describes a loaded model for /api/ps; `created` is the time of its creation, in seconds since 1970."""
+    entry = model.entry
+    # The keep-alive time of a model in use begins when its last request ends.
+    left = entry.keep_alive if entry.expires_at is None else entry.expires_at - asyncio.get_running_loop().time()
     return RunningModel(
         modified_at=timestamp(created),
-        expires_at=timestamp(created + FOREVER),
-        context_length=served.info["max_model_len"],
-        **_common(served),
+        expires_at=timestamp(created + FOREVER if left == math.inf else time.time() + left),
+        context_length=_info(model)["max_model_len"],
+        **_common(model),
     )
 
 
@@ -42,7 +58,7 @@ def show(served: ServedModel, settings: ServerSettings, created: float) -> ShowR
         parameters="\n".join(f"{name} {json.dumps(value)}" for name, value in defaults.items()),
         template=templates.get("default", ""),
         modified_at=timestamp(created),
-        details=_details(served),
+        details=_details(info, served.adapter),
         model_info={
             "general.architecture": family,
             "general.basename": served.name,
@@ -56,26 +72,34 @@ def show(served: ServedModel, settings: ServerSettings, created: float) -> ShowR
     )
 
 
-def _common(served: ServedModel) -> dict[str, Any]:
+def _common(model: ModelName) -> dict[str, Any]:
     return {
-        "name": served.name,
-        "model": served.name,
-        "size": served.info["weight_bytes"],
-        "digest": _digest(served),
-        "details": _details(served),
+        "name": model.name,
+        "model": model.name,
+        "size": _info(model)["weight_bytes"],
+        "digest": _digest(model),
+        "details": _details(_info(model), model.adapter),
     }
 
 
-def _digest(served: ServedModel) -> str:
-    paths = [each.path for each in served.llm.lora_adapters() if each.name == served.adapter]
-    identity = [[served.info[name] for name in IDENTITY], paths]
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+def _info(model: ModelName) -> Mapping[str, Any]:
+    """Returns facts about a model; those of one that was never loaded are not known."""
+    return {**UNKNOWN, "model": model.entry.source} if model.entry.info is None else model.entry.info
 
 
-def _details(served: ServedModel) -> ModelDetails:
-    info = served.info
+def _digest(model: ModelName) -> str:
+    entry, paths = model.entry, list[str]()
+    if model.adapter is not None and entry.llm is not None:
+        paths = [each.path for each in entry.llm.lora_adapters() if each.name == model.adapter]
+    # A model that is loaded on demand has the same digest before and after.
+    info = _info(model)
+    identity = [info[name] for name in IDENTITY] if entry.on_demand is None else entry.on_demand.source
+    return hashlib.sha256(json.dumps([identity, paths]).encode()).hexdigest()
+
+
+def _details(info: Mapping[str, Any], adapter: str | None) -> ModelDetails:
     return ModelDetails(
-        parent_model="" if served.adapter is None else info["model"],
+        parent_model="" if adapter is None else info["model"],
         format="safetensors" if info["file"] is None else "gguf",
         family=info["architecture"],
         families=[info["architecture"]],

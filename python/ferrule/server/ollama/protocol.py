@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from ferrule.server.ollama.duration import Duration
 from ferrule.server.ollama.fields import CHAT_FIELDS, CHAT_MESSAGE_FIELDS, GENERATE_FIELDS, OPTIONS
 from ferrule.server.schema.base import RequestModel
+from ferrule.server.schema.duration import Duration
 from ferrule.server.schema.limits import BoundedList, StrOrList, ToolList
 from ferrule.server.schema.logprobs import TokenLogprob
 from ferrule.server.schema.sampling import sampling_field
@@ -53,7 +53,7 @@ class GenerationRequest(RequestModel):
     """Whether to reason first: the arguments `enable_thinking`, `thinking` and `reasoning_effort` of the chat template,
     which decides by default."""
     keep_alive: Duration | None = None
-    """Checked, without effect: models stay loaded."""
+    """Time for which a model that was loaded on demand stays loaded after the request; negative for no end."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -237,7 +237,7 @@ class RunningModel(ModelTag):
     """A loaded model."""
 
     expires_at: str
-    """Time in the far future, which Ollama reports for a model that stays loaded."""
+    """Time at which the idle model is unloaded; in the far future, as in Ollama, for a model that stays loaded."""
     size_vram: Literal[0] = 0
     """Bytes in GPU memory: always 0."""
     context_length: int

@@ -12,9 +12,10 @@ from ferrule.server.context import Context
 from ferrule.server.conversation import AUTO, NONE, Conversation, check_reasoning_supported, prepare_prompt
 from ferrule.server.errors import unsupported
 from ferrule.server.generation import Generation, new_request_id
-from ferrule.server.models import ServedModel
+from ferrule.server.models import ModelName, ServedModel
 from ferrule.server.ollama.protocol import ChatMessage, ChatRequest, GenerateRequest, GenerationRequest, Options
 from ferrule.server.request_record import name_fields
+from ferrule.server.schema.duration import seconds
 from ferrule.server.schema.tools import tool_dicts
 
 NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
@@ -23,15 +24,25 @@ LATEST = ":latest"
 """Tag that clients append to names without one."""
 
 
-def find(server: Context, name: str) -> ServedModel:
+def find(server: Context, name: str) -> ModelName:
     """Returns the model of a name, with or without the tag `:latest`.
 
     Raises ApiError.
     """
-    names = {served.name for served in server.models.all()}
+    names = {each.name for each in server.models.all()}
     if name not in names and name.removesuffix(LATEST) in names:
         name = name.removesuffix(LATEST)
     return server.models.find(name)
+
+
+async def lease(server: Context, name: str, keep_alive: float | str | None = None) -> ServedModel:
+    """Returns the model of a name, which stays loaded until the current request has ended.
+
+    `keep_alive` is the time for which it stays loaded afterwards.
+
+    Raises ApiError, EngineError.
+    """
+    return await server.lease(find(server, name).name, None if keep_alive is None else seconds(keep_alive))
 
 
 async def chat(server: Context, served: ServedModel, request: ChatRequest) -> Generation:

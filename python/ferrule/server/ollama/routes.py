@@ -31,6 +31,7 @@ from ferrule.server.ollama.protocol import (
     EmbedResponse,
     GenerateRequest,
     GenerateResponse,
+    GenerationLine,
     GenerationRequest,
     ModelTags,
     RunningModels,
@@ -38,9 +39,10 @@ from ferrule.server.ollama.protocol import (
     ShowResponse,
     Version,
 )
-from ferrule.server.ollama.requests import chat, check_embed_options, find, generate
+from ferrule.server.ollama.requests import chat, check_embed_options, find, generate, lease
 from ferrule.server.request_body import AnyTypeBodyRoute
 from ferrule.server.request_record import name_fields
+from ferrule.server.schema.duration import seconds
 from ferrule.server.streaming import LineStream, line
 
 API_VERSION = "0.13.0"
@@ -57,24 +59,24 @@ def router(server: Context) -> APIRouter:
     @routes.post("/chat", response_model=ChatResponse)
     async def api_chat(request: ChatRequest) -> Response:
         """Answers a conversation, as lines of JSON or, with `stream` false, whole."""
-        served = find(server, request.model)
         if not request.messages:
-            return json_response(load_response(served.name, chat=True))
+            return json_response(await _load(server, request, chat=True))
+        served = await lease(server, request.model, request.keep_alive)
         return await _answer(await chat(server, served, request), request, chat=True)
 
     @routes.post("/generate", response_model=GenerateResponse)
     async def api_generate(request: GenerateRequest) -> Response:
         """Answers a prompt, or continues a raw one."""
-        served = find(server, request.model)
         if not (request.prompt or request.suffix):
-            return json_response(load_response(served.name, chat=False))
+            return json_response(await _load(server, request, chat=False))
+        served = await lease(server, request.model, request.keep_alive)
         return await _answer(await generate(server, served, request), request, chat=False)
 
     @routes.post("/embed", response_model=EmbedResponse)
     async def api_embed(request: EmbedRequest) -> Response:
         """Embeds texts as vectors of length 1."""
         begun = time.perf_counter()
-        served = check_not_adapter(find(server, request.model))
+        served = check_not_adapter(await lease(server, request.model, request.keep_alive))
         check_embed_options(request.options)
         texts = [request.input] if isinstance(request.input, str) else request.input
         check_texts(texts)
@@ -101,7 +103,7 @@ def router(server: Context) -> APIRouter:
     @routes.post("/embeddings", response_model=EmbeddingsResponse)
     async def api_embeddings(request: EmbeddingsRequest) -> Response:
         """Embeds a text (the older form of /api/embed); the vector is not normalized."""
-        served = check_not_adapter(find(server, request.model))
+        served = check_not_adapter(await lease(server, request.model, request.keep_alive))
         check_embed_options(request.options)
         name_fields({"prompts[0]": "prompt"})
         found: list[float] = []
@@ -117,18 +119,19 @@ def router(server: Context) -> APIRouter:
     async def api_tags() -> ModelTags:
         """Lists the models."""
         await server.models.check_health()
-        return ModelTags(models=[tag(served, server.models.created) for served in server.models.all()])
+        return ModelTags(models=[tag(each, server.models.created) for each in server.models.all()])
 
     @routes.get("/ps")
     async def api_ps() -> RunningModels:
-        """Lists the loaded models, which are all."""
+        """Lists the loaded models."""
         await server.models.check_health()
-        return RunningModels(models=[running(served, server.models.created) for served in server.models.all()])
+        loaded = [each for each in server.models.all() if each.entry.state == "loaded"]
+        return RunningModels(models=[running(each, server.models.created) for each in loaded])
 
     @routes.post("/show")
     async def api_show(request: ShowRequest) -> ShowResponse:
-        """Describes a model."""
-        return show(find(server, request.model), server.settings, server.models.created)
+        """Describes a model, which is loaded for it."""
+        return show(await lease(server, request.model), server.settings, server.models.created)
 
     @routes.get("/version")
     async def api_version() -> Version:
@@ -136,6 +139,17 @@ def router(server: Context) -> APIRouter:
         return Version(version=API_VERSION)
 
     return routes
+
+
+async def _load(server: Context, request: GenerationRequest, *, chat: bool) -> GenerationLine:
+    """Loads a model for a request without a prompt, or unloads it if its `keep_alive` is 0."""
+    found = find(server, request.model)
+    keep_alive = None if request.keep_alive is None else seconds(request.keep_alive)
+    if keep_alive == 0 and found.entry.on_demand is not None:
+        await server.models.residency.unload(found.entry)
+        return load_response(found.name, "unload", chat=chat)
+    await server.lease(found.name, keep_alive)
+    return load_response(found.name, "load", chat=chat)
 
 
 async def _answer(generation: Generation, request: GenerationRequest, *, chat: bool) -> Response:

@@ -73,7 +73,7 @@ def router(server: Context) -> APIRouter:
         name_fields(_names(request))
         if request.stream and request.prompt_logprobs is not None:
             raise unsupported("prompt_logprobs", "prompt_logprobs is not supported with stream; set stream to false")
-        served = server.models.find(request.model)
+        served = await server.lease(request.model)
         writer = ResponseWriter(request, await generation(server, served, request))
         if request.stream:
             return await EventStream(writer.events(), server.settings.keep_alive).begin()
@@ -85,7 +85,7 @@ def router(server: Context) -> APIRouter:
     async def input_tokens(request: ChatCompletionRequest) -> ChatTokens:
         """Counts the tokens of the prompt that a request would have (llama.cpp's route)."""
         name_fields(_names(request))
-        prepared = await prepare_prompt(server.models.find(request.model), server.settings, _conversation(request))
+        prepared = await prepare_prompt(await server.lease(request.model), server.settings, _conversation(request))
         return ChatTokens(input_tokens=len(prompt_ids(prepared.prompt)))
 
     return routes

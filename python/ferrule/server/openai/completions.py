@@ -54,7 +54,7 @@ def router(server: Context) -> APIRouter:
         """Continues one text or several (OpenAI's completions), whole or as a stream of server-sent events."""
         check_stream_options(request)
         name_fields({**field_names(request), "prompt_token_ids": "prompt"})
-        writer = CompletionWriter(request, await generations(server.models.find(request.model), request))
+        writer = CompletionWriter(request, await generations(await server.lease(request.model), request))
         if request.stream:
             return await EventStream(writer.events(), server.settings.keep_alive).begin()
         body = writer.full(await _complete_all(writer.generations))

@@ -46,7 +46,7 @@ def router(server: Context) -> APIRouter:
     @routes.post("/v1/embeddings", response_model=EmbeddingList)
     async def embeddings(request: EmbeddingRequest) -> Response:
         """Embeds texts (OpenAI's embeddings), with an embedding model or with the hidden states of any other."""
-        served = check_not_adapter(server.models.find(request.model))
+        served = check_not_adapter(await server.lease(request.model))
         texts = texts_of(request.input)
         name_fields(input_field_names(several=len(texts) > 1))
         outputs = await before_deadline(
@@ -77,7 +77,7 @@ def router(server: Context) -> APIRouter:
     @routes.post("/v1/rerank", response_model=RerankList | TextRanks)
     async def rerank(request: RerankRequest) -> Response:
         """Sorts documents by their relevance to a query, the best first (Jina's and Cohere's rerank, or TEI's)."""
-        served = check_not_adapter(server.models.find(request.model))
+        served = check_not_adapter(await server.lease(request.model))
         documents = _documents(request)
         ranked = await before_deadline(
             served.llm.rerank(

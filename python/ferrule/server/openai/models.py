@@ -11,8 +11,8 @@ from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
 from ferrule.server.errors import ApiError
-from ferrule.server.models import ServedModel
-from ferrule.server.openai.protocol import LoadAdapterRequest, ModelCard, ModelList, UnloadAdapterRequest
+from ferrule.server.models import ModelName
+from ferrule.server.openai.protocol import LoadAdapterRequest, ModelCard, ModelList, ModelStatus, UnloadAdapterRequest
 from ferrule.server.request_body import BodyRoute
 
 
@@ -25,7 +25,7 @@ def router(server: Context) -> APIRouter:
     async def list_models() -> ModelList:
         """Lists models and adapters; the `parent` of an adapter is its model."""
         await server.models.check_health()
-        return ModelList(data=[_card(server, served) for served in server.models.all()])
+        return ModelList(data=[_card(server, each) for each in server.models.all()])
 
     @routes.get("/models/{model:path}", include_in_schema=False)
     @routes.get("/v1/models/{model:path}")
@@ -36,20 +36,22 @@ def router(server: Context) -> APIRouter:
     @routes.post("/v1/load_lora_adapter")
     async def load_lora_adapter(request: LoadAdapterRequest) -> ModelCard:
         """Loads an adapter from the server's lora_dir; requests then use its name as a model."""
-        served = server.models.find(request.model)
+        served = await server.lease(request.model)
         if any(each.name == request.lora_name for each in server.models.all()):
             raise InvalidParameterError("lora_name", request.lora_name, "a name that no model or adapter has")
         path = await WORKERS.run(_allowed, server.settings.lora_dir, request.lora_path)
         await served.llm.load_lora_adapter(request.lora_name, path)
+        served.entry.adapters[request.lora_name] = path
         return _card(server, server.models.find(request.lora_name))
 
     @routes.post("/v1/unload_lora_adapter")
     async def unload_lora_adapter(request: UnloadAdapterRequest) -> dict[str, str]:
         """Unloads an adapter; running requests that use it finish."""
-        served = server.models.find(request.lora_name)
+        served = await server.lease(request.lora_name)
         if served.adapter is None:
             raise InvalidParameterError("lora_name", request.lora_name, "the name of an adapter")
         await served.llm.unload_lora_adapter(served.adapter)
+        served.entry.adapters.pop(served.adapter, None)
         return {"unloaded": served.adapter}
 
     return routes
@@ -74,13 +76,14 @@ def _allowed(lora_dir: str | None, given: str) -> Path:
     return path
 
 
-def _card(server: Context, served: ServedModel) -> ModelCard:
-    parent = next(each.name for each in server.models.engines() if each.llm is served.llm)
+def _card(server: Context, model: ModelName) -> ModelCard:
+    info = model.entry.info
     return ModelCard(
-        id=served.name,
+        id=model.name,
         created=server.models.created,
-        root=str(served.info["model"]),
-        parent=None if served.adapter is None else parent,
-        max_model_len=served.info["max_model_len"],
-        answer_defaults=served.answer_defaults,
+        root=model.entry.source,
+        parent=None if model.adapter is None else model.entry.name,
+        max_model_len=None if info is None else info["max_model_len"],
+        answer_defaults=model.entry.answer_defaults,
+        status=ModelStatus(value=model.entry.state),
     )

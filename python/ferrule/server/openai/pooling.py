@@ -45,7 +45,7 @@ def router(server: Context) -> APIRouter:
     @routes.post("/classify", response_model=ClassificationList)
     async def classify(request: ClassifyRequest) -> Response:
         """Computes the probabilities that a classifier assigns to its labels."""
-        served = check_not_adapter(server.models.find(request.model))
+        served = check_not_adapter(await server.lease(request.model))
         texts = texts_of(request.input)
         name_fields(input_field_names(several=len(texts) > 1))
         outputs = await before_deadline(
@@ -73,7 +73,7 @@ def router(server: Context) -> APIRouter:
     @routes.post("/pooling", response_model=PoolingList)
     async def pooling(request: PoolingRequest) -> Response:
         """Computes what a model makes of texts: vectors of texts or tokens, or probabilities."""
-        served = check_not_adapter(server.models.find(request.model))
+        served = check_not_adapter(await server.lease(request.model))
         found = await before_deadline(_pool(served, request))
         tokens = [read for read, _ in found]
         record_input_tokens(tokens)
@@ -93,7 +93,7 @@ def router(server: Context) -> APIRouter:
     @routes.post("/v1/score", response_model=ScoreList)
     async def score(request: ScoreRequest) -> Response:
         """Computes the relevance of texts to a text, or of pairs of texts."""
-        served = check_not_adapter(server.models.find(request.model))
+        served = check_not_adapter(await server.lease(request.model))
         first, second = _texts(request, FIRST), _texts(request, SECOND)
         name_fields({"data_1": _name(request, FIRST), "data_2": _name(request, SECOND)})
         outputs = await before_deadline(

@@ -646,6 +646,12 @@ class Rendered(BaseModel):
     prompt: str
 
 
+class ModelStatus(BaseModel):
+    """State of a model, as llama.cpp's server reports it."""
+
+    value: Literal["unloaded", "loading", "loaded"]
+
+
 class ModelCard(BaseModel):
     """A model or an adapter of one."""
 
@@ -655,9 +661,12 @@ class ModelCard(BaseModel):
     owned_by: str = "ferrule"
     root: str
     parent: str | None = _extra()
-    max_model_len: int
+    max_model_len: int | None
+    """Maximum number of tokens; None for a model that was never loaded."""
     answer_defaults: dict[str, int | float] | None = _extra()
-    """Sampling parameters that the chat page sends unless the user changes them; None for a model of embeddings."""
+    """Sampling parameters that the chat page sends unless the user changes them; None for a model of embeddings,
+    and for one that was never loaded."""
+    status: ModelStatus
 
 
 class ModelList(BaseModel):

@@ -37,7 +37,7 @@ def router(server: Context) -> APIRouter:
     @routes.post("/tokenize", response_model=Tokens)
     async def tokenize(request: TokenizeRequest) -> Response:
         """Tokenizes a text, or a conversation that the chat template renders."""
-        served = server.models.find(request.model)
+        served = await server.lease(request.model)
         if request.messages is not None:
             name_fields({"prompt": "messages"})
         return Response(await workers_for().run(_tokenize, served, request), media_type="application/json")
@@ -45,7 +45,7 @@ def router(server: Context) -> APIRouter:
     @routes.post("/detokenize")
     async def detokenize(request: DetokenizeRequest) -> Text:
         """Converts token ids to text, with special tokens."""
-        served = server.models.find(request.model)
+        served = await server.lease(request.model)
         name_fields({"prompt": "tokens", "prompt_token_ids": "tokens"})
         text = await workers_for().run(served.llm.detokenize, request.tokens, skip_special_tokens=False)
         return Text(prompt=text, content=text)
@@ -53,7 +53,7 @@ def router(server: Context) -> APIRouter:
     @routes.post("/apply-template")
     async def apply_template(request: TemplateRequest) -> Rendered:
         """Renders a conversation with the chat template (llama.cpp's route)."""
-        served = server.models.find(request.model)
+        served = await server.lease(request.model)
         name_fields({"prompt": "messages"})
         template = request.chat_template or server.settings.chat_template
         prompt = await workers_for().run(_render, served, request, template)
@@ -64,7 +64,7 @@ def router(server: Context) -> APIRouter:
         @routes.get("/tokenizer_info")
         async def tokenizer_info(model: str | None = None) -> TokenizerInfo:
             """Returns the special tokens, the limit and the chat template of a model (vLLM's route)."""
-            served = server.models.find(model)
+            served = await server.lease(model)
             tokenizer = served.llm.get_tokenizer()
             return TokenizerInfo(
                 tokenizer_class=type(tokenizer).__name__,

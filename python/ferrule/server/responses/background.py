@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 
 from ferrule._engine.workers import WORKERS
 from ferrule.errors import FerruleError
@@ -81,7 +81,10 @@ class BackgroundResponses:
         response_id = writer.generation.request_id
         response = BackgroundResponse(writer, items)
         await self._save(response, writer.progress(), ended=False)
+        held = ExitStack()  # the lease of the request ends before the response does
+        held.enter_context(writer.generation.served.hold())
         task = asyncio.create_task(self._run(response), name=response_id)
+        task.add_done_callback(lambda _: held.close())
         self._running[response_id] = response, task
         return response
 

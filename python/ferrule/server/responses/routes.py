@@ -48,7 +48,7 @@ def router(server: Context, background: BackgroundResponses | None) -> APIRouter
     async def input_tokens(request: ResponsesRequest) -> InputTokens:
         """Counts the tokens of the prompt that a request would have (OpenAI's input_tokens)."""
         request, _ = await complete_input(request.model_copy(update={"store": False}))
-        prepared = await prepare_prompt(server.models.find(request.model), server.settings, conversation(request))
+        prepared = await prepare_prompt(await server.lease(request.model), server.settings, conversation(request))
         return InputTokens(input_tokens=len(prompt_ids(prepared.prompt)))
 
     @routes.post("/responses", response_model=ResponseBody, include_in_schema=False)
@@ -57,7 +57,7 @@ def router(server: Context, background: BackgroundResponses | None) -> APIRouter
         """Answers a conversation (OpenAI's Responses), whole or as a stream of typed events."""
         store = request.store is not False and background is not None
         request, items = await complete_input(request.model_copy(update={"store": store}))
-        writer = ResponseWriter(request, await generation(server, server.models.find(request.model), request))
+        writer = ResponseWriter(request, await generation(server, await server.lease(request.model), request))
         if background is not None and request.background:
             if not store:
                 raise InvalidParameterError("store", False, "left out or true with background")
