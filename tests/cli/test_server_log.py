@@ -15,7 +15,7 @@ import pytest
 
 from cli.terminal import Terminal
 from conftest import TINY
-from ferrule._cli.serve import short_name
+from ferrule._cli.served_models import short_name
 from ferrule._cli.server_log import TextFormatter, banner
 from ferrule.server import ServerSettings
 

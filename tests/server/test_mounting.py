@@ -16,7 +16,7 @@ import fakes
 from conftest import TINY
 from ferrule import AsyncLLM
 from ferrule._cli import main
-from ferrule._cli.serve import load_models
+from ferrule._cli.served_models import load_models
 from ferrule.errors import InvalidParameterError
 from ferrule.server import Models, ServerSettings, create_app, serve
 from ferrule.server.models import ServedModel
@@ -129,6 +129,10 @@ USAGE: list[tuple[list[str], str]] = [
     (["--served-model-name", "a", "--model", "b=c"], "--served-model-name requires MODEL"),
     (["--model-keep-alive", "soon"], "--model-keep-alive must be a number of seconds or a duration such as '5m'"),
     (["--max-loaded-models", "0"], "error: max_loaded_models must be an integer from 1 to 1048576, got 0\n"),
+    (["--fallback-url", "example.org"], "fallback_url must be a URL such as https://example.org/v1, got 'example.org'"),
+    (["--fallback-when", "never"], "'never' is not one of 'queue', 'length', 'model', 'error'"),
+    (["--fallback-after", "0"], "fallback_after must be"),
+    (["--fallback-key-env", "NO_SUCH_KEY"], "--fallback-key-env: the environment variable NO_SUCH_KEY is not set"),
     (["--unknown-fields", "drop"], "'drop' is not one of 'reject', 'warn', 'ignore'"),
 ]
 

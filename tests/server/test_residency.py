@@ -13,7 +13,7 @@ import pytest
 
 import fakes
 from ferrule import AsyncLLM
-from ferrule._cli.serve import load_models
+from ferrule._cli.served_models import load_models
 from ferrule.errors import InsufficientMemoryError, ModelFileError
 from ferrule.server import OnDemand, ServerSettings
 from server.live import Answer, Live, serving, until

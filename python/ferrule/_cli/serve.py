@@ -6,9 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence, Set
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +15,18 @@ import click
 
 from ferrule._cli.help import Command, options
 from ferrule._cli.model import (
-    check_model,
-    download,
     engine_rows,
-    load_progress,
     loading,
     model_options,
     prefix_cache_option,
     speculative_options,
 )
 from ferrule._cli.parent_process import PARENT_PID
-from ferrule._loading import EMBEDDED
-from ferrule._loading.resolve import catalogued, is_repository
+from ferrule._cli.served_models import load_models, models_by_name, on_demand_models, pair
 from ferrule._params.options import MAX_QUEUED_REQUESTS
 
 if TYPE_CHECKING:
-    from ferrule._api.async_llm import AsyncLLM
-    from ferrule.server import OnDemand, ServerSettings
+    from ferrule.server import ServerSettings
 
 API_KEYS = "FERRULE_API_KEYS"
 """Environment variable with API keys, separated by commas. Other users of the machine can read a command line."""
@@ -41,6 +35,7 @@ SETTINGS = (
     *("max_concurrent_requests", "metrics_prefix", "tool_call_parser", "reasoning_parser", "lora_dir"),
     *("otlp_traces_endpoint", "ollama", "page", "chat_template", "unknown_fields", "tokenizer_info", "root_path"),
     *("model_keep_alive", "max_loaded_models"),
+    *("fallback_url", "fallback_model", "fallback_when", "fallback_after"),
     *("slots", "files_dir", "max_file_bytes", "files_quota", "responses_db", "max_stored_responses"),
 )
 """Options that are fields of ServerSettings, which has their defaults."""
@@ -237,6 +232,45 @@ SETTINGS = (
     ],
 )
 @options(
+    "Fallback",
+    [
+        (
+            ("--fallback-url",),
+            {
+                "metavar": "URL",
+                "help": "URL of another server with OpenAI's API, such as https://api.openai.com/v1, to which requests "
+                "are sent that this server cannot serve (default: none).",
+            },
+        ),
+        (
+            ("--fallback-key-env",),
+            {"metavar": "NAME", "help": "Environment variable with the API key for the fallback (default: none)."},
+        ),
+        (
+            ("--fallback-model",),
+            {"metavar": "NAME", "help": "Name of the model in requests to the fallback (default: the request's)."},
+        ),
+        (
+            ("--fallback-when",),
+            {
+                "type": click.Choice(("queue", "length", "model", "error")),
+                "multiple": True,
+                "help": "Reason to use the fallback: queue (full, or --fallback-after), length (the prompt exceeds the "
+                "context), model (no model has the name), error (the model is not loaded or has failed) (default: "
+                "all). May be repeated.",
+            },
+        ),
+        (
+            ("--fallback-after",),
+            {
+                "type": float,
+                "metavar": "SECONDS",
+                "help": "Time to the first token after which a request is sent to the fallback (default: unlimited).",
+            },
+        ),
+    ],
+)
+@options(
     "Storage",
     [
         (
@@ -305,6 +339,7 @@ def command(
     ssl_certfile: str | None,
     ssl_ca_certs: str | None,
     lora_modules: Sequence[str],
+    fallback_key_env: str | None,
     exit_with_parent: bool,
     log_format: str,
     **options: Any,
@@ -314,10 +349,10 @@ def command(
     The APIs are OpenAI's, Anthropic's and Ollama's.
     """
     with _interrupts_deferred():
-        models = _models(model, served_model_names, aliases)
+        models = models_by_name(model, served_model_names, aliases)
         options["chat_template"] = _chat_template(options["chat_template"])
-        settings = _settings(options)
-        adapters = dict(_pair("--lora-modules", module, "NAME=PATH") for module in lora_modules)
+        settings = _settings(options, fallback_key_env)
+        adapters = dict(pair("--lora-modules", module, "NAME=PATH") for module in lora_modules)
         keywords = loading({name: value for name, value in options.items() if value is not None})
         if adapters:
             keywords["lora_modules"] = adapters
@@ -342,7 +377,7 @@ def command(
         tls = tls_context(ssl_certfile, ssl_keyfile, ssl_ca_certs)
         with log_to_stderr(log_format) as readable:
             serve(
-                lambda: load_models(models, keywords, settings, on_demand=_on_demand(model, aliases)),
+                lambda: load_models(models, keywords, settings, on_demand=on_demand_models(model, aliases)),
                 settings,
                 host=host,
                 port=port,
@@ -374,35 +409,6 @@ def _interrupts_deferred() -> Generator[None]:
         raise KeyboardInterrupt
 
 
-def _models(model: str | None, served_names: Sequence[str], aliases: Sequence[str]) -> dict[str, str | None]:
-    """Returns the models by their names in requests.
-
-    Raises click.UsageError.
-    """
-    models: dict[str, str | None] = {}
-    if model is not None or not aliases:
-        found = None if model is None else check_model(model)
-        models.update(dict.fromkeys(served_names or (EMBEDDED if model is None else short_name(model),), found))
-    elif served_names:
-        raise click.UsageError("--served-model-name requires MODEL; the names of --model are NAME=MODEL")
-    for alias in aliases:
-        name, path = _pair("--model", alias, "NAME=MODEL")
-        if name in models:
-            raise click.UsageError(f"--model must have different names, got {name!r} twice")
-        models[name] = check_model(path)
-    return models
-
-
-def short_name(model: str) -> str:
-    """Returns the name of a model in requests: that of the catalogue, org/repo, or the last part of a path."""
-    if (entry := catalogued(model)) is not None:
-        return entry.name
-    if is_repository(model):
-        return model
-    path = Path(model).expanduser().absolute()
-    return path.stem if path.suffix.lower() == ".gguf" else path.name or model
-
-
 def _chat_template(given: str | None) -> str | None:
     """Returns a chat template that is given as a file or as text; text is recognized by a brace or a line break.
 
@@ -416,14 +422,7 @@ def _chat_template(given: str | None) -> str | None:
         raise click.UsageError(f"--chat-template: cannot read {given}: {error}") from None
 
 
-def _pair(option: str, given: str, form: str) -> tuple[str, str]:
-    name, separator, value = given.partition("=")
-    if not (name and separator and value):
-        raise click.UsageError(f"{option} must be {form}, got {given!r}")
-    return name, value
-
-
-def _settings(options: dict[str, Any]) -> ServerSettings:
+def _settings(options: dict[str, Any], fallback_key_env: str | None) -> ServerSettings:
     """Removes the settings of the server from the options and returns them.
 
     Raises InvalidParameterError; click.UsageError where the server is not installed.
@@ -436,6 +435,11 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
     if given["model_keep_alive"] is not None:
         given["model_keep_alive"] = _keep_alive(given["model_keep_alive"])
     given["api_keys"] = (*given["api_keys"], *filter(None, os.environ.get(API_KEYS, "").split(",")))
+    given["fallback_when"] = given["fallback_when"] or None
+    if fallback_key_env is not None:
+        given["fallback_key"] = os.environ.get(fallback_key_env)
+        if not given["fallback_key"]:
+            raise click.UsageError(f"--fallback-key-env: the environment variable {fallback_key_env} is not set")
     return ServerSettings(**{name: value for name, value in given.items() if value is not None})
 
 
@@ -452,48 +456,3 @@ def _keep_alive(given: str) -> float:
         return seconds(TypeAdapter[float | str](Duration).validate_python(given))
     except ValidationError as error:
         raise click.UsageError(f"--model-keep-alive {error.errors()[0]['msg']}") from None
-
-
-def _on_demand(model: str | None, aliases: Sequence[str]) -> set[str]:
-    """Returns the models that are loaded when a request first needs them: those of --model, except MODEL itself."""
-    return {path for _, path in (_pair("--model", alias, "NAME=MODEL") for alias in aliases)} - {model}
-
-
-def load_models(
-    models: Mapping[str, str | None],
-    keywords: Mapping[str, Any],
-    settings: ServerSettings,
-    *,
-    on_demand: Set[str] = frozenset(),
-) -> dict[str, AsyncLLM | OnDemand]:
-    """Loads each model once, even if it has several names; those of `on_demand` later, when a request needs them.
-
-    Raises FerruleError, such as InvalidParameterError for parsers that cannot be derived from a model's chat template.
-    """
-    from ferrule.server import OnDemand
-
-    loaded: dict[str | None, AsyncLLM | OnDemand] = {}
-    adapters = tuple(keywords.get("lora_modules", ()))
-    for path in models.values():
-        if path in loaded:
-            continue
-        if path in on_demand:
-            loaded[path] = OnDemand(partial(_load_model, path, keywords, settings), str(path), adapters)
-        else:
-            loaded[path] = _load_model(path, keywords, settings)
-    return {name: loaded[path] for name, path in models.items()}
-
-
-def _load_model(path: str | None, keywords: Mapping[str, Any], settings: ServerSettings) -> AsyncLLM:
-    """Downloads and loads a model and checks that it has the parsers of the settings.
-
-    Raises FerruleError.
-    """
-    from ferrule._api.async_llm import AsyncLLM
-
-    download(path, keywords.get("revision"))
-    with load_progress() as progress:
-        llm = AsyncLLM(path, progress=progress, **keywords)
-    if llm.generates:
-        llm.message_format(settings.tool_call_parser, settings.reasoning_parser, chat_template=settings.chat_template)
-    return llm

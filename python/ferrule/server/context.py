@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from ferrule.server.counters import RequestCounters
+from ferrule.server.fallback import Fallback
 from ferrule.server.leases import keep
 from ferrule.server.models import Models, ServedModel
 from ferrule.server.settings import ServerSettings
@@ -34,6 +35,8 @@ class Context:
     counters: RequestCounters
     tracing: Tracing | None
     """Exporter of spans; None without tracing."""
+    fallback: Fallback | None = None
+    """Server for requests that this one cannot serve; None without one."""
     load: ServerLoad = field(default_factory=ServerLoad)
 
     @classmethod
@@ -46,7 +49,9 @@ class Context:
         models.residency.max_loaded = settings.max_loaded_models
         registry = CollectorRegistry()
         tracing = Tracing.to(settings.otlp_traces_endpoint)
-        return cls(models, settings, registry, RequestCounters(settings.metrics_prefix, registry), tracing)
+        counters = RequestCounters(settings.metrics_prefix, registry)
+        fallback = None if settings.fallback_url is None else Fallback(settings)
+        return cls(models, settings, registry, counters, tracing, fallback)
 
     async def lease(self, name: str | None, keep_alive: float | None = None) -> ServedModel:
         """Returns the model of a name, which stays loaded until the current request has ended, and is loaded first.

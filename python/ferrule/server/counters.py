@@ -57,12 +57,22 @@ class RequestCounters:
             registry=registry,
             buckets=TOKENS,
         )
+        self._fallbacks = Counter(
+            f"{prefix}fallback_requests",
+            "Requests that were sent to the fallback server, by reason.",
+            ("reason",),
+            registry=registry,
+        )
         self._responses = Counter(
             f"{prefix}http_requests",
             "HTTP responses by status; 499 where the client disconnected.",
             ("status",),
             registry=registry,
         )
+
+    def count_fallback(self, reason: str) -> None:
+        """Counts a request that is sent to the fallback server."""
+        self._fallbacks.labels(reason).inc()
 
     def observe(self, record: RequestRecord, status: int) -> None:
         """Counts a request that has ended."""

@@ -102,6 +102,7 @@ async def stream_steps(request: Generation) -> AsyncGenerator[StreamStep, None]:
     try:
         async with aclosing(steps(request)) as all_steps, _deadline(request, record) as overdue:
             async for step in all_steps:
+                record.begun = True
                 written += sum(len(choice.token_ids) for choice in step.deltas)
                 if step.output.finished:
                     ended = True

@@ -46,6 +46,10 @@ class RequestRecord:
     model: str | None = None
     prompts: list[PromptRecord] = field(default_factory=list[PromptRecord])
     """Record of each prompt that has ended."""
+    begun: bool = False
+    """Whether a first token has been generated."""
+    fallback: str | None = None
+    """Reason for which the fallback answers the request; None where this server does."""
     error: str | None = None
     """Code of the error with which the request ended."""
     error_body: Callable[[ApiError], dict[str, Any]] | None = None

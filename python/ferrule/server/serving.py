@@ -19,6 +19,7 @@ from ferrule._api.async_llm import AsyncLLM
 from ferrule._engine.workers import LARGE_WORKERS, WORKERS
 from ferrule.server.app import create_app
 from ferrule.server.batches.jobs import Batches
+from ferrule.server.fallback import Fallback
 from ferrule.server.middleware.http_protocol import LimitedH11Protocol, raise_file_limit
 from ferrule.server.middleware.log import LOGGER, log_uncaught
 from ferrule.server.models import Models
@@ -144,6 +145,7 @@ class Server(uvicorn.Server):
         app = create_app(self.models, settings)
         self._batches: Batches | None = app.state.batches
         self._background: BackgroundResponses | None = app.state.background
+        self._fallback: Fallback | None = app.state.server.fallback
         self._tracing: Tracing | None = app.state.server.tracing
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -207,6 +209,8 @@ class Server(uvicorn.Server):
             await self.models.aclose()
             for served in self.models.engines():
                 await served.llm.aclose()
+            if self._fallback is not None:
+                await self._fallback.aclose()
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from ferrule._text.parsers import DERIVED, MessageFormat
@@ -15,6 +15,9 @@ from ferrule.errors import InvalidParameterError
 AUTO = "auto"
 """Parser of the format that the chat template of the model shows."""
 REJECT, WARN, IGNORE = "reject", "warn", "ignore"
+QUEUE, LENGTH, MODEL, ERROR = "queue", "length", "model", "error"
+REASONS = (QUEUE, LENGTH, MODEL, ERROR)
+"""Reasons for which a request is sent to the fallback."""
 UNKNOWN_FIELDS = (REJECT, WARN, IGNORE)
 MAX_SECONDS = 1e6
 """Maximum of all times."""
@@ -23,6 +26,7 @@ MAX_KEEP_ALIVE = 1e9
 MAX_BODY = 1 << 30
 MAX_STORAGE = 1 << 50
 """Maximum of sizes on disk, in bytes."""
+_URL = re.compile(r"https?://[^\s/?#]+[^\s?#]*")
 _PREFIX = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 
@@ -89,6 +93,19 @@ class ServerSettings:
     """Maximum number of stored responses; the oldest ones are removed."""
     otlp_traces_endpoint: str | None = None
     """URL to which spans are sent, such as `http://localhost:4318/v1/traces`; needs `pip install ferrule[otel]`."""
+    fallback_url: str | None = None
+    """URL of another server with OpenAI's API, such as `https://api.openai.com/v1`, to which requests of that API are
+    sent that this server cannot serve; None sends none. A request with `allow_fallback` false is never sent."""
+    fallback_key: str | None = field(default=None, repr=False)
+    """API key for the fallback."""
+    fallback_model: str | None = None
+    """Name of the model in requests to the fallback; None keeps the name of the request."""
+    fallback_when: Sequence[str] = REASONS
+    """Reasons: `queue` (the queue is full, or `fallback_after`), `length` (the prompt is longer than the context),
+    `model` (no model has the name) and `error` (the model is not loaded or has failed)."""
+    fallback_after: float | None = None
+    """Seconds to the first token after which a request is sent to the fallback, with the reason `queue`; None for no
+    limit."""
     ollama: bool = False
     """Whether to serve Ollama's API below `/api`."""
     tokenizer_info: bool = False
@@ -102,7 +119,7 @@ class ServerSettings:
     """Whether to serve the chat page at `/`."""
 
     def __post_init__(self) -> None:
-        for name in ("api_keys", "allowed_hosts", "allowed_origins"):
+        for name in ("api_keys", "allowed_hosts", "allowed_origins", "fallback_when"):
             object.__setattr__(self, name, _strings(name, getattr(self, name)))
         check_integer("max_body_bytes", self.max_body_bytes, 1, MAX_BODY)
         check_integer("max_file_bytes", self.max_file_bytes, 1, MAX_STORAGE)
@@ -119,6 +136,7 @@ class ServerSettings:
             check_number("request_timeout", self.request_timeout, 0, MAX_SECONDS, above_low=True)
         if self.max_concurrent_requests is not None:
             check_integer("max_concurrent_requests", self.max_concurrent_requests, 1, 1 << 20)
+        self._check_fallback()
         # Raises for unknown parsers.
         named = [None if name in (AUTO, DERIVED) else name for name in (self.tool_call_parser, self.reasoning_parser)]
         MessageFormat(*named)
@@ -129,6 +147,15 @@ class ServerSettings:
         if _PREFIX.fullmatch(self.metrics_prefix) is None:
             limit = "letters, digits, _ and :, not beginning with a digit"
             raise InvalidParameterError("metrics_prefix", self.metrics_prefix, limit)
+
+    def _check_fallback(self) -> None:
+        if self.fallback_url is not None and _URL.fullmatch(self.fallback_url) is None:
+            raise InvalidParameterError("fallback_url", self.fallback_url, "a URL such as https://example.org/v1")
+        for reason in self.fallback_when:
+            if reason not in REASONS:
+                raise InvalidParameterError("fallback_when", reason, f"one of {', '.join(REASONS)}")
+        if self.fallback_after is not None:
+            check_number("fallback_after", self.fallback_after, 0, MAX_SECONDS, above_low=True)
 
 
 def _strings(name: str, given: object) -> tuple[str, ...]:

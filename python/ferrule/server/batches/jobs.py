@@ -94,7 +94,7 @@ class Batches:
             on_error.pop_all()
         settings = replace(server.settings, api_keys=(), request_timeout=None, page=False, files_dir=None)
         # The load is its own, so that batches take no place of other requests at admission.
-        self._application = application(replace(server, settings=settings, load=ServerLoad()))
+        self._application = application(replace(server, settings=settings, load=ServerLoad(), fallback=None))
         self._turn = asyncio.Lock()
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._work: dict[str, asyncio.Task[None]] = {}

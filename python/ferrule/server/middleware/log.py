@@ -143,6 +143,8 @@ def _fields(scope: Scope, record: RequestRecord, status: int) -> dict[str, objec
     }
     if record.model is not None:
         fields["model"] = record.model
+    if record.fallback is not None:
+        fields["fallback"] = record.fallback
     if record.error is not None:
         fields["error"] = record.error
     if record.prompts:

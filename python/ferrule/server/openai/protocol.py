@@ -86,6 +86,8 @@ class GenerationFields(LlamaCppFields):
     response_format: dict[str, Any] | None = None
     priority: int = 0
     """Scheduling priority; lower values are scheduled earlier."""
+    allow_fallback: bool | None = None
+    """Whether the request may be sent to the server's fallback (default true)."""
     cache_salt: str | None = None
     """Salt of the prefix cache: requests share cached prefixes only with requests of the same salt."""
     return_token_ids: bool = False
@@ -165,6 +167,8 @@ class EmbeddingRequest(RequestModel):
 
     input: Prompts
     model: str | None = None
+    allow_fallback: bool | None = None
+    """Whether the request may be sent to the server's fallback (default true)."""
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None

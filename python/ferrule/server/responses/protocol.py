@@ -292,6 +292,8 @@ class ResponsesRequest(SamplingFields):
     input: Annotated[
         Annotated[str, Tag("<str>")] | Annotated[BoundedList[Item], Tag("<list>")], Discriminator(str_or_list)
     ]
+    allow_fallback: bool | None = None
+    """Whether the request may be sent to the server's fallback (default true)."""
     model: str | None = None
     """Name of a model or an adapter; default: the first model."""
     instructions: str | None = None
