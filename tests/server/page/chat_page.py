@@ -98,9 +98,9 @@ class ChatPage:
         """Expects these titles in the list, which is updated asynchronously."""
         expect(self.find(".open-conversation")).to_have_text(titles)
 
-    def respond(self, *pieces: str, error: dict[str, Any] | None = None) -> None:
-        """Makes the server answer all later requests with these tokens."""
-        body = stream_body(pieces, error)
+    def respond(self, *pieces: str, error: dict[str, Any] | None = None, logprobs: Sequence[float] = ()) -> None:
+        """Makes the server answer all later requests with these tokens; without `logprobs`, all have the same."""
+        body = stream_body(pieces, error, logprobs)
         self.page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type=STREAM))
 
     def respond_with_error(self, status: int, message: str, path: str = "**/v1/chat/completions") -> None:
@@ -117,12 +117,13 @@ class ChatPage:
         self.page.screenshot(path=self.screenshots / f"{name}.png")
 
 
-def stream_body(pieces: Sequence[str], error: dict[str, Any] | None = None) -> str:
+def stream_body(pieces: Sequence[str], error: dict[str, Any] | None = None, logprobs: Sequence[float] = ()) -> str:
     """Returns the body of a streamed answer; each piece is a token with two alternatives."""
     events: list[dict[str, Any]] = []
-    for piece in pieces:
-        top = [{"token": piece, "logprob": -0.1}, {"token": " else", "logprob": -3.0}, {"token": "\n", "logprob": -4.0}]
-        token = {"token": piece, "logprob": -0.1, "bytes": list(piece.encode()), "top_logprobs": top}
+    for piece, logprob in zip(pieces, logprobs or [-0.1] * len(pieces), strict=True):
+        others = [{"token": " else", "logprob": -3.0}, {"token": "\n", "logprob": -4.0}]
+        top = [{"token": piece, "logprob": logprob}, *others]
+        token = {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": top}
         events.append({"choices": [{"index": 0, "delta": {"content": piece}, "logprobs": {"content": [token]}}]})
     if error is not None:
         events.append({"error": error})

@@ -14,12 +14,18 @@ import ferrule
 
 PAGE = Path(ferrule.__file__).parent / "server" / "page"
 VENDOR = PAGE / "vendor"
-LISTED = {entry["name"]: entry for entry in tomllib.loads((VENDOR / "VENDORED.toml").read_text())["file"]}
+RECORDS = tomllib.loads((VENDOR / "VENDORED.toml").read_text())
+FOLDERS = {
+    f"{folder['name']}/{file}": {**folder, "sha256": sha256}
+    for folder in RECORDS["folder"]
+    for file, sha256 in folder["sha256"].items()
+}
+LISTED = {entry["name"]: entry for entry in RECORDS["file"]} | FOLDERS
 OURS = [path for path in PAGE.rglob("*") if path.is_file() and VENDOR not in path.parents]
 SCRIPTS = [path for path in OURS if path.suffix == ".js"]
 STYLES = [path for path in OURS if path.suffix == ".css"]
 
-IMPORTED = re.compile(r'^(?:import|export) (?:[^"]*? from )?"([^"]+)";', re.MULTILINE)
+IMPORTED = re.compile(r'^(?:import|export) (?:[^"]*? from )?"([^"]+)";|\bimport\("([^"]+)"\)', re.MULTILINE)
 
 
 def name(path: Path) -> str:
@@ -27,13 +33,14 @@ def name(path: Path) -> str:
 
 
 def test_third_party_files_are_listed_with_licence_and_hash() -> None:
-    assert {path.name for path in VENDOR.iterdir()} == {*LISTED, "VENDORED.toml"}
+    found = {str(path.relative_to(VENDOR)) for path in VENDOR.rglob("*") if path.is_file()}
+    assert found == {*LISTED, "VENDORED.toml"}
     for file, entry in LISTED.items():
         assert entry["licence"]
         if not file.startswith("LICENSE."):
             assert entry["sha256"] == hashlib.sha256((VENDOR / file).read_bytes()).hexdigest()
             assert entry.keys() >= {"what", "version", "source", "package"}
-            assert f"LICENSE.{file.split('.')[0]}" in LISTED
+            assert f"LICENSE.{re.split('[./]', file)[0]}" in LISTED
 
 
 def test_every_file_is_used() -> None:
@@ -43,7 +50,7 @@ def test_every_file_is_used() -> None:
     queue = [path for path in linked if path.endswith(".js")]
     while queue:
         script = queue.pop()
-        for imported in IMPORTED.findall((PAGE / script).read_text()):
+        for imported in map("".join, IMPORTED.findall((PAGE / script).read_text())):
             assert imported.startswith("."), f"{script} imports {imported}"
             target = name(((PAGE / script).parent / imported).resolve())
             if target not in reached:

@@ -59,7 +59,7 @@ def test_selecting_another_token_continues_the_answer(answered: ChatPage) -> Non
     assert answered.requests[-1]["messages"][-1] == {"role": "assistant", "content": prefix}
     assert answered.requests[-1]["continue_final_message"] is True
     # The tokens of both parts have alternatives.
-    spelled = "".join(answered.find(".assistant .token").all_text_contents())
+    spelled = "".join(answered.find(".assistant .body .token").all_text_contents())
     assert spelled == answered.answers()[-1]
 
 
@@ -153,5 +153,5 @@ def test_a_character_of_several_tokens_belongs_to_the_last(chat: ChatPage) -> No
             return [tokens.map(({ text }) => text), matching, other, tokens[0].logprob];
         }"""
     )
-    positions = [{"index": 0, "start": 0, "end": 3}, {"index": 3, "start": 3, "end": 6}]
+    positions = [{"index": 0, "start": 0, "end": 3, "level": 4}, {"index": 3, "start": 3, "end": 6, "level": 4}]
     assert found == [["hi ", "", "", "🐈!"], positions, [], -9999]

@@ -33,7 +33,7 @@ const models = createModelPicker(() => {
 });
 const settings = createSettings(() => saveUnlessEmpty());
 const files = createImportExport({ current: () => conversation, show: showConversation, refresh: refreshList });
-const list = createConversationList({ open, rename, exportCurrent: files.exportCurrent, remove });
+const list = createConversationList({ open, rename, ...files, remove });
 const messages = createMessageActions({
   current: () => conversation,
   models,

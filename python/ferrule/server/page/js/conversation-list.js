@@ -12,8 +12,8 @@ const MIN_SEARCHABLE = 2;
 /**
  * Creates `{show(entries, currentId)}`.
  *
- * `handlers` has `open(id)`, and for the current conversation `rename(id, title)`, `exportCurrent()` and
- * `remove(id, title)`.
+ * `handlers` has `open(id)`, and for the current conversation `rename(id, title)`, `exportCurrent()`,
+ * `shareCurrent()` and `remove(id, title)`.
  */
 export function createConversationList(handlers) {
   const list = byId("conversations");
@@ -91,6 +91,7 @@ export function createConversationList(handlers) {
       { class: "actions", role: "group", "aria-label": "Actions" },
       button("edit", "Rename", rename, { ...plain, "data-key": "rename" }),
       button("export", "Export", () => handlers.exportCurrent(), { ...plain, "data-key": "export" }),
+      button("share", "Save as a page to share", () => handlers.shareCurrent(), { ...plain, "data-key": "share" }),
       button("remove", "Delete", () => handlers.remove(id, title), { ...dangerous, "data-key": "remove" }),
     );
   }

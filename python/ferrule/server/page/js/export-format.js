@@ -11,12 +11,17 @@ const ID = /^[0-9a-f]{32}$/;
 const URL_MILLISECONDS = 60_000;
 const MAX_SHOWN_CHARACTERS = 80;
 
-/** Downloads conversations as a file. */
+/** Downloads conversations as a file that the page can import. */
 export function download(conversations, name) {
   const text = JSON.stringify({ kind: KIND, format: FORMAT, conversations }, null, 1);
-  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  downloadText(text, name, "application/json", "json");
+}
+
+/** Downloads a text as a file of this type. */
+export function downloadText(text, name, type, extension) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
   const fileName = name.replaceAll(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "");
-  el("a", { href: url, download: `${fileName || "conversation"}.json` }).click();
+  el("a", { href: url, download: `${fileName || "conversation"}.${extension}` }).click();
   setTimeout(() => URL.revokeObjectURL(url), URL_MILLISECONDS);
 }
 

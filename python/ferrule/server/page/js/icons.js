@@ -4,8 +4,10 @@ import { el, svg } from "./dom.js";
 
 const PATHS = {
   alternatives: "M2 8h4m0 0c3 0 2-5 5-5h3M6 8h8M6 8c3 0 2 5 5 5h3",
+  certainty: "M2 12h3V8H2zM6.5 12h3V4h-3zM11 12h3V6h-3z",
   check: "m3 8.5 3.5 3.5L13 4.5",
   close: "m4 4 8 8M12 4l-8 8",
+  compare: "M2 3h5v10H2zM9 3h5v10H9z",
   continue: "M3 8h7m0 0L7 5m3 3-3 3M13 3v10",
   copy: "M6 6V3h7v7h-3M3 6h7v7H3z",
   edit: "m3 13 .6-3L11 2.6 13.4 5 6 12.4zM9.6 4l2.4 2.4",
@@ -16,6 +18,7 @@ const PATHS = {
   regenerate: "M13 8a5 5 0 1 1-1.6-3.7M13 2v3h-3",
   remove: "M3 4.5h10M6.5 4.5v-2h3v2M4.5 4.5l.6 9h5.8l.6-9",
   save: "M3 3h8l2 2v8H3zM5.5 3v3h4V3M5.5 13V9h5v4",
+  share: "M4 2h5.5L13 5.5V14H4zM6.5 8.5h4M6.5 11h4",
   send: "M8 13V3m0 0L4 7m4-4 4 4",
   stop: "M4.5 4.5h7v7h-7z",
 };

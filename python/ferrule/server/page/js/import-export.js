@@ -2,11 +2,13 @@
 
 import * as database from "./database.js";
 import { byId } from "./dom.js";
-import { download, parseFile } from "./export-format.js";
+import { download, downloadText, parseFile } from "./export-format.js";
 import { clearNotice, showNotice } from "./notice.js";
+import { sharedPage } from "./share.js";
 
 /**
- * Connects the buttons; returns `{exportCurrent()}`, which exports the visible conversation.
+ * Connects the buttons; returns `{exportCurrent(), shareCurrent()}`, which download the visible conversation as a file
+ * to import and as a page to read.
  *
  * `current()` returns the visible conversation, `show(conversation)` shows another, `refresh()` updates the list.
  */
@@ -20,7 +22,15 @@ export function createImportExport({ current, show, refresh }) {
     // Without this, selecting the same file again would not be a change.
     input.value = "";
   });
-  return { exportCurrent: () => download([current()], current().title) };
+  return { exportCurrent: () => download([current()], current().title), shareCurrent };
+
+  async function shareCurrent() {
+    try {
+      downloadText(await sharedPage(current()), current().title, "text/html", "html");
+    } catch (error) {
+      showNotice(`Cannot create the page: ${error.message}`);
+    }
+  }
 
   async function exportAll() {
     const all = await database.loadAll();

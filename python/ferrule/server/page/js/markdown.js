@@ -5,9 +5,17 @@
 import { Lexer } from "../vendor/marked.esm.js";
 import { codeBlock } from "./code.js";
 import { el } from "./dom.js";
+import { MATH_EXTENSIONS, mathBlock, mathSpan } from "./math.js";
 import { TokenSpans } from "./token-spans.js";
 
-const OPTIONS = { gfm: true, breaks: true, pedantic: false, smartypants: false, mangle: false };
+const OPTIONS = {
+  gfm: true,
+  breaks: true,
+  pedantic: false,
+  smartypants: false,
+  mangle: false,
+  extensions: MATH_EXTENSIONS,
+};
 const PROTOCOLS = ["http:", "https:", "mailto:"];
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0" };
 const ENTITY = /&(?:#(\d{1,7})|#[xX]([0-9a-fA-F]{1,6})|(amp|lt|gt|quot|apos|nbsp));/;
@@ -86,7 +94,8 @@ const BLOCKS = {
   heading: (token, spans) => el(`h${Math.min(6, token.depth + 2)}`, {}, ...inline(token.tokens, spans)),
   paragraph: (token, spans) => el("p", {}, ...inline(token.tokens, spans)),
   blockquote: (token, spans) => el("blockquote", {}, ...blockElements(token.tokens, spans)),
-  code: (token, spans) => codeBlock(token.text, token.lang, spans.text(token.text)),
+  code: (token, spans) => codeBlock(token, spans.text(token.text)),
+  math: (token, spans) => mathBlock(token, spans.level(token.raw)),
   hr: () => el("hr"),
   list: (token, spans) =>
     el(
@@ -97,7 +106,7 @@ const BLOCKS = {
   table: (token, spans) =>
     el(
       "div",
-      { class: "table", role: "region", tabindex: "0", "aria-label": "Table" },
+      { class: "table", role: "group", tabindex: "0", "aria-label": "Table" },
       el(
         "table",
         {},
@@ -140,6 +149,7 @@ const INLINE = {
   strong: (token, spans) => [el("strong", {}, ...inline(token.tokens, spans))],
   em: (token, spans) => [el("em", {}, ...inline(token.tokens, spans))],
   del: (token, spans) => [el("del", {}, ...inline(token.tokens, spans))],
+  math: (token, spans) => [mathSpan(token, spans.level(token.raw))],
   br: () => [el("br")],
   codespan: (token, spans) => [el("code", {}, ...spans.text(unescapeHtml(token.text)))],
   escape: (token, spans) => spans.replaced(token.raw, token.raw.slice(1)),

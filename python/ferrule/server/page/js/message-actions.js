@@ -68,6 +68,9 @@ export function createMessageActions(page) {
     const content = node.content.slice(0, tokenOffset(node.tokens, node.content, index)) + text;
     const tokens = [...node.tokens.slice(0, index), { text, logprob, top }];
     answer(node.parent, { content, tokens, reasoning: node.reasoning });
+    // The fork is shown beside the answer that it comes from.
+    page.thread().view(last("assistant"))?.compare(node);
+    render();
     page.composer().focus();
   }
 

@@ -2,7 +2,9 @@
 // expanded reasoning survive updates.
 
 import { scheduleHide, scheduleShow } from "./alternatives.js";
+import { certaintyLegend } from "./certainty.js";
 import { copyButton } from "./clipboard.js";
+import { otherVersion, sideLabel } from "./comparison.js";
 import { el } from "./dom.js";
 import { createEditor } from "./editor.js";
 import { button } from "./icons.js";
@@ -12,7 +14,7 @@ import { createTokenList } from "./token-list.js";
 import { locateTokens, tokenOffset } from "./tokens.js";
 
 /**
- * Creates the view of a node: `{element, update(siblings, isRunning), edit()}`.
+ * Creates the view of a node: `{element, update(siblings, isRunning), edit(), compare(other)}`.
  *
  * `handlers` has `edit(node, text)`, `regenerate(node)`, `continueAnswer(node)`, `selectVersion(node, action)` and
  * `continueFromToken(node, index, text)`.
@@ -20,6 +22,8 @@ import { locateTokens, tokenOffset } from "./tokens.js";
 export function createMessageView(node, handlers) {
   const isAnswer = node.role === "assistant";
   const body = el("div", { class: isAnswer ? "body prose" : "body user-text" });
+  const side = el("div", {}, body);
+  const sides = el("div", { class: "sides" }, side);
   const reasoning = el("div", { class: "reasoning" });
   const actions = el("div", { class: "actions", role: "group", "aria-label": isAnswer ? "Answer" : "Message" });
   const author = el("h2", { id: `author-${node.id}`, class: "author" }, isAnswer ? (node.model ?? "Answer") : "You");
@@ -27,9 +31,11 @@ export function createMessageView(node, handlers) {
     "article",
     { class: `message ${node.role}`, "aria-labelledby": author.id, "data-node": node.id },
     author,
-    el("div", { class: "column" }, isAnswer ? reasoning : null, body, actions),
+    el("div", { class: "column" }, isAnswer ? reasoning : null, sides, isAnswer ? certaintyLegend() : null, actions),
   );
   let showsTokens = false;
+  let showsCertainty = false;
+  let compared = null;
   let isEditing = false;
   let renderedBody = null;
   let renderedActions = "";
@@ -41,9 +47,10 @@ export function createMessageView(node, handlers) {
   // Lifting a finger is a "pointerout" too; the card of a tapped token stays open until the next tap.
   body.addEventListener("pointerout", ({ pointerType }) => pointerType === "mouse" && scheduleHide());
 
-  return { element, update, edit };
+  return { element, update, edit, compare };
 
   function update(siblings, isRunning) {
+    showComparison(siblings);
     element.setAttribute("aria-busy", String(isRunning));
     element.classList.toggle("running", isRunning);
     if (!isEditing && !showsTokens) showBody();
@@ -57,6 +64,27 @@ export function createMessageView(node, handlers) {
     renderedBody = state;
     if (isAnswer) renderMarkdown(body, node.content, locateTokens(node.tokens, node.content));
     else body.textContent = node.content;
+  }
+
+  /** Shows another version beside this one from the next update on; null shows this version alone. */
+  function compare(other) {
+    compared = other;
+  }
+
+  function showComparison(siblings) {
+    const at = siblings.findIndex(({ id }) => id === compared?.id);
+    const name = (index) => `Version ${index + 1} of ${siblings.length}`;
+    const state = at < 0 ? "" : `${siblings[at].content.length} ${name(at)}`;
+    if (state === (sides.dataset.state ?? "")) return;
+    sides.dataset.state = state;
+    sides.classList.toggle("comparing", at >= 0);
+    if (at < 0) {
+      side.replaceChildren(body);
+      sides.replaceChildren(side);
+    } else {
+      side.replaceChildren(sideLabel(name(siblings.findIndex(({ id }) => id === node.id))), body);
+      sides.replaceChildren(otherVersion(siblings[at], name(at)), side);
+    }
   }
 
   function restoreBody() {
@@ -81,7 +109,8 @@ export function createMessageView(node, handlers) {
   // The buttons are rebuilt only after a change, so that a focused button is not removed.
   function showActions(siblings, isRunning) {
     const versions = siblings.map(({ id }) => id);
-    const state = JSON.stringify([versions, isRunning, node.finishReason, node.error, showsTokens, isEditing]);
+    const shown = [showsTokens, showsCertainty, compared?.id, isEditing];
+    const state = JSON.stringify([versions, isRunning, node.finishReason, node.error, ...shown]);
     const statistics = isAnswer ? statisticElements(node) : [];
     if (state === renderedActions) return actions.querySelector(".statistics")?.replaceChildren(...statistics);
     renderedActions = state;
@@ -93,7 +122,7 @@ export function createMessageView(node, handlers) {
       el("span", { class: "statistics" }, ...statistics),
     );
     element.querySelector(".error")?.remove();
-    if (node.error) body.after(errorElement(node.error));
+    if (node.error) sides.after(errorElement(node.error));
     if (focused) actions.querySelector(`[data-action="${focused}"]`)?.focus();
   }
 
@@ -113,6 +142,8 @@ export function createMessageView(node, handlers) {
     if (node.tokens.length > 0) {
       const pressed = { "aria-pressed": String(showsTokens) };
       buttons.push(actionButton("tokens", "alternatives", "Tokens and alternatives", toggleTokens, pressed));
+      const colored = { "aria-pressed": String(showsCertainty) };
+      buttons.push(actionButton("certainty", "certainty", "Color by certainty", toggleCertainty, colored));
     }
     return buttons;
   }
@@ -131,8 +162,18 @@ export function createMessageView(node, handlers) {
         select("previous", "Previous version", at - 1),
         el("span", { class: "version" }, `${at + 1}/${siblings.length}`),
         select("next", "Next version", at + 1),
+        isAnswer ? compareButton(siblings, at) : null,
       ),
     ];
+  }
+
+  function compareButton(siblings, at) {
+    const toggle = () => {
+      compare(compared ? null : (siblings[at - 1] ?? siblings[at + 1]));
+      update(siblings, element.classList.contains("running"));
+    };
+    const pressed = { "aria-pressed": String(compared !== null) };
+    return actionButton("compare", "compare", "Compare versions side by side", toggle, pressed);
   }
 
   function errorElement({ message, status, retryAfter }) {
@@ -146,6 +187,12 @@ export function createMessageView(node, handlers) {
   function selectHandler(index) {
     if (element.classList.contains("running") || tokenOffset(node.tokens, node.content, index) < 0) return null;
     return (text) => handlers.continueFromToken(node, index, text);
+  }
+
+  function toggleCertainty() {
+    showsCertainty = !showsCertainty;
+    element.classList.toggle("certainty", showsCertainty);
+    actions.querySelector("[data-action=certainty]").setAttribute("aria-pressed", String(showsCertainty));
   }
 
   function toggleTokens() {

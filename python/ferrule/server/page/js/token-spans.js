@@ -41,7 +41,15 @@ export class TokenSpans {
     if (at < 0) return [document.createTextNode(rendered)];
     this.#cursor = at + raw.length;
     const token = this.#positions.find(({ end }) => end > at);
-    return [token ? tokenElement(token.index, rendered) : document.createTextNode(rendered)];
+    return [token ? tokenElement(token, rendered) : document.createTextNode(rendered)];
+  }
+
+  /** Returns the level of the least certain token of `raw`, such as of a formula; null without tokens. */
+  level(raw) {
+    const at = this.#text.indexOf(raw, this.#cursor);
+    if (at < 0) return null;
+    const tokens = this.#positions.filter(({ start, end }) => end > at && start < at + raw.length);
+    return tokens.length > 0 ? Math.max(...tokens.map(({ level }) => level)) : null;
   }
 
   #line(line) {
@@ -56,7 +64,7 @@ export class TokenSpans {
     for (let i = this.#next; i < this.#positions.length && this.#positions[i].start < end; i++) {
       const token = this.#positions[i];
       const tokenEnd = Math.min(token.end, end);
-      nodes.push(tokenElement(token.index, this.#text.slice(at, tokenEnd)));
+      nodes.push(tokenElement(token, this.#text.slice(at, tokenEnd)));
       at = tokenEnd;
     }
     if (at < end) nodes.push(document.createTextNode(this.#text.slice(at, end)));
@@ -64,6 +72,6 @@ export class TokenSpans {
   }
 }
 
-function tokenElement(index, text) {
-  return el("span", { class: "token", "data-token": index }, text);
+function tokenElement({ index, level }, text) {
+  return el("span", { class: "token", "data-token": index, "data-certainty": level }, text);
 }

@@ -22,7 +22,18 @@ export class TokenReader {
   }
 }
 
-/** Returns the position of each token in `content`, `[{index, start, end}]`; empty if the texts do not match. */
+// Probabilities below which a token is of the next level of certainty, from 0 (certain) to 4.
+const CERTAINTY_LIMITS = [0.9, 0.7, 0.4, 0.1];
+
+/** Labels of the levels of certainty. */
+export const CERTAINTY_LABELS = ["≥ 90 %", "70 to 90 %", "40 to 70 %", "10 to 40 %", "< 10 %"];
+
+/** Returns the level of certainty of a log-probability. */
+export function certaintyLevel(logprob) {
+  return CERTAINTY_LIMITS.filter((limit) => probability(logprob) < limit).length;
+}
+
+/** Returns the position of each token in `content`, `[{index, start, end, level}]`; empty if the texts do not match. */
 export function locateTokens(tokens, content) {
   if (!tokens?.length || content === "") return [];
   const text = tokens.map((token) => token.text).join("");
@@ -35,7 +46,7 @@ export function locateTokens(tokens, content) {
     const start = Math.max(at, 0);
     at += token.text.length;
     const end = Math.min(at, content.length);
-    if (end > start) positions.push({ index, start, end });
+    if (end > start) positions.push({ index, start, end, level: certaintyLevel(token.logprob) });
   }
   return positions;
 }

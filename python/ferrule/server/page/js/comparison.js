@@ -1,0 +1,23 @@
+// Another version of an answer beside the visible one, such as the continuation from another token.
+
+import { scheduleHide, scheduleShow } from "./alternatives.js";
+import { el } from "./dom.js";
+import { renderMarkdown } from "./markdown.js";
+import { locateTokens } from "./tokens.js";
+
+/** Creates the side of another version; `name` is its label, such as "Version 1 of 2". */
+export function otherVersion({ content, tokens }, name) {
+  const text = el("div", { class: "prose" });
+  renderMarkdown(text, content, locateTokens(tokens, content));
+  text.addEventListener("pointerover", ({ target }) => {
+    const token = target.closest(".token");
+    if (token) scheduleShow(token, tokens[token.dataset.token], null);
+  });
+  text.addEventListener("pointerout", ({ pointerType }) => pointerType === "mouse" && scheduleHide());
+  return el("div", { class: "other-version", role: "group", "aria-label": name }, sideLabel(name), text);
+}
+
+/** Creates the label above a version. */
+export function sideLabel(name) {
+  return el("p", { class: "side-label" }, name);
+}
