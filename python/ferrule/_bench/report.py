@@ -76,6 +76,11 @@ def show_machine(record: Record) -> None:
         out.print(f"{bad} {'round' if bad == 1 else 'rounds'} discarded because other processes used the CPUs.")
 
 
+def show_card_hint() -> None:
+    """Prints which option draws a card."""
+    console().print("\n--card FILE.svg draws these speeds on a card to share.", style="dim")
+
+
 def show_comparison(comparison: Comparison, name: str) -> None:
     """Prints the changes since the record `name`."""
     out = console()

@@ -17,6 +17,7 @@ from ferrule._bench.measure import Point, sweep
 from ferrule._bench.record import Record, machine_record, model_record
 from ferrule._cli.help import Command
 from ferrule._cli.model import load, model_argument, model_options, speculative_options
+from ferrule._cli.served_models import short_name
 from ferrule._loading.shapes import find_shape, shape_names
 from ferrule._params.sampling import MAX_COUNT
 from ferrule._validation import shown
@@ -101,6 +102,13 @@ def _counts(limit: int) -> Callable[[click.Context, click.Parameter, str], tuple
     metavar="FILE.png|svg",
     help="Draw the roofline (ferrule[plot]).",
 )
+@click.option(
+    "--card",
+    "card_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE.svg",
+    help="Draw a card to share: machine, model, speeds and their share of the limits (default: none).",
+)
 @click.pass_context
 def command(
     context: click.Context,
@@ -115,6 +123,7 @@ def command(
     as_json: bool,
     record: Path | None,
     picture: Path | None,
+    card_file: Path | None,
     **loading: Any,
 ) -> None:
     """Measure prefill and decode speed of MODEL, with random tokens.
@@ -122,9 +131,10 @@ def command(
     Every context length is measured with every batch size. The limits of the machine are measured between the runs;
     runs during which other processes used the CPUs are repeated.
     """
+    from ferrule._bench.card import card, check_card, machine_name
     from ferrule._bench.compare import MACHINE_POINTS, compare, point_name, read_record
     from ferrule._bench.plot import plot
-    from ferrule._bench.report import show_comparison, show_machine, show_model
+    from ferrule._bench.report import show_card_hint, show_comparison, show_machine, show_model
     from ferrule._plotting import check_plot
 
     if machine:
@@ -137,6 +147,8 @@ def command(
     old = None if record is None else read_record(record, names)
     if picture is not None:
         check_plot(picture)
+    if card_file is not None:
+        check_card(card_file)
 
     with _progress() as notify:
         if machine:
@@ -152,6 +164,11 @@ def command(
             show_comparison(comparison, str(record))
     if picture is not None:
         plot(new, picture)
+    if card_file is not None:
+        shared = {**new, "model": short_name(str(new["model"]))}
+        card_file.write_text(card(shared, machine_name()), encoding="utf-8")
+    elif not machine and not as_json:
+        show_card_hint()
 
 
 def _measure_model(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,8 +14,11 @@ from ferrule._api.answer_defaults import with_defaults
 from ferrule._cli.help import Command
 from ferrule._cli.model import load, model_options, prefix_cache_option, speculative_options
 from ferrule._cli.prompt import prompt_arguments, split_words
+from ferrule._cli.reasons import reason
 from ferrule._cli.sampling import params, sampling_options, split_options
-from ferrule.outputs import Candidate, Explanation
+from ferrule._cli.served_models import short_name
+from ferrule._loading.resolve import EMBEDDED
+from ferrule.outputs import Explanation
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
             "Effect of each sampler stage:",
             'ferrule explain "Once" --temperature 0.8 --top-p 0.9 --min-p 0.05',
         ),
+        ("A page to read in a browser and to share:", 'ferrule explain "Once upon a time," -n 50 --html once.html'),
         ("For programs:", 'ferrule explain "Once upon a time," --top 20 --json'),
     ],
 )
@@ -46,18 +51,36 @@ if TYPE_CHECKING:
     help="Number of candidates to show for each token.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(words: tuple[str, ...], top: int, as_json: bool, **options: Any) -> None:
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the explanation to FILE as one HTML page, with tokens colored by certainty (default: print it).",
+)
+def command(words: tuple[str, ...], top: int, as_json: bool, page: Path | None, **options: Any) -> None:
     """Show how MODEL continues PROMPT: candidates, dropped candidates and the reason for each token."""
+    from ferrule._cli.explain_page import check_page, explanation_page
+
     model, prompt = split_words(words)
     sampling, loading = split_options(options)
+    if page is not None:
+        check_page(page)
     wanted = params(sampling)
     with load(model, loading) as llm:
         wanted = with_defaults(wanted, llm)
         tokens = [(token, llm.token_text(token)) for token in llm.tokenize(prompt)]
         steps = llm.explain(prompt, wanted, candidates=top)
+        if page is not None:
+            steps = list(steps)
+            name = EMBEDDED if model is None else short_name(model)
+            page.write_text(explanation_page(name, prompt, tokens, wanted, steps), encoding="utf-8")
         if as_json:
             pieces = [{"token_id": token, "text": text} for token, text in tokens]
             print(json.dumps({"prompt": prompt, "tokens": pieces, "steps": [asdict(step) for step in steps]}))
+            return
+        if page is not None:
+            print(f"The explanation is in {page}.")
             return
         from rich.console import Console
 
@@ -124,20 +147,6 @@ def _table(first: str, numbers: Iterable[str]) -> Table:
     for name in numbers:
         table.add_column(name, justify="right", overflow="fold")
     return table
-
-
-def reason(step: Explanation) -> str:
-    """Returns the reason for the sampled token, as a sentence."""
-    if step.draw is None:
-        return f"Greedy: {step.text!r} has the highest score of the tokens kept."
-    share = next((c for c in step.candidates if c.token_id == step.token_id), None)
-    probability = "" if share is None else f" (probability {share.final_probability:.2%})"
-    return f"The random number {step.draw:.4f} selects {step.text!r}{probability}{_dropped(step.candidates)}."
-
-
-def _dropped(candidates: Iterable[Candidate]) -> str:
-    stages = dict.fromkeys(c.dropped_by for c in candidates if c.dropped_by is not None)
-    return f"; {', '.join(stages)} dropped other tokens" if stages else ""
 
 
 def _shown(text: str) -> str:
