@@ -223,3 +223,18 @@ def test_fields_of_coding_agents_are_accepted(scripted: ScriptedServer) -> None:
     edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
     answer = scripted.live.request("/v1/messages", {**body, "context_management": edits})
     assert answer.status == 200, answer.body
+
+
+def test_timings_are_reported_where_asked(live: Live) -> None:
+    asked = {"input": "Hi", "max_output_tokens": 3}
+    body = live.request("/v1/responses", asked | {"timings_per_token": True}).json
+    found = body["timings"]
+    assert found["prompt_n"] + found["cache_n"] == body["usage"]["input_tokens"]
+    assert found["predicted_n"] == body["usage"]["output_tokens"]
+    stream = named_events(live.request("/v1/responses", asked | {"timings_per_token": True, "stream": True}).body)
+    check_stream(stream)
+    counts = [each["timings"]["predicted_n"] for each in stream if each["type"] == "response.output_text.delta"]
+    assert counts == sorted(counts)
+    assert counts[-1] == stream[-1]["timings"]["predicted_n"] == found["predicted_n"]
+    plain = live.request("/v1/responses", asked | {"stream": True}).body + live.request("/v1/responses", asked).body
+    assert b"timings" not in plain

@@ -34,6 +34,7 @@ from ferrule.server.responses.protocol import (
     ToolChoice,
 )
 from ferrule.server.schema.logprobs import TokenLogprob, token_logprob
+from ferrule.server.schema.timings import Timings, timings
 from ferrule.server.streaming import named_event
 
 LENGTH = "length"
@@ -54,6 +55,8 @@ class ResponseWriter:
     ended: ResponseBody | None = None
     """The response that the last event of a stream reports; None before it."""
     _parts: OutputParts = field(default_factory=OutputParts)
+    _timings: Timings | None = None
+    """Timings so far, where the request asks for them."""
     _number: int = 0
     """Sequence number of the next event."""
 
@@ -70,6 +73,7 @@ class ResponseWriter:
         async with aclosing(stream_steps(self.generation)) as all_steps:
             async for step in all_steps:
                 output = step.output
+                self._measure(output)
                 if not begun:
                     # Not earlier: an invalid request is answered with its HTTP status.
                     yield self._event("response.created", response=self._body("in_progress"))
@@ -101,15 +105,24 @@ class ResponseWriter:
 
     def _end(self, body: ResponseBody) -> bytes:
         self.ended = body
-        return self._event(f"response.{body.status}", response=body)
+        return self._event(f"response.{body.status}", response=body, **self._timed())
 
     def _ended(self, output: RequestOutput) -> ResponseBody:
+        self._measure(output)
         cut_off = output.outputs[0].finish_reason == LENGTH
         body = self._body(*(("incomplete", "incomplete") if cut_off else ("completed", "completed")))
         body.incomplete_details = {"reason": "max_output_tokens"} if cut_off else None
         body.completed_at = None if cut_off else int(time.time())
         body.usage = self._usage(output)
+        body.timings = self._timings
         return body
+
+    def _measure(self, output: RequestOutput) -> None:
+        self._timings = timings(output) if self.request.timings_per_token else None
+
+    def _timed(self) -> dict[str, Timings]:
+        """Returns the field with the timings so far, where the request asks for them."""
+        return {} if self._timings is None else {"timings": self._timings}
 
     def _body(self, status: ResponseStatus, last: Status = "in_progress") -> ResponseBody:
         """Returns the response so far; `last` is the status of its last item."""
@@ -166,7 +179,8 @@ class ResponseWriter:
                 yield self._event("response.content_part.added", **place, part=OutputText(text=""))
             case "delta":
                 logprobs = self._logprobs(part_event.logprobs)
-                yield self._event("response.output_text.delta", **place, delta=part_event.text, logprobs=logprobs)
+                fields = {"delta": part_event.text, "logprobs": logprobs}
+                yield self._event("response.output_text.delta", **place, **fields, **self._timed())
             case "stop":
                 text = self._text(part)
                 yield self._event("response.output_text.done", **place, text=text.text, logprobs=text.logprobs)

@@ -24,6 +24,7 @@ from ferrule.server.schema.custom_tools import InputGrammar, Syntax, tool_kind
 from ferrule.server.schema.limits import BoundedDict, BoundedList, ToolList
 from ferrule.server.schema.logprobs import TokenLogprob
 from ferrule.server.schema.sampling import SamplingFields, sampling_field
+from ferrule.server.schema.timings import Timings
 from ferrule.server.schema.unions import str_or_list, str_or_object
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -334,6 +335,8 @@ class ResponsesRequest(SamplingFields):
     """Whether to answer at once and to generate the response meanwhile; it must be stored."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    timings_per_token: bool | None = None
+    """Whether to report timings with the answer, and with each new text of a stream (llama.cpp's field)."""
     metadata: BoundedDict[str] | None = None
     """Returned with the answer, like the next three fields; none has another effect."""
     user: str | None = None
@@ -474,6 +477,7 @@ class ResponseBody(BaseModel):
     user: str | None
     safety_identifier: str | None
     prompt_cache_key: str | None
+    timings: Timings | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class DeletedResponse(BaseModel):
