@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Measure the server with many clients (A to D), and the overhead of HTTP relative to the library.
+"""Measure the server with many clients (A to E), and the overhead of HTTP relative to the library.
 
     python benches/server.py load --requests 10000                      # A: no answer lost, mixed or different
     python benches/server.py load --requests 10000 --disconnects 0.3    # B: pages and memory come back
     python benches/server.py load --requests 2000 --kv-share 0.25       # C: a quarter of the KV cache that is needed
     python benches/server.py overload                                   # D: ten times as many clients as places
+    python benches/server.py fallback --shape llama-1b --quantization int4     # E: half of the requests fall back
     python benches/server.py overhead --shape llama-1b --quantization int4
 
 The server runs in a separate process. Prints one JSON object.
@@ -104,15 +105,16 @@ async def _ready(server: Server) -> None:
 
 def serve(options: argparse.Namespace) -> None:
     """Runs the server in the child process."""
+    from ferrule.server import ServerSettings
     from ferrule.server import serve as run
 
     given = json.loads(options.options)
-    shape = given.pop("shape")
+    shape, settings = given.pop("shape"), ServerSettings(**given.pop("settings", {}))
 
     def load() -> dict[str, AsyncLLM]:
         return {"model": AsyncLLM(**given) if shape is None else AsyncLLM.from_shape(shape, **given)}
 
-    run(load, port=0, on_listening=lambda url: print(url.rpartition(":")[2], flush=True))
+    run(load, settings, port=0, on_listening=lambda url: print(url.rpartition(":")[2], flush=True))
 
 
 def text_of(data: str) -> str:
@@ -230,6 +232,56 @@ def overload(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def fallback(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures E: the time to first token with as many clients as places, then with twice as many and a fallback."""
+    more: dict[str, Any] = {"quantization": options.quantization, "threads": options.threads}
+    prompt = random.Random(0).choices(range(10, 4000), k=options.prompt)
+
+    async def run(server: Server, clients: int) -> tuple[list[float], int]:
+        """Returns the times to first token, and the number of requests without a complete answer."""
+        first: list[float] = []
+        lost = 0
+        until = time.perf_counter() + options.seconds
+
+        async def client(number: int) -> None:
+            nonlocal lost
+            numbers = random.Random(number)
+            while time.perf_counter() < until:
+                begun = time.perf_counter()
+                # A different beginning, so that no prompt is in the prefix cache.
+                status, events = await server.stream([numbers.randrange(10, 4000), *prompt], OUTPUT_TOKENS)
+                times = [time.perf_counter() - begun async for _ in events]
+                if status == 200 and times:
+                    first.append(times[0])
+                else:
+                    lost += 1
+
+        await asyncio.gather(*map(client, range(clients)))
+        return first, lost
+
+    with serving(options.shape, **more) as cloud:
+        settings = {
+            "fallback_url": f"http://127.0.0.1:{cloud.port}/v1",
+            "fallback_when": ["queue"],
+            "max_concurrent_requests": options.places,
+        }
+        with serving(options.shape, settings=settings, **more) as server:
+            asyncio.run(run(server, 1))  # warms up
+            alone, alone_lost = asyncio.run(run(server, options.places))
+            both, both_lost = asyncio.run(run(server, 2 * options.places))
+            sent = asyncio.run(server.metric("fallback_requests_total"))
+    p99 = [quantile(times, 0.99) or 0.0 for times in (alone, both)]
+    return {
+        "places": options.places,
+        "requests": [len(alone), len(both)],
+        "lost": [alone_lost, both_lost],
+        "requests_sent_to_fallback": sent,
+        "time_to_first_token_p50": [quantile(alone, 0.5), quantile(both, 0.5)],
+        "time_to_first_token_p99": p99,
+        "p99_ratio": p99[1] / p99[0],
+    }
+
+
 def overhead(options: argparse.Namespace) -> dict[str, Any]:
     """Measures tokens per second and the time to first token of the server and of LLM.stream, in turns."""
     more: dict[str, Any] = {"quantization": options.quantization, "threads": options.threads}
@@ -295,6 +347,12 @@ def main() -> None:
     many.add_argument("--kv-share", type=float, help="size of the cache, as a share of what all clients want")
     too_many = command(overload)
     too_many.add_argument("--seconds", type=float, default=20)
+    hybrid = command(fallback)
+    hybrid.add_argument("--shape", help="a name that `ferrule bench` knows; the embedded model without it")
+    hybrid.add_argument("--quantization", default="auto")
+    hybrid.add_argument("--places", type=int, default=2, help="requests that the first server runs at once")
+    hybrid.add_argument("--prompt", type=int, default=128, help="tokens")
+    hybrid.add_argument("--seconds", type=float, default=20)
     cost = command(overhead)
     cost.add_argument("--shape", help="a name that `ferrule bench` knows; the embedded model without it")
     cost.add_argument("--quantization", default="auto")
