@@ -26,6 +26,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from requests.structures import CaseInsensitiveDict
+
 SETTINGS = json.loads(os.environ["SHIM"])
 
 
@@ -46,6 +48,7 @@ REPOSITORIES = {
     "ggml-org/test-model-stories260K": "text",
     "ggml-org/test-model-stories260K-infill": "text",
     "ggml-org/stories15M_MOE": "text",
+    None: "text",  # the model is that of a request
 }
 FILES = {
     "bert-bge-small/ggml-model-f16.gguf": "embedding",
@@ -162,14 +165,13 @@ def options(server: Any) -> tuple[str, ...]:
         raise RuntimeError(f"there is no model for {server.model_hf_repo} {server.model_hf_file}")
     slots = server.n_slots or 1
     found = [SETTINGS["models"][purpose], "--max-num-seqs", str(slots)]
-    for name in (server.model_alias, *_other_names()):
+    for name in (server.model_alias or purpose, *_other_names()):
         found += ["--served-model-name", name]
     if server.n_ctx:
         found += ["--max-model-len", str(server.n_ctx if server.kv_unified else server.n_ctx // slots)]
     if server.api_key:
         found += ["--api-key", server.api_key]
-    if server.cors_origins != "localhost":
-        found += ["--allowed-origin", server.cors_origins or "*"]
+    found += ["--allowed-origin", server.cors_origins or "*"]
     if server.model_draft:
         found += ["--speculative-model", server.model_draft, "--speculative-tokens", str(server.spec_draft_n_max)]
     if server.no_ui:
@@ -253,7 +255,9 @@ def _replace() -> None:
     make_request, make_stream_request = utils.ServerProcess.make_request, utils.ServerProcess.make_stream_request
 
     def request(server: Any, method: str, path: str, data: Any = None, *given: Any, **options: Any) -> Any:
-        return make_request(server, method, path, with_defaults(server, path, data), *given, **options)
+        answer = make_request(server, method, path, with_defaults(server, path, data), *given, **options)
+        answer.headers = CaseInsensitiveDict(answer.headers)  # llama-server's names have capitals
+        return answer
 
     def stream(server: Any, method: str, path: str, data: Any = None, *given: Any, **options: Any) -> Iterator[Any]:
         return make_stream_request(server, method, path, with_defaults(server, path, data), *given, **options)

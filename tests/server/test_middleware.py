@@ -240,7 +240,8 @@ def test_origin_header_is_checked(engine: type[fakes.Engine]) -> None:
             "Access-Control-Request-Headers": "x-api-key",
         }
         found = live.request("/v1/chat/completions", method="OPTIONS", headers=preflight)
-        assert found.status == 204
+        assert found.status == 200
+        assert found.headers["Access-Control-Allow-Methods"] == "GET, POST, DELETE, OPTIONS"
         assert found.headers["Access-Control-Allow-Origin"] == page
         assert found.headers["Access-Control-Allow-Headers"] == "x-api-key"
         found = live.request("/v1/chat/completions", CHAT, headers={"Origin": page, "X-Api-Key": KEYS[0]})
@@ -248,6 +249,21 @@ def test_origin_header_is_checked(engine: type[fakes.Engine]) -> None:
         found = live.request("/v1/chat/completions", CHAT, headers={"Origin": page})
         assert (found.status, found.headers["Access-Control-Allow-Origin"]) == (401, page)
         assert live.request("/version", headers={"Origin": "https://example.com", "X-Api-Key": KEYS[0]}).status == 403
+
+
+def test_localhost_allows_the_origins_of_this_machine(engine: type[fakes.Engine]) -> None:
+    with serving(ServerSettings(allowed_origins=["localhost"])) as live:
+        for origin in ("http://localhost", "https://localhost:8080", "http://127.0.0.1:3000", "http://[::1]:3000"):
+            found = live.request("/version", headers={"Origin": origin})
+            assert (found.status, found.headers["Access-Control-Allow-Origin"]) == (200, origin)
+        for origin in (
+            "http://example.org",
+            "http://notlocalhost",
+            "http://localhost.evil.com",
+            "http://10.0.0.1",
+            "x",
+        ):
+            assert live.request("/version", headers={"Origin": origin}).status == 403, origin
 
 
 def test_full_queue_returns_503(engine: type[fakes.Engine]) -> None:

@@ -184,7 +184,8 @@ SETTINGS = (
             {
                 "multiple": True,
                 "metavar": "URL",
-                "help": "Origin whose pages may send requests; * allows all (default: the chat page). May be repeated.",
+                "help": "Origin whose pages may send requests; localhost allows all of this machine, * allows all "
+                "(default: the chat page). May be repeated.",
             },
         ),
         (
@@ -316,7 +317,10 @@ SETTINGS = (
         ),
         (
             ("--metrics-prefix",),
-            {"help": "Prefix of the names at /metrics; vllm: fits vLLM's dashboards (default ferrule:)."},
+            {
+                "help": "Prefix of the names at /metrics; vllm: fits vLLM's dashboards, llamacpp: llama.cpp's "
+                "(default ferrule:)."
+            },
         ),
         (
             ("--otlp-traces-endpoint",),

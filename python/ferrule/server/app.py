@@ -24,6 +24,7 @@ from ferrule.server.batches.jobs import Batches
 from ferrule.server.context import Context
 from ferrule.server.error_responses import api_error, error_response
 from ferrule.server.errors import ApiError
+from ferrule.server.llama_cpp import metrics as llama_cpp_metrics
 from ferrule.server.llama_cpp import routes as llama_cpp
 from ferrule.server.llama_cpp import slots
 from ferrule.server.middleware import add_middleware
@@ -43,7 +44,6 @@ from ferrule.server.validation import unreadable_body, validation_error
 
 ROUTERS = (
     health.router,
-    metrics.router,
     models_routes.router,
     chat.router,
     completions.router,
@@ -55,7 +55,7 @@ ROUTERS = (
     llama_cpp.router,
     slots.router,
 )
-"""Functions that create the routes of the APIs without stored state."""
+"""Functions that create the routes of the APIs without stored state, except /metrics."""
 BATCH_ROUTERS = (chat.router, completions.router, embeddings.router)
 """Functions that create the routes of requests in batches."""
 NO_ROUTE = (404, 405)
@@ -91,12 +91,13 @@ def create_app(
     if settings.responses_db is not None:
         store = ResponseStore(Path(settings.responses_db), settings.max_stored_responses)
         background = BackgroundResponses(server, store)
+    measured = llama_cpp_metrics if settings.metrics_prefix == llama_cpp_metrics.PREFIX else metrics
     stateful = (
         batch_routes.router(batches),
         responses.router(server, background),
         stored_responses.router(server, background),
     )
-    app = _application(server, [*(router(server) for router in ROUTERS), *stateful])
+    app = _application(server, [*(router(server) for router in (*ROUTERS, measured.router)), *stateful])
     app.state.batches, app.state.background = batches, background
     if settings.page:
         # As the default application: a mount at / would hide the 405 of routes with another method.

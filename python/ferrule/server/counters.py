@@ -20,6 +20,8 @@ class RequestCounters:
     """Counters of one application, with vLLM's names."""
 
     def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
+        self.longest = 0
+        """Most tokens of a prompt with its output so far."""
         self._finished = Counter(
             f"{prefix}request_success",
             "Finished completions by finish reason.",
@@ -82,6 +84,7 @@ class RequestCounters:
         labels = (record.model, ENGINE)
         for each in record.prompts:
             if each.prompt_tokens is not None:
+                self.longest = max(self.longest, each.prompt_tokens + each.output_tokens)
                 self._prompt.labels(*labels).observe(each.prompt_tokens)
                 self._generated.labels(*labels).observe(each.output_tokens)
             if each.params is not None:

@@ -44,8 +44,8 @@ class ServerSettings:
     """Accepted names in the header Host besides `localhost` and IP addresses, which a foreign page cannot claim; `*`
     accepts all."""
     allowed_origins: Sequence[str] = ()
-    """Origins, such as `https://example.org`, whose pages may send requests; `*` allows all. The chat page always
-    may."""
+    """Origins, such as `https://example.org`, whose pages may send requests; `localhost` allows all origins of this
+    machine, `*` allows all. The chat page always may."""
     max_body_bytes: int = 8 << 20
     """Maximum size of a request body, in bytes; the default fits a prompt of a million token ids."""
     body_timeout: float = 30.0
@@ -66,7 +66,7 @@ class ServerSettings:
     max_loaded_models: int | None = None
     """Maximum number of models that are loaded on demand at once; None for as many as fit into memory."""
     metrics_prefix: str = "ferrule:"
-    """Prefix of the names at /metrics; `vllm:` fits dashboards for vLLM."""
+    """Prefix of the names at /metrics; `vllm:` fits dashboards for vLLM. `llamacpp:` also selects llama.cpp's names."""
     tool_call_parser: str | None = AUTO
     """Parser of tool calls; `auto` chooses it for the chat template, `template` derives it from the template itself,
     None disables tools."""

@@ -198,4 +198,4 @@ class Props(BaseModel):
     modalities: dict[str, bool]
     build_info: str
     is_sleeping: bool = False
-    """Always false: models stay loaded."""
+    """Always false: a model that is not loaded is loaded for the answer."""

@@ -17,7 +17,8 @@ from ferrule._validation import shown
 from ferrule.server.errors import ApiError
 from ferrule.server.middleware.base import Middleware, header
 
-ANY = "*"
+ANY, LOCALHOST = "*", "localhost"
+METHODS = "GET, POST, DELETE, OPTIONS"
 LONGEST_PREFLIGHT = "600"
 """Seconds that a browser may cache the answer to a preflight request."""
 
@@ -51,11 +52,11 @@ class Hosts(Middleware):
         given = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
         if scope["method"] == "OPTIONS" and header(scope, "access-control-request-method") is not None:
             asked = header(scope, "access-control-request-headers")
-            given["Access-Control-Allow-Methods"] = "GET, POST, OPTIONS"
+            given["Access-Control-Allow-Methods"] = METHODS
             given["Access-Control-Max-Age"] = LONGEST_PREFLIGHT
             if asked is not None:
                 given["Access-Control-Allow-Headers"] = asked
-            await Response(status_code=204, headers=given)(scope, receive, send)
+            await Response(headers=given)(scope, receive, send)
             return
         given["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After, X-Ferrule-Ignored-Fields"
 
@@ -69,11 +70,13 @@ class Hosts(Middleware):
     def _is_ours(self, host: str) -> bool:
         allowed = self.settings.allowed_hosts
         name = _name(host)
-        return ANY in allowed or name in allowed or name == "localhost" or _is_address(name)
+        return ANY in allowed or name in allowed or name == LOCALHOST or _is_address(name)
 
     def _may_ask(self, origin: str, host: str) -> bool:
         allowed = self.settings.allowed_origins
-        return ANY in allowed or origin in allowed or self._is_own(origin, host)
+        if ANY in allowed or origin in allowed or self._is_own(origin, host):
+            return True
+        return LOCALHOST in allowed and _is_of_this_machine(origin)
 
     @staticmethod
     def _is_own(origin: str, host: str) -> bool:
@@ -90,6 +93,15 @@ def _name(host: str) -> str:
     if name.startswith("["):
         return name[1:].partition("]")[0]
     return name.partition(":")[0]
+
+
+def _is_of_this_machine(origin: str) -> bool:
+    """Returns whether an origin is localhost or a loopback address, with any port."""
+    try:
+        name = urlsplit(origin).hostname or ""
+        return name == LOCALHOST or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _is_address(name: str) -> bool:
