@@ -219,6 +219,20 @@ def test_disconnect_closes_the_stream_of_the_fallback(engine: type[fakes.Engine]
         assert cloud.closed.wait(30)
 
 
+def test_shutdown_waits_for_the_stream_of_the_fallback(engine: type[fakes.Engine], cloud: Cloud) -> None:
+    cloud.pieces, cloud.kind = [b"data: {}\n\n", b"data: [DONE]\n\n"], "text/event-stream"
+    cloud.gate.clear()
+    with serving(settings(cloud)) as live, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(lambda: live.chat(model="gpt-9", stream=True))
+        until(lambda: cloud.received)
+        live.end()
+        until(lambda: live.server.models.draining)
+        assert not live.server.should_exit
+        cloud.gate.set()
+        assert list(events(answer.result(60).body)) == [{}]
+        live.thread.join(30)
+
+
 def test_unreachable_fallback_is_a_502(engine: type[fakes.Engine], cloud: Cloud) -> None:
     with ExitStack() as stack:
         live: Live = stack.enter_context(serving(ServerSettings(fallback_url="http://127.0.0.1:9/v1")))

@@ -54,6 +54,7 @@ class Fallback:
         timeout = httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT, pool=CONNECT_TIMEOUT)
         limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=20)
         self._client = httpx.AsyncClient(timeout=timeout, limits=limits, headers=headers)
+        self._running: set[asyncio.Task[None]] = set()
 
     def request_body(self, received: bytes) -> bytes | None:
         """Returns the body to send for a request; None for one that must not be sent."""
@@ -75,7 +76,9 @@ class Fallback:
 
         `path` is relative to the URL of the API. A failure before the response has begun is a 502.
         """
-        relay = asyncio.ensure_future(self._relay(path, body, send))
+        relay = asyncio.create_task(self._relay(path, body, send))
+        self._running.add(relay)
+        relay.add_done_callback(self._running.discard)
         gone = asyncio.ensure_future(_disconnect(receive))
         try:
             await asyncio.wait([relay, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -87,6 +90,11 @@ class Fallback:
             for task in (relay, gone):
                 task.cancel()
             await asyncio.gather(relay, gone, return_exceptions=True)
+
+    async def drain(self, timeout: float) -> None:
+        """Waits at most `timeout` seconds for the end of all requests."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout)
 
     async def aclose(self) -> None:
         """Closes the connections."""

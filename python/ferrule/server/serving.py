@@ -235,5 +235,7 @@ class Server(uvicorn.Server):
         LOGGER.info("draining", extra={"fields": {"seconds": self._settings.drain_timeout}})
         if self._batches is not None:  # they continue at the next start
             await self._batches.aclose()
-        await self.models.drain(self._settings.drain_timeout)
+        seconds = self._settings.drain_timeout
+        sent = [] if self._fallback is None else [self._fallback.drain(seconds)]
+        await asyncio.gather(self.models.drain(seconds), *sent)
         self.should_exit = True
