@@ -27,7 +27,8 @@ export function createAnswers(handlers) {
    * An answer that is still being generated in this conversation is stopped.
    */
   async function start(conversation, parent, model, prefix = { content: "", tokens: [], reasoning: "" }) {
-    const fields = { role: "assistant", model: model.id, finishReason: null, error: null, statistics: null, ...prefix };
+    const started = { finishReason: null, error: null, statistics: null, contextStart: null };
+    const fields = { role: "assistant", model: model.id, ...started, ...prefix };
     const answer = append(conversation, parent, fields);
     const controller = new AbortController();
     stop(conversation.id);

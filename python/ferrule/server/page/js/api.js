@@ -1,4 +1,4 @@
-// Requests to the server: the list of models, and an answer as a stream. Paths are relative, so that the page works
+// Requests to the server: the list of models, the size of a prompt, and an answer as a stream. Paths are relative, so that the page works
 // below any prefix.
 
 import { events } from "./sse.js";
@@ -27,6 +27,14 @@ export function setApiKey(key) {
 export async function listModels() {
   const response = await request("v1/models");
   return (await response.json()).data;
+}
+
+/** Returns the number of tokens of the prompt of a chat request. */
+export async function countTokens(chat, signal) {
+  const names = ["model", "messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"];
+  const fields = Object.fromEntries(names.filter((name) => name in chat).map((name) => [name, chat[name]]));
+  const response = await request("tokenize", { method: "POST", body: JSON.stringify(fields), signal });
+  return (await response.json()).count;
 }
 
 /** Yields the chunks of an answer; throws an AbortError when `signal` aborts, and a ServerError on failure. */

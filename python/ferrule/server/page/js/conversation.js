@@ -3,7 +3,9 @@
 //
 //   {format, id, title, created, updated, model, system, parameters, nodes: {id: node}, selected: {parent: child}}
 //   node: {id, parent, role, content, created}
-//   answer: a node with {reasoning, tokens, model, statistics, finishReason, error}
+//   answer: a node with {reasoning, tokens, model, statistics, finishReason, error, contextStart}
+//
+// `contextStart` is the id of the first message that was sent, or null if all were.
 
 import { newId } from "./identifier.js";
 

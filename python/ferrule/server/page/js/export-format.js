@@ -83,6 +83,7 @@ function parseNode(node, id, path) {
     reasoning: parseString(node.reasoning, `${path}.reasoning`),
     tokens: parseTokens(node.tokens, `${path}.tokens`),
     statistics: isObject(node.statistics) ? numbersOf(node.statistics) : null,
+    contextStart: node.contextStart ? parseString(node.contextStart, `${path}.contextStart`) : null,
     finishReason: typeof node.finishReason === "string" ? node.finishReason : "stopped",
     error: isObject(error) ? { message: parseString(error.message, `${path}.error.message`), status: null } : null,
   };

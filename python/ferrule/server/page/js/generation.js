@@ -1,6 +1,7 @@
 // Generation of one answer: writes the streamed text, reasoning, tokens and statistics to the answer's node.
 
 import { streamChat } from "./api.js";
+import { firstMessage } from "./context.js";
 import { buildRequest } from "./request.js";
 import { TokenReader } from "./tokens.js";
 
@@ -18,7 +19,6 @@ const MIN_MEASURED_MILLISECONDS = 20;
 export async function generate(conversation, answer, model, signal, onChange) {
   const reader = new TokenReader();
   const start = performance.now();
-  const request = buildRequest(conversation, answer, model.answer_defaults);
   const prefixTokens = answer.tokens.length;
   answer.statistics = { milliseconds: 0 };
   const timer = setInterval(() => {
@@ -28,6 +28,8 @@ export async function generate(conversation, answer, model, signal, onChange) {
     }
   }, TIMER_MILLISECONDS);
   try {
+    answer.contextStart = await firstMessage(conversation, answer, model, signal);
+    const request = buildRequest(conversation, answer, model.answer_defaults);
     for await (const chunk of streamChat(request, signal)) {
       addChunk(answer, chunk, reader);
       updateStatistics(answer, chunk, performance.now() - start, prefixTokens);

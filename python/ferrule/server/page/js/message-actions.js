@@ -42,9 +42,9 @@ export function createMessageActions(page) {
       const message = append(current(), node.parent, { role: "user", content: text });
       answer(message.id);
     } else {
-      const { model, reasoning } = node;
+      const { model, reasoning, contextStart = null } = node;
       const edited = { content: text, tokens: [], statistics: null, finishReason: "stop", error: null };
-      append(current(), node.parent, { role: "assistant", model, reasoning, ...edited });
+      append(current(), node.parent, { role: "assistant", model, reasoning, contextStart, ...edited });
       save(current());
     }
     render();

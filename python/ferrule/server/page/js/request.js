@@ -4,18 +4,23 @@ import { ancestors } from "./conversation.js";
 import { ALTERNATIVES, PARAMETERS } from "./parameters.js";
 
 /**
- * Builds the request for `answer`; if it already has text, the model continues this text. `defaults` are the parameters
- * of the model's answers.
+ * Builds the request for `answer`; if it already has text, the model continues this text. The messages begin with
+ * `answer.contextStart`, if that is set. `defaults` are the parameters of the model's answers.
  */
 export function buildRequest(conversation, answer, defaults) {
-  // Failed answers without text are not part of the prompt.
-  const nodes = ancestors(conversation, answer).filter((node) => node === answer || node.content !== "");
-  const messages = nodes.map(({ role, content }) => ({ role, content }));
+  const nodes = promptNodes(conversation, answer);
+  const start = nodes.findIndex(({ id }) => id === answer.contextStart);
+  const messages = nodes.slice(Math.max(0, start)).map(({ role, content }) => ({ role, content }));
   if (conversation.system.trim() !== "") messages.unshift({ role: "system", content: conversation.system });
   const request = { model: answer.model, messages };
   if (answer.content === "") messages.pop();
   else Object.assign(request, { continue_final_message: true, add_generation_prompt: false });
   return { ...request, ...samplingFields(conversation.parameters, defaults) };
+}
+
+/** Returns the messages before an answer, and the answer; failed answers without text are not part of a prompt. */
+export function promptNodes(conversation, answer) {
+  return ancestors(conversation, answer).filter((node) => node === answer || node.content !== "");
 }
 
 /** Returns the fields of a request that the parameters of a conversation set, with defaults for the others. */

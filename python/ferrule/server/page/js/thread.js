@@ -2,11 +2,12 @@
 
 import { hideAlternatives } from "./alternatives.js";
 import { path, siblings } from "./conversation.js";
-import { byId } from "./dom.js";
+import { byId, el } from "./dom.js";
 import { createMessageView } from "./message-view.js";
 
 // Distance in pixels at which the page counts as scrolled to the end.
 const END_DISTANCE = 60;
+const TRIMMED = "The messages above are no longer sent to the model, because its context is full.";
 
 /** Creates `{show(conversation, runningId), refresh(conversation, node, isRunning), view(node), scrollToEnd()}`. */
 export function createThread(handlers) {
@@ -16,6 +17,7 @@ export function createThread(handlers) {
   let views = new Map();
   let current = null;
   let isAtEnd = true;
+  const mark = el("p", { class: "trim-mark", role: "note" }, TRIMMED);
 
   scroller.addEventListener("scroll", () => {
     isAtEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < END_DISTANCE;
@@ -34,11 +36,13 @@ export function createThread(handlers) {
     views = new Map(nodes.map((node) => [node.id, views.get(node.id) ?? createMessageView(node, handlers)]));
     for (const node of nodes) views.get(node.id).update(siblings(conversation, node), node.id === runningId);
     const elements = nodes.map((node) => views.get(node.id).element);
+    mark.remove();
     // Elements at the right position are not moved, because moving an element removes the focus.
     for (const element of [...list.children]) if (!elements.includes(element)) element.remove();
     elements.forEach((element, at) => {
       if (list.children[at] !== element) list.insertBefore(element, list.children[at] ?? null);
     });
+    placeMark(nodes.findLast(({ role }) => role === "assistant"));
     document.body.classList.toggle("is-empty", nodes.length === 0);
     if (isAtEnd) scrollToEnd();
   }
@@ -46,7 +50,15 @@ export function createThread(handlers) {
   /** Updates the view of one answer. */
   function refresh(conversation, node, isRunning) {
     views.get(node.id)?.update(siblings(conversation, node), isRunning);
+    placeMark(node);
     if (isAtEnd) scrollToEnd();
+  }
+
+  /** Places the mark above the first message that was sent for the last answer. */
+  function placeMark(answer) {
+    const first = views.get(answer?.contextStart)?.element;
+    if (!first) mark.remove();
+    else if (mark.nextElementSibling !== first) first.before(mark);
   }
 
   function scrollToEnd() {
