@@ -34,6 +34,7 @@ from ferrule.server.openai import chat, completions, embeddings, pooling, tokens
 from ferrule.server.openai import models as models_routes
 from ferrule.server.openai.protocol import ErrorResponse
 from ferrule.server.page_files import page
+from ferrule.server.pdf_text import router as pdf_router
 from ferrule.server.residency import OnDemand
 from ferrule.server.responses import routes as responses
 from ferrule.server.responses import stored_routes as stored_responses
@@ -54,6 +55,7 @@ ROUTERS = (
     ollama.router,
     llama_cpp.router,
     slots.router,
+    pdf_router,
 )
 """Functions that create the routes of the APIs without stored state, except /metrics."""
 BATCH_ROUTERS = (chat.router, completions.router, embeddings.router)

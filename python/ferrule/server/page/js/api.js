@@ -1,5 +1,5 @@
-// Requests to the server: the list of models, the size of a prompt, and an answer as a stream. Paths are relative, so that the page works
-// below any prefix.
+// Requests to the server: the list of models, the size of a prompt, the text of a PDF file, and an answer as a stream.
+// Paths are relative, so that the page works below any prefix.
 
 import { events } from "./sse.js";
 import { readStorage, writeStorage } from "./storage.js";
@@ -37,6 +37,12 @@ export async function countTokens(chat, signal) {
   return (await response.json()).count;
 }
 
+/** Returns the text of a PDF file: `{text, pages, truncated}`. */
+export async function extractPdfText(file) {
+  const response = await request("page/pdf-text", { method: "POST", body: file }, "application/pdf");
+  return response.json();
+}
+
 /** Yields the chunks of an answer; throws an AbortError when `signal` aborts, and a ServerError on failure. */
 export async function* streamChat(body, signal) {
   const response = await request("v1/chat/completions", {
@@ -68,8 +74,8 @@ async function* withServerErrors(stream) {
   }
 }
 
-async function request(path, options = {}) {
-  const headers = { "Content-Type": "application/json" };
+async function request(path, options = {}, contentType = "application/json") {
+  const headers = { "Content-Type": contentType };
   const key = readStorage("session", API_KEY);
   if (key) headers.Authorization = `Bearer ${key}`;
   let response;

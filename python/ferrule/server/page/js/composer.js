@@ -1,14 +1,19 @@
-// The message field. Enter sends the message and Shift+Enter starts a new line; on touch screens Enter starts a new
+// The message field and its attachments. Enter sends the message and Shift+Enter starts a new line; on touch screens Enter starts a new
 // line.
 
+import { createAttachmentField } from "./attachment-view.js";
 import { autoGrow, byId, hasTouchScreen } from "./dom.js";
 import { icon } from "./icons.js";
 
-/** Creates `{setRunning(running), focus(), setText(text)}`; `send(text)` returns whether the message was accepted. */
+/**
+ * Creates `{setRunning(running), focus(), setText(text)}`; `send(text, attachments)` returns whether the message was
+ * accepted.
+ */
 export function createComposer({ send, stop }) {
   const form = byId("composer");
   const area = autoGrow(byId("prompt"));
   const button = byId("send");
+  const attachments = createAttachmentField(() => focus());
   let running = false;
 
   form.addEventListener("submit", (event) => {
@@ -25,7 +30,10 @@ export function createComposer({ send, stop }) {
 
   function submit() {
     if (running) return stop();
-    if (area.value.trim() !== "" && send(area.value)) setValue("");
+    const isEmpty = area.value.trim() === "" && attachments.all().length === 0;
+    if (isEmpty || attachments.isReading() || !send(area.value, attachments.all())) return;
+    setValue("");
+    attachments.clear();
   }
 
   // On touch screens the focus would open the keyboard, which covers the messages.

@@ -34,7 +34,7 @@ export async function firstMessage(conversation, answer, model, signal) {
   }
   if (low < starts.length) return result(starts[low]);
   const last = starts.at(-1);
-  // If the last message alone is too long, the server's error says so.
+  // The server refuses a last message that is too long alone, with an error that has the numbers.
   return result(last !== undefined && (await size(request(last), signal)) < limit ? last : begin);
 }
 

@@ -3,6 +3,7 @@
 //
 //   {format, id, title, created, updated, model, system, parameters, nodes: {id: node}, selected: {parent: child}}
 //   node: {id, parent, role, content, created}
+//   message: a node with {attachments: [{name, text}]}
 //   answer: a node with {reasoning, tokens, model, statistics, finishReason, error, contextStart}
 //
 // `contextStart` is the id of the first message that was sent, or null if all were.
@@ -35,7 +36,9 @@ export function append(conversation, parent, fields) {
   const node = { id: newId(), parent, created: Date.now(), ...fields };
   conversation.nodes[node.id] = node;
   conversation.updated = node.created;
-  if (conversation.title === "" && node.role === "user") conversation.title = titleOf(node.content);
+  if (conversation.title === "" && node.role === "user") {
+    conversation.title = titleOf(node.content) || titleOf(node.attachments?.[0]?.name ?? "");
+  }
   select(conversation, node);
   return node;
 }

@@ -98,7 +98,8 @@ async function readTexts() {
 }
 
 function keepTexts({ id, nodes }) {
-  texts.set(id, Object.values(nodes).map(({ content }) => content));
+  const attached = ({ attachments = [] }) => attachments.flatMap(({ name, text }) => [name, text]);
+  texts.set(id, Object.values(nodes).flatMap((node) => [node.content, ...attached(node)]));
 }
 
 function forgetTexts(ids) {

@@ -75,7 +75,7 @@ function parseNode(node, id, path) {
     content: parseString(node.content, `${path}.content`),
     created: parseNumber(node.created, `${path}.created`),
   };
-  if (node.role === "user") return common;
+  if (node.role === "user") return { ...common, attachments: parseAttachments(node, path) };
   const { error } = node;
   return {
     ...common,
@@ -87,6 +87,15 @@ function parseNode(node, id, path) {
     finishReason: typeof node.finishReason === "string" ? node.finishReason : "stopped",
     error: isObject(error) ? { message: parseString(error.message, `${path}.error.message`), status: null } : null,
   };
+}
+
+function parseAttachments({ attachments = [] }, path) {
+  check(Array.isArray(attachments), `${path}.attachments`, "a list", attachments);
+  return attachments.map((attachment, at) => {
+    const item = `${path}.attachments[${at}]`;
+    check(isObject(attachment), item, "an object", attachment);
+    return { name: parseString(attachment.name, `${item}.name`), text: parseString(attachment.text, `${item}.text`) };
+  });
 }
 
 function parseTokens(tokens, path) {

@@ -5,7 +5,7 @@ import { showNotice } from "./notice.js";
 import { tokenOffset } from "./tokens.js";
 
 /**
- * Creates `{send(text), handlers, regenerateLast(), editLast(), stepVersion(step)}`; `handlers` are those of the views.
+ * Creates `{send(text, attachments), handlers, regenerateLast(), editLast(), stepVersion(step)}`; `handlers` are those of the views.
  *
  * `page` has `current()`, the visible conversation, `models`, `answers()`, `thread()` and `composer()`, parts of the
  * page that are created later, and `save(conversation)`, `render()` and `loadModels()`.
@@ -16,10 +16,10 @@ export function createMessageActions(page) {
   return { send, handlers, regenerateLast, editLast, stepVersion };
 
   /** Sends a message; returns whether it was accepted. */
-  function send(text) {
+  function send(text, attachments = []) {
     if (!hasModel()) return false;
     const last = path(current()).at(-1) ?? null;
-    const message = append(current(), last?.id ?? null, { role: "user", content: text });
+    const message = append(current(), last?.id ?? null, { role: "user", content: text, attachments });
     page.thread().scrollToEnd();
     answer(message.id);
     return true;
@@ -39,7 +39,8 @@ export function createMessageActions(page) {
 
   function edit(node, text) {
     if (node.role === "user") {
-      const message = append(current(), node.parent, { role: "user", content: text });
+      const { attachments = [] } = node;
+      const message = append(current(), node.parent, { role: "user", content: text, attachments });
       answer(message.id);
     } else {
       const { model, reasoning, contextStart = null } = node;

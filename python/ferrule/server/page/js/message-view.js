@@ -2,6 +2,7 @@
 // expanded reasoning survive updates.
 
 import { scheduleHide, scheduleShow } from "./alternatives.js";
+import { attachmentChips } from "./attachment-view.js";
 import { certaintyLegend } from "./certainty.js";
 import { copyButton } from "./clipboard.js";
 import { otherVersion, sideLabel } from "./comparison.js";
@@ -25,13 +26,15 @@ export function createMessageView(node, handlers) {
   const side = el("div", {}, body);
   const sides = el("div", { class: "sides" }, side);
   const reasoning = el("div", { class: "reasoning" });
+  const attachments = node.attachments?.length > 0 ? attachmentChips(node.attachments) : null;
+  const legend = isAnswer ? certaintyLegend() : null;
   const actions = el("div", { class: "actions", role: "group", "aria-label": isAnswer ? "Answer" : "Message" });
   const author = el("h2", { id: `author-${node.id}`, class: "author" }, isAnswer ? (node.model ?? "Answer") : "You");
   const element = el(
     "article",
     { class: `message ${node.role}`, "aria-labelledby": author.id, "data-node": node.id },
     author,
-    el("div", { class: "column" }, isAnswer ? reasoning : null, sides, isAnswer ? certaintyLegend() : null, actions),
+    el("div", { class: "column" }, isAnswer ? reasoning : attachments, sides, legend, actions),
   );
   let showsTokens = false;
   let showsCertainty = false;
@@ -64,6 +67,8 @@ export function createMessageView(node, handlers) {
     renderedBody = state;
     if (isAnswer) renderMarkdown(body, node.content, locateTokens(node.tokens, node.content));
     else body.textContent = node.content;
+    // A message may have only attachments.
+    body.hidden = !isAnswer && node.content === "";
   }
 
   /** Shows another version beside this one from the next update on; null shows this version alone. */
@@ -226,6 +231,7 @@ export function createMessageView(node, handlers) {
     isEditing = true;
     showsTokens = false;
     actions.hidden = true;
+    body.hidden = false;
     body.replaceChildren(form);
     focus();
   }

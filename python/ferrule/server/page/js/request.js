@@ -1,5 +1,6 @@
 // The request body for an answer: the messages, and the sampling parameters with the defaults of the model.
 
+import { messageText } from "./attachments.js";
 import { ancestors } from "./conversation.js";
 import { ALTERNATIVES, PARAMETERS } from "./parameters.js";
 
@@ -10,7 +11,7 @@ import { ALTERNATIVES, PARAMETERS } from "./parameters.js";
 export function buildRequest(conversation, answer, defaults) {
   const nodes = promptNodes(conversation, answer);
   const start = nodes.findIndex(({ id }) => id === answer.contextStart);
-  const messages = nodes.slice(Math.max(0, start)).map(({ role, content }) => ({ role, content }));
+  const messages = nodes.slice(Math.max(0, start)).map((node) => ({ role: node.role, content: messageText(node) }));
   if (conversation.system.trim() !== "") messages.unshift({ role: "system", content: conversation.system });
   const request = { model: answer.model, messages };
   if (answer.content === "") messages.pop();
@@ -20,7 +21,7 @@ export function buildRequest(conversation, answer, defaults) {
 
 /** Returns the messages before an answer, and the answer; failed answers without text are not part of a prompt. */
 export function promptNodes(conversation, answer) {
-  return ancestors(conversation, answer).filter((node) => node === answer || node.content !== "");
+  return ancestors(conversation, answer).filter((node) => node === answer || messageText(node) !== "");
 }
 
 /** Returns the fields of a request that the parameters of a conversation set, with defaults for the others. */
