@@ -233,6 +233,37 @@ def test_reasoning_is_collapsed(chat: ChatPage) -> None:
     assert chat.find(".assistant .token").all_inner_texts() == ["Paris", "."]
 
 
+def test_the_composer_of_an_empty_conversation_is_in_the_middle(chat: ChatPage) -> None:
+    def middle() -> tuple[float, float]:
+        box = chat.find("#composer").bounding_box()
+        assert box is not None
+        return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+    main = chat.find("#main").bounding_box()
+    assert main is not None
+    x, y = middle()
+    assert abs(x - (main["x"] + main["width"] / 2)) < 2
+    assert 300 < y < 600, "of 800 pixels"
+    chat.ask("Hello")
+    assert middle()[1] > 700
+
+
+def test_a_long_conversation_follows_the_stream_and_keeps_its_end(chat: ChatPage) -> None:
+    """Messages far from the visible part are not laid out."""
+    chat.respond(*(f"Line {number}.\n\n" for number in range(30)))
+    for number in range(10):
+        chat.ask(f"Question {number}")
+    expect(chat.find("#thread")).to_be_visible()
+    assert chat.find("#thread").evaluate("(it) => it.scrollHeight - it.scrollTop - it.clientHeight") < 2
+    hidden = chat.find(".message").first.evaluate("(it) => getComputedStyle(it).contentVisibility")
+    assert hidden == "auto"
+    chat.open()
+    chat.expect_messages(*(f"Question {number}" for number in range(10)))
+    assert chat.find("#thread").evaluate("(it) => it.scrollHeight - it.scrollTop - it.clientHeight") < 2
+    chat.find(".message").first.scroll_into_view_if_needed()
+    expect(chat.find(".user .body").first).to_be_in_viewport()
+
+
 def test_scrolling_away_stops_following_the_stream(open_chat: Callable[..., ChatPage]) -> None:
     chat = open_chat(viewport={"width": 800, "height": 500})
     chat.respond(*(f"Line {number}.\n\n" for number in range(60)))

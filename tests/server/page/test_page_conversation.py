@@ -128,6 +128,19 @@ def test_regenerate_keeps_every_version(chat: ChatPage) -> None:
     assert chat.version() == "4/4"
 
 
+def test_a_message_is_sent_again(chat: ChatPage) -> None:
+    chat.set(temperature="0")
+    chat.ask(CAPITAL)
+    chat.ask("What is the capital of Italy?")
+    chat.press("resend", chat.find(".user").first)
+    chat.wait()
+    chat.expect_messages(CAPITAL)
+    assert chat.requests[-1]["messages"] == [{"role": "user", "content": CAPITAL}]
+    assert chat.version() == "2/2"
+    chat.press("previous")
+    chat.expect_messages(CAPITAL, "What is the capital of Italy?")
+
+
 def test_an_edited_message_is_a_version_with_a_separate_answer(chat: ChatPage) -> None:
     chat.set(temperature="0")
     chat.ask(CAPITAL)

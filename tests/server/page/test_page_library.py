@@ -81,6 +81,33 @@ def test_a_conversation_is_deleted_after_confirmation(two_conversations: ChatPag
     two_conversations.expect_titles("What is the capital of France?")
 
 
+def test_a_pinned_conversation_is_first(two_conversations: ChatPage, other_tab: ChatPage, tmp_path: Path) -> None:
+    france, italy = "What is the capital of France?", "What is the capital of Italy?"
+    two_conversations.find(".open-conversation").nth(1).click()
+    pin = two_conversations.find("[data-key=pin]")
+    expect(pin).to_have_attribute("aria-pressed", "false")
+    pin.click()
+    two_conversations.expect_titles(france, italy)
+    expect(pin).to_have_attribute("aria-pressed", "true")
+    expect(pin).to_be_focused()
+    groups = "lists => lists.map(list => list.ariaLabel)"
+    assert two_conversations.find("#conversations ul").evaluate_all(groups) == ["Pinned", "Today"]
+    two_conversations.screenshot("pinned")
+    other_tab.expect_titles(france, italy)
+    # A message in another conversation does not change the order.
+    other_tab.ask("And of Spain?")
+    two_conversations.expect_titles(france, italy)
+    file = exported(two_conversations, "[data-key=export]", tmp_path)
+    upload(two_conversations, file, tmp_path)
+    two_conversations.expect_titles(france, france, italy)
+    two_conversations.open()
+    two_conversations.expect_titles(france, france, italy)
+    two_conversations.find("[data-key=pin]").click()
+    expect(two_conversations.find("[data-key=pin]")).to_have_attribute("aria-pressed", "false")
+    expect(two_conversations.find("#conversations ul").first.locator("li")).to_have_count(1)
+    assert not other_tab.errors
+
+
 def test_two_tabs_do_not_overwrite_each_other(two_conversations: ChatPage, other_tab: ChatPage) -> None:
     other_tab.expect_messages("What is the capital of Italy?")
     other_tab.ask("And of Spain?")

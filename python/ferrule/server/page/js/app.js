@@ -23,6 +23,7 @@ const CURRENT_CONVERSATION = "ferrule-conversation";
 const [UNAUTHORIZED, UNAVAILABLE] = [401, 503];
 // Interval of requests to a server that is still loading its model.
 const LOADING_MILLISECONDS = 2000;
+const SAVE_DELAY_MILLISECONDS = 100;
 
 let conversation = newConversation();
 
@@ -33,7 +34,7 @@ const models = createModelPicker(() => {
 });
 const settings = createSettings(() => saveUnlessEmpty());
 const files = createImportExport({ current: () => conversation, show: showConversation, refresh: refreshList });
-const list = createConversationList({ open, rename, ...files, remove });
+const list = createConversationList({ open, rename, pin, ...files, remove });
 const messages = createMessageActions({
   current: () => conversation,
   models,
@@ -69,7 +70,7 @@ function showModelDefaults() {
 async function refreshList() {
   const entries = await database.list().catch(() => []);
   const { id, title } = conversation;
-  if (!entries.some((entry) => entry.id === id)) entries.unshift({ id, title, updated: Date.now() });
+  if (!entries.some((entry) => entry.id === id)) entries.unshift({ id, title, updated: Date.now(), isPinned: false });
   list.show(entries, id);
 }
 
@@ -125,10 +126,10 @@ async function onOtherTabChange(ids) {
 }
 
 function applyChanges(local, saved) {
-  const { title, model, system, parameters } = saved;
+  const { title, model, system, parameters, pinned } = saved;
   const hasSameSettings = JSON.stringify([local.system, local.parameters]) === JSON.stringify([system, parameters]);
   merge(local, saved);
-  Object.assign(local, { title, model, system, parameters });
+  Object.assign(local, { title, model, system, parameters, pinned });
   if (local !== conversation) return;
   // Unchanged settings are not shown again, because the user may be editing a field.
   if (!hasSameSettings) settings.show(conversation);
@@ -139,6 +140,12 @@ async function rename(id, title) {
   conversation.title = title;
   await save(conversation);
   render();
+}
+
+async function pin(isPinned) {
+  if (isPinned) conversation.pinned = 1;
+  else delete conversation.pinned;
+  await save(conversation);
 }
 
 async function remove(id, title) {
@@ -173,8 +180,9 @@ function saveUnlessEmpty() {
 // --- Answers
 
 function onStart(changed) {
-  save(changed);
   if (changed === conversation) render();
+  // The message appears before the conversation is saved: saving a long one takes some time.
+  setTimeout(() => save(changed), SAVE_DELAY_MILLISECONDS);
 }
 
 function onProgress(changed, node) {

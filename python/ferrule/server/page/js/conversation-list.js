@@ -1,4 +1,4 @@
-// The list of saved conversations, grouped by date. The current one has buttons below its title.
+// The list of saved conversations: the pinned ones, then the others by date. The current one has buttons below its title.
 
 import * as database from "./database.js";
 import { dateGroup } from "./dates.js";
@@ -12,7 +12,7 @@ const MIN_SEARCHABLE = 2;
 /**
  * Creates `{show(entries, currentId)}`.
  *
- * `handlers` has `open(id)`, and for the current conversation `rename(id, title)`, `exportCurrent()`,
+ * `handlers` has `open(id)`, and for the current conversation `rename(id, title)`, `pin(isPinned)`, `exportCurrent()`,
  * `shareCurrent()` and `remove(id, title)`.
  */
 export function createConversationList(handlers) {
@@ -26,7 +26,7 @@ export function createConversationList(handlers) {
   filter.addEventListener("input", search);
   return { show };
 
-  /** Shows entries `{id, title, updated}`, latest first. */
+  /** Shows entries `{id, title, updated, isPinned}`, latest first. */
   function show(newEntries, currentId) {
     if (currentId !== current) isRenaming = false;
     entries = newEntries;
@@ -56,18 +56,19 @@ export function createConversationList(handlers) {
 
   function groups(found) {
     if (found.length === 0) return [el("p", { class: "date-group" }, "No conversations found")];
-    const byDate = Map.groupBy(found, ({ updated }) => dateGroup(updated));
-    return [...byDate].flatMap(([name, members]) => [
+    const latestFirst = [...found.filter(({ isPinned }) => isPinned), ...found.filter(({ isPinned }) => !isPinned)];
+    const byGroup = Map.groupBy(latestFirst, ({ updated, isPinned }) => (isPinned ? "Pinned" : dateGroup(updated)));
+    return [...byGroup].flatMap(([name, members]) => [
       el("p", { class: "date-group" }, name),
       el("ul", { "aria-label": name }, ...members.map(item)),
     ]);
   }
 
-  function item({ id, title }) {
+  function item({ id, title, isPinned }) {
     if (id !== current) return el("li", {}, openButton(id, title));
     if (isRenaming) return el("li", { class: "current" }, titleField(id, title));
     // An empty conversation is not saved, so it has no title and no actions.
-    return el("li", { class: "current" }, openButton(id, title), title ? actions(id, title) : null);
+    return el("li", { class: "current" }, openButton(id, title), title ? actions(id, title, isPinned) : null);
   }
 
   function openButton(id, title) {
@@ -78,7 +79,7 @@ export function createConversationList(handlers) {
     return el("button", attributes, title || "New chat", excerpt);
   }
 
-  function actions(id, title) {
+  function actions(id, title, isPinned) {
     const plain = { iconOnly: true, class: "icon-button" };
     const dangerous = { iconOnly: true, class: "icon-button dangerous" };
     const rename = () => {
@@ -90,6 +91,7 @@ export function createConversationList(handlers) {
       "div",
       { class: "actions", role: "group", "aria-label": "Actions" },
       button("edit", "Rename", rename, { ...plain, "data-key": "rename" }),
+      button("pin", "Pin", () => handlers.pin(!isPinned), { ...plain, "data-key": "pin", "aria-pressed": String(isPinned) }),
       button("export", "Export", () => handlers.exportCurrent(), { ...plain, "data-key": "export" }),
       button("share", "Save as a page to share", () => handlers.shareCurrent(), { ...plain, "data-key": "share" }),
       button("remove", "Delete", () => handlers.remove(id, title), { ...dangerous, "data-key": "remove" }),

@@ -1,7 +1,8 @@
 // Data of a conversation. It is a tree: an edited message and a regenerated answer are siblings of the original. The
 // visible messages are the path from the root through the selected children.
 //
-//   {format, id, title, created, updated, model, system, parameters, nodes: {id: node}, selected: {parent: child}}
+//   {format, id, title, created, updated, model, system, parameters, nodes: {id: node}, selected: {parent: child},
+//    pinned: 1 if it is pinned}
 //   node: {id, parent, role, content, created}
 //   message: a node with {attachments: [{name, text}]}
 //   answer: a node with {reasoning, tokens, model, statistics, finishReason, error, contextStart}

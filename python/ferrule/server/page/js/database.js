@@ -1,7 +1,7 @@
 // The saved conversations.
 
 import { merge } from "./conversation.js";
-import { CONVERSATIONS, DATABASE, LISTING, transact } from "./indexed-db.js";
+import { CONVERSATIONS, DATABASE, LISTING, PINNED, transact } from "./indexed-db.js";
 import { excerpt, matches, wordsOf } from "./search.js";
 
 const channel = new BroadcastChannel(DATABASE);
@@ -18,10 +18,12 @@ export function onChange(listener) {
   channel.addEventListener("message", ({ data }) => listener(data));
 }
 
-/** Returns id, title and time of all conversations, latest first, without loading their messages. */
+/** Returns `{id, title, updated, isPinned}` of all conversations, latest first, without loading their messages. */
 export async function list() {
   const entries = [];
+  let pinned = new Set();
   await transact(CONVERSATIONS, "readonly", (store) => {
+    store.index(PINNED).getAllKeys().onsuccess = ({ target }) => (pinned = new Set(target.result));
     store.index(LISTING).openKeyCursor(null, "prev").onsuccess = ({ target }) => {
       const cursor = target.result;
       if (!cursor) return;
@@ -30,7 +32,7 @@ export async function list() {
       cursor.continue();
     };
   });
-  return entries;
+  return entries.map((entry) => ({ ...entry, isPinned: pinned.has(entry.id) }));
 }
 
 /** Returns the conversation with this id, or undefined. */

@@ -54,6 +54,7 @@ function parseConversation(value, path) {
   return {
     format: FORMAT,
     id: newId(),
+    ...(value.pinned ? { pinned: 1 } : {}),
     title: parseString(value.title, `${path}.title`),
     created: parseNumber(value.created, `${path}.created`),
     updated: parseNumber(value.updated, `${path}.updated`),

@@ -16,6 +16,7 @@ const PATHS = {
   enlarge: "M9.5 2.5h4v4M13.5 2.5l-5 5M6.5 13.5h-4v-4M2.5 13.5l5-5",
   export: "M8 10V2m0 0L5 5m3-3 3 3M3 9v4h10V9",
   next: "m6 3 5 5-5 5",
+  pin: "M5.5 2h5M6.5 2v4.5L4 9.5h8L9.5 6.5V2M8 9.5V14",
   previous: "M10 3 5 8l5 5",
   regenerate: "M13 8a5 5 0 1 1-1.6-3.7M13 2v3h-3",
   remove: "M3 4.5h10M6.5 4.5v-2h3v2M4.5 4.5l.6 9h5.8l.6-9",

@@ -12,7 +12,7 @@ import { tokenOffset } from "./tokens.js";
  */
 export function createMessageActions(page) {
   const { current, models, save, render } = page;
-  const handlers = { edit, regenerate, continueAnswer, selectVersion, continueFromToken };
+  const handlers = { edit, resend, regenerate, continueAnswer, selectVersion, continueFromToken };
   return { send, handlers, regenerateLast, editLast, stepVersion };
 
   /** Sends a message; returns whether it was accepted. */
@@ -56,6 +56,11 @@ export function createMessageActions(page) {
     if (!hasModel()) return;
     if (node.error && node.content === "") removeNode(current(), node);
     answer(node.parent);
+  }
+
+  /** Generates another answer to a message. */
+  function resend(message) {
+    answer(message.id);
   }
 
   function continueAnswer({ parent, content, tokens, reasoning }) {

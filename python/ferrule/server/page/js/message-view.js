@@ -17,8 +17,8 @@ import { locateTokens, tokenOffset } from "./tokens.js";
 /**
  * Creates the view of a node: `{element, update(siblings, isRunning), edit(), compare(other)}`.
  *
- * `handlers` has `edit(node, text)`, `regenerate(node)`, `continueAnswer(node)`, `selectVersion(node, action)` and
- * `continueFromToken(node, index, text)`.
+ * `handlers` has `edit(node, text)`, `resend(node)`, `regenerate(node)`, `continueAnswer(node)`,
+ * `selectVersion(node, action)` and `continueFromToken(node, index, text)`.
  */
 export function createMessageView(node, handlers) {
   const isAnswer = node.role === "assistant";
@@ -116,15 +116,19 @@ export function createMessageView(node, handlers) {
     const versions = siblings.map(({ id }) => id);
     const shown = [showsTokens, showsCertainty, compared?.id, isEditing];
     const state = JSON.stringify([versions, isRunning, node.finishReason, node.error, ...shown]);
-    const statistics = isAnswer ? statisticElements(node) : [];
-    if (state === renderedActions) return actions.querySelector(".statistics")?.replaceChildren(...statistics);
+    const statistics = () => (isAnswer ? statisticElements(node) : []);
+    if (state === renderedActions) {
+      // Only the statistics of a running answer change, so that a long conversation is updated quickly.
+      if (isRunning) actions.querySelector(".statistics")?.replaceChildren(...statistics());
+      return;
+    }
     renderedActions = state;
     const focused = actions.contains(document.activeElement) ? document.activeElement.dataset.action : null;
     actions.hidden = isEditing;
     actions.replaceChildren(
       ...versionButtons(siblings),
       ...(isRunning ? [] : messageButtons()),
-      el("span", { class: "statistics" }, ...statistics),
+      el("span", { class: "statistics" }, ...statistics()),
     );
     element.querySelector(".error")?.remove();
     if (node.error) sides.after(errorElement(node.error));
@@ -139,6 +143,7 @@ export function createMessageView(node, handlers) {
       buttons.push(copyButton(`Copy ${noun}`, () => node.content, copy));
       buttons.push(actionButton("edit", "edit", `Edit ${noun}`, edit));
     }
+    if (!isAnswer) buttons.push(actionButton("resend", "regenerate", "Resend", () => handlers.resend(node)));
     if (!isAnswer || (node.error && node.content === "")) return buttons;
     buttons.push(actionButton("regenerate", "regenerate", "Regenerate", () => handlers.regenerate(node)));
     if (["length", "stopped"].includes(node.finishReason) && node.content !== "") {

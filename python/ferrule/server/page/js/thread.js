@@ -34,14 +34,18 @@ export function createThread(handlers) {
     current = conversation;
     const nodes = path(conversation);
     views = new Map(nodes.map((node) => [node.id, views.get(node.id) ?? createMessageView(node, handlers)]));
-    for (const node of nodes) views.get(node.id).update(siblings(conversation, node), node.id === runningId);
+    const byParent = Map.groupBy(Object.values(conversation.nodes), ({ parent }) => parent);
+    for (const node of nodes) views.get(node.id).update(byParent.get(node.parent), node.id === runningId);
     const elements = nodes.map((node) => views.get(node.id).element);
     mark.remove();
+    const shown = new Set(elements);
+    for (const element of [...list.children]) if (!shown.has(element)) element.remove();
     // Elements at the right position are not moved, because moving an element removes the focus.
-    for (const element of [...list.children]) if (!elements.includes(element)) element.remove();
-    elements.forEach((element, at) => {
-      if (list.children[at] !== element) list.insertBefore(element, list.children[at] ?? null);
-    });
+    let next = list.firstElementChild;
+    for (const element of elements) {
+      if (element === next) next = next.nextElementSibling;
+      else list.insertBefore(element, next);
+    }
     placeMark(nodes.findLast(({ role }) => role === "assistant"));
     document.body.classList.toggle("is-empty", nodes.length === 0);
     if (isAtEnd) scrollToEnd();
