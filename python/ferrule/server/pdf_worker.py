@@ -1,6 +1,6 @@
 """Program that reads a PDF file from stdin and writes its text to stdout as JSON.
 
-It is a process of its own, so that a hostile file can neither block the server nor exhaust its memory. It imports
+It runs in a separate process, so that a hostile file can neither block the server nor exhaust its memory. It imports
 nothing of ferrule, because it starts for each file.
 """
 
