@@ -52,6 +52,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_server_tests_pass(sources: Path, tmp_path: Path) -> None:
     tests = sources / "tools" / "server" / "tests"
+    assert {path.stem for path in (tests / "unit").glob("test_*.py")} == REMAINING.keys()
     models = write_models(tmp_path, sources / "models" / "ggml-vocab-bert-bge.gguf")
     shim = {"ferrule": [sys.executable, "-m", "ferrule"], "models": models, "remaining": RUN}
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "SHIM": json.dumps(shim)}
