@@ -92,6 +92,11 @@ class RequestMetrics:
     """Number of speculative tokens proposed for all completions."""
     accepted_tokens: int = 0
     """Number of speculative tokens accepted."""
+    prefill_joules: float | None = None
+    """Energy that the processors and the memory of the machine used from the first computation to the first token,
+    other requests and programs included; None where it cannot be measured, and for less than 0.1 s."""
+    decode_joules: float | None = None
+    """The same from the first token to the last."""
 
 
 @dataclass

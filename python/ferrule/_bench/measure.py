@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrule._api.llm import LLM
-from ferrule._bench.energy import EnergyMeter
 from ferrule._bench.machine import Ceilings, Machine, between
+from ferrule._engine.energy import EnergyMeter
 from ferrule._params.sampling import SamplingParams
 from ferrule.errors import EngineError, InvalidParameterError
 

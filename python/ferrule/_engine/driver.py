@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ferrule._engine.energy import energy_log
 from ferrule.errors import EngineError
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Driver:
         self._late_aborts: list[int] = []
         self._lock = threading.Lock()
         self._numbers = itertools.count()
+        self._energy = energy_log()
         self._undelivered: deque[tuple[int, Sequence[StepOutput]]] = deque()
         self._inboxes: dict[int, Inbox] = {}
         _drivers.add(self)
@@ -237,14 +239,20 @@ class Driver:
         engine = self._alive()
         if not engine.has_unfinished_requests():
             raise EngineError("the engine has no record of an unfinished request")
+        self._mark_energy()
         self._stepping = threading.get_ident()
         try:
             self._undelivered.extend(zip(self._numbers, map(_STEP, (engine,)), strict=False))
         finally:
             self._stepping = None
+        self._mark_energy()
         while self._late_aborts:
             self._abort(self._late_aborts.pop())
         self._deliver()
+
+    def _mark_energy(self) -> None:
+        if self._energy is not None:
+            self._energy.mark()
 
     def _deliver(self) -> None:
         while self._undelivered:

@@ -163,7 +163,7 @@ class EngineThread:
             if route is None:
                 continue
             collector, completion = route
-            completion.add_prompt_logprobs(step)
+            completion.receive(step)
             if step.finish_reason is not None:
                 del self._routes[step.request_id]
                 failed = failed or step.finish_reason == "error"

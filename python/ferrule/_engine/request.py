@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ferrule._engine.driver import Work
+from ferrule._engine.energy import energy_log
 from ferrule._params.declaration import Integer, Number, parameters
 from ferrule._params.logits_processors import Logits, LogitsProcessors, allocate_logits
 from ferrule._params.lora import LoRARequest
@@ -163,6 +165,8 @@ class Completion:
         self.stop_reason: int | str | None = None
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
+        self.submitted = math.inf
+        """Time at which the engine got the request, of `time.perf_counter`; infinite before the first token."""
         self.step: _native.StepOutput | None = None
         """Last step, for the timings that the engine reports."""
         # All completions have the same prompt, so the first one reports its log-probabilities.
@@ -227,11 +231,14 @@ class Completion:
             "prediction": list(self._restrictions.prediction),
         }
 
-    def add_prompt_logprobs(self, step: _native.StepOutput) -> None:
-        """Adds the log-probabilities of the prompt from the output of a step; `add` handles the rest of the output.
+    def receive(self, step: _native.StepOutput) -> None:
+        """Notes the time of a step's output, and adds its log-probabilities of the prompt; `add` handles the rest.
 
         AsyncLLM calls it outside the event loop, since it may take long.
         """
+        if step.last_token_seconds is not None:
+            # The output that arrived with the least delay has the most exact time.
+            self.submitted = min(self.submitted, time.perf_counter() - step.last_token_seconds)
         if self.prompt_logprobs is not None:
             self.prompt_logprobs.extend(map(self._by_token, step.prompt_logprobs))
 
@@ -474,6 +481,10 @@ def _metrics(arrival: float, prompt_tokens: int, completions: Sequence[Completio
     queued = min((step.queued_seconds for step in steps if step.queued_seconds is not None), default=None)
     answered = min((step.first_token_seconds for step in steps if step.first_token_seconds is not None), default=None)
     ended = max((step.last_token_seconds for step in steps if step.last_token_seconds is not None), default=None)
+    prefill_joules = decode_joules = None
+    if (log := energy_log()) is not None and queued is not None and answered is not None and ended is not None:
+        begin = min(completion.submitted for completion in completions)
+        prefill_joules, decode_joules = log.phases(begin + queued, begin + answered, begin + ended)
     return RequestMetrics(
         prompt_tokens=prompt_tokens,
         output_tokens=sum(len(c.token_ids) for c in completions),
@@ -487,4 +498,6 @@ def _metrics(arrival: float, prompt_tokens: int, completions: Sequence[Completio
         preemptions=sum(step.preemptions for step in steps),
         drafted_tokens=sum(step.drafted_tokens for step in steps),
         accepted_tokens=sum(step.accepted_tokens for step in steps),
+        prefill_joules=prefill_joules,
+        decode_joules=decode_joules,
     )

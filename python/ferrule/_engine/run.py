@@ -44,7 +44,7 @@ def run(
                 if step.request_id not in running:  # ended by a stop string in an earlier step
                     continue
                 request, completion = running[step.request_id]
-                completion.add_prompt_logprobs(step)
+                completion.receive(step)
                 delta = completion.add(step)
                 if completion.finish_reason is not None:
                     del running[step.request_id]

@@ -6,6 +6,7 @@ from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from ferrule._engine.energy import energy_log
 from ferrule.server.request_record import RequestRecord
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -65,6 +66,15 @@ class RequestCounters:
             ("reason",),
             registry=registry,
         )
+        self._joules: dict[str, Counter] = {}
+        if energy_log() is not None:
+            for phase in ("prefill", "decode"):
+                self._joules[phase] = Counter(
+                    f"{prefix}request_{phase}_joules",
+                    f"Joules of the whole machine during the {phase} of requests; concurrent requests count them each.",
+                    LABELS,
+                    registry=registry,
+                )
         self._responses = Counter(
             f"{prefix}http_requests",
             "HTTP responses by status; 499 where the client disconnected.",
@@ -87,6 +97,10 @@ class RequestCounters:
                 self.longest = max(self.longest, each.prompt_tokens + each.output_tokens)
                 self._prompt.labels(*labels).observe(each.prompt_tokens)
                 self._generated.labels(*labels).observe(each.output_tokens)
+            for phase, counter in self._joules.items():
+                joules = None if each.metrics is None else getattr(each.metrics, f"{phase}_joules")
+                if joules is not None:
+                    counter.labels(*labels).inc(joules)
             if each.params is not None:
                 self._n.labels(*labels).observe(each.params.n)
             if each.params is not None and each.params.max_tokens is not None:

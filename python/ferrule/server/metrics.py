@@ -23,6 +23,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from ferrule._engine.energy import energy_log
 from ferrule._engine.metrics import EngineMetrics, Histogram
 from ferrule.errors import EngineError
 from ferrule.server.context import Context
@@ -142,6 +143,7 @@ class EngineCollector(Collector):
         yield from self._residency()
         yield from self._machine(engines)
         yield from self._throttling()
+        yield from self._energy()
 
     def _engines(self) -> Iterator[tuple[ServedModel, EngineMetrics]]:
         for served in self._models.engines():
@@ -216,6 +218,18 @@ class EngineCollector(Collector):
             about.add_metric((*labels, info["isa"], *(info[name] for name in FORMATS)), 1)
             adapters.add_metric(labels, len(served.llm.lora_adapters()))
         yield from (threads, read, speed, about, adapters)
+
+    def _energy(self) -> Iterator[Metric]:
+        """Yields the energy of the machine where it can be read."""
+        log = energy_log()
+        joules = None if log is None else log.mark()
+        if joules is not None:
+            text = (
+                "Joules of the processors and the memory of the whole machine since the first engine step or request."
+            )
+            family = CounterMetricFamily(f"{self._prefix}energy_joules", text)
+            family.add_metric((), joules)
+            yield family
 
     def _throttling(self) -> Iterator[Metric]:
         stat = cpu_stat()
