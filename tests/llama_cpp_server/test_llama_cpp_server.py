@@ -34,7 +34,7 @@ PARTS = (f"{ROOT}/tools/server/tests/", f"{MODELS}/ggml-vocab-bert-bge.gguf", f"
 REMAINING = tomllib.loads((Path(__file__).parent / "remaining.toml").read_text())
 RUN: dict[str, dict[str, str]] = {module: names for module, names in REMAINING.items() if isinstance(names, dict)}
 """Modules that run, with the tests that do not pass."""
-SECONDS = 900
+SECONDS = 1800
 
 
 @pytest.fixture(scope="module")
