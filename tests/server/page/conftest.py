@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def server_url(long_model: Path) -> Iterator[str]:
     """URL of a server with the embedded model under two names, and a context that no answer fills during a test."""
     with served(*SERVE, "--model", f"tiny={long_model}", "--model", f"other={long_model}") as url:
+        for model in ("tiny", "other"):
+            load(url, model)
         yield url
+
+
+def load(url: str, model: str) -> None:
+    """Makes the server load a model, which it otherwise does for the first request."""
+    body = json.dumps({"model": model, "prompt": "a", "max_tokens": 1}).encode()
+    headers = {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/completions", body, headers), timeout=60) as answer:
+        answer.read()
 
 
 @pytest.fixture(scope="module")

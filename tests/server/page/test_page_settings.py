@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from server.page.chat_page import ChatPage
 from server.page.test_page_conversation import DEFAULTS
@@ -72,6 +72,23 @@ def test_the_defaults_are_those_of_the_selected_model(open_chat: Callable[..., C
     chat.find("#model").select_option("other")
     expect(chat.find("#temperature")).to_have_attribute("placeholder", "0.2")
     assert "top_k" not in sent(chat)
+
+
+def test_a_model_loaded_on_demand_gets_its_defaults_with_the_first_answer(open_chat: Callable[..., ChatPage]) -> None:
+    chat = open_chat()
+    loaded = {"max_model_len": 1000, "answer_defaults": {"temperature": 0.6}}
+
+    def fulfill(route: Route) -> None:
+        route.fulfill(json={"data": [{"id": "tiny", **(loaded if chat.requests else {})}]})
+
+    chat.page.route("**/v1/models", fulfill)
+    chat.open()
+    chat.find("#open-settings").click()
+    expect(chat.find("#temperature")).not_to_have_attribute("placeholder", "0.6")
+    chat.ask("Hello")
+    assert "temperature" not in chat.requests[-1]
+    expect(chat.find("#temperature")).to_have_attribute("placeholder", "0.6")
+    expect(chat.find("#context")).to_contain_text("of 1,000 tokens")
 
 
 def test_a_minimum_length_above_the_default_limit_is_the_limit(chat: ChatPage) -> None:

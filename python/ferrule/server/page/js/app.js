@@ -194,6 +194,8 @@ function onProgress(changed, node) {
 async function onEnd(changed, node) {
   await save(changed);
   if (changed === conversation) render();
+  // A model that is loaded on demand has limits and defaults once it was used.
+  if (!node.error && !models.find(node.model)?.max_model_len) await loadModels();
   const hasNewKey = node.error?.status === UNAUTHORIZED && (await askForApiKey(node.error.message));
   if (hasNewKey && changed === conversation) messages.handlers.regenerate(node);
 }
