@@ -73,7 +73,7 @@ def test_serve_options_all_have_a_heading(capsys: pytest.CaptureFixture[str]) ->
     assert "\nOptions:\n  -h, --help  Show this message and exit.\n\nModels:\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["list"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["search"]])
 def test_closed_stdout_exits_silently(arguments: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)  # `| head` has read enough before the first word
