@@ -23,7 +23,6 @@ const CURRENT_CONVERSATION = "ferrule-conversation";
 const [UNAUTHORIZED, UNAVAILABLE] = [401, 503];
 // Interval of requests to a server that is still loading its model.
 const LOADING_MILLISECONDS = 2000;
-const SAVE_DELAY_MILLISECONDS = 100;
 
 let conversation = newConversation();
 
@@ -181,8 +180,7 @@ function saveUnlessEmpty() {
 
 function onStart(changed) {
   if (changed === conversation) render();
-  // The message appears before the conversation is saved: saving a long one takes some time.
-  setTimeout(() => save(changed), SAVE_DELAY_MILLISECONDS);
+  save(changed);
 }
 
 function onProgress(changed, node) {
