@@ -168,7 +168,7 @@ def test_custom_code_of_model_is_not_run(tmp_path: Path) -> None:
             ["stop must be a list of at most 256 strings, got a list of 100000 items"],
         ),
         ("llm.generate({'prompt_token_ids': []})", "PromptError", ["the prompt has no tokens"]),
-        ("llm.generate({'prompt_token_ids': [5] * 512})", "PromptError", ["512", "max_model_len", "511"]),
+        ("llm.generate({'prompt_token_ids': [5] * 512})", "PromptTooLongError", ["512", "max_model_len", "511"]),
         ("structured(json='false')", "InvalidParameterError", ["structured_outputs.json", "false"]),
         (
             "structured(json={'type': 'integer', 'minimum': 5, 'maximum': 3})",
@@ -201,7 +201,7 @@ def test_invalid_request_is_a_typed_error(fault: str, error: str, fragments: lis
 def test_prompt_larger_than_kv_cache() -> None:
     warm_up = "from ferrule import LLM\nllm = LLM(threads=1, kv_cache_memory=200_000)"
     outcome = run("llm.generate({'prompt_token_ids': [5] * 100})", warm_up=warm_up)
-    assert_refused(outcome, "PromptError", ["100", "kv_cache_memory"])
+    assert_refused(outcome, "PromptTooLongError", ["100", "kv_cache_memory"])
 
 
 @pytest.mark.parametrize(
