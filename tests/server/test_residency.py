@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +18,7 @@ from ferrule import AsyncLLM
 from ferrule._cli.served_models import load_models
 from ferrule.errors import InsufficientMemoryError, ModelFileError
 from ferrule.server import OnDemand, ServerSettings
+from ferrule.server.residency import Entry, Residency
 from server.live import Answer, Live, serving, until
 
 OLLAMA = ServerSettings(ollama=True)
@@ -243,6 +246,75 @@ def test_least_recently_used_model_is_unloaded(engine: type[fakes.Engine], pool:
             engine.gate.set()
         assert [answer.result(60).status for answer in (*used, waiting, late)] == [200] * 4
         assert loaders["b"].loads == 2
+
+
+@pytest.mark.parametrize("requests", [1, 2])
+def test_first_requests_of_two_models_take_turns(
+    engine: type[fakes.Engine], pool: ThreadPoolExecutor, requests: int
+) -> None:
+    first, second = Loader(), Loader()
+    first.gate.clear()
+    with serving(ServerSettings(max_loaded_models=1), on_demand={"a": first.model, "b": second.model}) as live:
+        answers = [ask(pool, live, "a") for _ in range(requests)]
+        until(lambda: entry_of(live, "a").is_reading and entry_of(live, "a").waiting == requests)
+        answers.append(ask(pool, live, "b"))  # its load begins before the requests for a go on
+        until(lambda: entry_of(live, "b").waiting == 1)
+        first.gate.set()
+        assert [answer.result(20).status for answer in answers] == [200] * (requests + 1)
+        assert (first.loads, second.loads) == (1, 1)
+
+
+def test_request_for_a_retiring_model_waits_for_its_next_load(
+    engine: type[fakes.Engine], pool: ThreadPoolExecutor
+) -> None:
+    first, second = Loader(), Loader()
+    with serving(ServerSettings(max_loaded_models=1), on_demand={"a": first.model, "b": second.model}) as live:
+        engine.gate = threading.Event()
+        try:
+            answers = [ask(pool, live, "a", stream=True)]
+            until(lambda: first.made and first.made[0]._registry.all())
+            answers.append(ask(pool, live, "b"))
+            until(lambda: entry_of(live, "a").is_retiring)
+            answers.append(ask(pool, live, "a"))
+            until(lambda: entry_of(live, "a").waiting == 1)
+        finally:
+            engine.gate.set()
+        assert [answer.result(20).status for answer in answers] == [200] * 3
+        assert (first.loads, second.loads) == (2, 1)
+
+
+@pytest.mark.parametrize("other_waits", [False, True])
+def test_request_that_leaves_when_the_load_has_ended(engine: type[fakes.Engine], other_waits: bool) -> None:
+    async def run() -> None:
+        first, second = Loader(), Loader()
+        first.gate.clear()
+        residency = Residency()
+        residency.max_loaded = 1
+        residency.keep_alive = math.inf if other_waits else 0
+        left, other = Entry("a", first.model), Entry("b", second.model)
+        residency.entries += [left, other]
+
+        async def use(entry: Entry) -> None:
+            async with residency.lease(entry):
+                pass
+
+        try:
+            request = asyncio.create_task(use(left))
+            while left.loading is None or not left.is_reading:
+                await asyncio.sleep(0)
+            following = asyncio.create_task(use(other)) if other_waits else None
+            await asyncio.sleep(0)
+            left.loading.add_done_callback(lambda _: request.cancel())
+            first.gate.set()
+            with pytest.raises(asyncio.CancelledError):
+                await request
+            if following is not None:
+                await asyncio.wait_for(following, 20)
+            assert left.state == "unloaded"
+        finally:
+            await residency.aclose()
+
+    asyncio.run(run())
 
 
 def test_idle_model_is_unloaded_where_memory_does_not_suffice(engine: type[fakes.Engine]) -> None:

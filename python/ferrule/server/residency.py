@@ -113,6 +113,11 @@ class Entry:
         """Whether the model is loaded and idle, and can be loaded again."""
         return self.llm is not None and self.on_demand is not None and not self.leases and not self.waiting
 
+    @property
+    def has_retired(self) -> bool:
+        """Whether the model has been in use, and all requests that wait for it wait for its next load."""
+        return self.llm is not None and self.is_retiring and not self.leases and self.loading is not None
+
     def stop_timer(self) -> None:
         """Keeps the model loaded beyond the end of its keep-alive time."""
         if self.timer is not None:
@@ -212,14 +217,16 @@ class Residency:
                 entry.loading = asyncio.create_task(self._load(entry, entry.on_demand))
                 entry.loading.add_done_callback(_retrieve)
             await self._wait(entry, entry.loading)
+            if entry.llm is not None:  # even if it retires: it becomes idle only with the requests that have waited
+                return entry.llm
 
-    @staticmethod
-    async def _wait(entry: Entry, loading: asyncio.Task[None]) -> None:
+    async def _wait(self, entry: Entry, loading: asyncio.Task[None]) -> None:
         """Waits for a load, which does not end with the requests that wait for it once it reads the model.
 
         Raises ApiError.
         """
         record = current_record.get()
+        done: set[asyncio.Task[None]] = set()
         entry.waiting += 1
         try:
             done, _ = await asyncio.wait([loading], timeout=None if record is None else record.remaining)
@@ -227,6 +234,8 @@ class Residency:
             entry.waiting -= 1
             if not entry.waiting and not entry.is_reading:
                 loading.cancel()
+            if not done and not entry.waiting and not entry.leases:  # the last client has left
+                self._start_timer(entry)
         if not done:
             raise ApiError(UNAVAILABLE, "the request exceeded its timeout", code="deadline_exceeded")
         if not loading.cancelled():
@@ -287,7 +296,7 @@ class Residency:
         retiring = None
         try:
             while len(self._loaded_on_demand()) == len(loaded):
-                idle = [entry for entry in loaded if entry.may_unload]
+                idle = [entry for entry in loaded if entry.may_unload or entry.has_retired]
                 if idle:
                     self._unload(_least_recently_used(idle))
                     break
@@ -324,6 +333,7 @@ class Residency:
     def _start_timer(self, entry: Entry) -> None:
         """Starts the keep-alive time of a model that has become idle."""
         loop = asyncio.get_running_loop()
+        entry.stop_timer()
         entry.last_used = loop.time()
         self._released.set()
         if self._closed or not entry.may_unload or entry.keep_alive == math.inf:
