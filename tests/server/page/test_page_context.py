@@ -80,6 +80,19 @@ def test_a_short_conversation_is_not_counted(chat: ChatPage) -> None:
     expect(chat.find(".trim-mark")).to_have_count(0)
 
 
+def test_a_prompt_above_the_limit_of_a_body_is_too_long(chat: ChatPage) -> None:
+    """`/tokenize` refuses long prompts with 400, and those above the limit of a body with 413."""
+    limit_context(chat, 1000)
+    chat.respond("Fine.")
+    chat.ask(f"Q0 {LONG}")
+    for status in (400, 413):
+        with chat.page.expect_request("**/tokenize"):
+            chat.respond_with_error(status, "too long", "**/tokenize")
+            chat.ask(f"Q1 {LONG * 8}")
+        expect(chat.find(".error")).to_have_count(0)
+        assert chat.requests[-1]["messages"][-1]["content"].startswith("Q1 ")
+
+
 def test_a_message_that_is_too_long_alone_is_an_error(open_chat: Callable[..., ChatPage]) -> None:
     with served(*SERVE, "--model", f"tiny={TINY}", "--max-model-len", "160") as url:
         chat = open_chat(base_url=url)

@@ -254,6 +254,46 @@ def test_export_and_import(two_conversations: ChatPage, open_chat: Callable[...,
     expect(elsewhere.find(".open-conversation")).to_have_count(4)
 
 
+def test_trying_a_failed_answer_again_keeps_the_messages_below_it(chat: ChatPage, tmp_path: Path) -> None:
+    chat.respond_with_error(500, "no answer")
+    chat.ask("One")
+    chat.page.unroute_all()
+    chat.respond("Fine.")
+    chat.ask("Two")
+    chat.find(".error button").click()
+    chat.wait()
+    chat.expect_messages("One")
+    assert chat.version() == "2/2"
+    chat.press("previous")
+    chat.expect_messages("One", "Two")
+    assert chat.version(chat.find(".assistant").first) == "1/2"
+    file = exported(chat, "[data-key=export]", tmp_path)
+    upload(chat, file, tmp_path)
+    expect(chat.find(".open-conversation")).to_have_count(2)
+    chat.expect_messages("One", "Two")
+    # A failed answer without messages below it is replaced.
+    chat.find("#new").click()
+    chat.page.unroute_all()
+    chat.respond_with_error(500, "no answer")
+    chat.ask("Three")
+    chat.page.unroute_all()
+    chat.respond("Fine.")
+    chat.find(".error button").click()
+    chat.wait()
+    expect(chat.answer().locator(".version")).to_have_count(0)
+
+
+@pytest.mark.parametrize("parent", ["1" * 32, "__proto__"])
+def test_a_file_with_a_missing_parent_is_imported(chat: ChatPage, tmp_path: Path, parent: str) -> None:
+    file = library(["Sun"])
+    orphan = {**question(file), "id": "2" * 32, "parent": parent, "content": "Orphan"}
+    first(file)["nodes"][orphan["id"]] = orphan
+    upload(chat, file, tmp_path)
+    chat.expect_titles("Sun")
+    chat.expect_messages("Orphan")
+    assert chat.version(chat.find(".user")) == "2/2"
+
+
 Change = Callable[[dict[str, Any]], object]
 
 EARLIER_NODE = ".parent must be null or an earlier node, got "
@@ -265,7 +305,6 @@ FAULTS: dict[str, tuple[str, Change]] = {
     "nodes": ("conversations[0].nodes must be an object, got []", lambda file: first(file).update(nodes=[])),
     "role": ('.role must be user or assistant, got "system"', lambda file: question(file).update(role="system")),
     "cycle": (EARLIER_NODE, lambda file: question(file).update(parent=question(file)["id"])),
-    "prototype as parent": (EARLIER_NODE, lambda file: question(file).update(parent="__proto__")),
     "constructor as id": (
         "conversations[0].nodes.constructor must be an object with this id",
         lambda file: first(file)["nodes"].update(constructor={**question(file), "id": "constructor"}),

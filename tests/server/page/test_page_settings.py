@@ -78,15 +78,22 @@ def test_a_model_loaded_on_demand_gets_its_defaults_with_the_first_answer(open_c
     chat = open_chat()
     loaded = {"max_model_len": 1000, "answer_defaults": {"temperature": 0.6}}
 
+    counted: list[str] = []
+    chat.page.on("request", lambda request: counted.append(request.url) if "tokenize" in request.url else None)
+
     def fulfill(route: Route) -> None:
-        route.fulfill(json={"data": [{"id": "tiny", **(loaded if chat.requests else {})}]})
+        route.fulfill(json={"data": [{"id": "tiny", **(loaded if counted else {})}]})
 
     chat.page.route("**/v1/models", fulfill)
     chat.open()
     chat.find("#open-settings").click()
-    expect(chat.find("#temperature")).not_to_have_attribute("placeholder", "0.6")
+    expect(chat.find("#temperature")).to_have_attribute("placeholder", "default")
+    expect(chat.find("#temperature-slider")).to_have_attribute("aria-valuetext", "default")
+    expect(chat.find("#seed")).to_have_attribute("placeholder", "random")
     chat.ask("Hello")
-    assert "temperature" not in chat.requests[-1]
+    assert chat.requests[-1]["temperature"] == 0.6
+    chat.ask("Hello again")
+    assert len(counted) == 1, "the model is loaded once"
     expect(chat.find("#temperature")).to_have_attribute("placeholder", "0.6")
     expect(chat.find("#context")).to_contain_text("of 1,000 tokens")
 

@@ -12,8 +12,8 @@ const MAX_ANNOUNCED_CHARACTERS = 2000;
 /**
  * Creates `{start(…), stop(id), get(id), conversations()}`, where `id` is that of a conversation.
  *
- * `handlers` has `onStart`, `onProgress` and `onEnd`, called with a conversation and its answer, and `save`, called
- * with a conversation.
+ * `handlers` has `onStart`, `onProgress` and `onEnd`, called with a conversation and its answer, `save`, called with a
+ * conversation, and `refreshModel(id)`, which resolves to the server's current description of a model.
  */
 export function createAnswers(handlers) {
   const running = new Map();
@@ -49,7 +49,8 @@ export function createAnswers(handlers) {
         handlers.save(conversation);
       }
     };
-    await generate(conversation, answer, model, controller.signal, onChange);
+    const { refreshModel } = handlers;
+    await generate(conversation, answer, model, controller.signal, { onChange, refreshModel });
     if (frame !== null) cancelAnimationFrame(frame);
     if (get(conversation.id)?.answer === answer) running.delete(conversation.id);
     const text = answer.content.slice(0, MAX_ANNOUNCED_CHARACTERS);

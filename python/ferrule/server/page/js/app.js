@@ -45,7 +45,7 @@ const messages = createMessageActions({
   loadModels,
 });
 const thread = createThread(messages.handlers);
-const answers = createAnswers({ onStart, onProgress, onEnd, save });
+const answers = createAnswers({ onStart, onProgress, onEnd, save, refreshModel });
 const composer = createComposer({ send: messages.send, stop: () => answers.stop(conversation.id) });
 
 function render() {
@@ -192,8 +192,6 @@ function onProgress(changed, node) {
 async function onEnd(changed, node) {
   await save(changed);
   if (changed === conversation) render();
-  // A model that is loaded on demand has limits and defaults once it was used.
-  if (!node.error && !models.find(node.model)?.max_model_len) await loadModels();
   const hasNewKey = node.error?.status === UNAUTHORIZED && (await askForApiKey(node.error.message));
   if (hasNewKey && changed === conversation) messages.handlers.regenerate(node);
 }
@@ -215,6 +213,11 @@ async function loadModels() {
     showNotice(error.message, loadModels);
     if (error.status === UNAVAILABLE) setTimeout(loadModels, LOADING_MILLISECONDS);
   }
+}
+
+async function refreshModel(id) {
+  await loadModels();
+  return models.find(id);
 }
 
 async function restore() {

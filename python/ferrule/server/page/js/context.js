@@ -11,7 +11,8 @@ const ANSWER_SHARE = 0.25;
 const KEPT_SHARE = 0.75;
 // A token has at least one byte; a chat template adds some tokens for each message, and perhaps a system prompt.
 const [TOKENS_PER_MESSAGE, TOKENS_OF_TEMPLATE] = [32, 256];
-const INVALID = 400;
+// Statuses of prompts that are surely too long: an invalid request, and a body above the limit of the server.
+const [INVALID, TOO_LARGE] = [400, 413];
 
 /** Returns the id of the first message that is sent for `answer`, or null if all are; throws a ServerError. */
 export async function firstMessage(conversation, answer, model, signal) {
@@ -52,8 +53,7 @@ async function size(request, signal, enough = 0) {
   try {
     return await countTokens(request, signal);
   } catch (error) {
-    // The server refuses prompts that are surely too long.
-    if (error.status === INVALID) return Infinity;
+    if (error.status === INVALID || error.status === TOO_LARGE) return Infinity;
     throw error;
   }
 }

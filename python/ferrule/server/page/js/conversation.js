@@ -44,6 +44,11 @@ export function append(conversation, parent, fields) {
   return node;
 }
 
+/** Returns whether a node has children. */
+export function hasChildren(conversation, { id }) {
+  return Object.values(conversation.nodes).some(({ parent }) => parent === id);
+}
+
 /** Removes a node without children. */
 export function removeNode(conversation, node) {
   delete conversation.nodes[node.id];
@@ -60,8 +65,8 @@ export function merge(conversation, other) {
     const local = nodes[node.id];
     if (local) {
       if (isMoreComplete(node, local)) Object.assign(local, node);
-      // A failed answer without text is removed before the next attempt.
-    } else if (!(node.error && node.content === "")) {
+      // A failed answer without text is removed before the next attempt, unless the conversation continues below it.
+    } else if (!(node.error && node.content === "") || hasChildren(other, node)) {
       nodes[node.id] = node;
       added = true;
     }

@@ -45,9 +45,12 @@ function parseConversation(value, path) {
   const entries = Object.entries(value.nodes);
   const nodes = Object.fromEntries(entries.map(([id, node]) => [id, parseNode(node, id, `${path}.nodes.${id}`)]));
   const earlier = new Set();
-  for (const [id, { parent }] of Object.entries(nodes)) {
+  for (const [id, node] of Object.entries(nodes)) {
+    // In a damaged file a parent is missing; the messages below it are kept as a version of the first message.
+    if (node.parent !== null && !Object.hasOwn(nodes, node.parent)) node.parent = null;
     // A parent precedes its children, so that the graph has no cycles.
-    check(parent === null || earlier.has(parent), `${path}.nodes.${id}.parent`, "null or an earlier node", parent);
+    const isEarlier = node.parent === null || earlier.has(node.parent);
+    check(isEarlier, `${path}.nodes.${id}.parent`, "null or an earlier node", node.parent);
     earlier.add(id);
   }
   const selected = isObject(value.selected) ? Object.entries(value.selected) : [];

@@ -1,6 +1,6 @@
 // Generation of one answer: writes the streamed text, reasoning, tokens and statistics to the answer's node.
 
-import { streamChat } from "./api.js";
+import { countTokens, ServerError, streamChat } from "./api.js";
 import { firstMessage } from "./context.js";
 import { buildRequest } from "./request.js";
 import { TokenReader } from "./tokens.js";
@@ -11,12 +11,13 @@ const TIMER_MILLISECONDS = 250;
 const MIN_MEASURED_MILLISECONDS = 20;
 
 /**
- * Fills `answer` until it ends, fails, or `signal` aborts; calls `onChange` after each chunk.
+ * Fills `answer` until it ends, fails, or `signal` aborts; calls `onChange` after each chunk. `refreshModel(id)` resolves to
+ * the server's current description of a model.
  *
  * `finishReason` is that of the server, "loop" if the server stopped an endless loop, "stopped" if the user stopped the
  * answer, or "error" if `error` is set.
  */
-export async function generate(conversation, answer, model, signal, onChange) {
+export async function generate(conversation, answer, listedModel, signal, { onChange, refreshModel }) {
   const reader = new TokenReader();
   const start = performance.now();
   const prefixTokens = answer.tokens.length;
@@ -28,6 +29,7 @@ export async function generate(conversation, answer, model, signal, onChange) {
     }
   }, TIMER_MILLISECONDS);
   try {
+    const model = await loadedModel(conversation, answer, listedModel, signal, refreshModel);
     answer.contextStart = await firstMessage(conversation, answer, model, signal);
     const request = buildRequest(conversation, answer, model.answer_defaults);
     for await (const chunk of streamChat(request, signal)) {
@@ -48,6 +50,18 @@ export async function generate(conversation, answer, model, signal, onChange) {
     clearInterval(timer);
   }
   conversation.updated = Date.now();
+}
+
+// A model that is loaded on demand has a limit and defaults only when it is loaded.
+async function loadedModel(conversation, answer, model, signal, refreshModel) {
+  if (model.max_model_len) return model;
+  try {
+    await countTokens(buildRequest(conversation, answer, model.answer_defaults), signal);
+  } catch (error) {
+    // The request for the answer has the same error, unless the server has a fallback.
+    if (!(error instanceof ServerError)) throw error;
+  }
+  return (await refreshModel(model.id)) ?? model;
 }
 
 function addChunk(answer, { choices }, reader) {

@@ -1,6 +1,6 @@
 // Actions on the messages of the visible conversation: send, edit, generate again, continue, and select versions.
 
-import { append, path, removeNode, select, siblings } from "./conversation.js";
+import { append, hasChildren, path, removeNode, select, siblings } from "./conversation.js";
 import { showNotice } from "./notice.js";
 import { tokenOffset } from "./tokens.js";
 
@@ -54,7 +54,7 @@ export function createMessageActions(page) {
 
   function regenerate(node) {
     if (!hasModel()) return;
-    if (node.error && node.content === "") removeNode(current(), node);
+    if (node.error && node.content === "" && !hasChildren(current(), node)) removeNode(current(), node);
     answer(node.parent);
   }
 

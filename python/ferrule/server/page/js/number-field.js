@@ -59,7 +59,7 @@ export function createNumberField(parameter, onChange) {
   /** Shows the default value, unless all models have the same. */
   function showDefault(value) {
     defaultValue = parameter.defaultValue ?? value;
-    input.placeholder = defaultValue ?? "random";
+    input.placeholder = defaultValue ?? parameter.unset ?? "default";
     if (input.value === "") moveSlider(null);
   }
 
@@ -67,7 +67,11 @@ export function createNumberField(parameter, onChange) {
     if (!range) return;
     range.value = value ?? defaultValue ?? 0;
     range.classList.toggle("is-default", value === null);
-    range.setAttribute("aria-valuetext", value === null ? `${defaultValue}, default` : String(value));
+    range.setAttribute("aria-valuetext", value === null ? defaultText() : String(value));
+  }
+
+  function defaultText() {
+    return defaultValue === null ? "default" : `${defaultValue}, default`;
   }
 
   function showError(message) {

@@ -3,7 +3,8 @@
 
 /**
  * Sampling parameters: name in the request, label, limits and effect. `slider` has the range of the slider, which may be
- * smaller than the allowed one, and `defaultValue` the value of every model.
+ * smaller than the allowed one, `defaultValue` the value of every model, and `unset` the text of a field without a value
+ * and a default.
  */
 export const PARAMETERS = [
   {
@@ -71,7 +72,14 @@ export const PARAMETERS = [
     defaultValue: 0,
     hint: "Penalty for tokens that occurred",
   },
-  { name: "seed", label: "Seed", min: 0, integer: true, hint: "The same seed gives the same answer; empty for a new one" },
+  {
+    name: "seed",
+    label: "Seed",
+    min: 0,
+    integer: true,
+    unset: "random",
+    hint: "The same seed gives the same answer; empty for a new one",
+  },
 ];
 
 /** Number of alternatives to request for each token; 0 requests none. */
