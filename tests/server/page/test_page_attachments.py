@@ -20,6 +20,14 @@ DROP = """(text) => {
     document.getElementById("thread").dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true }));
 }"""
 
+PASTE = """(text) => {
+    const transfer = new DataTransfer();
+    transfer.items.add(new File(["Copied file"], "copied.txt", { type: "text/plain" }));
+    if (text) transfer.items.add(text, "text/plain");
+    const event = new ClipboardEvent("paste", { clipboardData: transfer, bubbles: true, cancelable: true });
+    return document.getElementById("prompt").dispatchEvent(event);
+}"""
+
 
 def attach(chat: ChatPage, path: Path, content: bytes) -> None:
     path.write_bytes(content)
@@ -85,6 +93,14 @@ def test_attachments_are_removed_and_sent_alone(chat: ChatPage, tmp_path: Path) 
     expect(chat.find(".user .body")).to_be_hidden()
     chat.ask("And now?")
     assert [message["content"] for message in chat.requests[-1]["messages"]] == [document, "Fine.", "And now?"]
+
+
+def test_a_pasted_file_is_attached_unless_it_accompanies_text(chat: ChatPage) -> None:
+    """Word processors and spreadsheets copy a picture beside the text."""
+    assert chat.page.evaluate(PASTE, "Copied text"), "the browser pastes the text"
+    expect(chat.find("#attachments")).to_be_hidden()
+    assert not chat.page.evaluate(PASTE, "")
+    expect(chat.find("#attachments .attachment-name")).to_have_text(["copied.txt"])
 
 
 @pytest.mark.parametrize(

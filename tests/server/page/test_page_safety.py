@@ -179,6 +179,22 @@ def test_an_unreachable_server_shows_an_error(open_chat: Callable[..., ChatPage]
     expect(chat.find("#notice")).to_be_hidden()
 
 
+def test_a_database_that_cannot_be_opened_is_opened_again(open_chat: Callable[..., ChatPage]) -> None:
+    chat = open_chat()
+    chat.page.add_init_script(
+        "const open = IDBFactory.prototype.open;"
+        "IDBFactory.prototype.open = function () { IDBFactory.prototype.open = open; throw new Error('no database'); };"
+    )
+    chat.open()
+    chat.respond("Fine.")
+    chat.ask("Is this saved?")
+    chat.expect_titles("Is this saved?")
+    other = ChatPage(chat.page.context.new_page(), chat.screenshots)
+    other.open()
+    other.expect_messages("Is this saved?")
+    assert not other.errors
+
+
 def test_requests_to_a_loading_server_are_retried(chat: ChatPage) -> None:
     chat.respond_with_error(503, "the model is loading", "**/v1/models")
     chat.page.reload()

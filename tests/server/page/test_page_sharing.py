@@ -115,6 +115,27 @@ def test_a_conversation_is_shared_as_one_file(answered: ChatPage, tmp_path: Path
     page.close()
 
 
+def test_a_shared_page_names_the_attachments(chat: ChatPage, tmp_path: Path) -> None:
+    chat.respond("Fine.")
+    files = [tmp_path / name for name in ("a<b>.txt", "notes.md")]
+    for file in files:
+        file.write_text("Secret text")
+    chat.find("#attach-file").set_input_files(files)
+    expect(chat.find("#attachments .attachment-name")).to_have_count(2)
+    chat.find("#send").click()
+    chat.wait()
+    with chat.page.expect_download() as download:
+        chat.find("[data-key=share]").click()
+    page = chat.page.context.new_page()
+    shared = tmp_path / "shared.html"
+    download.value.save_as(shared)
+    page.goto(shared.as_uri())
+    expect(page.locator(".user .column")).to_have_text("Attachments: a<b>.txt, notes.md")
+    assert "Secret text" not in shared.read_text()
+    assert_accessible(ChatPage(page, chat.screenshots), "a shared page with attachments")
+    page.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_certainty_and_versions_are_accessible(open_chat: Callable[..., ChatPage], scheme: str, width: int) -> None:

@@ -50,7 +50,10 @@ export function createAttachmentField(onChange) {
     // Without this, selecting the same file again would not be a change.
     input.value = "";
   });
-  byId("prompt").addEventListener("paste", (event) => addFrom(event, event.clipboardData));
+  byId("prompt").addEventListener("paste", (event) => {
+    // Spreadsheets and word processors copy a picture beside the text.
+    if (!event.clipboardData.types.includes("text/plain")) addFrom(event, event.clipboardData);
+  });
   byId("main").addEventListener("dragover", (event) => {
     if (event.dataTransfer.types.includes("Files")) event.preventDefault();
   });

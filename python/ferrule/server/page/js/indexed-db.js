@@ -29,7 +29,8 @@ export async function transact(name, mode, act) {
     const transaction = database.transaction(name, mode);
     const request = act(transaction.objectStore(name));
     transaction.oncomplete = () => resolve(request?.result);
-    transaction.onerror = transaction.onabort = () => reject(transaction.error);
+    // A failed request aborts its transaction, which has an error only then.
+    transaction.onabort = () => reject(transaction.error ?? new Error("the database was closed"));
   });
 }
 
@@ -45,9 +46,15 @@ function openDatabase() {
     request.onsuccess = () => {
       // A newer version of the page in another tab can change the database; this tab must be reloaded then.
       request.result.onversionchange = () => request.result.close();
+      // The browser closes a database when the user deletes its data.
+      request.result.onclose = () => (opening = null);
       resolve(request.result);
     };
     request.onerror = () => reject(request.error);
+  }).catch((error) => {
+    // The next transaction tries again.
+    opening = null;
+    throw error;
   });
   return opening;
 }

@@ -54,7 +54,7 @@ const CONSTANTS = "true false null yes no on off";
 export const LANGUAGES = {
   bash: {
     ...SCRIPT,
-    name: "\\$(?:\\w+|\\{[^}\\n]*\\}|[@#?*!$])",
+    name: "\\$(?:\\w+|\\{[^}\\n]{0,200}\\}|[@#?*!$])",
     string: `${DOUBLE_QUOTED}|'[^']*'?`,
     words: SHELL_WORDS,
     aliases: "sh shell zsh console shell-session dockerfile docker makefile make",
@@ -142,7 +142,7 @@ export const LANGUAGES = {
   rust: {
     ...CODE,
     string: `${DOUBLE_QUOTED}|${CHARACTER}`,
-    meta: "#!?\\[[^\\]\\n]*\\]",
+    meta: "#!?\\[[^\\]\\n]{0,200}\\]",
     words: `as async await bool break char const continue crate dyn else enum extern f32 f64 false fn for i32 i64 if impl
       in let loop match mod move mut pub ref return self Self static str struct super trait true type u8 u32 u64 unsafe
       use usize where while`,

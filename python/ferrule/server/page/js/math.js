@@ -46,8 +46,11 @@ function blockToken(source) {
 }
 
 function blockStart(source) {
-  for (const { index } of source.matchAll(BLOCK_CANDIDATE)) {
-    if (blockToken(source.slice(index + 1, index + 1 + MAX_FORMULA_CHARACTERS))) return index + 1;
+  // A paragraph ends with an empty line, so that a formula after it cannot interrupt the paragraph.
+  const end = source.search(/\n[ \t]*\n/);
+  const paragraph = end < 0 ? source : source.slice(0, end + 1);
+  for (const { index } of paragraph.matchAll(BLOCK_CANDIDATE)) {
+    if (blockToken(source.slice(index + 1))) return index + 1;
   }
   return -1;
 }

@@ -14,6 +14,7 @@ const OWN_STYLE = `
 .shared > header h1 { margin: 0 0 0.25rem; font: 600 1.5rem/1.3 var(--serif); overflow-wrap: anywhere; }
 .shared > header p { margin: 0 0 0.75rem; color: var(--text-muted); }
 .shared input { width: auto; }
+.shared .attachment-names { flex-basis: 100%; margin: 0 0 0.25rem; color: var(--text-muted); overflow-wrap: anywhere; }
 .shared .certainty-legend { display: none; }
 .shared:has(#certainty:checked) .certainty-legend { display: flex; }
 `;
@@ -70,7 +71,16 @@ function article(node) {
   if (isAnswer) renderMarkdown(text, node.content, locateTokens(node.tokens, node.content));
   else text.append(node.content);
   const author = el("h2", { class: "author" }, isAnswer ? (node.model ?? "Answer") : "You");
-  return el("article", { class: `message ${node.role}` }, author, el("div", { class: "column" }, text));
+  const parts = node.content === "" && node.attachments?.length ? [] : [text];
+  const column = el("div", { class: "column" }, attachmentNames(node.attachments ?? []), ...parts);
+  return el("article", { class: `message ${node.role}` }, author, column);
+}
+
+// The texts of attachments can be long and private.
+function attachmentNames(attachments) {
+  if (attachments.length === 0) return null;
+  const names = attachments.map(({ name }) => name).join(", ");
+  return el("p", { class: "attachment-names" }, `${attachments.length > 1 ? "Attachments" : "Attachment"}: ${names}`);
 }
 
 function removeControls(article) {
