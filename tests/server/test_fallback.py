@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fakes
 from ferrule import AsyncLLM
-from ferrule.errors import ModelFileError
+from ferrule.errors import InvalidParameterError, ModelFileError
 from ferrule.server import OnDemand, ServerSettings
-from server.live import Answer, Live, events, serving, until
+from ferrule.server.middleware import admission
+from server.live import Answer, events, serving, until
 
 SERVED_BY = "X-Ferrule-Served-By"
 LONG = "word " * 3000
@@ -92,11 +95,13 @@ def test_unknown_model_is_answered_by_the_fallback(engine: type[fakes.Engine], c
         assert (found.status, found.json, from_cloud(found)) == (200, {"id": "from-the-cloud"}, True)
         assert found.headers["X-Request-Id"]
         assert found.headers["Set-Cookie"] is None
+        assert from_cloud(live.chat(model="gpt-9"))
+        assert cloud.received.pop()[1].get("Cookie") is None, "the cookie may be another user's"
         ((path, headers, body),) = cloud.received
         assert path == "/v1/chat/completions"
         assert headers["Authorization"] == "Bearer secret"
         assert body == {"messages": [{"role": "user", "content": "Hi"}], "model": "gpt-9", "unknown_here": {"a": [1]}}
-        assert 'ferrule:fallback_requests_total{reason="model"} 1.0' in live.request("/metrics").body.decode()
+        assert 'ferrule:fallback_requests_total{reason="model"} 2.0' in live.request("/metrics").body.decode()
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/completions", "/v1/embeddings", "/v1/responses"])
@@ -160,10 +165,35 @@ def test_full_queue_uses_the_fallback(engine: type[fakes.Engine], cloud: Cloud) 
         assert (answer.status, from_cloud(answer)) == (200, False)
 
 
+def test_unfinished_uploads_do_not_use_the_fallback(
+    engine: type[fakes.Engine], cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MAX_UPLOADS", 0)
+    with serving(settings(cloud)) as live:
+        refused = live.chat(max_tokens=2)
+        assert (refused.status, refused.error["code"]) == (503, "too_many_uploads")
+        assert cloud.received == []
+
+
+def test_slow_upload_uses_the_fallback(engine: type[fakes.Engine], cloud: Cloud) -> None:
+    engine.gate = threading.Event()
+    with serving(settings(cloud, fallback_after=0.2)) as live, live.connect() as client:
+        try:
+            body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+            client.sendall(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + body[:9])
+            time.sleep(0.5)  # longer than the time of the setting
+            client.sendall(body[9:])
+            received = b"".join(iter(lambda: client.recv(1 << 14), b""))
+        finally:
+            engine.gate.set()
+        assert b"from-the-cloud" in received
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_slow_first_token_uses_the_fallback(engine: type[fakes.Engine], cloud: Cloud, stream: bool) -> None:
     engine.gate = threading.Event()
-    with serving(settings(cloud, fallback_after=0.05)) as live, ThreadPoolExecutor(1) as pool:
+    with serving(settings(cloud, fallback_after=0.5)) as live, ThreadPoolExecutor(1) as pool:
         try:
             assert from_cloud(live.chat(max_tokens=2, stream=stream))
             until(lambda: not live.llm._registry.all())
@@ -233,12 +263,69 @@ def test_shutdown_waits_for_the_stream_of_the_fallback(engine: type[fakes.Engine
         live.thread.join(30)
 
 
-def test_unreachable_fallback_is_a_502(engine: type[fakes.Engine], cloud: Cloud) -> None:
-    with ExitStack() as stack:
-        live: Live = stack.enter_context(serving(ServerSettings(fallback_url="http://127.0.0.1:9/v1")))
+def test_refusal_is_sent_if_the_fallback_is_unreachable(
+    engine: type[fakes.Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ferrule.server")
+    with serving(ServerSettings(fallback_url="http://127.0.0.1:9/v1")) as live:
         found = live.chat(model="gpt-9")
-        assert (found.status, found.error["code"]) == (502, "fallback_unreachable")
+        assert (found.status, found.error["code"]) == (404, "model_not_found")
+        until(lambda: any(record.message == "request" for record in caplog.records))
+        fields = next(vars(record)["fields"] for record in caplog.records if record.message == "request")
+        assert (fields["error"], fields.get("fallback")) == ("model_not_found", None)
+        assert "fallback failed" in caplog.text
+        found = live.complete(LONG)
+        assert (found.status, found.error["code"]) == (400, "context_length_exceeded")
         assert live.chat(max_tokens=1).status == 200
+
+
+def test_unreachable_fallback_of_a_slow_request_is_a_502(engine: type[fakes.Engine]) -> None:
+    engine.gate = threading.Event()
+    with serving(ServerSettings(fallback_url="http://127.0.0.1:9/v1", fallback_after=0.2)) as live:
+        try:
+            found = live.chat(max_tokens=2)
+        finally:
+            engine.gate.set()
+        assert (found.status, found.error["code"]) == (502, "fallback_unreachable")
+
+
+def test_responses_stay_where_they_are_stored(engine: type[fakes.Engine], cloud: Cloud, tmp_path: Path) -> None:
+    with serving(settings(cloud, responses_db=str(tmp_path / "responses.db"))) as live:
+        assert live.request("/v1/responses", {"input": "Hi", "model": "gpt-9"}).status == 404
+        assert cloud.received == []
+
+
+def test_embeddings_of_a_known_model_stay_here(engine: type[fakes.Engine], cloud: Cloud) -> None:
+    def load() -> AsyncLLM:
+        raise ModelFileError("the file is truncated")
+
+    with serving(settings(cloud), on_demand={"m": OnDemand(load, "m")}) as live:
+        refused = live.request("/v1/embeddings", {"input": "Hi", "model": "m"})
+        assert refused.error["code"] == "model_load_failed"
+        assert cloud.received == []
+        assert from_cloud(live.request("/v1/embeddings", {"input": "Hi", "model": "other"}))
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"fallback_when": ["error"]}, "fallback_after must be unset where fallback_when does not have queue, got 5"),
+        ({"keep_alive": 4}, "fallback_after must be at most keep_alive (4), after which a stream begins, got 5"),
+    ],
+)
+def test_time_without_effect_is_refused(others: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=re.escape(message)):
+        ServerSettings(fallback_url="https://example.org/v1", fallback_after=5, **others)
+    assert ServerSettings(fallback_after=5, keep_alive=0).fallback_after == 5
+
+
+def test_pages_of_other_origins_can_read_who_has_answered(engine: type[fakes.Engine], cloud: Cloud) -> None:
+    origin = "https://example.org"
+    with serving(settings(cloud, allowed_origins=[origin])) as live:
+        body = {"messages": [], "model": "gpt-9"}
+        found = live.request("/v1/chat/completions", body, headers={"Origin": origin})
+        assert from_cloud(found)
+        assert SERVED_BY in found.headers["Access-Control-Expose-Headers"]
 
 
 def test_api_key_is_required_before_the_fallback(engine: type[fakes.Engine], cloud: Cloud) -> None:

@@ -306,7 +306,7 @@ def test_unfinished_uploads_do_not_occupy_request_slots(
         clients[-1].sendall(unfinished + CHAT[:5])
         until(lambda: live.request("/v1/chat/completions", CHAT).status == 503)
         found = live.request("/v1/chat/completions", CHAT)
-        assert (found.status, found.error["code"]) == (503, "queue_full")
+        assert (found.status, found.error["code"]) == (503, "too_many_uploads")
         assert "3 request bodies are being received" in found.error["message"]
         # A complete body is rejected if the limit is reached.
         with held(engine):

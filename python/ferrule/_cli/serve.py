@@ -266,7 +266,8 @@ SETTINGS = (
             {
                 "type": float,
                 "metavar": "SECONDS",
-                "help": "Time to the first token after which a request is sent to the fallback (default: unlimited).",
+                "help": "Time to the first token, at most 10, after which a request is sent to the fallback for the "
+                "reason queue (default: unlimited).",
             },
         ),
     ],

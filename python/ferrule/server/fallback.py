@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, cast
 
 from starlette.types import Message, Receive, Send
 
-from ferrule.server.error_responses import error_response
 from ferrule.server.errors import UNAVAILABLE, ApiError
 from ferrule.server.request_record import current_record
 from ferrule.server.settings import ServerSettings
@@ -22,6 +23,7 @@ from ferrule.server.settings import ServerSettings
 if TYPE_CHECKING:
     import httpx
 
+LOGGER = logging.getLogger("ferrule.server")
 SERVED_BY = b"x-ferrule-served-by"
 """Header of a response from the fallback, with the value `fallback`."""
 SENT_ON = "x-ferrule-fallback"
@@ -53,7 +55,9 @@ class Fallback:
             headers["Authorization"] = f"Bearer {settings.fallback_key}"
         timeout = httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT, pool=CONNECT_TIMEOUT)
         limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=20)
-        self._client = httpx.AsyncClient(timeout=timeout, limits=limits, headers=headers)
+        # A cookie of one user's response must not be sent with the request of another.
+        cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
+        self._client = httpx.AsyncClient(timeout=timeout, limits=limits, headers=headers, cookies=cookies)
         self._running: set[asyncio.Task[None]] = set()
 
     def request_body(self, received: bytes) -> bytes | None:
@@ -74,7 +78,9 @@ class Fallback:
     async def answer(self, path: str, body: bytes, receive: Receive, send: Send) -> None:
         """Sends a request to the fallback and its response to the client, until the client disconnects.
 
-        `path` is relative to the URL of the API. A failure before the response has begun is a 502.
+        `path` is relative to the URL of the API.
+
+        Raises ApiError where the fallback fails before the response has begun.
         """
         relay = asyncio.create_task(self._relay(path, body, send))
         self._running.add(relay)
@@ -116,10 +122,10 @@ class Fallback:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
         except (httpx.HTTPError, TimeoutError) as error:
             failure = _failure(error)
-            _record_error(failure.code)
             if started is None:
-                await _send_error(failure, send)
-                return
+                LOGGER.warning("fallback failed", extra={"fields": {"reason": type(error).__name__}})
+                raise failure from error
+            _record_error(failure.code)
             if not started.headers.get("content-type", "").startswith(EVENT_STREAM):
                 raise  # the client receives an incomplete response
             event = b"data: " + json.dumps(failure.body()).encode() + b"\n\n"
@@ -143,12 +149,6 @@ async def _disconnect(receive: Receive) -> None:
     """Waits until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _send_error(error: ApiError, send: Send) -> None:
-    response = error_response(error)
-    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
-    await send({"type": "http.response.body", "body": response.body, "more_body": False})
 
 
 def _record_error(code: str) -> None:

@@ -104,8 +104,9 @@ class ServerSettings:
     """Reasons: `queue` (the queue is full, or `fallback_after`), `length` (the prompt is longer than the context),
     `model` (no model has the name) and `error` (the model is not loaded or has failed)."""
     fallback_after: float | None = None
-    """Seconds to the first token after which a request is sent to the fallback, with the reason `queue`; None for no
-    limit."""
+    """Seconds from the end of the request's body to its first token after which it is sent to the fallback, with the
+    reason `queue`, which `fallback_when` must have; None for no limit. It is at most `keep_alive`, after which a stream
+    begins with a comment."""
     ollama: bool = False
     """Whether to serve Ollama's API below `/api`."""
     tokenizer_info: bool = False
@@ -156,6 +157,12 @@ class ServerSettings:
                 raise InvalidParameterError("fallback_when", reason, f"one of {', '.join(REASONS)}")
         if self.fallback_after is not None:
             check_number("fallback_after", self.fallback_after, 0, MAX_SECONDS, above_low=True)
+            if QUEUE not in self.fallback_when:
+                limit = f"unset where fallback_when does not have {QUEUE}"
+                raise InvalidParameterError("fallback_after", self.fallback_after, limit)
+            if 0 < self.keep_alive < self.fallback_after:
+                limit = f"at most keep_alive ({self.keep_alive:g}), after which a stream begins"
+                raise InvalidParameterError("fallback_after", self.fallback_after, limit)
 
 
 def _strings(name: str, given: object) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ _TYPES_OF_CODES = {
     "draining": "overloaded_error",
     "loading": "overloaded_error",
     "queue_full": "overloaded_error",
+    "too_many_uploads": "overloaded_error",
 }
 """Error types of codes that mean a server without capacity or time."""
 _THREAD = "thread"

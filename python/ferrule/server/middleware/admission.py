@@ -30,7 +30,7 @@ class Admission(Middleware):
             raise ApiError(
                 UNAVAILABLE,
                 f"the server is full: {uploading} request bodies are being received (limit {MAX_UPLOADS})",
-                code="queue_full",
+                code="too_many_uploads",
             )
 
     def _check_room(self) -> None:

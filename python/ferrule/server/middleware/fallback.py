@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 
 from starlette.types import Message, Receive, Scope, Send
 
-from ferrule.server.errors import BAD_REQUEST, TOO_LONG
+from ferrule.server.error_responses import error_response
+from ferrule.server.errors import BAD_REQUEST, TOO_LONG, ApiError
 from ferrule.server.fallback import SENT_ON, Fallback
 from ferrule.server.middleware.base import Middleware, header, route_path
 from ferrule.server.request_record import current_record
-from ferrule.server.settings import ERROR, LENGTH, MODEL, QUEUE, ServerSettings
+from ferrule.server.settings import ERROR, LENGTH, MODEL, QUEUE
 
-GENERATIONS = frozenset({"/chat/completions", "/completions", "/responses"})
-PATHS = GENERATIONS | {"/embeddings"}
+RESPONSES, EMBEDDINGS = "/responses", "/embeddings"
+PATHS = frozenset({"/chat/completions", "/completions", RESPONSES, EMBEDDINGS})
 """Paths of OpenAI's API that the fallback answers, below /v1 or without it."""
 REASONS = {
     "queue_full": QUEUE,
@@ -37,11 +38,12 @@ class Fallbacks(Middleware):
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, and to the fallback where that fails."""
         fallback, path = self.server.fallback, route_path(scope).removeprefix("/v1")
-        if fallback is None or scope["method"] != "POST" or path not in PATHS or header(scope, SENT_ON) is not None:
+        reasons = self._reasons(path) if scope["method"] == "POST" and header(scope, SENT_ON) is None else ()
+        if fallback is None or not reasons:
             await self.app(scope, receive, send)
             return
-        attempt = _Attempt(fallback, self.settings, receive, send)
-        seconds = self.settings.fallback_after if path in GENERATIONS else None
+        attempt = _Attempt(fallback, reasons, receive, send)
+        seconds = self.settings.fallback_after if QUEUE in reasons else None
         await attempt.run(self.app(scope, attempt.receive, attempt.send), seconds)
         if attempt.reason is None:
             return
@@ -50,39 +52,61 @@ class Fallbacks(Middleware):
             await attempt.send_refusal()
             return
         record = current_record.get()
+        refusal = None if record is None else record.error
         if record is not None:
             record.fallback, record.error = attempt.reason, None
         self.server.counters.count_fallback(attempt.reason)
-        await fallback.answer(path, body, receive, send)
+        try:
+            await fallback.answer(path, body, receive, send)
+        except ApiError as error:
+            if record is not None:
+                record.fallback = None
+            if not attempt.has_refusal:
+                await error_response(error)(scope, receive, send)
+                return
+            if record is not None:
+                record.error = refusal
+            await attempt.send_refusal()
+
+    def _reasons(self, path: str) -> Collection[str]:
+        """Returns the reasons for which the fallback may answer requests of a path."""
+        if path not in PATHS or (path == RESPONSES and self.settings.responses_db is not None):
+            return ()  # a response of the fallback would not be stored here
+        if path == EMBEDDINGS:  # vectors of another model than that of the index must not be mixed with it
+            return {MODEL}.intersection(self.settings.fallback_when)
+        return self.settings.fallback_when
 
 
 class _Attempt:
     """A request on this server, whose body and whose error are kept."""
 
-    def __init__(self, fallback: Fallback, settings: ServerSettings, receive: Receive, send: Send) -> None:
+    def __init__(self, fallback: Fallback, reasons: Collection[str], receive: Receive, send: Send) -> None:
         self.reason: str | None = None
         """Reason for which the fallback may answer the request; None where this server has answered it."""
         self._fallback = fallback
-        self._settings = settings
+        self._reasons = reasons
         self._receive = receive
         self._send = send
         self._body = bytearray()
-        self._is_whole = False
+        self._whole = asyncio.Event()
+        """Set when the whole body has been received."""
         self._begun = False
         self._refusal: list[Message] = []
         """Error response of this server, which the client has not received."""
 
     async def run(self, work: Awaitable[None], seconds: float | None) -> None:
-        """Runs the request; ends it where it has no first token after `seconds`."""
-        task = asyncio.ensure_future(work)
+        """Runs the request; ends it where it has no first token `seconds` after its body."""
+        task, whole = asyncio.ensure_future(work), asyncio.create_task(self._whole.wait())
         try:
             if seconds is not None:
+                await asyncio.wait([task, whole], return_when=asyncio.FIRST_COMPLETED)
                 await asyncio.wait([task], timeout=seconds)
                 if not task.done() and self._may_end():
                     self.reason = QUEUE
                     return
             await task
         finally:
+            whole.cancel()
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -90,9 +114,10 @@ class _Attempt:
     async def receive(self) -> Message:
         """Receives a message of the client and keeps its part of the body."""
         message = await self._receive()
-        if message["type"] == "http.request" and not self._is_whole:
+        if message["type"] == "http.request" and not self._whole.is_set():
             self._body += message.get("body", b"")
-            self._is_whole = not message.get("more_body", False)
+            if not message.get("more_body", False):
+                self._whole.set()
         return message
 
     async def send(self, message: Message) -> None:
@@ -100,7 +125,7 @@ class _Attempt:
         if not self._begun and not self._refusal and message["type"] == "http.response.start":
             record = current_record.get()
             reason = REASONS.get((record.error if record is not None else None) or "")
-            if message["status"] >= BAD_REQUEST and reason in self._settings.fallback_when:
+            if message["status"] >= BAD_REQUEST and reason in self._reasons:
                 self.reason = reason
         if self.reason is not None:
             self._refusal.append(message)
@@ -110,9 +135,14 @@ class _Attempt:
 
     async def whole_body(self) -> bytes:
         """Returns the body, after receiving the rest of it."""
-        while not self._is_whole and (await self.receive())["type"] != "http.disconnect":
+        while not self._whole.is_set() and (await self.receive())["type"] != "http.disconnect":
             pass
         return bytes(self._body)
+
+    @property
+    def has_refusal(self) -> bool:
+        """Whether this server has refused the request; False where it has taken too long."""
+        return bool(self._refusal)
 
     async def send_refusal(self) -> None:
         """Sends the error response to the client."""
@@ -123,4 +153,4 @@ class _Attempt:
         """Whether the request waits for its first token and may be sent to the fallback."""
         record = current_record.get()
         waits = not self._begun and not (record is not None and record.begun)
-        return waits and self._is_whole and self._fallback.request_body(bytes(self._body)) is not None
+        return waits and self._whole.is_set() and self._fallback.request_body(bytes(self._body)) is not None

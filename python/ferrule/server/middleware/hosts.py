@@ -19,6 +19,8 @@ from ferrule.server.middleware.base import Middleware, header
 
 ANY, LOCALHOST = "*", "localhost"
 METHODS = "GET, POST, DELETE, OPTIONS"
+EXPOSED_HEADERS = "X-Request-Id, Retry-After, X-Ferrule-Ignored-Fields, X-Ferrule-Served-By"
+"""Headers of responses that pages of other origins may read."""
 LONGEST_PREFLIGHT = "600"
 """Seconds that a browser may cache the answer to a preflight request."""
 
@@ -58,7 +60,7 @@ class Hosts(Middleware):
                 given["Access-Control-Allow-Headers"] = asked
             await Response(headers=given)(scope, receive, send)
             return
-        given["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After, X-Ferrule-Ignored-Fields"
+        given["Access-Control-Expose-Headers"] = EXPOSED_HEADERS
 
         async def send_allowed(message: Message) -> None:
             if message["type"] == "http.response.start":
