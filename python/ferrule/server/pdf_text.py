@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -12,13 +13,20 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from ferrule.server.context import Context
-from ferrule.server.errors import BAD_REQUEST, UNPROCESSABLE, ApiError
+from ferrule.server.errors import BAD_REQUEST, UNAVAILABLE, UNPROCESSABLE, ApiError
 
 WORKER = Path(__file__).with_name("pdf_worker.py")
 PROCESSES = 2
 """Maximum number of files that are read at once."""
+MAX_WAITING = 8
+"""Maximum number of files that wait to be read."""
 SECONDS = 60.0
 """Maximum duration of reading a file, in seconds."""
+ENVIRONMENT = (
+    *("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH"),
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE"),
+)
+"""Environment variables of the process that reads a file; others, such as API keys, are no concern of it."""
 
 
 class PdfText(BaseModel):
@@ -35,7 +43,7 @@ class PdfText(BaseModel):
 def router(server: Context) -> APIRouter:
     """Creates the route; without the chat page there is none."""
     routes = APIRouter()
-    slots = asyncio.Semaphore(PROCESSES)
+    readers = _Readers()
     if server.settings.page:
 
         @routes.post("/page/pdf-text", include_in_schema=False)
@@ -44,10 +52,35 @@ def router(server: Context) -> APIRouter:
             data = await request.body()
             if not data.lstrip()[:5].startswith(b"%PDF-"):
                 raise _invalid("it does not begin with %PDF-")
-            async with slots:
-                return await _extract(data)
+            return await readers.extract(data)
 
     return routes
+
+
+class _Readers:
+    """Processes that read files, with a bounded queue."""
+
+    def __init__(self) -> None:
+        self._slots = asyncio.Semaphore(PROCESSES)
+        self._waiting = 0
+
+    async def extract(self, data: bytes) -> PdfText:
+        """Reads a file once it is its turn.
+
+        Raises ApiError.
+        """
+        if self._slots.locked() and self._waiting >= MAX_WAITING:
+            message = f"the queue of PDF files is full ({self._waiting} files, limit {MAX_WAITING})"
+            raise ApiError(UNAVAILABLE, message, code="queue_full")
+        self._waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            return await _extract(data)
+        finally:
+            self._slots.release()
 
 
 async def _extract(data: bytes) -> PdfText:
@@ -58,7 +91,13 @@ async def _extract(data: bytes) -> PdfText:
     # -P: the folder of the program is not searched for modules.
     command = (sys.executable, "-P", str(WORKER))
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL)
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+    )
     try:
         output, _ = await asyncio.wait_for(process.communicate(data), SECONDS)
     except TimeoutError:
@@ -70,6 +109,9 @@ async def _extract(data: bytes) -> PdfText:
     if process.returncode != 0:
         raise _too_complex()
     found = json.loads(output)
+    if "missing" in found:
+        message = f"PDF files cannot be read, because pypdf cannot be imported: {found['missing']}; pip install pypdf"
+        raise ApiError(500, message, code="missing_dependency")
     if "error" in found:
         raise _invalid(found["error"])
     return PdfText(**found)

@@ -24,8 +24,14 @@ MAX_CHARACTERS = 2_000_000
 
 
 def extract(data: bytes) -> dict[str, Any]:
-    """Returns `text`, the number of `pages`, and whether the text is `truncated`; or an `error` of a user's file."""
-    pypdf: Any = import_module("pypdf")
+    """Returns `text`, the number of `pages`, and whether the text is `truncated`.
+
+    Otherwise returns an `error` of a user's file, or the reason for which the library is `missing`.
+    """
+    try:
+        pypdf: Any = import_module("pypdf")
+    except ImportError as error:
+        return {"missing": str(error)}
     try:
         reader = pypdf.PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
