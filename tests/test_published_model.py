@@ -60,9 +60,9 @@ INT4_DIVERGENCE = 1.0
 """Largest mean KL divergence of int4 weights, in nats; those of random weights have about 8."""
 TEXT = "The Earth orbits the Sun once every year. Plants turn light, water and carbon dioxide into sugar and oxygen. "
 PROGRAM = Path(__file__).parents[1] / "benches" / "answers.py"
-PROGRAM_SECONDS = 900
-LIMIT_SHARE = 0.03
-"""Largest share of answers that may end at the default limit."""
+PROGRAM_SECONDS = 1800
+MAX_AT_LIMIT = 1
+"""Number of answers that may end at the default limit; instruction sets round differently."""
 
 
 @pytest.fixture(scope="module")
@@ -150,11 +150,11 @@ def test_command_answers(model: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_default_sampling_ends_answers(model: Path) -> None:
-    """Twenty questions: no empty answer, and almost none runs into the default limit."""
+    """Twenty questions: no empty answer, and at most one runs into the default limit."""
     done = subprocess.run(
         [sys.executable, PROGRAM, model], capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["answers"], report["empty"]) == (20, 0), report
-    assert report["limit"] < LIMIT_SHARE * report["answers"], report
+    assert report["limit"] <= MAX_AT_LIMIT, report

@@ -51,13 +51,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def shell(home: Path, tmp_path: Path) -> Iterator[Tmux]:
+def shell(home: Path) -> Iterator[Tmux]:
     """A shell in the user's home."""
     own = {"HOME": home, "XDG_CONFIG_HOME": home / ".config", "FERRULE_CACHE": home / "cache", "HF_HOME": home / "hf"}
     environment = {name: str(value) for name, value in own.items()}
     # The user's path, and no network: no command of these may need it.
     environment |= {"PATH": f"{home / 'bin'}:/usr/local/bin:/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
-    with Tmux(tmp_path / "tmux", home, environment) as shell:
+    with Tmux(home, environment) as shell:
         yield shell
 
 
@@ -138,7 +138,8 @@ def test_ollama_commands_name_their_replacement(command: str, replacement: str, 
 
 
 def test_ollama_serve_and_curl(shell: Tmux) -> None:
-    shell.type("ferrule serve llama3.2 --port 0 &")
+    # A job in the background would survive its terminal if the test fails.
+    shell.type("ferrule serve llama3.2 --port 0 --exit-with-parent &")
     url = shell.wait_for(r"Chat page +(http://127\.0\.0\.1:\d+)/(.|\n)*Ctrl-C stops")[1]
     request = json.dumps({"model": "llama3.2", "prompt": QUESTION, "stream": False})
     output, code = shell.run(f"curl -s {url}/api/generate -d '{request}'")
@@ -224,7 +225,8 @@ def test_llm_prompt_without_a_command(shell: Tmux) -> None:
     output, _ = shell.run('ferrule "Ten fun names for a pet pelican"')
     assert "A prompt needs a command before it: ferrule run PROMPT." in output
     output, code = shell.run('ferrule run "Ten fun names for a pet pelican" -n 8')
-    assert (code, "Ten fun names for a pet pelican" in output) == (0, True)
+    assert code == 0, output
+    assert re.search(r"\[prompt \d+ tokens", output), output
 
 
 def test_llm_model_option(shell: Tmux) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,15 +23,20 @@ SHELL = ("sh", "-i")
 class Tmux:
     """A tmux server of its own with one session, 160 columns wide."""
 
-    def __init__(self, socket: Path, directory: Path, environment: Mapping[str, str]) -> None:
-        self._socket = socket
+    def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
+        # The path of a socket is limited to 107 bytes, which the temporary directory of a test can exceed.
+        self._folder = Path(tempfile.mkdtemp(prefix="tmux-", dir="/tmp"))
         self._seen = 0
         # tmux takes PATH from its client, so all variables come with the environment of the first one.
         own = {**environment, "PS1": PROMPT, "LC_ALL": "C.UTF-8"}
-        self._tmux(
-            "-f", "/dev/null", "new-session", "-d", "-x", "160", "-y", "50", "-c", str(directory), *SHELL, env=own
-        )
-        self.wait_for(re.escape(PROMPT.rstrip()))
+        try:
+            self._tmux(
+                "-f", "/dev/null", "new-session", "-d", "-x", "160", "-y", "50", "-c", str(directory), *SHELL, env=own
+            )
+            self.wait_for(re.escape(PROMPT.rstrip()))
+        except BaseException:
+            self._close()
+            raise
 
     def type(self, line: str) -> None:
         """Types a line and Enter. `wait_for` then searches below it."""
@@ -64,13 +71,21 @@ class Tmux:
         return self._tmux("capture-pane", "-p", "-J", "-S", "-").rstrip()
 
     def _tmux(self, *arguments: str, env: Mapping[str, str] | None = None) -> str:
-        command = ["tmux", "-S", self._socket, *arguments]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=SECONDS)
+        done = self._command(*arguments, env=env)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def _command(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        command = ["tmux", "-S", self._folder / "socket", *arguments]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=SECONDS)
+
+    def _close(self) -> None:
+        # The server has ended by itself if its shell has.
+        self._command("kill-server")
+        shutil.rmtree(self._folder)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._tmux("kill-server")
+        self._close()
