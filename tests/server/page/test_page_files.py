@@ -43,6 +43,16 @@ def test_third_party_files_are_listed_with_licence_and_hash() -> None:
             assert f"LICENSE.{re.split('[./]', file)[0]}" in LISTED
 
 
+def test_the_distribution_states_the_licences_of_third_party_files() -> None:
+    root = Path(__file__).parents[3]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    shipped = {path.name for pattern in project["license-files"] for path in root.glob(pattern)}
+    assert shipped == {"LICENSE"} | {file for file in LISTED if file.startswith("LICENSE.")}
+    used = {entry["licence"] for file, entry in LISTED.items() if not file.startswith("LICENSE.")}
+    stated = set(project["license"].split(" AND "))
+    assert stated == {"Apache-2.0"} | {licence for text in used for licence in text.split(" and ")}
+
+
 def test_every_file_is_used() -> None:
     html = (PAGE / "index.html").read_text()
     linked = set(re.findall(r'(?:href|src)="([^"#]+)"', html))
