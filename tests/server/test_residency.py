@@ -235,8 +235,10 @@ def test_least_recently_used_model_is_unloaded(engine: type[fakes.Engine], pool:
         assert states(live) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
         engine.gate = threading.Event()
         try:
-            used = [ask(pool, live, name, stream=name == "a") for name in "ac"]
-            until(lambda: all(loaders[name].made[-1]._registry.all() for name in "ac"))
+            used: list[Future[Answer]] = []
+            for name in "ac":  # one after the other, so that a is the least recently used one
+                used.append(ask(pool, live, name, stream=name == "a"))
+                until(loaders[name].made[-1]._registry.all)
             waiting = ask(pool, live, "b")
             until(lambda: entry_of(live, "a").is_retiring)
             late = ask(pool, live, "a")  # waits for the load of b, which would otherwise never have its turn
