@@ -13,6 +13,15 @@ from playwright.sync_api import ConsoleMessage, Locator, Page, Request, Route, e
 TIMEOUT = 30_000
 """Milliseconds after which an expectation fails."""
 STREAM = "text/event-stream"
+AFTER_TRANSACTIONS = """() => new Promise((resolve, reject) => {
+    const opened = indexedDB.open("ferrule");
+    opened.onsuccess = () => {
+        const transaction = opened.result.transaction(opened.result.objectStoreNames, "readwrite");
+        transaction.oncomplete = () => { opened.result.close(); resolve(); };
+        transaction.onabort = reject;
+    };
+    opened.onerror = reject;
+})"""
 
 
 @dataclass
@@ -46,6 +55,11 @@ class ChatPage:
         """Opens or reloads the page."""
         self.page.goto("/")
         expect(self.page.locator("#model option")).not_to_have_count(0)
+
+    def reload(self) -> None:
+        """Reloads the page once its changes are saved: a transaction waits for those that began before it."""
+        self.page.evaluate(AFTER_TRANSACTIONS)
+        self.open()
 
     def find(self, selector: str) -> Locator:
         """Returns the elements of a CSS selector."""

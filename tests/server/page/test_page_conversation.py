@@ -203,7 +203,7 @@ def test_a_reload_keeps_the_conversation(chat: ChatPage) -> None:
     chat.wait()
     chat.press("previous")
     before = chat.answers(), chat.version()
-    chat.open()
+    chat.reload()
     chat.expect_messages(CAPITAL)
     assert (chat.answers(), chat.version()) == before
     chat.expect_titles(CAPITAL)
@@ -306,5 +306,5 @@ def test_a_model_is_selected(open_chat: Callable[..., ChatPage]) -> None:
     chat.wait()
     assert [request["model"] for request in chat.requests] == ["tiny", "other"]
     expect(chat.answer().locator(".author")).to_have_text("other")
-    chat.open()
+    chat.reload()
     expect(chat.find("#model")).to_have_value("other")

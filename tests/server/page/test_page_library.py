@@ -51,7 +51,7 @@ def test_two_conversations_are_separate(two_conversations: ChatPage) -> None:
     two_conversations.find(".open-conversation").nth(1).click()
     two_conversations.expect_messages("What is the capital of France?")
     expect(two_conversations.find(".open-conversation[aria-current]")).to_have_text("What is the capital of France?")
-    two_conversations.open()
+    two_conversations.reload()
     two_conversations.expect_messages("What is the capital of France?")
 
 
@@ -64,7 +64,7 @@ def test_a_conversation_is_renamed(two_conversations: ChatPage) -> None:
     two_conversations.page.keyboard.type("not this")
     two_conversations.page.keyboard.press("Escape")
     two_conversations.expect_titles("Rome", "What is the capital of France?")
-    two_conversations.open()
+    two_conversations.reload()
     two_conversations.expect_titles("Rome", "What is the capital of France?")
 
 
@@ -77,7 +77,7 @@ def test_a_conversation_is_deleted_after_confirmation(two_conversations: ChatPag
     two_conversations.find("#delete-dialog button[value=delete]").click()
     expect(two_conversations.find(".open-conversation")).to_have_text(["What is the capital of France?"])
     two_conversations.expect_messages("What is the capital of France?")
-    two_conversations.open()
+    two_conversations.reload()
     two_conversations.expect_titles("What is the capital of France?")
 
 
@@ -100,7 +100,7 @@ def test_a_pinned_conversation_is_first(two_conversations: ChatPage, other_tab: 
     file = exported(two_conversations, "[data-key=export]", tmp_path)
     upload(two_conversations, file, tmp_path)
     two_conversations.expect_titles(france, france, italy)
-    two_conversations.open()
+    two_conversations.reload()
     two_conversations.expect_titles(france, france, italy)
     two_conversations.find("[data-key=pin]").click()
     expect(two_conversations.find("[data-key=pin]")).to_have_attribute("aria-pressed", "false")

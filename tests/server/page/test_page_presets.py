@@ -43,7 +43,7 @@ def test_presets_are_saved_applied_and_deleted(chat: ChatPage) -> None:
     expect(preset).to_have_value("")
     chat.find("#system").fill("You are brief.")
     save_preset(chat, "Brief")
-    chat.open()
+    chat.reload()
     chat.find("#open-settings").click()
     expect(preset.locator("option")).to_have_text(["None", "Brief", "Pirate"])
     preset.select_option("Pirate")
