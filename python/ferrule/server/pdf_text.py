@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from ferrule.server.context import Context
 from ferrule.server.errors import BAD_REQUEST, UNAVAILABLE, UNPROCESSABLE, ApiError
+from ferrule.server.pdf_worker import CPU_SECONDS, MEMORY
 
 WORKER = Path(__file__).with_name("pdf_worker.py")
 PROCESSES = 2
@@ -122,5 +123,6 @@ def _invalid(reason: str) -> ApiError:
 
 
 def _too_complex() -> ApiError:
-    message = "the PDF file cannot be read within 30 s of processor time, 60 s and 1 GiB of memory"
+    limits = f"{CPU_SECONDS} s of processor time, {SECONDS:.0f} s in all, {MEMORY >> 30} GiB of memory"
+    message = f"reading the PDF file takes more than one of the limits: {limits}"
     return ApiError(UNPROCESSABLE, message, code="pdf_too_complex")
