@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,17 @@ class ChatPage:
         """Waits until no answer is being generated."""
         expect(self.find("#send")).to_have_accessible_name("Send")
         expect(self.find(".running")).to_have_count(0)
+
+    def wait_until(self, function: str, argument: Any = None) -> None:
+        """Waits until a function of the page returns true.
+
+        Playwright's `wait_for_function` evaluates a string again and again, which the page's security policy allows the
+        first time only.
+        """
+        deadline = time.monotonic() + TIMEOUT / 1000
+        while not self.page.evaluate(function, argument):
+            assert time.monotonic() < deadline, function
+            self.page.wait_for_timeout(50)
 
     def answers(self) -> list[str]:
         """Returns the texts of the visible answers."""

@@ -351,6 +351,6 @@ def test_an_invalid_file_is_rejected(chat: ChatPage, tmp_path: Path) -> None:
     for width in (900, 1280, 1920):
         chat.page.set_viewport_size({"width": width, "height": 800})
         # Aligned, except for a scrollbar; the browser applies the new size asynchronously.
-        chat.page.wait_for_function(ALIGNED, arg=["#notice", ".assistant .body", "#composer"])
+        chat.wait_until(ALIGNED, ["#notice", ".assistant .body", "#composer"])
     chat.ask("What is the capital of Italy?")
     expect(chat.find("#notice")).to_be_hidden()

@@ -66,7 +66,7 @@ def test_formulas_are_typeset(chat: ChatPage) -> None:
     assert "<mi>m</mi><msup><mi>c</mi><mn>2</mn></msup>" in body.locator("math").first.inner_html()
     expect(body.locator("em")).to_have_count(0)
     # The fonts of the formulas are loaded, some of them later than the others.
-    chat.page.wait_for_function("[...document.fonts].filter(({ status }) => status === 'loaded').length >= 4")
+    chat.wait_until("[...document.fonts].filter(({ status }) => status === 'loaded').length >= 4")
 
 
 @pytest.mark.parametrize("text", NOT_FORMULAS)
