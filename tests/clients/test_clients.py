@@ -42,7 +42,8 @@ INSTALLERS = 4
 
 def run_uv(*words: str | Path, seconds: int) -> None:
     """Runs uv without the environment of these tests, such as PYTHONPATH and API keys."""
-    environment = {name: os.environ[name] for name in ("HOME", "PATH", "UV_CACHE_DIR") if name in os.environ}
+    kept = ("HOME", "PATH", "UV_CACHE_DIR", "UV_HTTP_RETRIES")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
     done = subprocess.run(
         [UV, *words], env=environment | ENVIRONMENT, capture_output=True, text=True, timeout=seconds, check=False
     )
