@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-START_SECONDS = 60
+START_SECONDS = 120
 
 
 @contextmanager
-def served(*command: str, health: str = "/health", stop_within: float = 30) -> Generator[str]:
+def served(*command: str, health: str = "/health", stop_within: float = 60) -> Generator[str]:
     """Runs a Python command that says on stderr where it listens; gives its URL once it is healthy."""
     with TemporaryDirectory() as folder:
         # A file, since whatever it logs must go somewhere: a pipe that nobody reads would stop it once it is full.
@@ -46,7 +46,7 @@ def _healthy(process: subprocess.Popen[bytes], log: Path, health: str) -> str:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5):
+        with urllib.request.urlopen(url, timeout=60):
             return True
     except urllib.error.HTTPError as error:
         error.close()

@@ -13,8 +13,10 @@ the tests to leave out by module: functions, or functions with their parameters.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -87,7 +89,8 @@ UNSUPPORTED = (
 """Options of llama-server that `ferrule serve` does not have."""
 MAX_SERVERS = 6
 """Number of servers that run at the same time."""
-START_SECONDS = 60
+START_SECONDS = 120
+PORTS = range(20_000, 30_000)
 
 
 class Servers:
@@ -133,8 +136,11 @@ atexit.register(SERVERS.stop)
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+    """Returns a port outside of the range from which the system chooses ports for other programs."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise RuntimeError("no free port")
 
 
 def _start(words: tuple[str, ...], port: int) -> subprocess.Popen[bytes]:
@@ -144,7 +150,7 @@ def _start(words: tuple[str, ...], port: int) -> subprocess.Popen[bytes]:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60):
                 return process
         except OSError:
             time.sleep(0.05)
