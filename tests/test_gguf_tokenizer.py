@@ -474,7 +474,7 @@ def test_million_repeated_characters_encode_in_time(kind: str, character: str, t
             writer.add_tokenizer_pre(kind)
 
     tokenizer = Tokenizer(write(tmp_path / "model.gguf", fill))
-    start = time.perf_counter()
+    start = time.process_time()
     ids = tokenizer.encode(character * LONG, add_special_tokens=False)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert tokenizer.decode(ids) == character * LONG

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -223,6 +222,15 @@ print("begin", flush=True)
 quantize(sys.argv[1], sys.argv[2], format=sys.argv[3], threads=1, overwrite=True)
 print("end", flush=True)
 """
+INTERRUPTED = """
+import signal, sys
+from ferrule import quantize
+# Ctrl-C comes after some processor time, whatever else the machine does.
+signal.signal(signal.SIGVTALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+signal.setitimer(signal.ITIMER_VIRTUAL, float(sys.argv[4]))
+print("begin", flush=True)
+quantize(sys.argv[1], sys.argv[2], format=sys.argv[3], threads=1, overwrite=True)
+"""
 FIRST_LOAD = """
 import sys
 from ferrule import LLM
@@ -261,22 +269,31 @@ def leftovers(folder: Path, kept: set[str]) -> list[Path]:
     return [path for path in folder.iterdir() if path.name not in kept]
 
 
-def killed_after(child: subprocess.Popen[str], seconds: float) -> bool:
-    """Kills a process and returns whether it was still running."""
-    with child:
-        time.sleep(seconds)
-        child.kill()
-        assert child.stdout is not None
-        return "end" not in child.stdout.read()
+class Killer:
+    """Kills processes at random times during their work, which takes some seconds."""
+
+    def __init__(self, seconds: float, seed: int) -> None:
+        self._seconds = seconds
+        self._random = random.Random(seed)
+
+    def kill(self, child: subprocess.Popen[str]) -> bool:
+        """Kills a process and returns whether it was still running."""
+        with child:
+            time.sleep(self._random.uniform(0, self._seconds))
+            child.kill()
+            assert child.stdout is not None
+            running = "end" not in child.stdout.read()
+        if not running:  # the machine may have become faster
+            self._seconds *= 0.8
+        return running
 
 
 def test_sigkill_during_quantize_leaves_old_model_or_none(model: Path, tmp_path: Path) -> None:
     out, new = tmp_path / "out", tmp_path / "new"
     quantize(model, out, format="int8")
     old = contents(out)
-    seconds = seconds_of(QUANTIZE, str(model), str(new), "int4")
+    killer = Killer(seconds_of(QUANTIZE, str(model), str(new), "int4"), seed=65)
     whole = contents(new)
-    rng = random.Random(65)
     killed = 0
     for attempt in range(MOST_ATTEMPTS):
         # The directory alternately has no packed file, or an older one in another format.
@@ -285,7 +302,7 @@ def test_sigkill_during_quantize_leaves_old_model_or_none(model: Path, tmp_path:
             shutil.rmtree(new, ignore_errors=True)
         elif not out.exists() or contents(out) != old:
             quantize(model, out, format="int8", overwrite=True)
-        killed += killed_after(begun(QUANTIZE, str(model), str(target), "int4"), rng.uniform(0, seconds))
+        killed += killer.kill(begun(QUANTIZE, str(model), str(target), "int4"))
         after = contents(target) if target.exists() else None
         assert after in (before, whole, None), f"attempt {attempt}: neither the old one nor the new, nor none"
         if killed == KILLS:
@@ -302,13 +319,12 @@ def test_sigkill_during_quantize_leaves_old_model_or_none(model: Path, tmp_path:
 def test_sigkill_during_first_load_leaves_complete_packed_file_or_none(model: Path, tmp_path: Path) -> None:
     environment = {"FERRULE_CACHE": str(tmp_path / "cache")}
     folder = tmp_path / "cache" / "packed"
-    seconds = seconds_of(FIRST_LOAD, str(model), "-", "int4", **environment)
+    killer = Killer(seconds_of(FIRST_LOAD, str(model), "-", "int4", **environment), seed=66)
     [(name, whole)] = contents(folder).items()
-    rng = random.Random(66)
     killed = 0
     for attempt in range(MOST_ATTEMPTS):
         (folder / name).unlink(missing_ok=True)
-        killed += killed_after(begun(FIRST_LOAD, str(model), "-", "int4", **environment), rng.uniform(0, seconds))
+        killed += killer.kill(begun(FIRST_LOAD, str(model), "-", "int4", **environment))
         found = {name: data for name, data in contents(folder).items() if not name.startswith(".")}
         assert found in ({}, {name: whole}), f"attempt {attempt}: a file that is not whole has its name"
         if killed == KILLS:
@@ -331,14 +347,14 @@ def test_concurrent_first_loads_succeed(model: Path, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_during_quantize_leaves_no_partial_files(model: Path, tmp_path: Path) -> None:
-    seconds = seconds_of(QUANTIZE, str(model), str(tmp_path / "out"), "int4")
+    start = time.process_time()
+    quantize(model, tmp_path / "out", format="int4", threads=1)
+    seconds = time.process_time() - start
     quantize(model, tmp_path / "out", format="int8", overwrite=True)
     before = contents(tmp_path / "out")
-    child = begun(QUANTIZE, str(model), str(tmp_path / "out"), "int4")
+    child = begun(INTERRUPTED, str(model), str(tmp_path / "out"), "int4", str(seconds / 3))
     with child:
-        time.sleep(seconds / 3)
-        child.send_signal(signal.SIGINT)
-        assert child.wait(timeout=60) != 0
+        assert child.wait(timeout=120) != 0
     assert contents(tmp_path / "out") == before
     assert not leftovers(tmp_path, {"out"})
 

@@ -75,12 +75,12 @@ def test_other_text_is_rejected(text: str) -> None:
 
 
 def test_parsing_takes_linear_time() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(str(read_literal('"' + "ab\\n" * 250_000 + '"'))) == 750_000
     assert read_literal("[" + "1," * 300_000 + "]") == [1] * 300_000
     with pytest.raises(ValueError):  # noqa: PT011
         read_literal('"""' + 'a"' * 500_000)
-    assert time.perf_counter() - start < 5 * 5, "the promise is 5 s"
+    assert time.process_time() - start < 5 * 5, "the promise is 5 s"
 
 
 @pytest.mark.parametrize(
