@@ -24,6 +24,8 @@ from ferrule.errors import EngineError, InvalidParameterError, QueueFullError
 MAX_MODEL_LEN = 2048
 PAGE = 16
 """Number of tokens in a page of the prefix cache."""
+GATE_SECONDS = 60.0
+"""Seconds after which a step fails whose gate a test does not open."""
 HISTOGRAMS = ("queue", "prefill", "time_to_first_token", "inter_token", "decode", "step")
 BOUNDS = [0.001, 0.01, 0.1, 1.0]
 
@@ -395,8 +397,8 @@ class Engine:
             self.stepping = True
             try:
                 time.sleep(self.step_seconds)
-                if self.gate is not None:
-                    self.gate.wait(10)
+                if self.gate is not None and not self.gate.wait(GATE_SECONDS):
+                    raise AssertionError("the gate was not opened")
             finally:
                 self.stepping = False
 

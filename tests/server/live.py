@@ -83,7 +83,7 @@ def events(body: bytes) -> Iterator[Any]:
     yield from map(json.loads, parts[:-1])
 
 
-def until(condition: Callable[[], object], seconds: float = 20) -> None:
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
@@ -128,7 +128,7 @@ def serving(
         if thread.is_alive():
             server.handle_exit(15, None)
             server.handle_exit(15, None)
-        thread.join(30)
+        thread.join(60)
         listener.close()
         assert not thread.is_alive()
     assert not failures

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
-import time
+import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -146,16 +147,14 @@ def test_failed_stream_ends_with_error_event(scripted: ScriptedServer) -> None:
 
 
 def test_pings_are_sent_while_stream_is_idle(engine: type[fakes.Engine]) -> None:
+    fields = json.dumps({"max_tokens": 500, "messages": HI, "stream": True}).encode()
     with held(engine) as gate, scripted_server(engine, keep_alive=0.05) as scripted:
-        answers: list[Any] = []
-        asking = threading.Thread(target=lambda: answers.append(ask(scripted.live, stream=True)))
-        asking.start()
-        until(lambda: fake_of(scripted.live.llm).running)
-        time.sleep(0.3)
-        gate.set()
-        asking.join()
-    body: bytes = answers[0].body
-    assert body.startswith(PING + PING)
+        url, headers = f"{scripted.live.url}/v1/messages", {"Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(url, fields, headers), timeout=60) as response:
+            body = response.read(len(PING + PING))
+            assert body == PING + PING
+            gate.set()
+            body += response.read()
     check_stream([event for event in named_events(body) if event["type"] != "ping"])
 
 
@@ -214,5 +213,5 @@ def test_full_queue_raises_overloaded_error_in_client(engine: type[fakes.Engine]
 
 def test_request_timeout_returns_timeout_error(engine: type[fakes.Engine]) -> None:
     with held(engine) as gate, scripted_server(engine) as scripted:
-        threading.Timer(0.5, gate.set).start()
         message_of(ask(scripted.live, {"X-Request-Timeout": "0.2"}), 503, "timeout_error")
+        gate.set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -169,7 +168,7 @@ def test_invalid_input_file_fails_the_batch(
 
 def test_cancelled_batch_keeps_its_responses(engine: type[fakes.Engine], client: Client) -> None:
     engine.step_seconds = 0.01
-    asked = [chat_request(each, max_tokens=4 if each < 4 else 200, ignore_eos=True) for each in range(40)]
+    asked = [chat_request(each, max_tokens=4 if each < 4 else 1900, ignore_eos=True) for each in range(40)]
     batch = client.begin(*asked)
 
     def has_responses() -> bool:
@@ -213,7 +212,9 @@ def test_interrupted_batch_continues_after_a_restart(engine: type[fakes.Engine],
     engine.max_num_seqs = 2
     engine.step_seconds = 0.01
     with served(tmp_path) as (live, client):
-        first = client.begin(*(chat_request(each, max_tokens=8, ignore_eos=True) for each in range(30)))
+        first = client.begin(
+            *(chat_request(each, max_tokens=8 if each < 4 else 500, ignore_eos=True) for each in range(30))
+        )
         second = client.begin(chat_request(0))
 
         def has_responses() -> bool:
@@ -221,11 +222,9 @@ def test_interrupted_batch_continues_after_a_restart(engine: type[fakes.Engine],
             return counts is not None and counts.completed >= 3
 
         until(has_responses)
-        begun = time.monotonic()
         live.end()
-        live.thread.join(20)
-        assert not live.thread.is_alive()
-        assert time.monotonic() - begun < 15, "the drain waited for the batch"
+        live.thread.join(60)
+        assert not live.thread.is_alive(), "the drain waited for the batch"
     answered = (tmp_path / "batches" / f"{first.id}.answers.jsonl").read_bytes().splitlines()
     assert 3 <= len(answered) < 30
     engine.step_seconds = 0
@@ -243,7 +242,7 @@ def test_interrupted_batch_continues_after_a_restart(engine: type[fakes.Engine],
 def test_batch_that_expired_while_no_server_ran_keeps_its_responses(engine: type[fakes.Engine], tmp_path: Path) -> None:
     engine.step_seconds = 0.02
     with served(tmp_path) as (_, client):
-        batch = client.begin(*(chat_request(each, max_tokens=200, ignore_eos=True) for each in range(5)))
+        batch = client.begin(*(chat_request(each, max_tokens=1900, ignore_eos=True) for each in range(5)))
         until(lambda: client.batches.retrieve(batch.id).status == "in_progress")
     record = tmp_path / "batches" / f"{batch.id}.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "expires_at": 1}))

@@ -51,7 +51,7 @@ class Cloud:
                 self.end_headers()
                 try:
                     for index, piece in enumerate(cloud.pieces):
-                        if index and not cloud.gate.wait(30):
+                        if index and not cloud.gate.wait(60):
                             return
                         self.wfile.write(piece)
                         self.wfile.flush()
@@ -76,7 +76,7 @@ def cloud() -> Iterator[Cloud]:
         found.gate.set()
         found.server.shutdown()
         found.server.server_close()
-        thread.join(30)
+        thread.join(60)
 
 
 def settings(cloud: Cloud, **others: Any) -> ServerSettings:
@@ -246,7 +246,7 @@ def test_disconnect_closes_the_stream_of_the_fallback(engine: type[fakes.Engine]
             head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
             client.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
             assert client.recv(1 << 10)
-        assert cloud.closed.wait(30)
+        assert cloud.closed.wait(60)
 
 
 def test_shutdown_waits_for_the_stream_of_the_fallback(engine: type[fakes.Engine], cloud: Cloud) -> None:
@@ -260,7 +260,7 @@ def test_shutdown_waits_for_the_stream_of_the_fallback(engine: type[fakes.Engine
         assert not live.server.should_exit
         cloud.gate.set()
         assert list(events(answer.result(60).body)) == [{}]
-        live.thread.join(30)
+        live.thread.join(60)
 
 
 def test_refusal_is_sent_if_the_fallback_is_unreachable(

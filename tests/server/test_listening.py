@@ -64,7 +64,10 @@ def started(tmp_path: Path, *options: str) -> Generator[str]:
         yield found[1]
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
 
 
 def status(connection: http.client.HTTPConnection, path: str = "/health") -> int:

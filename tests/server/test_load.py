@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -98,9 +99,11 @@ def test_preemption_does_not_change_outputs(solo: list[str]) -> None:
 def test_queue_overflow_rejects_without_changing_other_outputs(solo: list[str]) -> None:
     """With ten times as many clients as places, some are rejected and the others are not affected."""
     room = 4
+    together = threading.Barrier(10 * room)
     with serving(llm=lambda: AsyncLLM(max_num_seqs=2, max_queued_requests=room - 2)) as live:
 
         def ask(which: int) -> bool:
+            together.wait()
             found = live.complete(PROMPTS[which], temperature=0, max_tokens=TOKENS, ignore_eos=True)
             if found.status == 200:
                 assert found.json["choices"][0]["text"] == solo[which]

@@ -63,7 +63,7 @@ def test_app_is_mounted_in_application_with_lifespan(engine: type[fakes.Engine])
         assert "script-src 'self'" in page.headers["Content-Security-Policy"]
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)
         listener.close()
     assert closed
 
@@ -72,7 +72,7 @@ def test_requests_during_model_load_return_503(engine: type[fakes.Engine]) -> No
     gate = threading.Event()
 
     def load() -> AsyncLLM:
-        gate.wait(30)
+        gate.wait(60)
         return AsyncLLM()
 
     with serving(llm=load, ready=False) as live:

@@ -86,7 +86,7 @@ def test_files_that_find_no_place_in_the_queue_are_refused(
     with ThreadPoolExecutor(pdf_text.PROCESSES + 2) as pool:
         try:
             answers = [pool.submit(post, live, pdf(["text"])) for _ in range(pdf_text.PROCESSES + 2)]
-            done, _ = wait(answers, timeout=20, return_when=FIRST_COMPLETED)
+            done, _ = wait(answers, timeout=60, return_when=FIRST_COMPLETED)
             ((status, error),) = [answer.result() for answer in done]
             assert (status, error["code"]) == (503, "queue_full")
         finally:

