@@ -25,7 +25,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]], debug: bool = True) -> No
 
     async def watched() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: caught.append(context))
-        await asyncio.wait_for(test(), 30)
+        await asyncio.wait_for(test(), 120)
         gc.collect()
         await asyncio.sleep(0)
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -46,7 +46,7 @@ async def last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -69,20 +69,22 @@ def test_exception_in_engine_thread_fails_every_request(
 
 
 def test_drain_waits_for_running_requests(engine: type[fakes.Engine]) -> None:
-    engine.step_seconds = 0.002
+    gate = threading.Event()
 
     async def test() -> None:
         async with AsyncLLM() as llm:
             await llm.drain(0)
+        engine.gate = gate
         async with AsyncLLM() as llm:
             tasks = [asyncio.create_task(last(llm.generate("x", sampled(40)))) for _ in range(3)]
-            await until(lambda: len(fake_of(llm).running) == 3)
+            await until(lambda: len(llm._registry.all()) == 3)
             drained = asyncio.create_task(llm.drain())
             await asyncio.sleep(0)
             with pytest.raises(EngineError, match="the engine is draining and accepts no new requests"):
                 await last(llm.generate("x"))
             await llm.check_health()
             assert not drained.done()
+            gate.set()
             await drained
             assert [(await task).outputs[0].finish_reason for task in tasks] == ["length"] * 3
             with pytest.raises(InvalidParameterError, match=r"timeout must be a number from 0 to 1e\+09, got -1"):
@@ -96,9 +98,9 @@ def test_drain_aborts_requests_after_timeout(engine: type[fakes.Engine]) -> None
 
     async def test() -> None:
         async with AsyncLLM() as llm:
-            tasks = [asyncio.create_task(last(llm.generate("x", LONG))) for _ in range(3)]
-            unread = llm.stream("x", LONG)
-            await anext(unread)
+            running, unread = [llm.generate("x", LONG) for _ in range(3)], llm.stream("x", LONG)
+            await asyncio.gather(*map(anext, running), anext(unread))
+            tasks = [asyncio.create_task(last(outputs)) for outputs in running]
             await llm.drain(0.05)
             outputs = [(await task).outputs[0] for task in tasks]
             assert [output.finish_reason for output in outputs] == ["abort"] * 3
@@ -166,12 +168,12 @@ def test_garbage_collected_async_llm_ends_engine_thread(engine: type[fakes.Engin
     gc.collect()
     assert gone() is None
     assert thread is not None
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 
 def test_two_event_loops_in_two_threads(engine: type[fakes.Engine]) -> None:
-    engine.step_seconds = 0.001
+    engine.step_seconds = 0.01
     with LLM() as plain:
         expected = [plain.generate(f"x {i}", sampled(30, seed=i))[0].outputs for i in range(8)]
     llm = AsyncLLM()
@@ -196,7 +198,7 @@ def test_two_event_loops_in_two_threads(engine: type[fakes.Engine]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert [results[i].outputs for i in range(8)] == expected
     assert not llm._registry.all()
     llm.close()
@@ -205,7 +207,7 @@ def test_two_event_loops_in_two_threads(engine: type[fakes.Engine]) -> None:
 EXIT = """
 import asyncio, fakes, sys, time
 fakes.install()
-fakes.Engine.step_seconds = 0.01
+fakes.Engine.step_seconds = 0.1  # a whole answer takes minutes
 from ferrule import AsyncLLM, SamplingParams
 llm = AsyncLLM()
 async def main():
@@ -226,12 +228,10 @@ print("leaving")
 
 @pytest.mark.parametrize("kind", ["idle", "running"])
 def test_process_exit_is_clean(kind: str) -> None:
-    start = time.monotonic()
     command = [sys.executable, "-W", "ignore", "-c", EXIT, kind]
-    process = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=20, check=False)
+    process = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=60, check=False)
     assert (process.returncode, process.stdout) == (0, "leaving\n"), process.stderr
     assert not process.stderr
-    assert time.monotonic() - start < 1 * SLACK + 1
 
 
 FORK = """
@@ -276,7 +276,7 @@ llm.close()
 
 def test_forked_child_works_or_raises() -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORK]
-    process = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=20, check=False)
+    process = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=60, check=False)
     assert process.returncode == 0, process.stderr
 
 

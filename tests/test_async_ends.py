@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
@@ -26,9 +27,9 @@ from ferrule._engine.collector import Collector
 
 
 def test_stop_string_ends_one_of_several_completions(engine: type[fakes.Engine]) -> None:
-    engine.step_seconds = 0.002
     with LLM() as plain:
         first, second = (completion.text for completion in plain.generate("x", sampled(300, n=2))[0].outputs)
+    engine.step_seconds = 0.05
     stop = next(first[i : i + 4] for i in range(5, 50) if first[i : i + 4] not in second)
 
     async def test() -> None:
@@ -37,6 +38,7 @@ def test_stop_string_ends_one_of_several_completions(engine: type[fakes.Engine])
             await until(lambda: bool(fake_of(llm).aborted))
             assert len(fake_of(llm).running) == 1, "the engine goes on with what has ended"
             assert not task.done()
+            engine.step_seconds = 0
             output = await task
             assert [completion.finish_reason for completion in output.outputs] == ["stop", "length"]
             assert [completion.text for completion in output.outputs] == [first[: first.index(stop)], second]
@@ -47,7 +49,6 @@ def test_stop_string_ends_one_of_several_completions(engine: type[fakes.Engine])
 
 def test_abort_before_during_and_after_prefill(engine: type[fakes.Engine]) -> None:
     """Cancels before the request is added, during prefill, during decode, and with n=4."""
-    engine.step_seconds = 0.002
     engine.prefill_chunk = 10
     prompt: Any = {"prompt_token_ids": [7] * 1000}
 
@@ -71,7 +72,9 @@ def test_abort_before_during_and_after_prefill(engine: type[fakes.Engine]) -> No
             async def streaming() -> None:
                 await until(lambda: any(len(sequence.output) > 3 for sequence in list(fake.running.values())))
 
-            for when in (at_once, prefilling, streaming):
+            # The pause of a step is long where the abort must come before its next event.
+            for when, pause in ((at_once, 0.01), (prefilling, 0.05), (streaming, 0.01)):
+                engine.step_seconds = pause
                 for n in (1, 4):
                     output = await aborted(llm, when, sampled(500, n=n))
                     assert output.finished
@@ -89,7 +92,7 @@ def test_abort_before_during_and_after_prefill(engine: type[fakes.Engine]) -> No
 
 def test_abort_before_engine_receives_request(engine: type[fakes.Engine]) -> None:
     """Aborts during tokenization, and during a step."""
-    engine.step_seconds = 0.2
+    gate = engine.gate = threading.Event()
 
     async def test() -> None:
         async with AsyncLLM() as llm:
@@ -107,6 +110,7 @@ def test_abort_before_engine_receives_request(engine: type[fakes.Engine]) -> Non
             output = await task
             assert fake_of(llm).stepping, "an abort waited for a step"
             assert [completion.finish_reason for completion in output.outputs] == ["abort"] * 2
+            gate.set()
             await beside
             await all_free(llm)
             assert fake_of(llm).next_id == 1
@@ -189,7 +193,7 @@ def test_exception_in_detokenizer_fails_only_its_request(
             with monkeypatch.context() as patch:
                 patch.setattr(llm._tokenizer, "_token_bytes", lambda _: 1 / 0)
                 with pytest.raises(EngineError, match="ZeroDivisionError"):
-                    await asyncio.wait_for(_rest(stream), 10)
+                    await asyncio.wait_for(_rest(stream), 60)
             await all_free(llm)
             await llm.check_health()
 
@@ -244,7 +248,7 @@ def test_requests_of_stopped_event_loop_are_released(engine: type[fakes.Engine])
         await all_free(llm)
         beside = asyncio.create_task(last(llm.generate("y", sampled(200))))
         await abandon_elsewhere()
-        await asyncio.wait_for(llm.drain(), 10)
+        await asyncio.wait_for(llm.drain(), 60)
         assert (await beside).finished
         await all_free(llm)
         await llm.aclose()
@@ -264,7 +268,7 @@ def test_drain_completes_when_event_loop_is_closed(engine: type[fakes.Engine]) -
             await asyncio.sleep(0.01)
             assert not drained.done()
             loop.close()
-            await asyncio.wait_for(drained, 10)
+            await asyncio.wait_for(drained, 60)
             assert not llm._registry._idle
 
     run(test)

@@ -193,7 +193,7 @@ def test_closed_stdout_exits_silently() -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(10) == 1
+    assert process.wait(60) == 1
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
@@ -225,7 +225,7 @@ def test_ctrl_c_ends_run_with_130() -> None:
     assert process.stdout is not None
     process.stdout.read(10)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in errors
 

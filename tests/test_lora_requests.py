@@ -199,8 +199,18 @@ def test_async_requests_with_adapters(engine: type[fakes.Engine], paths: dict[st
     run(test)
 
 
-def test_loading_blocks_neither_event_loop_nor_engine(engine: type[fakes.Engine], paths: dict[str, Path]) -> None:
-    engine.load_lora_seconds, engine.step_seconds = 0.3, 0.001
+def test_loading_blocks_neither_event_loop_nor_engine(
+    engine: type[fakes.Engine], paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.step_seconds = 0.005
+    begun, go_on, load = threading.Event(), threading.Event(), engine.load_lora
+
+    def held(self: fakes.Engine, directory: str, config: str) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return load(self, directory, config)
+
+    monkeypatch.setattr(engine, "load_lora", held)
 
     async def test() -> None:
         async with AsyncLLM() as llm:
@@ -209,13 +219,11 @@ def test_loading_blocks_neither_event_loop_nor_engine(engine: type[fakes.Engine]
             waiting = asyncio.create_task(
                 last(llm.generate("y", sampled(2), lora_request=LoRARequest("a", 1, paths["a"])))
             )
-            await asyncio.sleep(0.05)
-            before, turns = fake_of(llm).steps, 0
-            while not fake_of(llm).lora_loads:
-                await asyncio.sleep(0.001)
-                turns += 1
-            assert turns > 20
-            assert fake_of(llm).steps > before + 20
+            await until(begun.is_set)
+            before = fake_of(llm).steps
+            await until(lambda: fake_of(llm).steps > before + 20)
+            assert not fake_of(llm).lora_loads
+            go_on.set()
             await waiting
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

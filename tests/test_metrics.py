@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -79,13 +80,14 @@ def test_engine_metrics(llm: LLM) -> None:
 
 
 def test_metrics_do_not_wait_for_a_step(llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
-    fake_engine.step_seconds = 1.0
+    gate = fake_engine.gate = threading.Event()
     thread = threading.Thread(target=llm.generate, args=("x", SamplingParams(max_tokens=1)))
     thread.start()
     while not engine_of(llm).stepping:
-        pass
+        time.sleep(0.001)
     assert llm.metrics().running == 1
     assert engine_of(llm).stepping
+    gate.set()
     thread.join()
     llm.close()
     with pytest.raises(EngineError, match="the engine is closed"):

@@ -29,22 +29,50 @@ def params(length: int, seed: int = 1) -> SamplingParams:
     return SamplingParams(temperature=1.0, seed=seed, max_tokens=length, ignore_eos=True)
 
 
-def test_eight_threads_share_steps(llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf) -> None:
+class InOrder:
+    """A lock that its waiters get in order, as on a machine whose processors are idle."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._entered = self._left = 0
+
+    @property
+    def waiting(self) -> int:
+        return self._entered - self._left - 1
+
+    def __enter__(self) -> None:
+        with self._changed:
+            turn, self._entered = self._entered, self._entered + 1
+            self._changed.wait_for(lambda: self._left == turn)
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._left += 1
+            self._changed.notify_all()
+
+
+def test_eight_threads_share_steps(
+    llm: LLM, fake_engine: type[fakes.Engine], engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each thread gets the same output as alone, and the threads share steps."""
-    fake_engine.step_seconds = 0.001
     jobs = [(f"prompt {number}", params(20 + number, seed=number)) for number in range(8)]
     alone = [llm.generate(*job)[0].outputs[0].token_ids for job in jobs]
     before = engine_of(llm).steps
-    start = threading.Barrier(8)
+    lock = InOrder()
+    monkeypatch.setattr(llm._driver, "_lock", lock)
+    fake_engine.gate = threading.Event()  # the first step ends when all threads are there
 
     def work(number: int) -> list[int]:
-        start.wait()
         if number % 2:
             return [token for delta in llm.stream(*jobs[number]) for token in delta.token_ids]
         return llm.generate(*jobs[number])[0].outputs[0].token_ids
 
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(work, range(8))) == alone
+        found = pool.map(work, range(8))
+        while lock.waiting < 7:
+            time.sleep(0.001)
+        fake_engine.gate.set()
+        assert list(found) == alone
     steps = engine_of(llm).steps - before
     assert steps < sum(len(tokens) for tokens in alone) / 2, "the threads took turns instead of sharing steps"
     assert not engine_of(llm).running
@@ -67,7 +95,7 @@ def test_short_request_finishes_before_long_one(llm: LLM, fake_engine: type[fake
 
 
 class SlowToWake:
-    """A lock whose waiters take half a millisecond to wake up, as on a machine whose processors are busy."""
+    """A lock whose waiters take half a millisecond or more to wake up, as on a machine whose processors are busy."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -85,7 +113,7 @@ def test_requests_are_not_blocked_by_prefill_of_another_thread(
 ) -> None:
     """A thread that steps without a token for itself lets other threads use the engine."""
     monkeypatch.setattr(llm._driver, "_lock", SlowToWake())
-    monkeypatch.setattr(driver, "LOCK_HANDOVER_SECONDS", 0.002)
+    monkeypatch.setattr(driver, "LOCK_HANDOVER_SECONDS", 0.02)
     fake_engine.step_seconds, fake_engine.prefill_chunk = 0.002, 2
     long: Any = {"prompt_token_ids": [9] * 1000}
     thread = threading.Thread(target=llm.generate, args=(long, params(1)))
@@ -97,6 +125,7 @@ def test_requests_are_not_blocked_by_prefill_of_another_thread(
         llm.generate({"prompt_token_ids": [7]}, params(3))
     steps = engine_of(llm).steps - before
     fake_engine.step_seconds = 0
+    monkeypatch.setattr(driver, "LOCK_HANDOVER_SECONDS", 0)
     thread.join()
     assert steps < 100, "requests of three steps waited for a prompt of 500"
 
@@ -199,7 +228,7 @@ def test_close_during_generation_in_another_thread(fake_engine: type[fakes.Engin
     thread.start()
     time.sleep(0.05)
     llm.close()
-    thread.join(5)
+    thread.join(60)
     assert [str(error) for error in caught] == ["the engine is closed"]
 
 
@@ -225,25 +254,23 @@ def work():
     while True:
         llm.generate("x", SamplingParams(ignore_eos=True))
 threading.Thread(target=work, daemon=True).start()
-time.sleep(0.3)
+while not llm._driver._engine.steps:
+    time.sleep(0.01)
 print("leaving")
 """
 
 
 def test_exit_during_generation_is_clean() -> None:
-    start = time.monotonic()
     process = subprocess.run(
-        [sys.executable, "-c", EXIT], cwd=TESTS, capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", EXIT], cwd=TESTS, capture_output=True, text=True, timeout=60, check=False
     )
     assert (process.returncode, process.stdout) == (0, "leaving\n")
     assert "Fatal" not in process.stderr
-    assert time.monotonic() - start < 5 + 1
 
 
 FORK = """
 import fakes, os, threading, time
 fakes.install()
-fakes.Engine.step_seconds = 0.05
 from ferrule import LLM, SamplingParams, EngineError
 params = SamplingParams(max_tokens=3)
 llm = LLM()
@@ -259,14 +286,17 @@ def in_child(expected):
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status == expected, status
 in_child(3)
+gate = fakes.Engine.gate = threading.Event()
 threading.Thread(target=lambda: llm.generate("x", SamplingParams(max_tokens=40, ignore_eos=True))).start()
-time.sleep(0.3)
+while not llm._driver._engine.stepping:
+    time.sleep(0.01)
 in_child(4)
+gate.set()
 """
 
 
 def test_forked_child_works_or_raises() -> None:
     process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORK], cwd=TESTS, capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-W", "ignore", "-c", FORK], cwd=TESTS, capture_output=True, text=True, timeout=60, check=False
     )
     assert process.returncode == 0, process.stderr

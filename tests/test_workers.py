@@ -6,26 +6,28 @@ import asyncio
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
-from event_loop import SLACK
 from ferrule._engine.workers import Workers
 
 TESTS = Path(__file__).parent
 
 PROGRAM = """
-import asyncio, time
+import asyncio, threading, time
 from ferrule._engine.workers import Workers
+
+begun = threading.Event()
 
 async def main():
     work = asyncio.ensure_future(workers.run(spin))
-    await asyncio.sleep(0.2)
+    while not begun.is_set():
+        await asyncio.sleep(0.01)
     work.cancel()
 
 def spin():
+    begun.set()
     while True:
         time.sleep(0.01)
 
@@ -38,7 +40,7 @@ print("ended")
 
 def test_endless_work_does_not_block_exit() -> None:
     command = [sys.executable, "-c", PROGRAM]
-    found = subprocess.run(command, capture_output=True, check=False, text=True, timeout=5 * SLACK)
+    found = subprocess.run(command, capture_output=True, check=False, text=True, timeout=60)
     assert (found.returncode, found.stdout) == (0, "ended\n"), found.stderr
 
 
@@ -47,7 +49,7 @@ def test_worker_count_is_limited_and_cancelled_work_is_skipped() -> None:
     workers = Workers(2)
 
     def work(number: int) -> int:
-        gate.wait(10)
+        assert gate.wait(60)
         done.append(number)
         return number
 
@@ -61,7 +63,7 @@ def test_worker_count_is_limited_and_cancelled_work_is_skipped() -> None:
         assert [await task for task in (*tasks[:2], tasks[5])] == [0, 1, 5]
 
     asyncio.run(ask())
-    assert workers.settle(10)
+    assert workers.settle(60)
     assert sorted(done) == [0, 1, 5]
 
 
@@ -104,7 +106,6 @@ async def main():
     while not begun.is_set():
         await asyncio.sleep(0.01)
         assert not task.done(), task
-    print(time.time(), flush=True)
 
 asyncio.run(main())
 print("the loop ended", flush=True)
@@ -115,9 +116,7 @@ print("the loop ended", flush=True)
 def test_program_exits_during_background_work(work: str) -> None:
     command = [sys.executable, "-c", BUSY, work]
     found = subprocess.run(command, cwd=TESTS, capture_output=True, check=False, text=True, timeout=60)
-    begun, ended = found.stdout.splitlines()
-    assert time.time() - float(begun) < 1 * SLACK
-    assert (found.returncode, ended, found.stderr) == (0, "the loop ended", "")
+    assert (found.returncode, found.stdout, found.stderr) == (0, "the loop ended\n", "")
 
 
 FORK = """
@@ -128,10 +127,14 @@ async def main():
     return [await WORKERS.run(os.getpid), *await asyncio.gather(*(WORKERS.run(os.getpid) for _ in range(20)))]
 
 assert set(asyncio.run(main())) == {os.getpid()}
-gate = threading.Event()
+begun, gate = threading.Event(), threading.Event()
+def wait():
+    begun.set()
+    gate.wait()
 async def leave_work():
-    asyncio.ensure_future(WORKERS.run(gate.wait))
-    await asyncio.sleep(0.1)
+    asyncio.ensure_future(WORKERS.run(wait))
+    while not begun.is_set():
+        await asyncio.sleep(0.01)
 asyncio.run(leave_work())
 child = os.fork()
 if child == 0:
@@ -141,10 +144,10 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert not WORKERS.settle(0)
 gate.set()
-assert WORKERS.settle(10)
+assert WORKERS.settle(60)
 """
 
 
 def test_forked_child_has_separate_workers() -> None:
-    found = subprocess.run([sys.executable, "-c", FORK], capture_output=True, check=False, text=True, timeout=20)
+    found = subprocess.run([sys.executable, "-c", FORK], capture_output=True, check=False, text=True, timeout=60)
     assert (found.returncode, found.stderr) == (0, "")

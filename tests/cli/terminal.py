@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 TESTS = Path(__file__).parent.parent
-SECONDS = 20.0
+SECONDS = 60.0
 """Timeout for expected output, in seconds."""
 _WRITTEN = re.compile(r"\x1b\[(\??)([\d;]*)([A-Za-z])|([^\x1b])", re.DOTALL)
 
@@ -49,23 +49,41 @@ class Terminal:
 
     def read_until(self, text: str) -> str:
         """Returns the output up to and including a text."""
+        deadline = time.monotonic() + SECONDS
         while text not in self._unread:
-            assert select.select([self._controller], [], [], SECONDS)[0], f"no {text!r} in {self._unread!r}"
-            new = os.read(self._controller, 10_000).decode(errors="replace")
-            self._unread += new
-            self.written += new
-            assert "Traceback" not in self.written, self.written
+            assert self._receive(max(deadline - time.monotonic(), 0)), f"no {text!r} in {self._unread!r}"
         before, _, self._unread = self._unread.partition(text)
         return before + text
+
+    def _receive(self, seconds: float) -> bool:
+        """Reads output that arrives within some seconds, and returns whether there was any."""
+        if not select.select([self._controller], [], [], seconds)[0]:
+            return False
+        new = os.read(self._controller, 10_000).decode(errors="replace")
+        self._unread += new
+        self.written += new
+        assert "Traceback" not in self.written, self.written
+        return True
 
     def send(self, text: str) -> None:
         """Writes keystrokes to the process."""
         os.write(self._controller, text.encode())
 
-    def interrupt(self) -> float:
-        """Sends Ctrl-C and returns the time."""
+    def interrupt(self) -> None:
+        """Sends Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
-        return time.monotonic()
+
+    def interrupt_until(self, text: str) -> None:
+        """Repeats Ctrl-C until the output has a text.
+
+        Between its prompt and its wait for keys, readline notes a signal and handles it with the next one.
+        """
+        deadline = time.monotonic() + SECONDS
+        while text not in self._unread:
+            assert time.monotonic() < deadline, f"no {text!r} in {self._unread!r}"
+            self.interrupt()
+            self._receive(1.0)
+        self.read_until(text)
 
     def end(self) -> int:
         """Waits for the process to end and returns its exit code."""

