@@ -197,6 +197,23 @@ impl<V: Variant> Simd for Ymm<V> {
         });
     }
 
+    #[inline(always)]
+    fn store_nontemporal(self, value: F32x16, to: &mut [f32; LANES]) {
+        if !to.as_ptr().addr().is_multiple_of(LINE) {
+            return self.store(value, to);
+        }
+        let to = to.as_mut_ptr();
+        simd!({
+            _mm256_stream_ps(to, value.0);
+            _mm256_stream_ps(to.add(8), value.1);
+        });
+    }
+
+    #[inline(always)]
+    fn fence(self) {
+        simd!(_mm_sfence());
+    }
+
     /// Adding just under half of the last place that stays, and that place's lowest bit, rounds ties to even.
     #[inline(always)]
     fn store_bf16(self, value: F32x16, to: &mut [u16; LANES]) {

@@ -164,6 +164,20 @@ impl<V: Variant> Simd for Zmm<V> {
         simd!(_mm512_storeu_ps(to.as_mut_ptr(), value));
     }
 
+    #[inline(always)]
+    fn store_nontemporal(self, value: __m512, to: &mut [f32; LANES]) {
+        if to.as_ptr().addr().is_multiple_of(LINE) {
+            simd!(_mm512_stream_ps(to.as_mut_ptr(), value));
+        } else {
+            self.store(value, to);
+        }
+    }
+
+    #[inline(always)]
+    fn fence(self) {
+        simd!(_mm_sfence());
+    }
+
     /// Adding just under half of the last place that stays, and that place's lowest bit, rounds ties to even.
     #[inline(always)]
     fn store_bf16(self, value: __m512, to: &mut [u16; LANES]) {

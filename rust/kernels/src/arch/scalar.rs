@@ -121,6 +121,14 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn store_nontemporal(self, value: F32x16, to: &mut [f32; LANES]) {
+        self.store(value, to);
+    }
+
+    #[inline(always)]
+    fn fence(self) {}
+
+    #[inline(always)]
     fn store_bf16(self, value: F32x16, to: &mut [u16; LANES]) {
         *to = fill!(0; i in LANES => half::bf16::from_f32(value.0[i]).to_bits());
     }

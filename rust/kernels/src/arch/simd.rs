@@ -77,6 +77,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     }
     /// Stores sixteen f32.
     fn store(self, value: Self::F32, to: &mut [f32; LANES]);
+    /// Stores sixteen f32 past the caches (non-temporal) if `to` is aligned to a cache line: for results that are not read
+    /// again soon. Memory is then written without being read first. Call [`Simd::fence`] before the next access to `to`.
+    fn store_nontemporal(self, value: Self::F32, to: &mut [f32; LANES]);
+    /// Completes earlier non-temporal stores of this thread before later accesses.
+    fn fence(self);
     /// Stores sixteen bf16, rounded to nearest, ties to even; NaN stays NaN.
     fn store_bf16(self, value: Self::F32, to: &mut [u16; LANES]);
     /// Stores sixteen IEEE half floats, rounded to nearest, ties to even; NaN stays NaN.

@@ -165,3 +165,35 @@ fn the_error_of_an_unknown_name_lists_all_names() {
         "FERRULE_ISA=\"sse9\" is not the name of an instruction set; choose one of: scalar, avx2, avxvnni, avx512, avx512vnni"
     );
 }
+
+/// Kernel that stores the same numbers at both places.
+struct StoreNontemporal<'a>([&'a mut [f32; LANES]; 2], [f32; LANES]);
+
+impl Kernel for StoreNontemporal<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self(places, numbers) = self;
+        for to in places {
+            simd.store_nontemporal(simd.load(&numbers), to);
+        }
+        simd.fence();
+    }
+}
+
+#[test]
+fn nontemporal_stores_write_sixteen_numbers_at_any_alignment() {
+    let numbers = std::array::from_fn(|lane| lane as f32);
+    for isa in Isa::available() {
+        for first in 0..2 * LANES {
+            let mut memory = [-1.0; 6 * LANES];
+            let (before, rest) = memory.split_at_mut(first);
+            let (one, rest) = rest.split_first_chunk_mut().expect("sixteen");
+            let (two, after) = rest.split_first_chunk_mut().expect("sixteen");
+            isa.run(StoreNontemporal([one, two], numbers));
+            assert_eq!((*one, *two), (numbers, numbers), "{}", isa.name());
+            assert!(before.iter().chain(&*after).all(|x| *x == -1.0), "{}", isa.name());
+        }
+    }
+}

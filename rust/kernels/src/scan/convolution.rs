@@ -153,8 +153,9 @@ impl Kernel for Convolve<'_> {
             let factors = gates.map_or(&ONES[..width], |gates| &gates.input.row(row, channels)[columns.clone()]);
             [&x.row(row, channels)[columns.clone()], factors]
         };
-        let state = std::mem::take(&mut self.step.state);
-        let mut inputs: Vec<[&[f32]; 2]> = state.chunks_exact(width).map(|x| [x, &ONES[..width]]).collect();
+        let Step { old, ref mut new, .. } = self.step;
+        let new = std::mem::take(new);
+        let mut inputs: Vec<[&[f32]; 2]> = old.chunks_exact(width).map(|x| [x, &ONES[..width]]).collect();
         inputs.extend(rows.clone().map(input));
         for (index, (inputs, row)) in inputs.windows(taps).zip(rows).enumerate() {
             let output = gates.map(|gates| &gates.output.row(row, channels)[columns.clone()]);
@@ -172,11 +173,12 @@ impl Kernel for Convolve<'_> {
                 at += len;
             }
         }
-        // The rows that the next row reads.
-        let tail: Vec<f32> = inputs[inputs.len() + 1 - taps..]
-            .iter()
-            .flat_map(|[x, factors]| x.iter().zip(*factors).map(|(x, factor)| x * factor))
-            .collect();
-        state.copy_from_slice(&tail);
+        // The inputs that the next row reads.
+        let last = &inputs[inputs.len() + 1 - taps..];
+        for (new, [x, factors]) in new.chunks_exact_mut(width).zip(last) {
+            for ((new, x), factor) in new.iter_mut().zip(*x).zip(*factors) {
+                *new = x * factor;
+            }
+        }
     }
 }

@@ -7,7 +7,8 @@
 //!
 //! The delta rule reads S twice for each token: for the prediction, then for the update and the output. Both are one pass
 //! here: the output `S^T q` is computed from S before the update and from the update vector u, as `S'^T q + (k q) u`, and
-//! the update is added in the pass of the next token.
+//! the update is added in the pass of the next token. The update of the first token is added in a pass from the old state
+//! to the new one, which a step of one token therefore reads and writes once in memory.
 
 // Index loops over small arrays of registers are more readable here than iterators over several arrays.
 #![allow(clippy::needless_range_loop)]
@@ -199,7 +200,7 @@ pub fn linear_attention(
     let work = 4;
     for_steps(exec, segments, states, out, width, (&attention.parts(), work), |step| {
         let inputs = Inputs { q, k, v, attention };
-        if step.state.len() == PART_COLUMNS * attention.key_dim {
+        if step.new.len() == PART_COLUMNS * attention.key_dim {
             exec.isa.run(Advance::<PART_VECTORS> { inputs, step });
         } else {
             exec.isa.run(Advance::<1> { inputs, step });
@@ -272,40 +273,35 @@ impl<const P: usize> Advance<'_, P> {
     /// Advances the state by the rule [`UpdateRule::Add`], in one pass for each row.
     #[inline(always)]
     fn add<S: Simd, const KEYS: bool>(self, simd: S) {
-        let Self { inputs, step: Step { rows, state, mut out, .. } } = self;
+        let Self { inputs, step: Step { rows, old, new, mut out } } = self;
         let (head, columns) = (out.columns().start / inputs.attention.value_dim, out.columns());
-        let state = matrix::<P>(state);
+        let (old, new) = (matrix::<P>(old), matrix_mut::<P>(new));
         for (index, row) in rows.clone().enumerate() {
-            let Token { q, k, v, decay, factor } = inputs.token(row, head, &columns);
+            let token = inputs.token(row, head, &columns);
             if row + 1 < rows.end {
                 prefetch_token(simd, &inputs.token(row + 1, head, &columns));
             }
-            let v = load_vectors::<S, P>(simd, v);
+            let v = load_vectors::<S, P>(simd, token.v);
             let mut u = [simd.splat(0.0); P];
             for p in 0..P {
-                u[p] = simd.mul(simd.splat(factor), v[p]);
+                u[p] = simd.mul(simd.splat(token.factor), v[p]);
             }
-            let mut sums = [simd.splat(0.0); P];
-            let same = simd.splat(decay[0]);
-            for (i, ((s, k), q)) in state.iter_mut().zip(k).zip(q).enumerate() {
-                let decay = if KEYS { simd.splat(decay[i]) } else { same };
-                let (k, q) = (simd.splat(*k), simd.splat(*q));
-                for p in 0..P {
-                    let value = simd.mul_add(k, u[p], simd.mul(decay, simd.load(&s[p])));
-                    simd.store(value, &mut s[p]);
-                    sums[p] = simd.mul_add(q, value, sums[p]);
-                }
-            }
+            let sums = if index == 0 {
+                decay_and_add_to::<S, P, KEYS>(simd, old, new, &token, u, rows.len() == 1)
+            } else {
+                decay_and_add::<S, P, KEYS>(simd, new, &token, u)
+            };
             store_outputs(simd, inputs.attention, head, v, sums, out.row(index));
         }
     }
 
-    /// Advances the state by the rule [`UpdateRule::Delta`]: one pass for each row, and one that adds the last update.
+    /// Advances the state by the rule [`UpdateRule::Delta`]: the first row in two passes, and one pass for each later row,
+    /// which also adds the update of the row before; then the last update.
     #[inline(always)]
     fn delta<S: Simd, const KEYS: bool>(self, simd: S) {
-        let Self { inputs, step: Step { rows, state, mut out, .. } } = self;
+        let Self { inputs, step: Step { rows, old, new, mut out } } = self;
         let (head, columns) = (out.columns().start / inputs.attention.value_dim, out.columns());
-        let state = matrix::<P>(state);
+        let (old, new) = (matrix::<P>(old), matrix_mut::<P>(new));
         // Key and update of the row before, which are not in the state yet.
         let mut pending: Option<(&[f32], [S::F32; P])> = None;
         for (index, row) in rows.clone().enumerate() {
@@ -314,8 +310,9 @@ impl<const P: usize> Advance<'_, P> {
                 prefetch_token(simd, &inputs.token(row + 1, head, &columns));
             }
             let [predictions, mut sums] = match pending {
-                None => decay_and_read::<S, P, KEYS, false>(simd, state, &token, token.k, [simd.splat(0.0); P]),
-                Some((k, u)) => decay_and_read::<S, P, KEYS, true>(simd, state, &token, k, u),
+                _ if index == 0 => decay_and_read::<S, P, KEYS>(simd, old, &token),
+                None => add_decay_and_read::<S, P, KEYS, false>(simd, new, &token, token.k, [simd.splat(0.0); P]),
+                Some((k, u)) => add_decay_and_read::<S, P, KEYS, true>(simd, new, &token, k, u),
             };
             let v = load_vectors::<S, P>(simd, token.v);
             let qk = simd.splat(dot(simd, token.q, token.k));
@@ -325,10 +322,14 @@ impl<const P: usize> Advance<'_, P> {
                 sums[p] = simd.mul_add(qk, u[p], sums[p]);
             }
             store_outputs(simd, inputs.attention, head, v, sums, out.row(index));
-            pending = Some((token.k, u));
+            if index == 0 {
+                decay_and_add_to::<S, P, KEYS>(simd, old, new, &token, u, rows.len() == 1);
+            } else {
+                pending = Some((token.k, u));
+            }
         }
         if let Some((k, u)) = pending {
-            for (s, k) in state.iter_mut().zip(k) {
+            for (s, k) in new.iter_mut().zip(k) {
                 for p in 0..P {
                     let value = simd.mul_add(simd.splat(*k), u[p], simd.load(&s[p]));
                     simd.store(value, &mut s[p]);
@@ -340,14 +341,93 @@ impl<const P: usize> Advance<'_, P> {
 
 /// Returns the state of a part by row and vector.
 #[inline(always)]
-fn matrix<const P: usize>(state: &mut [f32]) -> &mut [[[f32; LANES]; P]] {
+fn matrix<const P: usize>(state: &[f32]) -> &[[[f32; LANES]; P]] {
+    state.as_chunks::<LANES>().0.as_chunks::<P>().0
+}
+
+/// Returns the state of a part by row and vector, to be written.
+#[inline(always)]
+fn matrix_mut<const P: usize>(state: &mut [f32]) -> &mut [[[f32; LANES]; P]] {
     state.as_chunks_mut::<LANES>().0.as_chunks_mut::<P>().0
+}
+
+/// Decays the state and adds the update `k u^T`. Returns the product of the new state with the query of `token`.
+#[inline(always)]
+fn decay_and_add<S: Simd, const P: usize, const KEYS: bool>(
+    simd: S,
+    state: &mut [[[f32; LANES]; P]],
+    token: &Token<'_>,
+    u: [S::F32; P],
+) -> [S::F32; P] {
+    let mut sums = [simd.splat(0.0); P];
+    let same = simd.splat(token.decay[0]);
+    for (i, ((s, k), q)) in state.iter_mut().zip(token.k).zip(token.q).enumerate() {
+        let decay = if KEYS { simd.splat(token.decay[i]) } else { same };
+        let (k, q) = (simd.splat(*k), simd.splat(*q));
+        for p in 0..P {
+            let value = simd.mul_add(k, u[p], simd.mul(decay, simd.load(&s[p])));
+            simd.store(value, &mut s[p]);
+            sums[p] = simd.mul_add(q, value, sums[p]);
+        }
+    }
+    sums
+}
+
+/// Does the same from an `old` to a `new` state. A state that is `complete` is written past the caches: the next step
+/// reads it after all weights.
+#[inline(always)]
+fn decay_and_add_to<S: Simd, const P: usize, const KEYS: bool>(
+    simd: S,
+    old: &[[[f32; LANES]; P]],
+    new: &mut [[[f32; LANES]; P]],
+    token: &Token<'_>,
+    u: [S::F32; P],
+    complete: bool,
+) -> [S::F32; P] {
+    let mut sums = [simd.splat(0.0); P];
+    let same = simd.splat(token.decay[0]);
+    for (i, (((old, new), k), q)) in old.iter().zip(new).zip(token.k).zip(token.q).enumerate() {
+        let decay = if KEYS { simd.splat(token.decay[i]) } else { same };
+        let (k, q) = (simd.splat(*k), simd.splat(*q));
+        for p in 0..P {
+            let value = simd.mul_add(k, u[p], simd.mul(decay, simd.load(&old[p])));
+            if complete {
+                simd.store_nontemporal(value, &mut new[p]);
+            } else {
+                simd.store(value, &mut new[p]);
+            }
+            sums[p] = simd.mul_add(q, value, sums[p]);
+        }
+    }
+    simd.fence();
+    sums
+}
+
+/// Returns the products of the decayed state with the key and with the query of `token`.
+#[inline(always)]
+fn decay_and_read<S: Simd, const P: usize, const KEYS: bool>(
+    simd: S,
+    state: &[[[f32; LANES]; P]],
+    token: &Token<'_>,
+) -> [[S::F32; P]; 2] {
+    let mut products = [[simd.splat(0.0); P]; 2];
+    let same = simd.splat(token.decay[0]);
+    for (i, ((s, k), q)) in state.iter().zip(token.k).zip(token.q).enumerate() {
+        let decay = if KEYS { simd.splat(token.decay[i]) } else { same };
+        let (k, q) = (simd.splat(*k), simd.splat(*q));
+        for p in 0..P {
+            let value = simd.mul(decay, simd.load(&s[p]));
+            products[0][p] = simd.mul_add(k, value, products[0][p]);
+            products[1][p] = simd.mul_add(q, value, products[1][p]);
+        }
+    }
+    products
 }
 
 /// Adds the update `k u^T` to the state if it is `PENDING`, then decays the state. Returns the products of the decayed
 /// state with the key and with the query of `token`.
 #[inline(always)]
-fn decay_and_read<S: Simd, const P: usize, const KEYS: bool, const PENDING: bool>(
+fn add_decay_and_read<S: Simd, const P: usize, const KEYS: bool, const PENDING: bool>(
     simd: S,
     state: &mut [[[f32; LANES]; P]],
     token: &Token<'_>,

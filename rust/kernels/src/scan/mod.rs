@@ -69,10 +69,12 @@ struct Part {
 
 /// A part of a segment: the task is to advance the state by the rows of the segment and to write their outputs.
 struct Step<'a> {
-    /// Rows in the inputs.
+    /// Rows in the inputs; at least one.
     rows: Range<usize>,
-    /// Part of the state before the first row, replaced by that after the last row.
-    state: &'a mut [f32],
+    /// Part of the state before the first row.
+    old: &'a [f32],
+    /// Part of the state after the last row, to be written.
+    new: &'a mut [f32],
     /// Part of the outputs of the rows.
     out: Tile<'a, f32>,
 }
@@ -120,20 +122,29 @@ fn for_steps(
         }
     }
 
+    let longest = parts.iter().map(|part| part.state.len()).max().unwrap_or(0);
+    let zeros = vec![0.0; if segments.iter().any(|segment| segment.old.is_none()) { longest } else { 0 }];
     let run = |task: usize| {
         let (sequence, part) = (&sequences[task / parts.len()], task % parts.len());
         let mut previous: Option<Tile<'_, f32>> = None;
         for index in sequence.clone() {
             let segment = &segments[index];
             let mut tile = states.take(index, part);
-            let state = tile.contiguous();
-            match (segment.old, &mut previous) {
-                (None, _) => state.fill(0.0),
-                (Some(_), Some(previous)) => state.copy_from_slice(previous.contiguous()),
-                (Some(old), None) if old == segment.new => {}
-                (Some(old), None) => state.copy_from_slice(states.shared(old, part)),
+            let new = tile.contiguous();
+            let in_place: Vec<f32>;
+            let old = match (segment.old, &mut previous) {
+                (None, _) => &zeros[..new.len()],
+                (Some(_), Some(previous)) => previous.contiguous(),
+                (Some(old), None) if old == segment.new => {
+                    in_place = new.to_vec();
+                    &in_place
+                }
+                (Some(old), None) => states.shared(old, part),
+            };
+            match of_rows(segment) {
+                rows if rows.is_empty() => new.copy_from_slice(old),
+                rows => advance(Step { rows, old, new, out: out.take(index, part) }),
             }
-            advance(Step { rows: of_rows(segment), state, out: out.take(index, part) });
             previous = Some(tile);
         }
     };

@@ -144,11 +144,12 @@ impl Kernel for Advance<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { x, steps, b, c, scan, step: Step { rows, state, mut out, .. } } = self;
+        let Self { x, steps, b, c, scan, step: Step { rows, old, new, mut out } } = self;
         let SelectiveScan { channels, states, ref rates, ref skip } = *scan;
         let columns = out.columns();
         let (rates, _) = rates[scan.packed(columns.start, columns.end)].as_chunks::<LANES>();
-        let (state, _) = state.as_chunks_mut::<LANES>();
+        new.copy_from_slice(old);
+        let (state, _) = new.as_chunks_mut::<LANES>();
         let skip = &skip[columns.clone()];
         for (index, row) in rows.clone().enumerate() {
             let inputs = |row| [x, steps].map(|view| &view.row(row, channels)[columns.clone()]);

@@ -30,8 +30,9 @@ fn on(isa: Isa, threads: usize, run: impl FnOnce(&Exec<'_>) -> Result<(), PoolEr
     run(&Exec { isa, pool: &pool, cancel: &cancel }).expect("runs");
 }
 
-/// Column of the view in a row of states; the columns before it belong to another layer.
-const FIRST: usize = 3;
+/// Columns of a row of states before and after those of the view, which belong to other layers: a view that is not aligned
+/// to cache lines, and one that is if the state is a whole number of them.
+const OTHERS: [[usize; 2]; 2] = [[3, 2], [LANES, 0]];
 
 type Run<'a> = &'a dyn Fn(&Exec<'_>, &[Segment], RowsMut<'_>, &mut [f32]) -> Result<(), PoolError>;
 
@@ -53,15 +54,19 @@ impl Recurrence<'_> {
         });
         let sequences: Vec<_> = ends.zip(lengths).map(|(end, length)| end - length..end).collect();
         let wanted: Vec<f64> = sequences.iter().flat_map(|rows| oracle(rows.clone())).collect();
-        let stride = FIRST + self.state_len + 2;
         let slots = 3 * sequences.len();
-        for isa in Isa::available() {
+        for (isa, [columns_before, columns_after]) in
+            Isa::available().into_iter().flat_map(|isa| OTHERS.map(|others| (isa, others)))
+        {
+            let stride = columns_before + self.state_len + columns_after;
             let states = Guarded::new(&vec![f32::NAN; slots * stride]);
             let (mut whole, mut whole_states) = (Guarded::new(&vec![f32::NAN; rows * self.width]), states);
             let segments: Vec<_> = (sequences.iter().enumerate())
                 .map(|(new, rows)| Segment { first_row: rows.start, rows: rows.len(), old: None, new })
                 .collect();
-            on(isa, 1, |exec| (self.run)(exec, &segments, RowsMut::new(&mut whole_states, stride, FIRST), &mut whole));
+            on(isa, 1, |exec| {
+                (self.run)(exec, &segments, RowsMut::new(&mut whole_states, stride, columns_before), &mut whole)
+            });
             for (index, (got, wanted)) in whole.iter().zip(&wanted).enumerate() {
                 let error = (f64::from(*got) - wanted).abs();
                 assert!(error <= tolerance * wanted.abs().max(1.0), "{} {index}: {got} for {wanted}", isa.name());
@@ -83,9 +88,9 @@ impl Recurrence<'_> {
                     ]
                 })
                 .collect();
-            on(isa, 3, |exec| (self.run)(exec, &first, RowsMut::new(&mut states, stride, FIRST), &mut out));
+            on(isa, 3, |exec| (self.run)(exec, &first, RowsMut::new(&mut states, stride, columns_before), &mut out));
             let before = bits(&states[..sequences.len() * stride]);
-            on(isa, 2, |exec| (self.run)(exec, &second, RowsMut::new(&mut states, stride, FIRST), &mut out));
+            on(isa, 2, |exec| (self.run)(exec, &second, RowsMut::new(&mut states, stride, columns_before), &mut out));
             assert_eq!(bits(&out), bits(&whole), "{}", isa.name());
             assert_eq!(bits(&states[..sequences.len() * stride]), before, "a step must not change the states it reads");
             for index in 0..sequences.len() {
@@ -102,7 +107,7 @@ impl Recurrence<'_> {
                     new: slot,
                 })
                 .collect();
-            on(isa, 3, |exec| (self.run)(exec, &in_place, RowsMut::new(&mut states, stride, FIRST), &mut out));
+            on(isa, 3, |exec| (self.run)(exec, &in_place, RowsMut::new(&mut states, stride, columns_before), &mut out));
             assert_eq!(bits(&out), bits(&whole), "{}", isa.name());
         }
     }

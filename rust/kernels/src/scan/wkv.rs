@@ -125,11 +125,12 @@ impl Kernel for Advance<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { k, v, weights: Wkv { rates, bonuses }, step: Step { rows, state, mut out, .. } } = self;
+        let Self { k, v, weights: Wkv { rates, bonuses }, step: Step { rows, old, new, mut out } } = self;
         let (columns, channels) = (out.columns(), rates.len());
         let width = columns.len();
         let (rates, bonuses) = (&rates[columns.clone()], &bonuses[columns.clone()]);
-        let (sums, others) = state.split_at_mut(width);
+        new.copy_from_slice(old);
+        let (sums, others) = new.split_at_mut(width);
         let (totals, maxima) = others.split_at_mut(width);
         for (index, row) in rows.clone().enumerate() {
             let inputs = |row| [k, v].map(|view| &view.row(row, channels)[columns.clone()]);

@@ -2,11 +2,12 @@
 
 use ferrule_kernels::RowsMut;
 use ferrule_kernels::kv::PageId;
+use ferrule_kernels::memory::PageSlice;
 
 /// States of one group. A page is the state of one sequence after some token, in all layers of the group.
 pub(crate) struct StateStore {
     /// `[pages, floats]`
-    data: Vec<f32>,
+    data: PageSlice<f32>,
     /// Floats of one page.
     floats: usize,
 }
@@ -14,7 +15,7 @@ pub(crate) struct StateStore {
 impl StateStore {
     /// Allocates zeros, whose memory is used when they are first written; `None` if the address space is too small.
     pub fn new(floats: usize, pages: usize) -> Option<Self> {
-        let data = bytemuck::allocation::try_zeroed_vec(floats.checked_mul(pages)?).ok()?;
+        let data = PageSlice::zeroed_in_huge_pages(floats.checked_mul(pages)?).ok()?;
         Some(Self { data, floats })
     }
 
