@@ -62,7 +62,7 @@ def test_short_times_and_missing_readings_are_not_measured(zones: Path) -> None:
     assert meter is not None
     before = meter.read()
     assert meter.joules(before, meter.read(), seconds=0.05) is None
-    (zones / "intel-rapl:1" / "energy_uj").unlink()
+    (zones / "intel-rapl:1" / "energy_uj").write_text("")
     assert meter.read() is None
     assert meter.joules(before, None, seconds=1) is None
 
@@ -96,7 +96,7 @@ def test_record_has_joules_per_token(
     assert main([*arguments, "--json"]) == 0
     assert not [name for name in json.loads(capsys.readouterr().out) if "joules" in name], "the run is too short"
     monkeypatch.setattr(energy, "SHORTEST_SECONDS", 0)
-    counter = energy.Counter(zones / "unread", RANGE)
+    counter = energy.Counter(zones / "intel-rapl:0" / "energy_uj", RANGE)
     monkeypatch.setattr(EnergyMeter, "open", lambda: SteadyMeter([counter]))
     assert main([*arguments, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
@@ -130,6 +130,38 @@ def test_log_has_the_energy_of_phases(zones: Path, clock: Callable[[float], None
     assert log.phases(0.0, 0.05, 0.1) == (None, None), "too short"
 
 
+def test_step_begins_with_a_reading_only_after_a_pause(zones: Path, clock: Callable[[float], None]) -> None:
+    meter = EnergyMeter.open()
+    assert meter is not None
+    log = EnergyLog(meter)
+    log.mark_begin()
+    clock(1.0)
+    count(zones, "0", 100)
+    log.mark()
+    clock(1.0 + energy.UPDATE_SECONDS / 2)
+    count(zones, "0", 300)
+    log.mark_begin()
+    clock(2.0)
+    log.mark()
+    assert log.phases(0.5, 1.0, 2.0) == pytest.approx((100e-6, 200e-6)), "the reading at 1.0 is that of the next step"
+    clock(3.0)
+    count(zones, "0", 600)
+    log.mark_begin()
+    clock(4.0)
+    count(zones, "0", 700)
+    log.mark()
+    assert log.phases(3.0, 4.0, 5.0) == (pytest.approx(100e-6), 0), "without the energy of the pause"
+
+
+def test_counters_stay_open(zones: Path) -> None:
+    meter = EnergyMeter.open()
+    assert meter is not None
+    before = meter.read()
+    for file in zones.glob("*/energy_uj"):
+        file.rename(file.with_name("moved"))
+    assert meter.read() == before
+
+
 def test_log_forgets_old_readings(zones: Path, clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(energy, "MARKS", 4)
     meter = EnergyMeter.open()
@@ -142,12 +174,12 @@ def test_log_forgets_old_readings(zones: Path, clock: Callable[[float], None], m
     assert log.phases(0, 4, 5) == (None, pytest.approx(1e-6))
 
 
-def test_log_ends_with_a_counter_that_disappears(zones: Path) -> None:
+def test_log_ends_with_a_counter_that_cannot_be_read_any_more(zones: Path) -> None:
     meter = EnergyMeter.open()
     assert meter is not None
     log = EnergyLog(meter)
     assert log.mark() == 0
-    (zones / "intel-rapl:1" / "energy_uj").unlink()
+    (zones / "intel-rapl:1" / "energy_uj").write_text("")
     assert log.mark() is None
     count(zones, "1", 5)
     assert log.mark() is None

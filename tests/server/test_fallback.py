@@ -274,6 +274,9 @@ def test_refusal_is_sent_if_the_fallback_is_unreachable(
         fields = next(vars(record)["fields"] for record in caplog.records if record.message == "request")
         assert (fields["error"], fields.get("fallback")) == ("model_not_found", None)
         assert "fallback failed" in caplog.text
+        metrics = live.request("/metrics").body.decode()
+        assert 'ferrule:fallback_failures_total{reason="model"} 1.0' in metrics
+        assert "ferrule:fallback_requests_total{" not in metrics
         found = live.complete(LONG)
         assert (found.status, found.error["code"]) == (400, "context_length_exceeded")
         assert live.chat(max_tokens=1).status == 200

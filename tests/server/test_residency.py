@@ -342,6 +342,44 @@ def test_idle_model_is_unloaded_where_memory_does_not_suffice(engine: type[fakes
         assert "9 bytes" in found.error["message"]
 
 
+@pytest.mark.parametrize("most", [None, 1])
+def test_model_that_never_fits_does_not_unload_others_again(engine: type[fakes.Engine], most: int | None) -> None:
+    small, large = Loader(), Loader()
+
+    def never() -> None:
+        raise InsufficientMemoryError("the model needs 9 bytes, but only 1 is available")
+
+    large.check = never
+    models = {"small": small.model, "large": large.model}
+    with serving(ServerSettings(max_loaded_models=most, ollama=True), on_demand=models) as live:
+        assert live.chat(model="large", max_tokens=1).error["code"] == "model_load_failed"
+        assert live.chat(model="small", max_tokens=1).status == 200
+        for _ in range(2):
+            found = live.chat(model="large", max_tokens=1)
+            assert (found.status, found.error["code"]) == (500, "model_load_failed")
+            assert "9 bytes" in found.error["message"]
+        assert states(live) == {"small": "loaded", "large": "unloaded"}
+        assert (small.loads, large.loads) == (1, 1)
+        large.check = lambda: None
+        assert live.request("/api/generate", {"model": "small", "keep_alive": 0}).status == 200
+        until(lambda: states(live)["small"] == "unloaded")
+        assert live.chat(model="large", max_tokens=1).status == 200, "tried again where nothing else is loaded"
+        assert live.chat(model="small", max_tokens=1).status == 200
+
+
+def test_properties_of_a_model_do_not_load_it(engine: type[fakes.Engine]) -> None:
+    loader = Loader()
+    with serving(on_demand={"m": loader.model}) as live:
+        found = live.request("/props?model=m").json
+        assert (found["is_sleeping"], found["model_alias"], found["model_path"]) == (True, "m", "a/model")
+        assert "total_slots" not in found
+        assert loader.loads == 0
+        assert live.chat(max_tokens=1).status == 200
+        found = live.request("/props?model=m").json
+        assert (found["is_sleeping"], found["total_slots"]) == (False, entry_of(live, "m").info["max_num_seqs"])
+        assert live.request("/props?model=none").status == 404
+
+
 def test_failed_engine_is_loaded_again(engine: type[fakes.Engine]) -> None:
     loader = Loader()
     with serving(on_demand={"m": loader.model}) as live:

@@ -239,20 +239,18 @@ class Driver:
         engine = self._alive()
         if not engine.has_unfinished_requests():
             raise EngineError("the engine has no record of an unfinished request")
-        self._mark_energy()
+        if self._energy is not None:
+            self._energy.mark_begin()
         self._stepping = threading.get_ident()
         try:
             self._undelivered.extend(zip(self._numbers, map(_STEP, (engine,)), strict=False))
         finally:
             self._stepping = None
-        self._mark_energy()
+        if self._energy is not None:
+            self._energy.mark()
         while self._late_aborts:
             self._abort(self._late_aborts.pop())
         self._deliver()
-
-    def _mark_energy(self) -> None:
-        if self._energy is not None:
-            self._energy.mark()
 
     def _deliver(self) -> None:
         while self._undelivered:

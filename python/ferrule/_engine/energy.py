@@ -7,10 +7,11 @@ read the counters. They count the energy of the whole machine's processors, othe
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -18,26 +19,34 @@ from typing import NamedTuple
 POWERCAP = Path("/sys/class/powercap")
 PACKAGE, DRAM = "package", "dram"
 """Beginnings of the names of zones whose sum is the energy of processors and memory."""
+UPDATE_SECONDS = 0.001
+"""Time between two updates of a counter, about."""
 SHORTEST_SECONDS = 0.1
-"""Shortest time that is measured: counters are updated about every millisecond."""
+"""Shortest time that is measured."""
+COUNT_BYTES = 32
+"""More bytes than a count has digits."""
 MARKS = 1 << 16
 """Largest number of readings that are kept: those of minutes. Energy that was used before them is unknown."""
 
 
-@dataclass(frozen=True)
 class Counter:
-    """Energy counter of a zone."""
+    """Energy counter of a zone, whose file stays open."""
 
-    file: Path
-    range: int
-    """Microjoules after which the counter begins at zero again."""
+    def __init__(self, file: Path, range_: int) -> None:
+        """Opens the counter, which begins at zero again after `range_` microjoules.
+
+        Raises OSError.
+        """
+        self.range = range_
+        self._descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
 
     def read(self) -> int:
         """Returns the count in microjoules.
 
         Raises OSError, ValueError.
         """
-        return int(self.file.read_text())
+        return int(os.pread(self._descriptor, COUNT_BYTES, 0))
 
 
 class EnergyMeter:
@@ -91,13 +100,18 @@ class Mark(NamedTuple):
 
 
 class EnergyLog:
-    """Energy of the machine over time: readings at the beginning and the end of the steps of all engines."""
+    """Energy of the machine over time: readings at the ends of all engines' steps, and before steps after pauses."""
 
     def __init__(self, meter: EnergyMeter) -> None:
         self._meter: EnergyMeter | None = meter
         self._lock = threading.Lock()
         self._marks: list[Mark] = []
         """Readings in the order of time."""
+
+    def mark_begin(self) -> None:
+        """Reads the meter before a step, unless the previous step has ended just now."""
+        if not self._marks or time.perf_counter() - self._marks[-1].time > UPDATE_SECONDS:
+            self.mark()
 
     def mark(self) -> float | None:
         """Reads the meter; returns the joules since the first reading, or None once it cannot be read any more."""

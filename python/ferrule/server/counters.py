@@ -62,7 +62,13 @@ class RequestCounters:
         )
         self._fallbacks = Counter(
             f"{prefix}fallback_requests",
-            "Requests that were sent to the fallback server, by reason.",
+            "Requests that the fallback server has answered, by reason.",
+            ("reason",),
+            registry=registry,
+        )
+        self._failed_fallbacks = Counter(
+            f"{prefix}fallback_failures",
+            "Requests that the fallback server has not answered, by reason.",
             ("reason",),
             registry=registry,
         )
@@ -82,9 +88,9 @@ class RequestCounters:
             registry=registry,
         )
 
-    def count_fallback(self, reason: str) -> None:
-        """Counts a request that is sent to the fallback server."""
-        self._fallbacks.labels(reason).inc()
+    def count_fallback(self, reason: str, *, answered: bool) -> None:
+        """Counts a request that the fallback server has answered, or has failed to answer."""
+        (self._fallbacks if answered else self._failed_fallbacks).labels(reason).inc()
 
     def observe(self, record: RequestRecord, status: int) -> None:
         """Counts a request that has ended."""

@@ -148,7 +148,11 @@ class Models:
         """
         found = self.find(name)
         async with self.residency.lease(found.entry, keep_alive) as llm:
-            yield ServedModel(found.name, llm, found.entry, self, found.adapter)
+            yield self.served(found, llm)
+
+    def served(self, found: ModelName, llm: AsyncLLM) -> ServedModel:
+        """Returns a loaded model under one of its names."""
+        return ServedModel(found.name, llm, found.entry, self, found.adapter)
 
     def unknown(self, name: str) -> ApiError:
         """Returns the error for a name that no model has."""

@@ -67,6 +67,8 @@ class Entry:
         self.leases = self.waiting = 0
         """Number of leases, and of requests that wait for the model to be loaded."""
         self.loads = self.failed_loads = self.unloads = 0
+        self.refusal: str | None = None
+        """Message of a load for which the memory did not suffice although no other model was loaded on demand."""
         self.load_seconds = 0.0
         """Seconds of all loads."""
         self.loading: asyncio.Task[None] | None = None
@@ -249,6 +251,7 @@ class Residency:
         try:
             async with self._turn:
                 if entry.llm is None:
+                    self._check_fits(entry)
                     await self._make_room()
                     begun = time.perf_counter()
                     entry.keep_alive = self.keep_alive
@@ -266,6 +269,14 @@ class Residency:
         if not entry.leases and not entry.waiting:  # all clients have disconnected
             self._start_timer(entry)
 
+    def _check_fits(self, entry: Entry) -> None:
+        """Raises InsufficientMemoryError for a model that did not even fit alone: others are not unloaded in vain.
+
+        Where no other one is loaded, it is tried again, since memory may have become free.
+        """
+        if entry.refusal is not None and self._loaded_on_demand():
+            raise InsufficientMemoryError(entry.refusal)
+
     async def _make_room(self) -> None:
         """Waits until one more model may be loaded."""
         await self._until_unloaded()
@@ -279,9 +290,11 @@ class Residency:
             try:
                 llm = await WORKERS.run(on_demand.load)
                 await _restore_adapters(llm, entry)
+                entry.refusal = None
                 return llm
-            except InsufficientMemoryError:
+            except InsufficientMemoryError as error:
                 if not self._loaded_on_demand():
+                    entry.refusal = str(error)
                     raise
             finally:
                 entry.is_reading = False

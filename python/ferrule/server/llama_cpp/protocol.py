@@ -185,17 +185,17 @@ class DefaultSettings(BaseModel):
 
 
 class Props(BaseModel):
-    """Response of GET /props."""
+    """Response of GET /props; for a model that is not loaded, without the fields that its files determine."""
 
-    default_generation_settings: DefaultSettings
-    total_slots: int
+    default_generation_settings: DefaultSettings | None = _extra()
+    total_slots: int | None = _extra()
     """Maximum number of sequences that run at once."""
     model_alias: str
     model_path: str
-    chat_template: str
-    bos_token: str
-    eos_token: str
+    chat_template: str | None = _extra()
+    bos_token: str | None = _extra()
+    eos_token: str | None = _extra()
     modalities: dict[str, bool]
     build_info: str
-    is_sleeping: bool = False
-    """Always false: a model that is not loaded is loaded for the answer."""
+    is_sleeping: bool
+    """Whether the model is not loaded; a request for text or embeddings loads it."""

@@ -68,22 +68,28 @@ def router(server: Context) -> APIRouter:
 
     @routes.get("/props")
     async def props(model: str | None = None) -> Props:
-        """Describes a model and the default parameters of requests."""
-        served = await server.lease(model)
-        tokenizer = served.llm.get_tokenizer()
-        return Props(
-            default_generation_settings=DefaultSettings(
-                n_ctx=served.info["max_model_len"],
-                params=settings(SamplingParams.with_model_defaults(), served),
-            ),
-            total_slots=served.info["max_num_seqs"],
-            model_alias=served.name,
-            model_path=str(served.info["model"]),
-            chat_template=server.settings.chat_template or tokenizer.chat_template or "",
-            bos_token=tokenizer.bos_token or "",
-            eos_token=tokenizer.eos_token or "",
+        """Describes a model and the default parameters of requests, without loading it."""
+        found = server.models.find(model)
+        llm = found.entry.llm
+        described = Props(
+            model_alias=found.name,
+            model_path=found.entry.source,
             modalities={"vision": False, "audio": False},
             build_info=f"ferrule-{__version__}",
+            is_sleeping=llm is None,
+        )
+        if llm is None:
+            return described
+        tokenizer, served = llm.get_tokenizer(), server.models.served(found, llm)
+        params = settings(SamplingParams.with_model_defaults(), served)
+        return described.model_copy(
+            update={
+                "default_generation_settings": DefaultSettings(n_ctx=served.info["max_model_len"], params=params),
+                "total_slots": served.info["max_num_seqs"],
+                "chat_template": server.settings.chat_template or tokenizer.chat_template or "",
+                "bos_token": tokenizer.bos_token or "",
+                "eos_token": tokenizer.eos_token or "",
+            }
         )
 
     return routes

@@ -55,10 +55,17 @@ class Fallbacks(Middleware):
         refusal = None if record is None else record.error
         if record is not None:
             record.fallback, record.error = attempt.reason, None
-        self.server.counters.count_fallback(attempt.reason)
+        reason, counters = attempt.reason, self.server.counters
+
+        async def count_and_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                counters.count_fallback(reason, answered=True)
+            await send(message)
+
         try:
-            await fallback.answer(path, body, receive, send)
+            await fallback.answer(path, body, receive, count_and_send)
         except ApiError as error:
+            counters.count_fallback(reason, answered=False)
             if record is not None:
                 record.fallback = None
             if not attempt.has_refusal:
