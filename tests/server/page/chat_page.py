@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import ConsoleMessage, Locator, Page, Request, Route, expect
 
-TIMEOUT = 30_000
-"""Milliseconds after which an expectation fails."""
+TIMEOUT = 60_000
+"""Milliseconds after which an expectation fails; a busy machine needs some seconds for an answer."""
 STREAM = "text/event-stream"
 AFTER_TRANSACTIONS = """() => new Promise((resolve, reject) => {
     const opened = indexedDB.open("ferrule");
@@ -23,6 +23,11 @@ AFTER_TRANSACTIONS = """() => new Promise((resolve, reject) => {
     };
     opened.onerror = reject;
 })"""
+
+IS_AT_END = """() => {
+    const { scrollHeight, scrollTop, clientHeight } = document.getElementById("thread");
+    return scrollHeight - scrollTop - clientHeight < 2;
+}"""
 
 
 @dataclass
@@ -82,16 +87,20 @@ class ChatPage:
         expect(self.find("#send")).to_have_accessible_name("Send")
         expect(self.find(".running")).to_have_count(0)
 
+    def wait_for(self, condition: Callable[[], object], description: str) -> None:
+        """Waits until a condition of the test is true, and receives the events of the browser meanwhile."""
+        deadline = time.monotonic() + TIMEOUT / 1000
+        while not condition():
+            assert time.monotonic() < deadline, description
+            self.page.wait_for_timeout(50)
+
     def wait_until(self, function: str, argument: Any = None) -> None:
         """Waits until a function of the page returns true.
 
-        Playwright's `wait_for_function` evaluates a string again and again, which the page's security policy allows the
-        first time only.
+        Playwright's `wait_for_function` evaluates an expression again and again, which the page's security policy
+        allows the first time only.
         """
-        deadline = time.monotonic() + TIMEOUT / 1000
-        while not self.page.evaluate(function, argument):
-            assert time.monotonic() < deadline, function
-            self.page.wait_for_timeout(50)
+        self.wait_for(lambda: self.page.evaluate(function, argument), function)
 
     def answers(self) -> list[str]:
         """Returns the texts of the visible answers."""
@@ -109,9 +118,21 @@ class ChatPage:
         """Presses a button of the last answer or of another message."""
         (message or self.answer()).locator(f"[data-action={action}]").click()
 
-    def version(self, message: Locator | None = None) -> str:
-        """Returns the version of the last answer or of another message, such as `2/3`."""
-        return (message or self.answer()).locator(".version").inner_text()
+    def expect_answers(self, *texts: str) -> None:
+        """Expects these visible answers."""
+        expect(self.find(".assistant .body")).to_have_text(texts, use_inner_text=True)
+
+    def expect_version(self, version: str, message: Locator | None = None) -> None:
+        """Expects the last answer or another message to be this version, such as `2/3`."""
+        expect((message or self.answer()).locator(".version")).to_have_text(version)
+
+    def expect_width(self, width: int) -> None:
+        """Expects the page to have this width in pixels without scrolling; the browser changes sizes asynchronously."""
+        self.wait_until("width => innerWidth === width && document.documentElement.scrollWidth === width", width)
+
+    def expect_end(self) -> None:
+        """Expects the end of the messages to be visible."""
+        self.wait_until(IS_AT_END)
 
     def set(self, **values: str) -> None:
         """Changes fields of the settings."""

@@ -103,14 +103,14 @@ def test_keyboard_without_mouse(chat: ChatPage) -> None:
     keyboard.type(CAPITAL)
     keyboard.press("Enter")
     chat.wait()
-    assert chat.answers() == ["The capital of France is Paris."]
+    chat.expect_answers("The capital of France is Paris.")
     keyboard.press("Alt+r")
     chat.wait()
-    assert chat.version() == "2/2"
+    chat.expect_version("2/2")
     keyboard.press("Alt+Comma")
-    assert chat.version() == "1/2"
+    chat.expect_version("1/2")
     keyboard.press("Alt+Period")
-    assert chat.version() == "2/2"
+    chat.expect_version("2/2")
     keyboard.press("Alt+n")
     expect(chat.find("#prompt")).to_be_focused()
     chat.expect_messages()
@@ -160,8 +160,9 @@ def test_phone(open_chat: Callable[..., ChatPage]) -> None:
     chat.wait()
     for width in (320, PHONE["width"]):
         chat.page.set_viewport_size({"width": width, "height": 700})
-        assert chat.page.evaluate("document.documentElement.scrollWidth") == width
-        assert chat.page.evaluate("document.documentElement.scrollHeight") == 700, "only messages scroll"
+        chat.expect_width(width)
+        # Only messages scroll.
+        chat.wait_until("document.documentElement.scrollHeight === 700")
     chat.find(".assistant .token").nth(1).tap()
     card = chat.find(".alternatives")
     expect(card).to_be_visible()
@@ -197,8 +198,9 @@ def test_the_theme_follows_the_system_until_one_is_selected(open_chat: Callable[
 
     dark = colors()
     chat.page.emulate_media(color_scheme="light")
+    expect(chat.find("body")).not_to_have_css("background-color", dark["backgroundColor"])
     light = colors()
-    assert all(dark[name] != light[name] for name in dark)
+    assert dark["scrollbarColor"] != light["scrollbarColor"]
     chat.find("#theme").click()
     expect(chat.find("#theme")).to_have_accessible_name("Theme: light")
     chat.find("#theme").click()
@@ -216,10 +218,10 @@ def test_code_is_copied(open_chat: Callable[..., ChatPage]) -> None:
     chat.ask("Hello")
     chat.answer().get_by_role("button", name="Copy code").click()
     expect(chat.find("#announcements")).to_have_text("Copied")
-    assert chat.page.evaluate("navigator.clipboard.readText()") == "if x < 1:\n    y = '&amp;'"
+    copied = "async (text) => (await navigator.clipboard.readText()) === text"
+    chat.wait_until(copied, "if x < 1:\n    y = '&amp;'")
     chat.press("copy")
-    copied = chat.page.evaluate("navigator.clipboard.readText()")
-    assert copied == "Try:\n\n```python\nif x < 1:\n    y = '&amp;'\n```\n"
+    chat.wait_until(copied, "Try:\n\n```python\nif x < 1:\n    y = '&amp;'\n```\n")
 
 
 def test_reasoning_is_collapsed(chat: ChatPage) -> None:
@@ -253,13 +255,12 @@ def test_a_long_conversation_follows_the_stream_and_keeps_its_end(chat: ChatPage
     chat.respond(*(f"Line {number}.\n\n" for number in range(30)))
     for number in range(10):
         chat.ask(f"Question {number}")
-    expect(chat.find("#thread")).to_be_visible()
-    assert chat.find("#thread").evaluate("(it) => it.scrollHeight - it.scrollTop - it.clientHeight") < 2
+    chat.expect_end()
     hidden = chat.find(".message").first.evaluate("(it) => getComputedStyle(it).contentVisibility")
     assert hidden == "auto"
     chat.open()
     chat.expect_messages(*(f"Question {number}" for number in range(10)))
-    assert chat.find("#thread").evaluate("(it) => it.scrollHeight - it.scrollTop - it.clientHeight") < 2
+    chat.expect_end()
     chat.find(".message").first.scroll_into_view_if_needed()
     expect(chat.find(".user .body").first).to_be_in_viewport()
 
@@ -269,13 +270,12 @@ def test_scrolling_away_stops_following_the_stream(open_chat: Callable[..., Chat
     chat.respond(*(f"Line {number}.\n\n" for number in range(60)))
     chat.ask("Count.")
     scroller = chat.find("#thread")
-    at_end = scroller.evaluate("(it) => it.scrollHeight - it.scrollTop - it.clientHeight")
-    assert at_end < 2
+    chat.expect_end()
     scroller.evaluate("(it) => (it.scrollTop = 0)")
     expect(chat.find("#scroll-to-end")).to_be_visible()
     chat.page.keyboard.press("Alt+r")
     chat.wait()
-    assert chat.version() == "2/2"
+    chat.expect_version("2/2")
     assert scroller.evaluate("(it) => it.scrollTop") == 0
     chat.find("#scroll-to-end").click()
     expect(chat.find("#scroll-to-end")).to_be_hidden()

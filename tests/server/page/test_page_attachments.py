@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def test_files_are_sent_shown_found_and_exported(
     chat.find("#new").click()
     chat.ask("Hello")
     chat.find("#filter").fill("nature cats")
-    expect(chat.find(".open-conversation")).to_contain_text(["What is this?"])
+    expect(chat.find(".open-conversation")).to_have_text([re.compile("^What is this?")])
     chat.find(".open-conversation").first.click()
     expect(chat.find(".user .attachment-name")).to_have_text(["notes.txt", "paper.pdf"])
     file = exported(chat, "[data-key=export]", tmp_path)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from playwright.sync_api import Route, expect
 
-from server.live import until
 from server.page.chat_page import ChatPage
 
 CAPITAL = "What is the capital of France?"
@@ -63,7 +62,7 @@ def test_stop_during_generation(chat: ChatPage) -> None:
     stopped = chat.answers()[-1]
     assert stopped
     # The server stops the request too.
-    until(lambda: metric(chat, "num_requests_running") == 0)
+    chat.wait_for(lambda: metric(chat, "num_requests_running") == 0, "no request is running")
     assert metric(chat, "generation_tokens_total") - before < ENDLESS_TOKENS
     chat.set(extra_body="", temperature="0")
     chat.ask(CAPITAL)
@@ -73,13 +72,14 @@ def test_stop_during_generation(chat: ChatPage) -> None:
 def test_the_elapsed_time_is_shown_during_prefill(chat: ChatPage) -> None:
     routes: list[Route] = []
 
-    def delay(route: Route) -> None:
+    def hold(route: Route) -> None:
         routes.append(route)
 
-    chat.page.route("**/v1/chat/completions", delay)
+    chat.page.route("**/v1/chat/completions", hold)
     chat.send("Hello")
     expect(chat.answer().locator("[data-statistic=elapsed]")).to_have_text(re.compile(r"\d m?s elapsed"))
     expect(chat.answer()).to_have_attribute("aria-busy", "true")
+    chat.wait_for(lambda: routes, "the request was sent")
     routes[0].continue_()
     chat.wait()
     expect(chat.answer().locator("[data-statistic=elapsed]")).to_have_count(0)
@@ -101,31 +101,33 @@ def test_a_stopped_answer_is_continued(chat: ChatPage) -> None:
     chat.set(max_tokens="")
     chat.press("continue")
     chat.wait()
-    assert chat.answers() == ["The capital of France is Paris."]
-    assert chat.version() == "2/2"
+    chat.expect_answers("The capital of France is Paris.")
+    chat.expect_version("2/2")
     assert chat.requests[-1]["continue_final_message"] is True
 
 
 def test_regenerate_keeps_every_version(chat: ChatPage) -> None:
-    chat.set(temperature="1.5")
-    chat.ask("Tell me a short story.")
-    versions = [chat.answers()[-1]]
+    # Some random seeds have the same answer.
+    chat.set(temperature="1.5", seed="0")
+    versions = [chat.ask("Tell me a short story.")]
     for seed in ("1", "2"):
         chat.set(seed=seed)
         chat.press("regenerate")
         chat.wait()
         versions.append(chat.answers()[-1])
-    assert chat.version() == "3/3"
+    chat.expect_version("3/3")
     assert len(set(versions)) == 3
     chat.press("previous")
-    assert (chat.version(), chat.answers()[-1]) == ("2/3", versions[1])
+    chat.expect_version("2/3")
+    chat.expect_answers(versions[1])
     chat.press("previous")
-    assert (chat.version(), chat.answers()[-1]) == ("1/3", versions[0])
+    chat.expect_version("1/3")
+    chat.expect_answers(versions[0])
     expect(chat.answer().locator("[data-action=previous]")).to_be_disabled()
     # The new version is selected, although another one was visible.
     chat.press("regenerate")
     chat.wait()
-    assert chat.version() == "4/4"
+    chat.expect_version("4/4")
 
 
 def test_a_message_is_sent_again(chat: ChatPage) -> None:
@@ -136,7 +138,7 @@ def test_a_message_is_sent_again(chat: ChatPage) -> None:
     chat.wait()
     chat.expect_messages(CAPITAL)
     assert chat.requests[-1]["messages"] == [{"role": "user", "content": CAPITAL}]
-    assert chat.version() == "2/2"
+    chat.expect_version("2/2")
     chat.press("previous")
     chat.expect_messages(CAPITAL, "What is the capital of Italy?")
 
@@ -164,7 +166,7 @@ def test_an_edited_answer_is_sent_to_the_model(chat: ChatPage) -> None:
     chat.press("edit")
     chat.answer().locator("textarea").fill("It is **Lyon**.")
     chat.answer().get_by_role("button", name="Save as new version").click()
-    assert chat.answers() == ["It is Lyon."]
+    chat.expect_answers("It is Lyon.")
     chat.ask("Why?")
     assert chat.requests[-1]["messages"][1] == {"role": "assistant", "content": "It is **Lyon**."}
 
@@ -180,7 +182,7 @@ def test_a_new_message_stops_the_running_answer(chat: ChatPage) -> None:
     chat.find(".user textarea").fill(CAPITAL)
     chat.page.keyboard.press("Enter")
     chat.wait()
-    assert chat.answers() == ["The capital of France is Paris."]
+    chat.expect_answers("The capital of France is Paris.")
     chat.press("previous", chat.find(".user"))
     chat.expect_messages("Tell me a story.")
     expect(chat.answer().locator("[data-statistic=finish]")).to_have_text("stopped")
@@ -202,10 +204,12 @@ def test_a_reload_keeps_the_conversation(chat: ChatPage) -> None:
     chat.press("regenerate")
     chat.wait()
     chat.press("previous")
-    before = chat.answers(), chat.version()
+    before = chat.answers()
+    chat.expect_version("1/2")
     chat.reload()
     chat.expect_messages(CAPITAL)
-    assert (chat.answers(), chat.version()) == before
+    chat.expect_answers(*before)
+    chat.expect_version("1/2")
     chat.expect_titles(CAPITAL)
     expect(chat.find("#system")).to_have_value("Be brief.")
     expect(chat.find("#temperature")).to_have_value("0")
@@ -217,6 +221,8 @@ def test_a_reload_during_generation_keeps_the_text(chat: ChatPage) -> None:
     chat.set(extra_body=ENDLESS)
     chat.send("Tell me a story.")
     expect(chat.answer().locator(".body")).not_to_be_empty()
+    # The list has the title once the conversation is saved.
+    chat.expect_titles("Tell me a story.")
     chat.open()
     chat.expect_messages("Tell me a story.")
     expect(chat.answer().locator("[data-statistic=finish]")).to_have_text("stopped")

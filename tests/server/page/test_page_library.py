@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
@@ -36,6 +37,12 @@ def other_tab(two_conversations: ChatPage) -> ChatPage:
     return tab
 
 
+def select_conversation(chat: ChatPage, title: str) -> None:
+    """Opens a conversation of the list."""
+    chat.find(".open-conversation").get_by_text(title).click()
+    expect(chat.find(".open-conversation[aria-current]")).to_have_text(title)
+
+
 def begin_endless_answer(chat: ChatPage) -> None:
     """Sends a message whose answer ends when the context is full, and waits for its first text."""
     chat.set(extra_body=ENDLESS)
@@ -48,9 +55,8 @@ def test_two_conversations_are_separate(two_conversations: ChatPage) -> None:
     assert len(two_conversations.requests[-1]["messages"]) == 1
     # A new conversation has the settings of the previous one.
     assert two_conversations.requests[-1]["temperature"] == 0
-    two_conversations.find(".open-conversation").nth(1).click()
+    select_conversation(two_conversations, "What is the capital of France?")
     two_conversations.expect_messages("What is the capital of France?")
-    expect(two_conversations.find(".open-conversation[aria-current]")).to_have_text("What is the capital of France?")
     two_conversations.reload()
     two_conversations.expect_messages("What is the capital of France?")
 
@@ -83,7 +89,7 @@ def test_a_conversation_is_deleted_after_confirmation(two_conversations: ChatPag
 
 def test_a_pinned_conversation_is_first(two_conversations: ChatPage, other_tab: ChatPage, tmp_path: Path) -> None:
     france, italy = "What is the capital of France?", "What is the capital of Italy?"
-    two_conversations.find(".open-conversation").nth(1).click()
+    select_conversation(two_conversations, france)
     pin = two_conversations.find("[data-key=pin]")
     expect(pin).to_have_attribute("aria-pressed", "false")
     pin.click()
@@ -112,6 +118,7 @@ def test_two_tabs_do_not_overwrite_each_other(two_conversations: ChatPage, other
     other_tab.expect_messages("What is the capital of Italy?")
     other_tab.ask("And of Spain?")
     two_conversations.expect_messages("What is the capital of Italy?", "And of Spain?")
+    two_conversations.expect_answers(*other_tab.answers())
     two_conversations.ask("And of Japan?")
     other_tab.expect_messages("What is the capital of Italy?", "And of Spain?", "And of Japan?")
     assert len(two_conversations.requests[-1]["messages"]) == 5
@@ -124,6 +131,7 @@ def test_two_tabs_generate_in_one_conversation(two_conversations: ChatPage, othe
     other_tab.set(extra_body="", max_tokens="4")
     other_tab.ask("And then?")
     two_conversations.expect_messages("What is the capital of Italy?", "Tell me a story.", "And then?")
+    expect(two_conversations.answer().locator(".body")).to_have_text(other_tab.answers()[-1], use_inner_text=True)
     # Longer than the interval at which a running answer is saved.
     two_conversations.page.wait_for_timeout(1500)
     two_conversations.page.keyboard.press("Escape")  # stops the answer if it is not complete
@@ -201,9 +209,9 @@ def test_conversations_are_found_by_title_and_message(chat: ChatPage, tmp_path: 
     upload(chat, library(["Mars"], content="It rains.\n" * 20 + "The cat\nsits on"), tmp_path)
     chat.expect_titles("Sun", "Mars")
     chat.find("#filter").fill("sUN")
-    expect(chat.find(".open-conversation")).to_contain_text(["Sun"])
+    expect(chat.find(".open-conversation")).to_have_text([re.compile("^Sun")])
     chat.find("#filter").fill("mars Cat")
-    expect(chat.find(".open-conversation")).to_contain_text(["Mars"])
+    expect(chat.find(".open-conversation")).to_have_text([re.compile("^Mars")])
     expect(chat.find(".excerpt")).to_have_text("…ains. It rains. The cat sits on Mars")
     chat.screenshot("conversation-search")
     chat.find("#filter").fill("cat planet")
@@ -214,7 +222,7 @@ def test_conversations_are_found_by_title_and_message(chat: ChatPage, tmp_path: 
     chat.respond("The capital", " of snow")
     chat.ask("Where does it snow?")
     chat.find("#filter").fill("capital snow")
-    expect(chat.find(".open-conversation")).to_contain_text(["Mars"])
+    expect(chat.find(".open-conversation")).to_have_text([re.compile("^Mars")])
     chat.find("#filter").fill("")
     expect(chat.find(".open-conversation")).to_have_count(2)
     expect(chat.find(".excerpt")).to_have_count(0)
@@ -243,10 +251,10 @@ def test_export_and_import(two_conversations: ChatPage, open_chat: Callable[...,
     elsewhere = open_chat()
     upload(elsewhere, file, tmp_path)
     expect(elsewhere.find(".open-conversation")).to_have_count(2)
-    elsewhere.find(".open-conversation").get_by_text("Italy").click()
+    select_conversation(elsewhere, "What is the capital of Italy?")
     elsewhere.expect_messages("What is the capital of Italy?")
-    assert elsewhere.answers() == two_conversations.answers()
-    assert elsewhere.version() == "2/2"
+    elsewhere.expect_answers(*two_conversations.answers())
+    elsewhere.expect_version("2/2")
     elsewhere.answer().locator(".token").first.hover()
     expect(elsewhere.find(".alternatives")).to_be_visible()
     # Every import creates new conversations.
@@ -263,10 +271,10 @@ def test_trying_a_failed_answer_again_keeps_the_messages_below_it(chat: ChatPage
     chat.find(".error button").click()
     chat.wait()
     chat.expect_messages("One")
-    assert chat.version() == "2/2"
+    chat.expect_version("2/2")
     chat.press("previous")
     chat.expect_messages("One", "Two")
-    assert chat.version(chat.find(".assistant").first) == "1/2"
+    chat.expect_version("1/2", chat.find(".assistant").first)
     file = exported(chat, "[data-key=export]", tmp_path)
     upload(chat, file, tmp_path)
     expect(chat.find(".open-conversation")).to_have_count(2)
@@ -291,7 +299,7 @@ def test_a_file_with_a_missing_parent_is_imported(chat: ChatPage, tmp_path: Path
     upload(chat, file, tmp_path)
     chat.expect_titles("Sun")
     chat.expect_messages("Orphan")
-    assert chat.version(chat.find(".user")) == "2/2"
+    chat.expect_version("2/2", chat.find(".user"))
 
 
 Change = Callable[[dict[str, Any]], object]

@@ -143,5 +143,5 @@ def test_formulas_are_accessible(open_chat: Callable[..., ChatPage], scheme: str
     show(chat, FORMULAS + "\n\\[" + " + ".join(f"x_{{{n}}}" for n in range(60)) + "\\]\n")
     expect(chat.answer().locator(".katex")).to_have_count(12)
     assert_accessible(chat, "formulas")
-    assert chat.page.evaluate("document.documentElement.scrollWidth") == width
+    chat.expect_width(width)
     chat.screenshot(f"{scheme}-{width}-math")

@@ -111,6 +111,7 @@ def test_the_content_security_policy_blocks_injection(chat: ChatPage) -> None:
     )
     assert blocked == [True] * 4
     # The browser logs these violations, as expected.
+    chat.wait_for(lambda: len(chat.errors) >= len(blocked), "the violations are logged")
     chat.errors.clear()
 
 
@@ -134,7 +135,7 @@ def test_an_error_during_the_stream_keeps_the_text(chat: ChatPage) -> None:
     chat.respond("Once ", "upon", error={"message": "the logits are not numbers", "type": "server_error", "code": 500})
     chat.send("Hello")
     expect(chat.find(".error")).to_contain_text("the logits are not numbers")
-    assert chat.answers() == ["Once upon"]
+    chat.expect_answers("Once upon")
     chat.page.unroute("**/v1/chat/completions")
     cut = stream_body(["Once "]).removesuffix("data: [DONE]\n\n")
     chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=cut))
@@ -163,7 +164,7 @@ def test_a_closed_connection_keeps_the_text_and_shows_an_error(chat: ChatPage) -
         was_shown.set()
         breaking.join()
     expect(chat.find(".error")).to_contain_text("The connection was closed before the answer was complete.")
-    assert chat.answers() == ["Once"]
+    chat.expect_answers("Once")
 
 
 def test_an_unreachable_server_shows_an_error(open_chat: Callable[..., ChatPage]) -> None:

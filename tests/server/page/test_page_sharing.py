@@ -60,7 +60,7 @@ def test_a_fork_is_shown_beside_the_original(answered: ChatPage) -> None:
     answered.answer().locator(".token").nth(1).hover()
     answered.find(".alternatives button").first.click()
     answered.wait()
-    assert answered.answers() == ["Sure else this time"]
+    answered.expect_answers("Sure else this time")
     other = answered.answer().locator(".other-version")
     expect(other).to_have_accessible_name("Version 1 of 2")
     assert other.locator(".prose").inner_text() == original
@@ -146,5 +146,5 @@ def test_certainty_and_versions_are_accessible(open_chat: Callable[..., ChatPage
     chat.press("compare")
     chat.press("certainty")
     assert_accessible(chat, "certainty and versions")
-    assert chat.page.evaluate("document.documentElement.scrollWidth") == width
+    chat.expect_width(width)
     chat.screenshot(f"{scheme}-{width}-certainty")

@@ -53,7 +53,7 @@ def test_selecting_another_token_continues_the_answer(answered: ChatPage) -> Non
     text = selected.locator(".alternative-text").inner_text()
     selected.click()
     answered.wait()
-    assert answered.version() == "2/2"
+    answered.expect_version("2/2")
     prefix = f"The{text.replace('␣', ' ')}"
     assert answered.answers()[-1].startswith(prefix)
     assert answered.requests[-1]["messages"][-1] == {"role": "assistant", "content": prefix}
@@ -88,7 +88,7 @@ def test_the_token_list_works_with_the_keyboard(answered: ChatPage) -> None:
     answered.page.keyboard.press("Enter")
     answered.page.keyboard.press("Enter")
     answered.wait()
-    assert answered.version() == "2/2"
+    answered.expect_version("2/2")
     assert answered.answers()[-1].startswith("The capital of France is Paris.")
 
 

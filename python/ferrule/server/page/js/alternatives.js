@@ -13,11 +13,12 @@ const LABEL = "Token alternatives";
 
 const card = el("div", { class: "alternatives", role: "dialog", "aria-label": LABEL, hidden: true });
 let anchor = null;
+let pending = null;
 let showTimer = null;
 let hideTimer = null;
 
 card.addEventListener("pointerenter", () => {
-  clearTimeout(showTimer);
+  cancelShow();
   clearTimeout(hideTimer);
 });
 card.addEventListener("pointerleave", scheduleHide);
@@ -27,10 +28,32 @@ document.addEventListener("scroll", ({ target }) => card.contains(target) || hid
 document.addEventListener("pointerdown", ({ target }) => target.closest(".alternatives, .token") || hideAlternatives());
 document.addEventListener("keydown", onEscape, { capture: true });
 
-/** Shows the card after a delay; the arguments are those of `showAlternatives`. */
-export function scheduleShow(...showArguments) {
+/**
+ * Shows the card of the token that the pointer is on, after a delay. `argumentsOf(element)` returns the other arguments of
+ * `showAlternatives` for the element of a token.
+ */
+export function showOnHover(container, argumentsOf) {
+  const onPointer = ({ target }) => {
+    const element = target.closest(".token:not(.token-button)");
+    if (element && element !== pending) scheduleShow(element, ...argumentsOf(element));
+  };
+  // A mouse must move: "pointerover" also happens when the page moves a token below a resting mouse, whose card would
+  // cover the button that the user is about to press.
+  container.addEventListener("pointermove", onPointer);
+  container.addEventListener("pointerover", (event) => event.pointerType !== "mouse" && onPointer(event));
+  // Lifting a finger is a "pointerout" too; the card of a tapped token stays open until the next tap.
+  container.addEventListener("pointerout", ({ pointerType }) => pointerType === "mouse" && scheduleHide());
+}
+
+function scheduleShow(element, ...rest) {
+  cancelShow();
+  pending = element;
+  showTimer = setTimeout(() => showAlternatives(element, ...rest), SHOW_DELAY_MILLISECONDS);
+}
+
+function cancelShow() {
   clearTimeout(showTimer);
-  showTimer = setTimeout(() => showAlternatives(...showArguments), SHOW_DELAY_MILLISECONDS);
+  pending = null;
 }
 
 /**
@@ -50,16 +73,15 @@ export function showAlternatives(element, token, onSelect) {
   position();
 }
 
-/** Hides the card after a delay. */
-export function scheduleHide() {
-  clearTimeout(showTimer);
+function scheduleHide() {
+  cancelShow();
   clearTimeout(hideTimer);
   hideTimer = setTimeout(hideAlternatives, HIDE_DELAY_MILLISECONDS);
 }
 
 /** Hides the card. */
 export function hideAlternatives() {
-  clearTimeout(showTimer);
+  cancelShow();
   if (card.hidden) return;
   card.hidden = true;
   anchor.classList.remove("active");

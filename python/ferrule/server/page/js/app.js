@@ -77,6 +77,7 @@ async function refreshList() {
 
 function showConversation(next) {
   conversation = next;
+  list.select(conversation.id);
   writeStorage("session", CURRENT_CONVERSATION, conversation.id);
   models.select(conversation.model);
   settings.show(conversation);

@@ -1,6 +1,6 @@
 // Another version of an answer beside the visible one, such as the continuation from another token.
 
-import { scheduleHide, scheduleShow } from "./alternatives.js";
+import { showOnHover } from "./alternatives.js";
 import { el } from "./dom.js";
 import { renderMarkdown } from "./markdown.js";
 import { locateTokens } from "./tokens.js";
@@ -9,11 +9,7 @@ import { locateTokens } from "./tokens.js";
 export function otherVersion({ content, tokens }, name) {
   const text = el("div", { class: "prose" });
   renderMarkdown(text, content, locateTokens(tokens, content));
-  text.addEventListener("pointerover", ({ target }) => {
-    const token = target.closest(".token");
-    if (token) scheduleShow(token, tokens[token.dataset.token], null);
-  });
-  text.addEventListener("pointerout", ({ pointerType }) => pointerType === "mouse" && scheduleHide());
+  showOnHover(text, ({ dataset }) => [tokens[dataset.token], null]);
   return el("div", { class: "other-version", role: "group", "aria-label": name }, sideLabel(name), text);
 }
 

@@ -10,7 +10,7 @@ import { matches, wordsOf } from "./search.js";
 const MIN_SEARCHABLE = 2;
 
 /**
- * Creates `{show(entries, currentId)}`.
+ * Creates `{show(entries, currentId), select(id)}`.
  *
  * `handlers` has `open(id)`, and for the current conversation `rename(id, title)`, `pin(isPinned)`, `exportCurrent()`,
  * `shareCurrent()` and `remove(id, title)`.
@@ -24,7 +24,12 @@ export function createConversationList(handlers) {
   let isRenaming = false;
 
   filter.addEventListener("input", search);
-  return { show };
+  return { show, select };
+
+  /** Makes another conversation the current one, whose actions are visible, until the entries are shown again. */
+  function select(id) {
+    if (id !== current) show(entries, id);
+  }
 
   /** Shows entries `{id, title, updated, isPinned}`, latest first. */
   function show(newEntries, currentId) {

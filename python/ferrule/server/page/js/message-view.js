@@ -1,7 +1,7 @@
 // The view of one message. Its element exists as long as the message is visible, so that the focus, a selection and
 // expanded reasoning survive updates.
 
-import { scheduleHide, scheduleShow } from "./alternatives.js";
+import { showOnHover } from "./alternatives.js";
 import { attachmentChips } from "./attachment-view.js";
 import { certaintyLegend } from "./certainty.js";
 import { copyButton } from "./clipboard.js";
@@ -43,12 +43,7 @@ export function createMessageView(node, handlers) {
   let renderedBody = null;
   let renderedActions = "";
 
-  body.addEventListener("pointerover", ({ target }) => {
-    const token = target.closest(".token:not(.token-button)");
-    if (token) scheduleShow(token, node.tokens[token.dataset.token], selectHandler(Number(token.dataset.token)));
-  });
-  // Lifting a finger is a "pointerout" too; the card of a tapped token stays open until the next tap.
-  body.addEventListener("pointerout", ({ pointerType }) => pointerType === "mouse" && scheduleHide());
+  showOnHover(body, ({ dataset }) => [node.tokens[dataset.token], selectHandler(Number(dataset.token))]);
 
   return { element, update, edit, compare };
 
