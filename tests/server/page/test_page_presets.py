@@ -121,7 +121,10 @@ def test_an_older_database_keeps_its_conversations(open_chat: Callable[..., Chat
     identifier = "0" * 32
     message = {"id": identifier, "parent": None, "role": "user", "content": "Old times", "created": 1}
     common = {"title": "Old times", "created": 1, "updated": 1, "model": None, "system": "", "parameters": {}}
-    nodes = {identifier: message}
+    token = {"text": "Fine times", "logprob": -0.1, "top": [["Fine times", -0.1]]}
+    answer = {"id": "2" * 32, "parent": identifier, "role": "assistant", "content": "Fine times", "created": 2}
+    ended = {"model": "tiny", "reasoning": "", "statistics": None, "finishReason": "stop", "error": None}
+    nodes = {identifier: message, answer["id"]: {**answer, **ended, "tokens": [token]}}
     # A page without scripts has no connection to the database.
     chat.page.goto("/img/ferrule.svg")
     chat.page.evaluate(
@@ -131,5 +134,10 @@ def test_an_older_database_keeps_its_conversations(open_chat: Callable[..., Chat
     chat.expect_titles("Old times")
     chat.expect_messages("Old times")
     chat.set(system="New")
+    # The tokens of an answer were a list, which is saved as a text now.
+    chat.reload()
+    chat.expect_answers("Fine times")
+    chat.answer().locator(".token").hover()
+    expect(chat.find(".alternatives-head")).to_contain_text("Fine␣times")
     chat.find("#open-settings").click()
     save_preset(chat, "New")

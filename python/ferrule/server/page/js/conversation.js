@@ -56,18 +56,18 @@ export function removeNode(conversation, node) {
 
 /**
  * Adds the nodes of another tab's copy of a conversation. Where both copies have a node, the more complete one is kept.
- * The selection of this copy has precedence.
+ * The selection of this copy has precedence. `adopt(node)` converts a node of the other copy that is used.
  */
-export function merge(conversation, other) {
+export function merge(conversation, other, adopt = (node) => node) {
   const { nodes } = conversation;
   let added = false;
   for (const node of Object.values(other.nodes)) {
     const local = nodes[node.id];
     if (local) {
-      if (isMoreComplete(node, local)) Object.assign(local, node);
+      if (isMoreComplete(node, local)) Object.assign(local, adopt(node));
       // A failed answer without text is removed before the next attempt, unless the conversation continues below it.
     } else if (!(node.error && node.content === "") || hasChildren(other, node)) {
-      nodes[node.id] = node;
+      nodes[node.id] = adopt(node);
       added = true;
     }
   }

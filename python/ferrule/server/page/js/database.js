@@ -3,6 +3,7 @@
 import { merge } from "./conversation.js";
 import { CONVERSATIONS, DATABASE, LISTING, PINNED, transact } from "./indexed-db.js";
 import { excerpt, matches, wordsOf } from "./search.js";
+import { pack, unpack, unpackNode } from "./stored-tokens.js";
 
 const channel = new BroadcastChannel(DATABASE);
 // Ids that have been in the database. One that is missing now was deleted by another tab and is not saved again.
@@ -38,13 +39,14 @@ export async function list() {
 /** Returns the conversation with this id, or undefined. */
 export async function load(id) {
   const found = await transact(CONVERSATIONS, "readonly", (store) => store.get(id));
-  if (found) savedIds.add(id);
-  return found;
+  if (!found) return undefined;
+  savedIds.add(id);
+  return unpack(found);
 }
 
 /** Returns all conversations. */
 export async function loadAll() {
-  return transact(CONVERSATIONS, "readonly", (store) => store.getAll());
+  return (await transact(CONVERSATIONS, "readonly", (store) => store.getAll())).map(unpack);
 }
 
 /** Returns an excerpt, by id, of each conversation that has a message with all words of the query. */
@@ -72,8 +74,8 @@ export async function save(...conversations) {
     for (const conversation of conversations) {
       store.get(conversation.id).onsuccess = ({ target: { result: saved } }) => {
         if (!saved && savedIds.has(conversation.id)) return;
-        if (saved) merge(conversation, saved);
-        store.put(conversation);
+        if (saved) merge(conversation, saved, unpackNode);
+        store.put(pack(conversation));
         ids.push(conversation.id);
       };
     }
