@@ -150,23 +150,54 @@ def test_merges_of_a_large_vocabulary_are_stored(tmp_path: Path, monkeypatch: py
     values = {"tokenizer.ggml.scores": [0.0, -1.0, -2.0, -3.0, -3.0, -4.0, -5.0, 0.0]}
     ids = {token: index for index, token in enumerate(tokens)}
     vocabulary = Vocabulary(Config(values, tmp_path / "x.gguf"), tokens, list(types), ids)
-    expected = [("ab", "a"), ("a", "ba"), ("a", "b"), ("b", "a"), ("aba", "b"), ("ab", "ab")]
+    expected = [("ab", "a"), ("a", "b"), ("b", "a"), ("aba", "b")]
     monkeypatch.setenv("FERRULE_CACHE", str(tmp_path))
     assert stored_merges.merges_of(vocabulary) == expected
     assert list(tmp_path.iterdir()) == [], "a small vocabulary is not stored"
     monkeypatch.setattr(stored_merges, "LARGE", 1)
     assert stored_merges.merges_of(vocabulary) == expected
     (stored,) = (tmp_path / "merges").iterdir()
-    monkeypatch.setattr(stored_merges, "_pairs", lambda *_: pytest.fail("the pairs are read"))
+    monkeypatch.setattr(stored_merges, "_derived", lambda *_: pytest.fail("the merges are read"))
     assert stored_merges.merges_of(vocabulary) == expected
     monkeypatch.undo()
     monkeypatch.setenv("FERRULE_CACHE", str(tmp_path))
     monkeypatch.setattr(stored_merges, "LARGE", 1)
-    stored.write_bytes(stored.read_bytes()[:-5])
+    stored.write_bytes(stored.read_bytes()[:-8])
     assert stored_merges.merges_of(vocabulary) == expected, "a damaged file is replaced"
+    monkeypatch.setattr(stored_merges, "_derived", lambda *_: pytest.fail("the merges are read"))
+    assert stored_merges.merges_of(vocabulary) == expected
+    monkeypatch.undo()
+    monkeypatch.setenv("FERRULE_CACHE", str(tmp_path))
+    monkeypatch.setattr(stored_merges, "LARGE", 1)
     other = Vocabulary(Config({"tokenizer.ggml.scores": [0.0] * 8}, tmp_path), tokens, list(types), ids)
     assert stored_merges.merges_of(other) != expected
     assert len(list((tmp_path / "merges").iterdir())) == 2
+
+
+def test_omitted_pairs_never_merge(tmp_path: Path) -> None:
+    """Random pieces of two letters with many equal scores, against a list of all pairs."""
+    draw = random.Random(20)
+    for _ in range(200):
+        longer = {"".join(draw.choices("ab", k=draw.randint(2, 6))) for _ in range(draw.randint(1, 30))}
+        tokens = ["a", "b", *sorted(longer)]
+        draw.shuffle(tokens)
+        scores = [float(draw.randint(-4, 1)) for _ in tokens]
+        ids = {token: index for index, token in enumerate(tokens)}
+        config = Config({"tokenizer.ggml.scores": scores}, tmp_path / "x.gguf")
+        merges = stored_merges.merges_of(Vocabulary(config, tokens, [TokenType.NORMAL] * len(tokens), ids))
+        pairs = [
+            (-scores[ids[piece]], -cut, cut - len(piece), ids[piece[:cut]], ids[piece[cut:]])
+            for piece in tokens
+            for cut in range(1, len(piece))
+            if piece[:cut] in ids and piece[cut:] in ids
+        ]
+        every = [(tokens[first], tokens[second]) for *_, first, second in sorted(pairs)]
+        assert [pair for pair in every if pair in set(merges)] == merges
+        assert len({first + second for first, second in merges}) == len(merges)
+        oracle, own = (tokenizers.Tokenizer(models.BPE(ids, each)) for each in (every, merges))
+        for _ in range(50):
+            text = "".join(draw.choices("ab", k=draw.randint(1, 40)))
+            assert own.encode(text).ids == oracle.encode(text).ids, (tokens, scores, text)
 
 
 def by_id(tokenizer: tokenizers.Tokenizer) -> list[str]:

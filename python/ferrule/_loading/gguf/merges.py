@@ -1,93 +1,130 @@
-"""Merges of SentencePiece's BPE, derived from the scores of the pieces and stored in the cache."""
+"""Merges of SentencePiece's BPE, derived from the scores of the pieces and stored in the cache.
+
+Any two adjacent pieces whose concatenation is a piece may be merged, but at most one pair per piece ever is: merges
+inside a range of the text do not depend on the text around it, so the last merge that forms a piece is the same as in
+the text of this piece alone. The other pairs, more than half of Gemma's, are omitted.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from array import array
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from heapq import heappop, heappush
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TypeAlias
 
 from ferrule._loading.cache_home import cache_home
 from ferrule._loading.gguf.vocabulary import TokenType, Vocabulary
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 LARGE = 1 << 16
-"""Number of tokens from which on the pairs are stored: Gemma's 262,144 tokens take seconds, Llama's 32,000 less than
+"""Number of tokens from which on the merges are stored: Gemma's 262,144 tokens take seconds, Llama's 32,000 less than
 half a second."""
-FORMAT = 1
-"""Version of the stored pairs, part of the name of the file."""
+FORMAT = 2
+"""Version of the stored merges, part of the name of the file."""
 PIECES = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNDEFINED)
 """Types of tokens that match text; byte tokens encode all other characters."""
+DIGEST_BYTES = 16
+
+
+Merge: TypeAlias = tuple[float, int, int, int, int]
+"""Negative score of the merged piece, negative lengths of both parts in characters, and their token ids. The smallest
+is applied first, which is the order that transformers derives."""
 
 
 def merges_of(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Returns all pairs that concatenate to a piece, highest score first, as transformers derives them.
+    """Returns the pairs of pieces that merge in some text, highest score first.
 
-    The pairs of a large vocabulary are stored in the cache.
+    The merges of a large vocabulary are stored in the cache.
     """
-    scores = np.array(vocabulary.scores(), np.float64)
+    scores = vocabulary.scores()
     if len(vocabulary.tokens) < LARGE:
-        pairs = _pairs(vocabulary, scores)
+        ids = _derived(vocabulary, scores)
     else:
-        file = cache_home() / "merges" / f"{_digest(vocabulary, scores)}.npy"
-        pairs = _read_pairs(file, len(vocabulary.tokens))
-        if pairs is None:
-            pairs = _pairs(vocabulary, scores)
-            _write_pairs(file, pairs)
-    tokens = vocabulary.tokens
-    first, second = pairs.T.tolist()
-    return list(zip(map(tokens.__getitem__, first), map(tokens.__getitem__, second), strict=True))
+        file = cache_home() / "merges" / _name(vocabulary, scores)
+        ids = _read(file)
+        if ids is None:
+            ids = _derived(vocabulary, scores)
+            _write(file, ids)
+    parts = map(vocabulary.tokens.__getitem__, ids)
+    return list(zip(parts, parts, strict=True))
 
 
-def _pairs(vocabulary: Vocabulary, scores: NDArray[np.float64]) -> NDArray[np.int32]:
-    """Returns the ids of the pairs, [pairs, 2]."""
-    tokens = vocabulary.tokens
-    ids = {tokens[token_id]: token_id for token_id in vocabulary.of_type(*PIECES)}
-    found: list[tuple[int, int, int, int, int]] = []
-    for piece, token_id in ids.items():
-        for cut in range(1, len(piece)):
-            first = ids.get(piece[:cut])
-            if first is not None:
-                second = ids.get(piece[cut:])
-                if second is not None:
-                    found.append((token_id, cut, len(piece), first, second))
-    if not found:
-        return np.empty((0, 2), np.int32)
-    merged, cuts, lengths, first, second = np.array(found, np.int64).T
-    # Highest score first, then the longest first and the longest second part; the last key sorts first.
-    order = np.lexsort((second, first, cuts - lengths, -cuts, -scores[merged]))
-    return np.stack([first, second], 1)[order].astype(np.int32)
+def _derived(vocabulary: Vocabulary, scores: Sequence[float]) -> array[int]:
+    """Returns the ids of the first and the second part of each merge, alternately."""
+    ids = {vocabulary.tokens[token_id]: token_id for token_id in vocabulary.of_type(*PIECES)}
+    last = (_last_merge(piece, ids, scores) for piece in ids if all(map(ids.__contains__, piece)))
+    return array("I", (part for merge in sorted(filter(None, last)) for part in merge[-2:]))
 
 
-def _digest(vocabulary: Vocabulary, scores: NDArray[np.float64]) -> str:
-    """Returns the digest of everything on which the pairs depend."""
-    digest = hashlib.blake2b(digest_size=16)
+def _last_merge(piece: str, ids: Mapping[str, int], scores: Sequence[float]) -> Merge | None:
+    """Returns the merge that completes a piece; None if its characters, which are pieces, do not merge to one piece."""
+    parts = list(piece)
+    """Text of the part that begins at each character; empty inside a part."""
+    queue: list[tuple[Merge, int]] = []
+    """Possible merges, each with the position of its first part."""
+
+    def propose(first: str, second: str, position: int) -> None:
+        merged = ids.get(first + second)
+        if merged is not None:
+            heappush(queue, ((-scores[merged], -len(first), -len(second), ids[first], ids[second]), position))
+
+    for position in range(len(parts) - 1):
+        propose(parts[position], parts[position + 1], position)
+    before = list(range(-1, len(parts) - 1))
+    """Position of the part before the one that begins at each character."""
+    while queue:
+        merge, position = heappop(queue)
+        first, following = parts[position], position - merge[1]
+        second = parts[following]
+        if len(first) != -merge[1] or len(second) != -merge[2]:
+            continue  # one of the parts was merged meanwhile
+        joined = first + second
+        if len(joined) == len(piece):
+            return merge
+        parts[position], parts[following] = joined, ""
+        after = position + len(joined)
+        if after < len(parts):
+            before[after] = position
+            propose(joined, parts[after], position)
+        if position:
+            propose(parts[before[position]], joined, before[position])
+    return None
+
+
+def _name(vocabulary: Vocabulary, scores: Sequence[float]) -> str:
+    """Returns the name of a file, with a digest of everything on which the merges depend."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     digest.update("".join(vocabulary.tokens).encode("utf-8", "surrogatepass"))
-    digest.update(np.array([len(token) for token in vocabulary.tokens], np.int32).tobytes())
-    digest.update(np.array(vocabulary.types, np.int32).tobytes())
-    digest.update(scores.tobytes())
+    digest.update(array("I", map(len, vocabulary.tokens)))
+    digest.update(bytes(vocabulary.types))
+    digest.update(array("d", scores))
     return f"{FORMAT}-{digest.hexdigest()}"
 
 
-def _read_pairs(file: Path, tokens: int) -> NDArray[np.int32] | None:
-    """Returns stored pairs; None if they are missing or damaged."""
+def _read(file: Path) -> array[int] | None:
+    """Returns stored ids; None if they are missing or damaged."""
     try:
-        pairs: NDArray[np.int32] = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+        content = file.read_bytes()
+    except OSError:
         return None
-    is_valid = pairs.dtype == np.int32 and pairs.ndim == 2 and pairs.shape[1] == 2
-    return pairs if is_valid and (not pairs.size or (pairs.min() >= 0 and pairs.max() < tokens)) else None
+    if content[:DIGEST_BYTES] != _checksum(content[DIGEST_BYTES:]):
+        return None
+    ids = array("I")
+    ids.frombytes(content[DIGEST_BYTES:])
+    return ids
 
 
-def _write_pairs(file: Path, pairs: NDArray[np.int32]) -> None:
-    """Stores pairs; a cache that cannot be written is ignored."""
-    new = file.with_name(f".{file.name}.{os.getpid()}.npy")
+def _write(file: Path, ids: array[int]) -> None:
+    """Stores ids after their checksum; a cache that cannot be written is ignored."""
+    new = file.with_name(f".{file.name}.{os.getpid()}")
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        np.save(new, pairs)
+        new.write_bytes(_checksum(ids) + ids.tobytes())
         new.replace(file)
+
+
+def _checksum(content: bytes | array[int]) -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()

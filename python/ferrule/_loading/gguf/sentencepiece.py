@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ferrule._loading.gguf.merges import merges_of
 from ferrule._loading.gguf.vocabulary import TOKENS, TokenType, Vocabulary
 from ferrule.errors import TokenizerError
 
@@ -23,8 +24,6 @@ def sentencepiece(vocabulary: Vocabulary, unknown: str | None) -> Tokenizer:
     Raises TokenizerError.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers
-
-    from ferrule._loading.gguf.merges import merges_of  # imports NumPy
 
     tokens = vocabulary.tokens
     bytes_of = vocabulary.of_type(TokenType.BYTE)

@@ -41,10 +41,11 @@ ANSWER_ENDS = frozenset({"<|return|>", "<|flush|>"})
 
 def mark_control_tokens(vocabulary: Vocabulary) -> Vocabulary:
     """Returns the vocabulary with the tokens in ENDS marked as control tokens, which some files mark as normal."""
-    types = [
-        TokenType.CONTROL if token in _ENDS and kind in (TokenType.NORMAL, TokenType.UNDEFINED) else kind
-        for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
-    ]
+    types = list(vocabulary.types)
+    for token in ENDS:
+        token_id = vocabulary.ids.get(token)
+        if token_id is not None and types[token_id] in (TokenType.NORMAL, TokenType.UNDEFINED):
+            types[token_id] = TokenType.CONTROL
     return replace(vocabulary, types=types)
 
 
@@ -71,10 +72,10 @@ def end_tokens(metadata: Config, vocab_size: int) -> tuple[int, ...]:
     ends = [token_id for key in END_KEYS for token_id in metadata.token_ids(key, vocab_size)]
     tokens: object = metadata.values.get(TOKENS)
     named = cast("list[object]", tokens)[:vocab_size] if isinstance(tokens, list) else []
-    found = {token: index for index, token in enumerate(named) if isinstance(token, str) and token in _ENDS}
+    found = {token: named.index(token) for token in _ENDS.intersection(map(str, named)) if token in named}
     if not ANSWER_ENDS.isdisjoint(found):
         found.pop("<|end|>", None)
-    return tuple(dict.fromkeys([*ends, *found.values()]))
+    return tuple(dict.fromkeys([*ends, *sorted(found.values())]))
 
 
 _NO_TEXT = (TokenType.CONTROL, TokenType.UNKNOWN)

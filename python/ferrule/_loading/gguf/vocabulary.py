@@ -59,6 +59,9 @@ class Vocabulary:
         Raises TokenizerError if scores are missing, too few, or not finite.
         """
         scores = self._list(SCORES, "finite numbers", len(self.tokens))
+        # Checks of all elements at once are faster than a loop, which finds the invalid element.
+        if {*map(type, scores)} <= {int, float} and all(map(math.isfinite, scores)):
+            return scores
         for index, score in enumerate(scores):
             if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
                 raise self.fault(f"{SCORES}[{index}]", score, "a finite number")
@@ -96,24 +99,30 @@ def read_vocabulary(metadata: Config) -> Vocabulary:
     Raises TokenizerError for tokens that are not strings or not distinct, and for unknown types.
     """
     tokens = read_list(metadata, TOKENS, "strings")
-    ids: dict[str, int] = {}
-    for index, token in enumerate(tokens):
-        if not isinstance(token, str):
-            raise TokenizerError(f"{metadata.file}: {TOKENS}[{index}] must be a string, got {token!r}")
-        if len(token) > MAX_TOKEN_LENGTH:
-            raise TokenizerError(
-                f"{metadata.file}: {TOKENS}[{index}] has {len(token)} characters; the limit is {MAX_TOKEN_LENGTH}"
-            )
-        text = tokens[index] = token or f"[EMPTY_{index}]"
-        if ids.setdefault(text, index) != index:
-            raise TokenizerError(
-                f"{metadata.file}: {TOKENS}[{index}] must be unique, got {text!r}, which is also {TOKENS}[{ids[text]}]"
-            )
-    if (characters := sum(map(len, tokens))) > MAX_CHARACTERS:
+    if not {*map(type, tokens)} <= {str}:
+        index, token = next((index, token) for index, token in enumerate(tokens) if not isinstance(token, str))
+        raise TokenizerError(f"{metadata.file}: {TOKENS}[{index}] must be a string, got {token!r}")
+    lengths = [*map(len, tokens)]
+    if (longest := max(lengths, default=0)) > MAX_TOKEN_LENGTH:
+        raise TokenizerError(
+            f"{metadata.file}: {TOKENS}[{lengths.index(longest)}] has {longest} characters; the limit is "
+            f"{MAX_TOKEN_LENGTH}"
+        )
+    if (characters := sum(lengths)) > MAX_CHARACTERS:
         raise TokenizerError(f"{metadata.file}: {TOKENS} has {characters} characters; the limit is {MAX_CHARACTERS}")
+    if 0 in lengths:
+        tokens[:] = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
+    ids: dict[str, int] = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(ids) < len(tokens):
+        first, text = next((index, token) for index, token in enumerate(tokens) if ids[token] != index)
+        raise TokenizerError(
+            f"{metadata.file}: {TOKENS}[{ids[text]}] must be unique, got {text!r}, which is also {TOKENS}[{first}]"
+        )
     if TYPES not in metadata:
         return Vocabulary(metadata, tokens, [TokenType.NORMAL] * len(tokens), ids)
     types = read_list(metadata, TYPES, "integers", len(tokens))
+    if {*map(type, types)} <= {int} and _TYPES.issuperset(types):
+        return Vocabulary(metadata, tokens, types, ids)
     for index, kind in enumerate(types):
         if type(kind) is not int or kind not in _TYPES:
             raise TokenizerError(
