@@ -30,8 +30,12 @@ CASES = [("tiny", formats) for formats in FORMATS] + [
     ("qwen2_moe", ("int4", "f16")),
     ("llama_dynamic", ("f32", "f16")),
     ("phi3_longrope", ("int8", "f16")),
+    ("glm_moe_dsa", ("f32", "f16")),
+    ("glm_moe_dsa", ("int4", "int8")),
     ("lfm2", ("f32", "f16")),
     ("lfm2", ("int8", "int8")),
+    ("minimax_m3", ("f32", "f32")),
+    ("minimax_m3", ("int8", "int8")),
     ("zamba2", ("int8", "f32")),
 ]
 REQUESTS = 64
@@ -209,7 +213,7 @@ def test_structured_outputs_sampling_stages_and_speculation_in_small_cache() -> 
 
 
 @pytest.mark.parametrize("enable_prefix_caching", [False, True])
-@pytest.mark.parametrize("model", ["tiny", "lfm2", "zamba2"])
+@pytest.mark.parametrize("model", ["tiny", "glm_moe_dsa", "lfm2", "zamba2"])
 def test_completions_of_one_prompt(model: str, enable_prefix_caching: bool) -> None:
     """Each completion equals the output for its own seed; the prompt is computed once, up to the last snapshot."""
     prompt = prompts(model)[-1]
@@ -219,7 +223,7 @@ def test_completions_of_one_prompt(model: str, enable_prefix_caching: bool) -> N
         outputs = llm.generate(prompt, several)[0].outputs
         # A fork computes the last token of the prompt, or without the parent's state the tokens after a snapshot.
         from_snapshot = length % PAGE_TOKENS if enable_prefix_caching else length
-        forks = 3 * (1 if model == "tiny" else from_snapshot)
+        forks = 3 * (from_snapshot if model in FOR_STATES else 1)
         assert llm.metrics().computed_tokens == length + forks + 4 * 5
     for output in outputs:
         with load(model, ("int8", "f16"), 512, 1) as llm:
@@ -227,7 +231,17 @@ def test_completions_of_one_prompt(model: str, enable_prefix_caching: bool) -> N
             assert bits(llm.generate(prompt, one)[0].outputs[0]) == bits(output)
 
 
-@pytest.mark.parametrize(("model", "kv"), [("tiny", "f32"), ("tiny", "f16"), ("tiny", "int8"), ("lfm2", "int8")])
+@pytest.mark.parametrize(
+    ("model", "kv"),
+    [
+        ("tiny", "f32"),
+        ("tiny", "f16"),
+        ("tiny", "int8"),
+        ("glm_moe_dsa", "f16"),
+        ("lfm2", "int8"),
+        ("minimax_m3", "int8"),
+    ],
+)
 def test_state_restored_with_other_threads_and_chunks(model: str, kv: str) -> None:
     prompt = prompts(model)[-1]
     with load(model, ("int8", kv), 64, 2) as llm:

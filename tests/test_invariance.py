@@ -32,6 +32,8 @@ MODELS = {
         )
     },
     "kimi_linear": GOLDEN.parent / "variants" / "kimi_linear",  # delta nets with a decay by key
+    "glm_moe_dsa": GOLDEN.parent / "variants" / "glm_moe_dsa",  # tokens that an indexer chose, shared by layers
+    "minimax_m3": GOLDEN.parent / "variants" / "minimax_m3",  # a choice of blocks for each key-value head
     "gemma3n": GOLDEN.parent / "variants" / "gemma3n",  # several residual streams, sparse gates
     "gemma4_e": GOLDEN.parent / "variants" / "gemma4_e",  # shared keys and values, per-layer embeddings
     "jamba": GOLDEN.parent / "variants" / "jamba",  # Mamba, experts

@@ -27,8 +27,12 @@ CASES = [("tiny", (weights, kv)) for weights in ("f32", "int8", "int4") for kv i
     ("gpt_oss", ("int8", "int8")),
     ("bloom", ("f32", "f16")),
     ("llama_dynamic", ("f32", "f16")),
+    ("glm_moe_dsa", ("f32", "f16")),
+    ("glm_moe_dsa", ("int4", "int8")),
     ("lfm2", ("f32", "f16")),
     ("lfm2", ("int8", "int8")),
+    ("minimax_m3", ("f32", "f32")),
+    ("minimax_m3", ("int8", "int8")),
     ("zamba2", ("int8", "f32")),
 ]
 ALWAYS = {"num_speculative_tokens": 5, "adaptive": False}

@@ -45,6 +45,7 @@ from ferrule.archs.glm import glm
 from ferrule.archs.glm4 import glm4
 from ferrule.archs.glm4_moe import glm4_moe
 from ferrule.archs.glm4_moe_lite import glm4_moe_lite
+from ferrule.archs.glm_moe_dsa import glm_moe_dsa
 from ferrule.archs.gpt2 import gpt2
 from ferrule.archs.gpt_bigcode import gpt_bigcode
 from ferrule.archs.gpt_neo import gpt_neo
@@ -77,6 +78,7 @@ from ferrule.archs.mimo_v2_flash import mimo_v2_flash
 from ferrule.archs.minicpm3 import minicpm3
 from ferrule.archs.minimax import minimax
 from ferrule.archs.minimax_m2 import minimax_m2
+from ferrule.archs.minimax_m3 import minimax_m3
 from ferrule.archs.ministral import ministral
 from ferrule.archs.ministral3 import ministral3
 from ferrule.archs.mistral import mistral
@@ -180,6 +182,7 @@ REGISTRY = (
     Architecture("Glm4", "glm4", glm4),
     Architecture("Glm4Moe", "glm4_moe", glm4_moe),
     Architecture("Glm4MoeLite", "glm4_moe_lite", glm4_moe_lite),
+    Architecture("GlmMoeDsa", "glm_moe_dsa", glm_moe_dsa),
     Architecture("GPT2", "gpt2", gpt2),
     Architecture("GPTBigCode", "gpt_bigcode", gpt_bigcode),
     Architecture("GPTNeo", "gpt_neo", gpt_neo),
@@ -212,6 +215,7 @@ REGISTRY = (
     Architecture("MiniCPM3", "minicpm3", minicpm3),
     Architecture("MiniMax", "minimax", minimax),
     Architecture("MiniMaxM2", "minimax_m2", minimax_m2),
+    Architecture("MiniMaxM3Sparse", "minimax_m3_vl_text", minimax_m3),
     Architecture("Ministral", "ministral", ministral),
     Architecture("Ministral3", "ministral3", ministral3),
     Architecture("Mistral", "mistral", mistral),

@@ -17,6 +17,7 @@ from ferrule.archs.spec import (
     Dense,
     Experts,
     HeadProjections,
+    Indexer,
     LatentProjections,
     Laurel,
     Layer,
@@ -252,6 +253,16 @@ def _attention_roles(attention: Attention) -> Iterator[str]:
         yield "sinks.weight"
     if attention.output_gate is not None:
         yield "gate.weight"
+    if attention.indexer is not None:
+        yield from (f"indexer.{role}" for role in _indexer_roles(attention.indexer))
+
+
+def _indexer_roles(indexer: Indexer) -> Iterator[str]:
+    yield from ("q.weight", "k.weight")
+    if indexer.choice == "together":
+        yield "weights.weight"
+    yield from _norm_roles("q_norm", indexer.q_norm)
+    yield from _norm_roles("k_norm", indexer.k_norm)
 
 
 def _convolution_roles(convolution: ShortConvolution) -> Iterator[str]:

@@ -24,6 +24,7 @@ const SHAPE: AttentionShape<'_> = AttentionShape {
     softcap: None,
     slopes: None,
     sinks: None,
+    selection: None,
 };
 
 const WIDTH: usize = SHAPE.heads * SHAPE.key_dim;
@@ -134,8 +135,8 @@ fn numbers(len: usize) -> Vec<f32> {
 /// Creates a store in which every token of every layer is written.
 fn filled(exec: &Exec<'_>, format: KvFormat) -> KvStore {
     let pages = TOKENS / PAGE_TOKENS;
-    let shape =
-        KvShape { layers: LAYERS, kv_heads: SHAPE.kv_heads, key_dim: SHAPE.key_dim, value_dim: SHAPE.value_dim };
+    let (kv_heads, key_dim, value_dim) = (SHAPE.kv_heads, SHAPE.key_dim, SHAPE.value_dim);
+    let shape = KvShape { layers: LAYERS, kv_heads, key_dim, value_dim, index_dim: 0 };
     let mut store = KvStore::new(format, shape, pages).expect("memory");
     let data = numbers(512 * 2 * KV_WIDTH);
     let (keys, values) = (Rows::new(&data, 2 * KV_WIDTH, 0), Rows::new(&data, 2 * KV_WIDTH, KV_WIDTH));

@@ -17,6 +17,7 @@ pub mod elementwise;
 #[path = "../tests/guard/mod.rs"]
 mod guard;
 mod hessian;
+pub mod indexer;
 pub mod kv;
 pub mod logits;
 pub mod machine;

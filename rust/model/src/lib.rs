@@ -30,9 +30,9 @@ pub use calibrate::calibrate_into;
 pub use limits::SpecError;
 pub use mixers::{
     AttentionSpec, ClampSpec, DecaySpec, DeltaNetSpec, DenseSpec, ExpertsSpec, GroupScore, HeadProjections,
-    LatentProjections, LaurelSpec, LightningAttentionSpec, Mamba2Spec, MambaSpec, MixerSpec, OutputGate,
-    PerLayerEmbeddingSpec, ProjectionSpec, ProjectionsSpec, QueryGrowth, RgLruSpec, RouterSpec, RwkvChannelMixSpec,
-    RwkvTimeMixSpec, Scoring, ShortConvolutionSpec, XieluSpec,
+    IndexerChoice, IndexerSpec, LatentProjections, LaurelSpec, LightningAttentionSpec, Mamba2Spec, MambaSpec,
+    MixerSpec, OutputGate, PerLayerEmbeddingSpec, ProjectionSpec, ProjectionsSpec, QueryGrowth, RgLruSpec, RouterSpec,
+    RwkvChannelMixSpec, RwkvTimeMixSpec, Scoring, ShortConvolutionSpec, XieluSpec,
 };
 pub use needs::{Needs, buffer_bytes, measure};
 pub use quantization::Quantization;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ferrule_kernels::indexer;
 use ferrule_kernels::kv::KvFormat;
 
 use crate::batch::KvGroup;
@@ -53,6 +54,8 @@ pub fn buffer_bytes(spec: &ModelSpec, rows: usize, logit_rows: usize) -> u64 {
         let floats = mixer.buffer_floats(hidden, rows);
         within.entry(mixer.name()).and_modify(|most: &mut usize| *most = floats.max(*most)).or_insert(floats);
     }
+    let indexers = spec.layers.iter().flat_map(|layer| layer.attentions()).filter_map(|a| a.indexer.as_ref());
+    let choices = indexers.map(|indexer| indexer::buffer_bytes(rows, indexer.sets(), spec.max_position_embeddings));
     let blocks = spec.layers.iter().flat_map(|layer| &layer.blocks);
     let inputs = blocks.map(|block| block.mixer.longest_input(block.input.columns(hidden))).max().unwrap_or(0);
     let embedding = if spec.reads_embedding() { hidden } else { 0 };
@@ -64,7 +67,8 @@ pub fn buffer_bytes(spec: &ModelSpec, rows: usize, logit_rows: usize) -> u64 {
     let floats = rows.saturating_mul(kept + rotary_dims + between)
         + within.values().sum::<usize>()
         + logit_rows.saturating_mul(hidden + ended + spec.vocab_size);
-    (floats as f64 * size_of::<f32>() as f64 + rows as f64 * inputs as f64 * QUANTIZED_BYTES) as u64
+    let bytes = floats as f64 * size_of::<f32>() as f64 + rows as f64 * inputs as f64 * QUANTIZED_BYTES;
+    bytes as u64 + choices.max().unwrap_or(0)
 }
 
 /// Returns the number of rows of `hidden_size` floats per token between the blocks of a layer: a normed input and an

@@ -49,6 +49,17 @@ fn shared() -> Value {
     spec
 }
 
+/// Returns the spec with an indexer in the first layer, whose choices the second layer reuses.
+fn choosing() -> Value {
+    let mut spec = spec();
+    spec["layers"][0]["blocks"][0]["mixer"]["indexer"] = json!({
+        "heads": 2, "head_dim": 24, "choice": "each_head", "block": 16, "blocks": 3, "local_blocks": 1,
+        "q_norm": null, "k_norm": spec["final_norm"], "rope": 0
+    });
+    spec["layers"][1]["blocks"][0]["mixer"]["selection_layer"] = json!(0);
+    spec
+}
+
 /// Returns the spec with a block that reads a table.
 fn per_layer() -> Value {
     let mut spec = spec();
@@ -97,6 +108,7 @@ fn a_complete_spec_is_read() {
     assert!(ModelSpec::from_json(&experts().to_string()).is_ok());
     assert!(ModelSpec::from_json(&latent().to_string()).is_ok());
     assert!(ModelSpec::from_json(&shared().to_string()).is_ok());
+    assert!(ModelSpec::from_json(&choosing().to_string()).is_ok());
     assert!(ModelSpec::from_json(&per_layer().to_string()).is_ok());
     assert!(ModelSpec::from_json(&streams().to_string()).is_ok());
     assert_eq!(read.tensor("lm_head.weight").cloned(), Err(SpecError::Role { role: "lm_head.weight".to_owned() }));
@@ -211,6 +223,22 @@ fn numbers_outside_their_limits_are_named() {
         check(shared(), path, &value);
     }
     for (path, value) in [
+        ("/layers/0/blocks/0/mixer/indexer/heads", json!(3)),
+        ("/layers/0/blocks/0/mixer/indexer/head_dim", json!(0)),
+        ("/layers/0/blocks/0/mixer/indexer/block", json!(0)),
+        ("/layers/0/blocks/0/mixer/indexer/blocks", json!(0)),
+        ("/layers/0/blocks/0/mixer/indexer/local_blocks", json!(4)),
+        ("/layers/0/blocks/0/mixer/indexer/rope", json!(1)),
+        ("/layers/0/blocks/0/mixer/window", json!(8)),
+        ("/layers/0/blocks/0/mixer/chunk", json!(8)),
+        ("/layers/0/blocks/0/mixer/alibi_slopes", json!([0.5, 0.5, 0.5, 0.5])),
+        ("/layers/0/blocks/0/mixer/selection_layer", json!(0)),
+        ("/layers/1/blocks/0/mixer/window", json!(8)),
+        ("/layers/1/blocks/0/mixer/selection_layer", json!(1)),
+    ] {
+        check(choosing(), path, &value);
+    }
+    for (path, value) in [
         ("/streams/count", json!(1)),
         ("/streams/ends/min_square", json!(1e39)),
         ("/streams", Value::Null),
@@ -260,6 +288,20 @@ fn shared_keys_and_values_have_the_same_sizes_and_window() {
     }
     let error = changed(latent(), "/layers/0/blocks/0/mixer/kv_layer", json!(0)).unwrap_err().to_string();
     assert!(error.contains("kv_layer must be null for latent projections"), "{error}");
+}
+
+#[test]
+fn choices_are_those_of_the_last_indexer_of_a_causal_model() {
+    let mut later = choosing();
+    let layers = later["layers"].as_array_mut().unwrap();
+    layers.insert(1, layers[0].clone());
+    let error = ModelSpec::from_json(&later.to_string()).unwrap_err().to_string();
+    assert!(error.contains("layers[2].blocks[0].mixer.selection_layer must be the last earlier layer"), "{error}");
+    assert!(changed(later, "/layers/2/blocks/0/mixer/selection_layer", json!(1)).is_ok());
+    let heads = changed(choosing(), "/layers/1/blocks/0/mixer/projections/kv_heads", json!(1)).unwrap_err();
+    assert!(heads.to_string().contains("selection_layer must be the last earlier layer"), "{heads}");
+    let error = changed(choosing(), "/causal", json!(false)).unwrap_err().to_string();
+    assert!(error.contains("indexer must be null for bidirectional attention"), "{error}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ runs it.
 """
 
 from ferrule.archs.spec.activation import Activation, Clamp, Xielu
-from ferrule.archs.spec.attention import Attention, HeadProjections, LatentProjections, QueryGrowth
+from ferrule.archs.spec.attention import Attention, HeadProjections, Indexer, LatentProjections, QueryGrowth
 from ferrule.archs.spec.embedding import Embedding, LearnedPositions, SinusoidalPositions, Table
 from ferrule.archs.spec.feed_forward import Dense, Experts, Ffn, Router
 from ferrule.archs.spec.heads import Classifier, LmHead, Pooling, TextProjection
@@ -74,6 +74,7 @@ __all__ = [
     "Gptq",
     "HeadNorm",
     "HeadProjections",
+    "Indexer",
     "LatentProjections",
     "Laurel",
     "Layer",

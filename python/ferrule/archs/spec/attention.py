@@ -61,6 +61,34 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True)
+class Indexer:
+    """Indexer: chooses the tokens that a token attends to, by small queries and keys (DeepSeek-V3.2, 2025).
+
+    Queries are projected from the queries' latent if the attention has one, else from the input.
+    """
+
+    heads: int
+    """Query heads."""
+    head_dim: int
+    """Length of a query head, and of the key, which all heads read."""
+    blocks: int
+    """Blocks that a token attends to: those with the highest scores, up to its own."""
+    block: int = 1
+    """Consecutive tokens that are chosen together; their score is their highest."""
+    local_blocks: int = 0
+    """Blocks up to that of the token that are always among them."""
+    choice: Literal["together", "each_head"] = "together"
+    """Whether the heads choose together, by the sum of weight * relu(query . key) with weights that are projected from
+    the input, or each for its share of the key-value heads."""
+    q_norm: Norm | None = None
+    """Norm of each query head."""
+    k_norm: Norm | None = None
+    """Norm of the key."""
+    rope: int | None = None
+    """Index in ModelSpec.ropes; None for no rotary embedding."""
+
+
+@dataclass(frozen=True)
 class Attention:
     """Softmax attention."""
 
@@ -89,4 +117,8 @@ class Attention:
     kv_layer: int | None = None
     """Earlier layer whose keys and values are read, and which has the same sizes and window; there are only queries
     then. None for own keys and values."""
+    indexer: Indexer | None = None
+    """Choice of the tokens that a token attends to; None for all of them, or those that `selection_layer` chose."""
+    selection_layer: int | None = None
+    """Last layer before this one that has an indexer, whose choice is reused."""
     type: Literal["attention"] = "attention"

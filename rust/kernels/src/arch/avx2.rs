@@ -308,6 +308,19 @@ impl<V: Variant> Simd for Ymm<V> {
     }
 
     #[inline(always)]
+    fn select_lanes(self, lanes: u16, a: F32x16, b: F32x16) -> F32x16 {
+        let select = |lanes: u16, a, b| {
+            simd!({
+                // The bit of each lane becomes its sign, which decides a blend.
+                let shifts = _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24);
+                let signs = _mm256_sllv_epi32(_mm256_set1_epi32(i32::from(lanes)), shifts);
+                _mm256_blendv_ps(b, a, _mm256_castsi256_ps(signs))
+            })
+        };
+        F32x16(select(lanes, a.0, b.0), select(lanes >> 8, a.1, b.1))
+    }
+
+    #[inline(always)]
     fn swap_lanes<const N: usize>(self, a: F32x16) -> F32x16 {
         let swap = |a| match N {
             1 => simd!(_mm256_permute_ps::<0b10_11_00_01>(a)),

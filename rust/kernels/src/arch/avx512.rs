@@ -254,7 +254,12 @@ impl<V: Variant> Simd for Zmm<V> {
     #[inline(always)]
     fn select_range(self, from: usize, to: usize, a: __m512, b: __m512) -> __m512 {
         let below = |n: usize| if n >= LANES { u16::MAX } else { (1u16 << n) - 1 };
-        simd!(_mm512_mask_blend_ps(below(to) & !below(from), b, a))
+        self.select_lanes(below(to) & !below(from), a, b)
+    }
+
+    #[inline(always)]
+    fn select_lanes(self, lanes: u16, a: __m512, b: __m512) -> __m512 {
+        simd!(_mm512_mask_blend_ps(lanes, b, a))
     }
 
     #[inline(always)]

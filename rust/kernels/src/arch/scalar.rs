@@ -198,6 +198,11 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn select_lanes(self, lanes: u16, a: F32x16, b: F32x16) -> F32x16 {
+        F32x16(fill!(0.0; i in LANES => if lanes >> i & 1 == 1 { a.0[i] } else { b.0[i] }))
+    }
+
+    #[inline(always)]
     fn swap_lanes<const N: usize>(self, a: F32x16) -> F32x16 {
         F32x16(fill!(0.0; i in LANES => a.0[i ^ N]))
     }

@@ -109,6 +109,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn select_greater(self, a: Self::F32, b: Self::F32, x: Self::F32, y: Self::F32) -> Self::F32;
     /// Selects lane i of `a` for `from <= i < to`, and of `b` elsewhere.
     fn select_range(self, from: usize, to: usize, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// Selects lane i of `a` where bit i of `lanes` is set, and of `b` elsewhere.
+    fn select_lanes(self, lanes: u16, a: Self::F32, b: Self::F32) -> Self::F32;
 
     /// Moves lane i ^ N to lane i; N is 1, 2, 4 or 8.
     fn swap_lanes<const N: usize>(self, a: Self::F32) -> Self::F32;

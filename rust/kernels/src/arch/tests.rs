@@ -67,6 +67,13 @@ impl DotKernel for Everything<'_> {
         let (x, y) = (simd.load(self.numbers), simd.load(&floats));
         let selected = simd.to_array(simd.select_greater(x, simd.splat(0.5), x, y));
         seen.extend(selected.into_iter().flat_map(f32::to_ne_bytes));
+        for lanes in [0, 1, 0x8000, 0x5aa5, 0xff00, u16::MAX] {
+            let selected = simd.to_array(simd.select_lanes(lanes, x, y));
+            for (lane, selected) in selected.iter().enumerate() {
+                let wanted = if lanes >> lane & 1 == 1 { self.numbers[lane] } else { floats[lane] };
+                assert_eq!(selected.to_bits(), wanted.to_bits(), "lane {lane} of {lanes:#x}");
+            }
+        }
         for swapped in
             [simd.swap_lanes::<1>(x), simd.swap_lanes::<2>(x), simd.swap_lanes::<4>(x), simd.swap_lanes::<8>(x)]
         {

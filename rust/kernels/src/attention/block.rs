@@ -46,6 +46,9 @@ pub(super) trait Arithmetic: Sized + Send + Sync + 'static {
 /// K and V of one head in the pages of a block. Pages that no row of the task attends to are empty.
 pub(super) type BlockPages<'s, A> = [<A as Arithmetic>::Page<'s>; BLOCK_PAGES];
 
+/// Some tokens of a block: one bit for each token of a page.
+pub(super) type TokenBits = [u16; BLOCK_PAGES];
+
 /// Quantized probabilities of a row: two int8 digits for every token, `[digit][page][token]`.
 pub(super) type Digits = [[[i8; LANES]; BLOCK_PAGES]; 2];
 
@@ -124,7 +127,9 @@ impl<const R: usize> AlibiBias<R> {
 /// Attention mask of the rows of a tile over the tokens of a block.
 pub(super) struct BlockMask<const R: usize> {
     /// Visible tokens of each row; 0..0 if there are none.
-    pub(super) rows: [Range<usize>; R],
+    rows: [Range<usize>; R],
+    /// Visible tokens of each row, one bit for each token of a page, if an indexer chose them.
+    chosen: Option<[TokenBits; R]>,
     /// Pages that are visible to some row.
     pub(super) pages: Range<usize>,
     /// Pages that are completely visible to every row.
@@ -145,8 +150,30 @@ impl<const R: usize> BlockMask<R> {
         }
         Self {
             rows,
+            chosen: None,
             pages: first_start / PAGE_TOKENS..last_end.div_ceil(PAGE_TOKENS),
             shared: last_start.div_ceil(PAGE_TOKENS)..first_end / PAGE_TOKENS,
+        }
+    }
+
+    /// Creates the mask of rows that attend to chosen tokens of the first `pages` pages.
+    pub(super) fn chosen(tokens: [TokenBits; R], pages: usize) -> Self {
+        let rows = std::array::from_fn(|row| if tokens[row] == [0; BLOCK_PAGES] { 0..0 } else { 0..ATTENTION_BLOCK });
+        Self { rows, chosen: Some(tokens), pages: 0..pages, shared: 0..0 }
+    }
+
+    /// Returns whether a row sees no token.
+    #[inline(always)]
+    pub(super) fn is_empty(&self, row: usize) -> bool {
+        self.rows[row].is_empty()
+    }
+
+    /// Returns whether a row sees a token of a page.
+    #[inline(always)]
+    pub(super) fn sees(&self, row: usize, page: usize, token: usize) -> bool {
+        match &self.chosen {
+            Some(chosen) => chosen[row][page] >> token & 1 == 1,
+            None => self.rows[row].contains(&(page * PAGE_TOKENS + token)),
         }
     }
 
@@ -159,6 +186,9 @@ impl<const R: usize> BlockMask<R> {
     /// Replaces the lanes of masked tokens of a page by `masked`.
     #[inline(always)]
     pub(super) fn select<S: Simd>(&self, simd: S, row: usize, page: usize, tokens: S::F32, masked: f32) -> S::F32 {
+        if let Some(chosen) = &self.chosen {
+            return simd.select_lanes(chosen[row][page], tokens, simd.splat(masked));
+        }
         let start = page * PAGE_TOKENS;
         let Range { start: from, end: to } = self.rows[row];
         simd.select_range(from.saturating_sub(start), to.saturating_sub(start), tokens, simd.splat(masked))

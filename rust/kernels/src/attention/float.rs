@@ -160,7 +160,7 @@ fn scores<S: Simd, E: KvElement, const R: usize, const P: usize>(
 fn softmax<S: Simd, E: KvElement, const R: usize>(simd: S, block: &mut Block<'_, '_, E, R>, max: [S::F32; R]) {
     let state_lines = 1 + block.value_vectors;
     for r in 0..R {
-        if block.mask.rows[r].is_empty() {
+        if block.mask.is_empty(r) {
             block.states[r * state_lines] = softmax_state::header(f32::NEG_INFINITY, 0.0);
             continue;
         }
@@ -200,7 +200,7 @@ fn values<S: Simd, E: KvElement, const R: usize, const C: usize>(
             }
             for r in 0..R {
                 // Masked tokens are skipped rather than multiplied by 0, because they may be infinite or NaN.
-                if masked && !block.mask.rows[r].contains(&(page * PAGE_TOKENS + token)) {
+                if masked && !block.mask.sees(r, page, token) {
                     continue;
                 }
                 let probability = simd.splat(block.buffers.scores[r][page].0[token]);

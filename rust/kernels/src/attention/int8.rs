@@ -211,7 +211,7 @@ fn softmax<S: Simd, const R: usize>(simd: S, block: &mut Block<'_, '_, R>, max: 
     let state_lines = 1 + block.value_vectors;
     let mut scales = [0.0; R];
     for r in 0..R {
-        if block.mask.rows[r].is_empty() {
+        if block.mask.is_empty(r) {
             block.states[r * state_lines] = softmax_state::header(f32::NEG_INFINITY, 0.0);
             continue;
         }

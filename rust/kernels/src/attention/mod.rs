@@ -23,7 +23,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use block::{AlibiBias, Arithmetic, BLOCK_PAGES, BlockMask, BlockPages, Digits, TileBlock, TileBuffers};
+use block::{AlibiBias, Arithmetic, BLOCK_PAGES, BlockMask, BlockPages, Digits, TileBlock, TileBuffers, TokenBits};
 use float::Float;
 use int8::Int8;
 use plan::{Plan, Task};
@@ -32,6 +32,7 @@ use softmax_state::{Finalize, Line, Merge};
 
 use crate::arch::{Kernel, Simd};
 use crate::disjoint::Tiles;
+use crate::indexer::token_bits;
 use crate::kv::{Bf16, F16, F32, KvFormat, KvShape, KvStore, PAGE_TOKENS, value_vectors};
 use crate::rows::Rows;
 use crate::{Exec, PoolError};
@@ -62,7 +63,7 @@ const _: () = assert!(ATTENTION_BLOCK.is_multiple_of(PAGE_TOKENS), "a block is a
 ///
 /// let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
 /// let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
-/// let kv_shape = KvShape { layers: 1, kv_heads: 1, key_dim: 2, value_dim: 2 };
+/// let kv_shape = KvShape { layers: 1, kv_heads: 1, key_dim: 2, value_dim: 2, index_dim: 0 };
 /// let mut store = KvStore::new(KvFormat::F32, kv_shape, 1).unwrap();
 ///
 /// // Q, K and V of one token, side by side, as a fused projection computes them.
@@ -82,6 +83,7 @@ const _: () = assert!(ATTENTION_BLOCK.is_multiple_of(PAGE_TOKENS), "a block is a
 ///     softcap: None,
 ///     slopes: None,
 ///     sinks: None,
+///     selection: None,
 /// };
 /// let sequence = AttentionSequence { first_row: 0, rows: 1, first_position: 0, pages: &[0] };
 /// let mut out = [0.0; 2];
@@ -98,7 +100,7 @@ pub fn attention(
     sequences: &[AttentionSequence<'_>],
     out: &mut [f32],
 ) -> Result<(), PoolError> {
-    let KvShape { layers, kv_heads, key_dim, value_dim } = store.shape();
+    let KvShape { layers, kv_heads, key_dim, value_dim, .. } = store.shape();
     assert!(layer < layers, "layer {layer} is out of bounds for {layers} layers");
     assert_eq!(
         (shape.kv_heads, shape.key_dim, shape.value_dim),
@@ -116,6 +118,10 @@ pub fn attention(
         if let Some(values) = values {
             assert_eq!(values.len(), shape.heads, "{name} must have one element per head");
         }
+    }
+    if let Some(selection) = shape.selection {
+        selection.check(kv_heads);
+        assert!(shape.slopes.is_none(), "slopes are not defined for a selection of tokens");
     }
     let mut next_row = 0;
     for sequence in sequences {
@@ -417,12 +423,24 @@ impl Call<'_> {
             slopes: rows.map(|(_, head)| slopes[head] * LOG2_E),
             starts: rows.map(|(query, _)| (start as isize - (sequence.first_position + query) as isize) as f32),
         });
+        let (pages, mask) = match self.shape.selection {
+            None => (*pages, BlockMask::new(visible)),
+            Some(selection) => {
+                let first_page = block * BLOCK_PAGES;
+                let tokens = std::array::from_fn(|lane| {
+                    let row = sequence.first_row + rows[lane].0;
+                    let words = selection.words(row, kv_head, self.shape.kv_heads);
+                    visible_words(words.get(first_page..).unwrap_or_default(), &visible[lane])
+                });
+                chosen_pages::<A, R>(pages, tokens)
+            }
+        };
         let block = TileBlock::<A, R> {
-            pages,
+            pages: &pages,
             next,
             q,
             key_dim: self.shape.key_dim,
-            mask: BlockMask::new(visible),
+            mask,
             softcap: self.shape.softcap,
             bias,
             value_vectors: value_vectors(self.shape.value_dim),
@@ -432,6 +450,32 @@ impl Call<'_> {
         };
         A::run(self.exec.isa, block);
     }
+}
+
+/// Returns the tokens of a block that are both chosen and visible. `words` starts with those of the block.
+fn visible_words(words: &[u16], visible: &Range<usize>) -> TokenBits {
+    let mut tokens = [0; BLOCK_PAGES];
+    for (page, (bits, word)) in tokens.iter_mut().zip(words).enumerate() {
+        *bits = word & token_bits(page, visible);
+    }
+    tokens
+}
+
+/// Moves the pages of a block that some row attends to in front of the others, and returns them with their mask. Leaving
+/// out pages of which no token is visible changes no bit: they would add zeros to sums.
+fn chosen_pages<'s, A: Arithmetic, const R: usize>(
+    pages: &BlockPages<'s, A>,
+    tokens: [TokenBits; R],
+) -> (BlockPages<'s, A>, BlockMask<R>) {
+    let (mut chosen, mut chosen_tokens, mut count) = ([A::Page::default(); BLOCK_PAGES], [[0; BLOCK_PAGES]; R], 0);
+    for page in (0..BLOCK_PAGES).filter(|page| tokens.iter().any(|tokens| tokens[*page] != 0)) {
+        chosen[count] = pages[page];
+        for (to, from) in chosen_tokens.iter_mut().zip(&tokens) {
+            to[count] = from[page];
+        }
+        count += 1;
+    }
+    (chosen, BlockMask::chosen(chosen_tokens, count))
 }
 
 /// Packs one row of Q into a tile.

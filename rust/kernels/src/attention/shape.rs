@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::indexer::Selection;
 use crate::kv::PageId;
 
 /// Consecutive rows of one sequence.
@@ -53,6 +54,8 @@ pub struct AttentionShape<'a> {
     /// Attention sinks (gpt-oss), `[heads]`: a logit per head that takes part in the softmax and adds no value to the
     /// output.
     pub sinks: Option<&'a [f32]>,
+    /// Tokens that an indexer chose for each row, which attends to no others. Excludes slopes.
+    pub selection: Option<&'a Selection>,
 }
 
 impl AttentionShape<'_> {

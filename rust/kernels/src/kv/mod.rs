@@ -4,13 +4,15 @@
 //! layer. K of a head is stored as `[key_dim][token]`, so that one vector register per column holds a whole page and the
 //! lanes of a score vector are tokens. V is stored as `[token][value_dim]`, so that lanes are output columns. Rows of V
 //! are zero-padded to a multiple of [`LANES`] columns: a head of 20 columns takes the space of 32. int8 codes are stored
-//! in quads ([`int8`]).
+//! in quads ([`int8`]). The keys of an indexer follow the heads of a layer, `[index_dim][token]`.
 
 mod element;
 pub(crate) mod int8;
 
 pub(crate) use element::{Bf16, F16, F32, KvElement};
 use int8::CodePage;
+
+use std::ops::Range;
 
 use crate::arch::{Isa, Kernel, LANES, LINE, Simd};
 use crate::disjoint::Tiles;
@@ -56,6 +58,15 @@ impl KvFormat {
         }
     }
 
+    /// Returns the bytes of an element of the indexer's keys. They decide which tokens a row attends to, so they are bf16
+    /// if the format is int8.
+    fn index_bytes(self) -> usize {
+        match self {
+            Self::F32 => size_of::<f32>(),
+            Self::F16 | Self::Bf16 | Self::Int8 => size_of::<u16>(),
+        }
+    }
+
     /// Returns the format called `name`, if there is one.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
@@ -74,6 +85,8 @@ pub struct KvShape {
     pub key_dim: usize,
     /// Columns of a head of V.
     pub value_dim: usize,
+    /// Columns of the key of the [indexer](crate::indexer) in a layer; 0 without an indexer.
+    pub index_dim: usize,
 }
 
 /// Location of the K and V of a token.
@@ -92,6 +105,8 @@ struct Layout {
     key: usize,
     /// K and V of a head.
     head: usize,
+    /// Keys of the indexer, after the heads.
+    index: usize,
     layer: usize,
     page: usize,
 }
@@ -99,7 +114,7 @@ struct Layout {
 impl Layout {
     /// Returns `None` if the size of a page overflows.
     fn new(format: KvFormat, shape: KvShape) -> Option<Self> {
-        let KvShape { layers, kv_heads, key_dim, value_dim } = shape;
+        let KvShape { layers, kv_heads, key_dim, value_dim, index_dim } = shape;
         let (key, value) = match format {
             KvFormat::F32 => float_bytes::<F32>(key_dim, value_dim)?,
             KvFormat::F16 => float_bytes::<F16>(key_dim, value_dim)?,
@@ -107,9 +122,10 @@ impl Layout {
             KvFormat::Int8 => (int8::key_bytes(key_dim)?, int8::value_bytes(value_dim)?),
         };
         let head = key.checked_add(value)?;
-        let layer = head.checked_mul(kv_heads)?;
+        let index = index_dim.checked_mul(PAGE_TOKENS * format.index_bytes())?;
+        let layer = head.checked_mul(kv_heads)?.checked_add(index.checked_next_multiple_of(LINE)?)?;
         let page = layer.checked_mul(layers)?.checked_next_multiple_of(LINE)?;
-        Some(Self { key, head, layer, page })
+        Some(Self { key, head, index, layer, page })
     }
 }
 
@@ -139,7 +155,7 @@ pub(crate) fn value_vectors(value_dim: usize) -> usize {
 ///
 /// let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
 /// let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
-/// let shape = KvShape { layers: 1, kv_heads: 1, key_dim: 2, value_dim: 2 };
+/// let shape = KvShape { layers: 1, kv_heads: 1, key_dim: 2, value_dim: 2, index_dim: 0 };
 /// let mut store = KvStore::new(KvFormat::F32, shape, 4).unwrap();
 ///
 /// // One row of K and V, side by side, into the first slot of page 3.
@@ -242,11 +258,7 @@ impl KvStore {
         keys: Rows<'_>,
         values: Rows<'_>,
     ) -> Result<(), PoolError> {
-        assert!(layer < self.shape.layers, "layer {layer} is out of bounds for {} layers", self.shape.layers);
-        for KvRow { page, slot } in rows {
-            assert!(*slot < PAGE_TOKENS, "slot {slot} is out of bounds for a page of {PAGE_TOKENS} tokens");
-            assert!((*page as usize) < self.pages, "page {page} is out of bounds for {} pages", self.pages);
-        }
+        self.check_places(layer, rows);
         if rows.is_empty() {
             return Ok(());
         }
@@ -258,7 +270,7 @@ impl KvStore {
         };
         let KvShape { kv_heads, key_dim, value_dim, .. } = self.shape;
         let Layout { head, layer: layer_bytes, page, .. } = self.layout;
-        let layer = layer * layer_bytes..(layer + 1) * layer_bytes;
+        let layer = layer * layer_bytes..layer * layer_bytes + kv_heads * head;
         // Tasks own one head of all pages rather than rows, so they never overlap, even if `rows` repeats a location.
         let tiles = Tiles::new(&mut self.memory, page, layer, self.pages, head);
         let task = |head: usize| {
@@ -274,6 +286,33 @@ impl KvStore {
             return Ok(());
         }
         exec.pool.run(kv_heads, &task, exec.cancel)
+    }
+
+    /// Writes the keys of the indexer of one layer: row i of `keys`, `[rows, index_dim]`, goes to `rows[i]`. Elements are
+    /// rounded to nearest, ties to even; to bf16 in an int8 store.
+    ///
+    /// # Panics
+    /// If a page, a slot or the layer is out of bounds, or the view is too small.
+    pub fn write_index(&mut self, isa: Isa, layer: usize, rows: &[KvRow], keys: Rows<'_>) {
+        self.check_places(layer, rows);
+        let write = match self.format {
+            KvFormat::F32 => write_float::<F32>,
+            KvFormat::F16 => write_float::<F16>,
+            KvFormat::Bf16 | KvFormat::Int8 => write_float::<Bf16>,
+        };
+        for (index, row) in rows.iter().enumerate() {
+            let place = self.index_place(layer, row.page);
+            write(isa, &mut self.memory[place], row.slot, keys.row(index, self.shape.index_dim), &[]);
+        }
+    }
+
+    /// Panics if a place or the layer is out of bounds.
+    fn check_places(&self, layer: usize, rows: &[KvRow]) {
+        assert!(layer < self.shape.layers, "layer {layer} is out of bounds for {} layers", self.shape.layers);
+        for KvRow { page, slot } in rows {
+            assert!(*slot < PAGE_TOKENS, "slot {slot} is out of bounds for a page of {PAGE_TOKENS} tokens");
+            assert!((*page as usize) < self.pages, "page {page} is out of bounds for {} pages", self.pages);
+        }
     }
 
     fn page_offset(&self, page: PageId) -> usize {
@@ -298,6 +337,19 @@ impl KvStore {
     #[inline]
     pub(crate) fn values<E: KvElement>(&self, layer: usize, page: PageId, head: usize) -> &[[E::Stored; LANES]] {
         bytemuck::cast_slice(&self.head(layer, page, head)[self.layout.key..])
+    }
+
+    /// Returns the keys of the indexer in one page, `[index_dim][token]`.
+    #[inline]
+    pub(crate) fn index_keys<E: KvElement>(&self, layer: usize, page: PageId) -> &[[E::Stored; LANES]] {
+        bytemuck::cast_slice(&self.memory[self.index_place(layer, page)])
+    }
+
+    /// Returns the place of the indexer's keys in one page.
+    #[inline]
+    fn index_place(&self, layer: usize, page: PageId) -> Range<usize> {
+        let start = self.page_offset(page) + layer * self.layout.layer + self.shape.kv_heads * self.layout.head;
+        start..start + self.layout.index
     }
 
     /// Returns K and V of one head in one page of an int8 store.

@@ -135,7 +135,7 @@ proptest! {
         count in 1usize..40,
         numbers in prop::collection::vec(any::<f32>(), 40 * 6 * 70),
     ) {
-        let shape = KvShape { layers: 2, kv_heads, key_dim, value_dim };
+        let shape = KvShape { layers: 2, kv_heads, key_dim, value_dim, index_dim: 0 };
         let stride = kv_heads * (key_dim + value_dim) + 3;
         let data = Guarded::new(&numbers[..count * stride]);
         // Visits every slot of five pages, the last page first.
@@ -162,7 +162,7 @@ proptest! {
 /// Uses enough rows for a parallel write, and pages that are not neighbours.
 #[test]
 fn parallel_writes_and_page_copies_are_read_back() {
-    let shape = KvShape { layers: 3, kv_heads: 2, key_dim: 80, value_dim: 72 };
+    let shape = KvShape { layers: 3, kv_heads: 2, key_dim: 80, value_dim: 72, index_dim: 0 };
     let stride = 2 * (80 + 72);
     let data: Vec<f32> = (0..100 * stride).map(|i| (i % 1009) as f32 - 500.0).collect();
     for (isa, format) in Isa::available().into_iter().flat_map(|isa| KvFormat::ALL.iter().map(move |f| (isa, *f))) {
@@ -184,7 +184,7 @@ fn parallel_writes_and_page_copies_are_read_back() {
 
 #[test]
 fn page_sizes_are_exact_and_overflow_is_an_error() {
-    let shape = KvShape { layers: 2, kv_heads: 4, key_dim: 20, value_dim: 20 };
+    let shape = KvShape { layers: 2, kv_heads: 4, key_dim: 20, value_dim: 20, index_dim: 0 };
     let numbers = 2 * 4 * 16 * (20 + 32);
     assert_eq!(KvStore::page_bytes(KvFormat::F32, shape), Some(numbers * 4));
     assert_eq!(KvStore::page_bytes(KvFormat::F16, shape), Some(numbers * 2));
@@ -206,7 +206,7 @@ fn page_sizes_are_exact_and_overflow_is_an_error() {
 #[test]
 #[should_panic(expected = "page 2 is out of bounds for 2 pages")]
 fn writing_a_page_out_of_bounds_panics() {
-    let shape = KvShape { layers: 1, kv_heads: 1, key_dim: 4, value_dim: 4 };
+    let shape = KvShape { layers: 1, kv_heads: 1, key_dim: 4, value_dim: 4, index_dim: 0 };
     let mut store = KvStore::new(KvFormat::F32, shape, 2).expect("memory");
     let view = Rows::new(&[0.0; 8], 8, 0);
     let _ = with_exec(Isa::best(), |exec| store.write(exec, 0, &[KvRow { page: 2, slot: 0 }], view, view));
@@ -216,7 +216,7 @@ proptest! {
     /// The bytes of a page restore its contents in another store and at another index.
     #[test]
     fn pages_round_trip_through_bytes(format in prop::sample::select(KvFormat::ALL), layers in 1_usize..3, seed in any::<u8>()) {
-        let shape = KvShape { layers, kv_heads: 2, key_dim: 20, value_dim: 36 };
+        let shape = KvShape { layers, kv_heads: 2, key_dim: 20, value_dim: 36, index_dim: 0 };
         let mut from = KvStore::new(format, shape, 3).unwrap();
         let bytes = KvStore::page_bytes(format, shape).unwrap() as usize;
         let written: Vec<u8> = (0..bytes).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect();
@@ -234,7 +234,7 @@ proptest! {
 #[test]
 #[should_panic(expected = "length must be the size of a page")]
 fn setting_a_page_from_the_wrong_number_of_bytes_panics() {
-    let shape = KvShape { layers: 1, kv_heads: 1, key_dim: 16, value_dim: 16 };
+    let shape = KvShape { layers: 1, kv_heads: 1, key_dim: 16, value_dim: 16, index_dim: 0 };
     let mut store = KvStore::new(KvFormat::F32, shape, 1).unwrap();
     store.set_page(0, &[0; 64]);
 }
@@ -242,6 +242,6 @@ fn setting_a_page_from_the_wrong_number_of_bytes_panics() {
 #[test]
 #[should_panic(expected = "page 1 is out of bounds for 1 pages")]
 fn reading_a_page_out_of_bounds_panics() {
-    let shape = KvShape { layers: 1, kv_heads: 1, key_dim: 16, value_dim: 16 };
+    let shape = KvShape { layers: 1, kv_heads: 1, key_dim: 16, value_dim: 16, index_dim: 0 };
     let _ = KvStore::new(KvFormat::F32, shape, 1).unwrap().page(1);
 }

@@ -3,6 +3,7 @@
 mod layout;
 mod state;
 
+use ferrule_kernels::indexer::Selection;
 use ferrule_kernels::kv::{KvFormat, KvShape, KvStore, PageId};
 
 pub(crate) use layout::MemoryLayout;
@@ -88,6 +89,8 @@ impl Store {
 #[derive(Default)]
 pub(crate) struct Memory {
     stores: Vec<Store>,
+    /// Tokens that the last indexer chose for the rows of the batch, which later layers may reuse.
+    selection: Selection,
 }
 
 impl Memory {
@@ -103,16 +106,16 @@ impl Memory {
             };
             store.ok_or(group.page_bytes.saturating_mul(pages as u64))
         });
-        Ok(Self { stores: stores.collect::<Result<_, _>>()? })
+        Ok(Self { stores: stores.collect::<Result<_, _>>()?, selection: Selection::default() })
     }
 
-    /// Returns the keys and values of a group.
+    /// Returns the keys and values of a group, and the tokens that the last indexer chose.
     ///
     /// # Panics
     /// If the group is state.
-    pub fn pages(&mut self, group: usize) -> &mut KvStore {
+    pub fn pages(&mut self, group: usize) -> (&mut KvStore, &mut Selection) {
         match &mut self.stores[group] {
-            Store::Pages(store) => store,
+            Store::Pages(store) => (store, &mut self.selection),
             Store::State(_) => panic!("group {group} is state"),
         }
     }

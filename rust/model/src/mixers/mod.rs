@@ -23,7 +23,10 @@ use ferrule_kernels::scan::Segment;
 use ferrule_kernels::{Exec, PackedMatrix, PoolError, RowsMut};
 use serde::{Deserialize, Serialize};
 
-pub use attention::{AttentionSpec, HeadProjections, LatentProjections, OutputGate, ProjectionsSpec, QueryGrowth};
+pub use attention::{
+    AttentionSpec, HeadProjections, IndexerChoice, IndexerSpec, LatentProjections, OutputGate, ProjectionsSpec,
+    QueryGrowth,
+};
 pub use delta_net::{DecaySpec, DeltaNetSpec};
 pub use feed_forward::{ClampSpec, DenseSpec, ExpertsSpec, GroupScore, RouterSpec, Scoring, XieluSpec};
 pub use laurel::LaurelSpec;

@@ -8,7 +8,7 @@ use super::norm::{NormSpec, check_norm};
 use super::table::TableSpec;
 use crate::limits::{SpecError, finite, require, size};
 use crate::memory::MemoryNeed;
-use crate::mixers::{MixerSpec, TableColumns};
+use crate::mixers::{AttentionSpec, IndexerSpec, MixerSpec, TableColumns};
 use crate::rope::RopeSpec;
 use crate::streams::{SpanSpec, StreamsSpec};
 
@@ -197,6 +197,41 @@ impl LayerSpec {
         Ok(())
     }
 
+    /// Checks the choices of tokens in a model that is `causal` or not: rows attend to tokens up to their own, and a choice
+    /// that is reused is the last one in the layers `before` this one.
+    pub(super) fn check_choices(&self, path: &str, before: &[Self], causal: bool) -> Result<(), SpecError> {
+        for (i, block) in self.blocks.iter().enumerate() {
+            let MixerSpec::Attention(attention) = &block.mixer else { continue };
+            let path = format!("{path}.blocks[{i}].mixer");
+            let chooses = attention.indexer.is_some();
+            require(&format!("{path}.indexer"), chooses, causal || !chooses, || {
+                "null for bidirectional attention".to_owned()
+            })?;
+            let Some(layer) = attention.selection_layer else { continue };
+            let last =
+                before.iter().enumerate().rev().find_map(|(index, layer)| Some((index, layer.indexer()?.sets())));
+            let is_last = last.is_some_and(|(last, sets)| last == layer && attention.kv_heads().is_multiple_of(sets));
+            require(&format!("{path}.selection_layer"), layer, is_last, || {
+                "the last earlier layer with an indexer, whose choices the heads of keys and values can share"
+                    .to_owned()
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Returns the indexer of the last attention of the layer that has one.
+    fn indexer(&self) -> Option<&IndexerSpec> {
+        self.attentions().filter_map(|attention| attention.indexer.as_ref()).last()
+    }
+
+    /// Returns the attentions of the layer.
+    pub(crate) fn attentions(&self) -> impl Iterator<Item = &AttentionSpec> {
+        self.blocks.iter().filter_map(|block| match &block.mixer {
+            MixerSpec::Attention(attention) => Some(attention),
+            _ => None,
+        })
+    }
+
     /// Checks that the columns of tables that blocks read are there.
     pub(super) fn check_columns(&self, path: &str, tables: &[TableSpec]) -> Result<(), SpecError> {
         for (i, block) in self.blocks.iter().enumerate() {
@@ -217,12 +252,9 @@ impl LayerSpec {
         self.blocks.iter().filter_map(|block| block.mixer.memory()).collect()
     }
 
-    /// Returns the index of the first layer whose keys and values a block reads.
+    /// Returns the index of the first layer whose keys and values, or choice of tokens, a block reads.
     pub(crate) fn reads_layer(&self) -> Option<usize> {
-        self.memory().into_iter().find_map(|need| match need {
-            MemoryNeed::PagesOf { layer, .. } => Some(layer),
-            MemoryNeed::Pages { .. } | MemoryNeed::State { .. } => None,
-        })
+        self.attentions().find_map(|attention| attention.kv_layer.or(attention.selection_layer))
     }
 
     /// Checks that block `index` can read its input.

@@ -247,6 +247,7 @@ impl ModelSpec {
             let path = format!("layers[{i}]");
             layer.check(&path, &self.ropes, self.hidden_size)?;
             layer.check_shared(&path, &self.layers[..i])?;
+            layer.check_choices(&path, &self.layers[..i], self.causal)?;
             layer.check_columns(&path, &self.tables)?;
             layer.check_weights_of(&path, &self.layers[..i])?;
             layer.check_spans(&path, self.streams.as_ref())?;

@@ -10,6 +10,7 @@ use oracle::{assert_close, oracle};
 use super::*;
 use crate::arch::Isa;
 use crate::guard::Guarded;
+use crate::indexer::Selection;
 use crate::kv::{KvRow, PAGE_NONE, PageId};
 use crate::{Cancel, Pool};
 
@@ -20,6 +21,8 @@ struct Case {
     shape: AttentionShape<'static>,
     slopes: Option<Vec<f32>>,
     sinks: Option<Vec<f32>>,
+    /// Number of sets of chosen tokens of each row, see [`Case::chosen`].
+    sets: Option<usize>,
     format: KvFormat,
     tokens: usize,
     seed: u32,
@@ -39,12 +42,29 @@ impl Case {
             softcap: None,
             slopes: None,
             sinks: None,
+            selection: None,
         };
-        Self { shape, slopes: None, sinks: None, format, tokens, seed: 1 }
+        Self { shape, slopes: None, sinks: None, sets: None, format, tokens, seed: 1 }
     }
 
     fn shape(&self) -> AttentionShape<'_> {
         AttentionShape { slopes: self.slopes.as_deref(), sinks: self.sinks.as_deref(), ..self.shape }
+    }
+
+    /// Returns the tokens that a row may attend to in a set: its own, and some others, in runs and without them in some
+    /// blocks.
+    fn chosen(&self, set: usize, position: usize) -> Vec<usize> {
+        let hash = |x: usize| (x + 31 * set + 7 * position).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        let is_chosen =
+            |token: &usize| *token == position || hash(token / ATTENTION_BLOCK) % 3 > 0 && hash(token / 5) % 4 == 0;
+        (0..=position).filter(is_chosen).collect()
+    }
+
+    /// Returns the tokens that the rows at some positions may attend to.
+    fn selection(&self, positions: impl Iterator<Item = usize>) -> Option<Selection> {
+        let sets = self.sets?;
+        let chosen = positions.flat_map(|position| (0..sets).map(move |set| self.chosen(set, position)));
+        Some(Selection::of(sets, self.tokens.div_ceil(PAGE_TOKENS) + 4, chosen))
     }
 
     fn widths(&self) -> [usize; 3] {
@@ -61,7 +81,8 @@ impl Case {
     fn store(&self, pages: usize) -> KvStore {
         let AttentionShape { kv_heads, key_dim, value_dim, .. } = self.shape;
         let mut store =
-            KvStore::new(self.format, KvShape { layers: 2, kv_heads, key_dim, value_dim }, pages).expect("memory");
+            KvStore::new(self.format, KvShape { layers: 2, kv_heads, key_dim, value_dim, index_dim: 0 }, pages)
+                .expect("memory");
         store.poison();
         store
     }
@@ -142,7 +163,9 @@ fn attend(exec: &Exec<'_>, store: &KvStore, chunks: &[(&Cached<'_>, Range<usize>
     let q = Rows::new(&data, case.widths().iter().sum(), 0);
     let width = case.shape.heads * case.shape.value_dim;
     let mut out = Guarded::new(&vec![f32::NAN; first_row * width]);
-    attention(exec, q, store, LAYER, &case.shape(), &sequences, &mut out).expect("attention");
+    let selection = case.selection(chunks.iter().flat_map(|(_, tokens)| tokens.clone()));
+    let shape = AttentionShape { selection: selection.as_ref(), ..case.shape() };
+    attention(exec, q, store, LAYER, &shape, &sequences, &mut out).expect("attention");
     let output = |s: &AttentionSequence<'_>| out[s.first_row * width..(s.first_row + s.rows) * width].to_vec();
     sequences.iter().map(output).collect()
 }

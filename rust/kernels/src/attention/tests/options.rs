@@ -76,6 +76,56 @@ fn partitioning_changes_no_bit_with_chunks() {
 }
 
 #[test]
+fn partitioning_changes_no_bit_with_chosen_tokens() {
+    for (sets, format) in [1, 2].into_iter().flat_map(|sets| KvFormat::ALL.iter().map(move |f| (sets, *f))) {
+        let mut case = Case::new(3, 20, None, format, 830);
+        case.sets = Some(sets);
+        check_invariance(&case);
+        case.sinks = Some(sinks(6));
+        case.shape.window = Some(300);
+        check_invariance(&Case { tokens: 560, ..case });
+    }
+}
+
+/// Choosing all tokens is the same as choosing none, and tokens that are not chosen have no effect, even if they are
+/// infinite or NaN.
+#[test]
+fn tokens_that_are_not_chosen_have_no_effect() {
+    for (isa, format) in Isa::available().into_iter().flat_map(|isa| KvFormat::ALL.iter().map(move |f| (isa, *f))) {
+        let case = Case { sets: Some(1), ..Case::new(2, 20, None, format, 600) };
+        let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+        let exec = Exec { isa, pool: &pool, cancel: &cancel };
+        let (mut cached, mut store) = filled(&exec, &case);
+        let clean = attend(&exec, &store, &[(&cached, 590..600)]).remove(0);
+        let chosen: Vec<_> = (590..600).flat_map(|position| case.chosen(0, position)).collect();
+        let [q_width, k_width, v_width] = case.widths();
+        let stride = q_width + k_width + v_width;
+        for token in (0..590).filter(|token| !chosen.contains(token)) {
+            cached.qkv[token * stride + q_width..(token + 1) * stride].fill([f32::NAN, f32::INFINITY][token % 2]);
+        }
+        write(&exec, &mut store, &[(&cached, 0..600)]);
+        assert_same_bits(&attend(&exec, &store, &[(&cached, 590..600)])[0], &clean, isa.name());
+
+        let case = Case { sets: None, ..case };
+        let (cached, store) = filled(&exec, &case);
+        let all = Selection::of(2, 38, (0..20).map(|_| (0..600).collect()));
+        let (q, width) = (gather(&[(&cached, 590..600)]), case.shape.heads * 20);
+        let q = Rows::new(&q, stride, 0);
+        let sequence = AttentionSequence { first_row: 0, rows: 10, first_position: 590, pages: &cached.table };
+        let mut out = vec![f32::NAN; 10 * width];
+        let shape = AttentionShape { selection: Some(&all), ..case.shape() };
+        attention(&exec, q, &store, LAYER, &shape, &[sequence], &mut out).expect("attention");
+        assert_same_bits(&out, &attend(&exec, &store, &[(&cached, 590..600)])[0], isa.name());
+    }
+}
+
+#[test]
+#[should_panic(expected = "2 heads of K and V cannot share 3 sets")]
+fn sets_that_heads_cannot_share_are_refused() {
+    run_chunks(Isa::best(), 1, &Case { sets: Some(3), ..Case::new(2, 16, None, KvFormat::F32, 8) }, 8);
+}
+
+#[test]
 fn partitioning_changes_no_bit_with_bidirectional_attention() {
     check_bidirectional(Case::new(1, 16, None, KvFormat::F32, 530));
     check_bidirectional(Case::new(3, 33, Some(65), KvFormat::Bf16, 333));

@@ -21,6 +21,7 @@ pub(super) fn oracle(case: &Case, positions: Range<usize>) -> Vec<(f64, f64)> {
         softcap,
         slopes,
         sinks,
+        ..
     } = case.shape();
     let [q_width, k_width, v_width] = case.widths();
     let stride = q_width + k_width + v_width;
@@ -50,9 +51,11 @@ pub(super) fn oracle(case: &Case, positions: Range<usize>) -> Vec<(f64, f64)> {
                 && chunk.is_none_or(|chunk| *token >= position / chunk * chunk)
                 && window.is_none_or(|window| token.abs_diff(position) < window)
         };
-        let tokens: Vec<usize> = (0..case.tokens).filter(sees).collect();
         for head in 0..heads {
             let kv_head = head / (heads / kv_heads);
+            let chosen = case.sets.map(|sets| case.chosen(kv_head / (kv_heads / sets), position));
+            let is_chosen = |token: &usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(token));
+            let tokens: Vec<usize> = (0..case.tokens).filter(sees).filter(is_chosen).collect();
             let (keys, values, scales) = (&keys[kv_head], &values[kv_head], &scales[kv_head]);
             let q = &qkv[position * stride + head * key_dim..][..key_dim];
             let q = if case.format == KvFormat::Int8 {

@@ -1,6 +1,7 @@
 //! Multi-head attention with grouped keys and values (MHA, GQA, MQA).
 
 use ferrule_kernels::elementwise::clip;
+use ferrule_kernels::indexer::Selection;
 use ferrule_kernels::kv::{KvShape, KvStore};
 use ferrule_kernels::{PackedMatrix, PoolError, Rows, RowsMut};
 use serde::{Deserialize, Serialize};
@@ -73,7 +74,7 @@ impl HeadProjections {
 
     /// Returns the shape of what the KV cache stores per token.
     pub(super) fn kv_shape(&self) -> KvShape {
-        KvShape { layers: 1, kv_heads: self.kv_heads, key_dim: self.key_dim, value_dim: self.value_dim }
+        KvShape { layers: 1, kv_heads: self.kv_heads, key_dim: self.key_dim, value_dim: self.value_dim, index_dim: 0 }
     }
 
     /// Returns the floats per row in buffers, of an attention with `heads` query heads.
@@ -129,7 +130,7 @@ impl AttentionPass<'_> {
     /// Runs multi-head attention and returns `[rows, heads * value_dim]`.
     pub(super) fn heads<'b>(
         &self,
-        store: &mut KvStore,
+        (store, selection): (&mut KvStore, &mut Selection),
         weights: &Heads,
         spec: &HeadProjections,
         x: &[f32],
@@ -137,7 +138,7 @@ impl AttentionPass<'_> {
     ) -> Result<&'b mut [f32], PoolError> {
         let HeadProjections { kv_heads, key_dim, value_dim, values_are_keys, .. } = *spec;
         let (exec, heads, width) = (&self.pass.exec, self.spec.heads, weights.qkv.weight.rows());
-        let InnerBuffers { qkv, values, mixed, .. } = buffers;
+        let InnerBuffers { qkv, values, mixed, indexer, .. } = buffers;
         let qkv = qkv.take(self.pass.rows.count * width);
         adapted(exec, &weights.qkv, self.pass.adapters, x, qkv)?;
         let (first_key, first_value) = (heads * key_dim, (heads + kv_heads) * key_dim);
@@ -150,9 +151,14 @@ impl AttentionPass<'_> {
         }
         let rotated = [(0, heads), (first_key, kv_heads)];
         let rotated = if shared { &rotated[..1] } else { &rotated[..] };
+        let rotate = |qkv: &mut [f32]| {
+            rotated.iter().try_for_each(|&(first, heads)| {
+                self.rotate(self.spec.rope, RowsMut::new(qkv, width, first), heads, key_dim)
+            })
+        };
         let after_rope = spec.qk_norm.is_some_and(|qk_norm| qk_norm.after_rope);
         if after_rope {
-            rotated.iter().try_for_each(|&(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
+            rotate(qkv)?;
         }
         if let Some(qk_norm) = spec.qk_norm {
             for (&(first, heads), norm) in rotated.iter().zip(&weights.norms) {
@@ -175,12 +181,13 @@ impl AttentionPass<'_> {
             }
         }
         if !after_rope {
-            rotated.iter().try_for_each(|&(first, heads)| self.rotate(qkv, width, first, heads, key_dim))?;
+            rotate(qkv)?;
         }
+        self.choose(store, selection, x, None, indexer)?;
         self.grow(RowsMut::new(qkv, width, 0), first_key)?;
         let view = |first| Rows::new(qkv, width, first);
         let values = || if values_are_keys { Rows::new(values, values_width, 0) } else { view(first_value) };
         let own = (!shared).then(|| [view(first_key), values()]);
-        self.attend(store, view(0), own, mixed)
+        self.attend((store, selection), view(0), own, mixed)
     }
 }

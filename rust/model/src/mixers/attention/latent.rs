@@ -5,6 +5,7 @@
 //! which equals `up^T(q) . latent + t . rotated`: attention with one key-value head. Attention mixes latents, which
 //! each head then projects to its values. Prefill and decode compute the same, so that both give the same bits.
 
+use ferrule_kernels::indexer::Selection;
 use ferrule_kernels::kv::{KvShape, KvStore};
 use ferrule_kernels::{Exec, PackedMatrix, PoolError, Product, Rows, RowsMut, Scratch, matmul_each};
 use serde::{Deserialize, Serialize};
@@ -99,7 +100,7 @@ impl LatentProjections {
 
     /// Returns the shape of what the KV cache stores per token.
     pub(super) fn kv_shape(&self) -> KvShape {
-        KvShape { layers: 1, kv_heads: 1, key_dim: self.kv_rank + self.rope_dim, value_dim: self.kv_rank }
+        KvShape { layers: 1, kv_heads: 1, key_dim: self.kv_rank + self.rope_dim, value_dim: self.kv_rank, index_dim: 0 }
     }
 
     /// Returns the floats per row in buffers, of an attention with `heads` query heads.
@@ -202,7 +203,7 @@ impl AttentionPass<'_> {
     /// Runs latent attention and returns `[rows, heads * value_dim]`.
     pub(super) fn latent<'b>(
         &self,
-        store: &mut KvStore,
+        (store, selection): (&mut KvStore, &mut Selection),
         weights: &Latent,
         spec: &LatentProjections,
         x: &[f32],
@@ -210,7 +211,7 @@ impl AttentionPass<'_> {
     ) -> Result<&'b mut [f32], PoolError> {
         let LatentProjections { kv_rank, nope_dim, rope_dim, value_dim, .. } = *spec;
         let (exec, rows, heads) = (&self.pass.exec, self.pass.rows.count, self.spec.heads);
-        let super::InnerBuffers { qkv, mixed, latent: buffers, .. } = buffers;
+        let super::InnerBuffers { qkv, mixed, latent: buffers, indexer, .. } = buffers;
         let width = weights.input.weight.rows();
         let input = qkv.take(rows * width);
         adapted(exec, &weights.input, self.pass.adapters, x, input)?;
@@ -223,7 +224,7 @@ impl AttentionPass<'_> {
             key[..rope_dim].copy_from_slice(rotated);
             key[rope_dim..].copy_from_slice(latent);
         })?;
-        self.rotate(keys, rope_dim + kv_rank, 0, 1, rope_dim + kv_rank)?;
+        self.rotate(self.spec.rope, RowsMut::new(keys, rope_dim + kv_rank, 0), 1, rope_dim + kv_rank)?;
 
         let query_dim = nope_dim + rope_dim;
         let queries = buffers.queries.take(rows * heads * query_dim);
@@ -238,8 +239,12 @@ impl AttentionPass<'_> {
                 first_columns(latent)?;
                 norm_heads(exec, norm, RowsMut::new(latent, first_latent, 0), 1, first_latent)?;
                 adapted(exec, up, self.pass.adapters, latent, queries)?;
+                self.choose(store, selection, x, Some(latent), indexer)?;
             }
-            None => first_columns(queries)?,
+            None => {
+                first_columns(queries)?;
+                self.choose(store, selection, x, None, indexer)?;
+            }
         }
 
         let unrotated = buffers.by_head.take(heads * rows * nope_dim);
@@ -254,12 +259,12 @@ impl AttentionPass<'_> {
             out[..rope_dim].copy_from_slice(&queries[index * query_dim + nope_dim..][..rope_dim]);
             out[rope_dim..].copy_from_slice(&projected[(head * rows + row) * kv_rank..][..kv_rank]);
         })?;
-        self.rotate(absorbed, heads * absorbed_dim, 0, heads, absorbed_dim)?;
+        self.rotate(self.spec.rope, RowsMut::new(absorbed, heads * absorbed_dim, 0), heads, absorbed_dim)?;
         self.grow(RowsMut::new(absorbed, heads * absorbed_dim, 0), heads * absorbed_dim)?;
 
         let keys = |first| Rows::new(keys, absorbed_dim, first);
         let absorbed = Rows::new(absorbed, heads * absorbed_dim, 0);
-        let mixed = self.attend(store, absorbed, Some([keys(0), keys(rope_dim)]), mixed)?;
+        let mixed = self.attend((store, selection), absorbed, Some([keys(0), keys(rope_dim)]), mixed)?;
 
         let latents = buffers.by_head.take(heads * rows * kv_rank);
         split_heads(exec, mixed, (rows, heads), (kv_rank, kv_rank), latents)?;

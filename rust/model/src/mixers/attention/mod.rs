@@ -1,11 +1,13 @@
 //! Softmax attention: multi-head with grouped keys and values (MHA, GQA, MQA), or multi-head latent (MLA).
 
 mod heads;
+mod indexer;
 mod latent;
 
 use ferrule_kernels::activation::{Activation, activate, apply_gate};
 use ferrule_kernels::attention::{AttentionShape, attention};
 use ferrule_kernels::elementwise::scale_rows;
+use ferrule_kernels::indexer::Selection;
 use ferrule_kernels::kv::{KvShape, KvStore};
 use ferrule_kernels::rope::{Rope, rope_in_place};
 use ferrule_kernels::{PackedMatrix, PoolError, Rows, RowsMut, Scratch};
@@ -20,6 +22,8 @@ use crate::spec::{NormSpec, check_norm};
 use crate::weights::{Linear, LoadError, Loader, Norm, Packer, Tensors};
 pub use heads::HeadProjections;
 use heads::Heads;
+use indexer::Indexer;
+pub use indexer::{IndexerChoice, IndexerSpec};
 use latent::Latent;
 pub use latent::LatentProjections;
 
@@ -57,6 +61,10 @@ pub struct AttentionSpec {
     /// Index of the earlier layer whose keys and values are read; there are only queries then. `None` for own keys and
     /// values.
     pub kv_layer: Option<usize>,
+    /// Choice of the tokens that a row attends to; `None` for all of them, or those that `selection_layer` chose.
+    pub indexer: Option<IndexerSpec>,
+    /// Index of the last layer before this one that has an indexer, whose choice is reused.
+    pub selection_layer: Option<usize>,
 }
 
 /// Unit of attention's output that has its own gate.
@@ -104,6 +112,7 @@ pub(crate) struct Attention<M = PackedMatrix> {
     projections: Projections<M>,
     output: Linear<M>,
     output_gate: Option<Linear<M>>,
+    indexer: Option<Indexer<M>>,
     /// Norm of the output projection's input.
     output_norm: Option<Norm>,
     /// Attention sinks: one logit per head.
@@ -133,6 +142,7 @@ struct InnerBuffers {
     /// Outputs of attention.
     mixed: Scratch<f32>,
     latent: latent::Buffers,
+    indexer: indexer::Buffers,
 }
 
 impl AttentionSpec {
@@ -142,6 +152,42 @@ impl AttentionSpec {
             ProjectionsSpec::Heads(HeadProjections { value_dim, .. })
             | ProjectionsSpec::Latent(LatentProjections { value_dim, .. }) => self.heads * value_dim,
         }
+    }
+
+    /// Returns the number of heads of keys and values.
+    pub(crate) fn kv_heads(&self) -> usize {
+        match &self.projections {
+            ProjectionsSpec::Heads(heads) => heads.kv_heads,
+            ProjectionsSpec::Latent(_) => 1,
+        }
+    }
+
+    /// Returns the rank of the queries' latent, if they have one.
+    fn query_rank(&self) -> Option<usize> {
+        match &self.projections {
+            ProjectionsSpec::Heads(_) => None,
+            ProjectionsSpec::Latent(latent) => latent.query_rank,
+        }
+    }
+
+    /// Checks the choice of tokens, which takes the place of other limits to what a row attends to.
+    fn check_choice(&self, path: &str, ropes: &[RopeSpec]) -> Result<(), SpecError> {
+        if let Some(indexer) = &self.indexer {
+            indexer.check(&format!("{path}.indexer"), ropes, self.kv_heads())?;
+        }
+        let chooses = self.indexer.is_some() || self.selection_layer.is_some();
+        for (name, given) in [
+            ("window", self.window.is_some()),
+            ("chunk", self.chunk.is_some()),
+            ("alibi_slopes", self.alibi_slopes.is_some()),
+            ("kv_layer", self.kv_layer.is_some()),
+        ] {
+            require(&format!("{path}.{name}"), given, !(given && chooses), || {
+                "null where an indexer chooses tokens".to_owned()
+            })?;
+        }
+        let both = self.indexer.is_some() && self.selection_layer.is_some();
+        require(&format!("{path}.selection_layer"), both, !both, || "null for a layer with an indexer".to_owned())
     }
 
     /// Returns the number of gates of the output.
@@ -181,6 +227,7 @@ impl Mixer for AttentionSpec {
                 format!("that of the heads ({}), each one finite", self.heads)
             })?;
         }
+        self.check_choice(path, ropes)?;
         let (rotated, within) = match &self.projections {
             ProjectionsSpec::Heads(heads) => {
                 heads.check(path, self.heads, self.kv_layer.is_some())?;
@@ -224,12 +271,16 @@ impl Mixer for AttentionSpec {
             0 => None,
             gates => Some(loader.linear(packer, at, &[("gate", gates, loader.usual())], columns, false)?),
         };
+        let indexer = match &self.indexer {
+            Some(indexer) => Some(indexer.load(loader, packer, (at, columns), self.query_rank())?),
+            None => None,
+        };
         let sinks = match self.sinks {
             true => Some(loader.vector(&format!("{at}sinks.weight"), self.heads)?),
             false => None,
         };
         let output_norm = loader.optional_norm(&format!("{at}output_norm"), self.output_norm, self.output_columns())?;
-        Ok(Attention { projections, output, output_gate, output_norm, sinks })
+        Ok(Attention { projections, output, output_gate, indexer, output_norm, sinks })
     }
 
     fn reads_any_width(&self) -> bool {
@@ -243,6 +294,7 @@ impl Mixer for AttentionSpec {
         }
         tensors.linear(&weights.output);
         weights.output_gate.iter().for_each(|gate| tensors.linear(gate));
+        weights.indexer.iter().for_each(|indexer| indexer.list(tensors));
         weights.output_norm.iter().for_each(|norm| tensors.norm(norm));
         tensors.vectors.extend(&weights.sinks);
     }
@@ -252,6 +304,7 @@ impl Mixer for AttentionSpec {
             ProjectionsSpec::Heads(heads) => heads.kv_shape(),
             ProjectionsSpec::Latent(latent) => latent.kv_shape(),
         };
+        let shape = KvShape { index_dim: self.indexer.as_ref().map_or(0, |indexer| indexer.head_dim), ..shape };
         // No row reads tokens further back than a chunk is long.
         let window = self.window.into_iter().chain(self.chunk).min();
         Some(match self.kv_layer {
@@ -265,7 +318,9 @@ impl Mixer for AttentionSpec {
             ProjectionsSpec::Heads(heads) => heads.floats(self.heads),
             ProjectionsSpec::Latent(latent) => latent.floats(self.heads),
         };
-        rows * (inner + self.gates())
+        let has_latent = self.query_rank().is_some();
+        let indexer = self.indexer.as_ref().map_or(0, |indexer| indexer.floats(has_latent));
+        rows * (inner + self.gates() + indexer)
     }
 
     fn longest_input(&self, hidden_size: usize) -> usize {
@@ -282,15 +337,15 @@ impl Mixer for AttentionSpec {
         buffers: &mut Buffers,
         out: &mut [f32],
     ) -> Result<(), PoolError> {
-        let store = memory.pages(pass.place().group);
+        let memory = memory.pages(pass.place().group);
         let attention = AttentionPass { pass, weights, spec: self };
         let Buffers { inner: buffers, gates } = buffers;
         let mixed = match (&weights.projections, &self.projections) {
             (Projections::Heads(weights), ProjectionsSpec::Heads(spec)) => {
-                attention.heads(store, weights, spec, x, buffers)?
+                attention.heads(memory, weights, spec, x, buffers)?
             }
             (Projections::Latent(weights), ProjectionsSpec::Latent(spec)) => {
-                attention.latent(store, weights, spec, x, buffers)?
+                attention.latent(memory, weights, spec, x, buffers)?
             }
             _ => unreachable!("weights are loaded as the spec says"),
         };
@@ -326,20 +381,13 @@ struct AttentionPass<'a> {
 }
 
 impl AttentionPass<'_> {
-    /// Applies the rotary embedding to heads of `head_dim` columns, from column `first` of `x: [rows, width]` on.
-    fn rotate(
-        &self,
-        x: &mut [f32],
-        width: usize,
-        first: usize,
-        heads: usize,
-        head_dim: usize,
-    ) -> Result<(), PoolError> {
-        let Some(index) = self.spec.rope else { return Ok(()) };
+    /// Applies a rotary embedding, if there is one, to `heads` heads of `head_dim` columns.
+    fn rotate(&self, rope: Option<usize>, x: RowsMut<'_>, heads: usize, head_dim: usize) -> Result<(), PoolError> {
+        let Some(index) = rope else { return Ok(()) };
         let RopeSpec { rotary_dim, interleaved, .. } = self.pass.ropes[index];
         let RopeRows { cos, sin } = &self.pass.rows.ropes[index];
         let rope = Rope { heads, head_dim, rotary_dim, interleaved, cos, sin };
-        rope_in_place(&self.pass.exec, RowsMut::new(x, width, first), &rope)
+        rope_in_place(&self.pass.exec, x, &rope)
     }
 
     /// Multiplies the first `width` columns of each row of the queries by the factor of its position.
@@ -354,7 +402,7 @@ impl AttentionPass<'_> {
     /// Writes own keys and values to their pages and returns the output of attention: `[rows, heads * value_dim]`.
     fn attend<'b>(
         &self,
-        store: &mut KvStore,
+        (store, selection): (&mut KvStore, &Selection),
         queries: Rows<'_>,
         own: Option<[Rows<'_>; 2]>,
         mixed: &'b mut Scratch<f32>,
@@ -378,6 +426,7 @@ impl AttentionPass<'_> {
             softcap: spec.softcap,
             slopes: spec.alibi_slopes.as_deref(),
             sinks: self.weights.sinks.as_deref(),
+            selection: (spec.indexer.is_some() || spec.selection_layer.is_some()).then_some(selection),
         };
         attention(exec, queries, store, index, &shape, &rows.sequences[group], mixed)?;
         Ok(mixed)
