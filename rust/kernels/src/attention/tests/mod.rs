@@ -61,10 +61,11 @@ impl Case {
     }
 
     /// Returns the tokens that the rows at some positions may attend to.
-    fn selection(&self, positions: impl Iterator<Item = usize>) -> Option<Selection> {
+    fn selection(&self, positions: &[usize]) -> Option<Selection> {
         let sets = self.sets?;
-        let chosen = positions.flat_map(|position| (0..sets).map(move |set| self.chosen(set, position)));
-        Some(Selection::of(sets, self.tokens.div_ceil(PAGE_TOKENS) + 4, chosen))
+        let chosen = positions.iter().flat_map(|position| (0..sets).map(move |set| self.chosen(set, *position)));
+        let pages = positions.iter().max().map_or(0, |last| last / PAGE_TOKENS + 1);
+        Some(Selection::of(sets, pages, chosen))
     }
 
     fn widths(&self) -> [usize; 3] {
@@ -163,7 +164,8 @@ fn attend(exec: &Exec<'_>, store: &KvStore, chunks: &[(&Cached<'_>, Range<usize>
     let q = Rows::new(&data, case.widths().iter().sum(), 0);
     let width = case.shape.heads * case.shape.value_dim;
     let mut out = Guarded::new(&vec![f32::NAN; first_row * width]);
-    let selection = case.selection(chunks.iter().flat_map(|(_, tokens)| tokens.clone()));
+    let positions: Vec<_> = chunks.iter().flat_map(|(_, tokens)| tokens.clone()).collect();
+    let selection = case.selection(&positions);
     let shape = AttentionShape { selection: selection.as_ref(), ..case.shape() };
     attention(exec, q, store, LAYER, &shape, &sequences, &mut out).expect("attention");
     let output = |s: &AttentionSequence<'_>| out[s.first_row * width..(s.first_row + s.rows) * width].to_vec();

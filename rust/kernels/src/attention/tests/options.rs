@@ -77,7 +77,7 @@ fn partitioning_changes_no_bit_with_chunks() {
 
 #[test]
 fn partitioning_changes_no_bit_with_chosen_tokens() {
-    for (sets, format) in [1, 2].into_iter().flat_map(|sets| KvFormat::ALL.iter().map(move |f| (sets, *f))) {
+    for (sets, format) in [(1, KvFormat::F32), (2, KvFormat::F16), (2, KvFormat::Int8)] {
         let mut case = Case::new(3, 20, None, format, 830);
         case.sets = Some(sets);
         check_invariance(&case);
