@@ -21,7 +21,7 @@ TOLERANCE = 1e-4
 
 
 VARIANTS = BASES.parent / "variants"
-OTHER_MIXERS = ("gemma3n", "gemma4_e", "glm_moe_dsa", "kimi_linear", "minimax", "minimax_m3", "rwkv", "zamba2")
+OTHER_MIXERS = ("gemma3n", "gemma4_e", "glm_moe_dsa", "kimi_linear", "minimax", "rwkv", "zamba2")
 """Variants with linear layers that no case of `BASES` has."""
 
 
