@@ -277,12 +277,18 @@ fn the_layout_matches_its_version() {
         ("int8", 0xe073_b1e0_ad13_fe3e),
         ("q6_k", 0xc184_3e3f_7bfb_2d13),
         ("int6", 0x4fcf_d172_4c77_bbf0),
+        ("q5_1", 0),
+        ("q5_0", 0),
+        ("q5_k", 0),
+        ("q4_1", 0),
         ("u4", 0x6cfa_4801_ebe3_6f72),
         ("q4_0", 0x023b_797e_faac_9cea),
         ("q4_k", 0x80b2_4bb0_56b6_baf1),
         ("iq4_nl", 0x023b_797e_faac_9cea),
         ("int4", 0x746e_6a80_2394_9f75),
+        ("iq4_xs", 0),
         ("mxfp4", 0x5604_54ee_4e59_478b),
+        ("q3_k", 0),
     ];
     for isa in Isa::available() {
         let found = Format::ALL.iter().map(|format| {
@@ -290,7 +296,7 @@ fn the_layout_matches_its_version() {
             (format.name(), hash(matrix.buffers().flatten()))
         });
         let found: Vec<_> = found.collect();
-        assert_eq!(LAYOUT_VERSION, 1, "update the hashes for the new version");
+        assert_eq!(LAYOUT_VERSION, 2, "update the hashes for the new version");
         assert_eq!(found, pinned, "{}: the layout has changed; increment LAYOUT_VERSION", isa.name());
     }
 }

@@ -15,7 +15,8 @@ use std::marker::PhantomData;
 use bytemuck::{Pod, Zeroable};
 
 use super::integer::{BLOCK_PAIRS, Codes, PAIR_QUADS, Unpack};
-use crate::arch::{ByteLine, Dot, LANES};
+use super::planes::{self, BitPlanes};
+use crate::arch::{ByteLine, Dot, LANES, LINE};
 use crate::matmul::unroll::unroll;
 
 /// Number of inputs of a group.
@@ -223,21 +224,13 @@ pub const fn unpacked_bias<S: Dot, F: GroupedFormat>() -> u8 {
     }
 }
 
-/// Adds the bias to a lookup table, so that lookups return biased bytes.
-pub const fn biased_table<S: Dot, F: GroupedFormat>(values: &[i8; 16]) -> [u8; 16] {
-    let mut table = [0; 16];
-    let mut i = 0;
-    while i < 16 {
-        table[i] = (values[i] as u8).wrapping_add(unpacked_bias::<S, F>());
-        i += 1;
-    }
-    table
-}
-
-/// Line layout of a panel: blocks of groups, each of which starts with the factors of its groups.
+/// Line layout of a panel: blocks of groups, each of which starts with the factors of its groups. Two blocks may share
+/// lines before the first of them.
 pub struct Layout {
     /// Number of groups in a block.
     pub block_groups: usize,
+    /// Number of lines that two blocks share.
+    pub shared: usize,
     /// Number of lines of the factors of a block.
     pub factors: usize,
     /// Number of lines of the codes of a group.
@@ -248,20 +241,34 @@ impl Layout {
     /// Returns the number of lines of `groups` groups.
     #[inline(always)]
     pub const fn lines(&self, groups: usize) -> usize {
-        groups.div_ceil(self.block_groups) * self.factors + groups * self.codes
+        let blocks = groups.div_ceil(self.block_groups);
+        blocks.div_ceil(2) * self.shared + blocks * self.factors + groups * self.codes
+    }
+
+    /// Returns the first line that the block of group `index` shares with its neighbour.
+    #[inline(always)]
+    pub const fn shared_of(&self, index: usize) -> usize {
+        let pair = index / (2 * self.block_groups);
+        pair * (self.shared + 2 * self.block_lines())
     }
 
     /// Returns the first line of the factors of group `index`, and the index of the group in its block.
     #[inline(always)]
     pub const fn factors_of(&self, index: usize) -> (usize, usize) {
         let block = index / self.block_groups;
-        (block * (self.factors + self.block_groups * self.codes), index % self.block_groups)
+        ((block / 2 + 1) * self.shared + block * self.block_lines(), index % self.block_groups)
     }
 
     /// Returns the first line of the codes of group `index`.
     #[inline(always)]
     pub const fn codes_of(&self, index: usize) -> usize {
-        (index / self.block_groups + 1) * self.factors + index * self.codes
+        let (first, of_block) = self.factors_of(index);
+        first + self.factors + of_block * self.codes
+    }
+
+    /// Returns the number of lines of a block, without shared ones.
+    const fn block_lines(&self) -> usize {
+        self.factors + self.block_groups * self.codes
     }
 }
 
@@ -298,56 +305,17 @@ pub fn half_of(halves: &[u16; LANES], row: usize) -> f32 {
     half::f16::from_bits(halves[row]).to_f32()
 }
 
-/// Returns the bits of the f16 at the start of stored bytes.
-pub fn stored_half(bytes: &[u8]) -> u16 {
-    u16::from_le_bytes([bytes[0], bytes[1]])
-}
-
-/// Returns the codes of a stored group: the first half of its inputs in the low four bits, the second half in the high
-/// four bits.
-pub fn stored_nibbles(stored: &[u8]) -> [u8; GROUP] {
-    std::array::from_fn(|input| stored[input % (GROUP / 2)] >> (4 * (input / (GROUP / 2))) & 0x0f)
-}
-
-/// Stores the 4-bit codes of row `row` in the four lines of a group.
-pub fn store_nibbles(lines: &mut [ByteLine], row: usize, codes: &[u8; GROUP]) {
-    for (input, code) in codes.iter().enumerate() {
-        let quad = input / 4;
-        lines[quad / 2].0[row * 4 + input % 4] |= code << (4 * (quad % 2));
+/// Stores the codes of row `row` in the zeroed lines of a group.
+pub fn store_codes<C: BitPlanes>(lines: &mut [ByteLine], row: usize, code: impl Fn(usize) -> u8) {
+    let lines = planes::vectors_mut::<LINE>(lines);
+    for input in 0..GROUP {
+        C::store(lines, PAIR_QUADS, input / 4, row * 4 + input % 4, code(input));
     }
 }
 
-/// Returns the 4-bit code of row `row` and input `input` of a group.
-pub fn nibble(lines: &[ByteLine], input: usize, row: usize) -> u8 {
-    let quad = input / 4;
-    lines[quad / 2].0[row * 4 + input % 4] >> (4 * (quad % 2)) & 0x0f
-}
-
-/// Returns the 4-bit codes of one quad of a group.
-#[inline(always)]
-pub fn nibbles<S: Dot>(simd: S, lines: &[ByteLine; PAIR_QUADS / 2], index: usize) -> S::Bytes {
-    let line = simd.load_bytes(&lines[index / 2].0);
-    let line = if index.is_multiple_of(2) { line } else { simd.shift_right::<4>(line) };
-    simd.and(line, simd.splat_byte(0x0f))
-}
-
-/// Stores the 8-bit codes of row `row` in the eight lines of a group.
-pub fn store_bytes(lines: &mut [ByteLine], row: usize, codes: impl Iterator<Item = u8>) {
-    for (input, code) in codes.enumerate() {
-        lines[input / 4].0[row * 4 + input % 4] = code;
-    }
-}
-
-/// Returns the 8-bit code of row `row` and input `input` of a group.
-pub fn byte(lines: &[ByteLine], input: usize, row: usize) -> u8 {
-    lines[input / 4].0[row * 4 + input % 4]
-}
-
-/// Returns the bytes of one quad of a group whose codes are stored with a bias of 128 and never multiplied as codes.
-#[inline(always)]
-pub fn quad_of_bytes<S: Dot>(simd: S, lines: &[ByteLine; PAIR_QUADS], index: usize) -> S::Bytes {
-    let bytes = simd.load_bytes(&lines[index].0);
-    if const { S::WEIGHT_BIAS == 128 } { bytes } else { simd.xor(bytes, simd.splat_byte(128 ^ S::WEIGHT_BIAS)) }
+/// Returns the code of row `row` and input `input` of a group.
+pub fn code<C: BitPlanes>(lines: &[ByteLine], input: usize, row: usize) -> u8 {
+    C::number(planes::vectors::<LINE>(lines), PAIR_QUADS, input / 4, row * 4 + input % 4)
 }
 
 /// Sets the f16 factors of all rows of `groups` groups to `factor`.

@@ -3,12 +3,14 @@
 //! There are three kinds of formats, and the matmul is generic over format and instruction set. Floating-point formats
 //! ([`FloatFormat`]) store each weight separately and define how sixteen weights are converted to a register of f32.
 //! Integer formats ([`IntegerFormat`]) are ferrule's own quantization; grouped formats ([`GroupedFormat`]) are those of
-//! other programs, such as ggml and GPTQ. Both define how codes are unpacked to lines of bytes.
+//! other programs, such as ggml and GPTQ. Both define how codes are unpacked to lines of bytes. Most formats of ggml are
+//! descriptions of their stored blocks ([`blocks`]), from which the layout and the arithmetic follow.
 //!
 //! All formats are stored in panels of sixteen output rows: `[K][16]` (N16K1) for floating-point formats, so that a
 //! register of weights is multiplied with one activation, and as described in [`integer`] and [`grouped`] for the others.
 
 mod bf16;
+mod blocks;
 mod f16;
 mod f32;
 mod gptq;
@@ -18,9 +20,16 @@ mod int6;
 mod int8;
 pub mod integer;
 mod iq4_nl;
+mod iq4_xs;
 mod mxfp4;
+mod planes;
+mod q3_k;
 mod q4_0;
+mod q4_1;
 mod q4_k;
+mod q5_0;
+mod q5_1;
+mod q5_k;
 mod q6_k;
 mod q8_0;
 mod quantize;
@@ -30,7 +39,8 @@ mod u8;
 
 pub use self::{bf16::Bf16, f16::F16, f32::F32, int4::Int4, int6::Int6, int8::Int8, integer::IntegerFormat};
 pub use self::{grouped::GroupedFormat, grouped::StoredBlock};
-pub use self::{iq4_nl::Iq4Nl, mxfp4::Mxfp4, q4_0::Q4_0, q4_k::Q4K, q6_k::Q6K, q8_0::Q8_0, u4::U4, u8::U8};
+pub use self::{iq4_nl::Iq4Nl, iq4_xs::Iq4Xs, mxfp4::Mxfp4, q3_k::Q3K, q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K, q5_0::Q5_0};
+pub use self::{q5_1::Q5_1, q5_k::Q5K, q6_k::Q6K, q8_0::Q8_0, u4::U4, u8::U8};
 pub(crate) use gptq::{CalibratedPanel, PackCalibrated};
 pub(crate) use quantize::pack_panel;
 
@@ -122,12 +132,18 @@ format_registry! {
     "int8" => integer Int8,
     "q6_k" => grouped Q6K,
     "int6" => integer Int6,
+    "q5_1" => grouped Q5_1,
+    "q5_0" => grouped Q5_0,
+    "q5_k" => grouped Q5K,
+    "q4_1" => grouped Q4_1,
     "u4" => grouped U4,
     "q4_0" => grouped Q4_0,
     "q4_k" => grouped Q4K,
     "iq4_nl" => grouped Iq4Nl,
     "int4" => integer Int4,
+    "iq4_xs" => grouped Iq4Xs,
     "mxfp4" => grouped Mxfp4,
+    "q3_k" => grouped Q3K,
 }
 
 impl Format {

@@ -3,16 +3,18 @@
 //!
 //! Every 128 inputs have one line of exponents, `[group][row]`, then four lines of codes per group.
 
+use super::blocks::{Values, nibble};
 use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
+use super::planes::{BitPlanes, Bits};
 use crate::arch::{ByteLine, Dot, LANES};
 
 /// Values of the codes, doubled to make them integers.
-const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+const VALUES: Values = Values::Table([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]);
 
 /// Bias of a stored exponent, for doubled values.
 const BIAS: u8 = 128;
 
-const LAYOUT: Layout = Layout { block_groups: 4, factors: 1, codes: 4 };
+const LAYOUT: Layout = Layout { block_groups: 4, shared: 0, factors: 1, codes: 4 };
 
 /// Stored block: exponent, and codes of the first and the last sixteen inputs in the low and high half of each byte.
 #[repr(C, packed)]
@@ -48,7 +50,9 @@ impl GroupedFormat for Mxfp4 {
         let (line, of_block) = LAYOUT.factors_of(index);
         for (row, block) in blocks.iter().enumerate() {
             grouped::bytes_mut(lines, line, of_block)[row] = block[0] ^ BIAS;
-            grouped::store_nibbles(&mut lines[LAYOUT.codes_of(index)..], row, &grouped::stored_nibbles(&block[1..]));
+            grouped::store_codes::<Bits<4>>(&mut lines[LAYOUT.codes_of(index)..], row, |input| {
+                nibble(&block[1..], input)
+            });
         }
     }
 
@@ -61,8 +65,8 @@ impl GroupedFormat for Mxfp4 {
 
     #[inline(always)]
     fn quad<S: Dot>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
-        let table = const { &grouped::biased_table::<S, Self>(&VALUES) };
-        simd.lookup(table, grouped::nibbles(simd, group.codes, index))
+        let biased = const { &VALUES.biased(grouped::unpacked_bias::<S, Self>()) };
+        biased.quad(simd, Bits::<4>::quad(simd, group.codes, index))
     }
 
     /// Returns the scale. The two lowest exponents give subnormal numbers, computed as a product of two powers of two.
@@ -76,12 +80,12 @@ impl GroupedFormat for Mxfp4 {
     fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32 {
         let group = input / GROUP;
         let (line, of_block) = LAYOUT.factors_of(group);
-        let code = grouped::nibble(&lines[LAYOUT.codes_of(group)..], input % GROUP, row);
+        let code = grouped::code::<Bits<4>>(&lines[LAYOUT.codes_of(group)..], input % GROUP, row);
         let factor = match grouped::bytes(lines, line, of_block)[row] ^ BIAS {
             subnormal @ 0..2 => f32::from_bits(0x0020_0000 << subnormal),
             exponent => f32::from_bits(u32::from(exponent - 1) << 23),
         };
-        factor * f32::from(VALUES[usize::from(code)])
+        factor * VALUES.of(code)
     }
 
     fn set_deviation(lines: &mut [ByteLine], groups: usize, deviation: f32) {

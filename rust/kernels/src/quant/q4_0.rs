@@ -1,79 +1,26 @@
-//! ggml's q4_0: codes in -8..=7 with an f16 scale for each 32 inputs; 4.5 bits per weight.
-//!
-//! Every 128 inputs have two lines of scales, `[group][row]`, then four lines of codes per group, stored as code + 8.
+//! ggml's q4_0: codes in -8..=7, stored as code + 8, with an f16 scale for each 32 inputs; 4.5 bits per weight.
 
-use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
-use crate::arch::{ByteLine, Dot, LANES};
-
-/// Offset of a stored code from its value.
-const OFFSET: u8 = 8;
-
-const LAYOUT: Layout = Layout { block_groups: 4, factors: 2, codes: 4 };
-
-/// Stored block: f16 scale, and codes of the first and the last sixteen inputs in the low and high half of each byte.
-#[repr(C, packed)]
-struct Stored(u16, [u8; GROUP / 2]);
-
-/// Packing is lossless: four blocks of sixteen rows take as many lines as a block has bytes.
-const _: () = assert!(size_of::<Stored>() == Q4_0::STORED.bytes && LAYOUT.lines(4) == Q4_0::STORED.bytes);
+use super::blocks::{BlockFormat, Values, nibble, stored_half};
+use super::grouped::{StoredBlock, Whole};
+use super::planes::Bits;
 
 /// q4_0 format: ggml's `block_q4_0`.
 pub struct Q4_0;
 
-/// Packed data of a group.
-#[derive(Clone, Copy)]
-pub struct Packed<'a> {
-    codes: &'a [ByteLine; 4],
-    factors: &'a [u16; LANES],
-}
+impl BlockFormat for Q4_0 {
+    const STORED: StoredBlock = StoredBlock { inputs: 32, bytes: 18 };
+    const VALUES: Values = Values::Minus(8);
 
-impl GroupedFormat for Q4_0 {
-    const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 18 };
-
-    type Group<'a, S: Dot> = Packed<'a>;
+    type Codes = Bits<4>;
+    type SubScales = Bits<0>;
     type Unpacked = Whole<false>;
     type ByCodes = Whole<true>;
 
-    #[inline(always)]
-    fn lines(groups: usize) -> usize {
-        LAYOUT.lines(groups)
+    fn scale(block: &[u8], _: usize) -> u16 {
+        stored_half(block)
     }
 
-    fn store(lines: &mut [ByteLine], index: usize, blocks: &[&[u8]; LANES]) {
-        let (line, of_block) = LAYOUT.factors_of(index);
-        for (row, block) in blocks.iter().enumerate() {
-            grouped::halves_mut(lines, line, of_block)[row] = grouped::stored_half(block);
-            grouped::store_nibbles(&mut lines[LAYOUT.codes_of(index)..], row, &grouped::stored_nibbles(&block[2..]));
-        }
-    }
-
-    #[inline(always)]
-    fn group<'a, S: Dot>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
-        let (line, of_block) = LAYOUT.factors_of(index);
-        let factors = grouped::halves(lines, line, of_block);
-        Packed { codes: grouped::lines_at(lines, LAYOUT.codes_of(index)), factors }
-    }
-
-    #[inline(always)]
-    fn quad<S: Dot>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
-        let offset = simd.splat_byte(const { OFFSET.wrapping_sub(grouped::unpacked_bias::<S, Self>()) });
-        simd.sub_bytes(grouped::nibbles(simd, group.codes, index), offset)
-    }
-
-    #[inline(always)]
-    fn factor<S: Dot>(simd: S, group: Packed<'_>, _: usize) -> S::F32 {
-        simd.load_f16(group.factors)
-    }
-
-    fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32 {
-        let group = input / GROUP;
-        let (line, of_block) = LAYOUT.factors_of(group);
-        let code = grouped::nibble(&lines[LAYOUT.codes_of(group)..], input % GROUP, row);
-        grouped::half_of(grouped::halves(lines, line, of_block), row) * (f32::from(code) - f32::from(OFFSET))
-    }
-
-    fn set_deviation(lines: &mut [ByteLine], groups: usize, deviation: f32) {
-        // Divided by the root mean square of -8..=7.
-        grouped::set_factors(lines, &LAYOUT, groups, deviation / 4.637);
+    fn code(block: &[u8], input: usize) -> u8 {
+        nibble(&block[2..], input)
     }
 }

@@ -1,35 +1,21 @@
 //! ggml's q8_0: codes in -128..=127 with an f16 scale for each 32 inputs; 8.5 bits per weight.
 //!
-//! Every 128 inputs have two lines of scales, `[group][row]`, then eight lines of codes per group, stored as code + 128.
+//! Packed codes are stored as code + 128.
 
 use std::ops::RangeInclusive;
 
 use super::Int8;
-use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
+use super::blocks::{BlockFormat, Values, stored_half};
+use super::grouped::{GROUP, StoredBlock, Whole};
+use super::planes::Bits;
 use super::quantize::{Grid, not_finite};
-use crate::arch::{ByteLine, Dot, Isa, Kernel, LANES, Simd};
+use crate::arch::{Isa, Kernel, LANES, Simd};
 
-/// Offset of a stored code from its value.
+/// Offset of a packed code from its value.
 const OFFSET: u8 = 128;
-
-const LAYOUT: Layout = Layout { block_groups: 4, factors: 2, codes: 8 };
-
-/// Stored block: f16 scale, codes.
-#[repr(C, packed)]
-struct Stored(u16, [i8; GROUP]);
-
-/// Packing is lossless: four blocks of sixteen rows take as many lines as a block has bytes.
-const _: () = assert!(size_of::<Stored>() == Q8_0::STORED.bytes && LAYOUT.lines(4) == Q8_0::STORED.bytes);
 
 /// q8_0 format: ggml's `block_q8_0`.
 pub struct Q8_0;
-
-/// Packed data of a group.
-#[derive(Clone, Copy)]
-pub struct Packed<'a> {
-    codes: &'a [ByteLine; 8],
-    factors: &'a [u16; LANES],
-}
 
 /// Candidate codes for the largest number of a group, which determine the scale.
 const PEAK_CODES: RangeInclusive<u8> = 64..=127;
@@ -101,53 +87,20 @@ impl Kernel for Quantize<'_> {
     }
 }
 
-impl GroupedFormat for Q8_0 {
+impl BlockFormat for Q8_0 {
     const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 34 };
+    const VALUES: Values = Values::Minus(OFFSET);
 
-    type Group<'a, S: Dot> = Packed<'a>;
+    type Codes = Bits<8>;
+    type SubScales = Bits<0>;
     type Unpacked = Whole<false>;
     type ByCodes = Whole<false>;
 
-    #[inline(always)]
-    fn lines(groups: usize) -> usize {
-        LAYOUT.lines(groups)
+    fn scale(block: &[u8], _: usize) -> u16 {
+        stored_half(block)
     }
 
-    fn store(lines: &mut [ByteLine], index: usize, blocks: &[&[u8]; LANES]) {
-        let (line, of_block) = LAYOUT.factors_of(index);
-        for (row, block) in blocks.iter().enumerate() {
-            grouped::halves_mut(lines, line, of_block)[row] = grouped::stored_half(block);
-            let codes = block[2..].iter().map(|code| code ^ OFFSET);
-            grouped::store_bytes(&mut lines[LAYOUT.codes_of(index)..], row, codes);
-        }
-    }
-
-    #[inline(always)]
-    fn group<'a, S: Dot>(_: S, lines: &'a [ByteLine], index: usize) -> Packed<'a> {
-        let (line, of_block) = LAYOUT.factors_of(index);
-        let factors = grouped::halves(lines, line, of_block);
-        Packed { codes: grouped::lines_at(lines, LAYOUT.codes_of(index)), factors }
-    }
-
-    #[inline(always)]
-    fn quad<S: Dot>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
-        grouped::quad_of_bytes(simd, group.codes, index)
-    }
-
-    #[inline(always)]
-    fn factor<S: Dot>(simd: S, group: Packed<'_>, _: usize) -> S::F32 {
-        simd.load_f16(group.factors)
-    }
-
-    fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32 {
-        let group = input / GROUP;
-        let (line, of_block) = LAYOUT.factors_of(group);
-        let code = grouped::byte(&lines[LAYOUT.codes_of(group)..], input % GROUP, row);
-        grouped::half_of(grouped::halves(lines, line, of_block), row) * (f32::from(code) - f32::from(OFFSET))
-    }
-
-    fn set_deviation(lines: &mut [ByteLine], groups: usize, deviation: f32) {
-        // Divided by the root mean square of -128..=127.
-        grouped::set_factors(lines, &LAYOUT, groups, deviation / 73.9);
+    fn code(block: &[u8], input: usize) -> u8 {
+        block[2 + input] ^ OFFSET
     }
 }

@@ -4,13 +4,15 @@
 //! Every 128 inputs have two lines of scales, `[group][row]`, and one line of zero points, then four lines of codes per
 //! group.
 
+use super::blocks::{nibble, stored_half};
 use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock, Whole};
+use super::planes::{BitPlanes, Bits};
 use crate::arch::{ByteLine, Dot, LANES};
 
 /// Highest zero point: one more than the highest code, as in GPTQ.
 const MAX_ZERO_POINT: u8 = 16;
 
-const LAYOUT: Layout = Layout { block_groups: 4, factors: 3, codes: 4 };
+const LAYOUT: Layout = Layout { block_groups: 4, shared: 0, factors: 3, codes: 4 };
 
 /// Line of the zero points, relative to the first line of the block.
 const ZEROS: usize = 2;
@@ -52,9 +54,11 @@ impl GroupedFormat for U4 {
         for (row, block) in blocks.iter().enumerate() {
             let zero = block[2];
             assert!(zero <= MAX_ZERO_POINT, "zero point must be <= {MAX_ZERO_POINT}, got {zero}");
-            grouped::halves_mut(lines, line, of_block)[row] = grouped::stored_half(block);
+            grouped::halves_mut(lines, line, of_block)[row] = stored_half(block);
             grouped::bytes_mut(lines, line + ZEROS, of_block)[row] = zero;
-            grouped::store_nibbles(&mut lines[LAYOUT.codes_of(index)..], row, &grouped::stored_nibbles(&block[3..]));
+            grouped::store_codes::<Bits<4>>(&mut lines[LAYOUT.codes_of(index)..], row, |input| {
+                nibble(&block[3..], input)
+            });
         }
     }
 
@@ -69,7 +73,7 @@ impl GroupedFormat for U4 {
 
     #[inline(always)]
     fn quad<S: Dot>(simd: S, group: Packed<'_, S>, index: usize) -> S::Bytes {
-        simd.sub_bytes(grouped::nibbles(simd, group.codes, index), group.zero_points)
+        simd.sub_bytes(Bits::<4>::quad(simd, group.codes, index), group.zero_points)
     }
 
     #[inline(always)]
@@ -80,7 +84,7 @@ impl GroupedFormat for U4 {
     fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32 {
         let group = input / GROUP;
         let (line, of_block) = LAYOUT.factors_of(group);
-        let code = grouped::nibble(&lines[LAYOUT.codes_of(group)..], input % GROUP, row);
+        let code = grouped::code::<Bits<4>>(&lines[LAYOUT.codes_of(group)..], input % GROUP, row);
         let zero = grouped::bytes(lines, line + ZEROS, of_block)[row];
         grouped::half_of(grouped::halves(lines, line, of_block), row) * (f32::from(code) - f32::from(zero))
     }

@@ -4,16 +4,18 @@
 //! Every 128 inputs have two lines of scales, `[group][row]`, and two lines of zero points as f16, then eight lines of
 //! codes per group.
 
+use super::blocks::{Values, stored_half};
 use super::grouped::{self, GROUP, GroupedFormat, Layout, Offset, StoredBlock};
+use super::planes::{BitPlanes, Bits};
 use crate::arch::{ByteLine, Dot, LANES};
 
 /// Highest zero point: one more than the highest code, as in GPTQ. All zero points are exact in f16.
 const MAX_ZERO_POINT: u16 = 256;
 
 /// Midpoint that is subtracted from codes and zero points before they are multiplied.
-const MIDDLE: f32 = 128.0;
+const MIDDLE: u8 = 128;
 
-const LAYOUT: Layout = Layout { block_groups: 4, factors: 4, codes: 8 };
+const LAYOUT: Layout = Layout { block_groups: 4, shared: 0, factors: 4, codes: 8 };
 
 /// First line of the zero points, relative to the first line of the block.
 const ZEROS: usize = 2;
@@ -53,9 +55,9 @@ impl GroupedFormat for U8 {
         for (row, block) in blocks.iter().enumerate() {
             let zero = u16::from_le_bytes([block[2], block[3]]);
             assert!(zero <= MAX_ZERO_POINT, "zero point must be <= {MAX_ZERO_POINT}, got {zero}");
-            grouped::halves_mut(lines, line, of_block)[row] = grouped::stored_half(block);
+            grouped::halves_mut(lines, line, of_block)[row] = stored_half(block);
             grouped::halves_mut(lines, line + ZEROS, of_block)[row] = half::f16::from_f32(f32::from(zero)).to_bits();
-            grouped::store_bytes(&mut lines[LAYOUT.codes_of(index)..], row, block[4..].iter().copied());
+            grouped::store_codes::<Bits<8>>(&mut lines[LAYOUT.codes_of(index)..], row, |input| block[4 + input]);
         }
     }
 
@@ -69,7 +71,8 @@ impl GroupedFormat for U8 {
 
     #[inline(always)]
     fn quad<S: Dot>(simd: S, group: Packed<'_>, index: usize) -> S::Bytes {
-        grouped::quad_of_bytes(simd, group.codes, index)
+        let biased = const { &Values::Minus(MIDDLE).biased(grouped::unpacked_bias::<S, Self>()) };
+        biased.quad(simd, Bits::<8>::quad(simd, group.codes, index))
     }
 
     #[inline(always)]
@@ -79,13 +82,13 @@ impl GroupedFormat for U8 {
             return factors;
         }
         // The product is exact: eleven bits times eight.
-        simd.mul(factors, simd.sub(simd.load_f16(group.zeros), simd.splat(MIDDLE)))
+        simd.mul(factors, simd.sub(simd.load_f16(group.zeros), simd.splat(f32::from(MIDDLE))))
     }
 
     fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32 {
         let group = input / GROUP;
         let (line, of_block) = LAYOUT.factors_of(group);
-        let code = grouped::byte(&lines[LAYOUT.codes_of(group)..], input % GROUP, row);
+        let code = grouped::code::<Bits<8>>(&lines[LAYOUT.codes_of(group)..], input % GROUP, row);
         let zero = grouped::half_of(grouped::halves(lines, line + ZEROS, of_block), row);
         grouped::half_of(grouped::halves(lines, line, of_block), row) * (f32::from(code) - zero)
     }
@@ -95,7 +98,7 @@ impl GroupedFormat for U8 {
         grouped::set_factors(lines, &LAYOUT, groups, deviation / 73.9);
         for group in 0..groups {
             let (line, of_block) = LAYOUT.factors_of(group);
-            grouped::halves_mut(lines, line + ZEROS, of_block).fill(half::f16::from_f32(MIDDLE).to_bits());
+            grouped::halves_mut(lines, line + ZEROS, of_block).fill(half::f16::from_f32(f32::from(MIDDLE)).to_bits());
         }
     }
 }

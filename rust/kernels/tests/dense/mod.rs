@@ -45,7 +45,8 @@ impl Noise<'_> {
 /// Sets the scales of a random block to numbers between 1/4 and 1, and its zero points to valid ones.
 fn set_valid_scales(format: Format, block: &mut [u8]) {
     let factors: &[usize] = match format {
-        Format::Q4K => &[0, 2],
+        Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[0, 2],
+        Format::Q3K => &[108],
         Format::Q6K => &[208],
         Format::Mxfp4 => &[],
         _ => &[0],

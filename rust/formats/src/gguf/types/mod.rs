@@ -98,14 +98,14 @@ macro_rules! block_types {
 
 block_types! {
     Q4_0 = 2, "Q4_0", 32, 18, q4_0::dequantize, Q4_0;
-    Q4_1 = 3, "Q4_1", 32, 20, q4_1::dequantize;
-    Q5_0 = 6, "Q5_0", 32, 22, q5_0::dequantize;
-    Q5_1 = 7, "Q5_1", 32, 24, q5_1::dequantize;
+    Q4_1 = 3, "Q4_1", 32, 20, q4_1::dequantize, Q4_1;
+    Q5_0 = 6, "Q5_0", 32, 22, q5_0::dequantize, Q5_0;
+    Q5_1 = 7, "Q5_1", 32, 24, q5_1::dequantize, Q5_1;
     Q8_0 = 8, "Q8_0", 32, 34, q8_0::dequantize, Q8_0;
     Q2K = 10, "Q2_K", 256, 84, q2_k::dequantize;
-    Q3K = 11, "Q3_K", 256, 110, q3_k::dequantize;
+    Q3K = 11, "Q3_K", 256, 110, q3_k::dequantize, Q3K;
     Q4K = 12, "Q4_K", 256, 144, q4_k::dequantize, Q4K;
-    Q5K = 13, "Q5_K", 256, 176, q5_k::dequantize;
+    Q5K = 13, "Q5_K", 256, 176, q5_k::dequantize, Q5K;
     Q6K = 14, "Q6_K", 256, 210, q6_k::dequantize, Q6K;
     Iq2Xxs = 16, "IQ2_XXS", 256, 66, iq2::dequantize_xxs;
     Iq2Xs = 17, "IQ2_XS", 256, 74, iq2::dequantize_xs;
@@ -114,7 +114,7 @@ block_types! {
     Iq4Nl = 20, "IQ4_NL", 32, 18, iq4::dequantize_nl, Iq4Nl;
     Iq3S = 21, "IQ3_S", 256, 110, iq3::dequantize_s;
     Iq2S = 22, "IQ2_S", 256, 82, iq2::dequantize_s;
-    Iq4Xs = 23, "IQ4_XS", 256, 136, iq4::dequantize_xs;
+    Iq4Xs = 23, "IQ4_XS", 256, 136, iq4::dequantize_xs, Iq4Xs;
     Iq1M = 29, "IQ1_M", 256, 56, iq1::dequantize_m;
     Tq1_0 = 34, "TQ1_0", 256, 54, ternary::dequantize_tq1_0;
     Tq2_0 = 35, "TQ2_0", 256, 66, ternary::dequantize_tq2_0;

@@ -1,0 +1,27 @@
+//! ggml's q5_1: codes in 0..=31 with an f16 scale and an f16 minimum, which is added, for each 32 inputs; 6 bits per
+//! weight.
+
+use super::blocks::{BlockFormat, Values, bit, nibble, scale_and_minimum};
+use super::grouped::{Offset, StoredBlock};
+use super::planes::Bits;
+
+/// q5_1 format: ggml's `block_q5_1`.
+pub struct Q5_1;
+
+impl BlockFormat for Q5_1 {
+    const STORED: StoredBlock = StoredBlock { inputs: 32, bytes: 24 };
+    const VALUES: Values = Values::Minus(0);
+
+    type Codes = Bits<5>;
+    type SubScales = Bits<0>;
+    type Unpacked = Offset<false>;
+    type ByCodes = Offset<true>;
+
+    fn scale(block: &[u8], which: usize) -> u16 {
+        scale_and_minimum(block, which)
+    }
+
+    fn code(block: &[u8], input: usize) -> u8 {
+        nibble(&block[8..], input) | bit(&block[4..8], input) << 4
+    }
+}
