@@ -75,10 +75,12 @@ class StepOutput:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     beams: list[Beam] = field(default_factory=list[Beam])
     queued_seconds: float | None = None
+    last_prefill_seconds: float | None = None
     first_token_seconds: float | None = None
     last_token_seconds: float | None = None
     preemptions: int = 0
     cached_tokens: int = 0
+    processed_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 
@@ -120,6 +122,7 @@ class _Sequence:
     cached: int = 0
     first: float | None = None
     last: float | None = None
+    prefilled: float | None = None
 
     def now(self) -> float:
         return time.perf_counter() - self.arrival
@@ -477,7 +480,7 @@ class Engine:
         if sequence.computed < len(sequence.prompt):
             prompt_logprobs = self._prefill(sequence)
             if sequence.computed < len(sequence.prompt):
-                if not prompt_logprobs:
+                if not (prompt_logprobs or sequence.params["prompt_progress"]):
                     return None
                 return StepOutput(request_id, [], prompt_logprobs=prompt_logprobs, **self._timing(sequence))
         output = self._say(request_id, sequence)
@@ -496,6 +499,7 @@ class Engine:
     def _prefill(self, sequence: _Sequence) -> list[TokenLogprobs]:
         start, prompt, params = sequence.computed, sequence.prompt, sequence.params
         sequence.computed = end = min(start + self.prefill_chunk, len(prompt))
+        sequence.prefilled = sequence.now()
         self.counters["computed_tokens"] += end - start
         if end == len(prompt):
             self._remember(params["cache_salt"], prompt)
@@ -513,6 +517,8 @@ class Engine:
             "first_token_seconds": sequence.first,
             "last_token_seconds": sequence.last,
             "cached_tokens": sequence.cached,
+            "processed_tokens": min(sequence.computed, len(sequence.prompt)),
+            "last_prefill_seconds": sequence.prefilled,
         }
 
     def _say(self, request_id: int, sequence: _Sequence) -> StepOutput:

@@ -253,6 +253,9 @@ class StepOutput:
     def queued_seconds(self) -> float | None:
         """Seconds from arrival until the request was first scheduled."""
     @property
+    def last_prefill_seconds(self) -> float | None:
+        """Seconds from arrival until the latest part of the prompt was computed."""
+    @property
     def first_token_seconds(self) -> float | None:
         """Seconds from arrival until the first token."""
     @property
@@ -263,6 +266,9 @@ class StepOutput:
     @property
     def cached_tokens(self) -> int:
         """Number of prompt tokens taken from the prefix cache or from a request with the same prompt."""
+    @property
+    def processed_tokens(self) -> int:
+        """Number of prompt tokens that are computed or reused so far; a preemption sets it back."""
     @property
     def drafted_tokens(self) -> int:
         """Number of draft tokens so far."""

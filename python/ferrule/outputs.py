@@ -83,7 +83,7 @@ class RequestMetrics:
     queue_time: float | None = None
     """Time from arrival until the engine first computed a part of the request; None before that."""
     prefill_time: float | None = None
-    """Time from the first computation to the first token."""
+    """Time from the first computation to the first token; before that, to the latest part of the prompt."""
     decode_time: float | None = None
     """Time from the first token to the last."""
     preemptions: int = 0
@@ -97,6 +97,8 @@ class RequestMetrics:
     other requests and programs included; None where it cannot be measured, and for less than 0.1 s."""
     decode_joules: float | None = None
     """The same from the first token to the last."""
+    processed_tokens: int = 0
+    """Number of prompt tokens that are computed, or taken from the prefix cache, so far."""
 
 
 @dataclass

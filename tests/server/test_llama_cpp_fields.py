@@ -88,7 +88,9 @@ def test_n_probs_reports_alternatives(tiny: Live) -> None:
 
 
 def test_rates_are_zero_where_nothing_was_measured() -> None:
-    metrics = RequestMetrics(3, 1, None, None, None, total_time=0.5, prefill_time=0.25, decode_time=0.0)
+    metrics = RequestMetrics(
+        3, 1, None, None, None, total_time=0.5, prefill_time=0.25, decode_time=0.0, processed_tokens=3
+    )
     found = timings(RequestOutput("a", None, [1, 2, 3], [], finished=False, metrics=metrics, num_cached_tokens=1))
     assert (found.prompt_n, found.prompt_ms, found.prompt_per_token_ms, found.prompt_per_second) == (2, 250, 125, 8)
     assert (found.predicted_n, found.predicted_per_token_ms, found.predicted_per_second) == (1, 0, 0)

@@ -9,11 +9,12 @@ import pytest
 
 from ferrule import LLM
 from ferrule.server import ServerSettings
+from ferrule.server.early_end import GenerationTime
 from ferrule.server.errors import ApiError
 from ferrule.server.llama_cpp import error_body
 from ferrule.server.llama_cpp.requests import RANDOM_SEED
 from ferrule.server.llama_cpp.slots import slots_of
-from server.live import Answer, Live, serving, until
+from server.live import Answer, Live, events, serving, until
 
 pytestmark = pytest.mark.native
 PROMPT = "The capital of France is"
@@ -92,6 +93,89 @@ def test_events_with_probabilities_have_one_token(tiny: Live) -> None:
     assert [len(each["completion_probabilities"]) for each in streamed] == [1] * 20
     whole = complete(tiny, n_predict=20, ignore_eos=True).json["content"]
     assert "".join(each["content"] for each in streamed) + last["content"] == whole
+
+
+def test_probabilities_after_all_samplers(tiny: Live) -> None:
+    asked: dict[str, Any] = {"n_probs": 3, "post_sampling_probs": True, "ignore_eos": True}
+    for each in complete(tiny, **asked).json["completion_probabilities"]:
+        assert each.keys() == {"id", "token", "bytes", "prob", "top_probs"}
+        assert (each["prob"], [one["id"] for one in each["top_probs"]]) == (1, [each["id"]])
+    random: dict[str, Any] = {**asked, "temperature": 1.5, "seed": 3, "samplers": ["top_k", "temperature"]}
+    for each in complete(tiny, **random, top_k=2).json["completion_probabilities"]:
+        first, second = each["top_probs"]
+        assert first.keys() == {"id", "token", "bytes", "prob"}
+        assert each["id"] in (first["id"], second["id"])
+        assert 1 > first["prob"] >= second["prob"] > 0
+        assert first["prob"] + second["prob"] == pytest.approx(1)
+    *streamed, _ = parts(complete(tiny, **random, top_k=0, stream=True))
+    for (each,) in (part["completion_probabilities"] for part in streamed):
+        assert len(each["top_probs"]) == 3
+        assert 0 < sum(one["prob"] for one in each["top_probs"]) <= 1 + 1e-9
+
+
+def test_a_line_with_less_indentation_ends_the_output(tiny: Live) -> None:
+    (line,) = (token for token in range(300) if tiny.llm.detokenize([token]) == "\n")
+    asked: dict[str, Any] = {"n_predict": 30, "allowed_token_ids": [line], "ignore_eos": True}
+    assert complete(tiny, **asked).json["content"] == "\n" * 30
+    found = complete(tiny, **asked, n_indent=1, return_tokens=True).json
+    assert (found["content"], found["stop_type"], found["has_new_line"]) == ("\n", "limit", True)
+    assert found["tokens"] == [line] * found["tokens_predicted"]
+    *streamed, last = parts(complete(tiny, **asked, n_indent=1, stream=True))
+    assert "".join(each["content"] for each in streamed) == "\n"
+    assert (last["stop"], last["stop_type"]) == (True, "limit")
+    whole = complete(tiny)
+    assert complete(tiny, n_indent=9).json["content"] == whole.json["content"]  # it has one line
+
+
+def test_the_limit_of_the_generation_time_is_that_of_the_request(tiny: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def condition(seconds: float) -> GenerationTime:
+        limits.append(seconds)
+        return GenerationTime(seconds)
+
+    monkeypatch.setattr("ferrule.server.llama_cpp.requests.GenerationTime", condition)
+    for limit in (-1, 0, 90_000):
+        assert complete(tiny, t_max_predict_ms=limit).json["content"] == complete(tiny).json["content"]
+    assert limits == [90]
+
+
+def test_the_progress_of_a_prompt_is_streamed(tiny: Live) -> None:
+    asked: dict[str, Any] = {"prompt": list(range(5, 205)) * 4, "stream": True, "timings_per_token": True}
+    found = parts(complete(tiny, **asked, return_progress=True))
+    events = [each for each in found if "prompt_progress" in each]
+    assert found[: len(events)] == events
+    assert [(each["content"], each["tokens"], each["stop"]) for each in events] == [("", [], False)] * len(events)
+    check_progress([each["prompt_progress"] for each in events], 800)
+    begun = events[0]["timings"]
+    assert (begun["prompt_n"], begun["prompt_ms"], begun["predicted_n"], begun["predicted_ms"]) == (0, 0, 0, 0)
+    assert events[-1]["timings"]["prompt_n"] == 800 - found[-1]["tokens_cached"]
+    assert all("prompt_progress" not in each for each in parts(complete(tiny, **asked)))
+
+
+def check_progress(found: list[dict[str, Any]], total: int) -> None:
+    assert {each["total"] for each in found} == {total}
+    assert len({each["cache"] for each in found}) == 1
+    processed, times = ([each[name] for each in found] for name in ("processed", "time_ms"))
+    assert (processed[0], processed[-1], times[0]) == (found[0]["cache"], total, 0)
+    assert processed == sorted(set(processed))
+    assert times == sorted(times)
+
+
+def test_streams_of_other_routes_report_the_progress_of_the_prompt(tiny: Live) -> None:
+    asked: dict[str, Any] = {"stream": True, "return_progress": True}
+    text = "a b c d " * 50
+    for answer in (tiny.complete(text, **asked), tiny.chat(messages=[{"role": "user", "content": text}], **asked)):
+        chunks = list(events(answer.body))
+        found = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+        check_progress(found, found[0]["total"])
+        assert all("prompt_progress" in chunk for chunk in chunks[: len(found)])
+    lines = tiny.request("/v1/responses", {"model": "tiny", "input": text, **asked}).body.split(b"\n")
+    sent = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")]
+    found = [each["prompt_progress"] for each in sent if "prompt_progress" in each]
+    check_progress(found, sent[-1]["response"]["usage"]["input_tokens"])
+    assert {each["type"] for each in sent if "prompt_progress" in each} == {"response.in_progress"}
+    assert [each["sequence_number"] for each in sent] == list(range(len(sent)))
 
 
 def test_an_answer_that_fills_the_context_is_truncated(tiny: Live) -> None:
@@ -202,7 +286,7 @@ def test_template_is_applied(tiny: Live) -> None:
         ("/completion", {"prompt": "a", "n": 2}, "n"),
         ("/completion", {"prompt": "a", "logit_bias": [["a", 101]]}, None),
         ("/completion", {"prompt": []}, "prompt"),
-        ("/completion", {"prompt": "a", "n_indent": 4}, "n_indent"),
+        ("/completion", {"prompt": "a", "n_indent": -1}, "n_indent"),
         ("/completion", {"prompt": "a", "adaptive_target": 0.5}, "adaptive_target"),
         ("/completion", {"prompt": {"prompt_string": "a", "multimodal_data": ["aaaa"]}}, "prompt.multimodal_data"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "a"}]}, "input_extra"),

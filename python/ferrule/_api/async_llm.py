@@ -24,7 +24,7 @@ from ferrule._engine.engine_thread import EngineThread
 from ferrule._engine.lora import LoRAAdapter
 from ferrule._engine.metrics import EngineMetrics
 from ferrule._engine.registry import Load, Registry
-from ferrule._engine.request import Request
+from ferrule._engine.request import USUAL_REPORTS, Reports, Request
 from ferrule._engine.workers import WORKERS, workers_for
 from ferrule._params.compatibility import compatible_call
 from ferrule._params.declaration import signature_of
@@ -207,16 +207,18 @@ class AsyncLLM(LoadedModel):
         priority: int = 0,
         message_format: MessageFormat | None = None,
         lora_request: LoRA | None = None,
+        reports: Reports = USUAL_REPORTS,
     ) -> AsyncGenerator[StreamStep, None]:
         """Generates completions of a prompt and yields what each step adds to them.
 
         It works like `stream`, for several completions. With `best_of` everything arrives at the end, when the best
-        completions are known.
+        completions are known. `reports` changes what is reported: with `prompt_progress` there are steps without deltas
+        while the prompt is computed.
         """
         params = only_params(self._params(sampling_params))
         asked = _PromptInput(prompt, message_format)
         async with self._collecting(
-            asked, params, request_id, priority=priority, lora_request=lora_request
+            asked, params, request_id, priority=priority, lora_request=lora_request, reports=reports
         ) as collector:
             while True:
                 step = await collector.next_step()
@@ -442,6 +444,7 @@ class AsyncLLM(LoadedModel):
         *,
         priority: object,
         lora_request: object,
+        reports: Reports = USUAL_REPORTS,
     ) -> AsyncGenerator[Collector, None]:
         """Runs a request from admission to end; if `asked` is a function, another thread calls it to get the prompt."""
         collector = Collector(self._name_of(request_id), params.best_of or params.n)
@@ -464,6 +467,7 @@ class AsyncLLM(LoadedModel):
                     params,
                     request_id=collector.request_id,
                     priority=priority,
+                    reports=reports,
                     message_format=given.message_format,
                     lora_request=lora_request,
                 )

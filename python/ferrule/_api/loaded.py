@@ -22,7 +22,7 @@ from ferrule._engine.encoding import Encoding
 from ferrule._engine.encoding.texts import TextReader
 from ferrule._engine.lora import Adapters, LoRAAdapter
 from ferrule._engine.metrics import EngineMetrics
-from ferrule._engine.request import Model, Request, check_vocabulary
+from ferrule._engine.request import USUAL_REPORTS, Model, Reports, Request, check_vocabulary
 from ferrule._loading import EMBEDDED, ModelFiles, find_model, read_model_files
 from ferrule._loading.packed_cache import hold, release
 from ferrule._loading.packing import weights_of
@@ -406,6 +406,7 @@ class LoadedModel(metaclass=RefusingMeta):
         request_id: str | None = None,
         priority: object = 0,
         prompt_logprobs_from: int = 1,
+        reports: Reports = USUAL_REPORTS,
         message_format: object = None,
         lora_request: object = None,
     ) -> Request:
@@ -423,6 +424,7 @@ class LoadedModel(metaclass=RefusingMeta):
             self._model,
             priority=priority,
             prompt_logprobs_from=prompt_logprobs_from,
+            reports=reports,
             message_format=_checked_format(message_format),
             lora=lora,
             lora_request=lora_request if isinstance(lora_request, LoRARequest) else None,

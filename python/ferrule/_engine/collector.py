@@ -97,7 +97,7 @@ class Collector:
         self.ended = self.request.finished
         if self.request.ranks and not self.ended:
             return  # the best completions are known only at the end
-        if delta.token_ids or completion.finish_reason is not None:
+        if delta.token_ids or completion.finish_reason is not None or self.request.reports.prompt_progress:
             self._news.set()
 
     def fail(self, error: Exception) -> None:
@@ -125,6 +125,8 @@ class Collector:
 
     async def next_step(self) -> StreamStep:
         """Returns the changes since the last call, in time proportional to their size.
+
+        A step has no delta where only the prompt has progressed, which requests can ask for.
 
         Raises the error that was passed to `fail`.
         """

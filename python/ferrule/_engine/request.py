@@ -9,7 +9,7 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -133,6 +133,19 @@ def message_beginning(message_format: MessageFormat, prompt: ReadPrompt, tokeniz
     return MessageBeginning(message_format.reasoning_open(end), digest)
 
 
+@dataclass(frozen=True)
+class Reports:
+    """Optional reports of the engine about a request."""
+
+    prompt_progress: bool = False
+    """Whether each step that computes a part of the prompt has an output."""
+    processed_logprobs: bool = False
+    """Whether log-probabilities of generated tokens are those after all sampler stages, of the tokens that remain."""
+
+
+USUAL_REPORTS = Reports()
+
+
 class Completion:
     """A running completion. Its `params` are completed: the model's defaults are filled in."""
 
@@ -148,6 +161,7 @@ class Completion:
         prompt_logprobs_from: int,
         message_format: MessageFormat | None,
         restrictions: Restrictions,
+        reports: Reports,
     ) -> None:
         self.index = index
         self.seed = (seed + index) % 2**64
@@ -178,6 +192,7 @@ class Completion:
         self._cache_salt = prompt.cache_salt
         self._params = params
         self._restrictions = restrictions
+        self._reports = reports
         self.tokenizer = model.tokenizer
         rest = model.max_model_len - len(prompt.token_ids)
         self._max_tokens = rest if params.max_tokens is None else min(params.max_tokens, rest)
@@ -229,6 +244,7 @@ class Completion:
             "trace": trace,
             "streams": streams,
             "prediction": list(self._restrictions.prediction),
+            **asdict(self._reports),
         }
 
     def receive(self, step: _native.StepOutput) -> None:
@@ -359,8 +375,8 @@ class Request:
     """A prompt and its running completions.
 
     Requests with lower `priority` are scheduled earlier. Requested log-probabilities of the prompt begin at the
-    position `prompt_logprobs_from`. `lora` is the adapter, `grammar` the structure of the outputs. `completion` creates
-    the completions.
+    position `prompt_logprobs_from`. `reports` changes what the engine reports. `lora` is the adapter, `grammar` the
+    structure of the outputs. `completion` creates the completions.
     """
 
     def __init__(
@@ -373,6 +389,7 @@ class Request:
         *,
         priority: int = 0,
         prompt_logprobs_from: int = 1,
+        reports: Reports = USUAL_REPORTS,
         message_format: MessageFormat | None = None,
         lora: _native.LoraAdapter | None = None,
         lora_request: LoRARequest | None = None,
@@ -384,6 +401,7 @@ class Request:
         self._lora = lora
         self.lora_request = lora_request
         self._grammar = grammar
+        self.reports = reports
         self._n = params.n
         self.ranks = params.ranks
         """Whether more completions are computed than are returned."""
@@ -403,6 +421,7 @@ class Request:
                 prompt_logprobs_from=prompt_logprobs_from,
                 message_format=message_format,
                 restrictions=restrictions,
+                reports=reports,
             )
             for index in range(params.best_of or params.n)
         ]
@@ -481,6 +500,9 @@ def _metrics(arrival: float, prompt_tokens: int, completions: Sequence[Completio
     queued = min((step.queued_seconds for step in steps if step.queued_seconds is not None), default=None)
     answered = min((step.first_token_seconds for step in steps if step.first_token_seconds is not None), default=None)
     ended = max((step.last_token_seconds for step in steps if step.last_token_seconds is not None), default=None)
+    prefill_end = answered
+    if prefill_end is None:
+        prefill_end = min((s.last_prefill_seconds for s in steps if s.last_prefill_seconds is not None), default=None)
     prefill_joules = decode_joules = None
     if (log := energy_log()) is not None and queued is not None and answered is not None and ended is not None:
         begin = min(completion.submitted for completion in completions)
@@ -493,11 +515,12 @@ def _metrics(arrival: float, prompt_tokens: int, completions: Sequence[Completio
         tokens_per_second=gaps / elapsed if elapsed else None,
         total_time=(time.perf_counter() if last is None else last) - arrival,
         queue_time=queued,
-        prefill_time=None if queued is None or answered is None else answered - queued,
+        prefill_time=None if queued is None or prefill_end is None else prefill_end - queued,
         decode_time=None if answered is None or ended is None else ended - answered,
         preemptions=sum(step.preemptions for step in steps),
         drafted_tokens=sum(step.drafted_tokens for step in steps),
         accepted_tokens=sum(step.accepted_tokens for step in steps),
         prefill_joules=prefill_joules,
         decode_joules=decode_joules,
+        processed_tokens=steps[0].processed_tokens if steps else 0,
     )

@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from ferrule._engine.beams import BeamSearchParams
+from ferrule._engine.request import USUAL_REPORTS, Reports
 from ferrule._params.sampling import SamplingParams
-from ferrule._text.loop_guard import LoopGuard
 from ferrule._text.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCallDelta
 from ferrule._text.prompt import Prompt
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, StreamStep
+from ferrule.server.early_end import ABORT, EarlyEnd, EndCondition
 from ferrule.server.errors import UNAVAILABLE, ApiError
 from ferrule.server.models import ServedModel
 from ferrule.server.request_record import PromptRecord, RequestRecord, current_record
 
 T = TypeVar("T")
-ABORT = "abort"
-"""The finish reason of an aborted request."""
-LOOP = "loop"
-"""The stop reason of a completion that repeated itself endlessly."""
 
 
 def new_request_id(prefix: str) -> str:
@@ -48,12 +45,14 @@ class Generation:
     priority: int = 0
     parallel_tool_calls: bool = True
     """Whether to return more than the first tool call of a completion."""
+    reports: Reports = USUAL_REPORTS
+    """Optional reports of the engine."""
     beam_search: BeamSearchParams | None = None
     """Parameters of a beam search; None to sample with `params`."""
     only_calls: bool = False
     """Whether completions consist of tool calls only: text before an incomplete call is dropped."""
-    stop_on_loop: bool = False
-    """Whether to stop the single completion when it repeats itself endlessly."""
+    end_conditions: Sequence[Callable[[], EndCondition]] = ()
+    """Conditions that end the single completion early."""
 
 
 async def complete(request: Generation) -> RequestOutput:
@@ -98,7 +97,7 @@ async def stream_steps(request: Generation) -> AsyncGenerator[StreamStep, None]:
     record = current_record.get() or RequestRecord(request.request_id)
     record.model = request.served.name
     written, ended = 0, False
-    steps = _steps_without_loop if request.stop_on_loop else _engine_steps
+    steps = _steps_to_end if request.end_conditions else _engine_steps
     try:
         async with aclosing(steps(request)) as all_steps, _deadline(request, record) as overdue:
             async for step in all_steps:
@@ -121,23 +120,15 @@ async def stream_steps(request: Generation) -> AsyncGenerator[StreamStep, None]:
         raise
 
 
-async def _steps_without_loop(request: Generation) -> AsyncGenerator[StreamStep, None]:
-    """Yields the steps of the engine, and stops the completion when it is in an endless loop."""
-    guard, loops = LoopGuard(), False
+async def _steps_to_end(request: Generation) -> AsyncGenerator[StreamStep, None]:
+    """Yields the steps of the engine until a condition of the request ends its completion."""
+    early = EarlyEnd([condition() for condition in request.end_conditions])
     async with aclosing(_engine_steps(request)) as all_steps:
         async for step in all_steps:
-            yield _stopped(step) if loops else step
-            if not loops and any(guard.loops(delta.token_ids) for delta in step.deltas):
-                loops = True
+            ended = early.ending is not None
+            yield early.apply(step)
+            if early.ending is not None and not ended and not step.output.finished:
                 await request.served.llm.abort(request.request_id)
-
-
-def _stopped(step: StreamStep) -> StreamStep:
-    """Returns a step whose aborted completion counts as stopped."""
-    reasons = {"finish_reason": "stop", "stop_reason": LOOP}
-    outputs = [replace(each, **reasons) if each.finish_reason == ABORT else each for each in step.output.outputs]
-    deltas = [replace(each, **reasons) if each.finish_reason == ABORT else each for each in step.deltas]
-    return StreamStep(deltas, replace(step.output, outputs=outputs))
 
 
 async def _engine_steps(request: Generation) -> AsyncGenerator[StreamStep, None]:
@@ -185,6 +176,7 @@ async def _sampled_steps(request: Generation) -> AsyncGenerator[StreamStep, None
         priority=request.priority,
         message_format=request.message_format,
         lora_request=request.served.adapter,
+        reports=request.reports,
     )
     async with aclosing(found):
         async for step in found:

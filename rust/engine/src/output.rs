@@ -74,6 +74,8 @@ impl FinishReason {
 pub struct RequestTiming {
     /// Time until the request was first scheduled.
     pub first_scheduled: Option<Duration>,
+    /// Time until the latest part of the prompt was computed.
+    pub last_prefill: Option<Duration>,
     /// Time to first token.
     pub first_token: Option<Duration>,
     /// Time until the latest token.
@@ -82,6 +84,8 @@ pub struct RequestTiming {
     pub preemptions: u32,
     /// Prompt tokens that came from the prefix cache or a forked request.
     pub cached_tokens: usize,
+    /// Prompt tokens whose contents are in the KV cache: computed or reused. A preemption sets it back.
+    pub processed_tokens: usize,
     /// Draft tokens computed.
     pub drafted_tokens: usize,
     /// Draft tokens accepted.

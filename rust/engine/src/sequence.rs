@@ -176,6 +176,14 @@ impl Sequence {
         self.timing.first_scheduled.get_or_insert_with(|| self.arrival.elapsed());
     }
 
+    /// Records how much of the prompt is computed, until the first token.
+    pub fn record_prefill(&mut self) {
+        if self.timing.first_token.is_none() {
+            self.timing.last_prefill = Some(self.arrival.elapsed());
+            self.timing.processed_tokens = self.computed.min(self.prompt_len);
+        }
+    }
+
     /// Records that the first `accepted` drafts were accepted.
     pub fn record_drafts(&mut self, accepted: usize) {
         self.timing.drafted_tokens += self.drafts.tokens().len();

@@ -328,6 +328,25 @@ fn timings_are_in_order() {
 }
 
 #[test]
+fn the_progress_of_a_prompt_is_reported_after_each_chunk() {
+    let mut engine = engine(&config(), &[None]);
+    let with = |prompt_progress| SamplingParams { prompt_progress, ..greedy(2) };
+    add(&mut engine, prompt(0, 150), with(false));
+    assert!(run(&mut engine).iter().all(|output| !output.token_ids.is_empty()));
+    for cached in [0, 144] {
+        add(&mut engine, prompt(9, 150), with(true));
+        let timings: Vec<_> = run(&mut engine).iter().map(|each| each.timing).collect();
+        let processed: Vec<usize> = timings.iter().map(|timing| timing.processed_tokens).collect();
+        assert!(timings.iter().all(|timing| timing.cached_tokens == cached));
+        // Each step computes 64 tokens; the last two outputs have a token.
+        assert_eq!(processed, if cached == 0 { vec![64, 128, 150, 150] } else { vec![150, 150] });
+        assert!(timings.is_sorted_by_key(|timing| timing.last_prefill.unwrap()));
+        let last = timings.last().unwrap();
+        assert!(last.first_scheduled <= last.last_prefill && last.last_prefill <= last.first_token);
+    }
+}
+
+#[test]
 fn logprobs_and_traces_are_parallel_to_the_tokens() {
     let mut engine = engine(&config(), &[None]);
     let params = SamplingParams { logprobs: Some(3), trace: Some(5), seed: 3, max_tokens: 8, ..Default::default() };

@@ -210,6 +210,7 @@ fn sampled() -> impl Strategy<Value = SamplingParams> {
                 prompt_logprobs,
                 prompt_logprobs_from,
                 streams: seed.is_multiple_of(2),
+                prompt_progress: seed.is_multiple_of(3),
                 priority,
                 structured_outputs: grammar(seed),
                 cache_salt: cache_salt.map(Into::into),

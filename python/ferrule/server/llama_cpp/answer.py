@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -14,11 +15,13 @@ from ferrule.server.llama_cpp.protocol import (
     CompletionResult,
     NativeFields,
     NativeLogprob,
+    NativeProb,
     NativeTokenLogprob,
+    NativeTokenProb,
 )
 from ferrule.server.llama_cpp.requests import limit_of, settings
 from ferrule.server.merging import merged
-from ferrule.server.schema.timings import timings
+from ferrule.server.schema.timings import ProgressReporter, prompt_progress, timings
 from ferrule.server.streaming import event
 
 
@@ -42,8 +45,14 @@ class ResponseWriter:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yields the events of the stream."""
+        progress = [ProgressReporter(asked=each.reports.prompt_progress) for each in self.generations]
         async with aclosing(merged([stream_steps(each) for each in self.generations])) as all_steps:
             async for index, step in all_steps:
+                for state in progress[index].new(step.output):
+                    part = CompletionPart(**self._part(index, StreamDelta("", [], None), state))
+                    part.prompt_progress = prompt_progress(state)
+                    part.timings = timings(state) if self.request.timings_per_token else None
+                    yield event(part)
                 for new in step.deltas:
                     self._texts[index] = self._texts.get(index, "") + new.text
                     for each in _single_tokens(new) if self.request.n_probs else (new,):
@@ -98,22 +107,18 @@ class ResponseWriter:
             timings=timings(output),
         )
 
-    def _token(self, index: int, found: TokenLogprobs) -> NativeTokenLogprob:
+    def _token(self, index: int, found: TokenLogprobs) -> NativeTokenLogprob | NativeTokenProb:
         (sampled, chosen) = next(iter(found.items()))
         ranked = sorted(found.items(), key=lambda item: item[1].rank)[: self.request.n_probs or 0]
-        return NativeTokenLogprob(
-            **self._logprob(index, sampled, chosen),
-            top_logprobs=[NativeLogprob(**self._logprob(index, *each)) for each in ranked],
-        )
+        if self.request.post_sampling_probs:
+            probs = [NativeProb(**self._name(index, *each), prob=math.exp(each[1].logprob)) for each in ranked]
+            return NativeTokenProb(**self._name(index, sampled, chosen), prob=math.exp(chosen.logprob), top_probs=probs)
+        logprobs = [NativeLogprob(**self._name(index, *each), logprob=each[1].logprob) for each in ranked]
+        return NativeTokenLogprob(**self._name(index, sampled, chosen), logprob=chosen.logprob, top_logprobs=logprobs)
 
-    def _logprob(self, index: int, token: int, found: Logprob) -> dict[str, Any]:
+    def _name(self, index: int, token: int, found: Logprob) -> dict[str, Any]:
         served = self.generations[index].served
-        return {
-            "id": token,
-            "token": found.decoded_token,
-            "bytes": served.token_bytes(token) or [],
-            "logprob": found.logprob,
-        }
+        return {"id": token, "token": found.decoded_token, "bytes": served.token_bytes(token) or []}
 
 
 def _single_tokens(new: StreamDelta) -> Iterator[StreamDelta]:

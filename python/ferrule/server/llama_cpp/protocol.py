@@ -11,7 +11,7 @@ from ferrule.server.schema.limits import BoundedDict, BoundedList, TokenIds
 from ferrule.server.schema.llama_cpp import OTHER_FIELDS, LlamaCppFields
 from ferrule.server.schema.logprobs import TopLogprob
 from ferrule.server.schema.sampling import sampling_field
-from ferrule.server.schema.timings import Timings
+from ferrule.server.schema.timings import PromptProgress, Timings
 
 INFILL_FIELDS: FieldRules = {
     **OTHER_FIELDS,
@@ -82,6 +82,12 @@ class NativeFields(LlamaCppFields):
     """Whether a whole answer has the token ids of the output; events of a stream always have theirs."""
     response_fields: BoundedList[str] | None = None
     """Fields of a whole answer to return, such as `timings/predicted_n`; default: all."""
+    post_sampling_probs: bool = False
+    """Whether `n_probs` asks for probabilities after all samplers, of the tokens that remain."""
+    n_indent: int = 0
+    """Minimum indentation of lines after the first one, in spaces and tabs: a line with less ends the output."""
+    t_max_predict_ms: int = -1
+    """Milliseconds after the first token from which on the end of a line ends the output; below 1 there is no limit."""
 
 
 class NativeCompletionRequest(NativeFields):
@@ -129,6 +135,21 @@ class NativeTokenLogprob(NativeLogprob):
     top_logprobs: list[NativeLogprob]
 
 
+class NativeProb(BaseModel):
+    """A token with its probability after all samplers."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    prob: float
+
+
+class NativeTokenProb(NativeProb):
+    """A generated token with its probability after all samplers, and the most likely tokens that remained."""
+
+    top_probs: list[NativeProb]
+
+
 class CompletionPart(BaseModel):
     """Event of a stream of POST /completion."""
 
@@ -140,7 +161,9 @@ class CompletionPart(BaseModel):
     """Always -1: sequences have no fixed slots."""
     tokens_predicted: int
     tokens_evaluated: int
-    completion_probabilities: list[NativeTokenLogprob] | None = _extra()
+    completion_probabilities: list[NativeTokenLogprob] | list[NativeTokenProb] | None = _extra()
+    prompt_progress: PromptProgress | None = _extra()
+    """Progress of the prompt; only events of a stream have it."""
     timings: Timings | None = _extra()
 
 

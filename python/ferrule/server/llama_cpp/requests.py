@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, cast
 
+from ferrule._engine.request import Reports
 from ferrule._engine.workers import workers_for
 from ferrule._params.sampling import SamplingParams
 from ferrule._text.prompt import Prompt, TextPrompt
 from ferrule.errors import InvalidParameterError
+from ferrule.server.early_end import EndCondition, GenerationTime, Outdent
 from ferrule.server.errors import unsupported
 from ferrule.server.generation import Generation, new_request_id
 from ferrule.server.llama_cpp.protocol import (
@@ -23,6 +26,7 @@ from ferrule.server.request_record import name_fields
 from ferrule.server.schema import llama_cpp
 from ferrule.server.schema.base import one_of
 from ferrule.server.schema.sampling import sampling_params
+from ferrule.server.schema.timings import MILLISECONDS
 
 SinglePrompt: TypeAlias = str | PromptObject | list[int | str]
 MAX_PROMPTS = 1024
@@ -134,7 +138,26 @@ async def _generations(
         others=others,
     )
     name = new_request_id("completion")
-    return [Generation(served, prompt, params, f"{name}-{index}") for index, prompt in enumerate(prompts)]
+    reports = Reports(
+        prompt_progress=request.stream and request.return_progress is True,
+        processed_logprobs=request.post_sampling_probs,
+    )
+    conditions = _end_conditions(request)
+    return [
+        Generation(served, prompt, params, f"{name}-{index}", reports=reports, end_conditions=conditions)
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def _end_conditions(request: NativeFields) -> list[Callable[[], EndCondition]]:
+    found: list[Callable[[], EndCondition]] = []
+    if request.n_indent < 0:
+        raise InvalidParameterError("n_indent", request.n_indent, "an integer >= 0")
+    if request.n_indent:
+        found.append(partial(Outdent, request.n_indent))
+    if request.t_max_predict_ms > 0:
+        found.append(partial(GenerationTime, request.t_max_predict_ms / MILLISECONDS))
+    return found
 
 
 def _biases(served: ServedModel, request: NativeFields) -> dict[str, Any]:

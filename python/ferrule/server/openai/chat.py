@@ -12,11 +12,13 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ferrule._engine.request import Reports
 from ferrule._text.parsers import MessageDelta
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
 from ferrule.server.context import Context
 from ferrule.server.conversation import AUTO, NONE, Conversation, prepare_prompt
+from ferrule.server.early_end import EndlessLoop
 from ferrule.server.errors import unsupported
 from ferrule.server.generation import Generation, complete, new_request_id, parsed_message, prompt_ids, stream_steps
 from ferrule.server.models import ServedModel
@@ -56,7 +58,7 @@ from ferrule.server.schema import llama_cpp
 from ferrule.server.schema.base import one_of
 from ferrule.server.schema.logprobs import TokenLogprob, token_logprob
 from ferrule.server.schema.sampling import sampling_params
-from ferrule.server.schema.timings import timings
+from ferrule.server.schema.timings import ProgressReporter, prompt_progress, timings
 from ferrule.server.schema.tools import CustomToolDefinition, strict_names, tool_dicts
 from ferrule.server.streaming import DONE, EventStream, event
 
@@ -121,7 +123,8 @@ async def generation(server: Context, served: ServedModel, request: ChatCompleti
         parallel_tool_calls=request.parallel_tool_calls is not False,
         beam_search=search,
         only_calls=prepared.only_calls,
-        stop_on_loop=request.stop_on_loop and not params.ignore_eos,
+        reports=Reports(prompt_progress=bool(request.stream and request.return_progress)),
+        end_conditions=(EndlessLoop,) if request.stop_on_loop and not params.ignore_eos else (),
     )
 
 
@@ -225,9 +228,15 @@ class ResponseWriter:
         begun: set[int] = set()
         hidden = excluded_fields(self.request)
         output: RequestOutput | None = None
+        progress = ProgressReporter(asked=self.generation.reports.prompt_progress)
         async with aclosing(stream_steps(self.generation)) as all_steps:
             async for step in all_steps:
                 output = step.output
+                for state in progress.new(output):
+                    chunk = self._chunk([ChatChunkChoice(index=0, delta=ChatDelta())])
+                    chunk.prompt_progress = prompt_progress(state)
+                    chunk.timings = timings(state) if self.request.timings_per_token else None
+                    yield event(chunk, hidden)
                 for new in step.deltas:
                     choice = self._delta(new, first=new.index not in begun)
                     if self._is_empty(choice):

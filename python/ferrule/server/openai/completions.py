@@ -12,6 +12,7 @@ from typing import cast
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ferrule._engine.request import Reports
 from ferrule._text.prompt import TextPrompt, TokensPrompt
 from ferrule.errors import InvalidParameterError, PromptError
 from ferrule.outputs import CompletionOutput, RequestOutput, StreamDelta, StreamStep, TokenLogprobs
@@ -40,7 +41,7 @@ from ferrule.server.request_record import name_fields
 from ferrule.server.schema import llama_cpp
 from ferrule.server.schema.base import one_of
 from ferrule.server.schema.sampling import sampling_params
-from ferrule.server.schema.timings import timings
+from ferrule.server.schema.timings import ProgressReporter, prompt_progress, timings
 from ferrule.server.streaming import DONE, EventStream, event
 
 
@@ -86,8 +87,17 @@ async def generations(served: ServedModel, request: CompletionRequest) -> list[G
     prompts = await prompts_of(served, request, limit)
     _check_room(served, len(prompts), params.best_of or params.n)
     name = new_request_id("cmpl")
+    reports = Reports(prompt_progress=bool(request.stream and request.return_progress))
     return [
-        Generation(served, prompt, params, f"{name}-{index}", priority=request.priority, beam_search=search)
+        Generation(
+            served,
+            prompt,
+            params,
+            f"{name}-{index}",
+            priority=request.priority,
+            reports=reports,
+            beam_search=search,
+        )
         for index, prompt in enumerate(prompts)
     ]
 
@@ -199,11 +209,18 @@ class CompletionWriter:
         known: dict[int, RequestOutput] = {}
         hidden = excluded_fields(self.request)
         places: dict[tuple[int, int], _TextPosition] = {}
+        progress = [ProgressReporter(asked=each.reports.prompt_progress) for each in self.generations]
         async with aclosing(
             merged([_streamed(number, self.generations) for number in range(len(self.generations))])
         ) as all_steps:
             async for prompt, step in all_steps:
                 known[prompt] = step.output
+                for state in progress[prompt].new(step.output):
+                    index = prompt * self.generations[prompt].params.n
+                    body = self._body([CompletionChoice(index=index, text="")])
+                    body.prompt_progress = prompt_progress(state)
+                    body.timings = timings(state) if self.request.timings_per_token else None
+                    yield event(body, hidden)
                 for new in step.deltas:
                     place = places.setdefault((prompt, new.index), _TextPosition())
                     body = self._body([self._choice(prompt, new, step.output, place)])

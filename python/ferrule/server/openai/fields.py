@@ -7,6 +7,7 @@ from ferrule.server.schema.base import ACCEPTED, FieldRules, Unsupported
 
 SERVICE_FIELDS: FieldRules = {
     **llama_cpp.OTHER_FIELDS,
+    **llama_cpp.NATIVE_FIELDS,
     "metadata": ACCEPTED,
     "prompt_cache_key": ACCEPTED,
     "prompt_cache_options": ACCEPTED,

@@ -21,7 +21,7 @@ from ferrule.server.schema.limits import BoundedList, StrOrList, TokenIds, ToolL
 from ferrule.server.schema.llama_cpp import LlamaCppFields
 from ferrule.server.schema.logprobs import TokenLogprob
 from ferrule.server.schema.sampling import sampling_field
-from ferrule.server.schema.timings import Timings
+from ferrule.server.schema.timings import PromptProgress, Timings
 from ferrule.server.schema.tools import Tool
 from ferrule.server.schema.unions import prompt_kind, str_or_object
 
@@ -472,6 +472,7 @@ class ChatChunk(BaseModel):
     usage: Usage | None = None
     """Usage; streams leave it out unless `stream_options` asks for it."""
     prompt_token_ids: list[int] | None = _extra()
+    prompt_progress: PromptProgress | None = _extra()
     timings: Timings | None = _extra()
 
 
@@ -499,6 +500,8 @@ class Completion(BaseModel):
     choices: list[CompletionChoice]
     usage: Usage | None = None
     """Usage; streams leave it out unless `stream_options` asks for it."""
+    prompt_progress: PromptProgress | None = _extra()
+    """Progress of a prompt; only events of a stream have it."""
     timings: Timings | None = _extra()
 
 

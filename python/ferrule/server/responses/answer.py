@@ -34,7 +34,7 @@ from ferrule.server.responses.protocol import (
     ToolChoice,
 )
 from ferrule.server.schema.logprobs import TokenLogprob, token_logprob
-from ferrule.server.schema.timings import Timings, timings
+from ferrule.server.schema.timings import ProgressReporter, Timings, prompt_progress, timings
 from ferrule.server.streaming import named_event
 
 LENGTH = "length"
@@ -69,16 +69,22 @@ class ResponseWriter:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yields the events of the stream."""
         begun = False
+        progress = ProgressReporter(asked=self.generation.reports.prompt_progress)
         output: RequestOutput | None = None
         async with aclosing(stream_steps(self.generation)) as all_steps:
             async for step in all_steps:
                 output = step.output
-                self._measure(output)
                 if not begun:
                     # Not earlier: an invalid request is answered with its HTTP status.
                     yield self._event("response.created", response=self._body("in_progress"))
                     yield self._event("response.in_progress", response=self._body("in_progress"))
                     begun = True
+                for state in progress.new(output):
+                    self._measure(state)
+                    body = self._body("in_progress")
+                    fields = {"prompt_progress": prompt_progress(state), **self._timed()}
+                    yield self._event("response.in_progress", response=body, **fields)
+                self._measure(output)
                 for new in step.deltas:
                     for part_event in self._parts.add(new):
                         for each in self._part_events(part_event, "completed"):

@@ -337,6 +337,8 @@ class ResponsesRequest(SamplingFields):
     stream_options: StreamOptions | None = None
     timings_per_token: bool | None = None
     """Whether to report timings with the answer, and with each new text of a stream (llama.cpp's field)."""
+    return_progress: bool | None = None
+    """Whether a stream reports the progress of the prompt, in events `response.in_progress` (llama.cpp's field)."""
     metadata: BoundedDict[str] | None = None
     """Returned with the answer, like the next three fields; none has another effect."""
     user: str | None = None

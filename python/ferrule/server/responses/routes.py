@@ -8,6 +8,7 @@ from contextlib import aclosing
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ferrule._engine.request import Reports
 from ferrule._engine.workers import WORKERS, workers_for
 from ferrule._text.prompt import TokensPrompt
 from ferrule.errors import InvalidParameterError
@@ -113,6 +114,7 @@ async def generation(server: Context, served: ServedModel, request: ResponsesReq
         prepared.message_format,
         request.priority,
         parallel_tool_calls=request.parallel_tool_calls is not False,
+        reports=Reports(prompt_progress=bool(request.stream and request.return_progress)),
         only_calls=prepared.only_calls,
     )
 

@@ -29,17 +29,19 @@ OTHER_FIELDS: FieldRules = {
     "min_keep": Unsupported("filters keep at least one token", neutral=(0, 1)),
     "n_cache_reuse": ACCEPTED,
     "n_discard": ACCEPTED,  # the context is never shifted
-    "n_indent": Unsupported("lines are not limited by their indentation", neutral=(0,)),
     "n_keep": ACCEPTED,
-    "post_sampling_probs": Unsupported("log-probabilities are those before all sampler stages", neutral=(False,)),
-    "return_progress": Unsupported("the progress of the prompt is not reported", neutral=(False,)),
     "speculative.n_max": ACCEPTED,  # speculative tokens never change the output
     "speculative.n_min": ACCEPTED,
     "speculative.p_min": ACCEPTED,
-    "t_max_predict_ms": Unsupported("use max_tokens, or the header X-Request-Timeout", neutral=(0, -1)),
     "t_max_prompt_ms": Unsupported("use the header X-Request-Timeout", neutral=(0, -1)),
 }
 """Fields beside those of `LlamaCppFields`."""
+NATIVE_FIELDS: FieldRules = {
+    "n_indent": Unsupported("use /completion", neutral=(0,)),
+    "post_sampling_probs": Unsupported("use /completion", neutral=(False,)),
+    "t_max_predict_ms": Unsupported("use /completion, or the header X-Request-Timeout", neutral=(0, -1)),
+}
+"""Fields that only llama.cpp's own routes have."""
 NAMES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens", "n_probs": "logprobs"}
 """Names of SamplingParams for the fields that have another name."""
 STRUCTURES = {"grammar": "structured_outputs.grammar", "json_schema": "structured_outputs.json"}
@@ -79,6 +81,8 @@ class LlamaCppFields(SamplingFields):
     """Samplers to apply; parameters of others have no effect."""
     timings_per_token: bool | None = None
     """Whether to report timings with the answer, and with each event of a stream."""
+    return_progress: bool | None = None
+    """Whether a stream reports the progress of the prompt, before its output."""
 
 
 def max_tokens(request: LlamaCppFields, *names: str) -> int | None:

@@ -31,6 +31,7 @@ impl<M: LanguageModel> Engine<M> {
             rest = after;
             let begin = sequence.computed;
             sequence.computed += chunk.count;
+            sequence.record_prefill();
             self.metrics.computed_tokens += chunk.rows() as u64;
             if sequence.timing.first_token.is_none() && sequence.computed >= sequence.prompt_len {
                 self.metrics.record_prompt(sequence.prompt_len, &sequence.timing);
@@ -47,6 +48,8 @@ impl<M: LanguageModel> Engine<M> {
                     error = Some(found.clone());
                 }
                 output = Some(new);
+            } else if sequence.params.prompt_progress && sequence.timing.first_token.is_none() {
+                output = Some(StepOutput::empty(sequence));
             }
             let pages = &mut self.scheduler.kv_cache;
             let end = begin + chunk.rows();

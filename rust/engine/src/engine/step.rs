@@ -17,7 +17,7 @@ use crate::{EngineError, StepOutput};
 
 impl<M: LanguageModel> Engine<M> {
     /// Runs one engine step: schedules, runs one forward pass, samples a token for each sequence that is fully
-    /// computed. Returns one output for each request that got tokens or finished.
+    /// computed. Returns one output for each request that got tokens, finished, or reports the progress of its prompt.
     ///
     /// A panic inside the step ends the engine: this call returns an error output for every request, and later calls
     /// are refused.

@@ -1,9 +1,9 @@
-//! Log-probabilities of the raw logits, before any sampling stage.
+//! Log-probabilities of the raw logits, before any sampling stage, or of what remains after all stages.
 
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::logits::{count_at_least, total_weight, weight};
 
-use super::candidates::{highest, most_likely};
+use super::candidates::{Weighted, highest, most_likely};
 
 /// A token's log-probability.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -62,6 +62,26 @@ pub(super) fn logprobs(isa: Isa, logits: &[f32], sampled: u32, count: usize) -> 
     let logprob = softmax.logprob(logits[sampled as usize]);
     let sampled = TokenLogprob { id: sampled, logprob, rank: rank(isa, logits, sampled) };
     TokenLogprobs { sampled, top: top_of(softmax, isa, logits, count) }
+}
+
+/// Returns the log-probabilities, after all stages, of a sampled token and of the `count` most likely ones; a token that
+/// a stage dropped is not among them, nor one whose probability is 0.
+pub(super) fn processed_logprobs(weighted: Weighted<'_>, sampled: u32, count: usize) -> TokenLogprobs {
+    let normalizer = weighted.total().ln();
+    let likelier = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    let of = |(id, weight): (u32, f64), rank| TokenLogprob { id, logprob: weight.ln() - normalizer, rank };
+    let sampled = (sampled, weighted.weight_of(sampled));
+    let mut top: Vec<(u32, f64)> = weighted.remaining().filter(|&(_, weight)| weight > 0.0).collect();
+    let rank = 1 + top.iter().filter(|other| likelier(other, &sampled).is_lt()).count();
+    if count < top.len() {
+        top.select_nth_unstable_by(count, likelier);
+        top.truncate(count);
+    }
+    top.sort_unstable_by(likelier);
+    TokenLogprobs {
+        sampled: of(sampled, rank),
+        top: top.into_iter().zip(1..).map(|(each, rank)| of(each, rank)).collect(),
+    }
 }
 
 /// Returns the log-probabilities of the `count` most likely tokens, most likely first.

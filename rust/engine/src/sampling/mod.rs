@@ -265,7 +265,10 @@ impl Sampler {
         let token = draw::draw(weighted, uniform.unwrap_or(0.0));
         mirostat::observe(history, params, weighted, token);
         let trace = trace.map(|recorder| recorder.finish(logits, weighted, token, uniform));
-        let logprobs = params.logprobs.map(|count| logprobs::logprobs(isa, logits, token, count));
+        let logprobs = params.logprobs.map(|count| match params.processed_logprobs {
+            true => logprobs::processed_logprobs(weighted, token, count),
+            false => logprobs::logprobs(isa, logits, token, count),
+        });
         let entropy = params.entropy.then(|| self.buffers.entropy(isa, logits));
         Ok(Sample { token, logprobs, entropy, trace })
     }

@@ -44,6 +44,35 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn processed_logprobs_are_those_of_the_distribution_after_all_stages(
+        logits in prop::collection::vec((-40..40).prop_map(|number| number as f32 / 8.0), 1..50),
+        count in 0..20_usize,
+        top_k in 0..5_usize,
+        temperature in prop_oneof![Just(0.0), 0.1..2.0],
+        seed: u64,
+    ) {
+        let params = SamplingParams {
+            seed, temperature, top_k, min_p: 0.01, logit_bias: vec![(0, 5.0)], logprobs: Some(count),
+            processed_logprobs: true, ..SamplingParams::default()
+        };
+        let sample = sample(&logits, &params);
+        let got = sample.logprobs.unwrap();
+        let Distribution { ids, probabilities, chosen, .. } = distribution(&logits, &params, &[0], &[]).unwrap();
+        let mut ranked: Vec<(u32, f64)> = ids.into_iter().zip(probabilities).collect();
+        ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        prop_assert_eq!((sample.token, got.sampled.id), (chosen, chosen));
+        prop_assert_eq!(got.top.len(), count.min(ranked.len()));
+        for token in got.top.iter().chain([&got.sampled]) {
+            let (id, probability) = ranked[token.rank - 1];
+            prop_assert_eq!(token.id, id);
+            prop_assert!((token.logprob.exp() - probability).abs() < 1e-12);
+        }
+        prop_assert!(got.top.iter().zip(1..).all(|(token, rank)| token.rank == rank));
+    }
+}
+
 #[test]
 fn a_trace_names_the_stage_that_dropped_each_candidate() {
     let logits = [4.0, 3.5, 3.0, 2.5, 2.0, -9.0, f32::NEG_INFINITY];

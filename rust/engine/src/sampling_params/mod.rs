@@ -121,6 +121,8 @@ parameters! {
         stop_token_ids: Vec<u32> = Vec::new(), TokenIds { min_items: 0, max_items: MAX_STOP_TOKEN_IDS };
         /// Number of most likely tokens whose log-probability is reported beside each sampled token's.
         logprobs: Option<usize> = None, Optional(Integer::new(0, MAX_LOGPROBS));
+        /// Whether the log-probabilities of sampled tokens are those after all stages, rather than of the raw logits.
+        processed_logprobs: bool = false, Flag;
         /// Whether to report the entropy of the raw logits before each sampled token.
         entropy: bool = false, Flag;
         /// Number of most likely candidates to report with how each token was selected.
@@ -131,6 +133,8 @@ parameters! {
         prompt_logprobs_from: usize = 1, count(1);
         /// Whether the caller reads each token as it is generated, rather than the whole output.
         streams: bool = true, Flag;
+        /// Whether each step that computes a part of the prompt has an output, for its timing.
+        prompt_progress: bool = false, Flag;
         /// Scheduling priority; lower values run first.
         priority: i32 = 0, Integer::new(i32::MIN as i128, i32::MAX as i128);
         /// Restricts prefix-cache sharing to requests with the same salt.

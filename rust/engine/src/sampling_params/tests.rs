@@ -193,8 +193,8 @@ fn all_fields_are_read() {
         "mirostat_eta": 0.2, "no_repeat_ngram_size": 3, "bad_words": [[4, 2], [3]], "allowed_token_ids": [7, 0, 7],
         "entropy": true, "logit_bias": {"7": -100, "3": 1.5},
         "seed": 18446744073709551615, "max_tokens": 7, "min_tokens": 7, "stop_token_ids": [9, 2, 9],
-        "logprobs": 20, "trace": 3, "prompt_logprobs": 0, "prompt_logprobs_from": 5, "streams": false, "priority": -2,
-        "cache_salt": "a", "prediction": [7, 7, 1]}"#;
+        "logprobs": 20, "processed_logprobs": true, "trace": 3, "prompt_logprobs": 0, "prompt_logprobs_from": 5,
+        "streams": false, "prompt_progress": true, "priority": -2, "cache_salt": "a", "prediction": [7, 7, 1]}"#;
     let expected = SamplingParams {
         temperature: 0.5,
         top_k: 0,
@@ -230,11 +230,13 @@ fn all_fields_are_read() {
         min_tokens: 7,
         stop_token_ids: vec![2, 9],
         logprobs: Some(20),
+        processed_logprobs: true,
         entropy: true,
         trace: Some(3),
         prompt_logprobs: Some(0),
         prompt_logprobs_from: 5,
         streams: false,
+        prompt_progress: true,
         priority: -2,
         structured_outputs: None,
         cache_salt: Some("a".into()),
