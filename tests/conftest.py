@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import fakes
 import ferrule
@@ -19,6 +20,10 @@ from ferrule import LLM
 
 PARITY = pytest.StashKey[list[tuple[str, str, float, bool]]]()
 """Case, format, distance from the golden logits, whether the greedy continuations are equal."""
+
+# Outside CI, Hypothesis fails examples above 200 ms and slow generation of examples, as a busy machine causes them.
+settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 TINY = Path(ferrule.__file__).parent / "models" / "tiny"
 

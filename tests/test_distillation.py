@@ -51,7 +51,7 @@ def check(llm: LLM, output: TopLogprobs, token_ids: list[int], k: int) -> None:
     np.testing.assert_array_max_ulp(output.top_logprobs, logprobs.astype(np.float32), 1)
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(st.lists(st.integers(7, 4095), min_size=1, max_size=70), max_size=6),
     k=st.sampled_from([1, 2, 20, 100, 4096]),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fakes
@@ -133,7 +133,6 @@ def test_several_texts_equal_sum_of_single_texts(f32: LLM) -> None:
     assert f32.perplexity(texts, window=48, limit=2).windows == 2
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=4),
     prefix=st.integers(0, 2),
@@ -193,7 +192,6 @@ def write_words(folder: Path) -> Path:
 logit = st.floats(-30, 30, width=32)
 
 
-@settings(deadline=None)
 @given(
     rows=st.integers(2, 6).flatmap(
         lambda width: st.lists(

@@ -58,7 +58,7 @@ def test_numpy_token_ids(llm: LLM) -> None:
     assert llm.loglikelihood("Once", [np.array(ids), [7]]) == llm.loglikelihood("Once", [[9, 8], [7]])  # type: ignore[list-item]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(
     pairs=st.lists(
         st.tuples(

@@ -162,7 +162,7 @@ def test_every_method_has_a_variant() -> None:
     assert found | {"mxfp4"} == set(METHODS)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from([2, 3, 4, 8]),
     st.sampled_from([-1, 16, 24, 32, 64, 1000]),
@@ -177,7 +177,7 @@ def test_random_gptq_parameters(bits: int, group_size: int, order: bool, version
         check_same(*files.make(Path(folder), "llama", stored_as, pack, seed), "f32")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from([4, 8]),
     st.sampled_from([None, 16, 20, 32, 1000]),

@@ -68,7 +68,7 @@ def shown(deltas: list[Delta], height: int = 12, width: int = 40) -> str:
     return recorded.screen(height, width).text()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=6), st.integers(1, 40), st.sampled_from([20, 40, 80]))
 def test_output_is_independent_of_chunk_boundaries(blocks: list[str], size: int, width: int) -> None:
     text = "\n\n".join(blocks)

@@ -161,7 +161,7 @@ FRAGMENTS = re.compile(r"<[^<>{}]*>|\w+=?|\S")
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), cuts=st.lists(st.integers(0, 500), max_size=8))
 def test_any_split_gives_the_same_message_and_no_text_is_lost(name: str, data: st.DataObject, cuts: list[int]) -> None:
     form = derived(name)

@@ -104,7 +104,6 @@ def test_generated_requests_never_cause_server_errors(small: Live, operation: An
 
     @settings(
         max_examples=EXAMPLES,
-        deadline=None,
         database=None,
         derandomize=True,
         phases=[Phase.generate],
