@@ -57,7 +57,7 @@ def glm_moe_dsa(config: Config) -> ModelSpec:
 
 
 def _layers_with_indexer(config: Config) -> list[bool]:
-    """Returns whether each layer has an indexer of its own: by list, by pattern, or by period and offset."""
+    """Returns whether each layer has an indexer itself: by list, by pattern, or by period and offset."""
     field = next((field for field in ("indexer_types", "index_topk_pattern") if field in config), None)
     if field is None:
         period = config.integer("index_topk_freq", default=1)

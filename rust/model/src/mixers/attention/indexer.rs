@@ -24,7 +24,7 @@ pub struct IndexerSpec {
     pub heads: usize,
     /// Length of a query head, and of the key, which all heads read.
     pub head_dim: usize,
-    /// How the heads choose.
+    /// Way in which the heads choose.
     pub choice: IndexerChoice,
     /// Number of consecutive tokens that are chosen together, counted from position 0. Their score is their highest.
     pub block: usize,
@@ -40,7 +40,7 @@ pub struct IndexerSpec {
     pub rope: Option<usize>,
 }
 
-/// How the heads of an indexer choose tokens.
+/// Way in which the heads of an indexer choose tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IndexerChoice {
