@@ -71,7 +71,7 @@ class EnergyMeter:
         return cls(counters) if counters else None
 
     def read(self) -> list[int] | None:
-        """Returns the counts of all zones in microjoules; None if one cannot be read any more."""
+        """Returns the counts of all zones in microjoules; None if one is no longer readable."""
         try:
             return [counter.read() for counter in self._counters]
         except (OSError, ValueError):
@@ -114,7 +114,7 @@ class EnergyLog:
             self.mark()
 
     def mark(self) -> float | None:
-        """Reads the meter; returns the joules since the first reading, or None once it cannot be read any more."""
+        """Reads the meter; returns the joules since the first reading, or None once it is no longer readable."""
         with self._lock:
             counts = None if self._meter is None else self._meter.read()
             if self._meter is None or counts is None:

@@ -62,13 +62,13 @@ class RequestCounters:
         )
         self._fallbacks = Counter(
             f"{prefix}fallback_requests",
-            "Requests that the fallback server has answered, by reason.",
+            "Requests that the fallback server answered, by reason.",
             ("reason",),
             registry=registry,
         )
         self._failed_fallbacks = Counter(
             f"{prefix}fallback_failures",
-            "Requests that the fallback server has not answered, by reason.",
+            "Requests that the fallback server did not answer, by reason.",
             ("reason",),
             registry=registry,
         )
@@ -89,7 +89,7 @@ class RequestCounters:
         )
 
     def count_fallback(self, reason: str, *, answered: bool) -> None:
-        """Counts a request that the fallback server has answered, or has failed to answer."""
+        """Counts a request that the fallback server answered, or failed to answer."""
         (self._fallbacks if answered else self._failed_fallbacks).labels(reason).inc()
 
     def observe(self, record: RequestRecord, status: int) -> None:

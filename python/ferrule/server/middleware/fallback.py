@@ -99,7 +99,7 @@ class _Attempt:
         """Set when the whole body has been received."""
         self._begun = False
         self._refusal: list[Message] = []
-        """Error response of this server, which the client has not received."""
+        """Error response of this server, kept back from the client."""
 
     async def run(self, work: Awaitable[None], seconds: float | None) -> None:
         """Runs the request; ends it where it has no first token `seconds` after its body."""

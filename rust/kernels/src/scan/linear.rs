@@ -373,8 +373,8 @@ fn decay_and_add<S: Simd, const P: usize, const KEYS: bool>(
     sums
 }
 
-/// Does the same from an `old` to a `new` state. A state that is `complete` is written past the caches: the next step
-/// reads it after all weights.
+/// Decays an `old` state and adds the update `k u^T`, into a `new` one. Returns the product of the new state with the query
+/// of `token`. A state that is `complete` is written past the caches: the next step reads it after all weights.
 #[inline(always)]
 fn decay_and_add_to<S: Simd, const P: usize, const KEYS: bool>(
     simd: S,
