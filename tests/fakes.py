@@ -25,6 +25,7 @@ MAX_MODEL_LEN = 2048
 PAGE = 16
 """Number of tokens in a page of the prefix cache."""
 GATE_SECONDS = 60.0
+SLOW_SECONDS = 0.5
 """Seconds after which a step fails whose gate a test does not open."""
 HISTOGRAMS = ("queue", "prefill", "time_to_first_token", "inter_token", "decode", "step")
 BOUNDS = [0.001, 0.01, 0.1, 1.0]
@@ -147,6 +148,8 @@ class Engine:
     script: Callable[[list[int]], list[int]] | None = None
     """Returns the output tokens for a prompt; token 2 follows them."""
     step_seconds = 0.0
+    slow_after: int | None = None
+    """Number of finished requests after which a step takes SLOW_SECONDS."""
     gate: threading.Event | None = None
     """Events that steps and encoding wait for."""
     interrupt_at: int | None = None
@@ -396,10 +399,12 @@ class Engine:
         return self.options["max_num_seqs"] or self.max_num_seqs
 
     def _sleep(self) -> None:
-        if self.step_seconds or self.gate is not None:
+        slow = self.slow_after is not None and sum(self.finished.values()) >= self.slow_after
+        seconds = SLOW_SECONDS if slow else self.step_seconds
+        if seconds or self.gate is not None:
             self.stepping = True
             try:
-                time.sleep(self.step_seconds)
+                time.sleep(seconds)
                 if self.gate is not None and not self.gate.wait(GATE_SECONDS):
                     raise AssertionError("the gate was not opened")
             finally:

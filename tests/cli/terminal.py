@@ -12,7 +12,7 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -78,11 +78,20 @@ class Terminal:
 
         Between its prompt and its wait for keys, readline notes a signal and handles it with the next one.
         """
+        self._repeat_until(self.interrupt, text)
+
+    def send_until(self, keys: str, text: str) -> None:
+        """Repeats keystrokes until the output has a text: a late Ctrl-C discards the line that has been typed."""
+        self._repeat_until(lambda: self.send(keys), text)
+
+    def _repeat_until(self, act: Callable[[], None], text: str) -> None:
         deadline = time.monotonic() + SECONDS
         while text not in self._unread:
             assert time.monotonic() < deadline, f"no {text!r} in {self._unread!r}"
-            self.interrupt()
-            self._receive(1.0)
+            act()
+            patience = time.monotonic() + 3.0
+            while text not in self._unread and (left := patience - time.monotonic()) > 0:
+                self._receive(left)
         self.read_until(text)
 
     def end(self) -> int:

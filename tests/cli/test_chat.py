@@ -229,8 +229,7 @@ def test_ctrl_c_stops_answer_and_ctrl_d_exits() -> None:
         terminal.read_until("> ")
         terminal.interrupt_until("Ctrl-D exits")
         terminal.read_until("> ")
-        terminal.send("/stats\n")
-        terminal.read_until("2 messages")  # what was said until Ctrl-C stays said
+        terminal.send_until("/stats\n", "2 messages")  # what was said until Ctrl-C stays said
         terminal.read_until("> ")
         terminal.send("\x04")
         assert terminal.end() == 0

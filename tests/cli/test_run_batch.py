@@ -28,6 +28,7 @@ PROGRAM = """
 import sys, fakes
 fakes.install()
 fakes.Engine.step_seconds = 0.002
+fakes.Engine.slow_after = {}
 fakes.Engine.max_num_seqs = 4
 from ferrule._cli import main
 sys.exit(main())
@@ -374,9 +375,9 @@ def test_missing_fastapi_is_reported(batch: Batch, monkeypatch: pytest.MonkeyPat
     assert (code, answers, err) == (2, [], "error: run-batch requires fastapi: pip install 'ferrule[server]'\n")
 
 
-def start(source: Path, target: Path, *options: str) -> subprocess.Popen[bytes]:
+def start(source: Path, target: Path, *options: str, slow_after: int | None = None) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "run-batch", str(source), str(target), *options],
+        [sys.executable, "-c", PROGRAM.format(slow_after), "run-batch", str(source), str(target), *options],
         cwd=TESTS,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -391,10 +392,11 @@ def test_rerun_resumes_after_kill(tmp_path: Path, sent: signal.Signals, code: in
     process = start(source, expected)
     assert process.communicate(timeout=120)[1].startswith(b"160 lines answered, 0 errors")
     for lines in (10, 70):
-        process = start(source, target)
+        process = start(source, target, slow_after=64)  # so that it still runs when the signal arrives
         deadline = time.monotonic() + 60
         while not target.exists() or target.read_bytes().count(b"\n") < lines:
             assert time.monotonic() < deadline
+            assert process.poll() is None
             time.sleep(0.005)
         process.send_signal(sent)
         _, errors = process.communicate(timeout=60)
@@ -417,7 +419,7 @@ def test_kill_during_retry_errors_keeps_output_file(tmp_path: Path, sent: signal
     assert b"error: 80 of 160 lines" in start(source, target).communicate(timeout=120)[1]
     before = read(target)
     options = ("--served-model-name", "gpt", "--retry-errors")
-    process = start(source, target, *options)
+    process = start(source, target, *options, slow_after=44)
     deadline = time.monotonic() + 60
     while not new.exists() or new.read_bytes().count(b"\n") < 40:
         assert time.monotonic() < deadline
@@ -445,7 +447,9 @@ def test_kill_during_retry_errors_keeps_output_file(tmp_path: Path, sent: signal
 def test_progress_fits_on_one_line(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     written(source, *(chat_request(number, ignore_eos=True, max_tokens=30) for number in range(80)))
-    with Terminal([sys.executable, "-c", PROGRAM, "run-batch", str(source), str(target)], size=(24, 20)) as terminal:
+    with Terminal(
+        [sys.executable, "-c", PROGRAM.format(None), "run-batch", str(source), str(target)], size=(24, 20)
+    ) as terminal:
         assert terminal.end() == 0
     *shown, last = terminal.written.split("\r\x1b[K")
     assert last.startswith("80 lines answered, 0 errors, ")
@@ -457,7 +461,7 @@ def test_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     written(source, *(chat_request(number) for number in range(50)))
     process = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "run-batch", str(source), str(target)],
+        [sys.executable, "-c", PROGRAM.format(None), "run-batch", str(source), str(target)],
         cwd=TESTS,
         capture_output=True,
         text=True,

@@ -85,11 +85,8 @@ fn row(shape: Shape, len: usize, seed: u64) -> Vec<f32> {
         Shape::Ascending => place as f32 / len as f32,
         Shape::Periodic(period) => normal(place) + if place.is_multiple_of(period) { 5.0 } else { 0.0 },
         Shape::MostlyForbidden => {
-            if uniform(place) < 0.99 {
-                f32::NEG_INFINITY
-            } else {
-                normal(place)
-            }
+            // One token at least is allowed.
+            if uniform(place) < 0.99 && place != len / 2 { f32::NEG_INFINITY } else { normal(place) }
         }
     };
     (0..len).map(logit).collect()
