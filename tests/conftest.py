@@ -110,7 +110,7 @@ def model_with(tmp_path: Path) -> Callable[..., Path]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs a failed test that waits for processes, terminals, browsers or threads once more; the report says RERUN.
 
-    A busy machine can starve what such a test waits for; a fault of the code fails twice. Tests that compute fail at once.
+    A busy machine can starve such a test; a fault of the code fails twice. Tests that compute fail at once.
     """
     for item in items:
         module = item.getparent(pytest.Module)
