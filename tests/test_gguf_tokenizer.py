@@ -469,8 +469,10 @@ def test_unigram_vocabulary(tmp_path: Path) -> None:
 
     tokenizer = Tokenizer(write(tmp_path / "model.gguf", fill))
     oracle = tokenizers.Tokenizer(models.Unigram(pieces, 2))
-    oracle.pre_tokenizer = pre_tokenizers.Metaspace()
-    assert tokenizer.encode("there the", add_special_tokens=False) == oracle.encode("there the").ids
+    # The pre-tokenizer of T5 and XLM-RoBERTa.
+    oracle.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    for text in ("there the", "there\x85the", "the\x85", "\x85", " \x85 the \u3000\t there \n"):
+        assert tokenizer.encode(text, add_special_tokens=False) == oracle.encode(text).ids
     assert tokenizer.encode("the") == [4, 1]
 
     def fill_with_a_trie_of_gigabytes(writer: GGUFWriter) -> None:

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
 
 CHARACTERS = "tokenizer.ggml.precompiled_charsmap"
 """Key of SentencePiece's compiled character normalization, as bytes."""
+WHITESPACE = r"\s{2,}|[^\S ]"
+"""White space that becomes one space: runs, and characters that the normalization keeps (U+0085).
+
+The tokenizers of T5 and XLM-RoBERTa split texts at all white space.
+"""
 
 
 def unigram(vocabulary: Vocabulary, unknown: int | None) -> Tokenizer:
@@ -36,7 +41,7 @@ def unigram(vocabulary: Vocabulary, unknown: int | None) -> Tokenizer:
         except Exception as error:  # the library raises an error or panics on an invalid map
             raise vocabulary.fault(CHARACTERS, numbers, f"a map that SentencePiece compiled: {error}") from error
     if metadata.flag("tokenizer.ggml.remove_extra_whitespaces", default=True):
-        steps += [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps += [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(WHITESPACE), " ")]
     if steps:
         backend.normalizer = normalizers.Sequence(steps)
     first = metadata.flag("tokenizer.ggml.add_space_prefix", default=True)
