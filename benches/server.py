@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Measure the server with many clients (A to E), and the overhead of HTTP relative to the library.
+"""Measure the server with many clients (A to F), and the overhead of HTTP relative to the library.
 
     python benches/server.py load --requests 10000                      # A: no answer lost, mixed or different
     python benches/server.py load --requests 10000 --disconnects 0.3    # B: pages and memory come back
     python benches/server.py load --requests 2000 --kv-share 0.25       # C: a quarter of the KV cache that is needed
     python benches/server.py overload                                   # D: ten times as many clients as places
     python benches/server.py fallback --shape llama-1b --quantization int4     # E: half of the requests fall back
+    python benches/server.py attack                                     # F: ten prompts of 7 MB beside an ordinary chat
     python benches/server.py overhead --shape llama-1b --quantization int4
 
 The server runs in a separate process. Prints one JSON object.
@@ -32,6 +33,10 @@ from ferrule import LLM, AsyncLLM, SamplingParams
 
 OUTPUT_TOKENS = 32
 """Number of tokens of a request; clients disconnect before the last one."""
+ATTACKERS, ATTACK_CHARACTERS = 10, 7_000_000
+"""Number of prompts that are sent at once, and the length of each."""
+CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+"""Chat template of models that have none."""
 OVERLOADED = {"max_num_seqs": 16, "max_queued_requests": 16}
 """Engine limits; ten times as many clients connect."""
 
@@ -63,10 +68,13 @@ class Server:
         status, lines = await self.ask("POST", "/v1/completions", body)
         return status, (line.removeprefix("data: ") async for line in lines if line.startswith("data: {"))
 
-    async def ask(self, method: str, path: str, body: object = None) -> tuple[int, AsyncIterator[str]]:
-        """Sends a request on a new connection; returns the status and the lines of the response body."""
+    async def ask(self, method: str, path: str, body: object = b"") -> tuple[int, AsyncIterator[str]]:
+        """Sends a request on a new connection; returns the status and the lines of the response body.
+
+        The body is JSON as bytes, or a value to be encoded.
+        """
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
-        data = b"" if body is None else json.dumps(body).encode()
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
         writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + data)
 
@@ -282,6 +290,62 @@ def fallback(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def attack(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures F: the time to first token of a chat, alone and while the server handles ten prompts of 7 MB."""
+    numbers = random.Random(0)
+    passage = "".join(numbers.choices("abcdefghijklmnopqrstuvwxyz     ", k=100_000))
+    messages = [{"role": "user", "content": passage * (ATTACK_CHARACTERS // len(passage))}]
+    prompt = json.dumps({"messages": messages}).encode()
+
+    async def send(server: Server) -> int:
+        """Sends a long prompt; returns the status of the response."""
+        status, lines = await server.ask("POST", "/v1/chat/completions", prompt)
+        async for _ in lines:
+            pass
+        return status
+
+    async def chat(server: Server) -> float:
+        """Returns the time to first token of an ordinary chat; no prompt is in the prefix cache."""
+        question = f"{numbers.randrange(10**9)} is a number. What is the capital of France?"
+        body = {"messages": [{"role": "user", "content": question}], "max_tokens": 1, "stream": True}
+        begun = time.perf_counter()
+        status, lines = await server.ask("POST", "/v1/chat/completions", body)
+        times = [time.perf_counter() - begun async for line in lines if line.startswith("data: {")]
+        if status != 200 or not times:
+            raise SystemExit(f"the server does not answer an ordinary chat: {status}")
+        return times[0]
+
+    async def run(server: Server) -> dict[str, Any]:
+        alone: list[float] = []
+        beside: list[float] = []
+        statuses: list[int] = []
+        durations: list[float] = []
+        for _ in range(options.chats):  # warms up
+            await chat(server)
+        for _ in range(options.rounds):
+            alone += [await chat(server) for _ in range(options.chats)]
+            begun = time.perf_counter()
+            attackers = asyncio.gather(*(send(server) for _ in range(ATTACKERS)))
+            while not attackers.done():
+                beside.append(await chat(server))
+            statuses += attackers.result()
+            durations.append(time.perf_counter() - begun)
+        return {
+            "attacks": options.rounds,
+            "prompts_refused": statuses.count(400),
+            "prompts_not_refused": len(statuses) - statuses.count(400),
+            "seconds_until_all_are_refused": statistics.median(durations),
+            "chats": [len(alone), len(beside)],
+            "time_to_first_token_p50": [statistics.median(alone), statistics.median(beside)],
+            "time_to_first_token_p99": [quantile(alone, 0.99), quantile(beside, 0.99)],
+            "p50_ratio": statistics.median(beside) / statistics.median(alone),
+        }
+
+    more = {} if options.model is None else {"model": options.model, "settings": {"chat_template": CHAT_TEMPLATE}}
+    with serving(None, threads=options.threads, **more) as server:
+        return asyncio.run(run(server))
+
+
 def overhead(options: argparse.Namespace) -> dict[str, Any]:
     """Measures tokens per second and the time to first token of the server and of LLM.stream, in turns."""
     more: dict[str, Any] = {"quantization": options.quantization, "threads": options.threads}
@@ -353,6 +417,10 @@ def main() -> None:
     hybrid.add_argument("--places", type=int, default=2, help="requests that the first server runs at once")
     hybrid.add_argument("--prompt", type=int, default=128, help="tokens")
     hybrid.add_argument("--seconds", type=float, default=20)
+    flood = command(attack)
+    flood.add_argument("--model", help="a directory, file or name; the embedded model without it")
+    flood.add_argument("--rounds", type=int, default=10, help="attacks, one after the other")
+    flood.add_argument("--chats", type=int, default=20, help="chats before each attack")
     cost = command(overhead)
     cost.add_argument("--shape", help="a name that `ferrule bench` knows; the embedded model without it")
     cost.add_argument("--quantization", default="auto")

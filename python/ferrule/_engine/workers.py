@@ -20,8 +20,8 @@ from ferrule._cancellation import cancelled
 
 MAX_WORKERS = 8
 """Maximum number of threads; more work is queued."""
-MAX_LARGE_WORKERS = 2
-"""Maximum number of threads for large inputs."""
+MAX_LARGE_WORKERS = 1
+"""Maximum number of threads for large inputs. Parsing them holds the GIL, so more would only delay the event loop."""
 LARGE_INPUT = 256 << 10
 """Bytes or characters from which an input is large: tokenizing it takes a tenth of a second or more."""
 P = ParamSpec("P")
