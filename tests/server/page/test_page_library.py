@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from playwright.sync_api import expect
 
-from server.page.chat_page import ChatPage
+from server.page.chat_page import AFTER_TRANSACTIONS, ChatPage
 
 ENDLESS = json.dumps({"ignore_eos": True, "min_tokens": 1800})
 
@@ -289,6 +289,37 @@ def test_trying_a_failed_answer_again_keeps_the_messages_below_it(chat: ChatPage
     chat.find(".error button").click()
     chat.wait()
     expect(chat.answer().locator(".version")).to_have_count(0)
+    chat.reload()
+    chat.expect_answers("Fine.")
+    expect(chat.answer().locator(".version")).to_have_count(0)
+
+
+COUNT_WRITES = """(() => {
+    const put = IDBObjectStore.prototype.put;
+    window.written = new Set();
+    IDBObjectStore.prototype.put = function (value, key) {
+        if (this.name === "nodes") window.written.add(value.content);
+        return put.call(this, value, key);
+    };
+})()"""
+
+
+def test_only_changed_messages_are_saved(open_chat: Callable[..., ChatPage]) -> None:
+    chat = open_chat()
+    chat.page.add_init_script(COUNT_WRITES)
+    chat.respond("First answer")
+    chat.ask("First")
+    chat.reload()
+    chat.expect_messages("First")
+    assert chat.page.evaluate("[...written]") == []
+    chat.page.unroute_all()
+    chat.respond("Second answer")
+    chat.ask("Second")
+    chat.page.evaluate(AFTER_TRANSACTIONS)
+    assert {"Second", "Second answer"} <= set(chat.page.evaluate("[...written]")) <= {"Second", "", "Second answer"}
+    chat.reload()
+    chat.expect_messages("First", "Second")
+    chat.expect_answers("First answer", "Second answer")
 
 
 @pytest.mark.parametrize("parent", ["1" * 32, "__proto__"])

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
+import pytest
 from playwright.sync_api import expect
 
 from server.page.chat_page import ChatPage
 from server.page.test_page_access import assert_accessible
 
-OLD_DATABASE = """(conversation) => new Promise((resolve, reject) => {
+OLD_DATABASE = """([version, conversation]) => new Promise((resolve, reject) => {
     const deleted = indexedDB.deleteDatabase("ferrule");
     deleted.onsuccess = () => {
-        const opened = indexedDB.open("ferrule", 1);
+        const opened = indexedDB.open("ferrule", version);
         opened.onupgradeneeded = () => {
             const store = opened.result.createObjectStore("conversations", { keyPath: "id" });
             store.createIndex("listing", ["updated", "title"]);
+            if (version > 1) {
+                store.createIndex("pinned", "pinned");
+                opened.result.createObjectStore("presets", { keyPath: "name" });
+            }
             store.put(conversation);
         };
         opened.onsuccess = () => { opened.result.close(); resolve(); };
@@ -116,7 +122,8 @@ def test_the_system_prompt_is_edited_in_a_large_field(chat: ChatPage) -> None:
     assert chat.requests[-1]["messages"][0]["content"] == "You are\nverbose."
 
 
-def test_an_older_database_keeps_its_conversations(open_chat: Callable[..., ChatPage]) -> None:
+@pytest.mark.parametrize("version", [1, 3])
+def test_an_older_database_keeps_its_conversations(open_chat: Callable[..., ChatPage], version: int) -> None:
     chat = open_chat()
     identifier = "0" * 32
     message = {"id": identifier, "parent": None, "role": "user", "content": "Old times", "created": 1}
@@ -124,17 +131,17 @@ def test_an_older_database_keeps_its_conversations(open_chat: Callable[..., Chat
     token = {"text": "Fine times", "logprob": -0.1, "top": [["Fine times", -0.1]]}
     answer = {"id": "2" * 32, "parent": identifier, "role": "assistant", "content": "Fine times", "created": 2}
     ended = {"model": "tiny", "reasoning": "", "statistics": None, "finishReason": "stop", "error": None}
-    nodes = {identifier: message, answer["id"]: {**answer, **ended, "tokens": [token]}}
+    # Version 1 has the tokens of an answer as a list, version 3 as a text.
+    tokens = [token] if version == 1 else json.dumps([token])
+    nodes = {identifier: message, answer["id"]: {**answer, **ended, "tokens": tokens}}
     # A page without scripts has no connection to the database.
     chat.page.goto("/img/ferrule.svg")
-    chat.page.evaluate(
-        OLD_DATABASE, {**common, "format": 1, "id": "1" * 32, "nodes": nodes, "selected": {"": identifier}}
-    )
+    conversation = {**common, "format": 1, "id": "1" * 32, "nodes": nodes, "selected": {"": identifier}}
+    chat.page.evaluate(OLD_DATABASE, [version, conversation])
     chat.open()
     chat.expect_titles("Old times")
     chat.expect_messages("Old times")
     chat.set(system="New")
-    # The tokens of an answer were a list, which is saved as a text now.
     chat.reload()
     chat.expect_answers("Fine times")
     chat.answer().locator(".token").hover()

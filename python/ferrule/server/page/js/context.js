@@ -9,6 +9,9 @@ const ANSWER_SHARE = 0.25;
 // Share of the room for the prompt that is used after messages were left out. The rest is for the next messages: they
 // then extend the same prompt, which the server has in its prefix cache.
 const KEPT_SHARE = 0.75;
+// Maximum number of bytes in UTF-8 of a unit of a JavaScript text. Texts that are surely short enough are not encoded,
+// because that takes longer than showing a message.
+const MAX_BYTES_PER_UNIT = 3;
 // A token has at least one byte; a chat template adds some tokens for each message, and perhaps a system prompt.
 const [TOKENS_PER_MESSAGE, TOKENS_OF_TEMPLATE] = [32, 256];
 // Statuses of prompts that are surely too long: an invalid request, and a body above the limit of the server.
@@ -47,9 +50,9 @@ function latestStart(nodes) {
 /** Returns the number of tokens of a prompt; an upper bound if it is at most `enough`. */
 async function size(request, signal, enough = 0) {
   const { messages } = request;
-  const bytes = new TextEncoder().encode(messages.map(({ content }) => content).join("")).length;
-  const bound = bytes + messages.length * TOKENS_PER_MESSAGE + TOKENS_OF_TEMPLATE;
-  if (bound <= enough) return bound;
+  const fixed = messages.length * TOKENS_PER_MESSAGE + TOKENS_OF_TEMPLATE;
+  const units = messages.reduce((sum, { content }) => sum + content.length, 0);
+  if (units * MAX_BYTES_PER_UNIT + fixed <= enough) return units * MAX_BYTES_PER_UNIT + fixed;
   try {
     return await countTokens(request, signal);
   } catch (error) {

@@ -1,9 +1,9 @@
 // The saved conversations.
 
 import { merge } from "./conversation.js";
-import { CONVERSATIONS, DATABASE, LISTING, PINNED, transact } from "./indexed-db.js";
+import { CONVERSATIONS, DATABASE, LISTING, NODES, PINNED, resultOf, transact } from "./indexed-db.js";
 import { excerpt, matches, wordsOf } from "./search.js";
-import { pack, unpack, unpackNode } from "./stored-tokens.js";
+import { hasChanged, markSaved, packNode, stateOf, unpackNode } from "./stored-nodes.js";
 
 const channel = new BroadcastChannel(DATABASE);
 // Ids that have been in the database. One that is missing now was deleted by another tab and is not saved again.
@@ -23,7 +23,7 @@ export function onChange(listener) {
 export async function list() {
   const entries = [];
   let pinned = new Set();
-  await transact(CONVERSATIONS, "readonly", (store) => {
+  await transact([CONVERSATIONS], "readonly", (store) => {
     store.index(PINNED).getAllKeys().onsuccess = ({ target }) => (pinned = new Set(target.result));
     store.index(LISTING).openKeyCursor(null, "prev").onsuccess = ({ target }) => {
       const cursor = target.result;
@@ -38,15 +38,36 @@ export async function list() {
 
 /** Returns the conversation with this id, or undefined. */
 export async function load(id) {
-  const found = await transact(CONVERSATIONS, "readonly", (store) => store.get(id));
-  if (!found) return undefined;
-  savedIds.add(id);
-  return unpack(found);
+  const [found] = await read(id);
+  if (found) savedIds.add(id);
+  return found && unpack(found);
 }
 
 /** Returns all conversations. */
 export async function loadAll() {
-  return (await transact(CONVERSATIONS, "readonly", (store) => store.getAll())).map(unpack);
+  return (await read()).map(unpack);
+}
+
+/** Resolves to `{head, nodes}` of a conversation or of all, with the stored nodes in their order. */
+function read(id) {
+  return transact([CONVERSATIONS, NODES], "readonly", async (heads, nodes) => {
+    const found = await resultOf(heads.getAll(id));
+    return Promise.all(found.map(async (head) => ({ head, nodes: await readNodes(head, nodes) })));
+  });
+}
+
+async function readNodes({ id, order }, store) {
+  const byId = new Map((await resultOf(store.getAll(nodesOf(id)))).map((node) => [node.id, node]));
+  return order.map((node) => byId.get(node)).filter(Boolean);
+}
+
+// The range of the keys of a conversation's nodes: a list follows all texts.
+function nodesOf(id) {
+  return IDBKeyRange.bound([id], [id, []]);
+}
+
+function unpack({ head: { order, ...conversation }, nodes }) {
+  return { ...conversation, nodes: Object.fromEntries(nodes.map((node) => [node.id, unpackNode(node)])) };
 }
 
 /** Returns an excerpt, by id, of each conversation that has a message with all words of the query. */
@@ -66,44 +87,63 @@ export async function search(query) {
 
 /**
  * Saves conversations in one transaction, merged with the copies that other tabs have saved. Deleted conversations stay
- * deleted.
+ * deleted. Only the nodes that have changed are written.
  */
 export async function save(...conversations) {
-  const ids = [];
-  await transact(CONVERSATIONS, "readwrite", (store) => {
-    for (const conversation of conversations) {
-      store.get(conversation.id).onsuccess = ({ target: { result: saved } }) => {
-        if (!saved && savedIds.has(conversation.id)) return;
-        if (saved) merge(conversation, saved, unpackNode);
-        store.put(pack(conversation));
-        ids.push(conversation.id);
-      };
-    }
-  });
+  const saved = await transact([CONVERSATIONS, NODES], "readwrite", (heads, nodes) =>
+    Promise.all(conversations.map((conversation) => saveOne(conversation, heads, nodes))),
+  );
+  for (const [node, state] of saved.flatMap(({ written }) => written)) markSaved(node, state);
+  const ids = saved.flatMap(({ id }) => id);
   for (const id of ids) savedIds.add(id);
   forgetTexts(ids);
   channel.postMessage(ids);
 }
 
+// Resolves to the id and to the written nodes with their states, in lists that are empty if the conversation was deleted.
+async function saveOne(conversation, heads, nodes) {
+  const { id } = conversation;
+  const get = (node) => resultOf(nodes.get([id, node]));
+  const changed = Object.values(conversation.nodes).filter(hasChanged);
+  const [head, ...copies] = await Promise.all([resultOf(heads.get(id)), ...changed.map((node) => get(node.id))]);
+  if (!head && savedIds.has(id)) return { id: [], written: [] };
+  const order = new Set(head?.order);
+  if (head) {
+    const unknown = [...order].filter((node) => !Object.hasOwn(conversation.nodes, node));
+    const found = [...copies, ...(await Promise.all(unknown.map(get)))].filter(Boolean);
+    merge(conversation, { ...head, nodes: Object.fromEntries(found.map((node) => [node.id, node])) }, unpackNode);
+  }
+  const { nodes: current, ...fields } = conversation;
+  // Another tab may have removed a node that has not changed here.
+  const written = Object.values(current).filter((node) => changed.includes(node) || !order.has(node.id));
+  for (const node of written) nodes.put(packNode(node), [id, node.id]);
+  for (const node of order) if (!Object.hasOwn(current, node)) nodes.delete([id, node]);
+  heads.put({ ...fields, order: Object.keys(current) });
+  return { id: [id], written: written.map((node) => [node, stateOf(node)]) };
+}
+
 /** Deletes a conversation. */
 export async function remove(id) {
   savedIds.add(id);
-  await transact(CONVERSATIONS, "readwrite", (store) => store.delete(id));
+  await transact([CONVERSATIONS, NODES], "readwrite", (heads, nodes) => {
+    heads.delete(id);
+    nodes.delete(nodesOf(id));
+  });
   forgetTexts([id]);
   channel.postMessage([id]);
 }
 
 async function readTexts() {
-  await transact(CONVERSATIONS, "readonly", (store) => {
-    store.getAllKeys().onsuccess = ({ target: { result: ids } }) => {
-      for (const id of ids) if (!texts.has(id)) store.get(id).onsuccess = ({ target }) => keepTexts(target.result);
-    };
+  await transact([CONVERSATIONS, NODES], "readonly", async (heads, nodes) => {
+    const found = await resultOf(heads.getAll());
+    const unread = found.filter(({ id }) => !texts.has(id));
+    await Promise.all(unread.map(async (head) => texts.set(head.id, textsOf(await readNodes(head, nodes)))));
   });
 }
 
-function keepTexts({ id, nodes }) {
+function textsOf(nodes) {
   const attached = ({ attachments = [] }) => attachments.flatMap(({ name, text }) => [name, text]);
-  texts.set(id, Object.values(nodes).flatMap((node) => [node.content, ...attached(node)]));
+  return nodes.flatMap((node) => [node.content, ...attached(node)]);
 }
 
 function forgetTexts(ids) {

@@ -49,8 +49,10 @@ export function createMessageView(node, handlers) {
 
   function update(siblings, isRunning) {
     showComparison(siblings);
-    element.setAttribute("aria-busy", String(isRunning));
-    element.classList.toggle("running", isRunning);
+    if (isRunning !== element.classList.contains("running")) {
+      element.setAttribute("aria-busy", String(isRunning));
+      element.classList.toggle("running", isRunning);
+    }
     if (!isEditing && !showsTokens) showBody();
     if (isAnswer) showReasoning(isRunning);
     showActions(siblings, isRunning);
@@ -94,7 +96,7 @@ export function createMessageView(node, handlers) {
   }
 
   function showReasoning(isRunning) {
-    if (!node.reasoning) return reasoning.replaceChildren();
+    if (!node.reasoning) return;
     const text = reasoning.querySelector(".reasoning-text");
     const label = isRunning && node.content === "" ? "Reasoning…" : "Reasoning";
     if (text) {

@@ -3,7 +3,7 @@
 import { askForPresetName, confirmDeletion } from "./dialogs.js";
 import { el } from "./dom.js";
 import { button } from "./icons.js";
-import { PRESETS, transact } from "./indexed-db.js";
+import { PRESETS, resultOf, transact } from "./indexed-db.js";
 import { showNotice } from "./notice.js";
 
 const NONE = "";
@@ -32,7 +32,7 @@ export function createPresets(settings) {
 
   async function load() {
     // Without a database there are no presets.
-    presets = await transact(PRESETS, "readonly", (store) => store.getAll()).catch(() => []);
+    presets = await transact([PRESETS], "readonly", (store) => resultOf(store.getAll())).catch(() => []);
     show();
   }
 
@@ -67,7 +67,7 @@ export function createPresets(settings) {
 
   async function change(act) {
     try {
-      await transact(PRESETS, "readwrite", act);
+      await transact([PRESETS], "readwrite", act);
       channel.postMessage(null);
     } catch (error) {
       showNotice(`Cannot save the presets in this browser: ${error.message}`);

@@ -73,7 +73,7 @@ function article(node) {
   const author = el("h2", { class: "author" }, isAnswer ? (node.model ?? "Answer") : "You");
   const parts = node.content === "" && node.attachments?.length ? [] : [text];
   const column = el("div", { class: "column" }, attachmentNames(node.attachments ?? []), ...parts);
-  return el("article", { class: `message ${node.role}` }, author, column);
+  return el("article", { class: `message ${node.role} lazy-layout` }, author, column);
 }
 
 // The texts of attachments can be long and private.

@@ -5,6 +5,9 @@ import { path, siblings } from "./conversation.js";
 import { byId, el } from "./dom.js";
 import { createMessageView } from "./message-view.js";
 
+// Number of the last messages that the browser always lays out, so that the end has a known position. The others have a
+// class, because a selector that counts from the end is matched again for all messages after each new one.
+const LAID_OUT = 12;
 // Distance in pixels at which the page counts as scrolled to the end.
 const END_DISTANCE = 60;
 const TRIMMED = "The messages above are no longer sent to the model, because its context is full.";
@@ -37,6 +40,8 @@ export function createThread(handlers) {
     const byParent = Map.groupBy(Object.values(conversation.nodes), ({ parent }) => parent);
     for (const node of nodes) views.get(node.id).update(byParent.get(node.parent), node.id === runningId);
     const elements = nodes.map((node) => views.get(node.id).element);
+    const lazy = elements.length - LAID_OUT;
+    for (const [at, { classList }] of elements.entries()) classList.toggle("lazy-layout", at < lazy);
     mark.remove();
     const shown = new Set(elements);
     for (const element of [...list.children]) if (!shown.has(element)) element.remove();
