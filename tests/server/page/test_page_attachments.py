@@ -75,7 +75,7 @@ def test_files_are_sent_shown_found_and_exported(
     node = next(iter(file["conversations"][0]["nodes"].values()))
     node["attachments"][0]["text"] = 3
     upload(other, file, tmp_path)
-    expect(other.find("#notice")).to_contain_text(".attachments[0].text must be a string, got 3")
+    expect(other.find("#notices")).to_contain_text(".attachments[0].text must be a string, got 3")
 
 
 def test_attachments_are_removed_and_sent_alone(chat: ChatPage, tmp_path: Path) -> None:
@@ -117,5 +117,5 @@ def test_a_pasted_file_is_attached_unless_it_accompanies_text(chat: ChatPage) ->
 )
 def test_an_unsuitable_file_is_refused(chat: ChatPage, tmp_path: Path, name: str, content: bytes, error: str) -> None:
     attach(chat, tmp_path / name, content)
-    expect(chat.find("#notice")).to_contain_text(error)
+    expect(chat.find("#notices")).to_contain_text(error)
     expect(chat.find("#attachments")).to_be_hidden()

@@ -383,13 +383,13 @@ def test_an_invalid_file_is_rejected(chat: ChatPage, tmp_path: Path) -> None:
         broken = copy.deepcopy(file)
         change(broken)
         upload(chat, broken, tmp_path)
-        expect(chat.find("#notice"), name).to_contain_text(error)
+        expect(chat.find("#notices"), name).to_contain_text(error)
     upload(chat, "{", tmp_path)
-    expect(chat.find("#notice")).to_contain_text("The file is not valid JSON: ")
+    expect(chat.find("#notices")).to_contain_text("The file is not valid JSON: ")
     chat.expect_titles("What is the capital of France?")
     for width in (900, 1280, 1920):
         chat.page.set_viewport_size({"width": width, "height": 800})
         # Aligned, except for a scrollbar; the browser applies the new size asynchronously.
-        chat.wait_until(ALIGNED, ["#notice", ".assistant .body", "#composer"])
+        chat.wait_until(ALIGNED, [".notice", ".assistant .body", "#composer"])
     chat.ask("What is the capital of Italy?")
-    expect(chat.find("#notice")).to_be_hidden()
+    expect(chat.find(".notice")).to_have_count(0)

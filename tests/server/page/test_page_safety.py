@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 from serve_process import served
 from server.page.chat_page import TIMEOUT, ChatPage, stream_body
 from server.page.conftest import SERVE
+from server.page.test_page_access import assert_accessible
 
 HOSTILE = """
 <script>document.title = "taken"</script>
@@ -173,11 +174,11 @@ def test_an_unreachable_server_shows_an_error(open_chat: Callable[..., ChatPage]
     chat.send("Hello")
     expect(chat.find(".error")).to_contain_text("Cannot connect to the server.")
     chat.page.reload()
-    expect(chat.find("#notice")).to_contain_text("Cannot connect to the server.")
+    expect(chat.find("#notices")).to_contain_text("Cannot connect to the server.")
     chat.page.unroute_all()
-    chat.find("#notice").get_by_role("button", name="Try again").click()
+    chat.find("#notices").get_by_role("button", name="Try again").click()
     expect(chat.find("#model option")).to_have_count(2)
-    expect(chat.find("#notice")).to_be_hidden()
+    expect(chat.find(".notice")).to_have_count(0)
 
 
 def test_a_database_that_cannot_be_opened_is_opened_again(open_chat: Callable[..., ChatPage]) -> None:
@@ -196,13 +197,49 @@ def test_a_database_that_cannot_be_opened_is_opened_again(open_chat: Callable[..
     assert not other.errors
 
 
+BLOCK_STORAGE = """(() => {
+    const open = IDBFactory.prototype.open;
+    window.isBlocked = true;
+    IDBFactory.prototype.open = function (...names) {
+        if (window.isBlocked) throw new Error("no database");
+        return open.apply(this, names);
+    };
+})()"""
+
+
+def test_the_notice_on_unsaved_conversations_stays_until_one_is_saved(open_chat: Callable[..., ChatPage]) -> None:
+    chat = open_chat()
+    chat.page.add_init_script(BLOCK_STORAGE)
+    chat.respond_with_error(503, "the model is loading", "**/v1/models")
+    chat.page.reload()
+    expect(chat.find(".notice")).to_have_count(2)
+    assert_accessible(chat, "two notices")
+    chat.screenshot("notices")
+    chat.page.unroute_all()
+    notice = chat.find(".notice")
+    expect(notice).to_have_count(1)
+    expect(notice).to_contain_text("This browser does not save conversations: no database")
+    chat.respond("Fine.")
+    chat.ask("Is this saved?")
+    expect(notice).to_contain_text("Cannot save the conversation in this browser: no database")
+    chat.page.evaluate("window.isBlocked = false")
+    notice.get_by_role("button", name="Try again").click()
+    expect(notice).to_have_count(0)
+    chat.expect_titles("Is this saved?")
+    other = ChatPage(chat.page.context.new_page(), chat.screenshots)
+    other.open()
+    other.expect_messages("Is this saved?")
+    other.expect_answers("Fine.")
+    assert not other.errors
+
+
 def test_requests_to_a_loading_server_are_retried(chat: ChatPage) -> None:
     chat.respond_with_error(503, "the model is loading", "**/v1/models")
     chat.page.reload()
-    expect(chat.find("#notice")).to_contain_text("the model is loading")
+    expect(chat.find("#notices")).to_contain_text("the model is loading")
     chat.page.unroute_all()
     expect(chat.find("#model option")).to_have_count(2)
-    expect(chat.find("#notice")).to_be_hidden()
+    expect(chat.find(".notice")).to_have_count(0)
 
 
 def test_api_key_as_http_credentials(open_chat: Callable[..., ChatPage]) -> None:

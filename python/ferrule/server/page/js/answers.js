@@ -34,8 +34,7 @@ export function createAnswers(handlers) {
     stop(conversation.id);
     running.set(conversation.id, { conversation, answer, controller });
     announce("Generating an answer");
-    // An earlier error is obsolete now.
-    clearNotice();
+    for (const topic of ["files", "server"]) clearNotice(topic);
     handlers.onStart(conversation, answer);
     let frame = null;
     let savedAt = Date.now();

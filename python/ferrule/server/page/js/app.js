@@ -25,6 +25,8 @@ const [UNAUTHORIZED, UNAVAILABLE] = [401, 503];
 const LOADING_MILLISECONDS = 2000;
 
 let conversation = newConversation();
+// Conversations with changes that are not saved yet.
+const unsaved = new Set();
 
 const sidebars = createSidebars();
 const models = createModelPicker(() => {
@@ -165,11 +167,16 @@ async function close(id) {
 }
 
 async function save(changed) {
+  unsaved.add(changed);
+  const saving = [...unsaved];
   try {
-    await database.save(changed);
+    await database.save(...saving);
+    for (const saved of saving) unsaved.delete(saved);
+    clearNotice("conversations");
     await refreshList();
   } catch (error) {
-    showNotice(`Cannot save the conversation in this browser: ${error.message}`);
+    const message = `Cannot save the conversation in this browser: ${error.message}`;
+    showNotice("conversations", message, () => save(changed));
   }
 }
 
@@ -209,9 +216,9 @@ async function loadModels() {
     models.select(conversation.model);
     showModelDefaults();
     updateContextUsage();
-    clearNotice();
+    clearNotice("server");
   } catch (error) {
-    showNotice(error.message, loadModels);
+    showNotice("server", error.message, loadModels);
     if (error.status === UNAVAILABLE) setTimeout(loadModels, LOADING_MILLISECONDS);
   }
 }
@@ -230,7 +237,8 @@ async function restore() {
   } catch (error) {
     showConversation(conversation);
     list.show([], conversation.id);
-    showNotice(`This browser does not save conversations: ${error.message}`);
+    const retry = () => (path(conversation).length > 0 ? save(conversation) : restore());
+    showNotice("conversations", `This browser does not save conversations: ${error.message}`, retry);
   }
 }
 

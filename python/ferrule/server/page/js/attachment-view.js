@@ -74,7 +74,7 @@ export function createAttachmentField(onChange) {
       try {
         attachments = [...attachments, await readAttachment(file)];
       } catch (error) {
-        showNotice(error.message);
+        showNotice("files", error.message);
       }
       show();
     }

@@ -28,14 +28,14 @@ export function createImportExport({ current, show, refresh }) {
     try {
       downloadText(await sharedPage(current()), current().title, "text/html", "html");
     } catch (error) {
-      showNotice(`Cannot create the page: ${error.message}`);
+      showNotice("files", `Cannot create the page: ${error.message}`);
     }
   }
 
   async function exportAll() {
     const all = await database.loadAll();
     if (all.length > 0) download(all, `ferrule ${new Date().toISOString().slice(0, 10)}`);
-    else showNotice("There are no conversations to export.");
+    else showNotice("files", "There are no conversations to export.");
   }
 
   async function importFile(file) {
@@ -44,9 +44,9 @@ export function createImportExport({ current, show, refresh }) {
       await database.save(...conversations);
       if (conversations.length > 0) show(conversations[0]);
       await refresh();
-      clearNotice();
+      clearNotice("files");
     } catch (error) {
-      showNotice(error.message);
+      showNotice("files", error.message);
     }
   }
 }

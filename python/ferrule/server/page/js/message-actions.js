@@ -27,7 +27,7 @@ export function createMessageActions(page) {
 
   function hasModel() {
     if (models.selected() !== null) return true;
-    showNotice("No model is available yet.", page.loadModels);
+    showNotice("server", "No model is available yet.", page.loadModels);
     return false;
   }
 

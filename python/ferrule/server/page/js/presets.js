@@ -4,7 +4,7 @@ import { askForPresetName, confirmDeletion } from "./dialogs.js";
 import { el } from "./dom.js";
 import { button } from "./icons.js";
 import { PRESETS, resultOf, transact } from "./indexed-db.js";
-import { showNotice } from "./notice.js";
+import { clearNotice, showNotice } from "./notice.js";
 
 const NONE = "";
 
@@ -69,8 +69,9 @@ export function createPresets(settings) {
     try {
       await transact([PRESETS], "readwrite", act);
       channel.postMessage(null);
+      clearNotice("presets");
     } catch (error) {
-      showNotice(`Cannot save the presets in this browser: ${error.message}`);
+      showNotice("presets", `Cannot save the presets in this browser: ${error.message}`);
     }
     await load();
   }
