@@ -351,7 +351,7 @@ FAULTS: dict[str, tuple[str, Change]] = {
     "content": ('.content must be a string, got ["Hello"]', lambda file: question(file).update(content=["Hello"])),
     "time": ('conversations[0].updated must be a number, got ""', lambda file: first(file).update(updated="")),
     "temperature": (
-        'parameters.temperature must be a number, got "<img>"',
+        'parameters.temperature must be a number from 0 to 100, got "<img>"',
         lambda file: first(file)["parameters"].update(temperature="<img>"),
     ),
     "reserved field": (

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import FilePayload, expect
 
 from server.page.chat_page import ChatPage
 from server.page.test_page_access import assert_accessible
@@ -102,6 +104,92 @@ def test_other_tabs_have_new_presets(chat: ChatPage) -> None:
     save_preset(chat, "Mine")
     expect(other.find("#preset option")).to_have_text(["None", "Mine"])
     assert not other.errors
+
+
+def presets_file(*presets: dict[str, Any], **fields: Any) -> FilePayload:
+    """Returns a file of presets; `fields` replace those of the file."""
+    content = {"kind": "ferrule presets", "format": 1, "presets": presets, **fields}
+    return {"name": "presets.json", "mimeType": "application/json", "buffer": json.dumps(content).encode()}
+
+
+def test_presets_are_exported_and_imported(chat: ChatPage, open_chat: Callable[..., ChatPage], tmp_path: Path) -> None:
+    chat.set(system="You are a pirate.", temperature="1.2", stop="Arr", extra_body='{"ignore_eos": true}')
+    chat.find("#open-settings").click()
+    export = chat.find("#settings").get_by_role("button", name="Export presets")
+    expect(export).to_be_disabled()
+    save_preset(chat, "Pirate")
+    assert_accessible(chat, "the settings with a preset")
+    chat.screenshot("presets")
+    with chat.page.expect_download() as download:
+        export.click()
+    assert download.value.suggested_filename == "ferrule-presets.json"
+    path = tmp_path / "presets.json"
+    download.value.save_as(path)
+    exported = json.loads(path.read_text())
+    parameters = {"temperature": 1.2, "stop": ["Arr"], "extra_body": {"ignore_eos": True}}
+    assert exported["presets"] == [{"name": "Pirate", "system": "You are a pirate.", "parameters": parameters}]
+
+    other = open_chat()
+    other.find("#open-settings").click()
+    options = other.find("#preset option")
+    with other.page.expect_file_chooser() as chooser:
+        other.find("#settings").get_by_role("button", name="Import presets").click()
+    chooser.value.set_files(path)
+    expect(options).to_have_text(["None", "Pirate"])
+    other.find("#preset").select_option("Pirate")
+    expect(other.find("#system")).to_have_value("You are a pirate.")
+    expect(other.find("#temperature")).to_have_value("1.2")
+    # An existing preset is not added again, and not replaced by another of its name.
+    brief = {"name": "Brief", "system": "You are brief.", "parameters": {}}
+    other.find("#presets-file").set_input_files(
+        presets_file({**brief, "name": "Pirate"}, exported["presets"][0], brief)
+    )
+    expect(other.find("#presets-error")).to_contain_text(
+        "presets[1].name must be different from those of earlier presets"
+    )
+    other.find("#presets-file").set_input_files(presets_file({**brief, "name": "Pirate"}, brief))
+    expect(options).to_have_text(["None", "Brief", "Pirate", "Pirate (2)"])
+    expect(other.find("#presets-error")).to_be_empty()
+    other.find("#presets-file").set_input_files(path)
+    expect(other.find("#announcements")).to_contain_text("Presets imported: 1")
+    other.find("#preset").select_option("Pirate (2)")
+    expect(other.find("#system")).to_have_value("You are brief.")
+    expect(options).to_have_count(4)
+
+
+BAD_PRESETS = {
+    'kind must be "ferrule presets", got "ferrule conversations"': presets_file(kind="ferrule conversations"),
+    "format must be 1, got 2": presets_file(format=2),
+    "presets must be a list, got {}": presets_file(presets={}),
+    "presets[0] must be an object, got 3": presets_file(presets=[3]),
+    'presets[0].name must be a text of 1 to 100 characters, got " "': presets_file({"name": " "}),
+    "presets[0].system must be a string, got nothing": presets_file({"name": "A", "parameters": {}}),
+    "presets[0].parameters must be an object, got nothing": presets_file({"name": "A", "system": ""}),
+    "presets[0].parameters.top_p must be a number from 0 to 1, got 2": presets_file(
+        {"name": "A", "system": "", "parameters": {"top_p": 2}}
+    ),
+    "presets[0].parameters.seed must be an integer >= 0, got 0.5": presets_file(
+        {"name": "A", "system": "", "parameters": {"seed": 0.5}}
+    ),
+    "presets[0].parameters.stop must be a list": presets_file({"name": "A", "system": "", "parameters": {"stop": "x"}}),
+    "presets[0].parameters.extra_body must be an object": presets_file(
+        {"name": "A", "system": "", "parameters": {"extra_body": []}}
+    ),
+    "presets[0].parameters must be without temprature, which is not a parameter": presets_file(
+        {"name": "A", "system": "", "parameters": {"temprature": 1}}
+    ),
+}
+
+
+def test_an_invalid_file_of_presets_is_rejected(chat: ChatPage) -> None:
+    chat.find("#open-settings").click()
+    for error, file in BAD_PRESETS.items():
+        chat.find("#presets-file").set_input_files(file)
+        expect(chat.find("#presets-error")).to_contain_text(f"The file is invalid: {error}")
+    chat.find("#presets-file").set_input_files({"name": "a.json", "mimeType": "application/json", "buffer": b"{"})
+    expect(chat.find("#presets-error")).to_contain_text("The file is not valid JSON: ")
+    expect(chat.find("#preset option")).to_have_text(["None"])
+    assert_accessible(chat, "an invalid file of presets")
 
 
 def test_the_system_prompt_is_edited_in_a_large_field(chat: ChatPage) -> None:

@@ -1,19 +1,22 @@
-// The file format of exported conversations. Imported files are untrusted: every value is checked before it is used.
+// The file format of exported conversations and presets. Imported files are untrusted: every value is checked before use.
 
 import { FORMAT } from "./conversation.js";
 import { el } from "./dom.js";
 import { newId } from "./identifier.js";
-import { ALTERNATIVES, PARAMETERS, reservedField } from "./parameters.js";
+import { ALTERNATIVES, isAllowed, PARAMETERS, requirement, reservedField } from "./parameters.js";
 
-const KIND = "ferrule conversations";
+const NUMBERS = [...PARAMETERS, ALTERNATIVES];
+const PARAMETER_NAMES = [...NUMBERS.map(({ name }) => name), "stop", "extra_body"];
+/** Maximum length of the name of a preset. */
+export const MAX_PRESET_NAME = 100;
 const ROLES = ["user", "assistant"];
 const ID = /^[0-9a-f]{32}$/;
 const URL_MILLISECONDS = 60_000;
 const MAX_SHOWN_CHARACTERS = 80;
 
-/** Downloads conversations as a file that the page can import. */
-export function download(conversations, name) {
-  const text = JSON.stringify({ kind: KIND, format: FORMAT, conversations }, null, 1);
+/** Downloads a list of "conversations" or "presets" as a file that the page can import. */
+export function download(kind, list, name) {
+  const text = JSON.stringify({ kind: `ferrule ${kind}`, format: FORMAT, [kind]: list }, null, 1);
   downloadText(text, name, "application/json", "json");
 }
 
@@ -26,17 +29,45 @@ export function downloadText(text, name, type, extension) {
 }
 
 /** Parses the text of a file to conversations with new ids; throws an Error that names the invalid value. */
-export function parseFile(text) {
+export function parseConversations(text) {
+  return parseFile(text, "conversations").map((value, at) => parseConversation(value, `conversations[${at}]`));
+}
+
+/** Parses the text of a file to presets with different names; throws an Error that names the invalid value. */
+export function parsePresets(text) {
+  const presets = parseFile(text, "presets").map((value, at) => parsePreset(value, `presets[${at}]`));
+  const names = new Set();
+  for (const [at, { name }] of presets.entries()) {
+    check(!names.has(name), `presets[${at}].name`, "different from those of earlier presets", name);
+    names.add(name);
+  }
+  return presets;
+}
+
+// Returns the list of a file of this kind.
+function parseFile(text, kind) {
   let file;
   try {
     file = JSON.parse(text);
   } catch (error) {
     throw new Error(`The file is not valid JSON: ${error.message}`);
   }
-  check(file?.kind === KIND, "kind", `"${KIND}"`, file?.kind);
+  check(file?.kind === `ferrule ${kind}`, "kind", `"ferrule ${kind}"`, file?.kind);
   check(file.format === FORMAT, "format", String(FORMAT), file.format);
-  check(Array.isArray(file.conversations), "conversations", "a list", file.conversations);
-  return file.conversations.map((conversation, at) => parseConversation(conversation, `conversations[${at}]`));
+  check(Array.isArray(file[kind]), kind, "a list", file[kind]);
+  return file[kind];
+}
+
+function parsePreset(value, path) {
+  check(isObject(value), path, "an object", value);
+  const name = parseString(value.name, `${path}.name`).trim();
+  const isShort = name !== "" && name.length <= MAX_PRESET_NAME;
+  check(isShort, `${path}.name`, `a text of 1 to ${MAX_PRESET_NAME} characters`, value.name);
+  const parameters = parseParameters(value.parameters, `${path}.parameters`);
+  // Presets are edited by hand, too.
+  const unknown = Object.keys(value.parameters).find((field) => !PARAMETER_NAMES.includes(field));
+  check(unknown === undefined, `${path}.parameters`, `without ${unknown}, which is not a parameter`, value.parameters);
+  return { name, system: parseString(value.system, `${path}.system`), parameters };
 }
 
 function parseConversation(value, path) {
@@ -119,14 +150,18 @@ function parseTokens(tokens, path) {
 function parseParameters(value, path) {
   check(isObject(value), path, "an object", value);
   const parameters = {};
-  for (const { name } of [...PARAMETERS, ALTERNATIVES]) {
-    if (value[name] !== undefined) parameters[name] = parseNumber(value[name], `${path}.${name}`);
+  for (const parameter of NUMBERS) {
+    const { name } = parameter;
+    if (value[name] === undefined) continue;
+    check(isAllowed(parameter, value[name]), `${path}.${name}`, requirement(parameter), value[name]);
+    parameters[name] = value[name];
   }
   if (value.stop !== undefined) {
     check(Array.isArray(value.stop), `${path}.stop`, "a list", value.stop);
     parameters.stop = value.stop.map((text) => parseString(text, `${path}.stop`));
   }
-  if (isObject(value.extra_body)) {
+  if (value.extra_body !== undefined) {
+    check(isObject(value.extra_body), `${path}.extra_body`, "an object", value.extra_body);
     const reserved = reservedField(value.extra_body);
     check(!reserved, `${path}.extra_body`, `without ${reserved}, which the page sets`, value.extra_body);
     parameters.extra_body = value.extra_body;

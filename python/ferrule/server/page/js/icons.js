@@ -15,6 +15,7 @@ const PATHS = {
   edit: "m3 13 .6-3L11 2.6 13.4 5 6 12.4zM9.6 4l2.4 2.4",
   enlarge: "M9.5 2.5h4v4M13.5 2.5l-5 5M6.5 13.5h-4v-4M2.5 13.5l5-5",
   export: "M8 10V2m0 0L5 5m3-3 3 3M3 9v4h10V9",
+  import: "M8 2v8m0 0L5 7m3 3 3-3M3 9v4h10V9",
   next: "m6 3 5 5-5 5",
   pin: "M5.5 2h5M6.5 2v4.5L4 9.5h8L9.5 6.5V2M8 9.5V14",
   previous: "M10 3 5 8l5 5",

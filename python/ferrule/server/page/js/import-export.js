@@ -2,7 +2,7 @@
 
 import * as database from "./database.js";
 import { byId } from "./dom.js";
-import { download, downloadText, parseFile } from "./export-format.js";
+import { download, downloadText, parseConversations } from "./export-format.js";
 import { clearNotice, showNotice } from "./notice.js";
 import { sharedPage } from "./share.js";
 
@@ -22,7 +22,7 @@ export function createImportExport({ current, show, refresh }) {
     // Without this, selecting the same file again would not be a change.
     input.value = "";
   });
-  return { exportCurrent: () => download([current()], current().title), shareCurrent };
+  return { exportCurrent: () => download("conversations", [current()], current().title), shareCurrent };
 
   async function shareCurrent() {
     try {
@@ -34,13 +34,13 @@ export function createImportExport({ current, show, refresh }) {
 
   async function exportAll() {
     const all = await database.loadAll();
-    if (all.length > 0) download(all, `ferrule ${new Date().toISOString().slice(0, 10)}`);
+    if (all.length > 0) download("conversations", all, `ferrule ${new Date().toISOString().slice(0, 10)}`);
     else showNotice("files", "There are no conversations to export.");
   }
 
   async function importFile(file) {
     try {
-      const conversations = parseFile(await file.text());
+      const conversations = parseConversations(await file.text());
       await database.save(...conversations);
       if (conversations.length > 0) show(conversations[0]);
       await refresh();

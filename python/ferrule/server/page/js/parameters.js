@@ -97,12 +97,19 @@ export const ALTERNATIVES = {
 export function parseNumber(parameter, text) {
   if (text.trim() === "") return null;
   const value = Number(text);
-  const { label, min, max, integer } = parameter;
-  const isInRange = value >= min && (max === undefined || value <= max);
-  if (isInRange && (!integer || Number.isSafeInteger(value))) return value;
+  if (isAllowed(parameter, value)) return value;
+  throw new RangeError(`${parameter.label} must be ${requirement(parameter)}, got ${text.trim()}`);
+}
+
+/** Returns whether a value is a number that the parameter allows. */
+export function isAllowed({ min, max = Infinity, integer }, value) {
+  return (integer ? Number.isSafeInteger(value) : Number.isFinite(value)) && value >= min && value <= max;
+}
+
+/** Returns the allowed values as a text, such as "a number from 0 to 1". */
+export function requirement({ min, max, integer }) {
   const kind = integer ? "an integer" : "a number";
-  const range = max === undefined ? `>= ${min}` : `from ${min} to ${max}`;
-  throw new RangeError(`${label} must be ${kind} ${range}, got ${text.trim()}`);
+  return max === undefined ? `${kind} >= ${min}` : `${kind} from ${min} to ${max}`;
 }
 
 // Fields that the page sets: it requests one streamed answer to the visible messages.
