@@ -148,6 +148,22 @@ def test_two_tabs_generate_in_one_conversation(two_conversations: ChatPage, othe
     assert not other_tab.errors
 
 
+def test_a_tab_with_older_settings_does_not_replace_them(two_conversations: ChatPage) -> None:
+    deaf = ChatPage(two_conversations.page.context.new_page(), two_conversations.screenshots)
+    deaf.page.add_init_script("BroadcastChannel.prototype.addEventListener = () => {};")
+    deaf.open()
+    two_conversations.set(system="Be brief.", temperature="0.5")
+    two_conversations.page.evaluate(AFTER_TRANSACTIONS)
+    deaf.ask("And of Spain?")
+    assert deaf.requests[-1]["temperature"] == 0
+    two_conversations.expect_messages("What is the capital of Italy?", "And of Spain?")
+    two_conversations.reload()
+    two_conversations.ask("And of Japan?")
+    assert two_conversations.requests[-1]["messages"][0]["content"] == "Be brief."
+    assert two_conversations.requests[-1]["temperature"] == 0.5
+    assert not deaf.errors
+
+
 def test_a_conversation_deleted_in_one_tab_is_not_saved_by_another(
     two_conversations: ChatPage, other_tab: ChatPage
 ) -> None:

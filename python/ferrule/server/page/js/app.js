@@ -128,12 +128,12 @@ async function onOtherTabChange(ids) {
 }
 
 function applyChanges(local, saved) {
-  const { title, model, system, parameters, pinned } = saved;
-  const hasSameSettings = JSON.stringify([local.system, local.parameters]) === JSON.stringify([system, parameters]);
+  const { system, parameters } = local;
   merge(local, saved);
-  Object.assign(local, { title, model, system, parameters, pinned });
+  database.adoptSettings(local, saved);
   if (local !== conversation) return;
   // Unchanged settings are not shown again, because the user may be editing a field.
+  const hasSameSettings = JSON.stringify([system, parameters]) === JSON.stringify([local.system, local.parameters]);
   if (!hasSameSettings) settings.show(conversation);
   render();
 }

@@ -8,6 +8,10 @@ import { hasChanged, markSaved, packNode, stateOf, unpackNode } from "./stored-n
 const channel = new BroadcastChannel(DATABASE);
 // Ids that have been in the database. One that is missing now was deleted by another tab and is not saved again.
 const savedIds = new Set();
+// The settings of conversations when they were read or saved, as texts. A tab that has not changed them keeps those of
+// other tabs.
+const savedSettings = new WeakMap();
+const SETTINGS = ["title", "model", "system", "parameters", "pinned"];
 // Texts of the messages of each conversation, read by the first search after a change.
 const texts = new Map();
 let reading = Promise.resolve();
@@ -66,8 +70,25 @@ function nodesOf(id) {
   return IDBKeyRange.bound([id], [id, []]);
 }
 
-function unpack({ head: { order, ...conversation }, nodes }) {
-  return { ...conversation, nodes: Object.fromEntries(nodes.map((node) => [node.id, unpackNode(node)])) };
+function unpack({ head: { order, ...fields }, nodes }) {
+  const conversation = { ...fields, nodes: Object.fromEntries(nodes.map((node) => [node.id, unpackNode(node)])) };
+  savedSettings.set(conversation, textOfSettings(conversation));
+  return conversation;
+}
+
+/** Takes the settings of another tab's copy over, unless they have changed here since they were saved. */
+export function adoptSettings(conversation, saved) {
+  if (savedSettings.get(conversation) !== textOfSettings(conversation)) return;
+  Object.assign(conversation, settingsOf(saved));
+  savedSettings.set(conversation, textOfSettings(conversation));
+}
+
+function settingsOf(conversation) {
+  return Object.fromEntries(SETTINGS.map((name) => [name, conversation[name]]));
+}
+
+function textOfSettings(conversation) {
+  return JSON.stringify(settingsOf(conversation));
 }
 
 /** Returns an excerpt, by id, of each conversation that has a message with all words of the query. */
@@ -94,19 +115,21 @@ export async function save(...conversations) {
     Promise.all(conversations.map((conversation) => saveOne(conversation, heads, nodes))),
   );
   for (const [node, state] of saved.flatMap(({ written }) => written)) markSaved(node, state);
+  for (const [each, settings] of saved.flatMap(({ changed }) => changed)) savedSettings.set(each, settings);
   const ids = saved.flatMap(({ id }) => id);
   for (const id of ids) savedIds.add(id);
   forgetTexts(ids);
   channel.postMessage(ids);
 }
 
-// Resolves to the id and to the written nodes with their states, in lists that are empty if the conversation was deleted.
+// Resolves to lists of the id, of the written nodes with their states, and of the conversation with its settings if these
+// have changed. The lists are empty if the conversation was deleted.
 async function saveOne(conversation, heads, nodes) {
   const { id } = conversation;
   const get = (node) => resultOf(nodes.get([id, node]));
   const changed = Object.values(conversation.nodes).filter(hasChanged);
   const [head, ...copies] = await Promise.all([resultOf(heads.get(id)), ...changed.map((node) => get(node.id))]);
-  if (!head && savedIds.has(id)) return { id: [], written: [] };
+  if (!head && savedIds.has(id)) return { id: [], written: [], changed: [] };
   const order = new Set(head?.order);
   if (head) {
     const unknown = [...order].filter((node) => !Object.hasOwn(conversation.nodes, node));
@@ -118,8 +141,14 @@ async function saveOne(conversation, heads, nodes) {
   const written = Object.values(current).filter((node) => changed.includes(node) || !order.has(node.id));
   for (const node of written) nodes.put(packNode(node), [id, node.id]);
   for (const node of order) if (!Object.hasOwn(current, node)) nodes.delete([id, node]);
-  heads.put({ ...fields, order: Object.keys(current) });
-  return { id: [id], written: written.map((node) => [node, stateOf(node)]) };
+  const settings = textOfSettings(conversation);
+  const isUnchanged = head && savedSettings.get(conversation) === settings;
+  heads.put({ ...fields, ...(isUnchanged ? settingsOf(head) : {}), order: Object.keys(current) });
+  return {
+    id: [id],
+    written: written.map((node) => [node, stateOf(node)]),
+    changed: isUnchanged ? [] : [[conversation, settings]],
+  };
 }
 
 /** Deletes a conversation. */
