@@ -2,20 +2,17 @@
 // from them, so that there is no HTML to sanitize: HTML in an answer is shown as text. Images are links, so that an
 // answer cannot make the browser load anything.
 
-import { Lexer } from "../vendor/marked.esm.js";
+import "../vendor/marked.min.js";
+import { cjkEmphasis } from "./cjk-emphasis.js";
 import { codeBlock } from "./code.js";
 import { el } from "./dom.js";
 import { MATH_EXTENSIONS, mathBlock, mathSpan } from "./math.js";
 import { TokenSpans } from "./token-spans.js";
 
-const OPTIONS = {
-  gfm: true,
-  breaks: true,
-  pedantic: false,
-  smartypants: false,
-  mangle: false,
-  extensions: MATH_EXTENSIONS,
-};
+// The library is not a module; it defines a global object.
+const { Lexer } = globalThis.marked;
+const EXTENSIONS = { ...MATH_EXTENSIONS, inline: [...MATH_EXTENSIONS.inline, cjkEmphasis] };
+const OPTIONS = { gfm: true, breaks: true, pedantic: false, extensions: EXTENSIONS };
 const PROTOCOLS = ["http:", "https:", "mailto:"];
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0" };
 const ENTITY = /&(?:#(\d{1,7})|#[xX]([0-9a-fA-F]{1,6})|(amp|lt|gt|quot|apos|nbsp));/;
