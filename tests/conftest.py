@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 import fakes
 import ferrule
+import ray_head
 from ferrule import LLM
 
 PARITY = pytest.StashKey[list[tuple[str, str, float, bool]]]()
@@ -39,6 +41,23 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("FERRULE_CACHE", str(tmp_path_factory.mktemp("ferrule")))
         yield
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(own_cache: None) -> Iterator[str]:
+    """Address of a Ray cluster on this host with two CPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ray_head.SETTINGS.items():
+            patch.setenv(name, value)
+        command = [sys.executable, ray_head.__file__]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as head:
+            assert head.stdin is not None
+            assert head.stdout is not None
+            address = head.stdout.readline().strip()
+            assert address, "Ray did not start"
+            yield address
+            head.stdin.close()
+            head.wait()
 
 
 @pytest.fixture(scope="session")

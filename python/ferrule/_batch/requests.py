@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from collections.abc import MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ferrule._batch.files import MAX_LINE_BYTES, BatchInput, Line
 from ferrule._validation import shown
@@ -19,6 +19,10 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 WITHOUT_PRIORITY = ("/v1/embeddings",)
 """Endpoints whose requests have no scheduling priority."""
 FIELDS = ("custom_id", "method", "url", "body")
+UNAVAILABLE = 503
+"""Status of a response that another attempt may change."""
+Send: TypeAlias = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
+"""Function that sends the body of a POST request to a path and returns status and body of the response."""
 
 
 class LineError(Exception):
@@ -81,7 +85,22 @@ def _with_priority(url: str, body: dict[str, object], lowest: int | None) -> dic
     return {**body, "priority": max(given, lowest)} if isinstance(given, int) else body
 
 
-async def call(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
+def sender(application: ASGIApp, check_health: Callable[[], Awaitable[None]]) -> Send:
+    """Returns a function that sends requests to an application of this process.
+
+    `check_health` raises if requests that were answered with 503 would fail again.
+    """
+
+    async def send(path: str, body: bytes) -> tuple[int, bytes]:
+        status, answer = await _call(application, path, body)
+        if status == UNAVAILABLE:
+            await check_health()
+        return status, answer
+
+    return send
+
+
+async def _call(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
     """Sends a POST request to an ASGI application and returns status and body (https://asgi.readthedocs.io)."""
     status, answer = 0, b""
     body_sent = False

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from ferrule._batch.answers import Answer, error_code, refusal, response
 from ferrule._batch.files import Answered, BatchInput, BatchOutput, Line
-from ferrule._batch.requests import LineError, call, read_request
+from ferrule._batch.requests import UNAVAILABLE, LineError, Send, read_request
 from ferrule._engine.workers import WORKERS, workers_for
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
 
 CONCURRENCY = 1.25
 """Number of concurrent requests as a multiple of `max_num_seqs`; the rest of them wait in the engine's queue."""
@@ -50,22 +47,21 @@ def concurrency(max_num_seqs: int) -> int:
 
 
 async def run_batch(
-    application: ASGIApp,
+    send: Send,
     requests: BatchInput,
     output: BatchOutput,
     *,
     at_once: int,
-    check_health: Callable[[], Awaitable[None]],
     answered: Answered,
     priority: int | None = None,
     notify: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Sends the requests that have no answers yet to an application, `at_once` of them concurrently.
+    """Sends the requests that have no answers yet, `at_once` of them concurrently.
 
-    `check_health` raises if requests that were answered with 503 would fail again; the run then ends. `priority` is
-    the lowest value of the scheduling priority of requests; None leaves it as it is.
+    An exception of `send` ends the run. `priority` is the lowest value of the scheduling priority of requests; None
+    leaves it as it is.
 
-    Raises ModelWriteError, and the exceptions of `check_health` and `notify`.
+    Raises ModelWriteError, and the exceptions of `send` and `notify`.
     """
     room = asyncio.Semaphore(at_once)
     progress = Progress(answered, requests.bytes_read)
@@ -74,7 +70,7 @@ async def run_batch(
         if kept is not None:
             return kept
         async with room:
-            made = await _answer(application, line, check_health, priority)
+            made = await _answer(send, line, priority)
         progress.completed += 1
         return made
 
@@ -111,19 +107,14 @@ async def run_batch(
     return progress
 
 
-async def _answer(
-    application: ASGIApp, line: Line, check_health: Callable[[], Awaitable[None]], priority: int | None
-) -> Answer:
+async def _answer(send: Send, line: Line, priority: int | None) -> Answer:
     try:
         path, body = await _off_loop(len(line.content or b""), read_request, line, priority)
     except LineError as error:
         return refusal(line.custom_id, error.code, str(error))
     while True:
-        status, answer = await call(application, path, body)
-        if status != 503:
-            break
-        await check_health()  # the next run continues with this request
-        if error_code(answer) != QUEUE_FULL:
+        status, answer = await send(path, body)
+        if status != UNAVAILABLE or error_code(answer) != QUEUE_FULL:
             break
         await asyncio.sleep(RETRY_SECONDS)
     return await _off_loop(len(answer), response, line.custom_id, status, answer)

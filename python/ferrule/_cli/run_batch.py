@@ -23,10 +23,11 @@ from ferrule._cli.model import (
     speculative_options,
 )
 from ferrule._loading.resolve import EMBEDDED
-from ferrule._params.sampling import MAX_COUNT
 
 if TYPE_CHECKING:
     from ferrule._batch import Answered, BatchInput, Progress
+    from ferrule.ray.batch_workers import BatchWorkers
+    from ferrule.server.batch_engine import BatchEngine
 
 NEEDED = ("fastapi", "pydantic", "uvicorn")
 """Packages that the server requires."""
@@ -48,6 +49,10 @@ INTERVALS = (0.2, 30.0)
             "ferrule run-batch ./my-model in.jsonl out.jsonl --served-model-name gpt-4o-mini",
         ),
         ("Retry failed requests:", "ferrule run-batch in.jsonl out.jsonl --retry-errors"),
+        (
+            "On the hosts of a Ray cluster:",
+            "ferrule run-batch Qwen/Qwen3-0.6B in.jsonl out.jsonl --ray auto",
+        ),
     ],
 )
 @click.argument("words", nargs=-1, required=True, metavar="[MODEL] INPUT OUTPUT", shell_complete=complete_model)
@@ -58,12 +63,23 @@ INTERVALS = (0.2, 30.0)
     help="Further name of the model in requests (default: none). May be repeated.",
 )
 @click.option("--retry-errors", is_flag=True, help="Run the requests again whose responses in OUTPUT are errors.")
+@click.option(
+    "--ray",
+    metavar="ADDRESS",
+    help="Run the requests on the hosts of a Ray cluster: HOST:PORT, auto, or local (default: in this process). Each "
+    "host has one actor, or with --threads as many actors as fit.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors to stderr.")
 @model_options
 @prefix_cache_option
 @speculative_options
 def command(
-    words: tuple[str, ...], served_model_name: tuple[str, ...], retry_errors: bool, quiet: bool, **options: Any
+    words: tuple[str, ...],
+    served_model_name: tuple[str, ...],
+    retry_errors: bool,
+    ray: str | None,
+    quiet: bool,
+    **options: Any,
 ) -> None:
     """Run the requests in INPUT (JSON lines in OpenAI's batch format) and write the responses to OUTPUT.
 
@@ -76,8 +92,7 @@ def command(
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise click.UsageError(f"run-batch requires {', '.join(missing)}: pip install 'ferrule[server]'")
-    from ferrule._batch import Answered, BatchInput, BatchOutput, check_model_names, concurrency, run_batch
-    from ferrule._batch.files import MAX_LINE_BYTES
+    from ferrule._batch import Answered, BatchInput, BatchOutput, check_model_names, run_batch
 
     if source.exists() and target.exists() and source.samefile(target):
         raise click.UsageError(f"{target}: INPUT and OUTPUT are the same file")
@@ -95,26 +110,15 @@ def command(
             if requests.bytes_read >= requests.bytes:
                 log.end(None)
             else:
-                from ferrule._api.async_llm import AsyncLLM
-
-                with load_progress() as progress:
-                    llm = AsyncLLM(model, max_queued_requests=MAX_COUNT, progress=progress, **keywords)
-
-                from ferrule.server import Models, ServerSettings, create_app
-
-                at_once = concurrency(llm.info()["max_num_seqs"])
-                settings = ServerSettings(
-                    max_body_bytes=2 * MAX_LINE_BYTES, max_concurrent_requests=at_once, page=False
-                )
+                engine = _engine(ray, model, names, keywords)
 
                 async def answer() -> Progress:
-                    async with llm:
+                    async with engine:
                         return await run_batch(
-                            create_app(Models(dict.fromkeys(names, llm)), settings),
+                            engine.send,
                             requests,
                             output,
-                            at_once=at_once,
-                            check_health=llm.check_health,
+                            at_once=engine.at_once,
                             answered=answered,
                             notify=log.notify,
                         )
@@ -125,6 +129,19 @@ def command(
             f"{answered.failed} of {answered.lines} lines of {target} are errors; the first is {answered.failure}; "
             "--retry-errors runs these requests again"
         )
+
+
+def _engine(
+    address: str | None, model: str | None, names: list[str], keywords: dict[str, Any]
+) -> BatchEngine | BatchWorkers:
+    if address is not None:
+        from ferrule.ray.batch_workers import BatchWorkers
+
+        return BatchWorkers(address, model, names, **keywords)
+    from ferrule.server.batch_engine import BatchEngine
+
+    with load_progress() as progress:
+        return BatchEngine(model, names, progress=progress, **keywords)
 
 
 def _split(words: tuple[str, ...]) -> tuple[str | None, Path, Path]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ferrule._batch import BatchInput, BatchOutput, Progress, concurrency, run_batch
+from ferrule._batch import BatchInput, BatchOutput, Progress, concurrency, run_batch, sender
 from ferrule._engine.workers import WORKERS
 from ferrule.errors import FerruleError, InvalidParameterError
 from ferrule.server.batches.files import FileStore
@@ -242,11 +242,10 @@ class Batches:
 
         with BatchInput(source) as requests, BatchOutput(answers) as output:
             await run_batch(
-                self._application,
+                sender(self._application, self._models.check_health),
                 requests,
                 output,
                 at_once=concurrency(self._models.max_num_seqs),
-                check_health=self._models.check_health,
                 answered=await WORKERS.run(output.resume, requests),
                 priority=PRIORITY,
                 notify=notify,

@@ -1,0 +1,140 @@
+"""Tasks of a predictor: each computes the output columns of one row."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, cast
+
+from ferrule._api.async_llm import AsyncLLM
+from ferrule._params.lora import LoRA, LoRARequest
+from ferrule._params.pooling import PoolingParams
+from ferrule._params.sampling import RequestOutputKind, SamplingParams
+from ferrule._params.structured import StructuredOutputsParams
+from ferrule.errors import InvalidParameterError
+from ferrule.outputs import RequestOutput, TokenLogprobs
+from ferrule.ray.rows import Row, mapping, text
+
+if TYPE_CHECKING:
+    from ferrule._text.chat import Message
+    from ferrule._text.prompt import Prompt
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Values of a predictor for rows that do not set them."""
+
+    model: str
+    """Name of the base model in the column `model`."""
+    sampling_params: SamplingParams | None
+    pooling_params: PoolingParams | None
+    chat_template: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    dynamic_lora_loading_path: str | None
+
+
+async def generate(llm: AsyncLLM, row: Row, defaults: Defaults) -> dict[str, object]:
+    """Generates a completion of the row's prompt, or an answer to its messages."""
+    params = _sampling_params(row, defaults.sampling_params) or llm.get_default_sampling_params()
+    if params.n != 1:
+        raise InvalidParameterError("n", params.n, "1, since a row has one completion; repeat the row instead")
+    params = params.clone(output_kind=RequestOutputKind.FINAL_ONLY)
+    lora = _adapter(row, defaults)
+    if row.get("messages") is None:
+        outputs = llm.generate(_prompt(row), params, lora_request=lora)
+    else:
+        outputs = llm.chat(
+            cast("Sequence[Message]", row["messages"]),
+            params,
+            lora_request=lora,
+            tools=cast("Any", row.get("tools")),
+            chat_template=defaults.chat_template,
+            chat_template_kwargs={
+                **(defaults.chat_template_kwargs or {}),
+                **(mapping(row, "chat_template_kwargs") or {}),
+            },
+        )
+    (output,) = [output async for output in outputs]
+    return _completion_columns(output)
+
+
+async def embed(llm: AsyncLLM, row: Row, defaults: Defaults) -> dict[str, object]:
+    """Computes the embedding of the row's prompt."""
+    (output,) = await llm.embed(_prompt(row), pooling_params=defaults.pooling_params)
+    return {"embeddings": output.outputs.embedding, "num_input_tokens": len(output.prompt_token_ids)}
+
+
+async def classify(llm: AsyncLLM, row: Row, defaults: Defaults) -> dict[str, object]:
+    """Computes the probabilities of the labels for the row's prompt."""
+    (output,) = await llm.classify(text(row, "prompt"), pooling_params=defaults.pooling_params)
+    return {
+        "label": output.outputs.label,
+        "probs": output.outputs.probs,
+        "num_input_tokens": len(output.prompt_token_ids),
+    }
+
+
+async def score(llm: AsyncLLM, row: Row, defaults: Defaults) -> dict[str, object]:
+    """Computes the similarity of the row's two texts."""
+    pair = text(row, "data_1"), text(row, "data_2")
+    (output,) = await llm.score(*pair, pooling_params=defaults.pooling_params)
+    return {"score": output.outputs.score, "num_input_tokens": len(output.prompt_token_ids)}
+
+
+Task = Callable[[AsyncLLM, Row, Defaults], Awaitable[dict[str, object]]]
+TASKS: dict[str, Task] = {"generate": generate, "embed": embed, "classify": classify, "score": score}
+"""Tasks by the name that `task_type` has in Ray's processors."""
+
+
+def _prompt(row: Row) -> Prompt:
+    ids = row.get("tokenized_prompt")
+    return text(row, "prompt") if ids is None else {"prompt_token_ids": cast("Sequence[int]", ids)}
+
+
+def _sampling_params(row: Row, defaults: SamplingParams | None) -> SamplingParams | None:
+    """Returns the parameters of a row: the defaults with the fields that the row sets; None if neither exist."""
+    given = mapping(row, "sampling_params")
+    if given is None:
+        return defaults
+    structure = given.get("structured_outputs")
+    if isinstance(structure, dict):
+        given["structured_outputs"] = StructuredOutputsParams(**cast("dict[str, Any]", structure))
+    return SamplingParams(**given) if defaults is None else defaults.clone(**given)
+
+
+def _adapter(row: Row, defaults: Defaults) -> LoRA | None:
+    name = row.get("model")
+    if name in (None, defaults.model):
+        return None
+    if not isinstance(name, str):
+        raise InvalidParameterError("model", name, f"{defaults.model} or the name of an adapter")
+    folder = defaults.dynamic_lora_loading_path
+    return name if folder is None else LoRARequest(name, lora_path=str(PurePosixPath(folder) / name))
+
+
+def _completion_columns(output: RequestOutput) -> dict[str, object]:
+    completion = output.outputs[0]
+    columns: dict[str, object] = {
+        "generated_text": completion.text,
+        "generated_tokens": completion.token_ids,
+        "num_generated_tokens": len(completion.token_ids),
+        "num_input_tokens": len(output.prompt_token_ids),
+        "finish_reason": completion.finish_reason,
+    }
+    reports = {
+        "logprobs": _logprobs(completion.logprobs),
+        "prompt_logprobs": _logprobs(output.prompt_logprobs),
+        "entropies": completion.entropies,
+    }
+    return columns | {name: report for name, report in reports.items() if report is not None}
+
+
+def _logprobs(tokens: Sequence[TokenLogprobs | None] | None) -> list[list[dict[str, Any]] | None] | None:
+    """Converts log-probabilities to a form that Arrow stores: a list of records for each token."""
+    if tokens is None:
+        return None
+    return [
+        None if token is None else [{"token_id": token_id, **asdict(each)} for token_id, each in token.items()]
+        for token in tokens
+    ]
