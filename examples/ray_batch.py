@@ -5,10 +5,12 @@
 It needs `pip install ferrule[ray]`. Without a cluster (`RAY_ADDRESS`), Ray starts one on this machine.
 """
 
+# Ray's types are incomplete.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 import sys
 from typing import Any
 
-import ray
 import ray.data
 
 from ferrule.ray import ProcessorConfig, build_processor
@@ -37,8 +39,9 @@ def result(row: dict[str, Any]) -> dict[str, Any]:
 def main(model: str | None = None) -> None:
     """Answers the questions with two actors of one thread each."""
     config = ProcessorConfig(model_source=model, concurrency=2, num_cpus=1)
-    answers: Any = build_processor(config, preprocess=conversation, postprocess=result)(ray.data.from_items(QUESTIONS))
-    for row in sorted(answers.take_all(), key=lambda row: row["number"]):
+    processor = build_processor(config, preprocess=conversation, postprocess=result)
+    answers = processor(ray.data.from_items(QUESTIONS)).take_all()
+    for row in sorted(answers, key=lambda row: row["number"]):
         print(row["error"] or row["answer"])
 
 

@@ -22,6 +22,7 @@ from ferrule import LLM, InvalidParameterError, SamplingParams, UnsupportedTaskE
 from ferrule.errors import EngineError
 from ferrule.ray import LLMPredictor, ProcessorConfig, build_processor
 from ferrule.ray.rows import columns_of, rows_of
+from ferrule.ray.tasks import TASKS
 from lora_files import random_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
@@ -57,6 +58,7 @@ def test_rows_are_plain_values() -> None:
         "sampling_params": {"seed": 3},
     }
     assert [type(value) for value in (row["messages"], row["model"])] == [list, str]
+    assert rows_of({"prompt": np.array([np.nan, "a"], dtype=object)}) == [{"prompt": None}, {"prompt": "a"}]
     with pytest.raises(InvalidParameterError, match="batch must be a dict of columns"):
         rows_of([1])
 
@@ -67,7 +69,7 @@ def test_columns_of_rows_with_different_columns() -> None:
 
 def test_row_parameters_replace_those_of_the_predictor(fake_engine: type[fakes.Engine]) -> None:
     rows = run(
-        {"prompt": ["A cat", "A cat", "A cat"], "sampling_params": [None, {"max_tokens": 2}, {"max_tokens": None}]},
+        {"prompt": ["A cat", "A cat", "A cat"], "sampling_params": [None, {"max_tokens": 2.0}, {"max_tokens": None}]},
         sampling_params={"max_tokens": 5, "ignore_eos": True, "temperature": 0},
     )
     assert [row["num_generated_tokens"] for row in rows] == [5, 2, 5]
@@ -126,11 +128,21 @@ def test_invalid_row_gets_an_error(fake_engine: type[fakes.Engine], values: dict
     assert rows[1]["generated_text"] is rows[1]["generated_tokens"] is None
 
 
-def test_batch_of_invalid_rows_has_errors_only(fake_engine: type[fakes.Engine]) -> None:
-    rows = run({"text": ["a", "b"]})
-    assert [row["error"] for row in rows] == [
-        "InvalidParameterError: prompt must be a string in each row, got None"
-    ] * 2
+@pytest.mark.parametrize("task", TASKS)
+def test_batch_of_invalid_rows_has_all_columns(fake_engine: type[fakes.Engine], task: str) -> None:
+    rows = run({"text": ["a", "b"]}, task_type=task)
+    missing = "data_1" if task == "score" else "prompt"
+    for row in rows:
+        assert set(row) == {"text", *TASKS[task].columns, "error"}
+        assert row["error"] == f"InvalidParameterError: {missing} must be a string in each row, got None"
+
+
+@pytest.mark.parametrize("task", ["generate", "embed", "score"])
+def test_output_has_the_columns_of_the_task(fake_engine: type[fakes.Engine], task: str) -> None:
+    batch = {"prompt": ["a"], "data_1": ["a"], "data_2": ["b"]}
+    (row,) = run(batch, task_type=task)
+    assert set(row) == {*batch, *TASKS[task].columns, "error"}
+    assert row["error"] is None
 
 
 def test_engine_failure_and_unsupported_task_end_the_job(fake_engine: type[fakes.Engine]) -> None:
@@ -193,9 +205,12 @@ def expected() -> Iterator[list[str]]:
 
 @pytest.mark.native
 @pytest.mark.usefixtures("driver")
-def test_two_actors_give_the_output_of_generate(expected: list[str]) -> None:
+def test_two_actors_give_the_output_of_generate(tmp_path: Path, expected: list[str]) -> None:
     class Recorded(LLMPredictor):
         async def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            (tmp_path / str(os.getpid())).touch()
+            while len(list(tmp_path.iterdir())) < 2:  # until both actors have rows
+                await asyncio.sleep(0.05)
             columns = await super().__call__(batch)
             facts = self._llm.info()
             count = len(batch["number"])
@@ -256,7 +271,7 @@ def test_processor_converts_rows_and_keeps_invalid_ones(expected: list[str]) -> 
     ]
     rows = rows_by_number(processor(ray.data.from_items(countries)))
     assert [row["text"] for row in rows] == [expected[0], None, expected[2]]
-    assert rows[1]["error"] == "InvalidParameterError: temperature must be a number from 0 to 100, got -1.0"
+    assert rows[1]["error"] == "InvalidParameterError: temperature must be a number from 0 to 100, got -1"
     assert list(rows[0]) == ["number", "text", "error"]
 
 
@@ -309,7 +324,7 @@ def test_model_that_cannot_be_loaded_ends_the_job(tmp_path: Path) -> None:
 @pytest.mark.native
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_column_model_selects_the_adapter(tmp_path: Path, dynamic: bool) -> None:
-    adapter = random_adapter(tmp_path / "polite", TINY, seed=1)
+    adapter = random_adapter(tmp_path / "polite", TINY, alpha=64)
     options = {"dynamic_lora_loading_path": str(tmp_path)} if dynamic else {"lora_modules": {"polite": adapter}}
     models = [None, "polite", "tiny", "unknown"]
     rows = run({"prompt": [CAPITALS[0]] * 4, "model": models}, sampling_params=GREEDY, **options)

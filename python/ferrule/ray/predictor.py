@@ -101,15 +101,18 @@ class LLMPredictor:
     async def _run(self, row: Row) -> Row:
         """Returns the new columns of a row."""
         try:
-            return {**await self._task(self._llm, row, self._defaults), "error": None}
+            return {**await self._task.run(self._llm, row, self._defaults), "error": None}
         except UnsupportedTaskError:  # every row would have it
             raise
         except EngineError as error:
             await self._llm.check_health()
-            return _failure(error)
+            return self._failure(error)
         except Exception as error:
             # Values of a row can have any type, and no row may end the job of the others.
-            return _failure(error)
+            return self._failure(error)
+
+    def _failure(self, error: Exception) -> Row:
+        return {**dict.fromkeys(self._task.columns), "error": f"{type(error).__name__}: {error}"}
 
 
 def assigned_threads() -> int | None:
@@ -118,7 +121,3 @@ def assigned_threads() -> int | None:
         return None
     cpus: float = ray.get_runtime_context().get_assigned_resources().get("CPU", 0)
     return max(int(cpus), 1) if cpus else None
-
-
-def _failure(error: Exception) -> Row:
-    return {"error": f"{type(error).__name__}: {error}"}

@@ -17,6 +17,8 @@ MAX_ROWS = 1 << 20
 MAX_ACTORS = 1 << 16
 MAX_CPUS = 1024
 """Maximum number of CPUs of an actor, the limit of `threads`."""
+CONVERSION = {"num_cpus": 0}
+"""Resources of the tasks that convert rows. With a CPU they would wait forever if the actors have all of them."""
 Convert: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 """Function of a row that returns columns."""
 Processor: TypeAlias = Callable[[ray.data.Dataset], ray.data.Dataset]
@@ -81,15 +83,14 @@ def build_processor(
 
     `preprocess` returns the columns that LLMPredictor reads; they are added to the row. `postprocess` returns the
     columns of the result; without it the result has all columns. The last two arguments are passed to `Dataset.map` of
-    these functions.
+    these functions, whose tasks otherwise reserve no CPU.
     """
     (low, high) = config.concurrency if isinstance(config.concurrency, tuple) else (config.concurrency,) * 2
-    at_once = config.max_concurrent_batches
 
     def process(dataset: ray.data.Dataset) -> ray.data.Dataset:
         rows: Any = dataset  # Ray's methods are partly without types
         if preprocess is not None:
-            rows = rows.map(_adding(preprocess), **(preprocess_map_kwargs or {}))
+            rows = rows.map(_adding(preprocess), **{**CONVERSION, **(preprocess_map_kwargs or {})})
         rows = rows.map_batches(
             LLMPredictor,
             fn_constructor_kwargs={
@@ -100,11 +101,17 @@ def build_processor(
                 **config.engine_kwargs,
             },
             batch_size=config.batch_size,
-            compute=ray.data.ActorPoolStrategy(min_size=low, max_size=high, max_tasks_in_flight_per_actor=2 * at_once),
+            compute=ray.data.ActorPoolStrategy(
+                min_size=low,
+                max_size=high,
+                max_tasks_in_flight_per_actor=2 * config.max_concurrent_batches,
+                max_concurrent_calls_per_actor=config.max_concurrent_batches,
+            ),
             num_cpus=config.num_cpus,
-            max_concurrency=at_once,
         )
-        return rows if postprocess is None else rows.map(postprocess, **(postprocess_map_kwargs or {}))
+        return (
+            rows if postprocess is None else rows.map(postprocess, **{**CONVERSION, **(postprocess_map_kwargs or {})})
+        )
 
     return process
 

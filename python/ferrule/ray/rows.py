@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -56,16 +57,22 @@ def mapping(row: Row, column: str) -> dict[str, Any] | None:
 
 
 def _plain(value: object) -> object:
-    """Converts arrays and NumPy scalars to Python values, and removes the fields that Arrow added to dicts as null."""
+    """Converts a value to Python's types.
+
+    NaN, which pandas writes for a missing value, is None. Fields of dicts that are None are removed, because Arrow gives
+    all dicts of a column the same fields.
+    """
     match value:
         case np.ndarray():
             return [_plain(each) for each in cast("np.ndarray[Any, Any]", value)]
         case np.generic():
-            return cast("object", value.item())
+            return _plain(cast("object", value.item()))
         case list() | tuple():
             return [_plain(each) for each in cast("list[object]", value)]
         case dict():
-            fields = cast("dict[str, object]", value)
-            return {name: _plain(each) for name, each in fields.items() if each is not None}
+            fields = {name: _plain(each) for name, each in cast("dict[str, object]", value).items()}
+            return {name: each for name, each in fields.items() if each is not None}
+        case float() if math.isnan(value):
+            return None
         case _:
             return value

@@ -82,8 +82,25 @@ async def score(llm: AsyncLLM, row: Row, defaults: Defaults) -> dict[str, object
     return {"score": output.outputs.score, "num_input_tokens": len(output.prompt_token_ids)}
 
 
-Task = Callable[[AsyncLLM, Row, Defaults], Awaitable[dict[str, object]]]
-TASKS: dict[str, Task] = {"generate": generate, "embed": embed, "classify": classify, "score": score}
+@dataclass(frozen=True)
+class Task:
+    """A task of a predictor."""
+
+    run: Callable[[AsyncLLM, Row, Defaults], Awaitable[dict[str, object]]]
+    """Returns the output columns of a row."""
+    columns: tuple[str, ...]
+    """Columns that every row gets, which are None in a row with an error."""
+
+
+TASKS = {
+    "generate": Task(
+        generate,
+        ("generated_text", "generated_tokens", "num_generated_tokens", "num_input_tokens", "finish_reason"),
+    ),
+    "embed": Task(embed, ("embeddings", "num_input_tokens")),
+    "classify": Task(classify, ("label", "probs", "num_input_tokens")),
+    "score": Task(score, ("score", "num_input_tokens")),
+}
 """Tasks by the name that `task_type` has in Ray's processors."""
 
 
@@ -97,6 +114,10 @@ def _sampling_params(row: Row, defaults: SamplingParams | None) -> SamplingParam
     given = mapping(row, "sampling_params")
     if given is None:
         return defaults
+    # Integers become floats if the field is missing in other rows.
+    given = {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in given.items()
+    }
     structure = given.get("structured_outputs")
     if isinstance(structure, dict):
         given["structured_outputs"] = StructuredOutputsParams(**cast("dict[str, Any]", structure))
