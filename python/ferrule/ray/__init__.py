@@ -9,7 +9,7 @@ It needs `pip install ferrule[ray]`.
     prompts.map_batches(LLMPredictor, num_cpus=8, concurrency=4, batch_size=256).write_parquet("answers")
 
 `predictor` and `processor` run the rows of datasets, `batch_workers` the lines of `ferrule run-batch --ray`. Each actor
-has an engine of its own; actors of one host map the same file of packed weights.
+has a separate engine; actors of one host map the same file of packed weights.
 
 Raises MissingDependencyError if Ray is not installed.
 """

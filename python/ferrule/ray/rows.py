@@ -59,8 +59,8 @@ def mapping(row: Row, column: str) -> dict[str, Any] | None:
 def _plain(value: object) -> object:
     """Converts a value to Python's types.
 
-    NaN, which pandas writes for a missing value, is None. Fields of dicts that are None are removed, because Arrow gives
-    all dicts of a column the same fields.
+    NaN, which pandas writes for a missing value, becomes None. Fields of dicts that are None are removed, because Arrow
+    gives all dicts of a column the same fields.
     """
     match value:
         case np.ndarray():

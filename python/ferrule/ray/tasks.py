@@ -111,12 +111,12 @@ def _prompt(row: Row) -> Prompt:
 
 def _sampling_params(row: Row, defaults: SamplingParams | None) -> SamplingParams | None:
     """Returns the parameters of a row: the defaults with the fields that the row sets; None if neither exist."""
-    given = mapping(row, "sampling_params")
-    if given is None:
+    found = mapping(row, "sampling_params")
+    if found is None:
         return defaults
     # Integers become floats if the field is missing in other rows.
-    given = {
-        name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in given.items()
+    given: dict[str, Any] = {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in found.items()
     }
     structure = given.get("structured_outputs")
     if isinstance(structure, dict):
