@@ -350,5 +350,5 @@ def test_example(ray_cluster: str) -> None:
     assert done.stdout.splitlines() == [
         "The capital of France is Paris.",
         "The capital of Japan is Tokyo.",
-        "InvalidParameterError: max_tokens must be an integer from 1 to 9007199254740991, got -1",
+        "InvalidParameterError: max_tokens must be an integer from 1 to 2147483647, got -1",
     ]
