@@ -116,7 +116,11 @@ def test_errors_before_any_request(ray_cluster: str, tmp_path: Path) -> None:
         (("--ray", "ray://localhost:10001"), 2, "ray must be HOST:PORT of the head node, auto, or local"),
         (("--ray", "no host"), 2, "ray must be the address of a Ray cluster ("),
         (("--ray", ray_cluster, "--threads", "3"), 2, "threads must be at most 2, the CPUs of the largest host"),
-        (("--ray", ray_cluster, "--max-model-len", "100000"), 1, "max_model_len"),
+        (
+            ("--ray", ray_cluster, "--max-model-len", "100000"),
+            2,
+            "error: max_model_len must be an integer from 1 to 2048",
+        ),
     ]:
         found, errors = run_batch(source, target, *options)
         assert (found, message in errors, "Traceback" in errors) == (code, True, False), errors
