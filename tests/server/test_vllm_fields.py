@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from ferrule import LLM, BeamSearchParams
+from ferrule.server.openai import chat, completions
+from ferrule.server.openai.completion_fields import prompt_logprobs
 from server.live import Live, events
 
 pytestmark = pytest.mark.native
@@ -132,3 +135,34 @@ def test_chat_echo_with_logprobs_reports_those_of_the_prompt(tiny: Live) -> None
     assert answer["prompt_logprobs"][0] is None
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
     assert len(answer["prompt_logprobs"][1]) >= 2
+
+
+@pytest.mark.parametrize(
+    ("path", "stream"), [("/v1/completions", False), ("/v1/completions", True), ("/v1/chat/completions", False)]
+)
+def test_many_log_probabilities_are_written_in_a_worker_thread(
+    path: str, stream: bool, tiny: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The JSON of a long prompt's takes a second, in which the streams of other requests would stand still."""
+    threads: list[str] = []
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return prompt_logprobs(*given)
+
+    for module in (chat, completions):
+        monkeypatch.setattr(module, "prompt_logprobs", noted)
+
+    def found(words: int) -> Any:
+        text = "word " * words
+        fields: dict[str, Any] = {"max_tokens": 1, "prompt_logprobs": 20, "stream": stream}
+        if path == "/v1/chat/completions":
+            return tiny.request(path, {**fields, "messages": [{"role": "user", "content": text}]}).json
+        answer = tiny.request(path, {**fields, "prompt": text})
+        return (next(events(answer.body)) if stream else answer.json)["choices"][0]
+
+    few, many = (found(words)["prompt_logprobs"] for words in (2, 200))
+    assert few[:2] == many[:2]
+    assert len(many) > 200
+    assert all(len(each) >= 20 for each in many[1:])
+    assert [thread.startswith("ferrule-worker") for thread in threads] == [False, True]

@@ -33,6 +33,7 @@ from ferrule.server.openai.completion_fields import (
     token_name,
     usage,
     wants_usage_per_chunk,
+    write_logprobs,
 )
 from ferrule.server.openai.messages import template_messages
 from ferrule.server.openai.prompts import tokens_prompt
@@ -79,8 +80,9 @@ def router(server: Context) -> APIRouter:
         writer = ResponseWriter(request, await generation(server, served, request))
         if request.stream:
             return await EventStream(writer.events(), server.settings.keep_alive).begin()
-        body = writer.full(await complete(writer.generation))
-        return Response(body.model_dump_json(by_alias=True), media_type="application/json")
+        output = await complete(writer.generation)
+        body = await write_logprobs(lambda: writer.full(output).model_dump_json(by_alias=True), [output])
+        return Response(body, media_type="application/json")
 
     @routes.post("/chat/completions/input_tokens", response_model=ChatTokens, include_in_schema=False)
     @routes.post("/v1/chat/completions/input_tokens", response_model=ChatTokens)

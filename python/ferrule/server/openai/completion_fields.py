@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import TypeVar
 
 from ferrule import __version__
+from ferrule._engine.workers import workers_for
 from ferrule._params.structured import StructuredOutputsParams
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import RequestOutput, TokenLogprobs
@@ -17,6 +20,12 @@ from ferrule.server.openai.protocol import (
     Usage,
 )
 from ferrule.server.schema import llama_cpp
+
+LOGPROB_BYTES = 64
+"""Typical size of the JSON of one log-probability, with its token."""
+LARGE_OUTPUT = 64 << 10
+"""Bytes from which log-probabilities are written in a worker thread."""
+T = TypeVar("T")
 
 
 def fingerprint(served: ServedModel) -> str:
@@ -60,6 +69,18 @@ def prompt_logprobs(given: Sequence[TokenLogprobs | None] | None) -> PromptLogpr
         }
         for each in given
     ]
+
+
+async def write_logprobs(write: Callable[[], T], outputs: Sequence[RequestOutput], *, prompts_only: bool = False) -> T:
+    """Returns the result of `write`, which writes the log-probabilities of outputs, or those of their prompts only.
+
+    It runs in a worker thread where they are many, so that the event loop is not blocked.
+    """
+    all_steps = [output.prompt_logprobs or () for output in outputs]
+    if not prompts_only:
+        all_steps += [completion.logprobs or () for output in outputs for completion in output.outputs]
+    size = LOGPROB_BYTES * sum(len(step) for step in chain.from_iterable(all_steps) if step is not None)
+    return write() if size < LARGE_OUTPUT else await workers_for(size).run(write)
 
 
 def structure_of(request: GenerationFields) -> StructuredOutputsParams | None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import cast
 
 from fastapi import APIRouter
@@ -33,6 +34,7 @@ from ferrule.server.openai.completion_fields import (
     token_name,
     usage,
     wants_usage_per_chunk,
+    write_logprobs,
 )
 from ferrule.server.openai.prompts import prompts_of
 from ferrule.server.openai.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Usage
@@ -58,8 +60,9 @@ def router(server: Context) -> APIRouter:
         writer = CompletionWriter(request, await generations(await server.lease(request.model), request))
         if request.stream:
             return await EventStream(writer.events(), server.settings.keep_alive).begin()
-        body = writer.full(await _complete_all(writer.generations))
-        return Response(body.model_dump_json(), media_type="application/json")
+        outputs = await _complete_all(writer.generations)
+        body = await write_logprobs(lambda: writer.full(outputs).model_dump_json(), outputs)
+        return Response(body, media_type="application/json")
 
     return routes
 
@@ -223,17 +226,25 @@ class CompletionWriter:
                     yield event(body, hidden)
                 for new in step.deltas:
                     place = places.setdefault((prompt, new.index), _TextPosition())
-                    body = self._body([self._choice(prompt, new, step.output, place)])
-                    if wants_usage_per_chunk(self.request):
-                        body.usage = self._usage(list(known.values()))
-                    body.timings = timings(step.output) if self.request.timings_per_token else None
-                    yield event(body, hidden)
+                    write = partial(self._event, prompt, new, step.output, place, list(known.values()))
+                    # The first event of a choice may have the log-probabilities of its prompt.
+                    yield write() if place.begun else await write_logprobs(write, [step.output], prompts_only=True)
         if options is not None and options.include_usage:
             body = self._body([])
             body.usage = self._usage(list(known.values()))
             body.timings = timings(*known.values()) if self.request.timings_per_token else None
             yield event(body)
         yield DONE
+
+    def _event(
+        self, prompt: int, new: StreamDelta, output: RequestOutput, place: _TextPosition, known: list[RequestOutput]
+    ) -> bytes:
+        """Returns the event of the new part of a choice; `known` are the outputs so far."""
+        body = self._body([self._choice(prompt, new, output, place)])
+        if wants_usage_per_chunk(self.request):
+            body.usage = self._usage(known)
+        body.timings = timings(output) if self.request.timings_per_token else None
+        return event(body, excluded_fields(self.request))
 
     def _choice(self, prompt: int, new: StreamDelta, output: RequestOutput, place: _TextPosition) -> CompletionChoice:
         """Returns the new part of a choice; the first part begins with the prompt where it is echoed."""
