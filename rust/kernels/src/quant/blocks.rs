@@ -59,6 +59,31 @@ impl Values {
     }
 }
 
+/// Sub-scales, which multiply the scales of a block.
+#[derive(Clone, Copy)]
+pub enum SubScales {
+    /// None: all groups have the scales of their block.
+    None,
+    /// Stored numbers, minus a number.
+    Minus(u8, ReadSubScale),
+    /// Signed bytes.
+    Signed(ReadSubScale),
+}
+
+/// Reads the stored sub-scale of a group, or of half a group, of a block, for weights, 0, or for offsets, 1.
+pub type ReadSubScale = fn(block: &[u8], part: usize, which: usize) -> u8;
+
+impl SubScales {
+    /// Returns the value of a stored sub-scale; 1 if there are none.
+    pub fn of(self, stored: u8) -> f32 {
+        match self {
+            Self::None => 1.0,
+            Self::Minus(zero, _) => f32::from(stored) - f32::from(zero),
+            Self::Signed(_) => f32::from(stored.cast_signed()),
+        }
+    }
+}
+
 /// Description of a format by its stored blocks.
 pub trait BlockFormat: Send + Sync + 'static {
     /// Size of a stored block: one or several whole groups.
@@ -67,14 +92,14 @@ pub trait BlockFormat: Send + Sync + 'static {
     /// Values of the codes.
     const VALUES: Values;
 
-    /// Number that is subtracted from sub-scales.
-    const SUB_SCALE_ZERO: u8 = 0;
+    /// Sub-scales of groups or of halves of groups.
+    const SUB_SCALES: SubScales = SubScales::None;
 
     /// Bits of the codes.
     type Codes: BitPlanes;
 
     /// Bits of the sub-scales: none if there are no sub-scales, and eight if they are signed bytes.
-    type SubScales: BitPlanes;
+    type SubScaleBits: BitPlanes;
 
     /// Unpacked form of groups, which also says whether there are offsets, and sub-scales for halves of groups.
     type Unpacked: Unpack;
@@ -84,11 +109,6 @@ pub trait BlockFormat: Send + Sync + 'static {
 
     /// Returns the scale of weights, 0, or of offsets, 1: the bits of an f16.
     fn scale(block: &[u8], which: usize) -> u16;
-
-    /// Returns the sub-scale of a group, or of half a group, for weights, 0, or for offsets, 1.
-    fn sub_scale(_block: &[u8], _part: usize, _which: usize) -> u8 {
-        unreachable!("there are no sub-scales")
-    }
 
     /// Returns the code of an input.
     fn code(block: &[u8], input: usize) -> u8;
@@ -113,7 +133,7 @@ impl<F: BlockFormat> Derived<F> {
     const SUB_SCALES: usize = Self::GROUPS * Self::PARTS * Self::SCALES;
 
     /// Number of vectors of the sub-scales of a block.
-    const SUB_SCALE_VECTORS: usize = F::SubScales::BITS * Self::SUB_SCALES / 8;
+    const SUB_SCALE_VECTORS: usize = F::SubScaleBits::BITS * Self::SUB_SCALES / 8;
 
     /// Bytes of the scales and sub-scales of a block of sixteen rows.
     const SCALE_BYTES: usize = Self::SCALES * size_of::<[u16; LANES]>() + Self::SUB_SCALE_VECTORS * LANES;
@@ -127,6 +147,16 @@ impl<F: BlockFormat> Derived<F> {
         factors: Self::SCALE_BYTES / LINE,
         codes: F::Codes::BITS,
     };
+
+    /// Sub-scales have bits, and signed ones eight.
+    const HAS_BITS_OF_SUB_SCALES: () = assert!(
+        match F::SUB_SCALES {
+            SubScales::None => F::SubScaleBits::BITS == 0,
+            SubScales::Minus(..) => F::SubScaleBits::BITS > 0 && F::SubScaleBits::BITS < 8,
+            SubScales::Signed(_) => F::SubScaleBits::BITS == 8,
+        },
+        "the sub-scales do not have the described number of bits"
+    );
 
     /// Packing is lossless: two blocks of sixteen rows take as many bytes as they do when stored.
     const IS_LOSSLESS: () = assert!(
@@ -178,6 +208,7 @@ impl<F: BlockFormat> GroupedFormat for F {
     #[inline(always)]
     fn lines(groups: usize) -> usize {
         const { Derived::<F>::IS_LOSSLESS }
+        const { Derived::<F>::HAS_BITS_OF_SUB_SCALES }
         Derived::<F>::LAYOUT.lines(groups)
     }
 
@@ -189,14 +220,13 @@ impl<F: BlockFormat> GroupedFormat for F {
                 grouped::halves_mut(lines, line, at)[row] = F::scale(block, which);
             }
         }
-        if const { F::SubScales::BITS > 0 } {
+        if let SubScales::Minus(_, read) | SubScales::Signed(read) = F::SUB_SCALES {
             let (line, skipped) = Derived::<F>::sub_scales_at(first);
             let vectors = &mut planes::vectors_mut::<LANES>(&mut lines[line..])[skipped..];
             for (row, block) in blocks.iter().enumerate() {
                 for index in 0..Derived::<F>::SUB_SCALES {
                     let (part, which) = (index / Derived::<F>::SCALES, index % Derived::<F>::SCALES);
-                    let sub_scale = F::sub_scale(block, part, which);
-                    F::SubScales::store(vectors, Derived::<F>::SUB_SCALES, index, row, sub_scale);
+                    F::SubScaleBits::store(vectors, Derived::<F>::SUB_SCALES, index, row, read(block, part, which));
                 }
             }
         }
@@ -235,12 +265,13 @@ impl<F: BlockFormat> GroupedFormat for F {
     fn factor<S: Dot>(simd: S, group: Packed<'_>, index: usize) -> S::F32 {
         let (part, which) = if Derived::<F>::FACTORS.halves { (index % 2, index / 2) } else { (0, index) };
         let scale = simd.load_f16(group.scales[which]);
-        if const { F::SubScales::BITS == 0 } {
-            return scale;
-        }
         let at = Derived::<F>::sub_scale_index(group.index, part, which);
-        let sub_scale = simd.to_f32(F::SubScales::lanes(simd, group.sub_scales, Derived::<F>::SUB_SCALES, at));
-        simd.mul(scale, simd.sub(sub_scale, simd.splat(f32::from(F::SUB_SCALE_ZERO))))
+        let stored = simd.to_f32(F::SubScaleBits::lanes(simd, group.sub_scales, Derived::<F>::SUB_SCALES, at));
+        match F::SUB_SCALES {
+            SubScales::None => scale,
+            SubScales::Minus(zero, _) => simd.mul(scale, simd.sub(stored, simd.splat(f32::from(zero)))),
+            SubScales::Signed(_) => simd.mul(scale, stored),
+        }
     }
 
     fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32 {
@@ -252,12 +283,7 @@ impl<F: BlockFormat> GroupedFormat for F {
             let (line, skipped) = Derived::<F>::sub_scales_at(group);
             let at = Derived::<F>::sub_scale_index(group, part, which);
             let vectors = &planes::vectors::<LANES>(&lines[line..])[skipped..];
-            let number = || F::SubScales::number(vectors, Derived::<F>::SUB_SCALES, at, row);
-            match F::SubScales::BITS {
-                0 => scale,
-                8 => scale * f32::from(number().cast_signed()),
-                _ => scale * (f32::from(number()) - f32::from(F::SUB_SCALE_ZERO)),
-            }
+            scale * F::SUB_SCALES.of(F::SubScaleBits::number(vectors, Derived::<F>::SUB_SCALES, at, row))
         };
         let codes = &lines[Derived::<F>::LAYOUT.codes_of(group)..];
         let code = grouped::code::<F::Codes>(codes, input % GROUP, row);
@@ -268,11 +294,8 @@ impl<F: BlockFormat> GroupedFormat for F {
     fn set_deviation(lines: &mut [ByteLine], groups: usize, deviation: f32) {
         let codes = (0..1 << F::Codes::BITS).map(|code| F::VALUES.of(code as u8));
         let (code, code_square) = moments(codes);
-        let (sub_scale, sub_scale_square) = match F::SubScales::BITS {
-            0 => (1.0, 1.0),
-            8 => moments((i8::MIN..=i8::MAX).map(f32::from)),
-            bits => moments((0..1 << bits).map(|number| number as f32 - f32::from(F::SUB_SCALE_ZERO))),
-        };
+        let sub_scales = (0..1 << F::SubScaleBits::BITS).map(|stored| F::SUB_SCALES.of(stored as u8));
+        let (sub_scale, sub_scale_square) = moments(sub_scales);
         // Offsets are the mean of codes times their own sub-scales.
         let offset_square = if Derived::<F>::FACTORS.offsets {
             code * code * (sub_scale_square - 2.0 * sub_scale * sub_scale)
@@ -323,8 +346,10 @@ pub fn strided(bytes: &[u8], input: usize, bits: usize) -> u8 {
     bytes[input / each * GROUP + input % GROUP] >> (input % each / GROUP * bits) & (u8::MAX >> (8 - bits))
 }
 
-/// Returns the sub-scale, 0, or minimum, 1, of a group in the twelve bytes of a block: ggml's `get_scale_min_k4`.
-pub fn k_sub_scale(bytes: &[u8], group: usize, which: usize) -> u8 {
+/// Returns the sub-scale, 0, or minimum, 1, of a group of a block whose twelve bytes of them follow two f16: ggml's
+/// `get_scale_min_k4`.
+pub fn k_sub_scale(block: &[u8], group: usize, which: usize) -> u8 {
+    let bytes = &block[4..16];
     if group < 4 {
         return bytes[group + 4 * which] & 0x3f;
     }

@@ -16,7 +16,7 @@ impl BlockFormat for Iq4Nl {
     const VALUES: Values = Values::Table(VALUES);
 
     type Codes = Bits<4>;
-    type SubScales = Bits<0>;
+    type SubScaleBits = Bits<0>;
     type Unpacked = Whole<false>;
     type ByCodes = Whole<false>;
 

@@ -12,7 +12,7 @@ impl BlockFormat for Q4_0 {
     const VALUES: Values = Values::Minus(8);
 
     type Codes = Bits<4>;
-    type SubScales = Bits<0>;
+    type SubScaleBits = Bits<0>;
     type Unpacked = Whole<false>;
     type ByCodes = Whole<true>;
 

@@ -13,7 +13,7 @@ impl BlockFormat for Q4_1 {
     const VALUES: Values = Values::Minus(0);
 
     type Codes = Bits<4>;
-    type SubScales = Bits<0>;
+    type SubScaleBits = Bits<0>;
     type Unpacked = Offset<false>;
     type ByCodes = Offset<true>;
 

@@ -12,7 +12,7 @@ impl BlockFormat for Q5_0 {
     const VALUES: Values = Values::Minus(16);
 
     type Codes = Bits<5>;
-    type SubScales = Bits<0>;
+    type SubScaleBits = Bits<0>;
     type Unpacked = Whole<false>;
     type ByCodes = Whole<true>;
 

@@ -13,7 +13,7 @@ impl BlockFormat for Q5_1 {
     const VALUES: Values = Values::Minus(0);
 
     type Codes = Bits<5>;
-    type SubScales = Bits<0>;
+    type SubScaleBits = Bits<0>;
     type Unpacked = Offset<false>;
     type ByCodes = Offset<true>;
 

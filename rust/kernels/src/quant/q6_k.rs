@@ -1,7 +1,7 @@
 //! ggml's q6_k: codes in -32..=31, stored as code + 32, with a sub-scale in -128..=127 for each 16 inputs, and an f16
 //! scale for 256 inputs; 6.5625 bits per weight.
 
-use super::blocks::{BlockFormat, Values, stored_half, strided};
+use super::blocks::{BlockFormat, SubScales, Values, stored_half, strided};
 use super::grouped::{Halves, StoredBlock};
 use super::planes::Bits;
 
@@ -11,18 +11,15 @@ pub struct Q6K;
 impl BlockFormat for Q6K {
     const STORED: StoredBlock = StoredBlock { inputs: 256, bytes: 210 };
     const VALUES: Values = Values::Minus(32);
+    const SUB_SCALES: SubScales = SubScales::Signed(|block, half, _| block[192 + half]);
 
     type Codes = Bits<6>;
-    type SubScales = Bits<8>;
+    type SubScaleBits = Bits<8>;
     type Unpacked = Halves<false>;
     type ByCodes = Halves<true>;
 
     fn scale(block: &[u8], _: usize) -> u16 {
         stored_half(&block[208..])
-    }
-
-    fn sub_scale(block: &[u8], half: usize, _: usize) -> u8 {
-        block[192 + half]
     }
 
     /// Returns the code of an input. Of every 128 inputs, the low four bits of the first 64 are in the low halves of 64 bytes

@@ -92,7 +92,7 @@ impl BlockFormat for Q8_0 {
     const VALUES: Values = Values::Minus(OFFSET);
 
     type Codes = Bits<8>;
-    type SubScales = Bits<0>;
+    type SubScaleBits = Bits<0>;
     type Unpacked = Whole<false>;
     type ByCodes = Whole<false>;
 
