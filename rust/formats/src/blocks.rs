@@ -40,6 +40,8 @@ layouts! {
     Q5_1 = "q5_1", 32, 24;
     /// ggml's `block_q8_0`: f16 d; 32 codes. Value: d * code.
     Q8_0 = "q8_0", 32, 34;
+    /// ggml's `block_q2_K`: 16 bytes of 4-bit scales and minima; 64 bytes of codes; f16 d and dmin.
+    Q2K = "q2_k", 256, 84;
     /// ggml's `block_q3_K`: 32 bytes of high bits; 64 bytes of low bits; 12 bytes of 6-bit scales; f16 d.
     Q3K = "q3_k", 256, 110;
     /// ggml's `block_q4_K`: f16 d and dmin; 12 bytes of 6-bit scales and minima; 128 bytes of codes.

@@ -49,8 +49,8 @@ macro_rules! golden {
 #[test]
 fn dequantized_weights_equal_ggml() {
     for (format, golden) in golden! {
-        Q4_0 "q4_0", Q4_1 "q4_1", Q5_0 "q5_0", Q5_1 "q5_1", Q8_0 "q8_0", Q3K "q3_k", Q4K "q4_k", Q5K "q5_k",
-        Q6K "q6_k", Iq4Nl "iq4_nl", Iq4Xs "iq4_xs", Mxfp4 "mxfp4",
+        Q4_0 "q4_0", Q4_1 "q4_1", Q5_0 "q5_0", Q5_1 "q5_1", Q8_0 "q8_0", Q2K "q2_k", Q3K "q3_k", Q4K "q4_k",
+        Q5K "q5_k", Q6K "q6_k", Iq4Nl "iq4_nl", Iq4Xs "iq4_xs", Mxfp4 "mxfp4",
     } {
         let (stored, weights) = golden.split_at(3 * format.stored_block().unwrap().row_bytes(256));
         let weights: Vec<f32> = weights.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
@@ -211,6 +211,7 @@ fn extremes_are_exact() {
                     let one = half::f16::ONE.to_le_bytes();
                     match format {
                         Format::Mxfp4 => block[0] = 128,
+                        Format::Q2K => block[80..82].copy_from_slice(&one),
                         Format::Q3K => block[108..].copy_from_slice(&one),
                         Format::Q6K => block[208..].copy_from_slice(&one),
                         _ => block[..2].copy_from_slice(&one),
@@ -219,6 +220,7 @@ fn extremes_are_exact() {
                         Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => {
                             block[2..4].copy_from_slice(&one);
                         }
+                        Format::Q2K => block[82..].copy_from_slice(&one),
                         Format::U4 => block[2] = [0, 16][row / 7 % 2],
                         Format::U8 => block[2..4].copy_from_slice(&[[0, 0], [0, 1]][row / 7 % 2]),
                         _ => {}

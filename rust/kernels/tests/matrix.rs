@@ -289,6 +289,7 @@ fn the_layout_matches_its_version() {
         ("iq4_xs", 0xdd8c_3273_d878_da3d),
         ("mxfp4", 0x5604_54ee_4e59_478b),
         ("q3_k", 0xdaa8_a0b1_e3e6_cfdb),
+        ("q2_k", 0x85dd_9873_091a_4fd1),
     ];
     for isa in Isa::available() {
         let found = Format::ALL.iter().map(|format| {

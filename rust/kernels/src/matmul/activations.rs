@@ -38,14 +38,14 @@ pub(super) type StartsOfRows<const R: usize> = [[[i32; R]; BLOCK_GROUPS]; Codes:
 const HALVES: usize = grouped::GROUP / LANES;
 
 /// Number of words of a row in a group with factors, besides its quads.
-const OF_GROUP: usize = 5;
+const OF_GROUP: usize = 7;
 
 /// Number of words of a row in a block where groups have factors.
 const GROUP_WORDS: usize = OF_GROUP * BLOCK_PAIRS;
 
-/// Words of the groups of one block of R rows, `[group of 32 inputs][scale, start, starts of both halves, sum][row]`. The
-/// scale is an f32; starts subtract the bias of the weights from the products; the sum is the negated sum of the group's
-/// activations, an f32.
+/// Words of the groups of one block of R rows, `[group of 32 inputs][scale, start, starts of both halves, sum, sums of both
+/// halves][row]`. The scale is an f32; starts subtract the bias of the weights from the products; sums are negated sums of
+/// activations, f32.
 pub(super) type GroupsOfRows<const R: usize> = [[[i32; R]; OF_GROUP]; BLOCK_PAIRS];
 
 /// Quantized rows, `[tile][block][word][row]`; rows that pad the last tile are zero.
@@ -322,9 +322,10 @@ fn quantize_groups<'a, S: Dot>(
     for (x, of_group) in x.as_chunks::<HALVES>().0.iter().zip(of_block.as_chunks_mut().0) {
         let (scale, codes) = quantize(simd, simd.load_vectors(x));
         let (first, second) = (sum(simd, codes[0]), sum(simd, codes[1]));
-        let sum = first.wrapping_add(second);
-        let [scale, negative] = [scale, sum.wrapping_neg() as f32 * scale].map(|word| word.to_bits().cast_signed());
-        write(&mut words, [scale, start::<S>(sum), start::<S>(first), start::<S>(second), negative]);
+        let sums = [first.wrapping_add(second), first, second];
+        write(&mut words, [scale.to_bits().cast_signed()]);
+        write(&mut words, sums.map(start::<S>));
+        write(&mut words, sums.map(|sum| (sum.wrapping_neg() as f32 * scale).to_bits().cast_signed()));
         *of_group = narrow(simd, codes);
     }
     of_block

@@ -1,4 +1,5 @@
-//! Weights of grouped formats, which are all unpacked to one layout, so that they share register tiles.
+//! Weights of grouped formats, which are unpacked to one layout for each kind of factors, so that they share register
+//! tiles.
 //!
 //! For up to four rows, weights are unpacked in registers by a kernel for each format, as fast as memory delivers them.
 //! For more rows they are unpacked a block at a time into the L1 cache: kernels for each format and number of rows would
@@ -11,7 +12,7 @@ use super::panels::{Panels, Pass, RowTiles, Weights, streams};
 use super::tile::{MAX_TILE_PANELS, UNPACKED_BLOCKS};
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE};
 use crate::quant::GroupedFormat;
-use crate::quant::grouped::{self, GROUP, Group, Packed, UNPACKED_BLOCK_LINES};
+use crate::quant::grouped::{self, GROUP, MAX_UNPACKED_BLOCK_LINES, Packed};
 use crate::quant::integer::BLOCK_PAIRS;
 
 /// Maximum number of rows for which weights are unpacked in registers.
@@ -28,7 +29,7 @@ pub(super) struct Grouped<F>(PhantomData<F>);
 
 impl<F: GroupedFormat> Weights for Grouped<F> {
     const BLOCKS: usize = UNPACKED_BLOCKS;
-    const BLOCK_LINES: usize = UNPACKED_BLOCK_LINES;
+    const BLOCK_LINES: usize = BLOCK_PAIRS * grouped::unpacked_lines::<F>();
 
     #[inline(always)]
     fn first_line(index: usize) -> usize {
@@ -40,7 +41,7 @@ impl<F: GroupedFormat> Weights for Grouped<F> {
         if const { R <= DIRECT_ROWS } {
             return panels.streams::<S, Packed<F>, R>(simd);
         }
-        let mut unpacked_lines = [ByteLine([0; LINE]); MAX_TILE_PANELS * FEW_BLOCKS * UNPACKED_BLOCK_LINES];
+        let mut unpacked_lines = [ByteLine([0; LINE]); MAX_TILE_PANELS * FEW_BLOCKS * MAX_UNPACKED_BLOCK_LINES];
         let mut sums = [[0.0; LANES]; MAX_FEW_SUMS];
         const { assert!(R * streams::<S>(R) <= MAX_FEW_SUMS) }
         match const { streams::<S>(R) } {
@@ -59,11 +60,11 @@ impl<F: GroupedFormat> Weights for Grouped<F> {
     ) {
         let blocks = pass.blocks.clone();
         let groups = blocks.start * BLOCK_PAIRS..(pass.cols / GROUP).min(blocks.end * BLOCK_PAIRS);
-        let (mut unpacked, panel_lines) = ([&[][..]; P], blocks.len() * UNPACKED_BLOCK_LINES);
-        for (p, unpacked_lines) in unpacked_lines.chunks_exact_mut(panel_lines).take(P).enumerate() {
-            let to = bytemuck::cast_slice_mut(unpacked_lines);
-            simd.vectorize_dot(UnpackGroups::<F> { lines: lines[p], groups: groups.clone(), to, format: PhantomData });
-            unpacked[p] = unpacked_lines;
+        let (mut unpacked, panel_lines) = ([&[][..]; P], blocks.len() * Self::BLOCK_LINES);
+        for (p, to) in unpacked_lines.chunks_exact_mut(panel_lines).take(P).enumerate() {
+            let (lines, groups, format) = (lines[p], groups.clone(), PhantomData::<F>);
+            simd.vectorize_dot(UnpackGroups { lines, groups, to: &mut *to, format });
+            unpacked[p] = to;
         }
         let (lines, first_block) = (unpacked, blocks.start);
         if const { S::BY_CODES } {
@@ -79,7 +80,7 @@ struct UnpackGroups<'a, F> {
     /// Lines of the panel.
     lines: &'a [ByteLine],
     groups: Range<usize>,
-    to: &'a mut [Group],
+    to: &'a mut [ByteLine],
     format: PhantomData<F>,
 }
 
@@ -88,7 +89,7 @@ impl<F: GroupedFormat> DotKernel for UnpackGroups<'_, F> {
 
     #[inline(always)]
     fn run<S: Dot>(self, simd: S) {
-        for (group, to) in self.groups.zip(self.to) {
+        for (group, to) in self.groups.zip(self.to.chunks_exact_mut(const { grouped::unpacked_lines::<F>() })) {
             grouped::unpack::<S, F>(simd, self.lines, group, to);
         }
     }

@@ -13,14 +13,14 @@ use super::activations::Activations;
 use super::tile::{MAX_TILE_PANELS, Micro, Prefetch, TileInput, UNPACKED_BLOCKS};
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE};
 use crate::disjoint::Tile;
-use crate::quant::grouped::UNPACKED_BLOCK_LINES;
+use crate::quant::grouped::MAX_UNPACKED_BLOCK_LINES;
 use crate::quant::integer::{BLOCK_PAIRS, BlockScales, Unpack};
 
 /// Maximum number of panels that are read side by side. Reading four streams at once is much faster than one.
 pub(super) const MAX_STREAMS: usize = 4;
 
 /// Maximum number of lines that are unpacked of a panel.
-const MAX_UNPACKED_LINES: usize = UNPACKED_BLOCKS * UNPACKED_BLOCK_LINES;
+const MAX_UNPACKED_LINES: usize = UNPACKED_BLOCKS * MAX_UNPACKED_BLOCK_LINES;
 
 /// Maximum number of rows of a task, which bounds its time: a usual chunk of 512, in whole tiles of 2, 4 or 6.
 pub(super) const MAX_TASK_ROWS: usize = 516;

@@ -225,11 +225,6 @@ const fn halves<U: Unpack>() -> bool {
     matches!(U::FACTORS, Some(Factors { halves: true, .. }))
 }
 
-/// Returns whether groups have an offset.
-const fn offsets<U: Unpack>() -> bool {
-    matches!(U::FACTORS, Some(Factors { offsets: true, .. }))
-}
-
 /// Returns the same reference, whose target the compiler must assume to be visible elsewhere, so that it stays in memory.
 /// Otherwise the compiler would assign the sums of large tiles to more registers than there are and spill them, which took
 /// half of the time.
@@ -316,9 +311,9 @@ fn add_codes<S: Dot, U: Unpack, const R: usize, const P: usize>(
 #[derive(Clone, Copy)]
 struct Group<'a, const R: usize> {
     quads: &'a [[i32; R]; PAIR_QUADS],
-    /// Scale, initial values of the products of the group and of each half, and sum; see
+    /// Scale, initial values of the products of the group and of each half, and sums of the group and of each half; see
     /// [`GroupsOfRows`](super::activations::GroupsOfRows).
-    words: &'a [[i32; R]; 5],
+    words: &'a [[i32; R]; 7],
     /// Initial values of the partial sums of both halves, where codes are multiplied.
     starts: &'a [[i32; R]; 2],
     /// Index of the group in its block.
@@ -326,7 +321,7 @@ struct Group<'a, const R: usize> {
 }
 
 /// Adds the products of one group with factors: `sums += integers * (factor * scale)`, of both halves where each has its
-/// own factor, and then the product of the offset with the sum of the activations.
+/// own factor, and then the products of the offsets with the sums of the activations.
 #[inline(always)]
 fn add_group<S: Dot, U: Unpack, const R: usize, const P: usize>(
     simd: S,
@@ -367,11 +362,29 @@ fn add_group<S: Dot, U: Unpack, const R: usize, const P: usize>(
         }
         add_integers::<S, U, R, P>(simd, sums, &integers, &pairs, 0, &x.words[0]);
     }
-    if const { offsets::<U>() } {
-        let mut offset = [simd.splat(0.0); P];
-        unroll!(p in 0..P { offset[p] = U::factor(simd, pairs[p], 1) });
-        unroll!(r in 0..R { add_product(simd, &mut sums[r], &offset, x.words[4][r]) });
+    match const { U::FACTORS } {
+        Some(Factors { halves: false, offsets: true }) => {
+            add_offset::<S, U, R, P>(simd, sums, &pairs, 1, &x.words[4]);
+        }
+        Some(Factors { halves: true, offsets: true }) => {
+            unroll!(half in [0 1] { add_offset::<S, U, R, P>(simd, sums, &pairs, 2 + half, &x.words[5 + half]) });
+        }
+        _ => {}
     }
+}
+
+/// Adds the products of factor `index`, an offset, with sums of activations.
+#[inline(always)]
+fn add_offset<S: Dot, U: Unpack, const R: usize, const P: usize>(
+    simd: S,
+    sums: &mut [[[f32; LANES]; P]; R],
+    pairs: &[U::Pair<'_, S>; P],
+    index: usize,
+    of_activations: &[i32; R],
+) {
+    let mut offset = [simd.splat(0.0); P];
+    unroll!(p in 0..P { offset[p] = U::factor(simd, pairs[p], index) });
+    unroll!(r in 0..R { add_product(simd, &mut sums[r], &offset, of_activations[r]) });
 }
 
 /// Adds the integers of a group, or of its half `half`, times their factors and the scales of the activations.

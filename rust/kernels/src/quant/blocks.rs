@@ -118,13 +118,13 @@ pub trait BlockFormat: Send + Sync + 'static {
 struct Derived<F>(PhantomData<F>);
 
 impl<F: BlockFormat> Derived<F> {
-    const FACTORS: Factors = F::Unpacked::FACTORS.expect("groups have factors");
+    const FACTORS: Factors = grouped::factors::<F>();
 
     /// Number of f16 scales of a block.
-    const SCALES: usize = if Self::FACTORS.offsets { 2 } else { 1 };
+    const SCALES: usize = Self::FACTORS.kinds();
 
     /// Number of parts of a group that have their own sub-scales.
-    const PARTS: usize = if Self::FACTORS.halves { 2 } else { 1 };
+    const PARTS: usize = Self::FACTORS.parts();
 
     /// Number of groups of a block.
     const GROUPS: usize = F::STORED.inputs / GROUP;
@@ -263,7 +263,7 @@ impl<F: BlockFormat> GroupedFormat for F {
     /// Returns a factor. The product is exact: eleven bits times at most eight.
     #[inline(always)]
     fn factor<S: Dot>(simd: S, group: Packed<'_>, index: usize) -> S::F32 {
-        let (part, which) = if Derived::<F>::FACTORS.halves { (index % 2, index / 2) } else { (0, index) };
+        let (part, which) = (index % Derived::<F>::PARTS, index / Derived::<F>::PARTS);
         let scale = simd.load_f16(group.scales[which]);
         let at = Derived::<F>::sub_scale_index(group.index, part, which);
         let stored = simd.to_f32(F::SubScaleBits::lanes(simd, group.sub_scales, Derived::<F>::SUB_SCALES, at));

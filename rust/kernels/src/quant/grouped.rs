@@ -1,7 +1,7 @@
 //! Grouped formats: quantization by other programs, such as ggml, GPTQ and AWQ.
 //!
 //! Packing keeps the codes and scales of the stored model exactly; it only moves bits. Weights share floating-point
-//! factors in groups of [`GROUP`] inputs, or in halves of them. An unpacked group ([`Group`]) consists of bytes, which
+//! factors in groups of [`GROUP`] inputs, or in halves of them. An unpacked group ([`unpack`]) consists of bytes, which
 //! are multiplied with those of the activations, and of factors for their integer sum:
 //!
 //! `sum += integer * (factor * activation scale) - offset * activation sum`, group by group.
@@ -11,8 +11,6 @@
 //! or eight if two codes share a byte.
 
 use std::marker::PhantomData;
-
-use bytemuck::{Pod, Zeroable};
 
 use super::integer::{BLOCK_PAIRS, Codes, PAIR_QUADS, Unpack};
 use super::planes::{self, BitPlanes};
@@ -74,65 +72,86 @@ pub trait GroupedFormat: Send + Sync + 'static {
     fn set_deviation(lines: &mut [ByteLine], groups: usize, deviation: f32);
 }
 
-/// Unpacked group of sixteen rows.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub struct Group {
-    /// Bytes with the bias [`unpacked_bias`], one line for each four inputs.
-    pub quads: [ByteLine; PAIR_QUADS],
-    /// Factors of each row: of the group or its first half, then of the second half or the offset.
-    pub factors: [[f32; LANES]; 2],
-}
-
-/// Number of lines of an unpacked group.
-const UNPACKED_LINES: usize = size_of::<Group>() / size_of::<ByteLine>();
-
-const _: () = assert!(UNPACKED_LINES == PAIR_QUADS + 2);
-
-/// Number of lines of the unpacked groups of a block of activations.
-pub const UNPACKED_BLOCK_LINES: usize = BLOCK_PAIRS * UNPACKED_LINES;
-
 /// Kinds of factors of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Factors {
-    /// Whether each half of the group has its own factor.
+    /// Whether each half of the group has its own factors.
     pub halves: bool,
-    /// Whether the second factor is an offset, which is multiplied by the sum of activations.
+    /// Whether factors are followed by as many offsets, which are multiplied by sums of activations.
     pub offsets: bool,
 }
 
-/// Unpacked groups. `SMALL` codes have at most six bits and can be multiplied as codes.
-pub struct UnpackedGroups<const HALVES: bool, const OFFSETS: bool, const SMALL: bool>;
+impl Factors {
+    /// Returns the number of parts of a group that have their own factors.
+    pub const fn parts(self) -> usize {
+        if self.halves { 2 } else { 1 }
+    }
+
+    /// Returns the number of factors of a part: of its weights, and of its offset if there are offsets.
+    pub const fn kinds(self) -> usize {
+        if self.offsets { 2 } else { 1 }
+    }
+
+    /// Returns the number of lines of an unpacked group: one for each four inputs, and one for each factor.
+    const fn unpacked_lines(self) -> usize {
+        PAIR_QUADS + self.parts() * self.kinds()
+    }
+}
+
+/// Returns the factors of the groups of a format.
+pub const fn factors<F: GroupedFormat>() -> Factors {
+    F::Unpacked::FACTORS.expect("groups have factors")
+}
+
+/// Returns the number of lines of an unpacked group of a format.
+pub const fn unpacked_lines<F: GroupedFormat>() -> usize {
+    factors::<F>().unpacked_lines()
+}
+
+/// Maximum number of lines of the unpacked groups of a block of activations.
+pub const MAX_UNPACKED_BLOCK_LINES: usize = BLOCK_PAIRS * Factors { halves: true, offsets: true }.unpacked_lines();
+
+/// Unpacked groups of `LINES` lines. `SMALL` codes have at most six bits and can be multiplied as codes.
+pub struct UnpackedGroups<const HALVES: bool, const OFFSETS: bool, const SMALL: bool, const LINES: usize>;
 
 /// Unpacked groups with one factor.
-pub type Whole<const SMALL: bool> = UnpackedGroups<false, false, SMALL>;
+pub type Whole<const SMALL: bool> = UnpackedGroups<false, false, SMALL, { PAIR_QUADS + 1 }>;
 
 /// Unpacked groups with a factor for each half.
-pub type Halves<const SMALL: bool> = UnpackedGroups<true, false, SMALL>;
+pub type Halves<const SMALL: bool> = UnpackedGroups<true, false, SMALL, { PAIR_QUADS + 2 }>;
 
 /// Unpacked groups with a factor and an offset.
-pub type Offset<const SMALL: bool> = UnpackedGroups<false, true, SMALL>;
+pub type Offset<const SMALL: bool> = UnpackedGroups<false, true, SMALL, { PAIR_QUADS + 2 }>;
 
-impl<const HALVES: bool, const OFFSETS: bool, const SMALL: bool> Unpack for UnpackedGroups<HALVES, OFFSETS, SMALL> {
+/// Unpacked groups with a factor and an offset for each half.
+pub type OffsetHalves<const SMALL: bool> = UnpackedGroups<true, true, SMALL, { PAIR_QUADS + 4 }>;
+
+impl<const HALVES: bool, const OFFSETS: bool, const SMALL: bool, const LINES: usize> Unpack
+    for UnpackedGroups<HALVES, OFFSETS, SMALL, LINES>
+{
     const BY_CODES: Option<Codes> = if SMALL { Some(Codes::SixBits) } else { None };
-    const FACTORS: Option<Factors> = Some(Factors { halves: HALVES, offsets: OFFSETS });
+    const FACTORS: Option<Factors> = {
+        let factors = Factors { halves: HALVES, offsets: OFFSETS };
+        assert!(factors.unpacked_lines() == LINES, "groups need a line for each quad and each factor");
+        Some(factors)
+    };
 
-    type Block<'a> = &'a [ByteLine; UNPACKED_BLOCK_LINES];
-    type Pair<'a, S: Dot> = &'a [ByteLine; UNPACKED_LINES];
+    type Block<'a> = &'a [[ByteLine; LINES]; BLOCK_PAIRS];
+    type Pair<'a, S: Dot> = &'a [ByteLine; LINES];
 
     #[inline(always)]
     fn first_line(index: usize) -> usize {
-        index * UNPACKED_BLOCK_LINES
+        index * BLOCK_PAIRS * LINES
     }
 
     #[inline(always)]
     fn block(lines: &[ByteLine], index: usize) -> Self::Block<'_> {
-        &lines.as_chunks().0[index]
+        &lines.as_chunks().0.as_chunks().0[index]
     }
 
     #[inline(always)]
     fn pair<'a, S: Dot>(_: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
-        &block.as_chunks().0[index]
+        &block[index]
     }
 
     #[inline(always)]
@@ -205,15 +224,18 @@ impl<F: GroupedFormat> Unpack for Packed<F> {
     }
 }
 
-/// Unpacks group `index` of a panel.
+/// Unpacks group `index` of a panel to [`unpacked_lines`]: bytes with the bias [`unpacked_bias`], a line for each four
+/// inputs, and a line for each factor.
 #[inline(always)]
-pub fn unpack<S: Dot, F: GroupedFormat>(simd: S, lines: &[ByteLine], index: usize, to: &mut Group) {
+pub fn unpack<S: Dot, F: GroupedFormat>(simd: S, lines: &[ByteLine], index: usize, to: &mut [ByteLine]) {
     let group = F::group(simd, lines, index);
-    unroll!(quad in [0 1 2 3 4 5 6 7] { simd.store_bytes(F::quad(simd, group, quad), &mut to.quads[quad].0) });
-    simd.store(F::factor(simd, group, 0), &mut to.factors[0]);
-    if const { !matches!(F::Unpacked::FACTORS, Some(Factors { halves: false, offsets: false })) } {
-        simd.store(F::factor(simd, group, 1), &mut to.factors[1]);
-    }
+    unroll!(quad in [0 1 2 3 4 5 6 7] { simd.store_bytes(F::quad(simd, group, quad), &mut to[quad].0) });
+    let end = const { unpacked_lines::<F>() };
+    unroll!(factor in [0 1 2 3] {
+        if PAIR_QUADS + factor < end {
+            simd.store(F::factor(simd, group, factor), bytemuck::cast_mut(&mut to[PAIR_QUADS + factor]));
+        }
+    });
 }
 
 /// Returns the bias of unpacked bytes.

@@ -70,8 +70,8 @@ pub trait Unpack: Send + Sync + 'static {
         unreachable!("there are no sub-scales")
     }
 
-    /// Returns factor `index` of the pair. Factor 0 belongs to the whole pair or to its first half; factor 1 to the second
-    /// half or to the sum of activations.
+    /// Returns factor `index` of the pair: the factor of the whole pair or those of both halves, and then the offset of the
+    /// pair or those of both halves.
     fn factor<S: Dot>(_simd: S, _pair: Self::Pair<'_, S>, _index: usize) -> S::F32 {
         unreachable!("there are no factors")
     }

@@ -23,6 +23,7 @@ mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
 mod planes;
+mod q2_k;
 mod q3_k;
 mod q4_0;
 mod q4_1;
@@ -39,8 +40,8 @@ mod u8;
 
 pub use self::{bf16::Bf16, f16::F16, f32::F32, int4::Int4, int6::Int6, int8::Int8, integer::IntegerFormat};
 pub use self::{grouped::GroupedFormat, grouped::StoredBlock};
-pub use self::{iq4_nl::Iq4Nl, iq4_xs::Iq4Xs, mxfp4::Mxfp4, q3_k::Q3K, q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K, q5_0::Q5_0};
-pub use self::{q5_1::Q5_1, q5_k::Q5K, q6_k::Q6K, q8_0::Q8_0, u4::U4, u8::U8};
+pub use self::{iq4_nl::Iq4Nl, iq4_xs::Iq4Xs, mxfp4::Mxfp4, q2_k::Q2K, q3_k::Q3K, q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K};
+pub use self::{q5_0::Q5_0, q5_1::Q5_1, q5_k::Q5K, q6_k::Q6K, q8_0::Q8_0, u4::U4, u8::U8};
 pub(crate) use gptq::{CalibratedPanel, PackCalibrated};
 pub(crate) use quantize::pack_panel;
 
@@ -144,6 +145,7 @@ format_registry! {
     "iq4_xs" => grouped Iq4Xs,
     "mxfp4" => grouped Mxfp4,
     "q3_k" => grouped Q3K,
+    "q2_k" => grouped Q2K,
 }
 
 impl Format {

@@ -46,6 +46,7 @@ impl Noise<'_> {
 fn set_valid_scales(format: Format, block: &mut [u8]) {
     let factors: &[usize] = match format {
         Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[0, 2],
+        Format::Q2K => &[80, 82],
         Format::Q3K => &[108],
         Format::Q6K => &[208],
         Format::Mxfp4 => &[],

@@ -102,7 +102,7 @@ block_types! {
     Q5_0 = 6, "Q5_0", 32, 22, q5_0::dequantize, Q5_0;
     Q5_1 = 7, "Q5_1", 32, 24, q5_1::dequantize, Q5_1;
     Q8_0 = 8, "Q8_0", 32, 34, q8_0::dequantize, Q8_0;
-    Q2K = 10, "Q2_K", 256, 84, q2_k::dequantize;
+    Q2K = 10, "Q2_K", 256, 84, q2_k::dequantize, Q2K;
     Q3K = 11, "Q3_K", 256, 110, q3_k::dequantize, Q3K;
     Q4K = 12, "Q4_K", 256, 144, q4_k::dequantize, Q4K;
     Q5K = 13, "Q5_K", 256, 176, q5_k::dequantize, Q5K;
