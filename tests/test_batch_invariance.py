@@ -36,13 +36,15 @@ CASES = [("tiny", formats) for formats in FORMATS] + [
     ("lfm2", ("int8", "int8")),
     ("minimax_m3", ("f32", "f32")),
     ("minimax_m3", ("int8", "int8")),
+    ("qwen4_exp", ("f32", "f32")),
+    ("qwen4_exp", ("int8", "int8")),
     ("zamba2", ("int8", "f32")),
 ]
 REQUESTS = 64
 PAGE_TOKENS = 16
 FEW_PAGES = 20
 """Pages of a KV cache that holds a few requests."""
-FOR_STATES = {"lfm2": 10, "zamba2": 20}
+FOR_STATES = {"lfm2": 10, "qwen4_exp": 20, "zamba2": 20}
 """Additional pages whose bytes are used for the states of a model."""
 
 Bits = list[tuple[int, list[tuple[int, str]]]]
@@ -167,8 +169,8 @@ def test_kv_cache_smaller_than_batch(model: str, formats: tuple[str, str], enabl
         assert at_once(llm, model) == alone(model, formats)
         metrics = llm.metrics()
         # A request with a sliding window is admitted only if all pages that it will ever hold are available. The states
-        # of Zamba 2 limit the number of sequences before pages do.
-        assert metrics.preemptions > 0 or model in ("mistral_swa", "zamba2")
+        # of Qwen4-Exp and Zamba 2 limit the number of sequences before pages do.
+        assert metrics.preemptions > 0 or model in ("mistral_swa", "qwen4_exp", "zamba2")
         assert metrics.pages_free == metrics.pages_total
 
 
@@ -240,6 +242,7 @@ def test_completions_of_one_prompt(model: str, enable_prefix_caching: bool) -> N
         ("glm_moe_dsa", "f16"),
         ("lfm2", "int8"),
         ("minimax_m3", "int8"),
+        ("qwen4_exp", "int8"),
     ],
 )
 def test_state_restored_with_other_threads_and_chunks(model: str, kv: str) -> None:

@@ -399,6 +399,16 @@ def test_layer_descriptions() -> None:
     assert "shared expert: gated silu" in sparse[1]
 
 
+def test_descriptions_of_streams_and_ngrams() -> None:
+    spec = read_model_files(GOLDEN.parent / "variants" / "qwen4_exp").spec
+    layer = spec.layers[0]
+    kind, ngrams = mixer_words(layer.block("ngram").mixer, spec.ropes)
+    assert kind == "n-grams"
+    assert ngrams == "8 rows of 2, by hashes of up to 3 tokens; convolution over 4 tokens, 3 apart"
+    mean = "1 block from a gated mean of all streams (rank 8) to each of them"
+    assert frame_words(layer).endswith(f"1 block on all streams; {mean}; {mean}")
+
+
 @pytest.mark.native
 @pytest.mark.parametrize("case", sorted(path.name for path in GOLDEN.iterdir()))
 def test_every_golden_model_is_described(case: str, capsys: pytest.CaptureFixture[str]) -> None:

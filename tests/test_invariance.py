@@ -41,6 +41,7 @@ MODELS = {
     "minimax": GOLDEN.parent / "variants" / "minimax",  # lightning attention, experts
     "nemotron_h": GOLDEN.parent / "variants" / "nemotron_h",  # Mamba 2, experts without a gate
     "qwen3_5_text": GOLDEN.parent / "variants" / "qwen3_5_text",  # delta nets, gated attention
+    "qwen4_exp": GOLDEN.parent / "variants" / "qwen4_exp",  # gated streams, n-grams, an indexer of block means
     "recurrent_gemma": GOLDEN.parent / "variants" / "recurrent_gemma",  # RG-LRU
     "rwkv": GOLDEN.parent / "variants" / "rwkv",  # time mixing and channel mixing, two states a layer
     "zamba2": GOLDEN.parent / "variants" / "zamba2",  # weights that layers share, with additions

@@ -33,6 +33,8 @@ CASES = [("tiny", (weights, kv)) for weights in ("f32", "int8", "int4") for kv i
     ("lfm2", ("int8", "int8")),
     ("minimax_m3", ("f32", "f32")),
     ("minimax_m3", ("int8", "int8")),
+    ("qwen4_exp", ("f32", "f32")),
+    ("qwen4_exp", ("int8", "int8")),
     ("zamba2", ("int8", "f32")),
 ]
 ALWAYS = {"num_speculative_tokens": 5, "adaptive": False}

@@ -11,8 +11,10 @@ from ferrule.archs.spec import (
     DeltaNet,
     Dense,
     Experts,
+    Gated,
     HeadNorm,
     HeadProjections,
+    Joined,
     LatentProjections,
     Laurel,
     Layer,
@@ -20,6 +22,7 @@ from ferrule.archs.spec import (
     Mamba,
     Mamba2,
     Mixer,
+    NgramEmbedding,
     Norm,
     NoScaling,
     PerLayerEmbedding,
@@ -32,6 +35,7 @@ from ferrule.archs.spec import (
     RwkvTimeMix,
     ShortConvolution,
     Side,
+    Span,
     Xielu,
 )
 
@@ -125,6 +129,8 @@ def _recurrent(mixer: RecurrentMixer) -> tuple[str, Iterable[str]]:
             kind, words = "Mamba", _mamba(mixer)
         case Mamba2():
             kind, words = "Mamba 2", _mamba2(mixer)
+        case NgramEmbedding():
+            kind, words = "n-grams", _ngram(mixer)
         case RgLru():
             heads = f"{mixer.channels:,} channels in {count_words(mixer.heads, 'head')}"
             kind, words = "RG-LRU", [heads, f"convolution over {mixer.taps} tokens"]
@@ -178,6 +184,12 @@ def _mamba2(mamba2: Mamba2) -> Iterator[str]:
     if mamba2.norm is not None:
         yield f"output normed {'before' if mamba2.norm_before_gate else 'after'} its gate"
     yield from _biases(mamba2)
+
+
+def _ngram(ngram: NgramEmbedding) -> Iterator[str]:
+    rows = f"{count_words(len(ngram.hash_rows), 'row')} of {ngram.columns:,}"
+    yield f"{rows}, by hashes of up to {len(ngram.multipliers)} tokens"
+    yield f"convolution over {ngram.taps} tokens, {ngram.dilation} apart"
 
 
 def _biases(mixer: Mamba | Mamba2) -> Iterator[str]:
@@ -264,15 +276,23 @@ def _frame(layer: Layer) -> Iterator[str]:
             yield f"{block.name} with the weights of layer {block.weights_of}"
         if block.low_rank:
             yield f"{block.name} with additions of rank {block.low_rank[0].rank:,}"
-    for span in layer.spans:
-        blocks = count_words(span.blocks, "block")
-        match span.mix:
-            case Alternating(active=active):
-                yield f"{blocks} on stream {active}, with alternating updates of the others"
-            case Side(from_stream=stream):
-                yield f"{blocks} from stream {stream} to the others"
+    yield from (_span(span) for span in layer.spans)
     if any(block.residual_after_norm for block in layer.blocks):
         yield "residual from the normed input"
+
+
+def _span(span: Span) -> str:
+    blocks = count_words(span.blocks, "block")
+    match span.mix:
+        case Alternating(active=active):
+            words = f"on stream {active}, with alternating updates of the others"
+        case Side(from_stream=stream):
+            words = f"from stream {stream} to the others"
+        case Gated(rank=rank):
+            words = f"from a gated mean of all streams (rank {rank:,}) to each of them"
+        case Joined():
+            words = "on all streams"
+    return f"{blocks} {words}"
 
 
 def _norm(norm: Norm) -> str:

@@ -104,6 +104,7 @@ from ferrule.archs.qwen3 import qwen3
 from ferrule.archs.qwen3_5 import qwen3_5, qwen3_5_moe
 from ferrule.archs.qwen3_moe import qwen3_moe
 from ferrule.archs.qwen3_next import qwen3_next
+from ferrule.archs.qwen4_exp import qwen4_exp
 from ferrule.archs.qwen_vl import qwen2_vl, qwen3_vl, qwen3_vl_moe
 from ferrule.archs.recurrent_gemma import recurrent_gemma
 from ferrule.archs.roberta import roberta, roberta_classifier
@@ -248,6 +249,7 @@ REGISTRY = (
     Architecture("Qwen3Next", "qwen3_next", qwen3_next),
     Architecture("Qwen3VL", "qwen3_vl_text", qwen3_vl),
     Architecture("Qwen3VLMoe", "qwen3_vl_moe_text", qwen3_vl_moe),
+    Architecture("Qwen4Exp", "qwen4_exp_text", qwen4_exp),
     Architecture("RecurrentGemma", "recurrent_gemma", recurrent_gemma),
     Architecture("Roberta", "roberta", roberta, ENCODER_ENDINGS, roberta_classifier),
     Architecture("Rwkv", "rwkv", rwkv),

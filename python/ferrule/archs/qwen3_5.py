@@ -12,7 +12,7 @@ def qwen3_5(config: Config) -> ModelSpec:
     delta_net = read_delta_net(config)
     ffn = Dense(config.integer("intermediate_size", default=12_288), config.activation)
     interval = config.integer("full_attention_interval", default=4)
-    return gated_decoder(config, delta_net, ffn, _modules(delta_net), interval=interval)
+    return gated_decoder(config, delta_net, ffn, delta_net_modules(delta_net), interval=interval)
 
 
 def qwen3_5_moe(config: Config) -> ModelSpec:
@@ -27,10 +27,11 @@ def qwen3_5_moe(config: Config) -> ModelSpec:
     delta_net = read_delta_net(config)
     ffn = shared_experts(config, normalize=True)
     interval = config.integer("full_attention_interval", default=4)
-    return gated_decoder(config, delta_net, ffn, _modules(delta_net), interval=interval)
+    return gated_decoder(config, delta_net, ffn, delta_net_modules(delta_net), interval=interval)
 
 
-def _modules(delta_net: DeltaNet) -> dict[str, str | Fused]:
+def delta_net_modules(delta_net: DeltaNet) -> dict[str, str | Fused]:
+    """Returns the module names of delta nets with flat projections."""
     at = "model.layers.{layer}.linear_attn"
     keys, values = delta_net.key_heads * delta_net.key_dim, delta_net.value_heads * delta_net.value_dim
     return {

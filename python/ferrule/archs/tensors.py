@@ -16,8 +16,10 @@ from ferrule.archs.spec import (
     DeltaNet,
     Dense,
     Experts,
+    Gated,
     HeadProjections,
     Indexer,
+    Joined,
     LatentProjections,
     Laurel,
     Layer,
@@ -28,9 +30,11 @@ from ferrule.archs.spec import (
     Mamba2,
     Mixer,
     ModelSpec,
+    NgramEmbedding,
     Norm,
     Part,
     PerLayerEmbedding,
+    ProjectedEnds,
     Projection,
     RecurrentMixer,
     RgLru,
@@ -40,6 +44,7 @@ from ferrule.archs.spec import (
     Side,
     Span,
     Stack,
+    Streams,
     Tensor,
 )
 
@@ -62,7 +67,7 @@ def roles(spec: ModelSpec) -> Iterator[str]:
         if layer.scalar:
             yield f"layers.{index}.scalar.weight"
     if spec.streams is not None:
-        yield from (f"streams.{end}.{n}.weight" for end in ("begin", "end") for n in range(1, spec.streams.count))
+        yield from _end_roles(spec.streams)
     yield from _norm_roles("final_norm", spec.final_norm)
     if spec.lm_head is not None:
         if embedding.width is not None:
@@ -217,6 +222,8 @@ def _recurrent_roles(mixer: RecurrentMixer) -> Iterator[str]:
             roles = _mamba_roles(mixer)
         case Mamba2():
             roles = _mamba2_roles(mixer)
+        case NgramEmbedding():
+            roles = _ngram_roles(mixer)
         case RgLru():
             roles = _rg_lru_roles(mixer)
         case RwkvTimeMix():
@@ -311,6 +318,13 @@ def _per_layer_roles(per_layer: PerLayerEmbedding) -> Iterator[str]:
     yield "output.weight"
 
 
+def _ngram_roles(ngram: NgramEmbedding) -> Iterator[str]:
+    yield from ("key.weight", "value.weight")
+    for role in ("key_norm", "query_norm", "kernel_norm"):
+        yield from _norm_roles(role, ngram.norm)
+    yield "kernel.weight"
+
+
 def _span_roles(span: Span) -> Iterator[str]:
     match span.mix:
         case Alternating() as alternating:
@@ -320,6 +334,24 @@ def _span_roles(span: Span) -> Iterator[str]:
         case Side() as side:
             if side.scaled:
                 yield "scale.weight"
+        case Gated() as gated:
+            yield from _gated_roles(gated)
+            yield "inject.weight"
+        case Joined():
+            pass
+
+
+def _gated_roles(gated: Gated) -> Iterator[str]:
+    yield from _norm_roles("norm", gated.norm)
+    yield from ("down.weight", "up.weight")
+
+
+def _end_roles(streams: Streams) -> Iterator[str]:
+    match streams.ends:
+        case ProjectedEnds():
+            yield from (f"streams.{end}.{n}.weight" for end in ("begin", "end") for n in range(1, streams.count))
+        case Gated() as gated:
+            yield from (f"streams.end.{role}" for role in _gated_roles(gated))
 
 
 def _rg_lru_roles(rg_lru: RgLru) -> Iterator[str]:

@@ -30,9 +30,9 @@ pub use calibrate::calibrate_into;
 pub use limits::SpecError;
 pub use mixers::{
     AttentionSpec, ClampSpec, DecaySpec, DeltaNetSpec, DenseSpec, ExpertsSpec, GroupScore, HeadProjections,
-    IndexerChoice, IndexerSpec, LatentProjections, LaurelSpec, LightningAttentionSpec, Mamba2Spec, MambaSpec,
-    MixerSpec, OutputGate, PerLayerEmbeddingSpec, ProjectionSpec, ProjectionsSpec, QueryGrowth, RgLruSpec, RouterSpec,
-    RwkvChannelMixSpec, RwkvTimeMixSpec, Scoring, ShortConvolutionSpec, XieluSpec,
+    IndexerChoice, IndexerKeys, IndexerSpec, LatentProjections, LaurelSpec, LightningAttentionSpec, Mamba2Spec,
+    MambaSpec, MixerSpec, NgramEmbeddingSpec, OutputGate, PerLayerEmbeddingSpec, ProjectionSpec, ProjectionsSpec,
+    QueryGrowth, RgLruSpec, RouterSpec, RwkvChannelMixSpec, RwkvTimeMixSpec, Scoring, ShortConvolutionSpec, XieluSpec,
 };
 pub use needs::{Needs, buffer_bytes, measure};
 pub use quantization::Quantization;
@@ -41,6 +41,6 @@ pub use spec::{
     ActivationSpec, BlockSpec, ClassifierSpec, EmbeddingSpec, HeadNormSpec, LayerSpec, LmHeadSpec, ModelSpec, NormSpec,
     NormedOver, PartSpec, Pooling, PositionsSpec, StackSpec, TableSpec, TensorSpec, TextProjectionSpec,
 };
-pub use streams::{AlternatingSpec, SideSpec, SpanSpec, StreamEndsSpec, StreamMixSpec, StreamsSpec};
+pub use streams::{AlternatingSpec, GatedSpec, SideSpec, SpanSpec, StreamEndsSpec, StreamMixSpec, StreamsSpec};
 pub use transformer::{LoadOptions, Transformer};
 pub use weights::{LoadError, Progress, Source, StoredTypes, WeightFiles, WeightSizes, open_packed, pack_into};

@@ -9,6 +9,7 @@ use crate::batch::KvGroup;
 use crate::memory::MemoryLayout;
 use crate::quantization::Quantization;
 use crate::spec::{BlockInput, BlockSpec, LayerSpec, ModelSpec};
+use crate::streams::StreamsSpec;
 use crate::weights::{LoadError, Loader, Source, WeightSizes, check_quantization};
 
 /// Memory that a model needs; equals what the loaded model reports.
@@ -59,10 +60,19 @@ pub fn buffer_bytes(spec: &ModelSpec, rows: usize, logit_rows: usize) -> u64 {
     let blocks = spec.layers.iter().flat_map(|layer| &layer.blocks);
     let inputs = blocks.map(|block| block.mixer.longest_input(block.input.columns(hidden))).max().unwrap_or(0);
     let embedding = if spec.reads_embedding() { hidden } else { 0 };
-    // Several streams; the one that blocks run on, the normed input of the router, and a projection at the ends.
-    let streams = if spec.streams.is_some() { spec.streams_width() + 3 * hidden } else { 0 };
-    // Before the lm_head: the streams of its rows, and one of them.
-    let ended = if spec.streams.is_some() { spec.streams_width() + hidden } else { 0 };
+    // Several streams; the one that blocks run on, and what is made of them by mixes and at the beginning.
+    let spans = || spec.layers.iter().flat_map(|layer| &layer.spans);
+    let (streams, ended, inputs) = match &spec.streams {
+        None => (0, 0, inputs),
+        Some(StreamsSpec { count, ends }) => {
+            let mixes = spans().map(|span| span.mix.floats(*count, hidden)).max().unwrap_or(0);
+            let longest = spans().map(|span| span.mix.longest_input(*count, hidden)).max().unwrap_or(0);
+            let inputs = inputs.max(longest).max(ends.longest_input(*count, hidden));
+            let ends = ends.floats(*count, hidden);
+            // Before the lm_head: the streams of its rows, and what is made of them.
+            (count * hidden + hidden + mixes + ends, count * hidden + ends, inputs)
+        }
+    };
     let kept = hidden + embedding + streams;
     let floats = rows.saturating_mul(kept + rotary_dims + between)
         + within.values().sum::<usize>()
@@ -78,7 +88,8 @@ fn between_blocks(layer: &LayerSpec) -> usize {
     let of_group = |group: &[BlockSpec]| {
         let columns = group[0].input.columns(1);
         let gathered = if group[0].input == BlockInput::Stream { 0 } else { columns + 1 };
-        group.len() + columns * group.iter().filter(|block| block.norm.is_some()).count() + gathered
+        let rows = group.len() + columns * group.iter().filter(|block| block.norm.is_some()).count() + gathered;
+        rows * group[0].mixer.streams()
     };
     groups.map(of_group).max().unwrap_or(0)
 }

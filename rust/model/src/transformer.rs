@@ -22,7 +22,9 @@ use crate::readout;
 use crate::rope::RopeRows;
 use crate::spec::{ModelSpec, PositionsSpec};
 use crate::streams::{StreamEndBuffers, StreamsSpec};
-use crate::weights::{Embedding, LoadError, Loader, Progress, Site, Source, WeightSizes, Weights, check_quantization};
+use crate::weights::{
+    Embedding, LoadError, Loader, Progress, Site, Source, WeightSizes, Weights, check_quantization, release_tokens,
+};
 
 /// Options for loading a model.
 #[derive(Debug, Clone, Copy)]
@@ -263,7 +265,7 @@ impl Transformer {
         for (layer, places) in spec.layers.iter().zip(&weights.layers).zip(&layout.places) {
             run_layer(&pass, layer, places, memory, hidden, &mut buffers.layer)?;
         }
-        tables.iter().for_each(|table| rows.tokens.iter().for_each(|token| table.release(*token)));
+        release_tokens(tables, &rows.tokens);
 
         let wanted = wanted_rows(batch);
         let last = buffers.update.take(wanted.len() * width);

@@ -91,6 +91,31 @@ fn streams() -> Value {
     spec
 }
 
+/// Returns the spec with gated hyper-connections of three streams, and an embedding of n-grams on all of them.
+fn hyper() -> Value {
+    let mut spec = spec();
+    let norm = spec["final_norm"].clone();
+    let gated = json!({"type": "gated", "norm": norm, "rank": 8});
+    spec["streams"] = json!({"count": 3, "ends": gated});
+    spec["tables"] = json!([{"rows": 20, "columns": 4, "hashed": true}, {"rows": 16, "columns": 4, "hashed": true}]);
+    for layer in spec["layers"].as_array_mut().unwrap() {
+        layer["spans"] = json!([{"name": "attention_streams", "blocks": 1, "mix": gated},
+            {"name": "ffn_streams", "blocks": 1, "mix": gated}]);
+    }
+    let ngram = json!({
+        "name": "ngram", "norm": null, "post_norm": null, "sum_norm": null, "parallel": false, "residual_scale": 1.0,
+        "residual_after_norm": false,
+        "mixer": {
+            "type": "ngram_embedding", "width": 64, "streams": 3, "first_table": 0, "tables": 2, "columns": 4,
+            "multipliers": [3, 5, 7], "hash_rows": [17, 19], "end": 2, "norm": norm, "taps": 4, "dilation": 3
+        }
+    });
+    spec["layers"][0]["blocks"].as_array_mut().unwrap().insert(0, ngram);
+    let span = json!({"name": "ngram_streams", "blocks": 1, "mix": {"type": "joined"}});
+    spec["layers"][0]["spans"].as_array_mut().unwrap().insert(0, span);
+    spec
+}
+
 fn with(path: &str, value: Value) -> Result<ModelSpec, SpecError> {
     changed(spec(), path, value)
 }
@@ -111,6 +136,7 @@ fn a_complete_spec_is_read() {
     assert!(ModelSpec::from_json(&choosing().to_string()).is_ok());
     assert!(ModelSpec::from_json(&per_layer().to_string()).is_ok());
     assert!(ModelSpec::from_json(&streams().to_string()).is_ok());
+    assert!(ModelSpec::from_json(&hyper().to_string()).is_ok());
     assert_eq!(read.tensor("lm_head.weight").cloned(), Err(SpecError::Role { role: "lm_head.weight".to_owned() }));
 }
 
@@ -256,6 +282,29 @@ fn numbers_outside_their_limits_are_named() {
         assert!(matches!(error, SpecError::Number { .. }), "{path} = {value}: {error}");
     }
     for (path, value) in [
+        ("/streams/ends/rank", json!(0)),
+        ("/layers/1/spans/0/mix/rank", json!(0)),
+        ("/layers/0/blocks/0/mixer/streams", json!(2)),
+        ("/layers/0/blocks/0/mixer/width", json!(32)),
+        ("/layers/0/blocks/0/mixer/tables", json!(3)),
+        ("/layers/0/blocks/0/mixer/tables", json!(0)),
+        ("/layers/0/blocks/0/mixer/columns", json!(5)),
+        ("/layers/0/blocks/0/mixer/multipliers", json!([3])),
+        ("/layers/0/blocks/0/mixer/hash_rows", json!([17])),
+        ("/layers/0/blocks/0/mixer/hash_rows", json!([17, 20])),
+        ("/layers/0/blocks/0/mixer/hash_rows", json!([17, 0])),
+        ("/layers/0/blocks/0/mixer/taps", json!(0)),
+        ("/layers/0/blocks/0/mixer/dilation", json!(0)),
+        ("/layers/0/blocks/0/norm", spec()["final_norm"].clone()),
+        ("/layers/0/spans/0/mix", json!({"type": "gated", "norm": spec()["final_norm"], "rank": 8})),
+        ("/layers/0/spans/1/mix", json!({"type": "joined"})),
+        ("/tables/0/hashed", json!(false)),
+        ("/tables/1/rows", json!(15)),
+    ] {
+        let error = changed(hyper(), path, value.clone()).unwrap_err();
+        assert!(matches!(error, SpecError::Number { .. }), "{path} = {value}: {error}");
+    }
+    for (path, value) in [
         ("/tables/0/rows", json!(0)),
         ("/layers/0/blocks/2/mixer/table", json!(1)),
         ("/layers/0/blocks/2/mixer/first_column", json!(13)),
@@ -271,6 +320,8 @@ fn numbers_outside_their_limits_are_named() {
     ] {
         check(latent(), path, &value);
     }
+    let error = changed(per_layer(), "/tables/0/hashed", json!(true)).unwrap_err().to_string();
+    assert!(error.contains("blocks[2].mixer.table must be among the 1 tables, which must be not hashed"), "{error}");
     assert!(with("/vocab_size", json!(-1)).is_err());
     assert!(with("/layers", json!(vec![spec()["layers"][0].clone(); 4097])).is_err());
 }
@@ -302,6 +353,17 @@ fn choices_are_those_of_the_last_indexer_of_a_causal_model() {
     assert!(heads.to_string().contains("selection_layer must be the last earlier layer"), "{heads}");
     let error = changed(choosing(), "/causal", json!(false)).unwrap_err().to_string();
     assert!(error.contains("indexer must be null for bidirectional attention"), "{error}");
+}
+
+#[test]
+fn keys_of_blocks_are_rotated_alike_in_sequences_of_any_length() {
+    let mut means = choosing();
+    means["layers"][0]["blocks"][0]["mixer"]["indexer"]["keys"] = json!("block_means");
+    assert!(ModelSpec::from_json(&means.to_string()).is_ok());
+    let dynamic = json!({"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 32});
+    assert!(changed(choosing(), "/ropes/0/scaling", dynamic.clone()).is_ok());
+    let error = changed(means, "/ropes/0/scaling", dynamic).unwrap_err().to_string();
+    assert!(error.contains("ropes[0].scaling must be one that does not depend on the length"), "{error}");
 }
 
 #[test]

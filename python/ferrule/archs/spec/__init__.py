@@ -18,6 +18,7 @@ from ferrule.archs.spec.recurrent import (
     LightningAttention,
     Mamba,
     Mamba2,
+    NgramEmbedding,
     RecurrentMixer,
     RgLru,
     RwkvChannelMix,
@@ -48,7 +49,7 @@ from ferrule.archs.spec.stored import (
     StoredAs,
     Tensor,
 )
-from ferrule.archs.spec.streams import Alternating, ProjectedEnds, Side, Span, Streams
+from ferrule.archs.spec.streams import Alternating, Gated, Joined, ProjectedEnds, Side, Span, Streams
 from ferrule.archs.spec.tokenwise import Laurel, PerLayerEmbedding, Projection
 
 __all__ = [
@@ -71,10 +72,12 @@ __all__ = [
     "Experts",
     "Ffn",
     "Fp8",
+    "Gated",
     "Gptq",
     "HeadNorm",
     "HeadProjections",
     "Indexer",
+    "Joined",
     "LatentProjections",
     "Laurel",
     "Layer",
@@ -91,6 +94,7 @@ __all__ = [
     "Mixer",
     "ModelSpec",
     "Mxfp4",
+    "NgramEmbedding",
     "NoScaling",
     "Norm",
     "Part",

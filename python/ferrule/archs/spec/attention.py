@@ -74,12 +74,16 @@ class Indexer:
     blocks: int
     """Blocks that a token attends to: those with the highest scores, up to its own."""
     block: int = 1
-    """Consecutive tokens that are chosen together; their score is their highest."""
+    """Consecutive tokens that are chosen together."""
+    keys: Literal["tokens", "block_means"] = "tokens"
+    """Whether each token's key is scored, where the score of a block is its highest, or the mean of a block's keys,
+    which is then normed and rotated to the first position of the block. With means, the tokens of a block that is not
+    complete are chosen besides the others."""
     local_blocks: int = 0
     """Blocks up to that of the token that are always among them."""
-    choice: Literal["together", "each_head"] = "together"
+    choice: Literal["together", "sum", "each_head"] = "together"
     """Whether the heads choose together, by the sum of weight * relu(query . key) with weights that are projected from
-    the input, or each for its share of the key-value heads."""
+    the input, by the same sum without weights, or each for its share of the key-value heads."""
     q_norm: Norm | None = None
     """Norm of each query head."""
     k_norm: Norm | None = None

@@ -14,6 +14,8 @@ class Table:
 
     rows: int
     columns: int
+    hashed: bool = False
+    """Whether hashes of tokens select the rows, rather than token ids."""
 
 
 @dataclass(frozen=True)

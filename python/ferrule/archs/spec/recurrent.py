@@ -165,7 +165,49 @@ class RwkvChannelMix:
     type: Literal["rwkv_channel_mix"] = "rwkv_channel_mix"
 
 
+@dataclass(frozen=True)
+class NgramEmbedding:
+    """Embedding of hashed n-grams, on all residual streams side by side (Qwen4).
+
+    Hashes of the last tokens select rows of tables. Their projection, gated for each stream by its product with a key
+    of the rows, is added to the stream, and so is a convolution of it.
+    """
+
+    width: int
+    """Width of a residual stream."""
+    streams: int
+    """Number of residual streams."""
+    first_table: int = field(compare=False)
+    """Index of the first table in ModelSpec.tables; the rows of all tables follow one another."""
+    tables: int
+    """Number of tables."""
+    columns: int
+    """Columns of the tables."""
+    multipliers: tuple[int, ...] = field(compare=False)
+    """Multiplier of each token of the longest n-gram, the last token first. The hash is the exclusive or of the
+    products, which wrap around in 64 bits."""
+    hash_rows: tuple[int, ...] = field(compare=False)
+    """Rows of each hash, which is taken modulo their number; as many hashes for pairs as for longer n-grams."""
+    end: int
+    """Token that ends a text; the tokens up to it, and those before the first, count as this token."""
+    norm: Norm
+    """Norm of keys, queries and inputs of the convolution, which has its own weight for each stream."""
+    taps: int
+    """Number of inputs that an output of the convolution depends on."""
+    dilation: int
+    """Number of tokens from one of these inputs to the next."""
+    type: Literal["ngram_embedding"] = "ngram_embedding"
+
+
 RecurrentMixer: TypeAlias = (
-    ShortConvolution | DeltaNet | LightningAttention | Mamba | Mamba2 | RgLru | RwkvTimeMix | RwkvChannelMix
+    ShortConvolution
+    | DeltaNet
+    | LightningAttention
+    | Mamba
+    | Mamba2
+    | NgramEmbedding
+    | RgLru
+    | RwkvTimeMix
+    | RwkvChannelMix
 )
 """Mixer with a state for each sequence."""

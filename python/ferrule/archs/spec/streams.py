@@ -35,14 +35,36 @@ class Side:
 
 
 @dataclass(frozen=True)
+class Gated:
+    """Gated hyper-connection: a gated mean of all normed streams is read, and the output is added to each stream.
+
+    With n all normed streams, the gates are sigmoid(up(silu(down(n) / count))), and the factors of the output
+    2 * sigmoid(inject(n) / count), one per stream (Qwen4).
+    """
+
+    norm: Norm
+    """Norm of each stream, which has its own weight."""
+    rank: int
+    """Rank of the projection to the gates."""
+    type: Literal["gated"] = "gated"
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The blocks run on all streams side by side; they have no norms."""
+
+    type: Literal["joined"] = "joined"
+
+
+@dataclass(frozen=True)
 class Span:
-    """Consecutive blocks of a layer that run on one of several residual streams."""
+    """Consecutive blocks of a layer that run on one of several residual streams, or on all of them."""
 
     name: str
     """Name in roles: span "altup" has `layers.0.altup.router.weight`."""
     blocks: int
     """Number of blocks."""
-    mix: Alternating | Side
+    mix: Alternating | Side | Gated | Joined
 
 
 @dataclass(frozen=True)
@@ -62,5 +84,6 @@ class Streams:
     """Residual streams of a model that has several."""
 
     count: int
-    ends: ProjectedEnds
-    """Beginning of the streams before the first layer, and their end after the last."""
+    ends: ProjectedEnds | Gated
+    """Beginning of the streams before the first layer, and their end after the last. With `Gated`, all begin as the
+    embedding, and their gated mean is the end."""

@@ -4,16 +4,20 @@
 //! Each token has one small key in the cache ([`KvStore::write_index`]), and each row has a query for each of a few heads.
 //! The score of a key is either the sum over heads of `weight * relu(query . key)`, or separate for each head. Tokens are
 //! chosen one by one or in blocks, whose score is their highest. A row gets the blocks with the highest scores among the
-//! tokens up to its own; where scores tie, those at lower positions.
+//! tokens up to its own; where scores tie, those at lower positions. The score of a block may instead be that of its last
+//! token, whose key then stands for the block, such as the mean of the keys ([`mean_key`]); tokens of a block that is not
+//! complete at the row are chosen besides.
 //!
 //! A product is one chain of multiply-adds over the columns of a key, and a score is one chain over the heads. The choice
 //! of a row depends only on its query and on the keys up to its position, not on how rows are partitioned into tasks.
 
+mod mean;
 mod scores;
 mod selection;
 #[cfg(test)]
 mod tests;
 
+pub use mean::mean_key;
 pub use selection::Selection;
 pub(crate) use selection::token_bits;
 
@@ -37,6 +41,32 @@ pub struct IndexShape {
     pub blocks: usize,
     /// Number of blocks up to that of the row that are always among them.
     pub local_blocks: usize,
+    /// Score of a block.
+    pub score: BlockScore,
+}
+
+/// Score of a block of tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockScore {
+    /// The highest score of its tokens.
+    Highest,
+    /// The score of its last token. Tokens of a block that is not complete at the row are chosen besides the blocks.
+    Last,
+}
+
+impl IndexShape {
+    /// Returns the number of tokens, from the first on, that are in the blocks from which a row at `position` chooses.
+    fn scored_tokens(&self, position: usize) -> usize {
+        match self.score {
+            BlockScore::Highest => position + 1,
+            BlockScore::Last => (position + 1) / self.block * self.block,
+        }
+    }
+
+    /// Returns whether a row at `position` attends to all tokens up to its own.
+    fn chooses_all(&self, position: usize) -> bool {
+        self.scored_tokens(position).div_ceil(self.block) <= self.blocks
+    }
 }
 
 /// Number of pages whose keys one task multiplies with a query: few enough to be cached while the next rows read them.
@@ -77,7 +107,7 @@ struct IndexRow<'a> {
 ///
 /// use ferrule_kernels::arch::Isa;
 /// use ferrule_kernels::attention::AttentionSequence;
-/// use ferrule_kernels::indexer::{IndexShape, Selection, choose_tokens};
+/// use ferrule_kernels::indexer::{BlockScore, IndexShape, Selection, choose_tokens};
 /// use ferrule_kernels::kv::{KvFormat, KvRow, KvShape, KvStore};
 /// use ferrule_kernels::{Cancel, Exec, Pool, Rows};
 ///
@@ -89,7 +119,7 @@ struct IndexRow<'a> {
 /// store.write_index(exec.isa, 0, &places, Rows::new(&[0.5, 2.0, 1.0], 1, 0));
 ///
 /// // The third row, whose query and weight are 1, attends to two tokens.
-/// let shape = IndexShape { heads: 1, block: 1, blocks: 2, local_blocks: 0 };
+/// let shape = IndexShape { heads: 1, block: 1, blocks: 2, local_blocks: 0, score: BlockScore::Highest };
 /// let sequence = AttentionSequence { first_row: 0, rows: 1, first_position: 2, pages: &[0] };
 /// let (one, mut selection) = (Rows::new(&[1.0], 1, 0), Selection::default());
 /// choose_tokens(&exec, one, Some(one), &store, 0, &shape, &[sequence], &mut selection)?;
@@ -172,7 +202,7 @@ impl Call<'_> {
         stride: usize,
         scores: &mut [f32],
     ) -> Result<(), PoolError> {
-        let IndexShape { heads, block, blocks, .. } = *self.shape;
+        let heads = self.shape.heads;
         let dim = self.store.shape().index_dim;
         let tiles = Tiles::new(scores, stride, 0..stride, sets, TASK_PAGES * PAGE_TOKENS);
         // Neighbouring tasks are different rows of the same pages, whose keys stay cached.
@@ -181,7 +211,7 @@ impl Call<'_> {
             let IndexRow { row, position, pages } = rows[tile.rows().start / sets];
             let first = tile.columns().start / PAGE_TOKENS;
             let end = (tile.columns().end / PAGE_TOKENS).min(position / PAGE_TOKENS + 1);
-            if position / block < blocks || first >= end {
+            if self.shape.chooses_all(position) || first >= end {
                 return;
             }
             let queries = self.queries.row(row, heads * dim);

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::IndexShape;
+use super::{BlockScore, IndexShape};
 use crate::disjoint::Tiles;
 use crate::kv::PAGE_TOKENS;
 
@@ -90,18 +90,23 @@ thread_local! {
 pub(super) fn choose(Chosen { words, scores, position, shape }: Chosen<'_>) {
     let IndexShape { block, blocks, local_blocks, .. } = *shape;
     let tokens = position + 1;
-    let own = position / block;
-    if own < blocks {
+    if shape.chooses_all(position) {
         return insert(words, 0..tokens);
     }
+    let scored = shape.scored_tokens(position);
+    insert(words, scored..tokens);
     KEYS.with_borrow_mut(|keys| {
-        let local = own + 1 - local_blocks.min(own + 1);
+        let count = scored.div_ceil(block);
+        let local = count - local_blocks.min(count);
         let score = |index: usize, scores: &[f32]| {
-            let highest = || scores.iter().map(|score| ascending(*score)).max().unwrap_or(0);
-            if index >= local { u32::MAX } else { highest() }
+            let of_block = || match shape.score {
+                BlockScore::Highest => scores.iter().map(|score| ascending(*score)).max().unwrap_or(0),
+                BlockScore::Last => scores.last().map_or(0, |score| ascending(*score)),
+            };
+            if index >= local { u32::MAX } else { of_block() }
         };
         keys.clear();
-        let blocks_of = scores[..tokens].chunks(block).enumerate();
+        let blocks_of = scores[..scored].chunks(block).enumerate();
         keys.extend(blocks_of.map(|(index, scores)| u64::from(!score(index, scores)) << 32 | index as u64));
         let (before, last, _) = keys.select_nth_unstable(blocks - 1);
         for key in before.iter().chain([&*last]) {

@@ -57,7 +57,7 @@ impl Case {
 
     /// Returns the tokens of each set of each row, sorted.
     fn reference(&self) -> Vec<Vec<usize>> {
-        let IndexShape { heads, block, blocks, local_blocks } = self.shape;
+        let IndexShape { heads, block, blocks, local_blocks, score: kind } = self.shape;
         let product = |row: usize, head: usize, token: usize| -> f64 {
             let query = &self.queries[(row * heads + head) * self.dim..][..self.dim];
             let key = &self.keys[token * self.dim..][..self.dim];
@@ -68,17 +68,23 @@ impl Case {
         };
         let set = |row: usize, set: usize| {
             let score = |token| if self.is_combined { combined(row, token) } else { product(row, set, token) };
-            let tokens_of = |index: usize| index * block..(row + 1).min((index + 1) * block);
-            let mut order: Vec<_> = (0..=row / block).collect();
-            let highest = |index: usize| tokens_of(index).map(score).fold(f64::NEG_INFINITY, f64::max);
+            // The blocks that are chosen from, and the tokens behind them.
+            let end = if kind == BlockScore::Highest { row + 1 } else { (row + 1) / block * block };
+            let count = end.div_ceil(block);
+            let tokens_of = |index: usize| index * block..end.min((index + 1) * block);
+            let mut order: Vec<_> = (0..count).collect();
+            let of_block = |index: usize| match kind {
+                BlockScore::Highest => tokens_of(index).map(score).fold(f64::NEG_INFINITY, f64::max),
+                BlockScore::Last => score(tokens_of(index).end - 1),
+            };
             let rank = |index: &usize| {
-                let score = if *index + local_blocks > row / block { f64::INFINITY } else { highest(*index) };
+                let score = if *index + local_blocks >= count { f64::INFINITY } else { of_block(*index) };
                 Reverse((score * 1e6) as i64)
             };
             order.sort_by_key(rank);
             order.truncate(blocks);
             order.sort_unstable();
-            order.into_iter().flat_map(tokens_of).collect()
+            order.into_iter().flat_map(tokens_of).chain(end..=row).collect()
         };
         (0..self.tokens()).flat_map(|row| (0..self.sets()).map(move |s| (row, s))).map(|(r, s)| set(r, s)).collect()
     }
@@ -146,18 +152,20 @@ fn check(case: &Case) {
 
 #[test]
 fn the_highest_scores_are_chosen_and_the_first_of_equal_ones() {
-    let single = IndexShape { heads: 13, block: 1, blocks: 20, local_blocks: 0 };
+    let single = IndexShape { heads: 13, block: 1, blocks: 20, local_blocks: 0, score: BlockScore::Highest };
     check(&Case::new(single, 24, 300, true, KvFormat::F32, 1));
     check(&Case::new(IndexShape { blocks: 1, heads: 8, ..single }, 1, 70, true, KvFormat::Int8, 2));
-    let blocks = IndexShape { heads: 2, block: 16, blocks: 3, local_blocks: 1 };
+    let blocks = IndexShape { heads: 2, block: 16, blocks: 3, local_blocks: 1, score: BlockScore::Highest };
     check(&Case::new(blocks, 16, 300, false, KvFormat::Bf16, 3));
     check(&Case::new(IndexShape { block: 5, local_blocks: 3, ..blocks }, 7, 90, false, KvFormat::F16, 4));
+    let last = IndexShape { block: 4, local_blocks: 0, score: BlockScore::Last, ..blocks };
+    check(&Case::new(last, 16, 150, true, KvFormat::F32, 7));
 }
 
 /// The scores of these rows do not fit in memory at once.
 #[test]
 fn long_sequences_are_chosen_from_in_parts() {
-    let shape = IndexShape { heads: 1, block: 1, blocks: 3, local_blocks: 0 };
+    let shape = IndexShape { heads: 1, block: 1, blocks: 3, local_blocks: 0, score: BlockScore::Highest };
     let case = Case::new(shape, 2, 1600, true, KvFormat::Int8, 5);
     const { assert!(1600 * 1600 > MAX_SCORES) };
     assert_eq!(run(Isa::best(), 2, &case, 1600), case.reference());
@@ -166,7 +174,7 @@ fn long_sequences_are_chosen_from_in_parts() {
 /// A score that is not finite changes no choice of earlier rows.
 #[test]
 fn later_tokens_do_not_affect_earlier_rows() {
-    let shape = IndexShape { heads: 5, block: 1, blocks: 9, local_blocks: 0 };
+    let shape = IndexShape { heads: 5, block: 1, blocks: 9, local_blocks: 0, score: BlockScore::Highest };
     let mut case = Case::new(shape, 6, 60, true, KvFormat::F32, 6);
     for isa in Isa::available() {
         let clean = run(isa, 1, &case, 60);
@@ -178,10 +186,35 @@ fn later_tokens_do_not_affect_earlier_rows() {
     }
 }
 
+/// Positions cross pages, which are in any order.
+#[test]
+fn means_are_those_of_stored_keys() {
+    const DIM: usize = 5;
+    let keys: Vec<f32> = (0..40 * DIM).map(|i| (i * i % 23) as f32).collect();
+    let pages = [2, 0, 1];
+    let places: Vec<_> = (0..40).map(|token| KvRow { page: pages[token / 16], slot: token % 16 }).collect();
+    for (isa, format) in
+        Isa::available().into_iter().flat_map(|isa| KvFormat::ALL.iter().map(move |format| (isa, *format)))
+    {
+        let shape = KvShape { layers: 2, kv_heads: 1, key_dim: 3, value_dim: 3, index_dim: DIM };
+        let mut store = KvStore::new(format, shape, 3).expect("memory");
+        store.poison();
+        store.write_index(isa, LAYER, &places, Rows::new(&keys, DIM, 0));
+        for positions in [0..1, 3..7, 12..20, 15..16, 14..39, 0..40] {
+            let mut out = Guarded::new(&[f32::NAN; DIM]);
+            mean_key(isa, &store, LAYER, &pages, positions.clone(), &mut out);
+            let sum = |column: usize| positions.clone().map(|token| keys[token * DIM + column]).sum::<f32>();
+            // The keys are small integers, whose sums are exact.
+            let wanted: Vec<_> = (0..DIM).map(|column| sum(column) / positions.len() as f32).collect();
+            assert_eq!(out[..], wanted, "{} {format:?} {positions:?}", isa.name());
+        }
+    }
+}
+
 #[test]
 #[should_panic(expected = "blocks must be >= 1, got 0")]
 fn an_indexer_that_chooses_nothing_is_refused() {
-    let shape = IndexShape { heads: 1, block: 1, blocks: 0, local_blocks: 0 };
+    let shape = IndexShape { heads: 1, block: 1, blocks: 0, local_blocks: 0, score: BlockScore::Highest };
     run(Isa::best(), 1, &Case::new(shape, 2, 3, true, KvFormat::F32, 1), 3);
 }
 
@@ -192,11 +225,12 @@ proptest! {
     fn any_shape_agrees_with_sorting(
         (heads, dim, tokens) in (1usize..18, 1usize..40, 1usize..150),
         (block, blocks, local_blocks) in (1usize..20, 1usize..30, 0usize..4),
-        is_combined in any::<bool>(),
+        (is_combined, is_last) in any::<(bool, bool)>(),
         format in prop::sample::select(KvFormat::ALL.to_vec()),
         seed in 1u32..1000,
     ) {
-        let shape = IndexShape { heads, block, blocks, local_blocks: local_blocks.min(blocks) };
+        let score = if is_last { BlockScore::Last } else { BlockScore::Highest };
+        let shape = IndexShape { heads, block, blocks, local_blocks: local_blocks.min(blocks), score };
         check(&Case::new(shape, dim, tokens, is_combined, format, seed));
     }
 }

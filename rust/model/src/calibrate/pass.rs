@@ -15,7 +15,7 @@ use crate::rope::RopeRows;
 use crate::spec::{LayerSpec, ModelSpec};
 use crate::streams::{StreamEndBuffers, StreamEnds, StreamsSpec};
 use crate::transformer::embed;
-use crate::weights::{Embedding, Layer, LoadError, TokenTable};
+use crate::weights::{Embedding, Layer, LoadError, TokenTable, release_tokens};
 
 /// Hidden states of all sequences between two layers.
 pub(super) struct Pass<'a> {
@@ -216,7 +216,7 @@ impl<'a> Pass<'a> {
             place: None,
         };
         run_layer(&pass, (&spec.layers[index], layer), &layout.places[index], memory, hidden, buffers)?;
-        tables.iter().for_each(|table| tokens.iter().for_each(|token| table.release(*token)));
+        release_tokens(tables, tokens);
         Ok(())
     }
 }

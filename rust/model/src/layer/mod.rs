@@ -13,7 +13,7 @@ pub(crate) use rows::{RaggedRows, for_rows};
 use crate::memory::{Memory, Place};
 use crate::mixers::{MixerBuffers, MixerPass};
 use crate::spec::{BlockInput, BlockSpec, LayerSpec, NormSpec};
-use crate::streams::StreamBuffers;
+use crate::streams::{StreamBuffers, StreamMixSpec};
 use crate::weights::{BlockUse, Layer, Linear, Norm};
 
 /// Observes the inputs of linear layers.
@@ -59,6 +59,11 @@ pub(crate) fn run_layer(
     for (span, mix) in spec.spans.iter().zip(&weights.mixes) {
         let (now, later) = left.split_at(span.blocks);
         left = later;
+        if span.mix == StreamMixSpec::Joined {
+            let pass = MixerPass { width: hidden.len() / pass.rows.count, ..*pass };
+            run_blocks(&pass, now, memory, hidden, buffers)?;
+            continue;
+        }
         let x = stream.take(pass.rows.count * pass.width);
         span.mix.enter(mix, pass, hidden, x, &mut buffers.streams)?;
         run_blocks(pass, now, memory, x, buffers)?;

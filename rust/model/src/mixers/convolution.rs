@@ -37,6 +37,22 @@ impl Convolution {
         Ok(Self { weights, bias, channels })
     }
 
+    /// Returns the number of taps of a convolution of `taps` taps with `dilation` rows from one to the next.
+    pub fn spread_taps(taps: usize, dilation: usize) -> usize {
+        (taps - 1) * dilation + 1
+    }
+
+    /// Returns the convolution with `dilation` rows from one tap to the next: those between have taps of zero.
+    pub fn spread(self, dilation: usize) -> Self {
+        let Self { weights, bias, channels } = self;
+        let taps = Self::spread_taps(weights.len() / channels, dilation);
+        let mut spread = vec![0.0; taps * channels];
+        for (row, tap) in spread.chunks_exact_mut(channels).step_by(dilation).zip(weights.chunks_exact(channels)) {
+            row.copy_from_slice(tap);
+        }
+        Self { weights: spread, bias, channels }
+    }
+
     pub fn list<'a, M>(&'a self, tensors: &mut Tensors<'a, M>) {
         tensors.vectors.push(&self.weights);
         tensors.vectors.extend(&self.bias);

@@ -11,6 +11,7 @@ mod laurel;
 mod lightning_attention;
 mod mamba;
 mod mamba2;
+mod ngram_embedding;
 mod per_layer_embedding;
 mod projection;
 mod rg_lru;
@@ -19,13 +20,15 @@ mod rwkv_time_mix;
 mod short_convolution;
 mod token_shift;
 
+use std::ops::Range;
+
 use ferrule_kernels::scan::Segment;
 use ferrule_kernels::{Exec, PackedMatrix, PoolError, RowsMut};
 use serde::{Deserialize, Serialize};
 
 pub use attention::{
-    AttentionSpec, HeadProjections, IndexerChoice, IndexerSpec, LatentProjections, OutputGate, ProjectionsSpec,
-    QueryGrowth,
+    AttentionSpec, HeadProjections, IndexerChoice, IndexerKeys, IndexerSpec, LatentProjections, OutputGate,
+    ProjectionsSpec, QueryGrowth,
 };
 pub use delta_net::{DecaySpec, DeltaNetSpec};
 pub use feed_forward::{ClampSpec, DenseSpec, ExpertsSpec, GroupScore, RouterSpec, Scoring, XieluSpec};
@@ -33,6 +36,7 @@ pub use laurel::LaurelSpec;
 pub use lightning_attention::LightningAttentionSpec;
 pub use mamba::MambaSpec;
 pub use mamba2::Mamba2Spec;
+pub use ngram_embedding::NgramEmbeddingSpec;
 pub use per_layer_embedding::PerLayerEmbeddingSpec;
 pub use projection::ProjectionSpec;
 pub use rg_lru::RgLruSpec;
@@ -82,7 +86,12 @@ pub(crate) trait Mixer {
         None
     }
 
-    /// Returns the columns that the mixer reads of a table, if it looks up tokens.
+    /// Returns the number of residual streams that the mixer reads side by side, in a joined span if there are several.
+    fn streams(&self) -> usize {
+        1
+    }
+
+    /// Returns the columns that the mixer reads of tables, if it looks up tokens.
     fn columns(&self) -> Option<TableColumns> {
         None
     }
@@ -111,13 +120,15 @@ pub(crate) trait Mixer {
     ) -> Result<(), PoolError>;
 }
 
-/// Columns of one of [`crate::ModelSpec::tables`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Columns of some of [`crate::ModelSpec::tables`].
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TableColumns {
-    /// Index of the table.
-    pub table: usize,
+    /// Indices of the tables.
+    pub tables: Range<usize>,
     pub first: usize,
     pub count: usize,
+    /// Number of rows that hashes select from, in all tables together; `None` if tokens select the rows of one table.
+    pub hashed_rows: Option<usize>,
 }
 
 /// Place of a mixer's tensors.
@@ -135,7 +146,7 @@ pub(crate) struct At<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct MixerPass<'a> {
     pub exec: Exec<'a>,
-    /// Width of a residual stream.
+    /// Width of the residual stream that blocks run on.
     pub width: usize,
     /// Whether a row depends only on itself and the rows before it.
     pub causal: bool,
@@ -228,7 +239,12 @@ macro_rules! mixers {
                 match self { $(Self::$name(spec) => spec.memory(),)* }
             }
 
-            /// Returns the columns that the mixer reads of a table.
+            /// Returns the number of residual streams that the mixer reads side by side.
+            pub(crate) fn streams(&self) -> usize {
+                match self { $(Self::$name(spec) => spec.streams(),)* }
+            }
+
+            /// Returns the columns that the mixer reads of tables.
             pub(crate) fn columns(&self) -> Option<TableColumns> {
                 match self { $(Self::$name(spec) => spec.columns(),)* }
             }
@@ -293,6 +309,8 @@ mixers! {
     mamba: Mamba(MambaSpec),
     /// Mamba 2.
     mamba2: Mamba2(Mamba2Spec),
+    /// Embedding of hashed n-grams.
+    ngram_embedding: NgramEmbedding(NgramEmbeddingSpec),
     /// Vector of the token for the layer, behind a gate.
     per_layer_embedding: PerLayerEmbedding(PerLayerEmbeddingSpec),
     /// One matrix.

@@ -89,7 +89,8 @@ impl Mixer for PerLayerEmbeddingSpec {
     }
 
     fn columns(&self) -> Option<TableColumns> {
-        Some(TableColumns { table: self.table, first: self.first_column, count: self.width })
+        let tables = self.table..self.table.saturating_add(1);
+        Some(TableColumns { tables, first: self.first_column, count: self.width, hashed_rows: None })
     }
 
     fn reads_embedding(&self) -> bool {

@@ -75,7 +75,7 @@ impl RopeSpec {
     }
 
     /// Returns whether the rotation of a position depends on the sequence's length.
-    fn depends_on_length(&self) -> bool {
+    pub(crate) fn depends_on_length(&self) -> bool {
         matches!(self.scaling, RopeScaling::Dynamic(_) | RopeScaling::LongRope(_))
     }
 

@@ -1,6 +1,7 @@
 //! Layers as lists of residual blocks.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +11,7 @@ use crate::limits::{SpecError, finite, require, size};
 use crate::memory::MemoryNeed;
 use crate::mixers::{AttentionSpec, IndexerSpec, MixerSpec, TableColumns};
 use crate::rope::RopeSpec;
-use crate::streams::{SpanSpec, StreamsSpec};
+use crate::streams::{SpanSpec, StreamMixSpec, StreamsSpec};
 
 /// A layer: residual blocks, which run in order.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
@@ -155,11 +156,12 @@ impl LayerSpec {
     /// Checks that the spans are there if the model has several streams, and only then, and that they have all blocks.
     pub(super) fn check_spans(&self, path: &str, streams: Option<&StreamsSpec>) -> Result<(), SpecError> {
         let Some(StreamsSpec { count, .. }) = streams else {
+            self.check_streams(path, 0..self.blocks.len(), 1)?;
             return require(&format!("{path}.spans (their number)"), self.spans.len(), self.spans.is_empty(), || {
                 "0 for a model with one residual stream".to_owned()
             });
         };
-        let mut end = 0usize;
+        let (layer_path, mut end) = (path, 0usize);
         for (i, span) in self.spans.iter().enumerate() {
             let path = format!("{path}.spans[{i}]");
             let is_unique = self.blocks.iter().all(|block| block.name != span.name)
@@ -167,6 +169,7 @@ impl LayerSpec {
             require(&format!("{path}.name"), &span.name, is_unique && is_name(&span.name), || {
                 "lowercase letters, digits and underscores that no other block or span of the layer has".to_owned()
             })?;
+            let first = end;
             end = end.saturating_add(span.blocks);
             let reads_stream = |next: &BlockSpec| !next.parallel && !next.input.takes_output();
             let ends_group = self.blocks.get(end).is_none_or(reads_stream);
@@ -175,10 +178,30 @@ impl LayerSpec {
                 "a number of blocks that the layer has, and that the next one reads nothing of".to_owned()
             })?;
             span.mix.check(&format!("{path}.mix"), *count)?;
+            let is_joined = span.mix == StreamMixSpec::Joined;
+            self.check_streams(layer_path, first..end, if is_joined { *count } else { 1 })?;
         }
         require(&format!("{path}.spans (their blocks)"), end, end == self.blocks.len(), || {
             format!("all {} of the layer, which has several residual streams", self.blocks.len())
         })
+    }
+
+    /// Checks that the mixers of some blocks read `count` residual streams side by side. Blocks of several streams have no
+    /// norms, which would span only one.
+    fn check_streams(&self, path: &str, blocks: Range<usize>, count: usize) -> Result<(), SpecError> {
+        for i in blocks {
+            let (block, path) = (&self.blocks[i], format!("{path}.blocks[{i}]"));
+            let streams = block.mixer.streams();
+            require(&format!("{path}.mixer.streams"), streams, streams == count, || {
+                format!("{count}, the number of residual streams that the block reads")
+            })?;
+            let norms = [block.norm, block.post_norm, block.sum_norm, block.joint_norm];
+            let is_plain = norms.iter().all(Option::is_none) && block.input == BlockInput::Stream;
+            require(&format!("{path}.norm"), !is_plain, count == 1 || is_plain, || {
+                "null, as the other norms, and the input the stream, for a block of several residual streams".to_owned()
+            })?;
+        }
+        Ok(())
     }
 
     /// Checks that keys and values of another layer, which a block reads, are there: `before` has the layers before this
@@ -235,11 +258,29 @@ impl LayerSpec {
     /// Checks that the columns of tables that blocks read are there.
     pub(super) fn check_columns(&self, path: &str, tables: &[TableSpec]) -> Result<(), SpecError> {
         for (i, block) in self.blocks.iter().enumerate() {
-            let Some(TableColumns { table, first, count }) = block.mixer.columns() else { continue };
+            let Some(TableColumns { tables: read, first, count, hashed_rows }) = block.mixer.columns() else {
+                continue;
+            };
             let path = format!("{path}.blocks[{i}].mixer");
-            let known = tables.get(table);
-            require(&format!("{path}.table"), table, known.is_some(), || format!("below {}", tables.len()))?;
-            let columns = known.map_or(0, |table| table.columns);
+            let found = tables.get(read.clone()).unwrap_or_default();
+            let is_hashed = hashed_rows.is_some();
+            let are_alike = |tables: &[TableSpec]| {
+                let rows = tables.first().map(|table| table.rows);
+                let (_, before) = tables.split_last().unzip();
+                before.unwrap_or_default().iter().all(|table| Some(table.rows) == rows)
+                    && tables.iter().all(|table| table.hashed == is_hashed)
+            };
+            require(&format!("{path}.table"), format!("{read:?}"), !found.is_empty() && are_alike(found), || {
+                let kind =
+                    if is_hashed { "hashed, all but the last with the same number of rows" } else { "not hashed" };
+                format!("among the {} tables, which must be {kind}", tables.len())
+            })?;
+            let rows = found.iter().fold(0, |rows: usize, table| rows.saturating_add(table.rows));
+            let wanted = hashed_rows.unwrap_or(0);
+            require(&format!("{path}.hash_rows (their sum)"), wanted, wanted <= rows, || {
+                format!("at most the {rows} rows of the tables")
+            })?;
+            let columns = found.iter().map(|table| table.columns).min().unwrap_or(0);
             require(&format!("{path}.first_column"), first, first.saturating_add(count) <= columns, || {
                 format!("such that {count} columns from there on are among the {columns} of the table")
             })?;

@@ -4,6 +4,7 @@ use ferrule_kernels::{Exec, PackedMatrix, PoolError, Scratch};
 use serde::{Deserialize, Serialize};
 
 use super::copy_stream;
+use super::gated::{self, Gated, GatedSpec};
 use crate::layer::{AdapterRows, adapted, for_rows};
 use crate::limits::{SpecError, finite};
 use crate::weights::{Linear, LoadError, Loader, Packer, Tensors};
@@ -19,10 +20,18 @@ pub enum StreamEndsSpec {
         /// Smallest mean square of a projection that is scaled.
         min_square: f32,
     },
+    /// All streams begin as the embedding, and end as their gated mean (Qwen4).
+    Gated(GatedSpec),
 }
 
-/// Weights of the ends of streams: the projections of all streams but the first.
-pub(crate) struct StreamEnds<M = PackedMatrix> {
+/// Weights of the ends of streams.
+pub(crate) enum StreamEnds<M = PackedMatrix> {
+    Projected(Projections<M>),
+    Gated(Gated<M>),
+}
+
+/// Projections of all streams but the first.
+pub(crate) struct Projections<M> {
     begin: Vec<Linear<M>>,
     end: Vec<Linear<M>>,
 }
@@ -32,21 +41,44 @@ pub(crate) struct StreamEnds<M = PackedMatrix> {
 pub(crate) struct Buffers {
     stream: Scratch<f32>,
     projected: Scratch<f32>,
+    gated: gated::Buffers,
 }
 
 impl StreamEndsSpec {
     pub(super) fn check(&self, path: &str) -> Result<(), SpecError> {
-        let Self::Projected { min_square } = *self;
-        finite(&format!("{path}.min_square"), min_square)
+        match self {
+            Self::Projected { min_square } => finite(&format!("{path}.min_square"), *min_square),
+            Self::Gated(spec) => spec.check(path),
+        }
     }
 
-    /// Loads the projections: the roles `streams.begin.<stream>` and `streams.end.<stream>`.
+    /// Returns the floats per row in buffers, for `count` streams of `width`.
+    pub(crate) fn floats(&self, count: usize, width: usize) -> usize {
+        match self {
+            Self::Projected { .. } => 2 * width,
+            Self::Gated(spec) => spec.floats(count, width),
+        }
+    }
+
+    /// Returns the length of the longest row that is multiplied with a matrix.
+    pub(crate) fn longest_input(&self, count: usize, width: usize) -> usize {
+        match self {
+            Self::Projected { .. } => width,
+            Self::Gated(_) => count * width,
+        }
+    }
+
+    /// Loads the weights: the roles `streams.begin.<stream>` and `streams.end.<stream>` of projections, and those of a
+    /// gated mean after `streams.end.`.
     pub(crate) fn load<P: Packer>(
         &self,
         loader: &Loader<'_>,
         packer: &mut P,
         count: usize,
     ) -> Result<StreamEnds<P::Matrix>, LoadError> {
+        if let Self::Gated(spec) = self {
+            return Ok(StreamEnds::Gated(spec.load(loader, packer, "streams.end.", count)?));
+        }
         let hidden = loader.hidden_size();
         let mut projections = |at: &str| {
             let streams = (1..count).map(|stream| {
@@ -55,7 +87,8 @@ impl StreamEndsSpec {
             });
             streams.collect::<Result<Vec<_>, _>>()
         };
-        Ok(StreamEnds { begin: projections("streams.begin.")?, end: projections("streams.end.")? })
+        let (begin, end) = (projections("streams.begin.")?, projections("streams.end.")?);
+        Ok(StreamEnds::Projected(Projections { begin, end }))
     }
 
     /// Makes `streams: [rows, count * width]` of `hidden: [rows, width]`.
@@ -68,12 +101,57 @@ impl StreamEndsSpec {
         buffers: &mut Buffers,
         streams: &mut [f32],
     ) -> Result<(), PoolError> {
-        let Self::Projected { min_square } = *self;
-        let (rows, stride) = (hidden.len() / width, streams.len() / hidden.len() * width);
+        let stride = streams.len() / hidden.len() * width;
         for (row, from) in streams.chunks_exact_mut(stride).zip(hidden.chunks_exact(width)) {
-            row[..width].copy_from_slice(from);
+            row.chunks_exact_mut(width).for_each(|stream| stream.copy_from_slice(from));
         }
-        for (stream, projection) in (1..).zip(&weights.begin) {
+        match (self, weights) {
+            (Self::Projected { min_square }, StreamEnds::Projected(weights)) => {
+                weights.begin(exec, *min_square, adapters, (hidden, width), buffers, streams)
+            }
+            (Self::Gated(_), StreamEnds::Gated(_)) => Ok(()),
+            _ => unreachable!("weights are loaded as the spec says"),
+        }
+    }
+
+    /// Makes `out: [rows, width]` of `streams: [rows, count * width]`.
+    pub(crate) fn end(
+        &self,
+        exec: &Exec<'_>,
+        weights: &StreamEnds,
+        adapters: AdapterRows<'_>,
+        streams: (&[f32], usize),
+        buffers: &mut Buffers,
+        out: &mut [f32],
+    ) -> Result<(), PoolError> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        match (self, weights) {
+            (Self::Projected { min_square }, StreamEnds::Projected(weights)) => {
+                weights.end(exec, *min_square, adapters, streams, buffers, out)
+            }
+            (Self::Gated(spec), StreamEnds::Gated(weights)) => {
+                spec.mean((exec, adapters), weights, streams, out, &mut buffers.gated)
+            }
+            _ => unreachable!("weights are loaded as the spec says"),
+        }
+    }
+}
+
+impl Projections<PackedMatrix> {
+    /// Overwrites all streams but the first.
+    fn begin(
+        &self,
+        exec: &Exec<'_>,
+        min_square: f32,
+        adapters: AdapterRows<'_>,
+        (hidden, width): (&[f32], usize),
+        buffers: &mut Buffers,
+        streams: &mut [f32],
+    ) -> Result<(), PoolError> {
+        let (rows, stride) = (hidden.len() / width, streams.len() / hidden.len() * width);
+        for (stream, projection) in (1..).zip(&self.begin) {
             let projected = buffers.projected.take(hidden.len());
             adapted(exec, projection, adapters, hidden, projected)?;
             for_rows(exec, rows, streams, stride, |row, streams| {
@@ -85,24 +163,19 @@ impl StreamEndsSpec {
         Ok(())
     }
 
-    /// Makes `out: [rows, width]` of `streams: [rows, count * width]`.
-    pub(crate) fn end(
+    fn end(
         &self,
         exec: &Exec<'_>,
-        weights: &StreamEnds,
+        min_square: f32,
         adapters: AdapterRows<'_>,
         (streams, width): (&[f32], usize),
         buffers: &mut Buffers,
         out: &mut [f32],
     ) -> Result<(), PoolError> {
-        let Self::Projected { min_square } = *self;
-        if out.is_empty() {
-            return Ok(());
-        }
         let (rows, count) = (out.len() / width, streams.len() / out.len());
-        let Buffers { stream: buffer, projected } = buffers;
+        let Buffers { stream: buffer, projected, .. } = buffers;
         copy_stream(streams, 0, out, width);
-        for (stream, projection) in (1..).zip(&weights.end) {
+        for (stream, projection) in (1..).zip(&self.end) {
             let (from, projected) = (buffer.take(out.len()), projected.take(out.len()));
             copy_stream(streams, stream, from, width);
             adapted(exec, projection, adapters, from, projected)?;
@@ -124,6 +197,11 @@ fn to_magnitude(x: &[f32], like: &[f32], min_square: f32) -> f32 {
 
 impl<M> StreamEnds<M> {
     pub(crate) fn list<'a>(&'a self, tensors: &mut Tensors<'a, M>) {
-        self.begin.iter().chain(&self.end).for_each(|linear| tensors.linear(linear));
+        match self {
+            Self::Projected(Projections { begin, end }) => {
+                begin.iter().chain(end).for_each(|linear| tensors.linear(linear));
+            }
+            Self::Gated(weights) => weights.list(tensors),
+        }
     }
 }

@@ -2,10 +2,12 @@
 //!
 //! A row holds its streams side by side: `[rows, count * hidden_size]`. A layer of such a model is divided into spans of
 //! blocks. A span gets one stream, `[rows, hidden_size]`, which its [`StreamMixSpec`] makes from all of them; its blocks
-//! run on it as in any layer; the mix then changes the streams by the result.
+//! run on it as in any layer; the mix then changes the streams by the result. The blocks of a joined span run on all
+//! streams side by side instead.
 
 mod alternating;
 mod ends;
+mod gated;
 mod side;
 
 use ferrule_kernels::{PackedMatrix, PoolError, Scratch};
@@ -14,12 +16,14 @@ use serde::{Deserialize, Serialize};
 pub use alternating::AlternatingSpec;
 pub use ends::StreamEndsSpec;
 pub(crate) use ends::{Buffers as StreamEndBuffers, StreamEnds};
+pub use gated::GatedSpec;
 pub use side::SideSpec;
 
 use crate::limits::{SpecError, require};
 use crate::mixers::MixerPass;
 use crate::weights::{LoadError, Loader, Packer, Tensors};
 use alternating::Alternating;
+use gated::GatedMix;
 use side::Side;
 
 /// Upper limit for the number of streams, above that of any known model.
@@ -55,12 +59,18 @@ pub enum StreamMixSpec {
     Alternating(AlternatingSpec),
     /// One stream is read, the others are written.
     Side(SideSpec),
+    /// A gated mean of all streams is read, and the output of the blocks is added to each of them with its own factor.
+    Gated(GatedSpec),
+    /// The blocks run on all streams side by side.
+    Joined,
 }
 
 /// Weights of a mix.
 pub(crate) enum StreamMix<M = PackedMatrix> {
     Alternating(Alternating<M>),
     Side(Side),
+    Gated(GatedMix<M>),
+    Joined,
 }
 
 /// Buffers of streams. Shapes: `[rows, width]`.
@@ -68,7 +78,8 @@ pub(crate) enum StreamMix<M = PackedMatrix> {
 pub(crate) struct StreamBuffers {
     /// The stream that a span's blocks run on.
     pub span: Scratch<f32>,
-    mix: alternating::Buffers,
+    alternating: alternating::Buffers,
+    gated: gated::Buffers,
 }
 
 impl StreamsSpec {
@@ -85,6 +96,8 @@ impl StreamMixSpec {
         match self {
             Self::Alternating(spec) => spec.check(path, count),
             Self::Side(spec) => spec.check(path, count),
+            Self::Gated(spec) => spec.check(path),
+            Self::Joined => Ok(()),
         }
     }
 
@@ -99,10 +112,33 @@ impl StreamMixSpec {
         Ok(match self {
             Self::Alternating(spec) => StreamMix::Alternating(spec.load(loader, packer, at, count)?),
             Self::Side(spec) => StreamMix::Side(spec.load(loader, at)?),
+            Self::Gated(spec) => StreamMix::Gated(spec.load_mix(loader, packer, at, count)?),
+            Self::Joined => StreamMix::Joined,
         })
     }
 
+    /// Returns the floats per row in buffers, for `count` streams of `width`.
+    pub(crate) fn floats(&self, count: usize, width: usize) -> usize {
+        match self {
+            Self::Alternating(_) => width + count,
+            Self::Gated(spec) => spec.floats(count, width),
+            Self::Side(_) | Self::Joined => 0,
+        }
+    }
+
+    /// Returns the length of the longest row that is multiplied with a matrix.
+    pub(crate) fn longest_input(&self, count: usize, width: usize) -> usize {
+        match self {
+            Self::Alternating(_) => width,
+            Self::Gated(_) => count * width,
+            Self::Side(_) | Self::Joined => 0,
+        }
+    }
+
     /// Makes the stream `x` that the blocks run on; may change the streams.
+    ///
+    /// # Panics
+    /// If the streams are joined, so that the blocks run on all of them.
     pub(crate) fn enter(
         &self,
         weights: &StreamMix,
@@ -113,14 +149,18 @@ impl StreamMixSpec {
     ) -> Result<(), PoolError> {
         match (self, weights) {
             (Self::Alternating(spec), StreamMix::Alternating(weights)) => {
-                spec.enter(weights, pass, streams, x, &mut buffers.mix)
+                spec.enter(weights, pass, streams, x, &mut buffers.alternating)
             }
             (Self::Side(spec), StreamMix::Side(weights)) => spec.enter(weights, pass, streams, x),
+            (Self::Gated(spec), StreamMix::Gated(weights)) => spec.enter(weights, pass, streams, x, &mut buffers.gated),
             _ => unreachable!("weights are loaded as the spec says"),
         }
     }
 
     /// Changes the streams by the stream `x` that the blocks ran on.
+    ///
+    /// # Panics
+    /// As [`StreamMixSpec::enter`].
     pub(crate) fn leave(
         &self,
         weights: &StreamMix,
@@ -131,9 +171,10 @@ impl StreamMixSpec {
     ) -> Result<(), PoolError> {
         match (self, weights) {
             (Self::Alternating(spec), StreamMix::Alternating(weights)) => {
-                spec.leave(weights, pass, streams, x, &mut buffers.mix)
+                spec.leave(weights, pass, streams, x, &mut buffers.alternating)
             }
             (Self::Side(spec), StreamMix::Side(_)) => spec.leave(pass, streams, x),
+            (Self::Gated(spec), StreamMix::Gated(_)) => spec.leave(pass, streams, x, &buffers.gated),
             _ => unreachable!("weights are loaded as the spec says"),
         }
     }
@@ -145,6 +186,8 @@ impl<M> StreamMix<M> {
         match self {
             Self::Alternating(weights) => weights.list(tensors),
             Self::Side(weights) => weights.list(tensors),
+            Self::Gated(weights) => weights.list(tensors),
+            Self::Joined => {}
         }
     }
 }

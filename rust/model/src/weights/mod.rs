@@ -33,7 +33,7 @@ pub use sizes::WeightSizes;
 pub use source::Source;
 pub(crate) use source::{MatrixPart, Slice};
 pub(crate) use stored::{Stored, View};
-pub(crate) use table::TokenTable;
+pub(crate) use table::{TokenTable, release_tokens};
 
 use crate::adapter::LowRank;
 use crate::mixers::MixerWeights;

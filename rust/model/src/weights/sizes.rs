@@ -43,7 +43,8 @@ impl MatrixSize {
 pub struct WeightSizes {
     /// Number of weights in all matrices and tables; a tied matrix is counted once.
     pub parameters: u64,
-    /// Number of weights that are active for a token; only the experts that run and one row of each table are counted.
+    /// Number of weights that are active for a token; only the experts that run and one row of each table that is
+    /// not hashed are counted.
     pub parameters_per_token: u64,
     /// Number of weights in the matrices of layers, without embedding and lm_head.
     pub layer_parameters: u64,
@@ -124,7 +125,7 @@ where
         let tables = self.tables.iter().filter_map(TokenTable::stored);
         WeightSizes {
             parameters: all.numbers + rows(|table| table.rows),
-            parameters_per_token: (all - idle).numbers + rows(|_| 1),
+            parameters_per_token: (all - idle).numbers + rows(|table| usize::from(!table.hashed)),
             layer_parameters: layers.numbers,
             layer_parameters_per_token: (layers - idle + read_again).numbers,
             weight_bytes: all.bytes,

@@ -1,14 +1,21 @@
-//! [`TokenTable`]: a table whose rows are looked up by token id, and which is never in memory.
+//! [`TokenTable`]: a table whose rows are looked up by token, and which is never in memory.
 
 use ferrule_formats::StoredTable;
 
 use crate::random::RandomMatrix;
 use crate::spec::TableSpec;
 
-/// A table with a row for each token id below a limit. It stays in its file; rows are decoded as they are read.
+/// A table with a row for each token id below a limit, or with rows that hashes of tokens select. It stays in its file;
+/// rows are decoded as they are read.
 pub(crate) struct TokenTable {
     pub spec: TableSpec,
     pub rows: TableRows,
+}
+
+/// Releases the memory that reading the rows of tokens has taken in the tables that are not hashed.
+pub(crate) fn release_tokens(tables: &[TokenTable], tokens: &[u32]) {
+    let tables = tables.iter().filter(|table| !table.spec.hashed);
+    tables.for_each(|table| tokens.iter().for_each(|token| table.release(*token)));
 }
 
 /// Source of the rows of a table.

@@ -1,7 +1,8 @@
 //! Indexer of attention: chooses the tokens that each row attends to (DeepSeek-V3.2, 2025).
 
-use ferrule_kernels::indexer::{IndexShape, Selection, choose_tokens};
-use ferrule_kernels::kv::KvStore;
+use ferrule_kernels::indexer::{BlockScore, IndexShape, Selection, choose_tokens, mean_key};
+use ferrule_kernels::kv::{KvRow, KvStore};
+use ferrule_kernels::rope::{Rope, rope_in_place};
 use ferrule_kernels::{PackedMatrix, PoolError, Rows, RowsMut, Scratch};
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +10,8 @@ use super::AttentionPass;
 use crate::layer::{adapted, norm_heads};
 use crate::limits::{SpecError, require, size};
 use crate::memory::Place;
-use crate::rope::RopeSpec;
+use crate::mixers::MixerPass;
+use crate::rope::{RopeRows, RopeSpec};
 use crate::spec::{NormSpec, check_norm};
 use crate::weights::{Linear, LoadError, Loader, Norm, Packer, Tensors};
 
@@ -26,7 +28,10 @@ pub struct IndexerSpec {
     pub head_dim: usize,
     /// Way in which the heads choose.
     pub choice: IndexerChoice,
-    /// Number of consecutive tokens that are chosen together, counted from position 0. Their score is their highest.
+    /// Keys that are scored.
+    #[serde(default)]
+    pub keys: IndexerKeys,
+    /// Number of consecutive tokens that are chosen together, counted from position 0.
     pub block: usize,
     /// Number of blocks that a row attends to.
     pub blocks: usize,
@@ -47,8 +52,22 @@ pub enum IndexerChoice {
     /// One choice for all heads of keys and values: a score is the sum over heads of `weight * relu(query . key)`, and the
     /// weights are projected from the input.
     Together,
+    /// One choice for all heads of keys and values: a score is the sum over heads of `relu(query . key)`.
+    Sum,
     /// Each head chooses on its own, for an equal share of the heads of keys and values.
     EachHead,
+}
+
+/// Keys that an indexer scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IndexerKeys {
+    /// The key of each token; the score of a block is its highest.
+    #[default]
+    Tokens,
+    /// The mean of the keys of a block, which is then normalized and rotated to the block's first position (Qwen4). The
+    /// tokens of a block that is not complete are chosen besides the other blocks.
+    BlockMeans,
 }
 
 /// Weights of an indexer.
@@ -68,6 +87,20 @@ pub(super) struct Buffers {
     input: Scratch<f32>,
     /// Queries that are projected from their latent: `[rows, heads * head_dim]`.
     queries: Scratch<f32>,
+    /// Weights of 1 for the heads: `[rows, heads]`.
+    ones: Scratch<f32>,
+    blocks: BlockKeys,
+}
+
+/// Keys of the blocks that end in a batch.
+#[derive(Default)]
+struct BlockKeys {
+    /// `[blocks, head_dim]`
+    keys: Vec<f32>,
+    /// Places of the blocks' last tokens.
+    places: Vec<KvRow>,
+    /// Angles of the blocks' first positions.
+    angles: RopeRows,
 }
 
 impl IndexerSpec {
@@ -89,6 +122,10 @@ impl IndexerSpec {
         let Some(rope) = self.rope else { return Ok(()) };
         let known = ropes.get(rope);
         require(&format!("{path}.rope"), rope, known.is_some(), || format!("below {}", ropes.len()))?;
+        let depends = known.is_some_and(RopeSpec::depends_on_length) && self.keys == IndexerKeys::BlockMeans;
+        require(&format!("ropes[{rope}].scaling"), depends, !depends, || {
+            "one that does not depend on the length of the sequence, for the keys of blocks".to_owned()
+        })?;
         let rotary_dim = known.map_or(0, |rope| rope.rotary_dim);
         require(&format!("ropes[{rope}].rotary_dim"), rotary_dim, rotary_dim <= head_dim, || {
             format!("at most {path}.head_dim ({head_dim})")
@@ -98,7 +135,7 @@ impl IndexerSpec {
     /// Returns the number of choices of each row.
     pub(crate) fn sets(&self) -> usize {
         match self.choice {
-            IndexerChoice::Together => 1,
+            IndexerChoice::Together | IndexerChoice::Sum => 1,
             IndexerChoice::EachHead => self.heads,
         }
     }
@@ -111,7 +148,10 @@ impl IndexerSpec {
 
     /// Returns the floats per row in buffers, where the queries have a latent or not.
     pub(super) fn floats(&self, has_latent: bool) -> usize {
-        self.input_rows(has_latent) + if has_latent { self.heads * self.head_dim } else { 0 }
+        let queries = if has_latent { self.heads * self.head_dim } else { 0 };
+        let ones = if self.choice == IndexerChoice::Sum { self.heads } else { 0 };
+        let blocks = if self.keys == IndexerKeys::BlockMeans { self.head_dim.div_ceil(self.block) } else { 0 };
+        self.input_rows(has_latent) + queries + ones + blocks
     }
 
     /// Loads the weights for an input of `columns`, and a latent of the queries of `latent` columns if they have one.
@@ -158,7 +198,7 @@ impl AttentionPass<'_> {
         selection: &mut Selection,
         x: &[f32],
         latent: Option<&[f32]>,
-        Buffers { input, queries }: &mut Buffers,
+        Buffers { input, queries, ones, blocks: block_keys }: &mut Buffers,
     ) -> Result<(), PoolError> {
         let (Some(spec), Some(weights)) = (&self.spec.indexer, &self.weights.indexer) else { return Ok(()) };
         let (exec, rows, Place { group, index }) = (&self.pass.exec, self.pass.rows, self.pass.place());
@@ -166,10 +206,20 @@ impl AttentionPass<'_> {
         let width = spec.input_rows(latent.is_some());
         let input = input.take(rows.count * width);
         adapted(exec, &weights.input, self.pass.adapters, x, input)?;
-        if let Some(norm) = &weights.k_norm {
-            norm_heads(exec, norm, RowsMut::new(input, width, 0), 1, head_dim)?;
+        if spec.keys == IndexerKeys::Tokens {
+            if let Some(norm) = &weights.k_norm {
+                norm_heads(exec, norm, RowsMut::new(input, width, 0), 1, head_dim)?;
+            }
+            self.rotate(rope, RowsMut::new(input, width, 0), 1, head_dim)?;
         }
-        self.rotate(rope, RowsMut::new(input, width, 0), 1, head_dim)?;
+        store.write_index(exec.isa, index, &rows.places[group], Rows::new(input, width, 0));
+        let score = match spec.keys {
+            IndexerKeys::Tokens => BlockScore::Highest,
+            IndexerKeys::BlockMeans => {
+                self.write_block_keys(store, spec, weights, block_keys)?;
+                BlockScore::Last
+            }
+        };
 
         let queries = match (&weights.queries, latent) {
             (Some(linear), Some(latent)) => {
@@ -184,10 +234,53 @@ impl AttentionPass<'_> {
                 Rows::new(input, width, first)
             }
         };
-        store.write_index(exec.isa, index, &rows.places[group], Rows::new(input, width, 0));
-        let weights = (spec.choice == IndexerChoice::Together).then(|| Rows::new(input, width, head_dim));
-        let shape = IndexShape { heads, block, blocks, local_blocks };
+        let weights = match spec.choice {
+            IndexerChoice::Together => Some(Rows::new(input, width, head_dim)),
+            IndexerChoice::Sum => {
+                let ones = ones.take(rows.count * heads);
+                ones.fill(1.0);
+                Some(Rows::new(ones, heads, 0))
+            }
+            IndexerChoice::EachHead => None,
+        };
+        let shape = IndexShape { heads, block, blocks, local_blocks, score };
         choose_tokens(exec, queries, weights, store, index, &shape, &rows.sequences[group], selection)
+    }
+
+    /// Replaces the stored key of the last token of each block that ends in the batch by the key of the block. The keys of
+    /// the other tokens stay as they are until then, so a batch can be given again.
+    fn write_block_keys(
+        &self,
+        store: &mut KvStore,
+        spec: &IndexerSpec,
+        weights: &Indexer,
+        BlockKeys { keys, places, angles }: &mut BlockKeys,
+    ) -> Result<(), PoolError> {
+        let (MixerPass { exec, rows, .. }, Place { group, index }) = (self.pass, self.pass.place());
+        let IndexerSpec { head_dim, block, .. } = *spec;
+        let ends = rows.sequences[group].iter().flat_map(|sequence| {
+            let tokens = (0..sequence.rows).map(|row| (sequence.first_row + row, sequence.first_position + row));
+            tokens.filter(|(_, position)| (position + 1).is_multiple_of(block)).map(|token| (sequence.pages, token))
+        });
+        let ends: Vec<_> = ends.collect();
+        keys.resize(ends.len() * head_dim, 0.0);
+        places.clear();
+        for ((pages, (row, position)), key) in ends.iter().zip(keys.chunks_exact_mut(head_dim)) {
+            mean_key(exec.isa, store, index, pages, position + 1 - block..position + 1, key);
+            places.push(rows.places[group][*row]);
+        }
+        if let Some(norm) = &weights.k_norm {
+            norm_heads(exec, norm, RowsMut::new(keys, head_dim, 0), 1, head_dim)?;
+        }
+        if let Some(rope) = spec.rope {
+            let rope = &self.pass.ropes[rope];
+            angles.fill(rope, ends.iter().map(|(_, (_, position))| (position + 1 - block, 0)));
+            let (RopeSpec { rotary_dim, interleaved, .. }, RopeRows { cos, sin }) = (rope, &*angles);
+            let rope = Rope { heads: 1, head_dim, rotary_dim: *rotary_dim, interleaved: *interleaved, cos, sin };
+            rope_in_place(exec, RowsMut::new(keys, head_dim, 0), &rope)?;
+        }
+        store.write_index(exec.isa, index, places, Rows::new(keys, head_dim, 0));
+        Ok(())
     }
 
     /// Normalizes and rotates the queries of the indexer.

@@ -23,7 +23,7 @@ use crate::weights::{Linear, LoadError, Loader, Norm, Packer, Tensors};
 pub use heads::HeadProjections;
 use heads::Heads;
 use indexer::Indexer;
-pub use indexer::{IndexerChoice, IndexerSpec};
+pub use indexer::{IndexerChoice, IndexerKeys, IndexerSpec};
 use latent::Latent;
 pub use latent::LatentProjections;
 

@@ -70,7 +70,7 @@ impl<'a> WeightSource<'a> for CheckpointWeights<'a> {
         Ok(quantization.of_lookup(&self.views(&format!("{name}.weight"), rows, Some(columns))?[0]))
     }
 
-    fn table(&self, name: &str, TableSpec { rows, columns }: TableSpec) -> Result<TableRows, LoadError> {
+    fn table(&self, name: &str, TableSpec { rows, columns, .. }: TableSpec) -> Result<TableRows, LoadError> {
         let role = format!("{name}.weight");
         let views = self.views(&role, rows, Some(columns))?;
         let table = if let [view] = &views[..] { view.table(columns) } else { None };

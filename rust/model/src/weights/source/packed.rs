@@ -48,7 +48,7 @@ impl<'a> WeightSource<'a> for PackedWeights<'a> {
         Ok(first_format(self.file, name).unwrap_or(quantization.embedding_and_lm_head()))
     }
 
-    fn table(&self, name: &str, TableSpec { rows, columns }: TableSpec) -> Result<TableRows, LoadError> {
+    fn table(&self, name: &str, TableSpec { rows, columns, .. }: TableSpec) -> Result<TableRows, LoadError> {
         Ok(TableRows::Stored(self.file.table(name, rows, columns)?))
     }
 
