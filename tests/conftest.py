@@ -27,9 +27,12 @@ PARITY = pytest.StashKey[list[tuple[str, str, float, bool]]]()
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-WAITING_FOLDERS = frozenset({"cli", "clients", "hub", "llama_cpp_server", "server"})
+WAITING_FOLDERS = frozenset({"cli", "clients", "hub", "llama_cpp_server", "ray", "server"})
 WAITING_IMPORTS = frozenset({"asyncio", "subprocess", "threading", "time"})
 """Folders and imports of test files that wait for processes, servers, terminals, browsers or threads."""
+
+RAY_SECONDS = 600
+"""Timeout for the start and for the end of a Ray cluster, in seconds."""
 
 TINY = Path(ferrule.__file__).parent / "models" / "tiny"
 
@@ -53,11 +56,18 @@ def ray_cluster(own_cache: None) -> Iterator[str]:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as head:
             assert head.stdin is not None
             assert head.stdout is not None
+            # A head that hangs is killed, which ends the wait for its address.
+            timer = threading.Timer(RAY_SECONDS, head.kill)
+            timer.start()
             address = head.stdout.readline().strip()
+            timer.cancel()
             assert address, "Ray did not start"
             yield address
             head.stdin.close()
-            head.wait()
+            try:
+                head.wait(RAY_SECONDS)
+            except subprocess.TimeoutExpired:
+                head.kill()
 
 
 @pytest.fixture(scope="session")

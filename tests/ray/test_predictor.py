@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -209,7 +210,8 @@ def test_two_actors_give_the_output_of_generate(tmp_path: Path, expected: list[s
     class Recorded(LLMPredictor):
         async def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
             (tmp_path / str(os.getpid())).touch()
-            while len(list(tmp_path.iterdir())) < 2:  # until both actors have rows
+            deadline = time.monotonic() + 300
+            while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:  # until both actors have rows
                 await asyncio.sleep(0.05)
             columns = await super().__call__(batch)
             facts = self._llm.info()

@@ -38,6 +38,8 @@ sys.exit(main())
 """The command, in which a process is killed when the output has some lines."""
 ITSELF = "os.getpid()"
 AN_ACTOR = "next(actor['Pid'] for actor in actors().values() if actor['State'] == 'ALIVE')"
+SECONDS = 600
+"""Timeout of a command."""
 GREEDY = {"temperature": 0, "max_tokens": 4}
 
 
@@ -50,6 +52,7 @@ def run_batch(source: Path, target: Path, *options: str, killed: str | None = No
         capture_output=True,
         text=True,
         check=False,
+        timeout=SECONDS,
     )
     return done.returncode, done.stderr
 
