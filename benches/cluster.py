@@ -19,6 +19,7 @@ import argparse
 import heapq
 import itertools
 import json
+import math
 import random
 import statistics
 from collections import deque
@@ -222,27 +223,49 @@ def _quantile(values: list[float], share: float) -> float:
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 
+def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    """Returns an argument type that accepts positive numbers."""
+
+    def positive(text: str) -> float:
+        number = kind(text)
+        if not 0 < number < math.inf:
+            raise argparse.ArgumentTypeError(f"must be a positive number, got {text}")
+        return number
+
+    return positive
+
+
 def main() -> None:
     """Runs the command."""
+    positive_float, positive_int = _positive(float), _positive(int)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("record", type=Path, help="output of `ferrule bench --json` on one machine")
-    parser.add_argument("--machines", default="1,2,4", help="numbers of machines (default: 1,2,4)")
-    parser.add_argument("--rate", type=float, default=0.5, help="conversations a second (default: 0.5)")
-    parser.add_argument("--conversations", type=int, default=500, help="number of conversations (default: 500)")
-    parser.add_argument("--turns", type=int, default=1, help="turns of a conversation (default: 1)")
-    parser.add_argument("--prompt", type=int, default=512, help="new tokens of a turn (default: 512)")
-    parser.add_argument("--output", type=int, default=128, help="tokens of an answer (default: 128)")
-    parser.add_argument("--pause", type=float, default=10.0, help="seconds before the next turn (default: 10)")
+    parser.add_argument(
+        "--machines",
+        type=lambda text: [positive_int(number) for number in text.split(",")],
+        default="1,2,4",
+        help="numbers of machines (default: 1,2,4)",
+    )
+    parser.add_argument("--rate", type=positive_float, default=0.5, help="conversations a second (default: 0.5)")
+    parser.add_argument(
+        "--conversations", type=positive_int, default=500, help="number of conversations (default: 500)"
+    )
+    parser.add_argument("--turns", type=positive_int, default=1, help="turns of a conversation (default: 1)")
+    parser.add_argument("--prompt", type=positive_int, default=512, help="new tokens of a turn (default: 512)")
+    parser.add_argument("--output", type=positive_int, default=128, help="tokens of an answer (default: 128)")
+    parser.add_argument("--pause", type=positive_float, default=10.0, help="seconds before the next turn (default: 10)")
     parser.add_argument(
         "--routing", choices=("load", "prefix"), default="load", help="the router's rule (default: load)"
     )
-    parser.add_argument("--chunk", type=int, default=512, help="tokens of a step (default: 512)")
-    parser.add_argument("--max-num-seqs", type=int, default=64, help="running sequences of a machine (default: 64)")
+    parser.add_argument("--chunk", type=positive_int, default=512, help="tokens of a step (default: 512)")
+    parser.add_argument(
+        "--max-num-seqs", type=positive_int, default=64, help="running sequences of a machine (default: 64)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the arrivals (default: 0)")
     options = parser.parse_args()
     speed = Speed.from_record(json.loads(options.record.read_text()))
     traffic = Traffic(options.rate, options.conversations, options.turns, options.prompt, options.output, options.pause)
-    for machines in map(int, options.machines.split(",")):
+    for machines in options.machines:
         cluster = Cluster(
             speed,
             machines,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -27,10 +28,10 @@ PARITY = pytest.StashKey[list[tuple[str, str, float, bool]]]()
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-WAITING_FOLDERS = frozenset({"cli", "clients", "hub", "llama_cpp_server", "ray", "server"})
-WAITING_IMPORTS = frozenset({"asyncio", "subprocess", "threading", "time"})
-"""Folders and imports of test files that wait for processes, servers, terminals, browsers or threads."""
-
+WAITING = re.compile(
+    r"(cli|clients|hub|llama_cpp_server|ray|server)/|test_(async_\w+|docs_run|embedded|process|threads)\.py"
+)
+"""Test files that wait for processes, servers, terminals, browsers or threads."""
 RAY_SECONDS = 600
 """Timeout for the start and for the end of a Ray cluster, in seconds."""
 
@@ -137,14 +138,12 @@ def model_with(tmp_path: Path) -> Callable[..., Path]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs a failed test that waits for processes, terminals, browsers or threads once more; the report says RERUN.
+    """Runs a failed test of WAITING once more, since a busy machine can starve it.
 
-    A busy machine can starve such a test; a fault of the code fails twice. Tests that compute fail at once.
+    The report shows its first traceback below RERUN: a test or a part of ferrule to mend.
     """
     for item in items:
-        module = item.getparent(pytest.Module)
-        imported = vars(module.obj) if module else ()
-        if WAITING_FOLDERS.intersection(item.path.parts) or WAITING_IMPORTS.intersection(imported):
+        if WAITING.match(item.path.relative_to(Path(__file__).parent).as_posix()):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

@@ -25,8 +25,9 @@ MAX_MODEL_LEN = 2048
 PAGE = 16
 """Number of tokens in a page of the prefix cache."""
 GATE_SECONDS = 60.0
-SLOW_SECONDS = 0.5
 """Seconds after which a step fails whose gate a test does not open."""
+SLOW_SECONDS = 0.5
+"""Seconds of a slow step."""
 HISTOGRAMS = ("queue", "prefill", "time_to_first_token", "inter_token", "decode", "step")
 BOUNDS = [0.001, 0.01, 0.1, 1.0]
 
@@ -149,7 +150,7 @@ class Engine:
     """Returns the output tokens for a prompt; token 2 follows them."""
     step_seconds = 0.0
     slow_after: int | None = None
-    """Number of finished requests after which a step takes SLOW_SECONDS."""
+    """Number of finished requests after which steps are slow."""
     gate: threading.Event | None = None
     """Events that steps and encoding wait for."""
     interrupt_at: int | None = None
