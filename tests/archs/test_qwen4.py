@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import struct
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,14 @@ from ferrule.archs.tensors import roles
 
 CASE = "qwen4_exp"
 NORM = RmsNorm(1e-6, weight_offset=1.0)
+LAYERS = 100
+MANY_LAYERS = {
+    "num_hidden_layers": LAYERS,
+    "layer_types": ["linear_attention"] * LAYERS,
+    "ple_layer_ids": list(range(1, LAYERS + 1)),
+    "split_ngram_parts": 4096,
+}
+"""A model with embeddings of n-grams in many layers."""
 
 
 def ngrams(spec: ModelSpec) -> list[list[NgramEmbedding]]:
@@ -21,7 +32,17 @@ def ngrams(spec: ModelSpec) -> list[list[NgramEmbedding]]:
     return [layer.mixers(NgramEmbedding) for layer in spec.layers]
 
 
-def test_blocks_read_a_gated_mean_and_their_output_replaces_it() -> None:
+def integers(file: Path, name: str) -> tuple[int, ...]:
+    """Values of an I64 tensor of a safetensors file."""
+    data = file.read_bytes()
+    (header_size,) = struct.unpack_from("<Q", data)
+    tensor = json.loads(data[8 : 8 + header_size])[name]
+    assert tensor["dtype"] == "I64"
+    first, end = (8 + header_size + offset for offset in tensor["data_offsets"])
+    return struct.unpack(f"<{(end - first) // 8}q", data[first:end])
+
+
+def test_blocks_read_a_gated_mean_that_their_output_replaces() -> None:
     spec = spec_of(CASE)
     assert spec.streams is not None
     assert (spec.streams.count, spec.streams.ends, spec.final_norm) == (4, Gated(NORM, 8), None)
@@ -35,11 +56,13 @@ def test_blocks_read_a_gated_mean_and_their_output_replaces_it() -> None:
 
 
 def test_hashes_are_those_of_the_checkpoint() -> None:
-    """The numbers are those of the tensors `layer_multipliers` and `ngram_heads_vocab_sizes` of the golden case."""
     first, second = (found for [found] in ngrams(spec_of(CASE))[:2])
-    assert first.multipliers == (25912437101140037, 21043097849633001, 26491075874708125)
-    assert first.hash_rows == (97, 101, 103, 107, 109, 113, 127, 131)
-    assert second.hash_rows == (137, 139, 149, 151, 157, 163, 167, 173)
+    for layer, ngram in enumerate([first, second]):
+        at = f"model.layers.{layer}.ple.ple_embedding"
+        names = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
+        stored = [integers(folder_of(CASE) / "model.safetensors", f"{at}.{name}") for name in names]
+        offsets = (0, *accumulate(ngram.hash_rows[:-1]))
+        assert [ngram.multipliers, ngram.hash_rows, offsets] == stored
     assert (first.columns, first.dilation, first.taps, first.end) == (2, 3, 4, 2)
     assert (first.first_table, second.first_table) == (0, 2)
 
@@ -111,6 +134,15 @@ def test_gate_and_router() -> None:
         ({"ple_embed_dim": 12}, "ple_embed_dim must be a multiple of (ngram_size - 1) * heads_per_ngram (8), got 12"),
         ({"eos_token_id": None}, "eos_token_id must be a token id, because n-grams do not cross"),
         ({"eos_token_id": 320}, "eos_token_id must be a token id from 0 to 319"),
+        (
+            MANY_LAYERS | {"ngram_size": 16},
+            "ple_layer_ids must be so short that (ngram_size - 1) * layers (1500) is at",
+        ),
+        (
+            MANY_LAYERS | {"heads_per_ngram": 1},
+            "split_ngram_parts must be at most 1310 for the 100 layers of ple_layer_ids",
+        ),
+        (MANY_LAYERS | {"heads_per_ngram": None}, "heads_per_ngram must be an integer from 1 to 5, got 8"),
         ({"split_ngram_parts": 0}, "split_ngram_parts must be an integer from 1"),
         ({"make_ngram_vocab_size_divisible_by": 0}, "make_ngram_vocab_size_divisible_by must be an integer from 1"),
         ({"ple_conv_kernel_size": 65}, "ple_conv_kernel_size must be an integer from 1 to 64, got 65"),

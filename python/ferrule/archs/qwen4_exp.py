@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import count, islice
 from typing import Literal
 
-from ferrule.archs.config import Config
+from ferrule.archs.config import MAX_SEPARATE_TENSORS, Config
 from ferrule.archs.qwen3_5 import delta_net_modules
 from ferrule.archs.qwen3_next import gated_decoder, read_delta_net, shared_experts
 from ferrule.archs.spec import (
@@ -80,6 +80,8 @@ def qwen4_exp(config: Config) -> ModelSpec:
         num_experts=512,
         num_experts_per_tok=10,
         shared_expert_intermediate_size=512,
+        heads_per_ngram=8,
+        split_ngram_parts=512,
     ).with_absent(num_key_value_heads=2)
     delta_net = replace(read_delta_net(config), gate=_gate(config))
     experts = shared_experts(config, normalize=config.flag("norm_topk_prob", default=True))
@@ -166,8 +168,11 @@ def _ngrams(config: Config, spec: ModelSpec, streams: int, norm: RmsNorm) -> dic
     if not layers:
         return {}
     length = config.integer("ngram_size", default=3, low=2, high=MAX_NGRAM)
-    most = max(MAX_HASHES // ((length - 1) * len(layers)), 1)
-    hashes = (length - 1) * config.integer("heads_per_ngram", default=8, high=most)
+    most = MAX_HASHES // ((length - 1) * len(layers))
+    if most == 0:
+        limit = f"so short that (ngram_size - 1) * layers ({(length - 1) * len(layers)}) is at most {MAX_HASHES}"
+        raise config.error("ple_layer_ids", limit)
+    hashes = (length - 1) * config.integer("heads_per_ngram", high=most)
     width = config.integer("ple_embed_dim", default=spec.hidden_size)
     if width % hashes:
         raise config.error("ple_embed_dim", f"a multiple of (ngram_size - 1) * heads_per_ngram ({hashes})")
@@ -176,6 +181,10 @@ def _ngrams(config: Config, spec: ModelSpec, streams: int, norm: RmsNorm) -> dic
         raise config.error("eos_token_id", "a token id, because n-grams do not cross the ends of texts")
     seed = config.integer("seed", default=1234, low=0)
     primes = _primes(config.integer("ngram_vocab_size_base", default=20_000_000))
+    parts = config.integer("split_ngram_parts", high=MAX_PARTS)
+    if parts * len(layers) > MAX_SEPARATE_TENSORS:
+        limit = f"at most {MAX_SEPARATE_TENSORS // len(layers)} for the {len(layers)} layers of ple_layer_ids"
+        raise config.error("split_ngram_parts", limit)
     ngrams: dict[int, NgramEmbedding] = {}
     for number, layer in enumerate(layers):
         ngram = NgramEmbedding(
@@ -199,7 +208,7 @@ def _tables(config: Config, ngram: NgramEmbedding) -> list[Table]:
     """Returns the tables of an embedding: parts of one matrix, all but the last of the same size."""
     multiple = config.integer("make_ngram_vocab_size_divisible_by", default=128)
     rows = -(-sum(ngram.hash_rows) // multiple) * multiple
-    of_each = -(-rows // config.integer("split_ngram_parts", default=512, high=MAX_PARTS))
+    of_each = -(-rows // config.integer("split_ngram_parts", high=MAX_PARTS))
     return [Table(min(of_each, rows - first), ngram.columns, hashed=True) for first in range(0, rows, of_each)]
 
 
@@ -232,7 +241,7 @@ def _mixed(value: int) -> int:
 
 
 def _layer(layer: Layer, ngram: NgramEmbedding | None, gated: Gated, indexer: Indexer | None) -> Layer:
-    """Returns a layer on several residual streams: each block reads a gated mean, and its output replaces it."""
+    """Returns a layer whose blocks read a gated mean of all residual streams and whose outputs are added to each."""
     blocks: list[Block] = []
     for block in layer.blocks:
         mixer = block.mixer
