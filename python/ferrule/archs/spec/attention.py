@@ -76,9 +76,9 @@ class Indexer:
     block: int = 1
     """Consecutive tokens that are chosen together."""
     keys: Literal["tokens", "block_means"] = "tokens"
-    """Whether each token's key is scored, where the score of a block is its highest, or the mean of a block's keys,
-    which is then normed and rotated to the first position of the block. With means, the tokens of a block that is not
-    complete are chosen besides the others."""
+    """Keys that are scored. "tokens": the key of each token; the score of a block is its highest. "block_means": the
+    mean of a block's keys, normed and rotated to the first position of the block; tokens of an incomplete block are
+    always chosen."""
     local_blocks: int = 0
     """Blocks up to that of the token that are always among them."""
     choice: Literal["together", "sum", "each_head"] = "together"

@@ -10,7 +10,7 @@ from ferrule.archs.spec.norms import Norm
 
 @dataclass(frozen=True)
 class Table:
-    """Table with a row for each token id below `rows`; only the rows that a step needs are read from the file."""
+    """Table that is looked up by token id or by hashes of tokens; only the rows of a step are read from the file."""
 
     rows: int
     columns: int

@@ -187,7 +187,7 @@ class NgramEmbedding:
     """Multiplier of each token of the longest n-gram, the last token first. The hash is the exclusive or of the
     products, which wrap around in 64 bits."""
     hash_rows: tuple[int, ...] = field(compare=False)
-    """Rows of each hash, which is taken modulo their number; as many hashes for pairs as for longer n-grams."""
+    """Rows of each hash, which is taken modulo their number. Each n-gram length has the same number of hashes."""
     end: int
     """Token that ends a text; the tokens up to it, and those before the first, count as this token."""
     norm: Norm
