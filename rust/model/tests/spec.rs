@@ -295,11 +295,13 @@ fn numbers_outside_their_limits_are_named() {
         ("/layers/0/blocks/0/mixer/hash_rows", json!([17, 0])),
         ("/layers/0/blocks/0/mixer/taps", json!(0)),
         ("/layers/0/blocks/0/mixer/dilation", json!(0)),
+        ("/layers/0/blocks/0/mixer/end", json!(u32::MAX)),
         ("/layers/0/blocks/0/norm", spec()["final_norm"].clone()),
         ("/layers/0/spans/0/mix", json!({"type": "gated", "norm": spec()["final_norm"], "rank": 8})),
         ("/layers/0/spans/1/mix", json!({"type": "joined"})),
         ("/tables/0/hashed", json!(false)),
         ("/tables/1/rows", json!(15)),
+        ("/tables/1/rows", json!(21)),
     ] {
         let error = changed(hyper(), path, value.clone()).unwrap_err();
         assert!(matches!(error, SpecError::Number { .. }), "{path} = {value}: {error}");
@@ -321,7 +323,19 @@ fn numbers_outside_their_limits_are_named() {
         check(latent(), path, &value);
     }
     let error = changed(per_layer(), "/tables/0/hashed", json!(true)).unwrap_err().to_string();
-    assert!(error.contains("blocks[2].mixer.table must be among the 1 tables, which must be not hashed"), "{error}");
+    let expected =
+        "blocks[2].mixer.table must be such that tables 0..1 are among the 1 of the model, and are not hashed";
+    assert!(error.contains(expected), "{error}");
+    for (path, value, field) in [
+        ("/tables/1/rows", json!(21), "first_table"),
+        ("/layers/0/blocks/0/mixer/columns", json!(5), "columns"),
+        ("/layers/0/blocks/0/mixer/end", json!(u32::MAX), "end + 1"),
+        ("/layers/0/blocks/0/post_norm", spec()["final_norm"].clone(), "post_norm"),
+        ("/layers/0/blocks/0/input", json!("stream_and_embedding"), "input"),
+    ] {
+        let error = changed(hyper(), path, value).unwrap_err().to_string();
+        assert!(error.contains(&format!(".{field} must be ")), "{path}: {error}");
+    }
     assert!(with("/vocab_size", json!(-1)).is_err());
     assert!(with("/layers", json!(vec![spec()["layers"][0].clone(); 4097])).is_err());
 }
@@ -363,7 +377,7 @@ fn keys_of_blocks_are_rotated_alike_in_sequences_of_any_length() {
     let dynamic = json!({"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 32});
     assert!(changed(choosing(), "/ropes/0/scaling", dynamic.clone()).is_ok());
     let error = changed(means, "/ropes/0/scaling", dynamic).unwrap_err().to_string();
-    assert!(error.contains("ropes[0].scaling must be one that does not depend on the length"), "{error}");
+    assert!(error.contains("indexer.rope must be one whose scaling does not depend on the length"), "{error}");
 }
 
 #[test]

@@ -117,14 +117,14 @@ impl NgramEmbeddingSpec {
         let mut hash = product(tokens.next().copied().unwrap_or(self.end));
         let mut is_over = false;
         let mut first_row = 0;
-        let of_each_length = self.hash_rows.len() / self.tokens_before();
-        let lengths = self.hash_rows.chunks(of_each_length).zip(found.chunks_mut(of_each_length));
-        for ((sizes, found), token) in lengths.zip(tokens) {
+        let hashes_per_length = self.hash_rows.len() / self.tokens_before();
+        let lengths = self.hash_rows.chunks(hashes_per_length).zip(found.chunks_mut(hashes_per_length));
+        for ((row_counts, found), token) in lengths.zip(tokens) {
             is_over |= *token == self.end;
             hash ^= product(if is_over { self.end } else { *token });
-            for (size, found) in sizes.iter().zip(found) {
-                *found = first_row + hash.rem_euclid(*size as i64) as usize;
-                first_row += size;
+            for (rows, found) in row_counts.iter().zip(found) {
+                *found = first_row + hash.rem_euclid(*rows as i64) as usize;
+                first_row += rows;
             }
         }
     }
@@ -176,7 +176,8 @@ impl Mixer for NgramEmbeddingSpec {
     fn check(&self, path: &str, _: &[RopeSpec], hidden_size: usize) -> Result<(), SpecError> {
         let Self { width, tables, columns, taps, dilation, norm, .. } = *self;
         require(&format!("{path}.width"), width, width == hidden_size, || format!("hidden_size ({hidden_size})"))?;
-        for (name, number) in [("tables", tables), ("columns", columns)] {
+        let tokens_to_end = (self.end as usize).saturating_add(1);
+        for (name, number) in [("tables", tables), ("columns", columns), ("end + 1", tokens_to_end)] {
             size(&format!("{path}.{name}"), number)?;
         }
         let (tokens, hashes) = (self.multipliers.len(), self.hash_rows.len());

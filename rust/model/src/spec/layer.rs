@@ -195,10 +195,20 @@ impl LayerSpec {
             require(&format!("{path}.mixer.streams"), streams, streams == count, || {
                 format!("{count}, the number of residual streams that the block reads")
             })?;
-            let norms = [block.norm, block.post_norm, block.sum_norm, block.joint_norm];
-            let is_plain = norms.iter().all(Option::is_none) && block.input == BlockInput::Stream;
-            require(&format!("{path}.norm"), !is_plain, count == 1 || is_plain, || {
-                "null, as the other norms, and the input the stream, for a block of several residual streams".to_owned()
+            let norms = [
+                ("norm", block.norm),
+                ("post_norm", block.post_norm),
+                ("sum_norm", block.sum_norm),
+                ("joint_norm", block.joint_norm),
+            ];
+            for (name, norm) in norms {
+                require(&format!("{path}.{name}"), format!("{norm:?}"), count == 1 || norm.is_none(), || {
+                    "null for a block of several residual streams".to_owned()
+                })?;
+            }
+            let reads_stream = block.input == BlockInput::Stream;
+            require(&format!("{path}.input"), format!("{:?}", block.input), count == 1 || reads_stream, || {
+                "stream for a block of several residual streams".to_owned()
             })?;
         }
         Ok(())
@@ -264,16 +274,20 @@ impl LayerSpec {
             let path = format!("{path}.blocks[{i}].mixer");
             let found = tables.get(read.clone()).unwrap_or_default();
             let is_hashed = hashed_rows.is_some();
-            let are_alike = |tables: &[TableSpec]| {
-                let rows = tables.first().map(|table| table.rows);
-                let (_, before) = tables.split_last().unzip();
-                before.unwrap_or_default().iter().all(|table| Some(table.rows) == rows)
-                    && tables.iter().all(|table| table.hashed == is_hashed)
-            };
-            require(&format!("{path}.table"), format!("{read:?}"), !found.is_empty() && are_alike(found), || {
-                let kind =
-                    if is_hashed { "hashed, all but the last with the same number of rows" } else { "not hashed" };
-                format!("among the {} tables, which must be {kind}", tables.len())
+            let are_alike = found.split_last().is_some_and(|(last, before)| {
+                let rows = before.first().unwrap_or(last).rows;
+                before.iter().all(|table| table.rows == rows)
+                    && last.rows <= rows
+                    && found.iter().all(|table| table.hashed == is_hashed)
+            });
+            let field = if is_hashed { "first_table" } else { "table" };
+            require(&format!("{path}.{field}"), read.start, are_alike, || {
+                let kind = if is_hashed {
+                    "hashed, all but the last with the same number of rows, and the last with no more"
+                } else {
+                    "not hashed"
+                };
+                format!("such that tables {read:?} are among the {} of the model, and are {kind}", tables.len())
             })?;
             let rows = found.iter().fold(0, |rows: usize, table| rows.saturating_add(table.rows));
             let wanted = hashed_rows.unwrap_or(0);
@@ -281,8 +295,9 @@ impl LayerSpec {
                 format!("at most the {rows} rows of the tables")
             })?;
             let columns = found.iter().map(|table| table.columns).min().unwrap_or(0);
-            require(&format!("{path}.first_column"), first, first.saturating_add(count) <= columns, || {
-                format!("such that {count} columns from there on are among the {columns} of the table")
+            let (field, value) = if is_hashed { ("columns", count) } else { ("first_column", first) };
+            require(&format!("{path}.{field}"), value, first.saturating_add(count) <= columns, || {
+                format!("such that {count} columns from column {first} on are among the {columns} of each table")
             })?;
         }
         Ok(())

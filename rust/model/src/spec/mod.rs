@@ -89,7 +89,7 @@ pub struct ModelSpec {
     pub embedding: EmbeddingSpec,
     /// Rotary embeddings; layers refer to them by index.
     pub ropes: Vec<RopeSpec>,
-    /// Tables that are looked up by token id; mixers refer to them by index.
+    /// Tables that are looked up by token id or by hashes of tokens; mixers refer to them by index.
     #[serde(default)]
     pub tables: Vec<TableSpec>,
     /// Residual streams, if there are several.

@@ -123,8 +123,8 @@ impl IndexerSpec {
         let known = ropes.get(rope);
         require(&format!("{path}.rope"), rope, known.is_some(), || format!("below {}", ropes.len()))?;
         let depends = known.is_some_and(RopeSpec::depends_on_length) && self.keys == IndexerKeys::BlockMeans;
-        require(&format!("ropes[{rope}].scaling"), depends, !depends, || {
-            "one that does not depend on the length of the sequence, for the keys of blocks".to_owned()
+        require(&format!("{path}.rope"), rope, !depends, || {
+            "one whose scaling does not depend on the length of the sequence, for the keys of blocks".to_owned()
         })?;
         let rotary_dim = known.map_or(0, |rope| rope.rotary_dim);
         require(&format!("ropes[{rope}].rotary_dim"), rotary_dim, rotary_dim <= head_dim, || {
@@ -150,7 +150,8 @@ impl IndexerSpec {
     pub(super) fn floats(&self, has_latent: bool) -> usize {
         let queries = if has_latent { self.heads * self.head_dim } else { 0 };
         let ones = if self.choice == IndexerChoice::Sum { self.heads } else { 0 };
-        let blocks = if self.keys == IndexerKeys::BlockMeans { self.head_dim.div_ceil(self.block) } else { 0 };
+        // Each row may end a block: decode rows of several sequences.
+        let blocks = if self.keys == IndexerKeys::BlockMeans { self.head_dim } else { 0 };
         self.input_rows(has_latent) + queries + ones + blocks
     }
 

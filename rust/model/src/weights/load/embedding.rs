@@ -54,7 +54,7 @@ impl Loader<'_> {
 }
 
 impl Loader<'_> {
-    /// Finds the tables that are looked up by token id.
+    /// Finds the tables of the spec, which are looked up by token id or by hashes of tokens.
     pub fn tables<P: Packer>(&self, packer: &mut P) -> Result<Vec<TokenTable>, LoadError> {
         let tables = self.spec.tables.iter().enumerate().map(|(index, spec)| {
             let name = format!("tables.{index}");
