@@ -39,8 +39,8 @@ pub fn measure(
     Ok(Needs { weights, kv_groups: MemoryLayout::new(&spec.layers, spec.causal, kv_format).groups })
 }
 
-/// Bytes of a quantized activation, including its share of the block's scale.
-const QUANTIZED_BYTES: f64 = 1.5;
+/// Upper limit for the bytes of a quantized activation, including its share of scales and of initial values of sums.
+const QUANTIZED_BYTES: f64 = 2.5;
 
 /// Estimates the bytes of activation buffers for a step of `rows` tokens, `logit_rows` of which need logits: the
 /// buffers kept between layers, those between blocks, and the largest ones inside of each mixer.
@@ -68,9 +68,9 @@ pub fn buffer_bytes(spec: &ModelSpec, rows: usize, logit_rows: usize) -> u64 {
             let mixes = spans().map(|span| span.mix.floats(*count, hidden)).max().unwrap_or(0);
             let longest = spans().map(|span| span.mix.longest_input(*count, hidden)).max().unwrap_or(0);
             let inputs = inputs.max(longest).max(ends.longest_input(*count, hidden));
-            let ends = ends.floats(*count, hidden);
+            let (begin, end) = (ends.begin_floats(hidden), ends.end_floats(*count, hidden));
             // Before the lm_head: the streams of its rows, and what is made of them.
-            (count * hidden + hidden + mixes + ends, count * hidden + ends, inputs)
+            (count * hidden + hidden + mixes + begin, count * hidden + end, inputs)
         }
     };
     let kept = hidden + embedding + streams;

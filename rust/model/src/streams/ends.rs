@@ -52,8 +52,16 @@ impl StreamEndsSpec {
         }
     }
 
-    /// Returns the floats per row in buffers, for `count` streams of `width`.
-    pub(crate) fn floats(&self, count: usize, width: usize) -> usize {
+    /// Returns the floats per row in buffers at the beginning, for streams of `width`.
+    pub(crate) fn begin_floats(&self, width: usize) -> usize {
+        match self {
+            Self::Projected { .. } => 2 * width,
+            Self::Gated(_) => 0,
+        }
+    }
+
+    /// Returns the floats per row in buffers at the end, for `count` streams of `width`.
+    pub(crate) fn end_floats(&self, count: usize, width: usize) -> usize {
         match self {
             Self::Projected { .. } => 2 * width,
             Self::Gated(spec) => spec.floats(count, width),
@@ -101,6 +109,9 @@ impl StreamEndsSpec {
         buffers: &mut Buffers,
         streams: &mut [f32],
     ) -> Result<(), PoolError> {
+        if hidden.is_empty() {
+            return Ok(());
+        }
         let stride = streams.len() / hidden.len() * width;
         for (row, from) in streams.chunks_exact_mut(stride).zip(hidden.chunks_exact(width)) {
             row.chunks_exact_mut(width).for_each(|stream| stream.copy_from_slice(from));
