@@ -13,7 +13,7 @@ pub(crate) use rows::{RaggedRows, for_rows};
 use crate::memory::{Memory, Place};
 use crate::mixers::{MixerBuffers, MixerPass};
 use crate::spec::{BlockInput, BlockSpec, LayerSpec, NormSpec};
-use crate::streams::{StreamBuffers, StreamMixSpec};
+use crate::streams::{StreamBuffers, StreamMix};
 use crate::weights::{BlockUse, Layer, Linear, Norm};
 
 /// Observes the inputs of linear layers.
@@ -52,6 +52,9 @@ pub(crate) fn run_layer(
     hidden: &mut [f32],
     buffers: &mut LayerBuffers,
 ) -> Result<(), PoolError> {
+    if pass.rows.count == 0 {
+        return Ok(());
+    }
     let blocks: Vec<_> = spec.blocks.iter().zip(&weights.blocks).zip(places).collect();
     let mut left = blocks.as_slice();
     // The stream is taken out of the buffers, because the blocks use the others.
@@ -59,7 +62,7 @@ pub(crate) fn run_layer(
     for (span, mix) in spec.spans.iter().zip(&weights.mixes) {
         let (now, later) = left.split_at(span.blocks);
         left = later;
-        if span.mix == StreamMixSpec::Joined {
+        if let StreamMix::Joined = mix {
             let pass = MixerPass { width: hidden.len() / pass.rows.count, ..*pass };
             run_blocks(&pass, now, memory, hidden, buffers)?;
             continue;

@@ -107,9 +107,6 @@ impl GatedSpec {
         x: &mut [f32],
         buffers: &mut Buffers,
     ) -> Result<(), PoolError> {
-        if x.is_empty() {
-            return Ok(());
-        }
         let (rows, count) = (x.len() / width, streams.len() / x.len());
         let Buffers { normed, low, gates, .. } = buffers;
         let normed = normed.take(streams.len());

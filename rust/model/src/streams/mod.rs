@@ -29,6 +29,9 @@ use side::Side;
 /// Upper limit for the number of streams, above that of any known model.
 const MAX_STREAMS: usize = 16;
 
+/// Message of the panic for a mix that makes no stream, or whose weights are not those of its spec.
+const NO_STREAM: &str = "a mix has the weights of its spec, and joined streams are not mixed";
+
 /// Residual streams of a model that has several.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -138,7 +141,7 @@ impl StreamMixSpec {
     /// Makes the stream `x` that the blocks run on; may change the streams.
     ///
     /// # Panics
-    /// If the streams are joined, so that the blocks run on all of them.
+    /// If the streams are joined, so that the blocks run on all of them, or the weights are not those of this mix.
     pub(crate) fn enter(
         &self,
         weights: &StreamMix,
@@ -153,7 +156,7 @@ impl StreamMixSpec {
             }
             (Self::Side(spec), StreamMix::Side(weights)) => spec.enter(weights, pass, streams, x),
             (Self::Gated(spec), StreamMix::Gated(weights)) => spec.enter(weights, pass, streams, x, &mut buffers.gated),
-            _ => unreachable!("weights are loaded as the spec says"),
+            _ => unreachable!("{NO_STREAM}"),
         }
     }
 
@@ -175,7 +178,7 @@ impl StreamMixSpec {
             }
             (Self::Side(spec), StreamMix::Side(_)) => spec.leave(pass, streams, x),
             (Self::Gated(spec), StreamMix::Gated(_)) => spec.leave(pass, streams, x, &buffers.gated),
-            _ => unreachable!("weights are loaded as the spec says"),
+            _ => unreachable!("{NO_STREAM}"),
         }
     }
 }
