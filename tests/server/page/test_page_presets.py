@@ -13,7 +13,7 @@ from playwright.sync_api import FilePayload, expect
 from server.page.chat_page import ChatPage
 from server.page.test_page_access import assert_accessible
 
-OLD_DATABASE = """([version, conversation]) => new Promise((resolve, reject) => {
+OLD_DATABASE = """([version, conversations]) => new Promise((resolve, reject) => {
     const deleted = indexedDB.deleteDatabase("ferrule");
     deleted.onsuccess = () => {
         const opened = indexedDB.open("ferrule", version);
@@ -24,7 +24,7 @@ OLD_DATABASE = """([version, conversation]) => new Promise((resolve, reject) => 
                 store.createIndex("pinned", "pinned");
                 opened.result.createObjectStore("presets", { keyPath: "name" });
             }
-            store.put(conversation);
+            for (const each of conversations) store.put(each);
         };
         opened.onsuccess = () => { opened.result.close(); resolve(); };
         opened.onerror = reject;
@@ -225,9 +225,10 @@ def test_an_older_database_keeps_its_conversations(open_chat: Callable[..., Chat
     # A page without scripts has no connection to the database.
     chat.page.goto("/img/ferrule.svg")
     conversation = {**common, "format": 1, "id": "1" * 32, "nodes": nodes, "selected": {"": identifier}}
-    chat.page.evaluate(OLD_DATABASE, [version, conversation])
+    damaged = {**common, "format": 1, "id": "3" * 32, "title": "Damaged", "updated": 0}
+    chat.page.evaluate(OLD_DATABASE, [version, [conversation, damaged]])
     chat.open()
-    chat.expect_titles("Old times")
+    chat.expect_titles("Old times", "Damaged")
     chat.expect_messages("Old times")
     chat.set(system="New")
     chat.reload()

@@ -29,7 +29,8 @@ const UPGRADES = {
     const nodes = database.createObjectStore(NODES);
     transaction.objectStore(CONVERSATIONS).openCursor().onsuccess = ({ target: { result: cursor } }) => {
       if (!cursor) return;
-      const { nodes: contents, ...head } = cursor.value;
+      // A damaged conversation must not make the others inaccessible.
+      const { nodes: contents = {}, ...head } = cursor.value;
       for (const [id, node] of Object.entries(contents)) {
         nodes.put(Array.isArray(node.tokens) ? packNode(node) : node, [head.id, id]);
       }
