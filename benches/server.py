@@ -36,7 +36,7 @@ OUTPUT_TOKENS = 32
 ATTACKERS, ATTACK_CHARACTERS = 10, 7_000_000
 """Number of prompts that are sent at once, and the length of each."""
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
-"""Chat template of models that have none."""
+"""Chat template of `attack --model`, instead of the template of the model: some checkpoints have none."""
 OVERLOADED = {"max_num_seqs": 16, "max_queued_requests": 16}
 """Engine limits; ten times as many clients connect."""
 
