@@ -338,6 +338,43 @@ def test_only_changed_messages_are_saved(open_chat: Callable[..., ChatPage]) -> 
     chat.expect_answers("First answer", "Second answer")
 
 
+DELETE_DATABASE = """() => new Promise((resolve, reject) => {
+    const deleted = indexedDB.deleteDatabase("ferrule");
+    deleted.onsuccess = () => resolve();
+    deleted.onerror = reject;
+})"""
+OPEN_NEWER_DATABASE = """() => new Promise((resolve, reject) => {
+    const opened = indexedDB.open("ferrule", 1000);
+    opened.onsuccess = () => { opened.result.close(); resolve(); };
+    opened.onerror = reject;
+})"""
+
+
+def test_a_database_that_another_tab_changes_is_opened_again(chat: ChatPage) -> None:
+    chat.respond("Fine.")
+    chat.page.evaluate(DELETE_DATABASE)
+    chat.ask("Hello")
+    chat.expect_titles("Hello")
+    expect(chat.find(".notice")).to_have_count(0)
+    chat.page.evaluate(OPEN_NEWER_DATABASE)
+    chat.ask("And now?")
+    expect(chat.find(".notice")).to_contain_text("newer version of this page has changed the database; reload this tab")
+
+
+FAILED_TRANSACTION = """async () => {
+    const { CONVERSATIONS, NODES, resultOf, transact } = await import("./js/indexed-db.js");
+    const failed = await transact([CONVERSATIONS, NODES], "readwrite", (heads, nodes) => {
+        nodes.put({ id: "a" }, ["one", "a"]);
+        nodes.put({ id: "b", content: () => {} }, ["one", "b"]);
+    }).catch((error) => error.name);
+    return [failed, await transact([NODES], "readonly", (nodes) => resultOf(nodes.count()))];
+}"""
+
+
+def test_a_failed_transaction_changes_nothing(chat: ChatPage) -> None:
+    assert chat.page.evaluate(FAILED_TRANSACTION) == ["DataCloneError", 0]
+
+
 @pytest.mark.parametrize("parent", ["1" * 32, "__proto__"])
 def test_a_file_with_a_missing_parent_is_imported(chat: ChatPage, tmp_path: Path, parent: str) -> None:
     file = library(["Sun"])

@@ -43,7 +43,7 @@ let opening = null;
 
 /**
  * Runs `act` with these stores in a transaction, and resolves to its result once the transaction is complete. `act` may
- * be asynchronous if it waits only for requests of the transaction.
+ * be asynchronous if it waits only for requests of the transaction. An exception of `act` aborts the transaction.
  */
 export async function transact(names, mode, act) {
   const database = await openDatabase();
@@ -53,8 +53,21 @@ export async function transact(names, mode, act) {
     // A failed request aborts its transaction, which has an error only then.
     transaction.onabort = () => reject(transaction.error ?? new Error("the database was closed"));
   });
-  const [result] = await Promise.all([act(...names.map((name) => transaction.objectStore(name))), completed]);
+  const [result] = await Promise.all([run(transaction, names, act), completed]);
   return result;
+}
+
+async function run(transaction, names, act) {
+  try {
+    return await act(...names.map((name) => transaction.objectStore(name)));
+  } catch (error) {
+    try {
+      transaction.abort();
+    } catch {
+      // It has been aborted, for example because the database was closed.
+    }
+    throw error;
+  }
 }
 
 /** Resolves to the result of a request. */
@@ -75,13 +88,20 @@ function openDatabase() {
     };
     request.onblocked = () => reject(new Error("another tab shows an older version of this page; reload it"));
     request.onsuccess = () => {
-      // A newer version of the page in another tab can change the database; this tab must be reloaded then.
-      request.result.onversionchange = () => request.result.close();
+      // Another tab deletes the database, or has a newer version of the page that changes it.
+      request.result.onversionchange = () => {
+        request.result.close();
+        opening = null;
+      };
       // The browser closes a database when the user deletes its data.
       request.result.onclose = () => (opening = null);
       resolve(request.result);
     };
-    request.onerror = () => reject(request.error);
+    request.onerror = () => {
+      const { error } = request;
+      const newer = "a newer version of this page has changed the database; reload this tab";
+      reject(error.name === "VersionError" ? new Error(newer) : error);
+    };
   }).catch((error) => {
     // The next transaction tries again.
     opening = null;
