@@ -154,7 +154,12 @@ def test_a_tab_with_older_settings_does_not_replace_them(two_conversations: Chat
     deaf.open()
     two_conversations.set(system="Be brief.", temperature="0.5")
     two_conversations.page.evaluate(AFTER_TRANSACTIONS)
+    # A changed title replaces only the title.
+    deaf.find("[data-key=rename]").click()
+    deaf.page.keyboard.type("Capitals")
+    deaf.page.keyboard.press("Enter")
     deaf.ask("And of Spain?")
+    two_conversations.expect_titles("Capitals", "What is the capital of France?")
     assert deaf.requests[-1]["temperature"] == 0
     two_conversations.expect_messages("What is the capital of Italy?", "And of Spain?")
     two_conversations.reload()

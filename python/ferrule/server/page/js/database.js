@@ -8,8 +8,8 @@ import { hasChanged, markSaved, packNode, stateOf, unpackNode } from "./stored-n
 const channel = new BroadcastChannel(DATABASE);
 // Ids that have been in the database. One that is missing now was deleted by another tab and is not saved again.
 const savedIds = new Set();
-// The settings of conversations when they were read or saved, as texts. A tab that has not changed them keeps those of
-// other tabs.
+// The settings of conversations when they were read or saved, as texts by name. A tab keeps those of other tabs that it
+// has not changed.
 const savedSettings = new WeakMap();
 const SETTINGS = ["title", "model", "system", "parameters", "pinned"];
 // Texts of the messages of each conversation, read by the first search after a change.
@@ -72,23 +72,34 @@ function nodesOf(id) {
 
 function unpack({ head: { order, ...fields }, nodes }) {
   const conversation = { ...fields, nodes: Object.fromEntries(nodes.map((node) => [node.id, unpackNode(node)])) };
-  savedSettings.set(conversation, textOfSettings(conversation));
+  markSettings(conversation, textsOfSettings(conversation));
   return conversation;
 }
 
-/** Takes the settings of another tab's copy over, unless they have changed here since they were saved. */
+/** Adopts the settings of another tab's copy, except those that have changed here since they were saved. */
 export function adoptSettings(conversation, saved) {
-  if (savedSettings.get(conversation) !== textOfSettings(conversation)) return;
-  Object.assign(conversation, settingsOf(saved));
-  savedSettings.set(conversation, textOfSettings(conversation));
+  const adopted = unchangedSettings(conversation, saved);
+  Object.assign(conversation, adopted);
+  markSettings(conversation, textsOfSettings(conversation, Object.keys(adopted)));
 }
 
-function settingsOf(conversation) {
-  return Object.fromEntries(SETTINGS.map((name) => [name, conversation[name]]));
+// Returns the settings of another copy that have not changed here since they were saved.
+function unchangedSettings(conversation, other) {
+  const changed = changedSettings(conversation);
+  return Object.fromEntries(SETTINGS.filter((name) => !changed.includes(name)).map((name) => [name, other[name]]));
 }
 
-function textOfSettings(conversation) {
-  return JSON.stringify(settingsOf(conversation));
+function changedSettings(conversation) {
+  const saved = savedSettings.get(conversation);
+  return SETTINGS.filter((name) => !saved || saved[name] !== JSON.stringify(conversation[name]));
+}
+
+function textsOfSettings(conversation, names = SETTINGS) {
+  return Object.fromEntries(names.map((name) => [name, JSON.stringify(conversation[name])]));
+}
+
+function markSettings(conversation, texts) {
+  savedSettings.set(conversation, { ...savedSettings.get(conversation), ...texts });
 }
 
 /** Returns an excerpt, by id, of each conversation that has a message with all words of the query. */
@@ -115,15 +126,15 @@ export async function save(...conversations) {
     Promise.all(conversations.map((conversation) => saveOne(conversation, heads, nodes))),
   );
   for (const [node, state] of saved.flatMap(({ written }) => written)) markSaved(node, state);
-  for (const [each, settings] of saved.flatMap(({ changed }) => changed)) savedSettings.set(each, settings);
+  for (const [each, settings] of saved.flatMap(({ changed }) => changed)) markSettings(each, settings);
   const ids = saved.flatMap(({ id }) => id);
   for (const id of ids) savedIds.add(id);
   forgetTexts(ids);
   channel.postMessage(ids);
 }
 
-// Resolves to lists of the id, of the written nodes with their states, and of the conversation with its settings if these
-// have changed. The lists are empty if the conversation was deleted.
+// Resolves to lists of the id, of the written nodes with their states, and of the conversation with the texts of its
+// changed settings. The lists are empty if the conversation was deleted.
 async function saveOne(conversation, heads, nodes) {
   const { id } = conversation;
   const get = (node) => resultOf(nodes.get([id, node]));
@@ -141,13 +152,12 @@ async function saveOne(conversation, heads, nodes) {
   const written = Object.values(current).filter((node) => changed.includes(node) || !order.has(node.id));
   for (const node of written) nodes.put(packNode(node), [id, node.id]);
   for (const node of order) if (!Object.hasOwn(current, node)) nodes.delete([id, node]);
-  const settings = textOfSettings(conversation);
-  const isUnchanged = head && savedSettings.get(conversation) === settings;
-  heads.put({ ...fields, ...(isUnchanged ? settingsOf(head) : {}), order: Object.keys(current) });
+  const settings = textsOfSettings(conversation, changedSettings(conversation));
+  heads.put({ ...fields, ...(head ? unchangedSettings(conversation, head) : {}), order: Object.keys(current) });
   return {
     id: [id],
     written: written.map((node) => [node, stateOf(node)]),
-    changed: isUnchanged ? [] : [[conversation, settings]],
+    changed: [[conversation, settings]],
   };
 }
 
