@@ -444,6 +444,10 @@ def test_an_invalid_file_is_rejected(chat: ChatPage, tmp_path: Path) -> None:
         expect(chat.find("#notices"), name).to_contain_text(error)
     upload(chat, "{", tmp_path)
     expect(chat.find("#notices")).to_contain_text("The file is not valid JSON: ")
+    # The same file again gives a new notice, which is announced.
+    chat.find(".notice").evaluate("notice => { notice.dataset.old = ''; }")
+    upload(chat, "{", tmp_path)
+    expect(chat.find(".notice:not([data-old])")).to_contain_text("The file is not valid JSON: ")
     chat.expect_titles("What is the capital of France?")
     for width in (900, 1280, 1920):
         chat.page.set_viewport_size({"width": width, "height": 800})

@@ -3,7 +3,7 @@
 import { attachmentSize, readAttachment } from "./attachments.js";
 import { byId, el } from "./dom.js";
 import { button, icon } from "./icons.js";
-import { showNotice } from "./notice.js";
+import { clearNotice, showNotice } from "./notice.js";
 
 const MAX_SHOWN_CHARACTERS = 100_000;
 
@@ -68,6 +68,7 @@ export function createAttachmentField(onChange) {
   }
 
   async function add(files) {
+    clearNotice("files");
     reading += 1;
     show();
     for (const file of [...files]) {

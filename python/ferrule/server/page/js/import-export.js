@@ -39,12 +39,12 @@ export function createImportExport({ current, show, refresh }) {
   }
 
   async function importFile(file) {
+    clearNotice("files");
     try {
       const conversations = parseConversations(await file.text());
       await database.save(...conversations);
       if (conversations.length > 0) show(conversations[0]);
       await refresh();
-      clearNotice("files");
     } catch (error) {
       showNotice("files", error.message);
     }
