@@ -157,6 +157,16 @@ def test_presets_are_exported_and_imported(chat: ChatPage, open_chat: Callable[.
     expect(options).to_have_count(4)
 
 
+def test_a_long_name_that_gets_a_number_stays_within_its_limit(chat: ChatPage) -> None:
+    chat.find("#open-settings").click()
+    names = ["None", "n" * 98]
+    for system in ("One", "Two"):
+        preset = {"name": "n" * 98, "system": system, "parameters": {}}
+        chat.find("#presets-file").set_input_files(presets_file(preset))
+        expect(chat.find("#preset option")).to_have_text(names)
+        names.insert(1, "n" * 96 + " (2)")
+
+
 BAD_PRESETS = {
     'kind must be "ferrule presets", got "ferrule conversations"': presets_file(kind="ferrule conversations"),
     "format must be 1, got 2": presets_file(format=2),

@@ -4,7 +4,7 @@
 import { announce } from "./announce.js";
 import { askForPresetName, confirmDeletion } from "./dialogs.js";
 import { el } from "./dom.js";
-import { download, parsePresets } from "./export-format.js";
+import { download, MAX_PRESET_NAME, parsePresets } from "./export-format.js";
 import { button } from "./icons.js";
 import { PRESETS, resultOf, transact } from "./indexed-db.js";
 import { clearNotice, showNotice } from "./notice.js";
@@ -93,9 +93,8 @@ export function createPresets(settings) {
     fileError.textContent = "";
     try {
       const imported = parsePresets(await file.text());
-      const added = withFreeNames(imported, presets);
-      const isSaved = await change((store) => {
-        for (const preset of added) store.put(preset);
+      const isSaved = await change(async (store) => {
+        for (const preset of withFreeNames(imported, await resultOf(store.getAll()))) store.put(preset);
       });
       if (isSaved) announce(`Presets imported: ${imported.length}`);
     } catch (error) {
@@ -128,7 +127,8 @@ function withFreeNames(imported, presets) {
   for (const preset of imported) {
     let { name } = preset;
     for (let number = 2; existing.has(name) && key(existing.get(name)) !== key(preset); number++) {
-      name = `${preset.name} (${number})`;
+      const suffix = ` (${number})`;
+      name = preset.name.slice(0, MAX_PRESET_NAME - suffix.length) + suffix;
     }
     if (existing.has(name)) continue;
     existing.set(name, preset);
