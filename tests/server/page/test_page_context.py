@@ -69,15 +69,31 @@ def test_the_oldest_messages_are_left_out(chat: ChatPage, tmp_path: Path) -> Non
     assert mark.evaluate(following) == first
 
 
-def test_a_short_conversation_is_not_counted(chat: ChatPage) -> None:
+def counts(chat: ChatPage) -> list[str]:
+    """Returns a list that receives the URLs of later requests that count tokens."""
     counted: list[str] = []
     chat.page.on("request", lambda request: counted.append(request.url) if "tokenize" in request.url else None)
+    return counted
+
+
+def test_a_short_conversation_is_not_counted(chat: ChatPage) -> None:
+    counted = counts(chat)
     chat.set(temperature="0")
     chat.ask("What is the capital of France?")
     chat.ask("What is the capital of Italy?")
     assert len(chat.requests[-1]["messages"]) == 3
     assert counted == []
     expect(chat.find(".trim-mark")).to_have_count(0)
+
+
+def test_a_conversation_whose_bytes_fit_is_not_counted(chat: ChatPage) -> None:
+    """A text of this length can have three times as many bytes, which do not fit."""
+    limit_context(chat, 4000)
+    counted = counts(chat)
+    chat.respond("Fine.")
+    chat.ask(LONG * 5)
+    assert len(chat.requests) == 1
+    assert counted == []
 
 
 def test_a_prompt_above_the_limit_of_a_body_is_too_long(chat: ChatPage) -> None:

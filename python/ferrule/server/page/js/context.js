@@ -53,6 +53,11 @@ async function size(request, signal, enough = 0) {
   const fixed = messages.length * TOKENS_PER_MESSAGE + TOKENS_OF_TEMPLATE;
   const units = messages.reduce((sum, { content }) => sum + content.length, 0);
   if (units * MAX_BYTES_PER_UNIT + fixed <= enough) return units * MAX_BYTES_PER_UNIT + fixed;
+  // A unit has at least one byte.
+  if (units + fixed <= enough) {
+    const bound = new TextEncoder().encode(messages.map(({ content }) => content).join("")).length + fixed;
+    if (bound <= enough) return bound;
+  }
   try {
     return await countTokens(request, signal);
   } catch (error) {
