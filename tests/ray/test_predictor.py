@@ -106,7 +106,14 @@ def test_prompts_messages_and_token_ids(fake_engine: type[fakes.Engine]) -> None
         ({"messages": [{"role": "user"}, 3]}, "ChatTemplateError: "),
         ({"sampling_params": 3}, "InvalidParameterError: sampling_params must be a dict or None in each row"),
         ({"sampling_params": {"temperature": -1}}, "InvalidParameterError: temperature must be a number from 0 to 100"),
-        ({"sampling_params": {"warmth": 1}}, "TypeError: "),
+        (
+            {"sampling_params": {"warmth": 1}},
+            "InvalidParameterError: sampling_params.warmth is not supported, got 1; SamplingParams has no such field",
+        ),
+        (
+            {"sampling_params": {"structured_outputs": {"shape": "a"}}},
+            "InvalidParameterError: sampling_params.structured_outputs.shape is not supported, got 'a'; ",
+        ),
         ({"sampling_params": {"n": 2}}, "InvalidParameterError: n must be 1, since a row has one completion"),
         (
             {"sampling_params": {"structured_outputs": {"json": "{", "regex": "a"}}},
@@ -160,19 +167,31 @@ def test_invalid_configuration_is_rejected(fake_engine: type[fakes.Engine]) -> N
         ({"batch_size": 0}, "batch_size must be an integer from 1 to"),
         ({"concurrency": 0}, "concurrency must be an integer from 1 to"),
         ({"concurrency": (2, 1)}, "concurrency must be a number of actors, or a minimum and a maximum"),
+        ({"concurrency": (1,)}, "concurrency must be a number of actors, or a minimum and a maximum"),
+        ({"concurrency": ("1", 2)}, "concurrency must be an integer from 1 to 65536, got '1'"),
+        ({"concurrency": (1, 2.0)}, "concurrency must be an integer from 1 to 65536, got 2.0"),
         ({"num_cpus": 0}, "num_cpus must be a number > 0"),
         ({"max_concurrent_batches": 0}, "max_concurrent_batches must be an integer from 1 to"),
     ]:
         with pytest.raises(InvalidParameterError, match=message.replace("(", r"\(")):
             ProcessorConfig(**options)  # type: ignore[arg-type]  # a dict of several types
-    with pytest.raises(InvalidParameterError, match="task_type must be one of"):
-        LLMPredictor(task_type="draw")
+    predictors: list[tuple[dict[str, Any], str]] = [
+        ({"task_type": "draw"}, "task_type must be one of"),
+        ({"sampling_params": {"warmth": 1}}, "sampling_params.warmth is not supported, got 1"),
+        ({"pooling_params": {"size": 8}}, "pooling_params.size is not supported, got 8; PoolingParams has no such"),
+    ]
+    for arguments, message in predictors:
+        with pytest.raises(InvalidParameterError, match=message):
+            LLMPredictor(**arguments)
 
 
-def test_import_without_ray() -> None:
-    program = """
+@pytest.mark.parametrize(
+    ("missing", "requirement"), [("ray", "Ray"), ("pyarrow", "Ray with its extra data")], ids=["ray", "pyarrow"]
+)
+def test_import_without_ray(missing: str, requirement: str) -> None:
+    program = f"""
 import sys
-sys.modules["ray"] = None
+sys.modules["{missing}"] = None
 import ferrule
 assert ferrule.LLM and ferrule.AsyncLLM
 try:
@@ -181,7 +200,7 @@ except ferrule.MissingDependencyError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "ferrule.ray requires Ray: pip install 'ferrule[ray]'\n"
+    assert done.stdout == f"ferrule.ray requires {requirement}: pip install 'ferrule[ray]'\n"
 
 
 @pytest.fixture(scope="module")
@@ -310,7 +329,8 @@ def test_embeddings_and_scores() -> None:
         embeddings = [output.outputs.embedding[:16] for output in llm.embed(CAPITALS)]
         expected = [output.outputs.score for output in llm.score(CAPITALS[0], CAPITALS)]
     assert rows[-1]["embeddings"] is None
-    for row, embedding in zip(rows, embeddings, strict=False):
+    assert rows[-1]["error"].startswith("InvalidParameterError: prompt must be a string in each row")
+    for row, embedding in zip(rows[:-1], embeddings, strict=True):
         np.testing.assert_allclose(row["embeddings"], embedding / np.linalg.norm(embedding), rtol=1e-5)
     assert [row["score"] for row in scores] == expected
 
@@ -325,9 +345,10 @@ def test_model_that_cannot_be_loaded_ends_the_job(tmp_path: Path) -> None:
 
 @pytest.mark.native
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_column_model_selects_the_adapter(tmp_path: Path, dynamic: bool) -> None:
-    adapter = random_adapter(tmp_path / "polite", TINY, alpha=64)
-    options = {"dynamic_lora_loading_path": str(tmp_path)} if dynamic else {"lora_modules": {"polite": adapter}}
+def test_column_model_selects_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
+    adapter = random_adapter(tmp_path / "adapters" / "polite", TINY, alpha=64)
+    monkeypatch.chdir(tmp_path)
+    options = {"dynamic_lora_loading_path": "adapters"} if dynamic else {"lora_modules": {"polite": adapter}}
     models = [None, "polite", "tiny", "unknown"]
     rows = run({"prompt": [CAPITALS[0]] * 4, "model": models}, sampling_params=GREEDY, **options)
     with LLM(lora_modules={"polite": adapter}) as llm:
@@ -337,6 +358,14 @@ def test_column_model_selects_the_adapter(tmp_path: Path, dynamic: bool) -> None
     assert base != adapted
     assert [row["generated_tokens"] for row in rows] == [base, adapted, base, None]
     assert rows[3]["error"].startswith("ModelNotFoundError: " if dynamic else "InvalidParameterError: ")
+    assert not dynamic or str(tmp_path / "adapters" / "unknown") in rows[3]["error"]  # not a repository of the hub
+
+
+def test_name_of_an_adapter_is_not_a_path(fake_engine: type[fakes.Engine]) -> None:
+    names = ["../x", "..", ".", "", "/x", "org/repo", "..\\x"]
+    rows = run({"prompt": ["A cat"] * len(names), "model": names}, dynamic_lora_loading_path="adapters")
+    expected = "InvalidParameterError: model must be tiny or the name of a directory in adapters, got "
+    assert [row["error"] for row in rows] == [f"{expected}{name!r}" for name in names]
 
 
 @pytest.mark.native

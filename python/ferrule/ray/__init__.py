@@ -11,7 +11,7 @@ It needs `pip install ferrule[ray]`.
 `predictor` and `processor` run the rows of datasets, `batch_workers` the lines of `ferrule run-batch --ray`. Each actor
 has a separate engine; actors of one host map the same file of packed weights.
 
-Raises MissingDependencyError if Ray is not installed.
+Raises MissingDependencyError if Ray or pyarrow, which Ray Data needs, is not installed.
 """
 
 from importlib.util import find_spec
@@ -20,6 +20,8 @@ from ferrule.errors import MissingDependencyError
 
 if find_spec("ray") is None:
     raise MissingDependencyError("ferrule.ray requires Ray: pip install 'ferrule[ray]'")
+if find_spec("pyarrow") is None:
+    raise MissingDependencyError("ferrule.ray requires Ray with its extra data: pip install 'ferrule[ray]'")
 
 from ferrule.ray.predictor import LLMPredictor
 from ferrule.ray.processor import ProcessorConfig, build_processor

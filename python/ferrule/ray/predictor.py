@@ -16,7 +16,7 @@ from ferrule._params.sampling import MAX_COUNT, SamplingParams
 from ferrule._validation import check_choice
 from ferrule.errors import EngineError, UnsupportedTaskError
 from ferrule.ray.rows import Columns, Row, columns_of, rows_of
-from ferrule.ray.tasks import TASKS, Defaults
+from ferrule.ray.tasks import TASKS, Defaults, check_fields
 
 
 class LLMPredictor:
@@ -74,10 +74,12 @@ class LLMPredictor:
         self._task = TASKS[check_choice("task_type", task_type, tuple(TASKS))]
         self._defaults = Defaults(
             model=EMBEDDED if model is None else os.fspath(model),
-            sampling_params=SamplingParams(**sampling_params)
+            sampling_params=SamplingParams(**check_fields("sampling_params", sampling_params, SamplingParams))
             if isinstance(sampling_params, Mapping)
             else sampling_params,
-            pooling_params=PoolingParams(**pooling_params) if isinstance(pooling_params, Mapping) else pooling_params,
+            pooling_params=PoolingParams(**check_fields("pooling_params", pooling_params, PoolingParams))
+            if isinstance(pooling_params, Mapping)
+            else pooling_params,
             chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
             dynamic_lora_loading_path=dynamic_lora_loading_path,

@@ -56,9 +56,10 @@ class ProcessorConfig:
         check_integer("batch_size", self.batch_size, 1, MAX_ROWS)
         check_integer("max_concurrent_batches", self.max_concurrent_batches, 1, MAX_ROWS)
         check_number("num_cpus", self.num_cpus, 0, MAX_CPUS, above_low=True)
-        if not isinstance(self.concurrency, tuple):
-            check_integer("concurrency", self.concurrency, 1, MAX_ACTORS)
-        elif len(self.concurrency) != 2 or not 1 <= self.concurrency[0] <= self.concurrency[1] <= MAX_ACTORS:
+        numbers = self.concurrency if isinstance(self.concurrency, tuple) else (self.concurrency,)
+        for number in numbers:
+            check_integer("concurrency", number, 1, MAX_ACTORS)
+        if isinstance(self.concurrency, tuple) and (len(numbers) != 2 or numbers[0] > numbers[1]):
             requirement = f"a number of actors, or a minimum and a maximum from 1 to {MAX_ACTORS}"
             raise InvalidParameterError("concurrency", self.concurrency, requirement)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ferrule._api.async_llm import AsyncLLM
+from ferrule._params import pooling, sampling, structured
+from ferrule._params.compatibility import Rules
 from ferrule._params.lora import LoRA, LoRARequest
 from ferrule._params.pooling import PoolingParams
 from ferrule._params.sampling import RequestOutputKind, SamplingParams
@@ -19,6 +21,14 @@ from ferrule.ray.rows import Row, mapping, text
 if TYPE_CHECKING:
     from ferrule._text.chat import Message
     from ferrule._text.prompt import Prompt
+
+
+_FOREIGN: Mapping[type, Rules] = {
+    SamplingParams: sampling.FOREIGN,
+    PoolingParams: pooling.FOREIGN,
+    StructuredOutputsParams: structured.FOREIGN,
+}
+"""Fields of other libraries that each class of parameters accepts or rejects with advice."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,17 @@ TASKS = {
 """Tasks by the name that `task_type` has in Ray's processors."""
 
 
+def check_fields(field: str, given: Mapping[str, Any], kind: type[Any]) -> Mapping[str, Any]:
+    """Returns `given`, a dict in `field`, if its keys are fields of the dataclass `kind`.
+
+    Raises InvalidParameterError.
+    """
+    for name, value in given.items():
+        if name not in kind.__dataclass_fields__ and name not in _FOREIGN[kind]:
+            raise InvalidParameterError(f"{field}.{name}", value, f"left out; {kind.__name__} has no such field")
+    return given
+
+
 def _prompt(row: Row) -> Prompt:
     ids = row.get("tokenized_prompt")
     return text(row, "prompt") if ids is None else {"prompt_token_ids": cast("Sequence[int]", ids)}
@@ -116,11 +137,15 @@ def _sampling_params(row: Row, defaults: SamplingParams | None) -> SamplingParam
         return defaults
     # Integers become floats if the field is missing in other rows.
     given: dict[str, Any] = {
-        name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in found.items()
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in check_fields("sampling_params", found, SamplingParams).items()
     }
     structure = given.get("structured_outputs")
     if isinstance(structure, dict):
-        given["structured_outputs"] = StructuredOutputsParams(**cast("dict[str, Any]", structure))
+        fields = check_fields(
+            "sampling_params.structured_outputs", cast("dict[str, Any]", structure), StructuredOutputsParams
+        )
+        given["structured_outputs"] = StructuredOutputsParams(**fields)
     return SamplingParams(**given) if defaults is None else defaults.clone(**given)
 
 
@@ -131,7 +156,11 @@ def _adapter(row: Row, defaults: Defaults) -> LoRA | None:
     if not isinstance(name, str):
         raise InvalidParameterError("model", name, f"{defaults.model} or the name of an adapter")
     folder = defaults.dynamic_lora_loading_path
-    return name if folder is None else LoRARequest(name, lora_path=str(PurePosixPath(folder) / name))
+    if folder is None:
+        return name
+    if name in ("", ".", "..") or "/" in name or "\\" in name:
+        raise InvalidParameterError("model", name, f"{defaults.model} or the name of a directory in {folder}")
+    return LoRARequest(name, lora_path=str(Path(folder).absolute() / name))
 
 
 def _completion_columns(output: RequestOutput) -> dict[str, object]:
