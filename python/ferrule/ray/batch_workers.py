@@ -7,6 +7,7 @@ request whose actor died goes to another one, so that a lost actor or host chang
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -18,20 +19,30 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ferrule.errors import EngineError, InvalidParameterError
 from ferrule.server.batch_engine import BatchEngine
+from ferrule.server.errors import ApiError
 
 MAX_AT_ONCE = 1000
 """Maximum number of requests that an actor runs at once."""
 MAX_ATTEMPTS = 5
-"""Number of actors that may die with the same request; it then ends the run, since it may be the cause."""
+"""Number of actors that may die with the same request, which then gets an error since it may be the cause. Also the
+number of times that an actor may die while it loads the model."""
+MAX_ATTEMPTS_TOGETHER = 2
+"""Number of these attempts that run beside other retried requests; in the rest a request is the only one of them."""
+DIED = ApiError(
+    500, f"{MAX_ATTEMPTS} Ray actors died with this request; `ray list actors` shows why", code="engine_died"
+)
 
 
 class _Worker:
-    """An engine in an actor, which it loads when it is first asked for its readiness."""
+    """An engine in an actor; `ready` loads the engine at its first call."""
 
     def __init__(self, model: str | None, names: Sequence[str], options: Mapping[str, Any]) -> None:
         self._arguments = model, names, options
         self._engine: BatchEngine | None = None
         self._loading = asyncio.Lock()
+
+    async def started(self) -> None:
+        """Returns once the actor runs."""
 
     async def ready(self) -> int:
         """Loads the engine and returns the number of requests to run at once. Raises the errors of AsyncLLM."""
@@ -53,20 +64,27 @@ class BatchWorkers:
     A host with `threads=None` has one actor with a thread for each of its CPUs; otherwise it has as many actors of
     that number of threads as it has CPUs for.
 
-    Raises InvalidParameterError for an address without a cluster, and for more threads than any host has CPUs.
+    Raises InvalidParameterError for an address without a cluster, a cluster without CPUs, and for more threads than any
+    host has CPUs.
     """
 
     at_once = 1 << 20
     """Number of requests to send at once: no limit, since requests wait for a place in an actor."""
 
     def __init__(self, address: str, model: str | None, names: Sequence[str], **options: Any) -> None:
-        _connect(address)
         threads: int | None = options.pop("threads", None)
-        model, options["tokenizer"] = _resolved(model), _resolved(options.get("tokenizer"))
+        _connect(address)
+        try:
+            places = _actors_of(address, cast("list[dict[str, Any]]", ray.nodes()), threads)
+        except InvalidParameterError:
+            cast("Any", ray).shutdown()
+            raise
         self._places: asyncio.Queue[int | None] = asyncio.Queue()
         """Index of an actor for each request that could begin; None after a failure."""
         self._restarting: set[int] = set()
         """Actors that died and are not ready yet."""
+        self._suspects = asyncio.Lock()
+        """Held by the request that runs although MAX_ATTEMPTS_TOGETHER actors died with it."""
         self._failure: Exception | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         worker: Any = ray.remote(_Worker)
@@ -76,29 +94,22 @@ class BatchWorkers:
                 max_restarts=-1,
                 max_concurrency=MAX_AT_ONCE + 1,  # `ready` is called beside requests
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
-            ).remote(model, names, {**options, "threads": cpus})
-            for node, cpus in _actors_of(cast("list[dict[str, Any]]", ray.nodes()), threads)
+            ).remote(_absolute(model), names, {**_with_absolute_paths(options), "threads": cpus})
+            for node, cpus in places
         ]
 
     async def send(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Returns status and body of the response to a request.
+        """Returns status and body of the response to a request; status 500 if several actors died with it.
 
-        Raises EngineError if an engine has failed or if several actors died with the request, and the errors of
-        AsyncLLM if an actor cannot load the model.
+        Raises EngineError if an engine has failed or an actor died several times while it loaded the model, and the
+        errors of AsyncLLM if an actor cannot load the model.
         """
-        for _ in range(MAX_ATTEMPTS):
-            actor = await self._place()
-            try:
-                answer = await self._actors[actor].send.remote(path, body)
-            except RayTaskError as error:
-                raise self._fail(error) from error
-            except RayError:  # the actor died, or the host of its response
-                self._restarting.add(actor)
-                self._start(self._return_place(actor))
-            else:
-                self._places.put_nowait(actor)
-                return answer
-        raise EngineError(f"a request ended {MAX_ATTEMPTS} Ray actors; `ray list actors` shows why they died")
+        answer = await self._attempts(path, body, MAX_ATTEMPTS_TOGETHER)
+        if answer is None:
+            # One at a time: otherwise a request that ends its actor would end the same requests beside it each time.
+            async with self._suspects:
+                answer = await self._attempts(path, body, MAX_ATTEMPTS - MAX_ATTEMPTS_TOGETHER)
+        return (DIED.status_code, json.dumps(DIED.body()).encode()) if answer is None else answer
 
     async def __aenter__(self) -> Self:
         for actor in range(len(self._actors)):
@@ -110,6 +121,25 @@ class BatchWorkers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         cast("Any", ray).shutdown()  # it ends the actors
+
+    async def _attempts(self, path: str, body: bytes, count: int) -> tuple[int, bytes] | None:
+        """Sends a request to actors until one of them answers; None if `count` actors died with it.
+
+        Ray has the same error for an actor that died and is restarted as for one that cannot be reached.
+        """
+        for _ in range(count):
+            actor = await self._place()
+            try:
+                answer = await self._actors[actor].send.remote(path, body)
+            except RayTaskError as error:
+                raise self._fail(error) from error
+            except RayError:  # the actor died, or the host of its response
+                self._restarting.add(actor)
+                self._start(self._return_place(actor))
+            else:
+                self._places.put_nowait(actor)
+                return answer
+        return None
 
     async def _place(self) -> int:
         """Waits for a place in an actor that is not being restarted."""
@@ -134,15 +164,27 @@ class BatchWorkers:
         self._places.put_nowait(actor)
 
     async def _ready(self, actor: int) -> int:
-        try:
-            return await self._actors[actor].ready.options(max_task_retries=-1).remote()
-        except RayError as error:
-            raise self._fail(error) from error
+        """Returns the number of places of an actor once it has loaded the model."""
+        worker, deaths = self._actors[actor], 0
+        while True:
+            try:
+                # It waits for a restart for as long as necessary, so that `ready` only fails if the actor then dies.
+                await worker.started.options(max_task_retries=-1).remote()
+            except RayError as error:
+                raise self._fail(error) from error
+            try:
+                return await worker.ready.remote()
+            except RayTaskError as error:
+                raise self._fail(error) from error
+            except RayError as error:
+                deaths += 1
+                if deaths == MAX_ATTEMPTS:
+                    raise self._fail(error, f"died {deaths} times while it loaded the model") from error
 
-    def _fail(self, error: RayError) -> Exception:
+    def _fail(self, error: RayError, event: str = "failed") -> Exception:
         """Ends all requests; returns the exception of the actor, or an EngineError if it cannot be restarted."""
         cause: object = cast("Any", error).cause if isinstance(error, RayTaskError) else None
-        self._failure = cause if isinstance(cause, Exception) else EngineError(f"a Ray actor failed: {error}")
+        self._failure = cause if isinstance(cause, Exception) else EngineError(f"a Ray actor {event}: {error}")
         self._places.put_nowait(None)
         return self._failure
 
@@ -168,8 +210,8 @@ def _connect(address: str) -> None:
         raise InvalidParameterError("ray", address, requirement) from error
 
 
-def _actors_of(nodes: Sequence[Mapping[str, Any]], threads: int | None) -> list[tuple[str, int]]:
-    """Returns host and number of threads of each actor.
+def _actors_of(address: str, nodes: Sequence[Mapping[str, Any]], threads: int | None) -> list[tuple[str, int]]:
+    """Returns host and number of threads of each actor in the cluster at an address.
 
     Raises InvalidParameterError if no host has enough CPUs.
     """
@@ -177,6 +219,8 @@ def _actors_of(nodes: Sequence[Mapping[str, Any]], threads: int | None) -> list[
     actors = [(node, threads or count) for node, count in cpus.items() for _ in range(_fitting(count, threads))]
     if not actors:
         most = max(cpus.values(), default=0)
+        if most == 0:
+            raise InvalidParameterError("ray", address, "the address of a Ray cluster with CPUs")
         raise InvalidParameterError("threads", threads, f"at most {most}, the CPUs of the largest host of the cluster")
     return actors
 
@@ -185,5 +229,16 @@ def _fitting(cpus: int, threads: int | None) -> int:
     return min(cpus, 1) if threads is None else cpus // threads
 
 
-def _resolved(value: str | None) -> str | None:
-    return str(Path(value).resolve()) if value is not None and Path(value).exists() else value
+def _with_absolute_paths(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options of AsyncLLM that do not depend on the working directory."""
+    absolute = {**options, "tokenizer": _absolute(options.get("tokenizer"))}
+    if (cache := options.get("prefix_cache_dir")) is not None and not cache.startswith("~"):
+        absolute["prefix_cache_dir"] = str(Path(cache).absolute())  # it may not exist yet
+    if (speculation := options.get("speculative_config")) is not None and "model" in speculation:
+        absolute["speculative_config"] = {**speculation, "model": _absolute(speculation["model"])}
+    return absolute
+
+
+def _absolute(name: str | None) -> str | None:
+    """Returns the path of a local model; links are kept, since they may differ on other hosts."""
+    return str(Path(name).absolute()) if name is not None and Path(name).exists() else name
