@@ -121,7 +121,7 @@ def test_prompts_messages_and_token_ids(fake_engine: type[fakes.Engine]) -> None
         ),
         ({"model": "polite"}, "InvalidParameterError: "),
         ({"model": 3}, "InvalidParameterError: model must be tiny or the name of an adapter, got 3"),
-        ({"messages": [{"role": "user", "content": "Hi"}], "tools": 3}, ""),
+        ({"messages": [{"role": "user", "content": "Hi"}], "tools": 3}, "ChatTemplateError: "),
         ({"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": 3}, "InvalidParameterError: "),
     ],
 )
