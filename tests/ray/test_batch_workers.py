@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,14 @@ POISON = b"poison"
 
 @dataclass
 class Method:
-    """A method of an actor."""
+    """A method of an actor, or the constructor of actors."""
 
-    call: Callable[..., Awaitable[Any]]
+    call: Callable[..., Any]
 
     def options(self, **_: object) -> Method:
         return self
 
-    def remote(self, *arguments: object) -> Awaitable[Any]:
+    def remote(self, *arguments: object) -> Any:
         return self.call(*arguments)
 
 
@@ -92,7 +92,7 @@ class Cluster:
     def remote(self, _worker: type) -> Cluster:
         return self
 
-    def options(self, **_: object) -> Any:
+    def options(self, **_: object) -> Method:
         def construct(*arguments: Any) -> Actor:
             self.arguments.append(arguments)
             return Actor(self)
