@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import importlib.util
 import json
@@ -19,9 +20,13 @@ import pytest
 
 import fakes
 from cli.terminal import Terminal
+from ferrule import AsyncLLM
 from ferrule._batch import files, runner
 from ferrule._batch.answers import Answer
 from ferrule._cli import main
+from ferrule.errors import EngineError, InvalidParameterError
+from ferrule.server import batch_engine
+from ferrule.server.batch_engine import BatchEngine
 
 TESTS = Path(__file__).parent.parent
 PROGRAM = """
@@ -474,6 +479,23 @@ def test_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert f"{target}: cannot be written: File too large" in process.stderr
     assert 0 < len(read(target)) < 50
+
+
+def test_engine_is_closed_if_the_application_cannot_be_created(
+    engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llms: list[AsyncLLM] = []
+
+    def load(*arguments: Any, **options: Any) -> AsyncLLM:
+        llms.append(AsyncLLM(*arguments, **options))
+        return llms[-1]
+
+    engine.max_num_seqs = 1 << 30
+    monkeypatch.setattr(batch_engine, "AsyncLLM", load)
+    with pytest.raises(InvalidParameterError, match="max_concurrent_requests must be"):
+        BatchEngine(None, ["tiny"])
+    with pytest.raises(EngineError, match="closed"):
+        asyncio.run(llms[0].check_health())
 
 
 @pytest.mark.native

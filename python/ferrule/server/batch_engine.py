@@ -26,8 +26,15 @@ class BatchEngine:
         self._llm = AsyncLLM(model, max_queued_requests=MAX_COUNT, **options)
         self.at_once = concurrency(self._llm.info()["max_num_seqs"])
         """Number of requests to run at once."""
-        settings = ServerSettings(max_body_bytes=2 * MAX_LINE_BYTES, max_concurrent_requests=self.at_once, page=False)
-        self.send = sender(create_app(Models(dict.fromkeys(names, self._llm)), settings), self._llm.check_health)
+        try:
+            settings = ServerSettings(
+                max_body_bytes=2 * MAX_LINE_BYTES, max_concurrent_requests=self.at_once, page=False
+            )
+            application = create_app(Models(dict.fromkeys(names, self._llm)), settings)
+        except BaseException:
+            self._llm.close()
+            raise
+        self.send = sender(application, self._llm.check_health)
         """Sends a request to the application. Raises EngineError if the engine has failed."""
 
     async def __aenter__(self) -> Self:
