@@ -8,8 +8,8 @@
 Simulates machines that each hold the whole model. Conversations arrive at random times (Poisson, RATE a second) and
 go to the machine with the fewest unfinished requests; with `--routing prefix`, later turns go to the machine that
 holds the prefix of their conversation. A machine runs steps as the engine does: a token for each running sequence,
-and the next chunk of the waiting prompts. A step takes as long as a decode step of its sequences in the record,
-interpolated between its batch sizes, and the record's prefill time of its prompt tokens. Not simulated: the network,
+and the next chunk of the waiting prompts. The time of a step is that of a decode step of its sequences in the record,
+interpolated between its batch sizes, plus the prefill time of its prompt tokens. Not simulated: the network,
 longer steps at longer contexts, eviction from the prefix cache. Prints one JSON object for each number of machines.
 """
 

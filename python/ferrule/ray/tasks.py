@@ -99,7 +99,7 @@ class Task:
     run: Callable[[AsyncLLM, Row, Defaults], Awaitable[dict[str, object]]]
     """Returns the output columns of a row."""
     columns: tuple[str, ...]
-    """Columns that every row gets, which are None in a row with an error."""
+    """Names of the columns that every row gets; a row with an error has None in each."""
 
 
 TASKS = {
