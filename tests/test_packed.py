@@ -29,10 +29,12 @@ from ferrule import (
 )
 from ferrule._api.quantization import FORMATS
 from ferrule._cli import main
+from ferrule._cli.served_models import load_models
 from ferrule._loading import WEIGHTS, packing, read_model_files
 from ferrule._loading.cache_home import DIRECTORY
 from ferrule._loading.packed_cache import LIMIT, PackedCache, age_text
 from ferrule._params.options import EngineOptions
+from ferrule.server import OnDemand, ServerSettings
 from gguf_convert import convert
 
 pytestmark = pytest.mark.native
@@ -610,9 +612,34 @@ def test_packed_weights_larger_than_memory_require_allow_paging(tmp_path: Path) 
     dummy = model_info(directory, allow_paging=True, load_format="dummy")
     assert not dummy["fits"]
     assert "allow_paging" not in dummy["verdict"]
+    name = str(directory)
+    served = load_models({"m": name}, {}, ServerSettings(), on_demand={name})["m"]
+    assert isinstance(served, OnDemand)
+    assert served.missing_memory() >= weights - memory
     with LLM(directory, allow_paging=True, threads=1) as llm:
         assert llm.info()["mapped_bytes"] == weights
         assert llm.info()["kv_cache_bytes"] > 0
+
+
+def test_missing_memory_is_that_of_the_file_that_is_loaded(
+    cache: PackedCache, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native, name, files = _native.measure, str(model), read_model_files(model)
+
+    def measure(*arguments: Any) -> str:
+        figures = json.loads(native(*arguments))
+        figures["memory"]["available"] = figures["weight_bytes"] - (3 if figures["mapped_bytes"] else 5)
+        return json.dumps(figures)
+
+    def missing(**options: Any) -> int:
+        with monkeypatch.context() as patch:
+            patch.setattr(_native, "measure", measure)
+            return packing.missing_memory(files, name, EngineOptions(**options))
+
+    assert packing.missing_memory(files, name, EngineOptions()) == 0
+    assert missing() == 5
+    load(model)
+    assert (missing(), missing(packed_cache_limit=0), missing(allow_paging=True)) == (3, 5, 0)
 
 
 class Stop(SystemExit):

@@ -34,7 +34,9 @@ class Loader:
         self.check: Callable[[], None] = lambda: None
         """Runs at the begin of a load and may raise its error."""
         self.made: list[AsyncLLM] = []
-        self.model = OnDemand(self._load, "a/model")
+        self.missing = 0
+        """Bytes that the model lacks according to its files."""
+        self.model = OnDemand(self._load, "a/model", missing_memory=lambda: self.missing)
 
     def _load(self) -> AsyncLLM:
         self.loads += 1
@@ -365,6 +367,25 @@ def test_model_that_never_fits_does_not_unload_others_again(engine: type[fakes.E
         until(lambda: states(live)["small"] == "unloaded")
         assert live.chat(model="large", max_tokens=1).status == 200, "tried again where nothing else is loaded"
         assert live.chat(model="small", max_tokens=1).status == 200
+
+
+@pytest.mark.parametrize("most", [None, 1])
+def test_model_above_all_memory_is_refused_before_others_are_unloaded(
+    engine: type[fakes.Engine], most: int | None
+) -> None:
+    small, large = Loader(), Loader()
+    large.missing = 1 << 60
+    with serving(
+        ServerSettings(max_loaded_models=most), on_demand={"small": small.model, "large": large.model}
+    ) as live:
+        assert live.chat(model="small", max_tokens=1).status == 200
+        found = live.chat(model="large", max_tokens=1)
+        assert (found.status, found.error["code"]) == (500, "model_load_failed")
+        assert f"exceed the available memory by {1 << 60} bytes" in found.error["message"]
+        assert states(live) == {"small": "loaded", "large": "unloaded"}
+        assert (small.loads, large.loads) == (1, 0)
+        large.missing = 1
+        assert live.chat(model="large", max_tokens=1).status == 200, "the other models hold more than is missing"
 
 
 def test_properties_of_a_model_do_not_load_it(engine: type[fakes.Engine]) -> None:

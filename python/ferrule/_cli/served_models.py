@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ferrule._cli.model import check_model, download, load_progress
-from ferrule._loading import EMBEDDED
+from ferrule._loading import EMBEDDED, find_model, read_model_files
+from ferrule._loading.packing import missing_memory
 from ferrule._loading.resolve import catalogued, is_repository
+from ferrule._params.options import EngineArgs
 
 if TYPE_CHECKING:
     from ferrule._api.async_llm import AsyncLLM
@@ -82,7 +84,8 @@ def load_models(
         if path in loaded:
             continue
         if path in on_demand:
-            loaded[path] = OnDemand(partial(_load_model, path, keywords, settings), str(path), adapters)
+            load, missing = partial(_load_model, path, keywords, settings), partial(_missing_memory, path, keywords)
+            loaded[path] = OnDemand(load, str(path), adapters, missing)
         else:
             loaded[path] = _load_model(path, keywords, settings)
     return {name: loaded[path] for name, path in models.items()}
@@ -101,3 +104,14 @@ def _load_model(path: str | None, keywords: Mapping[str, Any], settings: ServerS
     if llm.generates:
         llm.message_format(settings.tool_call_parser, settings.reasoning_parser, chat_template=settings.chat_template)
     return llm
+
+
+def _missing_memory(path: str, keywords: Mapping[str, Any]) -> int:
+    """Downloads a model; returns the number of bytes by which its weights exceed the available memory.
+
+    Raises FerruleError.
+    """
+    args = EngineArgs(path, **keywords)
+    download(path, args.revision)
+    files = read_model_files(find_model(path, args.revision)).extended(args.max_model_len)
+    return missing_memory(files, path, args.for_packed(files.packed, files.path))

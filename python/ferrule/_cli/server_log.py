@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Any, cast
 
 from ferrule._api.info import size_text
 from ferrule._cli.terminal import harmless
 from ferrule.server.middleware.log import LOGGER, JSONFormatter, place_of
+from ferrule.server.residency import resident_bytes
 from ferrule.server.settings import ServerSettings
 
 
@@ -80,8 +79,3 @@ def banner(url: str, models: list[str], settings: ServerSettings) -> str:
     }
     lines = [f"  {name:<10} {value}" for name, value in rows.items() if value]
     return "\n".join(["", "ferrule is ready.", "", *lines, "", "Ctrl-C stops the server.", ""])
-
-
-def resident_bytes() -> int:
-    """Returns the number of bytes of this process in memory, mapped weights included."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -10,6 +10,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,44 +39,88 @@ def weights_of(files: ModelFiles, name: str, options: EngineOptions, progress: P
     """
     if files.packed is not None and options.verify_weights:
         verify(files.weights, threads=_threads(options))
-    if files.packed is not None or not (options.allow_paging or weight_bytes(files.path) >= SMALLEST):
+    place = _place(files, name, options)
+    if place is None:
         return files.weights
-    cache = PackedCache.open(options.packed_cache_limit)
-    if cache.limit == 0:
-        return files.weights
-    from ferrule import _native
-
-    spec, source = files.spec.to_json(), os.fspath(files.path)
-    figures: dict[str, Any] = json.loads(_native.measure(spec, source, options.to_json()))
-    quantization: str = figures["quantization"]
-    if quantization in FLOATS and not options.allow_paging:
-        return files.weights
-    model = name if is_remote(name) else os.fspath(files.path.resolve())
-    digest = source_digest(files.path, spec, quantization)
-    path = cache.path_of(model, quantization, digest)
-    if not _is_usable(spec, path, options):
+    spec, figures = files.spec.to_json(), place.figures
+    if not _is_usable(spec, place.path, options):
         if figures["weight_bytes"] > figures["memory"]["available"] and not options.allow_paging:
             return files.weights  # the engine refuses it with a better message
+        from ferrule import _native
+
+        source, path = os.fspath(files.path), os.fspath(place.path)
         try:
-            cache.prepare(figures["weight_bytes"] + figures["vector_bytes"] + figures["table_bytes"])
-            metadata = {"model": model, "source": digest}
-            _native.pack(spec, source, options.to_json(), os.fspath(path), metadata, progress=progress)
+            place.cache.prepare(figures["weight_bytes"] + figures["vector_bytes"] + figures["table_bytes"])
+            _native.pack(spec, source, options.to_json(), path, place.metadata, progress=progress)
         except ModelWriteError as error:
             message = f"weights are packed in memory at each start, since the packed file cannot be written: {error}"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
             return files.weights
-    mark_used(cache, path)
-    return path
+    mark_used(place.cache, place.path)
+    return place.path
+
+
+def missing_memory(files: ModelFiles, name: str, options: EngineOptions) -> int:
+    """Returns the number of bytes by which the weights of a model exceed the available memory; 0 if they fit.
+
+    Reads headers only. With `allow_paging` the weights may exceed the memory, so nothing is missing.
+
+    Raises ModelFileError, ConfigError.
+    """
+    if options.allow_paging:
+        return 0
+    spec, place, weights = files.spec.to_json(), _place(files, name, options), files.weights
+    if place is not None and _is_usable(spec, place.path, replace(options, verify_weights=False)):
+        weights = place.path  # mapped, so that the page cache counts as available
+    figures = _measure(spec, weights, options)
+    return max(figures["weight_bytes"] - figures["memory"]["available"], 0)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Packed file of a model in the cache, whether or not it has been written."""
+
+    cache: PackedCache
+    path: Path
+    metadata: dict[str, str]
+    figures: dict[str, Any]
+    """Sizes and memory requirements of the checkpoint."""
+
+
+def _place(files: ModelFiles, name: str, options: EngineOptions) -> _Place | None:
+    """Returns the place of the packed weights of a model; None if the cache does not store them.
+
+    Raises ModelFileError, ConfigError.
+    """
+    if files.packed is not None or not (options.allow_paging or weight_bytes(files.path) >= SMALLEST):
+        return None
+    cache = PackedCache.open(options.packed_cache_limit)
+    if cache.limit == 0:
+        return None
+    spec = files.spec.to_json()
+    figures = _measure(spec, files.path, options)
+    quantization: str = figures["quantization"]
+    if quantization in FLOATS and not options.allow_paging:
+        return None
+    model = name if is_remote(name) else os.fspath(files.path.resolve())
+    digest = source_digest(files.path, spec, quantization)
+    path = cache.path_of(model, quantization, digest)
+    return _Place(cache, path, {"model": model, "source": digest}, figures)
+
+
+def _measure(spec: str, weights: Path, options: EngineOptions) -> dict[str, Any]:
+    """Returns the sizes and the memory requirements of weights."""
+    from ferrule import _native
+
+    return json.loads(_native.measure(spec, os.fspath(weights), options.to_json()))
 
 
 def _is_usable(spec: str, path: Path, options: EngineOptions) -> bool:
     """Whether a packed file exists and has all tensors of the spec; with `verify_weights`, checksums must match."""
-    from ferrule import _native
-
     if not path.is_file():
         return False
     try:
-        _native.measure(spec, os.fspath(path), options.to_json())
+        _measure(spec, path, options)
         if options.verify_weights:
             verify(path, threads=_threads(options))
     except ModelFileError:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from ferrule._api.answer_defaults import shown_defaults
@@ -39,6 +41,8 @@ class OnDemand:
     """Path or name of the model."""
     adapters: Sequence[str] = ()
     """Names of the adapters that the model has once it is loaded."""
+    missing_memory: Callable[[], int] = lambda: 0
+    """Returns the number of bytes by which the model exceeds the available memory; runs in a thread."""
 
 
 class Entry:
@@ -251,7 +255,7 @@ class Residency:
         try:
             async with self._turn:
                 if entry.llm is None:
-                    self._check_fits(entry)
+                    await self._check_fits(entry, on_demand)
                     await self._make_room()
                     begun = time.perf_counter()
                     entry.keep_alive = self.keep_alive
@@ -269,13 +273,23 @@ class Residency:
         if not entry.leases and not entry.waiting:  # all clients have disconnected
             self._start_timer(entry)
 
-    def _check_fits(self, entry: Entry) -> None:
-        """Raises InsufficientMemoryError for a model that did not even fit alone: others are not unloaded in vain.
+    async def _check_fits(self, entry: Entry, on_demand: OnDemand) -> None:
+        """Raises InsufficientMemoryError for a model that does not fit alone: others are not unloaded in vain.
 
-        Where no other one is loaded, it is tried again, since memory may have become free.
+        That is a model that exceeds the available memory by more than this process holds, or one that did not fit
+        where no other one was loaded. If no other one is loaded, it is tried again, since memory may have become free.
         """
-        if entry.refusal is not None and self._loaded_on_demand():
+        if not self._loaded_on_demand():
+            return
+        if entry.refusal is not None:
             raise InsufficientMemoryError(entry.refusal)
+        held = resident_bytes()  # first, since other models may be unloaded meanwhile
+        missing = await WORKERS.run(on_demand.missing_memory)
+        if missing > held:
+            raise InsufficientMemoryError(
+                f"the weights of the model exceed the available memory by {missing} bytes, and unloading all other "
+                f"models would free at most {held} bytes"
+            )
 
     async def _make_room(self) -> None:
         """Waits until one more model may be loaded."""
@@ -356,6 +370,11 @@ class Residency:
             return
         entry.expires_at = entry.last_used + entry.keep_alive
         entry.timer = loop.call_at(entry.expires_at, self._unload, entry)
+
+
+def resident_bytes() -> int:
+    """Returns the number of bytes of this process in memory, mapped weights included."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _least_recently_used(entries: Sequence[Entry]) -> Entry:
