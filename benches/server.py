@@ -5,7 +5,7 @@
     python benches/server.py load --requests 10000 --disconnects 0.3    # B: pages and memory come back
     python benches/server.py load --requests 2000 --kv-share 0.25       # C: a quarter of the KV cache that is needed
     python benches/server.py overload                                   # D: ten times as many clients as places
-    python benches/server.py fallback --shape llama-1b --quantization int4     # E: half of the requests fall back
+    python benches/server.py fallback --shape qwen3-0.6b --quantization int4   # E: half of the requests fall back
     python benches/server.py attack                                     # F: ten prompts of 7 MB beside an ordinary chat
     python benches/server.py overhead --shape llama-1b --quantization int4
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import re
 import statistics
@@ -93,7 +94,7 @@ class Server:
 
 @contextmanager
 def serving(shape: str | None, **options: Any) -> Generator[Server]:
-    """Starts a server and waits until it is ready."""
+    """Starts a server and waits until it is ready; with `cpus` it runs on these processors."""
     command = [sys.executable, __file__, "serve", json.dumps({"shape": shape, **options})]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         try:
@@ -118,6 +119,8 @@ def serve(options: argparse.Namespace) -> None:
 
     given = json.loads(options.options)
     shape, settings = given.pop("shape"), ServerSettings(**given.pop("settings", {}))
+    if cpus := given.pop("cpus", None):
+        os.sched_setaffinity(0, cpus)
 
     def load() -> dict[str, AsyncLLM]:
         return {"model": AsyncLLM(**given) if shape is None else AsyncLLM.from_shape(shape, **given)}
@@ -241,9 +244,11 @@ def overload(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def fallback(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures E: the time to first token with as many clients as places, then with twice as many and a fallback."""
+    """Measures E: the time to first token with as many clients as places, and with twice as many and a fallback."""
     more: dict[str, Any] = {"quantization": options.quantization, "threads": options.threads}
-    prompt = random.Random(0).choices(range(10, 4000), k=options.prompt)
+    own, other = _halves(sorted(os.sched_getaffinity(0)))
+    numbers = random.Random(0)
+    prompt = numbers.choices(range(10, 4000), k=options.prompt)
 
     async def run(server: Server, clients: int) -> tuple[list[float], int]:
         """Returns the times to first token, and the number of requests without a complete answer."""
@@ -251,43 +256,62 @@ def fallback(options: argparse.Namespace) -> dict[str, Any]:
         lost = 0
         until = time.perf_counter() + options.seconds
 
-        async def client(number: int) -> None:
+        async def client() -> None:
             nonlocal lost
-            numbers = random.Random(number)
             while time.perf_counter() < until:
                 begun = time.perf_counter()
                 # A different beginning, so that no prompt is in the prefix cache.
-                status, events = await server.stream([numbers.randrange(10, 4000), *prompt], OUTPUT_TOKENS)
-                times = [time.perf_counter() - begun async for _ in events]
-                if status == 200 and times:
-                    first.append(times[0])
+                different = numbers.choices(range(10, 4000), k=4)
+                status, events = await server.stream([*different, *prompt], OUTPUT_TOKENS)
+                received = [(time.perf_counter() - begun, data) async for data in events]
+                if status == 200 and received and _is_complete(received[-1][1]):
+                    first.append(received[0][0])
                 else:
                     lost += 1
 
-        await asyncio.gather(*map(client, range(clients)))
+        await asyncio.gather(*(client() for _ in range(clients)))
         return first, lost
 
-    with serving(options.shape, **more) as cloud:
+    with serving(options.shape, cpus=other, **more) as cloud:
         settings = {
             "fallback_url": f"http://127.0.0.1:{cloud.port}/v1",
             "fallback_when": ["queue"],
             "max_concurrent_requests": options.places,
         }
-        with serving(options.shape, settings=settings, **more) as server:
-            asyncio.run(run(server, 1))  # warms up
-            alone, alone_lost = asyncio.run(run(server, options.places))
-            both, both_lost = asyncio.run(run(server, 2 * options.places))
-            sent = asyncio.run(server.metric("fallback_requests_total"))
-    p99 = [quantile(times, 0.99) or 0.0 for times in (alone, both)]
+        with serving(options.shape, cpus=own, settings=settings, **more) as server:
+            asyncio.run(run(server, 2 * options.places))  # warms up both
+            warm = asyncio.run(server.metric("fallback_requests_total"))
+            times: list[list[float]] = [[], []]
+            lost = [0, 0]
+            for _ in range(options.rounds):
+                for load in (0, 1):
+                    found, failed = asyncio.run(run(server, options.places * (1 + load)))
+                    times[load] += found
+                    lost[load] += failed
+            sent = asyncio.run(server.metric("fallback_requests_total")) - warm
+    p99 = [quantile(each, 0.99) or 0.0 for each in times]
     return {
         "places": options.places,
-        "requests": [len(alone), len(both)],
-        "lost": [alone_lost, both_lost],
+        "processors": [own, other],
+        "requests": [len(each) for each in times],
+        "lost": lost,
         "requests_sent_to_fallback": sent,
-        "time_to_first_token_p50": [quantile(alone, 0.5), quantile(both, 0.5)],
+        "time_to_first_token_p50": [quantile(each, 0.5) for each in times],
         "time_to_first_token_p99": p99,
         "p99_ratio": p99[1] / p99[0],
     }
+
+
+def _is_complete(data: str) -> bool:
+    """Whether the last event of a stream says that the answer has all its tokens."""
+    choices = json.loads(data).get("choices", [])
+    return bool(choices) and choices[0]["finish_reason"] == "length"
+
+
+def _halves(cpus: list[int]) -> tuple[list[int], list[int]]:
+    """Divides processors between two servers, which would otherwise slow each other down; one processor is shared."""
+    half = len(cpus) // 2
+    return (cpus[:half], cpus[half:]) if half else (cpus, cpus)
 
 
 def attack(options: argparse.Namespace) -> dict[str, Any]:
@@ -414,9 +438,10 @@ def main() -> None:
     hybrid = command(fallback)
     hybrid.add_argument("--shape", help="a name that `ferrule bench` knows; the embedded model without it")
     hybrid.add_argument("--quantization", default="auto")
-    hybrid.add_argument("--places", type=int, default=2, help="requests that the first server runs at once")
+    hybrid.add_argument("--places", type=int, default=1, help="requests that the first server runs at once")
     hybrid.add_argument("--prompt", type=int, default=128, help="tokens")
-    hybrid.add_argument("--seconds", type=float, default=20)
+    hybrid.add_argument("--seconds", type=float, default=20, help="of each load in a round")
+    hybrid.add_argument("--rounds", type=int, default=3, help="both loads, in turns")
     flood = command(attack)
     flood.add_argument("--model", help="a directory, file or name; the embedded model without it")
     flood.add_argument("--rounds", type=int, default=10, help="attacks, one after the other")

@@ -106,7 +106,7 @@ def _load_model(path: str | None, keywords: Mapping[str, Any], settings: ServerS
     return llm
 
 
-def _missing_memory(path: str, keywords: Mapping[str, Any]) -> int:
+def _missing_memory(path: str | None, keywords: Mapping[str, Any]) -> int:
     """Downloads a model; returns the number of bytes by which its weights exceed the available memory.
 
     Raises FerruleError.
@@ -114,4 +114,4 @@ def _missing_memory(path: str, keywords: Mapping[str, Any]) -> int:
     args = EngineArgs(path, **keywords)
     download(path, args.revision)
     files = read_model_files(find_model(path, args.revision)).extended(args.max_model_len)
-    return missing_memory(files, path, args.for_packed(files.packed, files.path))
+    return missing_memory(files, str(path), args.for_packed(files.packed, files.path))
