@@ -1,7 +1,8 @@
 """Files with random damage raise a typed error or load, within 4 GiB of address space and 60 s.
 
 `FERRULE_MUTATIONS=2500 pytest -s tests/faults/test_mutated_files.py` damages 2,500 files of each kind, and prints how
-often each error was raised. A failure names the seed of its damage, and keeps the file.
+often each error was raised. `FERRULE_FUZZ_SEED` is the seed of the first damage, by default 0. A failure names the seed
+of its damage, and keeps the file.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.native
 
 LLAMA = Path(__file__).parents[1] / "golden" / "logits" / "llama"
 COUNT = int(os.environ.get("FERRULE_MUTATIONS", "100"))
+FIRST_SEED = int(os.environ.get("FERRULE_FUZZ_SEED", "0"))
 ADDRESS_SPACE = 4 << 30
 SECONDS = 60
 FILES_PER_PROCESS = 250
@@ -240,7 +242,7 @@ def test_damaged_files_end_in_typed_errors_or_work(name: str, loader: Loader, tm
     assert "tokens" in expected, expected
     outcomes: Counter[str] = Counter()
     start = time.monotonic()
-    for seed in range(COUNT):
+    for seed in range(FIRST_SEED, FIRST_SEED + COUNT):
         damaged = kind.damage(valid, Random(f"{name} {seed}"))
         file.unlink()
         file.write_bytes(damaged)
