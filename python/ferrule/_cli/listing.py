@@ -51,5 +51,5 @@ def command(as_json: bool) -> None:
         print("\n    ".join([name, *uses]))
     if not lines:
         print("`ferrule search` lists models to download", file=sys.stderr)
-    print(f"{len(models)} models, {size_text(sum(model.bytes for model in models))}")
+    print(f"{len(models)} model{'' if len(models) == 1 else 's'}, {size_text(sum(model.bytes for model in models))}")
     print(f"{cache.directory}: {size_text(total)} of at most {size_text(cache.limit)}")

@@ -217,6 +217,8 @@ class Server(uvicorn.Server):
     async def _load_models(self) -> None:
         try:
             self.models.set(await WORKERS.run(self._load))
+            if self.models.draining:
+                return  # `_run` closes them
             if self._batches is not None:
                 self._batches.start()
             if self._on_ready is not None:
