@@ -4,6 +4,7 @@
 //! fine-tuned model has the same shapes and names, so the packed weights themselves are hashed, on all threads, because
 //! a server does this while its users wait.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use ferrule_kernels::{ARITHMETIC_VERSION, Cancel, PackedMatrix, Pool};
@@ -22,13 +23,21 @@ const TABLE_PART_BYTES: usize = 256 << 20;
 /// Number of positions whose rotary embeddings are hashed.
 const ROPE_SAMPLES: usize = 256;
 
-/// Computes the fingerprint of a model. The length of every part is hashed or follows from the spec, so that two models
+/// Computes the fingerprint of some layers of a model. The length of every part is hashed or follows from the spec, so that two models
 /// never hash the same bytes.
-pub(crate) fn fingerprint(spec: &ModelSpec, weights: &Weights, options: LoadOptions, pool: &Pool) -> [u8; 32] {
+pub(crate) fn fingerprint(
+    spec: &ModelSpec,
+    layers: Range<usize>,
+    weights: &Weights,
+    options: LoadOptions,
+    pool: &Pool,
+) -> [u8; 32] {
     let mut hasher = Parts::new("ferrule fingerprint of a model");
     hasher.number(ARITHMETIC_VERSION as usize);
     hasher.bytes(env!("CARGO_PKG_VERSION").as_bytes());
     hasher.bytes(&serde_json::to_vec(spec).expect("a spec consists of numbers, names and lists"));
+    hasher.number(layers.start);
+    hasher.number(layers.end);
     hasher.bytes(options.quantization.name().as_bytes());
     hasher.bytes(options.kv_format.name().as_bytes());
     hasher.bytes(options.isa.name().as_bytes());
@@ -171,35 +180,36 @@ mod tests {
             loader.load(exec, &mut |_, _| {}).unwrap()
         };
         let mut weights = load(options);
-        let first = fingerprint(&plain, &weights, options, &pools[0]);
-        assert_eq!(first, fingerprint(&plain, &load(options), options, &pools[1]));
+        let first = fingerprint(&plain, 0..2, &weights, options, &pools[0]);
+        assert_eq!(first, fingerprint(&plain, 0..2, &load(options), options, &pools[1]));
 
         let mut all = BTreeSet::from([first]);
         let mut is_new = |fingerprint| assert!(all.insert(fingerprint));
-        is_new(fingerprint(&spec(&json!({"type": "linear", "factor": 2.0})), &weights, options, &pools[0]));
+        is_new(fingerprint(&spec(&json!({"type": "linear", "factor": 2.0})), 0..2, &weights, options, &pools[0]));
+        is_new(fingerprint(&plain, 0..1, &weights, options, &pools[0]));
         for kv_format in [KvFormat::F32, KvFormat::Bf16, KvFormat::Int8] {
-            is_new(fingerprint(&plain, &weights, LoadOptions { kv_format, ..options }, &pools[0]));
+            is_new(fingerprint(&plain, 0..2, &weights, LoadOptions { kv_format, ..options }, &pools[0]));
         }
         for isa in Isa::available().into_iter().filter(|isa| isa.name() != options.isa.name()) {
-            is_new(fingerprint(&plain, &weights, LoadOptions { isa, ..options }, &pools[0]));
+            is_new(fingerprint(&plain, 0..2, &weights, LoadOptions { isa, ..options }, &pools[0]));
         }
         for name in ["bf16", "int8", "int4"] {
             let options = LoadOptions { quantization: Quantization::named(name).unwrap(), ..options };
-            is_new(fingerprint(&plain, &load(options), options, &pools[0]));
+            is_new(fingerprint(&plain, 0..2, &load(options), options, &pools[0]));
         }
         let vectors = weights.tensors().vectors.len();
         // Per layer: two norms with weight and bias, norms of queries and keys, and four biases.
         assert_eq!(vectors, 2 * (4 + 2 + 4) + 2 + 1);
         weights.final_norm.as_mut().unwrap().bias.as_mut().unwrap()[63] = 0.5;
-        is_new(fingerprint(&plain, &weights, options, &pools[0]));
+        is_new(fingerprint(&plain, 0..2, &weights, options, &pools[0]));
         Arc::get_mut(&mut weights.layers[1].blocks[0].block).unwrap().norm.as_mut().unwrap().bias.as_mut().unwrap()
             [0] = 0.5;
-        is_new(fingerprint(&plain, &weights, options, &pools[0]));
+        is_new(fingerprint(&plain, 0..2, &weights, options, &pools[0]));
         let exec = Exec { isa: options.isa, pool: &pools[0], cancel: &Cancel::new() };
         let MixerWeights::Dense(ffn) = &mut Arc::get_mut(&mut weights.layers[1].blocks[1].block).unwrap().mixer else {
             panic!("the block is dense")
         };
         ffn.down.weight = PackedMatrix::pack(&exec, &[(Format::F32, 64)], 96, &Ones).unwrap();
-        is_new(fingerprint(&plain, &weights, options, &pools[0]));
+        is_new(fingerprint(&plain, 0..2, &weights, options, &pools[0]));
     }
 }

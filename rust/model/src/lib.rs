@@ -18,6 +18,7 @@ mod spec;
 #[cfg(test)]
 #[path = "../tests/specs/mod.rs"]
 mod specs;
+mod stage;
 mod streams;
 mod transformer;
 mod weights;
@@ -41,6 +42,7 @@ pub use spec::{
     ActivationSpec, BlockSpec, ClassifierSpec, EmbeddingSpec, HeadNormSpec, LayerSpec, LmHeadSpec, ModelSpec, NormSpec,
     NormedOver, PartSpec, Pooling, PositionsSpec, StackSpec, TableSpec, TensorSpec, TextProjectionSpec,
 };
+pub use stage::{LastOutput, Stage, StageError, StageRunError, divide_layers};
 pub use streams::{AlternatingSpec, GatedSpec, SideSpec, SpanSpec, StreamEndsSpec, StreamMixSpec, StreamsSpec};
 pub use transformer::{LoadOptions, Transformer};
 pub use weights::{LoadError, Progress, Source, StoredTypes, WeightFiles, WeightSizes, open_packed, pack_into};

@@ -9,6 +9,7 @@ use crate::batch::KvGroup;
 use crate::memory::MemoryLayout;
 use crate::quantization::Quantization;
 use crate::spec::{BlockInput, BlockSpec, LayerSpec, ModelSpec};
+use crate::stage::StageLayers;
 use crate::streams::StreamsSpec;
 use crate::weights::{LoadError, Loader, Source, WeightSizes, check_quantization};
 
@@ -32,11 +33,22 @@ pub fn measure(
     quantization: Quantization,
     kv_format: KvFormat,
 ) -> Result<Needs, LoadError> {
+    measure_layers(spec, &StageLayers::whole(spec), source, quantization, kv_format)
+}
+
+/// Computes the memory that some layers of a model need, with what precedes or follows them.
+pub(crate) fn measure_layers(
+    spec: &ModelSpec,
+    layers: &StageLayers,
+    source: Source<'_>,
+    quantization: Quantization,
+    kv_format: KvFormat,
+) -> Result<Needs, LoadError> {
     if let Source::Packed { file, .. } = source {
         check_quantization(file, quantization)?;
     }
-    let weights = Loader::new(spec, source, quantization).measure()?.sizes(spec);
-    Ok(Needs { weights, kv_groups: MemoryLayout::new(&spec.layers, spec.causal, kv_format).groups })
+    let weights = Loader::new(spec, source, quantization).of_stage(layers.clone()).measure()?.sizes(spec, layers);
+    Ok(Needs { weights, kv_groups: MemoryLayout::new(&spec.layers, layers.range(), spec.causal, kv_format).groups })
 }
 
 /// Upper limit for the bytes of a quantized activation, including its share of scales and of initial values of sums.
@@ -59,7 +71,7 @@ pub fn buffer_bytes(spec: &ModelSpec, rows: usize, logit_rows: usize) -> u64 {
     let choices = indexers.map(|indexer| indexer::buffer_bytes(rows, indexer.sets(), spec.max_position_embeddings));
     let blocks = spec.layers.iter().flat_map(|layer| &layer.blocks);
     let inputs = blocks.map(|block| block.mixer.longest_input(block.input.columns(hidden))).max().unwrap_or(0);
-    let embedding = if spec.reads_embedding() { hidden } else { 0 };
+    let embedding = if spec.reads_embedding(0) { hidden } else { 0 };
     // Several streams; the one that blocks run on, and what is made of them by mixes and at the beginning.
     let spans = || spec.layers.iter().flat_map(|layer| &layer.spans);
     let (streams, ended, inputs) = match &spec.streams {

@@ -21,6 +21,7 @@ use crate::quantization::Quantization;
 use crate::readout;
 use crate::rope::RopeRows;
 use crate::spec::{ModelSpec, PositionsSpec};
+use crate::stage::StageLayers;
 use crate::streams::{StreamEndBuffers, StreamsSpec};
 use crate::weights::{
     Embedding, LoadError, Loader, Progress, Site, Source, WeightSizes, Weights, check_quantization, release_tokens,
@@ -38,6 +39,8 @@ pub struct LoadOptions {
 }
 
 /// A model with its weights, KV cache and thread pool.
+///
+/// Within the crate, also a part of a model: see [`crate::Stage`].
 ///
 /// # Examples
 /// Computes the logits of a prompt's last token with random weights; [`ModelSpec`] shows the JSON of the spec.
@@ -108,6 +111,8 @@ pub struct LoadOptions {
 /// ```
 pub struct Transformer {
     spec: Arc<ModelSpec>,
+    /// The layers whose weights and memory are here.
+    stage: StageLayers,
     weights: Weights,
     /// Linear layers that adapters can change.
     sites: Arc<[Site]>,
@@ -123,12 +128,12 @@ pub struct Transformer {
 /// Buffers of a forward pass, reused from step to step. Shapes: `[rows, width]`.
 #[derive(Default)]
 struct Buffers {
-    /// The residual stream.
+    /// The residual stream, or several side by side.
+    residual: Scratch<f32>,
+    /// Hidden states before several streams begin; then the lm_head's narrow input.
     hidden: Scratch<f32>,
     /// Hidden states before the first layer, if a mixer reads them.
     embedding: Scratch<f32>,
-    /// Several residual streams, side by side.
-    streams: Scratch<f32>,
     /// Streams of the rows that the lm_head reads.
     last_streams: Scratch<f32>,
     ends: StreamEndBuffers,
@@ -153,16 +158,31 @@ impl Transformer {
         cancel: &Cancel,
         progress: Progress<'_>,
     ) -> Result<Self, LoadError> {
+        let layers = StageLayers::whole(&spec);
+        Self::load_layers(spec, layers, source, options, pool, cancel, progress)
+    }
+
+    /// Loads the weights of some layers, and of what precedes or follows them.
+    pub(crate) fn load_layers(
+        spec: ModelSpec,
+        stage: StageLayers,
+        source: Source<'_>,
+        options: LoadOptions,
+        pool: Arc<Pool>,
+        cancel: &Cancel,
+        progress: Progress<'_>,
+    ) -> Result<Self, LoadError> {
         let LoadOptions { quantization, kv_format, isa } = options;
         let exec = Exec { isa, pool: &pool, cancel };
         if let Source::Packed { file, .. } = source {
             check_quantization(file, quantization)?;
         }
-        let mut weights = Loader::new(&spec, source, quantization).load(exec, progress)?;
+        let mut weights = Loader::new(&spec, source, quantization).of_stage(stage.clone()).load(exec, progress)?;
         let sites = std::mem::take(&mut weights.sites).into();
-        let layout = MemoryLayout::new(&spec.layers, spec.causal, kv_format);
+        let layout = MemoryLayout::new(&spec.layers, stage.range(), spec.causal, kv_format);
         Ok(Self {
             spec: Arc::new(spec),
+            stage,
             weights,
             sites,
             layout,
@@ -194,6 +214,11 @@ impl Transformer {
         &self.spec
     }
 
+    /// Returns the layers whose weights and memory are here.
+    pub(crate) fn stage(&self) -> &StageLayers {
+        &self.stage
+    }
+
     /// Returns a loader of adapters for this model, which can be used while the model runs.
     #[must_use]
     pub fn adapters(&self) -> AdapterLoader {
@@ -208,7 +233,7 @@ impl Transformer {
     /// Returns the sizes of the weights.
     #[must_use]
     pub fn weight_sizes(&self) -> WeightSizes {
-        self.weights.sizes(&self.spec)
+        self.weights.sizes(&self.spec, &self.stage)
     }
 
     /// Returns the bytes of weights in a mapped file, which other processes can share.
@@ -235,46 +260,79 @@ impl Transformer {
         &self.pool
     }
 
-    /// Runs a batch through all layers and the final norm. Writes the rows whose logits are requested to
-    /// [`Buffers::update`], `[wanted rows, hidden_size]`, and returns the number of floats.
-    fn run(&mut self, batch: Batch<'_>, cancel: &Cancel) -> Result<usize, PoolError> {
-        let Self { spec, weights, layout, memory, buffers, .. } = self;
+    /// Runs a batch through the layers and leaves the residual streams in [`Buffers::residual`]. `input` has what
+    /// [`Transformer::copy_boundary`] of the stage before wrote; the first stage reads none.
+    pub(crate) fn run_layers(&mut self, batch: Batch<'_>, input: &[f32], cancel: &Cancel) -> Result<(), PoolError> {
+        let Self { spec, stage, weights, layout, memory, buffers, .. } = self;
         let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
         let rows = RaggedRows::new(batch, &spec.ropes, &layout.groups, &mut buffers.ropes);
         let runs = adapter_runs(batch, |sequence| sequence.tokens.len());
         let adapters = AdapterRows::new(&runs, &buffers.adapters);
         let width = spec.hidden_size;
 
-        let hidden = buffers.hidden.take(rows.count * width);
-        embed(&exec, spec, &weights.embedding, batch, adapters, &mut buffers.update, hidden)?;
-        let (causal, ropes) = (spec.causal, &spec.ropes);
-        let embedding = buffers.embedding.take(if spec.reads_embedding() { hidden.len() } else { 0 });
-        embedding.copy_from_slice(&hidden[..embedding.len()]);
-        let tables = &weights.tables;
-        let pass = MixerPass { exec, width, causal, ropes, rows: &rows, embedding, tables, adapters, place: None };
-        let streams = spec.streams.as_ref().zip(weights.streams.as_ref());
-        let all_width = spec.streams_width();
-        let hidden = match streams {
-            None => hidden,
-            Some((StreamsSpec { ends, .. }, weights)) => {
-                let all = buffers.streams.take(rows.count * all_width);
-                ends.begin(&exec, weights, adapters, (hidden, width), &mut buffers.ends, all)?;
-                all
+        let residual = buffers.residual.take(rows.count * spec.streams_width());
+        let reads_embedding = spec.reads_embedding(stage.range().start);
+        let embedding = buffers.embedding.take(if reads_embedding { rows.count * width } else { 0 });
+        match (stage.is_first(), spec.streams.as_ref().zip(weights.streams.as_ref())) {
+            (false, _) => {
+                let (streams, embedded) = input.split_at(residual.len());
+                residual.copy_from_slice(streams);
+                embedding.copy_from_slice(embedded);
             }
-        };
-        for (layer, places) in spec.layers.iter().zip(&weights.layers).zip(&layout.places) {
-            run_layer(&pass, layer, places, memory, hidden, &mut buffers.layer)?;
+            (true, None) => {
+                embed(&exec, spec, weights.embedding(), batch, adapters, &mut buffers.update, residual)?;
+                embedding.copy_from_slice(&residual[..embedding.len()]);
+            }
+            (true, Some((StreamsSpec { ends, .. }, streams))) => {
+                let hidden = buffers.hidden.take(rows.count * width);
+                embed(&exec, spec, weights.embedding(), batch, adapters, &mut buffers.update, hidden)?;
+                embedding.copy_from_slice(&hidden[..embedding.len()]);
+                ends.begin(&exec, streams, adapters, (hidden, width), &mut buffers.ends, residual)?;
+            }
+        }
+        let (causal, ropes, tables) = (spec.causal, &spec.ropes, &weights.tables);
+        let pass = MixerPass { exec, width, causal, ropes, rows: &rows, embedding, tables, adapters, place: None };
+        for (index, layer) in stage.range().zip(&weights.layers) {
+            run_layer(
+                &pass,
+                (&spec.layers[index], layer),
+                &layout.places[index],
+                memory,
+                residual,
+                &mut buffers.layer,
+            )?;
         }
         release_tokens(tables, &rows.tokens);
+        Ok(())
+    }
 
+    /// Writes what the next stage reads after [`Transformer::run_layers`]: `[rows, all streams]`, and the embeddings
+    /// `[rows, hidden_size]` if a later layer reads them.
+    pub(crate) fn copy_boundary(&mut self, batch: Batch<'_>, output: &mut Vec<f32>) {
+        let Self { spec, stage, buffers, .. } = self;
+        let rows = batch.tokens().count();
+        output.clear();
+        output.extend_from_slice(buffers.residual.take(rows * spec.streams_width()));
+        if spec.reads_embedding(stage.range().end) {
+            output.extend_from_slice(buffers.embedding.take(rows * spec.hidden_size));
+        }
+    }
+
+    /// Computes the rows whose logits are requested after [`Transformer::run_layers`]: ends the streams and applies the
+    /// final norm. Writes them to [`Buffers::update`], `[wanted rows, hidden_size]`, and returns the number of floats.
+    fn last_rows(&mut self, batch: Batch<'_>, cancel: &Cancel) -> Result<usize, PoolError> {
+        let Self { spec, weights, buffers, .. } = self;
+        let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
+        let (width, all_width) = (spec.hidden_size, spec.streams_width());
+        let residual = buffers.residual.take(batch.tokens().count() * all_width);
         let wanted = wanted_rows(batch);
         let last = buffers.update.take(wanted.len() * width);
         let copy = |to: &mut [f32]| {
             for (&row, to) in wanted.iter().zip(to.chunks_exact_mut(all_width)) {
-                to.copy_from_slice(&hidden[row * all_width..][..all_width]);
+                to.copy_from_slice(&residual[row * all_width..][..all_width]);
             }
         };
-        match streams {
+        match spec.streams.as_ref().zip(weights.streams.as_ref()) {
             None => copy(last),
             Some((StreamsSpec { ends, .. }, weights)) => {
                 let all = buffers.last_streams.take(wanted.len() * all_width);
@@ -286,6 +344,40 @@ impl Transformer {
         }
         norm_in_place(&exec, weights.final_norm.as_ref(), last, width)?;
         Ok(last.len())
+    }
+
+    /// Computes the logits after [`Transformer::run_layers`]: overwrites `logits` with `[wanted rows, vocab_size]`.
+    ///
+    /// # Panics
+    /// If logits are requested from a model that has none.
+    pub(crate) fn logits(
+        &mut self,
+        batch: Batch<'_>,
+        cancel: &Cancel,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), ForwardError> {
+        let numbers = self.last_rows(batch, cancel)?;
+        let Self { spec, weights, buffers, .. } = self;
+        assert!(numbers == 0 || spec.lm_head.is_some(), "logits of a model that has none");
+        let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
+        let runs = adapter_runs(batch, |sequence| sequence.logits.of(sequence.tokens.len()).len());
+        let adapters = AdapterRows::new(&runs, &buffers.adapters);
+        logits.resize(numbers / spec.hidden_size * spec.vocab_size, 0.0);
+        Ok(head(&exec, spec, weights, buffers.update.take(numbers), adapters, &mut buffers.hidden, logits)?)
+    }
+
+    /// Computes the hidden states after [`Transformer::run_layers`]: overwrites `hidden` with `[wanted rows,
+    /// hidden_size]`.
+    pub(crate) fn last_hidden(
+        &mut self,
+        batch: Batch<'_>,
+        cancel: &Cancel,
+        hidden: &mut Vec<f32>,
+    ) -> Result<(), ForwardError> {
+        let numbers = self.last_rows(batch, cancel)?;
+        hidden.clear();
+        hidden.extend_from_slice(self.buffers.update.take(numbers));
+        Ok(())
     }
 
     fn exec<'a>(&'a self, cancel: &'a Cancel) -> Exec<'a> {
@@ -357,7 +449,7 @@ fn head(
     };
     match &weights.lm_head {
         Some(head) => adapted(exec, head, adapters, rows, logits)?,
-        None => matmul(exec, rows, &weights.embedding.tokens, logits)?,
+        None => matmul(exec, rows, &weights.embedding().tokens, logits)?,
     }
     weights.tied_lm_head_bias.iter().try_for_each(|bias| add_bias(exec, logits, bias))?;
     scale_unless_one(exec, logits, head.scale)?;
@@ -390,7 +482,9 @@ impl LanguageModel for Transformer {
     }
 
     fn fingerprint(&self) -> [u8; 32] {
-        *self.fingerprint.get_or_init(|| fingerprint(&self.spec, &self.weights, self.options, &self.pool))
+        *self
+            .fingerprint
+            .get_or_init(|| fingerprint(&self.spec, self.stage.range(), &self.weights, self.options, &self.pool))
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -408,21 +502,13 @@ impl LanguageModel for Transformer {
     }
 
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {
-        let numbers = self.run(batch, cancel)?;
-        let Self { spec, weights, buffers, .. } = self;
-        assert!(numbers == 0 || spec.lm_head.is_some(), "logits of a model that has none");
-        let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
-        let runs = adapter_runs(batch, |sequence| sequence.logits.of(sequence.tokens.len()).len());
-        let adapters = AdapterRows::new(&runs, &buffers.adapters);
-        logits.resize(numbers / spec.hidden_size * spec.vocab_size, 0.0);
-        Ok(head(&exec, spec, weights, buffers.update.take(numbers), adapters, &mut buffers.hidden, logits)?)
+        self.run_layers(batch, &[], cancel)?;
+        self.logits(batch, cancel, logits)
     }
 
     fn hidden_states(&mut self, batch: Batch<'_>, cancel: &Cancel, hidden: &mut Vec<f32>) -> Result<(), ForwardError> {
-        let numbers = self.run(batch, cancel)?;
-        hidden.clear();
-        hidden.extend_from_slice(self.buffers.update.take(numbers));
-        Ok(())
+        self.run_layers(batch, &[], cancel)?;
+        self.last_hidden(batch, cancel, hidden)
     }
 
     fn embeddings(&self, pooled: &[f32], cancel: &Cancel) -> Result<Vec<f32>, ForwardError> {

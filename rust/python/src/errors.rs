@@ -54,6 +54,7 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
     let message = error.to_string();
     match error {
         LoadError::Spec(error) => spec_error(error),
+        LoadError::Stage(_) => UnsupportedModelError::new_err(message),
         LoadError::Packed(error) if matches!(*error.kind, PackedErrorKind::Write(_)) => {
             ModelWriteError::new_err(message)
         }

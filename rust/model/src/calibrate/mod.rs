@@ -176,7 +176,7 @@ fn needs(spec: &ModelSpec, floats: &Loader<'_>, loader: &Loader<'_>, sequences: 
         let beside = beside_hessians(spec, index, &wanted, sequences);
         most = most.max(layer.bytes.saturating_add(of_inputs).saturating_add(beside));
     }
-    let embedding = if spec.reads_embedding() { float_bytes(tokens, spec.hidden_size) } else { 0 };
+    let embedding = if spec.reads_embedding(0) { float_bytes(tokens, spec.hidden_size) } else { 0 };
     Ok(most.saturating_add(streams).saturating_add(embedding).saturating_add(ends.bytes))
 }
 

@@ -68,7 +68,7 @@ impl<'a> Pass<'a> {
             let adapters = AdapterRows::new(&[], &pass.adapters);
             let hidden = embedded.take(tokens.len() * spec.hidden_size);
             embed(&exec, spec, embedding, Batch { sequences: &chunk }, adapters, &mut narrow, hidden)?;
-            if spec.reads_embedding() {
+            if spec.reads_embedding(0) {
                 pass.embedding.extend_from_slice(hidden);
             }
             match (&spec.streams, streams) {

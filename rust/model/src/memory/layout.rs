@@ -1,5 +1,7 @@
 //! Groups of mixers that share a page table, and the group of states.
 
+use std::ops::Range;
+
 use ferrule_kernels::kv::{KvFormat, KvShape, KvStore};
 
 use super::{MemoryNeed, PageShape, Place};
@@ -17,37 +19,69 @@ pub(crate) struct MemoryLayout {
 }
 
 impl MemoryLayout {
-    /// Returns the layout for all layers of a model that is `causal` or not.
-    pub fn new(layers: &[LayerSpec], causal: bool, kv_format: KvFormat) -> Self {
-        Self::of(layers, |_| true, causal, kv_format)
+    /// Returns the layout for the layers `held` of a model that is `causal` or not. The groups are those of all layers,
+    /// in the same order; one of which no layer is held has pages of 0 bytes.
+    pub fn new(layers: &[LayerSpec], held: Range<usize>, causal: bool, kv_format: KvFormat) -> Self {
+        let mut layout = Self::empty(layers);
+        for need in layers.iter().flat_map(|layer| &layer.blocks).filter_map(|block| block.mixer.memory()) {
+            layout.group(need, causal);
+        }
+        layout.with(layers, |index| held.contains(&index), causal, kv_format)
     }
 
     /// Returns the layout for some of a model's layers: those whose index is `chosen`, with the layers that they read.
+    /// It has no other groups.
     pub fn of(layers: &[LayerSpec], chosen: impl Fn(usize) -> bool, causal: bool, kv_format: KvFormat) -> Self {
-        let mut layout = Self { places: vec![Vec::new(); layers.len()], shapes: Vec::new(), groups: Vec::new() };
+        Self::empty(layers).with(layers, chosen, causal, kv_format)
+    }
+
+    fn empty(layers: &[LayerSpec]) -> Self {
+        Self { places: vec![Vec::new(); layers.len()], shapes: Vec::new(), groups: Vec::new() }
+    }
+
+    /// Adds the memory of the layers whose index is `chosen`.
+    fn with(mut self, layers: &[LayerSpec], chosen: impl Fn(usize) -> bool, causal: bool, kv_format: KvFormat) -> Self {
         for (index, layer) in layers.iter().enumerate().filter(|(index, _)| chosen(*index)) {
             let needs = layer.blocks.iter().map(|block| block.mixer.memory());
-            layout.places[index] = needs.map(|need| need.map(|need| layout.add(need, causal))).collect();
+            self.places[index] = needs.map(|need| need.map(|need| self.add(need, causal))).collect();
         }
-        for (group, shape) in layout.groups.iter_mut().zip(&layout.shapes) {
+        for (group, shape) in self.groups.iter_mut().zip(&self.shapes) {
             group.page_bytes = match *shape {
                 PageShape::Pages(shape) => KvStore::page_bytes(kv_format, shape).unwrap_or(u64::MAX),
                 PageShape::State(floats) => (floats as u64).saturating_mul(size_of::<f32>() as u64),
             };
         }
-        layout
+        self
     }
 
     /// Adds the memory of one mixer and returns its place.
     fn add(&mut self, need: MemoryNeed, causal: bool) -> Place {
-        let (kind, empty) = match need {
-            MemoryNeed::PagesOf { layer, .. } => {
+        let group = self.group(need, causal);
+        let index = match (&mut self.shapes[group], need) {
+            (PageShape::State(floats), MemoryNeed::State { floats: more }) => {
+                *floats = floats.saturating_add(more);
+                *floats - more
+            }
+            (PageShape::Pages(shape), MemoryNeed::Pages { .. }) => {
+                shape.layers += 1;
+                shape.layers - 1
+            }
+            (_, MemoryNeed::PagesOf { layer, .. }) => {
                 let of_layer = self.places[layer].iter().flatten();
-                let pages = of_layer.copied().find(|place| !self.groups[place.group].is_state());
+                let pages = of_layer.copied().find(|place| place.group == group);
                 return pages.expect("a layer that is read has keys and values");
             }
+            _ => unreachable!("a group has one kind of memory"),
+        };
+        self.groups[group].layers += 1;
+        Place { group, index }
+    }
+
+    /// Returns the group of a mixer's memory, and adds it if there is none yet.
+    fn group(&mut self, need: MemoryNeed, causal: bool) -> usize {
+        let (kind, empty) = match need {
             // A bidirectional sequence is computed in one chunk, so no page of it leaves the window.
-            MemoryNeed::Pages { shape, window } => {
+            MemoryNeed::Pages { shape, window } | MemoryNeed::PagesOf { shape, window, .. } => {
                 let kind = GroupKind::Pages { window: window.filter(|_| causal) };
                 (kind, PageShape::Pages(KvShape { layers: 0, ..shape }))
             }
@@ -61,23 +95,10 @@ impl MemoryLayout {
             (group.kind, of_none) == (kind, empty)
         };
         let found = self.groups.iter().zip(&self.shapes).position(is_alike);
-        let group = found.unwrap_or_else(|| {
+        found.unwrap_or_else(|| {
             self.groups.push(KvGroup { layers: 0, kind, page_bytes: 0 });
             self.shapes.push(empty);
             self.groups.len() - 1
-        });
-        self.groups[group].layers += 1;
-        let index = match (&mut self.shapes[group], need) {
-            (PageShape::State(floats), MemoryNeed::State { floats: more }) => {
-                *floats = floats.saturating_add(more);
-                *floats - more
-            }
-            (PageShape::Pages(shape), MemoryNeed::Pages { .. }) => {
-                shape.layers += 1;
-                shape.layers - 1
-            }
-            _ => unreachable!("a group has one kind of memory"),
-        };
-        Place { group, index }
+        })
     }
 }

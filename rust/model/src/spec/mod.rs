@@ -209,10 +209,16 @@ impl ModelSpec {
         self.streams.as_ref().map_or(1, |streams| streams.count) * self.hidden_size
     }
 
-    /// Returns whether a block or its mixer reads the embeddings of the tokens.
-    pub(crate) fn reads_embedding(&self) -> bool {
+    /// Returns whether a block or its mixer, in layer `first` or a later one, reads the embeddings of the tokens.
+    pub(crate) fn reads_embedding(&self, first: usize) -> bool {
         let reads = |block: &BlockSpec| block.input == BlockInput::StreamAndEmbedding || block.mixer.reads_embedding();
-        self.layers.iter().flat_map(|layer| &layer.blocks).any(reads)
+        self.layers[first..].iter().flat_map(|layer| &layer.blocks).any(reads)
+    }
+
+    /// Returns the numbers per token that enter layer `layer`: all residual streams, and the embedding if this layer or
+    /// a later one reads it.
+    pub(crate) fn boundary_width(&self, layer: usize) -> usize {
+        self.streams_width() + if self.reads_embedding(layer) { self.hidden_size } else { 0 }
     }
 
     /// Returns the length of a text's embedding.

@@ -6,6 +6,7 @@ use ferrule_formats::{CheckpointError, PackedError};
 use ferrule_kernels::{AllocError, PackError, PoolError, machine};
 
 use crate::limits::SpecError;
+use crate::stage::StageError;
 
 /// The weights of a model could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -13,6 +14,9 @@ pub enum LoadError {
     /// The model spec is invalid.
     #[error(transparent)]
     Spec(#[from] SpecError),
+    /// The layers cannot be a pipeline stage.
+    #[error(transparent)]
+    Stage(#[from] StageError),
     /// A checkpoint file cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),

@@ -103,12 +103,13 @@ pub(crate) struct Block<M = PackedMatrix> {
     pub joint_norm: Option<Norm>,
 }
 
-/// All weights of a model.
+/// All weights of a model, or of a pipeline stage of it.
 pub(crate) struct Weights<M = PackedMatrix> {
-    pub embedding: Embedding<M>,
+    /// Embedding, in a stage that embeds tokens or whose lm_head is tied to it.
+    pub embedding: Option<Embedding<M>>,
     /// Tables that stay in their file.
     pub tables: Vec<TokenTable>,
-    /// Beginning and end of several residual streams.
+    /// Beginning and end of several residual streams, in the first and the last stage.
     pub streams: Option<StreamEnds<M>>,
     pub layers: Vec<Layer<M>>,
     pub final_norm: Option<Norm>,
@@ -189,15 +190,29 @@ impl<M> Layer<M> {
     }
 }
 
-impl<M> Weights<M> {
-    /// Returns all matrices and vectors.
-    pub fn tensors(&self) -> Tensors<'_, M> {
-        let mut tensors = Tensors::default();
-        let Embedding { tokens, projection, positions, token_types, norm } = &self.embedding;
+impl<M> Embedding<M> {
+    pub fn list<'a>(&'a self, tensors: &mut Tensors<'a, M>) {
+        let Self { tokens, projection, positions, token_types, norm } = self;
         tensors.matrices.push(tokens);
         projection.iter().for_each(|linear| tensors.linear(linear));
         tensors.vectors.extend(positions.iter().chain(token_types));
         norm.iter().for_each(|norm| tensors.norm(norm));
+    }
+}
+
+impl<M> Weights<M> {
+    /// Returns the embedding.
+    ///
+    /// # Panics
+    /// If the stage neither embeds tokens nor has an lm_head that is tied to the embedding.
+    pub fn embedding(&self) -> &Embedding<M> {
+        self.embedding.as_ref().expect("a stage that needs the embedding has it")
+    }
+
+    /// Returns all matrices and vectors.
+    pub fn tensors(&self) -> Tensors<'_, M> {
+        let mut tensors = Tensors::default();
+        self.embedding.iter().for_each(|embedding| embedding.list(&mut tensors));
         self.streams.iter().for_each(|streams| streams.list(&mut tensors));
         for layer in &self.layers {
             let Tensors { matrices, vectors } = layer.tensors();

@@ -8,6 +8,7 @@ use ferrule_kernels::{Format, PackedMatrix};
 
 use super::{Tensors, TokenTable, Weights};
 use crate::spec::{ModelSpec, TableSpec};
+use crate::stage::StageLayers;
 
 /// Size of one or several matrices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -104,21 +105,24 @@ impl<M> Weights<M>
 where
     for<'a> MatrixSize: From<&'a M>,
 {
-    /// Returns the sizes of the weights.
-    pub fn sizes(&self, spec: &ModelSpec) -> WeightSizes {
+    /// Returns the sizes of the weights, which are those of the layers `stage`.
+    pub fn sizes(&self, spec: &ModelSpec, stage: &StageLayers) -> WeightSizes {
         let Tensors { matrices, vectors } = self.tensors();
         let all = total(matrices);
         let layers: MatrixSize = self.layers.iter().map(|layer| total(layer.tensors().matrices)).sum();
-        let blocks =
-            self.layers.iter().zip(&spec.layers).flat_map(|(layer, spec)| layer.blocks.iter().zip(&spec.blocks));
+        let blocks = self
+            .layers
+            .iter()
+            .zip(&spec.layers[stage.range()])
+            .flat_map(|(layer, spec)| layer.blocks.iter().zip(&spec.blocks));
         let idle = |shared: bool| -> MatrixSize {
             let used = blocks.clone().filter(|(used, _)| used.is_shared == shared);
             used.map(|(used, spec)| total(spec.mixer.idle(&used.block.mixer))).sum()
         };
         let shared: MatrixSize = self.layers.iter().map(|layer| total(layer.shared_tensors().matrices)).sum();
         let (read_again, idle) = (shared - idle(true), idle(false));
-        let is_tied = spec.lm_head.is_some_and(|lm_head| lm_head.tied);
-        let unread = if is_tied { 0 } else { MatrixSize::from(&self.embedding.tokens).bytes };
+        let looked_up = self.embedding.iter().filter(|_| !stage.has_tied_lm_head(spec));
+        let unread: u64 = looked_up.map(|embedding| MatrixSize::from(&embedding.tokens).bytes).sum();
         let rows = |rows: fn(&TableSpec) -> usize| {
             spec.tables.iter().map(|table| rows(table) as u64 * table.columns as u64).sum::<u64>()
         };
@@ -131,10 +135,35 @@ where
             weight_bytes: all.bytes,
             bytes_by_format: all.by_format,
             weight_bytes_per_token: (all - idle + read_again).bytes.saturating_sub(unread),
-            vector_bytes: vectors.into_iter().map(|vector| size_of_val(vector.as_slice()) as u64).sum(),
+            vector_bytes: vector_bytes(&vectors),
             table_bytes: tables.map(|table| table.bytes().len() as u64).sum(),
         }
     }
+
+    /// Returns the bytes of each layer, without those of earlier layers that it uses.
+    pub fn bytes_of_layers(&self) -> Vec<u64> {
+        self.layers.iter().map(|layer| bytes(layer.tensors())).collect()
+    }
+
+    /// Returns the bytes of the embedding, and of everything besides the embedding and the layers.
+    pub fn bytes_of_ends(&self) -> (u64, u64) {
+        let mut tensors = Tensors::default();
+        self.embedding.iter().for_each(|embedding| embedding.list(&mut tensors));
+        let embedding = bytes(tensors);
+        let others = bytes(self.tensors()) - embedding - self.bytes_of_layers().iter().sum::<u64>();
+        (embedding, others)
+    }
+}
+
+fn bytes<M>(Tensors { matrices, vectors }: Tensors<'_, M>) -> u64
+where
+    for<'a> MatrixSize: From<&'a M>,
+{
+    total(matrices).bytes + vector_bytes(&vectors)
+}
+
+fn vector_bytes(vectors: &[&Vec<f32>]) -> u64 {
+    vectors.iter().map(|vector| size_of_val(vector.as_slice()) as u64).sum()
 }
 
 fn total<'a, M: 'a>(matrices: impl IntoIterator<Item = &'a M>) -> MatrixSize

@@ -15,8 +15,8 @@ use crate::weights::source::MatrixPart;
 use crate::weights::{Block, BlockUse, Layer};
 
 impl Loader<'_> {
-    /// Loads layer `index`. Weights of earlier layers that it uses are taken from `before`, or loaded again if they are not
-    /// there.
+    /// Loads layer `index`. Weights of earlier layers that it uses are taken from `before`, the layers of the stage so far,
+    /// or loaded again if they are not there.
     pub fn layer<P: Packer>(
         &self,
         packer: &mut P,
@@ -50,8 +50,10 @@ impl Loader<'_> {
     ) -> Result<BlockUse<P::Matrix>, LoadError> {
         let owner = block.weights_of.unwrap_or(layer);
         let position = || self.spec.layers[owner].blocks.iter().position(|own| own.name == block.name);
-        let loaded =
-            before.get(owner).zip(position()).map(|(layer, position)| Arc::clone(&layer.blocks[position].block));
+        let loaded = before
+            .get(owner - self.stage.range().start)
+            .zip(position())
+            .map(|(layer, position)| Arc::clone(&layer.blocks[position].block));
         let is_shared = block.weights_of.is_some();
         let weights = match loaded {
             Some(weights) => weights,

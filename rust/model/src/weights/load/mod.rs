@@ -20,11 +20,14 @@ use super::sizes::{MatrixSize, WeightSizes};
 use super::source::{Source, WeightSource};
 use crate::quantization::Quantization;
 use crate::spec::ModelSpec;
+use crate::stage::StageLayers;
 
 /// Loads the weights that a spec asks for from a source.
 #[derive(Clone)]
 pub(crate) struct Loader<'a> {
     spec: &'a ModelSpec,
+    /// The layers that are loaded.
+    stage: StageLayers,
     source: Rc<dyn WeightSource<'a> + 'a>,
     /// Formats to pack matrices in.
     quantization: Quantization,
@@ -41,7 +44,13 @@ pub(super) type Vectors = Vec<(String, Vec<f32>)>;
 
 impl<'a> Loader<'a> {
     pub fn new(spec: &'a ModelSpec, source: Source<'a>, quantization: Quantization) -> Self {
-        Self { spec, source: source.reader(spec), quantization, reads: true, again: false, vectors: None }
+        let (stage, source) = (StageLayers::whole(spec), source.reader(spec));
+        Self { spec, stage, source, quantization, reads: true, again: false, vectors: None }
+    }
+
+    /// Returns a loader of the weights of some layers, and of what precedes or follows them.
+    pub fn of_stage(self, stage: StageLayers) -> Self {
+        Self { stage, ..self }
     }
 
     /// Packs all weights, tensor by tensor; releases the pages of the source after each.
@@ -49,7 +58,7 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// [`LoadError`]; a faulty file or too little memory is reported before anything large is allocated.
     pub fn load(&self, exec: Exec<'_>, progress: Progress<'_>) -> Result<Weights, LoadError> {
-        let WeightSizes { weight_bytes: total, .. } = self.measure()?.sizes(self.spec);
+        let WeightSizes { weight_bytes: total, .. } = self.measure()?.sizes(self.spec, &self.stage);
         if let Some(available) = self.source.memory_limit().filter(|available| total > *available) {
             return Err(LoadError::Weights { needs: total, available });
         }
@@ -79,23 +88,26 @@ impl<'a> Loader<'a> {
         Self { vectors: Some(Rc::clone(vectors)), ..self.clone() }
     }
 
-    /// Loads all weights with `packer`.
+    /// Loads all weights of the stage with `packer`.
     ///
     /// # Errors
     /// [`LoadError`].
     pub fn weights<P: Packer>(&self, packer: &mut P) -> Result<Weights<P::Matrix>, LoadError> {
-        let embedding = self.embedding(packer)?;
+        let Self { spec, stage, .. } = self;
+        let (is_first, is_last) = (stage.is_first(), stage.is_last());
+        let has_embedding = is_first || stage.has_tied_lm_head(spec);
+        let embedding = if has_embedding { Some(self.embedding(packer)?) } else { None };
         let tables = self.tables(packer)?;
-        let streams = self.streams(packer)?;
-        let mut layers = Vec::with_capacity(self.spec.layers.len());
-        for (index, layer) in self.spec.layers.iter().enumerate() {
-            layers.push(self.layer(packer, index, layer, &layers)?);
+        let streams = if is_first || is_last { self.streams(packer)? } else { None };
+        let mut layers = Vec::with_capacity(stage.range().len());
+        for index in stage.range() {
+            layers.push(self.layer(packer, index, &spec.layers[index], &layers)?);
         }
-        let lm_head_projection = self.lm_head_projection(packer)?;
-        let (lm_head, tied_lm_head_bias) = self.lm_head(packer)?;
-        let final_norm = self.final_norm()?;
-        let classifier = self.classifier(packer)?;
-        let text_projections = self.text_projections(packer)?;
+        let lm_head_projection = if is_last { self.lm_head_projection(packer)? } else { None };
+        let (lm_head, tied_lm_head_bias) = if is_last { self.lm_head(packer)? } else { (None, None) };
+        let final_norm = if is_last { self.final_norm()? } else { None };
+        let classifier = if is_last { self.classifier(packer)? } else { None };
+        let text_projections = if is_last { self.text_projections(packer)? } else { Vec::new() };
         let sites = std::mem::take(packer.sites());
         Ok(Weights {
             embedding,

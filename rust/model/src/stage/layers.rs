@@ -1,0 +1,110 @@
+//! [`StageLayers`]: the layers of a pipeline stage, checked against what crosses from layer to layer.
+
+use std::ops::Range;
+
+use crate::spec::{LayerSpec, ModelSpec};
+
+/// The layers of a pipeline stage are invalid.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StageError {
+    /// The range is empty or exceeds the model.
+    #[error("layers of a pipeline stage must be a non-empty range within 0..{layers}, got {first}..{end}")]
+    Range {
+        /// First layer of the range.
+        first: usize,
+        /// Layer after the last one of the range.
+        end: usize,
+        /// Number of layers of the model.
+        layers: usize,
+    },
+    /// A layer of the stage reads something of a layer before the stage that is not in the hidden states.
+    #[error(
+        "a pipeline stage of this model cannot begin at layer {first}, because layer {layer} reads the {what} of layer \
+         {owner}"
+    )]
+    Crossing {
+        /// First layer of the stage.
+        first: usize,
+        /// Layer that reads.
+        layer: usize,
+        /// Thing that is read.
+        what: &'static str,
+        /// Layer that it is read from.
+        owner: usize,
+    },
+    /// The model cannot be divided into this many stages.
+    #[error(
+        "pipeline_parallel_size must be in 1..={most} for this model, got {stages} ({layers} layers, of which {most} \
+         can begin a stage)"
+    )]
+    Stages {
+        /// Number of stages.
+        stages: usize,
+        /// Largest number of stages.
+        most: usize,
+        /// Number of layers of the model.
+        layers: usize,
+    },
+}
+
+/// Consecutive layers that one process holds. The first stage has the embedding too; the last one has the final norm,
+/// the lm_head and the classifier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StageLayers {
+    range: Range<usize>,
+    /// Number of layers of the model.
+    count: usize,
+}
+
+impl StageLayers {
+    /// Returns all layers of a model.
+    pub fn whole(spec: &ModelSpec) -> Self {
+        let count = spec.layers.len();
+        Self { range: 0..count, count }
+    }
+
+    /// Checks that `range` can be a stage: its layers read nothing of earlier layers but the hidden states.
+    ///
+    /// # Errors
+    /// [`StageError::Range`] or [`StageError::Crossing`].
+    pub fn new(spec: &ModelSpec, range: Range<usize>) -> Result<Self, StageError> {
+        let (count, first) = (spec.layers.len(), range.start);
+        if range.is_empty() || range.end > count {
+            return Err(StageError::Range { first, end: range.end, layers: count });
+        }
+        for layer in range.clone() {
+            if let Some((owner, what)) = reads(&spec.layers[layer]).find(|(owner, _)| *owner < first) {
+                return Err(StageError::Crossing { first, layer, what, owner });
+            }
+        }
+        Ok(Self { range, count })
+    }
+
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// Returns whether the stage embeds the tokens.
+    pub fn is_first(&self) -> bool {
+        self.range.start == 0
+    }
+
+    /// Returns whether the stage computes the logits.
+    pub fn is_last(&self) -> bool {
+        self.range.end == self.count
+    }
+
+    /// Returns whether the stage multiplies with the matrix of the embedding, because the lm_head is tied to it.
+    pub fn has_tied_lm_head(&self, spec: &ModelSpec) -> bool {
+        self.is_last() && spec.lm_head.is_some_and(|lm_head| lm_head.tied)
+    }
+}
+
+/// Returns the earlier layers that a layer reads something of besides the hidden states, with what it reads.
+pub(super) fn reads(layer: &LayerSpec) -> impl Iterator<Item = (usize, &'static str)> {
+    let attentions = layer.attentions().flat_map(|attention| {
+        [(attention.kv_layer, "keys and values"), (attention.selection_layer, "choice of tokens")]
+    });
+    let weights = layer.blocks.iter().map(|block| (block.weights_of, "weights"));
+    attentions.chain(weights).filter_map(|(owner, what)| Some((owner?, what)))
+}

@@ -1,0 +1,194 @@
+//! Pipeline stages: a model divided by layers among processes.
+//!
+//! A stage holds consecutive layers, with their weights and their sequence memory. It reads the hidden states that the
+//! stage before wrote, and all stages in a row compute what the whole model computes, bit by bit. Each of them gets the
+//! same [`Batch`]: token ids, positions and pages are those of the whole model.
+//!
+//! Between two stages, a token has all residual streams, side by side, and its embedding if a later layer reads it.
+//! Every other thing that a layer reads of an earlier one keeps both in one stage; see [`StageError::Crossing`].
+
+mod divide;
+mod layers;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use ferrule_kernels::kv::{KvFormat, PageId};
+use ferrule_kernels::{Cancel, Pool};
+
+pub use divide::divide_layers;
+pub use layers::StageError;
+pub(crate) use layers::StageLayers;
+
+use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel};
+use crate::needs::{Needs, measure_layers};
+use crate::quantization::Quantization;
+use crate::spec::ModelSpec;
+use crate::transformer::{LoadOptions, Transformer};
+use crate::weights::{LoadError, Progress, Source, WeightSizes};
+
+/// A stage cannot run a batch.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StageRunError {
+    /// The hidden states of the stage before do not fit the batch.
+    #[error("hidden states of a batch of {tokens} tokens must have {expected} numbers, got {found}")]
+    Input {
+        /// Number of tokens of the batch.
+        tokens: usize,
+        /// Numbers that the stage reads.
+        expected: usize,
+        /// Numbers found.
+        found: usize,
+    },
+    /// A sequence has an adapter.
+    #[error("sequence {sequence} of the batch has an adapter, which pipeline stages do not support")]
+    Adapter {
+        /// Index of the sequence in the batch.
+        sequence: usize,
+    },
+    /// The forward pass did not finish.
+    #[error(transparent)]
+    Forward(#[from] ForwardError),
+}
+
+/// Output of the last stage, for the requested rows of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LastOutput {
+    /// Logits, `[wanted rows, vocab_size]`, as [`LanguageModel::forward`].
+    Logits,
+    /// Hidden states after the final norm, `[wanted rows, hidden_size]`, as [`LanguageModel::hidden_states`].
+    HiddenStates,
+}
+
+/// Consecutive layers of a model, with their weights, sequence memory and thread pool.
+pub struct Stage(Transformer);
+
+impl Stage {
+    /// Loads layers `layers` of a model, with the embedding if they are the first, and with all that follows the layers
+    /// if they are the last. Reads no other weights; a last stage whose lm_head is tied to the embedding reads that
+    /// too. The sequence memory is empty until [`Stage::allocate_kv`].
+    ///
+    /// # Errors
+    /// [`LoadError`] if the layers cannot be a stage, the files do not fit the spec, memory is too small, or the load
+    /// is cancelled.
+    pub fn load(
+        spec: ModelSpec,
+        layers: Range<usize>,
+        source: Source<'_>,
+        options: LoadOptions,
+        pool: Arc<Pool>,
+        cancel: &Cancel,
+        progress: Progress<'_>,
+    ) -> Result<Self, LoadError> {
+        let layers = StageLayers::new(&spec, layers)?;
+        Transformer::load_layers(spec, layers, source, options, pool, cancel, progress).map(Self)
+    }
+
+    /// Computes the memory that layers `layers` of a model need, as [`crate::measure`] does for all of them.
+    ///
+    /// # Errors
+    /// [`LoadError`] if the layers cannot be a stage, or the files do not fit the spec.
+    pub fn measure(
+        spec: &ModelSpec,
+        layers: Range<usize>,
+        source: Source<'_>,
+        quantization: Quantization,
+        kv_format: KvFormat,
+    ) -> Result<Needs, LoadError> {
+        measure_layers(spec, &StageLayers::new(spec, layers)?, source, quantization, kv_format)
+    }
+
+    /// Allocates `pages[i]` empty pages for group `i`, as [`Transformer::allocate_kv`] does.
+    ///
+    /// # Errors
+    /// [`LoadError::Memory`] if the address space is too small.
+    pub fn allocate_kv(&mut self, pages: &[usize]) -> Result<(), LoadError> {
+        self.0.allocate_kv(pages)
+    }
+
+    /// Returns the layers of the stage.
+    #[must_use]
+    pub fn layers(&self) -> Range<usize> {
+        self.0.stage().range()
+    }
+
+    /// Returns the groups of sequence memory. They are those of the whole model, with the bytes of this stage's layers,
+    /// so that one page table serves all stages; a group that has no layer here has pages of 0 bytes.
+    #[must_use]
+    pub fn kv_groups(&self) -> &[KvGroup] {
+        self.0.kv_groups()
+    }
+
+    /// Returns the sizes of the stage's weights. Tables that stay in their file are counted in each stage.
+    #[must_use]
+    pub fn weight_sizes(&self) -> WeightSizes {
+        self.0.weight_sizes()
+    }
+
+    /// Returns the fingerprint of everything that affects the pages of this stage, as [`LanguageModel::fingerprint`].
+    #[must_use]
+    pub fn fingerprint(&self) -> [u8; 32] {
+        self.0.fingerprint()
+    }
+
+    /// Copies a page of a group, in all layers of the stage.
+    pub fn copy_page(&mut self, group: usize, from: PageId, to: PageId) {
+        self.0.copy_page(group, from, to);
+    }
+
+    /// Returns the numbers per token that the stage reads: 0 for the first stage.
+    #[must_use]
+    pub fn input_width(&self) -> usize {
+        self.boundary_width(self.layers().start)
+    }
+
+    /// Returns the numbers per token that the stage writes for the next one: 0 for the last stage, which writes logits
+    /// or hidden states.
+    #[must_use]
+    pub fn output_width(&self) -> usize {
+        self.boundary_width(self.layers().end)
+    }
+
+    /// Runs a batch: reads `input: [tokens, input_width]` and overwrites `output` with `[tokens, output_width]`, or in
+    /// the last stage with what `last` says.
+    ///
+    /// # Errors
+    /// [`StageRunError`]; after a [`StageRunError::Forward`] the batch can be retried.
+    ///
+    /// # Panics
+    /// If logits are requested from a model that has none.
+    pub fn forward(
+        &mut self,
+        batch: Batch<'_>,
+        input: &[f32],
+        last: LastOutput,
+        cancel: &Cancel,
+        output: &mut Vec<f32>,
+    ) -> Result<(), StageRunError> {
+        self.check(batch, input)?;
+        let Self(model) = self;
+        model.run_layers(batch, input, cancel).map_err(ForwardError::from)?;
+        match (model.stage().is_last(), last) {
+            (false, _) => model.copy_boundary(batch, output),
+            (true, LastOutput::Logits) => model.logits(batch, cancel, output)?,
+            (true, LastOutput::HiddenStates) => model.last_hidden(batch, cancel, output)?,
+        }
+        Ok(())
+    }
+
+    /// Checks that the stage can run a batch and that `input` belongs to it.
+    fn check(&self, batch: Batch<'_>, input: &[f32]) -> Result<(), StageRunError> {
+        if let Some(sequence) = batch.sequences.iter().position(|sequence| sequence.adapter.is_some()) {
+            return Err(StageRunError::Adapter { sequence });
+        }
+        let tokens = batch.tokens().count();
+        let (expected, found) = (tokens * self.input_width(), input.len());
+        if found == expected { Ok(()) } else { Err(StageRunError::Input { tokens, expected, found }) }
+    }
+
+    /// Returns the numbers per token that cross from the layer before `layer` to it.
+    fn boundary_width(&self, layer: usize) -> usize {
+        let spec = self.0.spec();
+        if layer == 0 || layer == spec.layers.len() { 0 } else { spec.boundary_width(layer) }
+    }
+}

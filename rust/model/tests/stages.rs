@@ -1,0 +1,328 @@
+//! Pipeline stages: in a row they compute the bits of the whole model, and each holds only its layers.
+
+mod specs;
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::Arc;
+
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::kv::{KvFormat, PAGE_TOKENS, PageId};
+use ferrule_kernels::{Cancel, Pool};
+use ferrule_model::{
+    Batch, KvGroup, LanguageModel, LastOutput, LoadError, LoadOptions, LogitRows, ModelSpec, Needs, Quantization,
+    SequenceChunk, Source, Stage, StageError, StageRunError, Transformer, divide_layers, measure,
+};
+use serde_json::{Value, json};
+
+const VOCABULARY: usize = 96;
+/// Numbers of tokens of the sequences of a batch.
+const LENGTHS: [usize; 3] = [44, 7, 19];
+/// Pages per sequence and group; the first three of a group of state are used.
+const PAGES: usize = 3;
+
+/// Returns a dense model, with a window in two layers.
+fn dense() -> Value {
+    let mut spec = specs::llama(VOCABULARY, 4);
+    for layer in [1, 3] {
+        spec["layers"][layer]["blocks"][0]["mixer"]["window"] = json!(20);
+    }
+    spec
+}
+
+/// Returns a model with experts in all layers but the first, and a separate lm_head.
+fn experts() -> Value {
+    let mut spec = specs::llama(VOCABULARY, 4);
+    spec["lm_head"] = json!({"tied": false, "bias": false, "scale": 1.0, "softcap": 20.0});
+    for layer in 1..4 {
+        let expert = spec["layers"][layer]["blocks"][1]["mixer"].clone();
+        spec["layers"][layer]["blocks"][1]["mixer"] = json!({
+            "type": "experts", "experts": 6, "experts_per_token": 2, "expert": expert, "shared": null,
+            "shared_gate": false,
+            "router": {
+                "scoring": "softmax", "normalize": true, "scale": 1.0, "bias": false, "correction_bias": false,
+                "groups": 1, "groups_chosen": 1, "group_score": "max"
+            }
+        });
+    }
+    spec
+}
+
+/// Returns a hybrid model: attention in two layers, the last two of which share keys and values, and a state in the
+/// others.
+fn hybrid() -> Value {
+    let mut spec = specs::llama(VOCABULARY, 5);
+    for layer in [0, 2] {
+        let block = &mut spec["layers"][layer]["blocks"][0];
+        block["name"] = json!("convolution");
+        block["mixer"] = json!({"type": "short_convolution", "channels": 64, "taps": 4, "bias": true});
+    }
+    spec["layers"][4]["blocks"][0]["mixer"]["kv_layer"] = json!(3);
+    spec
+}
+
+/// Returns a model with three residual streams, whose layers read the embedding and a table of the tokens.
+fn streams() -> Value {
+    let mut spec = specs::llama(VOCABULARY, 4);
+    let norm = spec["final_norm"].clone();
+    spec["streams"] = json!({"count": 3, "ends": {"type": "projected", "min_square": 1e-5}});
+    spec["tables"] = json!([{"rows": VOCABULARY, "columns": 48}]);
+    for (index, layer) in spec["layers"].as_array_mut().unwrap().iter_mut().enumerate() {
+        layer["blocks"].as_array_mut().unwrap().push(json!({
+            "name": "per_layer", "norm": null, "post_norm": norm, "sum_norm": null, "parallel": false,
+            "residual_scale": 1.0, "residual_after_norm": false,
+            "mixer": {
+                "type": "per_layer_embedding", "width": 12, "activation": "gelu_tanh", "table": 0,
+                "first_column": 12 * index, "table_scale": 2.0, "projection_scale": 0.125, "norm": norm,
+                "sum_scale": 0.5
+            }
+        }));
+        layer["spans"] = json!([
+            {"name": "altup", "blocks": 2, "mix": {"type": "alternating", "active": 1, "norm": norm, "clip": 120.0}},
+            {"name": "side", "blocks": 1, "mix": {"type": "side", "from_stream": 1, "scaled": true}},
+        ]);
+    }
+    spec
+}
+
+fn read(json: &Value) -> ModelSpec {
+    ModelSpec::from_json(&json.to_string()).unwrap()
+}
+
+fn options() -> LoadOptions {
+    LoadOptions { quantization: Quantization::named("int8").unwrap(), kv_format: KvFormat::F16, isa: Isa::best() }
+}
+
+fn pool() -> Arc<Pool> {
+    Arc::new(Pool::new(NonZeroUsize::new(2).unwrap()))
+}
+
+/// Returns the pages of a model's groups for a sequence of the batch, which has read `steps` chunks.
+fn pages(groups: &[KvGroup], sequence: usize, steps: usize) -> Vec<Vec<PageId>> {
+    let own = |page: usize| (sequence * PAGES + page) as PageId;
+    let of_group = |group: &KvGroup| match group.is_state() {
+        true => vec![own(steps % 2), own(1 - steps % 2)],
+        false => (0..PAGES).rev().map(own).collect(),
+    };
+    groups.iter().map(of_group).collect()
+}
+
+/// Runs all sequences in steps of at most `rows` tokens each, and returns the results of all steps.
+fn run(
+    groups: &[KvGroup],
+    rows: usize,
+    logits: LogitRows,
+    step: &mut dyn FnMut(Batch<'_>) -> Vec<f32>,
+) -> Vec<Vec<f32>> {
+    let tokens = LENGTHS.map(|length| (0..length).map(|i| ((i * i + length) % VOCABULARY) as u32).collect::<Vec<_>>());
+    let mut results = Vec::new();
+    for first in (0..LENGTHS[0]).step_by(rows) {
+        let left = || tokens.iter().enumerate().filter(|(_, tokens)| first < tokens.len());
+        let pages: Vec<_> = left().map(|(sequence, _)| pages(groups, sequence, first / rows)).collect();
+        let chunks: Vec<_> = left()
+            .zip(&pages)
+            .map(|((_, tokens), pages)| SequenceChunk {
+                tokens: &tokens[first..tokens.len().min(first + rows)],
+                first_position: first,
+                prompt_len: tokens.len(),
+                pages,
+                token_types: &[],
+                logits,
+                adapter: None,
+            })
+            .collect();
+        results.push(step(Batch { sequences: &chunks }));
+    }
+    results
+}
+
+fn load_stage(json: &Value, layers: Range<usize>) -> Result<Stage, LoadError> {
+    Stage::load(read(json), layers, Source::Random, options(), pool(), &Cancel::new(), &mut |_, _| {})
+}
+
+fn load_whole(json: &Value) -> Transformer {
+    Transformer::load(read(json), Source::Random, options(), pool(), &Cancel::new(), &mut |_, _| {}).unwrap()
+}
+
+fn allocated(groups: &[KvGroup]) -> Vec<usize> {
+    vec![PAGES * LENGTHS.len(); groups.len()]
+}
+
+/// Checks that the stages between `cuts` compute the bits of the whole model, with steps of several sizes.
+fn check(json: &Value, cuts: &[usize]) {
+    let cancel = Cancel::new();
+    for (rows, wanted) in [(LENGTHS[0], LogitRows::All), (5, LogitRows::Last), (17, LogitRows::None)] {
+        let mut whole = load_whole(json);
+        let groups = whole.kv_groups().to_vec();
+        whole.allocate_kv(&allocated(&groups)).unwrap();
+        let expected = run(&groups, rows, wanted, &mut |batch| {
+            let mut logits = Vec::new();
+            whole.forward(batch, &cancel, &mut logits).unwrap();
+            logits
+        });
+        let bounds: Vec<_> = cuts.windows(2).map(|cut| cut[0]..cut[1]).collect();
+        let mut stages: Vec<_> = bounds.iter().map(|layers| load_stage(json, layers.clone()).unwrap()).collect();
+        for stage in &mut stages {
+            let groups = stage.kv_groups().to_vec();
+            stage.allocate_kv(&allocated(&groups)).unwrap();
+        }
+        let found = run(&groups, rows, wanted, &mut |batch| {
+            let mut hidden = Vec::new();
+            for stage in &mut stages {
+                let input = std::mem::take(&mut hidden);
+                stage.forward(batch, &input, LastOutput::Logits, &cancel, &mut hidden).unwrap();
+            }
+            hidden
+        });
+        assert_eq!(found, expected, "{cuts:?}, steps of {rows} tokens");
+        let numbers = expected.iter().flatten();
+        assert_eq!(numbers.clone().count() > 0, wanted != LogitRows::None);
+        assert!(numbers.clone().all(|logit| logit.is_finite()));
+        // Together the stages have the memory of the whole model, in the same groups.
+        for (index, group) in groups.iter().enumerate() {
+            let of_stages = || stages.iter().map(|stage| stage.kv_groups()[index].clone());
+            assert!(of_stages().all(|part| part.kind == group.kind));
+            assert_eq!(of_stages().map(|part| part.layers).sum::<usize>(), group.layers);
+            assert_eq!(of_stages().map(|part| part.page_bytes).sum::<u64>(), group.page_bytes);
+        }
+        // Pages can be copied in groups without a layer here too.
+        stages.iter_mut().for_each(|stage| (0..groups.len()).for_each(|group| stage.copy_page(group, 0, 1)));
+    }
+}
+
+#[test]
+fn stages_of_a_dense_model_compute_the_bits_of_the_whole() {
+    check(&dense(), &[0, 2, 4]);
+    check(&dense(), &[0, 1, 2, 4]);
+}
+
+#[test]
+fn stages_of_a_mixture_of_experts_compute_the_bits_of_the_whole() {
+    check(&experts(), &[0, 3, 4]);
+}
+
+#[test]
+fn stages_of_a_hybrid_model_compute_the_bits_of_the_whole() {
+    check(&hybrid(), &[0, 1, 3, 5]);
+}
+
+#[test]
+fn stages_of_a_model_with_streams_and_token_tables_compute_the_bits_of_the_whole() {
+    check(&streams(), &[0, 1, 3, 4]);
+}
+
+#[test]
+fn the_last_stage_has_the_hidden_states_of_the_whole() {
+    let (json, cancel) = (dense(), Cancel::new());
+    let (mut whole, mut first, mut last) =
+        (load_whole(&json), load_stage(&json, 0..1).unwrap(), load_stage(&json, 1..4).unwrap());
+    let groups = whole.kv_groups().to_vec();
+    whole.allocate_kv(&allocated(&groups)).unwrap();
+    [&mut first, &mut last].into_iter().for_each(|stage| stage.allocate_kv(&allocated(&groups)).unwrap());
+    let expected = run(&groups, PAGE_TOKENS, LogitRows::First, &mut |batch| {
+        let mut hidden = Vec::new();
+        whole.hidden_states(batch, &cancel, &mut hidden).unwrap();
+        hidden
+    });
+    let found = run(&groups, PAGE_TOKENS, LogitRows::First, &mut |batch| {
+        let (mut between, mut hidden) = (Vec::new(), Vec::new());
+        first.forward(batch, &[], LastOutput::HiddenStates, &cancel, &mut between).unwrap();
+        last.forward(batch, &between, LastOutput::HiddenStates, &cancel, &mut hidden).unwrap();
+        hidden
+    });
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn stages_hold_only_their_weights() {
+    let json = experts();
+    let (int8, f16) = (options().quantization, options().kv_format);
+    let whole = measure(&read(&json), Source::Random, int8, f16).unwrap().weights;
+    let needs = |layers: Range<usize>| Stage::measure(&read(&json), layers, Source::Random, int8, f16).unwrap();
+    let parts = [0..1, 1..3, 3..4].map(needs);
+    let sum = |bytes: fn(&Needs) -> u64| parts.iter().map(bytes).sum::<u64>();
+    assert_eq!(sum(|part| part.weights.weight_bytes), whole.weight_bytes);
+    assert_eq!(sum(|part| part.weights.vector_bytes), whole.vector_bytes);
+    assert_eq!(sum(|part| part.weights.parameters), whole.parameters);
+    assert_eq!(sum(|part| part.weights.weight_bytes_per_token), whole.weight_bytes_per_token);
+    let loaded = load_stage(&json, 1..3).unwrap();
+    assert_eq!((loaded.weight_sizes(), loaded.kv_groups()), (parts[1].weights, parts[1].kv_groups.as_slice()));
+    let fingerprints = [0..1, 1..3, 1..4].map(|layers| load_stage(&json, layers).unwrap().fingerprint());
+    assert_ne!(fingerprints[0], fingerprints[1]);
+    assert_ne!(fingerprints[1], fingerprints[2]);
+}
+
+#[test]
+fn layers_are_divided_by_the_bytes_of_their_weights() {
+    let int8 = options().quantization;
+    let divide = |json: &Value, stages| divide_layers(&read(json), Source::Random, int8, stages);
+    let mut llama = specs::llama(VOCABULARY, 24);
+    llama["lm_head"]["tied"] = json!(false);
+    let whole = measure(&read(&llama), Source::Random, int8, KvFormat::F16).unwrap().weights;
+    let halves = divide(&llama, 2).unwrap();
+    assert_eq!(halves, [0..12, 12..24]);
+    for layers in halves {
+        let part = Stage::measure(&read(&llama), layers, Source::Random, int8, KvFormat::F16).unwrap().weights;
+        assert!(part.weight_bytes as f64 <= 0.55 * whole.weight_bytes as f64);
+    }
+    // The last three layers have experts, each of them much larger than the first.
+    assert_eq!(divide(&experts(), 3).unwrap(), [0..2, 2..3, 3..4]);
+    // No stage begins between the layers that share keys and values.
+    assert_eq!(divide(&hybrid(), 4).unwrap(), [0..1, 1..2, 2..3, 3..5]);
+    for stages in [0, 5] {
+        let error = divide(&hybrid(), stages).unwrap_err();
+        assert!(matches!(error, LoadError::Stage(StageError::Stages { most: 4, layers: 5, .. })), "{error}");
+    }
+}
+
+#[test]
+fn layers_that_read_earlier_ones_stay_in_their_stage() {
+    let mut choosing = specs::llama(VOCABULARY, 3);
+    choosing["layers"][0]["blocks"][0]["mixer"]["indexer"] = json!({
+        "heads": 2, "head_dim": 24, "choice": "each_head", "block": 16, "blocks": 3, "local_blocks": 1,
+        "q_norm": null, "k_norm": choosing["final_norm"], "rope": 0
+    });
+    choosing["layers"][1]["blocks"][0]["mixer"]["selection_layer"] = json!(0);
+    let mut shared = specs::llama(VOCABULARY, 3);
+    shared["layers"][2]["blocks"][1]["weights_of"] = json!(0);
+    for (json, first, layer, what, owner) in
+        [(hybrid(), 4, 4, "keys and values", 3), (choosing, 1, 1, "choice of tokens", 0), (shared, 1, 2, "weights", 0)]
+    {
+        let count = json["layers"].as_array().unwrap().len();
+        let error = load_stage(&json, first..count).err().unwrap();
+        assert!(
+            matches!(&error, LoadError::Stage(found) if *found == StageError::Crossing { first, layer, what, owner })
+        );
+        let expected =
+            format!("cannot begin at layer {first}, because layer {layer} reads the {what} of layer {owner}");
+        assert!(error.to_string().contains(&expected), "{error}");
+    }
+    for range in [2..2, 3..6, Range { start: 5, end: 4 }] {
+        let error = load_stage(&hybrid(), range.clone()).err().unwrap();
+        let expected = StageError::Range { first: range.start, end: range.end, layers: 5 };
+        assert!(matches!(&error, LoadError::Stage(found) if *found == expected), "{error}");
+    }
+}
+
+#[test]
+fn hidden_states_that_do_not_fit_the_batch_are_refused() {
+    let mut stage = load_stage(&streams(), 1..3).unwrap();
+    // Three streams and the embedding, each 64 numbers.
+    assert_eq!((stage.input_width(), stage.output_width()), (256, 256));
+    let groups = stage.kv_groups().to_vec();
+    stage.allocate_kv(&allocated(&groups)).unwrap();
+    let chunk = SequenceChunk {
+        tokens: &[1, 2],
+        first_position: 0,
+        prompt_len: 2,
+        pages: &pages(&groups, 0, 0),
+        token_types: &[],
+        logits: LogitRows::Last,
+        adapter: None,
+    };
+    for found in [0, 511, 513] {
+        let (batch, input) = (Batch { sequences: &[chunk] }, vec![0.0; found]);
+        let error = stage.forward(batch, &input, LastOutput::Logits, &Cancel::new(), &mut Vec::new()).unwrap_err();
+        assert_eq!(error, StageRunError::Input { tokens: 2, expected: 512, found });
+    }
+}
