@@ -14,6 +14,8 @@ from typing import Any
 
 SETTINGS = {
     "RAY_AUTH_MODE": "disabled",  # else a token is written to the home directory
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "300",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_gcs_server_port_wait_time_s": "300",
     "RAY_gcs_server_request_timeout_seconds": "300",

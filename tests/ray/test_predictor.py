@@ -26,9 +26,6 @@ from ferrule.ray.rows import columns_of, rows_of
 from ferrule.ray.tasks import TASKS
 from lora_files import random_adapter
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
-"""Ray Data copies its settings, and warns of those that are deprecated."""
-
 GREEDY = {"temperature": 0, "max_tokens": 8}
 PARAMS = SamplingParams(temperature=0, max_tokens=8)
 CAPITALS = [f"The capital of {country} is" for country in ("France", "Japan", "Italy", "Peru", "Spain", "Norway")]

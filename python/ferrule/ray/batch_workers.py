@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Self, cast
 
 import ray
@@ -18,6 +17,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ferrule.errors import EngineError, InvalidParameterError
+from ferrule.ray.paths import absolute, with_absolute_paths
 from ferrule.server.batch_engine import BatchEngine
 from ferrule.server.errors import ApiError
 
@@ -94,7 +94,7 @@ class BatchWorkers:
                 max_restarts=-1,
                 max_concurrency=MAX_AT_ONCE + 1,  # `ready` is called beside requests
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
-            ).remote(_absolute(model), names, {**_with_absolute_paths(options), "threads": cpus})
+            ).remote(absolute(model), names, {**with_absolute_paths(options), "threads": cpus})
             for node, cpus in places
         ]
 
@@ -227,18 +227,3 @@ def _actors_of(address: str, nodes: Sequence[Mapping[str, Any]], threads: int | 
 
 def _fitting(cpus: int, threads: int | None) -> int:
     return min(cpus, 1) if threads is None else cpus // threads
-
-
-def _with_absolute_paths(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options of AsyncLLM that do not depend on the working directory."""
-    absolute = {**options, "tokenizer": _absolute(options.get("tokenizer"))}
-    if (cache := options.get("prefix_cache_dir")) is not None and not cache.startswith("~"):
-        absolute["prefix_cache_dir"] = str(Path(cache).absolute())  # it may not exist yet
-    if (speculation := options.get("speculative_config")) is not None and "model" in speculation:
-        absolute["speculative_config"] = {**speculation, "model": _absolute(speculation["model"])}
-    return absolute
-
-
-def _absolute(name: str | None) -> str | None:
-    """Returns the path of a local model; links are kept, since they may differ on other hosts."""
-    return str(Path(name).absolute()) if name is not None and Path(name).exists() else name

@@ -1,0 +1,335 @@
+"""The server on Ray Serve: streams, routing by prefix, disconnects, killed replicas and shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import re
+import socket
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import ray
+from prometheus_client.parser import text_string_to_metric_families
+from ray import serve
+
+from ferrule import LLM, AsyncLLM, InvalidParameterError, MissingDependencyError, SamplingParams
+from ferrule.ray import build_app
+from ferrule.ray.conversation_key import conversation_key
+from ferrule.ray.ingress import merged_metrics
+from ferrule.ray.prefix_router import ranking
+from ferrule.ray.replica import Answer
+from ferrule.server import create_app
+
+SECONDS = 600
+"""Timeout of requests and of conditions."""
+RUNNING = "ferrule:num_requests_running"
+CLIENTS, CONVERSATIONS, TURNS = 64, 6, 8
+
+
+@pytest.fixture(scope="module")
+def url(ray_cluster: str, long_model: Path) -> Iterator[str]:
+    """URL of a server with two replicas of one thread."""
+    connect: Any = ray.init
+    connect(ray_cluster, log_to_driver=False)
+    port = free_port()
+    serve.start(http_options={"port": port})
+    app = build_app(
+        long_model,
+        num_replicas=2,
+        served_model_names=["tiny"],
+        settings={"drain_timeout": SECONDS, "page": False},
+        max_num_seqs=CLIENTS,
+    )
+    serve.run(app, name="ferrule")
+    yield f"http://127.0.0.1:{port}"
+    serve.shutdown()
+    ray.shutdown()
+
+
+def free_port() -> int:
+    """Returns a free port that no system assigns to other programs meanwhile."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port")
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncGenerator[httpx.AsyncClient]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=SECONDS, limits=limits, trust_env=False) as client:
+        yield client
+
+
+def completion(number: int, **fields: Any) -> dict[str, Any]:
+    """A request whose output differs from those of other numbers."""
+    prompt = f"Once upon a time, animal {number} met"
+    return {"prompt": prompt, "seed": number, "temperature": 1, "top_p": 1, "max_tokens": 24, **fields}
+
+
+@asynccontextmanager
+async def stream(client: httpx.AsyncClient, **fields: Any) -> AsyncGenerator[tuple[str, AsyncGenerator[str]]]:
+    """Gives the replica of a streamed completion and its events."""
+    async with client.stream("POST", "/v1/completions", json={**fields, "stream": True}) as response:
+        assert response.status_code == 200
+        events = (line.removeprefix("data: ") async for line in response.aiter_lines() if line.startswith("data: "))
+        yield response.headers["X-Ferrule-Replica"], events
+
+
+async def rest(events: AsyncGenerator[str]) -> list[str]:
+    """Reads a stream to its end."""
+    return [event async for event in events]
+
+
+async def samples(client: httpx.AsyncClient, name: str) -> dict[str, float]:
+    """Returns the values of a metric by replica."""
+    response = await client.get("/metrics")
+    assert response.status_code == 200
+    families = text_string_to_metric_families(response.text)
+    return {
+        sample.labels["replica"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Waits for a condition."""
+    async with asyncio.timeout(SECONDS):
+        while not await condition():
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.native
+def test_64_streams_have_the_output_of_generate(url: str, long_model: Path) -> None:
+    requests = [completion(number) for number in range(CLIENTS)]
+
+    async def text(client: httpx.AsyncClient, request: dict[str, Any]) -> tuple[str, str]:
+        async with stream(client, **request) as (replica, events):
+            *chunks, end = await rest(events)
+        assert end == "[DONE]"
+        return replica, "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
+
+    async def texts() -> list[tuple[str, str]]:
+        async with connected(url) as client:
+            return await asyncio.gather(*(text(client, request) for request in requests))
+
+    found = asyncio.run(texts())
+    with LLM(long_model) as llm:
+        outputs = llm.generate(
+            [request["prompt"] for request in requests],
+            [SamplingParams(seed=number, temperature=1, max_tokens=24) for number in range(CLIENTS)],
+        )
+    assert [text for _, text in found] == [output.outputs[0].text for output in outputs]
+    assert len({replica for replica, _ in found}) == 2
+
+
+async def converse(client: httpx.AsyncClient, number: int) -> tuple[set[str | None], int, int]:
+    """Holds a conversation; returns its replicas, and the number of cached tokens and of tokens of its prompts."""
+    messages = [{"role": "system", "content": "Be brief."}]
+    replicas: set[str | None] = set()
+    cached = total = 0
+    for turn in range(TURNS):
+        messages.append({"role": "user", "content": f"Tell me fact {turn} about animal {number}, please."})
+        request = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 16}
+        response = await client.post("/v1/chat/completions", json=request)
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        messages.append(answer["choices"][0]["message"])
+        replicas.add(response.headers.get("X-Ferrule-Replica"))
+        cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        total += answer["usage"]["prompt_tokens"]
+    return replicas, cached, total
+
+
+@pytest.mark.native
+def test_conversations_find_their_prefix_cache(url: str, long_model: Path) -> None:
+    async def conversations(client: httpx.AsyncClient) -> list[tuple[set[str | None], int, int]]:
+        return await asyncio.gather(*(converse(client, number) for number in range(CONVERSATIONS)))
+
+    async def alone() -> list[tuple[set[str | None], int, int]]:
+        async with AsyncLLM(long_model) as llm:
+            transport = httpx.ASGITransport(create_app({"tiny": llm}))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return await conversations(client)
+
+    def hit_rate(found: list[tuple[set[str | None], int, int]]) -> float:
+        return sum(cached for _, cached, _ in found) / sum(total for *_, total in found)
+
+    async def together() -> list[tuple[set[str | None], int, int]]:
+        async with connected(url) as client:
+            return await conversations(client)
+
+    found = asyncio.run(together())
+    assert [len(replicas) for replicas, *_ in found] == [1] * CONVERSATIONS
+    assert hit_rate(found) >= 0.95 * hit_rate(asyncio.run(alone())) > 0
+
+
+@pytest.mark.native
+def test_disconnect_aborts_the_request(url: str) -> None:
+    async def disconnect() -> None:
+        async with connected(url) as client:
+            async with stream(client, **completion(0, max_tokens=30_000, ignore_eos=True)) as (replica, events):
+                await anext(events)
+                assert (await samples(client, RUNNING))[replica] >= 1
+
+            async def is_idle() -> bool:
+                return sum((await samples(client, RUNNING)).values()) == 0
+
+            await until(is_idle)
+
+    asyncio.run(disconnect())
+
+
+@pytest.mark.native
+def test_metrics_health_and_errors(url: str) -> None:
+    async def ask() -> None:
+        async with connected(url) as client:
+            assert len(await samples(client, "ferrule:engine_steps_total")) == 2
+            assert (await client.get("/health")).json() == {"status": "ok"}
+            assert (await client.get("/v1/models")).json()["data"][0]["id"] == "tiny"
+            answer = await client.post("/v1/completions", json=completion(0, temperature=-1))
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "temperature")
+            answer = await client.post("/v1/completions", content=b" " * (9 << 20))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+    asyncio.run(ask())
+
+
+@pytest.mark.native
+def test_killed_replica_ends_only_its_own_streams(url: str) -> None:
+    async def kill() -> None:
+        async with connected(url) as client, AsyncExitStack() as streams:
+
+            async def two_replicas() -> bool:
+                return len(await samples(client, RUNNING)) == 2
+
+            await until(two_replicas)
+            found: dict[str, list[AsyncGenerator[str]]] = {}
+            for number in itertools.count():
+                request = completion(number, max_tokens=30_000, ignore_eos=True)
+                replica, events = await streams.enter_async_context(stream(client, **request))
+                found.setdefault(replica, []).append(events)
+                if len(found) == 2 and min(map(len, found.values())) >= 2:
+                    break
+            killed, survivor = found
+            ray.kill(ray.get_actor(f"SERVE_REPLICA::ferrule#ServerReplica#{killed}", namespace="serve"))
+            for events in found[killed]:
+                with pytest.raises(httpx.HTTPError):
+                    await rest(events)
+            for events in found[survivor]:
+                for _ in range(20):
+                    assert "text" in json.loads(await anext(events))["choices"][0]
+            answer = await client.post("/v1/completions", json=completion(0))
+            assert answer.status_code == 200
+
+    asyncio.run(kill())
+
+
+@pytest.mark.native
+def test_shutdown_waits_for_streams(url: str) -> None:
+    async def shut_down() -> None:
+        async with connected(url) as client:
+            async with stream(client, **completion(0, max_tokens=600, ignore_eos=True)) as (_, events):
+                await anext(events)
+                deleted = asyncio.create_task(asyncio.to_thread(serve.delete, "ferrule"))
+                assert (await rest(events))[-1] == "[DONE]"
+            await deleted
+            assert (await client.get("/health")).status_code == 404
+
+    asyncio.run(shut_down())
+
+
+def test_key_of_a_conversation_is_that_of_its_first_turn() -> None:
+    first = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    later = [*first, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "What is the capital?"}]
+
+    def key(**fields: Any) -> str | None:
+        return conversation_key(json.dumps(fields).encode())
+
+    assert key(messages=first) == key(messages=later, temperature=0) is not None
+    assert key(input=first) == key(input=later)
+    assert key(prompt="a" * 256) == key(prompt="a" * 300)
+    assert key(prompt=[1] * 256) == key(prompt=[1] * 300)
+    assert key(prompt_cache_key="a", messages=first) == key(prompt_cache_key="a", prompt="b")
+    different = [
+        key(messages=first),
+        key(messages=first, model="other"),
+        key(messages=first[1:]),
+        key(messages=first[1:], system="Be brief."),
+        key(input="Hi"),
+        key(input="Hi", instructions="Be brief."),
+        key(prompt="Hello"),
+        key(prompt=["Hello"]),
+        key(prompt_cache_key="a"),
+    ]
+    assert len(set(different)) == len(different)
+    for body in (b"", b"{", b"[]", b"{}", b'{"messages": 3}', b'{"a": ' + b"[" * 100_000):
+        assert conversation_key(body) is None
+
+
+def test_ranking_is_stable_and_bounded() -> None:
+    idle = dict.fromkeys("abcd", 0)
+    prefixes = [str(number) for number in range(400)]
+    first = {prefix: ranking(prefix, idle, 4)[0] for prefix in prefixes}
+    assert all(60 < list(first.values()).count(replica) < 140 for replica in idle)
+    without = dict.fromkeys("abc", 0)
+    for prefix in prefixes:
+        assert ranking(prefix, without, 4) == [replica for replica in ranking(prefix, idle, 4) if replica != "d"]
+    for prefix in prefixes:
+        busy = {**idle, first[prefix]: 5}
+        assert ranking(prefix, busy, 5) == ranking(prefix, idle, 4)
+        second = ranking(prefix, idle, 4)[1:]
+        assert ranking(prefix, busy, 4) == [*second, first[prefix]]
+    assert ranking("a", {}, 4) == []
+
+
+def test_metrics_of_replicas_have_a_label() -> None:
+    text = b'# HELP a_total A.\n# TYPE a_total counter\na_total{model_name="tiny"} 1.0\n'
+    answers = [Answer(replica, 200, {}, text) for replica in ("x", "y")]
+    assert merged_metrics(answers).decode().splitlines() == [
+        "# HELP a_total A.",
+        "# TYPE a_total counter",
+        'a_total{model_name="tiny",replica="x"} 1.0',
+        'a_total{model_name="tiny",replica="y"} 1.0',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_replicas": 0}, "num_replicas must be an integer from 1 to 65536, got 0"),
+        ({"num_replicas": 2, "autoscaling_config": {}}, "num_replicas must be unset with autoscaling_config, got 2"),
+        ({"autoscaling_config": {"min_replicas": -1}}, "autoscaling_config must be fields of Ray's AutoscalingConfig"),
+        ({"num_cpus": 0}, "num_cpus must be a number > 0"),
+        ({"max_ongoing_requests": 0}, "max_ongoing_requests must be an integer from 1 to"),
+        ({"max_imbalance": -1}, "max_imbalance must be an integer from 0 to"),
+        ({"num_ingress_replicas": 0}, "num_ingress_replicas must be an integer from 1 to"),
+        ({"settings": {"warmth": 1}}, "settings.warmth is not supported, got 1; ServerSettings has no such field"),
+        ({"settings": {"files_dir": "x"}}, "settings.files_dir is not supported, got 'x'; replicas do not share"),
+        ({"settings": {"max_body_bytes": 0}}, "max_body_bytes must be an integer from 1 to"),
+        ({"max_model_len": 0}, "max_model_len must be an integer from 1 to"),
+    ],
+)
+def test_invalid_argument_is_rejected(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=re.escape(message)):
+        build_app(**options)
+
+
+def test_missing_serve_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(ray, "serve")
+    monkeypatch.setitem(sys.modules, "ray.serve", None)
+    message = "ferrule.ray.build_app requires Ray Serve and the server: pip install 'ferrule[ray,server]'"
+    with pytest.raises(MissingDependencyError, match=re.escape(message)):
+        build_app()
