@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from ferrule._text.parsers import TOOL_CALL_PARSERS, MessageFormat, ParsedMessage
 from ferrule._text.parsers.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from ferrule._text.parsers.dsml import PARAMETER_END
+from ferrule._text.parsers.dsml import TAGS as DSML
 from parsers.read import WEATHER, in_pieces
 
 EVERYWHERE = [" ", "\n", "text", "é😀日", "{", "}", "[", "]", "(", ")", ",", ":", '"', "'", "\\", "<", "=", "0", "null"]
@@ -73,6 +75,14 @@ FORMS = {
             f"{M3}<spots>{M3}<item>#{M3}</item>{M3}</spots>{M3}<a>{M3}<a>#{M3}</a>{M3}</a>",
             *(M3, f"{M3}<tool_call>", f"{M3}</tool_call>", f'{M3}<invoke name="f">', f"{M3}</invoke>", f"{M3}<days>"),
             *(f"{M3}</days>", f"{M3}</city>", "<mm:think>", "</mm:think>", "<mm:think>#</mm:think>#"),
+        ],
+    ),
+    "deepseek_v4": (
+        MessageFormat("deepseek_v4", "deepseek_r1", tools=WEATHER),
+        [
+            f'{DSML.begin}\n{DSML.call}#">\n{DSML.argument}city" string="true">#{PARAMETER_END}\n',
+            f'{DSML.argument}days" string="false">#{PARAMETER_END}\n{DSML.argument}days">#{PARAMETER_END}\n',
+            *(DSML.begin, DSML.end, DSML.call, f"{DSML.call_end}#", PARAMETER_END, *THINK),
         ],
     ),
     "minimax_m2": (

@@ -1,12 +1,13 @@
-"""DeepSeek: calls between special tokens, with the arguments in a block or after the separator."""
+"""DeepSeek: calls between special tokens, with the arguments in a block or after the separator, and in tags (V4)."""
 
 from __future__ import annotations
 
 import pytest
 
-from ferrule._text.parsers import MessageFormat
+from ferrule._text.parsers import MessageFormat, ToolSchema
 from ferrule._text.parsers.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
-from parsers.read import Calls, emitted, read
+from ferrule._text.parsers.dsml import PARAMETER_END, TAGS
+from parsers.read import WEATHER, Calls, emitted, read
 
 DEEPSEEK = MessageFormat("deepseek_v3", "deepseek_r1")
 
@@ -77,3 +78,21 @@ def test_reasoning() -> None:
 def test_arguments_are_streamed() -> None:
     for call in (v3("f", '{"a": "b'), v31("f", '{"a": "b')):
         assert emitted(DEEPSEEK, CALLS_BEGIN + call.split('"b')[0] + '"b')[2] == [("f", '{"a": "b')]
+
+
+def v4(*parameters: tuple[str, str, str]) -> str:
+    """Formats a call as V4 does; parameters are names, attributes and values."""
+    tags = "".join(f'{TAGS.argument}{name}"{kind}>{value}{PARAMETER_END}\n' for name, kind, value in parameters)
+    return f'{TAGS.begin}\n{TAGS.call}get_weather">\n{tags}{TAGS.call_end}\n{TAGS.end}'
+
+
+@pytest.mark.parametrize("tools", [WEATHER, None])
+def test_values_of_v4_are_strings_or_json_as_their_tag_says(tools: list[ToolSchema] | None) -> None:
+    string, json = ' string="true"', ' string="false"'
+    form = MessageFormat("deepseek_v4", "deepseek_r1", tools=tools)
+    text = v4(("city", string, "3"), ("days", json, "3"), ("spots", json, '["a", 1]'), ("metric", json, "yes"))
+    arguments = '{"city": "3", "days": 3, "spots": ["a", 1], "metric": "yes"}'
+    assert read(form, f"<think>So.</think>Sure.\n\n{text}") == ("Sure.", "So.", [("get_weather", arguments)])
+    assert read(form, v4(("city", "", "Paris"))) == (None, None, [("get_weather", '{"city": "Paris"}')])
+    cut = v4(("days", json, "[1")).partition(PARAMETER_END)[0]
+    assert read(form, cut) == (None, None, [("get_weather", '{"days": "[1')])

@@ -77,6 +77,8 @@ def test_parsers_are_detected_from_the_template(template: str, calls: str | None
 def test_parsers_are_detected_from_the_model_type_without_a_template() -> None:
     assert tool_call_parser_for("", "gpt_oss") == "openai"
     assert reasoning_parser_for("", "gpt_oss") == "openai_gptoss"
+    assert tool_call_parser_for("", "deepseek_v4") == "deepseek_v4"
+    assert reasoning_parser_for("", "deepseek_v4") == "deepseek_r1"
     assert tool_call_parser_for("", "llama") is None
     assert tool_call_parser_for("{{ '<tool_call>' }}", "gpt_oss") == "hermes"
 

@@ -15,6 +15,7 @@ from ferrule._text.parsers import (
     apriel,
     cohere,
     deepseek,
+    dsml,
     functionary,
     gemma4,
     glm,
@@ -77,8 +78,10 @@ class ReasoningFamily(Family):
 THINK = Thought("<think>", "</think>", anywhere=False)
 
 
-def _reasoning(names: tuple[str, ...], thought: Thought, *marks: str) -> ReasoningFamily:
-    return ReasoningFamily(names, marks, thought.keep, thought=thought)
+def _reasoning(
+    names: tuple[str, ...], thought: Thought, *marks: str, model_types: tuple[str, ...] = ()
+) -> ReasoningFamily:
+    return ReasoningFamily(names, marks, thought.keep, model_types, thought=thought)
 
 
 HARMONY = ToolCallFamily(("openai",), ("<|channel|>",), harmony.KEEP, ("gpt_oss",), read=harmony.harmony)
@@ -93,6 +96,14 @@ TOOL_CALL_PARSERS = (
         ("deepseek_v3",),
         begin=deepseek.CALLS_BEGIN,
         read=deepseek.deepseek,
+    ),
+    ToolCallFamily(
+        ("deepseek_v4",),
+        (dsml.TAGS.begin,),
+        frozenset({dsml.MARK}),
+        ("deepseek_v4",),
+        begin=dsml.TAGS.begin,
+        read=dsml.dsml,
     ),
     ToolCallFamily(
         ("gemma4",), (gemma4.GEMMA4.begin,), gemma4.GEMMA4.keep, begin=gemma4.GEMMA4.begin, read=gemma4.gemma4
@@ -249,7 +260,7 @@ REASONING_PARSERS = (
     _reasoning(("apertus",), apertus.THOUGHT, apertus.THOUGHT.begin),
     _reasoning(("hunyuan_v3",), glm.HUNYUAN_THOUGHT, "'<think{}>'"),
     _reasoning(("apriel",), apriel.THOUGHT, apriel.ANSWER),
-    _reasoning(("deepseek_r1", "deepseek_v3", "qwen3"), THINK, THINK.begin, THINK.end),
+    _reasoning(("deepseek_r1", "deepseek_v3", "qwen3"), THINK, THINK.begin, THINK.end, model_types=("deepseek_v4",)),
 )
 
 DESCRIBED_TOOLS_PARSER = "hermes"
