@@ -211,6 +211,21 @@ def test_close_stops_the_verification(packed: Path, monkeypatch: pytest.MonkeyPa
     llm._verification.join()
 
 
+def test_verification_that_begins_when_the_program_ends_is_silent(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Owner:
+        def fail(self, message: str) -> None:
+            raise AssertionError(message)
+
+    monkeypatch.setattr("concurrent.futures.thread._shutdown", True)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        verification.verify(packed)
+    owner = Owner()
+    verification._verify_all([packed], threading.Event(), weakref.WeakMethod(owner.fail))
+    assert not list(PackedCache.open().directory.with_name("verified").glob("*"))
+
+
 def test_verification_keeps_no_engine_alive(
     packed: Path, go_on: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:

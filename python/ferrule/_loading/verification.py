@@ -95,6 +95,8 @@ def _verify_all(
             if report is not None and path.exists() and not stop.is_set():
                 report(f"{error}; {discard(path)}")
             return
+        except RuntimeError:  # the program ends, so that no more work can be scheduled; the next load verifies the file
+            return
 
 
 def discard(path: Path) -> str:
