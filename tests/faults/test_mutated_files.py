@@ -1,4 +1,4 @@
-"""Files with random damage raise a typed error or load, within 4 GiB of address space and 60 s.
+"""Files with random damage raise a typed error or load, within 4 GiB of address space and 60 s of processor time.
 
 `FERRULE_MUTATIONS=2500 pytest -s tests/faults/test_mutated_files.py` damages 2,500 files of each kind, and prints how
 often each error was raised. `FERRULE_FUZZ_SEED` is the seed of the first damage, by default 0. A failure names the seed
@@ -37,12 +37,15 @@ LLAMA = Path(__file__).parents[1] / "golden" / "logits" / "llama"
 COUNT = int(os.environ.get("FERRULE_MUTATIONS", "100"))
 FIRST_SEED = int(os.environ.get("FERRULE_FUZZ_SEED", "0"))
 ADDRESS_SPACE = 4 << 30
-SECONDS = 60
+PROCESSOR_SECONDS = 60
+BLOCKED_SECONDS = 900
+"""Seconds after which a process hangs that needs no processor time, also on a busy machine."""
 FILES_PER_PROCESS = 250
 
-# Reads paths of models from stdin and answers each with a line: the class of an error, or the tokens.
+# Reads paths of models from stdin and answers each with a line: the class of an error, or the tokens. Beyond the limits
+# of memory and processor time the system refuses memory, or kills the process.
 _CHILD = """
-import json, resource, sys
+import json, resource, sys, time
 from pathlib import Path
 import ferrule
 from ferrule._text.tokenizer import Tokenizer
@@ -61,6 +64,8 @@ def answer(path):
         return llm.generate({"prompt_token_ids": [7, 8, 9]}, params)[0].outputs[0].token_ids
 
 for line in sys.stdin:
+    limit = int(time.process_time()) + 1 + int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
     try:
         result = {"tokens": list(answer(Path(line.rstrip("\\n"))))}
     except Exception as error:
@@ -189,13 +194,13 @@ class Loader:
         self._process.stdin.write(f"{path}\n")
         self._process.stdin.flush()
         try:
-            line = self._lines.get(timeout=SECONDS)
+            line = self._lines.get(timeout=BLOCKED_SECONDS)
         except queue.Empty:
-            result: dict[str, Any] = {"hangs": SECONDS}
+            result: dict[str, Any] = {"hangs": BLOCKED_SECONDS}
         else:
             if line is not None:
                 return json.loads(line.removeprefix("answer "))
-            result = {"died": self._process.wait(SECONDS)}
+            result = {"died": self._process.wait(BLOCKED_SECONDS)}
         self.close()
         self._start()
         return result
@@ -208,7 +213,7 @@ class Loader:
     def _start(self) -> None:
         self._count = 0
         self._process = subprocess.Popen(
-            [sys.executable, "-O", "-c", _CHILD, str(ADDRESS_SPACE)],
+            [sys.executable, "-O", "-c", _CHILD, str(ADDRESS_SPACE), str(PROCESSOR_SECONDS)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
