@@ -70,26 +70,31 @@ class Server:
         return status, (line.removeprefix("data: ") async for line in lines if line.startswith("data: {"))
 
     async def ask(self, method: str, path: str, body: object = b"") -> tuple[int, AsyncIterator[str]]:
-        """Sends a request on a new connection; returns the status and the lines of the response body.
+        """Sends a request, as `ask` does."""
+        return await ask(self.port, method, path, body)
 
-        The body is JSON as bytes, or a value to be encoded.
-        """
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
-        writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + data)
 
-        async def lines() -> AsyncIterator[str]:
-            try:
-                while line := await reader.readline():
-                    yield line.decode().rstrip("\r\n")
-            finally:
-                writer.close()
+async def ask(port: int, method: str, path: str, body: object = b"") -> tuple[int, AsyncIterator[str]]:
+    """Sends a request on a new connection; returns the status and the lines of the response body.
 
-        status = int((await reader.readline()).split()[1])
-        while (await reader.readline()).strip():
-            pass
-        return status, lines()
+    The body is JSON as bytes, or a value to be encoded.
+    """
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
+    writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + data)
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            while line := await reader.readline():
+                yield line.decode().rstrip("\r\n")
+        finally:
+            writer.close()
+
+    status = int((await reader.readline()).split()[1])
+    while (await reader.readline()).strip():
+        pass
+    return status, lines()
 
 
 @contextmanager
@@ -314,19 +319,33 @@ def _halves(cpus: list[int]) -> tuple[list[int], list[int]]:
     return (cpus[:half], cpus[half:]) if half else (cpus, cpus)
 
 
-def attack(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures F: the time to first token of a chat, alone and while the server handles ten prompts of 7 MB."""
+def send_attacks(options: argparse.Namespace) -> None:
+    """Runs the attackers in a child process, so that they do not delay the clock of the chats.
+
+    For each line of stdin, sends ten prompts at once, and prints the statuses of the responses.
+    """
     numbers = random.Random(0)
     passage = "".join(numbers.choices("abcdefghijklmnopqrstuvwxyz     ", k=100_000))
     messages = [{"role": "user", "content": passage * (ATTACK_CHARACTERS // len(passage))}]
     prompt = json.dumps({"messages": messages}).encode()
 
-    async def send(server: Server) -> int:
-        """Sends a long prompt; returns the status of the response."""
-        status, lines = await server.ask("POST", "/v1/chat/completions", prompt)
+    async def send() -> int:
+        status, lines = await ask(options.port, "POST", "/v1/chat/completions", prompt)
         async for _ in lines:
             pass
         return status
+
+    async def send_all() -> list[int]:
+        return await asyncio.gather(*(send() for _ in range(ATTACKERS)))
+
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(asyncio.run(send_all())), flush=True)
+
+
+def attack(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures F: the time to first token of a chat, alone and while the server handles ten prompts of 7 MB."""
+    numbers = random.Random(0)
 
     async def chat(server: Server) -> float:
         """Returns the time to first token of an ordinary chat; no prompt is in the prefix cache."""
@@ -339,21 +358,26 @@ def attack(options: argparse.Namespace) -> dict[str, Any]:
             raise SystemExit(f"the server does not answer an ordinary chat: {status}")
         return times[0]
 
-    async def run(server: Server) -> dict[str, Any]:
+    async def run(server: Server, attackers: subprocess.Popen[str]) -> dict[str, Any]:
+        if attackers.stdin is None or attackers.stdout is None:
+            raise SystemExit("the attackers have no input and output")
         alone: list[float] = []
         beside: list[float] = []
         statuses: list[int] = []
         durations: list[float] = []
+        attackers.stdout.readline()  # they are ready
         for _ in range(options.chats):  # warms up
             await chat(server)
         for _ in range(options.rounds):
             alone += [await chat(server) for _ in range(options.chats)]
             begun = time.perf_counter()
-            attackers = asyncio.gather(*(send(server) for _ in range(ATTACKERS)))
-            while not attackers.done():
+            print(file=attackers.stdin, flush=True)
+            answers = asyncio.create_task(asyncio.to_thread(attackers.stdout.readline))
+            while not answers.done():
                 beside.append(await chat(server))
-            statuses += attackers.result()
+            statuses += json.loads(answers.result())
             durations.append(time.perf_counter() - begun)
+        limit = 3 * statistics.median(alone)
         return {
             "attacks": options.rounds,
             "prompts_refused": statuses.count(400),
@@ -362,12 +386,15 @@ def attack(options: argparse.Namespace) -> dict[str, Any]:
             "chats": [len(alone), len(beside)],
             "time_to_first_token_p50": [statistics.median(alone), statistics.median(beside)],
             "time_to_first_token_p99": [quantile(alone, 0.99), quantile(beside, 0.99)],
+            "chats_above_three_medians": [sum(each > limit for each in times) for times in (alone, beside)],
             "p50_ratio": statistics.median(beside) / statistics.median(alone),
         }
 
     more = {} if options.model is None else {"model": options.model, "settings": {"chat_template": CHAT_TEMPLATE}}
     with serving(None, threads=options.threads, **more) as server:
-        return asyncio.run(run(server))
+        command = [sys.executable, __file__, "send_attacks", str(server.port)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as attackers:  # noqa: S603
+            return asyncio.run(run(server, attackers))
 
 
 def overhead(options: argparse.Namespace) -> dict[str, Any]:
@@ -419,6 +446,11 @@ def main() -> None:
         made = commands.add_parser("serve")
         made.add_argument("options")
         serve(parser.parse_args())
+        return
+    if sys.argv[1:2] == ["send_attacks"]:
+        made = commands.add_parser("send_attacks")
+        made.add_argument("port", type=int)
+        send_attacks(parser.parse_args())
         return
 
     def command(function: Callable[[argparse.Namespace], dict[str, Any]]) -> argparse.ArgumentParser:
