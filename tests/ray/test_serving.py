@@ -9,7 +9,9 @@ import json
 import random
 import re
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -19,9 +21,9 @@ import httpx
 import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
-from ray import serve
 
 from ferrule import LLM, AsyncLLM, InvalidParameterError, MissingDependencyError, SamplingParams
+from ferrule._cli import main
 from ferrule.ray import build_app
 from ferrule.ray.conversation_key import conversation_key
 from ferrule.ray.ingress import merged_metrics
@@ -36,23 +38,37 @@ CLIENTS, CONVERSATIONS, TURNS = 64, 6, 8
 
 
 @pytest.fixture(scope="module")
-def url(ray_cluster: str, long_model: Path) -> Iterator[str]:
-    """URL of a server with two replicas of one thread."""
-    connect: Any = ray.init
-    connect(ray_cluster, log_to_driver=False)
-    port = free_port()
-    serve.start(http_options={"port": port})
-    app = build_app(
-        long_model,
-        num_replicas=2,
-        served_model_names=["tiny"],
-        settings={"drain_timeout": SECONDS, "page": False},
-        max_num_seqs=CLIENTS,
+def server(
+    ray_cluster: str, long_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """URL and process of `ferrule serve --ray` with two replicas of one thread."""
+    log = tmp_path_factory.mktemp("serve") / "stderr"
+    port = str(free_port())
+    command = (
+        *(sys.executable, "-m", "ferrule", "serve", str(long_model), "--served-model-name", "tiny"),
+        *("--ray", ray_cluster, "--num-replicas", "2", "--port", port, "--log-format", "text"),
+        *("--max-num-seqs", str(CLIENTS), "--drain-timeout", str(SECONDS)),
     )
-    serve.run(app, name="ferrule")
-    yield f"http://127.0.0.1:{port}"
-    serve.shutdown()
-    ray.shutdown()
+    with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr, stdout=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + SECONDS
+            while f"http://127.0.0.1:{port}/v1" not in log.read_text():
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.05)
+            yield f"http://127.0.0.1:{port}", process
+        finally:
+            process.terminate()
+            try:
+                process.wait(SECONDS)
+            finally:
+                process.kill()
+
+
+@pytest.fixture
+def url(server: tuple[str, subprocess.Popen[bytes]]) -> str:
+    """URL of the server."""
+    return server[0]
 
 
 def free_port() -> int:
@@ -207,7 +223,17 @@ def test_metrics_health_and_errors(url: str) -> None:
     asyncio.run(ask())
 
 
+@pytest.fixture
+def driver(ray_cluster: str) -> Iterator[None]:
+    """Connects this process to the cluster."""
+    connect: Any = ray.init
+    connect(ray_cluster, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
 @pytest.mark.native
+@pytest.mark.usefixtures("driver")
 def test_killed_replica_ends_only_its_own_streams(url: str) -> None:
     async def kill() -> None:
         async with connected(url) as client, AsyncExitStack() as streams:
@@ -238,17 +264,36 @@ def test_killed_replica_ends_only_its_own_streams(url: str) -> None:
 
 
 @pytest.mark.native
-def test_shutdown_waits_for_streams(url: str) -> None:
+def test_shutdown_waits_for_streams(server: tuple[str, subprocess.Popen[bytes]]) -> None:
+    url, process = server
+
     async def shut_down() -> None:
-        async with connected(url) as client:
-            async with stream(client, **completion(0, max_tokens=600, ignore_eos=True)) as (_, events):
-                await anext(events)
-                deleted = asyncio.create_task(asyncio.to_thread(serve.delete, "ferrule"))
-                assert (await rest(events))[-1] == "[DONE]"
-            await deleted
-            assert (await client.get("/health")).status_code == 404
+        async with (
+            connected(url) as client,
+            stream(client, **completion(0, max_tokens=600, ignore_eos=True)) as (_, events),
+        ):
+            await anext(events)
+            process.terminate()
+            assert (await rest(events))[-1] == "[DONE]"
 
     asyncio.run(shut_down())
+    assert process.wait(SECONDS) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--ray", "ray://localhost:10001"), "ray must be HOST:PORT of the head node, auto, or local"),
+        (("--ray", "auto", "--model", "a=tiny"), "--model is not supported with --ray"),
+        (("--ray", "auto", "--uds", "socket"), "--uds is not supported with --ray"),
+        (("--ray", "auto", "--port", "0"), "--port must be from 1 to 65535 with --ray, got 0"),
+        (("--ray", "auto", "--responses-db", "db"), "settings.responses_db is not supported, got 'db'"),
+        (("--num-replicas", "2"), "--num-replicas requires --ray"),
+    ],
+)
+def test_invalid_option_is_reported(options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *options]) == 2
+    assert f"error: {message}" in capsys.readouterr().err
 
 
 def test_key_of_a_conversation_is_that_of_its_first_turn() -> None:

@@ -49,6 +49,7 @@ SETTINGS = (
         ("A model of the hub, with an API key", "ferrule serve Qwen/Qwen3-0.6B --port 8080 --api-key secret"),
         ("A model under the name of a cloud model", "ferrule serve ./my-model --served-model-name gpt-4o-mini"),
         ("Two models", "ferrule serve --model small=./model-a --model large=./model-b"),
+        ("Four servers on the hosts of a Ray cluster", "ferrule serve Qwen/Qwen3-0.6B --ray auto --num-replicas 4"),
     ],
 )
 @click.argument("model", required=False)
@@ -305,6 +306,27 @@ SETTINGS = (
     ],
 )
 @options(
+    "Ray",
+    [
+        (
+            ("--ray",),
+            {
+                "metavar": "ADDRESS",
+                "help": "Serve with replicas on the hosts of a Ray cluster: HOST:PORT, auto, or local (default: in "
+                "this process).",
+            },
+        ),
+        (
+            ("--num-replicas",),
+            {
+                "type": click.IntRange(1),
+                "metavar": "N",
+                "help": "Number of replicas with --ray; each has --threads threads (default 1, as is --threads then).",
+            },
+        ),
+    ],
+)
+@options(
     "Observability",
     [
         (
@@ -347,6 +369,8 @@ def command(
     fallback_key_env: str | None,
     exit_with_parent: bool,
     log_format: str,
+    ray: str | None,
+    num_replicas: int | None,
     **options: Any,
 ) -> None:
     """Serve MODEL (default: the small model that ships with ferrule) over HTTP, with a chat page at /.
@@ -366,6 +390,36 @@ def command(
         from ferrule.server.middleware.log import LOGGER
         from ferrule.server.tls import tls_context
 
+    def ready(url: str) -> None:
+        if readable:
+            print(banner(url, list(models), settings), file=sys.stderr)
+
+    if ray is not None:
+        unsupported = {"model": aliases, "uds": uds, "ssl-certfile": ssl_certfile, "exit-with-parent": exit_with_parent}
+        for option, value in unsupported.items():
+            if value:
+                raise click.UsageError(f"--{option} is not supported with --ray")
+        if port == 0:
+            raise click.UsageError("--port must be from 1 to 65535 with --ray, got 0")
+        from ferrule.ray import build_app
+
+        threads = keywords.pop("threads", None)
+        app = build_app(
+            next(iter(models.values())),
+            num_replicas=num_replicas,
+            num_cpus=1 if threads is None else threads,
+            served_model_names=tuple(models),
+            settings=settings,
+            **keywords,
+        )
+        from ferrule.ray.running import run_app  # `build_app` reports a missing Ray Serve
+
+        with log_to_stderr(log_format) as readable:
+            run_app(ray, app, host=host, port=port, on_ready=ready)
+        return
+    if num_replicas is not None:
+        raise click.UsageError("--num-replicas requires --ray")
+
     urls: list[str] = []
 
     def started(url: str) -> None:
@@ -373,10 +427,6 @@ def command(
         if readable:
             return print(f"loading {', '.join(models)} for {url}", file=sys.stderr)
         return LOGGER.info("listening", extra={"fields": {"url": url, "models": list(models)}})
-
-    def ready() -> None:
-        if readable:
-            print(banner(urls[0], list(models), settings), file=sys.stderr)
 
     try:
         tls = tls_context(ssl_certfile, ssl_keyfile, ssl_ca_certs)
@@ -389,7 +439,7 @@ def command(
                 uds=uds,
                 tls=tls,
                 on_listening=started,
-                on_ready=ready,
+                on_ready=lambda: ready(urls[0]),
                 parent=PARENT_PID if exit_with_parent else None,
             )
     except OSError as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Self, cast
 
@@ -17,6 +16,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ferrule.errors import EngineError, InvalidParameterError
+from ferrule.ray.connection import connect
 from ferrule.ray.paths import absolute, with_absolute_paths
 from ferrule.server.batch_engine import BatchEngine
 from ferrule.server.errors import ApiError
@@ -73,7 +73,7 @@ class BatchWorkers:
 
     def __init__(self, address: str, model: str | None, names: Sequence[str], **options: Any) -> None:
         threads: int | None = options.pop("threads", None)
-        _connect(address)
+        connect(address)
         try:
             places = _actors_of(address, cast("list[dict[str, Any]]", ray.nodes()), threads)
         except InvalidParameterError:
@@ -197,17 +197,6 @@ class BatchWorkers:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # `_fail` has passed it to the requests
-
-
-def _connect(address: str) -> None:
-    if address.startswith("ray://"):
-        advice = "HOST:PORT of the head node, auto, or local (`ray job submit` runs the command in a remote cluster)"
-        raise InvalidParameterError("ray", address, advice)
-    try:
-        cast("Any", ray).init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        requirement = f"the address of a Ray cluster ({error})"
-        raise InvalidParameterError("ray", address, requirement) from error
 
 
 def _actors_of(address: str, nodes: Sequence[Mapping[str, Any]], threads: int | None) -> list[tuple[str, int]]:

@@ -43,7 +43,7 @@ def build_app(
     max_imbalance: int = 16,
     num_ingress_replicas: int = 1,
     served_model_names: Sequence[str] = (),
-    settings: Mapping[str, Any] | None = None,
+    settings: ServerSettings | Mapping[str, Any] | None = None,
     **engine_kwargs: Any,
 ) -> Any:
     """Returns an application of Ray Serve that serves a model with the APIs of `ferrule serve`.
@@ -59,9 +59,10 @@ def build_app(
     has over `max_imbalance` requests more than the least busy replica. All requests pass one of `num_ingress_replicas`
     ingresses, which need little processor time.
 
-    `served_model_names` are the names of the model in requests (default: `model`). `settings` has fields of
-    ServerSettings, except those of stored files, responses and adapters that are loaded over HTTP. `engine_kwargs` are
-    further fields of AsyncEngineArgs. Every host needs the model under the same path or from the Hugging Face hub.
+    `served_model_names` are the names of the model in requests (default: `model`). `settings` are ServerSettings, or a
+    mapping of their fields, without those of stored files, responses and adapters that are loaded over HTTP.
+    `engine_kwargs` are further fields of AsyncEngineArgs. Every host needs the model under the same path or from the
+    Hugging Face hub.
 
     Raises InvalidParameterError for an invalid value, and MissingDependencyError if Ray Serve is not installed. Errors
     of loading are those of the deployment.
@@ -130,17 +131,20 @@ def app_from_config(args: dict[str, Any]) -> Any:
     return build_app(**args)
 
 
-def _settings(given: Mapping[str, Any]) -> ServerSettings:
+def _settings(given: ServerSettings | Mapping[str, Any]) -> ServerSettings:
     """Returns the settings of each server.
 
     Raises InvalidParameterError.
     """
     from ferrule.server import ServerSettings
 
-    known = {each.name for each in fields(ServerSettings)}
-    for name, value in given.items():
-        if name not in known:
-            raise InvalidParameterError(f"settings.{name}", value, "left out; ServerSettings has no such field")
-        if name in UNSHARED and value is not None:
+    if not isinstance(given, ServerSettings):
+        known = {each.name for each in fields(ServerSettings)}
+        for name, value in given.items():
+            if name not in known:
+                raise InvalidParameterError(f"settings.{name}", value, "left out; ServerSettings has no such field")
+        given = ServerSettings(**given)
+    for name in UNSHARED:
+        if (value := getattr(given, name)) is not None:
             raise InvalidParameterError(f"settings.{name}", value, "left out; replicas do not share its state")
-    return ServerSettings(**given)
+    return given
