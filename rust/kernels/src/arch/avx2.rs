@@ -27,11 +27,6 @@ pub trait Variant: Copy + Send + Sync + 'static {
     /// Computes one half of [`Dot::dot`].
     fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i;
 
-    /// See [`Dot::partial`].
-    fn partial(_halves: [i16; 2]) -> i32 {
-        unreachable!("this instruction set multiplies weights, not codes")
-    }
-
     /// Computes one half of [`Dot::dot_codes`].
     fn dot_codes(self, _acc: __m256i, _codes: __m256i, _x: __m256i) -> __m256i {
         unreachable!("this instruction set multiplies weights, not codes")
@@ -85,11 +80,6 @@ impl Variant for Plain {
             let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
             _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         })
-    }
-
-    #[inline(always)]
-    fn partial(halves: [i16; 2]) -> i32 {
-        bytemuck::cast(halves)
     }
 
     #[inline(always)]
@@ -502,11 +492,6 @@ impl<V: Variant> Dot for Ymm<V> {
     #[inline(always)]
     fn dot(self, acc: Int512, w: Int512, x: Int512) -> Int512 {
         Int512(self.0.dot(acc.0, w.0, x.0), self.0.dot(acc.1, w.1, x.1))
-    }
-
-    #[inline(always)]
-    fn partial(halves: [i16; 2]) -> i32 {
-        V::partial(halves)
     }
 
     #[inline(always)]

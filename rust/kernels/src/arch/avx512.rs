@@ -24,11 +24,6 @@ pub trait Variant: Copy + Send + Sync + 'static {
     /// See [`Dot::dot`].
     fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i;
 
-    /// See [`Dot::partial`].
-    fn partial(_halves: [i16; 2]) -> i32 {
-        unreachable!("this instruction set multiplies weights, not codes")
-    }
-
     /// See [`Dot::dot_codes`].
     fn dot_codes(self, _acc: __m512i, _codes: __m512i, _x: __m512i) -> __m512i {
         unreachable!("this instruction set multiplies weights, not codes")
@@ -86,11 +81,6 @@ impl Variant for Plain {
             let pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), signed);
             _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
         })
-    }
-
-    #[inline(always)]
-    fn partial(halves: [i16; 2]) -> i32 {
-        bytemuck::cast(halves)
     }
 
     #[inline(always)]
@@ -419,11 +409,6 @@ impl<V: Variant> Dot for Zmm<V> {
     #[inline(always)]
     fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
         self.0.dot(acc, w, x)
-    }
-
-    #[inline(always)]
-    fn partial(halves: [i16; 2]) -> i32 {
-        V::partial(halves)
     }
 
     #[inline(always)]

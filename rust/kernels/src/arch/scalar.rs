@@ -357,11 +357,6 @@ impl Dot for Scalar {
     }
 
     #[inline(always)]
-    fn partial([a, b]: [i16; 2]) -> i32 {
-        i32::from(a) + i32::from(b)
-    }
-
-    #[inline(always)]
     fn dot_codes(self, acc: I32x16, codes: U8x64, x: U8x64) -> I32x16 {
         self.dot(acc, codes, x)
     }

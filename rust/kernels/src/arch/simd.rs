@@ -219,15 +219,9 @@ pub trait Dot: Simd {
     /// the sum of the lane's four `x`.
     fn dot(self, acc: Self::I32, w: Self::Bytes, x: Self::Bytes) -> Self::I32;
 
-    /// Returns the initial value of a lane's partial sum in [`Dot::dot_codes`], from the sums over both halves of each
-    /// quad.
-    fn partial(_halves: [i16; 2]) -> i32 {
-        unreachable!("this instruction set multiplies weights, not codes")
-    }
-
     /// Adds four products of `codes`, 0..=63, with the values of `x`, -127..=127, to each lane's partial sum `acc`. A
-    /// partial sum may be kept as two sums of 16 bits, of the first two products and of the last two; the caller adds no
-    /// more products than fit.
+    /// partial sum begins at zero and may be kept as two sums of 16 bits, of the first two products and of the last two;
+    /// the caller adds no more products than fit.
     fn dot_codes(self, _acc: Self::I32, _codes: Self::Bytes, _x: Self::Bytes) -> Self::I32 {
         unreachable!("this instruction set multiplies weights, not codes")
     }

@@ -101,15 +101,14 @@ impl DotKernel for ByCodes<'_> {
         let x = b.map(|byte| (byte as i8).max(-127) as u8);
         let codes = simd.and(simd.load_bytes(a), simd.splat_byte((1 << self.bits) - 1));
         let scale = simd.and(simd.spread(b.first_chunk().expect("sixteen")), simd.splat_quad([0x0f, 0, 0x0f, 0]));
-        // Sixteen inputs: four quads that are all the same.
-        let offset = 1 << (self.bits - 1);
-        let share = |x: &[u8]| -offset * 4 * x.iter().map(|byte| i16::from(*byte as i8)).sum::<i16>();
-        let mut partial = simd.load_i32(&std::array::from_fn(|i| {
-            let (first, second) = x[4 * i..][..4].split_at(2);
-            S::partial([share(first), share(second)])
-        }));
+        let (offset, x) = (simd.splat_byte(1 << (self.bits - 1)), simd.load_bytes(&x));
+        // Sixteen inputs: four quads that are all the same, first with the negated offset of the codes.
+        let mut partial = simd.splat_i32(0);
         for _ in 0..4 {
-            partial = simd.dot_codes(partial, codes, simd.load_bytes(&x));
+            partial = simd.dot_codes(partial, offset, simd.sub_bytes(simd.splat_byte(0), x));
+        }
+        for _ in 0..4 {
+            partial = simd.dot_codes(partial, codes, x);
         }
         let mut sums = [0; LANES];
         simd.store_i32(simd.add_scaled(simd.splat_i32(-1_000_003), partial, scale), &mut sums);

@@ -240,12 +240,12 @@ impl DotKernel for QuantizeBlocks<'_> {
                         quantize_groups(simd, x, groups[row..].iter_mut().step_by(tile_rows))
                     }
                 };
-                let quads = codes.as_flattened().as_chunks().0;
+                let quads: &[[i8; 4]; BLOCK_QUADS] = bytemuck::cast_ref(&codes);
                 for (quad, word) in quads.iter().zip(words) {
                     *word = bytemuck::cast(*quad);
                 }
-                if !starts.is_empty() {
-                    write_starts::<S>(quads, starts[row..].iter_mut().step_by(tile_rows));
+                if const { S::BY_CODES } {
+                    write_starts(simd, quads, starts[row..].iter_mut().step_by(tile_rows));
                 }
             }
         }
@@ -339,21 +339,27 @@ fn write<'a, const N: usize>(words: impl Iterator<Item = &'a mut i32>, values: [
     }
 }
 
-/// Writes the initial values of partial sums of codes, `[kind][group]`.
+/// Writes the initial values of partial sums of codes, `[kind][group]`: products of the negated activations with the
+/// offset of the codes. A lane holds each of them, so that the quads of all groups are added side by side.
 #[inline(always)]
-fn write_starts<'a, S: Dot>(quads: &[[i8; 4]], mut starts: impl Iterator<Item = &'a mut i32>) {
-    for kind in Codes::ALL {
-        for (quads, start) in quads.chunks_exact(GROUP / 4).zip(&mut starts) {
-            // Codes of non-finite numbers are unspecified and may be -128.
-            *start = S::partial(shares(quads).map(|share| share.wrapping_mul(-kind.offset())));
-        }
+fn write_starts<'a, S: Dot>(simd: S, quads: &[[i8; 4]; BLOCK_QUADS], starts: impl Iterator<Item = &'a mut i32>) {
+    const { assert!(START_WORDS == LANES) }
+    let mut offsets = [[0; 4]; LANES];
+    for (offsets, kind) in offsets.chunks_exact_mut(BLOCK_GROUPS).zip(Codes::ALL) {
+        offsets.fill([kind.offset() as u8; 4]);
     }
-}
-
-/// Returns the sums of the first two inputs of all quads, and of the last two.
-#[inline(always)]
-fn shares(quads: &[[i8; 4]]) -> [i16; 2] {
-    quads.iter().fold([0; 2], |[first, second], &[a, b, c, d]| {
-        [first + i16::from(a) + i16::from(b), second + i16::from(c) + i16::from(d)]
-    })
+    let offsets = simd.load_bytes(bytemuck::cast_ref(&offsets));
+    let mut sums = simd.splat_i32(0);
+    for index in 0..GROUP / 4 {
+        let mut x = [[0; 4]; LANES];
+        for (lane, x) in x.iter_mut().enumerate() {
+            *x = quads[lane % BLOCK_GROUPS * (GROUP / 4) + index];
+        }
+        // Codes of non-finite numbers are unspecified and may be -128.
+        let negated = simd.sub_bytes(simd.splat_byte(0), simd.load_bytes(bytemuck::cast_ref(&x)));
+        sums = simd.dot_codes(sums, offsets, negated);
+    }
+    let mut lanes = [0; LANES];
+    simd.store_i32(sums, &mut lanes);
+    write(starts, lanes);
 }
