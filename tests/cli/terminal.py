@@ -118,7 +118,8 @@ class Terminal:
 class Screen:
     """Visible text of terminal output: the scrollback and the screen.
 
-    It supports the escape sequences of the chat (colours, cursor up, clear to the end); others are an error.
+    It supports the escape sequences of the chat (colours, cursor up, clear to the end of the line or of the screen);
+    others are an error.
     """
 
     def __init__(self, height: int, width: int) -> None:
@@ -136,6 +137,8 @@ class Screen:
             elif letter == "A":
                 self.row -= int(number or 1)
                 assert self.row >= len(self.lines) - self.height, "the cursor left the screen"
+            elif letter == "K":
+                self.lines[self.row] = self.lines[self.row][: self.column]
             elif letter == "J":
                 self.lines[self.row] = self.lines[self.row][: self.column]
                 del self.lines[self.row + 1 :]

@@ -17,7 +17,7 @@ from ferrule._engine.beams import BeamSearchParams
 from ferrule._engine.encoding import Plan
 from ferrule._engine.encoding.texts import Text, TextInput, TextOrPair, portions
 from ferrule._engine.lora import LoRAAdapter
-from ferrule._engine.request import Request
+from ferrule._engine.request import Reports, Request
 from ferrule._engine.run import run
 from ferrule._params.compatibility import compatible_call
 from ferrule._params.lora import LoRA
@@ -116,18 +116,26 @@ class LLM(LoadedModel):
         priority: int = 0,
         message_format: MessageFormat | None = None,
         lora_request: LoRA | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Generator[StreamDelta, None, None]:
         """Generates a completion and yields what each step adds; the last delta carries the whole output.
 
-        With a `message_format` each delta has its part of the `message`. Closing the generator, or Ctrl-C, ends the
-        request.
+        With a `message_format` each delta has its part of the `message`. `progress` is called during the prefill of a
+        long prompt with the number of computed prompt tokens and their total number. Closing the generator, or Ctrl-C,
+        ends the request.
 
         Raises the errors of `generate`; parameters are checked at once.
         """
         params = stream_params(self._params(sampling_params))
-        return self._stream(
-            self._request(prompt, params, priority=priority, message_format=message_format, lora_request=lora_request)
+        request = self._request(
+            prompt,
+            params,
+            priority=priority,
+            reports=Reports(prompt_progress=progress is not None),
+            message_format=message_format,
+            lora_request=lora_request,
         )
+        return self._stream(request, progress)
 
     def stream_all(
         self,
@@ -370,14 +378,19 @@ class LLM(LoadedModel):
         *,
         candidates: int = 10,
         lora_request: LoRA | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Generator[Explanation, None, None]:
         """Generates a completion and yields, for each token, its candidates and the effect of each sampler stage.
+
+        `progress` is called as in `stream`.
 
         Raises the errors of `generate`.
         """
         candidates = check_integer("candidates", candidates, 1, MAX_CANDIDATES)
         params = stream_params(self._params(sampling_params))
-        return self._explain(self._request(prompt, params, lora_request=lora_request), candidates)
+        reports = Reports(prompt_progress=progress is not None)
+        request = self._request(prompt, params, reports=reports, lora_request=lora_request)
+        return self._explain(request, candidates, progress)
 
     def logits(
         self, token_ids: Sequence[int], *, first: int = 0, lora_request: LoRA | None = None
@@ -619,14 +632,18 @@ class LLM(LoadedModel):
             params = self.get_default_sampling_params()
         return _one_each(params, prompts)
 
-    def _stream(self, request: Request) -> Generator[StreamDelta, None, None]:
-        with closing(self._stream_all([request])) as deltas:
+    def _stream(
+        self, request: Request, prefilled: Callable[[int, int], None] | None
+    ) -> Generator[StreamDelta, None, None]:
+        with closing(self._stream_all([request], prefilled)) as deltas:
             for _, delta in deltas:
                 yield delta
 
-    def _stream_all(self, requests: Sequence[Request]) -> Generator[tuple[int, StreamDelta], None, None]:
+    def _stream_all(
+        self, requests: Sequence[Request], prefilled: Callable[[int, int], None] | None = None
+    ) -> Generator[tuple[int, StreamDelta], None, None]:
         positions = {request.request_id: position for position, request in enumerate(requests)}
-        with closing(run(self._driver, requests)) as progress:
+        with closing(run(self._driver, requests, prefilled=prefilled)) as progress:
             for step in progress:
                 request, delta = step.request, step.delta
                 if not delta.token_ids and not request.finished:
@@ -634,9 +651,11 @@ class LLM(LoadedModel):
                 output = request.output() if request.finished else None
                 yield positions[request.request_id], replace(delta, output=output)
 
-    def _explain(self, request: Request, candidates: int) -> Generator[Explanation, None, None]:
+    def _explain(
+        self, request: Request, candidates: int, prefilled: Callable[[int, int], None] | None
+    ) -> Generator[Explanation, None, None]:
         position = len(request.prompt.token_ids)
-        with closing(run(self._driver, [request], trace=candidates)) as progress:
+        with closing(run(self._driver, [request], candidates, prefilled=prefilled)) as progress:
             for step in progress:
                 for trace in step.step.trace[: len(step.delta.token_ids)]:
                     yield self._explanation(position, trace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import takewhile
@@ -12,6 +13,7 @@ from click.shell_completion import CompletionItem
 from ferrule import __version__
 from ferrule._cli import foreign
 from ferrule._cli.help import CONTEXT, EXIT_CODES
+from ferrule._cli.status import StatusLine
 
 TOPICS = {
     "Use a model": {
@@ -67,7 +69,9 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"ferrule._cli.{MODULES.get(cmd_name, cmd_name)}").command
+        status = StatusLine(f"starting ferrule {cmd_name}")
+        with nullcontext() if ctx.resilient_parsing else status:  # a completion must not write to the terminal
+            command: click.Command = import_module(f"ferrule._cli.{MODULES.get(cmd_name, cmd_name)}").command
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

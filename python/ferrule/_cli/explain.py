@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,16 @@ from ferrule._cli.prompt import prompt_arguments, split_words
 from ferrule._cli.reasons import reason
 from ferrule._cli.sampling import params, sampling_options, split_options
 from ferrule._cli.served_models import short_name
+from ferrule._cli.status import StatusLine
 from ferrule._loading.resolve import EMBEDDED
 from ferrule.outputs import Explanation
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from ferrule._api.llm import LLM
+    from ferrule._params.sampling import SamplingParams
 
 
 @click.command(
@@ -70,7 +74,7 @@ def command(words: tuple[str, ...], top: int, as_json: bool, page: Path | None, 
     with load(model, loading) as llm:
         wanted = with_defaults(wanted, llm)
         tokens = [(token, llm.token_text(token)) for token in llm.tokenize(prompt)]
-        steps = llm.explain(prompt, wanted, candidates=top)
+        steps = _steps(llm, prompt, wanted, top)
         if page is not None:
             steps = list(steps)
             name = EMBEDDED if model is None else short_name(model)
@@ -91,6 +95,14 @@ def command(words: tuple[str, ...], top: int, as_json: bool, page: Path | None, 
             _show_step(console, number, step)
             text += step.text
         console.print(f"\n[bold]Text so far[/bold]  {_escaped(text)}")
+
+
+def _steps(llm: LLM, prompt: str, wanted: SamplingParams, top: int) -> Generator[Explanation, None, None]:
+    """Yields the explanations of all tokens, with a status line before the first one."""
+    with StatusLine("reading the prompt") as status:
+        for step in llm.explain(prompt, wanted, candidates=top, progress=status.read_tokens):
+            status.clear()
+            yield step
 
 
 def _show_prompt(console: Console, prompt: str, tokens: Iterable[tuple[int, str]], *, vocab_size: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import click
@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 from ferrule._api.llm import LLM
 from ferrule._cli.declared import Bounded, Row, row
 from ferrule._cli.help import options
+from ferrule._cli.status import StatusLine
 from ferrule._loading.catalogue import catalogue
 from ferrule._loading.resolve import EMBEDDED, catalogued, find_model, is_remote
 from ferrule._params.declaration import Integer, parameters
@@ -153,10 +154,25 @@ def loading(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(model: str | None, options: Mapping[str, Any]) -> LLM:
-    """Loads a model, with progress bars if stderr is a terminal."""
+    """Loads a model, with a status line and progress bars if stderr is a terminal."""
     download(model, options.get("revision"))
-    with load_progress() as progress:
+    status = StatusLine(f"loading the tokenizer of {model or EMBEDDED}")
+    with nullcontext(status) if _is_on_hub(model) else status, load_progress() as bar:
+
+        def progress(done: int, total: int) -> None:
+            status.clear()
+            if bar is not None:
+                bar(done, total)
+
         return LLM(model, progress=progress, **loading(options))
+
+
+def _is_on_hub(name: str | None) -> bool:
+    """Whether huggingface_hub downloads a model, with progress bars that a status line would disturb."""
+    if name is None or not is_remote(name):
+        return False
+    entry = catalogued(name)
+    return entry is None or not entry.packages
 
 
 @contextmanager

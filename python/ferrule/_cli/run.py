@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -17,7 +17,6 @@ from ferrule._cli.help import Command
 from ferrule._cli.model import load, model_options, prefix_cache_option, speculative_options
 from ferrule._cli.prompt import prompt_arguments, split_model
 from ferrule._cli.sampling import params, sampling_options, split_options
-from ferrule._cli.terminal import harmless
 from ferrule._params.sampling import SamplingParams
 
 
@@ -96,17 +95,17 @@ def _print_output(
         given = llm.chat_prompt([*messages, {"role": "user", "content": prompt}])
         stream = stream_deltas(llm, given, wanted, message_format, guarded=not as_json)
     else:
-        if sys.stdout.isatty() and not as_json:
-            # A terminal shows the whole text, a pipe receives only the output.
-            print(harmless(prompt), end="")
         stream = stream_deltas(llm, prompt, wanted, continues=True, guarded=not as_json)
     last = Delta()
     shown = None if as_json else PlainDisplay(sys.stdout)
     try:
         with closing(stream):
+            # A terminal shows the whole text once the prompt is read, a pipe receives only the output.
+            opening = "" if answers or not sys.stdout.isatty() else prompt
             for last in stream:
                 if shown is not None:
-                    shown.add(last)
+                    shown.add(replace(last, content=opening + last.content))
+                    opening = ""
     finally:
         if shown is not None:
             shown.close()

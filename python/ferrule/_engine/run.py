@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,11 +25,18 @@ class Progress:
 
 
 def run(
-    driver: Driver, requests: Sequence[Request], trace: int | None = None, *, streams: bool = True
+    driver: Driver,
+    requests: Sequence[Request],
+    trace: int | None = None,
+    *,
+    streams: bool = True,
+    prefilled: Callable[[int, int], None] | None = None,
 ) -> Generator[Progress, None, None]:
     """Adds requests and yields their output until all have ended; closing the generator aborts them.
 
     `trace` is the number of candidates to report for each token. `streams` says whether a reader waits for each token.
+    `prefilled` is called with the number of computed prompt tokens and their total number, after each prefill chunk but
+    the last, if the request reports `prompt_progress`.
 
     Raises PromptError, InvalidParameterError, EngineError, KeyboardInterrupt.
     """
@@ -50,6 +57,8 @@ def run(
                     del running[step.request_id]
                     if step.finish_reason is None:
                         driver.abort(step.request_id)
+                if prefilled is not None and not completion.token_ids and not request.finished:
+                    prefilled(request.progress().metrics.processed_tokens, len(request.prompt.token_ids))
                 yield Progress(request, completion, delta, step)
     finally:
         driver.release(inbox)

@@ -16,6 +16,7 @@ from ferrule._api.answer_defaults import (
 )
 from ferrule._api.llm import LLM
 from ferrule._cli.sampling import summary
+from ferrule._cli.status import StatusLine
 from ferrule._params.sampling import SamplingParams
 from ferrule._text.loop_guard import LoopGuard
 from ferrule._text.parsers import MessageFormat
@@ -109,8 +110,12 @@ def stream_deltas(
     guard = LoopGuard() if guarded and not params.ignore_eos and not is_greedy_toy(llm) else None
     given = with_defaults(params, llm, CONTINUATION_TOKENS if continues else ANSWER_TOKENS)
     default_limit = given.max_tokens if params.max_tokens is None and not continues else None
-    with closing(llm.stream(prompt, given, message_format=message_format)) as stream:
+    with (
+        StatusLine("reading the prompt") as status,
+        closing(llm.stream(prompt, given, message_format=message_format, progress=status.read_tokens)) as stream,
+    ):
         for delta in stream:
+            status.clear()
             usage, notice = None, ""
             if delta.output is not None:
                 metrics = delta.output.metrics

@@ -16,6 +16,7 @@ import click
 
 from ferrule._cli.chat.answers import Delta, Usage, limit_notice
 from ferrule._cli.chat.conversation import parameter_fields
+from ferrule._cli.status import StatusLine
 from ferrule._params.sampling import SamplingParams
 from ferrule._validation import shown
 from ferrule.errors import InvalidParameterError, RemoteError
@@ -64,7 +65,10 @@ class RemoteAnswers:
         first: float | None = None
         finished: str | None = None
         usage: Mapping[str, Any] = {}
-        with self._request("chat/completions", TIMEOUT, body) as response:
+        with (
+            StatusLine(f"waiting for {self.name}") as status,
+            self._request("chat/completions", TIMEOUT, body) as response,
+        ):
             for event in _events(response, f"{self._base}/chat/completions"):
                 usage = _object(event.get("usage")) or usage
                 for choice in _objects(event.get("choices")):
@@ -75,6 +79,7 @@ class RemoteAnswers:
                     content = delta.get("content") or ""
                     if content or reasoning:
                         first = time.monotonic() if first is None else first
+                        status.clear()
                         yield Delta(str(content), str(reasoning))
         answered = _usage(usage, began, first, finished)
         limited = finished == "length" and params.max_tokens is None

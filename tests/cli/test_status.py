@@ -1,0 +1,183 @@
+"""The status line: shown after a delay on a terminal, erased before other output, never written elsewhere."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cli.terminal import TESTS, Screen, Terminal
+from ferrule import LLM
+from ferrule._cli import status
+from ferrule._cli.status import DELAY, StatusLine
+
+PROGRAM = """
+import sys
+from ferrule._cli import main, status
+
+class TimerThatHasRunOut:
+    def __init__(self, delay, show):
+        self.start, self.cancel = show, lambda: None
+
+status.Timer = TimerThatHasRunOut
+sys.exit(main())
+"""
+COMMAND = [sys.executable, "-c", PROGRAM]
+PROMPT = "word " * 10_000
+
+
+class TerminalOutput(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class ManualTimer:
+    """A timer that runs out when the test calls `run_out`."""
+
+    last: ManualTimer | None = None
+
+    def __init__(self, delay: float, run_out: Callable[[], None]) -> None:
+        assert delay == DELAY
+        self.run_out = run_out
+        self.started = self.cancelled = False
+        ManualTimer.last = self
+
+    def start(self) -> None:
+        self.started = True
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def shown(written: str, width: int = 80) -> str:
+    screen = Screen(24, width)
+    screen.write(written)
+    return screen.text()
+
+
+@pytest.fixture
+def stderr(monkeypatch: pytest.MonkeyPatch) -> TerminalOutput:
+    stream = TerminalOutput()
+    monkeypatch.setattr(status, "sys", SimpleNamespace(stderr=stream))  # pytest replaces sys.stderr before the test
+    monkeypatch.setattr(status, "Timer", ManualTimer)
+    monkeypatch.setattr(ManualTimer, "last", None)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return stream
+
+
+def timer() -> ManualTimer:
+    assert ManualTimer.last is not None
+    return ManualTimer.last
+
+
+def test_line_appears_after_the_delay_and_is_erased(stderr: TerminalOutput) -> None:
+    with StatusLine("first") as line:
+        assert timer().started
+        line.update("second")
+        assert not stderr.getvalue()
+        timer().run_out()
+        assert shown(stderr.getvalue()) == "second"
+        line.read_tokens(1024, 87_700)
+        assert shown(stderr.getvalue()) == "reading the prompt: 1,024 of 87,700 tok"
+        line.clear()
+        assert not shown(stderr.getvalue())
+        stderr.write("answer")
+        line.update("late")
+        timer().run_out()
+    assert shown(stderr.getvalue()) == "answer"
+    assert timer().cancelled
+
+
+def test_nothing_is_written_when_the_work_is_fast(stderr: TerminalOutput) -> None:
+    with StatusLine("fast"):
+        pass
+    timer().run_out()  # at the moment at which the work ends
+    assert not stderr.getvalue()
+
+
+def test_error_erases_the_line(stderr: TerminalOutput) -> None:
+    def interrupted() -> None:
+        with StatusLine("work"):
+            timer().run_out()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not shown(stderr.getvalue())
+
+
+@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("NO_COLOR", "1")])
+def test_terminal_without_cursor_movement_gets_no_line(
+    name: str, value: str, stderr: TerminalOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with StatusLine("work"):
+        assert ManualTimer.last is None
+    assert not stderr.getvalue()
+
+
+def test_long_text_stays_on_one_line(stderr: TerminalOutput) -> None:
+    with StatusLine("loading \x1b]0;title\x07 " + "模型" * 40):
+        timer().run_out()
+        assert stderr.getvalue().count("\x1b") == 1, "control characters of a name are not written"
+        assert len(shown(stderr.getvalue(), 39)) < 39
+
+
+@pytest.mark.native
+def test_progress_of_a_long_prompt(long_model: Path) -> None:
+    reports: list[tuple[int, int]] = []
+
+    def report(done: int, total: int) -> None:
+        reports.append((done, total))
+
+    with LLM(long_model, max_num_batched_tokens=64, max_model_len=1024) as llm:
+        prompt = "word " * 200
+        total = len(llm.tokenize(prompt))
+        deltas = llm.stream(prompt, progress=report)
+        assert next(deltas).token_ids
+        deltas.close()
+        before_first_token = list(reports)
+        assert [each for _, each in reports] == [total] * len(reports)
+        done = [each for each, _ in reports]
+        assert done == sorted(set(done))
+        assert 0 < done[0] <= done[-1] < total
+        assert [step.text for step in llm.explain("Once", progress=report)]
+        assert reports == before_first_token, "a prompt of one chunk has no progress"
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("arguments", [("run", "Once upon a time"), ("explain", "Once upon a time", "--top", "2")])
+def test_answer_on_a_terminal_has_no_trace_of_the_line(arguments: tuple[str, ...]) -> None:
+    command = [*COMMAND, *arguments, "-n", "4", "--temperature", "0"]
+    with Terminal([*command, *(["-q"] if arguments[0] == "run" else [])]) as terminal:
+        assert terminal.end() == 0
+        written = terminal.written
+    piped = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=True, timeout=60)
+    assert "\x1b" not in piped.stdout + piped.stderr
+    assert "reading the prompt" not in piped.stdout + piped.stderr
+    assert all(text in written for text in (f"starting ferrule {arguments[0]}", "the tokenizer", "reading the prompt"))
+    answer = shown(written).strip()
+    if arguments[0] == "run":
+        assert answer == f"{arguments[1]}{piped.stdout}".strip()
+    else:
+        assert answer.startswith("Prompt  Once upon a time")
+        assert "reading the prompt" not in answer
+
+
+@pytest.mark.native
+def test_ctrl_c_during_prefill_erases_the_line(long_model: Path, tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt"
+    prompt.write_text(PROMPT)
+    command = ["sh", "-c", 'exec "$@" < "$0"', str(prompt), *COMMAND, "run", str(long_model), "-", "--threads", "2"]
+    with Terminal(command) as terminal:
+        terminal.read_until("reading the prompt: ")
+        terminal.interrupt()
+        assert terminal.end() == 130
+        assert not shown(terminal.written).strip()
