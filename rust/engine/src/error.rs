@@ -49,6 +49,9 @@ pub enum ConfigError {
     /// The model reads in both directions, so that texts cannot share the KV cache of a prefix.
     #[error("prefix_cache_dir must be absent for a model that reads in both directions, got a directory")]
     NoPrefixes,
+    /// The KV cache is in the processes of a pipeline.
+    #[error("prefix_cache_dir must be absent with pipeline parallelism, got a directory")]
+    RemotePages,
     /// The prefix cache directory cannot be used.
     #[error("prefix_cache_dir: {0}")]
     PrefixCacheDir(#[from] crate::DiskCacheError),
@@ -75,6 +78,9 @@ pub enum EngineError {
     /// A saved state cannot be restored.
     #[error(transparent)]
     State(#[from] crate::StateError),
+    /// The KV cache is in the processes of a pipeline, so that states cannot be saved or restored.
+    #[error("saving and restoring states is not supported with pipeline parallelism")]
+    RemotePages,
     /// Prefix caching is disabled, so that a state cannot be restored.
     #[error("enable_prefix_caching must be true to restore a saved state, got false")]
     NoPrefixCache,

@@ -23,7 +23,7 @@ pub enum FinishReason {
     Constraint(ConstraintError),
     /// The engine is dead.
     Dead {
-        /// Message of the panic.
+        /// Message of the panic, or why a pipeline stage is lost.
         reason: String,
     },
 }

@@ -138,6 +138,9 @@ pub enum ForwardError {
     /// A worker thread panicked, which is a bug in ferrule.
     #[error("a worker thread panicked in the forward pass: {0}")]
     Panicked(String),
+    /// A pipeline stage in another process failed or cannot be reached. The batch cannot be retried.
+    #[error("{0}")]
+    StageLost(String),
 }
 
 impl From<PoolError> for ForwardError {
@@ -203,6 +206,12 @@ pub trait LanguageModel {
     /// # Panics
     /// If the number of bytes is not [`KvGroup::page_bytes`].
     fn set_page(&mut self, group: usize, page: PageId, bytes: &[u8]);
+
+    /// Returns whether [`LanguageModel::page`], [`LanguageModel::set_page`] and [`LanguageModel::fingerprint`] can be
+    /// called, because the pages are in this process.
+    fn has_local_pages(&self) -> bool {
+        true
+    }
 
     /// Returns the fingerprint of everything that affects the KV cache contents besides tokens and adapter. Pages can
     /// be exchanged only between models with the same fingerprint. Reads all weights, so it is slow on first use.

@@ -42,7 +42,10 @@ pub use spec::{
     ActivationSpec, BlockSpec, ClassifierSpec, EmbeddingSpec, HeadNormSpec, LayerSpec, LmHeadSpec, ModelSpec, NormSpec,
     NormedOver, PartSpec, Pooling, PositionsSpec, StackSpec, TableSpec, TensorSpec, TextProjectionSpec,
 };
-pub use stage::{LastOutput, Stage, StageError, StageRunError, divide_layers};
+pub use stage::{
+    LastOutput, LinkError, PageCopy, Pipeline, PipelineError, Stage, StageError, StageInfo, StageLink, StageRunError,
+    StageSequence, StageStep, StepError, divide_layers, serve_stage,
+};
 pub use streams::{AlternatingSpec, GatedSpec, SideSpec, SpanSpec, StreamEndsSpec, StreamMixSpec, StreamsSpec};
 pub use transformer::{LoadOptions, Transformer};
 pub use weights::{LoadError, Progress, Source, StoredTypes, WeightFiles, WeightSizes, open_packed, pack_into};

@@ -9,7 +9,7 @@ use ferrule_kernels::kv::{KvFormat, PageId};
 use ferrule_kernels::{Cancel, Exec, Pool, PoolError, Scratch, machine, matmul};
 
 use crate::adapter::AdapterLoader;
-use crate::batch::{Batch, Capabilities, ClassifierInfo, ForwardError, KvGroup, LanguageModel, SequenceChunk};
+use crate::batch::{Batch, Capabilities, ForwardError, KvGroup, LanguageModel, SequenceChunk};
 use crate::fingerprint::fingerprint;
 use crate::layer::{
     AdapterBuffers, AdapterRows, LayerBuffers, RaggedRows, adapted, adapter_runs, norm_in_place, run_layer,
@@ -212,6 +212,11 @@ impl Transformer {
     #[must_use]
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    /// Returns the options with which the model was loaded.
+    pub(crate) fn options(&self) -> LoadOptions {
+        self.options
     }
 
     /// Returns the layers whose weights and memory are here.
@@ -466,7 +471,7 @@ impl LanguageModel for Transformer {
     }
 
     fn shareable_tokens(&self, prompt_len: usize) -> usize {
-        self.spec.ropes.iter().map(|rope| rope.shareable_tokens(prompt_len)).min().unwrap_or(usize::MAX)
+        self.spec.shareable_tokens(prompt_len)
     }
 
     fn copy_page(&mut self, group: usize, from: PageId, to: PageId) {
@@ -488,17 +493,7 @@ impl LanguageModel for Transformer {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let spec = &self.spec;
-        Capabilities {
-            causal: spec.causal,
-            logits: spec.causal && spec.lm_head.is_some(),
-            hidden_size: spec.hidden_size,
-            embedding_size: spec.embedding_size(),
-            token_types: spec.embedding.token_types.max(1),
-            classifier: spec
-                .classifier
-                .map(|classifier| ClassifierInfo { pooling: classifier.pooling, labels: classifier.labels }),
-        }
+        self.spec.capabilities()
     }
 
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {

@@ -184,6 +184,7 @@ pub(crate) fn engine_error(error: &ferrule_engine::EngineError) -> PyErr {
         Error::NoPrefixCache => invalid("enable_prefix_caching", false, "true to restore a saved state"),
         Error::State(error) => invalid("state", Value::Null, format!("a state that this model saved ({error})")),
         Error::OutOfMemory { .. } => InsufficientMemoryError::new_err(error.to_string()),
+        Error::RemotePages => UnsupportedTaskError::new_err(error.to_string()),
         Error::Cancelled | Error::Dead { .. } => EngineError::new_err(error.to_string()),
     }
 }
@@ -220,6 +221,7 @@ fn config_error(error: &engine::ConfigError) -> PyErr {
         Error::NoPrefixes => {
             invalid("prefix_cache_dir", "a directory", "absent for a model that reads in both directions")
         }
+        Error::RemotePages => invalid("prefix_cache_dir", "a directory", "absent with pipeline parallelism"),
         Error::PrefixCacheDir(error) => {
             use engine::DiskCacheError as Disk;
             let (Disk::Io { path, .. }

@@ -45,7 +45,7 @@ impl<M: LanguageModel> Engine<M> {
     ) -> Result<T, EngineError> {
         let outcome = catch_unwind(AssertUnwindSafe(|| work(self)))
             .unwrap_or_else(|panic| Err(ForwardError::Panicked(panic_message(panic.as_ref()))));
-        if let Err(ForwardError::Panicked(reason)) = outcome {
+        if let Err(ForwardError::Panicked(reason) | ForwardError::StageLost(reason)) = outcome {
             self.mark_dead(reason.clone());
             return Err(EngineError::Dead { reason });
         }

@@ -110,6 +110,9 @@ impl<M: LanguageModel> Engine<M> {
             }
             config.enable_prefix_caching = false;
         }
+        if config.prefix_cache_dir.is_some() && !model.has_local_pages() {
+            return Err(ConfigError::RemotePages);
+        }
         let speculator = Speculator::new(&config, draft, &model)?;
         let mut scheduler = new_scheduler(&model, &config);
         if let Some(PrefixCacheDir { path, limit, .. }) =

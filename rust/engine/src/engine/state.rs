@@ -17,7 +17,7 @@ impl<M: LanguageModel> Engine<M> {
     ///
     /// # Errors
     /// Returns [`EngineError::Request`] if the sequence is empty, too long, contains an id outside the vocabulary, or
-    /// the model does not generate; [`EngineError::Cancelled`]; [`EngineError::Dead`].
+    /// the model does not generate; [`EngineError::RemotePages`]; [`EngineError::Cancelled`]; [`EngineError::Dead`].
     pub fn save_state(
         &mut self,
         token_ids: &[i64],
@@ -27,6 +27,7 @@ impl<M: LanguageModel> Engine<M> {
     ) -> Result<Vec<u8>, EngineError> {
         self.check_alive()?;
         self.check_generates()?;
+        self.check_local_pages()?;
         self.limits.check(token_ids.len(), 0)?;
         let tokens = prompt_from_ids(token_ids, self.model.vocab_size())?;
         let shareable = self.model.shareable_tokens(tokens.len());
@@ -60,14 +61,19 @@ impl<M: LanguageModel> Engine<M> {
         })
     }
 
+    fn check_local_pages(&self) -> Result<(), EngineError> {
+        if self.model.has_local_pages() { Ok(()) } else { Err(EngineError::RemotePages) }
+    }
+
     /// Loads a saved state into the prefix cache, as far as free pages allow, for sequences with the same adapter
     /// (which need not be loaded now). Returns the state's tokens and how many of them are cached now.
     ///
     /// # Errors
     /// Returns [`EngineError::State`] if the bytes were not saved by [`Engine::save_state`] with the same model;
-    /// [`EngineError::NoPrefixCache`]; [`EngineError::Dead`].
+    /// [`EngineError::RemotePages`]; [`EngineError::NoPrefixCache`]; [`EngineError::Dead`].
     pub fn restore_state(&mut self, state: &[u8]) -> Result<(Vec<u32>, usize), EngineError> {
         self.check_alive()?;
+        self.check_local_pages()?;
         if !self.config.enable_prefix_caching {
             return Err(EngineError::NoPrefixCache);
         }

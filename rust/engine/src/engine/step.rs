@@ -31,7 +31,7 @@ impl<M: LanguageModel> Engine<M> {
             match catch_unwind(AssertUnwindSafe(|| self.run_step(cancel))) {
                 Ok(Ok(outputs)) => return Ok(outputs),
                 Ok(Err(ForwardError::Cancelled)) => return Err(EngineError::Cancelled),
-                Ok(Err(ForwardError::Panicked(reason))) => self.mark_dead(reason),
+                Ok(Err(ForwardError::Panicked(reason) | ForwardError::StageLost(reason))) => self.mark_dead(reason),
                 Err(panic) => self.mark_dead(panic_message(panic.as_ref())),
             }
         }

@@ -23,6 +23,7 @@ pub use readout::{ClassifierSpec, Pooling, TextProjectionSpec};
 pub use table::TableSpec;
 pub use tensors::{PartSpec, StackSpec, TensorSpec};
 
+use crate::batch::{Capabilities, ClassifierInfo};
 use crate::limits::{SpecError, finite, positive, require, size};
 use crate::rope::RopeSpec;
 use crate::streams::StreamsSpec;
@@ -219,6 +220,25 @@ impl ModelSpec {
     /// a later one reads it.
     pub(crate) fn boundary_width(&self, layer: usize) -> usize {
         self.streams_width() + if self.reads_embedding(layer) { self.hidden_size } else { 0 }
+    }
+
+    /// Returns what a model of this architecture supports.
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        let info = |spec: ClassifierSpec| ClassifierInfo { pooling: spec.pooling, labels: spec.labels };
+        Capabilities {
+            causal: self.causal,
+            logits: self.causal && self.lm_head.is_some(),
+            hidden_size: self.hidden_size,
+            embedding_size: self.embedding_size(),
+            token_types: self.embedding.token_types.max(1),
+            classifier: self.classifier.map(info),
+        }
+    }
+
+    /// Returns the number of leading positions whose keys and values do not depend on later tokens; see
+    /// [`crate::LanguageModel::shareable_tokens`].
+    pub(crate) fn shareable_tokens(&self, prompt_len: usize) -> usize {
+        self.ropes.iter().map(|rope| rope.shareable_tokens(prompt_len)).min().unwrap_or(usize::MAX)
     }
 
     /// Returns the length of a text's embedding.

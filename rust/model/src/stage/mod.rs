@@ -9,6 +9,9 @@
 
 mod divide;
 mod layers;
+mod link;
+mod pipeline;
+mod step;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,6 +22,10 @@ use ferrule_kernels::{Cancel, Pool};
 pub use divide::divide_layers;
 pub use layers::StageError;
 pub(crate) use layers::StageLayers;
+pub use link::{LinkError, StageInfo, StageLink, serve_stage};
+pub use pipeline::{Pipeline, PipelineError};
+use step::StepLimits;
+pub use step::{PageCopy, StageSequence, StageStep, StepError};
 
 use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel};
 use crate::needs::{Needs, measure_layers};
@@ -46,6 +53,9 @@ pub enum StageRunError {
         /// Index of the sequence in the batch.
         sequence: usize,
     },
+    /// The step is invalid.
+    #[error(transparent)]
+    Step(#[from] StepError),
     /// The forward pass did not finish.
     #[error(transparent)]
     Forward(#[from] ForwardError),
@@ -61,7 +71,11 @@ pub enum LastOutput {
 }
 
 /// Consecutive layers of a model, with their weights, sequence memory and thread pool.
-pub struct Stage(Transformer);
+pub struct Stage {
+    model: Transformer,
+    /// Number of pages of each group.
+    pages: Vec<usize>,
+}
 
 impl Stage {
     /// Loads layers `layers` of a model, with the embedding if they are the first, and with all that follows the layers
@@ -81,7 +95,8 @@ impl Stage {
         progress: Progress<'_>,
     ) -> Result<Self, LoadError> {
         let layers = StageLayers::new(&spec, layers)?;
-        Transformer::load_layers(spec, layers, source, options, pool, cancel, progress).map(Self)
+        let model = Transformer::load_layers(spec, layers, source, options, pool, cancel, progress)?;
+        Ok(Self { model, pages: Vec::new() })
     }
 
     /// Computes the memory that layers `layers` of a model need, as [`crate::measure`] does for all of them.
@@ -103,37 +118,39 @@ impl Stage {
     /// # Errors
     /// [`LoadError::Memory`] if the address space is too small.
     pub fn allocate_kv(&mut self, pages: &[usize]) -> Result<(), LoadError> {
-        self.0.allocate_kv(pages)
+        self.model.allocate_kv(pages)?;
+        self.pages = pages.to_vec();
+        Ok(())
     }
 
     /// Returns the layers of the stage.
     #[must_use]
     pub fn layers(&self) -> Range<usize> {
-        self.0.stage().range()
+        self.model.stage().range()
     }
 
     /// Returns the groups of sequence memory. They are those of the whole model, with the bytes of this stage's layers,
     /// so that one page table serves all stages; a group that has no layer here has pages of 0 bytes.
     #[must_use]
     pub fn kv_groups(&self) -> &[KvGroup] {
-        self.0.kv_groups()
+        self.model.kv_groups()
     }
 
     /// Returns the sizes of the stage's weights. Tables that stay in their file are counted in each stage.
     #[must_use]
     pub fn weight_sizes(&self) -> WeightSizes {
-        self.0.weight_sizes()
+        self.model.weight_sizes()
     }
 
     /// Returns the fingerprint of everything that affects the pages of this stage, as [`LanguageModel::fingerprint`].
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 32] {
-        self.0.fingerprint()
+        self.model.fingerprint()
     }
 
     /// Copies a page of a group, in all layers of the stage.
     pub fn copy_page(&mut self, group: usize, from: PageId, to: PageId) {
-        self.0.copy_page(group, from, to);
+        self.model.copy_page(group, from, to);
     }
 
     /// Returns the numbers per token that the stage reads: 0 for the first stage.
@@ -166,7 +183,7 @@ impl Stage {
         output: &mut Vec<f32>,
     ) -> Result<(), StageRunError> {
         self.check(batch, input)?;
-        let Self(model) = self;
+        let Self { model, .. } = self;
         model.run_layers(batch, input, cancel).map_err(ForwardError::from)?;
         match (model.stage().is_last(), last) {
             (false, _) => model.copy_boundary(batch, output),
@@ -174,6 +191,36 @@ impl Stage {
             (true, LastOutput::HiddenStates) => model.last_hidden(batch, cancel, output)?,
         }
         Ok(())
+    }
+
+    /// Runs a step from another process: copies pages, then runs the batch as [`Stage::forward`] does.
+    ///
+    /// # Errors
+    /// [`StageRunError`]. A step with a number outside of its limits changes nothing.
+    pub fn step(
+        &mut self,
+        step: &StageStep,
+        input: &[f32],
+        cancel: &Cancel,
+        output: &mut Vec<f32>,
+    ) -> Result<(), StageRunError> {
+        let (groups, spec) = (self.kv_groups(), self.model.spec());
+        step.check(&StepLimits {
+            groups,
+            pages: &self.pages,
+            vocab_size: spec.vocab_size,
+            positions: spec.max_position_embeddings,
+            capabilities: spec.capabilities(),
+        })?;
+        for &PageCopy { group, from, to } in &step.copies {
+            self.copy_page(group, from, to);
+        }
+        self.forward(Batch { sequences: &step.chunks() }, input, step.last, cancel, output)
+    }
+
+    /// Returns the options with which the stage was loaded.
+    pub(crate) fn options(&self) -> LoadOptions {
+        self.model.options()
     }
 
     /// Checks that the stage can run a batch and that `input` belongs to it.
@@ -188,7 +235,7 @@ impl Stage {
 
     /// Returns the numbers per token that cross from the layer before `layer` to it.
     fn boundary_width(&self, layer: usize) -> usize {
-        let spec = self.0.spec();
+        let spec = self.model.spec();
         if layer == 0 || layer == spec.layers.len() { 0 } else { spec.boundary_width(layer) }
     }
 }

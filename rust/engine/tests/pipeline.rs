@@ -1,0 +1,231 @@
+//! An engine whose model runs in stages behind connections: tokens and log-probabilities equal those of one process,
+//! also after preemption, and a stage that is lost ends the requests with its reason.
+#![cfg(unix)]
+
+#[path = "../../model/tests/specs/mod.rs"]
+mod specs;
+
+use std::io::{Read, Write};
+use std::num::NonZeroUsize;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use ferrule_engine::{
+    ConfigError, Engine, EngineConfig, EngineError, FinishReason, PrefixCacheDir, Request, SamplingParams,
+    SpeculativeConfig, StepOutput,
+};
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::kv::KvFormat;
+use ferrule_kernels::{Cancel, Pool};
+use ferrule_model::{
+    LanguageModel, LinkError, LoadOptions, ModelSpec, Pipeline, PipelineError, Quantization, Source, Stage, StageLink,
+    Transformer, serve_stage,
+};
+use serde_json::{Value, json};
+
+const VOCABULARY: usize = 96;
+
+/// Returns a dense model, a mixture of experts with its own lm_head, and a hybrid model with states.
+fn models() -> [Value; 3] {
+    let dense = specs::llama(VOCABULARY, 4);
+    let mut experts = dense.clone();
+    experts["lm_head"]["tied"] = json!(false);
+    for layer in experts["layers"].as_array_mut().unwrap() {
+        let expert = layer["blocks"][1]["mixer"].clone();
+        layer["blocks"][1]["mixer"] = json!({
+            "type": "experts", "experts": 4, "experts_per_token": 2, "expert": expert, "shared": null,
+            "shared_gate": false,
+            "router": {
+                "scoring": "softmax", "normalize": true, "scale": 1.0, "bias": false, "correction_bias": false,
+                "groups": 1, "groups_chosen": 1, "group_score": "max"
+            }
+        });
+    }
+    let mut hybrid = dense.clone();
+    for layer in [0, 2] {
+        let block = &mut hybrid["layers"][layer]["blocks"][0];
+        block["name"] = json!("convolution");
+        block["mixer"] = json!({"type": "short_convolution", "channels": 64, "taps": 4, "bias": true});
+    }
+    [dense, experts, hybrid]
+}
+
+fn read(json: &Value) -> ModelSpec {
+    ModelSpec::from_json(&json.to_string()).unwrap()
+}
+
+fn options() -> LoadOptions {
+    LoadOptions { quantization: Quantization::named("int8").unwrap(), kv_format: KvFormat::F16, isa: Isa::best() }
+}
+
+fn pool() -> Arc<Pool> {
+    Arc::new(Pool::new(NonZeroUsize::MIN))
+}
+
+/// Returns a configuration with `pages` pages per group.
+fn config(groups: usize, pages: usize) -> EngineConfig {
+    EngineConfig {
+        pages: vec![pages; groups],
+        max_model_len: 128,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 48,
+        max_queued_requests: None,
+        target_itl: Duration::from_millis(50),
+        enable_prefix_caching: true,
+        prefix_cache_dir: None,
+        speculative: SpeculativeConfig::default(),
+    }
+}
+
+/// A worker thread with one stage, and the connection to it.
+struct Worker {
+    stream: UnixStream,
+    thread: JoinHandle<Result<(), LinkError>>,
+}
+
+fn worker(json: &Value, layers: std::ops::Range<usize>) -> Worker {
+    let (stream, other) = UnixStream::pair().unwrap();
+    let json = json.clone();
+    let thread = std::thread::spawn(move || {
+        let cancel = Cancel::new();
+        let mut stage =
+            Stage::load(read(&json), layers, Source::Random, options(), pool(), &cancel, &mut |_, _| {}).unwrap();
+        serve_stage(&mut stage, 1 << 20, other.try_clone().unwrap(), other, &cancel)
+    });
+    Worker { stream, thread }
+}
+
+fn link(worker: &Worker) -> StageLink {
+    let reader: Box<dyn Read + Send> = Box::new(worker.stream.try_clone().unwrap());
+    let writer: Box<dyn Write + Send> = Box::new(worker.stream.try_clone().unwrap());
+    StageLink::open(reader, writer).unwrap()
+}
+
+fn pipeline(json: &Value, cuts: &[usize]) -> (Pipeline, Vec<Worker>) {
+    let workers: Vec<_> = cuts.windows(2).map(|cut| worker(json, cut[0]..cut[1])).collect();
+    (Pipeline::new(read(json), workers.iter().map(link).collect()).unwrap(), workers)
+}
+
+/// Ends the connections and waits for the workers.
+fn join(workers: Vec<Worker>) -> Vec<Result<(), LinkError>> {
+    let end = |Worker { stream, thread }| {
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+        drop(stream);
+        thread.join().unwrap()
+    };
+    workers.into_iter().map(end).collect()
+}
+
+fn request(index: usize) -> Request {
+    let prompt = (0..10 + 7 * index).map(|i| ((i * i + index) % VOCABULARY) as u32).collect();
+    let params = SamplingParams {
+        temperature: if index.is_multiple_of(2) { 0.0 } else { 0.9 },
+        seed: index as u64,
+        max_tokens: 24,
+        logprobs: Some(3),
+        ..SamplingParams::default()
+    };
+    Request { prompt, params, adapter: None }
+}
+
+/// Runs eight requests and returns the tokens and log-probabilities of each, and the number of preemptions.
+fn generate<M: LanguageModel>(engine: &mut Engine<M>) -> (Vec<String>, u64) {
+    let ids: Vec<_> = (0..8).map(|index| engine.add_request(request(index)).unwrap()).collect();
+    let mut outputs: Vec<StepOutput> = Vec::new();
+    while engine.has_unfinished_requests() {
+        outputs.extend(engine.step(&Cancel::new()).unwrap());
+    }
+    let of_request = |id| {
+        let outputs = outputs.iter().filter(|output| output.request == id);
+        outputs.map(|output| format!("{:?} {:?} {:?}", output.token_ids, output.logprobs, output.finish)).collect()
+    };
+    assert_eq!(engine.audit_pages(), Ok(()));
+    (ids.into_iter().map(of_request).collect(), engine.metrics().preemptions)
+}
+
+#[test]
+fn tokens_equal_those_of_one_process_also_after_preemption() {
+    for (json, cuts) in models().iter().zip([&[0, 2, 4][..], &[0, 3, 4], &[0, 1, 2, 4]]) {
+        for pages in [64, 14] {
+            let mut whole =
+                Transformer::load(read(json), Source::Random, options(), pool(), &Cancel::new(), &mut |_, _| {})
+                    .unwrap();
+            let config = config(whole.kv_groups().len(), pages);
+            whole.allocate_kv(&config.pages).unwrap();
+            let (expected, preemptions) = generate(&mut Engine::new(whole, config.clone()).unwrap());
+            assert_eq!(preemptions > 0, pages == 14, "{preemptions}");
+
+            let (mut pipeline, workers) = pipeline(json, cuts);
+            pipeline.allocate_kv(&config.pages).unwrap();
+            let mut engine = Engine::new(pipeline, config).unwrap();
+            // How often a sequence is preempted depends on the time that steps take, and the results do not.
+            let (found, preemptions) = generate(&mut engine);
+            assert_eq!(preemptions > 0, pages == 14, "{preemptions}");
+            assert_eq!(found, expected);
+            drop(engine);
+            assert!(join(workers).iter().all(Result::is_ok));
+        }
+    }
+}
+
+#[test]
+fn a_lost_stage_ends_every_request_with_its_reason() {
+    let [dense, ..] = models();
+    let (mut pipeline, mut workers) = pipeline(&dense, &[0, 2, 4]);
+    let config = config(1, 64);
+    pipeline.allocate_kv(&config.pages).unwrap();
+    let mut engine = Engine::new(pipeline, config).unwrap();
+    let ids: Vec<_> = (0..3).map(|index| engine.add_request(request(index)).unwrap()).collect();
+    engine.step(&Cancel::new()).unwrap();
+    join(vec![workers.pop().unwrap()]);
+    let outputs = engine.step(&Cancel::new()).unwrap();
+    assert_eq!(outputs.iter().map(|output| output.request).collect::<Vec<_>>(), ids);
+    for output in outputs {
+        let Some(FinishReason::Dead { reason }) = output.finish else { panic!("{:?}", output.finish) };
+        assert!(reason.contains("pipeline stage 1: the connection ended"), "{reason}");
+    }
+    assert!(matches!(engine.add_request(request(0)), Err(error) if error.to_string().contains("pipeline stage 1")));
+    drop(engine);
+    join(workers);
+}
+
+#[test]
+fn states_and_cache_directories_are_refused() {
+    let [dense, ..] = models();
+    let (mut pipeline, workers) = pipeline(&dense, &[0, 2, 4]);
+    let config = config(1, 64);
+    pipeline.allocate_kv(&config.pages).unwrap();
+    let mut engine = Engine::new(pipeline, config.clone()).unwrap();
+    assert_eq!(engine.save_state(&[1, 2], None, None, &Cancel::new()), Err(EngineError::RemotePages));
+    assert_eq!(engine.restore_state(&[]), Err(EngineError::RemotePages));
+    drop(engine);
+    join(workers);
+
+    let (pipeline, workers) = self::pipeline(&dense, &[0, 2, 4]);
+    let directory = PrefixCacheDir { path: "cache".into(), limit: 1 << 20, step_bytes: 1 << 20 };
+    let refused = Engine::new(pipeline, EngineConfig { prefix_cache_dir: Some(directory), ..config });
+    assert_eq!(refused.err(), Some(ConfigError::RemotePages));
+    join(workers);
+}
+
+#[test]
+fn stages_that_do_not_fit_together_are_refused() {
+    let [dense, experts, _] = models();
+    for (parts, expected) in [
+        (vec![(&dense, 0..2), (&dense, 1..4)], "pipeline stage 1: first must be 2, got 1"),
+        (vec![(&dense, 0..2), (&dense, 2..3)], "pipeline stage 1: end must be 4, got 3"),
+        (vec![], "pipeline stage 0: end must be 4, got 0"),
+    ] {
+        let workers: Vec<_> = parts.into_iter().map(|(json, layers)| worker(json, layers)).collect();
+        let error = Pipeline::new(read(&experts), workers.iter().map(link).collect()).err().unwrap();
+        assert!(matches!(error, PipelineError::Mismatch { .. }), "{error}");
+        assert_eq!(error.to_string(), expected);
+        join(workers);
+    }
+    let mut encoder = dense;
+    encoder["causal"] = json!(false);
+    let error = Pipeline::new(read(&encoder), Vec::new()).err().unwrap();
+    assert_eq!(error.to_string(), "pipeline parallelism does not support bidirectional attention");
+}

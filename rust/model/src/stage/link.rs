@@ -1,0 +1,278 @@
+//! Connection between the process that schedules and a stage in another process: frames over a pair of byte streams.
+//!
+//! The worker begins with a description of its stage ([`StageInfo`], JSON after its length). It then answers requests
+//! in their order. Numbers are little-endian; hidden states are as in memory, because all processes have one
+//! instruction set.
+//!
+//! | frame | words of 32 bits | then |
+//! |---|---|---|
+//! | request to allocate | 0, number of groups, 0 | number of pages of each group, words of 64 bits |
+//! | request to run a step | 1, bytes of the step, numbers of hidden states | [`StageStep`], hidden states |
+//! | answer | 0, numbers of output | output |
+//! | failure, after which the worker ends | 1, bytes of the message | message |
+
+use std::io::{self, Read, Write};
+use std::sync::mpsc;
+
+use ferrule_kernels::{ARITHMETIC_VERSION, Cancel};
+use serde::{Deserialize, Serialize};
+
+use super::{Stage, StageStep, StepError};
+
+/// Upper limit for the bytes of a description or message, far above those of any stage.
+const MAX_TEXT: u32 = 1 << 20;
+
+const ALLOCATE: u32 = 0;
+const STEP: u32 = 1;
+const ANSWER: u32 = 0;
+const FAILURE: u32 = 1;
+
+/// A stage failed or cannot be reached.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The connection ended.
+    #[error("the connection ended: {0}")]
+    Io(#[from] io::Error),
+    /// The other end sent something that is not in the protocol.
+    #[error("the other end does not follow the protocol: {0}")]
+    Protocol(String),
+    /// The worker could not do what was requested.
+    #[error("{0}")]
+    Worker(String),
+}
+
+/// Description of a stage, which the worker sends first.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageInfo {
+    /// Version of ferrule.
+    pub version: String,
+    /// Version of the arithmetic of the kernels.
+    pub arithmetic: u32,
+    /// Instruction set.
+    pub isa: String,
+    /// Format of the weights.
+    pub quantization: String,
+    /// Format of keys and values.
+    pub kv_format: String,
+    /// First layer.
+    pub first: usize,
+    /// Layer after the last one.
+    pub end: usize,
+    /// Bytes of a page of each group.
+    pub page_bytes: Vec<u64>,
+    /// Bytes of the weights and vectors.
+    pub weight_bytes: u64,
+    /// Bytes that the worker has for pages.
+    pub kv_budget: u64,
+}
+
+impl StageInfo {
+    /// Describes a stage whose pages may have `kv_budget` bytes.
+    #[must_use]
+    pub fn new(stage: &Stage, kv_budget: u64) -> Self {
+        let (layers, sizes, options) = (stage.layers(), stage.weight_sizes(), stage.options());
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            arithmetic: ARITHMETIC_VERSION,
+            isa: options.isa.name().to_owned(),
+            quantization: options.quantization.name().to_owned(),
+            kv_format: options.kv_format.name().to_owned(),
+            first: layers.start,
+            end: layers.end,
+            page_bytes: stage.kv_groups().iter().map(|group| group.page_bytes).collect(),
+            weight_bytes: sizes.weight_bytes + sizes.vector_bytes,
+            kv_budget,
+        }
+    }
+}
+
+/// A request that a worker has received.
+enum Request {
+    Allocate(Vec<usize>),
+    Step(StageStep, Vec<f32>),
+}
+
+/// Runs a stage for the process at the other end of a connection, until that ends it. A thread receives requests while
+/// the stage computes, so that the other end never waits to send.
+///
+/// # Errors
+/// [`LinkError`] for a request that failed, which the other end is told, and for a connection that ends within a frame.
+pub fn serve_stage(
+    stage: &mut Stage,
+    kv_budget: u64,
+    mut reader: impl Read + Send,
+    mut writer: impl Write,
+    cancel: &Cancel,
+) -> Result<(), LinkError> {
+    let info =
+        serde_json::to_vec(&StageInfo::new(stage, kv_budget)).expect("a description consists of numbers and names");
+    writer.write_all(&(info.len() as u32).to_le_bytes())?;
+    writer.write_all(&info)?;
+    writer.flush()?;
+    let (width, limits) = (stage.input_width(), stage.kv_groups().len());
+    std::thread::scope(|scope| {
+        let (sender, requests) = mpsc::channel();
+        scope.spawn(move || {
+            loop {
+                let request = receive_request(&mut reader, width, limits).transpose();
+                let Some(request) = request else { return };
+                let ends = request.is_err();
+                if sender.send(request).is_err() || ends {
+                    return;
+                }
+            }
+        });
+        let mut output = Vec::new();
+        for request in requests {
+            let done = request.and_then(|request| answer(stage, request, cancel, &mut output));
+            match &done {
+                Ok(()) => write_frame(&mut writer, ANSWER, output.len(), bytemuck::cast_slice(&output))?,
+                Err(error) => {
+                    let message = error.to_string();
+                    write_frame(&mut writer, FAILURE, message.len(), message.as_bytes())?;
+                }
+            }
+            done?;
+        }
+        Ok(())
+    })
+}
+
+/// Does what a request asks for; `output` gets the numbers of the answer.
+fn answer(stage: &mut Stage, request: Request, cancel: &Cancel, output: &mut Vec<f32>) -> Result<(), LinkError> {
+    output.clear();
+    match request {
+        Request::Allocate(pages) => stage.allocate_kv(&pages).map_err(|error| LinkError::Worker(error.to_string())),
+        Request::Step(step, input) => {
+            stage.step(&step, &input, cancel, output).map_err(|error| LinkError::Worker(error.to_string()))
+        }
+    }
+}
+
+/// Receives a request for a stage that reads `width` numbers per token and has `groups` groups; `None` if the
+/// connection ended between two requests.
+fn receive_request(reader: &mut impl Read, width: usize, groups: usize) -> Result<Option<Request>, LinkError> {
+    let mut kind = [0; 4];
+    if reader.read(&mut kind[..1])? == 0 {
+        return Ok(None);
+    }
+    reader.read_exact(&mut kind[1..])?;
+    let [first, second] = [read_word(reader)? as usize, read_word(reader)? as usize];
+    match u32::from_le_bytes(kind) {
+        ALLOCATE if first == groups => {
+            let mut pages = vec![[0; 8]; groups];
+            reader.read_exact(pages.as_flattened_mut())?;
+            let pages = pages.into_iter().map(|pages| usize::try_from(u64::from_le_bytes(pages)).unwrap_or(usize::MAX));
+            Ok(Some(Request::Allocate(pages.collect())))
+        }
+        STEP => {
+            let step = StageStep::from_bytes(&read_bytes(reader, first)?);
+            let step = step.map_err(|error: StepError| LinkError::Protocol(error.to_string()))?;
+            let tokens: usize = step.sequences.iter().map(|sequence| sequence.tokens.len()).sum();
+            let expected = tokens.saturating_mul(width);
+            if second != expected {
+                let what = format!("{second} hidden states for {tokens} tokens, not {expected}");
+                return Err(LinkError::Protocol(what));
+            }
+            let mut input = vec![0.0; expected];
+            reader.read_exact(bytemuck::cast_slice_mut(&mut input))?;
+            Ok(Some(Request::Step(step, input)))
+        }
+        kind => Err(LinkError::Protocol(format!("request {kind} with {first} and {second}"))),
+    }
+}
+
+/// The end of a connection that sends requests.
+pub struct StageLink {
+    reader: Box<dyn Read + Send>,
+    writer: Box<dyn Write + Send>,
+    info: StageInfo,
+}
+
+impl StageLink {
+    /// Receives the description of the stage at the other end.
+    ///
+    /// # Errors
+    /// [`LinkError`].
+    pub fn open(mut reader: Box<dyn Read + Send>, writer: Box<dyn Write + Send>) -> Result<Self, LinkError> {
+        let info = read_text(&mut reader)?;
+        let info = serde_json::from_slice(&info).map_err(|error| LinkError::Protocol(error.to_string()))?;
+        Ok(Self { reader, writer, info })
+    }
+
+    /// Returns the description of the stage.
+    #[must_use]
+    pub fn info(&self) -> &StageInfo {
+        &self.info
+    }
+
+    /// Allocates pages for each group, and waits until that is done.
+    pub(super) fn allocate_kv(&mut self, pages: &[usize]) -> Result<(), LinkError> {
+        let bytes: Vec<u8> = pages.iter().flat_map(|pages| (*pages as u64).to_le_bytes()).collect();
+        self.send(ALLOCATE, pages.len(), 0, &[&bytes])?;
+        self.receive().map(drop)
+    }
+
+    /// Sends a step; the answer is received later.
+    pub(super) fn send_step(&mut self, step: &[u8], input: &[f32]) -> Result<(), LinkError> {
+        self.send(STEP, step.len(), input.len(), &[step, bytemuck::cast_slice(input)])
+    }
+
+    fn send(&mut self, kind: u32, first: usize, second: usize, parts: &[&[u8]]) -> Result<(), LinkError> {
+        for word in [kind, to_word(first)?, to_word(second)?] {
+            self.writer.write_all(&word.to_le_bytes())?;
+        }
+        parts.iter().try_for_each(|part| self.writer.write_all(part))?;
+        Ok(self.writer.flush()?)
+    }
+
+    /// Receives the answer to the oldest request that has none yet.
+    pub(super) fn receive(&mut self) -> Result<Vec<f32>, LinkError> {
+        match read_word(&mut self.reader)? {
+            ANSWER => {
+                let count = read_word(&mut self.reader)? as usize;
+                let bytes = read_bytes(&mut self.reader, count.saturating_mul(size_of::<f32>()))?;
+                Ok(bytemuck::pod_collect_to_vec(&bytes))
+            }
+            FAILURE => Err(LinkError::Worker(String::from_utf8_lossy(&read_text(&mut self.reader)?).into_owned())),
+            kind => Err(LinkError::Protocol(format!("answer {kind}"))),
+        }
+    }
+}
+
+fn to_word(number: usize) -> Result<u32, LinkError> {
+    u32::try_from(number).map_err(|_| LinkError::Protocol(format!("{number} exceeds 32 bits")))
+}
+
+fn write_frame(writer: &mut impl Write, kind: u32, count: usize, bytes: &[u8]) -> Result<(), LinkError> {
+    writer.write_all(&kind.to_le_bytes())?;
+    writer.write_all(&to_word(count)?.to_le_bytes())?;
+    writer.write_all(bytes)?;
+    Ok(writer.flush()?)
+}
+
+fn read_word(reader: &mut impl Read) -> Result<u32, LinkError> {
+    let mut word = [0; 4];
+    reader.read_exact(&mut word)?;
+    Ok(u32::from_le_bytes(word))
+}
+
+/// Reads `count` bytes; allocates no more than have arrived, so that a false count costs nothing.
+fn read_bytes(reader: &mut impl Read, count: usize) -> Result<Vec<u8>, LinkError> {
+    let mut bytes = Vec::new();
+    reader.take(count as u64).read_to_end(&mut bytes)?;
+    if bytes.len() < count {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+    }
+    Ok(bytes)
+}
+
+/// Reads a text after its length.
+fn read_text(reader: &mut impl Read) -> Result<Vec<u8>, LinkError> {
+    let count = read_word(reader)?;
+    if count > MAX_TEXT {
+        return Err(LinkError::Protocol(format!("a text of {count} bytes, above the limit of {MAX_TEXT}")));
+    }
+    read_bytes(reader, count as usize)
+}
