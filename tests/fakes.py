@@ -372,6 +372,7 @@ class Engine:
             {
                 "isa": "fake",
                 "threads": self.options["threads"] or 1,
+                "numa_nodes": 1,
                 "quantization": "int8" if self.options["quantization"] == "auto" else self.options["quantization"],
                 "kv_cache_dtype": self.options["kv_cache_dtype"],
                 "weight_bytes": 20_000_000,

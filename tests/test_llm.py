@@ -515,6 +515,7 @@ def test_progress_and_options_are_passed_to_engine(
         "mmap": True,
         "allow_paging": False,
         "threads": 3,
+        "numa": "auto",
         "max_model_len": 100,
         "kv_cache_dtype": "auto",
         "kv_cache_memory": 1 << 20,

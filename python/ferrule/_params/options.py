@@ -23,6 +23,8 @@ STORED_METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8", "bit
 """Methods of quantized checkpoints that vLLM's programs pass as `quantization`; they have the effect of `auto`."""
 KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16", "int8")
 """Formats of the KV cache; `auto` is f32 with f32 weights, else f16."""
+NUMA = ("auto", "off")
+"""Placement of threads and weights on NUMA nodes."""
 LOAD_FORMATS = ("auto", "dummy")
 """Sources of the weights: the model's files, or random numbers."""
 MAX_THREADS = 1024
@@ -83,6 +85,14 @@ class EngineOptions:
         Integer(1, MAX_THREADS),
         Doc("Number of threads. None: the number of CPUs that affinity and the container's quota allow."),
     ] = None
+    numa: Annotated[
+        str,
+        Choice(NUMA),
+        Doc(
+            "Placement on machines with several NUMA nodes: `auto` divides the threads among the nodes and keeps each "
+            "on its node, with the weights that it reads; `off` leaves both to the system."
+        ),
+    ] = "auto"
     max_model_len: Annotated[
         int | None,
         Integer(1, MAX_COUNT),

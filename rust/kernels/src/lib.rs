@@ -45,6 +45,6 @@ pub use hessian::{CalibrationError, Hessian, InputStatistics};
 pub use matmul::{Product, matmul, matmul_each};
 pub use matrix::{BufferError, LAYOUT_VERSION, PackError, PackedMatrix, RowSource};
 pub use memory::{AllocError, BytesOwner, Scratch, SharedBytes};
-pub use pool::{Exec, Pool, PoolError};
+pub use pool::{Binding, Exec, Pool, PoolError};
 pub use quant::Format;
 pub use rows::{Rows, RowsMut, for_row_chunks};

@@ -1,6 +1,7 @@
 //! Memory for weights, caches and activations: page-aligned, and backed by physical memory only when written.
 
 use std::fmt;
+use std::hint::black_box;
 use std::marker::PhantomData;
 use std::num::NonZeroUsize;
 use std::ops::{Deref, DerefMut, Range};
@@ -8,6 +9,9 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
 use bytemuck::Pod;
+
+use crate::disjoint::Tiles;
+use crate::{Exec, PoolError};
 
 /// Failed memory allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -153,6 +157,32 @@ unsafe fn unmap(start: *mut u8, bytes: usize) {
         // SAFETY: as the caller promised.
         unsafe { libc::munmap(start.cast(), bytes) };
     }
+}
+
+/// Bytes that a task of [`touch_pages`] touches.
+const TOUCHED_BYTES: usize = 1 << 20;
+
+/// Reads a byte of each page on the thread that will compute with it, if a run over all of `bytes` does: the system
+/// places a page of a mapped file on the NUMA node that reads it first.
+///
+/// # Errors
+/// [`PoolError`] if `exec` was cancelled.
+pub fn touch_pages(exec: &Exec<'_>, bytes: &[u8]) -> Result<(), PoolError> {
+    exec.run(bytes.len().div_ceil(TOUCHED_BYTES), |part| {
+        let part = &bytes[part * TOUCHED_BYTES..bytes.len().min((part + 1) * TOUCHED_BYTES)];
+        black_box(part.iter().step_by(SMALL_PAGE).fold(0, |sum, byte| sum ^ byte));
+    })
+}
+
+/// Writes a zero into each page of new memory, on the same threads as [`touch_pages`].
+///
+/// # Errors
+/// [`PoolError`] if `exec` was cancelled.
+pub fn zero_pages(exec: &Exec<'_>, bytes: &mut [u8]) -> Result<(), PoolError> {
+    let parts = Tiles::row_blocks(bytes, 1, TOUCHED_BYTES);
+    exec.run(parts.len(), |part| {
+        parts.take(part).contiguous().iter_mut().step_by(SMALL_PAGE).for_each(|byte| *byte = 0);
+    })
 }
 
 /// Reusable buffer for intermediate results. It grows on demand and is kept from call to call.

@@ -1,13 +1,14 @@
 //! Tests of the thread pool: tasks, cancellation, panics, forks and idle processor time.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ferrule_kernels::arch::Isa;
-use ferrule_kernels::{Cancel, Exec, Pool, PoolError};
+use ferrule_kernels::{Cancel, Exec, Pool, PoolError, machine};
 
 /// Divisor of the number of repetitions.
 const FEWER: usize = if cfg!(miri) { 20 } else { 1 };
@@ -53,9 +54,41 @@ fn each_task_of_each_run_runs_once() {
     }
 }
 
+/// Returns the processors on which the calling thread may run.
+fn processors() -> BTreeSet<usize> {
+    machine::numa_nodes().into_iter().flatten().collect()
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "calls the system")]
+fn threads_stay_on_their_nodes() {
+    let all = processors();
+    // A machine with one processor has it in both nodes.
+    let nodes = [*all.first().unwrap(), *all.last().unwrap()];
+    let pool = Pool::on_nodes(NonZeroUsize::new(2).unwrap(), &nodes.map(|processor| vec![processor]));
+    assert_eq!(pool.nodes(), 2);
+    let found = Mutex::new(BTreeMap::new());
+    // Each task waits until the other one has started, so that each thread runs one.
+    let begun = AtomicUsize::new(0);
+    let job = |task| {
+        found.lock().unwrap().insert(task, processors());
+        begun.fetch_add(1, Ordering::SeqCst);
+        while begun.load(Ordering::SeqCst) < 2 {
+            thread::yield_now();
+        }
+    };
+    let binding = pool.bind_caller();
+    pool.run(2, &job, &Cancel::new()).unwrap();
+    drop(binding);
+    let expected = nodes.map(|processor| BTreeSet::from([processor]));
+    assert_eq!(found.into_inner().unwrap().into_values().collect::<Vec<_>>(), expected);
+    assert_eq!(processors(), all, "the caller is free again");
+    assert!(runs_each_task_once(&pool, 100));
+}
+
 #[test]
 fn all_threads_run_tasks_and_have_names() {
-    let names = std::sync::Mutex::new(std::collections::BTreeSet::new());
+    let names = Mutex::new(BTreeSet::new());
     // Each task waits until the other two have started, so three threads are needed.
     let begun = AtomicUsize::new(0);
     let job = |_| {

@@ -268,6 +268,7 @@ impl Transformer {
     /// Runs a batch through the layers and leaves the residual streams in [`Buffers::residual`]. `input` has what
     /// [`Transformer::copy_boundary`] of the stage before wrote; the first stage reads none.
     pub(crate) fn run_layers(&mut self, batch: Batch<'_>, input: &[f32], cancel: &Cancel) -> Result<(), PoolError> {
+        let _bound = self.pool.bind_caller();
         let Self { spec, stage, weights, layout, memory, buffers, .. } = self;
         let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
         let rows = RaggedRows::new(batch, &spec.ropes, &layout.groups, &mut buffers.ropes);
@@ -361,6 +362,7 @@ impl Transformer {
         cancel: &Cancel,
         logits: &mut Vec<f32>,
     ) -> Result<(), ForwardError> {
+        let _bound = self.pool.bind_caller();
         let numbers = self.last_rows(batch, cancel)?;
         let Self { spec, weights, buffers, .. } = self;
         assert!(numbers == 0 || spec.lm_head.is_some(), "logits of a model that has none");
@@ -379,6 +381,7 @@ impl Transformer {
         cancel: &Cancel,
         hidden: &mut Vec<f32>,
     ) -> Result<(), ForwardError> {
+        let _bound = self.pool.bind_caller();
         let numbers = self.last_rows(batch, cancel)?;
         hidden.clear();
         hidden.extend_from_slice(self.buffers.update.take(numbers));

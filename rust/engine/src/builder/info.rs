@@ -13,7 +13,7 @@ use ferrule_model::{
 use serde::Serialize;
 
 use super::kv_memory::DEFAULT_SHARE;
-use super::{EngineOptions, threads};
+use super::{EngineOptions, pool};
 use crate::{DraftModel, pages};
 
 /// Figures of a model on this machine with given options.
@@ -23,6 +23,8 @@ pub struct ModelFigures {
     pub isa: &'static str,
     /// Number of threads.
     pub threads: usize,
+    /// Number of NUMA nodes that the threads are divided among; 1 if the system places them.
+    pub numa_nodes: usize,
     /// Format of the weights.
     pub quantization: &'static str,
     /// Format of the KV cache.
@@ -150,9 +152,11 @@ impl ModelFigures {
         let paged = || groups.iter().filter(|group| !group.is_state());
         let window =
             |group: &KvGroup| KvWindow { window: group.window(), bytes_per_token: per_token(group.page_bytes) };
+        let pool = pool(options);
         Self {
             isa: isa.name(),
-            threads: threads(options).get(),
+            threads: pool.threads(),
+            numa_nodes: pool.nodes(),
             quantization: quantization.name(),
             kv_cache_dtype: options.kv_format().name(),
             parameters: weights.parameters,

@@ -243,7 +243,7 @@ impl<'a> EngineBuilder<'a> {
         }
         let no_cancel = Cancel::new();
         let isa = isa.map_or_else(Isa::from_environment, Ok)?;
-        let pool = Arc::new(Pool::new(threads(&options)));
+        let pool = Arc::new(pool(&options));
         let loading = Loading { isa, pool, cancel: cancel.unwrap_or(&no_cancel) };
         let max_model_len = options.max_model_len.unwrap_or(model.spec.max_position_embeddings);
         let mut model = loading.load(model, &options, progress.unwrap_or(&mut |_, _| ()))?;
@@ -306,7 +306,7 @@ impl<'a> EngineBuilder<'a> {
         let files = WeightFiles::open(weights.as_deref(), &spec, true)?;
         let source = files.source(false);
         let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source));
-        let pool = Pool::new(threads(&options));
+        let pool = pool(&options);
         let exec = Exec { isa, pool: &pool, cancel: cancel.unwrap_or(&no_cancel) };
         let mut ignored = |_, _| ();
         let progress = progress.unwrap_or(&mut ignored);
@@ -338,6 +338,11 @@ impl Loading<'_> {
 
 fn threads(options: &EngineOptions) -> NonZeroUsize {
     options.threads.and_then(NonZeroUsize::new).unwrap_or_else(machine::cpu_count)
+}
+
+/// Returns the threads of an engine, on the NUMA nodes of the processors that it may use.
+fn pool(options: &EngineOptions) -> Pool {
+    Pool::on_nodes(threads(options), &if options.numa { machine::numa_nodes() } else { Vec::new() })
 }
 
 /// Checks the tokens of a calibration against the vocabulary and the context of the model.

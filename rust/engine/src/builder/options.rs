@@ -44,6 +44,13 @@ const KV_CACHE_DTYPE: Choice<Option<KvFormat>> = Choice {
     name: |format| format.map_or("auto", |each| each.name()),
 };
 
+/// Placement of threads and weights.
+const NUMA: Choice<bool> = Choice {
+    names: || vec!["auto", "off"],
+    named: |name| ["off", "auto"].iter().position(|each| *each == name).map(|is_on| is_on == 1),
+    name: |is_on| if *is_on { "auto" } else { "off" },
+};
+
 parameters! {
     /// Options of an engine: how it loads a model, and how much memory and time it may use.
     #[derive(Debug, Clone, PartialEq)]
@@ -58,6 +65,8 @@ parameters! {
         allow_paging: bool = false, Flag;
         /// Number of threads; default: the processors that the process may use.
         threads: Option<usize> = None, Optional(Integer::new(1, MAX_THREADS));
+        /// Whether threads and weights are placed by NUMA node, if the processors are on several.
+        numa: bool = true, NUMA;
         /// Maximum number of tokens of a sequence, prompt and output together; default: the model's context.
         max_model_len: Option<usize> = None, Optional(Integer::new(1, i64::MAX as i128));
         /// Size of the KV cache in bytes; default: half of the free memory.
@@ -186,6 +195,7 @@ mod tests {
             ("kv_cache_dtype", "8", "one of auto, "),
             ("mmap", "1", "true or false"),
             ("threads", "0", "an integer from 1 to 1024"),
+            ("numa", "\"on\"", "one of auto, off"),
             ("max_model_len", "257", "an integer from 1 to 256"),
             ("max_model_len", "0", "an integer from 1 to "),
             ("kv_cache_memory", "-1", "an integer from 1 to 9223372036854775807"),

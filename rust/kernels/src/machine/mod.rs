@@ -2,11 +2,13 @@
 
 mod cache;
 mod cgroup;
+mod nodes;
 
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
+use crate::pool::affinity;
 use cgroup::{Cgroup, Controller};
 
 /// Returns the number of processors that this process may use: the minimum of its affinity mask and its cgroup CPU
@@ -14,13 +16,20 @@ use cgroup::{Cgroup, Controller};
 /// would be throttled for half of every period, and the first would wait for it.
 #[must_use]
 pub fn cpu_count() -> NonZeroUsize {
-    cpu_count_in(Path::new("/"), affinity())
+    cpu_count_in(Path::new("/"), affinity_count())
 }
 
 /// Returns the total bytes of the last-level caches of the processors that this process may use, or 0 if unknown.
 #[must_use]
 pub fn last_cache_bytes() -> usize {
-    cache::last_level_bytes(Path::new("/"), &allowed_processors())
+    cache::last_level_bytes(Path::new("/"), &affinity::processors())
+}
+
+/// Returns the processors that this process may use, by NUMA node: one list for each node, and
+/// none if the processors are unknown.
+#[must_use]
+pub fn numa_nodes() -> Vec<Vec<usize>> {
+    nodes::by_node(Path::new("/"), &affinity::processors())
 }
 
 /// Returns the bytes of memory that this process can still allocate: the minimum of the available memory of the system,
@@ -95,26 +104,13 @@ fn address_space_limit() -> u64 {
     if found && limit.rlim_cur != libc::RLIM_INFINITY { limit.rlim_cur } else { u64::MAX }
 }
 
-fn affinity() -> NonZeroUsize {
+fn affinity_count() -> NonZeroUsize {
     // SAFETY: reads a system value.
     let online = || unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
     // The mask does not cover machines with more than 1024 processors; fall back to the number of processors online.
-    NonZeroUsize::new(allowed_processors().len())
+    NonZeroUsize::new(affinity::processors().len())
         .or_else(|| usize::try_from(online()).ok().and_then(NonZeroUsize::new))
         .unwrap_or(NonZeroUsize::MIN)
-}
-
-/// Returns the processors in the affinity mask, or none if unknown.
-fn allowed_processors() -> Vec<usize> {
-    // SAFETY: an array of bits, for which all zero bytes are valid; the call gets its size and fills it.
-    let (set, found) = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        let found = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) == 0;
-        (set, found)
-    };
-    // SAFETY: the indices are below the size of the set.
-    let allowed = |processor: &usize| found && unsafe { libc::CPU_ISSET(*processor, &set) };
-    (0..libc::CPU_SETSIZE as usize).filter(allowed).collect()
 }
 
 #[cfg(test)]
@@ -176,7 +172,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_processors_and_memory() {
-        assert!(cpu_count() <= affinity());
+        assert!(cpu_count() <= affinity_count());
         assert!(available_memory() > 1 << 20);
         assert!(last_cache_bytes() < 1 << 40);
     }

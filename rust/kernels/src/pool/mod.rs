@@ -2,23 +2,31 @@
 //!
 //! A forward pass consists of hundreds of short parallel runs, so starting a run must cost less than a microsecond, and
 //! idle threads must not use processor time. Worker threads therefore spin for some tens of microseconds after a run
-//! and then sleep ([`workers`]), and tasks are distributed by work stealing ([`task_ranges`]). This module serializes
-//! runs, restarts the workers after a fork, and executes runs that are too small to share on the calling thread.
+//! and then sleep ([`workers`]), and tasks are distributed by work stealing ([`task_ranges`]). On several NUMA nodes
+//! each thread stays on one of them ([`placement`]). This module serializes runs, restarts the workers after a fork, and
+//! executes runs that are too small to share on the calling thread.
 
+pub(crate) mod affinity;
 mod fork;
+mod placement;
+#[cfg(test)]
+mod placement_tests;
 mod sync;
 mod task_ranges;
 #[cfg(test)]
 mod task_ranges_tests;
 mod workers;
 
+use std::marker::PhantomData;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::{Cancel, arch::Isa};
+use placement::Placement;
 use sync::IN_TASK;
 use workers::{Job, Workers};
 
@@ -57,6 +65,7 @@ pub enum PoolError {
 /// ```
 pub struct Pool {
     threads: NonZeroUsize,
+    placement: Placement,
     /// State of the current process; null before the first parallel run. Replaced but never freed after a fork.
     local: AtomicPtr<ProcessState>,
 }
@@ -76,8 +85,32 @@ impl Pool {
     /// If the system refuses to start that many, the pool uses those that it could start.
     #[must_use]
     pub fn new(threads: NonZeroUsize) -> Self {
+        Self::on_nodes(threads, &[])
+    }
+
+    /// Creates a pool whose threads are divided among NUMA nodes, in proportion to their processors, and stay there.
+    ///
+    /// Nodes are lists of processors, as [`machine::numa_nodes`](crate::machine::numa_nodes) returns them. If there are
+    /// fewer than two, or one has enough processors for all threads, the system places the threads. The callers of
+    /// [`Pool::run`] work for the first node; see [`Pool::bind_caller`].
+    #[must_use]
+    pub fn on_nodes(threads: NonZeroUsize, nodes: &[Vec<usize>]) -> Self {
         fork::watch();
-        Self { threads, local: AtomicPtr::new(null_mut()) }
+        Self { threads, placement: Placement::new(threads.get(), nodes), local: AtomicPtr::new(null_mut()) }
+    }
+
+    /// Returns the number of NUMA nodes that the threads are divided among; 1 if the system places them.
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.placement.nodes()
+    }
+
+    /// Keeps the calling thread on the first node until the result is dropped, for a sequence of runs. Does nothing if
+    /// the system places the threads.
+    pub fn bind_caller(&self) -> Binding {
+        let before = if self.nodes() > 1 { affinity::processors() } else { Vec::new() };
+        self.placement.pin(0);
+        Binding { before, of_thread: PhantomData }
     }
 
     /// Returns the number of threads, including the caller.
@@ -119,7 +152,7 @@ impl Pool {
             generation,
             busy: Mutex::new(false),
             freed: Condvar::new(),
-            workers: Workers::start(self.threads() - 1),
+            workers: Workers::start(self.threads() - 1, &self.placement),
         }));
         match self.local.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: `fresh` was just allocated, and from now on is freed in `drop` only. What it replaces, if
@@ -176,6 +209,23 @@ impl Drop for RunGuard<'_> {
     }
 }
 
+/// Restriction of a thread to the first node of a pool; see [`Pool::bind_caller`].
+#[must_use]
+pub struct Binding {
+    /// Processors on which the thread could run before, or none.
+    before: Vec<usize>,
+    /// A thread restores its own affinity only.
+    of_thread: PhantomData<*const ()>,
+}
+
+impl Drop for Binding {
+    fn drop(&mut self) {
+        if !self.before.is_empty() {
+            affinity::restrict(&self.before);
+        }
+    }
+}
+
 /// Execution context of an operation: instruction set, thread pool and cancel flag.
 ///
 /// # Examples
@@ -212,7 +262,8 @@ impl Exec<'_> {
     }
 
     /// Executes several runs with one synchronization: calls `job(i, task)` for each `task` in `0..counts[i]`, on all
-    /// threads. Neighbouring tasks of a run, then neighbouring runs, go to the same thread.
+    /// threads. Neighbouring tasks of a run, then neighbouring runs, go to the same thread. Each NUMA node gets its
+    /// share of each run.
     ///
     /// # Errors
     /// Same as [`Pool::run`].
@@ -221,16 +272,25 @@ impl Exec<'_> {
         counts: impl IntoIterator<Item = usize>,
         job: impl Fn(usize, usize) + Sync,
     ) -> Result<(), PoolError> {
-        let mut tasks = 0;
-        let begin = |count| {
-            tasks += count;
-            tasks - count
-        };
-        let firsts: Vec<usize> = counts.into_iter().map(begin).collect();
-        self.run(tasks, |task| {
-            // An empty run has the same first task as its successor; the last one of them owns this task.
-            let run = firsts.partition_point(|first| *first <= task) - 1;
-            job(run, task - firsts[run]);
+        let counts: Vec<usize> = counts.into_iter().collect();
+        let parts = parts_by_node(&counts, &self.pool.placement);
+        self.run(counts.iter().sum(), |task| {
+            // An empty part has the same first task as its successor; the last one of them owns this task.
+            let (first, run, part) = &parts[parts.partition_point(|(first, ..)| *first <= task) - 1];
+            job(*run, part.start + task - first);
         })
     }
+}
+
+/// Returns the parts of several runs in the order in which their tasks are numbered: the shares of the first node, then
+/// those of the next. A part has the number of its first task, its run and its tasks within the run.
+fn parts_by_node(counts: &[usize], placement: &Placement) -> Vec<(usize, usize, Range<usize>)> {
+    let mut tasks = 0;
+    let shares = (0..placement.nodes())
+        .flat_map(|node| counts.iter().enumerate().map(move |(run, count)| (run, placement.share(*count, node))));
+    let begin = |(run, part): (usize, Range<usize>)| {
+        tasks += part.len();
+        (tasks - part.len(), run, part)
+    };
+    shares.map(begin).collect()
 }

@@ -2,17 +2,22 @@
 //!
 //! Each worker starts with a contiguous range of tasks: neighbouring tasks touch neighbouring memory, so hardware
 //! prefetches are useful. A worker whose range is empty steals the second half of the largest remaining range, which is
-//! farthest from where its owner works. Slow or preempted cores therefore run fewer tasks.
+//! farthest from where its owner works. It steals from workers of its own node first. Slow or preempted cores therefore
+//! run fewer tasks.
 
 use super::sync::atomic::{AtomicU64, Ordering};
 
 /// Remaining tasks of every worker.
 pub struct TaskRanges(Vec<TaskRange>);
 
-/// Range of tasks of one worker: first and end in the two halves of one word, alone on its cache lines.
-#[derive(Default)]
+/// Range of tasks of one worker, alone on its cache lines.
 #[repr(align(128))]
-struct TaskRange(AtomicU64);
+struct TaskRange {
+    /// First and end in the two halves of one word.
+    word: AtomicU64,
+    /// Node that the worker runs on.
+    node: usize,
+}
 
 /// First and end of a range.
 type Bounds = (u32, u32);
@@ -27,24 +32,24 @@ fn unpack(word: u64) -> Bounds {
 
 impl TaskRange {
     fn get(&self) -> Bounds {
-        unpack(self.0.load(Ordering::Relaxed))
+        unpack(self.word.load(Ordering::Relaxed))
     }
 
     fn set(&self, bounds: Bounds) {
-        self.0.store(pack(bounds), Ordering::Relaxed);
+        self.word.store(pack(bounds), Ordering::Relaxed);
     }
 
     /// Replaces the range if it still equals `seen`. There is no ABA problem: a range never recurs, because its first
     /// task has been taken by then.
     fn replace(&self, seen: Bounds, new: Bounds) -> bool {
-        self.0.compare_exchange_weak(pack(seen), pack(new), Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        self.word.compare_exchange_weak(pack(seen), pack(new), Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 }
 
 impl TaskRanges {
-    /// Creates empty ranges for `threads` workers.
-    pub fn new(threads: usize) -> Self {
-        Self((0..threads).map(|_| TaskRange::default()).collect())
+    /// Creates empty ranges for workers on these nodes.
+    pub fn new(nodes: impl Iterator<Item = usize>) -> Self {
+        Self(nodes.map(|node| TaskRange { word: AtomicU64::new(0), node }).collect())
     }
 
     /// Partitions `0..tasks` among the first `threads` workers. No worker may be taking tasks.
@@ -71,7 +76,11 @@ impl TaskRanges {
                 }
                 continue;
             }
-            let (victim, (first, end)) = self.0.iter().map(|range| (range, range.get())).max_by_key(remaining)?;
+            let preference = |(range, (first, end)): &(&TaskRange, Bounds)| match end.saturating_sub(*first) {
+                0 => (false, 0),
+                remaining => (range.node == own.node, remaining),
+            };
+            let (victim, (first, end)) = self.0.iter().map(|range| (range, range.get())).max_by_key(preference)?;
             if first >= end {
                 return None;
             }
@@ -84,9 +93,4 @@ impl TaskRanges {
             }
         }
     }
-}
-
-/// Number of tasks left in a range.
-fn remaining((_, (first, end)): &(&TaskRange, Bounds)) -> u32 {
-    end.saturating_sub(*first)
 }

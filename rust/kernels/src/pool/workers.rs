@@ -15,6 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::{Arc, PoisonError};
 
+use super::placement::Placement;
 use super::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use super::sync::thread::{self, JoinHandle, Thread};
 use super::sync::{IN_TASK, Mutex, spin_until};
@@ -142,11 +143,11 @@ const fn run_number(state: u64) -> u64 {
 }
 
 impl Workers {
-    /// Starts up to `workers` threads; fewer if the system refuses to create them.
-    pub fn start(workers: usize) -> Self {
+    /// Starts up to `workers` threads, each on its node; fewer if the system refuses to create them.
+    pub fn start(workers: usize, placement: &Placement) -> Self {
         let shared = Arc::new(Shared {
             state: RunState(AtomicU64::new(0)),
-            ranges: TaskRanges::new(workers + 1),
+            ranges: TaskRanges::new((0..=workers).map(|thread| placement.node_of(thread))),
             job: AtomicPtr::new(null_mut()),
             shutdown: AtomicBool::new(false),
             caller_sleeps: AtomicBool::new(false),
@@ -154,10 +155,14 @@ impl Workers {
             asleep: (0..workers).map(|_| AtomicBool::new(false)).collect(),
         });
         let start = |index| {
-            let shared = Arc::clone(&shared);
+            let (shared, placement) = (Arc::clone(&shared), placement.clone());
             // The caller is worker 0.
             let builder = thread::Builder::new().name(format!("ferrule-{}", index + 1));
-            builder.spawn(move || shared.worker_loop(index)).ok()
+            let work = move || {
+                placement.pin(index + 1);
+                shared.worker_loop(index);
+            };
+            builder.spawn(work).ok()
         };
         Self { workers: (0..workers).map_while(start).collect(), shared }
     }

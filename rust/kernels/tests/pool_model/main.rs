@@ -14,12 +14,16 @@ use loom::cell::UnsafeCell;
 use loom::model::Builder;
 use loom::sync::{Condvar, Mutex};
 
-#[allow(dead_code)] // runs on the calling thread and names of threads are not part of the model
+#[allow(dead_code)] // runs on the calling thread and names and places of threads are not part of the model
 mod pool {
     use std::time::Duration;
 
     use super::PoolError;
 
+    #[path = "../../../src/pool/affinity.rs"]
+    pub mod affinity;
+    #[path = "../../../src/pool/placement.rs"]
+    pub mod placement;
     pub mod sync;
     #[path = "../../../src/pool/task_ranges.rs"]
     pub mod task_ranges;
@@ -35,6 +39,7 @@ mod pool {
     const WAIT_INTERVAL: Duration = Duration::from_millis(10);
 }
 
+use pool::placement::Placement;
 use pool::workers::{Job, Workers};
 
 /// Memory that tasks access without atomics or locks. Loom checks that accesses are ordered.
@@ -57,6 +62,11 @@ impl Cells {
         // SAFETY: the pointer is valid; see `Sync`.
         self.0[index].with_mut(|value| unsafe { *value += more });
     }
+}
+
+/// Threads that the system places.
+fn anywhere() -> Placement {
+    Placement::new(1, &[])
 }
 
 /// Runs `check` in all interleavings with at most `preemptions` preemptions.
@@ -83,7 +93,7 @@ fn run(workers: &Workers, tasks: usize, wanted: usize) {
 #[test]
 fn a_worker_joins_runs_and_ends() {
     explore(3, || {
-        let workers = Workers::start(1);
+        let workers = Workers::start(1, &anywhere());
         run(&workers, 2, 1);
         run(&workers, 2, 1);
     });
@@ -92,7 +102,7 @@ fn a_worker_joins_runs_and_ends() {
 #[test]
 fn a_run_wakes_its_workers() {
     explore(2, || {
-        let (workers, cancel) = (Workers::start(1), Cancel::new());
+        let (workers, cancel) = (Workers::start(1, &anywhere()), Cancel::new());
         let (started, changed) = (Mutex::new(0), Condvar::new());
         // Each task waits until the other one has started, so the caller cannot run both.
         let task = |_| {
@@ -111,13 +121,13 @@ fn a_run_wakes_its_workers() {
 
 #[test]
 fn two_workers_join_a_run() {
-    explore(1, || run(&Workers::start(2), 3, 2));
+    explore(1, || run(&Workers::start(2, &anywhere()), 3, 2));
 }
 
 #[test]
 fn workers_that_a_run_does_not_want_may_join_it() {
     explore(1, || {
-        let workers = Workers::start(2);
+        let workers = Workers::start(2, &anywhere());
         run(&workers, 2, 1);
     });
 }
@@ -125,7 +135,7 @@ fn workers_that_a_run_does_not_want_may_join_it() {
 #[test]
 fn a_cancelled_run_ends() {
     explore(3, || {
-        let workers = Workers::start(1);
+        let workers = Workers::start(1, &anywhere());
         let cancel = Arc::new(Cancel::new());
         let task = |_| cancel.cancel();
         let job = Job::new(3, &task, &cancel);

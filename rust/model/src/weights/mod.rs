@@ -17,8 +17,9 @@ mod table;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ferrule_kernels::PackedMatrix;
+use ferrule_kernels::memory::touch_pages;
 use ferrule_kernels::norm::NormWeights;
+use ferrule_kernels::{Exec, PackedMatrix, PoolError};
 
 pub use error::LoadError;
 pub use files::{StoredTypes, WeightFiles};
@@ -124,6 +125,19 @@ pub(crate) struct Weights<M = PackedMatrix> {
     pub classifier: Option<Classifier<M>>,
     /// Projections from the pooled hidden state of a text to its embedding.
     pub text_projections: Vec<Linear<M>>,
+}
+
+impl Weights {
+    /// Has the pages of mapped weights read by threads of the NUMA node that computes with them. Pages of the file that
+    /// are in memory already stay where they are.
+    pub fn place(&self, exec: &Exec<'_>) -> Result<(), PoolError> {
+        if exec.pool.nodes() == 1 {
+            return Ok(());
+        }
+        let tensors = self.tensors();
+        let mapped = tensors.matrices.iter().filter(|matrix| matrix.shared_bytes() > 0);
+        mapped.flat_map(|matrix| matrix.buffers()).try_for_each(|bytes| touch_pages(exec, bytes))
+    }
 }
 
 /// Classifier: from the pooled hidden state of a text to its scores.

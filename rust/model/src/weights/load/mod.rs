@@ -62,7 +62,13 @@ impl<'a> Loader<'a> {
         if let Some(available) = self.source.memory_limit().filter(|available| total > *available) {
             return Err(LoadError::Weights { needs: total, available });
         }
-        self.weights(&mut Pack { exec, done: 0, total, progress, sites: Vec::new() })
+        let _bound = exec.pool.bind_caller();
+        let weights = self.weights(&mut Pack { exec, done: 0, total, progress, sites: Vec::new() })?;
+        // Without a limit they may exceed the memory, and reading all of them would be in vain.
+        if self.source.memory_limit().is_some() {
+            weights.place(&exec)?;
+        }
+        Ok(weights)
     }
 
     /// Returns the sizes of all weights; reads only the headers of the files.

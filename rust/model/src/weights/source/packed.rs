@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ferrule_formats::{PackedErrorKind, PackedFile};
 use ferrule_kernels::arch::LANES;
-use ferrule_kernels::{BufferError, Exec, Format, PackError, PackedMatrix, SharedBytes, machine};
+use ferrule_kernels::{BufferError, Exec, Format, PackError, PackedMatrix, SharedBytes, machine, memory};
 
 use super::{MatrixRequest, VectorReader, WeightSource};
 use crate::quantization::Quantization;
@@ -136,6 +136,9 @@ pub(in crate::weights) fn matrix(
     }
     PackedMatrix::filled(bands, columns, |bytes| {
         let range = ranges.next().expect("a range for each buffer");
+        if exec.pool.nodes() > 1 {
+            memory::zero_pages(exec, bytes)?;
+        }
         for (begin, bytes) in range.step_by(READ_BYTES).zip(bytes.chunks_mut(READ_BYTES)) {
             if exec.cancel.poll() {
                 return Err(LoadError::Cancelled);
