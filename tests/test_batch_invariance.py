@@ -30,6 +30,8 @@ CASES = [("tiny", formats) for formats in FORMATS] + [
     ("qwen2_moe", ("int4", "f16")),
     ("llama_dynamic", ("f32", "f16")),
     ("phi3_longrope", ("int8", "f16")),
+    ("deepseek_v4", ("f32", "f32")),
+    ("deepseek_v4", ("int8", "int8")),
     ("glm_moe_dsa", ("f32", "f16")),
     ("glm_moe_dsa", ("int4", "int8")),
     ("lfm2", ("f32", "f16")),

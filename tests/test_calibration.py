@@ -27,12 +27,12 @@ GOLDEN = Path(__file__).parent / "golden" / "logits"
 FAMILIES = ("llama", "gpt2", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "opt")
 """Golden cases with all kinds of attention, experts, latent attention, parallel blocks and learned positions."""
 VARIANTS = (
-    *("gemma3n", "gemma4_e", "gemma4_moe", "glm_moe_dsa", "kimi_linear", "minimax", "minimax_m3", "qwen4_exp"),
-    *("recurrent_gemma", "rwkv", "zamba2"),
+    *("deepseek_v4", "gemma3n", "gemma4_e", "gemma4_moe", "glm_moe_dsa", "kimi_linear", "minimax", "minimax_m3"),
+    *("qwen4_exp", "recurrent_gemma", "rwkv", "zamba2"),
 )
-"""Variants with several residual streams, layers that share keys and values, per-layer embeddings, experts beside a
-dense network, indexers whose choices layers share, low-rank projections, lightning attention, embeddings of n-grams,
-RG-LRUs, RWKV 4, and layers that share weights."""
+"""Variants with compressed entries and experts by token id, several residual streams, layers that share keys and
+values, per-layer embeddings, experts beside a dense network, indexers whose choices layers share, low-rank projections,
+lightning attention, embeddings of n-grams, RG-LRUs, RWKV 4, and layers that share weights."""
 STDLIB = Path(sysconfig.get_path("stdlib"))
 SCORED = ("textwrap.py", "fractions.py", "reprlib.py", "linecache.py")
 """Files that were excluded from training."""

@@ -409,6 +409,20 @@ def test_descriptions_of_streams_and_ngrams() -> None:
     assert frame_words(layer).endswith(f"1 block on all streams; {mean}; {mean}")
 
 
+def test_descriptions_of_compressed_entries_and_mixed_streams() -> None:
+    spec = read_model_files(GOLDEN.parent / "variants" / "deepseek_v4").spec
+    hashed, _, sparse = spec.layers
+    kind, words = mixer_words(sparse.block("compressed_attention").mixer, spec.ropes)
+    assert kind == "attention"
+    assert words == (
+        "4 heads of 16, keys are values; queries of rank 32; RoPE of 8 dimensions, base 160,000, interleaved pairs; "
+        "window of 32; 8 entries of 4 tokens, overlapping; sinks; output of 2 groups of rank 16"
+    )
+    mix = "1 block from a weighted sum of all streams to their mix (20 iterations)"
+    assert frame_words(sparse).endswith(f"{mix}; {mix}")
+    assert "experts by token id" in mixer_words(hashed.block("ffn").mixer, spec.ropes)[1]
+
+
 @pytest.mark.native
 @pytest.mark.parametrize("case", sorted(path.name for path in GOLDEN.iterdir()))
 def test_every_golden_model_is_described(case: str, capsys: pytest.CaptureFixture[str]) -> None:

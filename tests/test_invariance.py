@@ -32,6 +32,7 @@ MODELS = {
         )
     },
     "kimi_linear": GOLDEN.parent / "variants" / "kimi_linear",  # delta nets with a decay by key
+    "deepseek_v4": GOLDEN.parent / "variants" / "deepseek_v4",  # compressed entries, mixed streams, experts by token
     "glm_moe_dsa": GOLDEN.parent / "variants" / "glm_moe_dsa",  # tokens that an indexer chose, shared by layers
     "minimax_m3": GOLDEN.parent / "variants" / "minimax_m3",  # a choice of blocks for each key-value head
     "gemma3n": GOLDEN.parent / "variants" / "gemma3n",  # several residual streams, sparse gates

@@ -27,6 +27,7 @@ CASES = [("tiny", (weights, kv)) for weights in ("f32", "int8", "int4") for kv i
     ("gpt_oss", ("int8", "int8")),
     ("bloom", ("f32", "f16")),
     ("llama_dynamic", ("f32", "f16")),
+    ("deepseek_v4", ("int8", "int8")),
     ("glm_moe_dsa", ("f32", "f16")),
     ("glm_moe_dsa", ("int4", "int8")),
     ("lfm2", ("f32", "f16")),

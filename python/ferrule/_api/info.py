@@ -16,7 +16,7 @@ from ferrule._loading.quantized import conversion_words, stored_words
 from ferrule._params.options import LOAD_FORMATS, QUANTIZATIONS, EngineOptions
 from ferrule._text.tokenizer import Tokenizer
 from ferrule._validation import check_choice
-from ferrule.archs.spec import Attention, Layer, ModelSpec
+from ferrule.archs.spec import Attention, CompressedAttention, Layer, ModelSpec
 
 if TYPE_CHECKING:
     from ferrule._text.parsers.families import ReasoningFamily, ToolCallFamily
@@ -216,7 +216,7 @@ class _Measured:
 def _group_facts(spec: ModelSpec, group: LayerGroup) -> dict[str, Any]:
     layer: dict[str, Any] = json.loads(json.dumps(asdict(group.layer)))  # lists for tuples
     for block, facts in zip(group.layer.blocks, layer["blocks"], strict=True):
-        if isinstance(block.mixer, Attention) and block.mixer.rope is not None:
+        if isinstance(block.mixer, Attention | CompressedAttention) and block.mixer.rope is not None:
             facts["mixer"]["rope"] = asdict(spec.ropes[block.mixer.rope])
     return {"layers": list(group.layers), "layer": layer}
 

@@ -8,6 +8,7 @@ from ferrule.archs.spec import (
     Alternating,
     Attention,
     Clamp,
+    CompressedAttention,
     DeltaNet,
     Dense,
     Experts,
@@ -35,6 +36,7 @@ from ferrule.archs.spec import (
     RwkvTimeMix,
     ShortConvolution,
     Side,
+    Sinkhorn,
     Span,
     Xielu,
 )
@@ -49,6 +51,8 @@ def mixer_words(mixer: Mixer, ropes: Sequence[Rope]) -> tuple[str, str]:
     match mixer:
         case Attention():
             kind, words = "attention", _attention(mixer, ropes)
+        case CompressedAttention():
+            kind, words = "attention", _compressed_attention(mixer, ropes)
         case Dense():
             kind, words = "network", [_dense(mixer)]
         case Experts():
@@ -112,6 +116,20 @@ def _attention(attention: Attention, ropes: Sequence[Rope]) -> Iterator[str]:
     ]
     if biases:
         yield f"biases on {' and '.join(biases)}"
+
+
+def _compressed_attention(attention: CompressedAttention, ropes: Sequence[Rope]) -> Iterator[str]:
+    yield f"{count_words(attention.heads, 'head')} of {attention.head_dim:,}, keys are values"
+    yield f"queries of rank {attention.query_rank:,}"
+    yield _rotation(ropes[attention.rope], attention.head_dim)
+    yield f"window of {attention.window:,}"
+    if attention.compression is not None:
+        block, indexer = attention.compression.block, attention.compression.indexer
+        chosen = "all" if indexer is None else f"{indexer.entries:,}"
+        overlap = ", overlapping" if attention.compression.overlap else ""
+        yield f"{chosen} entries of {count_words(block, 'token')}{overlap}"
+    yield "sinks"
+    yield f"output of {count_words(attention.output_groups, 'group')} of rank {attention.output_rank:,}"
 
 
 def _recurrent(mixer: RecurrentMixer) -> tuple[str, Iterable[str]]:
@@ -205,7 +223,10 @@ def _head_norm(norm: HeadNorm) -> str:
 
 def _rope(rope: Rope, attention: Attention) -> str:
     projections = attention.projections
-    whole = projections.key_dim if isinstance(projections, HeadProjections) else projections.rope_dim
+    return _rotation(rope, projections.key_dim if isinstance(projections, HeadProjections) else projections.rope_dim)
+
+
+def _rotation(rope: Rope, whole: int) -> str:
     part = "" if rope.rotary_dim == whole else f" of {rope.rotary_dim} dimensions"
     pairs = ", interleaved pairs" if rope.interleaved else ""
     scaling = "" if isinstance(rope.scaling, NoScaling) else f", {rope.scaling.type} scaling"
@@ -240,6 +261,8 @@ def _router(router: Router) -> str:
     parts = [router.scoring.replace("_", " ")]
     if router.groups > 1:
         parts.append(f"{router.groups_chosen} of {router.groups} groups")
+    if router.token_experts:
+        parts.append("experts by token id")
     if router.correction_bias:
         parts.append("correction bias")
     if router.normalize:
@@ -290,6 +313,8 @@ def _span(span: Span) -> str:
             words = f"from stream {stream} to the others"
         case Gated(rank=rank):
             words = f"from a gated mean of all streams (rank {rank:,}) to each of them"
+        case Sinkhorn(iterations=iterations):
+            words = f"from a weighted sum of all streams to their mix ({count_words(iterations, 'iteration')})"
         case Joined():
             words = "on all streams"
     return f"{blocks} {words}"

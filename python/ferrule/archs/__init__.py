@@ -27,6 +27,7 @@ from ferrule.archs.config import Config
 from ferrule.archs.cwm import cwm
 from ferrule.archs.deepseek_v2 import deepseek_v2
 from ferrule.archs.deepseek_v3 import deepseek_v3
+from ferrule.archs.deepseek_v4 import deepseek_v4
 from ferrule.archs.dots1 import dots1
 from ferrule.archs.ernie4_5 import ernie4_5
 from ferrule.archs.ernie4_5_moe import ernie4_5_moe
@@ -162,6 +163,7 @@ REGISTRY = (
     Architecture("Cwm", "cwm", cwm),
     Architecture("DeepseekV2", "deepseek_v2", deepseek_v2),
     Architecture("DeepseekV3", "deepseek_v3", deepseek_v3),
+    Architecture("DeepseekV4", "deepseek_v4", deepseek_v4),
     Architecture("Dots1", "dots1", dots1),
     Architecture("Ernie4_5", "ernie4_5", ernie4_5),
     Architecture("Ernie4_5_Moe", "ernie4_5_moe", ernie4_5_moe),

@@ -13,6 +13,7 @@ from ferrule.archs.spec import (
     Attention,
     Block,
     Classifier,
+    CompressedAttention,
     DeltaNet,
     Dense,
     Experts,
@@ -42,10 +43,12 @@ from ferrule.archs.spec import (
     RwkvTimeMix,
     ShortConvolution,
     Side,
+    Sinkhorn,
     Span,
     Stack,
     Streams,
     Tensor,
+    Weighted,
 )
 
 
@@ -195,6 +198,8 @@ def _mixer_roles(mixer: Mixer) -> Iterator[str]:
     match mixer:
         case Attention():
             roles = _attention_roles(mixer)
+        case CompressedAttention():
+            roles = _compressed_roles(mixer)
         case Dense():
             roles = _dense_roles(mixer)
         case Experts():
@@ -272,6 +277,25 @@ def _indexer_roles(indexer: Indexer) -> Iterator[str]:
     yield from _norm_roles("k_norm", indexer.k_norm)
 
 
+def _compressed_roles(attention: CompressedAttention) -> Iterator[str]:
+    norm, compression = attention.norm, attention.compression
+    yield from (
+        "q_a.weight",
+        *_norm_roles("q_a_norm", norm),
+        "q_b.weight",
+        *_norm_roles("q_norm", attention.query_norm),
+    )
+    yield from ("kv.weight", *_norm_roles("kv_norm", norm), "sinks.weight")
+    if compression is not None:
+        yield from (f"compressor.{role}.weight" for role in ("values", "gates", "bias"))
+        yield from _norm_roles("compressor.norm", norm)
+        if compression.indexer is not None:
+            yield from (f"indexer.{role}.weight" for role in ("q", "weights", "values", "gates", "bias"))
+            yield from _norm_roles("indexer.norm", norm)
+    yield from (f"output_{group}.weight" for group in range(attention.output_groups))
+    yield "output.weight"
+
+
 def _convolution_roles(convolution: ShortConvolution) -> Iterator[str]:
     for role in ("b", "c", "x", "kernel", "output"):
         yield from _projection_roles(role, bias=convolution.bias)
@@ -337,6 +361,8 @@ def _span_roles(span: Span) -> Iterator[str]:
         case Gated() as gated:
             yield from _gated_roles(gated)
             yield "inject.weight"
+        case Sinkhorn() as sinkhorn:
+            yield from _weighted_roles(sinkhorn)
         case Joined():
             pass
 
@@ -346,12 +372,19 @@ def _gated_roles(gated: Gated) -> Iterator[str]:
     yield from ("down.weight", "up.weight")
 
 
+def _weighted_roles(weighted: Weighted | Sinkhorn) -> Iterator[str]:
+    yield from _norm_roles("norm", weighted.norm)
+    yield from ("mix.weight", "base.weight", "scale.weight")
+
+
 def _end_roles(streams: Streams) -> Iterator[str]:
     match streams.ends:
         case ProjectedEnds():
             yield from (f"streams.{end}.{n}.weight" for end in ("begin", "end") for n in range(1, streams.count))
         case Gated() as gated:
             yield from (f"streams.end.{role}" for role in _gated_roles(gated))
+        case Weighted() as weighted:
+            yield from (f"streams.end.{role}" for role in _weighted_roles(weighted))
 
 
 def _rg_lru_roles(rg_lru: RgLru) -> Iterator[str]:
@@ -388,6 +421,8 @@ def _expert_roles(experts: Experts) -> Iterator[str]:
         yield "router.scales"
     if experts.router.correction_bias:
         yield "router.correction_bias"
+    if experts.router.token_experts:
+        yield "router.token_experts"
     for expert in range(experts.experts):
         yield from (f"experts.{expert}.{role}" for role in _dense_roles(experts.expert))
     if experts.shared is not None:

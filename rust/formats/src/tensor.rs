@@ -35,6 +35,15 @@ impl<'a> Tensor<'a> {
         self.bytes
     }
 
+    /// Returns an element of a tensor of 32-bit or 64-bit integers; `None` for other types, and past the end.
+    pub fn integer(&self, index: usize) -> Option<i64> {
+        match self.dtype {
+            Dtype::I32 => self.bytes.as_chunks().0.get(index).map(|bytes| i32::from_le_bytes(*bytes).into()),
+            Dtype::I64 => self.bytes.as_chunks().0.get(index).map(|bytes| i64::from_le_bytes(*bytes)),
+            _ => None,
+        }
+    }
+
     /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()

@@ -54,7 +54,7 @@ fn all(group: &mut BenchmarkGroup<'_, WallTime>, exec: &Exec<'_>, count: impl Fn
     let n = count(bytes_of(2 * HIDDEN + HEAD_DIM));
     let (mut x, cos, sin) = (vec![0.5; n * HIDDEN], vec![0.8; n * HEAD_DIM / 2], vec![0.6; n * HEAD_DIM / 2]);
     let (heads, head_dim) = (HIDDEN / HEAD_DIM, HEAD_DIM);
-    let rope = Rope { heads, head_dim, rotary_dim: head_dim, interleaved: false, cos: &cos, sin: &sin };
+    let rope = Rope { heads, head_dim, first: 0, rotary_dim: head_dim, interleaved: false, cos: &cos, sin: &sin };
     bench("rope", bytes_of(n * (2 * HIDDEN + HEAD_DIM)), &mut || {
         rope_in_place(exec, RowsMut::new(&mut x, HIDDEN, 0), &rope).unwrap();
     });
@@ -65,7 +65,7 @@ fn all(group: &mut BenchmarkGroup<'_, WallTime>, exec: &Exec<'_>, count: impl Fn
     for (name, gating) in [
         ("silu, gated", Gating::Plain(Activation::Silu)),
         ("gelu, gated", Gating::Plain(Activation::Gelu)),
-        ("silu, clamped", Gating::Clamped { alpha: 1.702, limit: 7.0 }),
+        ("silu, clamped", Gating::Clamped { alpha: 1.702, limit: 7.0, offset: 1.0 }),
     ] {
         bench(name, bytes_of(3 * n * FFN), &mut || gated(exec, &gate_up, FFN, gating, &mut out).unwrap());
     }

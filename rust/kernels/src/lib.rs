@@ -13,6 +13,7 @@ pub mod attention;
 mod cancel;
 pub mod disjoint;
 pub mod elementwise;
+pub mod entries;
 #[cfg(test)]
 #[path = "../tests/guard/mod.rs"]
 mod guard;

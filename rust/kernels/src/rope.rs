@@ -11,7 +11,9 @@ pub struct Rope<'a> {
     pub heads: usize,
     /// Columns of a head.
     pub head_dim: usize,
-    /// Number of leading columns of a head that are rotated; even. The other columns are unchanged.
+    /// First column of a head that is rotated.
+    pub first: usize,
+    /// Number of columns of a head that are rotated; even. The other columns are unchanged.
     pub rotary_dim: usize,
     /// Whether pairs are columns 2i and 2i + 1, as in the paper (GPT-J style), rather than i and i + `rotary_dim` / 2,
     /// as in GPT-NeoX and in Llama checkpoints of Hugging Face.
@@ -36,9 +38,10 @@ pub fn rope_in_place(exec: &Exec<'_>, x: RowsMut<'_>, rope: &Rope<'_>) -> Result
     let width = rope.heads * rope.head_dim;
     assert!(column + width <= stride, "columns {column}..{} are out of bounds for rows of {stride}", column + width);
     assert!(
-        rope.rotary_dim.is_multiple_of(2) && rope.rotary_dim <= rope.head_dim,
-        "rotary_dim must be even and <= head_dim ({}), got {}",
+        rope.rotary_dim.is_multiple_of(2) && rope.first + rope.rotary_dim <= rope.head_dim,
+        "rotary_dim must be even and <= head_dim - first ({} - {}), got {}",
         rope.head_dim,
+        rope.first,
         rope.rotary_dim
     );
     assert!(
@@ -73,7 +76,7 @@ impl Kernel for Rotate<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         for head in self.row.chunks_exact_mut(self.rope.head_dim) {
-            let rotated = &mut head[..self.rope.rotary_dim];
+            let rotated = &mut head[self.rope.first..][..self.rope.rotary_dim];
             if self.rope.interleaved {
                 let (pairs, _) = rotated.as_chunks_mut::<2>();
                 for ((pair, cos), sin) in pairs.iter_mut().zip(self.cos).zip(self.sin) {

@@ -151,11 +151,11 @@ fn check_rope(rows: usize, heads: usize, half: usize, rest: usize, seed: u32) {
     let angle = |i: usize| (i * 7 % 1000) as f32;
     let cos = Guarded::new(&(0..rows * half).map(|i| angle(i).cos()).collect::<Vec<_>>());
     let sin = Guarded::new(&(0..rows * half).map(|i| angle(i).sin()).collect::<Vec<_>>());
-    for interleaved in [false, true] {
+    for (interleaved, skipped) in [(false, 0), (true, rest), (false, rest / 2)] {
         let mut wanted = wide(&x);
         for (row, wanted) in wanted.chunks_mut(stride).enumerate() {
             for head in 0..heads {
-                let head = &mut wanted[first + head * dim..][..dim];
+                let head = &mut wanted[first + head * dim + skipped..][..2 * half];
                 for pair in 0..half {
                     let (a, b) = if interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + half) };
                     let (cos, sin) = (f64::from(cos[row * half + pair]), f64::from(sin[row * half + pair]));
@@ -163,7 +163,8 @@ fn check_rope(rows: usize, heads: usize, half: usize, rest: usize, seed: u32) {
                 }
             }
         }
-        let rope = Rope { heads, head_dim: dim, rotary_dim: 2 * half, interleaved, cos: &cos, sin: &sin };
+        let rope =
+            Rope { heads, head_dim: dim, first: skipped, rotary_dim: 2 * half, interleaved, cos: &cos, sin: &sin };
         check(&x, &wanted, 1e-6, |exec, x| rope_in_place(exec, RowsMut::new(x, stride, first), &rope));
     }
 }
@@ -180,7 +181,10 @@ const ACTIVATIONS: [Activation; 9] = [
     Activation::Xielu { alpha_p: 0.9, alpha_n: 0.8, beta: 0.5, eps: -1e-6 },
 ];
 
-const GPT_OSS: Gating = Gating::Clamped { alpha: 1.702, limit: 1.5 };
+const CLAMPED: [Gating; 2] = [
+    Gating::Clamped { alpha: 1.702, limit: 1.5, offset: 1.0 },
+    Gating::Clamped { alpha: 1.0, limit: 0.5, offset: 0.0 },
+];
 
 /// Computes an activation in f64. GELU and its tanh approximation share an oracle: they differ by at most 5e-4, and the
 /// tests of [`crate::math`] distinguish them.
@@ -205,10 +209,10 @@ fn activation_oracle(activation: Activation, x: f64) -> f64 {
 fn gating_oracle(gating: Gating, gate: f64, up: f64) -> f64 {
     match gating {
         Gating::Plain(activation) => activation_oracle(activation, gate) * up,
-        Gating::Clamped { alpha, limit } => {
-            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+        Gating::Clamped { alpha, limit, offset } => {
+            let [alpha, limit, offset] = [alpha, limit, offset].map(f64::from);
             let gate = gate.min(limit);
-            (up.clamp(-limit, limit) + 1.0) * gate / (1.0 + (-alpha * gate).exp())
+            (up.clamp(-limit, limit) + offset) * gate / (1.0 + (-alpha * gate).exp())
         }
     }
 }
@@ -216,7 +220,7 @@ fn gating_oracle(gating: Gating, gate: f64, up: f64) -> f64 {
 fn check_activations(rows: usize, width: usize, seed: u32) {
     let gate_up = numbers(rows * 2 * width, seed);
     let out = vec![f32::NAN; rows * width];
-    for gating in ACTIVATIONS.map(Gating::Plain).into_iter().chain([GPT_OSS]) {
+    for gating in ACTIVATIONS.map(Gating::Plain).into_iter().chain(CLAMPED) {
         let wanted: Vec<f64> = gate_up
             .chunks(2 * width)
             .flat_map(|row| (0..width).map(|i| gating_oracle(gating, row[i].into(), row[width + i].into())))
@@ -330,7 +334,7 @@ fn nan_propagates_to_its_own_element_only() {
         assert!(bits(&x, |exec, x| softcap(exec, x, 2.0)).iter().all(|out| is_alone(out)), "at {at}");
         let clipped = bits(&x, |exec, x| clip(exec, RowsMut::new(x, WIDTH, 0), WIDTH, 0.5));
         assert!(clipped.iter().all(|out| is_alone(out)), "at {at}");
-        for gating in ACTIVATIONS.map(Gating::Plain).into_iter().chain([GPT_OSS]) {
+        for gating in ACTIVATIONS.map(Gating::Plain).into_iter().chain(CLAMPED) {
             for half in [0, WIDTH] {
                 let mut gate_up = clean.to_vec();
                 gate_up[half + at] = f32::NAN;
@@ -358,7 +362,7 @@ fn rows_are_batch_invariant() {
         (&|exec, _, out| rms_norm_heads(exec, RowsMut::new(out, WIDTH, 1), 2, 20, of_heads), WIDTH, 1),
         (&|exec, _, out| layer_norm_heads(exec, RowsMut::new(out, WIDTH, 1), 2, 20, of_heads), WIDTH, 1),
         (&|exec, _, out| l2_norm_heads(exec, RowsMut::new(out, WIDTH, 1), 2, 20, EPS, 0.3), WIDTH, 1),
-        (&|exec, x, out| gated(exec, x, WIDTH, GPT_OSS, out), WIDTH, 2),
+        (&|exec, x, out| gated(exec, x, WIDTH, CLAMPED[0], out), WIDTH, 2),
         (&|exec, x, out| apply_gate(exec, out, WIDTH, Rows::new(x, WIDTH, 0), Activation::Silu), WIDTH, 1),
         (&|exec, _, out| clip(exec, RowsMut::new(out, WIDTH, 1), 40, 0.5), WIDTH, 1),
         (&|exec, _, out| activate(exec, out, Activation::GeluQuick), 7, 1),

@@ -30,10 +30,11 @@ pub use batch::{
 pub use calibrate::calibrate_into;
 pub use limits::SpecError;
 pub use mixers::{
-    AttentionSpec, ClampSpec, DecaySpec, DeltaNetSpec, DenseSpec, ExpertsSpec, GroupScore, HeadProjections,
-    IndexerChoice, IndexerKeys, IndexerSpec, LatentProjections, LaurelSpec, LightningAttentionSpec, Mamba2Spec,
-    MambaSpec, MixerSpec, NgramEmbeddingSpec, OutputGate, PerLayerEmbeddingSpec, ProjectionSpec, ProjectionsSpec,
-    QueryGrowth, RgLruSpec, RouterSpec, RwkvChannelMixSpec, RwkvTimeMixSpec, Scoring, ShortConvolutionSpec, XieluSpec,
+    AttentionSpec, ClampSpec, CompressedAttentionSpec, CompressionSpec, DecaySpec, DeltaNetSpec, DenseSpec,
+    EntryIndexerSpec, ExpertsSpec, GroupScore, HeadProjections, IndexerChoice, IndexerKeys, IndexerSpec,
+    LatentProjections, LaurelSpec, LightningAttentionSpec, Mamba2Spec, MambaSpec, MixerSpec, NgramEmbeddingSpec,
+    OutputGate, PerLayerEmbeddingSpec, ProjectionSpec, ProjectionsSpec, QueryGrowth, RgLruSpec, RouterSpec,
+    RwkvChannelMixSpec, RwkvTimeMixSpec, Scoring, ShortConvolutionSpec, XieluSpec,
 };
 pub use needs::{Needs, buffer_bytes, measure};
 pub use quantization::Quantization;
@@ -46,6 +47,9 @@ pub use stage::{
     LastOutput, LinkError, PageCopy, Pipeline, PipelineError, Stage, StageError, StageInfo, StageLink, StageRunError,
     StageSequence, StageStep, StepError, divide_layers, serve_stage,
 };
-pub use streams::{AlternatingSpec, GatedSpec, SideSpec, SpanSpec, StreamEndsSpec, StreamMixSpec, StreamsSpec};
+pub use streams::{
+    AlternatingSpec, GatedSpec, SideSpec, SinkhornSpec, SpanSpec, StreamEndsSpec, StreamMixSpec, StreamsSpec,
+    WeightedSpec,
+};
 pub use transformer::{LoadOptions, Transformer};
 pub use weights::{LoadError, Progress, Source, StoredTypes, WeightFiles, WeightSizes, open_packed, pack_into};

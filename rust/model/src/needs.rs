@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use ferrule_kernels::indexer;
 use ferrule_kernels::kv::KvFormat;
 
 use crate::batch::KvGroup;
@@ -67,8 +66,7 @@ pub fn buffer_bytes(spec: &ModelSpec, rows: usize, logit_rows: usize) -> u64 {
         let floats = mixer.buffer_floats(hidden, rows);
         within.entry(mixer.name()).and_modify(|most: &mut usize| *most = floats.max(*most)).or_insert(floats);
     }
-    let indexers = spec.layers.iter().flat_map(|layer| layer.attentions()).filter_map(|a| a.indexer.as_ref());
-    let choices = indexers.map(|indexer| indexer::buffer_bytes(rows, indexer.sets(), spec.max_position_embeddings));
+    let choices = mixers().map(|mixer| mixer.choice_bytes(rows, spec.max_position_embeddings));
     let blocks = spec.layers.iter().flat_map(|layer| &layer.blocks);
     let inputs = blocks.map(|block| block.mixer.longest_input(block.input.columns(hidden))).max().unwrap_or(0);
     let embedding = if spec.reads_embedding(0) { hidden } else { 0 };

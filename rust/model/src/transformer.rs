@@ -297,7 +297,7 @@ impl Transformer {
             }
         }
         let (causal, ropes, tables) = (spec.causal, &spec.ropes, &weights.tables);
-        let pass = MixerPass { exec, width, causal, ropes, rows: &rows, embedding, tables, adapters, place: None };
+        let pass = MixerPass { exec, width, causal, ropes, rows: &rows, embedding, tables, adapters, places: &[] };
         for (index, layer) in stage.range().zip(&weights.layers) {
             run_layer(
                 &pass,

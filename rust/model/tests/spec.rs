@@ -116,6 +116,25 @@ fn hyper() -> Value {
     spec
 }
 
+/// Returns the spec with attention to compressed entries, and streams that are mixed, in its layers.
+fn compressed() -> Value {
+    let mut spec = spec();
+    let norm = spec["final_norm"].clone();
+    let bare = json!({"type": "rms", "eps": 1e-6, "weight_offset": 0.0, "weight": false});
+    spec["streams"] = json!({"count": 3, "ends": {"type": "weighted", "norm": bare, "eps": 1e-6}});
+    for layer in spec["layers"].as_array_mut().unwrap() {
+        let mix = json!({"type": "sinkhorn", "norm": bare, "eps": 1e-6, "iterations": 20});
+        layer["spans"] = json!([{"name": "attention_streams", "blocks": 1, "mix": mix},
+            {"name": "ffn_streams", "blocks": 1, "mix": mix}]);
+        layer["blocks"][0]["mixer"] = json!({
+            "type": "compressed_attention", "heads": 4, "head_dim": 16, "scale": 0.25, "window": 32, "query_rank": 24,
+            "norm": norm, "query_norm": bare, "rope": 0, "output_groups": 2, "output_rank": 8,
+            "compression": {"block": 4, "overlap": true, "indexer": {"heads": 2, "head_dim": 16, "entries": 8}},
+        });
+    }
+    spec
+}
+
 fn with(path: &str, value: Value) -> Result<ModelSpec, SpecError> {
     changed(spec(), path, value)
 }
@@ -137,6 +156,7 @@ fn a_complete_spec_is_read() {
     assert!(ModelSpec::from_json(&per_layer().to_string()).is_ok());
     assert!(ModelSpec::from_json(&streams().to_string()).is_ok());
     assert!(ModelSpec::from_json(&hyper().to_string()).is_ok());
+    assert!(ModelSpec::from_json(&compressed().to_string()).is_ok());
     assert_eq!(read.tensor("lm_head.weight").cloned(), Err(SpecError::Role { role: "lm_head.weight".to_owned() }));
 }
 
@@ -304,6 +324,28 @@ fn numbers_outside_their_limits_are_named() {
         ("/tables/1/rows", json!(21)),
     ] {
         let error = changed(hyper(), path, value.clone()).unwrap_err();
+        assert!(matches!(error, SpecError::Number { .. }), "{path} = {value}: {error}");
+    }
+    let mixer = "/layers/0/blocks/0/mixer";
+    for (path, value) in [
+        ("/streams/ends/eps".to_owned(), json!(0.0)),
+        ("/layers/0/spans/0/mix/iterations".to_owned(), json!(0)),
+        ("/layers/0/spans/0/mix/iterations".to_owned(), json!(1001)),
+        (format!("{mixer}/heads"), json!(3)),
+        (format!("{mixer}/head_dim"), json!(8)),
+        (format!("{mixer}/window"), json!(0)),
+        (format!("{mixer}/rope"), json!(1)),
+        (format!("{mixer}/output_groups"), json!(0)),
+        (format!("{mixer}/compression/block"), json!(3)),
+        (format!("{mixer}/compression/block"), json!(24)),
+        (format!("{mixer}/compression/indexer/head_dim"), json!(8)),
+        (format!("{mixer}/compression/indexer/entries"), json!(0)),
+        (
+            "/ropes/0/scaling".to_owned(),
+            json!({"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 32}),
+        ),
+    ] {
+        let error = changed(compressed(), &path, value.clone()).unwrap_err();
         assert!(matches!(error, SpecError::Number { .. }), "{path} = {value}: {error}");
     }
     for (path, value) in [

@@ -97,6 +97,36 @@ fn pool() -> Arc<Pool> {
     Arc::new(Pool::new(NonZeroUsize::new(2).unwrap()))
 }
 
+/// Returns a model whose layers attend to compressed entries, with three streams that are mixed.
+fn compressed() -> Value {
+    let mut spec = specs::llama(VOCABULARY, 4);
+    let norm = spec["final_norm"].clone();
+    let bare = json!({"type": "rms", "eps": 1e-6, "weight_offset": 0.0, "weight": false});
+    spec["streams"] = json!({"count": 3, "ends": {"type": "weighted", "norm": bare, "eps": 1e-6}});
+    for (index, layer) in spec["layers"].as_array_mut().unwrap().iter_mut().enumerate() {
+        let mix = json!({"type": "sinkhorn", "norm": bare, "eps": 1e-6, "iterations": 20});
+        layer["spans"] = json!([
+            {"name": "attention_streams", "blocks": 1, "mix": mix},
+            {"name": "ffn_streams", "blocks": 1, "mix": mix},
+        ]);
+        for block in layer["blocks"].as_array_mut().unwrap() {
+            block["norm"] = json!(null);
+            block["stream_scale"] = json!(0.0);
+        }
+        let compression = [
+            json!(null),
+            json!({"block": 4, "overlap": true, "indexer": {"heads": 2, "head_dim": 16, "entries": 3}}),
+            json!({"block": 8, "overlap": false, "indexer": null}),
+        ];
+        layer["blocks"][0]["mixer"] = json!({
+            "type": "compressed_attention", "heads": 4, "head_dim": 16, "scale": 0.25, "window": 20, "query_rank": 24,
+            "norm": norm, "query_norm": bare, "rope": 0, "output_groups": 2, "output_rank": 8,
+            "compression": compression[index % 3],
+        });
+    }
+    spec
+}
+
 /// Returns the pages of a model's groups for a sequence of the batch, which has read `steps` chunks.
 fn pages(groups: &[KvGroup], sequence: usize, steps: usize) -> Vec<Vec<PageId>> {
     let own = |page: usize| (sequence * PAGES + page) as PageId;
@@ -209,6 +239,11 @@ fn stages_of_a_hybrid_model_compute_the_bits_of_the_whole() {
 #[test]
 fn stages_of_a_model_with_streams_and_token_tables_compute_the_bits_of_the_whole() {
     check(&streams(), &[0, 1, 3, 4]);
+}
+
+#[test]
+fn stages_of_a_model_with_compressed_attention_compute_the_bits_of_the_whole() {
+    check(&compressed(), &[0, 1, 3, 4]);
 }
 
 #[test]

@@ -58,9 +58,11 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
         LoadError::Packed(error) if matches!(*error.kind, PackedErrorKind::Write(_)) => {
             ModelWriteError::new_err(message)
         }
-        LoadError::Packed(_) | LoadError::PackedAs { .. } | LoadError::AboveZero { .. } => {
-            ModelFileError::new_err(message)
-        }
+        LoadError::Packed(_)
+        | LoadError::PackedAs { .. }
+        | LoadError::AboveZero { .. }
+        | LoadError::NotIntegers { .. }
+        | LoadError::Id { .. } => ModelFileError::new_err(message),
         LoadError::Checkpoint(error) => checkpoint_error(error),
         LoadError::PackedAlready { file } => {
             invalid("model", file.to_string_lossy(), "a checkpoint whose weights are not packed yet")

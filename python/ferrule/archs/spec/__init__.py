@@ -6,6 +6,7 @@ runs it.
 
 from ferrule.archs.spec.activation import Activation, Clamp, Xielu
 from ferrule.archs.spec.attention import Attention, HeadProjections, Indexer, LatentProjections, QueryGrowth
+from ferrule.archs.spec.compressed import CompressedAttention, Compression, EntryIndexer
 from ferrule.archs.spec.embedding import Embedding, LearnedPositions, SinusoidalPositions, Table
 from ferrule.archs.spec.feed_forward import Dense, Experts, Ffn, Router
 from ferrule.archs.spec.heads import Classifier, LmHead, Pooling, TextProjection
@@ -49,7 +50,17 @@ from ferrule.archs.spec.stored import (
     StoredAs,
     Tensor,
 )
-from ferrule.archs.spec.streams import Alternating, Gated, Joined, ProjectedEnds, Side, Span, Streams
+from ferrule.archs.spec.streams import (
+    Alternating,
+    Gated,
+    Joined,
+    ProjectedEnds,
+    Side,
+    Sinkhorn,
+    Span,
+    Streams,
+    Weighted,
+)
 from ferrule.archs.spec.tokenwise import Laurel, PerLayerEmbedding, Projection
 
 __all__ = [
@@ -62,13 +73,16 @@ __all__ = [
     "Block",
     "Clamp",
     "Classifier",
+    "CompressedAttention",
     "CompressedTensors",
     "CompressedWeights",
+    "Compression",
     "Decay",
     "DeltaNet",
     "Dense",
     "DynamicScaling",
     "Embedding",
+    "EntryIndexer",
     "Experts",
     "Ffn",
     "Fp8",
@@ -114,6 +128,7 @@ __all__ = [
     "Scaling",
     "ShortConvolution",
     "Side",
+    "Sinkhorn",
     "SinusoidalPositions",
     "Span",
     "Stack",
@@ -122,6 +137,7 @@ __all__ = [
     "Table",
     "Tensor",
     "TextProjection",
+    "Weighted",
     "Xielu",
     "YarnScaling",
 ]

@@ -10,10 +10,12 @@ Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu
 
 @dataclass(frozen=True)
 class Clamp:
-    """Clamped gate of gpt-oss: g = min(gate, limit), u = clamp(up, -limit, limit), (u + 1) * g * sigmoid(alpha * g)."""
+    """Clamped gate: (u + offset) * g * sigmoid(alpha * g), g = min(gate, limit), u = clamp(up, -limit, limit)."""
 
     alpha: float
     limit: float
+    offset: float = 1.0
+    """Number added to up: 1 in gpt-oss, 0 in DeepSeek-V4."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Router:
     """Norm of the router's input."""
     logit_scale: float = 1.0
     """Factor on the logits."""
-    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen", "sparse_mixer"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sqrt_softplus", "softmax_of_chosen", "sparse_mixer"] = "softmax"
     """Function from logits to scores, over all experts or over the chosen experts only; "sparse_mixer" is a softmax for
     each choice, over the experts that are left and nearly as good (Phi-3.5-MoE)."""
     normalize: bool = False
@@ -62,6 +62,8 @@ class Router:
     """Half of the distance from the best logit, relative to the logit, up to which "sparse_mixer" counts an expert."""
     weigh_input: bool = False
     """Whether the weight multiplies the expert's input instead of its output."""
+    token_experts: bool = False
+    """Whether the experts of a token come from a table by its id; scores only weight them (DeepSeek-V4)."""
 
 
 @dataclass(frozen=True)

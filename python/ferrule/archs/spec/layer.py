@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
 from ferrule.archs.spec.attention import Attention
+from ferrule.archs.spec.compressed import CompressedAttention
 from ferrule.archs.spec.feed_forward import Dense, Experts
 from ferrule.archs.spec.norms import Norm
 from ferrule.archs.spec.recurrent import (
@@ -23,13 +24,16 @@ from ferrule.archs.spec.recurrent import (
 from ferrule.archs.spec.streams import Span
 from ferrule.archs.spec.tokenwise import Laurel, PerLayerEmbedding, Projection
 
-Mixer: TypeAlias = Attention | Dense | Experts | RecurrentMixer | PerLayerEmbedding | Projection | Laurel
+Mixer: TypeAlias = (
+    Attention | CompressedAttention | Dense | Experts | RecurrentMixer | PerLayerEmbedding | Projection | Laurel
+)
 """Function of a residual block from its normed input to what it adds to the stream."""
 
 
 AnyMixer = TypeVar(
     "AnyMixer",
     Attention,
+    CompressedAttention,
     Dense,
     Experts,
     ShortConvolution,

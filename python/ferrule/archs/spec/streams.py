@@ -50,6 +50,36 @@ class Gated:
 
 
 @dataclass(frozen=True)
+class Weighted:
+    """Weighted sum of all streams, with weights sigmoid(scale * mix(n) + base) + eps.
+
+    Here n is all streams of a token side by side, normed together.
+    """
+
+    norm: Norm
+    """Norm of all streams of a token together."""
+    eps: float
+    """Number added to each weight."""
+    type: Literal["weighted"] = "weighted"
+
+
+@dataclass(frozen=True)
+class Sinkhorn:
+    """Manifold-constrained hyper-connection: streams are mixed by a matrix whose rows and columns sum to one.
+
+    A weighted sum of all streams is read, and the output is added to each with its own factor (DeepSeek-V4).
+    """
+
+    norm: Norm
+    """Norm of all streams of a token together."""
+    eps: float
+    """Number added to each weight of the sum, to the elements of the matrix and to their sums."""
+    iterations: int
+    """Number of times that the columns of the matrix are divided by their sums."""
+    type: Literal["sinkhorn"] = "sinkhorn"
+
+
+@dataclass(frozen=True)
 class Joined:
     """The blocks run on all streams side by side; they have no norms."""
 
@@ -64,7 +94,7 @@ class Span:
     """Name in roles: span "altup" has `layers.0.altup.router.weight`."""
     blocks: int
     """Number of blocks."""
-    mix: Alternating | Side | Gated | Joined
+    mix: Alternating | Side | Gated | Sinkhorn | Joined
 
 
 @dataclass(frozen=True)
@@ -84,6 +114,6 @@ class Streams:
     """Residual streams of a model that has several."""
 
     count: int
-    ends: ProjectedEnds | Gated
+    ends: ProjectedEnds | Gated | Weighted
     """Beginning of the streams before the first layer, and their end after the last. With `Gated`, all begin as the
-    embedding, and their gated mean is the end."""
+    embedding, and their gated mean is the end; with `Weighted`, their weighted sum."""

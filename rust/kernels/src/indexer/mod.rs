@@ -19,7 +19,7 @@ mod tests;
 
 pub use mean::mean_key;
 pub use selection::Selection;
-pub(crate) use selection::token_bits;
+pub(crate) use selection::{ascending, token_bits};
 
 use scores::{Combined, Scores};
 use selection::{Chosen, choose};

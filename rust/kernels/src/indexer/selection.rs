@@ -118,7 +118,7 @@ pub(super) fn choose(Chosen { words, scores, position, shape }: Chosen<'_>) {
 
 /// Returns an integer that orders floats as their values do. NaN comes after infinity if its sign is positive, and before
 /// all numbers if it is negative.
-fn ascending(score: f32) -> u32 {
+pub(crate) fn ascending(score: f32) -> u32 {
     // Adding 0 makes -0 equal to 0.
     let bits = (score + 0.0).to_bits();
     if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }

@@ -1,9 +1,9 @@
 //! Recurrences over the tokens of sequences: layers that keep a state of fixed size instead of keys and values.
 //!
 //! [`linear_attention`] keeps a matrix per head (gated delta net, Kimi delta attention, Mamba 2, lightning attention),
-//! [`selective_scan`] a row per channel (Mamba 1), [`wkv`] a mean of values per channel (RWKV 4), and
-//! [`causal_convolution`] the last few tokens. [`gates`] computes the step sizes, decay factors and update factors that
-//! they take. All of them compute a ragged batch of [`Segment`]s in parallel over sequences and parts of the state.
+//! [`selective_scan`] a row per channel (Mamba 1), [`wkv`] a mean of values per channel (RWKV 4),
+//! [`softmax_pooling`] the mean of a block so far (DeepSeek-V4), and [`causal_convolution`] the last few tokens.
+//! [`gates`] computes the step sizes, decay factors and update factors that they take. All of them compute a ragged batch of [`Segment`]s in parallel over sequences and parts of the state.
 //!
 //! The recurrences run token by token: an element of the state is one chain of operations over the tokens, in f32, and
 //! an output is one chain over the state. A result therefore depends only on the tokens before it, the shape and the
@@ -18,6 +18,7 @@
 mod convolution;
 mod gates;
 mod linear;
+mod pooling;
 mod selective;
 #[cfg(test)]
 mod tests;
@@ -28,6 +29,7 @@ use std::ops::Range;
 pub use convolution::{CausalConvolution, InputOutputGates, causal_convolution};
 pub use gates::{Gate, gates};
 pub use linear::{Decay, LinearAttention, UpdateRule, linear_attention, linear_attention_state_len};
+pub use pooling::{SoftmaxPooling, softmax_pooling, softmax_pooling_state_len};
 pub use selective::{SelectiveScan, selective_scan, selective_scan_state_len};
 pub use wkv::{Wkv, wkv, wkv_state_len};
 

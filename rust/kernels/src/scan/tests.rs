@@ -278,6 +278,63 @@ fn check_wkv(channels: usize, largest: f32, lengths: &[usize], cut: f64, toleran
     Recurrence { width: channels, state_len: weights.state_len(), run: &run }.check(lengths, cut, tolerance, oracle);
 }
 
+/// Checks gates up to `largest` in magnitude.
+fn check_pooling([channels, block]: [usize; 2], overlap: bool, largest: f32, lengths: &[usize], cut: f64, seed: u32) {
+    let rows: usize = lengths.iter().sum();
+    let columns = channels * if overlap { 2 } else { 1 };
+    let bias = numbers(block * columns, seed);
+    let pooling = SoftmaxPooling { channels, block, overlap, bias: &bias };
+    // Values and gates side by side, with a column of another view.
+    let width = 2 * columns + 1;
+    let inputs: Vec<_> = (numbers(rows * width, seed + 1).iter().enumerate())
+        .map(|(index, x)| if index % width < columns { *x } else { largest * x })
+        .collect();
+    let inputs = Guarded::new(&inputs);
+    let [values, gates] = [0, columns].map(|first| Rows::new(&inputs, width, first));
+    let positions: Vec<_> = lengths.iter().flat_map(|length| 0..*length).collect();
+    let oracle = |sequence: Range<usize>| {
+        let mut out = Vec::new();
+        for row in 0..sequence.len() {
+            for channel in 0..channels {
+                if (row + 1) % block != 0 {
+                    out.push(0.0);
+                    continue;
+                }
+                // The tokens of the block, and with those of the block before it the first series of channels.
+                let own = (row + 1 - block..row + 1).map(|token| (token, columns - channels + channel));
+                let before = (row + 1).saturating_sub(2 * block)..(row + 1 - block) * usize::from(overlap);
+                let tokens: Vec<_> = before.map(|token| (token, channel)).chain(own).collect();
+                let of = |view: Rows<'_>, (token, column): (usize, usize)| {
+                    f64::from(view.row(sequence.start + token, columns)[column])
+                };
+                let gate = |at: (usize, usize)| of(gates, at) + f64::from(bias[at.0 % block * columns + at.1]);
+                let largest = tokens.iter().map(|at| gate(*at)).fold(f64::NEG_INFINITY, f64::max);
+                let weight = |at: &(usize, usize)| (gate(*at) - largest).exp();
+                let total: f64 = tokens.iter().map(weight).sum();
+                out.push(tokens.iter().map(|at| weight(at) * of(values, *at)).sum::<f64>() / total);
+            }
+        }
+        out
+    };
+    let run = |exec: &Exec<'_>, segments: &[Segment], states: RowsMut<'_>, out: &mut [f32]| {
+        // Rows that end no block are unchanged.
+        let mut means = vec![f32::NAN; out.len()];
+        softmax_pooling(exec, [values, gates], &pooling, &positions, segments, states, &mut means)?;
+        for Segment { first_row, rows, .. } in segments {
+            for row in *first_row..first_row + rows {
+                let means = &means[row * channels..][..channels];
+                let ends = (positions[row] + 1).is_multiple_of(block);
+                assert!(ends || means.iter().all(|x| x.is_nan()), "row {row} ends no block");
+                let out = &mut out[row * channels..][..channels];
+                out.copy_from_slice(if ends { means } else { &[0.0; 1000][..channels] });
+            }
+        }
+        Ok(())
+    };
+    let state_len = softmax_pooling_state_len(channels, overlap);
+    Recurrence { width: channels, state_len, run: &run }.check(lengths, cut, 2e-5, oracle);
+}
+
 fn check_convolution(channels: usize, taps: usize, extras: bool, lengths: &[usize], cut: f64, seed: u32) {
     let rows: usize = lengths.iter().sum();
     let (weights, bias) = (numbers(taps * channels, seed), numbers(channels, seed + 1));
@@ -343,6 +400,7 @@ fn long_sequences_of_wide_heads_use_all_threads_and_agree_with_f64() {
     check_selective(300, 16, &[40, 9], 0.5, 2);
     check_wkv(600, 4.0, &[50, 9], 0.5, 2e-5, 4);
     check_convolution(600, 4, false, &[33, 1], 0.5, 3);
+    check_pooling([300, 4], true, 3.0, &[70, 9], 0.5, 5);
 }
 
 #[test]
@@ -466,6 +524,19 @@ proptest! {
         seed: u32,
     ) {
         check_wkv(channels, largest, &lengths, cut, 2e-5, seed % 1000);
+    }
+
+    #[test]
+    fn softmax_pooling_at_any_shape(
+        channels in 1..300_usize,
+        block in 1..6_usize,
+        overlap: bool,
+        largest in 0.0..40.0_f32,
+        lengths in prop::collection::vec(1..20_usize, 1..4),
+        cut in 0.0..=1.0_f64,
+        seed: u32,
+    ) {
+        check_pooling([channels, block], overlap, largest, &lengths, cut, seed % 1000);
     }
 
     #[test]

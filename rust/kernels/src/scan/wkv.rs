@@ -167,7 +167,7 @@ impl Kernel for Advance<'_> {
 
 /// Returns 2^a and 2^b, divided by the larger of both.
 #[inline(always)]
-fn shares<S: Simd>(simd: S, a: S::F32, b: S::F32) -> [S::F32; 2] {
+pub(super) fn shares<S: Simd>(simd: S, a: S::F32, b: S::F32) -> [S::F32; 2] {
     let (zero, one) = (simd.splat(0.0), simd.splat(1.0));
     let difference = simd.sub(b, a);
     let smaller = exp2(simd, simd.min(simd.sub(zero, difference), difference));

@@ -213,7 +213,7 @@ impl<'a> Pass<'a> {
             embedding: embedding.get(embedding_place).unwrap_or_default(),
             tables,
             adapters: AdapterRows::new(&[], adapters).observed(observer),
-            place: None,
+            places: &[],
         };
         run_layer(&pass, (&spec.layers[index], layer), &layout.places[index], memory, hidden, buffers)?;
         release_tokens(tables, tokens);

@@ -43,11 +43,11 @@ struct BlockBuffers {
 }
 
 /// Runs a layer on `hidden: [rows, hidden_size]`, in place, or on several residual streams side by side. `places` has the
-/// place of each block's memory.
+/// places of each block's memory.
 pub(crate) fn run_layer(
     pass: &MixerPass<'_>,
     (spec, weights): (&LayerSpec, &Layer),
-    places: &[Option<Place>],
+    places: &[Vec<Place>],
     memory: &mut Memory,
     hidden: &mut [f32],
     buffers: &mut LayerBuffers,
@@ -77,8 +77,8 @@ pub(crate) fn run_layer(
     weights.scalar.iter().flatten().try_for_each(|factor| scale(&pass.exec, hidden, *factor))
 }
 
-/// A block with its weights and the place of its memory.
-type PlacedBlock<'a> = ((&'a BlockSpec, &'a BlockUse), &'a Option<Place>);
+/// A block with its weights and the places of its memory.
+type PlacedBlock<'a> = ((&'a BlockSpec, &'a BlockUse), &'a Vec<Place>);
 
 /// Runs blocks on `hidden: [rows, hidden_size]`, in place.
 fn run_blocks(
@@ -101,14 +101,14 @@ fn run_blocks(
         let source = gather(pass, first.input, hidden, output, gathered)?;
         let mut input = source;
         let mut updates = Vec::with_capacity(together.len());
-        for (&((spec, used), place), BlockBuffers { normed, update }) in together.iter().zip(&mut *buffers) {
+        for (&((spec, used), places), BlockBuffers { normed, update }) in together.iter().zip(&mut *buffers) {
             let normed = match &used.block.norm {
                 Some(norm) => Some(normed_rows(&pass.exec, norm, source, columns, normed)?),
                 None => None,
             };
             input = normed.unwrap_or(input);
             let update = update.take(hidden.len());
-            let pass = MixerPass { place: *place, adapters: pass.adapters.with_own(&used.low_rank), ..*pass };
+            let pass = MixerPass { places, adapters: pass.adapters.with_own(&used.low_rank), ..*pass };
             spec.mixer.run(&used.block.mixer, &pass, memory, input, mixers, update)?;
             updates.push((normed, update));
         }

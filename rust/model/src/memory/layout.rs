@@ -12,8 +12,9 @@ use crate::spec::LayerSpec;
 /// states of all mixers are in one. A mixer that reads the keys and values of another layer has the place of that
 /// layer's.
 pub(crate) struct MemoryLayout {
-    /// Place of the memory of each block of each layer; empty for a layer outside of the layout.
-    pub places: Vec<Vec<Option<Place>>>,
+    /// Places of the memory of each block of each layer, in the order of its needs; empty for a layer outside of the
+    /// layout.
+    pub places: Vec<Vec<Vec<Place>>>,
     pub shapes: Vec<PageShape>,
     pub groups: Vec<KvGroup>,
 }
@@ -23,7 +24,7 @@ impl MemoryLayout {
     /// in the same order; one of which no layer is held has pages of 0 bytes.
     pub fn new(layers: &[LayerSpec], held: Range<usize>, causal: bool, kv_format: KvFormat) -> Self {
         let mut layout = Self::empty(layers);
-        for need in layers.iter().flat_map(|layer| &layer.blocks).filter_map(|block| block.mixer.memory()) {
+        for need in layers.iter().flat_map(|layer| &layer.blocks).flat_map(|block| block.mixer.memory()) {
             layout.group(need, causal);
         }
         layout.with(layers, |index| held.contains(&index), causal, kv_format)
@@ -43,12 +44,13 @@ impl MemoryLayout {
     fn with(mut self, layers: &[LayerSpec], chosen: impl Fn(usize) -> bool, causal: bool, kv_format: KvFormat) -> Self {
         for (index, layer) in layers.iter().enumerate().filter(|(index, _)| chosen(*index)) {
             let needs = layer.blocks.iter().map(|block| block.mixer.memory());
-            self.places[index] = needs.map(|need| need.map(|need| self.add(need, causal))).collect();
+            self.places[index] =
+                needs.map(|needs| needs.into_iter().map(|need| self.add(need, causal)).collect()).collect();
         }
         for (group, shape) in self.groups.iter_mut().zip(&self.shapes) {
             group.page_bytes = match *shape {
                 PageShape::Pages(shape) => KvStore::page_bytes(kv_format, shape).unwrap_or(u64::MAX),
-                PageShape::State(floats) => (floats as u64).saturating_mul(size_of::<f32>() as u64),
+                PageShape::Floats(floats) => (floats as u64).saturating_mul(size_of::<f32>() as u64),
             };
         }
         self
@@ -58,7 +60,10 @@ impl MemoryLayout {
     fn add(&mut self, need: MemoryNeed, causal: bool) -> Place {
         let group = self.group(need, causal);
         let index = match (&mut self.shapes[group], need) {
-            (PageShape::State(floats), MemoryNeed::State { floats: more }) => {
+            (
+                PageShape::Floats(floats),
+                MemoryNeed::State { floats: more } | MemoryNeed::Floats { floats: more, .. },
+            ) => {
                 *floats = floats.saturating_add(more);
                 *floats - more
             }
@@ -85,12 +90,15 @@ impl MemoryLayout {
                 let kind = GroupKind::Pages { window: window.filter(|_| causal) };
                 (kind, PageShape::Pages(KvShape { layers: 0, ..shape }))
             }
-            MemoryNeed::State { .. } => (GroupKind::State, PageShape::State(0)),
+            MemoryNeed::Floats { window, .. } => {
+                (GroupKind::Pages { window: window.filter(|_| causal) }, PageShape::Floats(0))
+            }
+            MemoryNeed::State { .. } => (GroupKind::State, PageShape::Floats(0)),
         };
         let is_alike = |(group, shape): (&KvGroup, &PageShape)| {
             let of_none = match *shape {
                 PageShape::Pages(shape) => PageShape::Pages(KvShape { layers: 0, ..shape }),
-                PageShape::State(_) => PageShape::State(0),
+                PageShape::Floats(_) => PageShape::Floats(0),
             };
             (group.kind, of_none) == (kind, empty)
         };

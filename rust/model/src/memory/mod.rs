@@ -1,15 +1,16 @@
 //! Sequence memory: what layers keep of earlier tokens.
 
+mod floats;
 mod layout;
-mod state;
 
 use ferrule_kernels::indexer::Selection;
 use ferrule_kernels::kv::{KvFormat, KvShape, KvStore, PageId};
+use ferrule_kernels::{Rows, RowsMut};
 
+pub(crate) use floats::FloatStore;
 pub(crate) use layout::MemoryLayout;
-pub(crate) use state::StateStore;
 
-/// The sequence memory that a mixer needs.
+/// Sequence memory that a mixer needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryNeed {
     /// Keys and values of every token within the window, in pages.
@@ -28,6 +29,13 @@ pub(crate) enum MemoryNeed {
         /// Sliding window, that of the layer.
         window: Option<usize>,
     },
+    /// Floats in pages, which the mixer lays out itself.
+    Floats {
+        /// Number of floats of a page.
+        floats: usize,
+        /// Sliding window: number of positions, up to that of a row, whose pages the row reads; `None` for all.
+        window: Option<usize>,
+    },
     /// A fixed number of floats per sequence, zeros before the first token.
     State {
         /// Number of floats.
@@ -39,7 +47,7 @@ pub(crate) enum MemoryNeed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub group: usize,
-    /// In pages, the index of the mixer among those of the group; in state, its first float.
+    /// In pages of keys and values, the index of the mixer among those of the group; elsewhere, its first float of a page.
     pub index: usize,
 }
 
@@ -47,21 +55,21 @@ pub(crate) struct Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageShape {
     Pages(KvShape),
-    /// Floats of a state.
-    State(usize),
+    /// Number of floats, or of those of a state.
+    Floats(usize),
 }
 
 /// The memory of one group.
 pub(crate) enum Store {
     Pages(KvStore),
-    State(StateStore),
+    Floats(FloatStore),
 }
 
 impl Store {
     pub fn copy_page(&mut self, from: PageId, to: PageId) {
         match self {
             Self::Pages(store) => store.copy_page(from, to),
-            Self::State(store) => store.copy_page(from, to),
+            Self::Floats(store) => store.copy_page(from, to),
         }
     }
 
@@ -69,7 +77,7 @@ impl Store {
     pub fn page(&self, page: PageId) -> &[u8] {
         match self {
             Self::Pages(store) => store.page(page),
-            Self::State(store) => store.page(page),
+            Self::Floats(store) => store.page(page),
         }
     }
 
@@ -80,7 +88,7 @@ impl Store {
     pub fn set_page(&mut self, page: PageId, bytes: &[u8]) {
         match self {
             Self::Pages(store) => store.set_page(page, bytes),
-            Self::State(store) => store.set_page(page, bytes),
+            Self::Floats(store) => store.set_page(page, bytes),
         }
     }
 }
@@ -102,7 +110,7 @@ impl Memory {
         let stores = layout.groups.iter().zip(&layout.shapes).zip(pages).map(|((group, shape), &pages)| {
             let store = match *shape {
                 PageShape::Pages(shape) => KvStore::new(kv_format, shape, pages).ok().map(Store::Pages),
-                PageShape::State(floats) => StateStore::new(floats, pages).map(Store::State),
+                PageShape::Floats(floats) => FloatStore::new(floats, pages).map(Store::Floats),
             };
             store.ok_or(group.page_bytes.saturating_mul(pages as u64))
         });
@@ -112,22 +120,33 @@ impl Memory {
     /// Returns the keys and values of a group, and the tokens that the last indexer chose.
     ///
     /// # Panics
-    /// If the group is state.
+    /// If the group has floats.
     pub fn pages(&mut self, group: usize) -> (&mut KvStore, &mut Selection) {
         match &mut self.stores[group] {
             Store::Pages(store) => (store, &mut self.selection),
-            Store::State(_) => panic!("group {group} is state"),
+            Store::Floats(_) => panic!("group {group} has floats"),
         }
     }
 
-    /// Returns the states of a group.
+    /// Returns all pages of a group from a place on, one per row.
     ///
     /// # Panics
-    /// If the group is pages.
-    pub fn state(&mut self, group: usize) -> &mut StateStore {
+    /// If the group has keys and values.
+    pub fn floats(&self, Place { group, index }: Place) -> Rows<'_> {
+        match &self.stores[group] {
+            Store::Floats(store) => store.rows(index),
+            Store::Pages(_) => panic!("group {group} has keys and values"),
+        }
+    }
+
+    /// Returns all pages of a group from a place on, one per row, to be written.
+    ///
+    /// # Panics
+    /// If the group has keys and values.
+    pub fn floats_mut(&mut self, Place { group, index }: Place) -> RowsMut<'_> {
         match &mut self.stores[group] {
-            Store::State(store) => store,
-            Store::Pages(_) => panic!("group {group} is pages"),
+            Store::Floats(store) => store.rows_mut(index),
+            Store::Pages(_) => panic!("group {group} has keys and values"),
         }
     }
 

@@ -97,8 +97,8 @@ impl Mixer for LightningAttentionSpec {
         tensors.linear(output);
     }
 
-    fn memory(&self) -> Option<MemoryNeed> {
-        Some(MemoryNeed::State { floats: self.state() })
+    fn memory(&self) -> Vec<MemoryNeed> {
+        vec![MemoryNeed::State { floats: self.state() }]
     }
 
     fn buffer_floats(&self, _: usize, rows: usize) -> usize {

@@ -141,9 +141,9 @@ impl Mixer for MambaSpec {
         tensors.linear(output);
     }
 
-    fn memory(&self) -> Option<MemoryNeed> {
+    fn memory(&self) -> Vec<MemoryNeed> {
         let floats = self.states() + Convolution::state_len(self.channels, self.taps);
-        Some(MemoryNeed::State { floats })
+        vec![MemoryNeed::State { floats }]
     }
 
     fn buffer_floats(&self, _: usize, rows: usize) -> usize {

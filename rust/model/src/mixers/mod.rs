@@ -4,6 +4,7 @@
 //! the sequence memory and buffers that it needs, and the forward pass. [`mixers!`] registers them, one line each.
 
 mod attention;
+mod compressed_attention;
 mod convolution;
 mod delta_net;
 mod feed_forward;
@@ -30,6 +31,7 @@ pub use attention::{
     AttentionSpec, HeadProjections, IndexerChoice, IndexerKeys, IndexerSpec, LatentProjections, OutputGate,
     ProjectionsSpec, QueryGrowth,
 };
+pub use compressed_attention::{CompressedAttentionSpec, CompressionSpec, EntryIndexerSpec};
 pub use delta_net::{DecaySpec, DeltaNetSpec};
 pub use feed_forward::{ClampSpec, DenseSpec, ExpertsSpec, GroupScore, RouterSpec, Scoring, XieluSpec};
 pub use laurel::LaurelSpec;
@@ -82,8 +84,8 @@ pub(crate) trait Mixer {
     }
 
     /// Returns the sequence memory that the mixer needs, if it reads anything of earlier tokens.
-    fn memory(&self) -> Option<MemoryNeed> {
-        None
+    fn memory(&self) -> Vec<MemoryNeed> {
+        Vec::new()
     }
 
     /// Returns the number of residual streams that the mixer reads side by side, in a joined span if there are several.
@@ -106,6 +108,12 @@ pub(crate) trait Mixer {
 
     /// Returns the length of the longest row that is multiplied with a matrix, counted for each row of a step.
     fn longest_input(&self, hidden_size: usize) -> usize;
+
+    /// Returns the bytes of buffers in which each of `rows` rows of sequences of up to `tokens` tokens chooses what it
+    /// attends to.
+    fn choice_bytes(&self, _rows: usize, _tokens: usize) -> u64 {
+        0
+    }
 
     /// Computes `out: [rows, hidden_size]` from `x`, which is as wide unless the mixer [reads any
     /// width](Self::reads_any_width).
@@ -156,17 +164,18 @@ pub(crate) struct MixerPass<'a> {
     pub embedding: &'a [f32],
     pub tables: &'a [TokenTable],
     pub adapters: AdapterRows<'a>,
-    /// Place of the mixer's sequence memory, if it has any.
-    pub place: Option<Place>,
+    /// Places of the mixer's sequence memory, in the order of its needs.
+    pub places: &'a [Place],
 }
 
 impl MixerPass<'_> {
-    /// Returns the place of the mixer's sequence memory.
+    /// Returns the place of the sequence memory of a mixer with one need.
     ///
     /// # Panics
-    /// If the mixer needs none.
+    /// If the mixer has another number of needs.
     fn place(&self) -> Place {
-        self.place.expect("a mixer with sequence memory has a place in it")
+        let &[place] = self.places else { panic!("a mixer with one need has one place, got {:?}", self.places) };
+        place
     }
 
     /// Returns the segments of the batch in the group of the mixer's state.
@@ -177,7 +186,7 @@ impl MixerPass<'_> {
     /// Returns the segments of the batch, and the states of the mixer from their float `offset` on, one per row.
     fn states<'m>(&self, memory: &'m mut Memory, offset: usize) -> (&[Segment], RowsMut<'m>) {
         let Place { group, index } = self.place();
-        (&self.rows.segments[group], memory.state(group).rows_mut(index + offset))
+        (&self.rows.segments[group], memory.floats_mut(Place { group, index: index + offset }))
     }
 }
 
@@ -235,7 +244,7 @@ macro_rules! mixers {
             }
 
             /// Returns the sequence memory that the mixer needs.
-            pub(crate) fn memory(&self) -> Option<MemoryNeed> {
+            pub(crate) fn memory(&self) -> Vec<MemoryNeed> {
                 match self { $(Self::$name(spec) => spec.memory(),)* }
             }
 
@@ -252,6 +261,12 @@ macro_rules! mixers {
             /// Returns whether the mixer reads the embeddings of the tokens.
             pub(crate) fn reads_embedding(&self) -> bool {
                 match self { $(Self::$name(spec) => spec.reads_embedding(),)* }
+            }
+
+            /// Returns the bytes of buffers in which each of `rows` rows of sequences of up to `tokens` tokens chooses
+            /// what it attends to.
+            pub(crate) fn choice_bytes(&self, rows: usize, tokens: usize) -> u64 {
+                match self { $(Self::$name(spec) => spec.choice_bytes(rows, tokens),)* }
             }
 
             /// Returns the floats in buffers for a step of `rows` rows.
@@ -295,6 +310,8 @@ macro_rules! mixers {
 mixers! {
     /// Softmax attention.
     attention: Attention(AttentionSpec),
+    /// Softmax attention to a window of tokens and to compressed entries.
+    compressed_attention: CompressedAttention(CompressedAttentionSpec),
     /// Feed-forward network, the same for every token.
     dense: Dense(DenseSpec),
     /// Mixture of experts: a router chooses a few networks for each token.

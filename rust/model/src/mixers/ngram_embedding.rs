@@ -229,8 +229,8 @@ impl Mixer for NgramEmbeddingSpec {
         self.streams
     }
 
-    fn memory(&self) -> Option<MemoryNeed> {
-        Some(MemoryNeed::State { floats: self.convolution_state() + self.tokens_before() })
+    fn memory(&self) -> Vec<MemoryNeed> {
+        vec![MemoryNeed::State { floats: self.convolution_state() + self.tokens_before() }]
     }
 
     fn columns(&self) -> Option<TableColumns> {

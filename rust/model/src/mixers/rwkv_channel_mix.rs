@@ -74,8 +74,8 @@ impl Mixer for RwkvChannelMixSpec {
         [up, receptance, down].into_iter().for_each(|linear| tensors.linear(linear));
     }
 
-    fn memory(&self) -> Option<MemoryNeed> {
-        Some(MemoryNeed::State { floats: self.hidden_size })
+    fn memory(&self) -> Vec<MemoryNeed> {
+        vec![MemoryNeed::State { floats: self.hidden_size }]
     }
 
     fn buffer_floats(&self, hidden_size: usize, rows: usize) -> usize {

@@ -84,8 +84,8 @@ impl Mixer for RwkvTimeMixSpec {
         tensors.linear(output);
     }
 
-    fn memory(&self) -> Option<MemoryNeed> {
-        Some(MemoryNeed::State { floats: self.hidden_size + wkv_state_len(self.channels) })
+    fn memory(&self) -> Vec<MemoryNeed> {
+        vec![MemoryNeed::State { floats: self.hidden_size + wkv_state_len(self.channels) }]
     }
 
     fn buffer_floats(&self, hidden_size: usize, rows: usize) -> usize {

@@ -77,8 +77,8 @@ impl Mixer for ShortConvolutionSpec {
         tensors.linear(&weights.output);
     }
 
-    fn memory(&self) -> Option<MemoryNeed> {
-        Some(MemoryNeed::State { floats: Convolution::state_len(self.channels, self.taps) })
+    fn memory(&self) -> Vec<MemoryNeed> {
+        vec![MemoryNeed::State { floats: Convolution::state_len(self.channels, self.taps) }]
     }
 
     fn buffer_floats(&self, _: usize, rows: usize) -> usize {

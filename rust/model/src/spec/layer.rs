@@ -218,7 +218,7 @@ impl LayerSpec {
     /// one.
     pub(super) fn check_shared(&self, path: &str, before: &[Self]) -> Result<(), SpecError> {
         for (i, block) in self.blocks.iter().enumerate() {
-            let Some(MemoryNeed::PagesOf { layer, shape, window }) = block.mixer.memory() else { continue };
+            let [MemoryNeed::PagesOf { layer, shape, window }] = block.mixer.memory()[..] else { continue };
             let read = before.get(layer).map_or(Vec::new(), Self::memory);
             let pages = |need: &&MemoryNeed| !matches!(need, MemoryNeed::State { .. });
             let alone = read.iter().filter(pages).eq([&MemoryNeed::Pages { shape, window }]);
@@ -305,7 +305,7 @@ impl LayerSpec {
 
     /// Returns the sequence memory of the blocks that need any.
     fn memory(&self) -> Vec<MemoryNeed> {
-        self.blocks.iter().filter_map(|block| block.mixer.memory()).collect()
+        self.blocks.iter().flat_map(|block| block.mixer.memory()).collect()
     }
 
     /// Returns the index of the first layer whose keys and values, or choice of tokens, a block reads.

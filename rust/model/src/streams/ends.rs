@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::copy_stream;
 use super::gated::{self, Gated, GatedSpec};
+use super::sinkhorn::{self, Weighted, WeightedSpec};
 use crate::layer::{AdapterRows, adapted, for_rows};
 use crate::limits::{SpecError, finite};
 use crate::weights::{Linear, LoadError, Loader, Packer, Tensors};
@@ -22,12 +23,15 @@ pub enum StreamEndsSpec {
     },
     /// All streams begin as the embedding, and end as their gated mean (Qwen4).
     Gated(GatedSpec),
+    /// All streams begin as the embedding, and end as their weighted sum (DeepSeek-V4).
+    Weighted(WeightedSpec),
 }
 
 /// Weights of the ends of streams.
 pub(crate) enum StreamEnds<M = PackedMatrix> {
     Projected(Projections<M>),
     Gated(Gated<M>),
+    Weighted(Weighted<M>),
 }
 
 /// Projections of all streams but the first.
@@ -42,6 +46,7 @@ pub(crate) struct Buffers {
     stream: Scratch<f32>,
     projected: Scratch<f32>,
     gated: gated::Buffers,
+    weighted: sinkhorn::Buffers,
 }
 
 impl StreamEndsSpec {
@@ -49,6 +54,7 @@ impl StreamEndsSpec {
         match self {
             Self::Projected { min_square } => finite(&format!("{path}.min_square"), *min_square),
             Self::Gated(spec) => spec.check(path),
+            Self::Weighted(spec) => spec.check(path),
         }
     }
 
@@ -56,7 +62,7 @@ impl StreamEndsSpec {
     pub(crate) fn begin_floats(&self, width: usize) -> usize {
         match self {
             Self::Projected { .. } => 2 * width,
-            Self::Gated(_) => 0,
+            Self::Gated(_) | Self::Weighted(_) => 0,
         }
     }
 
@@ -65,6 +71,7 @@ impl StreamEndsSpec {
         match self {
             Self::Projected { .. } => 2 * width,
             Self::Gated(spec) => spec.floats(count, width),
+            Self::Weighted(spec) => spec.floats(count, width),
         }
     }
 
@@ -72,20 +79,23 @@ impl StreamEndsSpec {
     pub(crate) fn longest_input(&self, count: usize, width: usize) -> usize {
         match self {
             Self::Projected { .. } => width,
-            Self::Gated(_) => count * width,
+            Self::Gated(_) | Self::Weighted(_) => count * width,
         }
     }
 
     /// Loads the weights: the roles `streams.begin.<stream>` and `streams.end.<stream>` of projections, and those of a
-    /// gated mean after `streams.end.`.
+    /// gated mean or weighted sum after `streams.end.`.
     pub(crate) fn load<P: Packer>(
         &self,
         loader: &Loader<'_>,
         packer: &mut P,
         count: usize,
     ) -> Result<StreamEnds<P::Matrix>, LoadError> {
-        if let Self::Gated(spec) = self {
-            return Ok(StreamEnds::Gated(spec.load(loader, packer, "streams.end.", count)?));
+        let end = "streams.end.";
+        match self {
+            Self::Gated(spec) => return Ok(StreamEnds::Gated(spec.load(loader, packer, end, count)?)),
+            Self::Weighted(spec) => return Ok(StreamEnds::Weighted(spec.load(loader, packer, end, count)?)),
+            Self::Projected { .. } => {}
         }
         let hidden = loader.hidden_size();
         let mut projections = |at: &str| {
@@ -95,7 +105,7 @@ impl StreamEndsSpec {
             });
             streams.collect::<Result<Vec<_>, _>>()
         };
-        let (begin, end) = (projections("streams.begin.")?, projections("streams.end.")?);
+        let (begin, end) = (projections("streams.begin.")?, projections(end)?);
         Ok(StreamEnds::Projected(Projections { begin, end }))
     }
 
@@ -120,7 +130,7 @@ impl StreamEndsSpec {
             (Self::Projected { min_square }, StreamEnds::Projected(weights)) => {
                 weights.begin(exec, *min_square, adapters, (hidden, width), buffers, streams)
             }
-            (Self::Gated(_), StreamEnds::Gated(_)) => Ok(()),
+            (Self::Gated(_), StreamEnds::Gated(_)) | (Self::Weighted(_), StreamEnds::Weighted(_)) => Ok(()),
             _ => unreachable!("weights are loaded as the spec says"),
         }
     }
@@ -144,6 +154,9 @@ impl StreamEndsSpec {
             }
             (Self::Gated(spec), StreamEnds::Gated(weights)) => {
                 spec.mean((exec, adapters), weights, streams, out, &mut buffers.gated)
+            }
+            (Self::Weighted(spec), StreamEnds::Weighted(weights)) => {
+                spec.sum((exec, adapters), weights, streams, out, &mut buffers.weighted)
             }
             _ => unreachable!("weights are loaded as the spec says"),
         }
@@ -213,6 +226,7 @@ impl<M> StreamEnds<M> {
                 begin.iter().chain(end).for_each(|linear| tensors.linear(linear));
             }
             Self::Gated(weights) => weights.list(tensors),
+            Self::Weighted(weights) => weights.list(tensors),
         }
     }
 }

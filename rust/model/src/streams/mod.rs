@@ -9,6 +9,7 @@ mod alternating;
 mod ends;
 mod gated;
 mod side;
+mod sinkhorn;
 
 use ferrule_kernels::{PackedMatrix, PoolError, Scratch};
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,7 @@ pub use ends::StreamEndsSpec;
 pub(crate) use ends::{Buffers as StreamEndBuffers, StreamEnds};
 pub use gated::GatedSpec;
 pub use side::SideSpec;
+pub use sinkhorn::{SinkhornSpec, WeightedSpec};
 
 use crate::limits::{SpecError, require};
 use crate::mixers::MixerPass;
@@ -25,6 +27,7 @@ use crate::weights::{LoadError, Loader, Packer, Tensors};
 use alternating::Alternating;
 use gated::GatedMix;
 use side::Side;
+use sinkhorn::Weighted;
 
 /// Upper limit for the number of streams, above that of any known model.
 const MAX_STREAMS: usize = 16;
@@ -64,6 +67,9 @@ pub enum StreamMixSpec {
     Side(SideSpec),
     /// A gated mean of all streams is read, and the output of the blocks is added to each of them with its own factor.
     Gated(GatedSpec),
+    /// A weighted sum of all streams is read; the streams are mixed by a doubly stochastic matrix, and the output of the
+    /// blocks is added to each of them with its own factor.
+    Sinkhorn(SinkhornSpec),
     /// The blocks run on all streams side by side.
     Joined,
 }
@@ -73,6 +79,7 @@ pub(crate) enum StreamMix<M = PackedMatrix> {
     Alternating(Alternating<M>),
     Side(Side),
     Gated(GatedMix<M>),
+    Sinkhorn(Weighted<M>),
     Joined,
 }
 
@@ -83,6 +90,7 @@ pub(crate) struct StreamBuffers {
     pub span: Scratch<f32>,
     alternating: alternating::Buffers,
     gated: gated::Buffers,
+    sinkhorn: sinkhorn::Buffers,
 }
 
 impl StreamsSpec {
@@ -100,6 +108,7 @@ impl StreamMixSpec {
             Self::Alternating(spec) => spec.check(path, count),
             Self::Side(spec) => spec.check(path, count),
             Self::Gated(spec) => spec.check(path),
+            Self::Sinkhorn(spec) => spec.check(path),
             Self::Joined => Ok(()),
         }
     }
@@ -116,6 +125,7 @@ impl StreamMixSpec {
             Self::Alternating(spec) => StreamMix::Alternating(spec.load(loader, packer, at, count)?),
             Self::Side(spec) => StreamMix::Side(spec.load(loader, at)?),
             Self::Gated(spec) => StreamMix::Gated(spec.load_mix(loader, packer, at, count)?),
+            Self::Sinkhorn(spec) => StreamMix::Sinkhorn(spec.load(loader, packer, at, count)?),
             Self::Joined => StreamMix::Joined,
         })
     }
@@ -125,6 +135,7 @@ impl StreamMixSpec {
         match self {
             Self::Alternating(_) => width + count,
             Self::Gated(spec) => spec.floats(count, width),
+            Self::Sinkhorn(spec) => spec.floats(count, width),
             Self::Side(_) | Self::Joined => 0,
         }
     }
@@ -133,7 +144,7 @@ impl StreamMixSpec {
     pub(crate) fn longest_input(&self, count: usize, width: usize) -> usize {
         match self {
             Self::Alternating(_) => width,
-            Self::Gated(_) => count * width,
+            Self::Gated(_) | Self::Sinkhorn(_) => count * width,
             Self::Side(_) | Self::Joined => 0,
         }
     }
@@ -156,6 +167,9 @@ impl StreamMixSpec {
             }
             (Self::Side(spec), StreamMix::Side(weights)) => spec.enter(weights, pass, streams, x),
             (Self::Gated(spec), StreamMix::Gated(weights)) => spec.enter(weights, pass, streams, x, &mut buffers.gated),
+            (Self::Sinkhorn(spec), StreamMix::Sinkhorn(weights)) => {
+                spec.enter(weights, pass, streams, x, &mut buffers.sinkhorn)
+            }
             _ => unreachable!("{NO_STREAM}"),
         }
     }
@@ -178,6 +192,7 @@ impl StreamMixSpec {
             }
             (Self::Side(spec), StreamMix::Side(_)) => spec.leave(pass, streams, x),
             (Self::Gated(spec), StreamMix::Gated(_)) => spec.leave(pass, streams, x, &buffers.gated),
+            (Self::Sinkhorn(spec), StreamMix::Sinkhorn(_)) => spec.leave(pass, streams, x, &buffers.sinkhorn),
             _ => unreachable!("{NO_STREAM}"),
         }
     }
@@ -190,6 +205,7 @@ impl<M> StreamMix<M> {
             Self::Alternating(weights) => weights.list(tensors),
             Self::Side(weights) => weights.list(tensors),
             Self::Gated(weights) => weights.list(tensors),
+            Self::Sinkhorn(weights) => weights.list(tensors),
             Self::Joined => {}
         }
     }

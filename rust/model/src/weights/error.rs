@@ -43,6 +43,24 @@ pub enum LoadError {
         /// Number found.
         found: f32,
     },
+    /// A table of ids has another type than integers.
+    #[error("tensor {tensor:?} must hold integers (I32 or I64), got {dtype}")]
+    NotIntegers {
+        /// Name in the checkpoint.
+        tensor: String,
+        /// Type in the checkpoint.
+        dtype: &'static str,
+    },
+    /// A table of ids has one that is too large or negative.
+    #[error("tensor {tensor:?} must hold integers from 0 to {}, got {found}", below - 1)]
+    Id {
+        /// Name in the file.
+        tensor: String,
+        /// Number found.
+        found: String,
+        /// Number of ids.
+        below: usize,
+    },
     /// An input of a linear layer was not finite during calibration.
     #[error("calibration: an input of {role} is not finite (NaN or infinity)")]
     NotFinite {

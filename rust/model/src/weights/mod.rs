@@ -23,7 +23,7 @@ use ferrule_kernels::{Exec, PackedMatrix, PoolError};
 
 pub use error::LoadError;
 pub use files::{StoredTypes, WeightFiles};
-pub(crate) use load::Loader;
+pub(crate) use load::{Loader, RolePart};
 pub(crate) use pack::{PackedOutput, QUANTIZATION, check_quantization, refuse_packed};
 pub use pack::{open_packed, pack_into};
 pub use plan::Progress;

@@ -2,11 +2,12 @@
 
 use std::borrow::Cow;
 
-use ferrule_formats::{BlockLayout, Checkpoint, CheckpointError, StoredTable, WeightTensor};
+use ferrule_formats::{BlockLayout, Checkpoint, CheckpointError, StoredTable, Tensor, WeightTensor};
 use ferrule_kernels::RowSource;
 use ferrule_kernels::quant::{GroupedFormat, Q8_0};
 
 use super::error::LoadError;
+use crate::limits::SpecError;
 use crate::random::RandomMatrix;
 use crate::spec::{ModelSpec, PartSpec};
 
@@ -289,6 +290,26 @@ impl<'a> View<'a> {
 /// Finds the tensor of a name, or of the name with another of the spec's prefixes.
 fn find<'a>(checkpoint: &'a Checkpoint, spec: &ModelSpec, name: &str) -> Result<WeightTensor<'a>, LoadError> {
     Ok(checkpoint.weight(&name_in(checkpoint, spec, name))?)
+}
+
+/// Finds the integers of a role that is one whole tensor, `[rows, columns]`.
+pub(crate) fn stored_integers<'a>(
+    checkpoint: &'a Checkpoint,
+    spec: &ModelSpec,
+    role: &str,
+    expected: [usize; 2],
+) -> Result<Tensor<'a>, LoadError> {
+    let place = spec.tensor(role)?;
+    let [name] = place.names.as_slice() else { return Err(SpecError::not_whole(role).into()) };
+    let tensor = checkpoint.tensor(&name_in(checkpoint, spec, name))?;
+    if tensor.shape() != expected {
+        let (found, expected) = (tensor.shape().to_vec(), expected.to_vec());
+        return Err(LoadError::Shape { tensor: tensor.name().to_owned(), found, expected, role: role.to_owned() });
+    }
+    if tensor.integer(0).is_none() {
+        return Err(LoadError::NotIntegers { tensor: tensor.name().to_owned(), dtype: tensor.dtype().name() });
+    }
+    Ok(tensor)
 }
 
 /// Returns a name as it is, or with another of the spec's prefixes if the checkpoint has only that one.

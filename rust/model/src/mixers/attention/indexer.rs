@@ -277,7 +277,8 @@ impl AttentionPass<'_> {
             let rope = &self.pass.ropes[rope];
             angles.fill(rope, ends.iter().map(|(_, (_, position))| (position + 1 - block, 0)));
             let (RopeSpec { rotary_dim, interleaved, .. }, RopeRows { cos, sin }) = (rope, &*angles);
-            let rope = Rope { heads: 1, head_dim, rotary_dim: *rotary_dim, interleaved: *interleaved, cos, sin };
+            let (rotary_dim, interleaved) = (*rotary_dim, *interleaved);
+            let rope = Rope { heads: 1, head_dim, first: 0, rotary_dim, interleaved, cos, sin };
             rope_in_place(exec, RowsMut::new(keys, head_dim, 0), &rope)?;
         }
         store.write_index(exec.isa, index, places, Rows::new(keys, head_dim, 0));

@@ -7,7 +7,7 @@ mod latent;
 use ferrule_kernels::activation::{Activation, activate, apply_gate};
 use ferrule_kernels::attention::{AttentionShape, attention};
 use ferrule_kernels::elementwise::scale_rows;
-use ferrule_kernels::indexer::Selection;
+use ferrule_kernels::indexer::{Selection, buffer_bytes};
 use ferrule_kernels::kv::{KvShape, KvStore};
 use ferrule_kernels::rope::{Rope, rope_in_place};
 use ferrule_kernels::{PackedMatrix, PoolError, Rows, RowsMut, Scratch};
@@ -299,7 +299,7 @@ impl Mixer for AttentionSpec {
         tensors.vectors.extend(&weights.sinks);
     }
 
-    fn memory(&self) -> Option<MemoryNeed> {
+    fn memory(&self) -> Vec<MemoryNeed> {
         let shape = match &self.projections {
             ProjectionsSpec::Heads(heads) => heads.kv_shape(),
             ProjectionsSpec::Latent(latent) => latent.kv_shape(),
@@ -307,10 +307,10 @@ impl Mixer for AttentionSpec {
         let shape = KvShape { index_dim: self.indexer.as_ref().map_or(0, |indexer| indexer.head_dim), ..shape };
         // No row reads tokens further back than a chunk is long.
         let window = self.window.into_iter().chain(self.chunk).min();
-        Some(match self.kv_layer {
+        vec![match self.kv_layer {
             None => MemoryNeed::Pages { shape, window },
             Some(layer) => MemoryNeed::PagesOf { layer, shape, window },
-        })
+        }]
     }
 
     fn buffer_floats(&self, _: usize, rows: usize) -> usize {
@@ -321,6 +321,10 @@ impl Mixer for AttentionSpec {
         let has_latent = self.query_rank().is_some();
         let indexer = self.indexer.as_ref().map_or(0, |indexer| indexer.floats(has_latent));
         rows * (inner + self.gates() + indexer)
+    }
+
+    fn choice_bytes(&self, rows: usize, tokens: usize) -> u64 {
+        self.indexer.as_ref().map_or(0, |indexer| buffer_bytes(rows, indexer.sets(), tokens))
     }
 
     fn longest_input(&self, hidden_size: usize) -> usize {
@@ -386,7 +390,7 @@ impl AttentionPass<'_> {
         let Some(index) = rope else { return Ok(()) };
         let RopeSpec { rotary_dim, interleaved, .. } = self.pass.ropes[index];
         let RopeRows { cos, sin } = &self.pass.rows.ropes[index];
-        let rope = Rope { heads, head_dim, rotary_dim, interleaved, cos, sin };
+        let rope = Rope { heads, head_dim, first: 0, rotary_dim, interleaved, cos, sin };
         rope_in_place(&self.pass.exec, x, &rope)
     }
 

@@ -51,7 +51,7 @@ pub struct XieluSpec {
     pub alphas: Option<[f32; 2]>,
 }
 
-/// Clamped gate of gpt-oss: `(u + 1) * g * sigmoid(alpha * g)` with `g = min(gate, limit)` and `u = clamp(up, -limit,
+/// Clamped gate (gpt-oss): `(u + offset) * g * sigmoid(alpha * g)` with `g = min(gate, limit)` and `u = clamp(up, -limit,
 /// limit)`.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -60,6 +60,9 @@ pub struct ClampSpec {
     pub alpha: f32,
     /// Largest magnitude of gate and up.
     pub limit: f32,
+    /// Number added to up.
+    #[serde(default = "crate::spec::one")]
+    pub offset: f32,
 }
 
 /// Weights of a dense network.
@@ -111,7 +114,7 @@ impl DenseSpec {
     /// Returns how the gate is applied to `up`.
     fn gating(&self) -> Gating {
         match self.clamp {
-            Some(ClampSpec { alpha, limit }) => Gating::Clamped { alpha, limit },
+            Some(ClampSpec { alpha, limit, offset }) => Gating::Clamped { alpha, limit, offset },
             None => Gating::Plain(self.activation.into()),
         }
     }
@@ -135,9 +138,10 @@ impl DenseSpec {
             finite(&format!("{path}.xielu.eps"), eps)?;
             require(&format!("{path}.gated"), self.gated, !self.gated, || "false if there is xielu".to_owned())?;
         }
-        let Some(ClampSpec { alpha, limit }) = self.clamp else { return Ok(()) };
+        let Some(ClampSpec { alpha, limit, offset }) = self.clamp else { return Ok(()) };
         finite(&format!("{path}.clamp.alpha"), alpha)?;
         finite(&format!("{path}.clamp.limit"), limit)?;
+        finite(&format!("{path}.clamp.offset"), offset)?;
         require(&format!("{path}.gated"), self.gated, self.gated, || "true if there is a clamp".to_owned())
     }
 

@@ -76,6 +76,8 @@ pub(crate) struct Experts<M = PackedMatrix> {
     norm: Option<Norm>,
     /// Correction bias, added to the scores when experts are chosen.
     correction: Option<Vec<f32>>,
+    /// Experts of each token id: `[vocab_size, experts_per_token]`.
+    token_experts: Option<Vec<f32>>,
     experts: Vec<Dense<M>>,
     shared: Option<Dense<M>>,
     /// Gate of the shared expert: one row, in f32.
@@ -168,6 +170,10 @@ impl Mixer for ExpertsSpec {
                 true => Some(loader.vector(&format!("{at}router.correction_bias"), *experts)?),
                 false => None,
             },
+            token_experts: match router.token_experts {
+                true => Some(loader.ids(&format!("{at}router.token_experts"), self.experts_per_token, *experts)?),
+                false => None,
+            },
             experts: (0..*experts)
                 .map(|index| expert.load_at(loader, packer, &format!("{at}experts.{index}."), down))
                 .collect::<Result<_, _>>()?,
@@ -183,10 +189,11 @@ impl Mixer for ExpertsSpec {
     }
 
     fn list<'a, M>(weights: &'a Experts<M>, tensors: &mut Tensors<'a, M>) {
-        let Experts { router, router_norm, scales, norm, correction, experts, shared, shared_gate } = weights;
+        let Experts { router, router_norm, scales, norm, correction, token_experts, experts, shared, shared_gate } =
+            weights;
         tensors.linear(router);
         router_norm.iter().chain(norm).for_each(|norm| tensors.norm(norm));
-        tensors.vectors.extend(scales.iter().chain(correction));
+        tensors.vectors.extend(scales.iter().chain(correction).chain(token_experts));
         experts.iter().chain(shared).for_each(|dense| DenseSpec::list(dense, tensors));
         shared_gate.iter().for_each(|linear| tensors.linear(linear));
     }
@@ -216,7 +223,8 @@ impl Mixer for ExpertsSpec {
         buffers: &mut Buffers,
         out: &mut [f32],
     ) -> Result<(), PoolError> {
-        ExpertsPass { exec: &pass.exec, weights, spec: self, adapters: pass.adapters }.run(x, buffers, out)
+        let tokens = &pass.rows.tokens;
+        ExpertsPass { exec: &pass.exec, weights, spec: self, adapters: pass.adapters }.run(tokens, x, buffers, out)
     }
 }
 
@@ -230,16 +238,17 @@ struct ExpertsPass<'a> {
 }
 
 impl ExpertsPass<'_> {
-    /// Computes `out` from `x`, both `[rows, hidden_size]`.
-    fn run(&self, x: &[f32], buffers: &mut Buffers, out: &mut [f32]) -> Result<(), PoolError> {
+    /// Computes `out` from `x`, both `[rows, hidden_size]`. `tokens` has the token of each row.
+    fn run(&self, tokens: &[u32], x: &[f32], buffers: &mut Buffers, out: &mut [f32]) -> Result<(), PoolError> {
         let width = self.weights.router.weight.cols();
         let rows = x.len() / width;
         let mut normed = std::mem::take(&mut buffers.normed);
         let input = normed_or_same(self.exec, self.weights.norm.as_ref(), x, width, &mut normed)?;
         let chunk_rows = rows.div_ceil(rows.div_ceil(CHUNK_ROWS).max(1)).max(1);
         let chunks = |x| <[f32]>::chunks(x, chunk_rows * width);
-        for ((x, input), out) in chunks(x).zip(chunks(input)).zip(out.chunks_mut(chunk_rows * width)) {
-            self.chunk(x, input, width, buffers, out)?;
+        let inputs = tokens.chunks(chunk_rows).zip(chunks(x)).zip(chunks(input));
+        for ((routed, input), out) in inputs.zip(out.chunks_mut(chunk_rows * width)) {
+            self.chunk(routed, input, width, buffers, out)?;
         }
         self.add_shared(input, width, buffers, out)?;
         buffers.normed = normed;
@@ -265,9 +274,14 @@ impl ExpertsPass<'_> {
         Ok(())
     }
 
-    /// Chooses the experts of every row of the router's input, and places the rows of each expert side by side, in the
-    /// order of the batch. Returns the number of rows of each expert.
-    fn choose(&self, x: &[f32], width: usize, buffers: &mut Buffers) -> Result<Vec<usize>, PoolError> {
+    /// Chooses the experts of every row of the router's input, given with its token, and places the rows of each expert
+    /// side by side, in the order of the batch. Returns the number of rows of each expert.
+    fn choose(
+        &self,
+        (tokens, x): (&[u32], &[f32]),
+        width: usize,
+        buffers: &mut Buffers,
+    ) -> Result<Vec<usize>, PoolError> {
         let Self { exec, weights, spec, .. } = self;
         let Buffers { router_input, logits, chosen, places, sources, .. } = buffers;
         let ExpertsSpec { experts, experts_per_token, .. } = **spec;
@@ -281,7 +295,11 @@ impl ExpertsPass<'_> {
         let choices = Tiles::row_blocks(chosen, experts_per_token, 1);
         for_row_chunks(exec, logits, experts, experts * experts_per_token, &|first, logits| {
             for (logits, row) in logits.chunks_exact_mut(experts).zip(first..) {
-                choose(spec, logits, weights.correction.as_deref(), choices.take(row).contiguous());
+                let given = weights
+                    .token_experts
+                    .as_deref()
+                    .map(|table| &table[tokens[row] as usize * experts_per_token..][..experts_per_token]);
+                choose(spec, logits, weights.correction.as_deref(), given, choices.take(row).contiguous());
             }
         })?;
         drop(choices);
@@ -309,10 +327,10 @@ impl ExpertsPass<'_> {
         Ok(counts)
     }
 
-    /// Computes `out` from the experts' input `x`; the router reads `routed`.
+    /// Computes `out` from the experts' input `x`; the router reads the tokens and inputs `routed`.
     fn chunk(
         &self,
-        routed: &[f32],
+        routed: (&[u32], &[f32]),
         x: &[f32],
         width: usize,
         buffers: &mut Buffers,

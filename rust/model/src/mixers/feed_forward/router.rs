@@ -40,6 +40,9 @@ pub struct RouterSpec {
     /// Whether the weight multiplies the expert's input instead of its output (Llama 4).
     #[serde(default)]
     pub weigh_input: bool,
+    /// Whether the experts of a token come from a table by its id; scores only weight them (DeepSeek-V4).
+    #[serde(default)]
+    pub token_experts: bool,
 }
 
 /// Function from a router's logits to scores.
@@ -50,6 +53,8 @@ pub enum Scoring {
     Softmax,
     /// Sigmoid of each logit.
     Sigmoid,
+    /// Square root of the softplus of each logit (DeepSeek-V4).
+    SqrtSoftplus,
     /// Softmax over the chosen experts only.
     SoftmaxOfChosen,
     /// For each choice, softmax over the experts that are left and nearly as good (Phi-3.5-MoE; Liu et al. 2023).
@@ -74,12 +79,21 @@ pub(super) struct Choice {
 }
 
 /// Chooses `experts_per_token` experts from a router's logits, best first; ties go to the lowest id. Overwrites
-/// `logits`; `correction` is added to the scores only for the choice.
-pub(super) fn choose(spec: &ExpertsSpec, logits: &mut [f32], correction: Option<&[f32]>, chosen: &mut [Choice]) {
+/// `logits`; `correction` is added to the scores only for the choice. If the experts are `given`, they are only weighted.
+pub(super) fn choose(
+    spec: &ExpertsSpec,
+    logits: &mut [f32],
+    correction: Option<&[f32]>,
+    given: Option<&[f32]>,
+    chosen: &mut [Choice],
+) {
     let RouterSpec { scoring, normalize, scale, .. } = spec.router;
     match scoring {
         Scoring::Softmax => softmax(logits),
         Scoring::Sigmoid => logits.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
+        Scoring::SqrtSoftplus => {
+            logits.iter_mut().for_each(|x| *x = (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt());
+        }
         Scoring::SoftmaxOfChosen | Scoring::SparseMixer => {}
     }
     let scores = &*logits;
@@ -90,7 +104,11 @@ pub(super) fn choose(spec: &ExpertsSpec, logits: &mut [f32], correction: Option<
             eligible[expert / (spec.experts / spec.router.groups)]
                 && chosen[..index].iter().all(|choice| choice.expert != expert)
         });
-        if let Some(expert) = best(left, &worth) {
+        let expert = match given {
+            Some(given) => Some(given[index] as usize),
+            None => best(left, &worth),
+        };
+        if let Some(expert) = expert {
             let weight = match scoring {
                 Scoring::SparseMixer => sparse_mixer_weight(scores, expert, spec.router.jitter, &chosen[..index]),
                 _ => scores[expert],
@@ -186,12 +204,15 @@ mod tests {
         all.as_object_mut().unwrap().extend(router.as_object().unwrap().clone());
         let spec: ExpertsSpec = serde_json::from_value(json!({
             "experts": logits.len(), "experts_per_token": experts_per_token, "router": all,
-            "expert": {"type": "dense", "intermediate_size": 8, "activation": "silu", "gated": true, "bias": false, "clamp": null, "gate_scale": 1.0},
+            "expert": {
+                "type": "dense", "intermediate_size": 8, "activation": "silu", "gated": true, "bias": false, "clamp": null,
+                "gate_scale": 1.0
+            },
             "shared": null, "shared_gate": false
         }))
         .unwrap();
         let mut chosen = vec![Choice::default(); experts_per_token];
-        choose(&spec, &mut logits.to_vec(), correction, &mut chosen);
+        choose(&spec, &mut logits.to_vec(), correction, None, &mut chosen);
         chosen.into_iter().map(|Choice { expert, weight }| (expert, weight)).collect()
     }
 
@@ -204,6 +225,31 @@ mod tests {
         let logits = [1.0, 3.0, 3.0, 0.0, 3.0];
         for scoring in ["softmax", "sigmoid", "softmax_of_chosen"] {
             assert_eq!(experts(&chosen(json!({"scoring": scoring}), 2, &logits)), [1, 2], "{scoring}");
+        }
+    }
+
+    #[test]
+    fn given_experts_are_weighted_by_their_scores() {
+        let spec: ExpertsSpec = serde_json::from_value(json!({
+            "experts": 4, "experts_per_token": 2, "shared": null, "shared_gate": false,
+            "expert": {
+                "type": "dense", "intermediate_size": 8, "activation": "silu", "gated": true, "bias": false, "clamp": null,
+                "gate_scale": 1.0
+            },
+            "router": {
+                "scoring": "sqrt_softplus", "normalize": true, "scale": 2.0, "bias": false, "correction_bias": false,
+                "groups": 1, "groups_chosen": 1, "group_score": "top2", "token_experts": true,
+            },
+        }))
+        .unwrap();
+        let mut chosen = [Choice::default(); 2];
+        let logits = [-3.0, 9.0, 0.5, 4.0];
+        choose(&spec, &mut logits.clone(), None, Some(&[2.0, 0.0]), &mut chosen);
+        let scores = [0.5, -3.0].map(|x: f64| x.exp().ln_1p().sqrt());
+        for (choice, (expert, score)) in chosen.iter().zip([(2, scores[0]), (0, scores[1])]) {
+            assert_eq!(choice.expert, expert);
+            let wanted = 2.0 * score / scores.iter().sum::<f64>();
+            assert!((f64::from(choice.weight) - wanted).abs() < 1e-6, "{choice:?}, {wanted}");
         }
     }
 

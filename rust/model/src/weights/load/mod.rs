@@ -21,6 +21,7 @@ use super::source::{Source, WeightSource};
 use crate::quantization::Quantization;
 use crate::spec::ModelSpec;
 use crate::stage::StageLayers;
+pub(crate) use roles::RolePart;
 
 /// Loads the weights that a spec asks for from a source.
 #[derive(Clone)]

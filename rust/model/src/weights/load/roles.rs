@@ -117,6 +117,18 @@ impl<'a> Loader<'a> {
         Ok(table)
     }
 
+    /// Loads a table of ids below `below`, with `columns` of them for each token of the vocabulary.
+    pub fn ids(&self, role: &str, columns: usize, below: usize) -> Result<Vec<f32>, LoadError> {
+        let rows = self.spec.vocab_size;
+        let read = self.source.ids(role, [rows, columns], below)?;
+        let mut table = zeros("a table of ids", rows.saturating_mul(columns))?;
+        if self.reads {
+            read(&mut table)?;
+        }
+        self.record(role, &table);
+        Ok(table)
+    }
+
     fn record(&self, role: &str, vector: &[f32]) {
         if let Some(vectors) = &self.vectors {
             vectors.borrow_mut().push((role.to_owned(), vector.to_owned()));

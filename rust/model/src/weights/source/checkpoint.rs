@@ -9,7 +9,7 @@ use crate::quantization::Quantization;
 use crate::spec::{ModelSpec, TableSpec};
 use crate::weights::error::LoadError;
 use crate::weights::plan::MatrixPlan;
-use crate::weights::stored::{Stored, View};
+use crate::weights::stored::{Stored, View, stored_integers};
 use crate::weights::table::TableRows;
 
 /// A checkpoint as a source of weights; the spec maps roles to tensor names.
@@ -84,6 +84,21 @@ impl<'a> WeightSource<'a> for CheckpointWeights<'a> {
             let rows = views.iter().flat_map(|view| (0..view.rows()).map(move |row| (view, row)));
             let mut rows = rows.zip(out.chunks_exact_mut(columns.unwrap_or(1)));
             rows.try_for_each(|((view, row), out)| view.read_values(row, out))
+        }))
+    }
+
+    fn ids(&self, role: &str, shape: [usize; 2], below: usize) -> Result<VectorReader<'a>, LoadError> {
+        let tensor = stored_integers(self.checkpoint, self.spec, role, shape)?;
+        let name = tensor.name().to_owned();
+        Ok(Box::new(move |out| {
+            for (index, out) in out.iter_mut().enumerate() {
+                let found = tensor.integer(index).unwrap_or(i64::MIN);
+                if usize::try_from(found).map_or(true, |id| id >= below) {
+                    return Err(LoadError::Id { tensor: name.clone(), found: found.to_string(), below });
+                }
+                *out = found as f32;
+            }
+            Ok(())
         }))
     }
 }

@@ -51,6 +51,9 @@ pub(crate) trait WeightSource<'a> {
 
     /// Finds a vector of `rows` elements, or a table of `rows` rows if `columns` is given.
     fn vector(&self, role: &str, rows: usize, columns: Option<usize>) -> Result<VectorReader<'a>, LoadError>;
+
+    /// Finds a table of integers below `below`: `[rows, columns]`. They are exact in f32.
+    fn ids(&self, role: &str, shape: [usize; 2], below: usize) -> Result<VectorReader<'a>, LoadError>;
 }
 
 /// Fills a slice of the requested length with the values of a vector.

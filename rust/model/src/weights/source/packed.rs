@@ -64,6 +64,18 @@ impl<'a> WeightSource<'a> for PackedWeights<'a> {
             Ok(())
         }))
     }
+
+    fn ids(&self, role: &str, [rows, columns]: [usize; 2], below: usize) -> Result<VectorReader<'a>, LoadError> {
+        let (read, name) = (self.vector(role, rows, Some(columns))?, role.to_owned());
+        Ok(Box::new(move |out| {
+            read(out)?;
+            let is_id = |x: &f32| *x >= 0.0 && x.fract() == 0.0 && (*x as usize) < below;
+            match out.iter().find(|x| !is_id(x)) {
+                Some(found) => Err(LoadError::Id { tensor: name.clone(), found: found.to_string(), below }),
+                None => Ok(()),
+            }
+        }))
+    }
 }
 
 /// Returns the format of a matrix's first rows, if the file has the matrix.

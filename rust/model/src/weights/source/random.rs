@@ -53,4 +53,12 @@ impl<'a> WeightSource<'a> for RandomWeights {
             Ok(())
         }))
     }
+
+    /// Ids of consecutive elements are consecutive, so that the ids of a row are different ones.
+    fn ids(&self, _: &str, _: [usize; 2], below: usize) -> Result<VectorReader<'a>, LoadError> {
+        Ok(Box::new(move |out| {
+            out.iter_mut().enumerate().for_each(|(index, out)| *out = (index % below) as f32);
+            Ok(())
+        }))
+    }
 }

@@ -1,18 +1,18 @@
-//! Memory of state: a fixed number of floats per sequence for each layer.
+//! Memory of floats: states, or vectors that lie row by row in pages.
 
-use ferrule_kernels::RowsMut;
 use ferrule_kernels::kv::PageId;
 use ferrule_kernels::memory::PageSlice;
+use ferrule_kernels::{Rows, RowsMut};
 
-/// States of one group. A page is the state of one sequence after some token, in all layers of the group.
-pub(crate) struct StateStore {
+/// Floats of one group. A page of a group of state is the state of one sequence after some token, in all layers of the group.
+pub(crate) struct FloatStore {
     /// `[pages, floats]`
     data: PageSlice<f32>,
     /// Floats of one page.
     floats: usize,
 }
 
-impl StateStore {
+impl FloatStore {
     /// Allocates zeros, whose memory is used when they are first written; `None` if the address space is too small.
     pub fn new(floats: usize, pages: usize) -> Option<Self> {
         let data = PageSlice::zeroed_in_huge_pages(floats.checked_mul(pages)?).ok()?;
@@ -20,6 +20,11 @@ impl StateStore {
     }
 
     /// Returns all pages from float `first` on, one per row.
+    pub fn rows(&self, first: usize) -> Rows<'_> {
+        Rows::new(&self.data, self.floats, first)
+    }
+
+    /// Returns all pages from float `first` on, one per row, to be written.
     pub fn rows_mut(&mut self, first: usize) -> RowsMut<'_> {
         RowsMut::new(&mut self.data, self.floats, first)
     }
