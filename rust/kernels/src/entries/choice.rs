@@ -154,7 +154,7 @@ struct Score<'a, K> {
     queries: &'a [f32],
     /// `[heads]`
     weights: &'a [f32],
-    /// At least one element per key.
+    /// One element per key, or more.
     out: &'a mut [f32],
 }
 

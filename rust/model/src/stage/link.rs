@@ -97,7 +97,8 @@ enum Request {
 /// the stage computes, so that the other end never waits to send.
 ///
 /// # Errors
-/// [`LinkError`] for a request that failed, which the other end is told, and for a connection that ends within a frame.
+/// [`LinkError`] for a request that failed, which is also reported to the other end, and for a connection that ends
+/// within a frame.
 pub fn serve_stage(
     stage: &mut Stage,
     kv_budget: u64,

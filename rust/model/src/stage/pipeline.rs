@@ -17,7 +17,7 @@ pub enum PipelineError {
     Link {
         /// Index of the stage.
         stage: usize,
-        /// What failed.
+        /// Cause.
         error: LinkError,
     },
     /// The stages do not fit together.
@@ -35,7 +35,7 @@ pub enum PipelineError {
     /// The model cannot run in stages.
     #[error("pipeline parallelism does not support {what}")]
     Unsupported {
-        /// What the model has.
+        /// Unsupported part of the model.
         what: &'static str,
     },
 }
@@ -51,7 +51,7 @@ pub struct Pipeline {
     links: Vec<StageLink>,
     /// Page copies that the next step begins with.
     copies: Vec<PageCopy>,
-    /// Why a stage is lost.
+    /// Reason that a stage is lost, if one is.
     lost: Option<String>,
 }
 

@@ -344,7 +344,7 @@ impl<'a> Words<'a> {
     }
 
     fn sequence(&mut self, index: usize) -> Result<StageSequence, StepError> {
-        let [numbers] = self.groups::<6>("a sequence", 1)? else { unreachable!("one group was asked for") };
+        let [numbers] = self.groups::<6>("a sequence", 1)? else { unreachable!("one group is read") };
         let [tokens, types, groups, first_position, prompt_len, rows] =
             numbers.map(|word| u32::from_le_bytes(word) as usize);
         let logits = match rows {
