@@ -78,12 +78,14 @@ macro_rules! isa_registry {
             /// Returns the instruction sets that this machine has and this build includes, slowest first.
             #[must_use]
             pub fn available() -> Vec<Self> {
-                let mut found = vec![Isa::Scalar(Scalar)];
-                $(
-                    #[cfg(all(target_arch = "x86_64", feature = $name))]
-                    found.extend($token::detect().map(Isa::$token));
-                )*
-                found
+                let found = [
+                    Some(Isa::Scalar(Scalar)),
+                    $(
+                        #[cfg(all(target_arch = "x86_64", feature = $name))]
+                        $token::detect().map(Isa::$token),
+                    )*
+                ];
+                found.into_iter().flatten().collect()
             }
 
             /// Returns the name that `FERRULE_ISA` takes.
