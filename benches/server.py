@@ -393,7 +393,8 @@ def attack(options: argparse.Namespace) -> dict[str, Any]:
     more = {} if options.model is None else {"model": options.model, "settings": {"chat_template": CHAT_TEMPLATE}}
     with serving(None, threads=options.threads, **more) as server:
         command = [sys.executable, __file__, "send_attacks", str(server.port)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as attackers:  # noqa: S603
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as attackers:  # noqa: S603
             return asyncio.run(run(server, attackers))
 
 

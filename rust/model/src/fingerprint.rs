@@ -23,8 +23,8 @@ const TABLE_PART_BYTES: usize = 256 << 20;
 /// Number of positions whose rotary embeddings are hashed.
 const ROPE_SAMPLES: usize = 256;
 
-/// Computes the fingerprint of some layers of a model. The length of every part is hashed or follows from the spec, so that two models
-/// never hash the same bytes.
+/// Computes the fingerprint of some layers of a model. The length of every part is hashed or follows from the spec, so
+/// that two models never hash the same bytes.
 pub(crate) fn fingerprint(
     spec: &ModelSpec,
     layers: Range<usize>,

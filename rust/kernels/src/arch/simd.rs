@@ -226,8 +226,8 @@ pub trait Dot: Simd {
         unreachable!("this instruction set multiplies weights, not codes")
     }
 
-    /// Adds the product of each lane's partial sum with its factor to `acc`. `scale` holds the factor twice, as two numbers
-    /// of 16 bits.
+    /// Adds the product of each lane's partial sum with its factor to `acc`. `scale` holds the factor twice, as two
+    /// numbers of 16 bits.
     fn add_scaled(self, _acc: Self::I32, _partial: Self::I32, _scale: Self::Bytes) -> Self::I32 {
         unreachable!("this instruction set multiplies weights, not codes")
     }
