@@ -33,7 +33,6 @@ TAGS = Tags(
     name=re.compile(r'[^"<>\n]+'),
 )
 PARAMETER_END = f"</{MARK}parameter>"
-_NAME = re.compile(r'[^"<>\n]+')
 _STRING, _JSON, _UNKNOWN = '" string="true">', '" string="false">', '">'
 
 
@@ -45,7 +44,7 @@ def dsml(state: State) -> Read[None]:
 def _parameter(state: State, function: str, arguments: Arguments) -> Read[None]:
     """Reads a parameter after the quotation mark before its name."""
     text = state.text
-    key = yield from text.run(_NAME)
+    key = yield from text.run(TAGS.name)
     form = yield from text.accept(_STRING, _JSON, _UNKNOWN)
     if form == _STRING:
         arguments.add(key, '"')
