@@ -64,8 +64,9 @@ def answer(path):
         return llm.generate({"prompt_token_ids": [7, 8, 9]}, params)[0].outputs[0].token_ids
 
 for line in sys.stdin:
-    limit = int(time.process_time()) + 1 + int(sys.argv[2])
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+    limit, inherited = int(time.process_time()) + 1 + int(sys.argv[2]), resource.getrlimit(resource.RLIMIT_CPU)[1]
+    limit = limit if inherited == resource.RLIM_INFINITY else min(limit, inherited)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, inherited))
     try:
         result = {"tokens": list(answer(Path(line.rstrip("\\n"))))}
     except Exception as error:
