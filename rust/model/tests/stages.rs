@@ -270,21 +270,40 @@ fn the_last_stage_has_the_hidden_states_of_the_whole() {
 
 #[test]
 fn stages_hold_only_their_weights() {
-    let json = experts();
     let (int8, f16) = (options().quantization, options().kv_format);
-    let whole = measure(&read(&json), Source::Random, int8, f16).unwrap().weights;
-    let needs = |layers: Range<usize>| Stage::measure(&read(&json), layers, Source::Random, int8, f16).unwrap();
-    let parts = [0..1, 1..3, 3..4].map(needs);
-    let sum = |bytes: fn(&Needs) -> u64| parts.iter().map(bytes).sum::<u64>();
-    assert_eq!(sum(|part| part.weights.weight_bytes), whole.weight_bytes);
-    assert_eq!(sum(|part| part.weights.vector_bytes), whole.vector_bytes);
-    assert_eq!(sum(|part| part.weights.parameters), whole.parameters);
-    assert_eq!(sum(|part| part.weights.weight_bytes_per_token), whole.weight_bytes_per_token);
-    let loaded = load_stage(&json, 1..3).unwrap();
-    assert_eq!((loaded.weight_sizes(), loaded.kv_groups()), (parts[1].weights, parts[1].kv_groups.as_slice()));
-    let fingerprints = [0..1, 1..3, 1..4].map(|layers| load_stage(&json, layers).unwrap().fingerprint());
-    assert_ne!(fingerprints[0], fingerprints[1]);
-    assert_ne!(fingerprints[1], fingerprints[2]);
+    let mut untied = streams();
+    untied["lm_head"]["tied"] = json!(false);
+    // Each stage counts the table of the tokens, which stays in its file.
+    for (json, table_numbers) in [(experts(), 0), (untied, 48 * VOCABULARY as u64)] {
+        let whole = measure(&read(&json), Source::Random, int8, f16).unwrap().weights;
+        let needs = |layers: Range<usize>| Stage::measure(&read(&json), layers, Source::Random, int8, f16).unwrap();
+        let parts = [0..1, 1..3, 3..4].map(needs);
+        let sum = |bytes: fn(&Needs) -> u64| parts.iter().map(bytes).sum::<u64>();
+        assert_eq!(sum(|part| part.weights.weight_bytes), whole.weight_bytes);
+        assert_eq!(sum(|part| part.weights.vector_bytes), whole.vector_bytes);
+        assert_eq!(sum(|part| part.weights.parameters), whole.parameters + 2 * table_numbers);
+        assert_eq!(sum(|part| part.weights.weight_bytes_per_token), whole.weight_bytes_per_token);
+        let loaded = load_stage(&json, 1..3).unwrap();
+        assert_eq!((loaded.weight_sizes(), loaded.kv_groups()), (parts[1].weights, parts[1].kv_groups.as_slice()));
+        let fingerprints = [0..1, 1..3, 1..4].map(|layers| load_stage(&json, layers).unwrap().fingerprint());
+        assert_ne!(fingerprints[0], fingerprints[1]);
+        assert_ne!(fingerprints[1], fingerprints[2]);
+    }
+}
+
+#[test]
+fn divided_layers_have_the_smallest_largest_stage() {
+    let (int8, f16) = (options().quantization, options().kv_format);
+    for json in [dense(), experts(), streams()] {
+        let spec = read(&json);
+        let bytes = |layers: Range<usize>| {
+            let weights = Stage::measure(&spec, layers, Source::Random, int8, f16).unwrap().weights;
+            weights.weight_bytes + weights.vector_bytes
+        };
+        let larger = |cut: usize| bytes(0..cut).max(bytes(cut..4));
+        let found = divide_layers(&spec, Source::Random, int8, 2).unwrap();
+        assert_eq!(larger(found[0].end), (1..4).map(larger).min().unwrap(), "{found:?}");
+    }
 }
 
 #[test]

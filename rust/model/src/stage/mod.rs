@@ -5,7 +5,8 @@
 //! same [`Batch`]: token ids, positions and pages are those of the whole model.
 //!
 //! Between two stages, a token has all residual streams, side by side, and its embedding if a later layer reads it.
-//! Every other thing that a layer reads of an earlier one keeps both in one stage; see [`StageError::Crossing`].
+//! If a layer reads anything else of an earlier layer, such as its keys and values, both must be in the same stage; see
+//! [`StageError::Crossing`].
 
 mod divide;
 mod layers;
@@ -78,9 +79,9 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Loads layers `layers` of a model, with the embedding if they are the first, and with all that follows the layers
-    /// if they are the last. Reads no other weights; a last stage whose lm_head is tied to the embedding reads that
-    /// too. The sequence memory is empty until [`Stage::allocate_kv`].
+    /// Loads layers `layers` of a model. The first stage also has everything before the layers (the embedding and the
+    /// beginning of the residual streams), and the last stage has everything after them, including the embedding if
+    /// the lm_head is tied to it. Reads no other weights. The sequence memory is empty until [`Stage::allocate_kv`].
     ///
     /// # Errors
     /// [`LoadError`] if the layers cannot be a stage, the files do not fit the spec, memory is too small, or the load

@@ -8,6 +8,7 @@ use super::gated::{self, Gated, GatedSpec};
 use super::sinkhorn::{self, Weighted, WeightedSpec};
 use crate::layer::{AdapterRows, adapted, for_rows};
 use crate::limits::{SpecError, finite};
+use crate::stage::StageLayers;
 use crate::weights::{Linear, LoadError, Loader, Packer, Tensors};
 
 /// Beginning and end of streams.
@@ -27,16 +28,20 @@ pub enum StreamEndsSpec {
     Weighted(WeightedSpec),
 }
 
-/// Weights of the ends of streams.
+/// Weights of the ends of streams. The first stage has those of the beginning, and the last stage those of the end.
 pub(crate) enum StreamEnds<M = PackedMatrix> {
     Projected(Projections<M>),
-    Gated(Gated<M>),
-    Weighted(Weighted<M>),
+    /// The gated mean at the end, in the last stage.
+    Gated(Option<Gated<M>>),
+    /// The weighted sum at the end, in the last stage.
+    Weighted(Option<Weighted<M>>),
 }
 
 /// Projections of all streams but the first.
 pub(crate) struct Projections<M> {
+    /// Projections at the beginning; empty in later stages.
     begin: Vec<Linear<M>>,
+    /// Projections at the end; empty in earlier stages.
     end: Vec<Linear<M>>,
 }
 
@@ -83,18 +88,25 @@ impl StreamEndsSpec {
         }
     }
 
-    /// Loads the weights: the roles `streams.begin.<stream>` and `streams.end.<stream>` of projections, and those of a
-    /// gated mean or weighted sum after `streams.end.`.
+    /// Loads the weights of `stage`: the roles `streams.begin.<stream>` and `streams.end.<stream>` of projections, and
+    /// those of a gated mean or weighted sum after `streams.end.`.
     pub(crate) fn load<P: Packer>(
         &self,
         loader: &Loader<'_>,
         packer: &mut P,
+        stage: &StageLayers,
         count: usize,
     ) -> Result<StreamEnds<P::Matrix>, LoadError> {
         let end = "streams.end.";
         match self {
-            Self::Gated(spec) => return Ok(StreamEnds::Gated(spec.load(loader, packer, end, count)?)),
-            Self::Weighted(spec) => return Ok(StreamEnds::Weighted(spec.load(loader, packer, end, count)?)),
+            Self::Gated(spec) => {
+                let mean = if stage.is_last() { Some(spec.load(loader, packer, end, count)?) } else { None };
+                return Ok(StreamEnds::Gated(mean));
+            }
+            Self::Weighted(spec) => {
+                let sum = if stage.is_last() { Some(spec.load(loader, packer, end, count)?) } else { None };
+                return Ok(StreamEnds::Weighted(sum));
+            }
             Self::Projected { .. } => {}
         }
         let hidden = loader.hidden_size();
@@ -105,7 +117,8 @@ impl StreamEndsSpec {
             });
             streams.collect::<Result<Vec<_>, _>>()
         };
-        let (begin, end) = (projections("streams.begin.")?, projections(end)?);
+        let begin = if stage.is_first() { projections("streams.begin.")? } else { Vec::new() };
+        let end = if stage.is_last() { projections(end)? } else { Vec::new() };
         Ok(StreamEnds::Projected(Projections { begin, end }))
     }
 
@@ -152,10 +165,10 @@ impl StreamEndsSpec {
             (Self::Projected { min_square }, StreamEnds::Projected(weights)) => {
                 weights.end(exec, *min_square, adapters, streams, buffers, out)
             }
-            (Self::Gated(spec), StreamEnds::Gated(weights)) => {
+            (Self::Gated(spec), StreamEnds::Gated(Some(weights))) => {
                 spec.mean((exec, adapters), weights, streams, out, &mut buffers.gated)
             }
-            (Self::Weighted(spec), StreamEnds::Weighted(weights)) => {
+            (Self::Weighted(spec), StreamEnds::Weighted(Some(weights))) => {
                 spec.sum((exec, adapters), weights, streams, out, &mut buffers.weighted)
             }
             _ => unreachable!("weights are loaded as the spec says"),
@@ -221,12 +234,18 @@ fn to_magnitude(x: &[f32], like: &[f32], min_square: f32) -> f32 {
 
 impl<M> StreamEnds<M> {
     pub(crate) fn list<'a>(&'a self, tensors: &mut Tensors<'a, M>) {
+        self.list_beginning(tensors);
         match self {
-            Self::Projected(Projections { begin, end }) => {
-                begin.iter().chain(end).for_each(|linear| tensors.linear(linear));
-            }
-            Self::Gated(weights) => weights.list(tensors),
-            Self::Weighted(weights) => weights.list(tensors),
+            Self::Projected(Projections { end, .. }) => end.iter().for_each(|linear| tensors.linear(linear)),
+            Self::Gated(mean) => mean.iter().for_each(|mean| mean.list(tensors)),
+            Self::Weighted(sum) => sum.iter().for_each(|sum| sum.list(tensors)),
+        }
+    }
+
+    /// Lists the weights of the beginning.
+    pub(crate) fn list_beginning<'a>(&'a self, tensors: &mut Tensors<'a, M>) {
+        if let Self::Projected(Projections { begin, .. }) = self {
+            begin.iter().for_each(|linear| tensors.linear(linear));
         }
     }
 }

@@ -145,13 +145,15 @@ where
         self.layers.iter().map(|layer| bytes(layer.tensors())).collect()
     }
 
-    /// Returns the bytes of the embedding, and of everything besides the embedding and the layers.
-    pub fn bytes_of_ends(&self) -> (u64, u64) {
-        let mut tensors = Tensors::default();
-        self.embedding.iter().for_each(|embedding| embedding.list(&mut tensors));
-        let embedding = bytes(tensors);
-        let others = bytes(self.tensors()) - embedding - self.bytes_of_layers().iter().sum::<u64>();
-        (embedding, others)
+    /// Returns the bytes of the embedding, of the beginning of the residual streams, and of everything that follows the
+    /// layers.
+    pub fn bytes_of_ends(&self) -> (u64, u64, u64) {
+        let (mut embedding, mut beginning) = (Tensors::default(), Tensors::default());
+        self.embedding.iter().for_each(|tokens| tokens.list(&mut embedding));
+        self.streams.iter().for_each(|streams| streams.list_beginning(&mut beginning));
+        let (embedding, beginning) = (bytes(embedding), bytes(beginning));
+        let output = bytes(self.tensors()) - embedding - beginning - self.bytes_of_layers().iter().sum::<u64>();
+        (embedding, beginning, output)
     }
 }
 

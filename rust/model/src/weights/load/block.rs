@@ -15,8 +15,8 @@ use crate::weights::source::MatrixPart;
 use crate::weights::{Block, BlockUse, Layer};
 
 impl Loader<'_> {
-    /// Loads layer `index`. Weights of earlier layers that it uses are taken from `before`, the layers of the stage so far,
-    /// or loaded again if they are not there.
+    /// Loads layer `index`. Weights of earlier layers that it uses are taken from `before`, the layers of the stage so
+    /// far, or loaded again if they are not there.
     pub fn layer<P: Packer>(
         &self,
         packer: &mut P,
@@ -97,10 +97,10 @@ impl Loader<'_> {
         Ok((site, LowRank { a, b, first_output, scale: 1.0 }))
     }
 
-    /// Loads what several residual streams begin and end with.
+    /// Loads what several residual streams begin with in the first stage, and what they end with in the last.
     pub fn streams<P: Packer>(&self, packer: &mut P) -> Result<Option<StreamEnds<P::Matrix>>, LoadError> {
         let streams = self.spec.streams.as_ref();
-        streams.map(|streams| streams.ends.load(self, packer, streams.count)).transpose()
+        streams.map(|streams| streams.ends.load(self, packer, &self.stage, streams.count)).transpose()
     }
 
     fn block<P: Packer>(&self, packer: &mut P, layer: usize, block: &BlockSpec) -> Result<Block<P::Matrix>, LoadError> {

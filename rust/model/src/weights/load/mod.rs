@@ -101,11 +101,11 @@ impl<'a> Loader<'a> {
     /// [`LoadError`].
     pub fn weights<P: Packer>(&self, packer: &mut P) -> Result<Weights<P::Matrix>, LoadError> {
         let Self { spec, stage, .. } = self;
-        let (is_first, is_last) = (stage.is_first(), stage.is_last());
-        let has_embedding = is_first || stage.has_tied_lm_head(spec);
+        let is_last = stage.is_last();
+        let has_embedding = stage.is_first() || stage.has_tied_lm_head(spec);
         let embedding = if has_embedding { Some(self.embedding(packer)?) } else { None };
         let tables = self.tables(packer)?;
-        let streams = if is_first || is_last { self.streams(packer)? } else { None };
+        let streams = self.streams(packer)?;
         let mut layers = Vec::with_capacity(stage.range().len());
         for index in stage.range() {
             layers.push(self.layer(packer, index, &spec.layers[index], &layers)?);
