@@ -211,19 +211,40 @@ def test_close_stops_the_verification(packed: Path, monkeypatch: pytest.MonkeyPa
     llm._verification.join()
 
 
-def test_verification_that_begins_when_the_program_ends_is_silent(
-    packed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def unhandled_errors(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Verifies a file in the background, and returns the errors that the thread reports."""
+
     class Owner:
         def fail(self, message: str) -> None:
             raise AssertionError(message)
 
+    errors: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda found: errors.append(str(found.exc_value)))
+    owner = Owner()
+    thread = verification.Verification([path], owner.fail)
+    thread.start()
+    thread.join()
+    return errors
+
+
+def test_verification_that_begins_when_the_program_ends_is_silent(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("concurrent.futures.thread._shutdown", True)
     with pytest.raises(RuntimeError, match="shutdown"):
         verification.verify(packed)
-    owner = Owner()
-    verification._verify_all([packed], threading.Event(), weakref.WeakMethod(owner.fail))
+    assert unhandled_errors(packed, monkeypatch) == []
     assert not list(PackedCache.open().directory.with_name("verified").glob("*"))
+
+
+def test_verification_that_cannot_start_a_thread_reports_an_error(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor.submit", refuse)
+    assert unhandled_errors(packed, monkeypatch) == ["can't start new thread"]
 
 
 def test_verification_keeps_no_engine_alive(

@@ -95,7 +95,11 @@ def _verify_all(
             if report is not None and path.exists() and not stop.is_set():
                 report(f"{error}; {discard(path)}")
             return
-        except RuntimeError:  # the program ends, so that no more work can be scheduled; the next load verifies the file
+        except RuntimeError as error:
+            # Only its message says that the program ends, so that Python starts no more work. This begins before the
+            # main thread ends. The next load verifies the file.
+            if "shutdown" not in str(error):
+                raise
             return
 
 
