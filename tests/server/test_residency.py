@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,10 +34,16 @@ class Loader:
         self.gate.set()
         self.check: Callable[[], None] = lambda: None
         """Runs at the begin of a load and may raise its error."""
+        self.download: Callable[[], None] = lambda: None
+        """Runs when the files are first needed."""
         self.made: list[AsyncLLM] = []
         self.missing = 0
         """Bytes that the model lacks according to its files."""
-        self.model = OnDemand(self._load, "a/model", missing_memory=lambda: self.missing)
+        self.model = OnDemand(self._load, "a/model", missing_memory=self._missing_memory)
+
+    def _missing_memory(self) -> int:
+        self.download()
+        return self.missing
 
     def _load(self) -> AsyncLLM:
         self.loads += 1
@@ -386,6 +393,23 @@ def test_model_above_all_memory_is_refused_before_others_are_unloaded(
         assert (small.loads, large.loads) == (1, 0)
         large.missing = 1
         assert live.chat(model="large", max_tokens=1).status == 200, "the other models hold more than is missing"
+
+
+def test_download_before_the_check_of_memory_counts_as_load_time(
+    engine: type[fakes.Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = Loader(), Loader()
+    seconds = [0.0]
+
+    def download() -> None:
+        seconds[0] += 100
+
+    large.download = download
+    monkeypatch.setattr("ferrule.server.residency.time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    with serving(on_demand={"small": small.model, "large": large.model}) as live:
+        for name in ("small", "large"):
+            assert live.chat(model=name, max_tokens=1).status == 200
+        assert [entry_of(live, name).load_seconds for name in ("small", "large")] == [0, 100]
 
 
 def test_properties_of_a_model_do_not_load_it(engine: type[fakes.Engine]) -> None:

@@ -255,9 +255,9 @@ class Residency:
         try:
             async with self._turn:
                 if entry.llm is None:
+                    begun = time.perf_counter()  # first, since the check may download the model
                     await self._check_fits(entry, on_demand)
                     await self._make_room()
-                    begun = time.perf_counter()
                     entry.keep_alive = self.keep_alive
                     entry.set(await self._read(entry, on_demand))
                     seconds = time.perf_counter() - begun
