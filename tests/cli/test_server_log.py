@@ -53,13 +53,14 @@ def test_other_records_have_level_and_fields_without_control_characters() -> Non
 
 
 def test_banner_lists_what_the_settings_enable() -> None:
-    shown = banner("http://h:1", ["a", "b"], ServerSettings(ollama=True, root_path="/llm"))
+    shown = banner("http://h:1", ["a", "b"], ServerSettings(ollama=True, root_path="/llm"), 3 << 30)
     assert "http://h:1/llm/v1\n" in shown
     assert "http://h:1/llm/api\n" in shown
     assert "a, b" in shown
     assert re.search(r"Memory +[\d.]+ \w+B", shown)
-    less = banner("http://h:1", ["a"], ServerSettings(page=False, api_keys=["k"]))
+    less = banner("http://h:1", ["a"], ServerSettings(page=False, api_keys=["k"]), None)
     assert "Ollama" not in less
+    assert "Memory" not in less
     assert "Chat page" not in less
     assert re.search(r"API key +required", less)
 

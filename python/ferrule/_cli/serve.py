@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,6 @@ from ferrule._params.options import MAX_QUEUED_REQUESTS
 if TYPE_CHECKING:
     from ferrule.server import ServerSettings
 
-API_KEYS = "FERRULE_API_KEYS"
-"""Environment variable with API keys, separated by commas. Other users of the machine can read a command line."""
 SETTINGS = (
     *("api_keys", "allowed_hosts", "allowed_origins", "max_body_bytes", "request_timeout", "drain_timeout"),
     *("max_concurrent_requests", "metrics_prefix", "tool_call_parser", "reasoning_parser", "lora_dir"),
@@ -169,7 +167,7 @@ SETTINGS = (
             ("--api-key", "api_keys"),
             {
                 "multiple": True,
-                "help": f"API key that requests must send (default: ${API_KEYS}, else none). May be repeated.",
+                "help": "API key that requests must send (default: $FERRULE_API_KEYS, else none). May be repeated.",
             },
         ),
         (
@@ -379,6 +377,16 @@ def command(
     """
     with _interrupts_deferred():
         models = models_by_name(model, served_model_names, aliases)
+        unsupported = {
+            "model": aliases,
+            "uds": uds,
+            "ssl-certfile": ssl_certfile,
+            "ssl-keyfile": ssl_keyfile,
+            "ssl-ca-certs": ssl_ca_certs,
+            "exit-with-parent": exit_with_parent,
+            "model-keep-alive": options["model_keep_alive"],
+            "max-loaded-models": options["max_loaded_models"],
+        }
         options["chat_template"] = _chat_template(options["chat_template"])
         settings = _settings(options, fallback_key_env)
         adapters = dict(pair("--lora-modules", module, "NAME=PATH") for module in lora_modules)
@@ -388,34 +396,14 @@ def command(
         from ferrule._cli.server_log import banner, log_to_stderr
         from ferrule.server import serve
         from ferrule.server.middleware.log import LOGGER
+        from ferrule.server.residency import resident_bytes
         from ferrule.server.tls import tls_context
 
-    def ready(url: str) -> None:
-        if readable:
-            print(banner(url, list(models), settings), file=sys.stderr)
-
     if ray is not None:
-        unsupported = {"model": aliases, "uds": uds, "ssl-certfile": ssl_certfile, "exit-with-parent": exit_with_parent}
         for option, value in unsupported.items():
-            if value:
+            if value not in (None, False, ()):
                 raise click.UsageError(f"--{option} is not supported with --ray")
-        if port == 0:
-            raise click.UsageError("--port must be from 1 to 65535 with --ray, got 0")
-        from ferrule.ray import build_app
-
-        threads = keywords.pop("threads", None)
-        app = build_app(
-            next(iter(models.values())),
-            num_replicas=num_replicas,
-            num_cpus=1 if threads is None else threads,
-            served_model_names=tuple(models),
-            settings=settings,
-            **keywords,
-        )
-        from ferrule.ray.running import run_app  # `build_app` reports a missing Ray Serve
-
-        with log_to_stderr(log_format) as readable:
-            run_app(ray, app, host=host, port=port, on_ready=ready)
+        _serve_on_ray(ray, models, settings, keywords, num_replicas, host=host, port=port, log_format=log_format)
         return
     if num_replicas is not None:
         raise click.UsageError("--num-replicas requires --ray")
@@ -428,6 +416,10 @@ def command(
             return print(f"loading {', '.join(models)} for {url}", file=sys.stderr)
         return LOGGER.info("listening", extra={"fields": {"url": url, "models": list(models)}})
 
+    def ready() -> None:
+        if readable:
+            print(banner(urls[0], list(models), settings, resident_bytes()), file=sys.stderr)
+
     try:
         tls = tls_context(ssl_certfile, ssl_keyfile, ssl_ca_certs)
         with log_to_stderr(log_format) as readable:
@@ -439,13 +431,52 @@ def command(
                 uds=uds,
                 tls=tls,
                 on_listening=started,
-                on_ready=lambda: ready(urls[0]),
+                on_ready=ready,
                 parent=PARENT_PID if exit_with_parent else None,
             )
     except OSError as error:
         if error.errno is None:  # an error of ferrule, such as ModelFileError, and not of the network
             raise
         raise click.UsageError(f"{uds or f'{host}:{port}'}: {error.strerror}") from error
+
+
+def _serve_on_ray(
+    address: str,
+    models: Mapping[str, str | None],
+    settings: ServerSettings,
+    keywords: dict[str, Any],
+    num_replicas: int | None,
+    *,
+    host: str,
+    port: int,
+    log_format: str,
+) -> None:
+    """Serves a model with replicas on a Ray cluster; `keywords` are arguments of the engines.
+
+    Raises click.UsageError, and as `build_app` and `run_app`.
+    """
+    if port == 0:
+        raise click.UsageError("--port must be from 1 to 65535 with --ray, got 0")
+    from ferrule._cli.server_log import banner, log_to_stderr
+    from ferrule.ray import build_app
+
+    threads = keywords.pop("threads", None)
+    app = build_app(
+        next(iter(models.values())),
+        num_replicas=num_replicas,
+        num_cpus=1 if threads is None else threads,
+        served_model_names=tuple(models),
+        settings=settings,
+        **keywords,
+    )
+    from ferrule.ray.running import run_app  # `build_app` reports a missing Ray Serve
+
+    def ready(url: str) -> None:
+        if readable:
+            print(banner(url, list(models), settings, None), file=sys.stderr)
+
+    with log_to_stderr(log_format) as readable:
+        run_app(address, app, host=host, port=port, on_ready=ready)
 
 
 @contextmanager
@@ -484,12 +515,13 @@ def _settings(options: dict[str, Any], fallback_key_env: str | None) -> ServerSe
     """
     try:
         from ferrule.server import ServerSettings
+        from ferrule.server.settings import environment_api_keys
     except ModuleNotFoundError as error:
         raise click.UsageError(f"the server requires {error.name}: pip install 'ferrule[server]'") from error
     given = {name: options.pop(name) for name in SETTINGS}
     if given["model_keep_alive"] is not None:
         given["model_keep_alive"] = _keep_alive(given["model_keep_alive"])
-    given["api_keys"] = (*given["api_keys"], *filter(None, os.environ.get(API_KEYS, "").split(",")))
+    given["api_keys"] = (*given["api_keys"], *environment_api_keys())
     given["fallback_when"] = given["fallback_when"] or None
     if fallback_key_env is not None:
         given["fallback_key"] = os.environ.get(fallback_key_env)

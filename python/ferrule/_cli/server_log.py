@@ -12,7 +12,6 @@ from typing import Any, cast
 from ferrule._api.info import size_text
 from ferrule._cli.terminal import harmless
 from ferrule.server.middleware.log import LOGGER, JSONFormatter, place_of
-from ferrule.server.residency import resident_bytes
 from ferrule.server.settings import ServerSettings
 
 
@@ -64,8 +63,11 @@ def log_to_stderr(form: str) -> Generator[bool]:
         root.removeHandler(handler)
 
 
-def banner(url: str, models: list[str], settings: ServerSettings) -> str:
-    """Returns the lines that say what the server offers, once the models are loaded."""
+def banner(url: str, models: list[str], settings: ServerSettings, memory: int | None) -> str:
+    """Returns the lines that say what the server offers, once the models are loaded.
+
+    `memory` is the number of bytes of the server's process; None for a server in other processes.
+    """
     base = f"{url}{settings.root_path}"
     rows = {
         "Chat page": f"{base}/" if settings.page else "",
@@ -74,7 +76,7 @@ def banner(url: str, models: list[str], settings: ServerSettings) -> str:
         "Ollama": f"{base}/api" if settings.ollama else "",
         "Metrics": f"{base}/metrics",
         "Models": ", ".join(models),
-        "Memory": size_text(resident_bytes()),
+        "Memory": "" if memory is None else size_text(memory),
         "API key": "required" if settings.api_keys else "none",
     }
     lines = [f"  {name:<10} {value}" for name, value in rows.items() if value]

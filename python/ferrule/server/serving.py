@@ -114,11 +114,16 @@ def _is_abandoned(path: str) -> bool:
         return client.connect_ex(path) == errno.ECONNREFUSED
 
 
+def http_url(host: str, port: int, scheme: str = "http") -> str:
+    """Returns the URL of a server; an IPv6 address is in brackets."""
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
 def _url(listener: socket.socket, scheme: str) -> str:
     if listener.family == socket.AF_UNIX:
         return f"{scheme}+unix://{quote(str(Path(listener.getsockname()).absolute()), safe='')}"
     host, port = listener.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return http_url(host, port, scheme)
 
 
 class Server(uvicorn.Server):

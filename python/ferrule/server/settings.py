@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from ferrule._text.parsers import DERIVED, MessageFormat
 from ferrule._validation import check_integer, check_number
 from ferrule.errors import InvalidParameterError
 
+API_KEYS = "FERRULE_API_KEYS"
+"""Environment variable with API keys, separated by commas. Other users of the machine can read a command line."""
 AUTO = "auto"
 """Parser of the format that the chat template of the model shows."""
 REJECT, WARN, IGNORE = "reject", "warn", "ignore"
@@ -163,6 +166,11 @@ class ServerSettings:
             if 0 < self.keep_alive < self.fallback_after:
                 limit = f"at most keep_alive ({self.keep_alive:g}), after which a stream begins"
                 raise InvalidParameterError("fallback_after", self.fallback_after, limit)
+
+
+def environment_api_keys() -> tuple[str, ...]:
+    """Returns the API keys of the environment variable FERRULE_API_KEYS."""
+    return tuple(filter(None, os.environ.get(API_KEYS, "").split(",")))
 
 
 def _strings(name: str, given: object) -> tuple[str, ...]:
