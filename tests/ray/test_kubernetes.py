@@ -1,4 +1,7 @@
-"""The examples for Kubernetes have fields of the resources' schemas, and commands and arguments that exist."""
+"""The examples for Kubernetes have fields of the resources' schemas, and commands and arguments that exist.
+
+The schemas of Kubernetes, KubeRay and KServe are written here and have only the fields that the examples use.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import random
 import re
@@ -15,26 +14,35 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
+from ray.exceptions import RayActorError, TaskCancelledError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+from ray.serve.request_router import RequestRouter
 
 from ferrule import LLM, AsyncLLM, InvalidParameterError, MissingDependencyError, SamplingParams
 from ferrule._cli import main
-from ferrule.ray import build_app
+from ferrule.ray import app_from_config, build_app, serving
 from ferrule.ray.conversation_key import conversation_key
-from ferrule.ray.ingress import merged_metrics
-from ferrule.ray.prefix_router import ranking
-from ferrule.ray.replica import Answer
-from ferrule.server import create_app
+from ferrule.ray.ingress import Ingress, merged_metrics
+from ferrule.ray.prefix_router import PrefixRouter, ranking
+from ferrule.ray.replica import MAX_PENDING, ReplicaResponse, ServerReplica
+from ferrule.ray.running import run_app
+from ferrule.server import ServerSettings, create_app
 
 SECONDS = 600
 """Timeout of requests and of conditions."""
 RUNNING = "ferrule:num_requests_running"
+GENERATED = "ferrule:generation_tokens_total"
 CLIENTS, CONVERSATIONS, TURNS = 64, 6, 8
+LONG = 30_000
+"""Number of tokens of a request that runs until it is aborted."""
 
 
 @pytest.fixture(scope="module")
@@ -196,14 +204,16 @@ def test_conversations_find_their_prefix_cache(url: str, long_model: Path) -> No
 def test_disconnect_aborts_the_request(url: str) -> None:
     async def disconnect() -> None:
         async with connected(url) as client:
-            async with stream(client, **completion(0, max_tokens=30_000, ignore_eos=True)) as (replica, events):
+            async with stream(client, **completion(0, max_tokens=LONG, ignore_eos=True)) as (replica, events):
                 await anext(events)
                 assert (await samples(client, RUNNING))[replica] >= 1
+                before = (await samples(client, GENERATED))[replica]
 
             async def is_idle() -> bool:
                 return sum((await samples(client, RUNNING)).values()) == 0
 
             await until(is_idle)
+            assert (await samples(client, GENERATED))[replica] - before < LONG / 2
 
     asyncio.run(disconnect())
 
@@ -212,7 +222,11 @@ def test_disconnect_aborts_the_request(url: str) -> None:
 def test_metrics_health_and_errors(url: str) -> None:
     async def ask() -> None:
         async with connected(url) as client:
-            assert len(await samples(client, "ferrule:engine_steps_total")) == 2
+
+            async def two_replicas() -> bool:
+                return len(await samples(client, "ferrule:engine_steps_total")) == 2
+
+            await until(two_replicas)
             assert (await client.get("/health")).json() == {"status": "ok"}
             assert (await client.get("/v1/models")).json()["data"][0]["id"] == "tiny"
             answer = await client.post("/v1/completions", json=completion(0, temperature=-1))
@@ -233,6 +247,22 @@ def driver(ray_cluster: str) -> Iterator[None]:
 
 
 @pytest.mark.native
+@pytest.mark.usefixtures("server")
+def test_running_server_is_reported(url: str, ray_cluster: str) -> None:
+    port = int(url.rpartition(":")[2])
+
+    def run(host: str = "127.0.0.1", port: int = port) -> None:
+        run_app(ray_cluster, None, host=host, port=port, on_ready=print)
+
+    with pytest.raises(InvalidParameterError, match=f"port must be {port}, where Ray Serve listens .*{url}.*got 1"):
+        run(port=1)
+    with pytest.raises(InvalidParameterError, match=f"host must be 127.0.0.1, where Ray Serve listens .*{url}"):
+        run(host="::1")
+    with pytest.raises(InvalidParameterError, match="a cluster that does not serve the application ferrule yet"):
+        run()
+
+
+@pytest.mark.native
 @pytest.mark.usefixtures("driver")
 def test_killed_replica_ends_only_its_own_streams(url: str) -> None:
     async def kill() -> None:
@@ -243,12 +273,13 @@ def test_killed_replica_ends_only_its_own_streams(url: str) -> None:
 
             await until(two_replicas)
             found: dict[str, list[AsyncGenerator[str]]] = {}
-            for number in itertools.count():
-                request = completion(number, max_tokens=30_000, ignore_eos=True)
+            for number in range(1000):
+                request = completion(number, max_tokens=LONG, ignore_eos=True)
                 replica, events = await streams.enter_async_context(stream(client, **request))
                 found.setdefault(replica, []).append(events)
                 if len(found) == 2 and min(map(len, found.values())) >= 2:
                     break
+            assert len(found) == 2, "all requests went to one replica"
             killed, survivor = found
             ray.kill(ray.get_actor(f"SERVE_REPLICA::ferrule#ServerReplica#{killed}", namespace="serve"))
             for events in found[killed]:
@@ -265,6 +296,7 @@ def test_killed_replica_ends_only_its_own_streams(url: str) -> None:
 
 @pytest.mark.native
 def test_shutdown_waits_for_streams(server: tuple[str, subprocess.Popen[bytes]]) -> None:
+    """The last test that uses the server of this module, which it ends."""
     url, process = server
 
     async def shut_down() -> None:
@@ -286,6 +318,10 @@ def test_shutdown_waits_for_streams(server: tuple[str, subprocess.Popen[bytes]])
         (("--ray", "ray://localhost:10001"), "ray must be HOST:PORT of the head node, auto, or local"),
         (("--ray", "auto", "--model", "a=tiny"), "--model is not supported with --ray"),
         (("--ray", "auto", "--uds", "socket"), "--uds is not supported with --ray"),
+        (("--ray", "auto", "--ssl-keyfile", "key"), "--ssl-keyfile is not supported with --ray"),
+        (("--ray", "auto", "--ssl-ca-certs", "certs"), "--ssl-ca-certs is not supported with --ray"),
+        (("--ray", "auto", "--model-keep-alive", "0"), "--model-keep-alive is not supported with --ray"),
+        (("--ray", "auto", "--max-loaded-models", "1"), "--max-loaded-models is not supported with --ray"),
         (("--ray", "auto", "--port", "0"), "--port must be from 1 to 65535 with --ray, got 0"),
         (("--ray", "auto", "--responses-db", "db"), "settings.responses_db is not supported, got 'db'"),
         (("--num-replicas", "2"), "--num-replicas requires --ray"),
@@ -340,10 +376,70 @@ def test_ranking_is_stable_and_bounded() -> None:
     assert ranking("a", {}, 4) == []
 
 
+@pytest.mark.usefixtures("without_base_router")
+def test_router_forgets_removed_replicas() -> None:
+    def replica(name: str) -> Any:
+        return SimpleNamespace(replica_id=SimpleNamespace(unique_id=name))
+
+    a, b = replica("a"), replica("b")
+    router = PrefixRouter.__new__(PrefixRouter)
+    router.initialize_state(max_imbalance=0)
+    router.update_replicas([a, b])
+    for each in (a, a, b):
+        router.on_send_request(each.replica_id)
+
+    def preferred(prefix: str) -> str:
+        request: Any = SimpleNamespace(kwargs={"prefix": prefix})
+        groups = asyncio.run(router.choose_replicas([a, b], request))
+        return groups[0][0].replica_id.unique_id
+
+    assert {preferred(str(number)) for number in range(20)} == {"b"}
+    router.update_replicas([b])
+    router.on_request_completed(a.replica_id, "")
+    router.update_replicas([a, b])
+    assert {preferred(str(number)) for number in range(20)} == {"a"}
+
+
+@pytest.fixture
+def without_base_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disables the part of a router that needs a cluster."""
+    for name in ("on_send_request", "on_request_completed", "update_replicas"):
+        monkeypatch.setattr(RequestRouter, name, lambda *_: None)
+
+
+def test_application_waits_for_a_slow_reader() -> None:
+    sent = 0
+
+    async def application(_scope: Any, receive: Any, send: Any) -> None:
+        nonlocal sent
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(10 * MAX_PENDING):
+            sent += 1
+            await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await send({"type": "http.response.body"})
+
+    replica: Any = ServerReplica.__new__(ServerReplica)
+    replica._id, replica._running, replica._application = "x", set(), application
+
+    async def read() -> int:
+        batches = replica.respond({}, b"", prefix=None)
+        count = len(await anext(batches))
+        for _ in range(100):  # in which the application could send everything
+            await asyncio.sleep(0)
+        assert sent <= 2 * MAX_PENDING
+        return count + sum([len(batch) async for batch in batches])
+
+    try:
+        assert asyncio.run(read()) == 10 * MAX_PENDING + 2
+    finally:
+        del replica._application  # there is no engine to close
+
+
 def test_metrics_of_replicas_have_a_label() -> None:
     text = b'# HELP a_total A.\n# TYPE a_total counter\na_total{model_name="tiny"} 1.0\n'
-    answers = [Answer(replica, 200, {}, text) for replica in ("x", "y")]
-    assert merged_metrics(answers).decode().splitlines() == [
+    responses = [ReplicaResponse(replica, 200, {}, text) for replica in ("x", "y")]
+    assert merged_metrics(responses).decode().splitlines() == [
         "# HELP a_total A.",
         "# TYPE a_total counter",
         'a_total{model_name="tiny",replica="x"} 1.0',
@@ -361,15 +457,151 @@ def test_metrics_of_replicas_have_a_label() -> None:
         ({"max_ongoing_requests": 0}, "max_ongoing_requests must be an integer from 1 to"),
         ({"max_imbalance": -1}, "max_imbalance must be an integer from 0 to"),
         ({"num_ingress_replicas": 0}, "num_ingress_replicas must be an integer from 1 to"),
-        ({"settings": {"warmth": 1}}, "settings.warmth is not supported, got 1; ServerSettings has no such field"),
+        ({"autoscaling_config": {"replicas": 1}}, "autoscaling_config.replicas is not supported, got <class 'int'>"),
+        ({"autoscaling_config": 3}, "autoscaling_config must be a mapping of fields of AutoscalingConfig"),
+        ({"served_model_names": "tiny"}, "served_model_names must be a list of strings, got 'tiny'"),
+        ({"model": 3}, "model must be the name or the path of a model, got 3"),
+        ({"num_replica": 2}, "num_replica is not supported, got <class 'int'>; neither build_app nor AsyncEngineArgs"),
+        ({"settings": []}, "settings must be a mapping of fields of ServerSettings, got <class 'list'>"),
+        (
+            {"settings": {"warmth": 1}},
+            "settings.warmth is not supported, got <class 'int'>; ServerSettings has no such",
+        ),
         ({"settings": {"files_dir": "x"}}, "settings.files_dir is not supported, got 'x'; replicas do not share"),
         ({"settings": {"max_body_bytes": 0}}, "max_body_bytes must be an integer from 1 to"),
         ({"max_model_len": 0}, "max_model_len must be an integer from 1 to"),
     ],
 )
 def test_invalid_argument_is_rejected(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidParameterError, match=re.escape(message)):
-        build_app(**options)
+    for build in (lambda: build_app(**options), lambda: app_from_config(options)):
+        with pytest.raises(InvalidParameterError, match=re.escape(message)):
+            build()
+
+
+def test_error_of_a_misspelt_setting_hides_its_value() -> None:
+    with pytest.raises(InvalidParameterError) as error:
+        app_from_config({"settings": {"api_key": "secret"}})
+    assert "secret" not in str(error.value)
+
+
+def test_keys_of_the_environment_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FERRULE_API_KEYS", "b,c")
+    monkeypatch.setattr(serving, "build_app", lambda *_, settings: settings.api_keys)
+    assert app_from_config({"settings": {"api_keys": ["a"]}}) == ("a", "b", "c")
+
+
+class FakeReplicas:
+    """A handle whose calls yield one response or raise an error."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.prefixes: list[str | None] = []
+        self.cancelled = False
+
+    @property
+    def respond(self) -> FakeReplicas:
+        return self
+
+    def options(self, *, stream: bool) -> FakeReplicas:
+        assert stream
+        return self
+
+    def remote(self, _scope: object, _body: bytes, *, prefix: str | None) -> FakeReplicas:
+        self.prefixes.append(prefix)
+        return self
+
+    def broadcast(self, name: str, _scope: object) -> FakeReplicas:
+        assert hasattr(ServerReplica, name)
+        return self
+
+    async def results_async(self, *, timeout_s: float, return_exceptions: bool) -> list[Exception]:
+        assert timeout_s > 0
+        assert return_exceptions
+        assert self.error is not None
+        raise self.error
+
+    async def __aiter__(self) -> AsyncGenerator[list[dict[str, Any]]]:
+        if self.error is not None:
+            raise self.error
+        yield [{"type": "http.response.start", "status": 200, "headers": []}]
+        yield [{"type": "http.response.body", "body": b"done"}]
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+async def through_ingress(
+    replicas: FakeReplicas, settings: ServerSettings, path: str = "/v1/completions", **request: Any
+) -> httpx.Response:
+    """Sends a request through an ingress without a cluster."""
+    transport = httpx.ASGITransport(Ingress(replicas, settings).__serve_build_asgi_app__())
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        return await client.request("POST" if request else "GET", path, **request)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (BackPressureError(7, 7), "queue_full", "the request queue is full (7 waiting; max_queued_requests)"),
+        (RayActorError(), "engine_died", "the replica died or could not be reached before it answered"),
+        (TaskCancelledError(), "engine_unavailable", "the replica was stopped before it answered"),
+        (
+            DeploymentUnavailableError(DeploymentID("ServerReplica")),
+            "engine_unavailable",
+            "no replica is available; the log of Ray Serve has the reason",
+        ),
+        (RayServeException(), "engine_unavailable", "no replica has answered (RayServeException)"),
+    ],
+)
+def test_request_without_an_answer_gets_503(error: Exception, code: str, message: str) -> None:
+    replicas = FakeReplicas(error)
+    for path, request in (("/v1/completions", {"json": {"prompt": "a"}}), ("/metrics", {})):
+        answer = asyncio.run(through_ingress(replicas, ServerSettings(), path, **request))
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        found = answer.json()["error"]
+        assert (found["code"], found["message"]) == (code, message)
+    assert replicas.cancelled
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "code"),
+    [
+        ({"headers": {"Host": "example.org"}}, 403, "host_not_allowed"),
+        ({"headers": {"Authorization": "Bearer wrong"}}, 401, "invalid_api_key"),
+        ({"headers": {"Authorization": "Bearer key", "Content-Length": "9"}}, 413, "body_too_large"),
+        ({"headers": {"Authorization": "Bearer key"}}, 413, "body_too_large"),
+    ],
+)
+def test_ingress_rejects_before_the_body_is_read(request_: dict[str, Any], status: int, code: str) -> None:
+    read = 0
+
+    async def body() -> AsyncGenerator[bytes]:
+        nonlocal read
+        while True:
+            read += 1
+            yield b"12345"
+
+    replicas = FakeReplicas()
+    settings = ServerSettings(api_keys=["key"], max_body_bytes=8)
+    answer = asyncio.run(through_ingress(replicas, settings, content=body(), **request_))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert replicas.prefixes == []
+    assert read <= 2
+
+
+def test_requests_that_use_the_prefix_cache_have_a_key() -> None:
+    replicas = FakeReplicas()
+    bodies = [{"input": "a"}, {"input": "a"}, {"prompt": "a" * (512 << 10)}]
+    for path, body in zip(("/v1/embeddings", "/v1/responses", "/v1/completions"), bodies, strict=True):
+        answer = asyncio.run(through_ingress(replicas, ServerSettings(), path, json=body))
+        assert answer.text == "done"
+    assert replicas.prefixes == [None, *(conversation_key(json.dumps(body).encode()) for body in bodies[1:])]
+    assert not replicas.cancelled
+
+
+def test_errors_of_the_ingress_have_the_form_of_the_api() -> None:
+    answer = asyncio.run(through_ingress(FakeReplicas(RayActorError()), ServerSettings(), "/v1/messages", json={}))
+    assert answer.json()["type"] == "error"
 
 
 def test_missing_serve_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,13 @@ class PrefixRouter(RequestRouter):
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Counts the end of a request, for whatever reason it ended."""
         super().on_request_completed(replica_id, internal_request_id)
-        self._running[replica_id.unique_id] -= 1
+        if self._running[replica_id.unique_id] > 0:  # it is 0 for a replica that was removed
+            self._running[replica_id.unique_id] -= 1
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Sets the replicas and forgets the requests of others."""
+        super().update_replicas(replicas)
+        self._running = Counter({(name := each.replica_id.unique_id): self._running[name] for each in replicas})
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

@@ -20,10 +20,12 @@ from ferrule.server.settings import ServerSettings
 
 REPLICA_HEADER = "X-Ferrule-Replica"
 """Response header with the id of the replica."""
+MAX_PENDING = 64
+"""Number of messages of a response at which the application waits until they are read."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReplicaResponse:
     """The whole response of a replica."""
 
     replica: str
@@ -63,7 +65,7 @@ class ServerReplica:
         `prefix` is for the router. A closed or cancelled generator aborts the request.
         """
         messages: list[Message] = []
-        changed, disconnected = asyncio.Event(), asyncio.Event()
+        changed, taken, disconnected = asyncio.Event(), asyncio.Event(), asyncio.Event()
         body_sent = False
 
         async def receive() -> Message:
@@ -79,27 +81,37 @@ class ServerReplica:
                 MutableHeaders(scope=message)[REPLICA_HEADER] = self._id
             messages.append(message)
             changed.set()
+            if len(messages) >= MAX_PENDING and not disconnected.is_set():
+                taken.clear()
+                await taken.wait()
 
         request = asyncio.create_task(self._application(dict(scope), receive, send))
         self._running.add(request)  # the event loop has only weak references to its tasks
-        request.add_done_callback(self._running.discard)
+        request.add_done_callback(self._end)
         request.add_done_callback(lambda _: changed.set())
         try:
             while not request.done() or messages:
                 await changed.wait()
                 changed.clear()
                 batch, messages = messages, []
+                taken.set()
                 if batch:
                     yield batch
             request.result()
         finally:
             disconnected.set()
+            taken.set()
 
-    async def answer(self, scope: Mapping[str, Any]) -> Answer:
+    async def response(self, scope: Mapping[str, Any]) -> ReplicaResponse:
         """Returns the response to a request without a body."""
         start, *rest = [message async for batch in self.respond(scope, b"", prefix=None) for message in batch]
         body = b"".join(message.get("body", b"") for message in rest)
-        return Answer(self._id, start["status"], dict(Headers(raw=start["headers"])), body)
+        return ReplicaResponse(self._id, start["status"], dict(Headers(raw=start["headers"])), body)
+
+    def _end(self, request: asyncio.Task[None]) -> None:
+        self._running.discard(request)
+        if not request.cancelled():
+            request.exception()  # of an aborted request, which nobody awaits
 
     def __del__(self) -> None:
         """Closes the engine. Serve calls it when the last request has ended."""

@@ -7,11 +7,12 @@ application of the server and an engine.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from ferrule._loading import EMBEDDED
+from ferrule._params.foreign_engine_args import FOREIGN
 from ferrule._params.options import AsyncEngineArgs
 from ferrule._validation import check_integer, check_number
 from ferrule.errors import InvalidParameterError, MissingDependencyError
@@ -55,9 +56,12 @@ def build_app(
 
     Each of `num_replicas` replicas (default 1) has an engine with `num_cpus` threads, which serves at most
     `max_ongoing_requests` at once. `autoscaling_config` has fields of Ray's AutoscalingConfig and replaces
-    `num_replicas`. Requests of a conversation go to the same replica, whose prefix cache has their beginning, unless it
-    has over `max_imbalance` requests more than the least busy replica. All requests pass one of `num_ingress_replicas`
-    ingresses, which need little processor time.
+    `num_replicas`.
+
+    Requests of a conversation go to the same replica, whose prefix cache has their beginning. They go to another one if
+    it has over `max_imbalance` requests more than the least busy one. All requests pass one of `num_ingress_replicas`
+    ingresses, which need little processor time. `max_queued_requests`, an argument of the engine, also limits the
+    requests that wait in an ingress for a replica; further ones get status 503.
 
     `served_model_names` are the names of the model in requests (default: `model`). `settings` are ServerSettings, or a
     mapping of their fields, without those of stored files, responses and adapters that are loaded over HTTP.
@@ -86,21 +90,23 @@ def build_app(
     if autoscaling_config is not None:
         if num_replicas is not None:
             raise InvalidParameterError("num_replicas", num_replicas, "unset with autoscaling_config")
+        _check_fields("autoscaling_config", autoscaling_config, AutoscalingConfig.model_fields, "AutoscalingConfig")
         try:
             scaling = {"autoscaling_config": AutoscalingConfig(**autoscaling_config)}
         except ValueError as error:
             requirement = f"fields of Ray's AutoscalingConfig ({error})"
             raise InvalidParameterError("autoscaling_config", dict(autoscaling_config), requirement) from error
-    server = _settings(settings or {})
-    name = None if model is None else os.fspath(model)
-    AsyncEngineArgs(model=name, **engine_kwargs)  # raises for an invalid value, before replicas do
-    names = tuple(served_model_names) or (EMBEDDED if name is None else name,)
-    untyped: Any = serve
-    replicas = untyped.deployment(
+    server = _settings(settings)
+    name = _model_name(model)
+    names = _names(served_model_names) or (EMBEDDED if name is None else name,)
+    engine = _engine_args(name, engine_kwargs)
+    serve_api: Any = serve
+    replicas = serve_api.deployment(
         ServerReplica,
         **scaling,
         ray_actor_options={"num_cpus": num_cpus},
         max_ongoing_requests=max_ongoing_requests,
+        max_queued_requests=engine.max_queued_requests,
         graceful_shutdown_timeout_s=server.drain_timeout + SHUTDOWN_GRACE,
         max_constructor_retry_count=ATTEMPTS,
         request_router_config={
@@ -108,8 +114,8 @@ def build_app(
             "request_router_kwargs": {"max_imbalance": max_imbalance},
         },
     )
-    ingress = untyped.deployment(
-        untyped.ingress()(Ingress),
+    ingress = serve_api.deployment(
+        serve_api.ingress()(Ingress),
         num_replicas=num_ingress_replicas,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=MAX_REQUESTS,
@@ -126,12 +132,19 @@ def app_from_config(args: dict[str, Any]) -> Any:
             import_path: ferrule.ray:app_from_config
             args: {model: org/repo, num_replicas: 4, num_cpus: 8}
 
+    The API keys of the environment variable FERRULE_API_KEYS are added to those of `settings`.
+
     Raises as `build_app`.
     """
-    return build_app(**args)
+    from ferrule.server.settings import environment_api_keys
+
+    given = dict(args)
+    settings = _settings(given.pop("settings", None))
+    settings = replace(settings, api_keys=(*settings.api_keys, *environment_api_keys()))
+    return build_app(given.pop("model", None), settings=settings, **given)
 
 
-def _settings(given: ServerSettings | Mapping[str, Any]) -> ServerSettings:
+def _settings(given: object) -> ServerSettings:
     """Returns the settings of each server.
 
     Raises InvalidParameterError.
@@ -139,12 +152,64 @@ def _settings(given: ServerSettings | Mapping[str, Any]) -> ServerSettings:
     from ferrule.server import ServerSettings
 
     if not isinstance(given, ServerSettings):
+        given = {} if given is None else given
         known = {each.name for each in fields(ServerSettings)}
-        for name, value in given.items():
-            if name not in known:
-                raise InvalidParameterError(f"settings.{name}", value, "left out; ServerSettings has no such field")
-        given = ServerSettings(**given)
+        given = ServerSettings(**_check_fields("settings", given, known, "ServerSettings"))
     for name in UNSHARED:
         if (value := getattr(given, name)) is not None:
             raise InvalidParameterError(f"settings.{name}", value, "left out; replicas do not share its state")
     return given
+
+
+def _check_fields(field: str, given: object, known: Collection[str], kind: str) -> Mapping[str, Any]:
+    """Returns a mapping whose keys are `known`. Errors have types instead of values, which may be secrets.
+
+    Raises InvalidParameterError.
+    """
+    if not isinstance(given, Mapping):
+        raise InvalidParameterError(field, _type(given), f"a mapping of fields of {kind}")
+    found = cast("Mapping[str, Any]", given)
+    for name, value in found.items():
+        if name not in known:
+            raise InvalidParameterError(f"{field}.{name}", _type(value), f"left out; {kind} has no such field")
+    return found
+
+
+def _type(value: object) -> type[object]:
+    return type(value)
+
+
+def _model_name(model: object) -> str | None:
+    """Returns a model's name or path as text.
+
+    Raises InvalidParameterError.
+    """
+    if model is None or isinstance(model, str):
+        return model
+    if not isinstance(model, os.PathLike):
+        raise InvalidParameterError("model", model, "the name or the path of a model")
+    return os.fspath(cast("os.PathLike[str]", model))
+
+
+def _names(given: object) -> tuple[str, ...]:
+    """Returns the names of a model in requests.
+
+    Raises InvalidParameterError.
+    """
+    names = cast("Sequence[object]", given)
+    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(name, str) for name in names):
+        raise InvalidParameterError("served_model_names", cast("object", given), "a list of strings")
+    return tuple(cast("Sequence[str]", names))
+
+
+def _engine_args(model: str | None, given: Mapping[str, Any]) -> AsyncEngineArgs:
+    """Returns the arguments of the engines, which are checked before a replica starts.
+
+    Raises InvalidParameterError for an invalid value or an unknown name.
+    """
+    known = {each.name for each in fields(AsyncEngineArgs)} | FOREIGN.keys()
+    for name, value in given.items():
+        if name not in known:
+            requirement = "left out; neither build_app nor AsyncEngineArgs has such an argument"
+            raise InvalidParameterError(name, _type(value), requirement)  # the value may be a secret
+    return AsyncEngineArgs(model=model, **given)
