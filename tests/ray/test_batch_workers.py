@@ -13,7 +13,7 @@ import pytest
 from ray.exceptions import ActorUnavailableError
 
 from ferrule.errors import EngineError, InvalidParameterError
-from ferrule.ray import batch_workers
+from ferrule.ray import batch_workers, connection
 from ferrule.ray.batch_workers import MAX_ATTEMPTS, BatchWorkers
 
 POISON = b"poison"
@@ -104,6 +104,7 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     cluster = Cluster()
     monkeypatch.setattr(batch_workers, "ray", cluster)
+    monkeypatch.setattr(connection, "ray", cluster)
     return cluster
 
 
