@@ -23,6 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ferrule._engine.workers import LARGE_INPUT
 from ferrule.ray.conversation_key import conversation_key
 from ferrule.ray.replica import ReplicaResponse
 from ferrule.server.apis import api_of
@@ -55,8 +56,6 @@ WITHOUT_CACHE = (
     *("/tokenize", "/detokenize"),
 )
 """Ends of the paths whose requests do not use the prefix cache."""
-LARGE_BODY = 256 << 10
-"""Size in bytes above which a body is parsed in a thread, so that other requests do not wait."""
 
 
 class Ingress:
@@ -171,7 +170,7 @@ async def _body(receive: Receive) -> bytes | None:
 
 
 async def _prefix(body: bytes) -> str | None:
-    return conversation_key(body) if len(body) <= LARGE_BODY else await asyncio.to_thread(conversation_key, body)
+    return conversation_key(body) if len(body) < LARGE_INPUT else await asyncio.to_thread(conversation_key, body)
 
 
 def _unavailable(error: Exception) -> ApiError:

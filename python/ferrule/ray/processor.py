@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import ray.data
 
+from ferrule._params.options import MAX_THREADS
 from ferrule._validation import check_choice, check_integer, check_number
 from ferrule.errors import InvalidParameterError
 from ferrule.ray.predictor import LLMPredictor
@@ -15,8 +16,6 @@ from ferrule.ray.tasks import TASKS
 
 MAX_ROWS = 1 << 20
 MAX_ACTORS = 1 << 16
-MAX_CPUS = 1024
-"""Maximum number of CPUs of an actor, the limit of `threads`."""
 CONVERSION = {"num_cpus": 0}
 """Resources of the tasks that convert rows. With a CPU they would wait forever if the actors have all of them."""
 Convert: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
@@ -55,7 +54,7 @@ class ProcessorConfig:
         check_choice("task_type", self.task_type, tuple(TASKS))
         check_integer("batch_size", self.batch_size, 1, MAX_ROWS)
         check_integer("max_concurrent_batches", self.max_concurrent_batches, 1, MAX_ROWS)
-        check_number("num_cpus", self.num_cpus, 0, MAX_CPUS, above_low=True)
+        check_number("num_cpus", self.num_cpus, 0, MAX_THREADS, above_low=True)
         numbers = self.concurrency if isinstance(self.concurrency, tuple) else (self.concurrency,)
         for number in numbers:
             check_integer("concurrency", number, 1, MAX_ACTORS)

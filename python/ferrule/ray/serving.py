@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ferrule._loading import EMBEDDED
 from ferrule._params.foreign_engine_args import FOREIGN
-from ferrule._params.options import AsyncEngineArgs
+from ferrule._params.options import MAX_THREADS, AsyncEngineArgs
 from ferrule._validation import check_integer, check_number
 from ferrule.errors import InvalidParameterError, MissingDependencyError
 from ferrule.ray.paths import absolute, with_absolute_paths
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 MAX_REPLICAS = 1 << 16
 MAX_REQUESTS = 1 << 20
-MAX_CPUS = 1024
-"""Maximum number of CPUs of a replica, the limit of `threads`."""
 UNSHARED = ("lora_dir", "files_dir", "responses_db")
 """Settings of state that changes with requests, which replicas do not share."""
 ROUTER = "ferrule.ray.prefix_router.PrefixRouter"
@@ -82,7 +80,7 @@ def build_app(
         raise MissingDependencyError(message) from error
 
     count = check_integer("num_replicas", 1 if num_replicas is None else num_replicas, 1, MAX_REPLICAS)
-    check_number("num_cpus", num_cpus, 0, MAX_CPUS, above_low=True)
+    check_number("num_cpus", num_cpus, 0, MAX_THREADS, above_low=True)
     check_integer("max_ongoing_requests", max_ongoing_requests, 1, MAX_REQUESTS)
     check_integer("max_imbalance", max_imbalance, 0, MAX_REQUESTS)
     check_integer("num_ingress_replicas", num_ingress_replicas, 1, MAX_REPLICAS)

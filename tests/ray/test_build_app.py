@@ -1,0 +1,64 @@
+"""Arguments of `build_app` and `app_from_config`, without a cluster."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import pytest
+import ray
+
+from ferrule import InvalidParameterError, MissingDependencyError
+from ferrule.ray import app_from_config, build_app, serving
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_replicas": 0}, "num_replicas must be an integer from 1 to 65536, got 0"),
+        ({"num_replicas": 2, "autoscaling_config": {}}, "num_replicas must be unset with autoscaling_config, got 2"),
+        ({"autoscaling_config": {"min_replicas": -1}}, "autoscaling_config must be fields of Ray's AutoscalingConfig"),
+        ({"num_cpus": 0}, "num_cpus must be a number > 0"),
+        ({"max_ongoing_requests": 0}, "max_ongoing_requests must be an integer from 1 to"),
+        ({"max_imbalance": -1}, "max_imbalance must be an integer from 0 to"),
+        ({"num_ingress_replicas": 0}, "num_ingress_replicas must be an integer from 1 to"),
+        ({"autoscaling_config": {"replicas": 1}}, "autoscaling_config.replicas is not supported, got <class 'int'>"),
+        ({"autoscaling_config": 3}, "autoscaling_config must be a mapping of fields of AutoscalingConfig"),
+        ({"served_model_names": "tiny"}, "served_model_names must be a list of strings, got 'tiny'"),
+        ({"model": 3}, "model must be the name or the path of a model, got 3"),
+        ({"num_replica": 2}, "num_replica is not supported, got <class 'int'>; neither build_app nor AsyncEngineArgs"),
+        ({"settings": []}, "settings must be a mapping of fields of ServerSettings, got <class 'list'>"),
+        (
+            {"settings": {"warmth": 1}},
+            "settings.warmth is not supported, got <class 'int'>; ServerSettings has no such",
+        ),
+        ({"settings": {"files_dir": "x"}}, "settings.files_dir is not supported, got 'x'; replicas do not share"),
+        ({"settings": {"max_body_bytes": 0}}, "max_body_bytes must be an integer from 1 to"),
+        ({"max_model_len": 0}, "max_model_len must be an integer from 1 to"),
+    ],
+)
+def test_invalid_argument_is_rejected(options: dict[str, Any], message: str) -> None:
+    for build in (lambda: build_app(**options), lambda: app_from_config(options)):
+        with pytest.raises(InvalidParameterError, match=re.escape(message)):
+            build()
+
+
+def test_error_of_a_misspelt_setting_hides_its_value() -> None:
+    with pytest.raises(InvalidParameterError) as error:
+        app_from_config({"settings": {"api_key": "secret"}})
+    assert "secret" not in str(error.value)
+
+
+def test_keys_of_the_environment_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FERRULE_API_KEYS", "b,c")
+    monkeypatch.setattr(serving, "build_app", lambda *_, settings: settings.api_keys)
+    assert app_from_config({"settings": {"api_keys": ["a"]}}) == ("a", "b", "c")
+
+
+def test_missing_serve_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(ray, "serve")
+    monkeypatch.setitem(sys.modules, "ray.serve", None)
+    message = "ferrule.ray.build_app requires Ray Serve and the server: pip install 'ferrule[ray,server]'"
+    with pytest.raises(MissingDependencyError, match=re.escape(message)):
+        build_app()
