@@ -10,7 +10,7 @@ use ferrule_kernels::elementwise::scale;
 use ferrule_kernels::{Exec, Format, PackedMatrix, PoolError, RowsMut, Scratch};
 use serde::{Deserialize, Serialize};
 
-use super::add_times;
+use super::add_to_all;
 use crate::layer::{AdapterRows, adapted, for_rows, norm_heads};
 use crate::limits::{SpecError, size};
 use crate::mixers::MixerPass;
@@ -158,13 +158,8 @@ impl GatedSpec {
         x: &[f32],
         buffers: &Buffers,
     ) -> Result<(), PoolError> {
-        let (width, count) = (pass.width, streams.len() / x.len());
-        for_rows(&pass.exec, pass.rows.count, streams, count * width, |row, streams| {
-            let factors = &buffers.factors[row * count..][..count];
-            for (stream, factor) in streams.chunks_exact_mut(width).zip(factors) {
-                add_times(stream, &x[row * width..][..width], *factor);
-            }
-        })
+        let count = streams.len() / x.len();
+        add_to_all(pass, streams, x, |row| &buffers.factors[row * count..][..count])
     }
 }
 

@@ -21,6 +21,7 @@ pub use gated::GatedSpec;
 pub use side::SideSpec;
 pub use sinkhorn::{SinkhornSpec, WeightedSpec};
 
+use crate::layer::for_rows;
 use crate::limits::{SpecError, require};
 use crate::mixers::MixerPass;
 use crate::weights::{LoadError, Loader, Packer, Tensors};
@@ -217,6 +218,21 @@ pub(crate) fn copy_stream(streams: &[f32], index: usize, out: &mut [f32], width:
     for (out, streams) in out.chunks_exact_mut(width).zip(streams.chunks_exact(count * width)) {
         out.copy_from_slice(&streams[index * width..][..width]);
     }
+}
+
+/// Adds the output `x: [rows, width]` of a span's blocks to all of its streams, times the factors of a row.
+fn add_to_all<'f>(
+    pass: &MixerPass<'_>,
+    streams: &mut [f32],
+    x: &[f32],
+    factors: impl Fn(usize) -> &'f [f32] + Sync,
+) -> Result<(), PoolError> {
+    let (width, all_width) = (pass.width, streams.len() / x.len() * pass.width);
+    for_rows(&pass.exec, pass.rows.count, streams, all_width, |row, streams| {
+        for (stream, factor) in streams.chunks_exact_mut(width).zip(factors(row)) {
+            add_times(stream, &x[row * width..][..width], *factor);
+        }
+    })
 }
 
 /// `out += factor * x`

@@ -9,7 +9,7 @@
 use ferrule_kernels::{Exec, Format, PackedMatrix, PoolError, RowsMut, Scratch};
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_STREAMS, add_times};
+use super::{MAX_STREAMS, add_times, add_to_all};
 use crate::layer::{AdapterRows, adapted, for_rows, norm_heads};
 use crate::limits::{SpecError, positive, require};
 use crate::mixers::MixerPass;
@@ -224,13 +224,8 @@ impl SinkhornSpec {
         x: &[f32],
         buffers: &Buffers,
     ) -> Result<(), PoolError> {
-        let (width, count) = (pass.width, streams.len() / x.len());
-        for_rows(&pass.exec, pass.rows.count, streams, count * width, |row, streams| {
-            let factors = &buffers.weights[row * outputs(count) + count..][..count];
-            for (stream, factor) in streams.chunks_exact_mut(width).zip(factors) {
-                add_times(stream, &x[row * width..][..width], *factor);
-            }
-        })
+        let count = streams.len() / x.len();
+        add_to_all(pass, streams, x, |row| &buffers.weights[row * outputs(count) + count..][..count])
     }
 }
 
