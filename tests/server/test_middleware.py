@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import math
@@ -10,15 +11,17 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 import fakes
 from event_loop import SLACK
 from ferrule import AsyncLLM
 from ferrule.server import ServerSettings
-from ferrule.server.middleware import admission, http_protocol
+from ferrule.server.middleware import admission, bodies, http_protocol
 from server.live import Answer, Live, serving, until
 
 JSON = "Content-Type: application/json"
@@ -105,6 +108,52 @@ def test_slow_body_returns_408(engine: type[fakes.Engine]) -> None:
             if select.select([client], [], [], 0.1)[0]:
                 break
         assert answer_of(client.recv(1 << 16)).status == 408
+
+
+def receive_together(count: int, size: int, settings: ServerSettings) -> tuple[float, list[int]]:
+    """Passes bodies of `size` bytes through the middleware at once; returns the seconds and the bytes that arrived."""
+
+    async def read_all(scope: Scope, receive: Receive, send: Send) -> None:
+        arrived.append(0)
+        place, more = len(arrived) - 1, True
+        while more:
+            message = await receive()
+            arrived[place] += len(message["body"])
+            more = message["more_body"]
+
+    async def one() -> None:
+        async def receive() -> Message:
+            await asyncio.sleep(0)
+            pieces.pop()
+            return {"type": "http.request", "body": bytes(1 << 16), "more_body": bool(pieces)}
+
+        pieces = [None] * (size >> 16)
+        scope: Scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+        await layer(scope, receive, nothing)
+
+    async def nothing(message: Message) -> None:
+        raise AssertionError(message)
+
+    async def run() -> float:
+        begun = time.monotonic()
+        await asyncio.gather(*(one() for _ in range(count)))
+        return time.monotonic() - begun
+
+    arrived: list[int] = []
+    server: Any = SimpleNamespace(settings=settings)
+    layer = bodies.Bodies(read_all, server=server)
+    return asyncio.run(run()), arrived
+
+
+def test_large_bodies_share_a_rate_that_one_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait for the rate is not counted as time that the client took."""
+    settings = ServerSettings(body_timeout=0.6)
+    monkeypatch.setattr(bodies, "LARGE_BODIES_RATE", 2 << 20)
+    seconds, arrived = receive_together(2, 1 << 20, settings)
+    assert arrived == [1 << 20, 1 << 20]
+    assert seconds > 0.8  # 2 MiB, of which the first piece and the last do not wait
+    monkeypatch.setattr(bodies, "LARGE_BODIES_RATE", 1)
+    assert receive_together(1, 1 << 20, settings)[1] == [1 << 20]
 
 
 def test_slow_headers_return_408(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,13 +65,21 @@ class _ValidatedRequest(Request):
         super().__init__(scope, request.receive)
         self._model = model
 
+    async def body(self) -> bytes:
+        """Returns the whole body; the pieces of a large one are joined in a worker thread, without the GIL."""
+        if not hasattr(self, "_body"):
+            pieces = [piece async for piece in self.stream()]
+            size = sum(map(len, pieces))
+            input_size.set(size)
+            self._body = b"".join(pieces) if size < LARGE_BODY else await workers_for().run(b"".join, pieces)
+        return self._body
+
     async def json(self) -> Any:
         """Returns the body as its model.
 
         Raises json.JSONDecodeError, ApiError.
         """
         content = await self.body()
-        input_size.set(len(content))
         if len(content) < LARGE_BODY:
             model, unknown = _parse(self._model, content)
         else:

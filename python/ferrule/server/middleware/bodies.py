@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ferrule.server.batches import UPLOAD_PATHS
+from ferrule.server.context import Context
 from ferrule.server.errors import ApiError
 from ferrule.server.middleware.base import Middleware, header, route_path
+from ferrule.server.request_body import LARGE_BODY
+
+# Bytes per second that all large bodies together may bring while there are several.
+LARGE_BODIES_RATE = 48 << 20
 
 
 class Bodies(Middleware):
-    """Answers 413 as soon as a body is known to be too large, and 408 for a body that takes too long."""
+    """Answers 413 as soon as a body is known to be too large, and 408 for a body that takes too long.
+
+    Large bodies that arrive together share LARGE_BODIES_RATE: receiving them takes the time of the event loop, which
+    every other request needs.
+    """
+
+    def __init__(self, app: ASGIApp, *, server: Context) -> None:
+        super().__init__(app, server=server)
+        self._large = 0
+        self._next_large = 0.0
 
     def check(self, scope: Scope) -> None:
         """Raises ApiError for a Content-Length above the limit."""
@@ -27,28 +41,48 @@ class Bodies(Middleware):
         loop = asyncio.get_running_loop()
         upload = self._is_upload(scope)
         begin = loop.time()
+        waited = 0.0
         read = 0
         whole = False
+        large = False
 
         async def read_bounded() -> Message:
-            nonlocal read, whole
+            nonlocal waited, read, whole, large
             if whole:
                 return await receive()
             # A file has the time for each MiB: it may take long, but not be sent byte by byte.
             seconds = self.settings.body_timeout * (1 + (read >> 20 if upload else 0))
             try:
-                async with asyncio.timeout_at(begin + seconds):
+                async with asyncio.timeout_at(begin + waited + seconds):
                     message = await receive()
             except TimeoutError:
                 message = f"request body must be complete within {seconds:g} s, got {read} bytes"
                 raise ApiError(408, message, code="body_timeout") from None
-            read += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            read += size
             whole = not message.get("more_body", False)
             if read > self.settings.max_body_bytes and not upload:
                 raise self._too_large("got more")
+            if read >= LARGE_BODY:
+                self._large += not large
+                large = True
+                waited += await self._wait_for_rate(size)
             return message
 
-        await self.app(scope, read_bounded, send)
+        try:
+            await self.app(scope, read_bounded, send)
+        finally:
+            self._large -= large
+
+    async def _wait_for_rate(self, size: int) -> float:
+        """Waits until the rate of large bodies allows `size` bytes more, if there are several; returns the seconds."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        begin = max(now, self._next_large)
+        self._next_large = begin + size / LARGE_BODIES_RATE
+        if self._large > 1:
+            await asyncio.sleep(begin - now)
+        return loop.time() - now
 
     def _is_upload(self, scope: Scope) -> bool:
         """Returns whether the body is a file, whose route limits its size."""
