@@ -161,7 +161,7 @@ USAGE: list[tuple[list[str], str]] = [
     (["FILE", "--window", "64", "--stride", "64"], "stride must be an integer from 1 to 63, got 64"),
     (["FILE", "--window", "64", "--min-context", "40"], "min_context must be an integer from 0 to 32, got 40"),
     (["FILE", "--reference", "/no/such/model"], "no directory /no/such/model"),
-    (["FILE", "--plot", "x.png"], "--plot requires --reference or --reference-quantization"),
+    (["FILE", "--plot", "x.png"], "--plot requires --compare, --reference or --reference-quantization"),
     (
         ["FILE", "--plot", "x.pdf", "--reference", "tiny"],
         "plot must be a file name that ends in .png or .svg, got 'x.pdf'",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import fakes
 from ferrule import LLM, EngineError, InvalidParameterError, PromptError, TokenizerError, UnsupportedTaskError
-from ferrule._evaluation import Subject, Window, Windowing, compare, perplexity
+from ferrule._evaluation import Subject, Window, Windowing, compare_each, perplexity
 from ferrule._evaluation.compare import CONTEXT_TOKENS, Divergence
 from ferrule._evaluation.divergence import BLOCK_ELEMENTS, divergences, token_logprobs
 from ferrule._evaluation.windows import cut
@@ -82,6 +82,15 @@ def test_divergence_from_itself_is_zero(f32: LLM) -> None:
     assert (result.same_top, result.same_top_error) == (1, 0)
     assert (result.perplexity_ratio, result.perplexity_ratio_error) == (1, 0)
     assert result.model == result.reference == f32.perplexity(TEXT, window=64)
+
+
+@pytest.mark.native
+def test_comparison_of_several_models_equals_that_of_each(f32: LLM, int4: LLM) -> None:
+    done: list[tuple[int, int]] = []
+    together = f32.compare_each([int4, f32], TEXT, window=64, limit=3, progress=lambda *step: done.append(step))
+    assert together == [each.compare(f32, TEXT, window=64, limit=3) for each in (int4, f32)]
+    assert together[0].kld.mean > 0
+    assert done == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 @pytest.mark.native
@@ -317,6 +326,8 @@ def test_vocabularies_must_be_the_same(tmp_path: Path, llm: LLM, model_with: Cal
         llm.compare(other, "some text")
     with pytest.raises(InvalidParameterError, match="reference must be an LLM, got 'tiny'"):
         llm.compare("tiny", "some text")  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameterError, match="models must be a list of at least one LLM"):
+        llm.compare_each([], "some text")
     with pytest.raises(InvalidParameterError, match="worst must be an integer from 0 to 2147483647, got -1"):
         llm.compare(llm, "some text", worst=-1)
 
@@ -347,7 +358,7 @@ def test_zero_probability_gives_infinite_perplexity(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"window": None, "stride": None, "min_context": 0, "limit": None, "progress": None}
     assert perplexity(subject, [0, 1, 2, 0], **arguments).perplexity == pytest.approx(3)
     assert perplexity(subject, [0, 1, 3, 0], **arguments).perplexity == math.inf
-    found = compare(subject, subject, [0, 1, 3, 0], worst=1, **arguments)
+    [found] = compare_each([subject], subject, [0, 1, 3, 0], worst=1, **arguments)
     assert found.kld.max == 0
     assert math.isnan(found.perplexity_ratio)
 

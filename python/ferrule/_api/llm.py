@@ -459,13 +459,49 @@ class LLM(LoadedModel):
 
         Raises InvalidParameterError if the vocabularies differ, and the errors of `perplexity`.
         """
-        from ferrule._evaluation import compare
+        from ferrule._evaluation import compare_each
 
         if not isinstance(cast("object", reference), LLM):
             raise InvalidParameterError("reference", reference, "an LLM")
-        return compare(
-            self._subject(lora_request),
+        [comparison] = compare_each(
+            [self._subject(lora_request)],
             reference._subject(None),
+            texts,
+            window=window,
+            stride=stride,
+            min_context=min_context,
+            limit=limit,
+            worst=worst,
+            progress=progress,
+        )
+        return comparison
+
+    def compare_each(
+        self,
+        models: Sequence[LLM],
+        texts: TextOrTokens | Sequence[TextOrTokens],
+        *,
+        window: int | None = None,
+        stride: int | None = None,
+        min_context: int = 0,
+        limit: int | None = None,
+        worst: int = 10,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Comparison]:
+        """Compares several models with this one as their reference, such as its quantizations.
+
+        The results are those of `model.compare(self, ...)` for each model, but this model computes its logits only
+        once. The tokenizer of the first model reads the texts.
+
+        Raises InvalidParameterError if a vocabulary differs, and the errors of `perplexity`.
+        """
+        from ferrule._evaluation import compare_each
+
+        if not models or not all(isinstance(cast("object", each), LLM) for each in models):
+            raise InvalidParameterError("models", models, "a list of at least one LLM")
+        return compare_each(
+            [model._subject(None) for model in models],
+            self._subject(None),
             texts,
             window=window,
             stride=stride,

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from html import escape
+from functools import partial
 from pathlib import Path
 
 import ferrule
 from ferrule._bench.record import FLOAT_FORMATS, Record
-from ferrule.errors import InvalidParameterError
+from ferrule._svg import HIGHLIGHT, LINE, MUTED, TEXT, opening, text_at
 
 WIDTH, HEIGHT = 800, 400
-BACKGROUND, TEXT, MUTED, LINE, HIGHLIGHT = "#17181b", "#e9e4d9", "#aba598", "#35383e", "#e3b45c"
 MAX_CHARACTERS = 46
 """Maximum length of a name that fits the width of the card."""
 
-
-def check_card(path: Path) -> None:
-    """Checks that a card can be written to `path`, before anything is measured. Raises InvalidParameterError."""
-    if path.suffix.lower() != ".svg":
-        raise InvalidParameterError("card", str(path), "a file name that ends in .svg")
-    if not path.parent.is_dir():
-        raise InvalidParameterError("card", str(path), "a file in an existing directory")
+_text = partial(text_at, most=MAX_CHARACTERS)
 
 
 def card(record: Record, machine: str) -> str:
@@ -33,10 +26,7 @@ def card(record: Record, machine: str) -> str:
     sequences = "" if record["batch"] == 1 else f", {record['batch']} sequences"
     decode = f"after {record['prefill_tokens']} tokens{sequences}"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'role="img" font-family="system-ui, sans-serif">',
-        f"<title>{escape(_summary(record, machine))}</title>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="16" fill="{BACKGROUND}"/>',
+        opening(WIDTH, HEIGHT, _summary(record, machine)),
         _text(40, 62, 28, TEXT, str(record["model"]), weight=700),
         _text(40, 92, 17, MUTED, f"{record['format']} weights, {_threads(record)}, {record['isa']}"),
         _text(40, 118, 17, MUTED, machine),
@@ -81,14 +71,6 @@ def _speed(top: int, labels: tuple[str, str], speed: float, share: float, limit:
     yield f'<rect x="40" y="{top + 52}" width="{bar}" height="10" rx="5" fill="{LINE}"/>'
     yield f'<rect x="40" y="{top + 52}" width="{filled:.1f}" height="10" rx="5" fill="{HIGHLIGHT}"/>'
     yield _text(WIDTH - 40, top + 40, 15, MUTED, f"{share:.0%} {limit}", anchor="end")
-
-
-def _text(x: int, y: int, size: int, color: str, text: str, *, weight: int = 400, anchor: str = "start") -> str:
-    short = text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 1]}…"
-    return (
-        f'<text x="{x}" y="{y}" font-size="{size}" font-weight="{weight}" fill="{color}" text-anchor="{anchor}">'
-        f"{escape(short)}</text>"
-    )
 
 
 def _summary(record: Record, machine: str) -> str:

@@ -131,11 +131,12 @@ def command(
     Every context length is measured with every batch size. The limits of the machine are measured between the runs;
     runs during which other processes used the CPUs are repeated.
     """
-    from ferrule._bench.card import card, check_card, machine_name
+    from ferrule._bench.card import card, machine_name
     from ferrule._bench.compare import MACHINE_POINTS, compare, point_name, read_record
     from ferrule._bench.plot import plot
     from ferrule._bench.report import show_card_hint, show_comparison, show_machine, show_model
     from ferrule._plotting import check_plot
+    from ferrule._svg import check_svg
 
     if machine:
         _refuse_options_of_models(context)
@@ -148,7 +149,7 @@ def command(
     if picture is not None:
         check_plot(picture)
     if card_file is not None:
-        check_card(card_file)
+        check_svg("card", card_file)
 
     with _progress() as notify:
         if machine:

@@ -4,40 +4,79 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from ferrule._api.llm import LLM
+from ferrule._cli.eval_formats import Candidate, Plan, candidates, measure, spread
+from ferrule._cli.eval_loading import (
+    ONE_SEQUENCE,
+    check_length,
+    context_length,
+    facts,
+    fitting_window,
+    load_reference,
+    window_progress,
+)
 from ferrule._cli.help import Command
 from ferrule._cli.model import check_model, load, model_options
-from ferrule._loading import find_model, read_model_files
+from ferrule._cli.served_models import short_name
 from ferrule._params.options import QUANTIZATIONS
-from ferrule.errors import InsufficientMemoryError, InvalidParameterError
 
-TEXT_OPTIONS = {"reference", "reference_quantization", "window", "stride", "min_context", "worst", "picture"}
+TEXT_OPTIONS = {
+    "compared",
+    "reference",
+    "reference_quantization",
+    "window",
+    "stride",
+    "min_context",
+    "worst",
+    "picture",
+}
 TASK_OPTIONS = {"num_fewshot", "include_path", "chat"}
-MAX_TOKEN_CHARACTERS = 64
-"""Upper bound of the average characters per token; a text with more per token of a window is surely long enough."""
+SINGLE_OPTIONS = {"quantization", "worst"}
+"""Options without an effect on a comparison of several formats."""
+CONTEXT_OF_SPEED = 640
+"""Context length in tokens with which formats are loaded at least, if the model has it, to measure their speed."""
+
+
+class EvalCommand(Command):
+    """The command, whose option `--compare` takes several values."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the arguments."""
+        return super().parse_args(ctx, spread(args))
 
 
 @click.command(
     "eval",
-    cls=Command,
+    cls=EvalCommand,
     examples=[
         ("Perplexity of a text:", "ferrule eval ./my-model wiki.test.raw"),
         (
             "Divergence of a quantization from f32:",
             "ferrule eval ./my-model wiki.test.raw --quantization int4 --reference-quantization f32",
         ),
+        (
+            "Size, speed and divergence of several formats:",
+            "ferrule eval ./my-model wiki.test.raw --compare bf16 int8 int4 --plot formats.svg",
+        ),
         ("Tasks of lm-evaluation-harness:", "ferrule eval ./my-model --tasks arc_easy,hellaswag --limit 100"),
     ],
 )
 @click.argument("words", nargs=-1, metavar="[MODEL] FILE")
+@click.option(
+    "--compare",
+    "compared",
+    multiple=True,
+    metavar="A B ...",
+    help="Formats of MODEL, other models (path or name) or FORMAT@MODEL, whose size, speed and divergence from the "
+    "reference to compare (default: none). It follows FILE.",
+)
 @click.option("--reference", metavar="MODEL", help="Reference model with the same vocabulary (default: none).")
 @click.option(
     "--reference-quantization",
@@ -93,13 +132,14 @@ MAX_TOKEN_CHARACTERS = 64
     "picture",
     type=click.Path(path_type=Path),
     metavar="FILE.png|svg",
-    help="Draw the distribution of the divergence (ferrule[plot]).",
+    help="Draw the distribution of the divergence (ferrule[plot]), or with --compare the formats (SVG).",
 )
 @click.pass_context
 def command(
     context: click.Context,
     words: tuple[str, ...],
     *,
+    compared: tuple[str, ...],
     reference: str | None,
     reference_quantization: str | None,
     window: int | None,
@@ -119,6 +159,9 @@ def command(
 
     FILE is UTF-8 text. It is read in overlapping windows, and each token is scored once. With a reference, the
     divergence (KLD) of the model's probabilities from the reference's is measured too.
+
+    --compare A B ... measures several formats of MODEL and other files with its vocabulary: size, speed, and divergence
+    from the reference, which is MODEL in f32 unless another is given.
     """
     if tasks is not None:
         _refuse(context, TEXT_OPTIONS, "requires FILE; it has no effect with --tasks")
@@ -136,43 +179,75 @@ def command(
         )
         return
     _refuse(context, TASK_OPTIONS, "requires --tasks")
-    model, file = _model_and_file(words)
-    compared = reference is not None or reference_quantization is not None
+    model, file = _model_and_file(words, compared)
+    several = candidates(model, compared)
+    if several:
+        _refuse(context, SINGLE_OPTIONS, "has no effect with --compare")
+    has_reference = reference is not None or reference_quantization is not None
     if picture is not None:
-        from ferrule._plotting import check_plot
-
-        if not compared:
-            raise click.UsageError("--plot requires --reference or --reference-quantization; it draws the divergence")
-        check_plot(picture)
+        _check_picture(picture, several=bool(several), has_reference=has_reference)
     # Check files before the model is loaded, which takes long.
     text = _read(file)
     other = model if reference is None else check_model(reference)
-    window = _fitting_window(window, model, loading)
-    cutting: dict[str, Any] = {"window": window, "stride": stride, "min_context": min_context, "limit": limit}
-    # Evaluation runs one sequence at a time and never repeats a prompt.
-    fixed = {"max_num_seqs": 1, "enable_prefix_caching": False}
-    loading = {**loading, **fixed, "max_model_len": loading["max_model_len"] or window}
+    context_tokens = context_length(model, loading)
+    window = fitting_window(window, context_tokens)
+    windows: dict[str, Any] = {"window": window, "stride": stride, "min_context": min_context, "limit": limit}
+    if several:
+        needed = min(max(window, CONTEXT_OF_SPEED), context_tokens)
+        loading = {**loading, **ONE_SEQUENCE, "max_model_len": needed}
+        exact = reference_quantization or "f32"
+        name = exact if reference is None else f"{exact}@{short_name(reference)}"
+        against = Candidate(name, other, exact, is_given=reference is not None)
+        _compare_formats(Plan(several, against, file, text, windows, loading), picture, as_json=as_json)
+        return
+    loading = {**loading, **ONE_SEQUENCE, "max_model_len": loading["max_model_len"] or window}
     with ExitStack() as stack:
         llm = stack.enter_context(load(model, loading))
-        if len(text) <= MAX_TOKEN_CHARACTERS * window and (tokens := len(llm.tokenize(text))) < window:
-            raise click.UsageError(
-                f"{file} must have at least {window} tokens, one window, got {tokens}; give a longer text or lower "
-                "--window"
-            )
-        if not compared:
-            with _progress("perplexity") as progress:
-                result = llm.perplexity(text, **cutting, progress=progress)
-            _show(as_json, "show_perplexity", {"file": file, **_facts(llm)}, result)
+        check_length(file, text, window, llm)
+        if not has_reference:
+            with window_progress("perplexity") as progress:
+                result = llm.perplexity(text, **windows, progress=progress)
+            _show(as_json, "show_perplexity", {"file": file, **facts(llm)}, result)
             return
-        against = stack.enter_context(_load_reference(other, reference, reference_quantization, loading))
-        with _progress("comparison") as progress:
-            comparison = llm.compare(against, text, **cutting, worst=worst, progress=progress)
-        _show(as_json, "show_comparison", {"file": file, **_facts(llm), "reference": _facts(against)}, comparison)
+        against = stack.enter_context(load_reference(other, reference, reference_quantization, loading))
+        with window_progress("comparison") as progress:
+            comparison = llm.compare(against, text, **windows, worst=worst, progress=progress)
+        _show(as_json, "show_comparison", {"file": file, **facts(llm), "reference": facts(against)}, comparison)
         if picture is not None:
             from ferrule._evaluation.plot import plot
 
-            names = [f"{facts['model']}, {facts['quantization']}" for facts in (_facts(llm), _facts(against))]
+            names = [f"{found['model']}, {found['quantization']}" for found in (facts(llm), facts(against))]
             plot(comparison, " from ".join(names), picture)
+
+
+def _compare_formats(plan: Plan, picture: Path | None, *, as_json: bool) -> None:
+    from ferrule._cli import eval_report
+
+    record = measure(plan)
+    if as_json:
+        print(json.dumps(record))
+    else:
+        eval_report.show_formats(record)
+    if picture is not None:
+        from ferrule._bench.card import machine_name
+        from ferrule._evaluation.chart import chart
+
+        picture.write_text(chart(record, machine_name()), encoding="utf-8")
+
+
+def _check_picture(picture: Path, *, several: bool, has_reference: bool) -> None:
+    if several:
+        from ferrule._svg import check_svg
+
+        check_svg("plot", picture)
+        return
+    from ferrule._plotting import check_plot
+
+    if not has_reference:
+        raise click.UsageError(
+            "--plot requires --compare, --reference or --reference-quantization; it draws the divergence"
+        )
+    check_plot(picture)
 
 
 def _run_tasks(
@@ -192,7 +267,7 @@ def _run_tasks(
         results = run_tasks(
             FerruleLM(llm), names, num_fewshot=num_fewshot, include_path=include_path, chat=chat, limit=limit
         )
-        _show(as_json, "show_tasks", _facts(llm), results)
+        _show(as_json, "show_tasks", facts(llm), results)
 
 
 def _show(as_json: bool, table: str, facts: Mapping[str, Any], result: Any) -> None:
@@ -205,50 +280,16 @@ def _show(as_json: bool, table: str, facts: Mapping[str, Any], result: Any) -> N
         getattr(eval_report, table)(record)
 
 
-def _facts(llm: LLM) -> dict[str, Any]:
-    info = llm.info()
-    return {name: info[name] for name in ("model", "quantization", "kv_cache_dtype", "isa", "weight_bytes")}
-
-
-def _load_reference(model: str | None, named: str | None, quantization: str | None, loading: Mapping[str, Any]) -> LLM:
-    """Loads the reference in addition to the model.
-
-    Raises InsufficientMemoryError if memory does not suffice for both, and the errors of `LLM`.
-    """
-    options = {**loading, "quantization": quantization or "f32"}
-    if named is not None:
-        options["revision"] = None  # the option is the revision of MODEL
-    try:
-        return load(model, options)
-    except InsufficientMemoryError as error:
-        raise InsufficientMemoryError(
-            f"not enough memory for model and reference: {error}; use a smaller --reference-quantization"
-        ) from error
-
-
-def _fitting_window(window: int | None, model: str | None, loading: Mapping[str, Any]) -> int:
-    """Returns the window length: `--window`, or the default, reduced to the context length if that is shorter.
-
-    Raises InvalidParameterError, and the errors of `read_model_files`.
-    """
-    from ferrule._evaluation import DEFAULT_WINDOW
-
-    context = read_model_files(find_model(model, loading["revision"])).spec.max_position_embeddings
-    context = min(context, loading["max_model_len"] or context)
-    if window is not None and window > context:
-        raise InvalidParameterError("window", window, f"at most {context}, the context length")
-    return window or min(DEFAULT_WINDOW, context)
-
-
 def _only_model(words: tuple[str, ...]) -> str | None:
     if len(words) > 1:
         raise click.UsageError(f"--tasks takes only MODEL, got {len(words)} arguments")
     return check_model(words[0]) if words else None
 
 
-def _model_and_file(words: tuple[str, ...]) -> tuple[str | None, str]:
+def _model_and_file(words: tuple[str, ...], compared: tuple[str, ...]) -> tuple[str | None, str]:
     if not 1 <= len(words) <= 2:
-        raise click.UsageError(f"expected [MODEL] FILE or --tasks, got {len(words)} arguments")
+        place = " before --compare" if compared else ""
+        raise click.UsageError(f"expected [MODEL] FILE or --tasks{place}, got {len(words)} arguments")
     *model, file = words
     return check_model(model[0]) if model else None, file
 
@@ -277,18 +318,3 @@ def _refuse(context: click.Context, names: set[str], requirement: str) -> None:
         name = parameter.name or ""
         if name in names and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{parameter.opts[0]} {requirement}")
-
-
-@contextmanager
-def _progress(title: str) -> Generator[Callable[[int, int], None] | None, None, None]:
-    """Shows a progress bar on stderr, if that is a terminal, and erases it at the end."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("windows"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

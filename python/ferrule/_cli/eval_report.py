@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+from ferrule._api.info import size_text
 from ferrule._bench.report import console
 from ferrule._evaluation import Comparison, Perplexity
 
@@ -40,6 +41,54 @@ def record(facts: Mapping[str, Any], result: Any) -> Record:
         case _:
             made = {**facts, "tasks": result}
     return _finite(made)
+
+
+def formats_record(
+    workload: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison]
+) -> Record:
+    """Returns the record of several formats; the first of `rows` is the reference's."""
+    fields = ("perplexity_ratio", "perplexity_ratio_error", "kld", "same_top", "same_top_error")
+    formats = [
+        {**row, **_perplexity(found.model), **{name: getattr(found, name) for name in fields}}
+        for row, found in zip(rows[1:], comparisons, strict=True)
+    ]
+    return _finite({**workload, "reference": {**rows[0], **_perplexity(comparisons[0].reference)}, "formats": formats})
+
+
+def show_formats(made: Record) -> None:
+    """Prints a table of the reference and the formats."""
+    from rich.table import Table
+
+    out = console()
+    reference = made["reference"]
+    out.print(f"reference: {_heading(reference)}, {reference['threads']} threads\n", markup=False)
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    titles = ("format", "size", "bits", "prefill", "decode", "KLD", "±", "99 %", "same top", "perplexity")
+    for title in titles:
+        table.add_column(title, justify="left" if title == "format" else "right", no_wrap=title != "format")
+    for row in (reference, *made["formats"]):
+        table.add_row(*map(_escaped, _format_cells(row)))
+    out.print(table)
+    tokens = f"prefill of {reference['prefill_tokens']} tokens, decode of {reference['decode_tokens']}"
+    units = f"{tokens}, in tokens/s, median of {made['repeat']} runs; KLD in nats per token"
+    out.print(f"\n{units}\n{_windows(reference)}", style="dim", markup=False)
+
+
+def _format_cells(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the cells of a format or of the reference, which has no divergence."""
+    yield str(row["name"])
+    yield size_text(row["weight_bytes"])
+    yield f"{row['bits_per_weight']:.2f}"
+    for part in ("prefill", "decode"):
+        yield _speed(row[f"{part}_tokens_per_second"])
+    if (kld := row.get("kld")) is None:
+        yield from ("", "", "", "")
+    else:
+        yield _number(kld["mean"])
+        yield "" if kld["error"] is None else f"{kld['error']:.1g}"
+        yield _number(kld["p99"])
+        yield f"{row['same_top']:.1%}"
+    yield _number(row["perplexity"])
 
 
 def show_perplexity(made: Record) -> None:
@@ -138,6 +187,10 @@ def _number(value: float | None) -> str:
     if value is None:
         return "infinite"
     return f"{value:.4f}" if value >= 1 else f"{value:.4g}"
+
+
+def _speed(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def _tail(text: str, characters: int) -> str:

@@ -1,7 +1,7 @@
-"""Comparison of a model with a reference, such as another format of the same weights, over the same windows.
+"""Comparison of models with a reference, such as formats of the same weights, over the same windows.
 
-The result has the figures of llama.cpp's `--kl-divergence`. Memory holds both models, and the logits of one window from
-each.
+The result has the figures of llama.cpp's `--kl-divergence`. Memory holds all models, and the logits of one window from
+the reference and from one model.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class Comparison:
     """Divergence of the predictions of each scored token, in order: `[tokens]`."""
 
 
-def compare(
-    subject: Subject,
+def compare_each(
+    subjects: Sequence[Subject],
     reference: Subject,
     texts: TextOrTokens | Sequence[TextOrTokens],
     *,
@@ -121,20 +121,30 @@ def compare(
     limit: int | None,
     worst: int,
     progress: Progress | None,
-) -> Comparison:
-    """Implements `LLM.compare`."""
+) -> list[Comparison]:
+    """Implements `LLM.compare` and `LLM.compare_each`; the first model's tokenizer reads the texts."""
     worst = check_integer("worst", worst, 0, MAX_COUNT)
-    subject.check_same_vocabulary(reference)
-    shorter = min(subject.max_model_len, reference.max_model_len)
-    windowing = Windowing.of(window, stride, min_context, shorter)
-    windows = windows_of(subject, texts, windowing, limit)
-    parts: list[Divergences] = []
+    for subject in subjects:
+        subject.check_same_vocabulary(reference)
+    shortest = min(each.max_model_len for each in (*subjects, reference))
+    windowing = Windowing.of(window, stride, min_context, shortest)
+    windows = windows_of(subjects[0], texts, windowing, limit)
+    parts: list[list[Divergences]] = [[] for _ in subjects]
     for done, each in enumerate(windows):
         report(progress, done, windows)
-        rows, reference_rows = logits_before(subject, each), logits_before(reference, each)
-        parts.append(divergences(rows, reference_rows, np.array(each.targets)))
+        reference_rows, targets = logits_before(reference, each), np.array(each.targets)
+        for subject, of_subject in zip(subjects, parts, strict=True):
+            of_subject.append(divergences(logits_before(subject, each), reference_rows, targets))
     report(progress, len(windows), windows)
-    joined = Divergences.joined(parts)
+    return [
+        _comparison(subject, windows, Divergences.joined(of_subject), windowing, worst)
+        for subject, of_subject in zip(subjects, parts, strict=True)
+    ]
+
+
+def _comparison(
+    subject: Subject, windows: Sequence[Window], joined: Divergences, windowing: Windowing, worst: int
+) -> Comparison:
     nll_difference, difference_error = _difference(joined)
     ratio = exp(nll_difference)
     same_top, same_top_error = mean_and_error((joined.top == joined.reference_top).astype(np.float64))

@@ -1,0 +1,138 @@
+"""`ferrule eval --compare`: size, speed and divergence of several formats of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from ferrule._api.llm import LLM
+from ferrule._bench.machine import Machine
+from ferrule._bench.measure import Point, sweep
+from ferrule._bench.record import model_record
+from ferrule._cli.eval_loading import check_length, facts, load_reference, window_progress
+from ferrule._cli.model import check_model, load
+from ferrule._cli.served_models import short_name
+from ferrule._cli.status import StatusLine
+from ferrule._params.options import QUANTIZATIONS
+from ferrule.errors import InsufficientMemoryError
+
+PROMPT_TOKENS, GENERATED_TOKENS, REPEAT = 512, 64, 3
+"""Workload of the speeds, as in `ferrule bench`: tokens of the prompt, generated tokens, and runs."""
+PARTS = ("prefill", "decode")
+OPTION = "--compare"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A format to compare."""
+
+    name: str
+    model: str | None
+    """Model to load; None: the small one that ships with ferrule."""
+    quantization: str
+    is_given: bool
+    """Whether the model was given with the format, instead of MODEL."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Models and text of a comparison."""
+
+    candidates: Sequence[Candidate]
+    reference: Candidate
+    file: str
+    text: str
+    windows: Mapping[str, Any]
+    """Arguments `window`, `stride`, `min_context` and `limit` of `LLM.compare_each`."""
+    loading: Mapping[str, Any]
+    """Options of loading."""
+
+
+def spread(arguments: Sequence[str]) -> list[str]:
+    """Repeats `--compare` before each of its values, since an option of click takes a fixed number of them."""
+    spread: list[str] = []
+    takes = False
+    for word in arguments:
+        if takes and not word.startswith("-") and spread[-1] != OPTION:
+            spread.append(OPTION)
+        takes = word == OPTION or (takes and not word.startswith("-"))
+        spread.append(word)
+    return spread
+
+
+def candidates(model: str | None, names: Sequence[str]) -> list[Candidate]:
+    """Reads the values of `--compare`: a quantization of MODEL, another model, or `QUANTIZATION@MODEL`.
+
+    Raises click.UsageError.
+    """
+    return [_candidate(model, name) for name in dict.fromkeys(names)]
+
+
+def _candidate(model: str | None, name: str) -> Candidate:
+    if name in QUANTIZATIONS:
+        return Candidate(name, model, name, is_given=False)
+    quantization, separator, other = name.partition("@")
+    if not separator or quantization not in QUANTIZATIONS:
+        try:
+            return Candidate(short_name(name), check_model(name), "auto", is_given=True)
+        except click.UsageError as error:
+            formats = ", ".join(QUANTIZATIONS)
+            raise click.UsageError(f"{OPTION} must name formats ({formats}) or models, got {name!r}: {error}") from None
+    return Candidate(f"{quantization}@{short_name(other)}", check_model(other), quantization, is_given=True)
+
+
+def measure(plan: Plan) -> dict[str, Any]:
+    """Loads the reference and all formats, and returns their figures as a record."""
+    from ferrule._cli.eval_report import formats_record
+
+    with ExitStack() as stack:
+        reference = stack.enter_context(_load_reference(plan))
+        check_length(plan.file, plan.text, plan.windows["window"], reference)
+        models = [stack.enter_context(_load(each, plan.loading)) for each in plan.candidates]
+        machine = Machine(reference.info()["threads"])
+        names = [plan.reference.name, *(each.name for each in plan.candidates)]
+        rows = [
+            {"name": name, **_facts(llm), **_speeds(name, llm, machine)}
+            for name, llm in zip(names, [reference, *models], strict=True)
+        ]
+        with window_progress("comparison") as progress:
+            comparisons = reference.compare_each(models, plan.text, **plan.windows, worst=0, progress=progress)
+    return formats_record({"file": plan.file, "repeat": REPEAT}, rows, comparisons)
+
+
+def _load(candidate: Candidate, loading: Mapping[str, Any]) -> LLM:
+    options = {**loading, "quantization": candidate.quantization}
+    if candidate.is_given:
+        options["revision"] = None  # the option is the revision of MODEL
+    try:
+        return load(candidate.model, options)
+    except InsufficientMemoryError as error:
+        raise InsufficientMemoryError(
+            f"not enough memory for the reference and all formats at once: {error}; compare fewer formats"
+        ) from error
+
+
+def _load_reference(plan: Plan) -> LLM:
+    named = plan.reference.model if plan.reference.is_given else None
+    return load_reference(plan.reference.model, named, plan.reference.quantization, plan.loading)
+
+
+def _facts(llm: LLM) -> dict[str, Any]:
+    info = llm.info()
+    bits = 8 * info["weight_bytes"] / info["parameters"]
+    return {**facts(llm), "threads": info["threads"], "bits_per_weight": bits}
+
+
+def _speeds(name: str, llm: LLM, machine: Machine) -> dict[str, Any]:
+    """Measures prefill and decode, with a shorter prompt where the context is short."""
+    info = llm.info()
+    generated = min(GENERATED_TOKENS, info["max_model_len"] // 2)
+    point = Point(min(PROMPT_TOKENS, info["max_model_len"] - generated), 1, generated)
+    with StatusLine(f"measuring the speed of {name}"):
+        runs = sweep(llm, [point], machine, REPEAT, lambda _: None)
+    record = model_record(info, runs, machine, REPEAT)
+    return {f"{part}_{each}": record[f"{part}_{each}"] for part in PARTS for each in ("tokens", "tokens_per_second")}
