@@ -39,7 +39,7 @@ fn the_shares_of_the_nodes_are_all_tasks_in_the_order_of_the_threads() {
     for threads in 1..=9 {
         for sizes in [vec![], vec![3], vec![4, 4], vec![1, 6], vec![2, 2, 2, 2], vec![1, 1, 1, 1, 1, 30]] {
             let placement = Placement::new(threads, &nodes(&sizes));
-            for tasks in [0, 1, 2, 7, 64, 1000] {
+            for tasks in [0, 1, 2, 7, 64, 100] {
                 let shares: Vec<_> = (0..placement.nodes()).map(|node| placement.share(tasks, node)).collect();
                 let all: Vec<_> = shares.iter().cloned().flatten().collect();
                 assert_eq!(all, (0..tasks).collect::<Vec<_>>(), "{threads} threads on {sizes:?}");
