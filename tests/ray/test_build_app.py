@@ -36,6 +36,20 @@ from ferrule.ray import app_from_config, build_app, serving
         ({"settings": {"files_dir": "x"}}, "settings.files_dir is not supported, got 'x'; replicas do not share"),
         ({"settings": {"max_body_bytes": 0}}, "max_body_bytes must be an integer from 1 to"),
         ({"max_model_len": 0}, "max_model_len must be an integer from 1 to"),
+        ({"models": {}}, "models must be a mapping of names to models, with at least one, got {}"),
+        ({"models": ["a"]}, "models must be a mapping of names to models, with at least one, got"),
+        ({"models": {"": "a"}}, "models must be a mapping whose keys are names of models, got ''"),
+        ({"models": {"a": 3}}, "models.a.model must be the name or the path of a model, got 3"),
+        ({"models": {"a": {1: 2}}}, "models.a must be a mapping whose keys are arguments, got 1"),
+        ({"models": {"a": {"num_cpus": 0}}}, "models.a.num_cpus must be a number > 0"),
+        ({"models": {"a": {"max_model_len": 0}}}, "models.a.max_model_len must be an integer from 1 to"),
+        (
+            {"models": {"a": {"settings": {}}}},
+            "models.a must be a mapping without settings, which applies to",
+        ),
+        ({"models": {"a": None}, "num_cpus": 0}, "num_cpus must be a number > 0"),
+        ({"models": {"a": None}, "model": "b"}, "model must be unset with models, got 'b'"),
+        ({"models": {"a": None}, "served_model_names": ["b"]}, "served_model_names must be unset with models, got"),
     ],
 )
 def test_invalid_argument_is_rejected(options: dict[str, Any], message: str) -> None:
@@ -62,3 +76,37 @@ def test_missing_serve_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     message = "ferrule.ray.build_app requires Ray Serve and the server: pip install 'ferrule[ray,server]'"
     with pytest.raises(MissingDependencyError, match=re.escape(message)):
         build_app()
+
+
+def deployments(application: Any) -> list[Any]:
+    """Returns the models of an application with their deployments."""
+    models, _settings = application._bound_deployment.init_args
+    return models
+
+
+def test_models_have_their_own_replicas() -> None:
+    models = {
+        "org/small": None,
+        "large": {"model": "org/large", "num_replicas": 3, "num_cpus": 2, "lora_modules": {"adapter": "org/adapter"}},
+        "other": {"model": None},
+        "elastic": {"model": "org/large", "autoscaling_config": {"min_replicas": 1, "max_replicas": 4}},
+    }
+    small, large, elastic = deployments(build_app(models=models, num_replicas=2, max_model_len=64))
+    assert [list(each.names) for each in (small, large, elastic)] == [["org/small", "other"], ["large"], ["elastic"]]
+    assert [list(each.adapters) for each in (small, large, elastic)] == [[], ["adapter"], []]
+    found = [each.handle._bound_deployment for each in (small, large, elastic)]
+    assert [each.name for each in found] == ["org_small", "large", "elastic"]
+    assert [each.ray_actor_options["num_cpus"] for each in found] == [1, 2, 1]
+    assert [each.num_replicas for each in found[:2]] == [2, 3]
+    assert found[2]._deployment_config.autoscaling_config.max_replicas == 4
+    listed = ("org/small", "other", "large", "elastic", "adapter")
+    assert [each.init_args[:3] for each in found] == [
+        (None, ("org/small", "other"), listed),
+        ("org/large", ("large",), listed),
+        ("org/large", ("elastic",), listed),
+    ]
+    assert [each.init_args[4] for each in found] == [
+        {"max_model_len": 64, "tokenizer": None},
+        {"max_model_len": 64, "tokenizer": None, "lora_modules": {"adapter": "org/adapter"}},
+        {"max_model_len": 64, "tokenizer": None},
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import httpx
@@ -13,9 +13,10 @@ from ray.exceptions import RayActorError, TaskCancelledError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
-from ferrule.ray.conversation_key import conversation_key
-from ferrule.ray.ingress import Ingress, merged_metrics
+from ferrule.ray.ingress import Ingress, ModelReplicas
+from ferrule.ray.merged import merged_metrics
 from ferrule.ray.replica import MAX_PENDING, ReplicaResponse, ServerReplica
+from ferrule.ray.request_key import request_key
 from ferrule.server import ServerSettings
 
 
@@ -59,13 +60,33 @@ def test_metrics_of_replicas_have_a_label() -> None:
     ]
 
 
-class FakeReplicas:
-    """A handle whose calls yield one response or raise an error."""
+HEALTHY = ReplicaResponse("x", 200, {"X-Whole": "yes"}, b'{"status":"ok"}')
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
+
+class FakeResponse:
+    """A method whose calls return the whole response of fake replicas."""
+
+    def __init__(self, replicas: FakeReplicas) -> None:
+        self.replicas = replicas
+
+    async def remote(self, scope: dict[str, Any]) -> ReplicaResponse:
+        assert scope["method"] in ("GET", "HEAD")
+        if self.replicas.error is not None:
+            raise self.replicas.error
+        return self.replicas.whole
+
+
+class FakeReplicas:
+    """A handle whose streams have one response, `body`, or raise an error."""
+
+    def __init__(self, error: Exception | None = None, *, body: str = "done", whole: ReplicaResponse = HEALTHY) -> None:
+        self.error, self.body, self.whole = error, body, whole
         self.prefixes: list[str | None] = []
         self.cancelled = False
+
+    @property
+    def response(self) -> FakeResponse:
+        return FakeResponse(self)
 
     @property
     def respond(self) -> FakeReplicas:
@@ -93,7 +114,7 @@ class FakeReplicas:
         if self.error is not None:
             raise self.error
         yield [{"type": "http.response.start", "status": 200, "headers": []}]
-        yield [{"type": "http.response.body", "body": b"done"}]
+        yield [{"type": "http.response.body", "body": self.body.encode()}]
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -103,7 +124,14 @@ async def through_ingress(
     replicas: FakeReplicas, settings: ServerSettings, path: str = "/v1/completions", **request: Any
 ) -> httpx.Response:
     """Sends a request through an ingress without a cluster."""
-    transport = httpx.ASGITransport(Ingress(replicas, settings).__serve_build_asgi_app__())
+    return await through_several([ModelReplicas(["tiny"], [], replicas)], path, settings=settings, **request)
+
+
+async def through_several(
+    models: Sequence[ModelReplicas], path: str, *, settings: ServerSettings | None = None, **request: Any
+) -> httpx.Response:
+    """Sends a request through an ingress of several models without a cluster."""
+    transport = httpx.ASGITransport(Ingress(models, settings or ServerSettings()).__serve_build_asgi_app__())
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         return await client.request("POST" if request else "GET", path, **request)
 
@@ -124,7 +152,7 @@ async def through_ingress(
 )
 def test_request_without_an_answer_gets_503(error: Exception, code: str, message: str) -> None:
     replicas = FakeReplicas(error)
-    for path, request in (("/v1/completions", {"json": {"prompt": "a"}}), ("/metrics", {})):
+    for path, request in (("/v1/completions", {"json": {"prompt": "a"}}), ("/metrics", {}), ("/health", {})):
         answer = asyncio.run(through_ingress(replicas, ServerSettings(), path, **request))
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
         found = answer.json()["error"]
@@ -164,10 +192,53 @@ def test_requests_that_use_the_prefix_cache_have_a_key() -> None:
     for path, body in zip(("/v1/embeddings", "/v1/responses", "/v1/completions"), bodies, strict=True):
         answer = asyncio.run(through_ingress(replicas, ServerSettings(), path, json=body))
         assert answer.text == "done"
-    assert replicas.prefixes == [None, *(conversation_key(json.dumps(body).encode()) for body in bodies[1:])]
+    assert replicas.prefixes == [None, *(request_key(json.dumps(body).encode()).conversation for body in bodies[1:])]
     assert not replicas.cancelled
 
 
 def test_errors_of_the_ingress_have_the_form_of_the_api() -> None:
     answer = asyncio.run(through_ingress(FakeReplicas(RayActorError()), ServerSettings(), "/v1/messages", json={}))
     assert answer.json()["type"] == "error"
+
+
+def test_requests_reach_the_replicas_of_their_model() -> None:
+    small, large = FakeReplicas(body="small"), FakeReplicas(body="large")
+    models = [ModelReplicas(["small", "little"], ["both"], small), ModelReplicas(["large"], ["both", "own"], large)]
+
+    def reached(path: str, **request: Any) -> str:
+        return asyncio.run(through_several(models, path, **request)).text
+
+    named = {
+        **dict.fromkeys(("small", "little", "both", "unknown", None, 3), "small"),
+        **dict.fromkeys(("large", "own", "large:latest"), "large"),
+    }
+    for name, replicas in named.items():
+        assert reached("/v1/chat/completions", json={"model": name, "messages": []}) == replicas, name
+        assert reached("/v1/embeddings", json={"model": name, "input": "a"}) == replicas, name
+    assert reached("/v1/completions", content=b"{") == "small"
+    assert (reached("/v1/models/large"), reached("/models/org/unknown")) == ("large", "small")
+    assert (reached("/props?model=own"), reached("/props?model="), reached("/props")) == ("large", "small", "small")
+
+
+def test_lists_and_health_are_those_of_all_models() -> None:
+    def models(**changed: Any) -> list[ModelReplicas]:
+        bodies = ({"object": "list", "data": [{"id": name}]} for name in ("small", "large"))
+        wholes = [ReplicaResponse("x", 200, {}, json.dumps(body).encode()) for body in bodies]
+        changed.setdefault("whole", wholes[1])
+        small, large = FakeReplicas(whole=wholes[0]), FakeReplicas(**changed)
+        return [ModelReplicas(["small"], [], small), ModelReplicas(["large"], [], large)]
+
+    def answer(path: str, found: list[ModelReplicas]) -> httpx.Response:
+        return asyncio.run(through_several(found, path))
+
+    for path in ("/v1/models", "/models"):
+        assert answer(path, models()).json() == {"object": "list", "data": [{"id": "small"}, {"id": "large"}]}
+    healthy = [ModelReplicas([name], [], FakeReplicas()) for name in ("small", "large")]
+    found = answer("/health", healthy)
+    assert (found.status_code, found.json(), found.headers["X-Whole"]) == (200, {"status": "ok"}, "yes")
+    failed = ReplicaResponse("y", 503, {"Retry-After": "1"}, b"failed")
+    for path in ("/health", "/v1/health", "/v1/models"):
+        found = answer(path, models(whole=failed))
+        assert (found.status_code, found.text, found.headers["Retry-After"]) == (503, "failed", "1")
+        found = answer(path, models(error=DeploymentUnavailableError(DeploymentID("large"))))
+        assert (found.status_code, found.json()["error"]["code"]) == (503, "engine_unavailable")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from ray.serve.request_router import RequestRouter
 
-from ferrule.ray.conversation_key import conversation_key
 from ferrule.ray.prefix_router import PrefixRouter, ranking
+from ferrule.ray.request_key import RequestKey, request_key
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_key_of_a_conversation_is_that_of_its_first_turn() -> None:
     later = [*first, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "What is the capital?"}]
 
     def key(**fields: Any) -> str | None:
-        return conversation_key(json.dumps(fields).encode())
+        return request_key(json.dumps(fields).encode()).conversation
 
     assert key(messages=first) == key(messages=later, temperature=0) is not None
     assert key(input=first) == key(input=later)
@@ -46,7 +46,12 @@ def test_key_of_a_conversation_is_that_of_its_first_turn() -> None:
     ]
     assert len(set(different)) == len(different)
     for body in (b"", b"{", b"[]", b"{}", b'{"messages": 3}', b'{"a": ' + b"[" * 100_000):
-        assert conversation_key(body) is None
+        assert request_key(body) == RequestKey()
+
+
+def test_key_has_the_name_of_the_model() -> None:
+    assert request_key(b'{"model": "a"}') == RequestKey("a")
+    assert request_key(b'{"model": 3}') == RequestKey()
 
 
 def test_ranking_is_stable_and_bounded() -> None:

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import random
-import socket
 import subprocess
-import sys
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -24,9 +19,8 @@ from ferrule import LLM, AsyncLLM, InvalidParameterError, SamplingParams
 from ferrule._cli import main
 from ferrule.ray.running import run_app
 from ferrule.server import create_app
+from ray_server import SECONDS, ray_server
 
-SECONDS = 600
-"""Timeout of requests and of conditions."""
 RUNNING = "ferrule:num_requests_running"
 GENERATED = "ferrule:generation_tokens_total"
 CLIENTS, CONVERSATIONS, TURNS = 64, 6, 8
@@ -39,42 +33,16 @@ def server(
     ray_cluster: str, long_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """URL and process of `ferrule serve --ray` with two replicas of one thread."""
-    log = tmp_path_factory.mktemp("serve") / "stderr"
-    port = str(free_port())
-    command = (
-        *(sys.executable, "-m", "ferrule", "serve", str(long_model), "--served-model-name", "tiny"),
-        *("--ray", ray_cluster, "--num-replicas", "2", "--port", port, "--log-format", "text"),
-        *("--max-num-seqs", str(CLIENTS), "--drain-timeout", str(SECONDS)),
-    )
-    with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr, stdout=subprocess.DEVNULL) as process:
-        try:
-            deadline = time.monotonic() + SECONDS
-            while f"http://127.0.0.1:{port}/v1" not in log.read_text():
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.05)
-            yield f"http://127.0.0.1:{port}", process
-        finally:
-            process.terminate()
-            try:
-                process.wait(SECONDS)
-            finally:
-                process.kill()
+    options = (str(long_model), "--served-model-name", "tiny", "--num-replicas", "2")
+    limits = ("--max-num-seqs", str(CLIENTS), "--drain-timeout", str(SECONDS))
+    with ray_server(ray_cluster, *options, *limits, log=tmp_path_factory.mktemp("serve") / "stderr") as server:
+        yield server
 
 
 @pytest.fixture
 def url(server: tuple[str, subprocess.Popen[bytes]]) -> str:
     """URL of the server."""
     return server[0]
-
-
-def free_port() -> int:
-    """Returns a free port that no system assigns to other programs meanwhile."""
-    for port in random.sample(range(20_000, 30_000), 100):
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no free port")
 
 
 @asynccontextmanager
@@ -270,7 +238,7 @@ def test_killed_replica_ends_only_its_own_streams(url: str) -> None:
                     break
             assert len(found) == 2, "all requests went to one replica"
             killed, survivor = found
-            ray.kill(ray.get_actor(f"SERVE_REPLICA::ferrule#ServerReplica#{killed}", namespace="serve"))
+            ray.kill(ray.get_actor(f"SERVE_REPLICA::ferrule#tiny#{killed}", namespace="serve"))
             for events in found[killed]:
                 with pytest.raises(httpx.HTTPError):
                     await rest(events)
@@ -305,7 +273,6 @@ def test_shutdown_waits_for_streams(server: tuple[str, subprocess.Popen[bytes]])
     ("options", "message"),
     [
         (("--ray", "ray://localhost:10001"), "ray must be HOST:PORT of the head node, auto, or local"),
-        (("--ray", "auto", "--model", "a=tiny"), "--model is not supported with --ray"),
         (("--ray", "auto", "--uds", "socket"), "--uds is not supported with --ray"),
         (("--ray", "auto", "--ssl-keyfile", "key"), "--ssl-keyfile is not supported with --ray"),
         (("--ray", "auto", "--ssl-ca-certs", "certs"), "--ssl-ca-certs is not supported with --ray"),

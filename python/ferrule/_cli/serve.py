@@ -67,8 +67,8 @@ SETTINGS = (
             {
                 "multiple": True,
                 "metavar": "NAME=MODEL",
-                "help": "Further model with its name in requests, loaded when a request first needs it. May be "
-                "repeated; the first model serves requests without a model name.",
+                "help": "Further model with its name in requests, loaded when a request first needs it, or with --ray "
+                "at the start. May be repeated; the first model serves requests without a model name.",
             },
         ),
         (
@@ -319,7 +319,8 @@ SETTINGS = (
             {
                 "type": click.IntRange(1),
                 "metavar": "N",
-                "help": "Number of replicas with --ray; each has --threads threads (default 1, as is --threads then).",
+                "help": "Number of replicas of each model with --ray; each has --threads threads (default 1, as is "
+                "--threads then).",
             },
         ),
     ],
@@ -378,7 +379,6 @@ def command(
     with _interrupts_deferred():
         models = models_by_name(model, served_model_names, aliases)
         unsupported = {
-            "model": aliases,
             "uds": uds,
             "ssl-certfile": ssl_certfile,
             "ssl-keyfile": ssl_keyfile,
@@ -451,7 +451,7 @@ def _serve_on_ray(
     port: int,
     log_format: str,
 ) -> None:
-    """Serves a model with replicas on a Ray cluster; `keywords` are arguments of the engines.
+    """Serves models with replicas on a Ray cluster; `keywords` are arguments of the engines.
 
     Raises click.UsageError, and as `build_app` and `run_app`.
     """
@@ -462,10 +462,9 @@ def _serve_on_ray(
 
     threads = keywords.pop("threads", None)
     app = build_app(
-        next(iter(models.values())),
+        models=models,
         num_replicas=num_replicas,
         num_cpus=1 if threads is None else threads,
-        served_model_names=tuple(models),
         settings=settings,
         **keywords,
     )

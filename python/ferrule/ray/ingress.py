@@ -1,7 +1,7 @@
-"""`Ingress`: receives HTTP requests and passes each one to a replica with an engine.
+"""`Ingress`: receives HTTP requests and passes each one to a replica of its model.
 
-Ray's HTTP proxies choose a replica before they have received the body of a request. The ingress has the body, so that
-its router (`prefix_router.py`) can send the turns of a conversation to the same engine.
+Ray's HTTP proxies choose a replica before they have received the body of a request. The ingress has the body, which
+names the model, so that its router (`prefix_router.py`) can send the turns of a conversation to the same engine.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from http import HTTPMethod
-from typing import Any
+from http import HTTPMethod, HTTPStatus
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from starlette.responses import Response
@@ -24,8 +22,9 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ferrule._engine.workers import LARGE_INPUT
-from ferrule.ray.conversation_key import conversation_key
+from ferrule.ray.merged import merged_lists, merged_metrics
 from ferrule.ray.replica import ReplicaResponse
+from ferrule.ray.request_key import RequestKey, request_key
 from ferrule.server.apis import api_of
 from ferrule.server.context import Context
 from ferrule.server.counters import RequestCounters
@@ -51,6 +50,14 @@ METRICS = "/metrics"
 """Path that all replicas answer together."""
 METRICS_TIMEOUT = 10.0
 """Seconds that the replicas have to answer it."""
+LISTS = {"/v1/models": "data", "/models": "data", "/api/tags": "models", "/api/ps": "models"}
+"""Field with the list, by path of a list of models."""
+HEALTH = ("/health", "/v1/health")
+"""Paths that describe all models."""
+CARDS = ("/v1/models/", "/models/")
+"""Beginnings of paths that end with the name of a model."""
+LATEST = ":latest"
+"""Tag that Ollama's clients append to names of models."""
 WITHOUT_CACHE = (
     *("/embeddings", "/embedding", "/embed", "/pooling", "/classify", "/score", "/rerank", "/reranking"),
     *("/tokenize", "/detokenize"),
@@ -58,14 +65,31 @@ WITHOUT_CACHE = (
 """Ends of the paths whose requests do not use the prefix cache."""
 
 
+class ModelReplicas(NamedTuple):
+    """The deployment of a model."""
+
+    names: Sequence[str]
+    """Names of the model in requests."""
+    adapters: Sequence[str]
+    """Names of its adapters in requests."""
+    handle: Any
+    """Handle of the deployment of `ServerReplica`."""
+
+
 class Ingress:
     """Passes requests to replicas and their responses back, without waiting for the end of a stream."""
 
-    def __init__(self, replicas: Any, settings: ServerSettings) -> None:
-        """`replicas` is the handle of the deployment of `ServerReplica`, whose `settings` are the same."""
-        self._replicas = replicas
-        self._respond = replicas.options(stream=True).respond
+    def __init__(self, models: Sequence[ModelReplicas], settings: ServerSettings) -> None:
+        """The replicas have the same `settings`. The first model serves requests that name none or an unknown one."""
+        self._models = models
         self._settings = settings
+        self._respond: dict[str, Any] = {}
+        for model in models:
+            respond = model.handle.options(stream=True).respond
+            self._respond.update(dict.fromkeys(model.names, respond))
+        for model in models:
+            for adapter in model.adapters:  # as in the server, the first model that has an adapter serves it
+                self._respond.setdefault(adapter, self._respond[model.names[0]])
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Returns the application that Serve runs.
@@ -96,52 +120,91 @@ class Ingress:
         if scope["method"] == HTTPMethod.GET and path == METRICS:
             await (await self._metrics(fields))(scope, receive, send)
             return
+        if scope["method"] in (HTTPMethod.GET, HTTPMethod.HEAD) and (path in LISTS or path in HEALTH):
+            await (await self._of_all_models(path, fields))(scope, receive, send)
+            return
         body = await _body(receive)
         if body is not None:
-            prefix = None if path.endswith(WITHOUT_CACHE) else await _prefix(body)
-            await self._stream(fields, body, prefix, send)
+            key = await _request_key(body) if body else RequestKey(_model_of(path, scope["query_string"]))
+            prefix = None if path.endswith(WITHOUT_CACHE) else key.conversation
+            await _stream(self._respond_of(key.model).remote(fields, body, prefix=prefix), send)
 
-    async def _stream(self, fields: Mapping[str, Any], body: bytes, prefix: str | None, send: Send) -> None:
-        """Sends the response of a replica. An error after its beginning ends the connection.
+    def _respond_of(self, name: str | None) -> Any:
+        """Returns the method of the replicas of a model; for an unknown name that of the first, with the error."""
+        for known in () if name is None else (name, name.removesuffix(LATEST)):
+            if known in self._respond:
+                return self._respond[known]
+        return self._respond[self._models[0].names[0]]
 
-        Raises ApiError if no replica answers.
+    async def _of_all_models(self, path: str, fields: Mapping[str, Any]) -> Response:
+        """Returns a list of all models, or the health of all.
+
+        Raises ApiError if the replicas of a model do not answer.
         """
-        responses = self._respond.remote(fields, body, prefix=prefix)
-        begun = ended = False
-        try:
-            async for messages in responses:
-                for message in messages:
-                    begun = True
-                    await send(message)
-            ended = True
-        except (RayError, RayServeException) as error:
-            if begun or isinstance(error, RayTaskError):  # a RayTaskError is a bug of the replica
-                raise
-            raise _unavailable(error) from None
-        finally:
-            if not ended:  # the client disconnected, or an error
-                responses.cancel()
+
+        async def ask(model: ModelReplicas) -> ReplicaResponse:
+            try:
+                return await model.handle.response.remote(fields)
+            except (RayError, RayServeException) as error:
+                raise _unavailable(error) from None
+
+        found = await asyncio.gather(*map(ask, self._models))
+        failed = [response for response in found if response.status != HTTPStatus.OK]
+        if path in LISTS and not failed:
+            return Response(merged_lists(found, LISTS[path]), media_type="application/json")
+        response = (failed or found)[0]
+        return Response(response.body, response.status, dict(response.headers))
 
     async def _metrics(self, fields: Mapping[str, Any]) -> Response:
         """Returns the metrics of all replicas; each sample has the label `replica`.
 
         Raises ApiError if no replica answers, or one of them does not answer in time.
         """
-        responses = self._replicas.broadcast("response", fields)
-        try:
-            found = await responses.results_async(timeout_s=METRICS_TIMEOUT, return_exceptions=True)
-        except TimeoutError:
-            message = f"the replicas must return their metrics within {METRICS_TIMEOUT:g} s"
-            raise ApiError(UNAVAILABLE, message, code="engine_unavailable") from None
-        except (RayError, RayServeException) as error:
-            raise _unavailable(error) from None
-        answered = [each for each in found if isinstance(each, ReplicaResponse)]  # the others died meanwhile
+        by_model = await asyncio.gather(*(_broadcast(model.handle, fields) for model in self._models))
+        found = [each for of_model in by_model for each in of_model]
+        answered = [each for each in found if isinstance(each, ReplicaResponse)]
         if not answered:
-            raise _unavailable(found[0])
+            raise _unavailable(next(each for each in found if isinstance(each, Exception)))  # all have died meanwhile
         for response in answered:
-            if response.status != 200:  # such as a missing API key
+            if response.status != HTTPStatus.OK:  # such as a missing API key
                 return Response(response.body, response.status, dict(response.headers))
         return Response(merged_metrics(answered), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def _stream(responses: Any, send: Send) -> None:
+    """Sends the response of a replica. An error after its beginning ends the connection.
+
+    Raises ApiError if no replica answers.
+    """
+    begun = ended = False
+    try:
+        async for messages in responses:
+            for message in messages:
+                begun = True
+                await send(message)
+        ended = True
+    except (RayError, RayServeException) as error:
+        if begun or isinstance(error, RayTaskError):  # a RayTaskError is a bug of the replica
+            raise
+        raise _unavailable(error) from None
+    finally:
+        if not ended:  # the client disconnected, or an error
+            responses.cancel()
+
+
+async def _broadcast(replicas: Any, fields: Mapping[str, Any]) -> list[ReplicaResponse | Exception]:
+    """Returns the responses of the replicas of a model, or the error of each that did not answer.
+
+    Raises ApiError if one of them does not answer in time.
+    """
+    try:
+        responses = replicas.broadcast("response", fields)
+        return await responses.results_async(timeout_s=METRICS_TIMEOUT, return_exceptions=True)
+    except TimeoutError:
+        message = f"the replicas must return their metrics within {METRICS_TIMEOUT:g} s"
+        raise ApiError(UNAVAILABLE, message, code="engine_unavailable") from None
+    except (RayError, RayServeException) as error:
+        return [error]
 
 
 class _Errors(Middleware):
@@ -169,8 +232,16 @@ async def _body(receive: Receive) -> bytes | None:
     return None
 
 
-async def _prefix(body: bytes) -> str | None:
-    return conversation_key(body) if len(body) < LARGE_INPUT else await asyncio.to_thread(conversation_key, body)
+async def _request_key(body: bytes) -> RequestKey:
+    return request_key(body) if len(body) < LARGE_INPUT else await asyncio.to_thread(request_key, body)
+
+
+def _model_of(path: str, query: bytes) -> str | None:
+    """Returns the name of the model in the path or the query of a request without a body; None if it has none."""
+    for beginning in CARDS:
+        if path.startswith(beginning):
+            return path.removeprefix(beginning)
+    return parse_qs(query.decode("latin-1")).get("model", [None])[-1]
 
 
 def _unavailable(error: Exception) -> ApiError:
@@ -188,25 +259,3 @@ def _unavailable(error: Exception) -> ApiError:
         case _:
             message, code = f"no replica has answered ({type(error).__name__})", "engine_unavailable"
     return ApiError(UNAVAILABLE, message, code=code)
-
-
-def merged_metrics(responses: Sequence[ReplicaResponse]) -> bytes:
-    """Returns the metrics of replicas in Prometheus' text format."""
-    families: dict[str, Metric] = {}
-    for response in responses:
-        for family in text_string_to_metric_families(response.body.decode()):
-            merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-            for sample in family.samples:
-                merged.samples.append(sample._replace(labels={**sample.labels, "replica": response.replica}))
-    return generate_latest(_Families(list(families.values())))
-
-
-class _Families(Collector):
-    """Metrics that were collected before."""
-
-    def __init__(self, families: Sequence[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Sequence[Metric]:
-        """Returns the metrics."""
-        return self._families

@@ -39,9 +39,16 @@ class ServerReplica:
     """The application of the server with a separate engine. Serve restarts it if `check_health` raises."""
 
     def __init__(
-        self, model: str | None, names: Sequence[str], settings: ServerSettings, options: Mapping[str, Any]
+        self,
+        model: str | None,
+        names: Sequence[str],
+        listed: Sequence[str],
+        settings: ServerSettings,
+        options: Mapping[str, Any],
     ) -> None:
-        """Loads the model, which has `names` in requests. `options` are arguments of AsyncLLM.
+        """Loads the model, which has `names` in requests.
+
+        `listed` are the names of all models of the application, and `options` arguments of AsyncLLM.
 
         Raises the errors of AsyncLLM.
         """
@@ -50,7 +57,7 @@ class ServerReplica:
         self._running: set[asyncio.Task[None]] = set()
         given: dict[str, Any] = {"threads": assigned_threads(), **options}
         self._llm = AsyncLLM(model, **given)
-        self._models = Models(dict.fromkeys(names, self._llm))
+        self._models = Models(dict.fromkeys(names, self._llm), listed=listed)
         self._application = create_app(self._models, settings)
 
     async def check_health(self) -> None:

@@ -1,40 +1,35 @@
 """`build_app`: the HTTP server as an application of Ray Serve (https://docs.ray.io/en/latest/serve/index.html).
 
-It has two deployments: `Ingress` (`ingress.py`) receives the requests, and each `ServerReplica` (`replica.py`) has the
-application of the server and an engine.
+`Ingress` (`ingress.py`) receives the requests. Each model has a deployment, whose replicas, each a `ServerReplica`
+(`replica.py`), have the application of the server and an engine.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ferrule._loading import EMBEDDED
-from ferrule._params.foreign_engine_args import FOREIGN
-from ferrule._params.options import MAX_THREADS, AsyncEngineArgs
-from ferrule._validation import check_integer, check_number
+from ferrule._validation import check_integer
 from ferrule.errors import InvalidParameterError, MissingDependencyError
-from ferrule.ray.paths import absolute, with_absolute_paths
 
 if TYPE_CHECKING:
+    from ferrule.ray.deployments import ModelOptions
     from ferrule.server import ServerSettings
 
-MAX_REPLICAS = 1 << 16
-MAX_REQUESTS = 1 << 20
 UNSHARED = ("lora_dir", "files_dir", "responses_db")
 """Settings of state that changes with requests, which replicas do not share."""
-ROUTER = "ferrule.ray.prefix_router.PrefixRouter"
-SHUTDOWN_GRACE = 5
-"""Seconds to send the last responses after the requests have ended."""
-ATTEMPTS = 3
-"""Number of attempts to start a replica."""
+OF_THE_APPLICATION = ("models", "num_ingress_replicas", "served_model_names", "settings")
+"""Arguments of `build_app` that are not those of a model."""
+SCALING = ("num_replicas", "autoscaling_config")
+"""Arguments of which a model has at most one."""
 
 
 def build_app(
     model: str | os.PathLike[str] | None = None,
     *,
+    models: Mapping[str, Any] | None = None,
     num_replicas: int | None = None,
     autoscaling_config: Mapping[str, Any] | None = None,
     num_cpus: float = 1,
@@ -45,7 +40,7 @@ def build_app(
     settings: ServerSettings | Mapping[str, Any] | None = None,
     **engine_kwargs: Any,
 ) -> Any:
-    """Returns an application of Ray Serve that serves a model with the APIs of `ferrule serve`.
+    """Returns an application of Ray Serve that serves models with the APIs of `ferrule serve`.
 
         from ray import serve
         from ferrule.ray import build_app
@@ -66,52 +61,46 @@ def build_app(
     `engine_kwargs` are further fields of AsyncEngineArgs. Every host needs the model under the same path or from the
     Hugging Face hub.
 
+    `models` replaces `model` and has several models by name in requests, each with its own replicas. A value is the
+    name or path of a model, or a mapping of `model` and of the other arguments that differ for it. Names with equal
+    values share their replicas. The first model serves requests that name none.
+
+        models = {"small": "org/small", "large": {"model": "org/large", "num_replicas": 4, "num_cpus": 16}}
+        serve.run(build_app(models=models, num_cpus=8))
+
     Raises InvalidParameterError for an invalid value, and MissingDependencyError if Ray Serve is not installed. Errors
     of loading are those of the deployment.
     """
     try:
         from ray import serve
-        from ray.serve.config import AutoscalingConfig
 
+        from ferrule.ray.deployments import MAX_REPLICAS, MAX_REQUESTS, SHUTDOWN_GRACE, ModelOptions
         from ferrule.ray.ingress import Ingress
-        from ferrule.ray.replica import ServerReplica
     except ImportError as error:
         message = "ferrule.ray.build_app requires Ray Serve and the server: pip install 'ferrule[ray,server]'"
         raise MissingDependencyError(message) from error
 
-    count = check_integer("num_replicas", 1 if num_replicas is None else num_replicas, 1, MAX_REPLICAS)
-    check_number("num_cpus", num_cpus, 0, MAX_THREADS, above_low=True)
-    check_integer("max_ongoing_requests", max_ongoing_requests, 1, MAX_REQUESTS)
-    check_integer("max_imbalance", max_imbalance, 0, MAX_REQUESTS)
     check_integer("num_ingress_replicas", num_ingress_replicas, 1, MAX_REPLICAS)
-    scaling: dict[str, Any] = {"num_replicas": count}
-    if autoscaling_config is not None:
-        if num_replicas is not None:
-            raise InvalidParameterError("num_replicas", num_replicas, "unset with autoscaling_config")
-        _check_fields("autoscaling_config", autoscaling_config, AutoscalingConfig.model_fields, "AutoscalingConfig")
-        try:
-            scaling = {"autoscaling_config": AutoscalingConfig(**autoscaling_config)}
-        except ValueError as error:
-            requirement = f"fields of Ray's AutoscalingConfig ({error})"
-            raise InvalidParameterError("autoscaling_config", dict(autoscaling_config), requirement) from error
     server = _settings(settings)
-    name = _model_name(model)
-    names = _names(served_model_names) or (EMBEDDED if name is None else name,)
-    engine = _engine_args(name, engine_kwargs)
+    shared: dict[str, Any] = {
+        "num_replicas": num_replicas,
+        "autoscaling_config": autoscaling_config,
+        "num_cpus": num_cpus,
+        "max_ongoing_requests": max_ongoing_requests,
+        "max_imbalance": max_imbalance,
+        **engine_kwargs,
+    }
+    options = ModelOptions.of(model=model, **shared)
+    served = [(_names(served_model_names) or (options.default_name,), options)]
+    if models is not None:
+        for field, value in (("model", model), ("served_model_names", served_model_names)):
+            if value not in (None, ()):
+                raise InvalidParameterError(field, value, "unset with models")
+        served = _several(models, shared)
+    names = [name for names, _ in served for name in names]
+    listed = tuple(dict.fromkeys([*names, *(adapter for _, options in served for adapter in options.adapters)]))
+    replicas = [options.bind(names, listed, server) for names, options in served]
     serve_api: Any = serve
-    replicas = serve_api.deployment(
-        ServerReplica,
-        **scaling,
-        ray_actor_options={"num_cpus": num_cpus},
-        max_ongoing_requests=max_ongoing_requests,
-        max_queued_requests=engine.max_queued_requests,
-        graceful_shutdown_timeout_s=server.drain_timeout + SHUTDOWN_GRACE,
-        max_constructor_retry_count=ATTEMPTS,
-        request_router_config={
-            "request_router_class": ROUTER,
-            "request_router_kwargs": {"max_imbalance": max_imbalance},
-        },
-    )
     ingress = serve_api.deployment(
         serve_api.ingress()(Ingress),
         num_replicas=num_ingress_replicas,
@@ -119,7 +108,7 @@ def build_app(
         max_ongoing_requests=MAX_REQUESTS,
         graceful_shutdown_timeout_s=server.drain_timeout + SHUTDOWN_GRACE,
     )
-    return ingress.bind(replicas.bind(absolute(name), names, server, with_absolute_paths(engine_kwargs)), server)
+    return ingress.bind(replicas, server)
 
 
 def app_from_config(args: dict[str, Any]) -> Any:
@@ -142,51 +131,63 @@ def app_from_config(args: dict[str, Any]) -> Any:
     return build_app(given.pop("model", None), settings=settings, **given)
 
 
+def _several(models: object, shared: Mapping[str, Any]) -> list[tuple[tuple[str, ...], ModelOptions]]:
+    """Returns the options of each model with its names; `shared` are the options of all that a model may replace.
+
+    Raises InvalidParameterError.
+    """
+    given_models = cast("Mapping[object, object]", models)
+    if not isinstance(models, Mapping) or not given_models:
+        raise InvalidParameterError("models", given_models, "a mapping of names to models, with at least one")
+    served: list[tuple[tuple[str, ...], ModelOptions]] = []
+    for name, given in given_models.items():
+        if not isinstance(name, str) or not name:
+            raise InvalidParameterError("models", name, "a mapping whose keys are names of models")
+        options = _options(f"models.{name}", given, shared)
+        same = [index for index, (_, known) in enumerate(served) if known == options]
+        if same:
+            served[same[0]] = ((*served[same[0]][0], name), options)
+        else:
+            served.append(((name,), options))
+    return served
+
+
+def _options(field: str, given: object, shared: Mapping[str, Any]) -> ModelOptions:
+    """Returns the options of one of several models.
+
+    Raises InvalidParameterError.
+    """
+    from ferrule.ray.deployments import ModelOptions
+
+    own: dict[str, Any] = dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else {"model": given}
+    for name in own:
+        if not isinstance(cast("object", name), str):
+            raise InvalidParameterError(field, name, "a mapping whose keys are arguments")
+        if name in OF_THE_APPLICATION:
+            raise InvalidParameterError(field, name, f"a mapping without {name}, which applies to all models")
+    unset: dict[str, Any] = dict.fromkeys(SCALING) if any(name in own for name in SCALING) else {}
+    try:
+        return ModelOptions.of(**{**shared, **unset, **own})
+    except InvalidParameterError as error:
+        raise InvalidParameterError(f"{field}.{error.field}", error.value, error.requirement) from error
+
+
 def _settings(given: object) -> ServerSettings:
     """Returns the settings of each server.
 
     Raises InvalidParameterError.
     """
+    from ferrule.ray.deployments import check_fields
     from ferrule.server import ServerSettings
 
     if not isinstance(given, ServerSettings):
         given = {} if given is None else given
         known = {each.name for each in fields(ServerSettings)}
-        given = ServerSettings(**_check_fields("settings", given, known, "ServerSettings"))
+        given = ServerSettings(**check_fields("settings", given, known, "ServerSettings"))
     for name in UNSHARED:
         if (value := getattr(given, name)) is not None:
             raise InvalidParameterError(f"settings.{name}", value, "left out; replicas do not share its state")
     return given
-
-
-def _check_fields(field: str, given: object, known: Collection[str], kind: str) -> Mapping[str, Any]:
-    """Returns a mapping whose keys are `known`. Errors have types instead of values, which may be secrets.
-
-    Raises InvalidParameterError.
-    """
-    if not isinstance(given, Mapping):
-        raise InvalidParameterError(field, _type(given), f"a mapping of fields of {kind}")
-    found = cast("Mapping[str, Any]", given)
-    for name, value in found.items():
-        if name not in known:
-            raise InvalidParameterError(f"{field}.{name}", _type(value), f"left out; {kind} has no such field")
-    return found
-
-
-def _type(value: object) -> type[object]:
-    return type(value)
-
-
-def _model_name(model: object) -> str | None:
-    """Returns a model's name or path as text.
-
-    Raises InvalidParameterError.
-    """
-    if model is None or isinstance(model, str):
-        return model
-    if not isinstance(model, os.PathLike):
-        raise InvalidParameterError("model", model, "the name or the path of a model")
-    return os.fspath(cast("os.PathLike[str]", model))
 
 
 def _names(given: object) -> tuple[str, ...]:
@@ -198,16 +199,3 @@ def _names(given: object) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(name, str) for name in names):
         raise InvalidParameterError("served_model_names", cast("object", given), "a list of strings")
     return tuple(cast("Sequence[str]", names))
-
-
-def _engine_args(model: str | None, given: Mapping[str, Any]) -> AsyncEngineArgs:
-    """Returns the arguments of the engines, which are checked before a replica starts.
-
-    Raises InvalidParameterError for an invalid value or an unknown name.
-    """
-    known = {each.name for each in fields(AsyncEngineArgs)} | FOREIGN.keys()
-    for name, value in given.items():
-        if name not in known:
-            requirement = "left out; neither build_app nor AsyncEngineArgs has such an argument"
-            raise InvalidParameterError(name, _type(value), requirement)  # the value may be a secret
-    return AsyncEngineArgs(model=model, **given)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -71,7 +71,14 @@ class Models:
     AsyncLLM or OnDemand.
     """
 
-    def __init__(self, models: Mapping[str, AsyncLLM | OnDemand] | None = None) -> None:
+    def __init__(
+        self, models: Mapping[str, AsyncLLM | OnDemand] | None = None, *, listed: Sequence[str] | None = None
+    ) -> None:
+        """Sets the models, if they are given.
+
+        `listed` are the names that the error for an unknown one lists: those of all servers behind a router. The
+        default is the names of this server.
+        """
         self._models: dict[str, ModelName] = {}
         self.residency = Residency()
         """Loads and unloads the models."""
@@ -79,6 +86,7 @@ class Models:
         """Time of creation, in seconds since 1970."""
         self.draining = False
         """Whether the server is shutting down and refuses new requests."""
+        self._listed = listed
         if models is not None:
             self.set(models)
 
@@ -156,7 +164,7 @@ class Models:
 
     def unknown(self, name: str) -> ApiError:
         """Returns the error for a name that no model has."""
-        known = ", ".join(each.name for each in self.all())
+        known = ", ".join(self._listed or [each.name for each in self.all()])
         message = f"unknown model {shown(name)}; choose one of: {known}"
         return ApiError(404, message, code="model_not_found", param="model")
 

@@ -1,4 +1,4 @@
-"""`conversation_key`: identifies the conversation of a request by the part that all of its turns share."""
+"""`request_key`: what the routing of a request depends on, its model and its conversation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 PROMPT_PREFIX = 256
 """Number of characters or tokens of a prompt without messages that are part of the key."""
@@ -14,8 +14,17 @@ QUESTIONS = ("system", "developer", "user")
 """Roles of the messages before the first answer."""
 
 
-def conversation_key(body: bytes) -> str | None:
-    """Returns a hash of the beginning of a request's prompt; None for a body without a prompt.
+class RequestKey(NamedTuple):
+    """Name of the model and conversation of a request."""
+
+    model: str | None = None
+    """Name of the model; None for a body that names none."""
+    conversation: str | None = None
+    """Hash of the part of the prompt that all turns of a conversation share; None for a body without a prompt."""
+
+
+def request_key(body: bytes) -> RequestKey:
+    """Returns the key of a request; an empty one for a body that is not a JSON object.
 
     The beginning of a chat is the messages before the first answer, to which later turns only append. The beginning of
     another prompt is its first characters or tokens. OpenAI's `prompt_cache_key` replaces both.
@@ -23,14 +32,15 @@ def conversation_key(body: bytes) -> str | None:
     try:
         request: object = json.loads(body)
         if not isinstance(request, dict):
-            return None
+            return RequestKey()
         fields = cast("dict[str, Any]", request)
-        beginning = _beginning(fields)
-        if beginning is None:
-            return None
-        return hashlib.sha256(json.dumps([fields.get("model"), beginning]).encode()).hexdigest()
+        model, beginning = fields.get("model"), _beginning(fields)
+        conversation = None
+        if beginning is not None:
+            conversation = hashlib.sha256(json.dumps([model, beginning]).encode()).hexdigest()
+        return RequestKey(model if isinstance(model, str) else None, conversation)
     except (ValueError, RecursionError):  # the server answers with the error
-        return None
+        return RequestKey()
 
 
 def _beginning(fields: Mapping[str, Any]) -> object:
