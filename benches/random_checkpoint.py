@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,9 +107,106 @@ def lfm2_tensors(config: dict[str, Any]) -> Named:
     yield "model.embedding_norm.weight", (hidden,)
 
 
+def granite_tensors(config: dict[str, Any]) -> Named:
+    """Returns the tensors of Granite 4, which mixes attention with Mamba 2, and experts in every layer."""
+    hidden, experts, ffn = config["hidden_size"], config["num_local_experts"], config["intermediate_size"]
+    shared, heads, width = config["shared_intermediate_size"], config["mamba_n_heads"], config["mamba_d_head"]
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer, kind in enumerate(config["layer_types"]):
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        if kind == "attention":
+            yield from attention_tensors(config, f"{prefix}.self_attn", "o_proj", ())
+        else:
+            keys = config["mamba_n_groups"] * config["mamba_d_state"]
+            yield from mamba2_tensors(f"{prefix}.mamba", hidden, heads, width, keys=keys, taps=config["mamba_d_conv"])
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+        yield f"{prefix}.block_sparse_moe.router.layer.weight", (experts, hidden)
+        yield f"{prefix}.block_sparse_moe.input_linear.weight", (experts, 2 * ffn, hidden)
+        yield f"{prefix}.block_sparse_moe.output_linear.weight", (experts, hidden, ffn)
+        yield f"{prefix}.shared_mlp.input_linear.weight", (2 * shared, hidden)
+        yield f"{prefix}.shared_mlp.output_linear.weight", (hidden, shared)
+    yield "model.norm.weight", (hidden,)
+
+
+def mamba2_tensors(prefix: str, hidden: int, heads: int, width: int, *, keys: int, taps: int) -> Named:
+    """Returns the tensors of Mamba 2; `keys` is the width of the keys of all groups."""
+    inner, mixed = heads * width, heads * width + 2 * keys
+    yield from ((f"{prefix}.{name}", (heads,)) for name in ("A_log", "D", "dt_bias"))
+    yield f"{prefix}.conv1d.weight", (mixed, 1, taps)
+    yield f"{prefix}.conv1d.bias", (mixed,)
+    yield f"{prefix}.in_proj.weight", (inner + mixed + heads, hidden)
+    yield f"{prefix}.norm.weight", (inner,)
+    yield f"{prefix}.out_proj.weight", (hidden, inner)
+
+
+def nemotron_tensors(config: dict[str, Any]) -> Named:
+    """Returns the tensors of Nemotron-H, whose layers are Mamba 2 (M), attention (*), experts (E) or a network (-)."""
+    hidden, experts, shared = config["hidden_size"], config["n_routed_experts"], config["n_shared_experts"]
+    heads, width, keys = (
+        config["mamba_num_heads"],
+        config["mamba_head_dim"],
+        config["n_groups"] * config["ssm_state_size"],
+    )
+    yield "backbone.embeddings.weight", (config["vocab_size"], hidden)
+    for layer, kind in enumerate(config["hybrid_override_pattern"]):
+        prefix = f"backbone.layers.{layer}.mixer"
+        yield f"backbone.layers.{layer}.norm.weight", (hidden,)
+        networks = {"E": {f"{prefix}.experts.{expert}": config["moe_intermediate_size"] for expert in range(experts)}}
+        networks["E"][f"{prefix}.shared_experts"] = shared * config["moe_shared_expert_intermediate_size"]
+        networks["-"] = {prefix: config["intermediate_size"]}
+        if kind == "M":
+            yield from mamba2_tensors(prefix, hidden, heads, width, keys=keys, taps=config["conv_kernel"])
+        elif kind == "*":
+            yield from attention_tensors(config, prefix, "o_proj", ())
+        elif kind == "E":
+            yield f"{prefix}.gate.weight", (experts, hidden)
+            yield f"{prefix}.gate.e_score_correction_bias", (experts,)
+        for network, ffn in networks.get(kind, {}).items():
+            yield f"{network}.up_proj.weight", (ffn, hidden)
+            yield f"{network}.down_proj.weight", (hidden, ffn)
+    yield "backbone.norm_f.weight", (hidden,)
+    yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
+def gemma4_tensors(config: dict[str, Any]) -> Named:
+    """Returns the tensors of Gemma 4 with per-layer embeddings; its last layers read the keys and values of others."""
+    hidden, ffn, narrow = config["hidden_size"], config["intermediate_size"], config["hidden_size_per_layer_input"]
+    layers = config["num_hidden_layers"]
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    yield "model.embed_tokens_per_layer.weight", (config["vocab_size_per_layer_input"], layers * narrow)
+    yield "model.per_layer_model_projection.weight", (layers * narrow, hidden)
+    yield "model.per_layer_projection_norm.weight", (narrow,)
+    for layer, kind in enumerate(config["layer_types"]):
+        prefix = f"model.layers.{layer}"
+        width = config["global_head_dim" if kind == "full_attention" else "head_dim"]
+        attention = attention_tensors(
+            {**config, "head_dim": width}, f"{prefix}.self_attn", "o_proj", ("q_norm", "k_norm")
+        )
+        has_keys = layer < layers - config["num_kv_shared_layers"]
+        yield from (each for each in attention if has_keys or not re.search(r"\.[kv]_(proj|norm)\.", each[0]))
+        norms = (
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        )
+        yield from ((f"{prefix}.{norm}.weight", (hidden,)) for norm in (*norms, "post_per_layer_input_norm"))
+        yield f"{prefix}.mlp.gate_proj.weight", (ffn, hidden)
+        yield f"{prefix}.mlp.up_proj.weight", (ffn, hidden)
+        yield f"{prefix}.mlp.down_proj.weight", (hidden, ffn)
+        yield f"{prefix}.per_layer_input_gate.weight", (narrow, hidden)
+        yield f"{prefix}.per_layer_projection.weight", (hidden, narrow)
+        yield f"{prefix}.layer_scalar", (1,)
+    yield "model.norm.weight", (hidden,)
+
+
 TENSORS: dict[str, Callable[[dict[str, Any]], Named]] = {
+    "gemma4_text": gemma4_tensors,
+    "granitemoehybrid": granite_tensors,
     "lfm2": lfm2_tensors,
     "llama": decoder_tensors,
+    "nemotron_h": nemotron_tensors,
     "qwen3": decoder_tensors,
     "qwen3_5_text": decoder_tensors,
     "qwen3_moe": decoder_tensors,

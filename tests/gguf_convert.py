@@ -72,6 +72,8 @@ ROUTED = {
     "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count",
 }
+ALWAYS_F32 = re.compile(r"(conv|conv1d|conv1d_[qkv]|ffn_gate_inp|ffn_gate_inp_shexp)\.weight$|ssm_[ad]$")
+"""Routers, kernels of convolutions, and parameters of states, which llama.cpp reads as F32 only."""
 LATENT = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"}
 
 FAMILIES = {
@@ -314,8 +316,8 @@ def add(writer: GGUFWriter, key: str, value: object) -> None:
 
 
 def add_tensor(writer: GGUFWriter, name: str, values: Array, storage: str) -> None:
-    """Adds a tensor: a matrix as `storage` if its rows are whole blocks, a vector unchanged."""
-    kind = GGMLQuantizationType[storage]
+    """Adds a tensor: a matrix as `storage` if its rows are whole blocks, all others as F32."""
+    kind = GGMLQuantizationType["F32" if ALWAYS_F32.search(name) else storage]
     block, _ = gguf.GGML_QUANT_SIZES[kind]
     if kind == GGMLQuantizationType.F32 or values.ndim < 2 or values.shape[-1] % block:
         writer.add_tensor(name, values.copy(order="C"))
@@ -329,7 +331,9 @@ def metadata(checkpoint: Checkpoint, *, split_latent: bool) -> Iterator[tuple[st
     kind = config["model_type"]
     prefix = (family.name or gguf.MODEL_ARCH_NAMES[family.arch]) + "."
     values: dict[str, object] = {key: checkpoint.first(*fields) for key, fields in SIZES.items()}
-    values |= {key: config[name] for name, key in family.keys.items() if config.get(name) is not None}
+    for name, key in family.keys.items():
+        if (value := config.get(name)) is not None:
+            values[key] = float(value) if key.endswith("scale") else value
     values["attention.head_count_kv"] = checkpoint.kv_heads
     values["feed_forward_length"] = values["feed_forward_length"] or 4 * checkpoint.hidden
     values["context_length"] = values["context_length"] or 2048
@@ -404,6 +408,8 @@ def rotation(checkpoint: Checkpoint) -> dict[str, object]:
     sliding = (config.get("rope_parameters") or {}).get("sliding_attention", {})
     if local := sliding.get("rope_theta", config.get("rope_local_base_freq")):
         keys["rope.freq_base_swa"] = float(local)
+    if "mrope_section" in rope:
+        keys["rope.dimension_sections"] = [*rope["mrope_section"], 0]
     kind = rope.get("rope_type")
     if kind in ("linear", "yarn"):
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}

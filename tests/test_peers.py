@@ -187,6 +187,41 @@ SMALL = {
 HEADS = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300}
 HYBRIDS = {
     "lfm2-1.2b": {**HEADS, "hidden_size": 64, "block_ff_dim": 96, "block_multiple_of": 16, "full_attn_idxs": [2]},
+    "gemma4-e4b": {
+        **HEADS,
+        "hidden_size": 64,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 300,
+        "intermediate_size": 96,
+    },
+    "granite-4-h-tiny": {
+        **HEADS,
+        "hidden_size": 64,
+        "layer_types": ["mamba", "attention"] * 2,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+        "num_local_experts": 8,
+        "intermediate_size": 32,
+        "shared_intermediate_size": 32,
+    },
+    "nemotron-3-nano": {
+        **HEADS,
+        "hidden_size": 64,
+        "head_dim": 16,
+        "hybrid_override_pattern": "ME*M",
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "n_routed_experts": 8,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 64,
+    },
     "qwen3.5-4b": {
         **HEADS,
         "hidden_size": 64,
@@ -196,7 +231,12 @@ HYBRIDS = {
         "linear_num_value_heads": 4,
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [2, 1, 1],
+        },
     },
 }
 """Smaller sizes of shapes of hybrids."""
@@ -240,6 +280,7 @@ def test_random_checkpoint_of_hybrid_loads_and_converts(name: str, tmp_path: Pat
         with LLM(each, quantization="f32") as llm:
             output = llm.generate({"prompt_token_ids": [5, 6, 7]}, greedy)[0]
             answers.append(list(output.outputs[0].token_ids))
+            assert llm.info()["layer_parameters_per_token"] == layer_parameters(model)
     assert answers[0] == answers[1]
 
 

@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import random
+import re
 import shlex
 import struct
 import subprocess
@@ -21,7 +22,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from adapters.interface import Job, Loaded, Timing
+from adapters.interface import EXPERT_COUNTS, Job, Loaded, Timing
 from child import Child, ChildError
 from registry import PEERS, Contender
 from report import Ceilings, Measurement, Round, Workload, record, rows, steady_rounds, table
@@ -29,6 +30,8 @@ from report import Ceilings, Measurement, Round, Workload, record, rows, steady_
 HERE = Path(__file__).resolve().parent
 WORK = HERE / ".work"
 """Directory of environments, checkpoints and their conversions, which git ignores."""
+EXPERTS = re.compile(r"\.experts\.\d|\.block_sparse_moe\.(in|out)put_linear")
+"""Weights of experts in the names of checkpoints."""
 
 
 def arguments() -> argparse.Namespace:
@@ -71,10 +74,15 @@ def layer_parameters(made: Path) -> int:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
     config = json.loads((made / "config.json").read_text())
-    experts, chosen = config.get("num_experts", 1), config.get("num_experts_per_tok", 1)
-    sizes = {name: math.prod(entry["shape"]) for name, entry in header.items() if len(entry.get("shape", ())) == 2}
-    layers = {name: size for name, size in sizes.items() if name.startswith("model.layers.")}
-    of_experts = sum(size for name, size in layers.items() if ".mlp.experts." in name)
+    experts = max(config.get(name) or 1 for name in EXPERT_COUNTS)
+    chosen = config.get("num_experts_per_tok", 1)
+    # A kernel of a convolution has one column per tap and channel: [channels, 1, taps].
+    layers = {
+        name: math.prod(entry["shape"])
+        for name, entry in header.items()
+        if re.search(r"\.layers\.|per_layer_model", name) and entry["shape"][1:] and entry["shape"][1] > 1
+    }
+    of_experts = sum(size for name, size in layers.items() if EXPERTS.search(name))
     return sum(layers.values()) - of_experts // experts * (experts - chosen)
 
 

@@ -10,7 +10,6 @@ import os
 import sys
 from pathlib import Path
 
-import gguf
 import llama_cpp
 
 sys.path.append(str(Path(__file__).parents[3] / "tests"))
@@ -46,11 +45,6 @@ def quantized(checkpoint: Path, work: Path, name: str, threads: int) -> Path:
             raise RuntimeError(f"llama.cpp could not quantize {source} to {name}")
         unfinished.rename(file)
     return file
-
-
-def tensor_bytes(file: Path) -> dict[str, int]:
-    """Returns the bytes of each tensor of a GGUF file."""
-    return {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors}
 
 
 def main() -> None:

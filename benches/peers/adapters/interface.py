@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Fields of config.json, one of which has the number of experts of a layer."""
+
 
 @dataclass(frozen=True)
 class Job:

@@ -9,12 +9,12 @@ import time
 from importlib.metadata import version
 from typing import Any
 
+import gguf
 import llama_cpp
 import numpy as np
 
-from adapters.gguf_file import quantized, tensor_bytes
-from adapters.interface import Job, Loaded, Timing
-from gguf_mixers import attending
+from adapters.gguf_file import quantized
+from adapters.interface import EXPERT_COUNTS, Job, Loaded, Timing
 
 BATCH = 512
 KV_TYPES = {"f16": (llama_cpp.GGML_TYPE_F16, 16.0), "q8_0": (llama_cpp.GGML_TYPE_Q8_0, 8.5)}
@@ -25,7 +25,7 @@ TRIALS = 2
 @llama_cpp.llama_log_callback
 def LOG(level: int, text: bytes, _: object) -> None:  # noqa: N802 -- a constant that C holds
     """Passes on only warnings and errors."""
-    if level in (2, 3):  # GGML_LOG_LEVEL_WARN, GGML_LOG_LEVEL_ERROR
+    if level in (3, 4):  # GGML_LOG_LEVEL_WARN, GGML_LOG_LEVEL_ERROR
         sys.stderr.write(text.decode(errors="replace"))
 
 
@@ -33,6 +33,15 @@ def build_features() -> list[str]:
     """Build options of the library, mainly instruction sets."""
     pairs = llama_cpp.llama_print_system_info().decode().partition(":")[2].split("|")
     return [name.strip() for name, _, value in (pair.partition("=") for pair in pairs) if value.strip() == "1"]
+
+
+def unread_bytes(sizes: dict[str, int], config: dict[str, Any]) -> int:
+    """Bytes of the weights that a token does not read, by tensor: other experts, and all but a row of lookup tables."""
+    experts = max(config.get(name) or 1 for name in EXPERT_COUNTS)
+    chosen = config.get("num_experts_per_tok", 1)
+    of_experts = sum(size for name, size in sizes.items() if "_exps." in name)
+    untied = sizes["token_embd.weight"] if "output.weight" in sizes else 0
+    return of_experts // experts * (experts - chosen) + untied + sizes.get("per_layer_token_embd.weight", 0)
 
 
 class LlamaCpp:
@@ -54,16 +63,18 @@ class LlamaCpp:
         self._context: Any = None
         self._batch: Any = llama_cpp.llama_batch_init(BATCH, 0, 1)
         flash, unified = self._choose()
-        tensors = tensor_bytes(file)
-        untied = tensors["token_embd.weight"] if "output.weight" in tensors else 0
-        width = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
-        elements = 2 * len(attending(config)) * config["num_key_value_heads"] * width
+        tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+        sizes = {name: int(tensor.n_bytes) for name, tensor in tensors.items()}
+        keys_and_values = [
+            tensor for name, tensor in tensors.items() if name.endswith(("attn_k.weight", "attn_v.weight"))
+        ]
+        elements = sum(int(tensor.shape[1]) for tensor in keys_and_values)
         self.loaded = Loaded(
             version=f"llama-cpp-python {version('llama_cpp_python')}, flash attention {'on' if flash else 'off'}, "
             + ("one cache for all sequences: " if unified and job.batch > 1 else "")
             + " ".join(build_features()),
-            total_bytes=sum(tensors.values()),
-            token_bytes=sum(tensors.values()) - untied,
+            total_bytes=sum(sizes.values()),
+            token_bytes=sum(sizes.values()) - unread_bytes(sizes, config),
             kv_bytes_per_token=round(elements * bits / 8),
         )
 
