@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import struct
 from itertools import accumulate
 from pathlib import Path
@@ -11,9 +13,10 @@ from typing import Any
 import pytest
 
 from archs.specs import LEFT_OUT, assert_refused, folder_of, last_experts, spec_of
-from ferrule import UnsupportedModelError
+from ferrule import LLM, ModelFileError, UnsupportedModelError
 from ferrule.archs.spec import DeltaNet, Gated, Indexer, Joined, ModelSpec, NgramEmbedding, RmsNorm, Table
 from ferrule.archs.tensors import roles
+from quantized_files import Stored, read, write
 
 CASE = "qwen4_exp"
 NORM = RmsNorm(1e-6, weight_offset=1.0)
@@ -32,14 +35,11 @@ def ngrams(spec: ModelSpec) -> list[list[NgramEmbedding]]:
     return [layer.mixers(NgramEmbedding) for layer in spec.layers]
 
 
-def integers(file: Path, name: str) -> tuple[int, ...]:
-    """Values of an I64 tensor of a safetensors file."""
-    data = file.read_bytes()
-    (header_size,) = struct.unpack_from("<Q", data)
-    tensor = json.loads(data[8 : 8 + header_size])[name]
-    assert tensor["dtype"] == "I64"
-    first, end = (8 + header_size + offset for offset in tensor["data_offsets"])
-    return struct.unpack(f"<{(end - first) // 8}q", data[first:end])
+def integers(tensor: Stored) -> tuple[int, ...]:
+    """Values of an I64 tensor."""
+    dtype, [count], raw = tensor
+    assert dtype == "I64"
+    return struct.unpack(f"<{count}q", raw)
 
 
 def test_blocks_read_a_gated_mean_that_their_output_replaces() -> None:
@@ -60,11 +60,31 @@ def test_hashes_are_those_of_the_checkpoint() -> None:
     for layer, ngram in enumerate([first, second]):
         at = f"model.layers.{layer}.ple.ple_embedding"
         names = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
-        stored = [integers(folder_of(CASE) / "model.safetensors", f"{at}.{name}") for name in names]
+        tensors = read(folder_of(CASE))
+        stored = [integers(tensors[f"{at}.{name}"]) for name in names]
         offsets = (0, *accumulate(ngram.hash_rows[:-1]))
         assert [ngram.multipliers, ngram.hash_rows, offsets] == stored
     assert (first.columns, first.dilation, first.taps, first.end) == (2, 3, 4, 2)
     assert (first.first_table, second.first_table) == (0, 2)
+
+
+@pytest.mark.native
+def test_stored_constants_of_hashes_are_compared(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(folder_of(CASE), model)
+    (model / "model.safetensors").chmod(0o644)
+    tensors = read(model)
+    at = "model.layers.1.ple.ple_embedding"
+    for name, index in (("layer_multipliers", 0), ("ngram_heads_vocab_sizes", 5), ("ngram_heads_offsets", 7)):
+        constants = integers(tensors[f"{at}.{name}"])
+        other = [value + (place == index) for place, value in enumerate(constants)]
+        write(model, tensors | {f"{at}.{name}": ("I64", (len(other),), struct.pack(f"<{len(other)}q", *other))})
+        message = f'tensor "{at}.{name}" must hold {constants[index]} at index {index} (layers.1.ngram.'
+        with pytest.raises(ModelFileError, match=f"{re.escape(message)}.*got {constants[index] + 1}"):
+            LLM(model, quantization="f32")
+    write(model, {name: tensor for name, tensor in tensors.items() if tensor[0] != "I64"})
+    with LLM(model, quantization="f32") as llm:
+        assert llm.info()["weight_bytes"] > 0
 
 
 def test_tables_are_parts_of_one_matrix() -> None:

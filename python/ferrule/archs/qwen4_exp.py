@@ -53,6 +53,14 @@ _MODULES = {
     "ngram.query_norm": f"{_NGRAM}.norm_query",
     "ngram.kernel_norm": f"{_NGRAM}.norm_conv",
     "ngram.kernel": f"{_NGRAM}.conv1d",
+    **{
+        f"ngram.{role}": f"{_NGRAM}.ple_embedding.{name}"
+        for role, name in (
+            ("multipliers", "layer_multipliers"),
+            ("hash_rows", "ngram_heads_vocab_sizes"),
+            ("first_rows", "ngram_heads_offsets"),
+        )
+    },
     "attention.indexer.q_norm": f"{_LAYER}.self_attn.indexer.q_layernorm",
     "attention.indexer.k_norm": f"{_LAYER}.self_attn.indexer.k_layernorm",
 }

@@ -53,7 +53,7 @@ from ferrule.archs.spec import (
 
 
 def roles(spec: ModelSpec) -> Iterator[str]:
-    """Yields the role of every tensor that a model needs."""
+    """Yields the role of every tensor that a model needs, and of constants that a checkpoint may leave out."""
     embedding = spec.embedding
     yield "embedding.weight"
     if embedding.width is not None:
@@ -346,7 +346,7 @@ def _ngram_roles(ngram: NgramEmbedding) -> Iterator[str]:
     yield from ("key.weight", "value.weight")
     for role in ("key_norm", "query_norm", "kernel_norm"):
         yield from _norm_roles(role, ngram.norm)
-    yield "kernel.weight"
+    yield from ("kernel.weight", "multipliers", "hash_rows", "first_rows")
 
 
 def _span_roles(span: Span) -> Iterator[str]:

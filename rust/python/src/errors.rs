@@ -62,7 +62,8 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
         | LoadError::PackedAs { .. }
         | LoadError::AboveZero { .. }
         | LoadError::NotIntegers { .. }
-        | LoadError::Id { .. } => ModelFileError::new_err(message),
+        | LoadError::Id { .. }
+        | LoadError::Constant { .. } => ModelFileError::new_err(message),
         LoadError::Checkpoint(error) => checkpoint_error(error),
         LoadError::PackedAlready { file } => {
             invalid("model", file.to_string_lossy(), "a checkpoint whose weights are not packed yet")

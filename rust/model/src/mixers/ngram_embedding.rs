@@ -104,6 +104,13 @@ impl NgramEmbeddingSpec {
         Convolution::state_len(self.all_width(), Convolution::spread_taps(self.taps, self.dilation))
     }
 
+    /// Returns the constants of the hashes by role: multipliers, rows of each hash, and the first of these rows.
+    fn constants(&self) -> [(&'static str, Vec<i64>); 3] {
+        let rows: Vec<_> = self.hash_rows.iter().map(|rows| *rows as i64).collect();
+        let first_rows = rows.iter().scan(0, |end, rows| Some(std::mem::replace(end, *end + rows))).collect();
+        [("multipliers", self.multipliers.clone()), ("hash_rows", rows), ("first_rows", first_rows)]
+    }
+
     /// Returns the number of tokens before a row's own that it depends on.
     fn tokens_before(&self) -> usize {
         self.multipliers.len() - 1
@@ -205,6 +212,9 @@ impl Mixer for NgramEmbeddingSpec {
         packer: &mut P,
         At { prefix: at, .. }: At<'_>,
     ) -> Result<NgramEmbedding<P::Matrix>, LoadError> {
+        for (role, constants) in self.constants() {
+            loader.check_constants(&format!("{at}{role}"), &constants)?;
+        }
         let (all, usual) = (self.all_width(), loader.usual());
         let mut linear = |role: &str, rows| loader.linear(packer, at, &[(role, rows, usual)], self.vector_len(), false);
         let norm = |role: &str| loader.norm(&format!("{at}{role}"), self.norm, all);

@@ -43,7 +43,7 @@ pub enum LoadError {
         /// Number found.
         found: f32,
     },
-    /// A table of ids has another type than integers.
+    /// A tensor of ids or constants has another type than integers.
     #[error("tensor {tensor:?} must hold integers (I32 or I64), got {dtype}")]
     NotIntegers {
         /// Name in the checkpoint.
@@ -60,6 +60,20 @@ pub enum LoadError {
         found: String,
         /// Number of ids.
         below: usize,
+    },
+    /// A stored constant differs from the one that follows from the config.
+    #[error("tensor {tensor:?} must hold {expected} at index {index} ({role}) for this config, got {found}")]
+    Constant {
+        /// Name in the checkpoint.
+        tensor: String,
+        /// Index of the constant in the tensor.
+        index: usize,
+        /// Constant that follows from the config.
+        expected: i64,
+        /// Number found.
+        found: i64,
+        /// Role of the tensor.
+        role: String,
     },
     /// An input of a linear layer was not finite during calibration.
     #[error("calibration: an input of {role} is not finite (NaN or infinity)")]

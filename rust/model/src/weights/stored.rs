@@ -292,12 +292,17 @@ fn find<'a>(checkpoint: &'a Checkpoint, spec: &ModelSpec, name: &str) -> Result<
     Ok(checkpoint.weight(&name_in(checkpoint, spec, name))?)
 }
 
-/// Finds the integers of a role that is one whole tensor, `[rows, columns]`.
+/// Returns whether a checkpoint has the tensors of a role.
+pub(crate) fn is_stored(checkpoint: &Checkpoint, spec: &ModelSpec, role: &str) -> Result<bool, LoadError> {
+    Ok(spec.tensor(role)?.names.iter().all(|name| checkpoint.has(&name_in(checkpoint, spec, name))))
+}
+
+/// Finds the integers of a role that is one whole tensor.
 pub(crate) fn stored_integers<'a>(
     checkpoint: &'a Checkpoint,
     spec: &ModelSpec,
     role: &str,
-    expected: [usize; 2],
+    expected: &[usize],
 ) -> Result<Tensor<'a>, LoadError> {
     let place = spec.tensor(role)?;
     let [name] = place.names.as_slice() else { return Err(SpecError::not_whole(role).into()) };

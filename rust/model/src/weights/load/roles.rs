@@ -129,6 +129,11 @@ impl<'a> Loader<'a> {
         Ok(table)
     }
 
+    /// Checks that a checkpoint that stores the constants of a role has the same as follow from the config.
+    pub fn check_constants(&self, role: &str, expected: &[i64]) -> Result<(), LoadError> {
+        if self.reads { self.source.check_constants(role, expected) } else { Ok(()) }
+    }
+
     fn record(&self, role: &str, vector: &[f32]) {
         if let Some(vectors) = &self.vectors {
             vectors.borrow_mut().push((role.to_owned(), vector.to_owned()));

@@ -9,7 +9,7 @@ use crate::quantization::Quantization;
 use crate::spec::{ModelSpec, TableSpec};
 use crate::weights::error::LoadError;
 use crate::weights::plan::MatrixPlan;
-use crate::weights::stored::{Stored, View, stored_integers};
+use crate::weights::stored::{Stored, View, is_stored, stored_integers};
 use crate::weights::table::TableRows;
 
 /// A checkpoint as a source of weights; the spec maps roles to tensor names.
@@ -88,7 +88,7 @@ impl<'a> WeightSource<'a> for CheckpointWeights<'a> {
     }
 
     fn ids(&self, role: &str, shape: [usize; 2], below: usize) -> Result<VectorReader<'a>, LoadError> {
-        let tensor = stored_integers(self.checkpoint, self.spec, role, shape)?;
+        let tensor = stored_integers(self.checkpoint, self.spec, role, &shape)?;
         let name = tensor.name().to_owned();
         Ok(Box::new(move |out| {
             for (index, out) in out.iter_mut().enumerate() {
@@ -100,5 +100,20 @@ impl<'a> WeightSource<'a> for CheckpointWeights<'a> {
             }
             Ok(())
         }))
+    }
+
+    fn check_constants(&self, role: &str, expected: &[i64]) -> Result<(), LoadError> {
+        if !is_stored(self.checkpoint, self.spec, role)? {
+            return Ok(());
+        }
+        let tensor = stored_integers(self.checkpoint, self.spec, role, &[expected.len()])?;
+        for (index, &expected) in expected.iter().enumerate() {
+            let found = tensor.integer(index).unwrap_or(i64::MIN);
+            if found != expected {
+                let (tensor, role) = (tensor.name().to_owned(), role.to_owned());
+                return Err(LoadError::Constant { tensor, index, expected, found, role });
+            }
+        }
+        Ok(())
     }
 }

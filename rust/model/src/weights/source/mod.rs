@@ -54,6 +54,11 @@ pub(crate) trait WeightSource<'a> {
 
     /// Finds a table of integers below `below`: `[rows, columns]`. They are exact in f32.
     fn ids(&self, role: &str, shape: [usize; 2], below: usize) -> Result<VectorReader<'a>, LoadError>;
+
+    /// Compares integers that follow from the config with those that a checkpoint stores, if it stores them.
+    fn check_constants(&self, _role: &str, _expected: &[i64]) -> Result<(), LoadError> {
+        Ok(())
+    }
 }
 
 /// Fills a slice of the requested length with the values of a vector.
