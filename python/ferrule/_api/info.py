@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ferrule._api.format_loss import format_warning
 from ferrule._loading import EMBEDDED, ModelFiles, find_model, has_weights, is_remote, read_model_files
 from ferrule._loading.gguf import is_gguf
 from ferrule._loading.packed_cache import PackedCache
@@ -71,7 +72,8 @@ def model_info(
       `available` on this machine; `holds_tokens` is the longest sequence that the KV cache could hold, 0 if the model
       does not fit;
     - `fits`: whether the model can be loaded on this machine;
-    - `verdict`: a sentence that says whether it fits, with the longest sequence or a quantization that would fit.
+    - `verdict`: a sentence that says whether it fits, with the longest sequence or a quantization that would fit;
+    - `format_warning`: a sentence if the format is known to hurt models of this size, else None.
 
     Raises ModelNotFoundError, ModelFileError, ConfigError, UnsupportedModelError, TokenizerError,
     InvalidParameterError.
@@ -107,6 +109,7 @@ def inspect(
         "layer_groups": [_group_facts(files.spec, group) for group in layer_groups(files.spec)],
         **figures,
         **_judge(measured, figures),
+        "format_warning": _format_warning(files.spec, figures),
     }
 
 
@@ -219,6 +222,11 @@ def _group_facts(spec: ModelSpec, group: LayerGroup) -> dict[str, Any]:
         if isinstance(block.mixer, Attention | CompressedAttention) and block.mixer.rope is not None:
             facts["mixer"]["rope"] = asdict(spec.ropes[block.mixer.rope])
     return {"layers": list(group.layers), "layer": layer}
+
+
+def _format_warning(spec: ModelSpec, figures: dict[str, Any]) -> str | None:
+    """Returns the warning for a model that generates; the losses of other models were not measured."""
+    return None if spec.lm_head is None else format_warning(figures["parameters"], figures["quantization"])
 
 
 def _judge(measured: _Measured, figures: dict[str, Any]) -> dict[str, Any]:

@@ -78,6 +78,8 @@ def _lines(spec: ModelSpec, info: Mapping[str, Any]) -> Iterator[tuple[str, str]
     yield "KV cache", _cache(info)
     yield "memory", _memory(info["memory"])
     yield "", info["verdict"]
+    if info["format_warning"] is not None:
+        yield "warning", info["format_warning"]
 
 
 def _parameters(info: Mapping[str, Any]) -> str:

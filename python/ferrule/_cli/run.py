@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ferrule._api.answer_defaults import is_greedy_toy
+from ferrule._api.format_loss import format_warning
 from ferrule._api.llm import LLM
 from ferrule._cli.chat import run_session
 from ferrule._cli.help import Command
@@ -63,6 +64,8 @@ def command(
     if prompt is None and (as_json or wanted.logprobs is not None or wanted.prompt_logprobs is not None):
         raise click.UsageError("PROMPT is missing; --json, --logprobs and --prompt-logprobs do not apply to a chat")
     with load(model, loading) as llm:
+        if not quiet:
+            _warn_of_format(llm)
         answers = not raw and not is_greedy_toy(llm) and "default" in llm.chat_templates
         if prompt is None:
             return _chat(llm, wanted, system, can_chat=not raw and "default" in llm.chat_templates, quiet=quiet)
@@ -70,6 +73,13 @@ def command(
             raise click.UsageError("--system requires a model with a chat template, and no --raw")
         _print_output(llm, prompt, wanted, system, answers=answers, as_json=as_json, quiet=quiet)
     return 0
+
+
+def _warn_of_format(llm: LLM) -> None:
+    info = llm.info()
+    warning = format_warning(info["parameters"], info["quantization"])
+    if warning is not None:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _chat(llm: LLM, wanted: SamplingParams, system: str | None, *, can_chat: bool, quiet: bool) -> int:
