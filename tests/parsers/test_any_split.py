@@ -343,11 +343,11 @@ def test_text_without_a_marker_is_content_to_the_last_character(name: str, text:
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=100)
-@given(data=st.data())
-def test_emitted_text_is_final(name: str, data: st.DataObject) -> None:
+@given(data=st.data(), cuts=st.lists(st.integers(0, 2000), min_size=1, max_size=12))
+def test_emitted_text_is_final(name: str, data: st.DataObject, cuts: list[int]) -> None:
     form, text = FORMS[name][0], data.draw(texts(name))
     whole = form.parse(text, seed=0)
-    for end in range(len(text)):
+    for end in {cut % (len(text) + 1) for cut in cuts}:
         parser = form.parser(seed=0)
         so_far = parser.feed(text[:end])
         assert (whole.content or "").startswith(so_far.content or "")
