@@ -16,6 +16,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import pytest
 
 from ferrule import LLM, InvalidParameterError, PromptError
+from ferrule._cli import main
 
 TASKS = Path(__file__).parent / "harness_tasks"
 
@@ -77,34 +79,35 @@ def test_tasks_from_the_command_line(tmp_path: Path) -> None:
     assert tasks["ferrule_stories"]["metrics"]["word_perplexity"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_chat_template_and_limit(tmp_path: Path) -> None:
-    process = subprocess.run(
-        [
-            *(sys.executable, "-m", "ferrule", "eval", "--tasks", "ferrule_continue", "--include-path", "."),
-            *("--apply-chat-template", "--num-fewshot", "0", "--limit", "2"),
-        ],
-        cwd=TASKS,
-        env={**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "exact_match" in process.stdout
-    assert "continuations: 100%" in process.stderr
-    assert "2/2" in process.stderr
+@pytest.fixture
+def own_tasks(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Omits the tasks of the harness, whose thousands of files take 15 seconds to read, and its cache of data sets."""
+    from datasets import config  # type: ignore[import-not-found]
+    from lm_eval import tasks  # type: ignore[import-not-found]
+
+    monkeypatch.setattr(tasks, "TaskManager", partial(tasks.TaskManager, include_defaults=False))
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.chdir(TASKS)
 
 
-def test_unknown_task_error_is_one_line() -> None:
-    process = subprocess.run(
-        [sys.executable, "-m", "ferrule", "eval", "--tasks", "no_such_task", "--include-path", "."],
-        cwd=TASKS,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 2
-    assert process.stdout == ""
-    assert process.stderr == "error: tasks must be names that `lm_eval ls tasks` lists, got ['no_such_task']\n"
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("own_tasks")
+def test_chat_template_and_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--apply-chat-template", "--num-fewshot", "0", "--limit", "2")
+    assert main(["eval", "--tasks", "ferrule_continue", "--include-path", ".", *options]) == 0
+    output, errors = capsys.readouterr()
+    assert "exact_match" in output
+    assert "continuations: 100%" in errors
+    assert "2/2" in errors
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("own_tasks")
+def test_unknown_task_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "--tasks", "no_such_task", "--include-path", "."]) == 2
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors == "error: tasks must be names that `lm_eval ls tasks` lists, got ['no_such_task']\n"
 
 
 def test_model_is_registered(model: Any) -> None:
