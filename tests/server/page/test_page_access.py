@@ -33,8 +33,7 @@ def assert_accessible(chat: ChatPage, state: str) -> None:
     assert not found, state
 
 
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "size"), [("light", DESKTOP), ("dark", PHONE)], ids=["light", "dark"])
 def test_axe_finds_no_violation(open_chat: Callable[..., ChatPage], scheme: str, size: ViewportSize) -> None:
     chat = open_chat(color_scheme=scheme, viewport=size)
     name = f"{scheme}-{size['width']}"

@@ -108,8 +108,7 @@ def test_long_code_is_colored_in_linear_time(chat: ChatPage) -> None:
             chat.page.wait_for_function(HIGHLIGHTED, arg=[language, part * (90_000 // len(part))])
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_colors_have_contrast(open_chat: Callable[..., ChatPage], scheme: str, width: int) -> None:
     chat = open_chat(color_scheme=scheme, viewport={"width": width, "height": 844})
     show(chat, TEXT)

@@ -69,10 +69,10 @@ def test_formulas_are_typeset(chat: ChatPage) -> None:
     chat.wait_until("[...document.fonts].filter(({ status }) => status === 'loaded').length >= 4")
 
 
-@pytest.mark.parametrize("text", NOT_FORMULAS)
-def test_prices_and_escapes_are_not_formulas(chat: ChatPage, text: str) -> None:
-    show(chat, text)
-    expect(chat.answer().locator(".math, .math-line, .math-block")).to_have_count(0)
+def test_prices_and_escapes_are_not_formulas(chat: ChatPage) -> None:
+    for text in NOT_FORMULAS:
+        show(chat, text)
+        expect(chat.answer().locator(".math, .math-line, .math-block")).to_have_count(0)
 
 
 def test_a_broken_formula_shows_its_source(chat: ChatPage) -> None:
@@ -82,17 +82,17 @@ def test_a_broken_formula_shows_its_source(chat: ChatPage) -> None:
     expect(body.locator(".math-source")).to_have_text(["$\\frac{1}{$", "$$\\nosuchcommand{x}$$"])
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_formulas_cannot_load_or_run_anything(chat: ChatPage, text: str) -> None:
+def test_formulas_cannot_load_or_run_anything(chat: ChatPage) -> None:
     show(chat, "$x^2$")
     expect(chat.answer().locator(".katex")).to_have_count(1)
     loaded: list[str] = []
     chat.page.on("request", lambda request: loaded.append(request.url))
-    show(chat, text)
-    body = chat.answer().locator(".body")
-    expect(body.locator("a, img, script")).to_have_count(0)
-    expect(body.locator("[onerror], [data-a], .z")).to_have_count(0)
-    assert body.evaluate("(body) => body.scrollHeight") < 2000
+    for text in HOSTILE:
+        show(chat, text)
+        body = chat.answer().locator(".body")
+        expect(body.locator("a, img, script")).to_have_count(0)
+        expect(body.locator("[onerror], [data-a], .z")).to_have_count(0)
+        assert body.evaluate("(body) => body.scrollHeight") < 2000
     # The style sheet of KaTeX names its font files, which are loaded when they are needed.
     assert [url for url in loaded if "completions" not in url and "/vendor/katex/fonts/" not in url] == []
     expect(chat.page).to_have_title("Hello · ferrule")
@@ -128,16 +128,16 @@ def test_a_page_without_formulas_does_not_load_katex(chat: ChatPage) -> None:
     assert not [url for url in loaded if "katex" in url]
 
 
-@pytest.mark.parametrize("text", ["$" * 20_000, "$x" * 10_000, "\\(" * 10_000, "\n$$\n" * 5_000, "\\[" * 10_000])
-def test_many_delimiters_do_not_hang_the_page(chat: ChatPage, text: str) -> None:
-    chat.respond(text[:10], text[10:])
-    chat.ask("Hello")
-    chat.respond("Fine.")
-    assert chat.ask("Still there?") == "Fine."
+def test_many_delimiters_do_not_hang_the_page(chat: ChatPage) -> None:
+    for text in ("$" * 20_000, "$x" * 10_000, "\\(" * 10_000, "\n$$\n" * 5_000, "\\[" * 10_000):
+        chat.respond(text[:10], text[10:])
+        chat.ask("Hello")
+        chat.respond("Fine.")
+        assert chat.ask("Still there?") == "Fine."
+        chat.find("#new").click()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_formulas_are_accessible(open_chat: Callable[..., ChatPage], scheme: str, width: int) -> None:
     chat = open_chat(color_scheme=scheme, viewport={"width": width, "height": 844})
     show(chat, FORMULAS + "\n\\[" + " + ".join(f"x_{{{n}}}" for n in range(60)) + "\\]\n")

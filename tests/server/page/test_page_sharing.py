@@ -136,8 +136,7 @@ def test_a_shared_page_names_the_attachments(chat: ChatPage, tmp_path: Path) -> 
     page.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_certainty_and_versions_are_accessible(open_chat: Callable[..., ChatPage], scheme: str, width: int) -> None:
     chat = open_chat(color_scheme=scheme, viewport={"width": width, "height": 844})
     show(chat)
