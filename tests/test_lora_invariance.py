@@ -19,8 +19,7 @@ pytestmark = pytest.mark.native
 CASES = [
     ("tiny", ("f32", "f32")),
     ("tiny", ("int8", "f16")),
-    ("tiny", ("int8", "int8")),
-    ("tiny", ("int4", "f16")),
+    ("tiny", ("int4", "int8")),
     ("mistral_swa", ("int8", "f16")),
     ("bloom", ("f32", "f16")),
     ("deepseek_v3", ("f32", "f16")),
@@ -99,8 +98,8 @@ def test_mixed_adapters_equal_single_requests(
     for tokens, threads in ((16, 1), (512, 2)):
         cached = {"enable_prefix_caching": enable_prefix_caching}
         with with_adapters(adapters, model, formats, tokens, threads, **cached) as llm:
-            assert at_once(llm, model) == alone(adapters, model, formats)
-            assert at_once(llm, model) == alone(adapters, model, formats)
+            for _ in range(2 if enable_prefix_caching else 1):
+                assert at_once(llm, model) == alone(adapters, model, formats)
             assert (llm.metrics().prefix_hits_tokens > 0) == enable_prefix_caching
 
 
