@@ -389,13 +389,22 @@ def start(source: Path, target: Path, *options: str, slow_after: int | None = No
     )
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """Requests, and the contents of their responses in a run that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    requests = (chat_request(number, ignore_eos=True, temperature=1, seed=number) for number in range(160))
+    source, target = written(folder / "in.jsonl", *requests), folder / "out.jsonl"
+    assert b"160 lines answered, 0 errors" in start(source, target).communicate(timeout=120)[1]
+    return source, [content_of(answer) for answer in read(target)]
+
+
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
-def test_rerun_resumes_after_kill(tmp_path: Path, sent: signal.Signals, code: int) -> None:
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    written(source, *(chat_request(number, ignore_eos=True, temperature=1, seed=number) for number in range(160)))
-    expected = tmp_path / "expected.jsonl"
-    process = start(source, expected)
-    assert process.communicate(timeout=120)[1].startswith(b"160 lines answered, 0 errors")
+def test_rerun_resumes_after_kill(
+    uninterrupted: tuple[Path, list[str]], tmp_path: Path, sent: signal.Signals, code: int
+) -> None:
+    source, expected = uninterrupted
+    target = tmp_path / "out.jsonl"
     for lines in (10, 70):
         process = start(source, target, slow_after=64)  # so that it still runs when the signal arrives
         deadline = time.monotonic() + 60
@@ -413,7 +422,7 @@ def test_rerun_resumes_after_kill(tmp_path: Path, sent: signal.Signals, code: in
     assert f"resuming after {len(before)} lines".encode() in process.communicate(timeout=120)[1]
     answers = read(target)
     assert answers[: len(before)] == before
-    assert [content_of(answer) for answer in answers] == [content_of(answer) for answer in read(expected)]
+    assert [content_of(answer) for answer in answers] == expected
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
