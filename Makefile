@@ -11,8 +11,9 @@ MATURIN := env -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/
 # rustup installs here, and only new shells have it in PATH.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-# Two processes; tests of one file run in the same process, because they share fixtures.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+# Two processes; tests of one file run in the same process, because they share fixtures. Otherwise files with few tests
+# would run last, such as the longest one of a single test, for which one process would wait at the end.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # Files whose language is checked.
 PROSE := *.md docs examples benches fuzz tools tests scripts .ci Makefile pyproject.toml zensical.toml rust python
