@@ -13,6 +13,7 @@ from ray.exceptions import RayActorError, TaskCancelledError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
+from ferrule.ray import ingress
 from ferrule.ray.ingress import Ingress, ModelReplicas
 from ferrule.ray.merged import merged_metrics
 from ferrule.ray.replica import MAX_PENDING, ReplicaResponse, ServerReplica
@@ -242,3 +243,22 @@ def test_lists_and_health_are_those_of_all_models() -> None:
         assert (found.status_code, found.text, found.headers["Retry-After"]) == (503, "failed", "1")
         found = answer(path, models(error=DeploymentUnavailableError(DeploymentID("large"))))
         assert (found.status_code, found.json()["error"]["code"]) == (503, "engine_unavailable")
+
+
+def test_a_replica_that_does_not_answer_ends_health_and_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SilentResponse(FakeResponse):
+        async def remote(self, scope: dict[str, Any]) -> ReplicaResponse:
+            await asyncio.Event().wait()
+            return await super().remote(scope)
+
+    class Silent(FakeReplicas):
+        @property
+        def response(self) -> FakeResponse:
+            return SilentResponse(self)
+
+    monkeypatch.setattr(ingress, "STATE_TIMEOUT", 0.05)
+    models = [ModelReplicas(["small"], [], FakeReplicas()), ModelReplicas(["large"], [], Silent())]
+    for path in ("/health", "/v1/models"):
+        found = asyncio.run(through_several(models, path))
+        assert (found.status_code, found.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert found.json()["error"]["message"] == "a replica of large must answer within 0.05 s"

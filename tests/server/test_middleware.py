@@ -110,16 +110,21 @@ def test_slow_body_returns_408(engine: type[fakes.Engine]) -> None:
         assert answer_of(client.recv(1 << 16)).status == 408
 
 
-def receive_together(count: int, size: int, settings: ServerSettings) -> tuple[float, list[int]]:
-    """Passes bodies of `size` bytes through the middleware at once; returns the seconds and the bytes that arrived."""
+def receive(bodies_at_once: int, settings: ServerSettings) -> tuple[float, list[int]]:
+    """Passes two bodies of 1 MiB through the middleware, both at once or one after the other.
+
+    Both requests end when both bodies have arrived. Returns the seconds until then and the bytes that arrived.
+    """
 
     async def read_all(scope: Scope, receive: Receive, send: Send) -> None:
-        arrived.append(0)
-        place, more = len(arrived) - 1, True
+        size, more = 0, True
         while more:
             message = await receive()
-            arrived[place] += len(message["body"])
+            size += len(message["body"])
             more = message["more_body"]
+        arrived.append(size)
+        places.release()
+        await ended.wait()
 
     async def one() -> None:
         async def receive() -> Message:
@@ -127,7 +132,7 @@ def receive_together(count: int, size: int, settings: ServerSettings) -> tuple[f
             pieces.pop()
             return {"type": "http.request", "body": bytes(1 << 16), "more_body": bool(pieces)}
 
-        pieces = [None] * (size >> 16)
+        pieces = [None] * 16
         scope: Scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
         await layer(scope, receive, nothing)
 
@@ -136,24 +141,34 @@ def receive_together(count: int, size: int, settings: ServerSettings) -> tuple[f
 
     async def run() -> float:
         begun = time.monotonic()
-        await asyncio.gather(*(one() for _ in range(count)))
+        async with asyncio.TaskGroup() as requests:
+            for _ in range(2):
+                await places.acquire()
+                requests.create_task(one())
+            for _ in range(bodies_at_once):
+                await places.acquire()
+            ended.set()
         return time.monotonic() - begun
 
     arrived: list[int] = []
+    ended, places = asyncio.Event(), asyncio.Semaphore(bodies_at_once)
     server: Any = SimpleNamespace(settings=settings)
     layer = bodies.Bodies(read_all, server=server)
     return asyncio.run(run()), arrived
 
 
-def test_large_bodies_share_a_rate_that_one_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_bodies_that_arrive_together_share_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait for the rate is not counted as time that the client took."""
-    settings = ServerSettings(body_timeout=0.6)
     monkeypatch.setattr(bodies, "LARGE_BODIES_RATE", 2 << 20)
-    seconds, arrived = receive_together(2, 1 << 20, settings)
+    seconds, arrived = receive(2, ServerSettings(body_timeout=0.6))
     assert arrived == [1 << 20, 1 << 20]
     assert seconds > 0.8  # 2 MiB, of which the first piece and the last do not wait
+
+
+def test_a_large_body_that_arrives_alone_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for the rate, nor for an earlier body whose request is still answered."""
     monkeypatch.setattr(bodies, "LARGE_BODIES_RATE", 1)
-    assert receive_together(1, 1 << 20, settings)[1] == [1 << 20]
+    assert receive(1, ServerSettings())[1] == [1 << 20, 1 << 20]
 
 
 def test_slow_headers_return_408(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

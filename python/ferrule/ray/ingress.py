@@ -48,8 +48,8 @@ FIELDS = (
 """Fields of an ASGI scope that replicas receive; the others are objects of this process."""
 METRICS = "/metrics"
 """Path that all replicas answer together."""
-METRICS_TIMEOUT = 10.0
-"""Seconds that the replicas have to answer it."""
+STATE_TIMEOUT = 10.0
+"""Seconds that the replicas have to return their metrics, their health or their models."""
 LISTS = {"/v1/models": "data", "/models": "data", "/api/tags": "models", "/api/ps": "models"}
 """Field with the list, by path of a list of models."""
 HEALTH = ("/health", "/v1/health")
@@ -139,12 +139,18 @@ class Ingress:
     async def _of_all_models(self, path: str, fields: Mapping[str, Any]) -> Response:
         """Returns a list of all models, or the health of all.
 
-        Raises ApiError if the replicas of a model do not answer.
+        Raises ApiError if the replicas of a model do not answer in time.
         """
 
         async def ask(model: ModelReplicas) -> ReplicaResponse:
             try:
-                return await model.handle.response.remote(fields)
+                async with asyncio.timeout(STATE_TIMEOUT):
+                    return await model.handle.response.remote(fields)
+            except TimeoutError:
+                message = f"a replica of {model.names[0]} must answer within {STATE_TIMEOUT:g} s"
+                raise ApiError(UNAVAILABLE, message, code="engine_unavailable") from None
+            except RayTaskError:  # a bug of the replica
+                raise
             except (RayError, RayServeException) as error:
                 raise _unavailable(error) from None
 
@@ -199,9 +205,9 @@ async def _broadcast(replicas: Any, fields: Mapping[str, Any]) -> list[ReplicaRe
     """
     try:
         responses = replicas.broadcast("response", fields)
-        return await responses.results_async(timeout_s=METRICS_TIMEOUT, return_exceptions=True)
+        return await responses.results_async(timeout_s=STATE_TIMEOUT, return_exceptions=True)
     except TimeoutError:
-        message = f"the replicas must return their metrics within {METRICS_TIMEOUT:g} s"
+        message = f"the replicas must return their metrics within {STATE_TIMEOUT:g} s"
         raise ApiError(UNAVAILABLE, message, code="engine_unavailable") from None
     except (RayError, RayServeException) as error:
         return [error]

@@ -66,7 +66,7 @@ class _ValidatedRequest(Request):
         self._model = model
 
     async def body(self) -> bytes:
-        """Returns the whole body; the pieces of a large one are joined in a worker thread, without the GIL."""
+        """Returns the whole body; the pieces of a large one are joined in a worker thread."""
         if not hasattr(self, "_body"):
             pieces = [piece async for piece in self.stream()]
             size = sum(map(len, pieces))

@@ -67,6 +67,9 @@ class Bodies(Middleware):
                 self._large += not large
                 large = True
                 waited += await self._wait_for_rate(size)
+                if whole:  # what follows, such as generation, receives nothing
+                    self._large -= 1
+                    large = False
             return message
 
         try:
@@ -78,10 +81,12 @@ class Bodies(Middleware):
         """Waits until the rate of large bodies allows `size` bytes more, if there are several; returns the seconds."""
         loop = asyncio.get_running_loop()
         now = loop.time()
+        if self._large == 1:  # alone: no limit, and nothing that later bodies would have to wait for
+            self._next_large = now
+            return 0
         begin = max(now, self._next_large)
         self._next_large = begin + size / LARGE_BODIES_RATE
-        if self._large > 1:
-            await asyncio.sleep(begin - now)
+        await asyncio.sleep(begin - now)
         return loop.time() - now
 
     def _is_upload(self, scope: Scope) -> bool:
