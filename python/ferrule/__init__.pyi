@@ -1,9 +1,13 @@
 """Names that `ferrule` exports; `__init__.py` reads this list."""
 
+from ._api.allocation import AllocatedMatrix as AllocatedMatrix
+from ._api.allocation import BitAllocation as BitAllocation
+from ._api.allocation import allocate_bits as allocate_bits
 from ._api.async_llm import AsyncLLM as AsyncLLM
 from ._api.info import model_info as model_info
 from ._api.llm import LLM as LLM
 from ._api.quantization import quantize as quantize
+from ._api.recipe import Recipe as Recipe
 from ._api.tokenizer import PreTrainedTokenizer as PreTrainedTokenizer
 from ._engine.beams import BeamSearchParams as BeamSearchParams
 from ._engine.lora import (

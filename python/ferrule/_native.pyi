@@ -396,15 +396,33 @@ def pack(
     metadata: dict[str, str],
     calibration: list[list[int]] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    recipe: tuple[str, list[tuple[str, str]]] | None = None,
 ) -> None:
     """Packs the weights of a checkpoint directory or a GGUF file, or random weights, into the file `path`.
 
     `calibration` is sequences of token ids over which the model runs, to reduce the error of integer formats (GPTQ).
+    `recipe` is a name for errors, and patterns of tensor names with their formats, the last one of which counts.
     `spec`, `options` and `progress` are those of an Engine. `metadata` is written into the file in addition to its own
     metadata. The file is replaced atomically; a failure leaves an existing file unchanged.
 
     Raises ModelWriteError if the file cannot be written; ModelFileError, ConfigError, InvalidParameterError,
     InsufficientMemoryError, KeyboardInterrupt.
+    """
+
+def allocate_bits(
+    spec: str,
+    weights: str | None,
+    options: str,
+    bits: float,
+    progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """Chooses a format for each matrix, so that the estimated loss is least with at most `bits` per weight.
+
+    Returns JSON: "matrices", each with "tensor", "format", "weights", "bytes", "error" and "loss"; and "bytes" and
+    "weights" of all matrices, with those that are not quantized.
+
+    Raises InvalidParameterError for bits that no formats have; ModelFileError, ConfigError, InsufficientMemoryError,
+    KeyboardInterrupt.
     """
 
 def measure(spec: str, weights: str | None, options: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ferrule._api.calibration import TOKENS, Calibration, calibration_sequences
+from ferrule._api.recipe import Recipe
 from ferrule._loading import EMBEDDED, PACKED_METHOD, WEIGHTS, ModelFiles, find_model, read_model_files
 from ferrule._loading.gguf import is_gguf
 from ferrule._loading.gguf_directory import write_small_files
@@ -38,7 +39,8 @@ def quantize(
     model: str | os.PathLike[str] | None,
     output: str | os.PathLike[str],
     *,
-    format: str = "int4",  # noqa: A002  # same name as on the command line
+    format: str | None = None,  # noqa: A002  # same name as on the command line
+    recipe: Recipe | str | os.PathLike[str] | None = None,
     revision: str | None = None,
     threads: int | None = None,
     overwrite: bool = False,
@@ -46,22 +48,30 @@ def quantize(
     calibration_tokens: int = TOKENS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Writes a model with weights packed as `format` into the directory `output`, and returns its path.
+    """Writes a model with weights packed as `format` (default int4) into the directory `output`, and returns its path.
+
+    A `recipe`, or the path of its TOML file, gives the format of each matrix instead, such as that of `allocate_bits`;
+    the directory then loads as the recipe's base.
 
     The directory includes the configuration, tokenizer and chat template of the model, of a GGUF file those that its
-    metadata has. It loads like any other model,
-    but only as `format`. Weights are packed one matrix at a time, so that they need not fit into memory. The directory
-    is written atomically; `overwrite` replaces a directory that `quantize` wrote before. `progress` is called with the
-    bytes packed so far and the bytes in total.
+    metadata has. It loads like any other model, but only as `format`. Weights are packed one matrix at a time, so that
+    they need not fit into memory. The directory is written atomically; `overwrite` replaces a directory that `quantize`
+    wrote before. `progress` is called with the bytes packed so far and the bytes in total.
 
     `calibrate` is a text file, of which at most `calibration_tokens` tokens are read, or a list of token id sequences.
     The model runs over them, and GPTQ reduces the error of the integer formats. Calibration takes much longer, and
     needs memory for one layer in f32 and the hidden states of the tokens. The result is bitwise reproducible on one
     instruction set.
 
-    Raises InvalidParameterError for an unknown format, and if `output` is the model's own directory or holds other
-    files; ModelWriteError if it cannot be written; and the errors of loading a model and of reading `calibrate`.
+    Raises InvalidParameterError for an unknown format, for a format beside a recipe, and if `output` is the model's own
+    directory or holds other files; ConfigError for an invalid recipe; ModelWriteError if the directory cannot be
+    written; and the errors of loading a model and of reading `calibrate`.
     """
+    if isinstance(recipe, str | os.PathLike):
+        recipe = Recipe.read(recipe)
+    if recipe is not None and format is not None:
+        raise InvalidParameterError("format", format, "None with recipe, which has a base")
+    format = recipe.base if recipe is not None else format or "int4"  # noqa: A001
     if format not in FORMATS:
         raise InvalidParameterError("format", format, f"one of {', '.join(FORMATS)}")
     if calibrate is not None and not format.startswith("int"):
@@ -85,7 +95,7 @@ def quantize(
             config = read_json_object(files.path / _CONFIG)
         config = {**config, "quantization_config": packed}
         (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        _pack(files, folder / WEIGHTS, name, options, calibration=sequences, progress=progress)
+        _pack(files, folder / WEIGHTS, name, options, calibration=sequences, recipe=recipe, progress=progress)
         _replace(target, folder, overwrite=overwrite)
     return target
 
@@ -97,13 +107,15 @@ def _pack(
     options: EngineOptions,
     *,
     calibration: list[list[int]] | None,
+    recipe: Recipe | None,
     progress: Callable[[int, int], None] | None,
 ) -> None:
     from ferrule import _native
 
     spec, source = files.spec.to_json(), os.fspath(files.path)
     metadata = {"model": name, "source": source_digest(files.path, spec, options.quantization)}
-    _native.pack(spec, source, options.to_json(), os.fspath(path), metadata, calibration, progress)
+    rules = None if recipe is None else (recipe.name, list(recipe.formats.items()))
+    _native.pack(spec, source, options.to_json(), os.fspath(path), metadata, calibration, progress, rules)
 
 
 def _check_target(target: Path, source: Path, *, overwrite: bool) -> None:

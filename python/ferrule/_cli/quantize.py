@@ -8,11 +8,15 @@ from typing import Any
 
 import click
 
+from ferrule._api.allocation import BitAllocation, allocate_bits
 from ferrule._api.calibration import TOKENS
 from ferrule._api.info import size_text
 from ferrule._api.quantization import FORMATS, quantize
 from ferrule._cli.help import Command, options
 from ferrule._cli.model import LOADING, ProgressBar, engine_rows, model_argument
+
+_SHARED = ("revision", "threads")
+"""Settings of both the allocation and the quantization."""
 
 
 @click.command(
@@ -28,6 +32,10 @@ from ferrule._cli.model import LOADING, ProgressBar, engine_rows, model_argument
             "ferrule quantize org/repo:Q8_0 --format int4 -o my-model-int4",
         ),
         (
+            "Formats by matrix, 4.85 bits a weight in total:",
+            "ferrule quantize org/repo --bits 4.85 --report -o my-model",
+        ),
+        (
             "With calibration, which is more accurate and slower:",
             "ferrule quantize org/repo --calibrate text.txt -o my-model-int4",
         ),
@@ -37,10 +45,27 @@ from ferrule._cli.model import LOADING, ProgressBar, engine_rows, model_argument
 @click.option(
     "--format",
     type=click.Choice(FORMATS),
-    default="int4",
-    show_default=True,
-    help="Format of the weights.",
+    help="Format of the weights (default int4).",
 )
+@click.option(
+    "--bits",
+    type=click.FloatRange(min=0, max=32, min_open=True),
+    metavar="FLOAT",
+    help="Bits per weight of all matrices together; chooses int4, int6 or int8 for each (default: none).",
+)
+@click.option(
+    "--recipe",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="TOML file with the format of each matrix (default: none).",
+)
+@click.option(
+    "--save-recipe",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the formats that --bits chose as a recipe (default: none).",
+)
+@click.option("--report", is_flag=True, help="Print format, bytes and error of each matrix that --bits chose.")
 @click.option(
     "-o",
     "--output",
@@ -67,9 +92,44 @@ from ferrule._cli.model import LOADING, ProgressBar, engine_rows, model_argument
 def command(model: str | None, output: Path, **settings: Any) -> None:
     """Quantize and pack the weights of MODEL into DIR, with all other files of the model.
 
-    DIR is created at the end, complete or not at all.
+    DIR is created at the end, complete or not at all. --format, --bits and --recipe exclude each other.
     """
+    given = [name for name in ("format", "bits", "recipe") if settings[name] is not None]
+    if len(given) > 1:
+        raise click.UsageError(f"--{given[0]} cannot be used with --{given[1]}")
+    bits, save, report = (settings.pop(name) for name in ("bits", "save_recipe", "report"))
+    if bits is None and (save is not None or report):
+        raise click.UsageError(f"{'--report' if save is None else '--save-recipe'} needs --bits")
+    show = sys.stderr.isatty()
+    name = settings["format"] or "int4"
+    if bits is not None:
+        with ProgressBar("measuring errors") as bar:
+            allocation = allocate_bits(
+                model, bits, progress=bar.update if show else None, **{key: settings[key] for key in _SHARED}
+            )
+        settings["recipe"] = allocation.recipe()
+        name = f"{allocation.bits:.2f} bits per weight"
+        if save is not None:
+            settings["recipe"].save(save)
+        if report:
+            print(_report(allocation))
+    elif settings["recipe"] is not None:
+        name = str(settings["recipe"])
     with ProgressBar("quantizing") as bar:
-        written = quantize(model, output, progress=bar.update if sys.stderr.isatty() else None, **settings)
+        written = quantize(model, output, progress=bar.update if show else None, **settings)
     size = size_text(sum(path.stat().st_size for path in written.rglob("*") if path.is_file()))
-    print(f"{written}: {settings['format']}, {size}", file=sys.stderr)
+    print(f"{written}: {name}, {size}", file=sys.stderr)
+
+
+def _report(allocation: BitAllocation) -> str:
+    """Returns a table of all matrices, with the share of each in the estimated loss."""
+    rows = [("tensor", "format", "bits", "bytes", "error", "loss")]
+    total = sum(matrix.loss for matrix in allocation.matrices) or 1.0
+    for matrix in allocation.matrices:
+        bits, share = 8 * matrix.bytes / matrix.weights, matrix.loss / total
+        numbers = (f"{bits:.2f}", f"{matrix.bytes:,}", f"{matrix.error:.2e}", f"{share:.1%}")
+        rows.append((matrix.tensor, matrix.format, *numbers))
+    rows.append(("all matrices", "", f"{allocation.bits:.2f}", f"{allocation.bytes:,}", "", ""))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ((row[0].ljust(widths[0]), row[1].ljust(widths[1]), *map(str.rjust, row[2:], widths[2:])) for row in rows)
+    return "\n".join("  ".join(line).rstrip() for line in lines)

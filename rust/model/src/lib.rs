@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod allocation;
 mod batch;
 mod calibrate;
 mod fingerprint;
@@ -13,6 +14,7 @@ mod needs;
 mod quantization;
 mod random;
 mod readout;
+mod recipe;
 mod rope;
 mod spec;
 #[cfg(test)]
@@ -24,6 +26,7 @@ mod transformer;
 mod weights;
 
 pub use adapter::{Adapter, AdapterConfig, AdapterError, AdapterLoader, TensorError};
+pub use allocation::{AllocatedMatrix, Allocation, AllocationError, allocate_bits};
 pub use batch::{
     Batch, Capabilities, ClassifierInfo, ForwardError, GroupKind, KvGroup, LanguageModel, LogitRows, SequenceChunk,
 };
@@ -38,6 +41,7 @@ pub use mixers::{
 };
 pub use needs::{Needs, buffer_bytes, measure};
 pub use quantization::Quantization;
+pub use recipe::{MatrixFormats, Recipe, RecipeError};
 pub use rope::{Dynamic, Linear, Llama3, LongRope, RopeScaling, RopeSpec, Yarn};
 pub use spec::{
     ActivationSpec, BlockSpec, ClassifierSpec, EmbeddingSpec, HeadNormSpec, LayerSpec, LmHeadSpec, ModelSpec, NormSpec,

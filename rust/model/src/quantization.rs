@@ -37,7 +37,7 @@ impl Quantization {
     pub(crate) const F32: Self = Self::row("f32", [F32, F32, F32]);
 
     /// Selection of `auto` for checkpoints of floating-point weights.
-    const PLAIN: Self = Self::row("int8", [Int8, Int8, Int8]);
+    pub(crate) const PLAIN: Self = Self::row("int8", [Int8, Int8, Int8]);
 
     /// Selection of `auto` for quantized checkpoints: each matrix keeps its stored format if kernels support its
     /// blocks; other matrices get a wider format.

@@ -68,7 +68,7 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
         LoadError::PackedAlready { file } => {
             invalid("model", file.to_string_lossy(), "a checkpoint whose weights are not packed yet")
         }
-        LoadError::Shape { .. } => ConfigError::new_err(message),
+        LoadError::Shape { .. } | LoadError::Recipe(_) => ConfigError::new_err(message),
         LoadError::Memory { .. } | LoadError::Weights { .. } => InsufficientMemoryError::new_err(message),
         LoadError::Cancelled => PyKeyboardInterrupt::new_err(()),
         LoadError::Panicked(_) | LoadError::NotFinite { .. } => EngineError::new_err(message),

@@ -69,6 +69,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(engine::sample_distribution, module)?)?;
     module.add_function(wrap_pyfunction!(load::measure, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack, module)?)?;
+    module.add_function(wrap_pyfunction!(packing::allocate_bits, module)?)?;
     module.add_function(wrap_pyfunction!(tokenizer::check_json, module)?)?;
     module.add_function(wrap_pyfunction!(tokenizer::check_map, module)?)?;
     module.add_function(wrap_pyfunction!(isa, module)?)?;

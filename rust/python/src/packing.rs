@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use ferrule_formats::PackedFile as Opened;
-use ferrule_model::open_packed;
+use ferrule_model::{Recipe, open_packed};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 
@@ -12,10 +12,11 @@ use crate::errors;
 use crate::fork;
 use crate::interrupt::Interrupt;
 use crate::load::{LoadArguments, reporter};
+use crate::parameters::to_json;
 
 /// Packs the weights of a checkpoint, or random weights, into a file.
 #[pyfunction]
-#[pyo3(signature = (spec, weights, options, path, metadata, calibration=None, progress=None))]
+#[pyo3(signature = (spec, weights, options, path, metadata, calibration=None, progress=None, recipe=None))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn pack(
     py: Python<'_>,
@@ -26,19 +27,46 @@ pub(crate) fn pack(
     metadata: BTreeMap<String, String>,
     calibration: Option<Vec<Vec<u32>>>,
     progress: Option<Py<PyAny>>,
+    recipe: Option<(String, Vec<(String, String)>)>,
 ) -> PyResult<()> {
     let model = LoadArguments::read(spec, weights, options)?;
+    let recipe = recipe.map(|(name, rules)| Recipe::new(&name, rules)).transpose();
+    let recipe = recipe.map_err(|error| errors::load_error(&error.into()))?;
     let isa = errors::chosen_isa()?;
     let interrupt = Interrupt::new();
     let mut report = reporter(progress, &interrupt);
     let packed = py.detach(|| {
         let _guard = fork::hold_off_forks();
         let builder = model.builder().isa(isa).cancel(&interrupt.cancel).progress(&mut report);
-        builder.pack(Path::new(path), &metadata, calibration.as_deref())
+        builder.pack(Path::new(path), &metadata, calibration.as_deref(), recipe.as_ref())
     });
     packed.map_err(|error| interrupt.build_error(&error))?;
     interrupt.settle(py);
     Ok(())
+}
+
+/// Chooses a format for each matrix, so that the estimated loss is least with `bits` per weight; returns JSON.
+#[pyfunction]
+#[pyo3(signature = (spec, weights, options, bits, progress=None))]
+pub(crate) fn allocate_bits(
+    py: Python<'_>,
+    spec: &str,
+    weights: Option<&str>,
+    options: &str,
+    bits: f64,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<String> {
+    let model = LoadArguments::read(spec, weights, options)?;
+    let isa = errors::chosen_isa()?;
+    let interrupt = Interrupt::new();
+    let mut report = reporter(progress, &interrupt);
+    let allocated = py.detach(|| {
+        let _guard = fork::hold_off_forks();
+        model.builder().isa(isa).cancel(&interrupt.cancel).progress(&mut report).allocate_bits(bits)
+    });
+    let allocated = allocated.map_err(|error| interrupt.build_error(&error))?;
+    interrupt.settle(py);
+    to_json(&allocated)
 }
 
 /// A packed file whose header has been read. Tensors are read on demand.

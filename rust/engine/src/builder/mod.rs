@@ -20,7 +20,10 @@ use std::time::Duration;
 use ferrule_kernels::arch::{Isa, IsaError};
 use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Cancel, Exec, Pool, machine};
-use ferrule_model::{LoadError, LoadOptions, ModelSpec, Progress, Quantization, Transformer, WeightFiles};
+use ferrule_model::{
+    Allocation, AllocationError, LoadError, LoadOptions, MatrixFormats, ModelSpec, Progress, Quantization, Recipe,
+    Transformer, WeightFiles,
+};
 
 use crate::parameter::Checked;
 use crate::{ConfigError, DraftModel, Engine, EngineConfig, InvalidParameterError, PrefixCacheDir, SpeculativeConfig};
@@ -288,7 +291,8 @@ impl<'a> EngineBuilder<'a> {
     }
 
     /// Packs the weights into the file `path`. `calibration` is sequences of tokens, over which the model runs to reduce
-    /// the error of integer formats (GPTQ). `metadata` is written into the file.
+    /// the error of integer formats (GPTQ). `recipe` replaces formats of single matrices. `metadata` is written into the
+    /// file.
     ///
     /// # Errors
     /// The errors of [`EngineBuilder::build`]; no file is written then.
@@ -297,6 +301,7 @@ impl<'a> EngineBuilder<'a> {
         path: &Path,
         metadata: &BTreeMap<String, String>,
         calibration: Option<&[Vec<u32>]>,
+        recipe: Option<&Recipe>,
     ) -> Result<(), BuildError> {
         let Self { model: ModelFiles { spec, weights }, options, isa, cancel, progress, .. } = self;
         options.check(spec.max_position_embeddings)?;
@@ -310,14 +315,39 @@ impl<'a> EngineBuilder<'a> {
         let exec = Exec { isa, pool: &pool, cancel: cancel.unwrap_or(&no_cancel) };
         let mut ignored = |_, _| ();
         let progress = progress.unwrap_or(&mut ignored);
+        let formats = MatrixFormats { quantization, recipe };
         match calibration {
-            None => ferrule_model::pack_into(path, &spec, source, quantization, metadata, exec, progress)?,
+            None => ferrule_model::pack_into(path, &spec, source, formats, metadata, exec, progress)?,
             Some(sequences) => {
-                let calibrated = (quantization, sequences);
+                let calibrated = (formats, sequences);
                 ferrule_model::calibrate_into(path, &spec, source, calibrated, metadata, exec, progress)?;
             }
         }
         Ok(())
+    }
+
+    /// Chooses a format for each matrix, so that the estimated loss is least with `bits` per weight; see
+    /// [`ferrule_model::allocate_bits`].
+    ///
+    /// # Errors
+    /// The errors of [`EngineBuilder::build`], also for `bits` that no formats have.
+    pub fn allocate_bits(self, bits: f64) -> Result<Allocation, BuildError> {
+        let Self { model: ModelFiles { spec, weights }, options, isa, cancel, progress, .. } = self;
+        options.check(spec.max_position_embeddings)?;
+        let no_cancel = Cancel::new();
+        let isa = isa.map_or_else(Isa::from_environment, Ok)?;
+        let files = WeightFiles::open(weights.as_deref(), &spec, true)?;
+        let pool = pool(&options);
+        let exec = Exec { isa, pool: &pool, cancel: cancel.unwrap_or(&no_cancel) };
+        let mut ignored = |_, _| ();
+        let progress = progress.unwrap_or(&mut ignored);
+        ferrule_model::allocate_bits(&spec, files.source(false), bits, exec, progress).map_err(|error| match error {
+            AllocationError::Load(error) => error.into(),
+            AllocationError::Bits { bits, least, most } => {
+                let requirement = format!("a number from {least:.2} to {most:.2} for this model");
+                InvalidParameterError::new("bits", bits, requirement).into()
+            }
+        })
     }
 }
 

@@ -23,8 +23,11 @@ use crate::layer::{linear, norm_in_place};
 use crate::memory::MemoryLayout;
 use crate::needs::buffer_bytes;
 use crate::quantization::Quantization;
+use crate::recipe::MatrixFormats;
 use crate::spec::ModelSpec;
-use crate::weights::{LoadError, Loader, Measure, Pack, PackedOutput, Packer, Progress, Source, refuse_packed};
+use crate::weights::{
+    LoadError, Loader, Measure, Pack, PackedOutput, Packer, Progress, Source, check_recipe, refuse_packed,
+};
 use inputs::{CalibratedSites, LayerInputs};
 use output::{Calibrated, Output};
 use pass::Pass;
@@ -41,21 +44,24 @@ const SHARES: [f64; 3] = [0.4, 0.4, 0.2];
 ///
 /// # Panics
 /// If a sequence exceeds the model's positions, or a token the vocabulary.
-pub fn calibrate_into(
+pub fn calibrate_into<'a>(
     path: &Path,
-    spec: &ModelSpec,
-    source: Source<'_>,
-    (quantization, sequences): (Quantization, &[Vec<u32>]),
+    spec: &'a ModelSpec,
+    source: Source<'a>,
+    (formats, sequences): (impl Into<MatrixFormats<'a>>, &[Vec<u32>]),
     metadata: &BTreeMap<String, String>,
     exec: Exec<'_>,
     progress: Progress<'_>,
 ) -> Result<(), LoadError> {
     refuse_packed(source)?;
     let floats = Loader::new(spec, source, Quantization::F32);
-    let loader = Loader::new(spec, source, quantization);
+    let formats = formats.into();
+    let loader = Loader::new(spec, source, formats);
+    check_recipe(spec, &loader, formats)?;
     check_memory(spec, &floats, &loader, sequences)?;
-    let file =
-        PackedOutput::create(path, &loader, quantization, metadata, |loader, survey| walk(loader, spec, survey))?;
+    let file = PackedOutput::create(path, &loader, formats.quantization, metadata, |loader, survey| {
+        walk(loader, spec, survey)
+    })?;
     let mut output = Output { exec, done: 0.0, file, progress };
 
     // A tied embedding is packed last, when the inputs of the lm_head are known; until then it is used uncalibrated.

@@ -40,7 +40,7 @@ impl<'a, 'o> Calibrated<'a, 'o> {
 /// Returns the linear layer of a plan, if its matrix is quantized with the Hessian of its inputs. A matrix that several
 /// layers use is quantized for the inputs of the first.
 pub(super) fn calibrated_site(plan: &MatrixPlan<'_>) -> Option<usize> {
-    plan.site.filter(|_| !plan.is_again && plan.bands.iter().all(|(format, _)| format.is_integer()))
+    plan.site.filter(|_| !plan.is_again && plan.is_quantized())
 }
 
 impl Packer for Calibrated<'_, '_> {

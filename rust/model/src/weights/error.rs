@@ -6,6 +6,7 @@ use ferrule_formats::{CheckpointError, PackedError};
 use ferrule_kernels::{AllocError, PackError, PoolError, machine};
 
 use crate::limits::SpecError;
+use crate::recipe::RecipeError;
 use crate::stage::StageError;
 
 /// The weights of a model could not be loaded.
@@ -14,6 +15,9 @@ pub enum LoadError {
     /// The model spec is invalid.
     #[error(transparent)]
     Spec(#[from] SpecError),
+    /// The recipe does not fit the model.
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
     /// The layers cannot be a pipeline stage.
     #[error(transparent)]
     Stage(#[from] StageError),

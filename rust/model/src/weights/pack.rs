@@ -20,6 +20,7 @@ use super::sizes::MatrixSize;
 use super::source::Source;
 use super::table::TokenTable;
 use crate::quantization::Quantization;
+use crate::recipe::MatrixFormats;
 use crate::spec::ModelSpec;
 
 /// Metadata key of the quantization's name.
@@ -50,24 +51,62 @@ pub(crate) fn refuse_packed(source: Source<'_>) -> Result<(), LoadError> {
     }
 }
 
+/// Checks that each pattern of the recipe matches a matrix that the loader quantizes.
+pub(crate) fn check_recipe(
+    spec: &ModelSpec,
+    loader: &Loader<'_>,
+    MatrixFormats { recipe, .. }: MatrixFormats<'_>,
+) -> Result<(), LoadError> {
+    let Some(recipe) = recipe else { return Ok(()) };
+    let mut list = QuantizedRoles::default();
+    loader.without_vectors().weights(&mut list)?;
+    let tensors = list.roles.iter().map(|role| spec.tensor(role)).collect::<Result<Vec<_>, _>>()?;
+    Ok(recipe.check(&tensors)?)
+}
+
+/// Lists the roles of all matrices that are quantized.
+#[derive(Default)]
+struct QuantizedRoles {
+    roles: Vec<String>,
+    sites: Vec<Site>,
+}
+
+impl Packer for QuantizedRoles {
+    type Matrix = MatrixSize;
+
+    fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
+        let size = plan.size();
+        if plan.is_quantized() {
+            self.roles.extend(plan.roles.into_iter().map(|(role, _)| role));
+        }
+        Ok(size)
+    }
+
+    fn sites(&mut self) -> &mut Vec<Site> {
+        &mut self.sites
+    }
+}
+
 /// Packs the weights of a source into a file, with `metadata` added to the file's own. Memory holds the vectors and one
 /// matrix at a time.
 ///
 /// # Errors
 /// [`LoadError`], also if the source is packed already; a file that was at `path` is then left as it was.
-pub fn pack_into(
+pub fn pack_into<'a>(
     path: &Path,
-    spec: &ModelSpec,
-    source: Source<'_>,
-    quantization: Quantization,
+    spec: &'a ModelSpec,
+    source: Source<'a>,
+    formats: impl Into<MatrixFormats<'a>>,
     metadata: &BTreeMap<String, String>,
     exec: Exec<'_>,
     progress: Progress<'_>,
 ) -> Result<(), LoadError> {
     refuse_packed(source)?;
-    let loader = Loader::new(spec, source, quantization);
+    let formats = formats.into();
+    let loader = Loader::new(spec, source, formats);
+    check_recipe(spec, &loader, formats)?;
     let walk = |loader: &Loader<'_>, tensors: &mut TensorList| loader.weights(tensors).map(drop);
-    let mut file = PackedOutput::create(path, &loader, quantization, metadata, walk)?;
+    let mut file = PackedOutput::create(path, &loader, formats.quantization, metadata, walk)?;
     let mut packing = PackToFile { exec, file: &mut file, done: 0, progress, sites: Vec::new() };
     loader.without_vectors().weights(&mut packing)?;
     file.finish()

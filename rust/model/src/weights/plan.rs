@@ -21,6 +21,8 @@ pub(crate) struct MatrixPlan<'a> {
     pub name: String,
     /// Number of the linear layer, if it is the matrix of one.
     pub site: Option<usize>,
+    /// Roles of the rows, with the number of rows of each.
+    pub roles: Vec<(String, usize)>,
     /// Whether the matrix was loaded before, for an earlier layer.
     pub is_again: bool,
     parts: Vec<Stored<'a>>,
@@ -106,7 +108,16 @@ impl<'a> MatrixPlan<'a> {
     pub fn new(name: String, parts: Vec<(Stored<'a>, Format)>, columns: usize) -> Self {
         let formats: Vec<_> = parts.iter().map(|(part, format)| (*format, part.rows())).collect();
         let parts = parts.into_iter().map(|(part, _)| part).collect();
-        Self { name, site: None, is_again: false, parts, file: None, bands: bands(&formats), columns }
+        Self {
+            name,
+            site: None,
+            roles: Vec::new(),
+            is_again: false,
+            parts,
+            file: None,
+            bands: bands(&formats),
+            columns,
+        }
     }
 
     /// Calls `read` for each part that has rows of `out`, which starts at row `first` and has rows of `width`.
@@ -129,7 +140,21 @@ impl<'a> MatrixPlan<'a> {
 
     /// Plans a matrix that a file has in these bands.
     pub fn packed(file: &'a PackedFile, name: String, bands: Vec<(Format, usize)>, columns: usize) -> Self {
-        Self { name, site: None, is_again: false, parts: Vec::new(), file: Some(file), bands, columns }
+        Self {
+            name,
+            site: None,
+            roles: Vec::new(),
+            is_again: false,
+            parts: Vec::new(),
+            file: Some(file),
+            bands,
+            columns,
+        }
+    }
+
+    /// Returns whether the matrix is quantized.
+    pub fn is_quantized(&self) -> bool {
+        self.bands.iter().all(|(format, _)| format.is_integer())
     }
 
     pub fn size(&self) -> MatrixSize {

@@ -19,6 +19,7 @@ use super::plan::{Measure, Pack, Packer, Progress};
 use super::sizes::{MatrixSize, WeightSizes};
 use super::source::{Source, WeightSource};
 use crate::quantization::Quantization;
+use crate::recipe::{MatrixFormats, Recipe};
 use crate::spec::ModelSpec;
 use crate::stage::StageLayers;
 pub(crate) use roles::RolePart;
@@ -32,6 +33,7 @@ pub(crate) struct Loader<'a> {
     source: Rc<dyn WeightSource<'a> + 'a>,
     /// Formats to pack matrices in.
     quantization: Quantization,
+    recipe: Option<&'a Recipe>,
     /// Whether vectors are read. If not, they are checked and allocated but stay zero, and only headers are read.
     reads: bool,
     /// Whether the weights were loaded before, for an earlier layer.
@@ -44,9 +46,10 @@ pub(crate) struct Loader<'a> {
 pub(super) type Vectors = Vec<(String, Vec<f32>)>;
 
 impl<'a> Loader<'a> {
-    pub fn new(spec: &'a ModelSpec, source: Source<'a>, quantization: Quantization) -> Self {
+    pub fn new(spec: &'a ModelSpec, source: Source<'a>, formats: impl Into<MatrixFormats<'a>>) -> Self {
+        let MatrixFormats { quantization, recipe } = formats.into();
         let (stage, source) = (StageLayers::whole(spec), source.reader(spec));
-        Self { spec, stage, source, quantization, reads: true, again: false, vectors: None }
+        Self { spec, stage, source, quantization, recipe, reads: true, again: false, vectors: None }
     }
 
     /// Returns a loader of the weights of some layers, and of what precedes or follows them.

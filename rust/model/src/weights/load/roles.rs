@@ -62,9 +62,27 @@ impl<'a> Loader<'a> {
     /// Finds the matrix `name` in the source.
     pub fn matrix(&self, name: String, parts: &[MatrixPart<'_>], columns: usize) -> Result<MatrixPlan<'a>, LoadError> {
         let (quantization, check_values) = (self.quantization, self.reads);
+        let parts = &self.with_recipe(parts)?;
         let mut plan = self.source.matrix(MatrixRequest { name, parts, columns, quantization, check_values })?;
         plan.is_again = self.again;
+        plan.roles = parts.iter().map(|part| (part.role.to_owned(), part.rows)).collect();
+        if let Some(recipe) = self.recipe {
+            let formats = parts.iter().map(|part| Ok((self.spec.tensor(part.role)?, part.format)));
+            recipe.check_matrix(&formats.collect::<Result<Vec<_>, LoadError>>()?, &plan.bands)?;
+        }
         Ok(plan)
+    }
+
+    /// Returns parts of a matrix with the formats of the recipe. It has none for floating-point matrices.
+    fn with_recipe<'r>(&self, parts: &[MatrixPart<'r>]) -> Result<Vec<MatrixPart<'r>>, LoadError> {
+        let with_recipe = |part: &MatrixPart<'r>| match self.recipe.filter(|_| part.format.is_integer()) {
+            Some(recipe) => {
+                let format = recipe.format(self.spec.tensor(part.role)?).unwrap_or(part.format);
+                Ok(MatrixPart { format, ..*part })
+            }
+            None => Ok(*part),
+        };
+        parts.iter().map(with_recipe).collect()
     }
 
     pub fn optional_norm(&self, role: &str, spec: Option<NormSpec>, width: usize) -> Result<Option<Norm>, LoadError> {

@@ -76,6 +76,7 @@ pub(crate) struct MatrixRequest<'r> {
 }
 
 /// The rows of one role in a matrix.
+#[derive(Clone, Copy)]
 pub(crate) struct MatrixPart<'r> {
     pub role: &'r str,
     pub rows: usize,

@@ -1,0 +1,83 @@
+"""`allocate_bits`: chooses a format for each matrix within a budget of bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ferrule._api.recipe import Recipe
+from ferrule._loading import find_model, read_model_files
+from ferrule._params.options import EngineOptions
+from ferrule._validation import check_number
+from ferrule.errors import InvalidParameterError
+
+
+@dataclass(frozen=True)
+class AllocatedMatrix:
+    """Format of one matrix of a `BitAllocation`."""
+
+    tensor: str
+    """Name of the tensor, without `.weight`."""
+    format: str
+    """Format: int4, int6 or int8."""
+    weights: int
+    """Number of weights."""
+    bytes: int
+    """Bytes in this format."""
+    error: float
+    """Squared error of the quantized weights, relative to the squared weights, measured on a sample of the rows."""
+    loss: float
+    """Estimated increase of the loss; only its share in the total of the model has a meaning."""
+
+
+@dataclass(frozen=True)
+class BitAllocation:
+    """Formats of all quantized matrices of a model, with the least estimated loss for their bytes."""
+
+    matrices: tuple[AllocatedMatrix, ...]
+    """Quantized matrices in the order of the model."""
+    bytes: int
+    """Bytes of all matrices, with those that are not quantized."""
+    weights: int
+    """Number of weights in all matrices."""
+
+    @property
+    def bits(self) -> float:
+        """Bits per weight."""
+        return 8 * self.bytes / self.weights
+
+    def recipe(self) -> Recipe:
+        """Returns the recipe with these formats, for `quantize`."""
+        return Recipe({matrix.tensor: matrix.format for matrix in self.matrices})
+
+
+def allocate_bits(
+    model: str | os.PathLike[str] | None,
+    bits: float,
+    *,
+    revision: str | None = None,
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> BitAllocation:
+    """Chooses a format (int4, int6 or int8) for each matrix of a model, with at most `bits` per weight in total.
+
+    The formats minimize an estimate of the loss: the sum of the relative squared error of each matrix, measured on a
+    sample of its rows, times a factor of its kind (linearity theorem of HIGGS, https://arxiv.org/abs/2411.17525). No
+    calibration data is needed. `progress` is called with the bytes surveyed so far and in total.
+
+    Raises InvalidParameterError for bits that no formats have and for a packed model; and the errors of loading one.
+    """
+    from ferrule import _native
+
+    bits = check_number("bits", bits, 0, 32, above_low=True)
+    files = read_model_files(find_model(model, revision))
+    if files.packed is not None:
+        requirement = f"an unpacked model (this one is packed as {files.packed!r})"
+        raise InvalidParameterError("model", str(files.path), requirement)
+    options = EngineOptions(threads=threads).to_json()
+    text = _native.allocate_bits(files.spec.to_json(), os.fspath(files.path), options, bits, progress)
+    found = json.loads(text)
+    matrices = tuple(AllocatedMatrix(**matrix) for matrix in found["matrices"])
+    return BitAllocation(matrices, found["bytes"], found["weights"])

@@ -1,0 +1,240 @@
+//! [`Recipe`]: formats of single matrices, by the names of their tensors.
+
+use ferrule_kernels::Format;
+
+use crate::quantization::Quantization;
+use crate::spec::TensorSpec;
+
+/// Ending of the names of matrices, which patterns can leave out.
+const SUFFIX: &str = ".weight";
+
+/// Formats of all matrices.
+#[derive(Debug, Clone, Copy)]
+pub struct MatrixFormats<'a> {
+    /// Formats of matrices that the recipe leaves out.
+    pub quantization: Quantization,
+    /// Formats that replace those of the quantization, if any.
+    pub recipe: Option<&'a Recipe>,
+}
+
+impl From<Quantization> for MatrixFormats<'_> {
+    fn from(quantization: Quantization) -> Self {
+        Self { quantization, recipe: None }
+    }
+}
+
+/// Formats of single matrices, which replace the integer formats of a [`Quantization`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recipe {
+    /// Name in errors, such as the path of a file.
+    name: String,
+    /// Patterns of tensor names; of those that match a tensor, the last one counts.
+    rules: Vec<(String, Format)>,
+}
+
+/// A recipe that does not fit the model, or has an unknown format.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RecipeError {
+    /// A format to which matrices cannot be quantized.
+    #[error("{recipe}: format of {pattern:?} must be one of {}, got {found:?}", names(Recipe::FORMATS).join(", "))]
+    Format {
+        /// Name of the recipe.
+        recipe: String,
+        /// Pattern of tensor names.
+        pattern: String,
+        /// Format found.
+        found: String,
+    },
+    /// A pattern that matches no quantized matrix.
+    #[error("{recipe}: {pattern:?} must match a quantized matrix of the model, such as {example:?}")]
+    Unmatched {
+        /// Name of the recipe.
+        recipe: String,
+        /// Pattern of tensor names.
+        pattern: String,
+        /// Name of a matrix that the model has.
+        example: String,
+    },
+    /// Two tensors of one matrix whose rows cannot have different formats.
+    #[error(
+        "{recipe}: {tensor:?} must have the format of {other:?} ({expected}), got {found}: both are rows of one matrix, \
+         and their numbers of rows are not multiples of 16"
+    )]
+    Mixed {
+        /// Name of the recipe.
+        recipe: String,
+        /// Tensor whose format cannot be used.
+        tensor: String,
+        /// Tensor that shares the matrix.
+        other: String,
+        /// Format of `other`.
+        expected: &'static str,
+        /// Format of `tensor`.
+        found: &'static str,
+    },
+}
+
+impl Recipe {
+    /// Formats to which matrices can be quantized, narrowest first.
+    pub const FORMATS: &'static [Format] = &[Format::Int4, Format::Int6, Format::Int8];
+
+    /// Creates a recipe from patterns of tensor names and the names of their formats. `*` in a pattern matches any
+    /// characters. `name` names the recipe in errors.
+    ///
+    /// # Errors
+    /// [`RecipeError::Format`].
+    pub fn new(name: &str, rules: Vec<(String, String)>) -> Result<Self, RecipeError> {
+        let rules = rules.into_iter().map(|(pattern, found)| {
+            match Self::FORMATS.iter().find(|format| format.name() == found) {
+                Some(format) => Ok((pattern, *format)),
+                None => Err(RecipeError::Format { recipe: name.to_owned(), pattern, found }),
+            }
+        });
+        Ok(Self { name: name.to_owned(), rules: rules.collect::<Result<_, _>>()? })
+    }
+
+    /// Returns the format of a tensor, if the recipe has one.
+    pub(crate) fn format(&self, tensor: &TensorSpec) -> Option<Format> {
+        self.rules.iter().rev().find(|(pattern, _)| matches_tensor(pattern, tensor)).map(|(_, format)| *format)
+    }
+
+    /// Checks that each pattern matches one of the quantized matrices of a model.
+    pub(crate) fn check(&self, tensors: &[&TensorSpec]) -> Result<(), RecipeError> {
+        let unmatched =
+            |(pattern, _): &&(String, Format)| !tensors.iter().any(|tensor| matches_tensor(pattern, tensor));
+        match self.rules.iter().find(unmatched) {
+            Some((pattern, _)) => Err(RecipeError::Unmatched {
+                recipe: self.name.clone(),
+                pattern: pattern.clone(),
+                example: tensors.first().map_or_else(String::new, |tensor| tensor_name(tensor).to_owned()),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that the rows of each role got the format that the recipe asks for: `formats` are those of the roles of
+    /// one matrix, all of whose rows are packed as `packed` if they cannot have several formats.
+    pub(crate) fn check_matrix(
+        &self,
+        formats: &[(&TensorSpec, Format)],
+        packed: &[(Format, usize)],
+    ) -> Result<(), RecipeError> {
+        let &[(widest, _)] = packed else { return Ok(()) };
+        let mixed = formats.iter().find(|(tensor, format)| *format != widest && self.format(tensor).is_some());
+        let other = formats.iter().find(|(_, format)| *format == widest);
+        match (mixed, other) {
+            (Some((tensor, found)), Some((other, _))) => Err(RecipeError::Mixed {
+                recipe: self.name.clone(),
+                tensor: tensor_name(tensor).to_owned(),
+                other: tensor_name(other).to_owned(),
+                expected: widest.name(),
+                found: found.name(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Returns the name by which recipes refer to a tensor: its first name, without the ending of matrices.
+pub(crate) fn tensor_name(tensor: &TensorSpec) -> &str {
+    without_suffix(&tensor.names[0])
+}
+
+fn names(formats: &[Format]) -> Vec<&'static str> {
+    formats.iter().map(|format| format.name()).collect()
+}
+
+fn without_suffix(name: &str) -> &str {
+    name.strip_suffix(SUFFIX).unwrap_or(name)
+}
+
+/// Returns whether a pattern matches a name of a tensor, in any of the places that it can have.
+fn matches_tensor(pattern: &str, tensor: &TensorSpec) -> bool {
+    let pattern = without_suffix(pattern);
+    tensor.names.iter().any(|name| matches(pattern, without_suffix(name)))
+        || tensor.alternative.as_deref().is_some_and(|other| matches_tensor(pattern, other))
+}
+
+/// Returns whether `name` matches `pattern`, in which `*` stands for any characters.
+fn matches(pattern: &str, name: &str) -> bool {
+    let Some((start, rest)) = pattern.split_once('*') else { return pattern == name };
+    let Some(mut left) = name.strip_prefix(start) else { return false };
+    let Some((middle, end)) = rest.rsplit_once('*') else { return left.ends_with(rest) };
+    for part in middle.split('*') {
+        let Some(found) = left.find(part) else { return false };
+        left = &left[found + part.len()..];
+    }
+    left.ends_with(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(name: &str) -> TensorSpec {
+        TensorSpec {
+            names: vec![name.to_owned()],
+            transposed: false,
+            part: None,
+            stack: None,
+            negated_exp: false,
+            alternative: None,
+        }
+    }
+
+    fn recipe(rules: &[(&str, &str)]) -> Result<Recipe, RecipeError> {
+        Recipe::new("r.toml", rules.iter().map(|(pattern, format)| ((*pattern).into(), (*format).into())).collect())
+    }
+
+    #[test]
+    fn stars_match_any_characters() {
+        for (pattern, name, expected) in [
+            ("a.b", "a.b", true),
+            ("a.b", "a.bc", false),
+            ("*", "", true),
+            ("*", "a.b", true),
+            ("a*", "ba", false),
+            ("*b", "a.b", true),
+            ("a*a", "a", false),
+            ("a*a", "aa", true),
+            ("l.*.mlp.*_proj", "l.10.mlp.up_proj", true),
+            ("l.*.mlp.*_proj", "l.10.attn.up_proj", false),
+            ("*a*b*", "b.a", false),
+            ("*a*b*", "a.b", true),
+            ("a**b", "a.b", true),
+            ("*x*x", "x", false),
+        ] {
+            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn the_last_rule_that_matches_counts() {
+        let recipe = recipe(&[("l.*", "int6"), ("l.0.up.weight", "int8"), ("m", "int4")]).unwrap();
+        assert_eq!(recipe.format(&tensor("l.0.up.weight")), Some(Format::Int8));
+        assert_eq!(recipe.format(&tensor("l.0.up")), Some(Format::Int8));
+        assert_eq!(recipe.format(&tensor("l.1.up.weight")), Some(Format::Int6));
+        assert_eq!(recipe.format(&tensor("n.weight")), None);
+        let moved = TensorSpec { alternative: Some(Box::new(tensor("m.weight"))), ..tensor("n.weight") };
+        assert_eq!(recipe.format(&moved), Some(Format::Int4));
+    }
+
+    #[test]
+    fn faults_are_named() {
+        let message = recipe(&[("l.*", "bf16")]).unwrap_err().to_string();
+        assert_eq!(message, "r.toml: format of \"l.*\" must be one of int4, int6, int8, got \"bf16\"");
+        let recipe = recipe(&[("l.*", "int6"), ("k.*", "int6")]).unwrap();
+        let message = recipe.check(&[&tensor("l.0.up.weight")]).unwrap_err().to_string();
+        assert_eq!(message, "r.toml: \"k.*\" must match a quantized matrix of the model, such as \"l.0.up\"");
+    }
+
+    #[test]
+    fn rows_of_a_matrix_that_cannot_have_several_formats_are_named() {
+        let recipe = recipe(&[("k", "int4"), ("v", "int6")]).unwrap();
+        let (k, v) = (tensor("k.weight"), tensor("v.weight"));
+        let formats = [(&k, Format::Int4), (&v, Format::Int6)];
+        assert!(recipe.check_matrix(&formats, &[(Format::Int4, 16), (Format::Int6, 8)]).is_ok());
+        let error = recipe.check_matrix(&formats, &[(Format::Int6, 16)]).unwrap_err().to_string();
+        assert!(error.starts_with("r.toml: \"k\" must have the format of \"v\" (int6), got int4: "), "{error}");
+    }
+}

@@ -1,0 +1,196 @@
+"""Recipes and bit allocation: formats by matrix, and the bytes and errors that they promise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import TINY
+from ferrule import (
+    LLM,
+    ConfigError,
+    InvalidParameterError,
+    ModelWriteError,
+    Recipe,
+    _native,
+    allocate_bits,
+    model_info,
+    quantize,
+)
+from ferrule._cli import main
+from ferrule._loading import WEIGHTS, read_model_files
+from ferrule._params.options import EngineOptions
+
+pytestmark = pytest.mark.native
+
+GOLDEN = Path(__file__).parent / "golden" / "logits"
+PROMPT = list(range(7, 40))
+
+
+def matrices(path: Path) -> set[str]:
+    """Returns the names of the buffers that hold codes."""
+    names = _native.PackedFile(str(path / WEIGHTS)).tensors
+    return {name for name in names if ".int" in name and not name.endswith(".steps")}
+
+
+def logits(model: Path) -> np.ndarray:
+    with LLM(model, threads=1) as llm:
+        return llm.logits(PROMPT)
+
+
+def test_recipe_sets_the_format_of_each_matrix(tmp_path: Path) -> None:
+    formats = {"model.layers.*.down_proj": "int8", "model.layers.1.*.down_proj.weight": "int4", "*.k_proj": "int8"}
+    Recipe(formats).save(tmp_path / "recipe.toml")
+    packed = quantize(TINY, tmp_path / "packed", recipe=tmp_path / "recipe.toml")
+    found, usual = matrices(packed), matrices(quantize(TINY, tmp_path / "usual", format="int4"))
+    down = {name for name in found if ".down." in name}
+    layers = len(down)
+    assert layers > 2
+    assert down == {f"layers.{i}.ffn.down.0.{'int4' if i == 1 else 'int8'}" for i in range(layers)}
+    # Rows of one matrix in three formats.
+    assert {"layers.0.attention.q+k+v.0.int4", "layers.0.attention.q+k+v.1.int8"} <= found
+    assert "layers.0.attention.q+k+v.2.int6" in found
+    other = {name for name in found if ".down." not in name and "q+k+v" not in name}
+    assert other == {name for name in usual if ".down." not in name and "q+k+v" not in name}
+    assert model_info(packed)["quantization"] == "int4"
+    assert np.isfinite(logits(packed)).all()
+    with pytest.raises(InvalidParameterError, match="quantization must be auto or int4, the format in which"):
+        LLM(packed, quantization="int8")
+
+
+@pytest.mark.parametrize("format_", ["int8", "int4"])
+def test_recipe_with_one_format_equals_that_format(format_: str, tmp_path: Path) -> None:
+    case = GOLDEN / "mixtral"
+    other = {"int8": "int4", "int4": "int8"}[format_]
+    named = "int6" if format_ == "int4" else "int8"
+    recipe = Recipe({"*": format_, **({} if format_ == "int8" else {"*v_proj": named})}, base=other)
+    packed = quantize(case, tmp_path / "packed", recipe=recipe, threads=1)
+    if format_ == "int8":
+        assert matrices(packed) == matrices(quantize(case, tmp_path / "usual", format=format_))
+        assert np.array_equal(logits(packed), logits(tmp_path / "usual"))
+    else:
+        assert not any(name.endswith("int8") for name in matrices(packed))
+
+
+def test_calibration_uses_the_formats_of_a_recipe(tmp_path: Path) -> None:
+    recipe = Recipe({"*.up_proj": "int6"})
+    sequences = [list(range(3, 67)), list(range(70, 134))]
+    case = GOLDEN / "llama"
+    plain = quantize(case, tmp_path / "plain", recipe=recipe)
+    calibrated = quantize(case, tmp_path / "calibrated", recipe=recipe, calibrate=sequences)
+    assert matrices(plain) == matrices(calibrated)
+    assert any(name.endswith("gate+up.1.int6") for name in matrices(calibrated))
+    assert not np.array_equal(logits(plain), logits(calibrated))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('base = "bf16"', "base must be one of int8, int4, got 'bf16'"),
+        ("base = 4", "base must be one of int8, int4, got 4"),
+        ("[formats]", "base is missing; it must be one of int8, int4"),
+        ('base = "int4"\nformat = {}', "unknown key 'format'; a recipe has base and [formats]"),
+        ('base = "int4"\nformats = 1', "formats must be a table of tensor names, got 1"),
+        ('base = "int4"\n[formats]\n"a.b" = 4', 'format of "a.b" must be a string, got 4'),
+        ('base = "int4"\n[formats]\n"*" = "int5"', 'format of "*" must be one of int4, int6, int8, got "int5"'),
+        ('base = "int4"\n[formats]\n"*" = "bf16"', 'format of "*" must be one of int4, int6, int8, got "bf16"'),
+        ('base = "int4"\n[formats]\n"*" = "int8"\n"x.*" = "int8"', '"x.*" must match a quantized matrix of the model'),
+        ('base = "int4"\n[formats]\n"*norm*" = "int8"', '"*norm*" must match a quantized matrix of the model'),
+        ("base = ", "recipe is not valid TOML (Invalid value (at end of document))"),
+        ("a.b = \xff", "recipe is not valid TOML"),
+    ],
+)
+def test_faulty_recipes_name_file_key_and_value(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError) as error:
+        quantize(TINY, tmp_path / "out", recipe=path)
+    assert str(error.value).startswith(f"{path}: {message}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_recipe_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read: No such file"):
+        quantize(TINY, tmp_path / "out", recipe=tmp_path / "none.toml")
+    with pytest.raises(ModelWriteError, match="cannot be written"):
+        Recipe({}).save(tmp_path)
+    with pytest.raises(InvalidParameterError, match="format must be None with recipe"):
+        quantize(TINY, tmp_path / "out", recipe=Recipe({}), format="int8")
+
+
+def test_tensors_whose_rows_cannot_differ_are_named(tmp_path: Path) -> None:
+    config = json.loads((GOLDEN / "llama" / "config.json").read_text()) | {"head_dim": 8, "num_key_value_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec, options = read_model_files(tmp_path).spec.to_json(), EngineOptions(quantization="int4").to_json()
+    arguments = (spec, None, options, str(tmp_path / "out"), {}, None, None)
+    message = r'r: "model\.layers\.0\.self_attn\.k_proj" must have the format of ".*v_proj" \(int6\), got int4: both'
+    with pytest.raises(ConfigError, match=message):
+        _native.pack(*arguments, ("r", [("*.k_proj", "int4")]))
+    _native.pack(*arguments, ("r", [("*.k_proj", "int6"), ("*.q_proj", "int6")]))
+
+
+@pytest.mark.parametrize(
+    ("case", "budgets"), [("gpt2", (8, 10, 12)), ("mixtral", (9, 11, 13)), ("deepseek_v3", (11, 13, 15))]
+)
+def test_allocation_fits_the_budget(case: str, budgets: tuple[int, ...], tmp_path: Path) -> None:
+    """Tests fused tensors, experts, and tensors from which several matrices are made. The matrices are so narrow that
+    the padding of their rows takes most of the bits."""
+    allocations = [allocate_bits(GOLDEN / case, bits) for bits in budgets]
+    assert all(allocation.bits <= bits for allocation, bits in zip(allocations, budgets, strict=True))
+    losses = [sum(matrix.loss for matrix in allocation.matrices) for allocation in allocations]
+    assert losses[0] > losses[1] > losses[2]
+    allocation = allocations[-1]
+    packed = quantize(GOLDEN / case, tmp_path / "packed", recipe=allocation.recipe())
+    assert model_info(packed)["weight_bytes"] <= allocation.bytes
+
+
+def test_allocation_of_embedded_model(tmp_path: Path) -> None:
+    int4 = model_info(quantization="int4")["weight_bytes"]
+    allocation = allocate_bits(None, 8 * int4 / model_info()["parameters"])
+    packed = quantize(None, tmp_path / "packed", recipe=allocation.recipe())
+    assert 0.99 * int4 < model_info(packed)["weight_bytes"] == allocation.bytes <= int4
+    assert {matrix.format for matrix in allocation.matrices} >= {"int4", "int6"}
+    errors = {"int4": (1e-3, 2e-2), "int6": (5e-5, 1e-3), "int8": (1e-6, 1e-4)}
+    for matrix in allocation.matrices:
+        least, most = errors[matrix.format]
+        assert least < matrix.error < most, matrix
+    with pytest.raises(
+        InvalidParameterError, match=r"bits must be a number from 4\.3\d to 8\.\d\d for this model, got 4.0$"
+    ):
+        allocate_bits(None, 4)
+    with pytest.raises(
+        InvalidParameterError, match=r"bits must be a number from 4\.3\d to 8\.\d\d for this model, got 9.0$"
+    ):
+        allocate_bits(None, 9)
+    with pytest.raises(InvalidParameterError, match="bits must be a number > 0 and <= 32, got nan"):
+        allocate_bits(None, float("nan"))
+    with pytest.raises(InvalidParameterError, match="model must be an unpacked model"):
+        allocate_bits(packed, 6)
+
+
+def test_quantize_command_saves_and_applies_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, recipe, model = tmp_path / "out", tmp_path / "recipe.toml", str(GOLDEN / "mixtral")
+    arguments = ["quantize", model, "--bits", "10", "--report", "--save-recipe", str(recipe), "-o", str(out)]
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    assert " bits per weight, " in printed.err
+    lines = printed.out.splitlines()
+    assert lines[0].split() == ["tensor", "format", "bits", "bytes", "error", "loss"]
+    assert len(lines) == 2 + len(Recipe.read(recipe).formats)
+    assert lines[-1].startswith("all matrices")
+    again = tmp_path / "again"
+    assert main(["quantize", model, "--recipe", str(recipe), "-o", str(again)]) == 0
+    assert (out / WEIGHTS).read_bytes() == (again / WEIGHTS).read_bytes()
+    capsys.readouterr()
+    for wrong, message in [
+        (["--bits", "10", "--recipe", str(recipe)], "--bits cannot be used with --recipe"),
+        (["--bits", "10", "--format", "int8"], "--format cannot be used with --bits"),
+        (["--report"], "--report needs --bits"),
+        (["--recipe", str(recipe), "--save-recipe", "x"], "--save-recipe needs --bits"),
+        (["--bits", "2"], "bits must be a number from "),
+    ]:
+        assert main(["quantize", model, "-o", str(tmp_path / "wrong"), *wrong]) == 2
+        assert message in capsys.readouterr().err
