@@ -144,11 +144,18 @@ fn activations_of_the_wrong_length_are_refused() {
 }
 
 #[test]
-#[should_panic(expected = "f16 and int4 cannot be combined in one call")]
-fn mixing_float_and_integer_formats_is_refused() {
-    with_exec(Isa::best(), 1, |exec| {
-        let [float, integer] = [Format::F16, Format::Int4].map(|format| packed(exec, format, 3, 5, 1));
-        let first = Product { x: &[0.0; 5], w: &float, out: &mut [0.0; 3] };
-        let _ = matmul_each(exec, &mut [first, Product { x: &[0.0; 5], w: &integer, out: &mut [0.0; 3] }]);
+fn products_of_different_families_have_the_bits_of_separate_calls() {
+    let x = noise(2 * 256, 3);
+    with_exec(Isa::best(), 2, |exec| {
+        let formats = [Format::F16, Format::Int4, Format::F32, Format::Q4K, Format::F16];
+        let weights = formats.map(|format| packed(exec, format, 20, 256, 4));
+        let mut out = [[f32::NAN; 40]; 5];
+        let mut products: Vec<_> = weights.iter().zip(&mut out).map(|(w, out)| Product { x: &x, w, out }).collect();
+        matmul_each(exec, &mut products).unwrap();
+        for (w, out) in weights.iter().zip(out) {
+            let mut alone = [f32::NAN; 40];
+            matmul(exec, &x, w, &mut alone).unwrap();
+            assert_eq!(out, alone);
+        }
     });
 }

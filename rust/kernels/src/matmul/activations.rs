@@ -11,7 +11,7 @@ use crate::arch::{Dot, DotKernel, LANES, Simd};
 use crate::disjoint::Tiles;
 use crate::memory::Scratch;
 use crate::quant::integer::{BLOCK, BLOCK_GROUPS, BLOCK_PAIRS, BLOCK_QUADS, Codes, GROUP, blocks};
-use crate::quant::{Format, grouped, rotation};
+use crate::quant::{Quantized, grouped, rotation};
 use crate::{Exec, PoolError};
 
 /// Number of words of a row in a block: its scale, the initial value of its accumulators, and its quads.
@@ -37,16 +37,30 @@ pub(super) type StartsOfRows<const R: usize> = [[[i32; R]; BLOCK_GROUPS]; Codes:
 /// Number of halves of a group of 32 inputs with factors: its quads are those of two groups of other formats.
 const HALVES: usize = grouped::GROUP / LANES;
 
-/// Number of words of a row in a group with factors, besides its quads.
-const OF_GROUP: usize = 7;
+/// Indices of the words of a row in a group with factors, besides its quads; the words of both halves follow each other.
+pub(super) mod group_word {
+    /// Scale, an f32.
+    pub const SCALE: usize = 0;
+    /// Initial value of the products, which subtracts the bias of the weights.
+    pub const START: usize = 1;
+    /// Initial values of the products of both halves.
+    pub const HALF_STARTS: usize = 2;
+    /// Negated sum of the activations, an f32.
+    pub const SUM: usize = 4;
+    /// Negated sums of the activations of both halves.
+    pub const HALF_SUMS: usize = 5;
+    /// Number of words.
+    pub const COUNT: usize = 7;
+}
 
 /// Number of words of a row in a block where groups have factors.
-const GROUP_WORDS: usize = OF_GROUP * BLOCK_PAIRS;
+const GROUP_WORDS: usize = group_word::COUNT * BLOCK_PAIRS;
 
-/// Words of the groups of one block of R rows, `[group of 32 inputs][scale, start, starts of both halves, sum, sums of both
-/// halves][row]`. The scale is an f32; starts subtract the bias of the weights from the products; sums are negated sums of
-/// activations, f32.
-pub(super) type GroupsOfRows<const R: usize> = [[[i32; R]; OF_GROUP]; BLOCK_PAIRS];
+/// Words of one group of R rows, [`group_word`].
+pub(super) type GroupOfRows<const R: usize> = [[i32; R]; group_word::COUNT];
+
+/// Words of the groups of one block of R rows, `[group of 32 inputs][word][row]`.
+pub(super) type GroupsOfRows<const R: usize> = [GroupOfRows<R>; BLOCK_PAIRS];
 
 /// Quantized rows, `[tile][block][word][row]`; rows that pad the last tile are zero.
 pub(super) struct Activations<'a> {
@@ -73,8 +87,11 @@ impl Basis {
     pub const ALL: [Self; 2] = [Self::Rotated, Self::Plain];
 
     /// Returns the basis of a format's weights.
-    pub fn of(format: Format) -> Self {
-        if format.stored_block().is_some() { Self::Plain } else { Self::Rotated }
+    pub fn of(format: Quantized) -> Self {
+        match format {
+            Quantized::Integer(_) => Self::Rotated,
+            Quantized::Grouped(_) => Self::Plain,
+        }
     }
 }
 

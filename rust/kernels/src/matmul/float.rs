@@ -12,10 +12,11 @@
 use std::ops::Range;
 
 use super::unroll::unroll;
-use super::{Product, TaskSizes, to_multiply};
+use super::{Part, TaskSizes};
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::{Tile, Tiles};
-use crate::matrix::PackedMatrix;
+use crate::matrix::Band;
+use crate::quant::family::FloatPanels;
 use crate::quant::{FloatFormat, Line};
 use crate::{Exec, PoolError};
 
@@ -41,34 +42,36 @@ const MAX_TASK_PANELS: usize = 32;
 /// Number of tiles of rows in a task: bounds its time, so that cancellation is quick, and its outputs in the cache.
 const TASK_ROW_TILES: usize = 8;
 
+/// Product with weights in a floating-point format.
+pub(crate) type FloatPart<'a> = Part<'a, (&'static dyn FloatPanels, &'a Band)>;
+
 /// Multiplies with weights in format `F`.
-pub(super) fn multiply<F: FloatFormat>(exec: &Exec<'_>, products: &mut [Product<'_>]) -> Result<(), PoolError> {
+pub(crate) fn multiply<F: FloatFormat>(exec: &Exec<'_>, parts: &mut [FloatPart<'_>]) -> Result<(), PoolError> {
     let most_rows = exec.isa.run(TileRows);
-    let task_sizes = TaskSizes::new(products, TASKS_PER_THREAD * exec.pool.threads());
-    let plan = to_multiply(products).map(|product| {
-        let task_panels = task_sizes.panels(product, MAX_STREAMS, MAX_TASK_PANELS);
-        let (m, n) = (product.m(), product.w.rows());
+    let task_sizes = TaskSizes::new(parts, TASKS_PER_THREAD * exec.pool.threads());
+    let plan = parts.iter_mut().map(|part| {
+        let &mut Part { x, m, n, k, weights: (_, band), ref mut out } = part;
+        let task_panels = task_sizes.panels(k, MAX_STREAMS, MAX_TASK_PANELS);
         // Rows are split evenly: nine are five and four, not eight and one.
         let tile_rows = m.div_ceil(m.div_ceil(most_rows));
         let task_rows = tile_rows * TASK_ROW_TILES.min(m.div_ceil(tile_rows));
-        let tiles = Tiles::new(product.out, n, 0..n, task_rows, task_panels * LANES);
-        Plan { x: product.x, w: product.w, tile_rows, tiles }
+        let tiles = Tiles::new(out, n, 0..n, task_rows, task_panels * LANES);
+        Plan::<F> { x, k, weights: band.lines::<F>(), tile_rows, tiles }
     });
     let plans: Vec<_> = plan.collect();
     exec.run_each(plans.iter().map(|plan| plan.tiles.len()), |product, task| {
-        let Plan { x, w, tile_rows, tiles } = &plans[product];
-        let [band] = w.bands() else { unreachable!("floating-point formats are alone in their matrix") };
-        let weights = band.lines::<F>(0);
+        let &Plan { x, k, weights, tile_rows, ref tiles } = &plans[product];
         // Tasks that follow each other share their weights, which the first of them brings into the cache.
         let out = tiles.take_column_major(task);
-        exec.isa.run(Task::<F> { x, k: w.cols(), weights, tile_rows: *tile_rows, out });
+        exec.isa.run(Task::<F> { x, k, weights, tile_rows, out });
     })
 }
 
 /// Partition of a product into tasks.
-struct Plan<'a> {
+struct Plan<'a, F: FloatFormat> {
     x: &'a [f32],
-    w: &'a PackedMatrix,
+    k: usize,
+    weights: &'a [Line<F>],
     tile_rows: usize,
     tiles: Tiles<'a, f32>,
 }

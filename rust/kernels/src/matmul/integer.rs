@@ -22,13 +22,13 @@ use super::grouped::Grouped;
 use super::panels::{MAX_STREAMS, MAX_TASK_ROWS, Panels, Pass, RowTiles, Rows, TileRows, Weights};
 use super::tile::UNPACKED_BLOCKS;
 use super::unroll::unroll;
-use super::{Product, TaskSizes, to_multiply};
+use super::{Part, TaskSizes};
 use crate::arch::{ByteLine, Dot, DotKernel, LANES};
 use crate::disjoint::{Tile, Tiles};
-use crate::matrix::{Band, PackedMatrix};
+use crate::matrix::Band;
 use crate::memory::Scratch;
 use crate::quant::integer::{BLOCK_PAIRS, BLOCK_QUADS, PAIR_QUADS, Unpacked, blocks};
-use crate::quant::{FloatFormat, FormatVisitor, GroupedFormat, IntegerFormat};
+use crate::quant::{GroupedFormat, IntegerFormat, Quantized};
 use crate::{Exec, PoolError};
 
 /// Number of tasks per thread, within the limits on a task's size: the last tasks should be short, and tasks that follow
@@ -43,24 +43,27 @@ thread_local! {
     static QUANTIZED: RefCell<Scratch<i32>> = RefCell::default();
 }
 
-/// Multiplies with weights whose bands are all in integer or grouped formats.
-pub(super) fn multiply(exec: &Exec<'_>, products: &mut [Product<'_>]) -> Result<(), PoolError> {
+/// Product with weights in quantized formats.
+pub(super) type QuantizedPart<'a> = Part<'a, &'a [(Quantized, Band)]>;
+
+/// Multiplies with weights in quantized formats.
+pub(super) fn multiply(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>]) -> Result<(), PoolError> {
     let mut buffer = QUANTIZED.take();
-    let result = multiply_in(exec, products, &mut buffer);
+    let result = multiply_in(exec, parts, &mut buffer);
     QUANTIZED.set(buffer);
     result
 }
 
-fn multiply_in(exec: &Exec<'_>, products: &mut [Product<'_>], buffer: &mut Scratch<i32>) -> Result<(), PoolError> {
-    let task_sizes = TaskSizes::new(products, TASKS_PER_THREAD * exec.pool.threads());
-    let mut inputs: Vec<Input<'_>> = Vec::with_capacity(products.len());
-    let plan = to_multiply(products).map(|product| {
-        let (m, n) = (product.m(), product.w.rows());
+fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Scratch<i32>) -> Result<(), PoolError> {
+    let task_sizes = TaskSizes::new(parts, TASKS_PER_THREAD * exec.pool.threads());
+    let mut inputs: Vec<Input<'_>> = Vec::with_capacity(parts.len());
+    let plan = parts.iter_mut().map(|part| {
+        let &mut Part { x, m, n, k, weights: bands, ref mut out } = part;
         let (rows, by_codes) = exec.isa.run_dot(TileRows { m });
         let mut by_basis = [None; Basis::ALL.len()];
-        for band in product.w.bands() {
-            let basis = Basis::of(band.format);
-            let input = Input { x: product.x, k: product.w.cols(), tile_rows: rows.tile_rows(), by_codes, basis };
+        for (format, _) in bands {
+            let basis = Basis::of(*format);
+            let input = Input { x, k, tile_rows: rows.tile_rows(), by_codes, basis };
             let known = inputs.iter().position(|other| other.is_same(&input));
             by_basis[basis as usize] = Some(known.unwrap_or_else(|| {
                 inputs.push(input);
@@ -68,23 +71,26 @@ fn multiply_in(exec: &Exec<'_>, products: &mut [Product<'_>], buffer: &mut Scrat
             }));
         }
         let task_rows = m.min(MAX_TASK_ROWS / rows.tile_rows() * rows.tile_rows());
-        let task_panels = task_sizes.panels(product, MAX_STREAMS, MAX_TASK_PANELS);
-        let tiles = Tiles::new(product.out, n, 0..n, task_rows, task_panels * LANES);
-        Plan { w: product.w, inputs: by_basis, rows, tiles }
+        let task_panels = task_sizes.panels(k, MAX_STREAMS, MAX_TASK_PANELS);
+        let tiles = Tiles::new(out, n, 0..n, task_rows, task_panels * LANES);
+        Plan { bands, k, inputs: by_basis, rows, tiles }
     });
     let plans: Vec<_> = plan.collect();
     let inputs = Activations::quantize_each(exec, &inputs, buffer)?;
     exec.run_each(plans.iter().map(|plan| plan.tiles.len()), |product, task| {
-        let Plan { w, inputs: by_basis, rows, tiles } = &plans[product];
+        let &Plan { bands, k, inputs: by_basis, rows, ref tiles } = &plans[product];
         // Tasks that follow each other share their weights.
         let mut out = tiles.take_column_major(task);
         let panels = out.columns().start / LANES..out.columns().end.div_ceil(LANES);
-        for band in w.bands() {
+        for (format, band) in bands {
             let panels = panels.start.max(band.panels.start)..panels.end.min(band.panels.end);
             if !panels.is_empty() {
-                let input = by_basis[Basis::of(band.format) as usize].expect("there are activations for each band");
-                let (x, k, rows, out) = (&inputs[input], w.cols(), *rows, &mut out);
-                band.format.visit(Visit { exec, x, k, band, panels, rows, out });
+                let input = by_basis[Basis::of(*format) as usize].expect("there are activations for each band");
+                let task = BandTask { exec, x: &inputs[input], k, band, panels, rows, out: &mut out };
+                match format {
+                    Quantized::Integer(format) => format.multiply(task),
+                    Quantized::Grouped(format) => format.multiply(task),
+                }
             }
         }
     })
@@ -92,15 +98,16 @@ fn multiply_in(exec: &Exec<'_>, products: &mut [Product<'_>], buffer: &mut Scrat
 
 /// Partition of a product into tasks.
 struct Plan<'a> {
-    w: &'a PackedMatrix,
+    bands: &'a [(Quantized, Band)],
+    k: usize,
     /// Indices of its activations in each basis, which other products may share.
     inputs: [Option<usize>; Basis::ALL.len()],
     rows: Rows,
     tiles: Tiles<'a, f32>,
 }
 
-/// Visitor that multiplies panels of one band.
-struct Visit<'a, 'o> {
+/// Product with some panels of a band.
+pub(crate) struct BandTask<'a, 'o> {
     exec: &'a Exec<'a>,
     x: &'a Activations<'a>,
     k: usize,
@@ -111,23 +118,17 @@ struct Visit<'a, 'o> {
     out: &'a mut Tile<'o, f32>,
 }
 
-impl FormatVisitor for Visit<'_, '_> {
-    type Output = ();
-
-    fn float<F: FloatFormat>(self) {
-        unreachable!("the matrix has integer formats");
-    }
-
-    fn integer<F: IntegerFormat>(self) {
+impl BandTask<'_, '_> {
+    /// Multiplies with weights in an integer format.
+    pub(crate) fn integer<F: IntegerFormat>(self) {
         self.run::<Integer<F>>();
     }
 
-    fn grouped<F: GroupedFormat>(self) {
+    /// Multiplies with weights in a grouped format.
+    pub(crate) fn grouped<F: GroupedFormat>(self) {
         self.run::<Grouped<F>>();
     }
-}
 
-impl Visit<'_, '_> {
     fn run<W: Weights>(self) {
         let Self { exec, x, k, band, panels, rows, out } = self;
         let first_column = out.columns().start;
@@ -136,9 +137,9 @@ impl Visit<'_, '_> {
             cols: k,
             blocks: blocks(k),
             block_scales: band.block_scales(panels.start),
-            panel_scales: band.format.panel_scales(k),
-            lines: band.byte_lines(panels.start),
-            panel_lines: band.panel_lines(),
+            panel_scales: band.panel_scales,
+            lines: bytemuck::cast_slice(band.data(panels.start)),
+            panel_lines: band.panel_bytes / size_of::<ByteLine>(),
             column: panels.start * LANES - first_column,
             end: (panels.end * LANES - first_column).min(out.columns().len()),
             rows,

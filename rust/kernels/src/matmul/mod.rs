@@ -5,16 +5,15 @@
 //! not on the number of rows.
 
 mod activations;
-mod float;
+pub(crate) mod float;
 mod grouped;
-mod integer;
+pub(crate) mod integer;
 mod panels;
 mod tile;
 pub(crate) mod unroll;
 
 use crate::arch::LANES;
-use crate::matrix::PackedMatrix;
-use crate::quant::{FloatFormat, Format, FormatVisitor, GroupedFormat, IntegerFormat};
+use crate::matrix::{Bands, PackedMatrix};
 use crate::{Exec, PoolError};
 
 /// One of several products that [`matmul_each`] computes together: `out[m, n] = x[m, k] * w[n, k]`, all row-major and
@@ -41,16 +40,17 @@ impl Product<'_> {
         assert!(outputs == m * n, "out must be a whole number of rows of {n}, got {outputs} elements");
         assert!(n == 0 || inputs == m * k, "x must have {} elements ({m} rows of {k}), got {inputs}", m * k);
     }
+}
 
-    /// Returns the format of the weights, or `None` if there is nothing to multiply.
-    fn format(&self) -> Option<Format> {
-        self.w.formats().next().filter(|_| !self.out.is_empty() && self.w.cols() > 0).map(|(format, _)| format)
-    }
-
-    /// Returns the number of steps of k that all panels have together.
-    fn lines(&self) -> usize {
-        self.w.rows().div_ceil(LANES) * self.w.cols()
-    }
+/// Product with something to multiply, and the weights of its matrix as its family of formats has them.
+pub(crate) struct Part<'a, W> {
+    x: &'a [f32],
+    /// Numbers of rows, outputs and inputs.
+    m: usize,
+    n: usize,
+    k: usize,
+    weights: W,
+    out: &'a mut [f32],
 }
 
 /// Computes `out[m, n] = x[m, k] * w[n, k]`, all row-major and contiguous; m may be any number.
@@ -93,77 +93,53 @@ pub fn matmul(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix, out: &mut [f32]) -> 
     matmul_each(exec, &mut [Product { x, w, out }])
 }
 
-/// Computes all products with one fork and join of the threads, or two where activations are quantized. Each result is
-/// bitwise that of [`matmul`]. Activations that several products share are quantized once.
+/// Computes all products with one fork and join of the threads, or two where activations are quantized. Products in other
+/// floating-point formats are computed after each other, and those in quantized formats last. Each result is bitwise that
+/// of [`matmul`]. Activations that several products share are quantized once.
 ///
 /// # Errors
 /// [`PoolError`] if `exec` was cancelled or a task panicked; the contents of all outputs are then unspecified.
 ///
 /// # Panics
-/// If the activations and outputs of a product do not have the same number of whole rows, or if the matrices are neither
-/// all in integer and grouped formats nor all in the same floating-point format.
+/// If the activations and outputs of a product do not have the same number of whole rows.
 pub fn matmul_each(exec: &Exec<'_>, products: &mut [Product<'_>]) -> Result<(), PoolError> {
-    let mut first_format = None;
-    for product in &mut *products {
+    let (mut float, mut quantized) = (Vec::new(), Vec::new());
+    for product in products {
         product.check();
-        if product.w.cols() == 0 {
-            product.out.fill(0.0);
-        }
-        if let Some(format) = product.format() {
-            let first_format = *first_format.get_or_insert(format);
-            let alike = format == first_format || format.is_integer() && first_format.is_integer();
-            assert!(
-                alike,
-                "{} and {} cannot be combined in one call: use one floating-point format, or only quantized formats",
-                first_format.name(),
-                format.name()
-            );
+        let (m, n, k) = (product.m(), product.w.rows(), product.w.cols());
+        let Product { x, w, out } = product;
+        if k == 0 {
+            out.fill(0.0);
+        } else if !out.is_empty() {
+            match w.bands() {
+                Bands::Float(format, band) => float.push(Part { x, m, n, k, weights: (*format, band), out }),
+                Bands::Quantized(bands) => quantized.push(Part { x, m, n, k, weights: &bands[..], out }),
+            }
         }
     }
-    first_format.map_or(Ok(()), |format| format.visit(Multiply { exec, products }))
-}
-
-struct Multiply<'a, 'p> {
-    exec: &'a Exec<'a>,
-    products: &'a mut [Product<'p>],
-}
-
-impl FormatVisitor for Multiply<'_, '_> {
-    type Output = Result<(), PoolError>;
-
-    fn float<F: FloatFormat>(self) -> Self::Output {
-        float::multiply::<F>(self.exec, self.products)
+    for parts in float.chunk_by_mut(|a, b| a.weights.1.format == b.weights.1.format) {
+        let (format, _) = parts[0].weights;
+        format.multiply(exec, parts)?;
     }
-
-    fn integer<F: IntegerFormat>(self) -> Self::Output {
-        integer::multiply(self.exec, self.products)
-    }
-
-    fn grouped<F: GroupedFormat>(self) -> Self::Output {
-        integer::multiply(self.exec, self.products)
-    }
-}
-
-/// Returns the products that have something to multiply.
-fn to_multiply<'a, 'p>(products: &'a mut [Product<'p>]) -> impl Iterator<Item = &'a mut Product<'p>> {
-    products.iter_mut().filter(|product| product.format().is_some())
+    if quantized.is_empty() { Ok(()) } else { integer::multiply(exec, &mut quantized) }
 }
 
 /// Task sizes that partition the weights of all products into tasks of about the same size.
 struct TaskSizes {
+    /// Number of steps of k of a task, over all its panels.
     lines: usize,
 }
 
 impl TaskSizes {
     /// Computes the size for `tasks` tasks.
-    fn new(products: &mut [Product<'_>], tasks: usize) -> Self {
-        let lines: usize = to_multiply(products).map(|product| product.lines()).sum();
+    fn new<W>(parts: &[Part<'_, W>], tasks: usize) -> Self {
+        let lines: usize = parts.iter().map(|part| part.n.div_ceil(LANES) * part.k).sum();
         Self { lines: lines.div_ceil(tasks) }
     }
 
-    /// Returns the number of panels of a task of `product`: at most `most`, and a multiple of `streams`, so that only the
-    /// last task has panels left over.
-    fn panels(&self, product: &Product<'_>, streams: usize, most: usize) -> usize {
-        self.lines.div_ceil(product.w.cols()).next_multiple_of(streams).min(most)
+    /// Returns the number of panels of a task over `k` inputs: at most `most`, and a multiple of `streams`, so that only
+    /// the last task has panels left over.
+    fn panels(&self, k: usize, streams: usize, most: usize) -> usize {
+        self.lines.div_ceil(k).next_multiple_of(streams).min(most)
     }
 }

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::activations::{BlockOfRows, GroupsOfRows, StartsOfRows};
+use super::activations::{BlockOfRows, GroupOfRows, GroupsOfRows, StartsOfRows, group_word};
 use super::unroll::unroll;
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE, Simd};
 use crate::quant::grouped::{self, Factors};
@@ -311,9 +311,7 @@ fn add_codes<S: Dot, U: Unpack, const R: usize, const P: usize>(
 #[derive(Clone, Copy)]
 struct Group<'a, const R: usize> {
     quads: &'a [[i32; R]; PAIR_QUADS],
-    /// Scale, initial values of the products of the group and of each half, and sums of the group and of each half; see
-    /// [`GroupsOfRows`](super::activations::GroupsOfRows).
-    words: &'a [[i32; R]; 7],
+    words: &'a GroupOfRows<R>,
     /// Initial values of the partial sums of both halves, where codes are multiplied.
     starts: &'a [[i32; R]; 2],
     /// Index of the group in its block.
@@ -340,13 +338,13 @@ fn add_group<S: Dot, U: Unpack, const R: usize, const P: usize>(
                     add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, half, quads, &x.starts[half]);
                 });
             } else {
-                unroll!(r in 0..R { integers[r] = [simd.splat_i32(x.words[2 + half][r]); P] });
+                unroll!(r in 0..R { integers[r] = [simd.splat_i32(x.words[group_word::HALF_STARTS + half][r]); P] });
                 unroll!(q in [0 1 2 3] {
                     let quad = half * (GROUP / 4) + q;
                     add_quad::<S, U, R, P>(simd, &mut integers, &pairs, quad, &quads[quad]);
                 });
             }
-            add_integers::<S, U, R, P>(simd, sums, &integers, &pairs, half, &x.words[0]);
+            add_integers::<S, U, R, P>(simd, sums, &integers, &pairs, half, &x.words[group_word::SCALE]);
         });
     } else {
         let mut integers = [[simd.splat_i32(0); P]; R];
@@ -357,17 +355,17 @@ fn add_group<S: Dot, U: Unpack, const R: usize, const P: usize>(
                 });
             });
         } else {
-            unroll!(r in 0..R { integers[r] = [simd.splat_i32(x.words[1][r]); P] });
+            unroll!(r in 0..R { integers[r] = [simd.splat_i32(x.words[group_word::START][r]); P] });
             unroll!(q in [0 1 2 3 4 5 6 7] { add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q]) });
         }
-        add_integers::<S, U, R, P>(simd, sums, &integers, &pairs, 0, &x.words[0]);
+        add_integers::<S, U, R, P>(simd, sums, &integers, &pairs, 0, &x.words[group_word::SCALE]);
     }
     match const { U::FACTORS } {
         Some(Factors { halves: false, offsets: true }) => {
-            add_offset::<S, U, R, P>(simd, sums, &pairs, 1, &x.words[4]);
+            add_offset::<S, U, R, P>(simd, sums, &pairs, 1, &x.words[group_word::SUM]);
         }
         Some(Factors { halves: true, offsets: true }) => {
-            unroll!(half in [0 1] { add_offset::<S, U, R, P>(simd, sums, &pairs, 2 + half, &x.words[5 + half]) });
+            unroll!(half in [0 1] { add_offset::<S, U, R, P>(simd, sums, &pairs, 2 + half, &x.words[group_word::HALF_SUMS + half]) });
         }
         _ => {}
     }

@@ -13,6 +13,7 @@ mod bf16;
 mod blocks;
 mod f16;
 mod f32;
+pub(crate) mod family;
 mod gptq;
 pub mod grouped;
 mod int4;
@@ -42,12 +43,13 @@ pub use self::{bf16::Bf16, f16::F16, f32::F32, int4::Int4, int6::Int6, int8::Int
 pub use self::{grouped::GroupedFormat, grouped::StoredBlock};
 pub use self::{iq4_nl::Iq4Nl, iq4_xs::Iq4Xs, mxfp4::Mxfp4, q2_k::Q2K, q3_k::Q3K, q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K};
 pub use self::{q5_0::Q5_0, q5_1::Q5_1, q5_k::Q5K, q6_k::Q6K, q8_0::Q8_0, u4::U4, u8::U8};
+pub(crate) use family::{Family, Quantized};
 pub(crate) use gptq::{CalibratedPanel, PackCalibrated};
 pub(crate) use quantize::pack_panel;
 
 use bytemuck::Pod;
 
-use crate::arch::{LANES, LINE, Simd};
+use crate::arch::{LANES, Simd};
 
 /// Weights of sixteen output rows at one k.
 pub type Line<F> = [<F as FloatFormat>::Element; LANES];
@@ -67,24 +69,22 @@ pub trait FloatFormat: Send + Sync + 'static {
     fn narrow(values: &[f32; LANES]) -> Line<Self>;
 }
 
-/// Operation that is generic over the format type; see [`Format::visit`].
-pub trait FormatVisitor: Sized {
-    /// Result of the operation.
-    type Output;
-
-    /// Runs for a floating-point format.
-    fn float<F: FloatFormat>(self) -> Self::Output;
-
-    /// Runs for an integer format.
-    fn integer<F: IntegerFormat>(self) -> Self::Output;
-
-    /// Runs for a grouped format.
-    fn grouped<F: GroupedFormat>(self) -> Self::Output;
+/// Returns the family of a format type.
+macro_rules! family {
+    (float $format:ident) => {
+        Family::Float(&$format)
+    };
+    (integer $format:ident) => {
+        Family::Quantized(Quantized::Integer(&$format))
+    };
+    (grouped $format:ident) => {
+        Family::Quantized(Quantized::Grouped(&$format))
+    };
 }
 
-/// Defines [`Format`] and its dispatch from one list, widest format first.
+/// Defines [`Format`] and its families from one list, widest format first.
 macro_rules! format_registry {
-    ($($name:literal => $kind:ident $format:ident),* $(,)?) => {
+    ($($name:literal => $family:ident $format:ident),* $(,)?) => {
         /// Weight format.
         ///
         /// # Examples
@@ -116,9 +116,9 @@ macro_rules! format_registry {
                 Self::ALL.iter().copied().find(|format| format.name() == name)
             }
 
-            /// Calls the method of `visitor` for this format's type.
-            pub fn visit<V: FormatVisitor>(self, visitor: V) -> V::Output {
-                match self { $(Self::$format => visitor.$kind::<$format>()),* }
+            /// Returns the family of the format, with its operations on panels.
+            pub(crate) fn family(self) -> Family {
+                match self { $(Self::$format => family!($family $format)),* }
             }
         }
     };
@@ -152,80 +152,34 @@ impl Format {
     /// Returns whether weights are integer codes, which are multiplied as bytes (integer and grouped formats).
     #[must_use]
     pub fn is_integer(self) -> bool {
-        struct IsInteger;
-
-        impl FormatVisitor for IsInteger {
-            type Output = bool;
-
-            fn float<F: FloatFormat>(self) -> bool {
-                false
-            }
-
-            fn integer<F: IntegerFormat>(self) -> bool {
-                true
-            }
-
-            fn grouped<F: GroupedFormat>(self) -> bool {
-                true
-            }
-        }
-
-        self.visit(IsInteger)
+        matches!(self.family(), Family::Quantized(_))
     }
 
     /// Returns the stored block of a grouped format. `None` for other formats, which are packed from numbers.
     #[must_use]
     pub fn stored_block(self) -> Option<StoredBlock> {
-        struct Stored;
-
-        impl FormatVisitor for Stored {
-            type Output = Option<StoredBlock>;
-
-            fn float<F: FloatFormat>(self) -> Self::Output {
-                None
-            }
-
-            fn integer<F: IntegerFormat>(self) -> Self::Output {
-                None
-            }
-
-            fn grouped<F: GroupedFormat>(self) -> Self::Output {
-                Some(F::STORED)
-            }
+        match self.family() {
+            Family::Quantized(Quantized::Grouped(format)) => Some(format.stored()),
+            Family::Quantized(Quantized::Integer(_)) | Family::Float(_) => None,
         }
-
-        self.visit(Stored)
     }
 
     /// Returns the bytes of a panel of `cols` inputs, without block scales. `None` if they overflow.
     #[must_use]
     pub(crate) fn panel_bytes(self, cols: usize) -> Option<usize> {
-        struct PanelBytes(usize);
-
-        impl FormatVisitor for PanelBytes {
-            type Output = Option<usize>;
-
-            fn float<F: FloatFormat>(self) -> Option<usize> {
-                self.0.checked_mul(size_of::<Line<F>>())
-            }
-
-            fn integer<F: IntegerFormat>(self) -> Option<usize> {
-                // No format takes more than two lines for four inputs, so the number of lines cannot overflow.
-                (self.0 < usize::MAX / LINE).then(|| F::lines(integer::blocks(self.0)))?.checked_mul(LINE)
-            }
-
-            fn grouped<F: GroupedFormat>(self) -> Option<usize> {
-                // No format takes more than two bytes per weight.
-                (self.0 < usize::MAX / LINE).then(|| F::lines(self.0.div_ceil(grouped::GROUP)))?.checked_mul(LINE)
-            }
+        match self.family() {
+            Family::Float(format) => format.bytes(cols),
+            Family::Quantized(Quantized::Integer(format)) => format.bytes(cols),
+            Family::Quantized(Quantized::Grouped(format)) => format.bytes(cols),
         }
-
-        self.visit(PanelBytes(cols))
     }
 
     /// Returns the number of block scales of a row over `cols` inputs; 0 for formats without them.
     pub(crate) fn panel_scales(self, cols: usize) -> usize {
-        if self.is_integer() && self.stored_block().is_none() { integer::supers(cols) } else { 0 }
+        match self.family() {
+            Family::Quantized(Quantized::Integer(_)) => integer::supers(cols),
+            Family::Quantized(Quantized::Grouped(_)) | Family::Float(_) => 0,
+        }
     }
 }
 

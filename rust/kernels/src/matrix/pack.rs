@@ -1,0 +1,200 @@
+//! Packing: filling the panels of a matrix from rows of weights.
+
+use std::ops::Range;
+
+use super::PackedMatrix;
+use crate::arch::LANES;
+use crate::disjoint::Tiles;
+use crate::hessian::InputStatistics;
+use crate::memory::AllocError;
+use crate::quant::integer::BlockScales;
+use crate::quant::{CalibratedPanel, Family, Format, Quantized, StoredBlock};
+use crate::{Exec, PoolError};
+
+/// Source of the rows of a matrix to pack. A row holds the weights of one output.
+pub trait RowSource: Sync {
+    /// Reads row `row` as f32 into `out`, without rounding.
+    fn read_row(&self, row: usize, out: &mut [f32]);
+
+    /// Reads rows from `first` on in their stored block format ([`Format::stored_block`]) into `out`, as many rows of
+    /// `row_bytes` as fit. Called for grouped formats only.
+    ///
+    /// # Panics
+    /// If the source stores numbers rather than blocks.
+    fn read_stored(&self, first: usize, row_bytes: usize, _out: &mut [u8]) {
+        panic!("row {first} is stored as numbers, not as {row_bytes} bytes of quantized blocks");
+    }
+
+    /// Reads rows from `first` on into `out: [rows, columns]`. Sources override this if reading neighbouring rows
+    /// together is cheaper.
+    fn read_rows(&self, first: usize, columns: usize, out: &mut [f32]) {
+        (first..).zip(out.chunks_exact_mut(columns)).for_each(|(row, out)| self.read_row(row, out));
+    }
+}
+
+/// Maximum number of panels that a task calibrates, so that its weights and targets fit the cache.
+const MAX_TASK_PANELS: usize = 4;
+
+/// Minimum number of tasks per thread when a task calibrates several panels.
+const TASKS_PER_THREAD: usize = 4;
+
+/// Reason that a matrix could not be packed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PackError {
+    /// Memory allocation failed.
+    #[error(transparent)]
+    Memory(#[from] AllocError),
+    /// The run was cancelled, or the source panicked.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+}
+
+impl PackedMatrix {
+    /// Packs a matrix of `cols` columns. `formats` gives the format of consecutive rows and their number.
+    ///
+    /// # Errors
+    /// [`PackError`] if allocation fails, `exec` was cancelled, or the source panicked.
+    ///
+    /// # Panics
+    /// If a format other than the last one ends within a panel, if a floating-point format is not the only one, or if
+    /// `cols` is not a whole number of stored blocks of a format.
+    pub fn pack(
+        exec: &Exec<'_>,
+        formats: &[(Format, usize)],
+        cols: usize,
+        source: &dyn RowSource,
+    ) -> Result<Self, PackError> {
+        let mut packed = Self::zeroed(formats, cols)?;
+        let (rows, source) = (packed.rows, Source { source, cols });
+        packed.for_panels(exec, |family, panel, block_scales, data| {
+            let rows = panel * LANES..rows;
+            match family {
+                Family::Float(format) => format.pack(&source.numbers(rows), data),
+                Family::Quantized(Quantized::Integer(format)) => {
+                    format.pack(exec.isa, &source.numbers(rows), block_scales, data);
+                }
+                Family::Quantized(Quantized::Grouped(format)) => {
+                    format.pack(&source.stored(rows, format.stored()), data);
+                }
+            }
+        })?;
+        Ok(packed)
+    }
+
+    /// Calls `f` with the family, index, block scales and bytes of each panel, in parallel.
+    fn for_panels(
+        &mut self,
+        exec: &Exec<'_>,
+        f: impl Fn(Family, usize, &mut [BlockScales], &mut [u8]) + Sync,
+    ) -> Result<(), PoolError> {
+        for (family, band) in self.bands.each_mut() {
+            let panels = Tiles::row_blocks(band.data.owned(), band.panel_bytes, 1);
+            let block_scales = Tiles::row_blocks(band.block_scales.owned(), band.panel_scales, 1);
+            exec.run(panels.len(), |index| {
+                let mut panel = panels.take(index);
+                let mut block_scales = (!block_scales.is_empty()).then(|| block_scales.take(index));
+                let block_scales = block_scales.as_mut().map_or(&mut [][..], |block_scales| block_scales.contiguous());
+                f(family, band.panels.start + index, block_scales, panel.contiguous());
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Packs a matrix like [`PackedMatrix::pack`], but quantizes integer formats by GPTQ with the statistics of
+    /// calibration inputs.
+    ///
+    /// # Errors
+    /// Same as [`PackedMatrix::pack`].
+    ///
+    /// # Panics
+    /// Same as [`PackedMatrix::pack`], and if the statistics have another number of inputs.
+    pub fn pack_calibrated(
+        exec: &Exec<'_>,
+        formats: &[(Format, usize)],
+        cols: usize,
+        source: &dyn RowSource,
+        statistics: &InputStatistics,
+    ) -> Result<Self, PackError> {
+        assert_eq!(statistics.cols(), cols, "statistics must have as many inputs as the matrix");
+        let integer = formats.iter().map(|(format, _)| match format.family() {
+            Family::Quantized(Quantized::Integer(format)) => Some(format),
+            Family::Quantized(Quantized::Grouped(_)) | Family::Float(_) => None,
+        });
+        let Some(integer) = integer.collect::<Option<Vec<_>>>() else {
+            return Self::pack(exec, formats, cols, source);
+        };
+        let mut packed = Self::zeroed(formats, cols)?;
+        let Self { rows, bands, .. } = &mut packed;
+        for (format, (_, band)) in integer.into_iter().zip(bands.each_mut()) {
+            let task_panels = (band.panels.len() / (TASKS_PER_THREAD * exec.pool.threads())).clamp(1, MAX_TASK_PANELS);
+            let panels = Tiles::row_blocks(band.data.owned(), band.panel_bytes, task_panels);
+            let block_scales = Tiles::row_blocks(band.block_scales.owned(), band.panel_scales, task_panels);
+            exec.run(panels.len(), |index| {
+                let (mut panels, mut block_scales) = (panels.take(index), block_scales.take(index));
+                let first = band.panels.start + panels.rows().start;
+                let each = (first..).zip(panels.contiguous().chunks_exact_mut(band.panel_bytes));
+                let each = each.zip(block_scales.contiguous().chunks_exact_mut(band.panel_scales));
+                let panels = each.map(|((panel, lines), block_scales)| {
+                    let values = Source { source, cols }.numbers(panel * LANES..*rows);
+                    CalibratedPanel::new(exec.isa, &values, block_scales, bytemuck::cast_slice_mut(lines))
+                });
+                format.pack_calibrated(exec.isa, statistics, &mut panels.collect::<Vec<_>>());
+            })?;
+        }
+        Ok(packed)
+    }
+
+    /// Creates a matrix of random codes and block scales for benchmarks, at the speed of writing memory. The weights
+    /// are scaled so that outputs have the variance of the inputs. Quantized formats only.
+    ///
+    /// # Errors
+    /// [`PackError`] if allocation fails or `exec` was cancelled.
+    ///
+    /// # Panics
+    /// Same as [`PackedMatrix::pack`], and for floating-point formats.
+    pub fn random(exec: &Exec<'_>, formats: &[(Format, usize)], cols: usize, seed: u64) -> Result<Self, PackError> {
+        let mut packed = Self::zeroed(formats, cols)?;
+        packed.for_panels(exec, |family, panel, block_scales, data| {
+            fill_randomly(seed ^ (panel as u64) << 32, data);
+            match family {
+                Family::Float(_) => panic!("random bytes are not floating-point weights"),
+                Family::Quantized(Quantized::Integer(format)) => format.scale_random(cols, block_scales),
+                Family::Quantized(Quantized::Grouped(format)) => format.scale_random(cols, data),
+            }
+        })?;
+        Ok(packed)
+    }
+}
+
+/// Row source with its number of columns.
+struct Source<'a> {
+    source: &'a dyn RowSource,
+    cols: usize,
+}
+
+impl Source<'_> {
+    /// Reads up to sixteen rows as `[16][cols]`. Missing rows are zero.
+    fn numbers(&self, rows: Range<usize>) -> Vec<f32> {
+        let mut values = vec![0.0; LANES * self.cols];
+        self.source.read_rows(rows.start, self.cols, &mut values[..LANES.min(rows.len()) * self.cols]);
+        values
+    }
+
+    /// Reads up to sixteen rows in their stored block format. Missing rows are zero.
+    fn stored(&self, rows: Range<usize>, block: StoredBlock) -> Vec<u8> {
+        let row_bytes = block.row_bytes(self.cols);
+        let mut bytes = vec![0; LANES * row_bytes];
+        self.source.read_stored(rows.start, row_bytes, &mut bytes[..LANES.min(rows.len()) * row_bytes]);
+        bytes
+    }
+}
+
+/// Fills a panel with pseudorandom codes.
+fn fill_randomly(seed: u64, panel: &mut [u8]) {
+    let mut state = seed | 1;
+    for bytes in panel.as_chunks_mut::<8>().0 {
+        // Knuth's linear congruential generator. Its upper half is mixed in because its low bits have a short period.
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        *bytes = (state ^ state >> 32).to_ne_bytes();
+    }
+}
