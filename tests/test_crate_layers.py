@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 # Each crate and the workspace crates that it may depend on.
 CRATES = {
     "ferrule-kernels": set[str](),
-    "ferrule-formats": set[str](),
+    "ferrule-formats": {"ferrule-kernels"},
     "ferrule-model": {"ferrule-kernels", "ferrule-formats"},
     "ferrule-engine": {"ferrule-kernels", "ferrule-model"},
     "ferrule-python": {"ferrule-kernels", "ferrule-formats", "ferrule-model", "ferrule-engine"},

@@ -55,6 +55,16 @@ layouts! {
     Iq4Nl = "iq4_nl", 32, 18;
     /// ggml's `block_iq4_xs`: f16 d; 6 bytes of 6-bit scales; 128 bytes of indices to a table.
     Iq4Xs = "iq4_xs", 256, 136;
+    /// ggml's `block_iq2_xxs`: f16 d; for each 32 inputs, 4 bytes of indices to a grid and 4 of signs and a 4-bit scale.
+    Iq2Xxs = "iq2_xxs", 256, 66;
+    /// ggml's `block_iq2_xs`: f16 d; 64 bytes of indices to a grid with signs; 8 bytes of 4-bit scales.
+    Iq2Xs = "iq2_xs", 256, 74;
+    /// ggml's `block_iq2_s`: f16 d; 32 bytes of indices to a grid; 32 of signs; 8 of high bits; 8 of 4-bit scales.
+    Iq2S = "iq2_s", 256, 82;
+    /// ggml's `block_iq3_xxs`: f16 d; 64 bytes of indices to a grid; 32 of signs and 4-bit scales.
+    Iq3Xxs = "iq3_xxs", 256, 98;
+    /// ggml's `block_iq3_s`: f16 d; 64 bytes of indices to a grid; 8 of high bits; 32 of signs; 4 of 4-bit scales.
+    Iq3S = "iq3_s", 256, 110;
     /// ggml's `block_mxfp4`: a power of two; 16 bytes of indices to a table.
     Mxfp4 = "mxfp4", 32, 17;
     /// f16 scale; u8 zero point; 16 bytes of codes, input i in the low half of byte i and input 16 + i in the high

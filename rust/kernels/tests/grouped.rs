@@ -5,7 +5,7 @@ mod guard;
 
 use dense::{Noise, noise, packed, packed_bands, whole, with_exec};
 use ferrule_kernels::arch::Isa;
-use ferrule_kernels::quant::Q8_0;
+use ferrule_kernels::quant::{Iq2SBlock, Iq2XsBlock, Iq2XxsBlock, Iq3SBlock, Iq3XxsBlock, PointFormat, Q8_0};
 use ferrule_kernels::{Exec, Format, PackError, PackedMatrix, PoolError, Product, RowSource, matmul, matmul_each};
 use guard::Guarded;
 use proptest::prelude::*;
@@ -50,7 +50,8 @@ macro_rules! golden {
 fn dequantized_weights_equal_ggml() {
     for (format, golden) in golden! {
         Q4_0 "q4_0", Q4_1 "q4_1", Q5_0 "q5_0", Q5_1 "q5_1", Q8_0 "q8_0", Q2K "q2_k", Q3K "q3_k", Q4K "q4_k",
-        Q5K "q5_k", Q6K "q6_k", Iq4Nl "iq4_nl", Iq4Xs "iq4_xs", Mxfp4 "mxfp4",
+        Q5K "q5_k", Q6K "q6_k", Iq2Xxs "iq2_xxs", Iq2Xs "iq2_xs", Iq2S "iq2_s", Iq3Xxs "iq3_xxs", Iq3S "iq3_s",
+        Iq4Nl "iq4_nl", Iq4Xs "iq4_xs", Mxfp4 "mxfp4",
     } {
         let (stored, weights) = golden.split_at(3 * format.stored_block().unwrap().row_bytes(256));
         let weights: Vec<f32> = weights.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
@@ -68,6 +69,25 @@ fn dequantized_weights_equal_ggml() {
             }
         }
     }
+}
+
+/// Compares the blocks of a golden file, dequantized one by one.
+fn blocks_equal_ggml<F: PointFormat>(golden: &[u8]) {
+    let (stored, weights) = golden.split_at(3 * F::BYTES);
+    for (block, weights) in stored.chunks(F::BYTES).zip(weights.chunks(4 * 256)) {
+        let mut out = [f32::NAN; 256];
+        F::dequantize(block, &mut out);
+        assert!(out.iter().flat_map(|weight| weight.to_le_bytes()).eq(weights.iter().copied()));
+    }
+}
+
+#[test]
+fn dequantized_blocks_of_points_equal_ggml() {
+    blocks_equal_ggml::<Iq2XxsBlock>(include_bytes!("grouped/iq2_xxs.bin"));
+    blocks_equal_ggml::<Iq2XsBlock>(include_bytes!("grouped/iq2_xs.bin"));
+    blocks_equal_ggml::<Iq2SBlock>(include_bytes!("grouped/iq2_s.bin"));
+    blocks_equal_ggml::<Iq3XxsBlock>(include_bytes!("grouped/iq3_xxs.bin"));
+    blocks_equal_ggml::<Iq3SBlock>(include_bytes!("grouped/iq3_s.bin"));
 }
 
 proptest! {

@@ -289,7 +289,12 @@ fn the_layout_matches_its_version() {
         ("iq4_xs", 0xdd8c_3273_d878_da3d),
         ("mxfp4", 0x5604_54ee_4e59_478b),
         ("q3_k", 0xdaa8_a0b1_e3e6_cfdb),
+        ("iq3_s", 0x9f1f_36e4_fcb8_6900),
+        ("iq3_xxs", 0xef7d_23ac_7119_336a),
         ("q2_k", 0x85dd_9873_091a_4fd1),
+        ("iq2_s", 0xd468_8768_5f92_bc92),
+        ("iq2_xs", 0x2274_8faa_0ab5_7be7),
+        ("iq2_xxs", 0x9d17_1684_df83_dde8),
     ];
     for isa in Isa::available() {
         let found = Format::ALL.iter().map(|format| {

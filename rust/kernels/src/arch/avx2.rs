@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Simd};
+use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Simd, index_mask};
 
 /// Calls intrinsics of the features that the token proves.
 macro_rules! simd {
@@ -432,6 +432,15 @@ impl<V: Variant> Simd for Ymm<V> {
             let twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
             Int512(_mm256_shuffle_epi8(twice, indices.0), _mm256_shuffle_epi8(twice, indices.1))
         })
+    }
+
+    #[inline(always)]
+    fn gather(self, table: &[[i8; 4]], indices: Int512) -> Int512 {
+        let mask = self.splat_i32(index_mask(table.len()));
+        let Int512(low, high) = self.and(indices, mask);
+        let entries = table.as_ptr().cast();
+        // Masked indices are less than the length of the table.
+        simd!(Int512(_mm256_i32gather_epi32::<4>(entries, low), _mm256_i32gather_epi32::<4>(entries, high)))
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Simd};
+use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Simd, index_mask};
 
 /// Calls intrinsics of the features that the token proves.
 macro_rules! simd {
@@ -350,6 +350,13 @@ impl<V: Variant> Simd for Zmm<V> {
             let quarters = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
             _mm512_shuffle_epi8(quarters, indices)
         })
+    }
+
+    #[inline(always)]
+    fn gather(self, table: &[[i8; 4]], indices: __m512i) -> __m512i {
+        let mask = self.splat_i32(index_mask(table.len()));
+        // Masked indices are less than the length of the table.
+        simd!(_mm512_i32gather_epi32::<4>(self.and(indices, mask), table.as_ptr().cast()))
     }
 
     #[inline(always)]

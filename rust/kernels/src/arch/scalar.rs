@@ -2,7 +2,7 @@
 //!
 //! Lanes are filled by counting loops: iterators and `std::array::from_fn` take the compiler several times as long.
 
-use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Simd};
+use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Simd, index_mask};
 
 /// Instruction set that every machine has.
 #[derive(Clone, Copy, Debug)]
@@ -283,6 +283,12 @@ impl Simd for Scalar {
     #[inline(always)]
     fn lookup(self, table: &[u8; LANES], indices: U8x64) -> U8x64 {
         U8x64(fill!(0; i in LINE => table[usize::from(indices.0[i] & 0x0f)]))
+    }
+
+    #[inline(always)]
+    fn gather(self, table: &[[i8; 4]], indices: U8x64) -> U8x64 {
+        let indices = self.lanes(indices).0;
+        U8x64(fill!(0; i in LINE => table[(indices[i / 4] & index_mask(table.len())) as usize][i % 4] as u8))
     }
 
     #[inline(always)]

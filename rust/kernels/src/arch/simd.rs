@@ -1,6 +1,16 @@
 //! The traits that kernels use: vectors of sixteen lanes, for registers of any width. A lane is an f32, an i32 or four
 //! bytes.
 
+/// Returns the bits of an index to a table of `len` entries.
+///
+/// # Panics
+/// If `len` is not a power of two below 2^31.
+#[inline(always)]
+pub(super) const fn index_mask(len: usize) -> i32 {
+    assert!(len.is_power_of_two() && len <= i32::MAX as usize, "tables have 2^n entries");
+    len as i32 - 1
+}
+
 /// Number of lanes of a vector: one 512-bit register, two 256-bit registers or four 128-bit registers.
 pub const LANES: usize = 16;
 
@@ -178,6 +188,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn spread(self, from: &[u8; LANES]) -> Self::Bytes;
     /// Looks up each byte of `indices`, 0..=15, in the table.
     fn lookup(self, table: &[u8; LANES], indices: Self::Bytes) -> Self::Bytes;
+    /// Looks up four bytes for each lane: the entry whose index is the lane, modulo the length of the table.
+    ///
+    /// # Panics
+    /// If the length of the table is not a power of two.
+    fn gather(self, table: &[[i8; 4]], indices: Self::Bytes) -> Self::Bytes;
     /// `a & b`
     fn and(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     /// `a | b`

@@ -30,6 +30,7 @@ impl DotKernel for Everything<'_> {
             simd.mul_pairs(a, b),
             simd.spread(sixteen),
             simd.lookup(sixteen, simd.and(a, simd.splat_byte(0x0f))),
+            simd.gather(&bytemuck::cast_ref::<_, [[i8; 4]; LANES]>(self.b)[..8], a),
             simd.splat_byte(self.a[7]),
             simd.splat_quad(quad),
         ] {

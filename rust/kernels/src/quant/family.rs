@@ -44,7 +44,7 @@ pub(crate) trait FloatPanels: Sync {
     fn multiply(&self, exec: &Exec<'_>, parts: &mut [FloatPart<'_>]) -> Result<(), PoolError>;
 }
 
-impl<F: FloatFormat> FloatPanels for F {
+impl<F: FloatFormat> FloatPanels for PhantomData<F> {
     fn bytes(&self, cols: usize) -> Option<usize> {
         cols.checked_mul(size_of::<Line<F>>())
     }
@@ -99,7 +99,7 @@ pub(crate) trait IntegerPanels: Sync {
     fn multiply(&self, task: BandTask<'_, '_>);
 }
 
-impl<F: IntegerFormat> IntegerPanels for F {
+impl<F: IntegerFormat> IntegerPanels for PhantomData<F> {
     fn bytes(&self, cols: usize) -> Option<usize> {
         // No format takes more than two lines for four inputs, so the number of lines cannot overflow.
         (cols < usize::MAX / LINE).then(|| F::lines(integer::blocks(cols)))?.checked_mul(LINE)
@@ -149,7 +149,7 @@ pub(crate) trait GroupedPanels: Sync {
     fn multiply(&self, task: BandTask<'_, '_>);
 }
 
-impl<F: GroupedFormat> GroupedPanels for F {
+impl<F: GroupedFormat> GroupedPanels for PhantomData<F> {
     fn stored(&self) -> StoredBlock {
         F::STORED
     }

@@ -1,6 +1,6 @@
 //! Weight formats. Each format is a file here and a line in `format_registry`.
 //!
-//! There are three kinds of formats, and the matmul is generic over format and instruction set. Floating-point formats
+//! There are three [families](family) of formats, and the matmul is generic over format and instruction set. Floating-point formats
 //! ([`FloatFormat`]) store each weight separately and define how sixteen weights are converted to a register of f32.
 //! Integer formats ([`IntegerFormat`]) are ferrule's own quantization; grouped formats ([`GroupedFormat`]) are those of
 //! other programs, such as ggml and GPTQ. Both define how codes are unpacked to lines of bytes. Most formats of ggml are
@@ -15,15 +15,22 @@ mod f16;
 mod f32;
 pub(crate) mod family;
 mod gptq;
+pub mod grids;
 pub mod grouped;
 mod int4;
 mod int6;
 mod int8;
 pub mod integer;
+mod iq2_s;
+mod iq2_xs;
+mod iq2_xxs;
+mod iq3_s;
+mod iq3_xxs;
 mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
 mod planes;
+pub mod points;
 mod q2_k;
 mod q3_k;
 mod q4_0;
@@ -41,11 +48,15 @@ mod u8;
 
 pub use self::{bf16::Bf16, f16::F16, f32::F32, int4::Int4, int6::Int6, int8::Int8, integer::IntegerFormat};
 pub use self::{grouped::GroupedFormat, grouped::StoredBlock};
+pub use self::{iq2_s::Iq2S, iq2_xs::Iq2Xs, iq2_xxs::Iq2Xxs, iq3_s::Iq3S, iq3_xxs::Iq3Xxs, points::PointFormat};
+pub use self::{iq2_s::Iq2SBlock, iq2_xs::Iq2XsBlock, iq2_xxs::Iq2XxsBlock, iq3_s::Iq3SBlock, iq3_xxs::Iq3XxsBlock};
 pub use self::{iq4_nl::Iq4Nl, iq4_xs::Iq4Xs, mxfp4::Mxfp4, q2_k::Q2K, q3_k::Q3K, q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K};
 pub use self::{q5_0::Q5_0, q5_1::Q5_1, q5_k::Q5K, q6_k::Q6K, q8_0::Q8_0, u4::U4, u8::U8};
 pub(crate) use family::{Family, Quantized};
 pub(crate) use gptq::{CalibratedPanel, PackCalibrated};
 pub(crate) use quantize::pack_panel;
+
+use std::marker::PhantomData;
 
 use bytemuck::Pod;
 
@@ -72,13 +83,13 @@ pub trait FloatFormat: Send + Sync + 'static {
 /// Returns the family of a format type.
 macro_rules! family {
     (float $format:ident) => {
-        Family::Float(&$format)
+        Family::Float(&PhantomData::<$format>)
     };
     (integer $format:ident) => {
-        Family::Quantized(Quantized::Integer(&$format))
+        Family::Quantized(Quantized::Integer(&PhantomData::<$format>))
     };
     (grouped $format:ident) => {
-        Family::Quantized(Quantized::Grouped(&$format))
+        Family::Quantized(Quantized::Grouped(&PhantomData::<$format>))
     };
 }
 
@@ -145,7 +156,12 @@ format_registry! {
     "iq4_xs" => grouped Iq4Xs,
     "mxfp4" => grouped Mxfp4,
     "q3_k" => grouped Q3K,
+    "iq3_s" => grouped Iq3S,
+    "iq3_xxs" => grouped Iq3Xxs,
     "q2_k" => grouped Q2K,
+    "iq2_s" => grouped Iq2S,
+    "iq2_xs" => grouped Iq2Xs,
+    "iq2_xxs" => grouped Iq2Xxs,
 }
 
 impl Format {

@@ -146,7 +146,7 @@ impl<const N: usize> BitPlanes for Bits<N> {
 
 /// Moves bit `from` of each byte to bit `to`. Bits of neighbouring bytes move into the others.
 #[inline(always)]
-fn shift<S: Simd>(simd: S, bytes: S::Bytes, from: usize, to: usize) -> S::Bytes {
+pub fn shift<S: Simd>(simd: S, bytes: S::Bytes, from: usize, to: usize) -> S::Bytes {
     match to.cast_signed() - from.cast_signed() {
         4 => simd.shift_left::<4>(bytes),
         3 => simd.shift_left::<3>(bytes),
@@ -159,6 +159,7 @@ fn shift<S: Simd>(simd: S, bytes: S::Bytes, from: usize, to: usize) -> S::Bytes 
         -4 => simd.shift_right::<4>(bytes),
         -5 => simd.shift_right::<5>(bytes),
         -6 => simd.shift_right::<6>(bytes),
+        -7 => simd.shift_right::<7>(bytes),
         bits => unreachable!("no plane moves by {bits} bits"),
     }
 }

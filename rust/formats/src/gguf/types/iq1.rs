@@ -1,10 +1,10 @@
 //! IQ1_S and IQ1_M: each eight inputs are a point of a grid of -1, 0 and 1, shifted up or down by one eighth. Value: d
 //! * (2 scale + 1) * (grid value ± 1/8).
 
+use ferrule_kernels::quant::grids::IQ1;
 use half::f16;
 
 use super::bits::{half, nibble, u16_at};
-use super::grids::IQ1;
 
 const SHIFT: f32 = 0.125;
 

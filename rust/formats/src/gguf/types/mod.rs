@@ -1,15 +1,13 @@
 //! Tensor types: elements that are stored one by one, and blocks of codes with their scales.
 //!
-//! Each block type is a file, which dequantizes one block, and a line in the table below. The order of floating-point
+//! Each block type is a line in the table below and a file, which dequantizes one block: here, or in the kernels, which
+//! also multiply it. The order of floating-point
 //! operations is that of the `gguf` package (<https://github.com/ggml-org/llama.cpp/tree/master/gguf-py>), whose
 //! results the tests compare bit by bit.
 
 mod bits;
 mod fp4;
-mod grids;
 mod iq1;
-mod iq2;
-mod iq3;
 mod iq4;
 mod k_scales;
 mod q1_0;
@@ -26,6 +24,8 @@ mod q8_0;
 mod ternary;
 
 use std::fmt;
+
+use ferrule_kernels::quant::{Iq2SBlock, Iq2XsBlock, Iq2XxsBlock, Iq3SBlock, Iq3XxsBlock, PointFormat};
 
 use crate::blocks::BlockLayout;
 use crate::dtype::Dtype;
@@ -107,13 +107,13 @@ block_types! {
     Q4K = 12, "Q4_K", 256, 144, q4_k::dequantize, Q4K;
     Q5K = 13, "Q5_K", 256, 176, q5_k::dequantize, Q5K;
     Q6K = 14, "Q6_K", 256, 210, q6_k::dequantize, Q6K;
-    Iq2Xxs = 16, "IQ2_XXS", 256, 66, iq2::dequantize_xxs;
-    Iq2Xs = 17, "IQ2_XS", 256, 74, iq2::dequantize_xs;
-    Iq3Xxs = 18, "IQ3_XXS", 256, 98, iq3::dequantize_xxs;
+    Iq2Xxs = 16, "IQ2_XXS", 256, 66, Iq2XxsBlock::dequantize, Iq2Xxs;
+    Iq2Xs = 17, "IQ2_XS", 256, 74, Iq2XsBlock::dequantize, Iq2Xs;
+    Iq3Xxs = 18, "IQ3_XXS", 256, 98, Iq3XxsBlock::dequantize, Iq3Xxs;
     Iq1S = 19, "IQ1_S", 256, 50, iq1::dequantize_s;
     Iq4Nl = 20, "IQ4_NL", 32, 18, iq4::dequantize_nl, Iq4Nl;
-    Iq3S = 21, "IQ3_S", 256, 110, iq3::dequantize_s;
-    Iq2S = 22, "IQ2_S", 256, 82, iq2::dequantize_s;
+    Iq3S = 21, "IQ3_S", 256, 110, Iq3SBlock::dequantize, Iq3S;
+    Iq2S = 22, "IQ2_S", 256, 82, Iq2SBlock::dequantize, Iq2S;
     Iq4Xs = 23, "IQ4_XS", 256, 136, iq4::dequantize_xs, Iq4Xs;
     Iq1M = 29, "IQ1_M", 256, 56, iq1::dequantize_m;
     Tq1_0 = 34, "TQ1_0", 256, 54, ternary::dequantize_tq1_0;

@@ -1,4 +1,4 @@
-//! Grids of the IQ types: the points of a small lattice that have a code.
+//! Grids of ggml's IQ types: the points of a small lattice that have a code.
 //!
 //! A point has one digit per input, the first one lowest; each digit stands for a value. Codes number the chosen points
 //! in ascending order, so that a grid is only a set: a bitmap in hexadecimal, whose bit p says whether point p is in
@@ -31,22 +31,6 @@ const fn points<const POINTS: usize, const INPUTS: usize>(bitmap: &str, values: 
     points
 }
 
-/// Returns the 8 signs of a point, one bit each. The highest is not stored: an even number of them is negative.
-#[inline(always)]
-pub(super) fn even_signs(code: u32) -> u8 {
-    let seven = code as u8 & 127;
-    seven | ((seven.count_ones() as u8 & 1) << 7)
-}
-
-/// Applies signs to the values; bit i is set if the value of input i is negative.
-#[inline(always)]
-pub(super) fn signed(scale: f32, values: &[i8; 8], signs: u8, out: &mut [f32; 8]) {
-    for (i, (out, value)) in out.iter_mut().zip(values).enumerate() {
-        let magnitude = scale * f32::from(*value);
-        *out = if signs >> i & 1 == 0 { magnitude } else { -magnitude };
-    }
-}
-
 /// Values of the digits in the grids of IQ2, IQ3 and IQ1.
 const IQ2_VALUES: [i8; 3] = [8, 25, 43];
 const IQ3_XXS_VALUES: [i8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
@@ -54,7 +38,7 @@ const IQ3_S_VALUES: [i8; 8] = [1, 3, 5, 7, 9, 11, 13, 15];
 const IQ1_VALUES: [i8; 3] = [-1, 0, 1];
 
 /// 256 of the 6561 points of IQ2_XXS.
-pub(super) static IQ2_XXS: [[i8; 8]; 256] = points(
+pub static IQ2_XXS: [[i8; 8]; 256] = points(
     "\
      55151455104441410004144400100000000440001400400000000004000050104041110001140440500440001000000510000050000001\
      00004000004114044014140000040000040000040000000000000410000000000000000014041010004000041100040110004040000100\
@@ -76,7 +60,7 @@ pub(super) static IQ2_XXS: [[i8; 8]; 256] = points(
 );
 
 /// 512 of the 6561 points of IQ2_XS.
-pub(super) static IQ2_XS: [[i8; 8]; 512] = points(
+pub static IQ2_XS: [[i8; 8]; 512] = points(
     "\
      55555551554541154501545555504541100501005451104041040001010050554541151501140400504541000501040400004041001005\
      00004000004055051114040110004040050100040000401000000100040100000000100154555150454140050100545110404100000150\
@@ -98,7 +82,7 @@ pub(super) static IQ2_XS: [[i8; 8]; 512] = points(
 );
 
 /// 1024 of the 6561 points of IQ2_S.
-pub(super) static IQ2_S: [[i8; 8]; 1024] = points(
+pub static IQ2_S: [[i8; 8]; 1024] = points(
     "\
      55555551554555150511555551504555140515145451105055040011111050554555555515544551505555145555145451104055040051\
      14045010004015551155555110010140055504445110404000000114100510000000400054555151455515155114545555455515055514\
@@ -120,7 +104,7 @@ pub(super) static IQ2_S: [[i8; 8]; 1024] = points(
 );
 
 /// 256 of the 4096 points of IQ3_XXS.
-pub(super) static IQ3_XXS: [[i8; 4]; 256] = points(
+pub static IQ3_XXS: [[i8; 4]; 256] = points(
     "\
      158a0502040000280a052205021000011502058a0082002082052000000000010008008010800028820000040004000000000020000010\
      0000510000080002000a050a158001000005020500000000000a0502010000000405000102400040002200000000010000000011004000\
@@ -137,7 +121,7 @@ pub(super) static IQ3_XXS: [[i8; 4]; 256] = points(
 );
 
 /// 512 of the 4096 points of IQ3_S.
-pub(super) static IQ3_S: [[i8; 4]; 512] = points(
+pub static IQ3_S: [[i8; 4]; 512] = points(
     "\
      a7572308a50a05921723892210002204a3492211a40a00090822054a10058022018812040902000114004508a2004008400a0002000400\
      02150045080011000017ab0552005002044b1102090205004101a411040920010492098211020004012814000a44110000020902050002\
@@ -154,7 +138,7 @@ pub(super) static IQ3_S: [[i8; 4]; 512] = points(
 );
 
 /// 2048 of the 6561 points of IQ1_S and IQ1_M.
-pub(super) static IQ1: [[i8; 8]; 2048] = points(
+pub static IQ1: [[i8; 8]; 2048] = points(
     "\
      55251485a0024251084531a886208aa21a082a201485501482204445251505a00282208818000882a0032aa088bbaa0a90aa0b0022000a\
      aa8c82a0084051084521888050144251088a300898a008802a0845211485204842550845012cc2a0208a26002a24a8aaa208e2af080828\
