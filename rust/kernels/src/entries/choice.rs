@@ -40,7 +40,7 @@ pub struct EntryChoice {
 
 impl EntryChoice {
     /// Returns the entries of a row, in ascending order.
-    pub fn entries(&self, row: usize) -> impl Iterator<Item = usize> + '_ {
+    pub fn entries(&self, row: usize) -> impl ExactSizeIterator<Item = usize> + '_ {
         self.entries[row * self.count..][..self.lengths[row]].iter().map(|entry| *entry as usize)
     }
 }

@@ -13,8 +13,10 @@ mod choice;
 #[cfg(test)]
 mod tests;
 
-pub use attention::{Entries, EntryAttention, attend_entries};
+pub use attention::{Entries, EntryAttention, EntryBuffers, attend_entries, attention_bytes};
 pub use choice::{EntryChoice, EntryIndex, buffer_bytes, choose_entries};
+
+use std::ops::Range;
 
 use crate::arch::{LANES, Simd};
 use crate::kv::{PAGE_TOKENS, PageId};
@@ -43,10 +45,48 @@ impl<'a> PagedRows<'a> {
     /// Returns row `index` of a sequence.
     #[inline]
     fn row(&self, pages: &[PageId], index: usize) -> &'a [f32] {
+        &self.pages.data[self.start(pages, index)..][..self.dim]
+    }
+
+    /// Returns the place in `pages.data` of row `index` of a sequence.
+    #[inline]
+    fn start(&self, pages: &[PageId], index: usize) -> usize {
         let last = (index + 1) * self.block - 1;
-        let slot = last % PAGE_TOKENS / self.block;
-        let page = self.pages.row(pages[last / PAGE_TOKENS] as usize, (slot + 1) * self.dim);
-        &page[slot * self.dim..]
+        let start = self.pages.first + last % PAGE_TOKENS / self.block * self.dim;
+        assert!(start + self.dim <= self.pages.stride, "pages of {} floats are too short", self.pages.stride);
+        pages[last / PAGE_TOKENS] as usize * self.pages.stride + start
+    }
+
+    /// Finds rows of a sequence. Returns them, with their places in the first of `starts`, and the others of `starts`.
+    fn find<'s>(
+        &self,
+        pages: &[PageId],
+        rows: impl Iterator<Item = usize>,
+        starts: &'s mut [usize],
+    ) -> (Vectors<'s>, &'s mut [usize])
+    where
+        'a: 's,
+    {
+        let found = starts.iter_mut().zip(rows).map(|(start, row)| *start = self.start(pages, row)).count();
+        let (found, others) = starts.split_at_mut(found);
+        (Vectors { data: self.pages.data, starts: found }, others)
+    }
+}
+
+/// Rows anywhere in pages.
+#[derive(Debug, Clone, Copy, Default)]
+struct Vectors<'a> {
+    data: &'a [f32],
+    /// Place of each row.
+    starts: &'a [usize],
+}
+
+impl<'a> Vectors<'a> {
+    /// Returns the given columns of each row.
+    #[inline(always)]
+    fn rows(&self, columns: Range<usize>) -> impl Iterator<Item = &'a [f32]> {
+        let data = self.data;
+        self.starts.iter().map(move |start| &data[start + columns.start..start + columns.end])
     }
 }
 

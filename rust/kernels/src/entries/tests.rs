@@ -129,7 +129,7 @@ impl Case {
         });
         let (width, sinks) = (self.heads * self.dim, self.sinks());
         let (mut chosen, mut outputs) = (Vec::new(), Vec::new());
-        let mut choice = EntryChoice::default();
+        let (mut choice, mut buffers) = (EntryChoice::default(), EntryBuffers::default());
         for first in (0..self.tokens).step_by(chunk) {
             let rows = chunk.min(self.tokens - first);
             let twice = |numbers: &[f32], width: usize| {
@@ -154,7 +154,7 @@ impl Case {
                 entries: Some(Entries { rows: entries, sequences: &sequences, choice: self.count.map(|_| &choice) }),
             };
             let mut out = Guarded::new(&vec![f32::NAN; 2 * rows * width]);
-            attend_entries(&exec, queries, &attention, &sequences, &mut out).expect("runs");
+            attend_entries(&exec, queries, &attention, &sequences, &mut buffers, &mut out).expect("runs");
             let (own, other) = out.split_at(rows * width);
             assert_eq!(own, other, "both sequences are the same");
             outputs.extend_from_slice(own);

@@ -109,7 +109,7 @@ pub(crate) trait Mixer {
     /// Returns the length of the longest row that is multiplied with a matrix, counted for each row of a step.
     fn longest_input(&self, hidden_size: usize) -> usize;
 
-    /// Returns the bytes of buffers in which each of `rows` rows of sequences of up to `tokens` tokens chooses what it
+    /// Returns the bytes of buffers in which each of `rows` rows of sequences of up to `tokens` tokens finds what it
     /// attends to.
     fn choice_bytes(&self, _rows: usize, _tokens: usize) -> u64 {
         0

@@ -11,7 +11,8 @@
 mod compressor;
 
 use ferrule_kernels::entries::{
-    Entries, EntryAttention, EntryChoice, EntryIndex, PagedRows, attend_entries, choose_entries, rows_per_page,
+    Entries, EntryAttention, EntryBuffers, EntryChoice, EntryIndex, PagedRows, attend_entries, attention_bytes,
+    buffer_bytes, choose_entries, rows_per_page,
 };
 use ferrule_kernels::kv::{KvRow, PAGE_TOKENS};
 use ferrule_kernels::rope::{Rope, rope_in_place};
@@ -118,6 +119,7 @@ pub(crate) struct Buffers {
     low: Scratch<f32>,
     compressor: compressor::Buffers,
     choice: EntryChoice,
+    attended: EntryBuffers,
     /// Negated sines of the rows.
     back: Vec<f32>,
 }
@@ -331,10 +333,10 @@ impl Mixer for CompressedAttentionSpec {
     }
 
     fn choice_bytes(&self, rows: usize, tokens: usize) -> u64 {
-        self.compression
-            .as_ref()
-            .and_then(|compression| Some((compression.block, compression.indexer.as_ref()?)))
-            .map_or(0, |(block, indexer)| ferrule_kernels::entries::buffer_bytes(rows, indexer.entries, tokens / block))
+        let entries = if self.compression.is_some() { tokens / self.block() } else { 0 };
+        let chosen = self.indexer().map_or(entries, |indexer| indexer.entries.min(entries));
+        let choice = self.indexer().map_or(0, |indexer| buffer_bytes(rows, indexer.entries, entries));
+        choice.saturating_add(attention_bytes(rows, self.heads, self.window.min(tokens).saturating_add(chosen)))
     }
 
     fn longest_input(&self, hidden_size: usize) -> usize {
@@ -356,7 +358,8 @@ impl Mixer for CompressedAttentionSpec {
         let (exec, rows, tokens) = (&pass.exec, pass.rows.count, pass.places[0]);
         let columns = self.columns();
         let RopeRows { cos, sin } = &pass.rows.ropes[self.rope];
-        let Buffers { input, latent, queries, index_queries, mixed, group, low, compressor, choice, back } = buffers;
+        let Buffers { input, latent, queries, index_queries, mixed, group, low, compressor, choice, attended, back } =
+            buffers;
 
         let input = input.take(rows * columns.all);
         adapted(exec, &weights.input, pass.adapters, x, input)?;
@@ -403,7 +406,7 @@ impl Mixer for CompressedAttentionSpec {
             entries,
         };
         let queries = Rows::new(queries, heads * head_dim, 0);
-        attend_entries(exec, queries, &attention, &pass.rows.sequences[tokens.group], mixed)?;
+        attend_entries(exec, queries, &attention, &pass.rows.sequences[tokens.group], attended, mixed)?;
         back.clear();
         back.extend(sin.iter().map(|sin| -sin));
         self.rotate(pass, RowsMut::new(mixed, heads * head_dim, 0), (heads, head_dim), cos, back)?;
