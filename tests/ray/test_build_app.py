@@ -22,6 +22,11 @@ from ferrule.ray import app_from_config, build_app, serving
         ({"num_cpus": 0}, "num_cpus must be a number > 0"),
         ({"max_ongoing_requests": 0}, "max_ongoing_requests must be an integer from 1 to"),
         ({"max_imbalance": -1}, "max_imbalance must be an integer from 0 to"),
+        ({"max_loaded_adapters": 0}, "max_loaded_adapters must be an integer from 1 to"),
+        ({"replicas_per_adapter": 0}, "replicas_per_adapter must be an integer from 1 to"),
+        ({"lora_modules": ["a"]}, "lora_modules must be a mapping from adapter names to paths"),
+        ({"lora_modules": {"": "a"}}, "lora_modules must be a string of 1 to 256 characters, got ''"),
+        ({"lora_modules": {"a": 3}}, "lora_modules['a'] must be a string or a path, got 3"),
         ({"num_ingress_replicas": 0}, "num_ingress_replicas must be an integer from 1 to"),
         ({"autoscaling_config": {"replicas": 1}}, "autoscaling_config.replicas is not supported, got <class 'int'>"),
         ({"autoscaling_config": 3}, "autoscaling_config must be a mapping of fields of AutoscalingConfig"),
@@ -87,7 +92,13 @@ def deployments(application: Any) -> list[Any]:
 def test_models_have_their_own_replicas() -> None:
     models = {
         "org/small": None,
-        "large": {"model": "org/large", "num_replicas": 3, "num_cpus": 2, "lora_modules": {"adapter": "org/adapter"}},
+        "large": {
+            "model": "org/large",
+            "num_replicas": 3,
+            "num_cpus": 2,
+            "lora_modules": {"adapter": "org/adapter"},
+            "max_loaded_adapters": 5,
+        },
         "other": {"model": None},
         "elastic": {"model": "org/large", "autoscaling_config": {"min_replicas": 1, "max_replicas": 4}},
     }
@@ -99,6 +110,7 @@ def test_models_have_their_own_replicas() -> None:
     assert [each.ray_actor_options["num_cpus"] for each in found] == [1, 2, 1]
     assert [each.num_replicas for each in found[:2]] == [2, 3]
     assert found[2]._deployment_config.autoscaling_config.max_replicas == 4
+    assert [each.init_kwargs for each in found] == [{"max_loaded_adapters": limit} for limit in (None, 5, None)]
     listed = ("org/small", "other", "large", "elastic", "adapter")
     assert [each.init_args[:3] for each in found] == [
         (None, ("org/small", "other"), listed),

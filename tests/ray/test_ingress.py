@@ -83,6 +83,7 @@ class FakeReplicas:
     def __init__(self, error: Exception | None = None, *, body: str = "done", whole: ReplicaResponse = HEALTHY) -> None:
         self.error, self.body, self.whole = error, body, whole
         self.prefixes: list[str | None] = []
+        self.adapters: list[str | None] = []
         self.cancelled = False
 
     @property
@@ -97,8 +98,9 @@ class FakeReplicas:
         assert stream
         return self
 
-    def remote(self, _scope: object, _body: bytes, *, prefix: str | None) -> FakeReplicas:
+    def remote(self, _scope: object, _body: bytes, *, prefix: str | None, adapter: str | None) -> FakeReplicas:
         self.prefixes.append(prefix)
+        self.adapters.append(adapter)
         return self
 
     def broadcast(self, name: str, _scope: object) -> FakeReplicas:
@@ -216,6 +218,8 @@ def test_requests_reach_the_replicas_of_their_model() -> None:
     for name, replicas in named.items():
         assert reached("/v1/chat/completions", json={"model": name, "messages": []}) == replicas, name
         assert reached("/v1/embeddings", json={"model": name, "input": "a"}) == replicas, name
+        adapter = name if name in ("both", "own") else None
+        assert (small if replicas == "small" else large).adapters[-2:] == [adapter] * 2
     assert reached("/v1/completions", content=b"{") == "small"
     assert (reached("/v1/models/large"), reached("/models/org/unknown")) == ("large", "small")
     assert (reached("/props?model=own"), reached("/props?model="), reached("/props")) == ("large", "small", "small")

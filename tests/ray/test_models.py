@@ -12,17 +12,27 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import TINY
 from ferrule import LLM, SamplingParams
+from lora_files import random_adapter
 from ray_server import SECONDS, ray_server
 
 PROMPT = "Once upon a time"
 
 
 @pytest.fixture(scope="module")
-def client(ray_cluster: str, long_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of the models."""
+    return random_adapter(tmp_path_factory.mktemp("adapter") / "adapter", TINY)
+
+
+@pytest.fixture(scope="module")
+def client(
+    ray_cluster: str, adapter: Path, long_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
     """A client of a server with one replica of each of two models."""
     models = ("--model", f"small={TINY}", "--model", f"large={long_model}", "--model", f"same={TINY}")
+    adapters = ("--lora-modules", f"adapter={adapter}")
     with (
-        ray_server(ray_cluster, *models, log=tmp_path_factory.mktemp("models") / "stderr") as (url, _),
+        ray_server(ray_cluster, *models, *adapters, log=tmp_path_factory.mktemp("models") / "stderr") as (url, _),
         httpx.Client(base_url=url, timeout=SECONDS, trust_env=False) as client,
     ):
         yield client
@@ -47,12 +57,29 @@ def test_each_model_has_its_own_replica(client: httpx.Client) -> None:
 
 
 @pytest.mark.native
+def test_adapter_is_loaded_at_its_first_use(client: httpx.Client, adapter: Path) -> None:
+    def loaded() -> list[float]:
+        families = text_string_to_metric_families(client.get("/metrics").text)
+        samples = (sample for family in families for sample in family.samples)
+        return sorted(sample.value for sample in samples if sample.name == "ferrule:lora_adapters")
+
+    assert loaded() == [0, 0]
+    replica, model, text = complete(client, "adapter")
+    assert (replica, model) == (complete(client, "small")[0], "adapter")
+    assert loaded() == [0, 1]
+    with LLM(TINY, lora_modules={"adapter": adapter}) as llm:
+        output = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=8), lora_request="adapter")[0]
+    assert text == output.outputs[0].text
+
+
+@pytest.mark.native
 def test_all_models_are_described(client: httpx.Client) -> None:
-    cards = client.get("/v1/models").json()["data"]
+    cards = [card for card in client.get("/v1/models").json()["data"] if "parent" not in card]
     limits = {card["id"]: card["max_model_len"] for card in cards}
     assert limits == {"small": limits["same"], "large": 32_768, "same": limits["small"]}
     assert client.get("/v1/models/large").json() == cards[[card["id"] for card in cards].index("large")]
-    assert [tag["name"] for tag in client.get("/api/tags").json()["models"]] == [card["id"] for card in cards]
+    names = [tag["name"] for tag in client.get("/api/tags").json()["models"]]
+    assert [name for name in names if name != "adapter"] == [card["id"] for card in cards]
     assert client.get("/props", params={"model": "large"}).json()["model_alias"] == "large"
     assert client.get("/health").json() == {"status": "ok"}
     families = text_string_to_metric_families(client.get("/metrics").text)
@@ -62,7 +89,7 @@ def test_all_models_are_described(client: httpx.Client) -> None:
 @pytest.mark.native
 def test_unknown_model_is_the_error_of_the_server(client: httpx.Client) -> None:
     error = {"type": "not_found_error", "param": "model", "code": "model_not_found"}
-    message = "unknown model 'none'; choose one of: small, same, large"
+    message = "unknown model 'none'; choose one of: small, same, large, adapter"
     for answer in (
         client.post("/v1/completions", json={"model": "none", "prompt": "a"}),
         client.get("/v1/models/none"),

@@ -70,6 +70,31 @@ def test_ranking_is_stable_and_bounded() -> None:
     assert ranking("a", {}, 4) == []
 
 
+def test_adapter_is_kept_to_few_replicas() -> None:
+    idle = dict.fromkeys("abcd", 0)
+    prefixes = [str(number) for number in range(100)]
+
+    def first(adapter: str | None, running: dict[str, int] = idle) -> dict[str, str]:
+        order = {prefix: ranking(prefix, running, 4, adapter=adapter, replicas_per_adapter=2) for prefix in prefixes}
+        assert all(sorted(each) == sorted(running) for each in order.values())
+        return {prefix: each[0] for prefix, each in order.items()}
+
+    homes = {adapter: set(first(adapter).values()) for adapter in (str(number) for number in range(100))}
+    assert {len(found) for found in homes.values()} == {2}
+    assert len({tuple(sorted(found)) for found in homes.values()}) == 6  # all pairs of replicas
+    assert set(first(None).values()) == set(idle)
+    both = first("0")
+    for replica in homes["0"]:
+        without = {name: count for name, count in idle.items() if name != replica}
+        assert homes["0"] - {replica} < set(first("0", without).values())  # another one takes its place
+        found = first("0", {**idle, replica: 5})
+        assert replica not in found.values()
+        assert all(found[prefix] == both[prefix] for prefix in prefixes if both[prefix] != replica)
+    busy, other = sorted(homes["0"])
+    running = {**dict.fromkeys("abcd", 1), busy: 3}
+    assert ranking(None, running, 4, adapter="0", replicas_per_adapter=2)[:2] == [other, busy]
+
+
 @pytest.mark.usefixtures("without_base_router")
 def test_router_forgets_removed_replicas() -> None:
     def replica(name: str) -> Any:
@@ -77,17 +102,18 @@ def test_router_forgets_removed_replicas() -> None:
 
     a, b = replica("a"), replica("b")
     router = PrefixRouter.__new__(PrefixRouter)
-    router.initialize_state(max_imbalance=0)
+    router.initialize_state(max_imbalance=0, replicas_per_adapter=1)
     router.update_replicas([a, b])
     for each in (a, a, b):
         router.on_send_request(each.replica_id)
 
-    def preferred(prefix: str) -> str:
-        request: Any = SimpleNamespace(kwargs={"prefix": prefix})
+    def preferred(prefix: str | None, adapter: str | None = None) -> str:
+        request: Any = SimpleNamespace(kwargs={"prefix": prefix, "adapter": adapter})
         groups = asyncio.run(router.choose_replicas([a, b], request))
         return groups[0][0].replica_id.unique_id
 
     assert {preferred(str(number)) for number in range(20)} == {"b"}
+    assert {preferred(None, str(number)) for number in range(20)} == {"b"}
     router.update_replicas([b])
     router.on_request_completed(a.replica_id, "")
     router.update_replicas([a, b])

@@ -13,6 +13,7 @@ from ray.serve.config import AutoscalingConfig
 
 from ferrule._loading import EMBEDDED
 from ferrule._params.foreign_engine_args import FOREIGN
+from ferrule._params.lora import check_adapter_name, check_adapter_path
 from ferrule._params.options import MAX_THREADS, AsyncEngineArgs
 from ferrule._validation import check_integer, check_number
 from ferrule.errors import InvalidParameterError
@@ -41,6 +42,8 @@ class ModelOptions:
     max_ongoing_requests: int
     max_imbalance: int
     max_queued_requests: int | None
+    max_loaded_adapters: int | None
+    replicas_per_adapter: int
     engine: Mapping[str, Any]
     """Arguments of AsyncLLM."""
 
@@ -54,6 +57,8 @@ class ModelOptions:
         num_cpus: float,
         max_ongoing_requests: int,
         max_imbalance: int,
+        max_loaded_adapters: int | None,
+        replicas_per_adapter: int,
         **engine: Any,
     ) -> Self:
         """Checks the arguments of `build_app` for a model.
@@ -61,6 +66,9 @@ class ModelOptions:
         Raises InvalidParameterError.
         """
         name = _model_name(model)
+        _check_adapters(engine.get("lora_modules"))
+        if max_loaded_adapters is not None:
+            check_integer("max_loaded_adapters", max_loaded_adapters, 1, MAX_REQUESTS)
         return cls(
             model=name,
             scaling=_scaling(num_replicas, autoscaling_config),
@@ -68,6 +76,8 @@ class ModelOptions:
             max_ongoing_requests=check_integer("max_ongoing_requests", max_ongoing_requests, 1, MAX_REQUESTS),
             max_imbalance=check_integer("max_imbalance", max_imbalance, 0, MAX_REQUESTS),
             max_queued_requests=_engine_args(name, engine).max_queued_requests,
+            max_loaded_adapters=max_loaded_adapters,
+            replicas_per_adapter=check_integer("replicas_per_adapter", replicas_per_adapter, 1, MAX_REPLICAS),
             engine=engine,
         )
 
@@ -97,13 +107,16 @@ class ModelOptions:
             max_constructor_retry_count=ATTEMPTS,
             request_router_config={
                 "request_router_class": ROUTER,
-                "request_router_kwargs": {"max_imbalance": self.max_imbalance},
+                "request_router_kwargs": {
+                    "max_imbalance": self.max_imbalance,
+                    "replicas_per_adapter": self.replicas_per_adapter,
+                },
             },
         )
         options = with_absolute_paths(self.engine)
-        return ModelReplicas(
-            names, self.adapters, deployment.bind(absolute(self.model), names, listed, settings, options)
-        )
+        arguments = (absolute(self.model), names, listed, settings, options)
+        bound = deployment.bind(*arguments, max_loaded_adapters=self.max_loaded_adapters)
+        return ModelReplicas(names, self.adapters, bound)
 
 
 def check_fields(field: str, given: object, known: Collection[str], kind: str) -> Mapping[str, Any]:
@@ -134,6 +147,20 @@ def _model_name(model: object) -> str | None:
     if not isinstance(model, os.PathLike):
         raise InvalidParameterError("model", model, "the name or the path of a model")
     return os.fspath(cast("os.PathLike[str]", model))
+
+
+def _check_adapters(given: object) -> None:
+    """Checks names and paths of adapters, which replicas load when a request first needs them.
+
+    Raises InvalidParameterError.
+    """
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        raise InvalidParameterError("lora_modules", given, "a mapping from adapter names to paths")
+    for name, path in cast("Mapping[object, object]", given).items():
+        check_adapter_name("lora_modules", name)
+        check_adapter_path(f"lora_modules[{name!r}]", path)
 
 
 def _scaling(num_replicas: int | None, autoscaling_config: object) -> dict[str, Any]:

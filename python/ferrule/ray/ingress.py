@@ -76,6 +76,15 @@ class ModelReplicas(NamedTuple):
     """Handle of the deployment of `ServerReplica`."""
 
 
+class Route(NamedTuple):
+    """Replicas that requests for a name go to."""
+
+    respond: Any
+    """Method `ServerReplica.respond` of the replicas, as a stream."""
+    adapter: str | None = None
+    """Name of the adapter; None for the model itself."""
+
+
 class Ingress:
     """Passes requests to replicas and their responses back, without waiting for the end of a stream."""
 
@@ -83,13 +92,14 @@ class Ingress:
         """The replicas have the same `settings`. The first model serves requests that name none or an unknown one."""
         self._models = models
         self._settings = settings
-        self._respond: dict[str, Any] = {}
+        self._routes: dict[str, Route] = {}
         for model in models:
-            respond = model.handle.options(stream=True).respond
-            self._respond.update(dict.fromkeys(model.names, respond))
+            route = Route(model.handle.options(stream=True).respond)
+            self._routes.update(dict.fromkeys(model.names, route))
         for model in models:
+            respond = self._routes[model.names[0]].respond
             for adapter in model.adapters:  # as in the server, the first model that has an adapter serves it
-                self._respond.setdefault(adapter, self._respond[model.names[0]])
+                self._routes.setdefault(adapter, Route(respond, adapter))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Returns the application that Serve runs.
@@ -127,14 +137,15 @@ class Ingress:
         if body is not None:
             key = await _request_key(body) if body else RequestKey(_model_of(path, scope["query_string"]))
             prefix = None if path.endswith(WITHOUT_CACHE) else key.conversation
-            await _stream(self._respond_of(key.model).remote(fields, body, prefix=prefix), send)
+            route = self._route(key.model)
+            await _stream(route.respond.remote(fields, body, prefix=prefix, adapter=route.adapter), send)
 
-    def _respond_of(self, name: str | None) -> Any:
-        """Returns the method of the replicas of a model; for an unknown name that of the first, with the error."""
+    def _route(self, name: str | None) -> Route:
+        """Returns the route of a model or an adapter; for an unknown name that of the first, with the error."""
         for known in () if name is None else (name, name.removesuffix(LATEST)):
-            if known in self._respond:
-                return self._respond[known]
-        return self._respond[self._models[0].names[0]]
+            if known in self._routes:
+                return self._routes[known]
+        return self._routes[self._models[0].names[0]]
 
     async def _of_all_models(self, path: str, fields: Mapping[str, Any]) -> Response:
         """Returns a list of all models, or the health of all.

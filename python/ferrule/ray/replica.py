@@ -12,10 +12,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message
 
 from ferrule._api.async_llm import AsyncLLM
+from ferrule.ray.adapters import MultiplexedModels
 from ferrule.ray.predictor import assigned_threads
 from ferrule.server.app import create_app
 from ferrule.server.context import Context
-from ferrule.server.models import Models
 from ferrule.server.settings import ServerSettings
 
 REPLICA_HEADER = "X-Ferrule-Replica"
@@ -45,10 +45,13 @@ class ServerReplica:
         listed: Sequence[str],
         settings: ServerSettings,
         options: Mapping[str, Any],
+        *,
+        max_loaded_adapters: int | None = None,
     ) -> None:
         """Loads the model, which has `names` in requests.
 
-        `listed` are the names of all models of the application, and `options` arguments of AsyncLLM.
+        `listed` are the names of all models of the application, and `options` arguments of AsyncLLM. The adapters of
+        `lora_modules` are loaded when a request first needs them.
 
         Raises the errors of AsyncLLM.
         """
@@ -56,8 +59,9 @@ class ServerReplica:
         self._id: str = context.replica_id.unique_id
         self._running: set[asyncio.Task[None]] = set()
         given: dict[str, Any] = {"threads": assigned_threads(), **options}
+        adapters: Mapping[str, str] = given.pop("lora_modules", None) or {}
         self._llm = AsyncLLM(model, **given)
-        self._models = Models(dict.fromkeys(names, self._llm), listed=listed)
+        self._models = MultiplexedModels(names, self._llm, adapters, max_loaded=max_loaded_adapters, listed=listed)
         self._application = create_app(self._models, settings)
 
     async def check_health(self) -> None:
@@ -65,11 +69,11 @@ class ServerReplica:
         await self._models.check_health()
 
     async def respond(
-        self, scope: Mapping[str, Any], body: bytes, *, prefix: str | None
+        self, scope: Mapping[str, Any], body: bytes, *, prefix: str | None = None, adapter: str | None = None
     ) -> AsyncGenerator[list[Message]]:
         """Yields the messages of the response to a request, several at once if the reader is slow.
 
-        `prefix` is for the router. A closed or cancelled generator aborts the request.
+        `prefix` and `adapter` are for the router. A closed or cancelled generator aborts the request.
         """
         messages: list[Message] = []
         changed, taken, disconnected = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -111,7 +115,7 @@ class ServerReplica:
 
     async def response(self, scope: Mapping[str, Any]) -> ReplicaResponse:
         """Returns the response to a request without a body."""
-        start, *rest = [message async for batch in self.respond(scope, b"", prefix=None) for message in batch]
+        start, *rest = [message async for batch in self.respond(scope, b"") for message in batch]
         body = b"".join(message.get("body", b"") for message in rest)
         return ReplicaResponse(self._id, start["status"], dict(Headers(raw=start["headers"])), body)
 

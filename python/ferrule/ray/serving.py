@@ -35,6 +35,8 @@ def build_app(
     num_cpus: float = 1,
     max_ongoing_requests: int = 256,
     max_imbalance: int = 16,
+    max_loaded_adapters: int | None = None,
+    replicas_per_adapter: int = 2,
     num_ingress_replicas: int = 1,
     served_model_names: Sequence[str] = (),
     settings: ServerSettings | Mapping[str, Any] | None = None,
@@ -55,6 +57,11 @@ def build_app(
     it has over `max_imbalance` requests more than the least busy one. All requests pass one of `num_ingress_replicas`
     ingresses, which need little processor time. `max_queued_requests`, an argument of the engine, also limits the
     requests that wait in an ingress for a replica; further ones get status 503.
+
+    The adapters of `lora_modules`, an argument of the engine, are loaded when a request first needs them. Requests for
+    an adapter go to `replicas_per_adapter` of the replicas, so that the others need not load it, unless these have over
+    `max_imbalance` requests more. A replica keeps at most `max_loaded_adapters` (default: as many as fit into memory):
+    it unloads the least recently used ones that no request uses.
 
     `served_model_names` are the names of the model in requests (default: `model`). `settings` are ServerSettings, or a
     mapping of their fields, without those of stored files, responses and adapters that are loaded over HTTP.
@@ -88,6 +95,8 @@ def build_app(
         "num_cpus": num_cpus,
         "max_ongoing_requests": max_ongoing_requests,
         "max_imbalance": max_imbalance,
+        "max_loaded_adapters": max_loaded_adapters,
+        "replicas_per_adapter": replicas_per_adapter,
         **engine_kwargs,
     }
     options = ModelOptions.of(model=model, **shared)
