@@ -328,6 +328,10 @@ def test_vocabularies_must_be_the_same(tmp_path: Path, llm: LLM, model_with: Cal
         llm.compare("tiny", "some text")  # type: ignore[arg-type]
     with pytest.raises(InvalidParameterError, match="models must be a list of at least one LLM"):
         llm.compare_each([], "some text")
+    with pytest.raises(InvalidParameterError, match="models must be a list of at least one LLM, got <"):
+        llm.compare_each(llm, "some text")  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameterError, match="models must be a list of at least one LLM, got <generator"):
+        llm.compare_each((each for each in [llm]), "some text")  # type: ignore[arg-type]
     with pytest.raises(InvalidParameterError, match="worst must be an integer from 0 to 2147483647, got -1"):
         llm.compare(llm, "some text", worst=-1)
 
@@ -338,6 +342,16 @@ def test_models_without_tokenizer_are_compared_by_ids(llm: LLM, model_with: Call
         assert bare.compare(llm, [9, 8, 7, 6]).worst[0].context == ""
         with pytest.raises(TokenizerError, match="give token ids"):
             bare.perplexity("some text")
+
+
+def test_the_reference_reads_the_text_for_several_models(llm: LLM, model_with: Callable[..., Path]) -> None:
+    with LLM(model_with(), load_format="dummy") as bare:
+        [first, second] = llm.compare_each([bare, llm], "some text")
+        assert first.reference == second.reference
+        with pytest.raises(TokenizerError, match="give token ids"):
+            bare.compare_each([llm], "some text")
+        with pytest.raises(TokenizerError, match="give token ids"):
+            bare.compare(llm, "some text")
 
 
 def test_encoders_are_unsupported(fake_engine: object) -> None:
@@ -358,7 +372,7 @@ def test_zero_probability_gives_infinite_perplexity(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"window": None, "stride": None, "min_context": 0, "limit": None, "progress": None}
     assert perplexity(subject, [0, 1, 2, 0], **arguments).perplexity == pytest.approx(3)
     assert perplexity(subject, [0, 1, 3, 0], **arguments).perplexity == math.inf
-    [found] = compare_each([subject], subject, [0, 1, 3, 0], worst=1, **arguments)
+    [found] = compare_each([subject], subject, [0, 1, 3, 0], reader=subject, worst=1, **arguments)
     assert found.kld.max == 0
     assert math.isnan(found.perplexity_ratio)
 

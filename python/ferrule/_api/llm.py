@@ -463,10 +463,12 @@ class LLM(LoadedModel):
 
         if not isinstance(cast("object", reference), LLM):
             raise InvalidParameterError("reference", reference, "an LLM")
+        subject = self._subject(lora_request)
         [comparison] = compare_each(
-            [self._subject(lora_request)],
+            [subject],
             reference._subject(None),
             texts,
+            reader=subject,
             window=window,
             stride=stride,
             min_context=min_context,
@@ -490,19 +492,22 @@ class LLM(LoadedModel):
     ) -> list[Comparison]:
         """Compares several models with this one as their reference, such as its quantizations.
 
-        The results are those of `model.compare(self, ...)` for each model, but this model computes its logits only
-        once. The tokenizer of the first model reads the texts.
+        The results are those of `model.compare(self, ...)` for each model, but this model reads the texts with its
+        tokenizer, and computes its logits only once.
 
         Raises InvalidParameterError if a vocabulary differs, and the errors of `perplexity`.
         """
         from ferrule._evaluation import compare_each
 
-        if not models or not all(isinstance(cast("object", each), LLM) for each in models):
+        is_list = isinstance(cast("object", models), Sequence)
+        if not is_list or not models or not all(isinstance(cast("object", each), LLM) for each in models):
             raise InvalidParameterError("models", models, "a list of at least one LLM")
+        reference = self._subject(None)
         return compare_each(
             [model._subject(None) for model in models],
-            self._subject(None),
+            reference,
             texts,
+            reader=reference,
             window=window,
             stride=stride,
             min_context=min_context,

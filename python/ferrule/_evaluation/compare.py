@@ -115,6 +115,7 @@ def compare_each(
     reference: Subject,
     texts: TextOrTokens | Sequence[TextOrTokens],
     *,
+    reader: Subject,
     window: int | None,
     stride: int | None,
     min_context: int,
@@ -122,13 +123,13 @@ def compare_each(
     worst: int,
     progress: Progress | None,
 ) -> list[Comparison]:
-    """Implements `LLM.compare` and `LLM.compare_each`; the first model's tokenizer reads the texts."""
+    """Implements `LLM.compare` and `LLM.compare_each`; the tokenizer of `reader` reads the texts."""
     worst = check_integer("worst", worst, 0, MAX_COUNT)
     for subject in subjects:
         subject.check_same_vocabulary(reference)
     shortest = min(each.max_model_len for each in (*subjects, reference))
     windowing = Windowing.of(window, stride, min_context, shortest)
-    windows = windows_of(subjects[0], texts, windowing, limit)
+    windows = windows_of(reader, texts, windowing, limit)
     parts: list[list[Divergences]] = [[] for _ in subjects]
     for done, each in enumerate(windows):
         report(progress, done, windows)
