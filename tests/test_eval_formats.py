@@ -13,7 +13,7 @@ import pytest
 import fakes
 from ferrule import InsufficientMemoryError
 from ferrule._cli import main
-from ferrule._cli.eval_formats import spread
+from ferrule._cli.eval_formats import candidates, spread
 from ferrule._evaluation.chart import chart
 
 TEXT = "Once upon a time, there was a little cat. The capital of France is Paris.\n" * 20
@@ -114,6 +114,27 @@ def test_usage_error_is_one_line(
     assert captured.err.count("\n") == 1
 
 
+def test_a_model_with_a_shorter_context(
+    file: str, fake_engine: object, model_with: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = str(model_with({"max_position_embeddings": 256}))
+    made = record(capsys, file, "--window", "64", "--compare", "int8", short)
+    int8, other = made["formats"]
+    assert (int8["prefill_tokens"], int8["decode_tokens"]) == (512, 128)
+    assert other["prefill_tokens"] == 256 - 128
+    assert int8["tokens"] == other["tokens"]
+
+
+def test_models_of_the_same_name_have_the_given_words(model_with: Callable[..., Path], tmp_path: Path) -> None:
+    config = (model_with() / "config.json").read_text()
+    folders = [tmp_path / parent / "same" for parent in ("a", "b")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(config)
+    given = [*map(str, folders), "int8", "int8@tiny"]
+    assert [each.name for each in candidates(None, given)] == given
+
+
 def test_a_format_with_another_vocabulary(
     file: str, fake_engine: object, model_with: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,7 +162,7 @@ def test_insufficient_memory_for_all_formats(
 def test_values_end_at_the_next_option() -> None:
     assert spread(["x", "--compare", "a", "b", "--json"]) == ["x", "--compare", "a", "--compare", "b", "--json"]
     assert spread(["--compare", "a", "--compare", "b", "--", "c"]) == ["--compare", "a", "--compare", "b", "--", "c"]
-    assert spread(["--compare=a", "b", "--compare"]) == ["--compare=a", "b", "--compare"]
+    assert spread(["--compare=a", "b", "--compare"]) == ["--compare=a", "--compare", "b", "--compare"]
 
 
 @pytest.mark.parametrize("kld", [[0.0], [None], [1e-9, 3e-9], [1.0, 1.0], [0.2, None, 40.0]])

@@ -17,6 +17,13 @@ from ferrule._engine.energy import EnergyMeter
 from ferrule._params.sampling import SamplingParams
 from ferrule.errors import EngineError, InvalidParameterError
 
+PROMPT_TOKENS = 512
+"""Default length of a prompt."""
+GENERATED_TOKENS = 128
+"""Default number of tokens that a sequence generates."""
+REPEAT = 3
+"""Default number of runs, whose medians are shown."""
+
 
 @dataclass(frozen=True)
 class Point:

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from ferrule._bench.machine import Ceilings, Machine
-from ferrule._bench.measure import Point, sweep
+from ferrule._bench.measure import GENERATED_TOKENS, PROMPT_TOKENS, REPEAT, Point, sweep
 from ferrule._bench.record import Record, machine_record, model_record
 from ferrule._cli.help import Command
 from ferrule._cli.model import load, model_argument, model_options, speculative_options
@@ -70,7 +70,7 @@ def _counts(limit: int) -> Callable[[click.Context, click.Parameter, str], tuple
     "contexts",
     callback=_counts(MAX_COUNT),
     metavar="N,...",
-    default="512",
+    default=str(PROMPT_TOKENS),
     show_default=True,
     help="Prompt lengths in tokens, at which decoding starts.",
 )
@@ -83,8 +83,12 @@ def _counts(limit: int) -> Callable[[click.Context, click.Parameter, str], tuple
     show_default=True,
     help="Sequences decoded at once.",
 )
-@click.option("--gen", type=click.IntRange(min=2), default=128, show_default=True, help="Tokens to generate.")
-@click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Runs; medians are shown.")
+@click.option(
+    "--gen", type=click.IntRange(min=2), default=GENERATED_TOKENS, show_default=True, help="Tokens to generate."
+)
+@click.option(
+    "--repeat", type=click.IntRange(min=1), default=REPEAT, show_default=True, help="Runs; medians are shown."
+)
 @model_options
 @speculative_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -40,8 +40,6 @@ TEXT_OPTIONS = {
 TASK_OPTIONS = {"num_fewshot", "include_path", "chat"}
 SINGLE_OPTIONS = {"quantization", "worst"}
 """Options without an effect on a comparison of several formats."""
-CONTEXT_OF_SPEED = 640
-"""Context length in tokens with which formats are loaded at least, if the model has it, to measure their speed."""
 
 
 class EvalCommand(Command):
@@ -193,8 +191,7 @@ def command(
     window = fitting_window(window, context_tokens)
     windows: dict[str, Any] = {"window": window, "stride": stride, "min_context": min_context, "limit": limit}
     if several:
-        needed = min(max(window, CONTEXT_OF_SPEED), context_tokens)
-        loading = {**loading, **ONE_SEQUENCE, "max_model_len": needed}
+        loading = {**loading, **ONE_SEQUENCE}
         exact = reference_quantization or "f32"
         name = exact if reference is None else f"{exact}@{short_name(reference)}"
         against = Candidate(name, other, exact, is_given=reference is not None)

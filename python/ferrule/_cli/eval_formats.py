@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 
 from ferrule._api.llm import LLM
 from ferrule._bench.machine import Machine
-from ferrule._bench.measure import Point, sweep
+from ferrule._bench.measure import GENERATED_TOKENS, PROMPT_TOKENS, REPEAT, Point, sweep
 from ferrule._bench.record import model_record
-from ferrule._cli.eval_loading import check_length, facts, load_reference, window_progress
+from ferrule._cli.eval_loading import check_length, context_length, facts, load_reference, window_progress
 from ferrule._cli.model import check_model, load
 from ferrule._cli.served_models import short_name
 from ferrule._cli.status import StatusLine
 from ferrule._params.options import QUANTIZATIONS
 from ferrule.errors import InsufficientMemoryError
 
-PROMPT_TOKENS, GENERATED_TOKENS, REPEAT = 512, 64, 3
-"""Workload of the speeds, as in `ferrule bench`: tokens of the prompt, generated tokens, and runs."""
+CONTEXT_OF_SPEED = PROMPT_TOKENS + GENERATED_TOKENS
+"""Context length in tokens with which a model that has it is loaded at least, to measure its speed."""
 PARTS = ("prefill", "decode")
 OPTION = "--compare"
 
@@ -59,7 +60,7 @@ def spread(arguments: Sequence[str]) -> list[str]:
     for word in arguments:
         if takes and not word.startswith("-") and spread[-1] != OPTION:
             spread.append(OPTION)
-        takes = word == OPTION or (takes and not word.startswith("-"))
+        takes = word == OPTION or word.startswith(f"{OPTION}=") or (takes and not word.startswith("-"))
         spread.append(word)
     return spread
 
@@ -67,9 +68,13 @@ def spread(arguments: Sequence[str]) -> list[str]:
 def candidates(model: str | None, names: Sequence[str]) -> list[Candidate]:
     """Reads the values of `--compare`: a quantization of MODEL, another model, or `QUANTIZATION@MODEL`.
 
+    Candidates have short names; those whose short name is not unique have the given ones.
+
     Raises click.UsageError.
     """
-    return [_candidate(model, name) for name in dict.fromkeys(names)]
+    found = {given: _candidate(model, given) for given in dict.fromkeys(names)}
+    counts = Counter(each.name for each in found.values())
+    return [each if counts[each.name] == 1 else replace(each, name=given) for given, each in found.items()]
 
 
 def _candidate(model: str | None, name: str) -> Candidate:
@@ -92,7 +97,7 @@ def measure(plan: Plan) -> dict[str, Any]:
     with ExitStack() as stack:
         reference = stack.enter_context(_load_reference(plan))
         check_length(plan.file, plan.text, plan.windows["window"], reference)
-        models = [stack.enter_context(_load(each, plan.loading)) for each in plan.candidates]
+        models = [stack.enter_context(_load(each, plan)) for each in plan.candidates]
         machine = Machine(reference.info()["threads"])
         names = [plan.reference.name, *(each.name for each in plan.candidates)]
         rows = [
@@ -104,12 +109,9 @@ def measure(plan: Plan) -> dict[str, Any]:
     return formats_record({"file": plan.file, "repeat": REPEAT}, rows, comparisons)
 
 
-def _load(candidate: Candidate, loading: Mapping[str, Any]) -> LLM:
-    options = {**loading, "quantization": candidate.quantization}
-    if candidate.is_given:
-        options["revision"] = None  # the option is the revision of MODEL
+def _load(candidate: Candidate, plan: Plan) -> LLM:
     try:
-        return load(candidate.model, options)
+        return load(candidate.model, _options(candidate, plan))
     except InsufficientMemoryError as error:
         raise InsufficientMemoryError(
             f"not enough memory for the reference and all formats at once: {error}; compare fewer formats"
@@ -118,7 +120,16 @@ def _load(candidate: Candidate, loading: Mapping[str, Any]) -> LLM:
 
 def _load_reference(plan: Plan) -> LLM:
     named = plan.reference.model if plan.reference.is_given else None
-    return load_reference(plan.reference.model, named, plan.reference.quantization, plan.loading)
+    return load_reference(plan.reference.model, named, plan.reference.quantization, _options(plan.reference, plan))
+
+
+def _options(candidate: Candidate, plan: Plan) -> dict[str, Any]:
+    """Returns the options of loading, with a context for a window and, as far as the model has it, for the speed."""
+    options = {**plan.loading, "quantization": candidate.quantization}
+    if candidate.is_given:
+        options["revision"] = None  # the option is the revision of MODEL
+    context = min(context_length(candidate.model, options), CONTEXT_OF_SPEED)
+    return {**options, "max_model_len": max(context, plan.windows["window"])}
 
 
 def _facts(llm: LLM) -> dict[str, Any]:
