@@ -75,7 +75,7 @@ def layer_parameters(made: Path) -> int:
         header = json.loads(file.read(length))
     config = json.loads((made / "config.json").read_text())
     experts = max(config.get(name) or 1 for name in EXPERT_COUNTS)
-    chosen = config.get("num_experts_per_tok", 1)
+    chosen = config.get("num_experts_per_tok") or 1
     # A kernel of a convolution has one column per tap and channel: [channels, 1, taps].
     layers = {
         name: math.prod(entry["shape"])

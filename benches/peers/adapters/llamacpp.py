@@ -38,7 +38,7 @@ def build_features() -> list[str]:
 def unread_bytes(sizes: dict[str, int], config: dict[str, Any]) -> int:
     """Bytes of the weights that a token does not read, by tensor: other experts, and all but a row of lookup tables."""
     experts = max(config.get(name) or 1 for name in EXPERT_COUNTS)
-    chosen = config.get("num_experts_per_tok", 1)
+    chosen = config.get("num_experts_per_tok") or 1
     of_experts = sum(size for name, size in sizes.items() if "_exps." in name)
     untied = sizes["token_embd.weight"] if "output.weight" in sizes else 0
     return of_experts // experts * (experts - chosen) + untied + sizes.get("per_layer_token_embd.weight", 0)
