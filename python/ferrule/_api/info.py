@@ -105,21 +105,22 @@ def inspect(
     measured = _Measured(files.spec.to_json(), weights, checked, is_packed=is_packed, may_page=may_page)
     figures = measured.figures()
     return files.spec, {
-        **facts(EMBEDDED if model is None else os.fspath(model), files, Tokenizer(at), figures["quantization"]),
+        **facts(EMBEDDED if model is None else os.fspath(model), files, Tokenizer(at), figures),
         "layer_groups": [_group_facts(files.spec, group) for group in layer_groups(files.spec)],
         **figures,
         **_judge(measured, figures),
-        "format_warning": _format_warning(files.spec, figures),
     }
 
 
-def facts(name: str, files: ModelFiles, tokenizer: Tokenizer, quantization: str) -> dict[str, Any]:
+def facts(name: str, files: ModelFiles, tokenizer: Tokenizer, figures: Mapping[str, Any]) -> dict[str, Any]:
     """Returns facts from the small files of a model, and the conversion of its weights.
 
-    `stored_as` is the quantized format of the files, None for floating-point weights; `conversion` describes how
-    weights are converted to `quantization`.
+    `figures` are those of the engine. `stored_as` is the quantized format of the files, None for floating-point
+    weights; `conversion` describes how weights are converted to `quantization`. `format_warning` is None for packed
+    weights, which may be calibrated, and for a model that does not generate: their losses were not measured.
     """
-    spec = files.spec
+    spec, quantization = files.spec, figures["quantization"]
+    measured = spec.lm_head is not None and files.packed is None
     implied = implied_parsers(tokenizer.chat_templates, spec.architecture, tokenizer.special_tokens)
     tool_call_parser, reasoning_parser = implied.names
     return {
@@ -138,6 +139,7 @@ def facts(name: str, files: ModelFiles, tokenizer: Tokenizer, quantization: str)
         "eos_token_ids": list(end_of_sequence(files, tokenizer)),
         "stored_as": None if spec.stored_as is None else stored_words(spec.stored_as),
         "conversion": conversion_words(spec.stored_as, quantization),
+        "format_warning": format_warning(figures["parameters"], quantization) if measured else None,
     }
 
 
@@ -222,11 +224,6 @@ def _group_facts(spec: ModelSpec, group: LayerGroup) -> dict[str, Any]:
         if isinstance(block.mixer, Attention | CompressedAttention) and block.mixer.rope is not None:
             facts["mixer"]["rope"] = asdict(spec.ropes[block.mixer.rope])
     return {"layers": list(group.layers), "layer": layer}
-
-
-def _format_warning(spec: ModelSpec, figures: dict[str, Any]) -> str | None:
-    """Returns the warning for a model that generates; the losses of other models were not measured."""
-    return None if spec.lm_head is None else format_warning(figures["parameters"], figures["quantization"])
 
 
 def _judge(measured: _Measured, figures: dict[str, Any]) -> dict[str, Any]:

@@ -324,7 +324,7 @@ class LoadedModel(metaclass=RefusingMeta):
 
     def info(self) -> dict[str, Any]:
         """Returns facts about the loaded model: sizes, formats, bytes of memory, limits, instruction set, threads."""
-        found = facts(self._name, self._files, self._tokenizer, self._engine_info["quantization"])
+        found = facts(self._name, self._files, self._tokenizer, self._engine_info)
         speculative = self._options.speculative
         return {
             **found,

@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from ferrule._api.answer_defaults import is_greedy_toy
-from ferrule._api.format_loss import format_warning
 from ferrule._api.llm import LLM
 from ferrule._cli.chat import run_session
 from ferrule._cli.help import Command
@@ -76,8 +75,7 @@ def command(
 
 
 def _warn_of_format(llm: LLM) -> None:
-    info = llm.info()
-    warning = format_warning(info["parameters"], info["quantization"])
+    warning = llm.info()["format_warning"]
     if warning is not None:
         print(f"warning: {warning}", file=sys.stderr)
 
