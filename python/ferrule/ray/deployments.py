@@ -24,6 +24,8 @@ from ferrule.server.settings import ServerSettings
 
 MAX_REPLICAS = 1 << 16
 MAX_REQUESTS = 1 << 20
+MAX_NAME = 100
+"""Maximum number of characters of the name of a deployment."""
 ROUTER = "ferrule.ray.prefix_router.PrefixRouter"
 SHUTDOWN_GRACE = 5
 """Seconds to send the last responses after the requests have ended."""
@@ -98,7 +100,7 @@ class ModelOptions:
         """
         deployment = cast("Any", serve).deployment(
             ServerReplica,
-            name=re.sub(r"[^\w.-]", "_", names[0], flags=re.ASCII),  # it is part of file names
+            name=re.sub(r"[^\w.-]", "_", names[0], flags=re.ASCII)[-MAX_NAME:],  # it is part of file names
             **self.scaling,
             ray_actor_options={"num_cpus": self.num_cpus},
             max_ongoing_requests=self.max_ongoing_requests,
