@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 UNSHARED = ("lora_dir", "files_dir", "responses_db")
 """Settings of state that changes with requests, which replicas do not share."""
-OF_THE_APPLICATION = ("models", "num_ingress_replicas", "served_model_names", "settings")
+APPLICATION_ARGUMENTS = ("models", "num_ingress_replicas", "served_model_names", "settings")
 """Arguments of `build_app` that are not those of a model."""
-SCALING = ("num_replicas", "autoscaling_config")
+SCALING_ARGUMENTS = ("num_replicas", "autoscaling_config")
 """Arguments of which a model has at most one."""
 
 
@@ -100,9 +100,10 @@ def build_app(
         **engine_kwargs,
     }
     options = ModelOptions.of(model=model, **shared)
-    served = [(_names(served_model_names) or (options.default_name,), options)]
+    own_names = _names(served_model_names)
+    served = [(own_names or (options.default_name,), options)]
     if models is not None:
-        for field, value in (("model", model), ("served_model_names", served_model_names)):
+        for field, value in (("model", model), ("served_model_names", own_names)):
             if value not in (None, ()):
                 raise InvalidParameterError(field, value, "unset with models")
         served = _several(models, shared)
@@ -172,9 +173,9 @@ def _options(field: str, given: object, shared: Mapping[str, Any]) -> ModelOptio
     for name in own:
         if not isinstance(cast("object", name), str):
             raise InvalidParameterError(field, name, "a mapping whose keys are arguments")
-        if name in OF_THE_APPLICATION:
+        if name in APPLICATION_ARGUMENTS:
             raise InvalidParameterError(field, name, f"a mapping without {name}, which applies to all models")
-    unset: dict[str, Any] = dict.fromkeys(SCALING) if any(name in own for name in SCALING) else {}
+    unset: dict[str, Any] = dict.fromkeys(SCALING_ARGUMENTS) if any(name in own for name in SCALING_ARGUMENTS) else {}
     try:
         return ModelOptions.of(**{**shared, **unset, **own})
     except InvalidParameterError as error:
