@@ -43,7 +43,7 @@ CASES = [("tiny", formats) for formats in FORMATS[::4]] + [
     ("zamba2", ("int8", "f32")),
 ]
 ALL = CASES + [("tiny", formats) for formats in FORMATS if ("tiny", formats) not in CASES]
-"""Cases, and each pair of formats of the embedded model: the kernels of both are chosen separately, and caches move whole pages."""
+"""Cases, and each pair of formats of `tiny`: the kernels of both are chosen separately; caches move whole pages."""
 REQUESTS = 64
 PAGE_TOKENS = 16
 FEW_PAGES = 20

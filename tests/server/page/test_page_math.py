@@ -73,6 +73,7 @@ def test_prices_and_escapes_are_not_formulas(chat: ChatPage) -> None:
     for text in NOT_FORMULAS:
         show(chat, text)
         expect(chat.answer().locator(".math, .math-line, .math-block")).to_have_count(0)
+    expect(chat.find(".assistant .body").locator(".math, .math-line, .math-block")).to_have_count(0)
 
 
 def test_a_broken_formula_shows_its_source(chat: ChatPage) -> None:
@@ -93,6 +94,7 @@ def test_formulas_cannot_load_or_run_anything(chat: ChatPage) -> None:
         expect(body.locator("a, img, script")).to_have_count(0)
         expect(body.locator("[onerror], [data-a], .z")).to_have_count(0)
         assert body.evaluate("(body) => body.scrollHeight") < 2000
+    expect(chat.find(".assistant .body").locator("a, img, script, [onerror], [data-a], .z")).to_have_count(0)
     # The style sheet of KaTeX names its font files, which are loaded when they are needed.
     assert [url for url in loaded if "completions" not in url and "/vendor/katex/fonts/" not in url] == []
     expect(chat.page).to_have_title("Hello · ferrule")
