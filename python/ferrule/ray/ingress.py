@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ferrule._engine.workers import LARGE_INPUT
+from ferrule._engine.workers import LARGE_INPUT, workers_for
 from ferrule.ray.merged import merged_lists, merged_metrics
 from ferrule.ray.replica import ReplicaResponse
 from ferrule.ray.request_key import RequestKey, request_key
@@ -240,17 +240,19 @@ class _Errors(Middleware):
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """Returns the body of a request; None if its client disconnected."""
-    body = bytearray()
+    """Returns the body of a request; None if its client disconnected. A large one is joined in a worker thread."""
+    pieces: list[bytes] = []
     while (message := await receive())["type"] != "http.disconnect":
-        body += message.get("body", b"")
+        pieces.append(message.get("body", b""))
         if not message.get("more_body", False):
-            return bytes(body)
+            size = sum(map(len, pieces))
+            return b"".join(pieces) if size < LARGE_INPUT else await workers_for(size).run(b"".join, pieces)
     return None
 
 
 async def _request_key(body: bytes) -> RequestKey:
-    return request_key(body) if len(body) < LARGE_INPUT else await asyncio.to_thread(request_key, body)
+    size = len(body)
+    return request_key(body) if size < LARGE_INPUT else await workers_for(size).run(request_key, body)
 
 
 def _model_of(path: str, query: bytes) -> str | None:
