@@ -198,7 +198,7 @@ struct Attend<'a> {
     /// `[heads]`
     sinks: &'a [f32],
     scale: f32,
-    /// At least [`SCORES`] elements for each vector.
+    /// [`SCORES`] elements, or more, for each vector.
     scores: &'a mut [f32],
     /// `[heads, dim]`
     out: &'a mut [f32],

@@ -27,7 +27,7 @@ const GROUPS: usize = INPUTS / GROUP;
 /// Bits of sub-scales.
 type SubScaleBits = Bits<4>;
 
-/// What the highest bit of a stored byte of signs is.
+/// Meaning of the highest bit of a stored byte of signs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Top {
     /// The sign of the last of eight inputs.
