@@ -101,6 +101,7 @@ def test_calibration_uses_the_formats_of_a_recipe(tmp_path: Path) -> None:
         ('base = "int4"\n[formats]\n"*norm*" = "int8"', '"*norm*" must match a quantized matrix of the model'),
         ("base = ", "recipe is not valid TOML (Invalid value (at end of document))"),
         ("a.b = \xff", "recipe is not valid TOML"),
+        pytest.param("a = " + 5000 * "1", "recipe is not valid TOML (Exceeds the limit", id="digits"),
     ],
 )
 def test_faulty_recipes_name_file_key_and_value(text: str, message: str, tmp_path: Path) -> None:

@@ -83,5 +83,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: recipe must have at most {_MAX_BYTES} bytes, got more")
     try:
         return tomllib.loads(text.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
+        # A plain ValueError, not a TOMLDecodeError, for an integer of thousands of digits.
         raise ConfigError(f"{path}: recipe is not valid TOML ({error})") from error
