@@ -113,6 +113,13 @@ def test_faulty_recipes_name_file_key_and_value(text: str, message: str, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+def test_any_name_can_be_saved_and_read(tmp_path: Path) -> None:
+    characters = "".join(map(chr, range(0x250))) + "\u2028\uffff\U0001f98a"
+    recipe = Recipe({characters: "int4", "*": "int8"}, "int8", str(tmp_path / "r.toml"))
+    recipe.save(recipe.name)
+    assert Recipe.read(recipe.name) == recipe
+
+
 def test_recipe_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml: cannot be read: No such file"):
         quantize(TINY, tmp_path / "out", recipe=tmp_path / "none.toml")

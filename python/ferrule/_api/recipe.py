@@ -65,12 +65,17 @@ class Recipe:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the TOML file. Raises ModelWriteError if it cannot be written."""
-        lines = [f"base = {json.dumps(self.base)}", "", "[formats]"]
-        lines += [f"{json.dumps(pattern)} = {json.dumps(format_)}" for pattern, format_ in self.formats.items()]
+        lines = [f"base = {_toml(self.base)}", "", "[formats]"]
+        lines += [f"{_toml(pattern)} = {_toml(format_)}" for pattern, format_ in self.formats.items()]
         try:
             Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
         except OSError as error:
             raise ModelWriteError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _toml(text: str) -> str:
+    """Returns a TOML string: that of JSON, except that TOML has no surrogates and no plain DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _read(path: Path) -> dict[str, Any]:
