@@ -61,18 +61,26 @@ def test_recipe_sets_the_format_of_each_matrix(tmp_path: Path) -> None:
         LLM(packed, quantization="int8")
 
 
-@pytest.mark.parametrize("format_", ["int8", "int4"])
-def test_recipe_with_one_format_equals_that_format(format_: str, tmp_path: Path) -> None:
-    case = GOLDEN / "mixtral"
-    other = {"int8": "int4", "int4": "int8"}[format_]
-    named = "int6" if format_ == "int4" else "int8"
-    recipe = Recipe({"*": format_, **({} if format_ == "int8" else {"*v_proj": named})}, base=other)
-    packed = quantize(case, tmp_path / "packed", recipe=recipe, threads=1)
-    if format_ == "int8":
-        assert matrices(packed) == matrices(quantize(case, tmp_path / "usual", format=format_))
-        assert np.array_equal(logits(packed), logits(tmp_path / "usual"))
-    else:
-        assert not any(name.endswith("int8") for name in matrices(packed))
+def test_recipe_with_one_format_equals_that_format(tmp_path: Path) -> None:
+    packed = quantize(GOLDEN / "mixtral", tmp_path / "packed", recipe=Recipe({"*": "int8"}), threads=1)
+    usual = quantize(GOLDEN / "mixtral", tmp_path / "usual", format="int8", threads=1)
+    assert matrices(packed) == matrices(usual)
+    assert np.array_equal(logits(packed), logits(usual))
+
+
+def test_recipe_for_all_matrices_replaces_the_formats_of_its_base(tmp_path: Path) -> None:
+    recipe = Recipe({"*": "int4", "*v_proj": "int6"}, base="int8")
+    packed = quantize(GOLDEN / "mixtral", tmp_path / "packed", recipe=recipe, threads=1)
+    assert matrices(packed) == {"embedding.0.int4", "lm_head.0.int4"} | {
+        f"layers.{layer}.{name}"
+        for layer in range(3)
+        for name in (
+            "attention.q+k+v.0.int4",
+            "attention.q+k+v.1.int6",
+            "attention.output.0.int4",
+            *(f"ffn.experts.{expert}.{part}.0.int4" for expert in range(6) for part in ("gate+up", "down")),
+        )
+    }
 
 
 def test_calibration_uses_the_formats_of_a_recipe(tmp_path: Path) -> None:
