@@ -471,8 +471,10 @@ def test_overwrite_replaces_packed_model(model: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [model.name, "out"]
     with pytest.raises(InvalidParameterError, match=r"model must be an unpacked model .this one is packed as 'int4'."):
         quantize(output, tmp_path / "again")
-    with pytest.raises(InvalidParameterError, match="format must be one of bf16, f16, int8, int4, got 'int5'"):
-        quantize(model, tmp_path / "other", format="int5")
+    for unknown in ("int5", ""):
+        message = f"format must be one of bf16, f16, int8, int4, got '{unknown}'"
+        with pytest.raises(InvalidParameterError, match=message):
+            quantize(model, tmp_path / "other", format=unknown)
 
 
 def test_packed_model_rejects_other_quantization(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def quantize(
         recipe = Recipe.read(recipe)
     if recipe is not None and format is not None:
         raise InvalidParameterError("format", format, "None with recipe, which has a base")
-    format = recipe.base if recipe is not None else format or "int4"  # noqa: A001
+    if format is None:
+        format = "int4" if recipe is None else recipe.base  # noqa: A001
     if format not in FORMATS:
         raise InvalidParameterError("format", format, f"one of {', '.join(FORMATS)}")
     if calibrate is not None and not format.startswith("int"):
