@@ -201,6 +201,11 @@ def test_quantize_command_saves_and_applies_recipes(tmp_path: Path, capsys: pyte
     assert main(["quantize", model, "--recipe", str(recipe), "-o", str(again)]) == 0
     assert (out / WEIGHTS).read_bytes() == (again / WEIGHTS).read_bytes()
     capsys.readouterr()
+    # The output is checked before anything is measured or written.
+    arguments = ["quantize", model, "--bits", "2", "--save-recipe", str(tmp_path / "new.toml"), "-o", str(out)]
+    assert main(arguments) == 2
+    assert "output must be empty, unless overwrite is true" in capsys.readouterr().err
+    assert not (tmp_path / "new.toml").exists()
     for wrong, message in [
         (["--bits", "10", "--recipe", str(recipe)], "--bits cannot be used with --recipe"),
         (["--bits", "10", "--format", "int8"], "--format cannot be used with --bits"),

@@ -73,17 +73,11 @@ def quantize(
         raise InvalidParameterError("format", format, "None with recipe, which has a base")
     if format is None:
         format = "int4" if recipe is None else recipe.base  # noqa: A001
-    if format not in FORMATS:
-        raise InvalidParameterError("format", format, f"one of {', '.join(FORMATS)}")
-    if calibrate is not None and not format.startswith("int"):
-        raise InvalidParameterError("format", format, "int8 or int4 with calibrate")
+    calibrates = calibrate is not None
+    files, target = checked_paths(
+        model, output, format=format, revision=revision, overwrite=overwrite, calibrates=calibrates
+    )
     options = EngineOptions(quantization=format, threads=threads)
-    files = read_model_files(find_model(model, revision))
-    if files.packed is not None:
-        requirement = f"an unpacked model (this one is packed as {files.packed!r})"
-        raise InvalidParameterError("model", str(files.path), requirement)
-    target = Path(output).expanduser().resolve()
-    _check_target(target, files.path.resolve(), overwrite=overwrite)
     sequences = None if calibrate is None else calibration_sequences(calibrate, files, calibration_tokens)
     name = EMBEDDED if model is None else os.fspath(model)
     with _writing(target) as folder:
@@ -99,6 +93,33 @@ def quantize(
         _pack(files, folder / WEIGHTS, name, options, calibration=sequences, recipe=recipe, progress=progress)
         _replace(target, folder, overwrite=overwrite)
     return target
+
+
+def checked_paths(
+    model: str | os.PathLike[str] | None,
+    output: str | os.PathLike[str],
+    *,
+    format: str,  # noqa: A002  # that of `quantize`
+    revision: str | None,
+    overwrite: bool,
+    calibrates: bool,
+) -> tuple[ModelFiles, Path]:
+    """Returns the files of a model and the resolved output directory, after all checks that read no weights.
+
+    Raises InvalidParameterError for a format, model or directory that `quantize` refuses, and the errors of loading a
+    model.
+    """
+    if format not in FORMATS:
+        raise InvalidParameterError("format", format, f"one of {', '.join(FORMATS)}")
+    if calibrates and not format.startswith("int"):
+        raise InvalidParameterError("format", format, "int8 or int4 with calibrate")
+    files = read_model_files(find_model(model, revision))
+    if files.packed is not None:
+        requirement = f"an unpacked model (this one is packed as {files.packed!r})"
+        raise InvalidParameterError("model", str(files.path), requirement)
+    target = Path(output).expanduser().resolve()
+    _check_target(target, files.path.resolve(), overwrite=overwrite)
+    return files, target
 
 
 def _pack(

@@ -11,7 +11,7 @@ import click
 from ferrule._api.allocation import BitAllocation, allocate_bits
 from ferrule._api.calibration import TOKENS
 from ferrule._api.info import size_text
-from ferrule._api.quantization import FORMATS, quantize
+from ferrule._api.quantization import FORMATS, checked_paths, quantize
 from ferrule._cli.help import Command, options
 from ferrule._cli.model import LOADING, ProgressBar, engine_rows, model_argument
 
@@ -103,6 +103,15 @@ def command(model: str | None, output: Path, **settings: Any) -> None:
     show = sys.stderr.isatty()
     name = settings["format"] or "int4"
     if bits is not None:
+        # The survey takes minutes: refuse first what `quantize` would refuse after it.
+        checked_paths(
+            model,
+            output,
+            format=name,
+            revision=settings["revision"],
+            overwrite=settings["overwrite"],
+            calibrates=settings["calibrate"] is not None,
+        )
         with ProgressBar("measuring errors") as bar:
             allocation = allocate_bits(
                 model, bits, progress=bar.update if show else None, **{key: settings[key] for key in _SHARED}
