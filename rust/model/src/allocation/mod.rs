@@ -106,7 +106,8 @@ pub fn allocate_bits(
         sites: Vec::new(),
     };
     loader.weights(&mut survey)?;
-    let Survey { tensors, size, fixed, .. } = survey;
+    let Survey { mut tensors, size, fixed, .. } = survey;
+    estimate_losses(&mut tensors, spec.layers.len());
 
     let groups = group_choices(&tensors);
     let bytes_of = |choice: fn(&[Choice]) -> u64| fixed + groups.values().map(|choices| choice(choices)).sum::<u64>();
@@ -122,6 +123,23 @@ pub fn allocate_bits(
     let matrices: Vec<_> = tensors.into_iter().map(|tensor| tensor.allocated(&chosen)).collect();
     let bytes = fixed + matrices.iter().map(|matrix| matrix.bytes).sum::<u64>();
     Ok(Allocation { matrices, bytes, weights: size.numbers })
+}
+
+/// Computes the losses of the choices of each tensor. All matrices of a kind together have the weight of one, whether they
+/// are one tensor or many, such as experts.
+fn estimate_losses(tensors: &mut [Tensor], layers: usize) {
+    let mut counts = BTreeMap::<String, usize>::new();
+    for kind in tensors.iter().flat_map(|tensor| tensor.kinds.keys()) {
+        *counts.entry(kind.clone()).or_default() += 1;
+    }
+    for Tensor { kinds, choices, .. } in tensors {
+        for (kind, measured) in kinds {
+            let factor = sensitivity::of_kind(kind, layers) / counts[kind] as f64;
+            for (index, choice) in choices.iter_mut().enumerate() {
+                choice.loss += factor * measured.relative(index);
+            }
+        }
+    }
 }
 
 /// Returns the choices of each group of tensors that need the same format.
@@ -143,33 +161,65 @@ struct Tensor {
     /// The same number for tensors that need the same format.
     group: usize,
     weights: u64,
-    /// Squares of the sampled weights, scaled to all rows.
-    squares: f64,
-    /// Squared errors of the sampled weights in each format, scaled to all rows.
-    errors: Vec<f64>,
+    /// Errors of its rows by [`sensitivity::kind`].
+    kinds: BTreeMap<String, Errors>,
     choices: Vec<Choice>,
 }
 
 impl Tensor {
+    fn new(name: &str, group: usize) -> Self {
+        let choices = vec![Choice::default(); Recipe::FORMATS.len()];
+        Self { name: name.to_owned(), group, weights: 0, kinds: BTreeMap::new(), choices }
+    }
+
+    /// Adds rows of a kind.
+    fn add(&mut self, kind: String, [rows, columns]: [usize; 2], errors: &Errors) {
+        self.weights += rows as u64 * columns as u64;
+        self.kinds.entry(kind).or_default().add(errors);
+        for (choice, format) in self.choices.iter_mut().zip(Recipe::FORMATS) {
+            choice.bytes += MatrixSize::of(*format, rows, columns).bytes;
+        }
+    }
+
     fn allocated(self, chosen: &BTreeMap<usize, usize>) -> AllocatedMatrix {
         let chosen = chosen[&self.group];
         let Choice { bytes, loss } = self.choices[chosen];
-        let error = relative(self.errors[chosen], self.squares);
+        let mut errors = Errors::default();
+        self.kinds.values().for_each(|kind| errors.add(kind));
         AllocatedMatrix {
             tensor: self.name,
             format: Recipe::FORMATS[chosen],
             weights: self.weights,
             bytes,
-            error,
+            error: errors.relative(chosen),
             loss,
         }
     }
 }
 
-/// Returns the relative error. Weights that are zero or not finite are the same in any format.
-fn relative(error: f64, squares: f64) -> f64 {
-    let relative = error / squares;
-    if relative.is_finite() { relative } else { 0.0 }
+/// Squares of weights and of their errors.
+#[derive(Debug, Clone, Default)]
+struct Errors {
+    /// Sum of the squared weights.
+    squares: f64,
+    /// Sum of the squared errors in each of [`Recipe::FORMATS`].
+    errors: [f64; Recipe::FORMATS.len()],
+}
+
+impl Errors {
+    fn add(&mut self, other: &Self) {
+        self.squares += other.squares;
+        self.errors.iter_mut().zip(other.errors).for_each(|(sum, error)| *sum += error);
+    }
+
+    fn scaled(self, scale: f64) -> Self {
+        Self { squares: self.squares * scale, errors: self.errors.map(|error| error * scale) }
+    }
+
+    /// Returns the relative error in a format. Weights that are zero have none.
+    fn relative(&self, format: usize) -> f64 {
+        if self.squares > 0.0 { self.errors[format] / self.squares } else { 0.0 }
+    }
 }
 
 /// Measures the errors of each matrix that is quantized.
@@ -230,29 +280,12 @@ impl Survey<'_> {
         let next = self.tensors.len();
         let index = *self.indices.entry(name.to_owned()).or_insert(next);
         if index == next {
-            let formats = Recipe::FORMATS.len();
-            self.tensors.push(Tensor {
-                name: name.to_owned(),
-                group: index,
-                weights: 0,
-                squares: 0.0,
-                errors: vec![0.0; formats],
-                choices: vec![Choice::default(); formats],
-            });
+            self.tensors.push(Tensor::new(name, index));
         }
         let count = rows.min(SAMPLE_ROWS);
-        let sample = Sample { plan, rows: (0..count).map(|row| first + row * rows / count).collect() };
-        let (squares, errors) = sample.errors(&self.exec)?;
-        let scale = rows as f64 / count as f64;
-        let factor = sensitivity::of_role(role, self.spec.layers.len());
-        let tensor = &mut self.tensors[index];
-        tensor.weights += rows as u64 * plan.columns as u64;
-        tensor.squares += squares * scale;
-        for (index, (error, format)) in errors.iter().zip(Recipe::FORMATS).enumerate() {
-            tensor.errors[index] += error * scale;
-            tensor.choices[index].loss += factor * relative(*error, squares);
-            tensor.choices[index].bytes += MatrixSize::of(*format, rows, plan.columns).bytes;
-        }
+        let sample = Sample { source: plan, rows: (0..count).map(|row| first + row * rows / count).collect() };
+        let errors = sample.errors(&self.exec, plan.columns)?.scaled(rows as f64 / count as f64);
+        self.tensors[index].add(sensitivity::kind(role), [rows, plan.columns], &errors);
         Ok(index)
     }
 
@@ -268,37 +301,77 @@ impl Survey<'_> {
 
 /// Some rows of a matrix.
 struct Sample<'a> {
-    plan: &'a MatrixPlan<'a>,
+    source: &'a dyn RowSource,
     rows: Vec<usize>,
 }
 
 impl RowSource for Sample<'_> {
     fn read_row(&self, row: usize, out: &mut [f32]) {
-        self.plan.read_row(self.rows[row], out);
+        self.source.read_row(self.rows[row], out);
     }
 }
 
 impl Sample<'_> {
-    /// Returns the sum of squares of the weights, and of their errors in each of [`Recipe::FORMATS`].
-    fn errors(&self, exec: &Exec<'_>) -> Result<(f64, Vec<f64>), LoadError> {
-        let columns = self.plan.columns;
+    /// Measures the errors of the rows in each format.
+    fn errors(&self, exec: &Exec<'_>, columns: usize) -> Result<Errors, LoadError> {
         let (mut exact, mut found) = (vec![0.0; columns], vec![0.0; columns]);
-        let mut squares = 0.0;
-        let errors = Recipe::FORMATS.iter().map(|format| {
+        let mut all = Errors::default();
+        for (format, sum) in Recipe::FORMATS.iter().zip(&mut all.errors) {
             let packed = PackedMatrix::pack(exec, &[(*format, self.rows.len())], columns, self)?;
-            let (mut sum, mut error) = (0.0, 0.0);
+            all.squares = 0.0;
             for row in 0..self.rows.len() {
                 self.read_row(row, &mut exact);
                 packed.read_row(row, &mut found);
                 for (exact, found) in exact.iter().zip(&found) {
-                    sum += f64::from(*exact).powi(2);
-                    error += f64::from(exact - found).powi(2);
+                    all.squares += f64::from(*exact).powi(2);
+                    *sum += f64::from(exact - found).powi(2);
                 }
             }
-            squares = sum;
-            Ok(error)
-        });
-        let errors = errors.collect::<Result<_, LoadError>>()?;
-        Ok((squares, errors))
+        }
+        Ok(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Allocates the formats of four experts and of the projection to queries; `name` names the tensor of an expert.
+    fn formats(name: impl Fn(usize) -> String) -> BTreeMap<String, &'static str> {
+        const SHAPE: [usize; 2] = [64, 256];
+        let errors = Errors { squares: 1.0, errors: [1e-2, 1e-3, 1e-4] };
+        let mut tensors = vec![Tensor::new("q", 0)];
+        tensors[0].add(sensitivity::kind("layers.0.attention.q.weight"), SHAPE, &errors);
+        for expert in 0..4 {
+            let name = name(expert);
+            let index = tensors.iter().position(|tensor| tensor.name == name).unwrap_or(tensors.len());
+            if index == tensors.len() {
+                tensors.push(Tensor::new(&name, index));
+            }
+            let kind = sensitivity::kind(&format!("layers.0.ffn.experts.{expert}.output.weight"));
+            tensors[index].add(kind, SHAPE, &errors);
+        }
+        estimate_losses(&mut tensors, 8);
+        let losses = tensors.iter().map(|tensor| tensor.choices[0].loss);
+        assert!((losses.sum::<f64>() - 2e-2).abs() < 1e-9);
+        let groups: Vec<_> = group_choices(&tensors).into_values().collect();
+        // Enough for int6 in the projection or in one of the experts.
+        let budget =
+            groups.iter().map(|choices| choices[0].bytes).sum::<u64>() + groups[0][1].bytes - groups[0][0].bytes;
+        let chosen = choose(&groups, budget).into_iter().enumerate().collect();
+        tensors
+            .into_iter()
+            .map(|tensor| tensor.allocated(&chosen))
+            .map(|each| (each.tensor, each.format.name()))
+            .collect()
+    }
+
+    #[test]
+    fn stacked_and_separate_experts_get_the_same_formats() {
+        let stacked = formats(|_| "experts".to_owned());
+        assert_eq!(stacked, BTreeMap::from([("q".to_owned(), "int6"), ("experts".to_owned(), "int4")]));
+        let separate = formats(|expert| format!("experts.{expert}"));
+        assert_eq!(separate["q"], "int6");
+        assert!((0..4).all(|expert| separate[&format!("experts.{expert}")] == "int4"));
     }
 }

@@ -4,9 +4,17 @@
 //! divided by the squared errors. They were measured on the embedded model (`benches/quality/README.md`), those of
 //! attention and embedding also on SmolLM2-135M (`benches/quality/allocation.py --kinds`), and are rounded means.
 
-/// Returns the factor of the matrix of a role, such as `layers.3.attention.v.weight`, in a model of `layers` layers.
-pub(super) fn of_role(role: &str, layers: usize) -> f64 {
-    let mut parts = role.trim_end_matches(".weight").split('.');
+/// Returns the kind of the matrix of a role: without `.weight`, and without the number of an expert. All matrices of a
+/// kind together have one factor.
+pub(super) fn kind(role: &str) -> String {
+    let parts = role.trim_end_matches(".weight").split('.').enumerate();
+    let kept = parts.filter(|(place, part)| *place <= 1 || part.parse::<usize>().is_err()).map(|(_, part)| part);
+    kept.collect::<Vec<_>>().join(".")
+}
+
+/// Returns the factor of a kind, such as `layers.3.attention.v`, in a model of `layers` layers.
+pub(super) fn of_kind(kind: &str, layers: usize) -> f64 {
+    let mut parts = kind.split('.');
     let layer = match (parts.next(), parts.next()) {
         (Some("layers"), Some(index)) => index.parse::<usize>().ok(),
         // The embedding and the lm_head: their errors reach every logit.
@@ -27,11 +35,17 @@ pub(super) fn of_role(role: &str, layers: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::of_role;
+    use super::{kind, of_kind};
+
+    #[test]
+    fn experts_are_of_one_kind() {
+        let of = |expert: usize| kind(&format!("layers.3.ffn.experts.{expert}.down.weight"));
+        assert_eq!((of(0), of(17)), ("layers.3.ffn.experts.down".to_owned(), "layers.3.ffn.experts.down".to_owned()));
+    }
 
     #[test]
     fn factors_depend_on_kind_and_depth() {
-        let of = |role: &str| of_role(&format!("{role}.weight"), 16);
+        let of = |role: &str| of_kind(&kind(&format!("{role}.weight")), 16);
         assert_eq!(of("embedding"), of("lm_head"));
         assert_eq!(of("layers.3.attention.q"), of("layers.15.attention.output"));
         assert!(of("layers.3.attention.v") > of("layers.3.attention.q"));
