@@ -16,11 +16,13 @@ pub(super) fn kind(role: &str) -> String {
 pub(super) fn of_kind(kind: &str, layers: usize) -> f64 {
     let mut parts = kind.split('.');
     let layer = match (parts.next(), parts.next()) {
+        // Errors of these two reach every logit.
+        (Some("embedding" | "lm_head"), None) => return 150.0,
         (Some("layers"), Some(index)) => index.parse::<usize>().ok(),
-        // The embedding and the lm_head: their errors reach every logit.
         _ => None,
     };
-    let Some(layer) = layer else { return 150.0 };
+    // Other matrices outside the layers were not measured.
+    let Some(layer) = layer else { return 1.0 };
     let eighth = (layers / 8).max(1);
     match parts.next_back() {
         Some("v") => 2.5,
@@ -47,6 +49,7 @@ mod tests {
     fn factors_depend_on_kind_and_depth() {
         let of = |role: &str| of_kind(&kind(&format!("{role}.weight")), 16);
         assert_eq!(of("embedding"), of("lm_head"));
+        assert_eq!(of("embedding_projection"), of("layers.3.attention.q"));
         assert_eq!(of("layers.3.attention.q"), of("layers.15.attention.output"));
         assert!(of("layers.3.attention.v") > of("layers.3.attention.q"));
         let down = |layer: usize| of(&format!("layers.{layer}.ffn.down"));
