@@ -1,5 +1,7 @@
 //! [`Recipe`]: formats of single matrices, by the names of their tensors.
 
+use std::collections::{HashMap, HashSet};
+
 use ferrule_kernels::Format;
 
 use crate::quantization::Quantization;
@@ -30,6 +32,10 @@ pub struct Recipe {
     name: String,
     /// Patterns of tensor names; of those that match a tensor, the last one counts.
     rules: Vec<(String, Format)>,
+    /// Indices of the last rules of names that are no patterns, without the ending of matrices.
+    exact: HashMap<String, usize>,
+    /// Indices of rules with `*`.
+    patterns: Vec<usize>,
 }
 
 /// A recipe that does not fit the model, or has an unknown format.
@@ -90,19 +96,28 @@ impl Recipe {
                 None => Err(RecipeError::Format { recipe: name.to_owned(), pattern, found }),
             }
         });
-        Ok(Self { name: name.to_owned(), rules: rules.collect::<Result<_, _>>()? })
+        let rules = rules.collect::<Result<Vec<_>, _>>()?;
+        let (patterns, exact): (Vec<_>, Vec<_>) = (0..rules.len()).partition(|rule| is_pattern(&rules[*rule].0));
+        let exact = exact.into_iter().map(|rule| (without_suffix(&rules[rule].0).to_owned(), rule)).collect();
+        Ok(Self { name: name.to_owned(), rules, exact, patterns })
     }
 
     /// Returns the format of a tensor, if the recipe has one.
     pub(crate) fn format(&self, tensor: &TensorSpec) -> Option<Format> {
-        self.rules.iter().rev().find(|(pattern, _)| matches_tensor(pattern, tensor)).map(|(_, format)| *format)
+        let exact = names_of(tensor).filter_map(|name| self.exact.get(name).copied()).max();
+        let matching = |rule: &usize| names_of(tensor).any(|name| matches(without_suffix(&self.rules[*rule].0), name));
+        let pattern = self.patterns.iter().rev().copied().find(matching);
+        exact.max(pattern).map(|rule| self.rules[rule].1)
     }
 
     /// Checks that each pattern matches one of the quantized matrices of a model.
     pub(crate) fn check(&self, tensors: &[&TensorSpec]) -> Result<(), RecipeError> {
-        let unmatched =
-            |(pattern, _): &&(String, Format)| !tensors.iter().any(|tensor| matches_tensor(pattern, tensor));
-        match self.rules.iter().find(unmatched) {
+        let names: HashSet<_> = tensors.iter().flat_map(|tensor| names_of(tensor)).collect();
+        let is_matched = |pattern: &str| match is_pattern(pattern) {
+            true => names.iter().any(|name| matches(without_suffix(pattern), name)),
+            false => names.contains(without_suffix(pattern)),
+        };
+        match self.rules.iter().find(|(pattern, _)| !is_matched(pattern)) {
             Some((pattern, _)) => Err(RecipeError::Unmatched {
                 recipe: self.name.clone(),
                 pattern: pattern.clone(),
@@ -148,11 +163,14 @@ fn without_suffix(name: &str) -> &str {
     name.strip_suffix(SUFFIX).unwrap_or(name)
 }
 
-/// Returns whether a pattern matches a name of a tensor, in any of the places that it can have.
-fn matches_tensor(pattern: &str, tensor: &TensorSpec) -> bool {
-    let pattern = without_suffix(pattern);
-    tensor.names.iter().any(|name| matches(pattern, without_suffix(name)))
-        || tensor.alternative.as_deref().is_some_and(|other| matches_tensor(pattern, other))
+fn is_pattern(name: &str) -> bool {
+    name.contains('*')
+}
+
+/// Returns all names that a tensor can have, without the ending of matrices. An alternative has none of its own.
+fn names_of(tensor: &TensorSpec) -> impl Iterator<Item = &str> {
+    let other = tensor.alternative.iter().flat_map(|other| &other.names);
+    tensor.names.iter().chain(other).map(|name| without_suffix(name))
 }
 
 /// Returns whether `name` matches `pattern`, in which `*` stands for any characters.
@@ -217,6 +235,17 @@ mod tests {
         assert_eq!(recipe.format(&tensor("n.weight")), None);
         let moved = TensorSpec { alternative: Some(Box::new(tensor("m.weight"))), ..tensor("n.weight") };
         assert_eq!(recipe.format(&moved), Some(Format::Int4));
+    }
+
+    #[test]
+    fn a_pattern_replaces_names_before_it() {
+        let recipe =
+            recipe(&[("l.0.up", "int8"), ("l.1.up", "int8"), ("l.0.*", "int6"), ("l.1.up.weight", "int4")]).unwrap();
+        assert_eq!(recipe.format(&tensor("l.0.up.weight")), Some(Format::Int6));
+        assert_eq!(recipe.format(&tensor("l.1.up.weight")), Some(Format::Int4));
+        assert!(recipe.check(&[&tensor("l.0.up"), &tensor("l.1.up.weight")]).is_ok());
+        let error = recipe.check(&[&tensor("l.0.up.weight")]).unwrap_err();
+        assert!(error.to_string().starts_with("r.toml: \"l.1.up\" must match"), "{error}");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Choosing one format for each of several groups of matrices, within a budget of bytes.
 
+use std::collections::BinaryHeap;
+
 /// Size and estimated loss of a group of matrices in one format.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Choice {
@@ -14,18 +16,24 @@ pub(super) struct Choice {
 pub(super) fn choose(groups: &[Vec<Choice>], budget: u64) -> Vec<usize> {
     let mut chosen = vec![0; groups.len()];
     let mut left = budget - groups.iter().map(|choices| choices[0].bytes).sum::<u64>();
-    let best = |chosen: &[usize], left: u64| {
-        let steps = groups.iter().zip(chosen).enumerate().flat_map(|(group, (choices, &now))| {
-            let Choice { bytes, loss } = choices[now];
-            let wider =
-                choices.iter().enumerate().filter(move |(_, choice)| choice.bytes > bytes && choice.loss < loss);
-            wider.map(move |(to, choice)| (group, to, choice.bytes - bytes, loss - choice.loss))
-        });
-        let fitting = steps.filter(|(_, _, bytes, _)| *bytes <= left);
-        fitting.max_by(|a, b| (a.3 / a.2 as f64).total_cmp(&(b.3 / b.2 as f64)))
+    // Upgrades of a group from one choice to another, by the loss that they save per byte. That is above zero, and the
+    // bits of such numbers have the order of the numbers.
+    let upgrades = |group: usize, from: usize| {
+        let Choice { bytes, loss } = groups[group][from];
+        let wider = groups[group].iter().enumerate().filter(move |(_, to)| to.bytes > bytes && to.loss < loss);
+        wider.map(move |(to, choice)| {
+            let saved = (loss - choice.loss) / (choice.bytes - bytes) as f64;
+            (saved.to_bits(), group, to, from)
+        })
     };
-    while let Some((group, to, bytes, _)) = best(&chosen, left) {
-        (chosen[group], left) = (to, left - bytes);
+    let mut heap: BinaryHeap<_> = (0..groups.len()).flat_map(|group| upgrades(group, 0)).collect();
+    while let Some((_, group, to, from)) = heap.pop() {
+        let bytes = groups[group][to].bytes - groups[group][from].bytes;
+        // What does not fit now does not fit later.
+        if chosen[group] == from && bytes <= left {
+            (chosen[group], left) = (to, left - bytes);
+            heap.extend(upgrades(group, to));
+        }
     }
     chosen
 }
