@@ -41,7 +41,7 @@ impl Quantization {
 
     /// Selection of `auto` for quantized checkpoints: each matrix keeps its stored format if kernels support its
     /// blocks; other matrices get a wider format.
-    const STORED: Self = Self { name: "stored", as_stored: true, ..Self::PLAIN };
+    pub(crate) const STORED: Self = Self { name: "stored", as_stored: true, ..Self::PLAIN };
 
     const fn row(name: &'static str, [embedding_and_lm_head, sensitive, usual]: [Format; 3]) -> Self {
         Self { name, embedding_and_lm_head, sensitive, usual, as_stored: false }
@@ -76,6 +76,11 @@ impl Quantization {
     #[must_use]
     pub fn is_all(self, format: Format) -> bool {
         [self.embedding_and_lm_head, self.sensitive, self.usual] == [format; 3]
+    }
+
+    /// Returns whether a recipe can replace the formats of single matrices.
+    pub(crate) fn takes_recipes(self) -> bool {
+        !self.as_stored && self.usual.is_integer()
     }
 
     /// Returns the format of the embedding and lm_head.

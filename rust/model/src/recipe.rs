@@ -51,6 +51,14 @@ pub enum RecipeError {
         /// Format found.
         found: String,
     },
+    /// A quantization whose formats a recipe cannot replace.
+    #[error("{recipe}: base must be a quantization to ferrule's integer formats, such as int4, got {quantization}")]
+    Base {
+        /// Name of the recipe.
+        recipe: String,
+        /// Name of the quantization.
+        quantization: &'static str,
+    },
     /// A pattern that matches no quantized matrix.
     #[error("{recipe}: {pattern:?} must match a quantized matrix of the model, such as {example:?}")]
     Unmatched {
@@ -108,6 +116,14 @@ impl Recipe {
         let matching = |rule: &usize| names_of(tensor).any(|name| matches(without_suffix(&self.rules[*rule].0), name));
         let pattern = self.patterns.iter().rev().copied().find(matching);
         exact.max(pattern).map(|rule| self.rules[rule].1)
+    }
+
+    /// Checks that the formats of a quantization can be replaced.
+    pub(crate) fn check_base(&self, quantization: Quantization) -> Result<(), RecipeError> {
+        if quantization.takes_recipes() {
+            return Ok(());
+        }
+        Err(RecipeError::Base { recipe: self.name.clone(), quantization: quantization.name() })
     }
 
     /// Checks that each pattern matches one of the quantized matrices of a model.
@@ -255,6 +271,17 @@ mod tests {
         let recipe = recipe(&[("l.*", "int6"), ("k.*", "int6")]).unwrap();
         let message = recipe.check(&[&tensor("l.0.up.weight")]).unwrap_err().to_string();
         assert_eq!(message, "r.toml: \"k.*\" must match a quantized matrix of the model, such as \"l.0.up\"");
+    }
+
+    #[test]
+    fn bases_without_integer_formats_are_refused() {
+        let recipe = recipe(&[]).unwrap();
+        for quantization in Quantization::ALL {
+            let takes = matches!(quantization.name(), "int8" | "int4");
+            assert_eq!(recipe.check_base(*quantization).is_ok(), takes, "{}", quantization.name());
+        }
+        let error = recipe.check_base(Quantization::STORED).unwrap_err().to_string();
+        assert!(error.starts_with("r.toml: base must be") && error.ends_with("got stored"), "{error}");
     }
 
     #[test]

@@ -51,13 +51,15 @@ pub(crate) fn refuse_packed(source: Source<'_>) -> Result<(), LoadError> {
     }
 }
 
-/// Checks that each pattern of the recipe matches a matrix that the loader quantizes.
+/// Checks that the recipe can be used with the quantization, and that each pattern of it matches a matrix that the loader
+/// quantizes.
 pub(crate) fn check_recipe(
     spec: &ModelSpec,
     loader: &Loader<'_>,
-    MatrixFormats { recipe, .. }: MatrixFormats<'_>,
+    MatrixFormats { quantization, recipe }: MatrixFormats<'_>,
 ) -> Result<(), LoadError> {
     let Some(recipe) = recipe else { return Ok(()) };
+    recipe.check_base(quantization)?;
     let mut list = QuantizedRoles::default();
     loader.without_vectors().weights(&mut list)?;
     let tensors = list.roles.iter().map(|role| spec.tensor(role)).collect::<Result<Vec<_>, _>>()?;
