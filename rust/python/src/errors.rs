@@ -60,6 +60,7 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
         }
         LoadError::Packed(_)
         | LoadError::PackedAs { .. }
+        | LoadError::NotQuantizable { .. }
         | LoadError::AboveZero { .. }
         | LoadError::NotIntegers { .. }
         | LoadError::Id { .. }

@@ -80,7 +80,7 @@ pub enum AllocationError {
 /// matrices together have at most `bits` per weight. Memory holds a sample of the rows of one matrix.
 ///
 /// # Errors
-/// [`AllocationError`], also if the source is packed already.
+/// [`AllocationError`], also if the source is packed already, or a row of a sample is not finite.
 pub fn allocate_bits(
     spec: &ModelSpec,
     source: Source<'_>,
@@ -216,6 +216,10 @@ impl Errors {
         Self { squares: self.squares * scale, errors: self.errors.map(|error| error * scale) }
     }
 
+    fn are_finite(&self) -> bool {
+        self.squares.is_finite() && self.errors.iter().all(|error| error.is_finite())
+    }
+
     /// Returns the relative error in a format. Weights that are zero have none.
     fn relative(&self, format: usize) -> f64 {
         if self.squares > 0.0 { self.errors[format] / self.squares } else { 0.0 }
@@ -276,7 +280,8 @@ impl Packer for Survey<'_> {
 impl Survey<'_> {
     /// Measures the rows of a role, from `first` on, and returns the index of its tensor.
     fn measure(&mut self, plan: &MatrixPlan<'_>, role: &str, first: usize, rows: usize) -> Result<usize, LoadError> {
-        let name = tensor_name(self.spec.tensor(role)?);
+        let spec = self.spec.tensor(role)?;
+        let name = tensor_name(spec);
         let next = self.tensors.len();
         let index = *self.indices.entry(name.to_owned()).or_insert(next);
         if index == next {
@@ -285,6 +290,9 @@ impl Survey<'_> {
         let count = rows.min(SAMPLE_ROWS);
         let sample = Sample { source: plan, rows: (0..count).map(|row| first + row * rows / count).collect() };
         let errors = sample.errors(&self.exec, plan.columns)?.scaled(rows as f64 / count as f64);
+        if !errors.are_finite() {
+            return Err(LoadError::NotQuantizable { tensor: spec.names[0].clone() });
+        }
         self.tensors[index].add(sensitivity::kind(role), [rows, plan.columns], &errors);
         Ok(index)
     }
@@ -334,7 +342,32 @@ impl Sample<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
+
+    use ferrule_kernels::arch::Isa;
+    use ferrule_kernels::{Cancel, Pool};
+
     use super::*;
+
+    /// Rows of one number.
+    struct Constant(f32);
+
+    impl RowSource for Constant {
+        fn read_row(&self, _row: usize, out: &mut [f32]) {
+            out.fill(self.0);
+        }
+    }
+
+    #[test]
+    fn errors_of_numbers_that_are_not_finite_are_not_finite() {
+        let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+        let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+        for (number, finite) in [(0.0, true), (0.5, true), (f32::NAN, false), (f32::NEG_INFINITY, false)] {
+            let errors = Sample { source: &Constant(number), rows: vec![0, 3] }.errors(&exec, 100).unwrap();
+            assert_eq!(errors.are_finite(), finite, "{number}");
+            assert!(!finite || errors.relative(0) < 1e-2, "{errors:?}");
+        }
+    }
 
     /// Allocates the formats of four experts and of the projection to queries; `name` names the tensor of an expert.
     fn formats(name: impl Fn(usize) -> String) -> BTreeMap<String, &'static str> {

@@ -39,6 +39,12 @@ pub enum LoadError {
         /// Role of the tensor.
         role: String,
     },
+    /// A tensor that is to be quantized has numbers that are not finite, or too large for the scales.
+    #[error("tensor {tensor:?} must hold finite numbers that the integer formats can represent, got NaN or infinity")]
+    NotQuantizable {
+        /// Name in the checkpoint.
+        tensor: String,
+    },
     /// A tensor that stores `-exp(x)` has a number above 0 or one that is not finite.
     #[error("tensor {tensor:?} must hold finite numbers <= 0, because it stores -exp(x), got {found}")]
     AboveZero {
