@@ -57,7 +57,7 @@ impl<'a> PagedRows<'a> {
         pages[last / PAGE_TOKENS] as usize * self.pages.stride + start
     }
 
-    /// Finds rows of a sequence. Returns them, with their places in the first of `starts`, and the others of `starts`.
+    /// Finds rows of a sequence. Returns them, with their places in the first of `starts`, and the unused rest of it.
     fn find<'s>(
         &self,
         pages: &[PageId],
@@ -68,8 +68,8 @@ impl<'a> PagedRows<'a> {
         'a: 's,
     {
         let found = starts.iter_mut().zip(rows).map(|(start, row)| *start = self.start(pages, row)).count();
-        let (found, others) = starts.split_at_mut(found);
-        (Vectors { data: self.pages.data, starts: found }, others)
+        let (found, rest) = starts.split_at_mut(found);
+        (Vectors { data: self.pages.data, starts: found }, rest)
     }
 }
 

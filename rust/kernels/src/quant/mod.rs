@@ -1,10 +1,10 @@
 //! Weight formats. Each format is a file here and a line in `format_registry`.
 //!
-//! There are three [families](family) of formats, and the matmul is generic over format and instruction set. Floating-point formats
-//! ([`FloatFormat`]) store each weight separately and define how sixteen weights are converted to a register of f32.
-//! Integer formats ([`IntegerFormat`]) are ferrule's own quantization; grouped formats ([`GroupedFormat`]) are those of
-//! other programs, such as ggml and GPTQ. Both define how codes are unpacked to lines of bytes. Most formats of ggml are
-//! descriptions of their stored blocks ([`blocks`]), from which the layout and the arithmetic follow.
+//! There are three families of formats, and the matmul is generic over format and instruction set. Floating-point
+//! formats ([`FloatFormat`]) store each weight separately and define how sixteen weights are converted to a register of
+//! f32. Integer formats ([`IntegerFormat`]) are ferrule's own quantization; grouped formats ([`GroupedFormat`]) are
+//! those of other programs, such as ggml and GPTQ. Both define how codes are unpacked to lines of bytes. Most formats of
+//! ggml are descriptions of their stored blocks, from which the layout and the arithmetic follow.
 //!
 //! All formats are stored in panels of sixteen output rows: `[K][16]` (N16K1) for floating-point formats, so that a
 //! register of weights is multiplied with one activation, and as described in [`integer`] and [`grouped`] for the others.

@@ -235,7 +235,7 @@ const PARITY: [u8; 16] = {
     table
 };
 
-/// All ones for each number but zero.
+/// All ones for each number except zero.
 const MASKS: [u8; 16] = {
     let mut table = [0xff; 16];
     table[0] = 0;

@@ -75,15 +75,15 @@ mod tests {
     }
 
     #[test]
-    fn choices_are_optimal_but_for_the_bytes_of_one_step() {
+    fn choices_are_optimal_except_for_the_bytes_of_one_upgrade() {
         for seed in ["a", "b", "c", "d", "e", "f"] {
             let groups = groups(seed, 6);
             let (narrowest, widest) = (total(&groups, &[0; 6]).0, total(&groups, &[2; 6]).0);
-            let step = groups.iter().map(|choices| choices[2].bytes - choices[0].bytes).max().unwrap();
+            let upgrade = groups.iter().map(|choices| choices[2].bytes - choices[0].bytes).max().unwrap();
             for budget in (narrowest..=widest + 3).step_by(7) {
                 let (bytes, loss) = total(&groups, &choose(&groups, budget));
                 assert!(bytes <= budget);
-                assert!(loss <= least(&groups, budget.saturating_sub(step)) + 1e-9, "{seed} {budget}");
+                assert!(loss <= least(&groups, budget.saturating_sub(upgrade)) + 1e-9, "{seed} {budget}");
             }
             assert_eq!(choose(&groups, widest), [2; 6]);
             assert_eq!(choose(&groups, narrowest), [0; 6]);

@@ -1,9 +1,8 @@
 //! Tensor types: elements that are stored one by one, and blocks of codes with their scales.
 //!
 //! Each block type is a line in the table below and a file, which dequantizes one block: here, or in the kernels, which
-//! also multiply it. The order of floating-point
-//! operations is that of the `gguf` package (<https://github.com/ggml-org/llama.cpp/tree/master/gguf-py>), whose
-//! results the tests compare bit by bit.
+//! also multiply it. The order of floating-point operations is that of the `gguf` package
+//! (<https://github.com/ggml-org/llama.cpp/tree/master/gguf-py>), whose results the tests compare bit by bit.
 
 mod bits;
 mod fp4;
