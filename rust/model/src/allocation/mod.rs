@@ -125,8 +125,8 @@ pub fn allocate_bits(
     Ok(Allocation { matrices, bytes, weights: size.numbers })
 }
 
-/// Computes the losses of the choices of each tensor. All matrices of a kind together have the weight of one, whether they
-/// are one tensor or many, such as experts.
+/// Computes the losses of the choices of each tensor. All matrices of a kind together count like one, whether they are
+/// one tensor or many, such as experts.
 fn estimate_losses(tensors: &mut [Tensor], layers: usize) {
     let mut counts = BTreeMap::<String, usize>::new();
     for kind in tensors.iter().flat_map(|tensor| tensor.kinds.keys()) {

@@ -51,8 +51,8 @@ pub(crate) fn refuse_packed(source: Source<'_>) -> Result<(), LoadError> {
     }
 }
 
-/// Checks that the recipe can be used with the quantization, and that each pattern of it matches a matrix that the loader
-/// quantizes.
+/// Checks that the recipe can be used with the quantization, and that each of its patterns matches a matrix that the
+/// loader quantizes.
 pub(crate) fn check_recipe(
     spec: &ModelSpec,
     loader: &Loader<'_>,
