@@ -183,7 +183,7 @@ fn is_pattern(name: &str) -> bool {
     name.contains('*')
 }
 
-/// Returns all names that a tensor can have, without the ending of matrices. An alternative has none of its own.
+/// Returns all names that a tensor can have, without the ending of matrices. An alternative has no second one.
 fn names_of(tensor: &TensorSpec) -> impl Iterator<Item = &str> {
     let other = tensor.alternative.iter().flat_map(|other| &other.names);
     tensor.names.iter().chain(other).map(|name| without_suffix(name))
