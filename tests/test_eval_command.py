@@ -171,6 +171,13 @@ USAGE: list[tuple[list[str], str]] = [
     (["--tasks", "x", "--window", "64"], "--window requires FILE; it has no effect with --tasks"),
     (["--tasks", "x", "a", "b"], "--tasks takes only MODEL, got 2 arguments"),
     (["--tasks", "x", "--include-path", "/no/such/folder"], "does not exist"),
+    (["--compare", "int8", "FILE"], "expected [MODEL] FILE or --tasks before --compare, got 0 arguments"),
+    (["FILE", "--compare", "int5"], "--compare must name formats (auto, f32, bf16, f16, int8, int4) or models, got"),
+    (["FILE", "--compare", "int8@/no/such/model"], "no directory /no/such/model"),
+    (["FILE", "--compare", "int8", "--worst", "3"], "--worst has no effect with --compare"),
+    (["FILE", "--compare", "int8", "--quantization", "int4"], "--quantization has no effect with --compare"),
+    (["FILE", "--compare", "int8", "--plot", "x.png"], "plot must be a file name that ends in .svg, got 'x.png'"),
+    (["--tasks", "x", "--compare", "int8"], "--compare requires FILE; it has no effect with --tasks"),
 ]
 
 

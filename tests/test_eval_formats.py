@@ -92,28 +92,6 @@ def test_reference_of_another_format(file: str, fake_engine: object, capsys: pyt
     assert (made["reference"]["name"], made["reference"]["quantization"]) == ("bf16@tiny", "bf16")
 
 
-USAGE: list[tuple[list[str], str]] = [
-    (["--compare", "int8", "FILE"], "expected [MODEL] FILE or --tasks before --compare, got 0 arguments"),
-    (["FILE", "--compare", "int5"], "--compare must name formats (auto, f32, bf16, f16, int8, int4) or models, got"),
-    (["FILE", "--compare", "int8@/no/such/model"], "no directory /no/such/model"),
-    (["FILE", "--compare", "int8", "--worst", "3"], "--worst has no effect with --compare"),
-    (["FILE", "--compare", "int8", "--quantization", "int4"], "--quantization has no effect with --compare"),
-    (["FILE", "--compare", "int8", "--plot", "x.png"], "plot must be a file name that ends in .svg, got 'x.png'"),
-    (["--tasks", "x", "--compare", "int8"], "--compare requires FILE; it has no effect with --tasks"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), USAGE)
-def test_usage_error_is_one_line(
-    arguments: list[str], message: str, file: str, fake_engine: object, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["eval", *(file if word == "FILE" else word for word in arguments)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-
-
 def test_a_model_with_a_shorter_context(
     file: str, fake_engine: object, model_with: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,11 +7,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ferrule._api.quantization import unpacked_files
 from ferrule._api.recipe import Recipe
-from ferrule._loading import find_model, read_model_files
 from ferrule._params.options import EngineOptions
 from ferrule._validation import check_number
-from ferrule.errors import InvalidParameterError
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,7 @@ def allocate_bits(
     from ferrule import _native
 
     bits = check_number("bits", bits, 0, 32, above_low=True)
-    files = read_model_files(find_model(model, revision))
-    if files.packed is not None:
-        requirement = f"an unpacked model (this one is packed as {files.packed!r})"
-        raise InvalidParameterError("model", str(files.path), requirement)
+    files = unpacked_files(model, revision)
     options = EngineOptions(threads=threads).to_json()
     text = _native.allocate_bits(files.spec.to_json(), os.fspath(files.path), options, bits, progress)
     found = json.loads(text)

@@ -95,6 +95,18 @@ def quantize(
     return target
 
 
+def unpacked_files(model: str | os.PathLike[str] | None, revision: str | None) -> ModelFiles:
+    """Returns the files of a model whose weights can be packed.
+
+    Raises InvalidParameterError for a packed model, and the errors of loading one.
+    """
+    files = read_model_files(find_model(model, revision))
+    if files.packed is not None:
+        requirement = f"an unpacked model (this one is packed as {files.packed!r})"
+        raise InvalidParameterError("model", str(files.path), requirement)
+    return files
+
+
 def checked_paths(
     model: str | os.PathLike[str] | None,
     output: str | os.PathLike[str],
@@ -113,10 +125,7 @@ def checked_paths(
         raise InvalidParameterError("format", format, f"one of {', '.join(FORMATS)}")
     if calibrates and not format.startswith("int"):
         raise InvalidParameterError("format", format, "int8 or int4 with calibrate")
-    files = read_model_files(find_model(model, revision))
-    if files.packed is not None:
-        requirement = f"an unpacked model (this one is packed as {files.packed!r})"
-        raise InvalidParameterError("model", str(files.path), requirement)
+    files = unpacked_files(model, revision)
     target = Path(output).expanduser().resolve()
     _check_target(target, files.path.resolve(), overwrite=overwrite)
     return files, target

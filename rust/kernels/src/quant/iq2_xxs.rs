@@ -21,7 +21,7 @@ impl PointFormat for Iq2XxsBlock {
     type Unpacked = Whole<false>;
     type ByCodes = Whole<false>;
 
-    /// For each group, four indices, then a u32 of signs and sub-scale.
+    /// Each group has four indices, then a u32 of signs and sub-scale.
     #[inline(always)]
     fn group(block: &[u8], index: usize) -> Group {
         let (indices, rest) = block[2 + 8 * index..][..8].split_at(4);
