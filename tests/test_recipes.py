@@ -133,6 +133,8 @@ def test_recipe_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
         quantize(TINY, tmp_path / "out", recipe=tmp_path / "none.toml")
     with pytest.raises(ModelWriteError, match="cannot be written"):
         Recipe({}).save(tmp_path)
+    with pytest.raises(ModelWriteError, match="a lone surrogate in a name"):
+        Recipe({"\ud800": "int4"}).save(tmp_path / "recipe.toml")
     with pytest.raises(InvalidParameterError, match="format must be None with recipe"):
         quantize(TINY, tmp_path / "out", recipe=Recipe({}), format="int8")
 

@@ -64,13 +64,18 @@ class Recipe:
         return cls(cast("dict[str, str]", formats), table["base"], str(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the TOML file. Raises ModelWriteError if it cannot be written."""
+        """Writes the TOML file.
+
+        Raises ModelWriteError if it cannot be written, also for a name with a lone surrogate, which is not Unicode.
+        """
         lines = [f"base = {_toml(self.base)}", "", "[formats]"]
         lines += [f"{_toml(pattern)} = {_toml(format_)}" for pattern, format_ in self.formats.items()]
         try:
             Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
         except OSError as error:
             raise ModelWriteError(f"{path}: cannot be written: {error.strerror or error}") from error
+        except UnicodeEncodeError as error:
+            raise ModelWriteError(f"{path}: cannot be written: a lone surrogate in a name of the recipe") from error
 
 
 def _toml(text: str) -> str:
