@@ -1,49 +1,86 @@
 """Runs Python code in a separate process, which may crash, hang or exhaust memory.
 
-The tests require that any bad input ends in a typed error within a second, with a peak memory of at most the
-file's size plus 16 MiB. Wall-clock limits are asserted with fivefold slack, because machines are noisy.
+The tests require that any bad input ends in a typed error within a second of processor time, with a peak memory of at
+most the file's size plus 16 MiB. Time is asserted with fivefold slack, because machines are noisy.
 """
 
+import atexit
 import json
+import os
+import signal
 import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 PROMISED_SECONDS = 1.0
 SLACK = 5.0
 PROMISED_EXTRA_BYTES = 16 << 20
 
-# Reports as JSON on the last line of stdout. The peak of resident memory is reset after the warm-up, so that
-# the cost of imports is not counted; clear_refs and VmHWM are described in proc(5).
-_CHILD = """
-import json, pathlib, resource, sys, time
+# Each fault runs in a fork of this process, which has imported ferrule and has no engine: an import for each fault took
+# most of the time. SIGALRM ends a fork that hangs. It reports as JSON on the last line of stdout. The peak of resident
+# memory is reset after the warm-up, so that its cost is not counted; clear_refs and VmHWM are described in proc(5).
+_PARENT = """
+import gc, json, os, pathlib, resource, signal, sys, time
 
-warm_up, fault, address_space, arguments = json.loads(sys.stdin.read())
-if address_space is not None:
-    resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
+import ferrule
+for name in ferrule.__all__:
+    getattr(ferrule, name)
+import ferrule._native
+gc.freeze()  # a collection in a fork would copy all pages of these objects
 
 def memory(field):
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
 
+while line := sys.stdin.readline():
+    if (child := os.fork()) == 0:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+
+folder, environment, timeout, warm_up, fault, address_space, arguments = json.loads(line)
+signal.setitimer(signal.ITIMER_REAL, timeout)
+for number, name, flags in [(0, os.devnull, os.O_RDONLY), (1, "stdout", os.O_WRONLY), (2, "stderr", os.O_WRONLY)]:
+    os.dup2(os.open(os.path.join(folder, name), flags | os.O_CREAT), number)
+os.environ.clear()
+os.environ.update(environment)
+if address_space is not None:
+    resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
 scope = {"arguments": arguments}
 exec(warm_up, scope)
 pathlib.Path("/proc/self/clear_refs").write_text("5")
-before, started = memory("VmRSS"), time.monotonic()
+before, started = memory("VmRSS"), time.process_time()
 report = {"error": None, "bases": [], "message": ""}
 try:
     exec(fault, scope)
 except BaseException as error:
     classes = type(error).__mro__
     report = {"error": type(error).__name__, "bases": [c.__name__ for c in classes], "message": str(error)}
-report["seconds"] = time.monotonic() - started
+report["seconds"] = time.process_time() - started
 report["extra_bytes"] = memory("VmHWM") - before
 print()
 print(json.dumps(report))
 """
+
+
+@cache
+def _parent() -> subprocess.Popen[str]:
+    """Starts the process whose forks run the faults; it ends with this one."""
+    parent = subprocess.Popen(
+        # Optimized, so that no Python `assert` can guard against the fault.
+        [sys.executable, "-O", "-X", "faulthandler", "-c", _PARENT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(parent.communicate)
+    return parent
 
 
 @dataclass(frozen=True)
@@ -56,7 +93,7 @@ class Outcome:
     """Class of the exception and all of its base classes."""
     message: str
     seconds: float
-    """Duration of the fault in seconds, without the start of Python and the warm-up."""
+    """Processor time of the fault in seconds, without the warm-up."""
     extra_bytes: int
     """Peak resident memory minus resident memory at the start of the fault."""
 
@@ -67,29 +104,24 @@ def run(
     warm_up: str = "import ferrule",
     address_space: int | None = 8 << 30,
     timeout: float = 60.0,
-    environment: dict[str, str] | None = None,
 ) -> Outcome:
-    """Runs `fault` after `warm_up` in a new process; both see `arguments`.
+    """Runs `fault` after `warm_up` in a new process with this environment; both see `arguments`.
 
     The process may map `address_space` bytes and take `timeout` seconds. Fails if it is killed by a signal or hangs.
     """
-    given = json.dumps([textwrap.dedent(warm_up), textwrap.dedent(fault), address_space, arguments])
-    try:
-        child = subprocess.run(
-            # Optimized, so that no Python `assert` can guard against the fault.
-            [sys.executable, "-O", "-X", "faulthandler", "-c", _CHILD],
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env=environment,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise AssertionError(f"hangs: not done after {timeout} s; stderr: {error.stderr}") from None
-    assert child.returncode >= 0, f"died of signal {-child.returncode}; stderr: {child.stderr}"
-    assert child.returncode == 0, f"the warm-up failed; stderr: {child.stderr}"
-    return Outcome(**json.loads(child.stdout.splitlines()[-1]))
+    parent = _parent()
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    code = textwrap.dedent(warm_up), textwrap.dedent(fault)
+    with TemporaryDirectory() as folder:
+        request = [folder, dict(os.environ), timeout, *code, address_space, arguments]
+        print(json.dumps(request), file=parent.stdin, flush=True)
+        status = int(parent.stdout.readline())
+        stdout, stderr = ((Path(folder) / name).read_text() for name in ("stdout", "stderr"))
+    assert status != -signal.SIGALRM, f"hangs: not done after {timeout} s; stderr: {stderr}"
+    assert status >= 0, f"died of signal {-status}; stderr: {stderr}"
+    assert status == 0, f"the warm-up failed; stderr: {stderr}"
+    return Outcome(**json.loads(stdout.splitlines()[-1]))
 
 
 def assert_refused(outcome: Outcome, error: str, fragments: list[str], *, file_bytes: int = 0) -> None:

@@ -384,7 +384,9 @@ def test_full_disk_during_quantize_keeps_old_model(model: Path, tmp_path: Path) 
     assert not leftovers(tmp_path, {"out"})
 
 
-def test_full_disk_during_first_load_packs_in_memory(model: Path, tmp_path: Path) -> None:
+def test_full_disk_during_first_load_packs_in_memory(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fault = """
         fill_disk_up()
         with warnings.catch_warnings(record=True) as caught:
@@ -394,8 +396,8 @@ def test_full_disk_during_first_load_packs_in_memory(model: Path, tmp_path: Path
         [warning] = caught
         assert "packed in memory" in str(warning.message) and "File too large" in str(warning.message), warning
     """
-    environment = os.environ | {"FERRULE_CACHE": str(tmp_path)}
-    outcome = run(fault, str(model), warm_up=FULL_DISK, environment=environment)
+    monkeypatch.setenv("FERRULE_CACHE", str(tmp_path))
+    outcome = run(fault, str(model), warm_up=FULL_DISK)
     assert outcome.error is None, outcome.message
     assert not contents(tmp_path), "nothing half written"
 
