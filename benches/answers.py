@@ -13,8 +13,9 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from ferrule import LLM, SamplingParams
@@ -55,17 +56,20 @@ class Answer:
     """`stop`, `limit` (the default number of tokens), `loop` (the guard), or `length` (the context)."""
 
 
-def answers(llm: LLM, seeds: int) -> Iterator[Answer]:
-    """Asks all questions with each seed, with the default sampling."""
+def answers(llm: LLM, seeds: int) -> list[Answer]:
+    """Asks all questions with each seed, with the default sampling; twenty are answered at once."""
     source = LocalAnswers(llm)
-    for seed in range(seeds):
-        for question in QUESTIONS:
-            text, notice, output = "", "", None
-            params = SamplingParams.with_model_defaults(seed=seed)
-            for delta in source.stream([{"role": "user", "content": question}], params):
-                text, notice, output = text + delta.content, delta.notice or notice, delta.output or output
-            end = "loop" if output is None else "limit" if notice else str(output.outputs[0].finish_reason)
-            yield Answer(question, seed, text, end)
+
+    def answer(seed: int, question: str) -> Answer:
+        text, notice, output = "", "", None
+        params = SamplingParams.with_model_defaults(seed=seed)
+        for delta in source.stream([{"role": "user", "content": question}], params):
+            text, notice, output = text + delta.content, delta.notice or notice, delta.output or output
+        end = "loop" if output is None else "limit" if notice else str(output.outputs[0].finish_reason)
+        return Answer(question, seed, text, end)
+
+    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+        return list(pool.map(answer, *zip(*product(range(seeds), QUESTIONS), strict=True)))
 
 
 def counts(found: list[Answer]) -> dict[str, Any]:
@@ -88,7 +92,7 @@ def main() -> None:
     arguments = parser.parse_args()
     begin = time.perf_counter()
     with LLM(arguments.model) as llm:
-        found = list(answers(llm, arguments.seeds))
+        found = answers(llm, arguments.seeds)
     report = {"model": arguments.model, **counts(found), "seconds": round(time.perf_counter() - begin, 1)}
     if arguments.texts:
         report["texts"] = [asdict(answer) for answer in found]
