@@ -20,7 +20,7 @@ PROSE := *.md docs examples benches fuzz tools tests scripts .ci Makefile pyproj
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check lint rust-test python-test develop release harness versions docs dist miri fuzz fuzz-rust fuzz-python bench tools clean
+.PHONY: help demo test check lint lint-rust lint-python rust-test python-test develop release harness downloads versions docs dist miri fuzz fuzz-rust fuzz-python bench tools clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -46,12 +46,16 @@ python-test: develop ## run the tests of the Python package with a developer bui
 	$(PYTEST) tests
 	@# Parity and determinism depend on kernels: test them on every instruction set of this machine.
 	for isa in $$($(BIN)/python -c 'from ferrule import _native; print(*_native.available_isas()[:-1])'); do \
-	    FERRULE_ISA=$$isa $(PYTEST) tests/test_parity.py tests/test_invariance.py || exit 1; \
+	    FERRULE_ISA=$$isa $(PYTEST) --dist worksteal tests/test_parity.py tests/test_invariance.py || exit 1; \
 	done
 
-lint: $(VENV)/ready ## check formatting, lints, types, import layers and prose; changes nothing
+lint: lint-rust lint-python ## check formatting, lints, types, import layers and prose; changes nothing
+
+lint-rust: tools
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+
+lint-python: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
@@ -68,6 +72,10 @@ release: $(VENV)/ready ## install the release build
 
 harness: $(VENV)/ready ## install lm-evaluation-harness (650 MB) for tests/test_harness.py
 	$(UV) sync --frozen --inexact --no-install-project --extra eval
+
+downloads: $(VENV)/ready ## fill the cache of uv with what tests/clients and `make versions` install
+	for program in tests/clients/programs/*.py; do $(UV) sync --python $(BIN)/python --script $$program || exit 1; done
+	UV_SYSTEM_CERTS=1 scripts/test-versions $(BIN)/uv $(PYTHON) install
 
 versions: develop ## run some tests with the lowest and highest allowed versions of the dependencies
 	UV_SYSTEM_CERTS=1 scripts/test-versions $(BIN)/uv $(PYTHON)

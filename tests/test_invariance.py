@@ -99,9 +99,9 @@ def alone(model: str, formats: tuple[str, str]) -> list[list[tuple[int, list[tup
         return [bits(llm.generate(prompt, params(n))[0].outputs[0]) for n, prompt in enumerate(prompts(model))]
 
 
+@pytest.mark.parametrize(("tokens", "threads"), WAYS)
 @pytest.mark.parametrize("formats", FORMATS)
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("tokens", "threads"), WAYS)
 def test_batch_of_eight_equals_single_requests(model: str, formats: tuple[str, str], tokens: int, threads: int) -> None:
     with load(model, formats, tokens, threads) as llm:
         outputs = llm.generate(prompts(model), [params(number) for number in range(8)])
