@@ -118,8 +118,8 @@ class Terminal:
 class Screen:
     """Visible text of terminal output: the scrollback and the screen.
 
-    It supports the escape sequences of the chat (colours, cursor up, clear to the end of the line or of the screen);
-    others are an error.
+    It supports the escape sequences of the commands (colours, cursor up, hidden cursor, clear the line, or the rest of
+    the line or of the screen); others are an error.
     """
 
     def __init__(self, height: int, width: int) -> None:
@@ -138,12 +138,12 @@ class Screen:
                 self.row -= int(number or 1)
                 assert self.row >= len(self.lines) - self.height, "the cursor left the screen"
             elif letter == "K":
-                self.lines[self.row] = self.lines[self.row][: self.column]
+                self.lines[self.row] = "" if number == "2" else self.lines[self.row][: self.column]
             elif letter == "J":
                 self.lines[self.row] = self.lines[self.row][: self.column]
                 del self.lines[self.row + 1 :]
             else:
-                assert letter == "m" or (private and number == "2026"), match.group()
+                assert letter == "m" or (private and number in ("25", "2026")), match.group()
 
     def _put(self, character: str) -> None:
         if character == "\r":

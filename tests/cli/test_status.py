@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from cli.terminal import TESTS, Screen, Terminal
+from cli.test_run_batch import chat_request, written
 from ferrule import LLM
 from ferrule._cli import status
 from ferrule._cli.status import DELAY, StatusLine
@@ -169,6 +172,49 @@ def test_answer_on_a_terminal_has_no_trace_of_the_line(arguments: tuple[str, ...
     else:
         assert answer.startswith("Prompt  Once upon a time")
         assert "reading the prompt" not in answer
+
+
+@pytest.mark.native
+def test_batch_shows_what_it_waits_for(tmp_path: Path) -> None:
+    source, target = written(tmp_path / "in.jsonl", chat_request(0)), tmp_path / "out.jsonl"
+    command = [*COMMAND, "run-batch", str(source), str(target)]
+    with Terminal(command) as terminal:
+        assert terminal.end() == 0
+        output = terminal.written
+    for text in (
+        "starting ferrule run-batch",
+        f"reading {source}"[:79],
+        "starting the engine",
+        "loading the tokenizer",
+        "waiting for the first response",
+    ):
+        assert text in output
+    assert re.fullmatch(r"1 line answered, 0 errors, \S+ requests/s", shown(output).strip())
+    for quiet in (False, True):
+        target.unlink()
+        piped = subprocess.run(
+            [*command, *(["-q"] if quiet else [])], cwd=TESTS, capture_output=True, check=True, timeout=60
+        )
+        assert (piped.stdout, piped.stderr.count(b"\n"), b"\x1b" in piped.stderr) == (b"", 0 if quiet else 1, False)
+
+
+@pytest.mark.native
+def test_server_shows_what_it_waits_for() -> None:
+    with Terminal([*COMMAND, "serve", "--port", "0"]) as terminal:
+        output = terminal.read_until("Ctrl-C stops the server.")
+        terminal.interrupt()
+        assert terminal.end() == 0
+    assert "starting ferrule serve" in output
+    assert "starting the server" in output
+    loading, _, banner = shown(output).strip().partition("\n")
+    assert re.fullmatch(r"loading tiny for http://127.0.0.1:\d+", loading)
+    assert banner.strip().startswith("ferrule is ready.")
+
+
+def test_json_log_on_a_terminal_has_only_json() -> None:
+    with Terminal([*COMMAND, "serve", "--port", "0", "--log-format=json"]) as terminal:
+        (line,) = terminal.read_until("\n").splitlines()
+    assert json.loads(line)["event"] == "listening"
 
 
 @pytest.mark.native

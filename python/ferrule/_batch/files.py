@@ -62,6 +62,18 @@ class BatchInput:
         self._number = 0
         self._first: dict[bytes, int] = {}
 
+    def count(self) -> int:
+        """Returns the number of non-empty lines of the whole file, which it reads in blocks of bounded size."""
+        lines, has_text = 0, False
+        with self.path.open("rb") as file:
+            while block := file.read(1 << 20):
+                rest, *ends = block.split(b"\n")
+                has_text = has_text or bool(rest.strip())
+                for end in ends:
+                    lines += has_text
+                    has_text = bool(end.strip())
+        return lines + has_text
+
     def __iter__(self) -> Iterator[Line]:
         return self
 

@@ -35,8 +35,8 @@ class Progress:
 
     answered: Answered
     """Number of answers in the output."""
-    bytes: int
-    """Number of input bytes up to the last line with an answer."""
+    done: int
+    """Number of lines with an answer, in the output or waiting for the answer to an earlier line."""
     completed: int = 0
     """Number of requests answered in this run."""
 
@@ -59,19 +59,26 @@ async def run_batch(
     """Sends the requests that have no answers yet, `at_once` of them concurrently.
 
     An exception of `send` ends the run. `priority` is the lowest value of the scheduling priority of requests; None
-    leaves it as it is.
+    leaves it as it is. `notify` is called when a request has been answered and when an answer has been written.
 
     Raises ModelWriteError, and the exceptions of `send` and `notify`.
     """
     room = asyncio.Semaphore(at_once)
-    progress = Progress(answered, requests.bytes_read)
+    progress = Progress(answered, answered.lines)
+
+    def report() -> None:
+        if notify is not None:
+            notify(progress)
 
     async def answer(line: Line, kept: Answer | None) -> Answer:
         if kept is not None:
+            progress.done += 1
             return kept
         async with room:
             made = await _answer(send, line, priority)
+        progress.done += 1
         progress.completed += 1
+        report()
         return made
 
     window: deque[tuple[asyncio.Task[Answer], int]] = deque()
@@ -86,10 +93,8 @@ async def run_batch(
             task.cancel()
         held -= size
         output.write(made)
-        progress.bytes += size
         progress.answered.count(made)
-        if notify is not None:
-            notify(progress)
+        report()
 
     try:
         while (line := await WORKERS.run(next, requests, None)) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import takewhile
@@ -69,9 +68,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        status = StatusLine(f"starting ferrule {cmd_name}")
-        with nullcontext() if ctx.resilient_parsing else status:  # a completion must not write to the terminal
-            command: click.Command = import_module(f"ferrule._cli.{MODULES.get(cmd_name, cmd_name)}").command
+        command: click.Command = import_module(f"ferrule._cli.{MODULES.get(cmd_name, cmd_name)}").command
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -95,7 +92,10 @@ class _LazyGroup(click.Group):
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             ctx.fail(f"No such command {name!r}.{_suggestion(name)}")
-        return super().resolve_command(ctx, args)
+        logs_json = "--log-format json" in " ".join(args).replace("=", " ")
+        # Neither a completion nor a program that reads the log expects a status line.
+        with StatusLine(f"starting ferrule {name}", quiet=ctx.resilient_parsing or logs_json):
+            return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -157,16 +158,30 @@ def loading(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def load(model: str | None, options: Mapping[str, Any]) -> LLM:
     """Loads a model, with a status line and progress bars if stderr is a terminal."""
-    download(model, options.get("revision"))
-    status = StatusLine(f"loading the tokenizer of {model or EMBEDDED}")
-    with nullcontext(status) if _is_on_hub(model) else status, load_progress() as bar:
+    with load_status(model, options.get("revision")) as progress:
+        return LLM(model, progress=progress, **loading(options))
+
+
+@contextmanager
+def load_status(
+    model: str | None, revision: str | None, *, quiet: bool = False
+) -> Generator[Callable[[int, int], None]]:
+    """Downloads a model and yields the progress callback of its load.
+
+    If stderr is a terminal, a status line is followed by progress bars; not with `quiet`.
+
+    Raises the errors of `find_model`.
+    """
+    download(model, revision, quiet=quiet)
+    status = StatusLine(f"loading the tokenizer of {model or EMBEDDED}", quiet=quiet)
+    with nullcontext(status) if _is_on_hub(model) else status, load_progress(quiet=quiet) as bar:
 
         def progress(done: int, total: int) -> None:
             status.clear()
             if bar is not None:
                 bar(done, total)
 
-        return LLM(model, progress=progress, **loading(options))
+        yield progress
 
 
 def _is_on_hub(name: str | None) -> bool:
@@ -178,9 +193,9 @@ def _is_on_hub(name: str | None) -> bool:
 
 
 @contextmanager
-def load_progress() -> Generator[Callable[[int, int], None] | None, None, None]:
-    """Yields a progress callback; None if stderr is not a terminal."""
-    if not sys.stderr.isatty():
+def load_progress(*, quiet: bool = False) -> Generator[Callable[[int, int], None] | None, None, None]:
+    """Yields a progress callback; None with `quiet`, and if stderr is not a terminal."""
+    if quiet or not sys.stderr.isatty():
         yield None
         return
     with ProgressBar("loading weights") as bar:
@@ -216,6 +231,7 @@ class ProgressBar:
                 TextColumn(self._label), BarColumn(), *figures, console=Console(stderr=True), transient=True
             )
             self._bar.start()
+            atexit.register(self._bar.stop)  # a server ends while its thread loads a model; the cursor is hidden
             self._task = self._bar.add_task("", total=total)
         self._bar.update(self._task, completed=done)
 
@@ -225,3 +241,4 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+            atexit.unregister(self._bar.stop)

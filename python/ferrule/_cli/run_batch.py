@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
 import time
 from importlib.util import find_spec
@@ -16,16 +15,18 @@ from ferrule._cli.help import Command
 from ferrule._cli.model import (
     check_model,
     complete_model,
-    load_progress,
+    load_status,
     loading,
     model_options,
     prefix_cache_option,
     speculative_options,
 )
+from ferrule._cli.status import StatusLine
+from ferrule._cli.terminal import is_styled
 from ferrule._loading.resolve import EMBEDDED
 
 if TYPE_CHECKING:
-    from ferrule._batch import Answered, BatchInput, Progress
+    from ferrule._batch import Answered, BatchInput, BatchOutput, Progress
     from ferrule.ray.batch_workers import BatchWorkers
     from ferrule.server.batch_engine import BatchEngine
 
@@ -92,38 +93,31 @@ def command(
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise click.UsageError(f"run-batch requires {', '.join(missing)}: pip install 'ferrule[server]'")
-    from ferrule._batch import Answered, BatchInput, BatchOutput, check_model_names, run_batch
+    from ferrule._batch import Answered, BatchInput, BatchOutput, check_model_names
 
     if source.exists() and target.exists() and source.samefile(target):
         raise click.UsageError(f"{target}: INPUT and OUTPUT are the same file")
     names = [model or EMBEDDED, *served_model_name]
     keywords = loading(options)
     with BatchInput(source) as requests:
-        check_model_names(requests, names)
+        with StatusLine(f"reading {source}", quiet=quiet):
+            check_model_names(requests, names)
+            total = requests.count()
         with BatchOutput(target) as output:
-            answered = output.resume(requests)
-            log = _ProgressLog(requests, answered, quiet=quiet)
+            with StatusLine(f"reading {target}", quiet=quiet):
+                answered = output.resume(requests)
+            if answered.lines and not quiet:
+                errors = f", {_counted(answered.failed, 'error')}" if answered.failed else ""
+                print(f"resuming after {_counted(answered.lines, 'line')}{errors}", file=sys.stderr)
             if retry_errors and answered.failed:
                 output.retry()
                 requests.rewind()
                 answered = Answered()
-            if requests.bytes_read >= requests.bytes:
-                log.end(None)
-            else:
-                engine = _engine(ray, model, names, keywords)
-
-                async def answer() -> Progress:
-                    async with engine:
-                        return await run_batch(
-                            engine.send,
-                            requests,
-                            output,
-                            at_once=engine.at_once,
-                            answered=answered,
-                            notify=log.notify,
-                        )
-
-                log.end(asyncio.run(answer()))
+            if requests.bytes_read < requests.bytes:
+                engine = _engine(ray, model, names, keywords, quiet=quiet)
+                _answer(engine, requests, output, answered, total, quiet=quiet)
+            elif not quiet:
+                print("all requests have responses", file=sys.stderr)
     if answered.failed:
         raise click.ClickException(
             f"{answered.failed} of {answered.lines} lines of {target} are errors; the first is {answered.failure}; "
@@ -132,16 +126,51 @@ def command(
 
 
 def _engine(
-    address: str | None, model: str | None, names: list[str], keywords: dict[str, Any]
+    address: str | None, model: str | None, names: list[str], keywords: dict[str, Any], *, quiet: bool
 ) -> BatchEngine | BatchWorkers:
     if address is not None:
-        from ferrule.ray.batch_workers import BatchWorkers
+        with StatusLine(f"connecting to the Ray cluster {address}", quiet=quiet):
+            from ferrule.ray.batch_workers import BatchWorkers
 
-        return BatchWorkers(address, model, names, **keywords)
-    from ferrule.server.batch_engine import BatchEngine
-
-    with load_progress() as progress:
+            return BatchWorkers(address, model, names, **keywords)
+    with StatusLine("starting the engine", quiet=quiet):
+        from ferrule.server.batch_engine import BatchEngine
+    with load_status(model, keywords["revision"], quiet=quiet) as progress:
         return BatchEngine(model, names, progress=progress, **keywords)
+
+
+def _answer(
+    engine: BatchEngine | BatchWorkers,
+    requests: BatchInput,
+    output: BatchOutput,
+    answered: Answered,
+    total: int,
+    *,
+    quiet: bool,
+) -> None:
+    """Runs the requests that have no answers yet and shows the progress, of `total` lines, and the result."""
+    from ferrule._batch import run_batch
+
+    with StatusLine("waiting for the first response", quiet=quiet) as status:
+        log = _ProgressLog(status, total, quiet=quiet)
+
+        async def answer() -> Progress:
+            async with engine:
+                return await run_batch(
+                    engine.send, requests, output, at_once=engine.at_once, answered=answered, notify=log.notify
+                )
+
+        try:
+            progress = asyncio.run(answer())
+        except KeyboardInterrupt:
+            status.clear()
+            if not quiet:
+                print(
+                    f"interrupted after {_counted(answered.lines, 'line')}; the same command continues", file=sys.stderr
+                )
+            raise
+    if not quiet:
+        print(log.counts(_counted(answered.lines, "line"), progress), file=sys.stderr)
 
 
 def _split(words: tuple[str, ...]) -> tuple[str | None, Path, Path]:
@@ -154,16 +183,14 @@ def _split(words: tuple[str, ...]) -> tuple[str | None, Path, Path]:
 
 
 class _ProgressLog:
-    """Progress messages on stderr."""
+    """Progress of a run: the text of a status line on a terminal, messages on stderr elsewhere."""
 
-    def __init__(self, requests: BatchInput, answered: Answered, *, quiet: bool) -> None:
-        self._requests = requests
+    def __init__(self, status: StatusLine, total: int, *, quiet: bool) -> None:
+        self._status = status
+        self._total = total
         self._quiet = quiet
-        self._terminal = sys.stderr.isatty()
+        self._terminal = is_styled(sys.stderr)
         self._start = self._last_shown = time.monotonic()
-        if answered.lines and not quiet:
-            errors = f", {_counted(answered.failed, 'error')}" if answered.failed else ""
-            print(f"resuming after {_counted(answered.lines, 'line')}{errors}", file=sys.stderr)
 
     def notify(self, progress: Progress) -> None:
         """Shows the progress if the last message is old enough."""
@@ -171,27 +198,16 @@ class _ProgressLog:
         if self._quiet or now - self._last_shown < INTERVALS[0 if self._terminal else 1]:
             return
         self._last_shown = now
-        share = min(progress.bytes / max(self._requests.bytes, 1), 1)
-        text = f"{share:.0%}: {self._counts(progress)}"
+        text = self.counts(f"{progress.done} of {_counted(self._total, 'line')}", progress)
         if self._terminal:
-            # A wrapped line could not be erased.
-            print(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+            self._status.update(text)
         else:
             print(text, file=sys.stderr)
 
-    def end(self, progress: Progress | None) -> None:
-        """Prints the result; `progress` is None if all requests had responses already."""
-        if self._quiet:
-            return
-        clear = "\r\x1b[K" if self._terminal else ""
-        text = "all requests have responses" if progress is None else self._counts(progress)
-        print(f"{clear}{text}", file=sys.stderr)
-
-    def _counts(self, progress: Progress) -> str:
-        answered, seconds = progress.answered, time.monotonic() - self._start
-        rate = progress.completed / max(seconds, 1e-9)
-        lines, errors = _counted(answered.lines, "line"), _counted(answered.failed, "error")
-        return f"{lines} answered, {errors}, {rate:.1f} requests/s"
+    def counts(self, lines: str, progress: Progress) -> str:
+        """Returns the number of answers and their rate."""
+        rate = progress.completed / max(time.monotonic() - self._start, 1e-9)
+        return f"{lines} answered, {_counted(progress.answered.failed, 'error')}, {rate:.1f} requests/s"
 
 
 def _counted(number: int, noun: str) -> str:

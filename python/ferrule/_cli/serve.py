@@ -23,6 +23,7 @@ from ferrule._cli.model import (
 )
 from ferrule._cli.parent_process import PARENT_PID
 from ferrule._cli.served_models import load_models, models_by_name, on_demand_models, pair
+from ferrule._cli.status import StatusLine
 from ferrule._params.options import MAX_QUEUED_REQUESTS
 
 if TYPE_CHECKING:
@@ -376,7 +377,8 @@ def command(
 
     The APIs are OpenAI's, Anthropic's and Ollama's.
     """
-    with _interrupts_deferred():
+    quiet = log_format == "json"
+    with _interrupts_deferred(), StatusLine("starting the server", quiet=quiet):
         models = models_by_name(model, served_model_names, aliases)
         unsupported = {
             "uds": uds,
@@ -424,7 +426,9 @@ def command(
         tls = tls_context(ssl_certfile, ssl_keyfile, ssl_ca_certs)
         with log_to_stderr(log_format) as readable:
             serve(
-                lambda: load_models(models, keywords, settings, on_demand=on_demand_models(model, aliases)),
+                lambda: load_models(
+                    models, keywords, settings, on_demand=on_demand_models(model, aliases), quiet=quiet
+                ),
                 settings,
                 host=host,
                 port=port,
@@ -457,25 +461,27 @@ def _serve_on_ray(
     """
     if port == 0:
         raise click.UsageError("--port must be from 1 to 65535 with --ray, got 0")
-    from ferrule._cli.server_log import banner, log_to_stderr
-    from ferrule.ray import build_app
+    with StatusLine(f"starting replicas on the Ray cluster {address}", quiet=log_format == "json") as status:
+        from ferrule._cli.server_log import banner, log_to_stderr
+        from ferrule.ray import build_app
 
-    threads = keywords.pop("threads", None)
-    app = build_app(
-        models=models,
-        num_replicas=num_replicas,
-        num_cpus=1 if threads is None else threads,
-        settings=settings,
-        **keywords,
-    )
-    from ferrule.ray.running import run_app  # `build_app` reports a missing Ray Serve
+        threads = keywords.pop("threads", None)
+        app = build_app(
+            models=models,
+            num_replicas=num_replicas,
+            num_cpus=1 if threads is None else threads,
+            settings=settings,
+            **keywords,
+        )
+        from ferrule.ray.running import run_app  # `build_app` reports a missing Ray Serve
 
-    def ready(url: str) -> None:
-        if readable:
-            print(banner(url, list(models), settings, None), file=sys.stderr)
+        def ready(url: str) -> None:
+            status.clear()
+            if readable:
+                print(banner(url, list(models), settings, None), file=sys.stderr)
 
-    with log_to_stderr(log_format) as readable:
-        run_app(address, app, host=host, port=port, on_ready=ready)
+        with log_to_stderr(log_format) as readable:
+            run_app(address, app, host=host, port=port, on_ready=ready)
 
 
 @contextmanager

@@ -71,8 +71,11 @@ def load_models(
     settings: ServerSettings,
     *,
     on_demand: Set[str] = frozenset(),
+    quiet: bool = False,
 ) -> dict[str, AsyncLLM | OnDemand]:
     """Loads each model once, even if it has several names; those of `on_demand` later, when a request needs them.
+
+    Progress bars are shown if stderr is a terminal; not with `quiet`.
 
     Raises FerruleError, such as InvalidParameterError for parsers that cannot be derived from a model's chat template.
     """
@@ -84,34 +87,35 @@ def load_models(
         if path in loaded:
             continue
         if path in on_demand:
-            load, missing = partial(_load_model, path, keywords, settings), partial(_missing_memory, path, keywords)
+            load = partial(_load_model, path, keywords, settings, quiet=quiet)
+            missing = partial(_missing_memory, path, keywords, quiet=quiet)
             loaded[path] = OnDemand(load, str(path), adapters, missing)
         else:
-            loaded[path] = _load_model(path, keywords, settings)
+            loaded[path] = _load_model(path, keywords, settings, quiet=quiet)
     return {name: loaded[path] for name, path in models.items()}
 
 
-def _load_model(path: str | None, keywords: Mapping[str, Any], settings: ServerSettings) -> AsyncLLM:
+def _load_model(path: str | None, keywords: Mapping[str, Any], settings: ServerSettings, *, quiet: bool) -> AsyncLLM:
     """Downloads and loads a model and checks that it has the parsers of the settings.
 
     Raises FerruleError.
     """
     from ferrule._api.async_llm import AsyncLLM
 
-    download(path, keywords.get("revision"))
-    with load_progress() as progress:
+    download(path, keywords.get("revision"), quiet=quiet)
+    with load_progress(quiet=quiet) as progress:
         llm = AsyncLLM(path, progress=progress, **keywords)
     if llm.generates:
         llm.message_format(settings.tool_call_parser, settings.reasoning_parser, chat_template=settings.chat_template)
     return llm
 
 
-def _missing_memory(path: str | None, keywords: Mapping[str, Any]) -> int:
+def _missing_memory(path: str | None, keywords: Mapping[str, Any], *, quiet: bool) -> int:
     """Downloads a model; returns the number of bytes by which its weights exceed the available memory.
 
     Raises FerruleError.
     """
     args = EngineArgs(path, **keywords)
-    download(path, args.revision)
+    download(path, args.revision, quiet=quiet)
     files = read_model_files(find_model(path, args.revision)).extended(args.max_model_len)
     return missing_memory(files, str(path), args.for_packed(files.packed, files.path))

@@ -48,11 +48,22 @@ def _request(fields: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
+class StderrHandler(logging.Handler):
+    """Writes records to the present `sys.stderr`, which a progress bar replaces to stay below other output."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes the line of a record."""
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:  # as in logging's own handlers
+            self.handleError(record)
+
+
 @contextmanager
 def log_to_stderr(form: str) -> Generator[bool]:
     """Writes all log records to stderr; yields whether they are for a person, which `auto` decides by the terminal."""
     readable = form == "text" or (form == "auto" and sys.stderr.isatty())
-    handler = logging.StreamHandler(sys.stderr)
+    handler = StderrHandler()
     handler.setFormatter(TextFormatter() if readable else JSONFormatter())
     root = logging.getLogger()
     LOGGER.setLevel(logging.INFO)

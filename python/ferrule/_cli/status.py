@@ -17,11 +17,13 @@ class StatusLine:
     """Line on stderr that says what a command is doing, shown if nothing else is for `DELAY` seconds.
 
     It is a context manager that erases the line at its end, also after an error or Ctrl-C. Code that writes to the
-    terminal before calls `clear` first. Nothing is written to a stream that is not a terminal with cursor movement.
+    terminal before calls `clear` first. Nothing is written to a stream that is not a terminal with cursor movement, and
+    nothing with `quiet`.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, quiet: bool = False) -> None:
         self._stream = sys.stderr
+        self._quiet = quiet
         self._text = text
         self._lock = Lock()
         self._timer: Timer | None = None
@@ -52,7 +54,7 @@ class StatusLine:
                 self._stream.flush()
 
     def __enter__(self) -> StatusLine:
-        if is_styled(self._stream):
+        if not self._quiet and is_styled(self._stream):
             self._timer = Timer(DELAY, self._show)
             self._timer.daemon = True
             self._timer.start()
