@@ -84,7 +84,7 @@ def memory(field):
             return int(line.split()[1]) * 1024
 
 def quantize():
-    sequences = [[3 + (i * i + j) % 4000 for i in range(256)] for j in range(16)]
+    sequences = [[3 + (i * i + j) % 4000 for i in range(256)] for j in range(4)]
     output = sys.argv[1] + "-packed"
     ferrule.quantize(sys.argv[1], output, format=sys.argv[2], calibrate=sequences, threads=1)
 
@@ -110,17 +110,23 @@ OTHER_HESSIANS = 3 * (512 + 256) * 512 * 4
 """Bytes of the Hessians of a layer's other linear maps, which are recorded together where memory has room."""
 
 
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of llama-160m with random weights."""
+    return model_in(tmp_path_factory.mktemp("llama"), LLAMA_160M)
+
+
 @pytest.mark.parametrize(("quantization", "bits"), [("bf16", 16), ("int8", 8), ("int4", 4)])
-def test_peak_memory_of_loading(quantization: str, bits: int, tmp_path: Path) -> None:
+def test_peak_memory_of_loading(quantization: str, bits: int, llama: Path) -> None:
     """The promise is packed weights, one tensor and 300 MB. Both copies of this model at once would be 270 MB more."""
-    peak, packed = figures_of(CHILD, model_in(tmp_path), quantization)
+    peak, packed = figures_of(CHILD, llama, quantization)
     assert bits <= 8 * packed / PARAMETERS < 1.25 * bits
     assert peak < packed + LARGEST_TENSOR + (64 << 20)
 
 
-def test_peak_memory_of_quantizing(tmp_path: Path) -> None:
+def test_peak_memory_of_quantizing(llama: Path) -> None:
     """Limit of anonymous memory: mapped files can be evicted. All weights together are 280 MB."""
-    peak, packed = figures_of(QUANTIZING, model_in(tmp_path), "bf16")
+    peak, packed = figures_of(QUANTIZING, llama, "bf16")
     assert packed >= 2 * PARAMETERS
     assert peak < LARGEST_TENSOR + (64 << 20)
 
@@ -131,7 +137,7 @@ def test_peak_memory_of_calibrating(tmp_path: Path) -> None:
     assert needs / 2 < peak < needs + OTHER_HESSIANS + (16 << 20)
 
 
-def model_in(folder: Path, config: Mapping[str, object] = LLAMA_160M) -> Path:
+def model_in(folder: Path, config: Mapping[str, object]) -> Path:
     shape = folder / "shape.json"
     shape.write_text(json.dumps(config))
     generator = ROOT / "benches" / "random_checkpoint.py"
