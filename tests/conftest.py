@@ -149,6 +149,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Sends the tests of Ray to one process, since a Ray cluster is slow to start and uses both processors."""
+    from xdist.scheduler import LoadFileScheduling  # pyright: ignore[reportMissingTypeStubs]
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "ray" if file.startswith("tests/ray/") else file
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Prints the distances from the golden logits after the tests."""
     rows = config.stash.get(PARITY, [])

@@ -316,20 +316,23 @@ def test_messages_and_logprobs_pass_through_arrow() -> None:
 
 @pytest.mark.native
 @pytest.mark.usefixtures("driver")
-def test_embeddings_and_scores() -> None:
+def test_embeddings_pass_through_arrow() -> None:
     items = [{"number": number, "prompt": prompt} for number, prompt in enumerate([*CAPITALS, None])]
     config = ProcessorConfig(task_type="embed", engine_kwargs={"pooling_params": {"dimensions": 16}})
     rows = rows_by_number(build_processor(config)(ray.data.from_items(items)))
-    pairs = [{"number": number, "data_1": CAPITALS[0], "data_2": text} for number, text in enumerate(CAPITALS)]
-    scores = rows_by_number(build_processor(ProcessorConfig(task_type="score"))(ray.data.from_items(pairs)))
     with LLM() as llm:
         embeddings = [output.outputs.embedding[:16] for output in llm.embed(CAPITALS)]
-        expected = [output.outputs.score for output in llm.score(CAPITALS[0], CAPITALS)]
     assert rows[-1]["embeddings"] is None
     assert rows[-1]["error"].startswith("InvalidParameterError: prompt must be a string in each row")
     for row, embedding in zip(rows[:-1], embeddings, strict=True):
         np.testing.assert_allclose(row["embeddings"], embedding / np.linalg.norm(embedding), rtol=1e-5)
-    assert [row["score"] for row in scores] == expected
+
+
+@pytest.mark.native
+def test_scores() -> None:
+    rows = run({"data_1": [CAPITALS[0]] * len(CAPITALS), "data_2": CAPITALS}, task_type="score")
+    with LLM() as llm:
+        assert [row["score"] for row in rows] == [output.outputs.score for output in llm.score(CAPITALS[0], CAPITALS)]
 
 
 @pytest.mark.usefixtures("driver")
