@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ferrule._api.llm import LLM
-from ferrule._cli.model import load
+from ferrule._cli.model import download, load, model_status
 from ferrule._loading import find_model, read_model_files
 from ferrule.errors import InsufficientMemoryError, InvalidParameterError
 
@@ -45,9 +45,13 @@ def load_reference(model: str | None, named: str | None, quantization: str | Non
 def context_length(model: str | None, loading: Mapping[str, Any]) -> int:
     """Returns the context length of a model, reduced to `--max-model-len`.
 
+    The model is downloaded if it is not in the cache.
+
     Raises the errors of `read_model_files`.
     """
-    context = read_model_files(find_model(model, loading["revision"])).spec.max_position_embeddings
+    download(model, loading["revision"])
+    with model_status("reading the configuration", model):
+        context = read_model_files(find_model(model, loading["revision"])).spec.max_position_embeddings
     return min(context, loading["max_model_len"] or context)
 
 

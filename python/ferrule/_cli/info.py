@@ -13,7 +13,7 @@ import click
 from ferrule._api.info import LayerGroup, inspect, layer_groups, ranges, size_text
 from ferrule._cli.help import Command
 from ferrule._cli.layers import count_words, frame_words, mixer_words
-from ferrule._cli.model import model_argument, model_options
+from ferrule._cli.model import model_argument, model_options, model_status
 from ferrule._loading.shapes import find_shape, shape_names
 from ferrule.archs.spec import LearnedPositions, ModelSpec, SinusoidalPositions
 
@@ -49,7 +49,8 @@ def command(model: str | None, shape: str | None, as_json: bool, **loading: Any)
     Weights are not loaded: only the headers of their files are read. Models of the hub are not downloaded.
     """
     if shape is None:
-        spec, info = inspect(model, **loading)
+        with model_status("reading the files", model):
+            spec, info = inspect(model, **loading)
     elif model is not None:
         raise click.UsageError(f"give MODEL or --shape, not both, got {model!r} and {shape!r}")
     else:

