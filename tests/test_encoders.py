@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ferrule import LLM
+from ferrule import LLM, model_info
 from ferrule._engine.encoding.texts import TextInput
+from ferrule._loading import read_model_files
 
 pytestmark = pytest.mark.native
 
@@ -70,10 +71,16 @@ def test_int8_embeddings_are_close_to_f32(case: str) -> None:
     _, texts = read(case)
     with LLM(GOLDEN / case, quantization="f32") as llm:
         exact = llm.embed(texts, pooling="mean", normalize=True)
-    with LLM(GOLDEN / case) as llm:
+    with LLM(GOLDEN / case, quantization="int8") as llm:
         near = llm.embed(texts, pooling="mean", normalize=True)
     cosines = [float(a.outputs.embedding @ b.outputs.embedding) for a, b in zip(exact, near, strict=True)]
     assert INT8_COSINE < min(cosines) < 1 - 1e-7
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_auto_is_bf16_for_bidirectional_models(case: str) -> None:
+    causal = read_model_files(GOLDEN / case).spec.causal
+    assert model_info(GOLDEN / case)["quantization"] == ("int8" if causal else "bf16")
 
 
 def test_number_of_golden_cases() -> None:

@@ -72,7 +72,7 @@ def _check_given(_context: click.Context, _parameter: click.Parameter, name: str
 SETTINGS: dict[str, dict[str, Any]] = {
     "quantization": {
         "default": "auto",
-        "effect": "Weight format; auto is int8, or the stored format of a quantized checkpoint",
+        "effect": "Weight format; auto is int8, bf16 for encoders, or the stored format of a quantized checkpoint",
     },
     "mmap": {"effect": "Read a packed file into memory instead of mapping it"},
     "verify_weights": {"option": "--verify", "effect": "Compare the checksums of a packed file before the first token"},

@@ -17,8 +17,8 @@ from ferrule._params.speculative import SpeculativeConfig
 from ferrule.errors import InvalidParameterError
 
 QUANTIZATIONS = ("auto", "f32", "bf16", "f16", "int8", "int4")
-"""Weight formats. `auto` is int8, or the stored format of a quantized checkpoint. `int4` keeps the embedding, the
-lm_head and a few sensitive matrices in six bits."""
+"""Weight formats. `auto` is int8, bf16 for encoders, or the stored format of a quantized checkpoint. `int4` keeps the
+embedding, the lm_head and a few sensitive matrices in six bits."""
 STORED_METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8", "bitsandbytes", "mxfp4", "gguf")
 """Methods of quantized checkpoints that vLLM's programs pass as `quantization`; they have the effect of `auto`."""
 KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16", "int8")
@@ -48,8 +48,8 @@ class EngineOptions:
         str,
         Choice(QUANTIZATIONS),
         Doc(
-            "Weight format. `auto` is int8, or the stored format of a quantized checkpoint; int4 keeps the embedding, "
-            "the lm_head and a few sensitive matrices in six bits. The method of a "
+            "Weight format. `auto` is int8, bf16 for encoders, or the stored format of a quantized checkpoint; int4 "
+            "keeps the embedding, the lm_head and a few sensitive matrices in six bits. The method of a "
             "quantized checkpoint, such as awq, means `auto`."
         ),
     ] = "auto"

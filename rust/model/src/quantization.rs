@@ -27,7 +27,7 @@ impl Quantization {
     pub const ALL: &'static [Self] = &[
         // name, then formats: [embedding and lm_head, sensitive, usual]
         Self::F32,
-        Self::row("bf16", [Bf16, Bf16, Bf16]),
+        Self::BF16,
         Self::row("f16", [F16, F16, F16]),
         Self::row("int8", [Int8, Int8, Int8]),
         Self::row("int4", [Int6, Int6, Int4]),
@@ -36,7 +36,10 @@ impl Quantization {
     /// Full precision.
     pub(crate) const F32: Self = Self::row("f32", [F32, F32, F32]);
 
-    /// Selection of `auto` for checkpoints of floating-point weights.
+    /// Selection of `auto` for encoders: int8 changes embeddings by more than a cosine of 0.9995 allows.
+    const BF16: Self = Self::row("bf16", [Bf16, Bf16, Bf16]);
+
+    /// Selection of `auto` for other checkpoints of floating-point weights.
     pub(crate) const PLAIN: Self = Self::row("int8", [Int8, Int8, Int8]);
 
     /// Selection of `auto` for quantized checkpoints: each matrix keeps its stored format if kernels support its
@@ -47,15 +50,17 @@ impl Quantization {
         Self { name, embedding_and_lm_head, sensitive, usual, as_stored: false }
     }
 
-    /// Returns the best quantization for weights as they are stored; for a packed file, the one that it is packed in.
+    /// Returns the best quantization for weights as they are stored, of a `causal` model or an encoder; for a packed
+    /// file, the one that it is packed in.
     #[must_use]
-    pub fn auto(source: Source<'_>) -> Self {
+    pub fn auto(source: Source<'_>, causal: bool) -> Self {
         match source {
             Source::Checkpoint(checkpoint) if checkpoint.is_quantized() => Self::STORED,
             Source::Packed { file, .. } => {
                 let named = |each: &&Self| file.metadata(QUANTIZATION) == Some(each.name);
                 *Self::ALL.iter().chain([&Self::STORED]).find(named).unwrap_or(&Self::PLAIN)
             }
+            _ if !causal => Self::BF16,
             _ => Self::PLAIN,
         }
     }
@@ -144,7 +149,8 @@ mod tests {
         for quantization in Quantization::ALL {
             assert_eq!(Quantization::named(quantization.name()), Some(*quantization));
         }
-        assert_eq!(Quantization::named(Quantization::PLAIN.name()), Some(Quantization::auto(Source::Random)));
+        assert_eq!(Quantization::named(Quantization::PLAIN.name()), Some(Quantization::auto(Source::Random, true)));
+        assert_eq!(Quantization::named("bf16"), Some(Quantization::auto(Source::Random, false)));
         assert_eq!(Quantization::named("int6"), None);
         assert_eq!(Quantization::named("auto"), None);
     }

@@ -211,7 +211,7 @@ pub(super) fn measure(
 ) -> Result<Measurement, LoadError> {
     let files = WeightFiles::open(weights, spec, options.mmap)?;
     let source = files.source(options.allow_paging);
-    let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source));
+    let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source, spec.causal));
     let Needs { weights, kv_groups } = ferrule_model::measure(spec, source, quantization, options.kv_format())?;
     let is_mapped = options.mmap && matches!(files, WeightFiles::Packed(_));
     let max_model_len = options.max_model_len.unwrap_or(spec.max_position_embeddings);

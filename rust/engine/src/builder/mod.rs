@@ -310,7 +310,7 @@ impl<'a> EngineBuilder<'a> {
         let isa = isa.map_or_else(Isa::from_environment, Ok)?;
         let files = WeightFiles::open(weights.as_deref(), &spec, true)?;
         let source = files.source(false);
-        let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source));
+        let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source, spec.causal));
         let pool = pool(&options);
         let exec = Exec { isa, pool: &pool, cancel: cancel.unwrap_or(&no_cancel) };
         let mut ignored = |_, _| ();
@@ -360,7 +360,7 @@ impl Loading<'_> {
     ) -> Result<Transformer, LoadError> {
         let files = WeightFiles::open(weights.as_deref(), &spec, options.mmap)?;
         let source = files.source(options.allow_paging);
-        let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source));
+        let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source, spec.causal));
         let load = LoadOptions { quantization, kv_format: options.kv_format(), isa: self.isa };
         Transformer::load(spec, source, load, Arc::clone(&self.pool), self.cancel, progress)
     }
