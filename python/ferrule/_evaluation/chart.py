@@ -37,6 +37,7 @@ def chart(record: Mapping[str, Any], machine: str) -> str:
         *_axes(formats),
         *_points(formats),
         *_table(rows, BOTTOM + 70),
+        _text(40, height - 20, 12, MUTED, "prefill and decode in tokens per second, KLD in nats per token"),
         "</svg>\n",
     ]
     return "\n".join(parts)
@@ -79,7 +80,7 @@ def _table(rows: Sequence[Mapping[str, Any]], top: float) -> Iterator[str]:
         if line > 1:
             yield from _mark(49, y - 5, line - 2)
         color = MUTED if line == 1 else TEXT
-        yield text_at(66, y, 13, color, str(row["name"]), most=24, weight=600)
+        yield text_at(66, y, 13, color, str(row["name"]), most=22, weight=600)
         for right, text in zip(COLUMNS, _cells(row), strict=True):
             yield _text(right, y, 13, HIGHLIGHT if right == COLUMNS[4] else color, text, anchor="end")
 
