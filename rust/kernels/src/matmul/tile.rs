@@ -24,6 +24,9 @@ const SUMS_IN_REGISTERS: usize = 8;
 /// Number of rows from which on activations are memory operands of the multiply-adds, as they do not fit the registers.
 const READ_ROWS: usize = 12;
 
+/// Number of rows whose integers fill sixteen registers.
+const MANY_ROWS: usize = 4;
+
 /// Memory that is prefetched while a tile is computed, since it is needed next.
 pub(super) enum Prefetch<'a, const R: usize> {
     /// Weights of the panels themselves, which come from memory in as many streams as there are panels side by side.
@@ -149,9 +152,9 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for Micro<'_, U, R, P>
                 if const { codes::<S, U>().is_some() } {
                     let starts = &group_starts[block - first][kind::<S, U>()].as_chunks::<2>().0[index];
                     unroll!(p in 0..P {
+                        prefetch.issue(simd, here, index, p, lines[p]);
                         add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, 0, quads, &starts[0]);
                         add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, 1, quads, &starts[1]);
-                        prefetch.issue(simd, here, index, p, lines[p]);
                     });
                 } else {
                     unroll!(q in [0 1 2 3 4 5 6 7] {
@@ -183,8 +186,9 @@ impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
         if blocks.start == 0 {
             *saved = [[[0.0; LANES]; P]; R];
         }
+        let in_registers = const { R * P <= SUMS_IN_REGISTERS && !few_registers::<S>(R) };
         let mut local = [[[0.0; LANES]; P]; R];
-        if const { R * P <= SUMS_IN_REGISTERS } {
+        if in_registers {
             local = *saved;
         }
         for (block, [_, _, quads @ ..]) in blocks.zip(x) {
@@ -198,12 +202,12 @@ impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
                     starts = &group_starts[block - first][kind::<S, U>()].as_chunks().0[index];
                 }
                 let x = Group { quads: &quads[index], words: &groups[block - first][index], starts, index };
-                let sums = if const { R * P <= SUMS_IN_REGISTERS } { &mut local } else { in_memory(saved) };
+                let sums = if in_registers { &mut local } else { in_memory(saved) };
                 add_group::<S, U, R, P>(simd, sums, &at, x);
                 unroll!(p in 0..P { prefetch.issue(simd, here, index, p, lines[p]) });
             }
         }
-        if const { R * P <= SUMS_IN_REGISTERS } {
+        if in_registers {
             *saved = local;
         }
     }
@@ -212,6 +216,12 @@ impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
 /// Returns the codes that are multiplied; `None` where weights are.
 const fn codes<S: Dot, U: Unpack>() -> Option<Codes> {
     if S::BY_CODES { U::BY_CODES } else { None }
+}
+
+/// Returns whether the integers of `rows` rows fill the registers, so that nothing else stays there. Instruction sets with
+/// more than sixteen registers have tiles of several panels.
+const fn few_registers<S: Dot>(rows: usize) -> bool {
+    S::BYTE_TILE_PANELS == 1 && rows >= MANY_ROWS
 }
 
 /// Returns the index of the codes that are multiplied among [`Codes::ALL`].
@@ -248,6 +258,18 @@ fn in_own_register<T>(quads: &T) -> &T {
     // SAFETY: the assembly holds no instruction, so the address does not change.
     unsafe {
         std::arch::asm!("/* {0} */", inout(reg) address, options(pure, nomem, nostack, preserves_flags));
+        &*address
+    }
+}
+
+/// Returns the same reference, through which the compiler must not read before this place. Otherwise it reads the
+/// activations of all rows first and spills them, which took a third of the time.
+#[inline(always)]
+fn in_order<T>(quads: &T) -> &T {
+    let mut address: *const T = quads;
+    // SAFETY: the assembly holds no instruction, so the address does not change.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) address, options(nostack, preserves_flags));
         &*address
     }
 }
@@ -298,7 +320,9 @@ fn add_codes<S: Dot, U: Unpack, const R: usize, const P: usize>(
     let (first, scale) = (group * GROUP / 4, U::scale(simd, pair, group));
     let mut codes = [simd.splat_byte(0); GROUP / 4];
     unroll!(q in [0 1 2 3] { codes[q] = U::codes(simd, pair, first + q) });
+    let integers = if const { few_registers::<S>(R) } { in_memory(integers) } else { integers };
     unroll!(r in 0..R {
+        let quads = if const { few_registers::<S>(R) } { in_order(quads) } else { quads };
         let mut partial = simd.splat_i32(starts[r]);
         unroll!(q in [0 1 2 3] {
             partial = simd.dot_codes(partial, codes[q], simd.splat_quad(bytemuck::cast(quads[first + q][r])));
