@@ -193,6 +193,7 @@ def _measure_model(
         info = llm.info()
         for point in points:
             point.check(info)
+        notify("allocating memory to measure the machine")
         machine = Machine(info["threads"])
         runs = sweep(llm, points, machine, repeat, notify)
     if shape is not None:

@@ -98,7 +98,8 @@ def measure(plan: Plan) -> dict[str, Any]:
         reference = stack.enter_context(_load_reference(plan))
         check_length(plan.file, plan.text, plan.windows["window"], reference)
         models = [stack.enter_context(_load(each, plan)) for each in plan.candidates]
-        machine = Machine(reference.info()["threads"])
+        with StatusLine("allocating memory to measure the machine"):
+            machine = Machine(reference.info()["threads"])
         names = [plan.reference.name, *(each.name for each in plan.candidates)]
         rows = [
             {"name": name, **_facts(llm), **_speeds(name, llm, machine)}
