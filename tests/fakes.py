@@ -71,6 +71,7 @@ class StepOutput:
     finish_reason: str | None = None
     stop_token: int | None = None
     error: str | None = None
+    lost_stage: int | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     entropies: list[float] = field(default_factory=list[float])
     trace: list[SampleTrace] = field(default_factory=list[SampleTrace])
@@ -176,8 +177,9 @@ class Engine:
         options: str,
         progress: Callable[[int, int], None] | None = None,
         draft: tuple[str, str | None, str] | None = None,
+        stages: list[int] | None = None,
     ) -> None:
-        self.draft = draft
+        self.draft, self.stages = draft, stages
         self.spec: dict[str, Any] = json.loads(spec)
         self.options: dict[str, Any] = json.loads(options)
         self.vocab_size: int = self.spec["vocab_size"]

@@ -74,6 +74,9 @@ from .errors import (
     ModelWriteError as ModelWriteError,
 )
 from .errors import (
+    PipelineStageError as PipelineStageError,
+)
+from .errors import (
     PromptError as PromptError,
 )
 from .errors import (

@@ -23,14 +23,17 @@ class Engine:
         options: str,
         progress: Callable[[int, int], None] | None = None,
         draft: tuple[str, str | None, str] | None = None,
+        stages: list[int] | None = None,
     ) -> None:
         """Loads a model: maps a packed file, or packs the weights of a checkpoint or GGUF file, or random weights.
 
         `spec` is the JSON of a ModelSpec, `options` the JSON of the options that `engine_options` lists. `progress` is
         called with the bytes packed so far and the bytes in total. `draft` is the spec, weights and options of a
-        smaller draft model with the same vocabulary.
+        smaller draft model with the same vocabulary. With `stages`, the model runs in pipeline stages, first to last,
+        instead of this process: sockets whose other ends run `serve_stage`. Only headers of the weights are read then.
 
-        Raises ModelFileError, ConfigError, InvalidParameterError, InsufficientMemoryError, KeyboardInterrupt.
+        Raises ModelFileError, ConfigError, InvalidParameterError, InsufficientMemoryError, PipelineStageError,
+        KeyboardInterrupt.
         """
 
     def load_lora(self, directory: str, config: str) -> LoraAdapter:
@@ -39,7 +42,7 @@ class Engine:
         Waits for a running step, then loads while other steps run.
 
         Raises ModelFileError, ConfigError, UnsupportedModelError, InsufficientMemoryError, EngineError,
-        KeyboardInterrupt.
+        KeyboardInterrupt; UnsupportedTaskError for an engine with pipeline stages.
         """
 
     def add_request(
@@ -234,6 +237,9 @@ class StepOutput:
         """Token that ended the request; None if it was not ended by a token."""
     @property
     def error(self) -> str | None: ...
+    @property
+    def lost_stage(self) -> int | None:
+        """Index of the pipeline stage whose loss ended the request."""
     @property
     def logprobs(self) -> list[TokenLogprobs]:
         """Log-probabilities of each token, if requested."""
@@ -431,6 +437,25 @@ def measure(spec: str, weights: str | None, options: str) -> str:
     Reads only the headers of a checkpoint or a packed file; without weights, their size is computed from the spec.
 
     Raises ModelFileError, ConfigError, InvalidParameterError.
+    """
+
+def divide_layers(spec: str, weights: str | None, options: str, stages: int) -> list[tuple[int, int]]:
+    """Divides the layers of a model into pipeline stages of about the same size; reads only headers.
+
+    Returns the first layer of each stage and the one after its last.
+
+    Raises ModelFileError, ConfigError, InvalidParameterError for a number of stages that the model does not allow.
+    """
+
+def serve_stage(
+    spec: str, weights: str | None, options: str, layers: tuple[int, int], sharers: int, socket: int
+) -> None:
+    """Loads layers of a model and runs them for the Engine at the other end of a socket; releases the GIL.
+
+    Returns when the engine closes the connection. `sharers` stages, this one included, divide the memory of this
+    machine. The socket stays open.
+
+    Raises the errors of Engine, and EngineError for a connection that is lost within a message.
     """
 
 def check_tokenizer_json(content: bytes) -> None:

@@ -133,6 +133,20 @@ class EngineError(FerruleError, RuntimeError):
     """The engine failed or is closed."""
 
 
+class PipelineStageError(EngineError):
+    """A pipeline stage failed or cannot be reached; every unfinished request of its engine gets this error."""
+
+    stage: int
+    """Index of the stage, from 0."""
+
+    def __init__(self, message: str, stage: int) -> None:
+        super().__init__(message)
+        self.stage = stage
+
+    def __reduce__(self) -> tuple[type["PipelineStageError"], tuple[str, int]]:
+        return type(self), (str(self), self.stage)
+
+
 class RequestFailedError(EngineError):
     """The engine cannot continue one request, for example because its parameters forbid every token."""
 

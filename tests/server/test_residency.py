@@ -17,7 +17,7 @@ import pytest
 import fakes
 from ferrule import AsyncLLM
 from ferrule._cli.served_models import load_models
-from ferrule.errors import InsufficientMemoryError, ModelFileError
+from ferrule.errors import EngineError, InsufficientMemoryError, ModelFileError
 from ferrule.server import OnDemand, ServerSettings
 from ferrule.server.residency import Entry, Residency
 from server.live import Answer, Live, serving, until
@@ -429,7 +429,7 @@ def test_failed_engine_is_loaded_again(engine: type[fakes.Engine]) -> None:
     loader = Loader()
     with serving(on_demand={"m": loader.model}) as live:
         assert live.chat(max_tokens=1).status == 200
-        loader.made[0]._registry.fail("the engine has failed")
+        loader.made[0]._registry.fail(EngineError("the engine has failed"))
         assert live.request("/health").status == 200
         assert live.chat(max_tokens=1).status == 200
         assert loader.loads == 2

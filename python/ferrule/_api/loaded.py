@@ -34,6 +34,7 @@ from ferrule._params.foreign_engine_args import FOREIGN as FOREIGN_ENGINE_ARGS
 from ferrule._params.lora import LoRARequest
 from ferrule._params.options import EngineArgs, EngineOptions
 from ferrule._params.sampling import MAX_PRIORITY, MIN_PRIORITY, SamplingParams
+from ferrule._pipeline.start import start_stages
 from ferrule._text.chat.options import FOREIGN as FOREIGN_CHAT_OPTIONS
 from ferrule._text.chat.options import ChatOptions
 from ferrule._text.grammars import Grammars
@@ -90,6 +91,7 @@ class LoadedModel(metaclass=RefusingMeta):
         parts = [(self._files, self._name, self._options), *self._draft_model()]
         dummy = args.load_format == "dummy"
         weights = [None if dummy else weights_of(*part, progress) for part in parts]
+        self._holds: list[weakref.finalize[..., Self]] = []
         try:
             engine = self._make_engine(parts, weights, progress)
         except ModelFileError:
@@ -105,7 +107,7 @@ class LoadedModel(metaclass=RefusingMeta):
         packed = [
             None if path in (None, files.path) else path for path, (files, _, _) in zip(weights, parts, strict=True)
         ]
-        self._driver = Driver(engine)
+        self._driver = Driver(engine, has_stages=args.pipeline_parallel_size > 1)
         self._engine_info: dict[str, Any] = json.loads(self._driver.info())
         self._engine_info["packed_file"] = None if packed[0] is None else os.fspath(packed[0])
         wanted = args.max_model_len or self._files.spec.max_position_embeddings
@@ -128,7 +130,7 @@ class LoadedModel(metaclass=RefusingMeta):
         verified = [] if self._options.allow_paging else [path for path in packed if path is not None]
         self._verification = Verification(verified, self._driver.fail)
         self._verification.start()
-        self._holds = [weakref.finalize(self, release, path) for path in filter(None, packed)]
+        self._holds += [weakref.finalize(self, release, path) for path in filter(None, packed)]
         self._loaded()
 
     def _draft_model(self) -> list[tuple[ModelFiles, str, EngineOptions]]:
@@ -143,20 +145,33 @@ class LoadedModel(metaclass=RefusingMeta):
             options = replace(options, max_model_len=context)
         return [(files, speculative.model, options)]
 
-    @staticmethod
     def _make_engine(
+        self,
         parts: Sequence[tuple[ModelFiles, str, EngineOptions]],
         weights: Sequence[Path | None],
         progress: Callable[[int, int], None] | None,
     ) -> _native.Engine:
-        """Creates the engine of a model, with a draft model if there are two parts."""
+        """Creates the engine of a model, with a draft model if there are two parts, and its pipeline stages."""
         from ferrule import _native
+
+        stages = start_stages(self._options, parts[0][0], weights[0])
+        sockets = None
+        if stages is not None:
+            self._holds.append(weakref.finalize(self, stages.close))
+            sockets = [connection.fileno() for connection in stages.sockets]
+            files, name, options = parts[0]
+            parts = [(files, name, replace(options, threads=stages.threads)), *parts[1:]]
 
         model, *draft = [
             (files.spec.to_json(), None if path is None else os.fspath(path), options.to_json())
             for path, (files, _, options) in zip(weights, parts, strict=True)
         ]
-        return _native.Engine(*model, progress, *draft)
+        try:
+            return _native.Engine(*model, progress, *draft, stages=sockets)
+        except BaseException:
+            if stages is not None:
+                stages.close()
+            raise
 
     def _loaded(self) -> None:
         """Runs once the engine exists; subclasses extend it."""

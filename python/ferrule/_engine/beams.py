@@ -137,7 +137,7 @@ class BeamSearch(Completion):
     def add(self, step: _native.StepOutput) -> StreamDelta:
         """Adds the output of the last step, which contains all sequences.
 
-        Raises RequestFailedError, LogitsProcessorError.
+        Raises RequestFailedError, LogitsProcessorError, PipelineStageError.
         """
         self.step = step
         self.raise_error(step)

@@ -69,8 +69,10 @@ _exiting = threading.Event()
 class Driver:
     """Shares an engine between threads."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, has_stages: bool = False) -> None:
+        """`has_stages` says that the engine has connections to pipeline stages, which a fork must not use."""
         self._engine: Engine | None = engine
+        self._has_stages = has_stages
         self._closed_reason = "the engine is closed"
         self._closing = False
         self._stepping: int | None = None
@@ -268,9 +270,10 @@ class Driver:
 
     def after_fork(self) -> None:
         """Replaces the lock in a forked child, where a thread that holds it no longer exists."""
-        if self._lock.locked():
+        if self._lock.locked() or self._has_stages:
             self._engine = None
-            self._closed_reason = "the process was forked while the engine ran; create a new LLM in the child process"
+            cause = "its pipeline stages belong to the parent" if self._has_stages else "the engine ran"
+            self._closed_reason = f"the process was forked while {cause}; create a new LLM in the child process"
         self._lock = threading.Lock()
 
 

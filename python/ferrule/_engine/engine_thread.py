@@ -12,6 +12,7 @@ import threading
 import weakref
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -84,7 +85,7 @@ class EngineThread:
         if started:
             self._commands.put(_wake)
         else:
-            self._end(CLOSED)
+            self._end(EngineError(CLOSED))
 
     @property
     def alive(self) -> bool:
@@ -103,7 +104,7 @@ class EngineThread:
                 self._thread.start()
 
     def _run(self) -> None:
-        reason = CLOSED
+        failure = EngineError(CLOSED)
         try:
             while not self._stopping:
                 self._run_commands()
@@ -112,11 +113,11 @@ class EngineThread:
                 if self._routes and not self._stopping:
                     self._advance()
         except EngineError as error:
-            reason = str(error)
+            failure = error
         except BaseException as error:
-            reason = f"the engine's thread failed: {error!r}"
+            failure = EngineError(f"the engine's thread failed: {error!r}")
         finally:
-            self._end(reason)
+            self._end(failure)
 
     def _run_commands(self) -> None:
         """Runs the commands posted so far; waits for one if there is nothing to compute."""
@@ -137,7 +138,7 @@ class EngineThread:
             raise
         except Exception as error:
             self._driver.release(inbox)
-            if not self._call(collector.loop, self._fail_all, [collector], error):
+            if not self._call(collector.loop, self._fail, [(collector, error)]):
                 self._abandon([collector])
             return
         self._inboxes[collector] = inbox
@@ -208,15 +209,16 @@ class EngineThread:
             self._registry.remove(collector)
             self._release(collector)
 
-    def _end(self, reason: str) -> None:
+    def _end(self, failure: EngineError) -> None:
         # Close the engine first, so that its memory is free when readers get the error.
         self._driver.close()
-        by_loop: dict[AbstractEventLoop, list[Collector]] = {}
-        for collector in self._registry.fail(reason):
-            by_loop.setdefault(collector.loop, []).append(collector)
-        for loop, collectors in by_loop.items():
-            self._call(loop, self._fail_all, collectors, None, reason)
-        self._encodes.close(reason)
+        by_loop: dict[AbstractEventLoop, list[tuple[Collector, Exception]]] = {}
+        for collector in self._registry.fail(failure):
+            # Each task gets its own exception; a shared one would accumulate the tracebacks of all tasks.
+            by_loop.setdefault(collector.loop, []).append((collector, copy(failure)))
+        for loop, failures in by_loop.items():
+            self._call(loop, self._fail, failures)
+        self._encodes.close(str(failure))
         self._inboxes.clear()
         self._routes.clear()
 
@@ -242,10 +244,9 @@ class EngineThread:
             elif completion.finish_reason is not None and step.finish_reason is None:
                 self._commands.put(partial(self._abort, step.request_id))
 
-    def _fail_all(self, collectors: list[Collector], error: Exception | None, reason: str = "") -> None:
-        for collector in collectors:
-            # Each task gets its own exception; a shared one would accumulate the tracebacks of all tasks.
-            collector.fail(EngineError(reason) if error is None else error)
+    def _fail(self, failures: list[tuple[Collector, Exception]]) -> None:
+        for collector, error in failures:
+            collector.fail(error)
             self._registry.remove(collector)
 
     def after_fork(self) -> None:

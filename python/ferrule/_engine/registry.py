@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from copy import copy
 from typing import NamedTuple
 
 from ferrule._engine.collector import Collector
@@ -42,7 +43,7 @@ class Registry:
         self._collectors: dict[str, Collector] = {}
         self._sequences = 0
         self._encodings = 0
-        self._failure: str | None = None
+        self._failure: EngineError | None = None
         self._draining = False
         self._idle: list[asyncio.Future[None]] = []
         self._release: Callable[[Collector], None] | None = None
@@ -125,10 +126,10 @@ class Registry:
             with self._lock:
                 self._idle = [other for other in self._idle if other is not future]
 
-    def fail(self, reason: str) -> list[Collector]:
-        """Removes and returns all requests; later requests are refused with the reason of the first call."""
+    def fail(self, error: EngineError) -> list[Collector]:
+        """Removes and returns all requests; later requests are refused with a copy of the error of the first call."""
         with self._lock:
-            self._failure = self._failure or reason
+            self._failure = self._failure or copy(error)
             collectors = list(self._collectors.values())
             self._collectors.clear()
             self._sequences = 0
@@ -139,13 +140,14 @@ class Registry:
     def check_health(self) -> None:
         """Raises EngineError if the engine has failed or is closed."""
         if self._failure is not None:
-            raise EngineError(self._failure)
+            raise copy(self._failure)
 
     def after_fork(self) -> None:
         """Clears the registry in a forked child, which has neither the readers nor the engine thread."""
         self._lock = threading.Lock()
         if self._collectors and self._failure is None:
-            self._failure = "the process was forked while the engine ran; create a new AsyncLLM in the child process"
+            reason = "the process was forked while the engine ran; create a new AsyncLLM in the child process"
+            self._failure = EngineError(reason)
         self._collectors, self._sequences, self._encodings, self._idle = {}, 0, 0, []
 
     def _check_open(self) -> None:

@@ -24,7 +24,7 @@ from ferrule._text.prompt import ReadPrompt, prompt_limit
 from ferrule._text.restrictions import bad_words_ids, breaker_ids
 from ferrule._text.stop import StopStrings
 from ferrule._text.tokenizer import Tokenizer, TokenLimit
-from ferrule.errors import InvalidParameterError, RequestFailedError
+from ferrule.errors import InvalidParameterError, PipelineStageError, RequestFailedError
 from ferrule.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -261,7 +261,8 @@ class Completion:
     def add(self, step: _native.StepOutput) -> StreamDelta:
         """Adds the output of a step and sets `finish_reason` if the completion has ended.
 
-        Raises RequestFailedError if the engine failed on this request, LogitsProcessorError if a processor did.
+        Raises RequestFailedError if the engine failed on this request, LogitsProcessorError if a processor did,
+        PipelineStageError if a pipeline stage is lost.
         """
         self.step = step
         self.raise_error(step)
@@ -290,6 +291,8 @@ class Completion:
         """Raises the error of a failed step."""
         if step.finish_reason == "error" and self.processors is not None and self.processors.error is not None:
             raise self.processors.error
+        if step.lost_stage is not None:
+            raise PipelineStageError(step.error or "a pipeline stage is lost", step.lost_stage)
         if step.finish_reason == "error":
             raise RequestFailedError(step.error or "the engine failed on this request")
 

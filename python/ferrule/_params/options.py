@@ -31,6 +31,9 @@ MAX_THREADS = 1024
 MAX_BYTES = 2**63 - 1
 PYTHON_OPTIONS = ("packed_cache_limit", "verify_weights")
 """Options that Python handles and the native module does not read."""
+EXECUTOR_BACKENDS = ("mp",)
+"""Processes that pipeline stages run in."""
+MAX_STAGES = 1024
 LONGEST_STEP = 3600.0
 """Limit of `target_itl`, in seconds."""
 MAX_QUEUED_REQUESTS = 1024
@@ -223,10 +226,36 @@ class EngineArgs(EngineOptions):
     lora_modules: Annotated[
         Mapping[str, str | os.PathLike[str]] | None, Doc("Low-rank adapters to load, by name and path.")
     ] = None
+    pipeline_parallel_size: Annotated[
+        int,
+        Integer(1, MAX_STAGES),
+        Doc(
+            "Number of pipeline stages that divide the layers of the model; each is a process with its own weights, KV "
+            "cache and `threads`. The output does not depend on it."
+        ),
+    ] = 1
+    distributed_executor_backend: Annotated[
+        str | None,
+        Choice(EXECUTOR_BACKENDS),
+        Doc("Processes of the pipeline stages: `mp` for processes of this machine. None: mp."),
+    ] = None
     progress: Annotated[
         Callable[[int, int], None] | None,
         Doc("Function that is called with the number of bytes of weights loaded so far and in total."),
     ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pipeline_parallel_size > 1:
+            draft_model = None if self.speculative is None else self.speculative.model
+            unsupported = {
+                "lora_modules": self.lora_modules,
+                "prefix_cache_dir": self.prefix_cache_dir,
+                "speculative_config.model": draft_model,
+            }
+            for name, value in unsupported.items():
+                if value is not None:
+                    raise InvalidParameterError(name, value, "left out with pipeline_parallel_size above 1")
 
     def keywords(self) -> dict[str, Any]:
         """Returns the arguments by name, for a constructor."""

@@ -63,12 +63,9 @@ pub enum EngineError {
     /// The cancel flag was set. Nothing is lost: the next step computes the same again.
     #[error("cancelled")]
     Cancelled,
-    /// A defect of ferrule ended the engine in an earlier call, which reported it to every request.
-    #[error("the engine is dead: {reason}")]
-    Dead {
-        /// Description of the defect.
-        reason: String,
-    },
+    /// A failure ended the engine, in this call or in an earlier one, which reported it to every request.
+    #[error("the engine is dead: {0}")]
+    Dead(crate::EngineFailure),
     /// A sequence to evaluate is invalid.
     #[error(transparent)]
     Request(#[from] crate::RequestError),

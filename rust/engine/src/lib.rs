@@ -28,10 +28,11 @@ pub mod structured;
 
 pub use beams::Hypothesis;
 pub use builder::{
-    BuildError, EngineBuilder, EngineInfo, EngineOptions, KvWindow, Measurement, MemoryNeeds, ModelFigures, StoredType,
+    BuildError, EngineBuilder, EngineInfo, EngineModel, EngineOptions, KvWindow, Measurement, MemoryNeeds,
+    ModelFigures, StageFigures, StoredType,
 };
 pub use draft::{DraftModel, SpeculativeConfig, SpeculativeMethod};
-pub use engine::{EncodeError, EncodeTask, Engine, EngineConfig, PrefixCacheDir, Text};
+pub use engine::{EncodeError, EncodeTask, Engine, EngineConfig, EngineFailure, PrefixCacheDir, Text};
 pub use error::{ConfigError, EngineError};
 pub use metrics::Metrics;
 pub use output::{FinishReason, RequestTiming, StepOutput};

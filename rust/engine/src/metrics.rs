@@ -105,7 +105,7 @@ impl Finished {
         match reason {
             FinishReason::Stop { .. } | FinishReason::Complete => self.stop += 1,
             FinishReason::Length => self.length += 1,
-            FinishReason::Sampling(_) | FinishReason::Constraint(_) | FinishReason::Dead { .. } => self.error += 1,
+            FinishReason::Sampling(_) | FinishReason::Constraint(_) | FinishReason::Dead(_) => self.error += 1,
         }
     }
 }

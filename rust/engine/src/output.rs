@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::sequence::Sequence;
-use crate::{ConstraintError, Hypothesis, RequestId, SampleError, SampleTrace, TokenLogprobs};
+use crate::{ConstraintError, EngineFailure, Hypothesis, RequestId, SampleError, SampleTrace, TokenLogprobs};
 
 /// Reason why a request finished.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,10 +22,7 @@ pub enum FinishReason {
     /// The grammar failed. Other requests are not affected.
     Constraint(ConstraintError),
     /// The engine is dead.
-    Dead {
-        /// Message of the panic, or why a pipeline stage is lost.
-        reason: String,
-    },
+    Dead(EngineFailure),
 }
 
 impl FinishReason {
@@ -44,7 +41,7 @@ impl FinishReason {
         match self {
             Self::Stop { .. } | Self::Complete => "stop",
             Self::Length => "length",
-            Self::Sampling(_) | Self::Constraint(_) | Self::Dead { .. } => "error",
+            Self::Sampling(_) | Self::Constraint(_) | Self::Dead(_) => "error",
         }
     }
 
@@ -57,13 +54,22 @@ impl FinishReason {
         }
     }
 
+    /// Returns the index of the pipeline stage whose loss ended the request.
+    #[must_use]
+    pub fn lost_stage(&self) -> Option<usize> {
+        match self {
+            Self::Dead(failure) => failure.lost_stage,
+            _ => None,
+        }
+    }
+
     /// Returns the error message if the request failed.
     #[must_use]
     pub fn error(&self) -> Option<String> {
         match self {
             Self::Sampling(error) => Some(error.to_string()),
             Self::Constraint(error) => Some(error.to_string()),
-            Self::Dead { reason } => Some(format!("the engine died: {reason}")),
+            Self::Dead(failure) => Some(format!("the engine died: {failure}")),
             Self::Stop { .. } | Self::Complete | Self::Length => None,
         }
     }

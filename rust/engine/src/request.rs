@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ferrule_model::Adapter;
 
-use crate::{InvalidParameterError, SamplingParams};
+use crate::{EngineFailure, InvalidParameterError, SamplingParams};
 
 /// Number of a request, unique in its engine; numbers increase in the order of arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -106,12 +106,9 @@ pub enum RequestError {
         /// Maximum number of requests that wait.
         limit: usize,
     },
-    /// A defect of ferrule ended the engine.
-    #[error("the engine is dead: {reason}")]
-    Dead {
-        /// Description of the defect.
-        reason: String,
-    },
+    /// A failure ended the engine.
+    #[error("the engine is dead: {0}")]
+    Dead(EngineFailure),
 }
 
 /// Limits of the length of a sequence.

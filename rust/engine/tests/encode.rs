@@ -9,8 +9,8 @@ use fake::{
     logits_after, mix, read, run, scores_of,
 };
 use ferrule_engine::{
-    ConfigError, EncodeError, EncodeTask, Engine, EngineConfig, EngineError, PrefixCacheDir, Request, RequestError,
-    SamplingParams, Text,
+    ConfigError, EncodeError, EncodeTask, Engine, EngineConfig, EngineError, EngineFailure, PrefixCacheDir, Request,
+    RequestError, SamplingParams, Text,
 };
 use ferrule_kernels::Cancel;
 use ferrule_model::Pooling;
@@ -237,7 +237,7 @@ fn a_panic_ends_the_engine() {
         let mut model = FakeModel::new(&config(), &[None]);
         model.faults.insert(1, fault);
         let mut engine = Engine::new(model, config()).unwrap();
-        let dead = Err(EngineError::Dead { reason: words.into() });
+        let dead = Err(EngineError::Dead(EngineFailure { reason: words.into(), lost_stage: None }));
         for _ in 0..2 {
             assert_eq!(encode(&mut engine, &[text(vec![1; 50])], &MEAN), dead);
         }

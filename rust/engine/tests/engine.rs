@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use fake::{FakeModel, Fault, VOCAB, config, engine, run};
 use ferrule_engine::{
-    ConfigError, Engine, EngineConfig, EngineError, FinishReason, LogitsProcessor, Request, RequestError, RequestId,
-    SampleError, SamplingParams, SharedProcessor, StepOutput,
+    ConfigError, Engine, EngineConfig, EngineError, EngineFailure, FinishReason, LogitsProcessor, Request,
+    RequestError, RequestId, SampleError, SamplingParams, SharedProcessor, StepOutput,
 };
 use ferrule_kernels::Cancel;
 use ferrule_model::LogitRows;
@@ -252,11 +252,12 @@ fn a_panic_ends_the_engine_with_an_error_for_every_request() {
             assert!(finish.error().unwrap().contains(words));
         }
         assert!(!engine.has_unfinished_requests());
-        let dead = EngineError::Dead { reason: words.into() };
+        let failure = EngineFailure { reason: words.into(), lost_stage: None };
+        let dead = EngineError::Dead(failure.clone());
         assert_eq!(engine.step(&Cancel::new()), Err(dead.clone()));
         assert_eq!(engine.logits(&[1], 0, None, &Cancel::new()), Err(dead));
         let refused = engine.add_request(Request { prompt: vec![1], params: greedy(1), adapter: None });
-        assert_eq!(refused, Err(RequestError::Dead { reason: words.into() }));
+        assert_eq!(refused, Err(RequestError::Dead(failure)));
         assert!(!engine.abort(ids[0]));
         assert_eq!(engine.dead(), Some(words));
     }
@@ -276,7 +277,7 @@ fn after_a_panic_in_an_evaluation_the_next_step_returns_errors() {
     model.faults.insert(0, Fault::Panicked);
     let mut engine = Engine::new(model, config()).unwrap();
     let id = add(&mut engine, prompt(0, 5), greedy(50));
-    assert!(matches!(engine.logits(&[1, 2], 0, None, &Cancel::new()), Err(EngineError::Dead { .. })));
+    assert!(matches!(engine.logits(&[1, 2], 0, None, &Cancel::new()), Err(EngineError::Dead(_))));
     assert!(engine.has_unfinished_requests());
     let outputs = engine.step(&Cancel::new()).unwrap();
     assert_eq!(finish_of(&outputs, id).unwrap().name(), "error");

@@ -13,8 +13,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ferrule_engine::{
-    ConfigError, Engine, EngineConfig, EngineError, FinishReason, PrefixCacheDir, Request, SamplingParams,
-    SpeculativeConfig, StepOutput,
+    ConfigError, Engine, EngineConfig, EngineError, EngineFailure, FinishReason, PrefixCacheDir, Request,
+    SamplingParams, SpeculativeConfig, StepOutput,
 };
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::kv::KvFormat;
@@ -183,8 +183,11 @@ fn a_lost_stage_ends_every_request_with_its_reason() {
     let outputs = engine.step(&Cancel::new()).unwrap();
     assert_eq!(outputs.iter().map(|output| output.request).collect::<Vec<_>>(), ids);
     for output in outputs {
-        let Some(FinishReason::Dead { reason }) = output.finish else { panic!("{:?}", output.finish) };
+        let Some(FinishReason::Dead(EngineFailure { reason, lost_stage })) = output.finish else {
+            panic!("{:?}", output.finish)
+        };
         assert!(reason.contains("pipeline stage 1: the connection ended"), "{reason}");
+        assert_eq!(lost_stage, Some(1));
     }
     assert!(matches!(engine.add_request(request(0)), Err(error) if error.to_string().contains("pipeline stage 1")));
     drop(engine);

@@ -139,8 +139,13 @@ pub enum ForwardError {
     #[error("a worker thread panicked in the forward pass: {0}")]
     Panicked(String),
     /// A pipeline stage in another process failed or cannot be reached. The batch cannot be retried.
-    #[error("{0}")]
-    StageLost(String),
+    #[error("{reason}")]
+    StageLost {
+        /// Index of the stage.
+        stage: usize,
+        /// Message with the stage and the cause.
+        reason: String,
+    },
 }
 
 impl From<PoolError> for ForwardError {

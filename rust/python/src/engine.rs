@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferrule_engine::{
-    self as engine, EncodeTask, EngineError, Metrics, Request, RequestError, SamplingParams, SharedProcessor, Text,
+    self as engine, EncodeTask, EngineError, EngineModel, Metrics, Request, RequestError, SamplingParams,
+    SharedProcessor, Text,
 };
-use ferrule_model::{LanguageModel, Transformer};
+use ferrule_model::LanguageModel;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 
@@ -17,6 +18,7 @@ use crate::lora::{self, LoraAdapter};
 use crate::outputs::StepOutput;
 use crate::parameters::to_json;
 use crate::processor::PythonProcessor;
+use crate::stage;
 use crate::structured::Grammar;
 
 /// Token ids, token types and cache salt of a text.
@@ -26,7 +28,7 @@ type TextArguments = (Vec<i64>, Vec<i64>, Option<String>);
 #[pyclass(frozen, module = "ferrule._native")]
 pub(crate) struct Engine {
     /// None after `close`.
-    engine: Mutex<Option<engine::Engine<Transformer>>>,
+    engine: Mutex<Option<engine::Engine<EngineModel>>>,
     /// Metrics that are read without waiting for a running step.
     metrics: Arc<Mutex<Metrics>>,
     interrupt: Interrupt,
@@ -39,7 +41,7 @@ impl Engine {
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&mut engine::Engine<Transformer>) -> T + Send,
+        call: impl FnOnce(&mut engine::Engine<EngineModel>) -> T + Send,
     ) -> PyResult<T> {
         let result = py.detach(|| {
             let _guard = fork::hold_off_forks();
@@ -48,7 +50,7 @@ impl Engine {
         result.ok_or_else(|| errors::EngineError::new_err("the engine is closed"))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<engine::Engine<Transformer>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<engine::Engine<EngineModel>>> {
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -63,7 +65,7 @@ impl Engine {
 #[pymethods]
 impl Engine {
     #[new]
-    #[pyo3(signature = (spec, weights, options, progress=None, draft=None))]
+    #[pyo3(signature = (spec, weights, options, progress=None, draft=None, stages=None))]
     fn new(
         py: Python<'_>,
         spec: &str,
@@ -71,11 +73,14 @@ impl Engine {
         options: &str,
         progress: Option<Py<PyAny>>,
         draft: Option<(String, Option<String>, String)>,
+        stages: Option<Vec<i32>>,
     ) -> PyResult<Self> {
         let model = LoadArguments::read(spec, weights, options)?;
         let draft =
             draft.as_ref().map(|(spec, weights, options)| LoadArguments::read(spec, weights.as_deref(), options));
         let draft = draft.transpose()?;
+        let streams = stages.map(|sockets| sockets.into_iter().map(stage::stream).collect::<PyResult<Vec<_>>>());
+        let streams = streams.transpose()?;
         let isa = errors::chosen_isa()?;
         let interrupt = Interrupt::new();
         let mut report = reporter(progress, &interrupt);
@@ -84,6 +89,10 @@ impl Engine {
             let builder = model.builder().isa(isa).cancel(&interrupt.cancel).progress(&mut report);
             let builder = match draft {
                 Some(draft) => builder.draft_model(draft.spec, draft.weights, draft.options),
+                None => builder,
+            };
+            let builder = match streams {
+                Some(streams) => builder.stages(stage::links(streams)?),
                 None => builder,
             };
             builder.build_with_info()
@@ -98,6 +107,9 @@ impl Engine {
     /// Loads a low-rank adapter for requests of this engine.
     fn load_lora(&self, py: Python<'_>, directory: &str, config: &str) -> PyResult<LoraAdapter> {
         let loader = self.with(py, |engine| engine.model().adapters())?;
+        let loader = loader.ok_or_else(|| {
+            errors::UnsupportedTaskError::new_err("adapters are not supported with pipeline parallelism")
+        })?;
         lora::load(py, &loader, directory, config)
     }
 

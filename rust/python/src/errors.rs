@@ -1,9 +1,9 @@
 //! Conversion of the crates' errors to the exceptions of `ferrule.errors`.
 
-use ferrule_engine::{self as engine, EncodeError, GrammarError, RequestError, VocabularyError};
+use ferrule_engine::{self as engine, EncodeError, EngineFailure, GrammarError, RequestError, VocabularyError};
 use ferrule_formats::{CheckpointError, PackedErrorKind};
 use ferrule_kernels::arch::{Isa, IsaError};
-use ferrule_model::{AdapterError, LoadError, SpecError, TensorError};
+use ferrule_model::{AdapterError, LoadError, PipelineError, SpecError, StageError, TensorError};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use pyo3::{PyErrArguments, import_exception};
@@ -18,6 +18,7 @@ import_exception!(ferrule.errors, InvalidParameterError);
 import_exception!(ferrule.errors, ModelFileError);
 import_exception!(ferrule.errors, ModelWriteError);
 import_exception!(ferrule.errors, PromptError);
+import_exception!(ferrule.errors, PipelineStageError);
 import_exception!(ferrule.errors, QueueFullError);
 import_exception!(ferrule.errors, TokenizerError);
 import_exception!(ferrule.errors, UnsupportedModelError);
@@ -54,6 +55,9 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
     let message = error.to_string();
     match error {
         LoadError::Spec(error) => spec_error(error),
+        LoadError::Stage(StageError::Stages { stages, most, .. }) => {
+            invalid("pipeline_parallel_size", *stages, format!("an integer from 1 to {most} for this model"))
+        }
         LoadError::Stage(_) => UnsupportedModelError::new_err(message),
         LoadError::Packed(error) if matches!(*error.kind, PackedErrorKind::Write(_)) => {
             ModelWriteError::new_err(message)
@@ -115,6 +119,7 @@ pub(crate) fn build_error(error: &engine::BuildError) -> PyErr {
         Error::Parameter(error) => parameter_error(error),
         Error::Load(error) => load_error(error),
         Error::Config(error) => config_error(error),
+        Error::Pipeline(error) => pipeline_error(error),
         Error::Isa(error) => isa_error(error),
         Error::KvMemory { .. } => InsufficientMemoryError::new_err(error.to_string()),
     }
@@ -137,7 +142,7 @@ pub(crate) fn request_error(error: &RequestError) -> PyErr {
             ),
         ),
         RequestError::QueueFull { .. } => QueueFullError::new_err(message),
-        RequestError::Dead { .. } => EngineError::new_err(message),
+        RequestError::Dead(failure) => dead_error(failure, message),
         _ => PromptError::new_err(message),
     }
 }
@@ -189,7 +194,26 @@ pub(crate) fn engine_error(error: &ferrule_engine::EngineError) -> PyErr {
         Error::State(error) => invalid("state", Value::Null, format!("a state that this model saved ({error})")),
         Error::OutOfMemory { .. } => InsufficientMemoryError::new_err(error.to_string()),
         Error::RemotePages => UnsupportedTaskError::new_err(error.to_string()),
-        Error::Cancelled | Error::Dead { .. } => EngineError::new_err(error.to_string()),
+        Error::Dead(failure) => dead_error(failure, error.to_string()),
+        Error::Cancelled => EngineError::new_err(error.to_string()),
+    }
+}
+
+/// Returns the error of a dead engine.
+fn dead_error(failure: &EngineFailure, message: String) -> PyErr {
+    match failure.lost_stage {
+        Some(stage) => PipelineStageError::new_err((message, stage)),
+        None => EngineError::new_err(message),
+    }
+}
+
+fn pipeline_error(error: &PipelineError) -> PyErr {
+    let message = error.to_string();
+    match error {
+        PipelineError::Link { stage, .. } | PipelineError::Mismatch { stage, .. } => {
+            PipelineStageError::new_err((message, *stage))
+        }
+        PipelineError::Unsupported { .. } => UnsupportedModelError::new_err(message),
     }
 }
 

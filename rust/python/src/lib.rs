@@ -12,6 +12,7 @@ mod outputs;
 mod packing;
 mod parameters;
 mod processor;
+mod stage;
 mod structured;
 mod tokenizer;
 
@@ -68,6 +69,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(parameters::engine_options, module)?)?;
     module.add_function(wrap_pyfunction!(engine::sample_distribution, module)?)?;
     module.add_function(wrap_pyfunction!(load::measure, module)?)?;
+    module.add_function(wrap_pyfunction!(stage::divide_layers, module)?)?;
+    module.add_function(wrap_pyfunction!(stage::serve_stage, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack, module)?)?;
     module.add_function(wrap_pyfunction!(packing::allocate_bits, module)?)?;
     module.add_function(wrap_pyfunction!(tokenizer::check_json, module)?)?;

@@ -7,13 +7,12 @@ use ferrule_kernels::arch::Isa;
 use ferrule_kernels::kv::PAGE_TOKENS;
 use ferrule_kernels::{Format, machine};
 use ferrule_model::{
-    KvGroup, LanguageModel, LoadError, ModelSpec, Needs, Quantization, Transformer, WeightFiles, WeightSizes,
-    buffer_bytes,
+    KvGroup, LanguageModel, LoadError, ModelSpec, Needs, Quantization, WeightFiles, WeightSizes, buffer_bytes,
 };
 use serde::Serialize;
 
 use super::kv_memory::DEFAULT_SHARE;
-use super::{EngineOptions, pool};
+use super::{EngineModel, EngineOptions, pool};
 use crate::{DraftModel, pages};
 
 /// Figures of a model on this machine with given options.
@@ -91,6 +90,19 @@ pub struct EngineInfo {
     pub prefix_cache_dir: Option<PathBuf>,
     /// Maximum number of tokens of a sequence, by context and KV cache.
     pub max_model_len: usize,
+    /// Figures of the pipeline stages, first to last; empty for a model in one process.
+    pub pipeline_stages: Vec<StageFigures>,
+}
+
+/// Figures of a pipeline stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct StageFigures {
+    /// First layer.
+    pub first_layer: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Bytes of the weights, with norms, biases and tables.
+    pub weight_bytes: u64,
 }
 
 /// Figures of a model that is not loaded, and the memory that it needs.
@@ -179,8 +191,8 @@ impl ModelFigures {
 
 impl EngineInfo {
     pub(super) fn new(
-        model: &Transformer,
-        draft: Option<&DraftModel<Transformer>>,
+        model: &EngineModel,
+        draft: Option<&DraftModel<EngineModel>>,
         options: &EngineOptions,
         isa: Isa,
         pages: &[usize],
@@ -198,6 +210,14 @@ impl EngineInfo {
             enable_prefix_caching: options.enable_prefix_caching && model.capabilities().causal,
             prefix_cache_dir: options.prefix_cache_dir.clone(),
             max_model_len: 0,
+            pipeline_stages: model
+                .stage_infos()
+                .map(|info| StageFigures {
+                    first_layer: info.first,
+                    layers: info.end - info.first,
+                    weight_bytes: info.weight_bytes,
+                })
+                .collect(),
         }
     }
 }

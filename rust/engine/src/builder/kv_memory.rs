@@ -1,9 +1,9 @@
 //! Memory of the KV cache: its size, and its division between a model and a draft model.
 
 use ferrule_kernels::machine;
-use ferrule_model::{LanguageModel, Transformer};
+use ferrule_model::{LanguageModel, Pipeline};
 
-use super::{BuildError, EngineOptions};
+use super::{BuildError, EngineModel, EngineOptions};
 use crate::{ConfigError, DraftModel, pages};
 
 /// Divisor of the free memory for the default size of the KV cache: one half, since the program that uses the engine
@@ -16,18 +16,19 @@ const PAGING_SHARE: u64 = 4;
 
 /// Allocates the KV caches and returns the number of pages of each of the model's groups.
 pub(super) fn allocate(
-    model: &mut Transformer,
-    mut draft: Option<&mut DraftModel<Transformer>>,
+    model: &mut EngineModel,
+    mut draft: Option<&mut DraftModel<EngineModel>>,
     options: &EngineOptions,
     max_model_len: usize,
 ) -> Result<Vec<usize>, BuildError> {
     let mapped = model.mapped_bytes() + draft.as_ref().map_or(0, |draft| draft.model.mapped_bytes());
-    let available = available_beside(mapped, options.allow_paging);
+    let available =
+        model.pipeline().map_or_else(|| available_beside(mapped, options.allow_paging), Pipeline::kv_budget);
     let budget = options.kv_cache_memory.unwrap_or(available / DEFAULT_SHARE);
     if budget > available {
         return Err(BuildError::KvMemory { requested: budget, available });
     }
-    let divide = |model: &mut Transformer, budget: u64, max_model_len: usize| {
+    let divide = |model: &mut EngineModel, budget: u64, max_model_len: usize| {
         let EngineOptions { max_num_seqs, max_num_batched_tokens, .. } = *options;
         let pages = pages::divide(model.kv_groups(), budget, max_model_len, max_num_seqs, max_num_batched_tokens)
             .map_err(|error: ConfigError| BuildError::from(error))?;
@@ -35,7 +36,7 @@ pub(super) fn allocate(
         Ok::<_, BuildError>(pages)
     };
     // Both caches hold the same number of tokens.
-    let for_one = |model: &Transformer| {
+    let for_one = |model: &EngineModel| {
         u128::from(pages::bytes_of_one(model.kv_groups(), max_model_len, options.max_num_batched_tokens))
     };
     let draft_bytes = draft.as_ref().map_or(0, |draft| for_one(&draft.model));
@@ -49,7 +50,7 @@ pub(super) fn allocate(
 
 /// Returns the free bytes for a KV cache beside mapped weights. The system counts mapped pages as free until they are
 /// read, so they are subtracted.
-fn available_beside(mapped: u64, allow_paging: bool) -> u64 {
+pub(super) fn available_beside(mapped: u64, allow_paging: bool) -> u64 {
     if mapped == 0 {
         return machine::available_memory();
     }

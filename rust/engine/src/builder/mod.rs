@@ -3,16 +3,19 @@
 //! | file | concern |
 //! |---|---|
 //! | `mod.rs` | [`EngineBuilder`] |
+//! | `model.rs` | [`EngineModel`]: the model in this process, or in pipeline stages |
 //! | `options.rs` | [`EngineOptions`]: one table row per option |
 //! | `kv_memory.rs` | memory of the KV caches of the model and of a draft model |
 //! | `info.rs` | [`EngineInfo`], [`Measurement`]: figures of a model, with or without loading it |
 
 mod info;
 mod kv_memory;
+mod model;
 mod options;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,13 +24,14 @@ use ferrule_kernels::arch::{Isa, IsaError};
 use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Cancel, Exec, Pool, machine};
 use ferrule_model::{
-    Allocation, AllocationError, LoadError, LoadOptions, MatrixFormats, ModelSpec, Progress, Quantization, Recipe,
-    Transformer, WeightFiles,
+    Allocation, AllocationError, LoadError, LoadOptions, MatrixFormats, ModelSpec, Pipeline, PipelineError, Progress,
+    Quantization, Recipe, Source, Stage, StageLink, Transformer, WeightFiles, divide_layers,
 };
 
 use crate::parameter::Checked;
 use crate::{ConfigError, DraftModel, Engine, EngineConfig, InvalidParameterError, PrefixCacheDir, SpeculativeConfig};
-pub use info::{EngineInfo, KvWindow, Measurement, MemoryNeeds, ModelFigures, StoredType};
+pub use info::{EngineInfo, KvWindow, Measurement, MemoryNeeds, ModelFigures, StageFigures, StoredType};
+pub use model::EngineModel;
 pub use options::EngineOptions;
 
 /// Maximum number of bytes that a step reads from a prefix cache directory, which takes some hundredths of a second.
@@ -45,6 +49,9 @@ pub enum BuildError {
     /// The configuration does not fit the model.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The stages of a pipeline cannot form the model.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
     /// The environment variable `FERRULE_ISA` is invalid.
     #[error(transparent)]
     Isa(#[from] IsaError),
@@ -90,6 +97,7 @@ pub struct EngineBuilder<'a> {
     model: ModelFiles,
     options: EngineOptions,
     draft: Option<(ModelFiles, EngineOptions)>,
+    stages: Option<Vec<StageLink>>,
     isa: Option<Isa>,
     cancel: Option<&'a Cancel>,
     progress: Option<Progress<'a>>,
@@ -113,7 +121,8 @@ impl<'a> EngineBuilder<'a> {
     /// Returns a builder for a model with random weights and default options.
     pub fn new(spec: ModelSpec) -> Self {
         let model = ModelFiles { spec, weights: None };
-        Self { model, options: EngineOptions::default(), draft: None, isa: None, cancel: None, progress: None }
+        let options = EngineOptions::default();
+        Self { model, options, draft: None, stages: None, isa: None, cancel: None, progress: None }
     }
 
     /// Reads the weights from a directory of safetensors files, a GGUF file or a packed file.
@@ -208,6 +217,12 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
+    /// Runs the model in pipeline stages, first to last, instead of loading it. Of its weights, only headers are read.
+    pub fn stages(mut self, links: Vec<StageLink>) -> Self {
+        self.stages = Some(links);
+        self
+    }
+
     /// Sets the instruction set; default: the one that `FERRULE_ISA` names, or the fastest of the machine.
     pub fn isa(mut self, isa: Isa) -> Self {
         self.isa = Some(isa);
@@ -230,7 +245,7 @@ impl<'a> EngineBuilder<'a> {
     ///
     /// # Errors
     /// [`BuildError`] for invalid options, files that cannot be loaded, and too little memory.
-    pub fn build(self) -> Result<Engine<Transformer>, BuildError> {
+    pub fn build(self) -> Result<Engine<EngineModel>, BuildError> {
         self.build_with_info().map(|(engine, _)| engine)
     }
 
@@ -238,8 +253,8 @@ impl<'a> EngineBuilder<'a> {
     ///
     /// # Errors
     /// The errors of [`EngineBuilder::build`].
-    pub fn build_with_info(self) -> Result<(Engine<Transformer>, EngineInfo), BuildError> {
-        let Self { model, options, draft, isa, cancel, progress } = self;
+    pub fn build_with_info(self) -> Result<(Engine<EngineModel>, EngineInfo), BuildError> {
+        let Self { model, options, draft, stages, isa, cancel, progress } = self;
         options.check(model.spec.max_position_embeddings)?;
         if let Some((draft, options)) = &draft {
             options.check(draft.spec.max_position_embeddings)?;
@@ -249,12 +264,16 @@ impl<'a> EngineBuilder<'a> {
         let pool = Arc::new(pool(&options));
         let loading = Loading { isa, pool, cancel: cancel.unwrap_or(&no_cancel) };
         let max_model_len = options.max_model_len.unwrap_or(model.spec.max_position_embeddings);
-        let mut model = loading.load(model, &options, progress.unwrap_or(&mut |_, _| ()))?;
+        let mut model = match stages {
+            None => EngineModel::local(loading.load(model, &options, progress.unwrap_or(&mut |_, _| ()))?),
+            Some(_) if draft.is_some() => return Err(PipelineError::Unsupported { what: "draft models" }.into()),
+            Some(links) => join_stages(model, links, &options)?,
+        };
         let mut draft = match draft {
             None => None,
             Some((files, options)) => {
                 let max_model_len = options.max_model_len.unwrap_or(files.spec.max_position_embeddings);
-                let model = loading.load(files, &options, &mut |_, _| ())?;
+                let model = EngineModel::local(loading.load(files, &options, &mut |_, _| ())?);
                 Some(DraftModel { model, pages: Vec::new(), max_model_len })
             }
         };
@@ -278,6 +297,39 @@ impl<'a> EngineBuilder<'a> {
         let engine = Engine::with_draft_model(model, draft, config)?;
         info.max_model_len = engine.max_model_len();
         Ok((engine, info))
+    }
+
+    /// Loads layers `layers` of the model as a pipeline stage. Returns it with the bytes that are free for its pages, if
+    /// `sharers` stages of the model, this one included, divide the memory of this machine.
+    ///
+    /// # Errors
+    /// The errors of [`EngineBuilder::build`]; [`LoadError::Stage`] within them if the layers cannot be a stage.
+    pub fn load_stage(self, layers: Range<usize>, sharers: NonZeroUsize) -> Result<(Stage, u64), BuildError> {
+        let Self { model, options, isa, cancel, progress, .. } = self;
+        options.check(model.spec.max_position_embeddings)?;
+        let no_cancel = Cancel::new();
+        let isa = isa.map_or_else(Isa::from_environment, Ok)?;
+        let loading = Loading { isa, pool: Arc::new(pool(&options)), cancel: cancel.unwrap_or(&no_cancel) };
+        let stage = loading.load_stage(model, layers, &options, progress.unwrap_or(&mut |_, _| ()))?;
+        let sharers = sharers.get() as u64;
+        // The other stages of this machine map weights of about the same size.
+        let mapped = stage.mapped_bytes().saturating_mul(sharers);
+        let available = kv_memory::available_beside(mapped, options.allow_paging) / sharers;
+        Ok((stage, available))
+    }
+
+    /// Divides the layers of the model into pipeline stages, first to last; see [`ferrule_model::divide_layers`].
+    ///
+    /// # Errors
+    /// The errors of [`EngineBuilder::build`] that the headers of the files show; [`LoadError::Stage`] within them if the
+    /// model cannot be divided into so many stages.
+    pub fn divide(self, stages: usize) -> Result<Vec<Range<usize>>, BuildError> {
+        let Self { model: ModelFiles { spec, weights }, options, .. } = self;
+        options.check(spec.max_position_embeddings)?;
+        let files = WeightFiles::open(weights.as_deref(), &spec, true)?;
+        let source = files.source(options.allow_paging);
+        let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source, spec.causal));
+        Ok(divide_layers(&spec, source, quantization, stages)?)
     }
 
     /// Returns the figures of the model and the memory that it needs, without loading it.
@@ -354,16 +406,52 @@ impl<'a> EngineBuilder<'a> {
 impl Loading<'_> {
     fn load(
         &self,
-        ModelFiles { spec, weights }: ModelFiles,
+        files: ModelFiles,
         options: &EngineOptions,
         progress: Progress<'_>,
     ) -> Result<Transformer, LoadError> {
+        self.open(files, options, |spec, source, options| {
+            Transformer::load(spec, source, options, Arc::clone(&self.pool), self.cancel, progress)
+        })
+    }
+
+    fn load_stage(
+        &self,
+        files: ModelFiles,
+        layers: Range<usize>,
+        options: &EngineOptions,
+        progress: Progress<'_>,
+    ) -> Result<Stage, LoadError> {
+        self.open(files, options, |spec, source, options| {
+            Stage::load(spec, layers, source, options, Arc::clone(&self.pool), self.cancel, progress)
+        })
+    }
+
+    /// Opens the files of a model and passes them to `load`.
+    fn open<T>(
+        &self,
+        ModelFiles { spec, weights }: ModelFiles,
+        options: &EngineOptions,
+        load: impl FnOnce(ModelSpec, Source<'_>, LoadOptions) -> Result<T, LoadError>,
+    ) -> Result<T, LoadError> {
         let files = WeightFiles::open(weights.as_deref(), &spec, options.mmap)?;
         let source = files.source(options.allow_paging);
         let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source, spec.causal));
-        let load = LoadOptions { quantization, kv_format: options.kv_format(), isa: self.isa };
-        Transformer::load(spec, source, load, Arc::clone(&self.pool), self.cancel, progress)
+        load(spec, source, LoadOptions { quantization, kv_format: options.kv_format(), isa: self.isa })
     }
+}
+
+/// Joins pipeline stages to a model; its sizes come from the headers of the files.
+fn join_stages(
+    ModelFiles { spec, weights }: ModelFiles,
+    links: Vec<StageLink>,
+    options: &EngineOptions,
+) -> Result<EngineModel, BuildError> {
+    let files = WeightFiles::open(weights.as_deref(), &spec, true)?;
+    let source = files.source(true);
+    let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source, spec.causal));
+    let sizes = ferrule_model::measure(&spec, source, quantization, options.kv_format())?.weights;
+    Ok(EngineModel::stages(Pipeline::new(spec, links)?, sizes, quantization))
 }
 
 fn threads(options: &EngineOptions) -> NonZeroUsize {

@@ -10,8 +10,8 @@ use ferrule_model::{Adapter, Batch, ForwardError, LanguageModel, LogitRows, Sequ
 
 use super::Engine;
 use super::failure::panic_message;
-use crate::EngineError;
 use crate::pages::PageTables;
+use crate::{EngineError, EngineFailure};
 
 impl<M: LanguageModel> Engine<M> {
     /// Allocates the result of an operation on `tokens` tokens: room for `numbers` floats.
@@ -38,19 +38,23 @@ impl<M: LanguageModel> Engine<M> {
         })
     }
 
-    /// Runs `work` between steps. A panic ends the engine.
+    /// Runs `work` between steps. A panic or a lost pipeline stage ends the engine.
     pub(crate) fn run_between_steps<T>(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<T, ForwardError>,
     ) -> Result<T, EngineError> {
         let outcome = catch_unwind(AssertUnwindSafe(|| work(self)))
             .unwrap_or_else(|panic| Err(ForwardError::Panicked(panic_message(panic.as_ref()))));
-        if let Err(ForwardError::Panicked(reason) | ForwardError::StageLost(reason)) = outcome {
-            self.mark_dead(reason.clone());
-            return Err(EngineError::Dead { reason });
+        match outcome.map_err(EngineFailure::of) {
+            Err(Some(failure)) => {
+                self.mark_dead(failure.clone());
+                Err(EngineError::Dead(failure))
+            }
+            other => {
+                self.publish();
+                other.map_err(|_| EngineError::Cancelled)
+            }
         }
-        self.publish();
-        outcome.map_err(|_| EngineError::Cancelled)
     }
 
     /// Computes as many of the first tokens of `range` as one step allows and returns how many. The logits are left in

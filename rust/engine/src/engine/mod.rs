@@ -10,7 +10,7 @@
 //! | `step.rs` | one step: schedule and forward pass |
 //! | `postprocess.rs` | sampling, prefix caching and finished requests after the forward pass |
 //! | `metrics.rs` | metrics, page statistics and the page audit |
-//! | `failure.rs` | a panic ends the engine |
+//! | `failure.rs` | a panic or a lost pipeline stage ends the engine |
 //! | `between_steps.rs` | work between steps, with separate pages |
 //! | `logits.rs` | the logits of every token, for evaluation |
 //! | `state.rs` | save and restore the KV cache of a prompt |
@@ -41,6 +41,7 @@ use crate::scheduler::{Scheduler, StepLimits};
 use crate::{ConfigError, Metrics, StepOutput};
 pub use config::{EngineConfig, PrefixCacheDir};
 pub use encode::{EncodeError, EncodeTask, Text};
+pub use failure::EngineFailure;
 pub(crate) use failure::panic_message;
 
 /// Maximum number of logits per step for prompt log-probabilities, which need a row of `vocab_size` logits per token.
@@ -63,8 +64,8 @@ pub struct Engine<M> {
     pub(crate) metrics: Metrics,
     /// Copy of the metrics, updated at the end of each call, so that readers do not wait for a step.
     published: Arc<Mutex<Metrics>>,
-    /// Reason why the engine is dead, if it is.
-    dead: Option<String>,
+    /// Failure that ended the engine, if it is dead.
+    dead: Option<EngineFailure>,
     /// Outputs with which the next step ends the requests of a dead engine.
     final_outputs: Vec<StepOutput>,
 }
@@ -154,7 +155,7 @@ impl<M: LanguageModel> Engine<M> {
 
     /// Returns why the engine is dead, if it is.
     pub fn dead(&self) -> Option<&str> {
-        self.dead.as_deref()
+        self.dead.as_ref().map(|failure| failure.reason.as_str())
     }
 }
 

@@ -57,8 +57,8 @@ impl<M: LanguageModel> Engine<M> {
 
     /// Checks everything that can reject a request.
     fn check_request(&self, request: &Request) -> Result<(), RequestError> {
-        if let Some(reason) = &self.dead {
-            return Err(RequestError::Dead { reason: reason.clone() });
+        if let Some(failure) = &self.dead {
+            return Err(RequestError::Dead(failure.clone()));
         }
         self.check_generates()?;
         let vocab_size = self.model.vocab_size();

@@ -13,7 +13,7 @@ use crate::draft::DraftLimits;
 use crate::scheduler::{Schedule, Scheduled};
 use crate::sequence::Sequence;
 use crate::structured;
-use crate::{EngineError, StepOutput};
+use crate::{EngineError, EngineFailure, StepOutput};
 
 impl<M: LanguageModel> Engine<M> {
     /// Runs one engine step: schedules, runs one forward pass, samples a token for each sequence that is fully
@@ -28,11 +28,12 @@ impl<M: LanguageModel> Engine<M> {
     pub fn step(&mut self, cancel: &Cancel) -> Result<Vec<StepOutput>, EngineError> {
         if self.final_outputs.is_empty() {
             self.check_alive()?;
-            match catch_unwind(AssertUnwindSafe(|| self.run_step(cancel))) {
-                Ok(Ok(outputs)) => return Ok(outputs),
-                Ok(Err(ForwardError::Cancelled)) => return Err(EngineError::Cancelled),
-                Ok(Err(ForwardError::Panicked(reason) | ForwardError::StageLost(reason))) => self.mark_dead(reason),
-                Err(panic) => self.mark_dead(panic_message(panic.as_ref())),
+            let outcome = catch_unwind(AssertUnwindSafe(|| self.run_step(cancel)))
+                .unwrap_or_else(|panic| Err(ForwardError::Panicked(panic_message(panic.as_ref()))));
+            match outcome.map_err(EngineFailure::of) {
+                Ok(outputs) => return Ok(outputs),
+                Err(None) => return Err(EngineError::Cancelled),
+                Err(Some(failure)) => self.mark_dead(failure),
             }
         }
         Ok(std::mem::take(&mut self.final_outputs))

@@ -143,6 +143,12 @@ impl Stage {
         self.model.weight_sizes()
     }
 
+    /// Returns the bytes of weights in a mapped file, as [`Transformer::mapped_bytes`].
+    #[must_use]
+    pub fn mapped_bytes(&self) -> u64 {
+        self.model.mapped_bytes()
+    }
+
     /// Returns the fingerprint of everything that affects the pages of this stage, as [`LanguageModel::fingerprint`].
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 32] {

@@ -51,8 +51,8 @@ pub struct Pipeline {
     links: Vec<StageLink>,
     /// Page copies that the next step begins with.
     copies: Vec<PageCopy>,
-    /// Reason that a stage is lost, if one is.
-    lost: Option<String>,
+    /// Error of the lost stage, if one is lost.
+    lost: Option<ForwardError>,
 }
 
 impl Pipeline {
@@ -135,8 +135,8 @@ impl Pipeline {
         cancel: &Cancel,
         out: &mut Vec<f32>,
     ) -> Result<(), ForwardError> {
-        if let Some(reason) = &self.lost {
-            return Err(ForwardError::StageLost(reason.clone()));
+        if let Some(error) = &self.lost {
+            return Err(error.clone());
         }
         // Once a micro-batch is sent, all are completed, so that the stages stay alike.
         if cancel.poll() {
@@ -149,16 +149,16 @@ impl Pipeline {
             })
             .collect();
         out.clear();
-        self.exchange(&steps, out).map_err(|error| {
-            let reason = error.to_string();
-            self.lost = Some(reason.clone());
-            ForwardError::StageLost(reason)
+        self.exchange(&steps, out).map_err(|(stage, error)| {
+            let reason = PipelineError::Link { stage, error }.to_string();
+            self.lost.insert(ForwardError::StageLost { stage, reason }).clone()
         })
     }
 
-    /// Sends each step through all stages; appends what the last one returns to `out`.
-    fn exchange(&mut self, steps: &[Vec<u8>], out: &mut Vec<f32>) -> Result<(), PipelineError> {
-        let lost = |stage: usize| move |error: LinkError| PipelineError::Link { stage, error };
+    /// Sends each step through all stages; appends what the last one returns to `out`. An error has the index of its
+    /// stage.
+    fn exchange(&mut self, steps: &[Vec<u8>], out: &mut Vec<f32>) -> Result<(), (usize, LinkError)> {
+        let lost = |stage: usize| move |error: LinkError| (stage, error);
         for step in steps {
             self.links[0].send_step(step, &[]).map_err(lost(0))?;
         }

@@ -1,0 +1,84 @@
+//! Pipeline stages: a stage that runs in this process, and the connections of an engine to stages in other processes.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter};
+use std::num::NonZeroUsize;
+use std::os::fd::BorrowedFd;
+
+use ferrule_model::{PipelineError, StageLink};
+use pyo3::prelude::*;
+
+use crate::errors;
+use crate::fork;
+use crate::interrupt::Interrupt;
+use crate::load::LoadArguments;
+
+/// Returns a stream over a duplicate of a connected socket, which Python keeps open.
+pub(crate) fn stream(socket: i32) -> PyResult<File> {
+    if socket < 0 {
+        return Err(errors::invalid("socket", socket, "an open socket"));
+    }
+    // SAFETY: the borrow ends within this function. A number that is not open is reported by the system.
+    let duplicate = unsafe { BorrowedFd::borrow_raw(socket) }.try_clone_to_owned();
+    Ok(File::from(duplicate?))
+}
+
+/// Returns the links over streams to stages, first to last, once each of them has described itself.
+pub(crate) fn links(streams: Vec<File>) -> Result<Vec<StageLink>, PipelineError> {
+    let open = |(stage, stream): (usize, File)| {
+        let reader = stream.try_clone().map_err(Into::into);
+        let link = reader
+            .and_then(|reader| StageLink::open(Box::new(BufReader::new(reader)), Box::new(BufWriter::new(stream))));
+        link.map_err(|error| PipelineError::Link { stage, error })
+    };
+    streams.into_iter().enumerate().map(open).collect()
+}
+
+/// Loads layers of a model, and runs them for the engine at the other end of a socket until it closes the connection.
+#[pyfunction]
+#[pyo3(signature = (spec, weights, options, layers, sharers, socket))]
+pub(crate) fn serve_stage(
+    py: Python<'_>,
+    spec: &str,
+    weights: Option<&str>,
+    options: &str,
+    layers: (usize, usize),
+    sharers: NonZeroUsize,
+    socket: i32,
+) -> PyResult<()> {
+    let model = LoadArguments::read(spec, weights, options)?;
+    let isa = errors::chosen_isa()?;
+    let interrupt = Interrupt::new();
+    let stream = stream(socket)?;
+    let loaded = py.detach(|| {
+        let _guard = fork::hold_off_forks();
+        model.builder().isa(isa).cancel(&interrupt.cancel).load_stage(layers.0..layers.1, sharers)
+    });
+    let (mut stage, kv_budget) = loaded.map_err(|error| interrupt.build_error(&error))?;
+    interrupt.settle(py);
+    // A fork does not wait for this call, which lasts as long as the engine.
+    let served = py.detach(|| {
+        let reader = BufReader::new(stream.try_clone()?);
+        ferrule_model::serve_stage(&mut stage, kv_budget, reader, BufWriter::new(stream), &interrupt.cancel)
+    });
+    served.map_err(|error| errors::EngineError::new_err(error.to_string()))
+}
+
+/// Divides the layers of a model into pipeline stages; returns the first layer of each and the one after its last.
+#[pyfunction]
+#[pyo3(signature = (spec, weights, options, stages))]
+pub(crate) fn divide_layers(
+    py: Python<'_>,
+    spec: &str,
+    weights: Option<&str>,
+    options: &str,
+    stages: usize,
+) -> PyResult<Vec<(usize, usize)>> {
+    let model = LoadArguments::read(spec, weights, options)?;
+    let divided = py.detach(|| {
+        let _guard = fork::hold_off_forks();
+        model.builder().divide(stages)
+    });
+    let ranges = divided.map_err(|error| errors::build_error(&error))?;
+    Ok(ranges.into_iter().map(|range| (range.start, range.end)).collect())
+}

@@ -1,0 +1,242 @@
+"""Models divided into pipeline stages: the output of one process, lost stages, and what stages do not support."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import TINY
+from ferrule import (
+    LLM,
+    AsyncLLM,
+    ConfigError,
+    EngineError,
+    InvalidParameterError,
+    PipelineStageError,
+    SamplingParams,
+    UnsupportedModelError,
+    UnsupportedTaskError,
+)
+from ferrule._loading import read_model_files
+from ferrule._params.options import LONGEST_STEP, EngineOptions
+from ferrule._pipeline import worker
+from ferrule._pipeline.processes import StageProcesses
+from ferrule._pipeline.stages import StageArguments
+from ferrule._text.prompt import TokensPrompt
+from lora_files import random_adapter
+from test_batch_invariance import FEW_PAGES, PAGE_TOKENS
+from test_invariance import GOLDEN, alone, bits, load, params, prompts
+
+pytestmark = pytest.mark.native
+
+ENDLESS = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
+TWO_STAGES: dict[str, Any] = {"pipeline_parallel_size": 2, "threads": 1}
+SECONDS = 60.0
+"""Timeout for the end of a process, in seconds."""
+
+
+def stage_processes() -> list[int]:
+    """Returns the process ids of the stages of this process, first to last."""
+    children = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
+    pids = sorted(int(pid) for each in children for pid in each)
+    return [pid for pid in pids if worker.__name__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def wait_until_ended(pid: int) -> None:
+    """Waits until a process has ended; as an orphan, it may remain as a zombie."""
+    deadline = time.monotonic() + SECONDS
+    with suppress(FileNotFoundError, ProcessLookupError):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline, f"process {pid} has not ended"
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "formats", "stages"),
+    [("tiny", ("int4", "int8"), 3), ("qwen2_moe", ("int8", "auto"), 2), ("lfm2", ("f32", "auto"), 2)],
+)
+def test_output_equals_that_of_one_process(model: str, formats: tuple[str, str], stages: int) -> None:
+    with load(model, formats, 64, 1) as llm:
+        whole = llm.info()
+    given, sampling = prompts(model), [params(number) for number in range(8)]
+    with load(model, formats, 64, 1, pipeline_parallel_size=stages) as llm:
+        info = llm.info()
+        assert [bits(output.outputs[0]) for output in llm.generate(given, sampling)] == alone(model, formats)
+        assert len(stage_processes()) == stages
+        # The cached prefixes are in the stages.
+        assert [bits(output.outputs[0]) for output in llm.generate(given, sampling)] == alone(model, formats)
+        assert llm.metrics().prefix_hits_tokens > 0
+    assert stage_processes() == []
+    parts = info["pipeline_stages"]
+    assert [part["first_layer"] for part in parts[1:]] == [part["first_layer"] + part["layers"] for part in parts[:-1]]
+    assert sum(part["layers"] for part in parts) == whole["layers"]
+    # Only the embedding may be in two stages.
+    assert all(part["weight_bytes"] < whole["weight_bytes"] + whole["vector_bytes"] for part in parts)
+    assert whole["pipeline_stages"] == []
+
+
+def test_preemption_and_speculation() -> None:
+    formats = ("int4", "int8")
+    drafts = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 5, "adaptive": False}
+    with load("tiny", formats, 64, 1) as llm:
+        page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
+    # With the largest `target_itl`, the schedule does not depend on the time that steps take.
+    few = {"kv_cache_memory": FEW_PAGES * page_bytes, "speculative_config": drafts, "target_itl": LONGEST_STEP}
+    with load("tiny", formats, 64, 1, pipeline_parallel_size=2, **few) as llm:
+        # Each sequence begins with one page and ends with two.
+        given: list[TokensPrompt] = [{"prompt_token_ids": [7 + number] * 15} for number in range(2 * FEW_PAGES)]
+        sampling = [params(number) for number in range(2 * FEW_PAGES)]
+        outputs = llm.generate(given, sampling)
+        metrics = llm.metrics()
+    assert metrics.preemptions > 0
+    assert 0 < metrics.accepted_tokens < metrics.drafted_tokens
+    assert metrics.pages_free == metrics.pages_total
+    with load("tiny", formats, 512, 1) as llm:
+        assert [bits(output.outputs[0]) for output in outputs] == [
+            bits(output.outputs[0]) for output in llm.generate(given, sampling)
+        ]
+
+
+def test_killed_stage_ends_requests_and_engine() -> None:
+    with LLM(**TWO_STAGES) as llm:
+        stream = llm.stream("Once", ENDLESS)
+        next(stream)
+        os.kill(stage_processes()[1], signal.SIGKILL)
+        with pytest.raises(PipelineStageError, match="pipeline stage 1: the connection ended") as caught:
+            list(stream)
+        assert caught.value.stage == 1
+        with pytest.raises(PipelineStageError, match="pipeline stage 1"):
+            llm.generate("Once", ENDLESS)
+    assert stage_processes() == []
+
+
+def test_killed_stage_ends_every_stream() -> None:
+    async def read(llm: AsyncLLM, started: asyncio.Barrier) -> int:
+        stream = llm.stream("Once", ENDLESS)
+        await anext(stream)
+        await started.wait()
+        try:
+            async for _ in stream:
+                pass
+        except PipelineStageError as error:
+            return error.stage
+        return -1
+
+    async def run() -> None:
+        async with AsyncLLM(**TWO_STAGES) as llm:
+            started = asyncio.Barrier(3)
+            readers = [asyncio.create_task(read(llm, started)) for _ in range(2)]
+            await started.wait()
+            os.kill(stage_processes()[0], signal.SIGKILL)
+            assert await asyncio.gather(*readers) == [0, 0]
+            with pytest.raises(EngineError, match="pipeline stage 0"):
+                await llm.check_health()
+
+    asyncio.run(run())
+    assert stage_processes() == []
+
+
+def test_stage_that_cannot_be_loaded() -> None:
+    spec, options = read_model_files(TINY).spec.to_json(), EngineOptions(threads=1).to_json()
+    arguments = StageArguments(spec=spec, weights=str(TINY), options=options, layers=(0, 1), sharers=1)
+    cases: list[tuple[Any, type[Exception]]] = [
+        ({"layers": (0, 99)}, UnsupportedModelError),
+        ({"spec": "{}"}, ConfigError),
+        ({"options": '{"threads": 0}'}, InvalidParameterError),
+    ]
+    for wrong, error in cases:
+        invalid: Any = {**arguments, **wrong}
+        stages = StageProcesses([arguments, invalid], 1)
+        with pytest.raises(error):
+            stages.wait_until_loaded()
+        stages.close()
+    assert stage_processes() == []
+
+
+def test_stage_that_dies_before_it_has_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nkill -KILL $$\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(PipelineStageError, match=r"pipeline stage [01] ended while it loaded \(exit status -9\)"):
+        LLM(**TWO_STAGES)
+
+
+PROGRAM = """
+import os, signal, sys
+from ferrule import EngineError, LLM, SamplingParams
+llm = LLM(pipeline_parallel_size=2, threads=1)
+greedy = SamplingParams(temperature=0, max_tokens=8)
+expected = llm.generate("The capital of France is", greedy)[0].outputs[0].text
+child = os.fork()
+if child == 0:
+    try:
+        llm.generate("The capital of France is", greedy)
+    except EngineError as error:
+        assert "stages belong to the parent" in str(error)
+        sys.exit(7)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 7, status
+assert llm.generate("The capital of France is", greedy)[0].outputs[0].text == expected
+print(open(f"/proc/self/task/{os.getpid()}/children").read(), flush=True)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "killed"])
+def test_stages_end_with_their_process_and_survive_a_fork(end: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, end], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == (0 if end == "exit" else -signal.SIGKILL), done.stderr
+    workers = [int(pid) for pid in done.stdout.split()]
+    assert len(workers) == 2
+    for pid in workers:
+        wait_until_ended(pid)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lora_modules", {"a": "adapter"}),
+        ("prefix_cache_dir", "pages"),
+        ("speculative_config", {"model": str(TINY), "num_speculative_tokens": 2}),
+    ],
+)
+def test_options_that_stages_do_not_support(field: str, value: Any) -> None:
+    with pytest.raises(InvalidParameterError, match="not supported with pipeline_parallel_size above 1") as caught:
+        LLM(pipeline_parallel_size=2, **{field: value})
+    assert caught.value.field.startswith(field)
+
+
+def test_invalid_numbers_of_stages_and_backends() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be an integer from 1 to 1024, got 0"),
+        ({"pipeline_parallel_size": 99}, r"must be an integer from 1 to \d+ for this model, got 99"),
+        ({"distributed_executor_backend": "uni"}, "distributed_executor_backend must be one of mp, got 'uni'"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is not supported, got 2; it is not implemented yet"),
+    ]
+    for options, message in cases:
+        with pytest.raises(InvalidParameterError, match=message):
+            LLM(**options)
+
+
+def test_methods_that_stages_do_not_support(tmp_path: Path) -> None:
+    adapter = random_adapter(tmp_path / "adapter", TINY)
+    with LLM(**TWO_STAGES) as llm:
+        with pytest.raises(UnsupportedTaskError, match="adapters are not supported with pipeline parallelism"):
+            llm.load_lora_adapter("a", adapter)
+        with pytest.raises(UnsupportedTaskError, match="not supported with pipeline parallelism"):
+            llm.save_state("Once upon a time")
+    with pytest.raises(UnsupportedModelError, match="does not support bidirectional attention"):
+        LLM(GOLDEN.parent / "encoders" / "bert", **TWO_STAGES)
