@@ -103,8 +103,8 @@ def test_calibration_uses_the_formats_of_a_recipe(tmp_path: Path) -> None:
         ('base = "int4"\nformat = {}', "unknown key 'format'; a recipe has base and [formats]"),
         ('base = "int4"\nformats = 1', "formats must be a table of tensor names, got 1"),
         ('base = "int4"\n[formats]\n"a.b" = 4', 'format of "a.b" must be a string, got 4'),
-        ('base = "int4"\n[formats]\n"*" = "int5"', 'format of "*" must be one of int4, int6, int8, got "int5"'),
-        ('base = "int4"\n[formats]\n"*" = "bf16"', 'format of "*" must be one of int4, int6, int8, got "bf16"'),
+        ('base = "int4"\n[formats]\n"*" = "int5"', 'format of "*" must be one of int3, int4, int6, int8, got "int5"'),
+        ('base = "int4"\n[formats]\n"*" = "bf16"', 'format of "*" must be one of int3, int4, int6, int8, got "bf16"'),
         ('base = "int4"\n[formats]\n"*" = "int8"\n"x.*" = "int8"', '"x.*" must match a quantized matrix of the model'),
         ('base = "int4"\n[formats]\n"*norm*" = "int8"', '"*norm*" must match a quantized matrix of the model'),
         ("base = ", "recipe is not valid TOML (Invalid value (at end of document))"),
@@ -171,16 +171,16 @@ def test_allocation_of_embedded_model(tmp_path: Path) -> None:
     packed = quantize(None, tmp_path / "packed", recipe=allocation.recipe())
     assert 0.99 * int4 < model_info(packed)["weight_bytes"] == allocation.bytes <= int4
     assert {matrix.format for matrix in allocation.matrices} >= {"int4", "int6"}
-    errors = {"int4": (1e-3, 2e-2), "int6": (5e-5, 1e-3), "int8": (1e-6, 1e-4)}
+    errors = {"int3": (1e-2, 5e-2), "int4": (1e-3, 2e-2), "int6": (5e-5, 1e-3), "int8": (1e-6, 1e-4)}
     for matrix in allocation.matrices:
         least, most = errors[matrix.format]
         assert least < matrix.error < most, matrix
     with pytest.raises(
-        InvalidParameterError, match=r"bits must be a number from 4\.3\d to 8\.\d\d for this model, got 4.0$"
+        InvalidParameterError, match=r"bits must be a number from 3\.\d\d to 8\.\d\d for this model, got 3.0$"
     ):
-        allocate_bits(None, 4)
+        allocate_bits(None, 3)
     with pytest.raises(
-        InvalidParameterError, match=r"bits must be a number from 4\.3\d to 8\.\d\d for this model, got 9.0$"
+        InvalidParameterError, match=r"bits must be a number from 3\.\d\d to 8\.\d\d for this model, got 9.0$"
     ):
         allocate_bits(None, 9)
     with pytest.raises(InvalidParameterError, match="bits must be a number > 0 and <= 32, got nan"):

@@ -20,7 +20,7 @@ class AllocatedMatrix:
     tensor: str
     """Name of the tensor, without `.weight`."""
     format: str
-    """Format: int4, int6 or int8."""
+    """Format: int3, int4, int6 or int8."""
     weights: int
     """Number of weights."""
     bytes: int
@@ -60,7 +60,7 @@ def allocate_bits(
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> BitAllocation:
-    """Chooses a format (int4, int6 or int8) for each matrix of a model, with at most `bits` per weight in total.
+    """Chooses a format (int3, int4, int6 or int8) for each matrix of a model, with at most `bits` per weight in total.
 
     The formats minimize an estimate of the loss: the sum of the relative squared error of each matrix, measured on a
     sample of its rows, times a factor of its kind (linearity theorem of HIGGS, https://arxiv.org/abs/2411.17525). No

@@ -51,7 +51,7 @@ _SHARED = ("revision", "threads")
     "--bits",
     type=click.FloatRange(min=0, max=32, min_open=True),
     metavar="FLOAT",
-    help="Bits per weight of all matrices together; chooses int4, int6 or int8 for each (default: none).",
+    help="Bits per weight of all matrices together; chooses int3, int4, int6 or int8 for each (default: none).",
 )
 @click.option(
     "--recipe",

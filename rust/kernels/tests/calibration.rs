@@ -195,7 +195,7 @@ proptest! {
     }
 }
 
-const FORMATS: [Format; 3] = [Format::Int4, Format::Int6, Format::Int8];
+const FORMATS: [Format; 4] = [Format::Int3, Format::Int4, Format::Int6, Format::Int8];
 
 #[test]
 fn calibration_reduces_the_error_of_correlated_inputs() {

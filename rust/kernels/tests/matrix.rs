@@ -69,11 +69,12 @@ proptest! {
 }
 
 /// Returns the largest error of a weight relative to the largest weight of its super-block: half a code, plus the
-/// rounding error of the sub-scale for int4 and int6.
+/// rounding error of the sub-scale for int3, int4 and int6.
 fn worst_error(format: Format) -> f32 {
     match format {
         Format::Int8 => 0.6 / 127.0,
         Format::Int6 => 0.125,
+        Format::Int3 => 0.3,
         _ => 0.2,
     }
 }
@@ -86,7 +87,7 @@ proptest! {
     fn rows_come_back_quantized(rows in 1usize..40, blocks in 1usize..5, values in prop::collection::vec(-1.0f32..1.0, 997)) {
         let cols = blocks * BLOCK;
         let value = |row: usize, column: usize| values[(row * 631 + column) % values.len()];
-        for format in [Format::Int8, Format::Int6, Format::Int4] {
+        for format in [Format::Int8, Format::Int6, Format::Int4, Format::Int3] {
             // Stored blocks are rotated.
             let fill = |row, out: &mut [f32]| {
                 out.copy_from_slice(&restored(&(0..cols).map(|i| value(row, i)).collect::<Vec<_>>()));
@@ -112,7 +113,7 @@ proptest! {
 /// Rows may end within a block.
 #[test]
 fn short_blocks_come_back_quantized() {
-    for format in [Format::Int8, Format::Int6, Format::Int4] {
+    for format in [Format::Int8, Format::Int6, Format::Int4, Format::Int3] {
         for cols in [1, 2, 31, 127, 129, 300] {
             let values: Vec<f32> = (0..cols).map(|i| (i * 104_729 % 1009) as f32 / 504.0 - 1.0).collect();
             let matrix = pack(&Cancel::new(), format, 1, cols, |_, out| out.copy_from_slice(&values)).unwrap();
@@ -290,6 +291,7 @@ fn the_layout_matches_its_version() {
         ("mxfp4", 0x5604_54ee_4e59_478b),
         ("q3_k", 0xdaa8_a0b1_e3e6_cfdb),
         ("iq3_s", 0x9f1f_36e4_fcb8_6900),
+        ("int3", 0x9cb9_841d_1da7_75cf),
         ("iq3_xxs", 0xef7d_23ac_7119_336a),
         ("q2_k", 0x85dd_9873_091a_4fd1),
         ("iq2_s", 0xd468_8768_5f92_bc92),

@@ -63,10 +63,10 @@ impl<F: IntegerFormat> Kernel for PackCalibrated<'_, '_, F> {
     fn run<S: Simd>(self, simd: S) {
         let InputStatistics { importance, factor, .. } = self.statistics;
         for (index, importance) in importance.chunks(SUPER).enumerate() {
-            let block = SuperBlock { grid: Grid::new::<F>(simd), index, importance, factor: factor.as_ref() };
+            let block = SuperBlock { grid: Grid::<S, F>::new(simd), index, importance, factor: factor.as_ref() };
             // A loop rather than a closure: closures are compiled without the instruction set unless they are inlined.
             for panel in &mut *self.panels {
-                block.quantize::<F>(panel);
+                block.quantize(panel);
             }
             if let Some(factor) = factor {
                 correct(simd, factor, index, self.panels);
@@ -76,8 +76,8 @@ impl<F: IntegerFormat> Kernel for PackCalibrated<'_, '_, F> {
 }
 
 /// Super-block during quantization.
-struct SuperBlock<'a, S: Simd> {
-    grid: Grid<S>,
+struct SuperBlock<'a, S: Simd, F> {
+    grid: Grid<S, F>,
     index: usize,
     /// Weight of the squared error of each input.
     importance: &'a [f32],
@@ -93,10 +93,10 @@ struct QuantizedGroup<S: Simd> {
     loss: S::F32,
 }
 
-impl<S: Simd> SuperBlock<'_, S> {
+impl<S: Simd, F: IntegerFormat> SuperBlock<'_, S, F> {
     /// Quantizes the super-block of a panel and replaces its weights by their errors.
     #[inline(always)]
-    fn quantize<F: IntegerFormat>(&self, panel: &mut CalibratedPanel<'_>) {
+    fn quantize(&self, panel: &mut CalibratedPanel<'_>) {
         let Self { grid, index, importance, factor } = self;
         let simd = grid.simd;
         let (first, width) = (index * SUPER, importance.len());
@@ -114,7 +114,7 @@ impl<S: Simd> SuperBlock<'_, S> {
         }
         let groups = targets.as_chunks::<GROUP>().0;
         let (block_scale, _) =
-            grid.block_scale_and_sub_scales::<F>(groups, &grid.ideal_scales(groups, importance), importance);
+            grid.block_scale_and_sub_scales(groups, &grid.ideal_scales(groups, importance), importance);
         simd.store_f16(simd.add(block_scale, not_finite(simd, groups)), &mut panel.block_scales[*index]);
 
         for (group, importance) in importance.iter().enumerate() {
@@ -127,7 +127,7 @@ impl<S: Simd> SuperBlock<'_, S> {
                 }
                 None => [&[]; GROUP],
             };
-            let (scale, coded) = self.group::<F>(now, importance, &rows, block_scale);
+            let (scale, coded) = self.group(now, importance, &rows, block_scale);
             if factor.is_some() {
                 subtract(simd, &mut targets[inputs.end..], &coded.residuals, &rows.map(|row| &row[GROUP..]));
             }
@@ -148,7 +148,7 @@ impl<S: Simd> SuperBlock<'_, S> {
     /// Returns the sub-scale of a group with the least loss, and the quantized group. `rows` are the rows of the inverse
     /// of R, from the first input of the group on.
     #[inline(always)]
-    fn group<F: IntegerFormat>(
+    fn group(
         &self,
         targets: &[Column; GROUP],
         importance: &[f32; GROUP],

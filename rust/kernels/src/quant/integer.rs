@@ -12,7 +12,7 @@
 
 use super::grouped::Factors;
 use super::rotation;
-use crate::arch::{ByteLine, Dot, LANES};
+use crate::arch::{ByteLine, Dot, LANES, Simd};
 
 /// Number of inputs that share a sub-scale.
 pub const GROUP: usize = 16;
@@ -110,6 +110,19 @@ pub trait IntegerFormat: Unpack {
     const CODES: [i32; 2];
     /// Lowest and highest sub-scale.
     const SCALES: [i32; 2];
+
+    /// Returns all codes.
+    fn levels() -> impl Iterator<Item = i32> {
+        Self::CODES[0]..=Self::CODES[1]
+    }
+
+    /// Returns the code nearest to a value.
+    #[inline(always)]
+    fn nearest<S: Simd>(simd: S, value: S::F32) -> S::F32 {
+        let (lowest, highest) = (simd.splat(Self::CODES[0] as f32), simd.splat(Self::CODES[1] as f32));
+        simd.round(simd.max(simd.min(value, highest), lowest))
+    }
+
     /// Returns the number of lines of `blocks` blocks.
     fn lines(blocks: usize) -> usize;
 
@@ -175,9 +188,7 @@ pub fn read_row<F: IntegerFormat>(block_scales: &[BlockScales], lines: &[ByteLin
 
 /// Returns the root mean square of `sub-scale * code` for uniformly distributed codes and sub-scales.
 pub fn uniform_deviation<F: IntegerFormat>() -> f32 {
-    let [codes, scales] = [F::CODES, F::SCALES].map(|[lowest, highest]| {
-        let squares = (lowest..=highest).map(|n| (n * n) as f32);
-        squares.sum::<f32>() / (highest - lowest + 1) as f32
-    });
-    (codes * scales).sqrt()
+    let mean_square = |numbers: &[i32]| numbers.iter().map(|n| (n * n) as f32).sum::<f32>() / numbers.len() as f32;
+    let (codes, scales) = (F::levels().collect::<Vec<_>>(), (F::SCALES[0]..=F::SCALES[1]).collect::<Vec<_>>());
+    (mean_square(&codes) * mean_square(&scales)).sqrt()
 }

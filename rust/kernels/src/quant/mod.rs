@@ -17,6 +17,7 @@ pub(crate) mod family;
 mod gptq;
 pub mod grids;
 pub mod grouped;
+mod int3;
 mod int4;
 mod int6;
 mod int8;
@@ -43,10 +44,13 @@ mod q6_k;
 mod q8_0;
 mod quantize;
 pub(crate) mod rotation;
+mod two_bit_scales;
 mod u4;
 mod u8;
 
-pub use self::{bf16::Bf16, f16::F16, f32::F32, int4::Int4, int6::Int6, int8::Int8, integer::IntegerFormat};
+pub use self::{
+    bf16::Bf16, f16::F16, f32::F32, int3::Int3, int4::Int4, int6::Int6, int8::Int8, integer::IntegerFormat,
+};
 pub use self::{grouped::GroupedFormat, grouped::StoredBlock};
 pub use self::{iq2_s::Iq2S, iq2_xs::Iq2Xs, iq2_xxs::Iq2Xxs, iq3_s::Iq3S, iq3_xxs::Iq3Xxs, points::PointFormat};
 pub use self::{iq2_s::Iq2SBlock, iq2_xs::Iq2XsBlock, iq2_xxs::Iq2XxsBlock, iq3_s::Iq3SBlock, iq3_xxs::Iq3XxsBlock};
@@ -157,6 +161,7 @@ format_registry! {
     "mxfp4" => grouped Mxfp4,
     "q3_k" => grouped Q3K,
     "iq3_s" => grouped Iq3S,
+    "int3" => integer Int3,
     "iq3_xxs" => grouped Iq3Xxs,
     "q2_k" => grouped Q2K,
     "iq2_s" => grouped Iq2S,

@@ -52,7 +52,7 @@ impl Kernel for Quantize<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let grid = Grid::new::<Int8>(simd);
+        let grid = Grid::<S, Int8>::new(simd);
         for (groups, blocks) in self.groups.chunks(LANES).zip(self.blocks.chunks_mut(LANES)) {
             let mut columns = [[[0.0; LANES]; GROUP / 2]; 2];
             for (lane, group) in groups.iter().enumerate() {

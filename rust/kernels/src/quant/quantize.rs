@@ -123,9 +123,9 @@ impl<F: IntegerFormat> Kernel for Quantize<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let grid = Grid::new::<F>(simd);
+        let grid = Grid::<S, F>::new(simd);
         let ideal = grid.ideal_scales(self.groups, Uniform);
-        let (block_scale, scales) = grid.block_scale_and_sub_scales::<F>(self.groups, &ideal, Uniform);
+        let (block_scale, scales) = grid.block_scale_and_sub_scales(self.groups, &ideal, Uniform);
         simd.store_f16(simd.add(block_scale, not_finite(simd, self.groups)), &mut self.quantized.block_scales);
         for (index, (group, scale)) in self.groups.iter().zip(scales).enumerate() {
             let inverse = grid.inverse(simd.mul(scale, block_scale));
@@ -149,26 +149,25 @@ pub(super) fn not_finite<S: Simd>(simd: S, groups: &[[[f32; LANES]; GROUP]]) -> 
     sum
 }
 
-/// Ranges of the codes and sub-scales of a format.
-pub(super) struct Grid<S: Simd> {
+/// Codes and sub-scales of a format.
+pub(super) struct Grid<S: Simd, F> {
     pub simd: S,
-    lowest: S::F32,
     highest: S::F32,
     lowest_scale: S::F32,
     highest_scale: S::F32,
+    format: PhantomData<F>,
 }
 
-impl<S: Simd> Grid<S> {
+impl<S: Simd, F: IntegerFormat> Grid<S, F> {
     #[inline(always)]
-    pub fn new<F: IntegerFormat>(simd: S) -> Self {
-        let [lowest, highest] = F::CODES;
+    pub fn new(simd: S) -> Self {
         let [lowest_scale, highest_scale] = F::SCALES;
         Self {
             simd,
-            lowest: simd.splat(lowest as f32),
-            highest: simd.splat(highest as f32),
+            highest: simd.splat(F::CODES[1] as f32),
             lowest_scale: simd.splat(lowest_scale as f32),
             highest_scale: simd.splat(highest_scale as f32),
+            format: PhantomData,
         }
     }
 
@@ -181,8 +180,7 @@ impl<S: Simd> Grid<S> {
     /// Returns the code nearest to `value / scale`, given the inverse of the scale.
     #[inline(always)]
     pub fn code(&self, value: S::F32, inverse: S::F32) -> S::F32 {
-        let Self { simd, lowest, highest, .. } = *self;
-        simd.round(simd.max(simd.min(simd.mul(value, inverse), highest), lowest))
+        F::nearest(self.simd, self.simd.mul(value, inverse))
     }
 
     /// Returns the largest magnitude of each row.
@@ -233,7 +231,7 @@ impl<S: Simd> Grid<S> {
 
     /// Returns the block scale of each row, and the sub-scales of each group.
     #[inline(always)]
-    pub fn block_scale_and_sub_scales<F: IntegerFormat>(
+    pub fn block_scale_and_sub_scales(
         &self,
         groups: &[[[f32; LANES]; GROUP]],
         ideal: &[S::F32; SUPER_GROUPS],

@@ -365,14 +365,14 @@ mod tests {
         for (number, finite) in [(0.0, true), (0.5, true), (f32::NAN, false), (f32::NEG_INFINITY, false)] {
             let errors = Sample { source: &Constant(number), rows: vec![0, 3] }.errors(&exec, 100).unwrap();
             assert_eq!(errors.are_finite(), finite, "{number}");
-            assert!(!finite || errors.relative(0) < 1e-2, "{errors:?}");
+            assert!(!finite || errors.relative(0) < 1e-1, "{errors:?}");
         }
     }
 
     /// Allocates the formats of four experts and of the projection to queries; `name` names the tensor of an expert.
     fn formats(name: impl Fn(usize) -> String) -> BTreeMap<String, &'static str> {
         const SHAPE: [usize; 2] = [64, 256];
-        let errors = Errors { squares: 1.0, errors: [1e-2, 1e-3, 1e-4] };
+        let errors = Errors { squares: 1.0, errors: [1e-1, 1e-2, 1e-3, 1e-4] };
         let mut tensors = vec![Tensor::new("q", 0)];
         tensors[0].add(sensitivity::kind("layers.0.attention.q.weight"), SHAPE, &errors);
         for expert in 0..4 {
@@ -386,9 +386,9 @@ mod tests {
         }
         estimate_losses(&mut tensors, 8);
         let losses = tensors.iter().map(|tensor| tensor.choices[0].loss);
-        assert!((losses.sum::<f64>() - 2e-2).abs() < 1e-9);
+        assert!((losses.sum::<f64>() - 2e-1).abs() < 1e-9);
         let groups: Vec<_> = group_choices(&tensors).into_values().collect();
-        // Enough for int6 in the projection or in one of the experts.
+        // Enough for int4 in the projection or in one of the experts.
         let budget =
             groups.iter().map(|choices| choices[0].bytes).sum::<u64>() + groups[0][1].bytes - groups[0][0].bytes;
         let chosen = choose(&groups, budget).into_iter().enumerate().collect();
@@ -402,9 +402,9 @@ mod tests {
     #[test]
     fn stacked_and_separate_experts_get_the_same_formats() {
         let stacked = formats(|_| "experts".to_owned());
-        assert_eq!(stacked, BTreeMap::from([("q".to_owned(), "int6"), ("experts".to_owned(), "int4")]));
+        assert_eq!(stacked, BTreeMap::from([("q".to_owned(), "int4"), ("experts".to_owned(), "int3")]));
         let separate = formats(|expert| format!("experts.{expert}"));
-        assert_eq!(separate["q"], "int6");
-        assert!((0..4).all(|expert| separate[&format!("experts.{expert}")] == "int4"));
+        assert_eq!(separate["q"], "int4");
+        assert!((0..4).all(|expert| separate[&format!("experts.{expert}")] == "int3"));
     }
 }

@@ -1,0 +1,91 @@
+//! Sub-scales of two bits, in a line before the codes of their super-block.
+//!
+//! A super-block is a line of sub-scales, then the codes of its one or two blocks. Byte 16 j + r of the sub-scales belongs
+//! to row r and holds the sub-scale of group 4j + i, less the lowest sub-scale of the format, in bits 2i and 2i + 1.
+
+use super::integer::{BLOCK, BLOCK_GROUPS, SUPER};
+use crate::arch::{ByteLine, Dot, LANES};
+
+const SUPER_BLOCKS: usize = SUPER / BLOCK;
+
+/// Layout of a panel.
+#[derive(Clone, Copy)]
+pub struct TwoBitScales {
+    /// Number of lines of the codes of a block.
+    pub code_lines: usize,
+    /// Lowest sub-scale; the highest is three above it.
+    pub lowest: u8,
+}
+
+/// Packed block: its codes and its half of the sub-scales.
+#[derive(Clone, Copy)]
+pub struct Block<'a> {
+    scales: &'a [[u8; LANES]; 2],
+    pub codes: &'a [ByteLine],
+}
+
+impl TwoBitScales {
+    /// Returns the lowest and the highest sub-scale.
+    pub const fn range(self) -> [i32; 2] {
+        [self.lowest as i32, self.lowest as i32 + 3]
+    }
+
+    /// Returns the number of lines of `blocks` blocks.
+    pub fn lines(self, blocks: usize) -> usize {
+        blocks.div_ceil(SUPER_BLOCKS) + blocks * self.code_lines
+    }
+
+    /// Returns the line of the sub-scales of block `index`.
+    #[inline(always)]
+    fn scale_line(self, index: usize) -> usize {
+        index / SUPER_BLOCKS * (1 + SUPER_BLOCKS * self.code_lines)
+    }
+
+    /// Returns the first line of the codes of block `index`.
+    #[inline(always)]
+    pub fn first_code_line(self, index: usize) -> usize {
+        self.scale_line(index) + 1 + index % SUPER_BLOCKS * self.code_lines
+    }
+
+    /// Returns the first line of block `index`: that of the sub-scales, if the super-block begins with it.
+    #[inline(always)]
+    pub fn first_line(self, index: usize) -> usize {
+        self.first_code_line(index) - usize::from(index.is_multiple_of(SUPER_BLOCKS))
+    }
+
+    /// Returns block `index` of a panel.
+    #[inline(always)]
+    pub fn block(self, lines: &[ByteLine], index: usize) -> Block<'_> {
+        let scales = lines[self.scale_line(index)].0.as_chunks::<LANES>().0;
+        Block {
+            scales: &scales.as_chunks().0[index % SUPER_BLOCKS],
+            codes: &lines[self.first_code_line(index)..][..self.code_lines],
+        }
+    }
+
+    /// Returns the sub-scales of groups `2 * index` and `2 * index + 1` of a block, in the low byte of each pair of bytes.
+    #[inline(always)]
+    pub fn pair<S: Dot>(self, simd: S, block: Block<'_>, index: usize) -> [S::Bytes; 2] {
+        let four = simd.spread(&block.scales[index / 2]);
+        let two = if index.is_multiple_of(2) { four } else { simd.shift_right::<4>(four) };
+        let (low, less) = (simd.splat_quad([0x03, 0, 0x03, 0]), -self.lowest.cast_signed());
+        let scales = |stored| simd.sub_bytes(simd.and(stored, low), simd.splat_quad([less, 0, less, 0]));
+        [scales(two), scales(simd.shift_right::<2>(two))]
+    }
+
+    /// Stores the sub-scales of group `group` of block `block` into zeroed lines.
+    pub fn store(self, lines: &mut [ByteLine], block: usize, group: usize, scales: &[u8; LANES]) {
+        let of_super = block % SUPER_BLOCKS * BLOCK_GROUPS + group;
+        let line = &mut lines[self.scale_line(block)];
+        for (row, scale) in scales.iter().enumerate() {
+            line.0[of_super / 4 * LANES + row] |= (scale - self.lowest) << (2 * (of_super % 4));
+        }
+    }
+
+    /// Returns the sub-scale of group `group` of block `block` in row `row`.
+    pub fn scale(self, lines: &[ByteLine], block: usize, group: usize, row: usize) -> i32 {
+        let of_super = block % SUPER_BLOCKS * BLOCK_GROUPS + group;
+        let stored = lines[self.scale_line(block)].0[of_super / 4 * LANES + row] >> (2 * (of_super % 4)) & 3;
+        i32::from(stored + self.lowest)
+    }
+}
