@@ -165,6 +165,25 @@ def test_allocation_fits_the_budget(case: str, budgets: tuple[int, ...], tmp_pat
     assert model_info(packed)["weight_bytes"] <= allocation.bytes
 
 
+def test_calibration_changes_errors_and_formats(tmp_path: Path) -> None:
+    sequences = [list(range(first, first + 64)) for first in (3, 70, 150, 200)]
+    case = GOLDEN / "llama"
+    plain, calibrated = allocate_bits(case, 9), allocate_bits(case, 9, calibrate=sequences)
+    assert [matrix.tensor for matrix in plain.matrices] == [matrix.tensor for matrix in calibrated.matrices]
+    assert all(allocation.bits <= 9 for allocation in (plain, calibrated))
+    same = [(a, b) for a, b in zip(plain.matrices, calibrated.matrices, strict=True) if a.format == b.format]
+    assert 1 < len(same) < len(plain.matrices)
+    # The inputs of an embedding are tokens.
+    assert [b.tensor for a, b in same if a.error == b.error] == ["model.embed_tokens"]
+    # The inputs of a layer are correlated, and GPTQ keeps most errors out of their directions.
+    assert sum(b.error for _, b in same) < 0.9 * sum(a.error for a, _ in same)
+    packed = quantize(case, tmp_path / "packed", recipe=calibrated.recipe(), calibrate=sequences)
+    assert model_info(packed)["weight_bytes"] <= calibrated.bytes
+    assert allocate_bits(case, 9, calibrate=sequences, threads=1) == calibrated
+    with pytest.raises(InvalidParameterError, match=r"calibrate\[0\]\[1\] must be an integer from 0 to \d+, got -1"):
+        allocate_bits(case, 9, calibrate=[[1, -1]])
+
+
 def test_allocation_of_embedded_model(tmp_path: Path) -> None:
     int4 = model_info(quantization="int4")["weight_bytes"]
     allocation = allocate_bits(None, 8 * int4 / model_info()["parameters"])

@@ -1,10 +1,11 @@
 """Measure bit allocation on a model: `python allocation.py MODEL --text FILE --windows 64 --bits 4.85 --out FILE`.
 
 The reference is the same model in f32. Measured are int4, the formats that `allocate_bits` chooses for the same bytes,
-and those for each `--bits`; with `--calibrate TEXT`, each of them also with calibration. With `--kinds`, the matrices
-of one kind (the last part of a tensor's name) are in int4, all others in int8. The difference of the divergence from
-that of int8, divided by the relative squared error of the matrices, is the factor of the kind in the loss. `--thirds`
-measures each third of the layers separately. `MODEL` can be `embedded`, which is measured on its held-out text.
+and those for each `--bits`; with `--calibrate TEXT`, each of them also with calibration, which then also chooses the
+formats. With `--kinds`, the matrices of one kind (the last part of a tensor's name) are in int4, all others in int8.
+The difference of the divergence from that of int8, divided by the relative squared error of the matrices, is the factor
+of the kind in the loss. `--thirds` measures each third of the layers separately. `MODEL` can be `embedded`, which is
+measured on its held-out text.
 """
 
 import argparse
@@ -83,22 +84,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = Model(path, arguments.text, arguments.windows, Path(folder))
 
-        def measure(name: str, recipe: Recipe | None, **further: float) -> float:
-            for text in (None, arguments.calibrate) if arguments.calibrate else (None,):
-                size, comparison = model.compare(recipe, text)
-                row = {
-                    "name": name,
-                    "calibrated": text is not None,
-                    "bytes": size,
-                    "bits": round(8 * size / weights, 3),
-                }
-                row |= {"kld": comparison.kld.mean, "kld_error": comparison.kld.error}
-                row |= {"same_top": comparison.same_top, "perplexity": comparison.model.perplexity, **further}
-                rows.append({key: round(x, 6) if isinstance(x, float) else x for key, x in row.items()})
-                print(json.dumps(rows[-1]), flush=True)
-                record = {"date": time.strftime("%Y-%m-%d"), "model": path.name if path else "embedded"}
-                record |= {"windows": len(model.windows), "reference_perplexity": comparison.reference.perplexity}
-                arguments.out.write_text(json.dumps(record | {"rows": rows}, indent=1) + "\n")
+        def measure(name: str, recipe: Recipe | None, text: Path | None = None, **further: float) -> float:
+            size, comparison = model.compare(recipe, text)
+            row = {
+                "name": name,
+                "calibrated": text is not None,
+                "bytes": size,
+                "bits": round(8 * size / weights, 3),
+            }
+            row |= {"kld": comparison.kld.mean, "kld_error": comparison.kld.error}
+            row |= {"same_top": comparison.same_top, "perplexity": comparison.model.perplexity, **further}
+            rows.append({key: round(x, 6) if isinstance(x, float) else x for key, x in row.items()})
+            print(json.dumps(rows[-1]), flush=True)
+            record = {"date": time.strftime("%Y-%m-%d"), "model": path.name if path else "embedded"}
+            record |= {"windows": len(model.windows), "reference_perplexity": comparison.reference.perplexity}
+            arguments.out.write_text(json.dumps(record | {"rows": rows}, indent=1) + "\n")
             return rows[-1]["kld"]
 
         info = model_info(path, quantization="int4")
@@ -112,9 +112,10 @@ def main() -> None:
                 rows[-1]["factor"] = (found - base) / error
                 print(f"    {rows[-1]['factor']:.4f}")
             return
-        measure("int4", None)
-        for bits in [8 * info["weight_bytes"] / weights, *arguments.bits]:
-            measure(f"--bits {bits:.4g}", allocate_bits(path, bits).recipe())
+        for text in (None, arguments.calibrate) if arguments.calibrate else (None,):
+            measure("int4", None, text)
+            for bits in [8 * info["weight_bytes"] / weights, *arguments.bits]:
+                measure(f"--bits {bits:.4g}", allocate_bits(path, bits, calibrate=text).recipe(), text)
 
 
 if __name__ == "__main__":

@@ -420,10 +420,12 @@ def allocate_bits(
     weights: str | None,
     options: str,
     bits: float,
+    calibration: list[list[int]] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
     """Chooses a format for each matrix, so that the estimated loss is least with at most `bits` per weight.
 
+    With `calibration`, sequences of token ids over which the model runs, the errors are those of calibrated matrices.
     Returns JSON: "matrices", each with "tensor", "format", "weights", "bytes", "error" and "loss"; and "bytes" and
     "weights" of all matrices, with those that are not quantized.
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ferrule._api.calibration import TOKENS, Calibration, calibration_sequences
 from ferrule._api.quantization import unpacked_files
 from ferrule._api.recipe import Recipe
 from ferrule._params.options import EngineOptions
@@ -26,7 +27,8 @@ class AllocatedMatrix:
     bytes: int
     """Bytes in this format."""
     error: float
-    """Squared error of the quantized weights, relative to the squared weights, measured on a sample of the rows."""
+    """Squared error of the quantized weights, relative to the squared weights, measured on a sample of the rows; with
+    calibration, as the inputs of the matrix weigh it."""
     loss: float
     """Estimated increase of the loss; only its share in the total of the model has a meaning."""
 
@@ -58,6 +60,8 @@ def allocate_bits(
     *,
     revision: str | None = None,
     threads: int | None = None,
+    calibrate: Calibration | None = None,
+    calibration_tokens: int = TOKENS,
     progress: Callable[[int, int], None] | None = None,
 ) -> BitAllocation:
     """Chooses a format (int3, int4, int6 or int8) for each matrix of a model, with at most `bits` per weight in total.
@@ -66,14 +70,19 @@ def allocate_bits(
     sample of its rows, times a factor of its kind (linearity theorem of HIGGS, https://arxiv.org/abs/2411.17525). No
     calibration data is needed. `progress` is called with the bytes surveyed so far and in total.
 
-    Raises InvalidParameterError for bits that no formats have and for a packed model; and the errors of loading one.
+    `calibrate` is that of `quantize`: with it, the model runs over calibration data, and the errors are those of
+    calibrated matrices, as their inputs weigh them. This takes as long and needs as much memory as the calibration.
+
+    Raises InvalidParameterError for bits that no formats have and for a packed model; and the errors of loading one and
+    of reading `calibrate`.
     """
     from ferrule import _native
 
     bits = check_number("bits", bits, 0, 32, above_low=True)
     files = unpacked_files(model, revision)
     options = EngineOptions(threads=threads).to_json()
-    text = _native.allocate_bits(files.spec.to_json(), os.fspath(files.path), options, bits, progress)
+    sequences = None if calibrate is None else calibration_sequences(calibrate, files, calibration_tokens)
+    text = _native.allocate_bits(files.spec.to_json(), os.fspath(files.path), options, bits, sequences, progress)
     found = json.loads(text)
     matrices = tuple(AllocatedMatrix(**matrix) for matrix in found["matrices"])
     return BitAllocation(matrices, found["bytes"], found["weights"])

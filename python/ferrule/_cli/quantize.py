@@ -15,7 +15,7 @@ from ferrule._api.quantization import FORMATS, checked_paths, quantize
 from ferrule._cli.help import Command, options
 from ferrule._cli.model import LOADING, engine_rows, load_status, model_argument
 
-_SHARED = ("revision", "threads")
+_SHARED = ("revision", "threads", "calibrate", "calibration_tokens")
 """Settings of both the allocation and the quantization."""
 
 

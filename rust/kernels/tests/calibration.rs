@@ -197,6 +197,38 @@ proptest! {
 
 const FORMATS: [Format; 4] = [Format::Int3, Format::Int4, Format::Int6, Format::Int8];
 
+/// The error is that of the packed rows, weighed by the damped Hessian.
+#[test]
+fn calibrated_errors_are_those_of_the_packed_rows() {
+    const ROWS: usize = 19;
+    for cols in [BLOCK, 3 * BLOCK] {
+        let (x, weights) = (inputs(6, cols + 150, cols, 9), random(7, ROWS * cols));
+        let hessian = damped_hessian(&x, cols, cols);
+        exec(2, Isa::best(), |exec| {
+            let (statistics, source) = (statistics(exec, &x, cols, 100).unwrap(), Weights(&weights, cols));
+            for format in FORMATS {
+                let found = PackedMatrix::calibrated_error(exec, (format, ROWS), cols, &source, &statistics).unwrap();
+                let packed = packed(exec, format, &weights, cols, Some(&statistics));
+                let (mut expected, mut back) = (0.0, vec![0.0; cols]);
+                for (row, weights) in weights.chunks_exact(cols).enumerate() {
+                    packed.read_row(row, &mut back);
+                    let error: Vec<f32> = weights.iter().zip(&back).map(|(exact, back)| exact - back).collect();
+                    let error: Vec<f64> = rotated(&error).into_iter().map(f64::from).collect();
+                    for (error_of_row, hessian) in error.iter().zip(hessian.chunks_exact(cols)) {
+                        let product = hessian.iter().zip(&error).map(|(h, error)| h * error).sum::<f64>();
+                        expected += error_of_row * product / BLOCK as f64;
+                    }
+                }
+                let found = found.unwrap();
+                assert!((found - expected).abs() < 0.01 * expected, "{format:?}, {cols}: {found} is not {expected}");
+            }
+            let source = Weights(&weights, cols);
+            let ignored = PackedMatrix::calibrated_error(exec, (Format::Bf16, ROWS), cols, &source, &statistics);
+            assert_eq!(ignored, Ok(None));
+        });
+    }
+}
+
 #[test]
 fn calibration_reduces_the_error_of_correlated_inputs() {
     for isa in Isa::available() {

@@ -47,13 +47,14 @@ pub(crate) fn pack(
 
 /// Chooses a format for each matrix, so that the estimated loss is least with `bits` per weight; returns JSON.
 #[pyfunction]
-#[pyo3(signature = (spec, weights, options, bits, progress=None))]
+#[pyo3(signature = (spec, weights, options, bits, calibration=None, progress=None))]
 pub(crate) fn allocate_bits(
     py: Python<'_>,
     spec: &str,
     weights: Option<&str>,
     options: &str,
     bits: f64,
+    calibration: Option<Vec<Vec<u32>>>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<String> {
     let model = LoadArguments::read(spec, weights, options)?;
@@ -62,7 +63,8 @@ pub(crate) fn allocate_bits(
     let mut report = reporter(progress, &interrupt);
     let allocated = py.detach(|| {
         let _guard = fork::hold_off_forks();
-        model.builder().isa(isa).cancel(&interrupt.cancel).progress(&mut report).allocate_bits(bits)
+        let builder = model.builder().isa(isa).cancel(&interrupt.cancel).progress(&mut report);
+        builder.allocate_bits(bits, calibration.as_deref())
     });
     let allocated = allocated.map_err(|error| interrupt.build_error(&error))?;
     interrupt.settle(py);

@@ -378,14 +378,15 @@ impl<'a> EngineBuilder<'a> {
         Ok(())
     }
 
-    /// Chooses a format for each matrix, so that the estimated loss is least with `bits` per weight; see
-    /// [`ferrule_model::allocate_bits`].
+    /// Chooses a format for each matrix, so that the estimated loss is least with `bits` per weight; with the errors of
+    /// calibrated matrices, if there are token sequences for calibration. See [`ferrule_model::allocate_bits`].
     ///
     /// # Errors
     /// The errors of [`EngineBuilder::build`], also for `bits` that no formats have.
-    pub fn allocate_bits(self, bits: f64) -> Result<Allocation, BuildError> {
+    pub fn allocate_bits(self, bits: f64, calibration: Option<&[Vec<u32>]>) -> Result<Allocation, BuildError> {
         let Self { model: ModelFiles { spec, weights }, options, isa, cancel, progress, .. } = self;
         options.check(spec.max_position_embeddings)?;
+        check_calibration(calibration, &spec)?;
         let no_cancel = Cancel::new();
         let isa = isa.map_or_else(Isa::from_environment, Ok)?;
         let files = WeightFiles::open(weights.as_deref(), &spec, true)?;
@@ -393,7 +394,8 @@ impl<'a> EngineBuilder<'a> {
         let exec = Exec { isa, pool: &pool, cancel: cancel.unwrap_or(&no_cancel) };
         let mut ignored = |_, _| ();
         let progress = progress.unwrap_or(&mut ignored);
-        ferrule_model::allocate_bits(&spec, files.source(false), bits, exec, progress).map_err(|error| match error {
+        let budget = (bits, calibration);
+        ferrule_model::allocate_bits(&spec, files.source(false), budget, exec, progress).map_err(|error| match error {
             AllocationError::Load(error) => error.into(),
             AllocationError::Bits { bits, least, most } => {
                 let requirement = format!("a number from {least:.2} to {most:.2} for this model");

@@ -8,6 +8,7 @@ use crate::disjoint::Tiles;
 use crate::hessian::InputStatistics;
 use crate::memory::AllocError;
 use crate::quant::integer::BlockScales;
+use crate::quant::rotation::SHRINK;
 use crate::quant::{CalibratedPanel, Family, Format, Quantized, StoredBlock};
 use crate::{Exec, PoolError};
 
@@ -115,33 +116,77 @@ impl PackedMatrix {
         source: &dyn RowSource,
         statistics: &InputStatistics,
     ) -> Result<Self, PackError> {
+        match Self::quantize_calibrated(exec, formats, cols, source, statistics)? {
+            Some((packed, _)) => Ok(packed),
+            None => Self::pack(exec, formats, cols, source),
+        }
+    }
+
+    /// Returns the squared error of `rows` rows that [`PackedMatrix::pack_calibrated`] would quantize, as their inputs
+    /// weigh it: the sum of `e H e^T` over the errors e of the rows, where the Hessian H is damped and has a mean diagonal
+    /// of 1. For uncorrelated inputs of equal magnitude, this is the sum of the squared errors. `None` for formats that
+    /// calibration does not change.
+    ///
+    /// # Errors
+    /// Same as [`PackedMatrix::pack`].
+    ///
+    /// # Panics
+    /// If the statistics have another number of inputs.
+    pub fn calibrated_error(
+        exec: &Exec<'_>,
+        (format, rows): (Format, usize),
+        cols: usize,
+        source: &dyn RowSource,
+        statistics: &InputStatistics,
+    ) -> Result<Option<f64>, PackError> {
+        let quantized = Self::quantize_calibrated(exec, &[(format, rows)], cols, source, statistics)?;
+        // The rotation scales the squares of errors.
+        Ok(quantized.map(|(_, loss)| loss * f64::from(SHRINK)))
+    }
+
+    /// Quantizes integer formats by GPTQ, and returns the loss of all rows. `None` for other formats.
+    fn quantize_calibrated(
+        exec: &Exec<'_>,
+        formats: &[(Format, usize)],
+        cols: usize,
+        source: &dyn RowSource,
+        statistics: &InputStatistics,
+    ) -> Result<Option<(Self, f64)>, PackError> {
         assert_eq!(statistics.cols(), cols, "statistics must have as many inputs as the matrix");
         let integer = formats.iter().map(|(format, _)| match format.family() {
             Family::Quantized(Quantized::Integer(format)) => Some(format),
             Family::Quantized(Quantized::Grouped(_)) | Family::Float(_) => None,
         });
-        let Some(integer) = integer.collect::<Option<Vec<_>>>() else {
-            return Self::pack(exec, formats, cols, source);
-        };
+        let Some(integer) = integer.collect::<Option<Vec<_>>>() else { return Ok(None) };
         let mut packed = Self::zeroed(formats, cols)?;
+        let mut losses = vec![[0.0; LANES]; packed.rows.div_ceil(LANES)];
         let Self { rows, bands, .. } = &mut packed;
         for (format, (_, band)) in integer.into_iter().zip(bands.each_mut()) {
             let task_panels = (band.panels.len() / (TASKS_PER_THREAD * exec.pool.threads())).clamp(1, MAX_TASK_PANELS);
             let panels = Tiles::row_blocks(band.data.owned(), band.panel_bytes, task_panels);
             let block_scales = Tiles::row_blocks(band.block_scales.owned(), band.panel_scales, task_panels);
+            let losses = Tiles::row_blocks(&mut losses[band.panels.clone()], 1, task_panels);
             exec.run(panels.len(), |index| {
                 let (mut panels, mut block_scales) = (panels.take(index), block_scales.take(index));
                 let first = band.panels.start + panels.rows().start;
                 let each = (first..).zip(panels.contiguous().chunks_exact_mut(band.panel_bytes));
                 let each = each.zip(block_scales.contiguous().chunks_exact_mut(band.panel_scales));
-                let panels = each.map(|((panel, lines), block_scales)| {
+                let calibrated = each.map(|((panel, lines), block_scales)| {
                     let values = Source { source, cols }.numbers(panel * LANES..*rows);
                     CalibratedPanel::new(exec.isa, &values, block_scales, bytemuck::cast_slice_mut(lines))
                 });
-                format.pack_calibrated(exec.isa, statistics, &mut panels.collect::<Vec<_>>());
+                let mut calibrated: Vec<_> = calibrated.collect();
+                format.pack_calibrated(exec.isa, statistics, &mut calibrated);
+                losses
+                    .take(index)
+                    .contiguous()
+                    .iter_mut()
+                    .zip(&calibrated)
+                    .for_each(|(loss, panel)| *loss = panel.loss);
             })?;
         }
-        Ok(packed)
+        let loss = losses.as_flattened().iter().map(|loss| f64::from(*loss)).sum();
+        Ok(Some((packed, loss)))
     }
 
     /// Creates a matrix of random codes and block scales for benchmarks, at the speed of writing memory. The weights

@@ -33,6 +33,8 @@ pub(crate) struct CalibratedPanel<'a> {
     block_scales: &'a mut [BlockScales],
     /// Output lines, initially zero.
     lines: &'a mut [ByteLine],
+    /// Sum of the squares of `e R` of each row.
+    pub loss: Column,
 }
 
 impl<'a> CalibratedPanel<'a> {
@@ -45,7 +47,7 @@ impl<'a> CalibratedPanel<'a> {
         }
         isa.run(Rotate(weights.as_chunks_mut().0));
         let corrections = vec![[0.0; LANES]; weights.len()];
-        Self { weights, corrections, block_scales, lines }
+        Self { weights, corrections, block_scales, lines, loss: [0.0; LANES] }
     }
 }
 
@@ -128,6 +130,7 @@ impl<S: Simd, F: IntegerFormat> SuperBlock<'_, S, F> {
                 None => [&[]; GROUP],
             };
             let (scale, coded) = self.group(now, importance, &rows, block_scale);
+            simd.store(simd.add(simd.load(&panel.loss), coded.loss), &mut panel.loss);
             if factor.is_some() {
                 subtract(simd, &mut targets[inputs.end..], &coded.residuals, &rows.map(|row| &row[GROUP..]));
             }

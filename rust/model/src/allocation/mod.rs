@@ -2,17 +2,20 @@
 //!
 //! While errors are small, the loss of a model grows linearly with the relative squared error of each matrix (the
 //! linearity theorem of HIGGS, <https://arxiv.org/abs/2411.17525>). The errors are measured in each format, on a sample
-//! of the rows; the factors are those of [`sensitivity`], so that no calibration data is needed.
+//! of the rows; the factors are those of [`sensitivity`], so that no calibration data is needed. With calibration data,
+//! the errors are those of calibrated quantization, as the inputs of the matrix weigh them.
 
 mod budget;
 mod sensitivity;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use ferrule_kernels::arch::LANES;
-use ferrule_kernels::{Exec, Format, PackedMatrix, RowSource};
+use ferrule_kernels::{Exec, Format, InputStatistics, PackedMatrix, RowSource};
 use serde::{Serialize, Serializer};
 
+use crate::calibrate::{self, Target};
 use crate::quantization::Quantization;
 use crate::recipe::{Recipe, tensor_name};
 use crate::spec::ModelSpec;
@@ -48,7 +51,8 @@ pub struct AllocatedMatrix {
     pub weights: u64,
     /// Bytes in this format.
     pub bytes: u64,
-    /// Squared error of the quantized weights, relative to the squared weights.
+    /// Squared error of the quantized weights, relative to the squared weights; with calibration, as the inputs of the
+    /// matrix weigh it.
     pub error: f64,
     /// Estimated increase of the loss, in units that are the same for all matrices of the model.
     pub loss: f64,
@@ -79,20 +83,26 @@ pub enum AllocationError {
 /// Chooses a format of [`Recipe::FORMATS`] for each matrix of a source, so that the estimated loss is least and all
 /// matrices together have at most `bits` per weight. Memory holds a sample of the rows of one matrix.
 ///
+/// With `sequences` of tokens, the model runs over them as in [`crate::calibrate_into`], and the errors are those of
+/// calibrated matrices.
+///
 /// # Errors
 /// [`AllocationError`], also if the source is packed already, or a row of a sample is not finite.
+///
+/// # Panics
+/// If a sequence exceeds the model's positions, or a token the vocabulary.
 pub fn allocate_bits(
     spec: &ModelSpec,
     source: Source<'_>,
-    bits: f64,
+    (bits, sequences): (f64, Option<&[Vec<u32>]>),
     exec: Exec<'_>,
     progress: Progress<'_>,
 ) -> Result<Allocation, AllocationError> {
     refuse_packed(source)?;
     // Any quantization with integer formats says which matrices are quantized.
-    let loader = Loader::new(spec, source, Quantization::PLAIN).without_vectors();
+    let loader = Loader::new(spec, source, Quantization::PLAIN);
     let mut all = Measure::default();
-    loader.weights(&mut all)?;
+    loader.without_vectors().weights(&mut all)?;
     let mut survey = Survey {
         spec,
         exec,
@@ -101,11 +111,17 @@ pub fn allocate_bits(
         size: MatrixSize::default(),
         fixed: 0,
         total: all.bytes,
-        done: 0,
+        done: 0.0,
         progress,
         sites: Vec::new(),
     };
-    loader.weights(&mut survey)?;
+    match sequences {
+        None => drop(loader.without_vectors().weights(&mut survey)?),
+        Some(sequences) => {
+            calibrate::check_memory(spec, source, &loader, sequences)?;
+            calibrate::calibrate(spec, source, &loader, sequences, exec, &mut survey)?;
+        }
+    }
     let Survey { mut tensors, size, fixed, .. } = survey;
     estimate_losses(&mut tensors, spec.layers.len());
 
@@ -238,7 +254,7 @@ struct Survey<'a> {
     /// Bytes of matrices that are not quantized.
     fixed: u64,
     total: u64,
-    done: u64,
+    done: f64,
     progress: Progress<'a>,
     sites: Vec<Site>,
 }
@@ -248,27 +264,9 @@ impl Packer for Survey<'_> {
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
         let size = plan.size();
-        self.done += size.bytes;
-        if plan.is_again {
-            return Ok(size);
-        }
-        self.size = self.size + size;
-        if plan.is_quantized() {
-            let mut first = 0;
-            let mut indices = Vec::with_capacity(plan.roles.len());
-            for (role, rows) in &plan.roles {
-                indices.push(self.measure(&plan, role, first, *rows)?);
-                first += rows;
-            }
-            let (_, before_last) = plan.roles.split_last().expect("a matrix has roles");
-            if before_last.iter().any(|(_, rows)| !rows.is_multiple_of(LANES)) {
-                self.join(&indices);
-            }
-            plan.release();
-        } else {
-            self.fixed += size.bytes;
-        }
-        (self.progress)(self.done, self.total);
+        self.survey(&plan, None)?;
+        plan.release();
+        self.advance(size.bytes as f64);
         Ok(size)
     }
 
@@ -277,9 +275,57 @@ impl Packer for Survey<'_> {
     }
 }
 
+impl Target for Survey<'_> {
+    fn pack(
+        &mut self,
+        exec: &Exec<'_>,
+        plan: &MatrixPlan<'_>,
+        statistics: Option<&InputStatistics>,
+    ) -> Result<PackedMatrix, LoadError> {
+        self.survey(plan, statistics)?;
+        // The format of the matrix is not known yet. In int8, later layers get almost the inputs of the exact model.
+        plan.pack(exec)
+    }
+
+    fn advance(&mut self, bytes: f64) {
+        self.done += bytes;
+        (self.progress)((self.done as u64).min(self.total), self.total);
+    }
+}
+
 impl Survey<'_> {
-    /// Measures the rows of a role, from `first` on, and returns the index of its tensor.
-    fn measure(&mut self, plan: &MatrixPlan<'_>, role: &str, first: usize, rows: usize) -> Result<usize, LoadError> {
+    /// Measures a matrix, unless it was measured before.
+    fn survey(&mut self, plan: &MatrixPlan<'_>, statistics: Option<&InputStatistics>) -> Result<(), LoadError> {
+        if plan.is_again {
+            return Ok(());
+        }
+        let size = plan.size();
+        self.size = self.size + size;
+        if !plan.is_quantized() {
+            self.fixed += size.bytes;
+            return Ok(());
+        }
+        let mut first = 0;
+        let mut indices = Vec::with_capacity(plan.roles.len());
+        for (role, rows) in &plan.roles {
+            indices.push(self.measure(plan, role, first..first + rows, statistics)?);
+            first += rows;
+        }
+        let (_, before_last) = plan.roles.split_last().expect("a matrix has roles");
+        if before_last.iter().any(|(_, rows)| !rows.is_multiple_of(LANES)) {
+            self.join(&indices);
+        }
+        Ok(())
+    }
+
+    /// Measures the rows of a role and returns the index of its tensor.
+    fn measure(
+        &mut self,
+        plan: &MatrixPlan<'_>,
+        role: &str,
+        rows: Range<usize>,
+        statistics: Option<&InputStatistics>,
+    ) -> Result<usize, LoadError> {
         let spec = self.spec.tensor(role)?;
         let name = tensor_name(spec);
         let next = self.tensors.len();
@@ -287,13 +333,14 @@ impl Survey<'_> {
         if index == next {
             self.tensors.push(Tensor::new(name, index));
         }
-        let count = rows.min(SAMPLE_ROWS);
-        let sample = Sample { source: plan, rows: (0..count).map(|row| first + row * rows / count).collect() };
-        let errors = sample.errors(&self.exec, plan.columns)?.scaled(rows as f64 / count as f64);
+        let count = rows.len().min(SAMPLE_ROWS);
+        let sampled = (0..count).map(|row| rows.start + row * rows.len() / count).collect();
+        let sample = Sample { source: plan, rows: sampled };
+        let errors = sample.errors(&self.exec, plan.columns, statistics)?.scaled(rows.len() as f64 / count as f64);
         if !errors.are_finite() {
             return Err(LoadError::NotQuantizable { tensor: spec.names[0].clone() });
         }
-        self.tensors[index].add(sensitivity::kind(role), [rows, plan.columns], &errors);
+        self.tensors[index].add(sensitivity::kind(role), [rows.len(), plan.columns], &errors);
         Ok(index)
     }
 
@@ -320,24 +367,40 @@ impl RowSource for Sample<'_> {
 }
 
 impl Sample<'_> {
-    /// Measures the errors of the rows in each format.
-    fn errors(&self, exec: &Exec<'_>, columns: usize) -> Result<Errors, LoadError> {
-        let (mut exact, mut found) = (vec![0.0; columns], vec![0.0; columns]);
-        let mut all = Errors::default();
-        for (format, sum) in Recipe::FORMATS.iter().zip(&mut all.errors) {
-            let packed = PackedMatrix::pack(exec, &[(*format, self.rows.len())], columns, self)?;
-            all.squares = 0.0;
-            for row in 0..self.rows.len() {
-                self.read_row(row, &mut exact);
-                packed.read_row(row, &mut found);
-                for (exact, found) in exact.iter().zip(&found) {
-                    all.squares += f64::from(*exact).powi(2);
-                    *sum += f64::from(exact - found).powi(2);
-                }
-            }
+    /// Measures the errors of the rows in each format; with statistics of their inputs, those of calibrated rows.
+    fn errors(
+        &self,
+        exec: &Exec<'_>,
+        columns: usize,
+        statistics: Option<&InputStatistics>,
+    ) -> Result<Errors, LoadError> {
+        let mut exact = vec![0.0; self.rows.len() * columns];
+        self.read_rows(0, columns, &mut exact);
+        let squares = exact.iter().map(|weight| f64::from(*weight).powi(2)).sum();
+        let mut all = Errors { squares, ..Errors::default() };
+        for (format, error) in Recipe::FORMATS.iter().zip(&mut all.errors) {
+            let rows = (*format, self.rows.len());
+            let calibrated = match statistics {
+                Some(statistics) => PackedMatrix::calibrated_error(exec, rows, columns, self, statistics)?,
+                None => None,
+            };
+            *error = match calibrated {
+                Some(error) => error,
+                None => squared_error(&PackedMatrix::pack(exec, &[rows], columns, self)?, &exact),
+            };
         }
         Ok(all)
     }
+}
+
+/// Returns the squared error of the weights of a matrix.
+fn squared_error(packed: &PackedMatrix, exact: &[f32]) -> f64 {
+    let mut found = vec![0.0; packed.cols()];
+    let rows = exact.chunks_exact(packed.cols()).enumerate().map(|(row, exact)| {
+        packed.read_row(row, &mut found);
+        exact.iter().zip(&found).map(|(exact, found)| f64::from(exact - found).powi(2)).sum::<f64>()
+    });
+    rows.sum()
 }
 
 #[cfg(test)]
@@ -363,7 +426,7 @@ mod tests {
         let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
         let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
         for (number, finite) in [(0.0, true), (0.5, true), (f32::NAN, false), (f32::NEG_INFINITY, false)] {
-            let errors = Sample { source: &Constant(number), rows: vec![0, 3] }.errors(&exec, 100).unwrap();
+            let errors = Sample { source: &Constant(number), rows: vec![0, 3] }.errors(&exec, 100, None).unwrap();
             assert_eq!(errors.are_finite(), finite, "{number}");
             assert!(!finite || errors.relative(0) < 1e-1, "{errors:?}");
         }

@@ -29,6 +29,7 @@ use crate::weights::{
     LoadError, Loader, Measure, Pack, PackedOutput, Packer, Progress, Source, check_recipe, refuse_packed,
 };
 use inputs::{CalibratedSites, LayerInputs};
+pub(crate) use output::Target;
 use output::{Calibrated, Output};
 use pass::Pass;
 
@@ -54,23 +55,36 @@ pub fn calibrate_into<'a>(
     progress: Progress<'_>,
 ) -> Result<(), LoadError> {
     refuse_packed(source)?;
-    let floats = Loader::new(spec, source, Quantization::F32);
     let formats = formats.into();
     let loader = Loader::new(spec, source, formats);
     check_recipe(spec, &loader, formats)?;
-    check_memory(spec, &floats, &loader, sequences)?;
+    check_memory(spec, source, &loader, sequences)?;
     let file = PackedOutput::create(path, &loader, formats.quantization, metadata, |loader, survey| {
         walk(loader, spec, survey)
     })?;
-    let mut output = Output { exec, done: 0.0, file, progress };
+    let mut output = Output { done: 0.0, file, progress };
+    calibrate(spec, source, &loader, sequences, exec, &mut output)?;
+    output.file.finish()
+}
 
+/// Runs the model over `sequences` of tokens and gives each matrix that `loader` loads to `target`, with the statistics of
+/// its inputs. `source` is that of the loader.
+pub(crate) fn calibrate<T: Target>(
+    spec: &ModelSpec,
+    source: Source<'_>,
+    loader: &Loader<'_>,
+    sequences: &[Vec<u32>],
+    exec: Exec<'_>,
+    target: &mut T,
+) -> Result<(), LoadError> {
+    let floats = Loader::new(spec, source, Quantization::F32);
     // A tied embedding is packed last, when the inputs of the lm_head are known; until then it is used uncalibrated.
     let embedding = match is_tied(spec) {
         true => loader.embedding(&mut in_memory(exec, &mut |_, _| ()))?,
-        false => loader.embedding(&mut Calibrated::new(&mut output, &mut None::<Hessian>))?,
+        false => loader.embedding(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?,
     };
-    let tables = loader.tables(&mut Calibrated::new(&mut output, &mut None::<Hessian>))?;
-    let streams = loader.streams(&mut Calibrated::new(&mut output, &mut None::<Hessian>))?;
+    let tables = loader.tables(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?;
+    let streams = loader.streams(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?;
     let mut pass = Pass::new(exec, spec, sequences, &embedding, &tables, streams.as_ref())?;
     drop(embedding);
     for (index, layer_spec) in spec.layers.iter().enumerate() {
@@ -82,25 +96,24 @@ pub fn calibrate_into<'a>(
         let beside = beside_hessians(spec, index, &wanted, sequences);
         let room = machine::available_memory().saturating_sub(beside) / 2;
         let mut inputs = LayerInputs::new(&mut pass, &layer, index, wanted.linears, room, before);
-        let mut calibrated = Calibrated::new(&mut output, &mut inputs);
+        let mut calibrated = Calibrated::new(exec, target, &mut inputs);
         calibrated.share = packing / wanted.bytes as f64;
-        let quantized = loader.layer(&mut calibrated, index, layer_spec, &[])?;
+        let packed = loader.layer(&mut calibrated, index, layer_spec, &[])?;
         drop(layer);
         let each = after / sequences.len() as f64;
-        pass.advance(&quantized, index, &mut || output.advance(each))?;
+        pass.advance(&packed, index, &mut || target.advance(each))?;
     }
 
     let mut rows = pass.into_hidden(streams.as_ref())?;
     norm_in_place(&exec, loader.final_norm()?.as_ref(), &mut rows, spec.hidden_size)?;
     let mut inputs = hessian(&exec, &rows, spec.hidden_size)?;
-    if let Some(projection) = loader.lm_head_projection(&mut Calibrated::new(&mut output, &mut inputs))? {
+    if let Some(projection) = loader.lm_head_projection(&mut Calibrated::new(exec, target, &mut inputs))? {
         let mut narrow = vec![0.0; rows.len() / spec.hidden_size * spec.embedding_width()];
         linear(&exec, &projection, &rows, &mut narrow)?;
         inputs = hessian(&exec, &narrow, spec.embedding_width())?;
     }
     drop(rows);
-    after_projection(&loader, spec, &mut Calibrated::new(&mut output, &mut inputs))?;
-    output.file.finish()
+    after_projection(loader, spec, &mut Calibrated::new(exec, target, &mut inputs))
 }
 
 /// Loads everything in the order in which it is written.
@@ -143,14 +156,15 @@ fn hessian(exec: &Exec<'_>, rows: &[f32], cols: usize) -> Result<Option<Hessian>
     Ok(Some(hessian))
 }
 
-/// Checks that the peak memory is available.
-fn check_memory(
+/// Checks that the peak memory of [`calibrate`] is available.
+pub(crate) fn check_memory(
     spec: &ModelSpec,
-    floats: &Loader<'_>,
+    source: Source<'_>,
     loader: &Loader<'_>,
     sequences: &[Vec<u32>],
 ) -> Result<(), LoadError> {
-    let (needs, available) = (needs(spec, floats, loader, sequences)?, machine::available_memory());
+    let floats = Loader::new(spec, source, Quantization::F32);
+    let (needs, available) = (needs(spec, &floats, loader, sequences)?, machine::available_memory());
     if needs > available {
         let what = "calibration, with the hidden states of its tokens, a layer in f32 and quantized, and Hessians of its inputs,";
         return Err(LoadError::Memory { what, needs, available });

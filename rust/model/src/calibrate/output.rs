@@ -1,39 +1,78 @@
-//! Quantizing a matrix with the Hessian of its inputs, and writing it to the packed file.
+//! Quantizing a matrix with the Hessian of its inputs, for a packed file or to measure its error.
 
-use ferrule_kernels::{CalibrationError, Exec, PackedMatrix};
+use ferrule_kernels::{CalibrationError, Exec, InputStatistics, PackedMatrix};
 
 use super::inputs::Inputs;
 use crate::weights::{LoadError, MatrixPlan, PackedOutput, Packer, Progress, Site, TokenTable};
 
+/// Receives each matrix of a model that runs over calibration data.
+pub(crate) trait Target {
+    /// Packs a matrix, with the statistics of its inputs where they are known. Layers compute the inputs of the next one
+    /// with the packed matrices.
+    fn pack(
+        &mut self,
+        exec: &Exec<'_>,
+        plan: &MatrixPlan<'_>,
+        statistics: Option<&InputStatistics>,
+    ) -> Result<PackedMatrix, LoadError>;
+
+    /// Receives a table, which stays where it is.
+    fn table(&mut self, _name: &str, _table: &TokenTable) -> Result<(), LoadError> {
+        Ok(())
+    }
+
+    /// Reports work that was done, in bytes of packed matrices.
+    fn advance(&mut self, bytes: f64);
+}
+
 /// Packed file that matrices are written to, with the progress.
 pub(super) struct Output<'a> {
-    pub exec: Exec<'a>,
     /// Work that is done, in bytes of packed matrices.
     pub done: f64,
     pub file: PackedOutput,
     pub progress: Progress<'a>,
 }
 
-impl Output<'_> {
-    /// Reports work that was done.
-    pub fn advance(&mut self, bytes: f64) {
+impl Target for Output<'_> {
+    fn pack(
+        &mut self,
+        exec: &Exec<'_>,
+        plan: &MatrixPlan<'_>,
+        statistics: Option<&InputStatistics>,
+    ) -> Result<PackedMatrix, LoadError> {
+        let matrix = match statistics {
+            Some(statistics) => plan.pack_calibrated(exec, statistics)?,
+            None => plan.pack(exec)?,
+        };
+        if !plan.is_again {
+            self.file.write(plan, &matrix)?;
+        }
+        Ok(matrix)
+    }
+
+    fn table(&mut self, name: &str, table: &TokenTable) -> Result<(), LoadError> {
+        self.file.write_table(name, table)
+    }
+
+    fn advance(&mut self, bytes: f64) {
         self.done += bytes;
         (self.progress)((self.done as u64).min(self.file.total), self.file.total);
     }
 }
 
-/// Quantizes each matrix with the Hessian of its inputs and writes it.
-pub(super) struct Calibrated<'a, 'o> {
-    output: &'a mut Output<'o>,
+/// Gives each matrix to a target, with the statistics of its inputs.
+pub(super) struct Calibrated<'a, T> {
+    exec: Exec<'a>,
+    target: &'a mut T,
     inputs: &'a mut dyn Inputs,
     /// Work that a byte of a packed matrix stands for.
     pub share: f64,
     sites: Vec<Site>,
 }
 
-impl<'a, 'o> Calibrated<'a, 'o> {
-    pub fn new(output: &'a mut Output<'o>, inputs: &'a mut dyn Inputs) -> Self {
-        Self { output, inputs, share: 1.0, sites: Vec::new() }
+impl<'a, T: Target> Calibrated<'a, T> {
+    pub fn new(exec: Exec<'a>, target: &'a mut T, inputs: &'a mut dyn Inputs) -> Self {
+        Self { exec, target, inputs, share: 1.0, sites: Vec::new() }
     }
 }
 
@@ -43,35 +82,28 @@ pub(super) fn calibrated_site(plan: &MatrixPlan<'_>) -> Option<usize> {
     plan.site.filter(|_| !plan.is_again && plan.is_quantized())
 }
 
-impl Packer for Calibrated<'_, '_> {
+impl<T: Target> Packer for Calibrated<'_, T> {
     type Matrix = PackedMatrix;
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<PackedMatrix, LoadError> {
-        let Self { output, inputs, .. } = self;
-        let exec = output.exec;
+        let Self { exec, target, inputs, .. } = self;
         let hessian = match calibrated_site(&plan) {
-            Some(site) => inputs.take(site, &mut |bytes| output.advance(bytes))?,
+            Some(site) => inputs.take(site, &mut |bytes| target.advance(bytes))?,
             None => None,
         };
-        let statistics = hessian.map_or(Ok(None), |hessian| hessian.statistics(&exec));
+        let statistics = hessian.map_or(Ok(None), |hessian| hessian.statistics(exec));
         let statistics = statistics.map_err(|error| match error {
             CalibrationError::NotFinite => LoadError::NotFinite { role: plan.name.clone() },
             CalibrationError::Pool(error) => error.into(),
         })?;
-        let matrix = match &statistics {
-            Some(statistics) => plan.pack_calibrated(&exec, statistics)?,
-            None => plan.pack(&exec)?,
-        };
+        let matrix = target.pack(exec, &plan, statistics.as_ref())?;
         plan.release();
-        if !plan.is_again {
-            output.file.write(&plan, &matrix)?;
-        }
-        output.advance(self.share * matrix.bytes() as f64);
+        target.advance(self.share * matrix.bytes() as f64);
         Ok(matrix)
     }
 
     fn table(&mut self, name: &str, table: &TokenTable) -> Result<(), LoadError> {
-        self.output.file.write_table(name, table)
+        self.target.table(name, table)
     }
 
     fn sites(&mut self) -> &mut Vec<Site> {
