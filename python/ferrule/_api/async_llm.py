@@ -381,7 +381,7 @@ class AsyncLLM(LoadedModel):
         self._engine_thread.stop()
         while self._engine_thread.alive:
             await asyncio.sleep(STEP_CHECK)
-        self._release()
+        await asyncio.to_thread(self._release)
 
     def close(self) -> None:
         """Closes the engine like `aclose`, but blocks until the running step has ended."""

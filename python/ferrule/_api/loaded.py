@@ -157,7 +157,9 @@ class LoadedModel(metaclass=RefusingMeta):
         stages = start_stages(self._options, parts[0][0], weights[0])
         sockets = None
         if stages is not None:
-            self._holds.append(weakref.finalize(self, stages.close))
+            finalizer = weakref.finalize(self, stages.close)
+            finalizer.atexit = False  # the stages end with this process, after the engine
+            self._holds.append(finalizer)
             sockets = [connection.fileno() for connection in stages.sockets]
             files, name, options = parts[0]
             parts = [(files, name, replace(options, threads=stages.threads)), *parts[1:]]

@@ -7,6 +7,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -53,14 +54,17 @@ class StageProcesses(Stages):
         )
 
     def end(self) -> None:
-        """Waits until the processes have ended; kills those that do not end in time."""
-        for process in self._processes:
-            try:
-                process.communicate(timeout=END_SECONDS)
-            except subprocess.TimeoutExpired:
+        """Waits until the processes have ended; kills those that do not end in time, or have not loaded yet."""
+        deadline = time.monotonic() + (END_SECONDS if self.loaded else 0.0)
+        processes, self._processes = self._processes, []
+        try:
+            for process in processes:
+                with suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=max(deadline - time.monotonic(), 0.0))
+        finally:
+            for process in processes:
                 process.kill()
                 process.communicate()
-        self._processes.clear()
 
     def _start(self, arguments: StageArguments) -> None:
         ours, theirs = socket.socketpair()

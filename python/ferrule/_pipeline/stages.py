@@ -30,6 +30,8 @@ class Stages(ABC):
         """Number of threads of each stage."""
         self.sockets: list[socket.socket] = []
         """Connection to each stage; the engine uses duplicates of them."""
+        self.loaded = False
+        """Whether all stages have loaded their layers."""
         self._pid = os.getpid()
 
     def wait_until_loaded(self) -> None:
@@ -46,6 +48,7 @@ class Stages(ABC):
                     if not _has_data(self.sockets[stage]):
                         raise self.failure(stage)
                     selector.unregister(key.fileobj)
+        self.loaded = True
 
     def close(self) -> None:
         """Ends the stages. In a forked child, only closes the child's copies of the sockets."""

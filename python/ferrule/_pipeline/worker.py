@@ -16,7 +16,7 @@ from ferrule.errors import FerruleError
 
 def main() -> None:
     """Runs the stage until the engine closes the connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is a matter of the engine's process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine's process handles Ctrl-C
     from ferrule import _native
 
     arguments: StageArguments = pickle.load(sys.stdin.buffer)  # noqa: S301  # from the process that started this one

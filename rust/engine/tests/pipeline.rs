@@ -5,7 +5,7 @@
 #[path = "../../model/tests/specs/mod.rs"]
 mod specs;
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::num::NonZeroUsize;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -92,15 +92,13 @@ fn worker(json: &Value, layers: std::ops::Range<usize>) -> Worker {
         let cancel = Cancel::new();
         let mut stage =
             Stage::load(read(&json), layers, Source::Random, options(), pool(), &cancel, &mut |_, _| {}).unwrap();
-        serve_stage(&mut stage, 1 << 20, other.try_clone().unwrap(), other, &cancel)
+        serve_stage(&mut stage, 1 << 20, &other, &cancel)
     });
     Worker { stream, thread }
 }
 
 fn link(worker: &Worker) -> StageLink {
-    let reader: Box<dyn Read + Send> = Box::new(worker.stream.try_clone().unwrap());
-    let writer: Box<dyn Write + Send> = Box::new(worker.stream.try_clone().unwrap());
-    StageLink::open(reader, writer).unwrap()
+    StageLink::open(worker.stream.try_clone().unwrap(), &Cancel::new()).unwrap()
 }
 
 fn pipeline(json: &Value, cuts: &[usize]) -> (Pipeline, Vec<Worker>) {
@@ -158,7 +156,7 @@ fn tokens_equal_those_of_one_process_also_after_preemption() {
             assert_eq!(preemptions > 0, pages == 14, "{preemptions}");
 
             let (mut pipeline, workers) = pipeline(json, cuts);
-            pipeline.allocate_kv(&config.pages).unwrap();
+            pipeline.allocate_kv(&config.pages, &Cancel::new()).unwrap();
             let mut engine = Engine::new(pipeline, config).unwrap();
             // How often a sequence is preempted depends on the time that steps take, and the results do not.
             let (found, preemptions) = generate(&mut engine);
@@ -175,7 +173,7 @@ fn a_lost_stage_ends_every_request_with_its_reason() {
     let [dense, ..] = models();
     let (mut pipeline, mut workers) = pipeline(&dense, &[0, 2, 4]);
     let config = config(1, 64);
-    pipeline.allocate_kv(&config.pages).unwrap();
+    pipeline.allocate_kv(&config.pages, &Cancel::new()).unwrap();
     let mut engine = Engine::new(pipeline, config).unwrap();
     let ids: Vec<_> = (0..3).map(|index| engine.add_request(request(index)).unwrap()).collect();
     engine.step(&Cancel::new()).unwrap();
@@ -195,11 +193,20 @@ fn a_lost_stage_ends_every_request_with_its_reason() {
 }
 
 #[test]
+fn a_stage_ends_after_a_request_that_failed_although_the_connection_is_open() {
+    let [dense, ..] = models();
+    let Worker { mut stream, thread } = worker(&dense, 0..2);
+    StageLink::open(stream.try_clone().unwrap(), &Cancel::new()).unwrap();
+    stream.write_all(&[0xff; 12]).unwrap();
+    assert!(matches!(thread.join().unwrap(), Err(LinkError::Protocol(_))));
+}
+
+#[test]
 fn states_and_cache_directories_are_refused() {
     let [dense, ..] = models();
     let (mut pipeline, workers) = pipeline(&dense, &[0, 2, 4]);
     let config = config(1, 64);
-    pipeline.allocate_kv(&config.pages).unwrap();
+    pipeline.allocate_kv(&config.pages, &Cancel::new()).unwrap();
     let mut engine = Engine::new(pipeline, config.clone()).unwrap();
     assert_eq!(engine.save_state(&[1, 2], None, None, &Cancel::new()), Err(EngineError::RemotePages));
     assert_eq!(engine.restore_state(&[]), Err(EngineError::RemotePages));

@@ -92,7 +92,7 @@ impl Engine {
                 None => builder,
             };
             let builder = match streams {
-                Some(streams) => builder.stages(stage::links(streams)?),
+                Some(streams) => builder.stages(stage::links(streams, &interrupt.cancel)?),
                 None => builder,
             };
             builder.build_with_info()

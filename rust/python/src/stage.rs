@@ -1,10 +1,10 @@
 //! Pipeline stages: a stage that runs in this process, and the connections of an engine to stages in other processes.
 
-use std::fs::File;
-use std::io::{BufReader, BufWriter};
 use std::num::NonZeroUsize;
 use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
 
+use ferrule_kernels::Cancel;
 use ferrule_model::{PipelineError, StageLink};
 use pyo3::prelude::*;
 
@@ -14,22 +14,19 @@ use crate::interrupt::Interrupt;
 use crate::load::LoadArguments;
 
 /// Returns a stream over a duplicate of a connected socket, which Python keeps open.
-pub(crate) fn stream(socket: i32) -> PyResult<File> {
+pub(crate) fn stream(socket: i32) -> PyResult<UnixStream> {
     if socket < 0 {
         return Err(errors::invalid("socket", socket, "an open socket"));
     }
     // SAFETY: the borrow ends within this function. A number that is not open is reported by the system.
     let duplicate = unsafe { BorrowedFd::borrow_raw(socket) }.try_clone_to_owned();
-    Ok(File::from(duplicate?))
+    Ok(UnixStream::from(duplicate?))
 }
 
 /// Returns the links over streams to stages, first to last, once each of them has described itself.
-pub(crate) fn links(streams: Vec<File>) -> Result<Vec<StageLink>, PipelineError> {
-    let open = |(stage, stream): (usize, File)| {
-        let reader = stream.try_clone().map_err(Into::into);
-        let link = reader
-            .and_then(|reader| StageLink::open(Box::new(BufReader::new(reader)), Box::new(BufWriter::new(stream))));
-        link.map_err(|error| PipelineError::Link { stage, error })
+pub(crate) fn links(streams: Vec<UnixStream>, cancel: &Cancel) -> Result<Vec<StageLink>, PipelineError> {
+    let open = |(stage, stream): (usize, UnixStream)| {
+        StageLink::open(stream, cancel).map_err(|error| PipelineError::Link { stage, error })
     };
     streams.into_iter().enumerate().map(open).collect()
 }
@@ -57,10 +54,7 @@ pub(crate) fn serve_stage(
     let (mut stage, kv_budget) = loaded.map_err(|error| interrupt.build_error(&error))?;
     interrupt.settle(py);
     // A fork does not wait for this call, which lasts as long as the engine.
-    let served = py.detach(|| {
-        let reader = BufReader::new(stream.try_clone()?);
-        ferrule_model::serve_stage(&mut stage, kv_budget, reader, BufWriter::new(stream), &interrupt.cancel)
-    });
+    let served = py.detach(|| ferrule_model::serve_stage(&mut stage, kv_budget, &stream, &interrupt.cancel));
     served.map_err(|error| errors::EngineError::new_err(error.to_string()))
 }
 

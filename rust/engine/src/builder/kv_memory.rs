@@ -1,6 +1,6 @@
 //! Memory of the KV cache: its size, and its division between a model and a draft model.
 
-use ferrule_kernels::machine;
+use ferrule_kernels::{Cancel, machine};
 use ferrule_model::{LanguageModel, Pipeline};
 
 use super::{BuildError, EngineModel, EngineOptions};
@@ -20,6 +20,7 @@ pub(super) fn allocate(
     mut draft: Option<&mut DraftModel<EngineModel>>,
     options: &EngineOptions,
     max_model_len: usize,
+    cancel: &Cancel,
 ) -> Result<Vec<usize>, BuildError> {
     let mapped = model.mapped_bytes() + draft.as_ref().map_or(0, |draft| draft.model.mapped_bytes());
     let available =
@@ -32,7 +33,7 @@ pub(super) fn allocate(
         let EngineOptions { max_num_seqs, max_num_batched_tokens, .. } = *options;
         let pages = pages::divide(model.kv_groups(), budget, max_model_len, max_num_seqs, max_num_batched_tokens)
             .map_err(|error: ConfigError| BuildError::from(error))?;
-        model.allocate_kv(&pages)?;
+        model.allocate_kv(&pages, cancel)?;
         Ok::<_, BuildError>(pages)
     };
     // Both caches hold the same number of tokens.

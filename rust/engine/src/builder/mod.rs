@@ -277,7 +277,7 @@ impl<'a> EngineBuilder<'a> {
                 Some(DraftModel { model, pages: Vec::new(), max_model_len })
             }
         };
-        let pages = kv_memory::allocate(&mut model, draft.as_mut(), &options, max_model_len)?;
+        let pages = kv_memory::allocate(&mut model, draft.as_mut(), &options, max_model_len, loading.cancel)?;
         let mut info = EngineInfo::new(&model, draft.as_ref(), &options, isa, &pages);
         let config = EngineConfig {
             pages,

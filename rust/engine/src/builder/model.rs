@@ -83,10 +83,10 @@ impl EngineModel {
     }
 
     /// Allocates `pages[i]` empty pages for group `i`.
-    pub(super) fn allocate_kv(&mut self, pages: &[usize]) -> Result<(), BuildError> {
+    pub(super) fn allocate_kv(&mut self, pages: &[usize], cancel: &Cancel) -> Result<(), BuildError> {
         match &mut self.0 {
             Place::Local(model) => Ok(model.allocate_kv(pages)?),
-            Place::Stages(stages) => Ok(stages.pipeline.allocate_kv(pages)?),
+            Place::Stages(stages) => Ok(stages.pipeline.allocate_kv(pages, cancel)?),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Connection between the process that schedules and a stage in another process: frames over a pair of byte streams.
+//! Connection between the process that schedules and a stage in another process: frames over a socket.
 //!
 //! The worker begins with a description of its stage ([`StageInfo`], JSON after its length). It then answers requests
 //! in their order. Numbers are little-endian; hidden states are as in memory, because all processes have one
@@ -11,8 +11,12 @@
 //! | answer | 0, numbers of output | output |
 //! | failure, after which the worker ends | 1, bytes of the message | message |
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use ferrule_kernels::{ARITHMETIC_VERSION, Cancel};
 use serde::{Deserialize, Serialize};
@@ -21,6 +25,13 @@ use super::{Stage, StageStep, StepError};
 
 /// Upper limit for the bytes of a description or message, far above those of any stage.
 const MAX_TEXT: u32 = 1 << 20;
+
+/// Interval at which a wait for an answer looks whether it is cancelled.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Time after a cancellation in which a stage must answer. The step in progress is completed, so that the stages stay
+/// alike.
+const CANCEL_LIMIT: Duration = Duration::from_secs(10);
 
 const ALLOCATE: u32 = 0;
 const STEP: u32 = 1;
@@ -98,14 +109,9 @@ enum Request {
 ///
 /// # Errors
 /// [`LinkError`] for a request that failed, which is also reported to the other end, and for a connection that ends
-/// within a frame.
-pub fn serve_stage(
-    stage: &mut Stage,
-    kv_budget: u64,
-    mut reader: impl Read + Send,
-    mut writer: impl Write,
-    cancel: &Cancel,
-) -> Result<(), LinkError> {
+/// within a frame. The connection has ended then.
+pub fn serve_stage(stage: &mut Stage, kv_budget: u64, stream: &UnixStream, cancel: &Cancel) -> Result<(), LinkError> {
+    let (mut reader, mut writer) = (BufReader::new(stream), BufWriter::new(stream));
     let info =
         serde_json::to_vec(&StageInfo::new(stage, kv_budget)).expect("a description consists of numbers and names");
     writer.write_all(&(info.len() as u32).to_le_bytes())?;
@@ -125,7 +131,7 @@ pub fn serve_stage(
             }
         });
         let mut output = Vec::new();
-        for request in requests {
+        let served = requests.into_iter().try_for_each(|request| {
             let done = request.and_then(|request| answer(stage, request, cancel, &mut output));
             match &done {
                 Ok(()) => write_frame(&mut writer, ANSWER, output.len(), bytemuck::cast_slice(&output))?,
@@ -134,21 +140,22 @@ pub fn serve_stage(
                     write_frame(&mut writer, FAILURE, message.len(), message.as_bytes())?;
                 }
             }
-            done?;
-        }
-        Ok(())
+            done
+        });
+        // The thread that receives must not wait for another request.
+        let _ = stream.shutdown(Shutdown::Both);
+        served
     })
 }
 
-/// Does what a request asks for; `output` gets the numbers of the answer.
+/// Does what a request asks for; `output` gets the numbers of the answer. A panic is an error.
 fn answer(stage: &mut Stage, request: Request, cancel: &Cancel, output: &mut Vec<f32>) -> Result<(), LinkError> {
     output.clear();
-    match request {
-        Request::Allocate(pages) => stage.allocate_kv(&pages).map_err(|error| LinkError::Worker(error.to_string())),
-        Request::Step(step, input) => {
-            stage.step(&step, &input, cancel, output).map_err(|error| LinkError::Worker(error.to_string()))
-        }
-    }
+    let done = catch_unwind(AssertUnwindSafe(|| match request {
+        Request::Allocate(pages) => stage.allocate_kv(&pages).map_err(|error| error.to_string()),
+        Request::Step(step, input) => stage.step(&step, &input, cancel, output).map_err(|error| error.to_string()),
+    }));
+    done.unwrap_or_else(|_| Err("the stage panicked".to_owned())).map_err(LinkError::Worker)
 }
 
 /// Receives a request for a stage that reads `width` numbers per token and has `groups` groups; `None` if the
@@ -186,8 +193,8 @@ fn receive_request(reader: &mut impl Read, width: usize, groups: usize) -> Resul
 
 /// The end of a connection that sends requests.
 pub struct StageLink {
-    reader: Box<dyn Read + Send>,
-    writer: Box<dyn Write + Send>,
+    reader: BufReader<UnixStream>,
+    writer: BufWriter<UnixStream>,
     info: StageInfo,
 }
 
@@ -196,8 +203,10 @@ impl StageLink {
     ///
     /// # Errors
     /// [`LinkError`].
-    pub fn open(mut reader: Box<dyn Read + Send>, writer: Box<dyn Write + Send>) -> Result<Self, LinkError> {
-        let info = read_text(&mut reader)?;
+    pub fn open(stream: UnixStream, cancel: &Cancel) -> Result<Self, LinkError> {
+        stream.set_read_timeout(Some(POLL))?;
+        let (mut reader, writer) = (BufReader::new(stream.try_clone()?), BufWriter::new(stream));
+        let info = read_text(&mut Waiting::new(&mut reader, cancel))?;
         let info = serde_json::from_slice(&info).map_err(|error| LinkError::Protocol(error.to_string()))?;
         Ok(Self { reader, writer, info })
     }
@@ -209,10 +218,10 @@ impl StageLink {
     }
 
     /// Allocates pages for each group, and waits until that is done.
-    pub(super) fn allocate_kv(&mut self, pages: &[usize]) -> Result<(), LinkError> {
+    pub(super) fn allocate_kv(&mut self, pages: &[usize], cancel: &Cancel) -> Result<(), LinkError> {
         let bytes: Vec<u8> = pages.iter().flat_map(|pages| (*pages as u64).to_le_bytes()).collect();
         self.send(ALLOCATE, pages.len(), 0, &[&bytes])?;
-        self.receive().map(drop)
+        self.receive(cancel).map(drop)
     }
 
     /// Sends a step; the answer is received later.
@@ -228,16 +237,45 @@ impl StageLink {
         Ok(self.writer.flush()?)
     }
 
-    /// Receives the answer to the oldest request that has none yet.
-    pub(super) fn receive(&mut self) -> Result<Vec<f32>, LinkError> {
-        match read_word(&mut self.reader)? {
+    /// Receives the answer to the oldest request that has none yet. After a cancellation it waits for 10 s.
+    pub(super) fn receive(&mut self, cancel: &Cancel) -> Result<Vec<f32>, LinkError> {
+        let reader = &mut Waiting::new(&mut self.reader, cancel);
+        match read_word(reader)? {
             ANSWER => {
-                let count = read_word(&mut self.reader)? as usize;
-                let bytes = read_bytes(&mut self.reader, count.saturating_mul(size_of::<f32>()))?;
+                let count = read_word(reader)? as usize;
+                let bytes = read_bytes(reader, count.saturating_mul(size_of::<f32>()))?;
                 Ok(bytemuck::pod_collect_to_vec(&bytes))
             }
-            FAILURE => Err(LinkError::Worker(String::from_utf8_lossy(&read_text(&mut self.reader)?).into_owned())),
+            FAILURE => Err(LinkError::Worker(String::from_utf8_lossy(&read_text(reader)?).into_owned())),
             kind => Err(LinkError::Protocol(format!("answer {kind}"))),
+        }
+    }
+}
+
+/// Reader of a socket with a timeout of [`POLL`], which goes on after timeouts until `limit` after a cancellation.
+struct Waiting<'a> {
+    reader: &'a mut BufReader<UnixStream>,
+    cancel: &'a Cancel,
+    cancelled: Option<Instant>,
+    limit: Duration,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(reader: &'a mut BufReader<UnixStream>, cancel: &'a Cancel) -> Self {
+        Self { reader, cancel, cancelled: None, limit: CANCEL_LIMIT }
+    }
+}
+
+impl Read for Waiting<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.reader.read(buffer) {
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+                done => return done,
+            }
+            if self.cancel.poll() && self.cancelled.get_or_insert_with(Instant::now).elapsed() > self.limit {
+                return Err(io::Error::other(format!("no answer in {:?} after the request was cancelled", self.limit)));
+            }
         }
     }
 }
@@ -276,4 +314,31 @@ fn read_text(reader: &mut impl Read) -> Result<Vec<u8>, LinkError> {
         return Err(LinkError::Protocol(format!("a text of {count} bytes, above the limit of {MAX_TEXT}")));
     }
     read_bytes(reader, count as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_for_a_stage_that_does_not_answer_ends_after_a_cancellation() {
+        let (stream, mut other) = UnixStream::pair().unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let (mut reader, cancel) = (BufReader::new(stream), Cancel::new());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Parts of a word that arrive after several timeouts are joined.
+                for byte in 7_u32.to_le_bytes() {
+                    std::thread::sleep(Duration::from_millis(5));
+                    other.write_all(&[byte]).unwrap();
+                }
+            });
+            assert_eq!(read_word(&mut Waiting::new(&mut reader, &cancel)).unwrap(), 7);
+        });
+        cancel.cancel();
+        let limit = Duration::from_millis(20);
+        let mut waiting = Waiting { limit, ..Waiting::new(&mut reader, &cancel) };
+        let error = read_word(&mut waiting).unwrap_err().to_string();
+        assert!(error.contains("no answer in 20ms after the request was cancelled"), "{error}");
+    }
 }

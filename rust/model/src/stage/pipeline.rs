@@ -120,9 +120,9 @@ impl Pipeline {
     ///
     /// # Errors
     /// [`PipelineError::Link`].
-    pub fn allocate_kv(&mut self, pages: &[usize]) -> Result<(), PipelineError> {
+    pub fn allocate_kv(&mut self, pages: &[usize], cancel: &Cancel) -> Result<(), PipelineError> {
         for (stage, link) in self.links.iter_mut().enumerate() {
-            link.allocate_kv(pages).map_err(|error| PipelineError::Link { stage, error })?;
+            link.allocate_kv(pages, cancel).map_err(|error| PipelineError::Link { stage, error })?;
         }
         Ok(())
     }
@@ -149,7 +149,7 @@ impl Pipeline {
             })
             .collect();
         out.clear();
-        self.exchange(&steps, out).map_err(|(stage, error)| {
+        self.exchange(&steps, cancel, out).map_err(|(stage, error)| {
             let reason = PipelineError::Link { stage, error }.to_string();
             self.lost.insert(ForwardError::StageLost { stage, reason }).clone()
         })
@@ -157,7 +157,7 @@ impl Pipeline {
 
     /// Sends each step through all stages; appends what the last one returns to `out`. An error has the index of its
     /// stage.
-    fn exchange(&mut self, steps: &[Vec<u8>], out: &mut Vec<f32>) -> Result<(), (usize, LinkError)> {
+    fn exchange(&mut self, steps: &[Vec<u8>], cancel: &Cancel, out: &mut Vec<f32>) -> Result<(), (usize, LinkError)> {
         let lost = |stage: usize| move |error: LinkError| (stage, error);
         for step in steps {
             self.links[0].send_step(step, &[]).map_err(lost(0))?;
@@ -166,7 +166,7 @@ impl Pipeline {
         for time in 0..steps.len() + self.links.len() - 1 {
             for stage in 0..self.links.len() {
                 let Some(step) = time.checked_sub(stage).and_then(|index| steps.get(index)) else { continue };
-                let result = self.links[stage].receive().map_err(lost(stage))?;
+                let result = self.links[stage].receive(cancel).map_err(lost(stage))?;
                 match self.links.get_mut(stage + 1) {
                     Some(next) => next.send_step(step, &result).map_err(lost(stage + 1))?,
                     None => out.extend_from_slice(&result),
