@@ -24,8 +24,8 @@ const SUMS_IN_REGISTERS: usize = 8;
 /// Number of rows from which on activations are memory operands of the multiply-adds, as they do not fit the registers.
 const READ_ROWS: usize = 12;
 
-/// Number of rows whose integers fill sixteen registers.
-const MANY_ROWS: usize = 4;
+/// Number of rows whose integers take half of sixteen registers, so that their sums do not fit beside weights.
+const FILLING_ROWS: usize = 4;
 
 /// Memory that is prefetched while a tile is computed, since it is needed next.
 pub(super) enum Prefetch<'a, const R: usize> {
@@ -177,7 +177,7 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for Micro<'_, U, R, P>
 
 impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
     /// Adds the products of blocks whose groups have factors. Sums are in memory, so that integers get the registers; of
-    /// few sums there is a copy, which the compiler keeps in registers.
+    /// few sums there is a copy, which the compiler keeps in registers, unless integers fill them.
     #[inline(always)]
     fn add_factored_blocks<S: Dot>(self, simd: S) {
         let Self { x, lines, first_block, prefetch, sums: saved, .. } = self;
@@ -186,7 +186,7 @@ impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
         if blocks.start == 0 {
             *saved = [[[0.0; LANES]; P]; R];
         }
-        let in_registers = const { R * P <= SUMS_IN_REGISTERS && !few_registers::<S>(R) };
+        let in_registers = const { R * P <= SUMS_IN_REGISTERS && !integers_fill_registers::<S>(R) };
         let mut local = [[[0.0; LANES]; P]; R];
         if in_registers {
             local = *saved;
@@ -218,10 +218,10 @@ const fn codes<S: Dot, U: Unpack>() -> Option<Codes> {
     if S::BY_CODES { U::BY_CODES } else { None }
 }
 
-/// Returns whether the integers of `rows` rows fill the registers, so that nothing else stays there. Instruction sets with
-/// more than sixteen registers have tiles of several panels.
-const fn few_registers<S: Dot>(rows: usize) -> bool {
-    S::BYTE_TILE_PANELS == 1 && rows >= MANY_ROWS
+/// Returns whether the integers of `rows` rows and weights fill the registers of this instruction set, so that sums stay
+/// in memory. Instruction sets with more than sixteen registers have tiles of several panels.
+const fn integers_fill_registers<S: Dot>(rows: usize) -> bool {
+    S::BYTE_TILE_PANELS == 1 && rows >= FILLING_ROWS
 }
 
 /// Returns the index of the codes that are multiplied among [`Codes::ALL`].
@@ -320,9 +320,9 @@ fn add_codes<S: Dot, U: Unpack, const R: usize, const P: usize>(
     let (first, scale) = (group * GROUP / 4, U::scale(simd, pair, group));
     let mut codes = [simd.splat_byte(0); GROUP / 4];
     unroll!(q in [0 1 2 3] { codes[q] = U::codes(simd, pair, first + q) });
-    let integers = if const { few_registers::<S>(R) } { in_memory(integers) } else { integers };
+    let integers = if const { integers_fill_registers::<S>(R) } { in_memory(integers) } else { integers };
     unroll!(r in 0..R {
-        let quads = if const { few_registers::<S>(R) } { in_order(quads) } else { quads };
+        let quads = if const { integers_fill_registers::<S>(R) } { in_order(quads) } else { quads };
         let mut partial = simd.splat_i32(starts[r]);
         unroll!(q in [0 1 2 3] {
             partial = simd.dot_codes(partial, codes[q], simd.splat_quad(bytemuck::cast(quads[first + q][r])));
