@@ -205,10 +205,12 @@ def test_insufficient_memory_for_reference(
 ) -> None:
     init = fake_engine.__init__
 
-    def second_is_too_large(self: fakes.Engine, spec: str, model_dir: str, options: str, *more: Any) -> None:
+    def second_is_too_large(
+        self: fakes.Engine, spec: str, model_dir: str, options: str, *more: Any, **keywords: Any
+    ) -> None:
         if json.loads(options)["quantization"] == "f32":
             raise InsufficientMemoryError("the weights need 9 bytes; 8 are available")
-        init(self, spec, model_dir, options, *more)
+        init(self, spec, model_dir, options, *more, **keywords)
 
     monkeypatch.setattr(fake_engine, "__init__", second_is_too_large)
     assert main(["eval", file, "--window", "64", "--reference", "tiny"]) == 1

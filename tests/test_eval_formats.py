@@ -126,10 +126,10 @@ def test_insufficient_memory_for_all_formats(
 ) -> None:
     init = fake_engine.__init__
 
-    def too_large(self: fakes.Engine, spec: str, model_dir: str, options: str, *more: Any) -> None:
+    def too_large(self: fakes.Engine, spec: str, model_dir: str, options: str, *more: Any, **keywords: Any) -> None:
         if json.loads(options)["quantization"] == "int4":
             raise InsufficientMemoryError("the weights need 9 bytes; 8 are available")
-        init(self, spec, model_dir, options, *more)
+        init(self, spec, model_dir, options, *more, **keywords)
 
     monkeypatch.setattr(fake_engine, "__init__", too_large)
     assert main(["eval", file, "--window", "64", "--compare", "int8", "int4"]) == 1
