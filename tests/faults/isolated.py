@@ -1,7 +1,8 @@
 """Runs Python code in a separate process, which may crash, hang or exhaust memory.
 
 The tests require that any bad input ends in a typed error within a second of processor time, with a peak memory of at
-most the file's size plus 16 MiB. Time is asserted with fivefold slack, because machines are noisy.
+most the file's size plus 16 MiB. Time is asserted with fivefold slack, because machines are noisy. A separate limit of
+elapsed time finds faults that block without using a processor.
 """
 
 import atexit
@@ -19,6 +20,7 @@ from tempfile import TemporaryDirectory
 PROMISED_SECONDS = 1.0
 SLACK = 5.0
 PROMISED_EXTRA_BYTES = 16 << 20
+MAX_ELAPSED_SECONDS = 20.0
 
 # Each fault runs in a fork of this process, which has imported ferrule and has no engine: an import for each fault took
 # most of the time. SIGALRM ends a fork that hangs. It reports as JSON on the last line of stdout. The peak of resident
@@ -55,7 +57,7 @@ if address_space is not None:
 scope = {"arguments": arguments}
 exec(warm_up, scope)
 pathlib.Path("/proc/self/clear_refs").write_text("5")
-before, started = memory("VmRSS"), time.process_time()
+before, started, start = memory("VmRSS"), time.process_time(), time.monotonic()
 report = {"error": None, "bases": [], "message": ""}
 try:
     exec(fault, scope)
@@ -63,6 +65,7 @@ except BaseException as error:
     classes = type(error).__mro__
     report = {"error": type(error).__name__, "bases": [c.__name__ for c in classes], "message": str(error)}
 report["seconds"] = time.process_time() - started
+report["elapsed_seconds"] = time.monotonic() - start
 report["extra_bytes"] = memory("VmHWM") - before
 print()
 print(json.dumps(report))
@@ -94,6 +97,8 @@ class Outcome:
     message: str
     seconds: float
     """Processor time of the fault in seconds, without the warm-up."""
+    elapsed_seconds: float
+    """Elapsed time of the fault in seconds, without the warm-up."""
     extra_bytes: int
     """Peak resident memory minus resident memory at the start of the fault."""
 
@@ -116,7 +121,11 @@ def run(
     with TemporaryDirectory() as folder:
         request = [folder, dict(os.environ), timeout, *code, address_space, arguments]
         print(json.dumps(request), file=parent.stdin, flush=True)
-        status = int(parent.stdout.readline())
+        reply = parent.stdout.readline()
+        if not reply:
+            _parent.cache_clear()
+            raise AssertionError(f"the parent of the forks ended with exit code {parent.wait()}")
+        status = int(reply)
         stdout, stderr = ((Path(folder) / name).read_text() for name in ("stdout", "stderr"))
     assert status != -signal.SIGALRM, f"hangs: not done after {timeout} s; stderr: {stderr}"
     assert status >= 0, f"died of signal {-status}; stderr: {stderr}"
@@ -132,6 +141,8 @@ def assert_refused(outcome: Outcome, error: str, fragments: list[str], *, file_b
     for fragment in fragments:
         assert fragment in outcome.message, f"{fragment!r} is not in {outcome.message!r}"
     assert outcome.seconds < PROMISED_SECONDS * SLACK, f"took {outcome.seconds:.2f} s"
+    elapsed = outcome.elapsed_seconds
+    assert elapsed < MAX_ELAPSED_SECONDS, f"took {elapsed:.2f} s of elapsed time"
     allowed = file_bytes + PROMISED_EXTRA_BYTES
     assert outcome.extra_bytes <= allowed, f"took {outcome.extra_bytes} bytes more; {allowed} are promised"
 

@@ -1,8 +1,10 @@
 """The test harness detects crashes, hangs, and excessive time and memory."""
 
+from dataclasses import replace
+
 import pytest
 
-from faults.isolated import assert_refused, run
+from faults.isolated import MAX_ELAPSED_SECONDS, assert_refused, run
 
 
 def test_typed_error_is_reported_with_its_bases() -> None:
@@ -27,6 +29,13 @@ def test_signal_fails_run() -> None:
 def test_timeout_fails_run() -> None:
     with pytest.raises(AssertionError, match="hangs"):
         run("time.sleep(60)", warm_up="import time", timeout=1.0)
+
+
+def test_blocked_fault_fails_assertion() -> None:
+    outcome = run("time.sleep(0.2); raise ferrule.PromptError('empty')", warm_up="import ferrule, time")
+    assert outcome.elapsed_seconds >= 0.2 > outcome.seconds
+    with pytest.raises(AssertionError, match="of elapsed time"):
+        assert_refused(replace(outcome, elapsed_seconds=MAX_ELAPSED_SECONDS), "PromptError", ["empty"])
 
 
 def test_memory_and_time_are_measured() -> None:
