@@ -36,7 +36,7 @@ impl Quantization {
     /// Full precision.
     pub(crate) const F32: Self = Self::row("f32", [F32, F32, F32]);
 
-    /// Selection of `auto` for encoders: int8 changes embeddings by more than a cosine of 0.9995 allows.
+    /// Selection of `auto` for encoders: int8 lowers the cosine with f32 below 0.9995.
     const BF16: Self = Self::row("bf16", [Bf16, Bf16, Bf16]);
 
     /// Selection of `auto` for other checkpoints of floating-point weights.

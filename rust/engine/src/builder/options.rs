@@ -55,7 +55,7 @@ parameters! {
     /// Options of an engine: how it loads a model, and how much memory and time it may use.
     #[derive(Debug, Clone, PartialEq)]
     pub struct EngineOptions ("options") {
-        /// Format of the weights; "auto" is int8, or the stored format where the weights are quantized already.
+        /// Format of the weights; "auto" is int8, bf16 for encoders, or the stored format of quantized weights.
         quantization: Option<Quantization> = None, QUANTIZATION;
         /// Format of the KV cache; "auto" is f32 beside f32 weights, else f16.
         kv_cache_dtype: Option<KvFormat> = None, KV_CACHE_DTYPE;
