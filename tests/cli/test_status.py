@@ -7,13 +7,16 @@ import json
 import re
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from cli.terminal import TESTS, Screen, Terminal
+from cli.terminal import SECONDS, TESTS, Screen, Terminal
 from cli.test_run_batch import chat_request, written
 from ferrule import LLM
 from ferrule._cli import status
@@ -211,10 +214,27 @@ def test_server_shows_what_it_waits_for() -> None:
     assert banner.strip().startswith("ferrule is ready.")
 
 
+@pytest.mark.native
 def test_json_log_on_a_terminal_has_only_json() -> None:
     with Terminal([*COMMAND, "serve", "--port", "0", "--log-format=json"]) as terminal:
-        (line,) = terminal.read_until("\n").splitlines()
-    assert json.loads(line)["event"] == "listening"
+        listening = json.loads(terminal.read_until("\n"))
+        deadline = time.monotonic() + SECONDS
+        while not is_ready(listening["url"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        terminal.interrupt()
+        assert terminal.end() == 0
+    events = [json.loads(line)["event"] for line in terminal.written.splitlines()]
+    assert events[0] == "listening"
+
+
+def is_ready(url: str) -> bool:
+    """Whether the server has loaded its models."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as response:
+            return bool(response.status == 200)
+    except urllib.error.URLError:
+        return False
 
 
 @pytest.mark.native
