@@ -416,6 +416,7 @@ def test_rerun_resumes_after_kill(
         _, errors = process.communicate(timeout=60)
         assert process.returncode == code
         assert b"Traceback" not in errors
+        assert (b"interrupted; the same command continues" in errors) == (sent == signal.SIGINT)
         before = read(target)  # whole lines alone
         assert lines <= len(before) < 160
     process = start(source, target)

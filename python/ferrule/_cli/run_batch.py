@@ -102,7 +102,7 @@ def command(
     with BatchInput(source) as requests:
         with StatusLine(f"reading {source}", quiet=quiet):
             check_model_names(requests, names)
-            total = requests.count()
+            total = 0 if quiet else requests.count()  # only progress messages show it
         with BatchOutput(target) as output:
             with StatusLine(f"reading {target}", quiet=quiet):
                 answered = output.resume(requests)
@@ -165,9 +165,7 @@ def _answer(
         except KeyboardInterrupt:
             status.clear()
             if not quiet:
-                print(
-                    f"interrupted after {_counted(answered.lines, 'line')}; the same command continues", file=sys.stderr
-                )
+                print("interrupted; the same command continues", file=sys.stderr)
             raise
     if not quiet:
         print(log.counts(_counted(answered.lines, "line"), progress), file=sys.stderr)
