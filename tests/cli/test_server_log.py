@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
@@ -16,7 +17,7 @@ import pytest
 from cli.terminal import Terminal
 from conftest import TINY
 from ferrule._cli.served_models import short_name
-from ferrule._cli.server_log import TextFormatter, banner
+from ferrule._cli.server_log import StderrHandler, TextFormatter, banner
 from ferrule.server import ServerSettings
 
 
@@ -50,6 +51,23 @@ def test_request_is_one_readable_line() -> None:
 def test_other_records_have_level_and_fields_without_control_characters() -> None:
     assert line("draining", seconds=30.0) == "draining: seconds 30.0"
     assert line("odd", logging.WARNING, field="\x1b[2J") == "warning: odd: field ␛[2J"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "erases", "erase"), [(True, True, "\x1b[K"), (True, False, ""), (False, True, "")]
+)
+def test_record_erases_a_longer_status_line_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, erases: bool, erase: str
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    handler = StderrHandler(erases=erases)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.handle(logging.LogRecord("ferrule.server", logging.INFO, "x.py", 1, "short", None, None))
+    assert stream.getvalue() == f"{erase}short\n"
 
 
 def test_banner_lists_what_the_settings_enable() -> None:

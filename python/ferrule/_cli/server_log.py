@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, cast
 
 from ferrule._api.info import size_text
-from ferrule._cli.terminal import harmless
+from ferrule._cli.terminal import harmless, is_styled
 from ferrule.server.middleware.log import LOGGER, JSONFormatter, place_of
 from ferrule.server.settings import ServerSettings
 
@@ -49,12 +49,20 @@ def _request(fields: Mapping[str, Any]) -> str:
 
 
 class StderrHandler(logging.Handler):
-    """Writes records to the present `sys.stderr`, which a progress bar replaces to stay below other output."""
+    """Writes records to the present `sys.stderr`, which a progress bar replaces to stay below other output.
+
+    With `erases`, a line on a terminal first erases a status line, which may be longer; JSON has no escape sequences.
+    """
+
+    def __init__(self, *, erases: bool) -> None:
+        super().__init__()
+        self._erases = erases
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes the line of a record."""
         try:
-            print(self.format(record), file=sys.stderr, flush=True)
+            erase = "\x1b[K" if self._erases and is_styled(sys.stderr) else ""
+            print(f"{erase}{self.format(record)}", file=sys.stderr, flush=True)
         except Exception:  # as in logging's own handlers
             self.handleError(record)
 
@@ -63,7 +71,7 @@ class StderrHandler(logging.Handler):
 def log_to_stderr(form: str) -> Generator[bool]:
     """Writes all log records to stderr; yields whether they are for a person, which `auto` decides by the terminal."""
     readable = form == "text" or (form == "auto" and sys.stderr.isatty())
-    handler = StderrHandler()
+    handler = StderrHandler(erases=readable)
     handler.setFormatter(TextFormatter() if readable else JSONFormatter())
     root = logging.getLogger()
     LOGGER.setLevel(logging.INFO)
