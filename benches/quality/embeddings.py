@@ -7,6 +7,7 @@ size of the weights, the smallest and mean cosine between both embeddings, and t
 import argparse
 import pydoc_data.topics
 import time
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -25,11 +26,17 @@ def paragraphs() -> list[str]:
 
 
 def main() -> None:
-    """Print a row for each format; the formats take turns in the timed batches."""
+    """Measure each format of the model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="encoder: directory or name")
+    arguments = parser.parse_args()
+    with ExitStack() as stack:
+        measure({name: stack.enter_context(LLM(arguments.model, quantization=name)) for name in FORMATS})
+
+
+def measure(models: dict[str, LLM]) -> None:
+    """Print a row for each model; the models take turns in the timed batches."""
     texts = paragraphs()
-    models = {name: LLM(parser.parse_args().model, quantization=name) for name in FORMATS}
     found = {
         name: np.stack(
             [each.outputs.embedding for each in llm.embed(texts, truncate_prompt_tokens=-1)], dtype=np.float64

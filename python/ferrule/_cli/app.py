@@ -92,7 +92,7 @@ class _LazyGroup(click.Group):
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             ctx.fail(f"No such command {name!r}.{_suggestion(name)}")
-        logs_json = "--log-format json" in " ".join(args).replace("=", " ")
+        logs_json = name == "serve" and "--log-format json" in " ".join(args).replace("=", " ")
         # Neither a completion nor a program that reads the log expects a status line.
         with StatusLine(f"starting ferrule {name}", quiet=ctx.resilient_parsing or logs_json):
             return super().resolve_command(ctx, args)

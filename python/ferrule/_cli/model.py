@@ -172,7 +172,7 @@ def load(model: str | None, options: Mapping[str, Any]) -> LLM:
 def load_status(
     model: str | None, revision: str | None, *, label: str = "loading weights", quiet: bool = False
 ) -> Generator[Callable[[int, int], None]]:
-    """Downloads a model and yields the progress callback of what reads its weights; `label` says what that does.
+    """Downloads a model and yields a progress callback; `label` is the text of the progress bar.
 
     If stderr is a terminal, a status line is followed by progress bars; not with `quiet`.
 
@@ -190,9 +190,9 @@ def load_status(
         yield progress
 
 
-def model_status(doing: str, model: str | None, *, quiet: bool = False) -> StatusLine:
-    """Returns a status line about a model; a hidden one for a model that huggingface_hub may download."""
-    return StatusLine(f"{doing} of {model or EMBEDDED}", quiet=quiet or _is_on_hub(model))
+def model_status(activity: str, model: str | None, *, quiet: bool = False) -> StatusLine:
+    """Returns the status line `activity of MODEL`; it is hidden if huggingface_hub may download the model."""
+    return StatusLine(f"{activity} of {model or EMBEDDED}", quiet=quiet or _is_on_hub(model))
 
 
 def _is_on_hub(name: str | None) -> bool:
