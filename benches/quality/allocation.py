@@ -79,6 +79,8 @@ def main() -> None:
     parser.add_argument("--thirds", action="store_true", help="with --kinds, by third of the layers")
     parser.add_argument("--out", type=Path, required=True, help="JSON record")
     arguments = parser.parse_args()
+    if arguments.kinds and arguments.calibrate:
+        parser.error("--kinds does not support --calibrate")
     path = None if arguments.model == "embedded" else Path(arguments.model)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

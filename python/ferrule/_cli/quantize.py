@@ -51,7 +51,8 @@ _SHARED = ("revision", "threads", "calibrate", "calibration_tokens")
     "--bits",
     type=click.FloatRange(min=0, max=32, min_open=True),
     metavar="FLOAT",
-    help="Bits per weight of all matrices together; chooses int3, int4, int6 or int8 for each (default: none).",
+    help="Bits per weight of all matrices together; chooses int3, int4, int6 or int8 for each, with "
+    "--calibrate by calibrated errors (default: none).",
 )
 @click.option(
     "--recipe",
@@ -79,7 +80,8 @@ _SHARED = ("revision", "threads", "calibrate", "calibration_tokens")
     "--calibrate",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="TEXT",
-    help="Text file for calibration (GPTQ): more accurate and much slower (default: none).",
+    help="Text file for calibration (GPTQ): more accurate and much slower; with --bits, it also chooses the "
+    "formats by calibrated errors (default: none).",
 )
 @click.option(
     "--calibration-tokens",
