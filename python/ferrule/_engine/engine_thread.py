@@ -89,7 +89,7 @@ class EngineThread:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread has been started and has not ended."""
+        """Whether the thread has started and not ended."""
         return self._thread is not None and self._thread.is_alive()
 
     def join(self) -> None:

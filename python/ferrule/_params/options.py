@@ -32,7 +32,7 @@ MAX_BYTES = 2**63 - 1
 PYTHON_OPTIONS = ("packed_cache_limit", "verify_weights")
 """Options that Python handles and the native module does not read."""
 EXECUTOR_BACKENDS = ("mp",)
-"""Processes that pipeline stages run in."""
+"""Allowed values of `distributed_executor_backend`."""
 MAX_STAGES = 1024
 LONGEST_STEP = 3600.0
 """Limit of `target_itl`, in seconds."""
@@ -230,8 +230,9 @@ class EngineArgs(EngineOptions):
         int,
         Integer(1, MAX_STAGES),
         Doc(
-            "Number of pipeline stages that divide the layers of the model; each is a process with its own weights, KV "
-            "cache and `threads`. The output does not depend on it."
+            "Number of pipeline stages that divide the layers of the model; each is a process with its own weights and "
+            "its part of the KV cache. `threads` is the number of threads of each stage; None: the CPUs divided by the "
+            "stages. The output does not depend on it."
         ),
     ] = 1
     distributed_executor_backend: Annotated[

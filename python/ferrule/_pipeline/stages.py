@@ -35,7 +35,7 @@ class Stages(ABC):
         self._pid = os.getpid()
 
     def wait_until_loaded(self) -> None:
-        """Waits until each stage has loaded its layers. Ends if a stage ends, and on Ctrl-C.
+        """Waits until each stage has loaded its layers; Ctrl-C ends the wait.
 
         Raises the error with which a stage failed, PipelineStageError.
         """
