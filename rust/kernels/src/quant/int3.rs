@@ -9,7 +9,7 @@
 
 use super::integer::{BLOCK_PAIRS, Codes, GROUP, IntegerFormat, PAIR_QUADS, Unpack};
 use super::planes::{self, BitPlanes, Bits};
-use super::two_bit_scales::{Block, TwoBitScales};
+use super::two_bit_scales::{Block, PairScales, TwoBitScales};
 use crate::arch::{ByteLine, Dot, LANES, LINE, Simd};
 
 /// All codes, ascending.
@@ -27,7 +27,7 @@ type Places = Bits<3>;
 /// Number of lines of the codes of a pair of groups.
 const PAIR_LINES: usize = Places::BITS;
 
-const LAYOUT: TwoBitScales = TwoBitScales { code_lines: BLOCK_PAIRS * PAIR_LINES, lowest: 4 };
+const LAYOUT: TwoBitScales = TwoBitScales { code_lines: BLOCK_PAIRS * PAIR_LINES, lowest: 4, offset: OFFSET };
 
 /// int3 format.
 pub struct Int3;
@@ -36,10 +36,7 @@ pub struct Int3;
 #[derive(Clone, Copy)]
 pub struct Pair<'a, S: Dot> {
     places: &'a [ByteLine],
-    /// Sub-scales of each group, in the low byte of each pair of bytes.
-    scales: [S::Bytes; 2],
-    /// Difference of `sub-scale * (code + OFFSET)` and `sub-scale * code + bias` of each group, in each byte.
-    offsets: [S::Bytes; 2],
+    scales: PairScales<S>,
 }
 
 /// Returns the codes plus an offset, by place.
@@ -72,20 +69,13 @@ impl Unpack for Int3 {
     #[inline(always)]
     fn pair<'a, S: Dot>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
         let scales = LAYOUT.pair(simd, block, index);
-        let offset =
-            |scales| simd.xor(simd.mul_pairs(scales, simd.splat_byte(OFFSET)), simd.splat_byte(S::WEIGHT_BIAS));
-        Pair {
-            places: &block.codes[index * PAIR_LINES..][..PAIR_LINES],
-            scales,
-            offsets: [offset(scales[0]), offset(scales[1])],
-        }
+        Pair { places: &block.codes[index * PAIR_LINES..][..PAIR_LINES], scales }
     }
 
     #[inline(always)]
     fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
-        let (places, group) = (Places::quad(simd, pair.places, index), index / (GROUP / 4));
-        let codes = simd.lookup(&const { codes_plus(OFFSET) }, places);
-        simd.sub_bytes(simd.mul_pairs(codes, pair.scales[group]), pair.offsets[group])
+        let codes = simd.lookup(&const { codes_plus(OFFSET) }, Places::quad(simd, pair.places, index));
+        pair.scales.weights(simd, codes, index / (GROUP / 4))
     }
 
     #[inline(always)]
@@ -96,7 +86,7 @@ impl Unpack for Int3 {
 
     #[inline(always)]
     fn scale<S: Dot>(_: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
-        pair.scales[index]
+        pair.scales.scales[index]
     }
 }
 

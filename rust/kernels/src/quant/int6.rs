@@ -5,7 +5,7 @@
 //! 2q and 2q + 1 of each byte.
 
 use super::integer::{BLOCK, Codes, GROUP, IntegerFormat, Unpack};
-use super::two_bit_scales::{Block, TwoBitScales};
+use super::two_bit_scales::{Block, PairScales, TwoBitScales};
 use crate::arch::{ByteLine, Dot, LANES};
 
 /// Offset of a stored code from its value.
@@ -16,7 +16,7 @@ const GROUP_LINES: usize = 3;
 /// Number of lines of the codes of a block.
 const BLOCK_LINES: usize = BLOCK / GROUP * GROUP_LINES;
 
-const LAYOUT: TwoBitScales = TwoBitScales { code_lines: BLOCK_LINES, lowest: 1 };
+const LAYOUT: TwoBitScales = TwoBitScales { code_lines: BLOCK_LINES, lowest: 1, offset: OFFSET };
 
 /// int6 format.
 pub struct Int6;
@@ -25,10 +25,7 @@ pub struct Int6;
 #[derive(Clone, Copy)]
 pub struct Pair<'a, S: Dot> {
     codes: &'a [ByteLine; 2 * GROUP_LINES],
-    /// Sub-scales of each group, in the low byte of each pair of bytes.
-    scales: [S::Bytes; 2],
-    /// Difference of `sub-scale * stored code` and `sub-scale * code + bias` of each group, in each byte.
-    offsets: [S::Bytes; 2],
+    scales: PairScales<S>,
 }
 
 impl Unpack for Int6 {
@@ -49,17 +46,12 @@ impl Unpack for Int6 {
 
     #[inline(always)]
     fn pair<'a, S: Dot>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
-        let scales = LAYOUT.pair(simd, block, index);
-        // 63 times 4 fits a byte, so a product of byte pairs is two byte products.
-        let offset =
-            |scales| simd.xor(simd.mul_pairs(scales, simd.splat_byte(OFFSET)), simd.splat_byte(S::WEIGHT_BIAS));
-        Pair { codes: &block.codes.as_chunks().0[index], scales, offsets: [offset(scales[0]), offset(scales[1])] }
+        Pair { codes: &block.codes.as_chunks().0[index], scales: LAYOUT.pair(simd, block, index) }
     }
 
     #[inline(always)]
     fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
-        let (codes, group) = (Self::codes(simd, pair, index), index / (GROUP / 4));
-        simd.sub_bytes(simd.mul_pairs(codes, pair.scales[group]), pair.offsets[group])
+        pair.scales.weights(simd, Self::codes(simd, pair, index), index / (GROUP / 4))
     }
 
     #[inline(always)]
@@ -80,7 +72,7 @@ impl Unpack for Int6 {
 
     #[inline(always)]
     fn scale<S: Dot>(_: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
-        pair.scales[index]
+        pair.scales.scales[index]
     }
 }
 

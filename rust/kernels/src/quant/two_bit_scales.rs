@@ -15,6 +15,8 @@ pub struct TwoBitScales {
     pub code_lines: usize,
     /// Lowest sub-scale; the highest is three above it.
     pub lowest: u8,
+    /// Offset of a code that is multiplied from its value. Products of both with a sub-scale fit a byte.
+    pub offset: u8,
 }
 
 /// Packed block: its codes and its half of the sub-scales.
@@ -22,6 +24,24 @@ pub struct TwoBitScales {
 pub struct Block<'a> {
     scales: &'a [[u8; LANES]; 2],
     pub codes: &'a [ByteLine],
+}
+
+/// Sub-scales of two groups.
+#[derive(Clone, Copy)]
+pub struct PairScales<S: Dot> {
+    /// Sub-scales of each group, in the low byte of each pair of bytes.
+    pub scales: [S::Bytes; 2],
+    /// Difference of `sub-scale * (code + offset)` and `sub-scale * code + bias` of each group, in each byte.
+    offsets: [S::Bytes; 2],
+}
+
+impl<S: Dot> PairScales<S> {
+    /// Returns the weights of codes plus their offset in group `group` of the pair, with the bias of the instruction set.
+    #[inline(always)]
+    pub fn weights(self, simd: S, codes: S::Bytes, group: usize) -> S::Bytes {
+        // The products fit a byte, so a product of byte pairs is two byte products.
+        simd.sub_bytes(simd.mul_pairs(codes, self.scales[group]), self.offsets[group])
+    }
 }
 
 impl TwoBitScales {
@@ -63,14 +83,17 @@ impl TwoBitScales {
         }
     }
 
-    /// Returns the sub-scales of groups `2 * index` and `2 * index + 1` of a block, in the low byte of each pair of bytes.
+    /// Returns the sub-scales of groups `2 * index` and `2 * index + 1` of a block.
     #[inline(always)]
-    pub fn pair<S: Dot>(self, simd: S, block: Block<'_>, index: usize) -> [S::Bytes; 2] {
+    pub fn pair<S: Dot>(self, simd: S, block: Block<'_>, index: usize) -> PairScales<S> {
         let four = simd.spread(&block.scales[index / 2]);
         let two = if index.is_multiple_of(2) { four } else { simd.shift_right::<4>(four) };
         let (low, less) = (simd.splat_quad([0x03, 0, 0x03, 0]), -self.lowest.cast_signed());
         let scales = |stored| simd.sub_bytes(simd.and(stored, low), simd.splat_quad([less, 0, less, 0]));
-        [scales(two), scales(simd.shift_right::<2>(two))]
+        let scales = [scales(two), scales(simd.shift_right::<2>(two))];
+        let offset =
+            |scales| simd.xor(simd.mul_pairs(scales, simd.splat_byte(self.offset)), simd.splat_byte(S::WEIGHT_BIAS));
+        PairScales { scales, offsets: [offset(scales[0]), offset(scales[1])] }
     }
 
     /// Stores the sub-scales of group `group` of block `block` into zeroed lines.
