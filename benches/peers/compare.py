@@ -2,6 +2,7 @@
 """Compare ferrule with its peers on the same random weights: speed, bytes, shares of the machine's limits.
 
     python benches/peers/compare.py --shape llama-1b ferrule:int4 llama.cpp-avx512:Q4_0
+    python benches/peers/compare.py --gguf model.gguf ferrule:auto llama.cpp-avx512:auto
 
 Every contender stays loaded in a separate process. A round measures each of them once, and the ceilings before each.
 Each round has another prompt, so that prefix caches have no effect.
@@ -11,18 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
-import re
 import shlex
-import struct
 import subprocess
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from adapters.interface import EXPERT_COUNTS, Job, Loaded, Timing
+from adapters.interface import Job, Loaded, Timing
 from child import Child, ChildError
 from registry import PEERS, Contender
 from report import Ceilings, Measurement, Round, Workload, record, rows, steady_rounds, table
@@ -30,15 +28,15 @@ from report import Ceilings, Measurement, Round, Workload, record, rows, steady_
 HERE = Path(__file__).resolve().parent
 WORK = HERE / ".work"
 """Directory of environments, checkpoints and their conversions, which git ignores."""
-EXPERTS = re.compile(r"\.experts\.\d|\.block_sparse_moe\.(in|out)put_linear")
-"""Weights of experts in the names of checkpoints."""
 
 
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("contenders", nargs="+", help=f"PEER:FORMAT[/KV] with PEER one of {', '.join(PEERS)}")
-    parser.add_argument("--shape", default="llama-1b", help="of the weights: a name that `ferrule bench` knows")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--shape", default="llama-1b", help="of random weights: a name that `ferrule bench` knows")
+    model.add_argument("--gguf", type=Path, help="a file, which is measured in its own formats: PEER:auto")
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
     parser.add_argument("--gen", type=int, default=64, help="tokens after the first")
     parser.add_argument("--batch", type=int, default=1, help="sequences at once")
@@ -47,6 +45,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ferrule-python", type=Path, help="the Python that has ferrule; by default as installed")
     parser.add_argument("--out", type=Path, help="write the record there, as JSON")
     return parser.parse_args()
+
+
+@dataclass(frozen=True)
+class Description:
+    """Sizes of a model that do not depend on formats."""
+
+    vocabulary: int
+    layer_parameters: int
+    """Number of weights of the layers' projections that a token uses, so only its own experts."""
 
 
 def environment_python(environment: str, ferrule: Path | None) -> Path:
@@ -68,22 +75,11 @@ def checkpoint(shape: str, python: Path) -> Path:
     return made
 
 
-def layer_parameters(made: Path) -> int:
-    """Return the number of weights of the layers' projections that a token uses, so only its own experts."""
-    with (made / "model.safetensors").open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    config = json.loads((made / "config.json").read_text())
-    experts = max(config.get(name) or 1 for name in EXPERT_COUNTS)
-    chosen = config.get("num_experts_per_tok") or 1
-    # A kernel of a convolution has one column per tap and channel: [channels, 1, taps].
-    layers = {
-        name: math.prod(entry["shape"])
-        for name, entry in header.items()
-        if re.search(r"\.layers\.|per_layer_model", name) and entry["shape"][1:] and entry["shape"][1] > 1
-    }
-    of_experts = sum(size for name, size in layers.items() if EXPERTS.search(name))
-    return sum(layers.values()) - of_experts // experts * (experts - chosen)
+def described(model: Path, python: Path) -> Description:
+    """Return what `ferrule info` says about a model; raises CalledProcessError if ferrule cannot read it."""
+    command = [python, "-m", "ferrule", "info", model, "--json"]
+    info = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)  # noqa: S603 -- ferrule
+    return Description(vocabulary=info["vocab_size"], layer_parameters=info["layer_parameters_per_token"])
 
 
 def measure(child: Child, machine: Child, prompts: list[list[int]], gen: int) -> Measurement:
@@ -98,11 +94,10 @@ def main() -> None:
     contenders = [Contender.parse(text) for text in options.contenders]
     ferrule = environment_python("ferrule", options.ferrule_python)
     pythons = [environment_python(PEERS[each.peer].environment, ferrule) for each in contenders]
-    made = checkpoint(options.shape, ferrule)
-    workload = Workload(
-        options.shape, layer_parameters(made), options.prompt, options.gen, options.threads, options.batch
-    )
-    vocabulary = json.loads((made / "config.json").read_text())["vocab_size"]
+    model: Path = options.gguf.resolve() if options.gguf else checkpoint(options.shape, ferrule)
+    name: str = options.gguf.name if options.gguf else options.shape
+    description = described(model, ferrule)
+    workload = Workload(name, description.layer_parameters, options.prompt, options.gen, options.threads, options.batch)
     logs = WORK / "logs"
     logs.mkdir(exist_ok=True)
     with ExitStack() as stack:
@@ -111,8 +106,8 @@ def main() -> None:
             print(f"loading {contender}", file=sys.stderr)
             peer = PEERS[contender.peer]
             job = Job(
-                checkpoint=made,
-                work=WORK / options.shape,
+                model=model,
+                work=WORK / name,
                 format=contender.format,
                 kv=contender.kv,
                 threads=options.threads,
@@ -132,13 +127,13 @@ def main() -> None:
         while len(steady_rounds(rounds)) < options.repeat and len(rounds) < 2 * options.repeat:
             print(f"round {len(rounds) + 1}", file=sys.stderr)
             choices = random.Random(len(rounds)).choices
-            prompts = [choices(range(vocabulary), k=options.prompt) for _ in range(options.batch)]
+            prompts = [choices(range(description.vocabulary), k=options.prompt) for _ in range(options.batch)]
             rounds.append([measure(child, machine, prompts, options.gen) for child in children])
     steady = steady_rounds(rounds)
     loaded = [(str(contender), Loaded(**child.greeting)) for contender, child in zip(contenders, children, strict=True)]
     medians = rows(workload, loaded, steady)
     sequences = f"{options.batch} sequences, " if options.batch > 1 else ""
-    print(f"{options.shape}, {options.threads} threads, {sequences}prompt {options.prompt}, then {options.gen} tokens")
+    print(f"{name}, {options.threads} threads, {sequences}prompt {options.prompt}, then {options.gen} tokens")
     print(f"median of {len(steady)} rounds; {len(rounds) - len(steady)} in bad windows left out")
     print()
     print(table(medians))
@@ -153,5 +148,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (ChildError, FileNotFoundError, ValueError) as error:
+    except (ChildError, FileNotFoundError, ValueError, subprocess.CalledProcessError) as error:
         sys.exit(f"compare.py: {error}")

@@ -44,7 +44,8 @@ Round = Sequence[Measurement]
 class Workload:
     """Workload of all contenders."""
 
-    shape: str
+    model: str
+    """Name of a shape, or of a GGUF file."""
     layer_parameters: int
     """Number of weights of the layers' projections; each needs a multiply-add per prompt token."""
     prompt: int

@@ -23,7 +23,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     job = Job(**json.loads(sys.argv[2]))
-    job = replace(job, checkpoint=Path(job.checkpoint), work=Path(job.work))
+    job = replace(job, model=Path(job.model), work=Path(job.work))
     runner: Runner = importlib.import_module(f"adapters.{sys.argv[1]}").load(job)
     print(json.dumps(asdict(runner.loaded)), file=answers)
     for line in sys.stdin:

@@ -14,7 +14,7 @@ class Ferrule:
 
     def __init__(self, job: Job) -> None:
         self._llm = LLM(
-            job.checkpoint,
+            job.model,
             quantization=job.format,
             threads=job.threads,
             max_model_len=job.context,

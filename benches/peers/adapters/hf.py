@@ -20,7 +20,7 @@ class Transformers:
             raise ValueError(f"kv is {job.kv!r}; transformers keeps its cache in the model's dtype")
         torch.set_num_threads(job.threads)
         dtype = {"bf16": torch.bfloat16, "f32": torch.float32}[job.format]
-        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(job.checkpoint, dtype=dtype).eval()
+        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype).eval()
         config = self._model.config
         size = dtype.itemsize
         total = size * sum(parameter.numel() for parameter in self._model.parameters())

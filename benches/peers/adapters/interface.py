@@ -6,20 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Fields of config.json, one of which has the number of experts of a layer."""
-
 
 @dataclass(frozen=True)
 class Job:
     """Model, format and directories of a child process."""
 
-    checkpoint: Path
-    """A Hugging Face directory in bf16, which the adapter converts to what its library reads."""
+    model: Path
+    """A Hugging Face directory in bf16, which the adapter converts to what its library reads, or a GGUF file."""
     work: Path
     """Directory of conversions, kept for the next run."""
     format: str
-    """Weight format, by the peer's name."""
+    """Weight format, by the peer's name; "auto" for those of a GGUF file."""
     kv: str | None
     """Format of the key-value cache, by the peer's own name; None for the peer's default."""
     threads: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import sys
 import time
 from importlib.metadata import version
@@ -14,7 +13,7 @@ import llama_cpp
 import numpy as np
 
 from adapters.gguf_file import quantized
-from adapters.interface import EXPERT_COUNTS, Job, Loaded, Timing
+from adapters.interface import Job, Loaded, Timing
 
 BATCH = 512
 KV_TYPES = {"f16": (llama_cpp.GGML_TYPE_F16, 16.0), "q8_0": (llama_cpp.GGML_TYPE_Q8_0, 8.5)}
@@ -35,13 +34,19 @@ def build_features() -> list[str]:
     return [name.strip() for name, _, value in (pair.partition("=") for pair in pairs) if value.strip() == "1"]
 
 
-def unread_bytes(sizes: dict[str, int], config: dict[str, Any]) -> int:
+def unread_bytes(sizes: dict[str, int], metadata: Any) -> int:
     """Bytes of the weights that a token does not read, by tensor: other experts, and all but a row of lookup tables."""
-    experts = max(config.get(name) or 1 for name in EXPERT_COUNTS)
-    chosen = config.get("num_experts_per_tok") or 1
+    architecture = metadata["general.architecture"].contents()
+
+    def count(name: str) -> int:
+        field = metadata.get(f"{architecture}.{name}")
+        return int(field.contents()) if field is not None else 0
+
+    experts = count("expert_count") or 1
     of_experts = sum(size for name, size in sizes.items() if "_exps." in name)
     untied = sizes["token_embd.weight"] if "output.weight" in sizes else 0
-    return of_experts // experts * (experts - chosen) + untied + sizes.get("per_layer_token_embd.weight", 0)
+    unused = experts - (count("expert_used_count") or 1)
+    return of_experts // experts * unused + untied + sizes.get("per_layer_token_embd.weight", 0)
 
 
 class LlamaCpp:
@@ -50,20 +55,20 @@ class LlamaCpp:
     def __init__(self, job: Job) -> None:
         llama_cpp.llama_log_set(LOG, ctypes.c_void_p())
         llama_cpp.llama_backend_init()
-        file = quantized(job.checkpoint, job.work, job.format, job.threads)
-        config = json.loads((job.checkpoint / "config.json").read_text())
-        self._vocabulary: int = config["vocab_size"]
+        file = job.model if job.format == "auto" else quantized(job.model, job.work, job.format, job.threads)
         self._model: Any = llama_cpp.llama_model_load_from_file(
             str(file).encode(), llama_cpp.llama_model_default_params()
         )
         if not self._model:
             raise RuntimeError(f"llama.cpp could not load {file}")
+        self._vocabulary = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model)))
         self._job = job
         self._kv_type, bits = KV_TYPES[job.kv or "f16"]
         self._context: Any = None
         self._batch: Any = llama_cpp.llama_batch_init(BATCH, 0, 1)
         flash, unified = self._choose()
-        tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+        reader = gguf.GGUFReader(file)
+        tensors = {tensor.name: tensor for tensor in reader.tensors}
         sizes = {name: int(tensor.n_bytes) for name, tensor in tensors.items()}
         keys_and_values = [
             tensor for name, tensor in tensors.items() if name.endswith(("attn_k.weight", "attn_v.weight"))
@@ -74,7 +79,7 @@ class LlamaCpp:
             + ("one cache for all sequences: " if unified and job.batch > 1 else "")
             + " ".join(build_features()),
             total_bytes=sum(sizes.values()),
-            token_bytes=sum(sizes.values()) - unread_bytes(sizes, config),
+            token_bytes=sum(sizes.values()) - unread_bytes(sizes, reader.fields),
             kv_bytes_per_token=round(elements * bits / 8),
         )
 

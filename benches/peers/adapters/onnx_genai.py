@@ -35,13 +35,13 @@ class OnnxGenai:
     def __init__(self, job: Job) -> None:
         if job.kv is not None:
             raise ValueError(f"kv is {job.kv!r}; the builder decides: f32")
-        folder = converted(job.checkpoint, job.work, job.format)
+        folder = converted(job.model, job.work, job.format)
         options = {"model": {"decoder": {"session_options": {"intra_op_num_threads": job.threads}}}}
         config = onnxruntime_genai.Config(str(folder))
         config.overlay(json.dumps(options))
         self._model: Any = onnxruntime_genai.Model(config)
         self._context = job.context
-        sizes = json.loads((job.checkpoint / "config.json").read_text())
+        sizes = json.loads((job.model / "config.json").read_text())
         total = sum(file.stat().st_size for file in folder.glob("*.onnx.data"))
         # A separate embedding stays in f32; an embedding that is tied to lm_head is quantized with it.
         embedding = 4 * sizes["vocab_size"] * sizes["hidden_size"]

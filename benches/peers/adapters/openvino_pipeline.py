@@ -43,11 +43,11 @@ class OpenVino:
     """A pipeline on the CPU."""
 
     def __init__(self, job: Job) -> None:
-        folder = converted(job.checkpoint, job.work, job.format)
+        folder = converted(job.model, job.work, job.format)
         kv = job.kv or "u8"
         properties = {"INFERENCE_NUM_THREADS": job.threads, "KV_CACHE_PRECISION": kv}
         self._pipeline = openvino_genai.LLMPipeline(folder, "CPU", properties)
-        config = json.loads((job.checkpoint / "config.json").read_text())
+        config = json.loads((job.model / "config.json").read_text())
         total = (folder / "openvino_model.bin").stat().st_size
         # Embeddings stay in int8, with an f16 scale per row.
         embedding = config["vocab_size"] * (config["hidden_size"] + 2)
