@@ -23,7 +23,7 @@ from pathlib import Path
 from adapters.interface import Job, Loaded, Timing
 from child import Child, ChildError
 from registry import PEERS, Contender
-from report import Ceilings, Measurement, Round, Workload, record, rows, steady_rounds, table
+from report import Ceilings, Measurement, Round, Workload, median_ceilings, record, rows, steady_rounds, table
 
 HERE = Path(__file__).resolve().parent
 WORK = HERE / ".work"
@@ -134,7 +134,11 @@ def main() -> None:
     medians = rows(workload, loaded, steady)
     sequences = f"{options.batch} sequences, " if options.batch > 1 else ""
     print(f"{name}, {options.threads} threads, {sequences}prompt {options.prompt}, then {options.gen} tokens")
-    print(f"median of {len(steady)} rounds; {len(rounds) - len(steady)} in bad windows left out")
+    ceilings = median_ceilings(steady)
+    print(
+        f"median of {len(steady)} rounds; {len(rounds) - len(steady)} in bad windows left out; "
+        f"read bandwidth {ceilings.read / 1e9:.1f} GB/s, int8 peak {ceilings.int8 / 1e9:.0f} GOPS"
+    )
     print()
     print(table(medians))
     print()

@@ -82,6 +82,17 @@ def steady_rounds(rounds: Sequence[Round]) -> list[Round]:
     return [single for single in rounds if min(each.ceilings.adds for each in single) >= STEADY * most]
 
 
+def median_ceilings(rounds: Sequence[Round]) -> Ceilings:
+    """Returns the medians over all measurements."""
+    every = [each.ceilings for single in rounds for each in single]
+    return Ceilings(
+        read=statistics.median(each.read for each in every),
+        int8=statistics.median(each.int8 for each in every),
+        f32=statistics.median(each.f32 for each in every),
+        adds=statistics.median(each.adds for each in every),
+    )
+
+
 def rows(workload: Workload, contenders: Sequence[tuple[str, Loaded]], rounds: Sequence[Round]) -> list[Row]:
     """Returns the medians of each contender."""
 
@@ -151,16 +162,16 @@ def record(
     command: str, workload: Workload, made: Sequence[Row], rounds: Sequence[Round], steady: Sequence[Round]
 ) -> dict[str, Any]:
     """Returns the record for benches/record/: command, medians, and each measurement."""
-    ceilings = [each.ceilings for single in steady for each in single]
+    ceilings = median_ceilings(steady)
     return {
         "command": command,
         **asdict(workload),
         "rounds_run": len(rounds),
         "rounds_counted": len(steady),
-        "read_gbps": statistics.median(each.read for each in ceilings) / 1e9,
-        "int8_gops": statistics.median(each.int8 for each in ceilings) / 1e9,
-        "f32_gflops": statistics.median(each.f32 for each in ceilings) / 1e9,
-        "add_probe": statistics.median(each.adds for each in ceilings) / 1e9,
+        "read_gbps": ceilings.read / 1e9,
+        "int8_gops": ceilings.int8 / 1e9,
+        "f32_gflops": ceilings.f32 / 1e9,
+        "add_probe": ceilings.adds / 1e9,
         "contenders": [asdict(row) for row in made],
         "rounds": [[asdict(each) for each in single] for single in rounds],
     }
