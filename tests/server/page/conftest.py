@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, sync_playwright
 from serve_process import served
 from server.page.chat_page import ChatPage
 
-CHROMIUM = shutil.which("chromium")
+CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 SCREENSHOTS = Path(__file__).parents[3] / "target" / "screenshots"
 SERVE = ("-m", "ferrule", "serve", "--port", "0", "--exit-with-parent")
 
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips the tests without Chromium, except in CI, where `.ci/run` installs it."""
     if CHROMIUM is not None or os.environ.get("CI"):
         return
-    skip = pytest.mark.skip(reason="Chromium is not installed: apt-get install chromium")
+    skip = pytest.mark.skip(reason="Chromium is not installed: apt-get install chromium-headless-shell")
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(skip)
@@ -64,6 +64,7 @@ def open_chat(browser: Browser, server_url: str) -> Iterator[Callable[..., ChatP
     opened: list[ChatPage] = []
 
     def open_chat(base_url: str = server_url, **options: Any) -> ChatPage:
+        options.setdefault("permissions", ["clipboard-write"])  # which the whole browser has by default
         chat = ChatPage(browser.new_context(base_url=base_url, **options).new_page(), SCREENSHOTS)
         chat.open()
         opened.append(chat)
