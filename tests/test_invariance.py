@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,8 @@ MODELS = {
 LENGTHS = {"llama_dynamic": (1, 2, 7, 15, 16, 17, 33, 40), "phi3_longrope": (1, 16, 17, 30, 31, 32, 33, 100)}
 """Lengths of prompts: around a page, a chunk, the windows of the models, and a change of the rotary embedding."""
 USUAL_LENGTHS = (1, 2, 15, 16, 17, 63, 100, 200)
-WAYS = [(16, 1), (16, 2), (512, 1), (512, 2)]
-"""Tokens in a step, and threads."""
+DIAGONALS = [[(16, 1), (512, 2)], [(16, 2), (512, 1)]]
+"""Tokens in a step, and threads: both differ in a pair, so that a result that depends on one of them does too."""
 NEW_TOKENS = 20
 
 
@@ -99,21 +100,36 @@ def alone(model: str, formats: tuple[str, str]) -> list[list[tuple[int, list[tup
         return [bits(llm.generate(prompt, params(n))[0].outputs[0]) for n, prompt in enumerate(prompts(model))]
 
 
-@pytest.mark.parametrize(("tokens", "threads"), WAYS)
-@pytest.mark.parametrize("formats", FORMATS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "formats", "tokens", "threads"),
+    [
+        (model, formats, *way)
+        for (number, model), (other, formats) in product(enumerate(MODELS), enumerate(FORMATS))
+        for way in DIAGONALS[(number + other) % 2]
+    ],
+)
 def test_batch_of_eight_equals_single_requests(model: str, formats: tuple[str, str], tokens: int, threads: int) -> None:
+    """Each model with each pair of formats, in small and large steps, with one thread and with two."""
     with load(model, formats, tokens, threads) as llm:
         outputs = llm.generate(prompts(model), [params(number) for number in range(8)])
         assert [bits(output.outputs[0]) for output in outputs] == alone(model, formats)
 
 
-@pytest.mark.parametrize("formats", [*FORMATS, ("f16", "auto"), ("f32", "bf16")])
-@pytest.mark.parametrize("model", MODELS)
-def test_logits_are_independent_of_chunks_and_threads(model: str, formats: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("model", "formats", "ways"),
+    [
+        (model, formats, DIAGONALS[(number + other) % 2])
+        for (number, model), (other, formats) in product(
+            enumerate(MODELS), enumerate([*FORMATS, ("f16", "auto"), ("f32", "bf16")])
+        )
+    ],
+)
+def test_logits_are_independent_of_chunks_and_threads(
+    model: str, formats: tuple[str, str], ways: list[tuple[int, int]]
+) -> None:
     prompt = prompts(model)[-1]["prompt_token_ids"]
     seen: set[bytes] = set()
-    for tokens, threads in WAYS:
+    for tokens, threads in ways:
         with load(model, formats, tokens, threads) as llm:
             seen.add(llm.logits(prompt).tobytes())
     assert len(seen) == 1

@@ -91,16 +91,17 @@ def test_requests_without_adapter_equal_base_model(adapters: Path, model: str, f
 
 
 @pytest.mark.parametrize("enable_prefix_caching", [False, True])
-@pytest.mark.parametrize(("model", "formats"), CASES)
+@pytest.mark.parametrize(("number", "model", "formats"), [(number, *case) for number, case in enumerate(CASES)])
 def test_mixed_adapters_equal_single_requests(
-    adapters: Path, model: str, formats: tuple[str, str], enable_prefix_caching: bool
+    adapters: Path, number: int, model: str, formats: tuple[str, str], enable_prefix_caching: bool
 ) -> None:
-    for tokens, threads in ((16, 1), (512, 2)):
-        cached = {"enable_prefix_caching": enable_prefix_caching}
-        with with_adapters(adapters, model, formats, tokens, threads, **cached) as llm:
-            for _ in range(2 if enable_prefix_caching else 1):
-                assert at_once(llm, model) == alone(adapters, model, formats)
-            assert (llm.metrics().prefix_hits_tokens > 0) == enable_prefix_caching
+    """Each case with and without the prefix cache, in small and large steps by turns."""
+    tokens, threads = ((16, 1), (512, 2))[(number + enable_prefix_caching) % 2]
+    cached = {"enable_prefix_caching": enable_prefix_caching}
+    with with_adapters(adapters, model, formats, tokens, threads, **cached) as llm:
+        for _ in range(2 if enable_prefix_caching else 1):
+            assert at_once(llm, model) == alone(adapters, model, formats)
+        assert (llm.metrics().prefix_hits_tokens > 0) == enable_prefix_caching
 
 
 @pytest.mark.parametrize(("model", "formats"), CASES)
