@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -56,8 +57,8 @@ class Answer:
     """`stop`, `limit` (the default number of tokens), `loop` (the guard), or `length` (the context)."""
 
 
-def answers(llm: LLM, seeds: int) -> list[Answer]:
-    """Asks all questions with each seed, with the default sampling; twenty are answered at once."""
+def answers(llm: LLM, questions: Sequence[str], seeds: int) -> list[Answer]:
+    """Asks questions with each seed, with the default sampling; as many are answered at once as there are questions."""
     source = LocalAnswers(llm)
 
     def answer(seed: int, question: str) -> Answer:
@@ -68,8 +69,8 @@ def answers(llm: LLM, seeds: int) -> list[Answer]:
         end = "loop" if output is None else "limit" if notice else str(output.outputs[0].finish_reason)
         return Answer(question, seed, text, end)
 
-    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
-        return list(pool.map(answer, *zip(*product(range(seeds), QUESTIONS), strict=True)))
+    with ThreadPoolExecutor(len(questions)) as pool:
+        return list(pool.map(answer, *zip(*product(range(seeds), questions), strict=True)))
 
 
 def counts(found: list[Answer]) -> dict[str, Any]:
@@ -88,11 +89,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="Instruct model.")
     parser.add_argument("--seeds", type=int, default=1, help="Number of seeds (default 1).")
+    parser.add_argument(
+        "--questions", type=int, default=len(QUESTIONS), help=f"Number of questions (default {len(QUESTIONS)})."
+    )
     parser.add_argument("--texts", action="store_true", help="Print the answers too.")
     arguments = parser.parse_args()
     begin = time.perf_counter()
     with LLM(arguments.model) as llm:
-        found = answers(llm, arguments.seeds)
+        found = answers(llm, QUESTIONS[: arguments.questions], arguments.seeds)
     report = {"model": arguments.model, **counts(found), "seconds": round(time.perf_counter() - begin, 1)}
     if arguments.texts:
         report["texts"] = [asdict(answer) for answer in found]

@@ -21,7 +21,7 @@ from random_schemas import FORMATS, Schemas
 
 pytestmark = pytest.mark.native
 
-SCHEMAS = 500
+SCHEMAS = 250
 PERSON = {
     "type": "object",
     "properties": {

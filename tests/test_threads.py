@@ -190,7 +190,7 @@ def interrupting(number: int) -> tuple[Callable[..., Any], list[int]]:
 def test_keyboard_interrupt_at_any_line_does_not_affect_others(llm: LLM, engine_of: EngineOf) -> None:
     """Interrupts at each position in turn while another request runs; afterwards that request is complete."""
     expected = llm.generate("beside", params(12))[0].outputs[0].token_ids
-    stop = SamplingParams(temperature=0, max_tokens=4, stop=["zz"])
+    stop = SamplingParams(temperature=0, max_tokens=2, stop=["zz"])
     forked = SamplingParams(temperature=0, max_tokens=2, n=2)
     number = 0
     while True:

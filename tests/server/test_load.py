@@ -17,7 +17,7 @@ from server.live import Live, serving, until
 pytestmark = pytest.mark.native
 
 CLIENTS, REQUESTS, TOKENS = 64, 200, 24
-SLOW_REQUESTS = 1000 if os.environ.get("FERRULE_SLOW") else REQUESTS
+SLOW_REQUESTS = 500 if os.environ.get("FERRULE_SLOW") else REQUESTS
 """Number of requests of the longest test; CI sets FERRULE_SLOW."""
 PROMPTS = [f"{index * 7919} The canary of request {index} is" for index in range(50)]
 

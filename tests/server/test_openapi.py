@@ -25,8 +25,8 @@ DESCRIPTION: dict[str, Any] = create_app(Models(), SETTINGS).openapi()
 OPERATIONS: list[Any] = [
     cast("Any", found).ok() for found in schemathesis.openapi.from_dict(DESCRIPTION).get_all_operations()
 ]
-EXAMPLES = 20
-"""Number of examples per operation and mode; about a minute in total."""
+EXAMPLES = 10
+"""Number of examples per operation and mode."""
 ERRORS: dict[str, type[BaseModel]] = {
     "/v1/messages": ErrorBody,
     "/api/": RootModel[dict[Literal["error"], str]],
