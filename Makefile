@@ -11,9 +11,10 @@ MATURIN := env -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/
 # rustup installs here, and only new shells have it in PATH.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-# Two processes; tests of one file run in the same process, because they share fixtures. Otherwise files with few tests
-# would run last, such as the longest one of a single test, for which one process would wait at the end.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Four processes for two processors, since many tests wait for browsers, servers, terminals and other programs. Tests of one
+# file run in the same process, because they share fixtures. Otherwise files with few tests would run last, such as the
+# longest one of a single test, for which one process would wait at the end.
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Files whose language is checked.
 PROSE := *.md docs examples benches fuzz tools tests scripts .ci Makefile pyproject.toml zensical.toml rust python
@@ -46,7 +47,7 @@ python-test: develop ## run the tests of the Python package with a developer bui
 	$(PYTEST) tests
 	@# Parity and determinism depend on kernels: test them on every instruction set of this machine.
 	for isa in $$($(BIN)/python -c 'from ferrule import _native; print(*_native.available_isas()[:-1])'); do \
-	    FERRULE_ISA=$$isa $(PYTEST) --dist worksteal tests/test_parity.py tests/test_invariance.py || exit 1; \
+	    FERRULE_ISA=$$isa $(PYTEST) --numprocesses 2 --dist worksteal tests/test_parity.py tests/test_invariance.py || exit 1; \
 	done
 
 lint: lint-rust lint-python ## check formatting, lints, types, import layers and prose; changes nothing
