@@ -71,6 +71,17 @@ def ray_cluster(own_cache: None) -> Iterator[str]:
                 head.kill()
 
 
+@pytest.fixture(scope="module")
+def ray_driver(ray_cluster: str) -> Iterator[None]:
+    """Connects this process to the Ray cluster."""
+    import ray
+
+    connect: Any = ray.init
+    connect(ray_cluster, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
 @pytest.fixture(scope="session")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model with a context in which a prefill takes seconds."""

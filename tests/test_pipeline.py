@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ from ferrule import (
 from ferrule._loading import read_model_files
 from ferrule._params.options import LONGEST_STEP, EngineOptions
 from ferrule._pipeline import worker
+from ferrule._pipeline.connections import HELLO, Listener, connect
 from ferrule._pipeline.processes import StageProcesses
 from ferrule._pipeline.stages import StageArguments
 from ferrule._text.prompt import TokensPrompt
@@ -223,7 +225,11 @@ def test_invalid_numbers_of_stages_and_backends() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be an integer from 1 to 1024, got 0"),
         ({"pipeline_parallel_size": 99}, r"must be an integer from 1 to \d+ for this model, got 99"),
-        ({"distributed_executor_backend": "uni"}, "distributed_executor_backend must be one of mp, got 'uni'"),
+        ({"distributed_executor_backend": "gloo"}, "must be one of mp, ray, uni, got 'gloo'"),
+        (
+            {"distributed_executor_backend": "uni", "pipeline_parallel_size": 2},
+            "must be mp or ray with pipeline_parallel_size above 1, got 'uni'",
+        ),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is not supported, got 2; it is not implemented yet"),
     ]
     for options, message in cases:
@@ -240,3 +246,32 @@ def test_methods_that_stages_do_not_support(tmp_path: Path) -> None:
             llm.save_state("Once upon a time")
     with pytest.raises(UnsupportedModelError, match="does not support bidirectional attention"):
         LLM(GOLDEN.parent / "encoders" / "bert", **TWO_STAGES)
+
+
+def test_strangers_do_not_become_stages() -> None:
+    with Listener("127.0.0.1") as listener:
+        address, token = listener.destination[:2], listener.destination.token
+        hellos = [b"", b"GET / HTTP/1.1\r\n\r\n" * 4, HELLO.pack(bytes(32), 0), HELLO.pack(token, 2)]
+        strangers = [socket.create_connection(address, SECONDS) for _ in hellos]
+        for stranger, hello in zip(strangers, hellos, strict=True):
+            stranger.sendall(hello)
+        stages = [connect(listener.destination, stage, SECONDS) for stage in (1, 0)]
+        accepted = listener.accept(2, SECONDS, lambda: None)
+        assert [each.getpeername() for each in accepted] == [each.getsockname() for each in reversed(stages)]
+        for stranger in strangers:
+            stranger.settimeout(SECONDS)
+            with suppress(ConnectionResetError):  # it has sent more than was read
+                assert stranger.recv(1) == b""
+        for connection in (*strangers, *stages, *accepted):
+            connection.close()
+
+
+def test_stages_that_do_not_connect() -> None:
+    def check() -> None:
+        raise PipelineStageError("pipeline stage 1 ended", 1)
+
+    with Listener("127.0.0.1") as listener:
+        with connect(listener.destination, 0, SECONDS), pytest.raises(EngineError, match=r"within 0 s: 1"):
+            listener.accept(2, 0.4, lambda: None)
+        with pytest.raises(PipelineStageError, match="pipeline stage 1 ended"):
+            listener.accept(2, SECONDS, check)

@@ -200,15 +200,6 @@ except ferrule.MissingDependencyError as error:
     assert done.stdout == f"ferrule.ray requires {requirement}: pip install 'ferrule[ray]'\n"
 
 
-@pytest.fixture(scope="module")
-def driver(ray_cluster: str) -> Iterator[None]:
-    """Connects this process to the cluster."""
-    connect: Any = ray.init
-    connect(ray_cluster, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 def rows_by_number(dataset: Any) -> list[dict[str, Any]]:
     return sorted(dataset.take_all(), key=lambda row: row["number"])
 
@@ -221,7 +212,7 @@ def expected() -> Iterator[list[str]]:
 
 
 @pytest.mark.native
-@pytest.mark.usefixtures("driver")
+@pytest.mark.usefixtures("ray_driver")
 def test_two_actors_give_the_output_of_generate(tmp_path: Path, expected: list[str]) -> None:
     class Recorded(LLMPredictor):
         async def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -251,7 +242,7 @@ def test_two_actors_give_the_output_of_generate(tmp_path: Path, expected: list[s
 
 
 @pytest.mark.native
-@pytest.mark.usefixtures("driver")
+@pytest.mark.usefixtures("ray_driver")
 def test_killed_actor_loses_and_repeats_no_row(tmp_path: Path, expected: list[str]) -> None:
     killed = tmp_path / "killed"
 
@@ -274,7 +265,7 @@ def test_killed_actor_loses_and_repeats_no_row(tmp_path: Path, expected: list[st
 
 
 @pytest.mark.native
-@pytest.mark.usefixtures("driver")
+@pytest.mark.usefixtures("ray_driver")
 def test_processor_converts_rows_and_keeps_invalid_ones(expected: list[str]) -> None:
     config = ProcessorConfig(engine_kwargs={"sampling_params": GREEDY}, batch_size=2)
     processor = build_processor(
@@ -294,7 +285,7 @@ def test_processor_converts_rows_and_keeps_invalid_ones(expected: list[str]) -> 
 
 
 @pytest.mark.native
-@pytest.mark.usefixtures("driver")
+@pytest.mark.usefixtures("ray_driver")
 def test_messages_and_logprobs_pass_through_arrow() -> None:
     conversations = [
         [{"role": "user", "content": "What is the capital of France?"}],
@@ -315,7 +306,7 @@ def test_messages_and_logprobs_pass_through_arrow() -> None:
 
 
 @pytest.mark.native
-@pytest.mark.usefixtures("driver")
+@pytest.mark.usefixtures("ray_driver")
 def test_embeddings_pass_through_arrow() -> None:
     items = [{"number": number, "prompt": prompt} for number, prompt in enumerate([*CAPITALS, None])]
     config = ProcessorConfig(task_type="embed", engine_kwargs={"pooling_params": {"dimensions": 16}})
@@ -335,7 +326,7 @@ def test_scores() -> None:
         assert [row["score"] for row in rows] == [output.outputs.score for output in llm.score(CAPITALS[0], CAPITALS)]
 
 
-@pytest.mark.usefixtures("driver")
+@pytest.mark.usefixtures("ray_driver")
 def test_model_that_cannot_be_loaded_ends_the_job(tmp_path: Path) -> None:
     dataset = ray.data.from_items([{"prompt": "A cat"}])
     config = ProcessorConfig(model_source=str(tmp_path / "nothing"))

@@ -99,7 +99,8 @@ class AsyncLLM(LoadedModel):
         """Loads a model. The arguments are the fields of AsyncEngineArgs, which documents them.
 
         Raises ModelNotFoundError, ModelFileError, ConfigError, TokenizerError, InvalidParameterError,
-        InsufficientMemoryError.
+        InsufficientMemoryError; PipelineStageError for a stage that fails while it loads, EngineError and
+        MissingDependencyError for stages that Ray cannot start.
         """
         super().__init__(*given, **options)
 
@@ -131,7 +132,8 @@ class AsyncLLM(LoadedModel):
         the request.
 
         Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError, and the errors of
-        `load_lora_adapter` if an adapter is loaded, all at the first iteration.
+        `load_lora_adapter` if an adapter is loaded, all at the first iteration; PipelineStageError for a pipeline stage
+        that is lost at any time.
         """
         asked = _PromptInput(prompt, message_format)
         return self._outputs(asked, sampling_params, request_id, priority=priority, lora_request=lora_request)

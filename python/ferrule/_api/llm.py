@@ -94,8 +94,8 @@ class LLM(LoadedModel):
         after two seconds if stderr is a terminal; it may be a class such as `tqdm.tqdm`, whose bar is always shown.
         Ctrl-C ends only the requests of this call.
 
-        Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError, and the errors of
-        `load_lora_adapter` if an adapter is loaded.
+        Raises PromptError, TokenizerError, InvalidParameterError, QueueFullError, EngineError, PipelineStageError for a
+        lost pipeline stage, and the errors of `load_lora_adapter` if an adapter is loaded.
         """
         several = list(prompts) if _is_several(prompts) else [cast("Prompt", prompts)]
         params = self._one_each(sampling_params, len(several))

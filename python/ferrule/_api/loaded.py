@@ -34,7 +34,7 @@ from ferrule._params.foreign_engine_args import FOREIGN as FOREIGN_ENGINE_ARGS
 from ferrule._params.lora import LoRARequest
 from ferrule._params.options import EngineArgs, EngineOptions
 from ferrule._params.sampling import MAX_PRIORITY, MIN_PRIORITY, SamplingParams
-from ferrule._pipeline.start import start_stages
+from ferrule._pipeline.start import start_stages, uses_ray
 from ferrule._text.chat.options import FOREIGN as FOREIGN_CHAT_OPTIONS
 from ferrule._text.chat.options import ChatOptions
 from ferrule._text.grammars import Grammars
@@ -64,7 +64,8 @@ class LoadedModel(metaclass=RefusingMeta):
         """Loads a model. The arguments are the fields of EngineArgs, which documents them.
 
         Raises ModelNotFoundError, ModelFileError, ConfigError, TokenizerError, InvalidParameterError,
-        InsufficientMemoryError.
+        InsufficientMemoryError; PipelineStageError for a stage that fails while it loads, EngineError and
+        MissingDependencyError for stages that Ray cannot start.
         """
         name = type(self).__name__
         if len(given) > 1:
@@ -90,7 +91,12 @@ class LoadedModel(metaclass=RefusingMeta):
         self._name = EMBEDDED if model is None else os.fspath(model)
         parts = [(self._files, self._name, self._options), *self._draft_model()]
         dummy = args.load_format == "dummy"
-        weights = [None if dummy else weights_of(*part, progress) for part in parts]
+        if dummy:
+            weights = [None for _ in parts]
+        elif uses_ray(args):  # actors pack the weights on their hosts
+            weights = [files.weights for files, _, _ in parts]
+        else:
+            weights = [weights_of(*part, progress) for part in parts]
         self._holds: list[weakref.finalize[..., Self]] = []
         try:
             engine = self._make_engine(parts, weights, progress)

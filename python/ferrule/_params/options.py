@@ -31,7 +31,7 @@ MAX_THREADS = 1024
 MAX_BYTES = 2**63 - 1
 PYTHON_OPTIONS = ("packed_cache_limit", "verify_weights")
 """Options that Python handles and the native module does not read."""
-EXECUTOR_BACKENDS = ("mp",)
+EXECUTOR_BACKENDS = ("mp", "ray", "uni")
 """Allowed values of `distributed_executor_backend`."""
 MAX_STAGES = 1024
 LONGEST_STEP = 3600.0
@@ -238,16 +238,25 @@ class EngineArgs(EngineOptions):
     distributed_executor_backend: Annotated[
         str | None,
         Choice(EXECUTOR_BACKENDS),
-        Doc("Processes of the pipeline stages: `mp` for processes of this machine. None: mp."),
+        Doc(
+            "Processes of the pipeline stages: `mp` for processes of this machine, `ray` for actors of a Ray cluster. "
+            "None: mp. One stage runs in this process (`uni`) with any value."
+        ),
     ] = None
     progress: Annotated[
         Callable[[int, int], None] | None,
-        Doc("Function that is called with the number of bytes of weights loaded so far and in total."),
+        Doc(
+            "Function that is called with the number of bytes of weights loaded so far and in total. With pipeline "
+            "stages, only while the weights are packed on this machine."
+        ),
     ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.pipeline_parallel_size > 1:
+            if self.distributed_executor_backend == "uni":
+                requirement = "mp or ray with pipeline_parallel_size above 1"
+                raise InvalidParameterError("distributed_executor_backend", "uni", requirement)
             draft_model = None if self.speculative is None else self.speculative.model
             unsupported = {
                 "lora_modules": self.lora_modules,

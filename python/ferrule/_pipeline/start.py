@@ -3,42 +3,71 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ferrule._loading import ModelFiles
+from ferrule._loading import ModelFiles, is_remote
 from ferrule._params.options import EngineArgs
+from ferrule.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from ferrule._pipeline.stages import Stages
+
+Layers = Sequence[tuple[int, int]]
+"""First layer of each stage, and the one after its last."""
+
+
+def uses_ray(args: EngineArgs) -> bool:
+    """Whether the stages are actors, which pack the weights on their hosts."""
+    return args.pipeline_parallel_size > 1 and args.distributed_executor_backend == "ray"
 
 
 def start_stages(args: EngineArgs, files: ModelFiles, weights: Path | None) -> Stages | None:
     """Starts the pipeline stages and waits until they have loaded their layers; None for a model in one process.
 
-    `weights` is the path that each stage loads; None for random weights.
+    `weights` is the path that each process of this machine loads; None for random weights.
 
-    Raises InvalidParameterError if the model cannot be divided into so many stages, and the errors of loading a model.
+    Raises InvalidParameterError if the model cannot be divided into so many stages, MissingDependencyError without Ray,
+    EngineError if the Ray cluster cannot start them, PipelineStageError, and the errors of loading a model.
     """
-    count = args.pipeline_parallel_size
-    if count == 1:
+    if args.pipeline_parallel_size == 1:
         return None
+    if uses_ray(args) and find_spec("ray") is None:
+        raise MissingDependencyError("distributed_executor_backend='ray' requires Ray: pip install 'ferrule[ray]'")
     from ferrule import _native
-    from ferrule._pipeline.processes import StageProcesses
-    from ferrule._pipeline.stages import StageArguments
 
-    spec, path = files.spec.to_json(), None if weights is None else os.fspath(weights)
-    layers = _native.divide_layers(spec, path, args.to_json(), count)
-    threads = args.threads or max(_native.cpu_count() // count, 1)
-    options = replace(args, threads=threads).to_json()
-    stages = StageProcesses(
-        [StageArguments(spec=spec, weights=path, options=options, layers=each, sharers=count) for each in layers],
-        threads,
-    )
+    path = None if weights is None else os.fspath(weights)
+    layers = _native.divide_layers(files.spec.to_json(), path, args.to_json(), args.pipeline_parallel_size)
+    stages = _start_actors(args, files, layers) if uses_ray(args) else _start_processes(args, files, path, layers)
     try:
         stages.wait_until_loaded()
     except BaseException:
         stages.close()
         raise
     return stages
+
+
+def _start_processes(args: EngineArgs, files: ModelFiles, weights: str | None, layers: Layers) -> Stages:
+    from ferrule import _native
+    from ferrule._pipeline.processes import StageProcesses
+    from ferrule._pipeline.stages import StageArguments
+
+    count = len(layers)
+    threads = args.threads or max(_native.cpu_count() // count, 1)
+    spec, options = files.spec.to_json(), replace(args, threads=threads).to_json()
+    return StageProcesses(
+        [StageArguments(spec=spec, weights=weights, options=options, layers=each, sharers=count) for each in layers],
+        threads,
+    )
+
+
+def _start_actors(args: EngineArgs, files: ModelFiles, layers: Layers) -> Stages:
+    from ferrule._pipeline.ray_actors import StageActors
+
+    model = None if args.model is None else os.fspath(args.model)
+    if model is not None and not is_remote(model):
+        model = os.fspath(files.path.absolute())
+    return StageActors(args, model, files.spec.to_json(), layers)

@@ -1,0 +1,177 @@
+"""TCP connections from stages to the engine, which stages begin with the token of their pipeline."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, cast
+
+from ferrule.errors import EngineError
+
+TOKEN_BYTES = 32
+HELLO = struct.Struct(f"<{TOKEN_BYTES}sI")
+"""First bytes of a stage: the token of the pipeline, and the index of the stage."""
+HELLO_SECONDS = 10.0
+"""Seconds in which a connection must send its hello; others are closed."""
+MAX_PENDING = 64
+"""Maximum number of connections that have not sent their hello; more are closed."""
+POLL_SECONDS = 0.2
+"""Interval in seconds at which the end of stages is noticed."""
+KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 6
+"""Seconds between probes of a silent connection, and probes without an answer after which its host counts as lost."""
+
+
+class Destination(NamedTuple):
+    """Address that stages connect to, and the token that they send."""
+
+    host: str
+    port: int
+    token: bytes
+
+
+@dataclass
+class _Pending:
+    """Connection that has not sent its whole hello."""
+
+    deadline: float
+    received: bytes = field(default=b"")
+
+
+class Listener:
+    """Listens for the stages of a pipeline on an address of this host; a context manager that stops listening."""
+
+    def __init__(self, host: str) -> None:
+        """Listens on a free port.
+
+        Raises OSError if `host` is not an address of this host.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, 0), family=family, backlog=MAX_PENDING)
+        self._socket.setblocking(False)
+        self.destination = Destination(host, self._socket.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
+
+    def accept(self, stages: int, seconds: float, check: Callable[[], None]) -> list[socket.socket]:
+        """Returns the connections of all stages in order. `check` is called repeatedly and may raise an error.
+
+        Connections that send something else than a hello of a missing stage are closed.
+
+        Raises EngineError if a stage has not connected within `seconds`.
+        """
+        found: dict[int, socket.socket] = {}
+        pending: dict[socket.socket, _Pending] = {}
+        end = time.monotonic() + seconds
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._socket, selectors.EVENT_READ)
+                while len(found) < stages:
+                    check()
+                    if time.monotonic() > end:
+                        missing = ", ".join(str(stage) for stage in range(stages) if stage not in found)
+                        raise EngineError(f"pipeline stages have not connected within {seconds:.0f} s: {missing}")
+                    for key, _ in selector.select(POLL_SECONDS):
+                        if key.fileobj is self._socket:
+                            self._take(pending, selector)
+                            continue
+                        connection = cast("socket.socket", key.fileobj)
+                        stage = self._read(connection, pending[connection])
+                        if stage is None:
+                            continue
+                        selector.unregister(connection)
+                        del pending[connection]
+                        if stage in found or not 0 <= stage < stages:
+                            connection.close()
+                        else:
+                            configure(connection)
+                            _end_unless_acknowledged(connection)
+                            found[stage] = connection
+                    for connection in [each for each, one in pending.items() if one.deadline < time.monotonic()]:
+                        selector.unregister(connection)
+                        del pending[connection]
+                        connection.close()
+            return [found.pop(stage) for stage in range(stages)]
+        finally:
+            for connection in [*pending, *found.values()]:
+                connection.close()
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._socket.close()
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take(self, pending: dict[socket.socket, _Pending], selector: selectors.BaseSelector) -> None:
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:  # it was closed before it was accepted
+            return
+        if len(pending) >= MAX_PENDING:
+            connection.close()
+            return
+        connection.setblocking(False)
+        pending[connection] = _Pending(time.monotonic() + HELLO_SECONDS)
+        selector.register(connection, selectors.EVENT_READ)
+
+    def _read(self, connection: socket.socket, pending: _Pending) -> int | None:
+        """Reads what has arrived of a hello. Returns its stage, None if it is incomplete, -1 if it is not a hello."""
+        try:
+            received = connection.recv(HELLO.size - len(pending.received))
+        except BlockingIOError:
+            return None
+        except OSError:  # reset
+            return -1
+        pending.received += received
+        if not received:
+            return -1
+        if len(pending.received) < HELLO.size:
+            return None
+        token, stage = HELLO.unpack(pending.received)
+        return stage if hmac.compare_digest(token, self.destination.token) else -1
+
+
+def connect(destination: Destination, stage: int, seconds: float) -> socket.socket:
+    """Connects a stage to the engine and sends its hello.
+
+    Raises OSError.
+    """
+    connection = socket.create_connection((destination.host, destination.port), timeout=seconds)
+    connection.sendall(HELLO.pack(destination.token, stage))
+    configure(connection)
+    return connection
+
+
+def configure(connection: socket.socket) -> None:
+    """Makes a connection blocking, without delay of small messages, and lets it end if the other host is lost."""
+    connection.setblocking(True)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_NODELAY", 1),
+        ("TCP_KEEPIDLE", KEEPALIVE_SECONDS),
+        ("TCP_KEEPINTVL", KEEPALIVE_SECONDS),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+    ):
+        _set(connection, name, value)
+
+
+def _end_unless_acknowledged(connection: socket.socket) -> None:
+    """Lets a connection end if the other host does not acknowledge what is sent, for which there are no probes.
+
+    Only for the engine's end: the limit includes the time in which the other side does not read, and a stage waits for
+    the engine during the steps of other stages.
+    """
+    _set(connection, "TCP_USER_TIMEOUT", 1000 * KEEPALIVE_SECONDS * KEEPALIVE_PROBES)
+
+
+def _set(connection: socket.socket, name: str, value: int) -> None:
+    option = getattr(socket, name, None)  # not on every system
+    if option is not None:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,190 @@
+"""Pipeline stages in actors of a Ray cluster (`distributed_executor_backend="ray"`).
+
+A placement group reserves the CPUs of each stage, on different hosts if there are enough. An actor packs the weights on
+its host, unless they are packed there already, and loads its layers. It connects to the engine directly; Ray starts and
+ends the actors but transports no step.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import ray
+import ray.exceptions
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ferrule._loading import EMBEDDED, find_model, read_model_files
+from ferrule._loading.packing import weights_of
+from ferrule._params.options import EngineArgs
+from ferrule._pipeline.connections import Destination, Listener, connect
+from ferrule._pipeline.stages import Stages
+from ferrule.errors import ConfigError, EngineError, FerruleError, PipelineStageError
+
+PLACEMENT_SECONDS = 600.0
+"""Seconds within which the cluster must have room for the stages."""
+CONNECTION_SECONDS = 600.0
+"""Seconds within which the actors must start and connect."""
+FAILURE_SECONDS = 120.0
+"""Seconds in which Ray reports why an actor ended its connection. The error of a stage arrives at once, the loss of a
+host after its health check."""
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """Arguments of an actor."""
+
+    model: str | None
+    """Name of the model, or its path, which is the same on all hosts; None for the embedded model."""
+    args: EngineArgs
+    spec: str
+    """Description of the model that the engine has, as JSON."""
+    stage: int
+    layers: tuple[int, int]
+    """First layer, and the one after the last."""
+    destination: Destination
+
+
+class StageActor:
+    """Actor with one stage."""
+
+    def node(self) -> str:
+        """Returns the id of the actor's host."""
+        return ray.get_runtime_context().get_node_id()
+
+    def run(self, task: StageTask, sharers: int) -> None:
+        """Loads a stage and runs it until the engine closes the connection; `sharers` stages are on this host.
+
+        Raises the errors of loading a model.
+        """
+        from ferrule import _native
+
+        args = task.args
+        with connect(task.destination, task.stage, CONNECTION_SECONDS) as connection:
+            files = read_model_files(find_model(task.model, args.revision)).extended(args.max_model_len)
+            spec = files.spec.to_json()
+            if spec != task.spec:
+                raise ConfigError(f"the configuration of {files.path} differs from that on the host of the engine")
+            name = EMBEDDED if task.model is None else task.model
+            weights = None if args.load_format == "dummy" else os.fspath(weights_of(files, name, args, None))
+            _native.serve_stage(spec, weights, args.to_json(), task.layers, sharers, connection.fileno())
+
+
+class StageActors(Stages):
+    """Stages in actors of the Ray cluster that this process is connected to, or connects to now."""
+
+    def __init__(self, args: EngineArgs, model: str | None, spec: str, layers: Sequence[tuple[int, int]]) -> None:
+        """Starts an actor for each stage and waits until it has connected.
+
+        Raises EngineError if the cluster cannot be reached, has no room for the stages, or cannot start them;
+        PipelineStageError, and the errors of loading a model.
+        """
+        _connect_to_cluster()
+        super().__init__(args.threads or _cpus_of_stage(len(layers)))
+        self._actors: list[Any] = []
+        self._runs: list[Any] = []
+        self._group: Any = placement_group([{"CPU": self.threads}] * len(layers), strategy="SPREAD")
+        try:
+            self._start(replace(args, threads=self.threads, progress=None), model, spec, layers)
+        except BaseException:
+            self.close()
+            raise
+
+    def failure(self, stage: int) -> FerruleError:
+        """Returns the error with which an actor ended."""
+        try:
+            cast("Any", ray).get(self._runs[stage], timeout=FAILURE_SECONDS)
+            reason = "its actor ended"
+        except ray.exceptions.RayTaskError as error:
+            cause: object = getattr(error, "cause", None)
+            if isinstance(cause, FerruleError):
+                return cause
+            reason = repr(cause)
+        except ray.exceptions.RayError as error:
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return PipelineStageError(f"pipeline stage {stage} failed while it loaded: {reason}", stage)
+
+    def end(self) -> None:
+        """Ends the actors and frees their CPUs."""
+        if ray.is_initialized():
+            # The cluster may have ended, and with it the actors.
+            for actor in self._actors:
+                with suppress(Exception):
+                    cast("Any", ray).kill(actor)
+            with suppress(Exception):
+                remove_placement_group(self._group)
+        self._actors.clear()
+
+    def _start(self, args: EngineArgs, model: str | None, spec: str, layers: Sequence[tuple[int, int]]) -> None:
+        api: Any = ray
+        wanted = f"{len(layers)} pipeline stages with {self.threads} CPUs each"
+        if not self._group.wait(PLACEMENT_SECONDS):
+            advice = "set threads, the CPUs of a stage, or pipeline_parallel_size to a smaller number"
+            raise EngineError(f"the Ray cluster had no room for {wanted} within {PLACEMENT_SECONDS:.0f} s; {advice}")
+        with _listener() as listener:
+            for stage in range(len(layers)):
+                place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=stage)
+                remote = api.remote(StageActor).options(num_cpus=self.threads, scheduling_strategy=place)
+                self._actors.append(remote.remote())
+            try:
+                nodes: list[str] = api.get([actor.node.remote() for actor in self._actors], timeout=CONNECTION_SECONDS)
+            except ray.exceptions.RayError as error:
+                raise EngineError(f"the actors of {wanted} could not be started: {error}") from error
+            sharers = Counter(nodes)
+            for stage, (actor, node) in enumerate(zip(self._actors, nodes, strict=True)):
+                task = StageTask(model, args, spec, stage, layers[stage], listener.destination)
+                self._runs.append(actor.run.remote(task, sharers[node]))
+            self.sockets = listener.accept(len(layers), CONNECTION_SECONDS, self._check)
+
+    def _check(self) -> None:
+        """Raises the error of a stage that has ended."""
+        ended, _ = cast("Any", ray).wait(self._runs, timeout=0)
+        if ended:
+            raise self.failure(self._runs.index(ended[0]))
+
+
+def _connect_to_cluster() -> None:
+    """Connects this process to the cluster of RAY_ADDRESS or of this machine, unless it is connected.
+
+    Raises EngineError.
+    """
+    if ray.is_initialized():
+        return
+    try:
+        cast("Any", ray).init(log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise EngineError(f"cannot connect to a Ray cluster: {error}") from error
+
+
+def _nodes() -> list[dict[str, Any]]:
+    """Returns the description of each host of the cluster that is alive."""
+    nodes: list[dict[str, Any]] = cast("Any", ray).nodes()
+    return [node for node in nodes if node["Alive"]]
+
+
+def _listener() -> Listener:
+    """Listens on the address by which the cluster knows this host, which the other hosts can reach.
+
+    Raises EngineError.
+    """
+    own = ray.get_runtime_context().get_node_id()
+    addresses = [str(node["NodeManagerAddress"]) for node in _nodes() if node["NodeID"] == own]
+    if not addresses:
+        raise EngineError(f"the Ray cluster does not list the host of this process (node {own})")
+    try:
+        return Listener(addresses[0])
+    except OSError as error:
+        raise EngineError(f"cannot listen for pipeline stages on {addresses[0]}: {error.strerror}") from error
+
+
+def _cpus_of_stage(stages: int) -> int:
+    """Returns the CPUs of each stage if the stages share the largest hosts of the cluster evenly."""
+    cpus = sorted((int(node["Resources"].get("CPU", 0)) for node in _nodes()), reverse=True)
+    hosts = [count for count in cpus[:stages] if count > 0]
+    return max(hosts[-1] // -(-stages // len(hosts)), 1) if hosts else 1
