@@ -27,6 +27,7 @@ from ferrule import (
     UnsupportedModelError,
     UnsupportedTaskError,
 )
+from ferrule._engine.encoding.queue import EncodeQueue, Portion
 from ferrule._loading import read_model_files
 from ferrule._params.options import LONGEST_STEP, EngineOptions
 from ferrule._pipeline import worker
@@ -145,6 +146,46 @@ def test_killed_stage_ends_every_stream() -> None:
 
     asyncio.run(run())
     assert stage_processes() == []
+
+
+async def failure_of(llm: AsyncLLM) -> PipelineStageError:
+    """Waits until the engine is unhealthy because of a lost stage, and returns the error."""
+    while True:
+        try:
+            await llm.check_health()
+        except PipelineStageError as error:
+            return error
+        await asyncio.sleep(0.01)
+
+
+def test_stage_killed_while_the_engine_is_idle_is_noticed() -> None:
+    async def run() -> None:
+        async with AsyncLLM(**TWO_STAGES) as llm:
+            await llm.check_health()
+            os.kill(stage_processes()[1], signal.SIGKILL)
+            error = await asyncio.wait_for(failure_of(llm), SECONDS)
+            assert "pipeline stage 1: the connection ended" in str(error)
+            for request in (llm.embed("Once"), anext(llm.stream("Once"))):
+                with pytest.raises(PipelineStageError) as caught:
+                    await request
+                assert caught.value.stage == 1
+
+    asyncio.run(run())
+    assert stage_processes() == []
+
+
+def test_waiting_embeddings_get_the_error_of_a_lost_stage() -> None:
+    async def run() -> None:
+        waiting = EncodeQueue()
+        portion = Portion([], "embed", 0)
+        waiting.put(portion)
+        waiting.close(PipelineStageError("pipeline stage 1 is lost", 1))
+        with pytest.raises(PipelineStageError, match="pipeline stage 1 is lost"):
+            await portion.answer
+        with pytest.raises(PipelineStageError, match="pipeline stage 1 is lost"):
+            waiting.put(portion)
+
+    asyncio.run(run())
 
 
 def test_stage_that_cannot_be_loaded() -> None:

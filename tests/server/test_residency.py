@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -433,6 +434,38 @@ def test_failed_engine_is_loaded_again(engine: type[fakes.Engine]) -> None:
         assert live.request("/health").status == 200
         assert live.chat(max_tokens=1).status == 200
         assert loader.loads == 2
+
+
+def test_model_that_stays_loaded_is_loaded_again_after_a_failure(
+    engine: type[fakes.Engine], pool: ThreadPoolExecutor
+) -> None:
+    loader, other = Loader(), Loader()
+    first = AsyncLLM()
+    models = {"m": replace(loader.model, loaded=first), "other": other.model}
+    with serving(ServerSettings(ollama=True, max_loaded_models=1), on_demand=models) as live:
+        assert states(live) == {"m": "loaded", "other": "unloaded"}
+        # Neither a client nor another model unloads it.
+        assert live.request("/api/generate", {"model": "m", "keep_alive": 0}).json["done_reason"] == "load"
+        assert live.chat(model="other", max_tokens=1).status == 200
+        assert states(live) == {"m": "loaded", "other": "loaded"}
+        assert loader.loads == 0
+        loader.gate.clear()
+        first._registry.fail(EngineError("a stage is lost"))
+        for _ in range(2):
+            found = live.request("/health")
+            assert (found.status, found.error["code"]) == (503, "engine_unavailable")
+            assert "is being loaded again" in found.error["message"]
+        answer = ask(pool, live, "m")
+        until(lambda: entry_of(live, "m").waiting)
+        loader.gate.set()
+        assert answer.result(60).status == 200
+        assert live.request("/health").status == 200
+        assert states(live) == {"m": "loaded", "other": "loaded"}
+        # A request loads it again too.
+        loader.made[0]._registry.fail(EngineError("a stage is lost"))
+        assert live.chat(model="m", max_tokens=1).status == 200
+        assert loader.loads == 2
+    assert not any(llm._engine_thread.alive for llm in (first, *loader.made))
 
 
 def test_shutdown_ends_the_wait_for_a_load(engine: type[fakes.Engine], pool: ThreadPoolExecutor) -> None:

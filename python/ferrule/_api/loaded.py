@@ -113,7 +113,7 @@ class LoadedModel(metaclass=RefusingMeta):
         packed = [
             None if path in (None, files.path) else path for path, (files, _, _) in zip(weights, parts, strict=True)
         ]
-        self._driver = Driver(engine, has_stages=args.pipeline_parallel_size > 1)
+        self._driver = Driver(engine, check_stages=self._check_stages)
         self._engine_info: dict[str, Any] = json.loads(self._driver.info())
         self._engine_info["packed_file"] = None if packed[0] is None else os.fspath(packed[0])
         wanted = args.max_model_len or self._files.spec.max_position_embeddings
@@ -162,6 +162,7 @@ class LoadedModel(metaclass=RefusingMeta):
 
         stages = start_stages(self._options, parts[0][0], weights[0])
         sockets = None
+        self._check_stages = None if stages is None else stages.check
         if stages is not None:
             finalizer = weakref.finalize(self, stages.close)
             finalizer.atexit = False  # the stages end with this process, after the engine

@@ -78,6 +78,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "verify_weights": {"option": "--verify", "effect": "Compare the checksums of a packed file before the first token"},
     "numa": {"default": "auto", "effect": "Placement of threads and weights on NUMA nodes"},
     "kv_cache_dtype": {"default": "auto"},
+    "pipeline_parallel_size": {
+        "effect": "Number of pipeline stages that divide the layers of the model, each with --threads threads",
+    },
+    "distributed_executor_backend": {
+        "effect": "Processes of the pipeline stages: mp for processes of this machine, ray for actors of a Ray cluster",
+        "unset": "mp",
+    },
     "tokenizer": {"callback": _check_given},
     "prefix_cache_dir": {"type": click.Path(file_okay=False), "metavar": "DIR"},
 }
@@ -124,6 +131,11 @@ def engine_rows(*names: str, **settings: Any) -> list[Row]:
 def prefix_cache_option(command: Command) -> Command:
     """Adds `--prefix-cache-dir`. Benchmarks lack it, since they would find their prompts in the cache."""
     return options(LOADING, engine_rows("prefix_cache_dir"))(command)
+
+
+def pipeline_options(command: Command) -> Command:
+    """Adds the options of pipeline stages."""
+    return options(LOADING, engine_rows("pipeline_parallel_size", "distributed_executor_backend"))(command)
 
 
 def speculative_options(command: Command) -> Command:

@@ -18,6 +18,7 @@ from ferrule._cli.model import (
     engine_rows,
     loading,
     model_options,
+    pipeline_options,
     prefix_cache_option,
     speculative_options,
 )
@@ -352,6 +353,7 @@ SETTINGS = (
     ],
 )
 @model_options
+@pipeline_options
 @prefix_cache_option
 @speculative_options
 def command(
@@ -388,6 +390,8 @@ def command(
             "exit-with-parent": exit_with_parent,
             "model-keep-alive": options["model_keep_alive"],
             "max-loaded-models": options["max_loaded_models"],
+            "pipeline-parallel-size": options["pipeline_parallel_size"],
+            "distributed-executor-backend": options["distributed_executor_backend"],
         }
         options["chat_template"] = _chat_template(options["chat_template"])
         settings = _settings(options, fallback_key_env)

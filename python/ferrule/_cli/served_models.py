@@ -75,6 +75,8 @@ def load_models(
 ) -> dict[str, AsyncLLM | OnDemand]:
     """Loads each model once, even if it has several names; those of `on_demand` later, when a request needs them.
 
+    The server loads a model with pipeline stages again if a stage is lost.
+
     Progress bars are shown if stderr is a terminal; not with `quiet`.
 
     Raises FerruleError, such as InvalidParameterError for parsers that cannot be derived from a model's chat template.
@@ -83,15 +85,18 @@ def load_models(
 
     loaded: dict[str | None, AsyncLLM | OnDemand] = {}
     adapters = tuple(keywords.get("lora_modules", ()))
+    has_stages = keywords.get("pipeline_parallel_size", 1) > 1
     for path in models.values():
         if path in loaded:
             continue
-        if path in on_demand:
-            load = partial(_load_model, path, keywords, settings, quiet=quiet)
-            missing = partial(_missing_memory, path, keywords, quiet=quiet)
-            loaded[path] = OnDemand(load, str(path), adapters, missing)
-        else:
-            loaded[path] = _load_model(path, keywords, settings, quiet=quiet)
+        load = partial(_load_model, path, keywords, settings, quiet=quiet)
+        model = None if path in on_demand else load()
+        if model is not None and not has_stages:
+            loaded[path] = model
+            continue
+        # Stages may be on other machines; each compares its own part with the memory.
+        missing = (lambda: 0) if has_stages else partial(_missing_memory, path, keywords, quiet=quiet)
+        loaded[path] = OnDemand(load, path or EMBEDDED, adapters, missing, model)
     return {name: loaded[path] for name, path in models.items()}
 
 

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ferrule._engine.energy import energy_log
@@ -69,10 +69,10 @@ _exiting = threading.Event()
 class Driver:
     """Shares an engine between threads."""
 
-    def __init__(self, engine: Engine, *, has_stages: bool = False) -> None:
-        """`has_stages` says that the engine has connections to pipeline stages, which a fork must not use."""
+    def __init__(self, engine: Engine, *, check_stages: Callable[[], None] | None = None) -> None:
+        """`check_stages` raises EngineError if a pipeline stage is lost; None for an engine without stages."""
         self._engine: Engine | None = engine
-        self._has_stages = has_stages
+        self._check_stages = check_stages
         self._closed_reason = "the engine is closed"
         self._closing = False
         self._stepping: int | None = None
@@ -84,6 +84,11 @@ class Driver:
         self._undelivered: deque[tuple[int, Sequence[StepOutput]]] = deque()
         self._inboxes: dict[int, Inbox] = {}
         _drivers.add(self)
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether the engine has connections to pipeline stages, which a fork must not use."""
+        return self._check_stages is not None
 
     def submit(self, inbox: Inbox, work: Iterable[Work]) -> None:
         """Adds requests in order. The caller must release the inbox, also after an error.
@@ -143,12 +148,14 @@ class Driver:
                 self.abort(request_id)
 
     def check_idle(self) -> None:
-        """Raises EngineError if the engine is dead; does nothing if it has unfinished requests."""
+        """Raises EngineError if the engine is dead or lost a stage; does nothing if it has unfinished requests."""
         self._check_outside()
         with self._lock:
             # Without requests, a step only raises the error of a dead engine.
             if not self._alive().has_unfinished_requests():
                 self._alive().step()
+                if self._check_stages is not None:
+                    self._check_stages()
 
     def load_lora(self, directory: str, config: str) -> LoraAdapter:
         """Loads an adapter; other threads can run steps meanwhile, except for a moment at the beginning."""
@@ -270,9 +277,9 @@ class Driver:
 
     def after_fork(self) -> None:
         """Replaces the lock in a forked child, where a thread that holds it no longer exists."""
-        if self._lock.locked() or self._has_stages:
+        if self._lock.locked() or self.has_stages:
             self._engine = None
-            cause = "its pipeline stages belong to the parent" if self._has_stages else "the engine ran"
+            cause = "its pipeline stages belong to the parent" if self.has_stages else "the engine ran"
             self._closed_reason = f"the process was forked while {cause}; create a new LLM in the child process"
         self._lock = threading.Lock()
 

@@ -29,12 +29,17 @@ if TYPE_CHECKING:
 Delivery: TypeAlias = "tuple[Collector, Completion, StepOutput]"
 
 CLOSED = "the engine is closed"
+IDLE_CHECK_SECONDS = 1.0
+"""Interval in seconds at which an idle engine checks whether its pipeline stages still run."""
 
 _threads: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
 
 class EngineThread:
-    """Thread that runs steps while there are requests, and sleeps otherwise. The first request starts it."""
+    """Thread that runs steps while there are requests, and sleeps otherwise. The first request starts it.
+
+    With pipeline stages it runs from the beginning and wakes up every second, so that a lost stage is noticed.
+    """
 
     def __init__(self, driver: Driver, registry: Registry, portion: tuple[int, int]) -> None:
         """Creates the thread; `portion` is the maximum number of tokens and of texts to encode between two steps."""
@@ -52,6 +57,8 @@ class EngineThread:
         self._inboxes: dict[Collector, Inbox] = {}
         self._routes: dict[int, tuple[Collector, Completion]] = {}
         _threads.add(self)
+        if driver.has_stages:
+            self._start()
 
     def add(self, collector: Collector) -> None:
         """Posts a request with a tokenized prompt."""
@@ -70,7 +77,7 @@ class EngineThread:
 
     def drop_encodes(self, reason: str) -> None:
         """Fails waiting and later texts to encode with an EngineError."""
-        self._encodes.close(reason)
+        self._encodes.close(EngineError(reason))
 
     def release(self, collector: Collector) -> None:
         """Posts the end of a request; its running sequences are aborted."""
@@ -122,9 +129,16 @@ class EngineThread:
     def _run_commands(self) -> None:
         """Runs the commands posted so far; waits for one if there is nothing to compute."""
         if not self._routes and not self._encodes:
-            self._commands.get()()
+            self._wait_for_command()()
         for _ in range(self._commands.qsize()):
             self._commands.get()()
+
+    def _wait_for_command(self) -> Callable[[], None]:
+        """Returns the next command; with pipeline stages, the check of an engine that has been idle for a second."""
+        try:
+            return self._commands.get(timeout=IDLE_CHECK_SECONDS if self._driver.has_stages else None)
+        except queue.Empty:
+            return self._driver.check_idle
 
     def _add(self, collector: Collector) -> None:
         if collector.ended:
@@ -218,7 +232,7 @@ class EngineThread:
             by_loop.setdefault(collector.loop, []).append((collector, copy(failure)))
         for loop, failures in by_loop.items():
             self._call(loop, self._fail, failures)
-        self._encodes.close(str(failure))
+        self._encodes.close(failure)
         self._inboxes.clear()
         self._routes.clear()
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TypedDict
 
-from ferrule.errors import FerruleError
+from ferrule.errors import FerruleError, PipelineStageError
 
 
 class StageArguments(TypedDict):
@@ -50,6 +50,13 @@ class Stages(ABC):
                     selector.unregister(key.fileobj)
         self.loaded = True
 
+    def check(self) -> None:
+        """Raises PipelineStageError if a stage has ended its connection. Only while the stages have no work."""
+        for stage, connection in enumerate(self.sockets):
+            with suppress(BlockingIOError):  # it is open
+                if not _has_data(connection, socket.MSG_DONTWAIT):
+                    raise PipelineStageError(f"pipeline stage {stage}: the connection ended", stage)
+
     def close(self) -> None:
         """Ends the stages. In a forked child, only closes the child's copies of the sockets."""
         owned = os.getpid() == self._pid
@@ -71,9 +78,14 @@ class Stages(ABC):
         """Ends the processes of the stages after their connections."""
 
 
-def _has_data(connection: socket.socket) -> bool:
-    """Whether a readable connection has data; if not, the other end has closed it."""
+def _has_data(connection: socket.socket, flags: int = 0) -> bool:
+    """Whether a readable connection has data; if not, the other end has closed it.
+
+    Raises BlockingIOError if it is not readable, with the flag MSG_DONTWAIT.
+    """
     try:
-        return bool(connection.recv(1, socket.MSG_PEEK))
+        return bool(connection.recv(1, socket.MSG_PEEK | flags))
+    except BlockingIOError:
+        raise
     except OSError:  # reset
         return False

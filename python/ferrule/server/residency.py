@@ -43,6 +43,8 @@ class OnDemand:
     """Names of the adapters that the model has once it is loaded."""
     missing_memory: Callable[[], int] = lambda: 0
     """Returns the number of bytes by which the model exceeds the available memory; runs in a thread."""
+    loaded: AsyncLLM | None = None
+    """The model if it is loaded from the start. It stays loaded, and is loaded again if it fails."""
 
 
 class Entry:
@@ -52,7 +54,10 @@ class Entry:
         """Creates the entry; `name` is the first name of the model."""
         self.name = name
         self.on_demand = model if isinstance(model, OnDemand) else None
-        """How to load the model; None for a model that was given loaded and stays so."""
+        """How to load the model; None for a model that was given loaded and cannot be loaded again."""
+        loaded = model.loaded if isinstance(model, OnDemand) else model
+        self.stays_loaded = loaded is not None
+        """Whether the model is always to be loaded, rather than from a request to the end of its keep-alive time."""
         self.llm: AsyncLLM | None = None
         """The model; None unless it is loaded."""
         self.info: dict[str, Any] | None = None
@@ -82,8 +87,8 @@ class Entry:
         """Whether the model takes no more requests, since another one needs its place."""
         self.timer: asyncio.TimerHandle | None = None
         """Unloads the idle model."""
-        if not isinstance(model, OnDemand):
-            self.set(model)
+        if loaded is not None:
+            self.set(loaded)
 
     def set(self, llm: AsyncLLM) -> None:
         """Sets the loaded model."""
@@ -115,9 +120,14 @@ class Entry:
         return self.info["max_num_seqs"] + (self.info["max_queued_requests"] or 0)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no request uses the model or waits for it."""
+        return not self.leases and not self.waiting
+
+    @property
     def may_unload(self) -> bool:
-        """Whether the model is loaded and idle, and can be loaded again."""
-        return self.llm is not None and self.on_demand is not None and not self.leases and not self.waiting
+        """Whether the model is loaded and idle, and need not stay loaded."""
+        return self.llm is not None and not self.stays_loaded and self.is_idle
 
     @property
     def has_retired(self) -> bool:
@@ -158,7 +168,7 @@ class Residency:
         """
         llm = await self._loaded(entry)
         with self.hold(entry):
-            if keep_alive is not None and entry.on_demand is not None:
+            if keep_alive is not None and not entry.stays_loaded:
                 entry.keep_alive = keep_alive
             yield llm
 
@@ -182,15 +192,15 @@ class Residency:
             await asyncio.wait([self._unload(entry)])
 
     async def check_health(self, entry: Entry) -> None:
-        """Raises EngineError for a model that has failed; one that can be loaded again is unloaded instead."""
-        if entry.llm is None:
-            return
-        try:
-            await entry.llm.check_health()
-        except EngineError:
-            if not entry.may_unload:
-                raise
-            self._unload(entry)
+        """Raises EngineError for a model that has failed.
+
+        If it can be loaded again, it is unloaded instead; a model that stays loaded is also loaded again, and
+        EngineError is raised until that is done.
+        """
+        await self._unload_failed(entry)
+        if entry.stays_loaded and entry.llm is None:
+            self._begin_load(entry)
+            raise EngineError("the engine failed, and the model is being loaded again")
 
     def stop_loading(self) -> None:
         """Ends all loads. Requests that wait for them fail, and so do later ones that need a load."""
@@ -214,17 +224,38 @@ class Residency:
         """Returns a model once it is loaded. The caller must hold it before it awaits anything."""
         while True:
             if entry.on_demand is not None:
-                await self.check_health(entry)  # returns without a pause
+                await self._unload_failed(entry)  # returns without a pause
             if entry.llm is not None and not entry.is_retiring:
                 return entry.llm
-            if self._closed or entry.on_demand is None:
+            loading = self._begin_load(entry)
+            if loading is None:
                 raise ApiError(UNAVAILABLE, "the server is shutting down and loads no models", code="draining")
-            if entry.loading is None:
-                entry.loading = asyncio.create_task(self._load(entry, entry.on_demand))
-                entry.loading.add_done_callback(_retrieve)
-            await self._wait(entry, entry.loading)
+            await self._wait(entry, loading)
             if entry.llm is not None:  # even if it retires: it becomes idle only with the requests that have waited
                 return entry.llm
+
+    async def _unload_failed(self, entry: Entry) -> None:
+        """Unloads a model that has failed, if it can be loaded again and no request uses it.
+
+        Raises EngineError otherwise.
+        """
+        if entry.llm is None:
+            return
+        try:
+            await entry.llm.check_health()
+        except EngineError:
+            if entry.on_demand is None or not entry.is_idle:
+                raise
+            self._unload(entry)
+
+    def _begin_load(self, entry: Entry) -> asyncio.Task[None] | None:
+        """Returns the load of a model, which begins now unless it has begun; None after `stop_loading`."""
+        if self._closed or entry.on_demand is None:
+            return None
+        if entry.loading is None:
+            entry.loading = asyncio.create_task(self._load(entry, entry.on_demand))
+            entry.loading.add_done_callback(_retrieve)
+        return entry.loading
 
     async def _wait(self, entry: Entry, loading: asyncio.Task[None]) -> None:
         """Waits for a load, which does not end with the requests that wait for it once it reads the model.
@@ -257,7 +288,7 @@ class Residency:
                 if entry.llm is None:
                     begun = time.perf_counter()  # first, since the check may download the model
                     await self._check_fits(entry, on_demand)
-                    await self._make_room()
+                    await self._make_room(entry)
                     entry.keep_alive = self.keep_alive
                     entry.set(await self._read(entry, on_demand))
                     seconds = time.perf_counter() - begun
@@ -291,10 +322,11 @@ class Residency:
                 f"models would free at most {held} bytes"
             )
 
-    async def _make_room(self) -> None:
-        """Waits until one more model may be loaded."""
+    async def _make_room(self, entry: Entry) -> None:
+        """Waits until a model may be loaded; one that stays loaded does not count in the limit."""
         await self._until_unloaded()
-        while self.max_loaded is not None and len(self._loaded_on_demand()) >= self.max_loaded:
+        limit = None if entry.stays_loaded else self.max_loaded
+        while limit is not None and len(self._loaded_on_demand()) >= limit:
             await self._unload_one()
 
     async def _read(self, entry: Entry, on_demand: OnDemand) -> AsyncLLM:
@@ -343,7 +375,7 @@ class Residency:
             await asyncio.wait(self._unloading)
 
     def _loaded_on_demand(self) -> list[Entry]:
-        return [entry for entry in self.entries if entry.on_demand is not None and entry.llm is not None]
+        return [entry for entry in self.entries if not entry.stays_loaded and entry.llm is not None]
 
     def _unload(self, entry: Entry) -> asyncio.Task[None]:
         """Removes a loaded model from its entry at once and closes it in a thread."""

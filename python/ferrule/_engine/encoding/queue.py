@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from copy import copy
 from dataclasses import dataclass, field
 
 from ferrule._engine.encoding.texts import Text
@@ -51,7 +52,7 @@ class EncodeQueue:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._portions: deque[Portion] = deque()
-        self._closed: str | None = None
+        self._closed: EngineError | None = None
 
     def __len__(self) -> int:
         return len(self._portions)
@@ -63,7 +64,7 @@ class EncodeQueue:
         """
         with self._lock:
             if self._closed is not None:
-                raise EngineError(self._closed)
+                raise copy(self._closed)
             self._portions.append(portion)
 
     def take(self, tokens: int, texts: int) -> list[Portion]:
@@ -84,10 +85,10 @@ class EncodeQueue:
                 texts -= len(portion.texts)
         return taken
 
-    def close(self, reason: str) -> None:
-        """Fails waiting and later portions with an EngineError; only the reason of the first call is used."""
+    def close(self, error: EngineError) -> None:
+        """Fails waiting and later portions with copies of an error, that of the first call."""
         with self._lock:
-            self._closed = self._closed or reason
+            self._closed = self._closed or error
             portions, self._portions = self._portions, deque()
         for portion in portions:
-            portion.settle(EngineError(self._closed))
+            portion.settle(copy(self._closed))

@@ -145,7 +145,7 @@ async def _load(server: Context, request: GenerationRequest, *, chat: bool) -> G
     """Loads a model for a request without a prompt, or unloads it if its `keep_alive` is 0."""
     found = find(server, request.model)
     keep_alive = None if request.keep_alive is None else seconds(request.keep_alive)
-    if keep_alive == 0 and found.entry.on_demand is not None:
+    if keep_alive == 0 and not found.entry.stays_loaded:
         await server.models.residency.unload(found.entry)
         return load_response(found.name, "unload", chat=chat)
     await server.lease(found.name, keep_alive)
