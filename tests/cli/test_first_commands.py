@@ -61,11 +61,11 @@ def shell(home: Path) -> Iterator[Tmux]:
         yield shell
 
 
-def ask(shell: Tmux) -> None:
+def ask(shell: Tmux, leave: str = "/bye") -> None:
     """Asks a question in a chat that has begun, and leaves it."""
     shell.type(QUESTION)
     shell.wait_for(r"Paris[^\n]*\n([^\n]*\n)*>$")
-    shell.type("/bye")
+    shell.type(leave)
     shell.wait_for(r"shell\$$")
 
 
@@ -241,7 +241,7 @@ def test_llm_chat(shell: Tmux) -> None:
     assert "MODEL is an argument, as in `ferrule chat MODEL`" in output
     shell.type("ferrule chat llama3.2")
     shell.wait_for(CHAT)
-    ask(shell)
+    ask(shell, leave="exit")
 
 
 def test_llm_system_prompt_and_a_pipe(shell: Tmux) -> None:

@@ -19,8 +19,9 @@ import pytest
 from cli.terminal import SECONDS, TESTS, Screen, Terminal
 from cli.test_run_batch import chat_request, written
 from ferrule import LLM
-from ferrule._cli import status
-from ferrule._cli.status import DELAY, StatusLine
+from ferrule._cli import model, status
+from ferrule._cli.model import ProgressBar
+from ferrule._cli.status import DELAY, SILENCE, Silence, StatusLine
 
 PROGRAM = """
 import sys
@@ -48,7 +49,8 @@ class ManualTimer:
     last: ManualTimer | None = None
 
     def __init__(self, delay: float, run_out: Callable[[], None]) -> None:
-        assert delay == DELAY
+        assert 0 <= delay <= DELAY
+        self.delay = delay
         self.run_out = run_out
         self.started = self.cancelled = False
         ManualTimer.last = self
@@ -72,6 +74,7 @@ def stderr(monkeypatch: pytest.MonkeyPatch) -> TerminalOutput:
     monkeypatch.setattr(status, "sys", SimpleNamespace(stderr=stream))  # pytest replaces sys.stderr before the test
     monkeypatch.setattr(status, "Timer", ManualTimer)
     monkeypatch.setattr(ManualTimer, "last", None)
+    SILENCE.end()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -106,6 +109,42 @@ def test_nothing_is_written_when_the_work_is_fast(stderr: TerminalOutput) -> Non
         pass
     timer().run_out()  # at the moment at which the work ends
     assert not stderr.getvalue()
+
+
+def test_delay_counts_from_the_last_visible_output(stderr: TerminalOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(status, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(status, "SILENCE", Silence())
+
+    def delay_after(seconds: float) -> float:
+        nonlocal now
+        now += seconds
+        with StatusLine("next step"):
+            return timer().delay
+
+    assert [delay_after(DELAY / 4) for _ in range(5)] == [DELAY * part / 4 for part in (3, 2, 1, 0, 0)]
+    assert not stderr.getvalue(), "no line was shown"
+    with StatusLine("shown"):
+        timer().run_out()
+    assert delay_after(0) == 0, "the next line takes its place"
+    with StatusLine("not shown") as line:
+        now += DELAY / 2
+        line.clear()
+        stderr.write("answer")
+    assert delay_after(0) == DELAY
+
+
+def test_progress_bar_takes_the_place_of_the_line(stderr: TerminalOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "PROGRESS_DELAY", 0.0)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with StatusLine("reading the configuration") as line, ProgressBar("loading weights", line) as bar:
+        timer().run_out()
+        bar.update(0, 8)
+        bar.update(8, 8)
+        assert shown(stderr.getvalue()) == "loading weights", "nothing that a bar could show"
+        bar.update(4, 8)
+        assert "loading weights ━" in shown(stderr.getvalue())
+    assert not shown(stderr.getvalue()).strip()
 
 
 def test_error_erases_the_line(stderr: TerminalOutput) -> None:

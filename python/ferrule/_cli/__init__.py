@@ -23,6 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str] | None) -> int:
     import click
 
+    from ferrule._cli.status import SILENCE
+
+    SILENCE.end()  # of an earlier command in this process
     from ferrule._cli.app import app
     from ferrule._cli.streams import discard_output
     from ferrule.errors import FerruleError, InvalidParameterError, MissingDependencyError

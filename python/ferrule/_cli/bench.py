@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from ferrule._bench.record import Record, machine_record, model_record
 from ferrule._cli.help import Command
 from ferrule._cli.model import load, model_argument, model_options, speculative_options
 from ferrule._cli.served_models import short_name
+from ferrule._cli.status import StatusLine
 from ferrule._loading.shapes import find_shape, shape_names
 from ferrule._params.sampling import MAX_COUNT
 from ferrule._validation import shown
@@ -26,6 +25,7 @@ MAX_BATCH = 256
 """Maximum number of concurrent sequences: half of the tokens of a step, so that prefill still makes progress."""
 MACHINE_OPTIONS = {"machine", "threads", "repeat", "as_json", "record"}
 """Options that are allowed with --machine."""
+ALLOCATING = "allocating memory to measure the machine"
 
 
 def _counts(limit: int) -> Callable[[click.Context, click.Parameter, str], tuple[int, ...]]:
@@ -155,11 +155,10 @@ def command(
     if card_file is not None:
         check_svg("card", card_file)
 
-    with _progress() as notify:
-        if machine:
-            new = _measure_machine(loading["threads"], repeat, notify)
-        else:
-            new = _measure_model(model, shape, loading, points, repeat=repeat, notify=notify)
+    if machine:
+        new = _measure_machine(loading["threads"], repeat)
+    else:
+        new = _measure_model(model, shape, loading, points, repeat)
     comparison = None if old is None else compare(old, new)
     if as_json:
         print(json.dumps(new if comparison is None else {**new, "compared": comparison.record()}))
@@ -168,7 +167,8 @@ def command(
         if comparison is not None:
             show_comparison(comparison, str(record))
     if picture is not None:
-        plot(new, picture)
+        with StatusLine(f"drawing {picture}"):
+            plot(new, picture)
     if card_file is not None:
         shared = {**new, "model": short_name(str(new["model"]))}
         card_file.write_text(card(shared, machine_name()), encoding="utf-8")
@@ -181,9 +181,7 @@ def _measure_model(
     shape: str | None,
     loading: dict[str, Any],
     points: Sequence[Point],
-    *,
     repeat: int,
-    notify: Callable[[str], None],
 ) -> Record:
     if shape is not None:
         model, loading = str(find_shape(shape)), {**loading, "load_format": "dummy"}
@@ -193,24 +191,25 @@ def _measure_model(
         info = llm.info()
         for point in points:
             point.check(info)
-        notify("allocating memory to measure the machine")
-        machine = Machine(info["threads"])
-        runs = sweep(llm, points, machine, repeat, notify)
+        with StatusLine(ALLOCATING) as status:
+            machine = Machine(info["threads"])
+            runs = sweep(llm, points, machine, repeat, status.update)
     if shape is not None:
         info["model"] = shape
     return model_record(info, runs, machine, repeat)
 
 
-def _measure_machine(threads: int | None, repeat: int, notify: Callable[[str], None]) -> Record:
+def _measure_machine(threads: int | None, repeat: int) -> Record:
     from ferrule import _native
 
     threads = threads or _native.cpu_count()
-    machine = Machine(threads)
     rounds: dict[int, list[Ceilings]] = {1: [], threads: []}
-    for number in range(repeat):
-        notify(f"round {number + 1} of {repeat}")
-        for count, taken in rounds.items():
-            taken.append(machine.measure(alone=count == 1))
+    with StatusLine(ALLOCATING) as status:
+        machine = Machine(threads)
+        for number in range(repeat):
+            status.update(f"round {number + 1} of {repeat}")
+            for count, taken in rounds.items():
+                taken.append(machine.measure(alone=count == 1))
     return machine_record(machine, _native.isa(), threads, rounds)
 
 
@@ -220,19 +219,3 @@ def _refuse_options_of_models(context: click.Context) -> None:
         if name not in MACHINE_OPTIONS and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             title = parameter.opts[0] if parameter.param_type_name == "option" else "MODEL"
             raise click.UsageError(f"{title} has no effect with --machine, which measures no model")
-
-
-@contextmanager
-def _progress() -> Generator[Callable[[str], None], None, None]:
-    """Shows the current step in a line on stderr, if that is a terminal, and erases it at the end."""
-    if not sys.stderr.isatty():
-        yield lambda text: None
-        return
-
-    def show(text: str) -> None:
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield show
-    finally:
-        show("")

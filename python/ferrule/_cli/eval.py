@@ -25,6 +25,7 @@ from ferrule._cli.eval_loading import (
 from ferrule._cli.help import Command
 from ferrule._cli.model import check_model, load, model_options
 from ferrule._cli.served_models import short_name
+from ferrule._cli.status import StatusLine
 from ferrule._params.options import QUANTIZATIONS
 
 TEXT_OPTIONS = {
@@ -211,10 +212,11 @@ def command(
             comparison = llm.compare(against, text, **windows, worst=worst, progress=progress)
         _show(as_json, "show_comparison", {"file": file, **facts(llm), "reference": facts(against)}, comparison)
         if picture is not None:
-            from ferrule._evaluation.plot import plot
-
             names = [f"{found['model']}, {found['quantization']}" for found in (facts(llm), facts(against))]
-            plot(comparison, " from ".join(names), picture)
+            with StatusLine(f"drawing {picture}"):
+                from ferrule._evaluation.plot import plot
+
+                plot(comparison, " from ".join(names), picture)
 
 
 def _compare_formats(plan: Plan, picture: Path | None, *, as_json: bool) -> None:

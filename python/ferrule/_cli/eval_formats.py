@@ -144,7 +144,7 @@ def _speeds(name: str, llm: LLM, machine: Machine) -> dict[str, Any]:
     info = llm.info()
     generated = min(GENERATED_TOKENS, info["max_model_len"] // 2)
     point = Point(min(PROMPT_TOKENS, info["max_model_len"] - generated), 1, generated)
-    with StatusLine(f"measuring the speed of {name}"):
-        runs = sweep(llm, [point], machine, REPEAT, lambda _: None)
+    with StatusLine(f"measuring the speed of {name}") as status:
+        runs = sweep(llm, [point], machine, REPEAT, lambda step: status.update(f"{name}: {step}"))
     record = model_record(info, runs, machine, REPEAT)
     return {f"{part}_{each}": record[f"{part}_{each}"] for part in PARTS for each in ("tokens", "tokens_per_second")}

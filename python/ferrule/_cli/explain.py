@@ -74,7 +74,7 @@ def command(words: tuple[str, ...], top: int, as_json: bool, page: Path | None, 
     with load(model, loading) as llm:
         wanted = with_defaults(wanted, llm)
         tokens = [(token, llm.token_text(token)) for token in llm.tokenize(prompt)]
-        steps = _steps(llm, prompt, wanted, top)
+        steps = _steps(llm, prompt, wanted, top, printed=page is None and not as_json)
         if page is not None:
             steps = list(steps)
             name = EMBEDDED if model is None else short_name(model)
@@ -97,11 +97,16 @@ def command(words: tuple[str, ...], top: int, as_json: bool, page: Path | None, 
         console.print(f"\n[bold]Text so far[/bold]  {_escaped(text)}")
 
 
-def _steps(llm: LLM, prompt: str, wanted: SamplingParams, top: int) -> Generator[Explanation, None, None]:
-    """Yields the explanations of all tokens, with a status line before the first one."""
+def _steps(
+    llm: LLM, prompt: str, wanted: SamplingParams, top: int, *, printed: bool
+) -> Generator[Explanation, None, None]:
+    """Yields the explanations of all tokens, with a status line until the first one is printed."""
     with StatusLine("reading the prompt") as status:
-        for step in llm.explain(prompt, wanted, candidates=top, progress=status.read_tokens):
-            status.clear()
+        steps = llm.explain(prompt, wanted, candidates=top, progress=status.read_tokens)
+        for number, step in enumerate(steps, start=1):
+            if printed:
+                status.clear()
+            status.update(f"explaining the answer: {number:,} of at most {wanted.max_tokens:,} tokens")
             yield step
 
 

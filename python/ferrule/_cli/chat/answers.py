@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -101,23 +104,26 @@ def stream_deltas(
     message_format: MessageFormat | None = None,
     *,
     continues: bool = False,
-    guarded: bool = True,
+    as_json: bool = False,
 ) -> Generator[Delta, None, None]:
-    """Streams an answer of a local model, or a text that `continues` the prompt; `guarded` ends it in an endless loop.
+    """Streams an answer of a local model, or a text that `continues` the prompt; an endless loop ends it.
+
+    With `as_json` nothing is printed before the end, and an endless loop goes on.
 
     Raises FerruleError.
     """
-    guard = LoopGuard() if guarded and not params.ignore_eos and not is_greedy_toy(llm) else None
+    guard = LoopGuard() if not (as_json or params.ignore_eos or is_greedy_toy(llm)) else None
     given = with_defaults(params, llm, CONTINUATION_TOKENS if continues else ANSWER_TOKENS)
     default_limit = given.max_tokens if params.max_tokens is None and not continues else None
     with (
         StatusLine("reading the prompt") as status,
         closing(llm.stream(prompt, given, message_format=message_format, progress=status.read_tokens)) as stream,
     ):
+        tokens = 0
         for delta in stream:
-            status.clear()
             usage, notice = None, ""
             if delta.output is not None:
+                status.clear()
                 metrics = delta.output.metrics
                 usage = Usage(summary(delta.output), metrics.prompt_tokens, metrics.output_tokens)
                 # Without --max-tokens, an answer may also end at the context length, which no option raises.
@@ -127,10 +133,27 @@ def stream_deltas(
             if message_format is not None:
                 message = delta.message
                 content, reasoning = ("", "") if message is None else (message.content or "", message.reasoning or "")
+            if not as_json and is_visible(content, reasoning):
+                status.clear()
+            tokens += len(delta.token_ids)
+            status.update(f"generating the answer: {tokens:,} tokens")
             yield Delta(content, reasoning, usage, delta.output, notice)
             if guard is not None and delta.output is None and guard.loops(delta.token_ids):
                 yield Delta(notice="stopped: the answer repeats itself; a higher temperature may help")
                 return
+
+
+def is_visible(content: str, reasoning: str) -> bool:
+    """Whether a part of an answer is visible once it is printed: a terminal shows all, and a pipe may show the content.
+
+    A file shows nothing.
+    """
+    if sys.stdout.isatty():
+        return bool(content or reasoning)
+    try:
+        return bool(content) and not stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+    except (OSError, ValueError):  # not a file
+        return bool(content)
 
 
 def limit_notice(limit: str) -> str:

@@ -172,7 +172,7 @@ COMMANDS: dict[str, tuple[Callable[[Session, str], None], str, str]] = {
     "load": (_load, "FILE", "continue a saved conversation"),
     "stats": (_stats, "", "show tokens and times so far"),
     "help": (_help, "", "show this, as /? does"),
-    "exit": (_exit, "", "exit, as /bye and Ctrl-D do"),
+    "exit": (_exit, "", "exit, as /bye, exit and Ctrl-D do"),
 }
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import click
 
-from ferrule._cli.chat.answers import Delta, Usage, limit_notice
+from ferrule._cli.chat.answers import Delta, Usage, is_visible, limit_notice
 from ferrule._cli.chat.conversation import parameter_fields
 from ferrule._cli.status import StatusLine
 from ferrule._params.sampling import SamplingParams
@@ -75,12 +75,13 @@ class RemoteAnswers:
                     delta = _object(choice.get("delta"))
                     finished = choice.get("finish_reason") or finished
                     # DeepSeek and OpenRouter have different names for the field.
-                    reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
-                    content = delta.get("content") or ""
+                    reasoning = str(delta.get("reasoning_content") or delta.get("reasoning") or "")
+                    content = str(delta.get("content") or "")
                     if content or reasoning:
                         first = time.monotonic() if first is None else first
-                        status.clear()
-                        yield Delta(str(content), str(reasoning))
+                        if is_visible(content, reasoning):
+                            status.clear()
+                        yield Delta(content, reasoning)
         answered = _usage(usage, began, first, finished)
         limited = finished == "length" and params.max_tokens is None
         yield Delta(usage=answered, notice=self._limit_notice(answered) if limited else "")

@@ -11,6 +11,7 @@ import click
 
 from ferrule._cli.chat.commands import run_command
 from ferrule._cli.chat.display import display
+from ferrule._cli.status import SILENCE
 from ferrule.errors import FerruleError, PromptError
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ferrule._cli.chat.conversation import Conversation
     from ferrule._cli.chat.lines import Lines
 
+EXITS = ("exit", "quit")
+"""Words that end a chat on a terminal, as in `llm chat`."""
 HINT = "/? lists the commands, Ctrl-C stops an answer, Ctrl-D exits"
 
 
@@ -47,6 +50,9 @@ class Session:
             except KeyboardInterrupt:
                 print(f"\n{HINT}", file=sys.stderr)
                 continue
+            SILENCE.end()
+            if lines.interactive and line.strip() in EXITS:
+                break
             try:
                 # Ctrl-C stopped an answer; the user may have pressed it twice.
                 with contextlib.suppress(KeyboardInterrupt):
