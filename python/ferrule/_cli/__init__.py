@@ -16,8 +16,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     from ferrule._cli.streams import usable_streams
 
-    with usable_streams():
-        return _main(arguments)
+    try:
+        with usable_streams():
+            return _main(arguments)
+    except KeyboardInterrupt:  # while modules are imported
+        return 130
 
 
 def _main(arguments: Sequence[str] | None) -> int:
