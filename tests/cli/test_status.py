@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from cli.terminal import SECONDS, TESTS, Screen, Terminal
 from cli.test_run_batch import chat_request, written
 from ferrule import LLM
 from ferrule._cli import model, status
+from ferrule._cli.chat.answers import is_visible
 from ferrule._cli.model import ProgressBar
 from ferrule._cli.status import DELAY, SILENCE, Silence, StatusLine
 
@@ -145,6 +147,19 @@ def test_progress_bar_takes_the_place_of_the_line(stderr: TerminalOutput, monkey
         bar.update(4, 8)
         assert "loading weights ━" in shown(stderr.getvalue())
     assert not shown(stderr.getvalue()).strip()
+
+
+def test_status_line_stays_while_the_answer_is_not_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def visible() -> list[bool]:
+        return [is_visible("content", ""), is_visible("", "reasoning"), is_visible("", "")]
+
+    reader, writer = os.pipe()
+    with os.fdopen(reader), os.fdopen(writer, "w") as pipe, (tmp_path / "answer").open("w") as file:
+        for stream, expected in ((TerminalOutput(), [True, True, False]), (pipe, [True, False, False])):
+            monkeypatch.setattr(sys, "stdout", stream)
+            assert visible() == expected
+        monkeypatch.setattr(sys, "stdout", file)
+        assert visible() == [False] * 3
 
 
 def test_error_erases_the_line(stderr: TerminalOutput) -> None:

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with usable_streams():
             return _main(arguments)
-    except KeyboardInterrupt:  # while modules are imported
+    except KeyboardInterrupt:
         return 130
 
 
@@ -42,7 +42,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         return _fail(error.format_message(), error.exit_code)
     except FerruleError as error:
         return _fail(str(error), 2 if isinstance(error, (InvalidParameterError, MissingDependencyError)) else 1)
-    except (click.Abort, KeyboardInterrupt):
+    except click.Abort:
         return 130
     except BrokenPipeError:
         # The reader closed the pipe, for example `| head`.
