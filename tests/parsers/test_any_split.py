@@ -288,7 +288,7 @@ def test_every_parser_has_examples() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(data=st.data(), cuts=st.lists(st.integers(0, 2000), max_size=12), reasoning_open=st.booleans())
 def test_any_split_gives_the_same_message(
     name: str, data: st.DataObject, cuts: list[int], reasoning_open: bool
@@ -318,7 +318,7 @@ def test_huge_number_becomes_string(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(data=st.data(), reasoning_open=st.booleans())
 def test_no_text_is_lost(name: str, data: st.DataObject, reasoning_open: bool) -> None:
     """All words of a text are part of the message, except harmony's headers."""
@@ -334,7 +334,7 @@ def test_no_text_is_lost(name: str, data: st.DataObject, reasoning_open: bool) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(text=st.text("ab {}:;.,\"'\\\n\t\u00a0é日😀()", max_size=60))
 def test_text_without_a_marker_is_content_to_the_last_character(name: str, text: str) -> None:
     form = MessageFormat(FORMS[name][0].tool_call_parser, FORMS[name][0].reasoning_parser, tools=[])
