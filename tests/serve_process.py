@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-START_SECONDS = 120
+START_SECONDS = 300
+"""Limit of a start, which takes a second on an idle machine."""
 
 
 @contextmanager

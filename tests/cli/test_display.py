@@ -123,7 +123,7 @@ def test_pending_text_is_drawn_during_pause() -> None:
     recorded.display._interval = INTERVAL
     recorded.display.add(Delta("first "))
     recorded.display.add(Delta("second"))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while "second" not in recorded.file.getvalue():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -83,7 +83,7 @@ def events(body: bytes) -> Iterator[Any]:
     yield from map(json.loads, parts[:-1])
 
 
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
+def until(condition: Callable[[], object], seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came true"

@@ -24,6 +24,7 @@ from ferrule.errors import InvalidParameterError
 from ferrule.server import ServerSettings
 from ferrule.server.serving import listen_at_path
 from ferrule.server.tls import tls_context
+from serve_process import START_SECONDS
 from server.live import serving
 
 PROGRAM = """
@@ -56,7 +57,7 @@ def started(tmp_path: Path, *options: str) -> Generator[str]:
         )
     try:
         found = None
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + START_SECONDS
         while found is None and process.poll() is None and time.monotonic() < deadline:
             found = re.search(r'"url": "([^"]*)"', log.read_text())
             time.sleep(0.05)
@@ -72,7 +73,7 @@ def started(tmp_path: Path, *options: str) -> Generator[str]:
 
 def status(connection: http.client.HTTPConnection, path: str = "/health") -> int:
     """Returns the status of a request, once the models are loaded."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while True:
         connection.request("GET", path)
         answer = connection.getresponse()
