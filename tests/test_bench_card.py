@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.image import imread
 
 from ferrule._bench.card import card, machine_name
 from ferrule._cli import main
+from ferrule._svg import write_picture
 
 RECORD: dict[str, Any] = {
     "model": "org/<model> & more",
@@ -71,10 +74,26 @@ def test_the_command_draws_a_card(fake_engine: object, tmp_path: Path, capsys: p
     assert machine_name()[:20] in file.read_text(encoding="utf-8")
 
 
+def test_a_card_may_be_a_png_of_twice_the_size(tmp_path: Path) -> None:
+    write_picture(card(RECORD, "A processor"), tmp_path / "card.png")
+    write_picture(card({**RECORD, "model": ""}, "A processor"), tmp_path / "unnamed.png")
+    named, unnamed = imread(tmp_path / "card.png"), imread(tmp_path / "unnamed.png")
+    assert named.shape[:2] == unnamed.shape[:2] == (800, 1600)
+    assert (named != unnamed).any()  # the text was drawn
+
+
+def test_a_png_without_its_packages_is_refused_before_the_measurement(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    assert main(["bench", "--card", str(tmp_path / "card.png")]) == 2
+    assert capsys.readouterr().err == "error: PNG pictures require ferrule[plot]: pip install 'ferrule[plot]'\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--card", "x.png"], "card must be a file name that ends in .svg, got 'x.png'"),
+        (["--card", "x.pdf"], "card must be a file name that ends in .png or .svg, got 'x.pdf'"),
         (["--card", "/no/such/folder/x.svg"], "card must be a file in an existing directory, got"),
         (["--machine", "--card", "x.svg"], "--card has no effect with --machine"),
     ],

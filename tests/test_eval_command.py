@@ -176,7 +176,10 @@ USAGE: list[tuple[list[str], str]] = [
     (["FILE", "--compare", "int8@/no/such/model"], "no directory /no/such/model"),
     (["FILE", "--compare", "int8", "--worst", "3"], "--worst has no effect with --compare"),
     (["FILE", "--compare", "int8", "--quantization", "int4"], "--quantization has no effect with --compare"),
-    (["FILE", "--compare", "int8", "--plot", "x.png"], "plot must be a file name that ends in .svg, got 'x.png'"),
+    (
+        ["FILE", "--compare", "int8", "--plot", "x.pdf"],
+        "plot must be a file name that ends in .png or .svg, got 'x.pdf'",
+    ),
     (["--tasks", "x", "--compare", "int8"], "--compare requires FILE; it has no effect with --tasks"),
 ]
 

@@ -6,9 +6,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ferrule.errors import InvalidParameterError, MissingDependencyError
-
-SUFFIXES = (".png", ".svg")
+from ferrule._svg import check_file
+from ferrule.errors import MissingDependencyError
 
 
 def check_plot(path: Path) -> None:
@@ -16,10 +15,7 @@ def check_plot(path: Path) -> None:
 
     Raises InvalidParameterError, and MissingDependencyError if matplotlib is not installed.
     """
-    if path.suffix.lower() not in SUFFIXES:
-        raise InvalidParameterError("plot", str(path), f"a file name that ends in {' or '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise InvalidParameterError("plot", str(path), "a file in an existing directory")
+    check_file("plot", path)
     _figures()
 
 

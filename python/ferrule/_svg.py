@@ -1,21 +1,56 @@
-"""Parts of the pictures that are written as SVG without another package: colors, texts, and the check of the file."""
+"""Pictures that are drawn as SVG: colors, texts, and the file, which may also be PNG with the extra `plot`."""
 
 from __future__ import annotations
 
 from html import escape
 from pathlib import Path
 
-from ferrule.errors import InvalidParameterError
+from ferrule.errors import InvalidParameterError, MissingDependencyError
 
+SUFFIXES = (".png", ".svg")
 BACKGROUND, TEXT, MUTED, LINE, HIGHLIGHT = "#17181b", "#e9e4d9", "#aba598", "#35383e", "#e3b45c"
 
 
-def check_svg(option: str, path: Path) -> None:
-    """Checks that a picture can be written to `path`, before anything is measured. Raises InvalidParameterError."""
-    if path.suffix.lower() != ".svg":
-        raise InvalidParameterError(option, str(path), "a file name that ends in .svg")
+def check_file(option: str, path: Path) -> None:
+    """Checks the name of a picture and its directory. Raises InvalidParameterError."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise InvalidParameterError(option, str(path), f"a file name that ends in {' or '.join(SUFFIXES)}")
     if not path.parent.is_dir():
         raise InvalidParameterError(option, str(path), "a file in an existing directory")
+
+
+def check_picture(option: str, path: Path) -> None:
+    """Checks that a picture can be written to `path`, before anything is measured.
+
+    Raises InvalidParameterError; MissingDependencyError for PNG without the extra `plot`.
+    """
+    check_file(option, path)
+    if path.suffix.lower() == ".png":
+        _png(opening(1, 1, "") + "</svg>")
+
+
+def write_picture(svg: str, path: Path) -> None:
+    """Writes a picture as SVG or PNG, by the suffix of the file.
+
+    Raises OSError, and the errors of `check_picture`.
+    """
+    if path.suffix.lower() == ".png":
+        path.write_bytes(_png(svg))
+    else:
+        path.write_text(svg, encoding="utf-8")
+
+
+def _png(svg: str) -> bytes:
+    """Returns a picture as PNG, with two pixels for each unit, and with matplotlib's font: a server may have none."""
+    try:
+        import matplotlib as mpl
+        import resvg_py
+    except ImportError as error:
+        raise MissingDependencyError("PNG pictures require ferrule[plot]: pip install 'ferrule[plot]'") from error
+    fonts = Path(mpl.get_data_path()) / "fonts" / "ttf"
+    return resvg_py.svg_to_bytes(
+        svg, zoom=2, skip_system_fonts=True, font_dirs=[str(fonts)], sans_serif_family="DejaVu Sans"
+    )
 
 
 def opening(width: int, height: int, summary: str) -> str:

@@ -110,8 +110,9 @@ def _counts(limit: int) -> Callable[[click.Context, click.Parameter, str], tuple
     "--card",
     "card_file",
     type=click.Path(path_type=Path),
-    metavar="FILE.svg",
-    help="Draw a card to share: machine, model, speeds and their share of the limits (default: none).",
+    metavar="FILE.png|svg",
+    help="Draw a card to share, with machine, model, speeds and their share of the limits; a PNG needs ferrule[plot] "
+    "(default: none).",
 )
 @click.pass_context
 def command(
@@ -140,7 +141,7 @@ def command(
     from ferrule._bench.plot import plot
     from ferrule._bench.report import show_card_hint, show_comparison, show_machine, show_model
     from ferrule._plotting import check_plot
-    from ferrule._svg import check_svg
+    from ferrule._svg import check_picture, write_picture
 
     if machine:
         _refuse_options_of_models(context)
@@ -153,7 +154,7 @@ def command(
     if picture is not None:
         check_plot(picture)
     if card_file is not None:
-        check_svg("card", card_file)
+        check_picture("card", card_file)
 
     if machine:
         new = _measure_machine(loading["threads"], repeat)
@@ -171,7 +172,7 @@ def command(
             plot(new, picture)
     if card_file is not None:
         shared = {**new, "model": short_name(str(new["model"]))}
-        card_file.write_text(card(shared, machine_name()), encoding="utf-8")
+        write_picture(card(shared, machine_name()), card_file)
     elif not machine and not as_json:
         show_card_hint()
 

@@ -131,7 +131,7 @@ class EvalCommand(Command):
     "picture",
     type=click.Path(path_type=Path),
     metavar="FILE.png|svg",
-    help="Draw the distribution of the divergence (ferrule[plot]), or with --compare the formats (SVG).",
+    help="Draw the distribution of the divergence, or with --compare the formats (ferrule[plot], except for SVG).",
 )
 @click.pass_context
 def command(
@@ -230,15 +230,16 @@ def _compare_formats(plan: Plan, picture: Path | None, *, as_json: bool) -> None
     if picture is not None:
         from ferrule._bench.card import machine_name
         from ferrule._evaluation.chart import chart
+        from ferrule._svg import write_picture
 
-        picture.write_text(chart(record, machine_name()), encoding="utf-8")
+        write_picture(chart(record, machine_name()), picture)
 
 
 def _check_picture(picture: Path, *, several: bool, has_reference: bool) -> None:
     if several:
-        from ferrule._svg import check_svg
+        from ferrule._svg import check_picture
 
-        check_svg("plot", picture)
+        check_picture("plot", picture)
         return
     from ferrule._plotting import check_plot
 
