@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Simd, index_mask};
+use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Plane, Simd, index_mask};
 
 /// Calls intrinsics of the features that the token proves.
 macro_rules! simd {
@@ -278,8 +278,21 @@ impl<V: Variant> Simd for Zmm<V> {
     }
 
     #[inline(always)]
-    fn lanes(self, bytes: __m512i) -> __m512i {
-        bytes
+    fn load_planes<const N: usize>(self, planes: [Option<Plane<'_>>; N], zero: u8) -> __m512i {
+        simd!({
+            let mut numbers = _mm_setzero_si128();
+            let mut i = 0;
+            while i < N {
+                if let Some(plane) = planes[i] {
+                    let bytes = _mm_loadu_si128(plane.bytes.as_ptr().cast());
+                    let lowest = _mm_srl_epi16(bytes, _mm_cvtsi64_si128(plane.from as i64));
+                    let bits = _mm_and_si128(lowest, _mm_set1_epi8(plane.mask().cast_signed()));
+                    numbers = _mm_or_si128(numbers, _mm_sll_epi16(bits, _mm_cvtsi64_si128(plane.to as i64)));
+                }
+                i += 1;
+            }
+            _mm512_cvtepi8_epi32(_mm_sub_epi8(numbers, _mm_set1_epi8(zero.cast_signed())))
+        })
     }
 
     #[inline(always)]

@@ -33,7 +33,7 @@ pub use avxvnni::AvxVnni;
 #[cfg(all(target_arch = "x86_64", feature = "avxvnni", test))]
 use avxvnni::AvxVnniEvex;
 pub use scalar::Scalar;
-pub use simd::{ByteLine, Dot, DotKernel, Kernel, LANES, LINE, Simd};
+pub use simd::{ByteLine, Dot, DotKernel, Kernel, LANES, LINE, Plane, Simd};
 
 /// Defines [`Isa`] and its dispatch from one list, slowest first. Each name is that of a cargo feature too, except
 /// `scalar`.

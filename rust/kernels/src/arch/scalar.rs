@@ -2,7 +2,7 @@
 //!
 //! Lanes are filled by counting loops: iterators and `std::array::from_fn` take the compiler several times as long.
 
-use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Simd, index_mask};
+use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Plane, Simd, index_mask};
 
 /// Instruction set that every machine has.
 #[derive(Clone, Copy, Debug)]
@@ -223,10 +223,17 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn lanes(self, bytes: U8x64) -> I32x16 {
-        I32x16(fill!(0; i in LANES => {
-            i32::from_le_bytes([bytes.0[4 * i], bytes.0[4 * i + 1], bytes.0[4 * i + 2], bytes.0[4 * i + 3]])
-        }))
+    fn load_planes<const N: usize>(self, planes: [Option<Plane<'_>>; N], zero: u8) -> I32x16 {
+        let mut numbers = I32x16([-i32::from(zero); LANES]);
+        let mut p = 0;
+        while p < N {
+            if let Some(plane) = planes[p] {
+                let of = |byte: u8| i32::from(byte >> plane.from & plane.mask()) << plane.to;
+                numbers = I32x16(fill!(0; i in LANES => numbers.0[i] + of(plane.bytes[i])));
+            }
+            p += 1;
+        }
+        numbers
     }
 
     #[inline(always)]
@@ -287,8 +294,11 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn gather(self, table: &[[i8; 4]], indices: U8x64) -> U8x64 {
-        let indices = self.lanes(indices).0;
-        U8x64(fill!(0; i in LINE => table[(indices[i / 4] & index_mask(table.len())) as usize][i % 4] as u8))
+        let index = |lane: usize| {
+            let bytes = [0, 1, 2, 3].map(|byte| indices.0[4 * lane + byte]);
+            (i32::from_le_bytes(bytes) & index_mask(table.len())) as usize
+        };
+        U8x64(fill!(0; i in LINE => table[index(i / 4)][i % 4] as u8))
     }
 
     #[inline(always)]

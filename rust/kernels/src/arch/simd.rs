@@ -47,6 +47,26 @@ pub const LINE: usize = 64;
 #[repr(C, align(64))]
 pub struct ByteLine(pub [u8; LINE]);
 
+/// Bits of sixteen bytes, one for each lane, and their place in a number.
+#[derive(Clone, Copy)]
+pub struct Plane<'a> {
+    /// Bytes that hold the bits.
+    pub bytes: &'a [u8; LANES],
+    /// Lowest of the bits in a byte.
+    pub from: usize,
+    /// Number of bits.
+    pub width: usize,
+    /// Lowest of the bits in the number.
+    pub to: usize,
+}
+
+impl Plane<'_> {
+    /// Returns the bits of one byte, moved to bit 0.
+    pub(super) const fn mask(&self) -> u8 {
+        u8::MAX >> (8 - self.width)
+    }
+}
+
 /// Operations on vectors of [`LANES`] lanes. A value of the type proves that the machine has the instructions.
 ///
 /// Every operation acts lane by lane with IEEE rounding and does the same on every lane, so that a result depends on
@@ -163,8 +183,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn load_i32(self, from: &[i32; LANES]) -> Self::I32;
     /// Loads sixteen i8 and widens them to i32.
     fn load_i8(self, from: &[i8; LANES]) -> Self::I32;
-    /// Reads the four bytes of each lane as one number, the first byte as its lowest.
-    fn lanes(self, bytes: Self::Bytes) -> Self::I32;
+    /// Loads sixteen numbers whose bits are in some planes, and subtracts `zero`. The results are in -128..=127.
+    fn load_planes<const N: usize>(self, planes: [Option<Plane<'_>>; N], zero: u8) -> Self::I32;
     /// Stores sixteen i32.
     fn store_i32(self, value: Self::I32, to: &mut [i32; LANES]);
     /// `a + b`, wrapping.

@@ -39,7 +39,20 @@ impl DotKernel for Everything<'_> {
             seen.extend(line);
         }
 
-        for integers in [simd.load_i8(&sixteen.map(|byte| byte as i8)), simd.lanes(a)] {
+        let [low, middle, high] = [(0, 4, 0), (5, 2, 4), (7, 1, 6)].map(|(from, width, to)| {
+            Some(Plane {
+                bytes: if width == 2 { self.a.last_chunk().expect("sixteen") } else { sixteen },
+                from,
+                width,
+                to,
+            })
+        });
+        for integers in [
+            simd.load_i8(&sixteen.map(|byte| byte as i8)),
+            simd.load_planes([low], 0),
+            simd.load_planes([low, middle], 32),
+            simd.load_planes([None, middle, high], 3),
+        ] {
             let mut lanes = [0; LANES];
             simd.store_i32(integers, &mut lanes);
             seen.extend(lanes.into_iter().flat_map(i32::to_ne_bytes));

@@ -29,10 +29,10 @@ pub(super) type BlockOfRows<const R: usize> = [[i32; R]; BLOCK_WORDS];
 
 /// Number of words of a row in a block where codes are multiplied: the initial values of partial sums, for each kind of
 /// codes and each group.
-const START_WORDS: usize = Codes::ALL.len() * BLOCK_GROUPS;
+const START_WORDS: usize = Codes::WITH_OFFSETS.len() * BLOCK_GROUPS;
 
 /// Initial values of the partial sums of one block of R rows, `[kind][group][row]`.
-pub(super) type StartsOfRows<const R: usize> = [[[i32; R]; BLOCK_GROUPS]; Codes::ALL.len()];
+pub(super) type StartsOfRows<const R: usize> = [[[i32; R]; BLOCK_GROUPS]; Codes::WITH_OFFSETS.len()];
 
 /// Number of halves of a group of 32 inputs with factors: its quads are those of two groups of other formats.
 const HALVES: usize = grouped::GROUP / LANES;
@@ -362,7 +362,7 @@ fn write<'a, const N: usize>(words: impl Iterator<Item = &'a mut i32>, values: [
 fn write_starts<'a, S: Dot>(simd: S, quads: &[[i8; 4]; BLOCK_QUADS], starts: impl Iterator<Item = &'a mut i32>) {
     const { assert!(START_WORDS == LANES) }
     let mut offsets = [[0; 4]; LANES];
-    for (offsets, kind) in offsets.chunks_exact_mut(BLOCK_GROUPS).zip(Codes::ALL) {
+    for (offsets, kind) in offsets.chunks_exact_mut(BLOCK_GROUPS).zip(Codes::WITH_OFFSETS) {
         offsets.fill([kind.offset() as u8; 4]);
     }
     let offsets = simd.load_bytes(bytemuck::cast_ref(&offsets));

@@ -8,9 +8,10 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::slice;
 
 use super::activations::Activations;
-use super::tile::{MAX_TILE_PANELS, Micro, Prefetch, TileInput, UNPACKED_BLOCKS};
+use super::tile::{MAX_TILE_PANELS, Micro, Prefetch, TileInput, UNPACKED_BLOCKS, in_order, in_turn};
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE};
 use crate::disjoint::Tile;
 use crate::quant::grouped::MAX_UNPACKED_BLOCK_LINES;
@@ -240,11 +241,10 @@ impl<W: Weights, U: Unpack, const R: usize, const P: usize> DotKernel for Stream
     #[inline(always)]
     fn run<S: Dot>(self, simd: S) {
         let Self { of, .. } = self;
-        let count = of.count();
+        let (count, cols) = (of.count(), of.cols);
         let x = of.x.tile::<R>(0);
         let starts = if S::BY_CODES { of.x.starts(0) } else { &[] };
         let groups = if const { U::FACTORS.is_some() } { of.x.groups(0) } else { &[] };
-        let mut sums = [[[0.0; LANES]; P]; R];
         for first in (0..count).step_by(P) {
             let (block_scales, lines) = of.panels::<P>(first, count - 1);
             // The block scales of the next panels: too few for the hardware prefetcher to find the stream.
@@ -253,12 +253,33 @@ impl<W: Weights, U: Unpack, const R: usize, const P: usize> DotKernel for Stream
                 simd.prefetch(block_scales[0].as_ptr().cast::<u8>().wrapping_add(byte));
             }
             let prefetch = Prefetch::Weights { end: of.panel_lines, skip: (P - 1) * of.panel_lines };
-            let x = TileInput { x, starts, groups, blocks: 0..of.blocks, cols: of.cols };
-            Micro { x, block_scales, lines, first_block: 0, prefetch, sums: &mut sums, format: PhantomData::<U> }
-                .run(simd);
-            let columns = of.column..of.end.min(of.column + P * LANES);
-            write(&sums, of.out, 0, &columns);
-            of.column = columns.end;
+            if const { in_turn::<S, U>(R) } {
+                let mut sums = [[[[0.0; LANES]; 1]; R]; P];
+                for block in 0..of.blocks {
+                    let starts = starts.get(block).map_or(&[][..], slice::from_ref);
+                    let groups = groups.get(block).map_or(&[][..], slice::from_ref);
+                    for p in 0..P {
+                        let x = slice::from_ref(in_order(&x[block]));
+                        let x = TileInput { x, starts, groups, blocks: block..block + 1, cols };
+                        let (block_scales, lines, sums) = ([block_scales[p]], [lines[p]], &mut sums[p]);
+                        let (prefetch, format) = (&prefetch, PhantomData::<U>);
+                        Micro { x, block_scales, lines, first_block: 0, prefetch, sums, format }.run(simd);
+                    }
+                }
+                for sums in &sums {
+                    let columns = of.column..of.end.min(of.column + LANES);
+                    write(sums, of.out, 0, &columns);
+                    of.column = columns.end;
+                }
+            } else {
+                let mut sums = [[[0.0; LANES]; P]; R];
+                let x = TileInput { x, starts, groups, blocks: 0..of.blocks, cols };
+                let (prefetch, sums_of, format) = (&prefetch, &mut sums, PhantomData::<U>);
+                Micro { x, block_scales, lines, first_block: 0, prefetch, sums: sums_of, format }.run(simd);
+                let columns = of.column..of.end.min(of.column + P * LANES);
+                write(&sums, of.out, 0, &columns);
+                of.column = columns.end;
+            }
         }
     }
 }
@@ -331,7 +352,7 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for RowTiles<'_, '_, U
             let tile_x = &x.tile::<R>(index)[blocks.clone()];
             let tile_x = TileInput { x: tile_x, starts, groups, blocks: blocks.clone(), cols };
             let (sums, format) = (&mut sums[tile], PhantomData::<U>);
-            Micro { x: tile_x, block_scales, lines, first_block, prefetch, sums, format }.run(simd);
+            Micro { x: tile_x, block_scales, lines, first_block, prefetch: &prefetch, sums, format }.run(simd);
             if let Some((out, columns)) = &mut out {
                 write(sums, out, tile * R, columns);
             }

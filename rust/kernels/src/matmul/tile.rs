@@ -117,7 +117,7 @@ pub(super) struct Micro<'a, U: Unpack, const R: usize, const P: usize> {
     pub lines: [&'a [ByteLine]; P],
     /// Index of the block at the beginning of `lines`.
     pub first_block: usize,
-    pub prefetch: Prefetch<'a, R>,
+    pub prefetch: &'a Prefetch<'a, R>,
     pub sums: &'a mut [[[f32; LANES]; P]; R],
     pub format: PhantomData<U>,
 }
@@ -195,16 +195,27 @@ impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
             let here = (block, &(U::first_line(block)..U::first_line(block + 1)));
             let mut at = [U::block(lines[0], block - first_block); P];
             unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
-            let quads = quads.as_chunks::<PAIR_QUADS>().0;
-            for index in 0..BLOCK_PAIRS.min((cols - block * BLOCK) / grouped::GROUP) {
-                let mut starts = &[[0; R]; 2];
-                if const { codes::<S, U>().is_some() } {
-                    starts = &group_starts[block - first][kind::<S, U>()].as_chunks().0[index];
+            let (quads, words) = (quads.as_chunks::<PAIR_QUADS>().0, &groups[block - first]);
+            let mut starts = &[[[0; R]; 2]; BLOCK_PAIRS];
+            if const { has_starts::<S, U>() } {
+                starts = group_starts[block - first][kind::<S, U>()].as_chunks().0.first_chunk().expect("a block");
+            }
+            macro_rules! group {
+                ($index:ident) => {{
+                    let (quads, words, starts) = (&quads[$index], &words[$index], &starts[$index]);
+                    let x = Group { quads, words, starts, index: $index };
+                    let sums = if in_registers { &mut local } else { in_memory(saved) };
+                    add_group::<S, U, R, P>(simd, sums, &at, x);
+                    unroll!(p in 0..P { prefetch.issue(simd, here, $index, p, lines[p]) });
+                }};
+            }
+            // With constant indices the shifts of sub-scales are constant too, and scales are widened once for a block.
+            if const { U::UNROLLED && in_turn::<S, U>(R) } {
+                unroll!(index in [0 1 2 3] { group!(index) });
+            } else {
+                for index in 0..BLOCK_PAIRS.min((cols - block * BLOCK) / grouped::GROUP) {
+                    group!(index);
                 }
-                let x = Group { quads: &quads[index], words: &groups[block - first][index], starts, index };
-                let sums = if in_registers { &mut local } else { in_memory(saved) };
-                add_group::<S, U, R, P>(simd, sums, &at, x);
-                unroll!(p in 0..P { prefetch.issue(simd, here, index, p, lines[p]) });
             }
         }
         if in_registers {
@@ -216,6 +227,17 @@ impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
 /// Returns the codes that are multiplied; `None` where weights are.
 const fn codes<S: Dot, U: Unpack>() -> Option<Codes> {
     if S::BY_CODES { U::BY_CODES } else { None }
+}
+
+/// Returns whether there are initial values of the partial sums of codes.
+const fn has_starts<S: Dot, U: Unpack>() -> bool {
+    matches!(codes::<S, U>(), Some(codes) if codes.offset() != 0)
+}
+
+/// Returns whether the panels of `rows` rows take turns block by block, since the integers and sums of several panels do
+/// not fit the registers beside codes. Blocks of larger weights would be longer than the distance of the prefetch.
+pub(super) const fn in_turn<S: Dot, U: Unpack>(rows: usize) -> bool {
+    U::TURNS && codes::<S, U>().is_some() && S::BYTE_TILE_PANELS == 1 && rows < S::BYTE_TILE_ROWS
 }
 
 /// Returns whether the integers of `rows` rows and weights fill the registers of this instruction set, so that sums stay
@@ -263,9 +285,10 @@ fn in_own_register<T>(quads: &T) -> &T {
 }
 
 /// Returns the same reference, through which the compiler must not read before this place. Otherwise it reads the
-/// activations of all rows first and spills them, which took a third of the time.
+/// activations of all rows first, or those of all panels before the first of them, and spills them, which took a third of
+/// the time.
 #[inline(always)]
-fn in_order<T>(quads: &T) -> &T {
+pub(super) fn in_order<T>(quads: &T) -> &T {
     let mut address: *const T = quads;
     // SAFETY: the assembly holds no instruction, so the address does not change.
     unsafe {

@@ -11,7 +11,7 @@
 use std::marker::PhantomData;
 
 use super::grouped::{self, Factors, GROUP, GroupedFormat, Layout, StoredBlock};
-use super::integer::Unpack;
+use super::integer::{BLOCK, Unpack};
 use super::planes::{self, BitPlanes};
 use crate::arch::{ByteLine, Dot, LANES, LINE};
 
@@ -201,6 +201,10 @@ pub struct Packed<'a> {
 impl<F: BlockFormat> GroupedFormat for F {
     const STORED: StoredBlock = F::STORED;
 
+    /// Sub-scales of few bits are then shifted by constants.
+    const UNROLLED: bool = F::STORED.inputs.is_multiple_of(BLOCK) && matches!(F::SUB_SCALES, SubScales::Minus(..));
+    const TURNS: bool = !matches!(F::SUB_SCALES, SubScales::None);
+
     type Group<'a, S: Dot> = Packed<'a>;
     type Unpacked = F::Unpacked;
     type ByCodes = F::ByCodes;
@@ -266,12 +270,13 @@ impl<F: BlockFormat> GroupedFormat for F {
         let (part, which) = (index % Derived::<F>::PARTS, index / Derived::<F>::PARTS);
         let scale = simd.load_f16(group.scales[which]);
         let at = Derived::<F>::sub_scale_index(group.index, part, which);
-        let stored = simd.to_f32(F::SubScaleBits::lanes(simd, group.sub_scales, Derived::<F>::SUB_SCALES, at));
-        match F::SUB_SCALES {
-            SubScales::None => scale,
-            SubScales::Minus(zero, _) => simd.mul(scale, simd.sub(stored, simd.splat(f32::from(zero)))),
-            SubScales::Signed(_) => simd.mul(scale, stored),
-        }
+        let zero = match F::SUB_SCALES {
+            SubScales::None => return scale,
+            SubScales::Minus(zero, _) => zero,
+            SubScales::Signed(_) => 0,
+        };
+        let place = (at, Derived::<F>::SUB_SCALES);
+        simd.mul(scale, simd.to_f32(F::SubScaleBits::lanes(simd, group.sub_scales, place, zero)))
     }
 
     fn weight(lines: &[ByteLine], input: usize, row: usize) -> f32 {

@@ -42,6 +42,12 @@ pub trait GroupedFormat: Send + Sync + 'static {
     /// Stored block.
     const STORED: StoredBlock;
 
+    /// See [`Unpack::UNROLLED`].
+    const UNROLLED: bool;
+
+    /// See [`Unpack::TURNS`].
+    const TURNS: bool;
+
     /// Packed data of a group.
     type Group<'a, S: Dot>: Copy;
 
@@ -111,7 +117,8 @@ pub const fn unpacked_lines<F: GroupedFormat>() -> usize {
 /// Maximum number of lines of the unpacked groups of a block of activations.
 pub const MAX_UNPACKED_BLOCK_LINES: usize = BLOCK_PAIRS * Factors { halves: true, offsets: true }.unpacked_lines();
 
-/// Unpacked groups of `LINES` lines. `SMALL` codes have at most six bits and can be multiplied as codes.
+/// Unpacked groups of `LINES` lines. `SMALL` codes have at most six bits, or five if groups have offsets,
+/// and can be multiplied as codes.
 pub struct UnpackedGroups<const HALVES: bool, const OFFSETS: bool, const SMALL: bool, const LINES: usize>;
 
 /// Unpacked groups with one factor.
@@ -129,7 +136,11 @@ pub type OffsetHalves<const SMALL: bool> = UnpackedGroups<true, true, SMALL, { P
 impl<const HALVES: bool, const OFFSETS: bool, const SMALL: bool, const LINES: usize> Unpack
     for UnpackedGroups<HALVES, OFFSETS, SMALL, LINES>
 {
-    const BY_CODES: Option<Codes> = if SMALL { Some(Codes::SixBits) } else { None };
+    const BY_CODES: Option<Codes> = match (SMALL, OFFSETS) {
+        (true, true) => Some(Codes::Unsigned),
+        (true, false) => Some(Codes::SixBits),
+        (false, _) => None,
+    };
     const FACTORS: Option<Factors> = {
         let factors = Factors { halves: HALVES, offsets: OFFSETS };
         assert!(factors.unpacked_lines() == LINES, "groups need a line for each quad and each factor");
@@ -182,6 +193,8 @@ pub struct Packed<F>(PhantomData<F>);
 impl<F: GroupedFormat> Unpack for Packed<F> {
     const BY_CODES: Option<Codes> = F::ByCodes::BY_CODES;
     const FACTORS: Option<Factors> = F::Unpacked::FACTORS;
+    const UNROLLED: bool = F::UNROLLED;
+    const TURNS: bool = F::TURNS;
 
     /// Lines of the panel, and index of the first group of the block.
     type Block<'a> = (&'a [ByteLine], usize);

@@ -43,6 +43,13 @@ pub trait Unpack: Send + Sync + 'static {
     /// Floating-point factors of the sums of groups; `None` if there are only block scales.
     const FACTORS: Option<Factors> = None;
 
+    /// Whether all groups of a block are unpacked by one piece of code, where sixteen registers suffice. Rows must consist
+    /// of whole blocks.
+    const UNROLLED: bool = false;
+
+    /// Whether panels of few rows take turns block by block, where sixteen registers must suffice for sub-scales too.
+    const TURNS: bool = true;
+
     /// Packed lines of one block.
     type Block<'a>: Copy;
     /// Packed data of two groups.
@@ -78,31 +85,34 @@ pub trait Unpack: Send + Sync + 'static {
 }
 
 /// Kind of stored codes. Stored codes are non-negative: their value plus an offset. They are multiplied as stored, and
-/// the partial sum of each group starts with a correction for the offset.
+/// the partial sum of each group starts with a correction for the offset if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codes {
     /// Codes of four bits.
     FourBits,
     /// Codes of six bits.
     SixBits,
+    /// Codes of up to five bits without an offset.
+    Unsigned,
 }
 
 impl Codes {
-    /// All kinds.
-    pub const ALL: [Self; 2] = [Self::FourBits, Self::SixBits];
+    /// Kinds with an offset.
+    pub const WITH_OFFSETS: [Self; 2] = [Self::FourBits, Self::SixBits];
 
     /// Returns the offset of a stored code from its value.
     pub const fn offset(self) -> i16 {
         match self {
             Self::FourBits => 8,
             Self::SixBits => 32,
+            Self::Unsigned => 0,
         }
     }
 }
 
-/// The sum of two products per quad of a group fits 16 bits: the magnitude of a code is at most its offset, that of an
-/// activation at most 127.
-const _: () = assert!(Codes::SixBits.offset() as usize * GROUP / 2 * 127 < 1 << 15);
+/// The sum of two products per quad of a group fits 16 bits: the magnitude of a code is at most its offset, or less than 32
+/// if there is none, that of an activation at most 127.
+const _: () = assert!(Codes::SixBits.offset() as usize * GROUP / 2 * 127 < 1 << 15 && Codes::SixBits.offset() == 32);
 
 /// Format of integer codes with sub-scales and block scales.
 pub trait IntegerFormat: Unpack {

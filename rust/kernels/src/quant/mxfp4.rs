@@ -35,6 +35,8 @@ pub struct Packed<'a> {
 
 impl GroupedFormat for Mxfp4 {
     const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 17 };
+    const UNROLLED: bool = false;
+    const TURNS: bool = false;
 
     type Group<'a, S: Dot> = Packed<'a>;
     type Unpacked = Whole<false>;

@@ -7,7 +7,7 @@
 
 use bytemuck::Pod;
 
-use crate::arch::{ByteLine, LANES, Simd};
+use crate::arch::{ByteLine, LANES, Plane, Simd};
 use crate::quant::integer::PAIR_QUADS;
 
 /// Bits of the planes.
@@ -21,8 +21,9 @@ pub trait BitPlanes: 'static {
     /// Returns codes `index` of the eight that share [`Self::BITS`] lines.
     fn quad<S: Simd>(simd: S, lines: &[ByteLine], index: usize) -> S::Bytes;
 
-    /// Returns number `index` of `count` as integers. Numbers of eight bits are signed.
-    fn lanes<S: Simd>(simd: S, vectors: &[[u8; LANES]], count: usize, index: usize) -> S::I32;
+    /// Returns the number of each lane less `zero`, from its index and the number of numbers. Numbers of eight bits are
+    /// signed.
+    fn lanes<S: Simd>(simd: S, vectors: &[[u8; LANES]], place: (usize, usize), zero: u8) -> S::I32;
 
     /// Returns the planes of number `index` of `count`: the index of the vector, the lowest bit in its byte, the lowest bit
     /// in the number, and the number of bits.
@@ -87,20 +88,14 @@ impl<const N: usize> Bits<N> {
         simd.and(shift(simd, line, index % each * WIDTH, to), simd.splat_byte(mask(WIDTH) << to))
     }
 
-    /// Returns the bits of number `index` in the plane of `WIDTH` bits, in their place in the lowest byte of each lane.
+    /// Returns the bits of number `index` in the plane of `width` bits, if there is one.
     #[inline(always)]
-    fn lane_plane<S: Simd, const WIDTH: usize>(
-        simd: S,
-        vectors: &[[u8; LANES]],
-        count: usize,
-        index: usize,
-    ) -> S::Bytes {
-        let (to, each) = (const { lower_bits(N, WIDTH) }, 8 / WIDTH);
-        let bytes = simd.spread(&vectors[to * count / 8 + index / each]);
-        // The index is not a constant, and a product shifts by any number of bits: to the top of the lowest byte.
-        let factor = 1u8 << (8 - WIDTH - index % each * WIDTH);
-        let top = simd.mul_pairs(bytes, simd.splat_quad([factor.cast_signed(), 0, 0, 0]));
-        simd.and(shift(simd, top, 8 - WIDTH, to), simd.splat_quad([(mask(WIDTH) << to).cast_signed(), 0, 0, 0]))
+    fn lane_plane(vectors: &[[u8; LANES]], count: usize, index: usize, width: usize) -> Option<Plane<'_>> {
+        if N & width == 0 {
+            return None;
+        }
+        let (to, each) = (lower_bits(N, width), 8 / width);
+        Some(Plane { bytes: &vectors[to * count / 8 + index / each], from: index % each * width, width, to })
     }
 }
 
@@ -126,21 +121,12 @@ impl<const N: usize> BitPlanes for Bits<N> {
     }
 
     #[inline(always)]
-    fn lanes<S: Simd>(simd: S, vectors: &[[u8; LANES]], count: usize, index: usize) -> S::I32 {
+    fn lanes<S: Simd>(simd: S, vectors: &[[u8; LANES]], (index, count): (usize, usize), zero: u8) -> S::I32 {
         if const { N == 8 } {
             return simd.load_i8(bytemuck::cast_ref(&vectors[index]));
         }
-        let mut numbers = simd.splat_byte(0);
-        if const { N & 4 != 0 } {
-            numbers = simd.or(numbers, Self::lane_plane::<S, 4>(simd, vectors, count, index));
-        }
-        if const { N & 2 != 0 } {
-            numbers = simd.or(numbers, Self::lane_plane::<S, 2>(simd, vectors, count, index));
-        }
-        if const { N & 1 != 0 } {
-            numbers = simd.or(numbers, Self::lane_plane::<S, 1>(simd, vectors, count, index));
-        }
-        simd.lanes(numbers)
+        let plane = |width| Self::lane_plane(vectors, count, index, width);
+        simd.load_planes([plane(4), plane(2), plane(1)], zero)
     }
 }
 

@@ -16,7 +16,7 @@ use super::blocks::stored_half;
 use super::grouped::{self, GROUP, GroupedFormat, Layout, StoredBlock};
 use super::integer::Unpack;
 use super::planes::{self, BitPlanes, Bits};
-use crate::arch::{ByteLine, Dot, LANES, LINE};
+use crate::arch::{ByteLine, Dot, LANES, LINE, Plane};
 
 /// Number of inputs of a stored block.
 const INPUTS: usize = 256;
@@ -244,6 +244,8 @@ const MASKS: [u8; 16] = {
 
 impl<F: PointFormat> GroupedFormat for Points<F> {
     const STORED: StoredBlock = StoredBlock { inputs: INPUTS, bytes: F::BYTES };
+    const UNROLLED: bool = true;
+    const TURNS: bool = true;
 
     type Group<'a, S: Dot> = PackedPoints<'a>;
     type Unpacked = F::Unpacked;
@@ -341,15 +343,12 @@ impl<F: PointFormat> GroupedFormat for Points<F> {
     #[inline(always)]
     fn factor<S: Dot>(simd: S, group: PackedPoints<'_>, index: usize) -> S::F32 {
         let sub_scale = if const { matches!(F::TOP, Top::SubScale) } {
-            let mut bits = simd.splat_byte(0);
-            for (bit, signs) in group.signs.iter().enumerate() {
-                let top = planes::shift(simd, simd.spread(signs), 7, bit);
-                bits = simd.or(bits, simd.and(top, simd.splat_quad([1 << bit, 0, 0, 0])));
-            }
-            simd.lanes(bits)
+            let [first, second, third, fourth] = group.signs;
+            let top = |bytes, to| Some(Plane { bytes, from: 7, width: 1, to });
+            simd.load_planes([top(first, 0), top(second, 1), top(third, 2), top(fourth, 3)], 0)
         } else {
             let at = group.index % GROUPS * Self::PARTS + index;
-            SubScaleBits::lanes(simd, group.sub_scales, Self::SUB_SCALES, at)
+            SubScaleBits::lanes(simd, group.sub_scales, (at, Self::SUB_SCALES), 0)
         };
         let sub_scale = simd.mul_add(simd.to_f32(sub_scale), simd.splat(2.0 * F::UNIT), simd.splat(F::UNIT));
         simd.mul(simd.load_f16(group.scale), sub_scale)

@@ -39,6 +39,8 @@ pub struct Packed<'a, S: Dot> {
 
 impl GroupedFormat for U4 {
     const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 19 };
+    const UNROLLED: bool = false;
+    const TURNS: bool = false;
 
     type Group<'a, S: Dot> = Packed<'a, S>;
     type Unpacked = Whole<false>;

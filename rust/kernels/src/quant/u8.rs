@@ -40,6 +40,8 @@ pub struct Packed<'a> {
 
 impl GroupedFormat for U8 {
     const STORED: StoredBlock = StoredBlock { inputs: GROUP, bytes: 36 };
+    const UNROLLED: bool = false;
+    const TURNS: bool = false;
 
     type Group<'a, S: Dot> = Packed<'a>;
     type Unpacked = Offset<false>;
