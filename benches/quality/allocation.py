@@ -2,10 +2,10 @@
 
 The reference is the same model in f32. Measured are int4, the formats that `allocate_bits` chooses for the same bytes,
 and those for each `--bits`; with `--calibrate TEXT`, each of them also with calibration, which then also chooses the
-formats. With `--kinds`, the matrices of one kind (the last part of a tensor's name) are in int4, all others in int8.
-The difference of the divergence from that of int8, divided by the relative squared error of the matrices, is the factor
-of the kind in the loss. `--thirds` measures each third of the layers separately. `MODEL` can be `embedded`, which is
-measured on its held-out text.
+formats. With `--kinds`, the matrices of one kind (the last part of a tensor's name) are in int4, all others in int8,
+and the difference of the divergence from that of int8 stands beside the loss that `allocate_bits` estimates.
+`--thirds` measures each third of the layers separately. `MODEL` can be `embedded`, which is measured on its held-out
+text.
 """
 
 import argparse
@@ -24,6 +24,8 @@ from ferrule import LLM, BitAllocation, Comparison, Recipe, allocate_bits, model
 
 TINY = Path(ferrule.__file__).parent / "models" / "tiny"
 SCORED: dict[str, Any] = {"window": WINDOW, "stride": WINDOW - FIRST - 1, "min_context": FIRST + 1}
+INT4_ERROR = 0.006
+"""Relative squared error of a matrix in int4."""
 
 
 class Model:
@@ -106,13 +108,14 @@ def main() -> None:
         info = model_info(path, quantization="int4")
         weights: int = info["parameters"]
         if arguments.kinds:
-            narrow = allocate_bits(path, 8 * info["weight_bytes"] / weights)
+            allocation = allocate_bits(path, 8 * info["weight_bytes"] / weights)
+            # The estimates are linear in the errors, and those of int4 are alike.
+            losses = {matrix.tensor: INT4_ERROR * matrix.loss / matrix.error for matrix in allocation.matrices}
             base = measure("int8", Recipe({}, base="int8"))
-            for kind, tensors in kinds(narrow, 3 if arguments.thirds else 1).items():
-                error = sum(matrix.error for matrix in narrow.matrices if matrix.tensor in tensors)
-                found = measure(kind, Recipe(dict.fromkeys(tensors, "int4"), base="int8"), error=error)
-                rows[-1]["factor"] = (found - base) / error
-                print(f"    {rows[-1]['factor']:.4f}")
+            for kind, tensors in kinds(allocation, 3 if arguments.thirds else 1).items():
+                estimate = sum(losses[tensor] for tensor in tensors)
+                found = measure(kind, Recipe(dict.fromkeys(tensors, "int4"), base="int8"), estimate=estimate)
+                print(f"    {kind}: measured {found - base:.5f}, estimated {estimate:.5f}")
             return
         for text in (None, arguments.calibrate) if arguments.calibrate else (None,):
             measure("int4", None, text)

@@ -148,7 +148,7 @@ BROKEN: list[tuple[str, Callable[[Path], None], list[str]]] = [
     ("another format", renamed("embedding.0.int6", "embedding.0.int8"), ["embedding.0.int8"]),
     ("a format whose blocks are longer than rows", in_format("q4_k", 6144), [f"{DOWN}.q4_k", "256 inputs", "160"]),
     ("numbers for codes", in_format("bf16", 2 * 64 * 160), [f"{DOWN}.bf16", "in place of int6"]),
-    ("an unknown format", renamed("embedding.0.int6", "embedding.0.int5"), ["no tensor", "embedding.0"]),
+    ("an unknown format", renamed("embedding.0.int6", "embedding.0.int7"), ["no tensor", "embedding.0"]),
     ("no matrix", renamed(f"{QKV}.0.int4", "nothing"), ["no tensor", QKV]),
     ("no file", deleted, [WEIGHTS]),
 ]

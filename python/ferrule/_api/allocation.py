@@ -21,7 +21,7 @@ class AllocatedMatrix:
     tensor: str
     """Name of the tensor, without `.weight`."""
     format: str
-    """Format: int3, int4, int6 or int8."""
+    """Format: int3, int4, int5, int6 or int8."""
     weights: int
     """Number of weights."""
     bytes: int
@@ -30,7 +30,8 @@ class AllocatedMatrix:
     """Squared error of the quantized weights, relative to the squared weights, measured on a sample of the rows; with
     calibration, as the inputs of the matrix weigh it."""
     loss: float
-    """Estimated increase of the loss; only its share in the total of the model has a meaning."""
+    """Estimated KL divergence that its errors cause; for a model without an lm_head, the relative squared error of the
+    hidden states."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,14 @@ def allocate_bits(
     calibration_tokens: int = TOKENS,
     progress: Callable[[int, int], None] | None = None,
 ) -> BitAllocation:
-    """Chooses a format (int3, int4, int6 or int8) for each matrix of a model, with at most `bits` per weight in total.
+    """Chooses a format for each matrix of a model, from int3 to int8, with at most `bits` per weight in total.
 
     The formats minimize an estimate of the loss: the sum of the relative squared error of each matrix, measured on a
-    sample of its rows, times a factor of its kind (linearity theorem of HIGGS, https://arxiv.org/abs/2411.17525). No
-    calibration data is needed. `progress` is called with the bytes surveyed so far and in total.
+    sample of its rows, times the KL divergence for such an error, measured on random tokens with noise in one class of
+    matrices at a time (linearity theorem of HIGGS, https://arxiv.org/abs/2411.17525). No calibration data is needed.
+    `progress` is called with the work done so far and in total, in bytes of weights.
 
-    `calibrate` is that of `quantize`: with it, the model runs over calibration data, and the errors are those of
+    `calibrate` is that of `quantize`: with it, the tokens are from the calibration data, and the errors are those of
     calibrated matrices, as their inputs weigh them. This takes as long and needs as much memory as the calibration.
 
     Raises InvalidParameterError for bits that no formats have and for a packed model; and the errors of loading one and

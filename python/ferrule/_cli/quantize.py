@@ -51,7 +51,7 @@ _SHARED = ("revision", "threads", "calibrate", "calibration_tokens")
     "--bits",
     type=click.FloatRange(min=0, max=32, min_open=True),
     metavar="FLOAT",
-    help="Bits per weight of all matrices together; chooses int3, int4, int6 or int8 for each, with "
+    help="Bits per weight of all matrices together; chooses int3 to int8 for each, with "
     "--calibrate by calibrated errors (default: none).",
 )
 @click.option(

@@ -179,7 +179,13 @@ fn float_products_are_batch_invariant_chains_over_k() {
 fn bands() -> Vec<Vec<(Format, usize)>> {
     let quantized = Format::ALL.iter().filter(|format| format.is_integer());
     let mut bands: Vec<_> = quantized.map(|format| vec![(*format, N)]).collect();
-    bands.push(vec![(Format::Int4, 64), (Format::Int3, 16), (Format::Int6, 16), (Format::Int8, 35)]);
+    bands.push(vec![
+        (Format::Int4, 48),
+        (Format::Int3, 16),
+        (Format::Int5, 16),
+        (Format::Int6, 16),
+        (Format::Int8, 35),
+    ]);
     bands.push(vec![(Format::Q4K, 80), (Format::Int4, 16), (Format::Q6K, 16), (Format::Q4_0, 20)]);
     bands
 }
@@ -208,7 +214,7 @@ fn formats_in_one_matrix_have_the_bits_of_separate_matrices() {
     let x = noise(3 * K, 5);
     for isa in Isa::available() {
         with_exec(isa, 2, |exec| {
-            let formats = [(Format::Int4, 16), (Format::Int3, 16), (Format::Int6, 16), (Format::Int8, 9)];
+            let formats = [(Format::Int5, 16), (Format::Int3, 16), (Format::Int6, 16), (Format::Int8, 9)];
             let together = product(exec, &x, &packed_bands(exec, &formats, K, 6));
             let mut first = 0;
             for (format, rows) in formats {
@@ -226,7 +232,7 @@ fn formats_in_one_matrix_have_the_bits_of_separate_matrices() {
 /// NaN or infinity in activations or weights always gives NaN outputs.
 #[test]
 fn non_finite_inputs_give_nan() {
-    let formats = [Format::Int8, Format::Int6, Format::Int4, Format::Int3];
+    let formats = [Format::Int8, Format::Int6, Format::Int5, Format::Int4, Format::Int3];
     for (isa, format) in Isa::available().into_iter().flat_map(|isa| formats.map(move |format| (isa, format))) {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             with_exec(isa, 1, |exec| {

@@ -37,7 +37,7 @@ impl Quantization {
     pub(crate) const F32: Self = Self::row("f32", [F32, F32, F32]);
 
     /// Selection of `auto` for encoders: int8 lowers the cosine with f32 below 0.9995.
-    const BF16: Self = Self::row("bf16", [Bf16, Bf16, Bf16]);
+    pub(crate) const BF16: Self = Self::row("bf16", [Bf16, Bf16, Bf16]);
 
     /// Selection of `auto` for other checkpoints of floating-point weights.
     pub(crate) const PLAIN: Self = Self::row("int8", [Int8, Int8, Int8]);

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::elementwise::{add_bias, softcap};
 use ferrule_kernels::kv::{KvFormat, PageId};
-use ferrule_kernels::{Cancel, Exec, Pool, PoolError, Scratch, machine, matmul};
+use ferrule_kernels::{Cancel, Exec, PackedMatrix, Pool, PoolError, Scratch, machine, matmul};
 
 use crate::adapter::AdapterLoader;
 use crate::batch::{Batch, Capabilities, ForwardError, KvGroup, LanguageModel, SequenceChunk};
@@ -24,7 +24,8 @@ use crate::spec::{ModelSpec, PositionsSpec};
 use crate::stage::StageLayers;
 use crate::streams::{StreamEndBuffers, StreamsSpec};
 use crate::weights::{
-    Embedding, LoadError, Loader, Progress, Site, Source, WeightSizes, Weights, check_quantization, release_tokens,
+    Embedding, Linear, LoadError, Loader, Progress, Site, Source, WeightSizes, Weights, check_quantization,
+    release_tokens,
 };
 
 /// Options for loading a model.
@@ -370,6 +371,12 @@ impl Transformer {
         let runs = adapter_runs(batch, |sequence| sequence.logits.of(sequence.tokens.len()).len());
         let adapters = AdapterRows::new(&runs, &buffers.adapters);
         logits.resize(numbers / spec.hidden_size * spec.vocab_size, 0.0);
+        let weights = HeadWeights {
+            projection: weights.lm_head_projection.as_ref(),
+            lm_head: weights.lm_head.as_ref(),
+            tied: weights.embedding.as_ref().map(|embedding| &embedding.tokens),
+            tied_bias: weights.tied_lm_head_bias.as_deref(),
+        };
         Ok(head(&exec, spec, weights, buffers.update.take(numbers), adapters, &mut buffers.hidden, logits)?)
     }
 
@@ -436,18 +443,34 @@ pub(crate) fn embed(
     norm_in_place(exec, weights.norm.as_ref(), hidden, width)
 }
 
+/// Weights between the final norm and the logits.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadWeights<'a> {
+    /// Projection to the width of the lm_head's rows.
+    pub projection: Option<&'a Linear>,
+    /// The lm_head, unless it is tied to the embedding.
+    pub lm_head: Option<&'a Linear>,
+    /// Matrix of the embedding, which a tied lm_head uses.
+    pub tied: Option<&'a PackedMatrix>,
+    /// Bias of a tied lm_head.
+    pub tied_bias: Option<&'a [f32]>,
+}
+
 /// Computes the logits of rows after the final norm.
-fn head(
+///
+/// # Panics
+/// If the lm_head is tied, and the matrix of the embedding is missing.
+pub(crate) fn head(
     exec: &Exec<'_>,
     spec: &ModelSpec,
-    weights: &Weights,
+    weights: HeadWeights<'_>,
     rows: &[f32],
     adapters: AdapterRows<'_>,
     narrow: &mut Scratch<f32>,
     logits: &mut [f32],
 ) -> Result<(), PoolError> {
     let Some(head) = spec.lm_head else { return Ok(()) };
-    let rows = match &weights.lm_head_projection {
+    let rows = match weights.projection {
         None => rows,
         Some(projection) => {
             let out = narrow.take(rows.len() / spec.hidden_size * spec.embedding_width());
@@ -455,11 +478,11 @@ fn head(
             out
         }
     };
-    match &weights.lm_head {
+    match weights.lm_head {
         Some(head) => adapted(exec, head, adapters, rows, logits)?,
-        None => matmul(exec, rows, &weights.embedding().tokens, logits)?,
+        None => matmul(exec, rows, weights.tied.expect("the matrix of a tied lm_head"), logits)?,
     }
-    weights.tied_lm_head_bias.iter().try_for_each(|bias| add_bias(exec, logits, bias))?;
+    weights.tied_bias.iter().try_for_each(|bias| add_bias(exec, logits, bias))?;
     scale_unless_one(exec, logits, head.scale)?;
     head.softcap.map_or(Ok(()), |cap| softcap(exec, logits, cap))
 }

@@ -7,10 +7,10 @@
 //! Sub-scales are stored as described in [`two_bit_scales`](super::two_bit_scales). A code is stored as its place among
 //! all codes, in [`planes`]; a pair of groups has three lines.
 
-use super::integer::{BLOCK_PAIRS, Codes, GROUP, IntegerFormat, PAIR_QUADS, Unpack};
-use super::planes::{self, BitPlanes, Bits};
-use super::two_bit_scales::{Block, PairScales, TwoBitScales};
-use crate::arch::{ByteLine, Dot, LANES, LINE, Simd};
+use super::integer::{Codes, GROUP, IntegerFormat, Unpack};
+use super::planes::{BitPlanes, Bits};
+use super::two_bit_scales::{Block, PlanePair, TwoBitScales};
+use crate::arch::{ByteLine, Dot, LANES, Simd};
 
 /// All codes, ascending.
 const LEVELS: [i8; 8] = [-18, -11, -6, -2, 2, 6, 11, 18];
@@ -24,20 +24,10 @@ const _: () = assert!(LEVELS[0] == -(OFFSET as i8) && 2 * OFFSET as i32 * LAYOUT
 /// Places of codes.
 type Places = Bits<3>;
 
-/// Number of lines of the codes of a pair of groups.
-const PAIR_LINES: usize = Places::BITS;
-
-const LAYOUT: TwoBitScales = TwoBitScales { code_lines: BLOCK_PAIRS * PAIR_LINES, lowest: 4, offset: OFFSET };
+const LAYOUT: TwoBitScales = TwoBitScales::of_planes::<Places>(4, OFFSET);
 
 /// int3 format.
 pub struct Int3;
-
-/// Packed data of two groups.
-#[derive(Clone, Copy)]
-pub struct Pair<'a, S: Dot> {
-    places: &'a [ByteLine],
-    scales: PairScales<S>,
-}
 
 /// Returns the codes plus an offset, by place.
 const fn codes_plus(offset: u8) -> [u8; LANES] {
@@ -54,7 +44,7 @@ impl Unpack for Int3 {
     const BY_CODES: Option<Codes> = Some(Codes::SixBits);
 
     type Block<'a> = Block<'a>;
-    type Pair<'a, S: Dot> = Pair<'a, S>;
+    type Pair<'a, S: Dot> = PlanePair<'a, S>;
 
     #[inline(always)]
     fn first_line(index: usize) -> usize {
@@ -68,19 +58,18 @@ impl Unpack for Int3 {
 
     #[inline(always)]
     fn pair<'a, S: Dot>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
-        let scales = LAYOUT.pair(simd, block, index);
-        Pair { places: &block.codes[index * PAIR_LINES..][..PAIR_LINES], scales }
+        LAYOUT.plane_pair::<Places, S>(simd, block, index)
     }
 
     #[inline(always)]
     fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
-        let codes = simd.lookup(&const { codes_plus(OFFSET) }, Places::quad(simd, pair.places, index));
+        let codes = simd.lookup(&const { codes_plus(OFFSET) }, Places::quad(simd, pair.codes, index));
         pair.scales.weights(simd, codes, index / (GROUP / 4))
     }
 
     #[inline(always)]
     fn codes<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
-        let places = Places::quad(simd, pair.places, index);
+        let places = Places::quad(simd, pair.codes, index);
         simd.lookup(&const { codes_plus(Codes::SixBits.offset() as u8) }, places)
     }
 
@@ -117,24 +106,13 @@ impl IntegerFormat for Int3 {
     }
 
     fn store(lines: &mut [ByteLine], block: usize, group: usize, codes: &[[i8; LANES]; GROUP], scales: &[u8; LANES]) {
-        LAYOUT.store(lines, block, group, scales);
-        let first = LAYOUT.first_code_line(block) + group / 2 * PAIR_LINES;
-        let lines = planes::vectors_mut::<LINE>(&mut lines[first..][..PAIR_LINES]);
-        for (input, codes) in codes.iter().enumerate() {
-            let quad = group % 2 * (GROUP / 4) + input / 4;
-            for (row, code) in codes.iter().enumerate() {
-                let place = LEVELS.iter().filter(|level| *level < code).count() as u8;
-                Places::store(lines, PAIR_QUADS, quad, row * 4 + input % 4, place);
-            }
-        }
+        LAYOUT.store_planes::<Places>(lines, (block, group), codes, scales, |code| {
+            LEVELS.iter().filter(|level| **level < code).count() as u8
+        });
     }
 
     fn weight(lines: &[ByteLine], block: usize, input: usize, row: usize) -> i32 {
-        let group = input / GROUP;
-        let first = LAYOUT.first_code_line(block) + group / 2 * PAIR_LINES;
-        let places = planes::vectors::<LINE>(&lines[first..][..PAIR_LINES]);
-        let (quad, byte) = (input % (2 * GROUP) / 4, row * 4 + input % 4);
-        let place = Places::number(places, PAIR_QUADS, quad, byte);
-        LAYOUT.scale(lines, block, group, row) * i32::from(LEVELS[usize::from(place)])
+        let (scale, place) = LAYOUT.plane_weight::<Places>(lines, block, input, row);
+        scale * i32::from(LEVELS[usize::from(place)])
     }
 }

@@ -19,6 +19,7 @@ pub mod grids;
 pub mod grouped;
 mod int3;
 mod int4;
+mod int5;
 mod int6;
 mod int8;
 pub mod integer;
@@ -49,7 +50,7 @@ mod u4;
 mod u8;
 
 pub use self::{
-    bf16::Bf16, f16::F16, f32::F32, int3::Int3, int4::Int4, int6::Int6, int8::Int8, integer::IntegerFormat,
+    bf16::Bf16, f16::F16, f32::F32, int3::Int3, int4::Int4, int5::Int5, int6::Int6, int8::Int8, integer::IntegerFormat,
 };
 pub use self::{grouped::GroupedFormat, grouped::StoredBlock};
 pub use self::{iq2_s::Iq2S, iq2_xs::Iq2Xs, iq2_xxs::Iq2Xxs, iq3_s::Iq3S, iq3_xxs::Iq3Xxs, points::PointFormat};
@@ -151,6 +152,7 @@ format_registry! {
     "q5_1" => grouped Q5_1,
     "q5_0" => grouped Q5_0,
     "q5_k" => grouped Q5K,
+    "int5" => integer Int5,
     "q4_1" => grouped Q4_1,
     "u4" => grouped U4,
     "q4_0" => grouped Q4_0,

@@ -2,9 +2,14 @@
 //!
 //! A super-block is a line of sub-scales, then the codes of its one or two blocks. Byte 16 j + r of the sub-scales belongs
 //! to row r and holds the sub-scale of group 4j + i, less the lowest sub-scale of the format, in bits 2i and 2i + 1.
+//!
+//! Codes of formats that store them in [`planes`] take as many lines for a pair of groups as they have bits.
 
-use super::integer::{BLOCK, BLOCK_GROUPS, SUPER};
-use crate::arch::{ByteLine, Dot, LANES};
+use std::ops::Range;
+
+use super::integer::{BLOCK, BLOCK_GROUPS, BLOCK_PAIRS, GROUP, PAIR_QUADS, SUPER};
+use super::planes::{self, BitPlanes};
+use crate::arch::{ByteLine, Dot, LANES, LINE};
 
 const SUPER_BLOCKS: usize = SUPER / BLOCK;
 
@@ -35,6 +40,13 @@ pub struct PairScales<S: Dot> {
     offsets: [S::Bytes; 2],
 }
 
+/// Packed data of two groups whose codes are stored in planes.
+#[derive(Clone, Copy)]
+pub struct PlanePair<'a, S: Dot> {
+    pub codes: &'a [ByteLine],
+    pub scales: PairScales<S>,
+}
+
 impl<S: Dot> PairScales<S> {
     /// Returns the weights of codes plus their offset in group `group` of the pair, with the bias of the instruction set.
     #[inline(always)]
@@ -45,6 +57,11 @@ impl<S: Dot> PairScales<S> {
 }
 
 impl TwoBitScales {
+    /// Returns the layout of codes in planes of type `B`.
+    pub const fn of_planes<B: BitPlanes>(lowest: u8, offset: u8) -> Self {
+        Self { code_lines: BLOCK_PAIRS * B::BITS, lowest, offset }
+    }
+
     /// Returns the lowest and the highest sub-scale.
     pub const fn range(self) -> [i32; 2] {
         [self.lowest as i32, self.lowest as i32 + 3]
@@ -110,5 +127,45 @@ impl TwoBitScales {
         let of_super = block % SUPER_BLOCKS * BLOCK_GROUPS + group;
         let stored = lines[self.scale_line(block)].0[of_super / 4 * LANES + row] >> (2 * (of_super % 4)) & 3;
         i32::from(stored + self.lowest)
+    }
+
+    /// Returns groups `2 * index` and `2 * index + 1` of a block whose codes are stored in planes.
+    #[inline(always)]
+    pub fn plane_pair<B: BitPlanes, S: Dot>(self, simd: S, block: Block<'_>, index: usize) -> PlanePair<'_, S> {
+        PlanePair { codes: &block.codes[index * B::BITS..][..B::BITS], scales: self.pair(simd, block, index) }
+    }
+
+    /// Returns the lines of the codes of a pair of groups, stored in planes, and the index of quad `quad` of group `group`.
+    fn plane_lines<B: BitPlanes>(self, block: usize, group: usize, quad: usize) -> (Range<usize>, usize) {
+        let first = self.first_code_line(block) + group / 2 * B::BITS;
+        (first..first + B::BITS, group % 2 * (GROUP / 4) + quad)
+    }
+
+    /// Stores group `group` of block `block` into zeroed lines: the sub-scales of its rows, and its codes `[input][row]`
+    /// as the numbers that `number` returns.
+    pub fn store_planes<B: BitPlanes>(
+        self,
+        lines: &mut [ByteLine],
+        (block, group): (usize, usize),
+        codes: &[[i8; LANES]; GROUP],
+        scales: &[u8; LANES],
+        number: impl Fn(i8) -> u8,
+    ) {
+        self.store(lines, block, group, scales);
+        for (input, codes) in codes.iter().enumerate() {
+            let (range, quad) = self.plane_lines::<B>(block, group, input / 4);
+            let lines = planes::vectors_mut::<LINE>(&mut lines[range]);
+            for (row, code) in codes.iter().enumerate() {
+                B::store(lines, PAIR_QUADS, quad, row * 4 + input % 4, number(*code));
+            }
+        }
+    }
+
+    /// Returns the sub-scale and the stored number of one rotated weight: row `row`, input `input` of block `block`.
+    pub fn plane_weight<B: BitPlanes>(self, lines: &[ByteLine], block: usize, input: usize, row: usize) -> (i32, u8) {
+        let group = input / GROUP;
+        let (range, quad) = self.plane_lines::<B>(block, group, input % GROUP / 4);
+        let number = B::number(planes::vectors::<LINE>(&lines[range]), PAIR_QUADS, quad, row * 4 + input % 4);
+        (self.scale(lines, block, group, row), number)
     }
 }

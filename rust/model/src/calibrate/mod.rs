@@ -31,7 +31,7 @@ use crate::weights::{
 use inputs::{CalibratedSites, LayerInputs};
 pub(crate) use output::Target;
 use output::{Calibrated, Output};
-use pass::Pass;
+pub(crate) use pass::Pass;
 
 /// Shares of a layer's work, for progress: running it in f32, quantizing it, and running it quantized.
 const SHARES: [f64; 3] = [0.4, 0.4, 0.2];
@@ -104,7 +104,7 @@ pub(crate) fn calibrate<T: Target>(
         pass.advance(&packed, index, &mut || target.advance(each))?;
     }
 
-    let mut rows = pass.into_hidden(streams.as_ref())?;
+    let mut rows = pass.take_hidden(streams.as_ref())?;
     norm_in_place(&exec, loader.final_norm()?.as_ref(), &mut rows, spec.hidden_size)?;
     let mut inputs = hessian(&exec, &rows, spec.hidden_size)?;
     if let Some(projection) = loader.lm_head_projection(&mut Calibrated::new(exec, target, &mut inputs))? {
@@ -142,7 +142,7 @@ fn after_projection<P: Packer>(loader: &Loader<'_>, spec: &ModelSpec, packer: &m
     Ok(())
 }
 
-fn is_tied(spec: &ModelSpec) -> bool {
+pub(crate) fn is_tied(spec: &ModelSpec) -> bool {
     spec.lm_head.is_some_and(|lm_head| lm_head.tied)
 }
 

@@ -17,23 +17,29 @@ use crate::streams::{StreamEndBuffers, StreamEnds, StreamsSpec};
 use crate::transformer::embed;
 use crate::weights::{Embedding, Layer, LoadError, TokenTable, release_tokens};
 
-/// Hidden states of all sequences between two layers.
-pub(super) struct Pass<'a> {
+/// All sequences between two layers, with what running a layer needs.
+pub(crate) struct Pass<'a> {
     exec: Exec<'a>,
     spec: &'a ModelSpec,
     sequences: &'a [Vec<u32>],
+    tables: &'a [TokenTable],
+    /// Number of pages of the longest sequence; sequence memory holds one sequence.
+    pages: usize,
+    pub state: State,
+    ropes: Vec<RopeRows>,
+    buffers: LayerBuffers,
+    adapters: RefCell<AdapterBuffers>,
+}
+
+/// Hidden states and memories of all sequences between two layers.
+#[derive(Default)]
+pub(crate) struct State {
     /// Hidden states of all sequences, concatenated: `[tokens, hidden_size]`, or all residual streams side by side.
     hidden: Vec<f32>,
     /// Hidden states before the first layer, if a mixer reads them: `[tokens, hidden_size]`.
     embedding: Vec<f32>,
-    tables: &'a [TokenTable],
-    /// Number of pages of the longest sequence; sequence memory holds one sequence.
-    pages: usize,
     /// Memory of layers whose keys and values others read, by the layer that writes them: one per sequence.
     shared: BTreeMap<usize, Vec<LayerMemory>>,
-    ropes: Vec<RopeRows>,
-    buffers: LayerBuffers,
-    adapters: RefCell<AdapterBuffers>,
 }
 
 impl<'a> Pass<'a> {
@@ -52,11 +58,9 @@ impl<'a> Pass<'a> {
             exec,
             spec,
             sequences,
-            hidden: vec![0.0; tokens * spec.streams_width()],
-            embedding: Vec::new(),
             tables,
             pages: longest.div_ceil(PAGE_TOKENS),
-            shared: BTreeMap::new(),
+            state: State { hidden: vec![0.0; tokens * spec.streams_width()], ..State::default() },
             ropes: Vec::new(),
             buffers: LayerBuffers::default(),
             adapters: RefCell::default(),
@@ -69,14 +73,14 @@ impl<'a> Pass<'a> {
             let hidden = embedded.take(tokens.len() * spec.hidden_size);
             embed(&exec, spec, embedding, Batch { sequences: &chunk }, adapters, &mut narrow, hidden)?;
             if spec.reads_embedding(0) {
-                pass.embedding.extend_from_slice(hidden);
+                pass.state.embedding.extend_from_slice(hidden);
             }
             match (&spec.streams, streams) {
                 (Some(spec), Some(weights)) => {
-                    let (hidden, all) = ((&*hidden, pass.spec.hidden_size), &mut pass.hidden[rows]);
+                    let (hidden, all) = ((&*hidden, pass.spec.hidden_size), &mut pass.state.hidden[rows]);
                     spec.ends.begin(&exec, weights, adapters, hidden, &mut ends, all)?;
                 }
-                _ => pass.hidden[rows].copy_from_slice(hidden),
+                _ => pass.state.hidden[rows].copy_from_slice(hidden),
             }
         }
         Ok(pass)
@@ -87,17 +91,39 @@ impl<'a> Pass<'a> {
         self.sequences.len()
     }
 
+    /// Returns a copy of the state.
+    pub fn copy_state(&self) -> Result<State, LoadError> {
+        let State { hidden, embedding, shared } = &self.state;
+        let copy = |writer: usize, memory: &LayerMemory| {
+            let mut copied = self.new_memory(writer)?;
+            for (group, pages) in memory.pages.iter().enumerate() {
+                let (from, to) = (memory.memory.store(group), copied.memory.store_mut(group));
+                pages.iter().for_each(|page| to.set_page(*page, from.page(*page)));
+            }
+            Ok(copied)
+        };
+        let shared = shared.iter().map(|(writer, each)| {
+            let copied = each.iter().map(|memory| copy(*writer, memory)).collect::<Result<_, LoadError>>();
+            Ok((*writer, copied?))
+        });
+        Ok(State {
+            hidden: hidden.clone(),
+            embedding: embedding.clone(),
+            shared: shared.collect::<Result<_, LoadError>>()?,
+        })
+    }
+
     /// Runs all sequences through layer `index`; calls `each` after each of them.
     pub fn advance(&mut self, layer: &Layer, index: usize, each: &mut dyn FnMut()) -> Result<(), LoadError> {
         let width = self.spec.streams_width();
-        let mut hidden = std::mem::take(&mut self.hidden);
+        let mut hidden = std::mem::take(&mut self.state.hidden);
         let mut memory = self.memory(index)?;
         for (number, (tokens, rows)) in self.places().enumerate() {
             let memory = memory.of_sequence(number);
             self.run((index, layer), tokens, memory, None, rows.start / width, &mut hidden[rows])?;
             each();
         }
-        self.hidden = hidden;
+        self.state.hidden = hidden;
         self.keep(index, memory);
         Ok(())
     }
@@ -113,7 +139,7 @@ impl<'a> Pass<'a> {
         let width = self.spec.streams_width();
         let mut memory = self.memory(index)?;
         for (number, (tokens, rows)) in self.places().enumerate() {
-            let mut hidden = self.hidden[rows.clone()].to_vec();
+            let mut hidden = self.state.hidden[rows.clone()].to_vec();
             let memory = memory.of_sequence(number);
             self.run((index, layer), tokens, memory, Some(observer), rows.start / width, &mut hidden)?;
             each();
@@ -122,17 +148,17 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Returns the hidden states after the last layer: `[tokens, hidden_size]`.
-    pub fn into_hidden(self, streams: Option<&StreamEnds>) -> Result<Vec<f32>, LoadError> {
+    /// Takes the hidden states after the last layer: `[tokens, hidden_size]`.
+    pub fn take_hidden(&mut self, streams: Option<&StreamEnds>) -> Result<Vec<f32>, LoadError> {
         let (Some(StreamsSpec { ends, .. }), Some(weights)) = (&self.spec.streams, streams) else {
-            return Ok(self.hidden);
+            return Ok(std::mem::take(&mut self.state.hidden));
         };
         let (width, all_width) = (self.spec.hidden_size, self.spec.streams_width());
         let (mut all, mut buffers) =
-            (Vec::with_capacity(self.hidden.len() / all_width * width), StreamEndBuffers::default());
+            (Vec::with_capacity(self.state.hidden.len() / all_width * width), StreamEndBuffers::default());
         for (tokens, rows) in self.places() {
             let mut hidden = vec![0.0; tokens.len() * width];
-            let (streams, adapters) = ((&self.hidden[rows], width), AdapterRows::new(&[], &self.adapters));
+            let (streams, adapters) = ((&self.state.hidden[rows], width), AdapterRows::new(&[], &self.adapters));
             ends.end(&self.exec, weights, adapters, streams, &mut buffers, &mut hidden)?;
             all.append(&mut hidden);
         }
@@ -153,7 +179,7 @@ impl<'a> Pass<'a> {
     /// another.
     fn memory(&mut self, index: usize) -> Result<SequenceMemory, LoadError> {
         let writer = writer(&self.spec.layers, index);
-        if let Some(kept) = self.shared.remove(&writer) {
+        if let Some(kept) = self.state.shared.remove(&writer) {
             return Ok(SequenceMemory::Each(kept));
         }
         match last_reader(&self.spec.layers, writer) {
@@ -171,7 +197,7 @@ impl<'a> Pass<'a> {
         if let SequenceMemory::Each(memory) = memory
             && last_reader(&self.spec.layers, writer).is_some_and(|last| last >= index)
         {
-            self.shared.insert(writer, memory);
+            self.state.shared.insert(writer, memory);
         }
     }
 
@@ -200,7 +226,7 @@ impl<'a> Pass<'a> {
         first_row: usize,
         hidden: &mut [f32],
     ) -> Result<(), PoolError> {
-        let Self { exec, spec, ropes, buffers, adapters, embedding, tables, .. } = self;
+        let Self { exec, spec, ropes, buffers, adapters, tables, state: State { embedding, .. }, .. } = self;
         let chunk = [chunk(tokens, pages)];
         let embedding_place = first_row * spec.hidden_size..(first_row + tokens.len()) * spec.hidden_size;
         let rows = RaggedRows::new(Batch { sequences: &chunk }, &spec.ropes, &layout.groups, ropes);

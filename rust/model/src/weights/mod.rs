@@ -24,7 +24,7 @@ use ferrule_kernels::{Exec, PackedMatrix, PoolError};
 pub use error::LoadError;
 pub use files::{StoredTypes, WeightFiles};
 pub(crate) use load::{Loader, RolePart};
-pub(crate) use pack::{PackedOutput, QUANTIZATION, check_quantization, check_recipe, refuse_packed};
+pub(crate) use pack::{PackedOutput, QUANTIZATION, QuantizedRoles, check_quantization, check_recipe, refuse_packed};
 pub use pack::{open_packed, pack_into};
 pub use plan::Progress;
 pub(crate) use plan::{MatrixPlan, Measure, Pack, Packer};

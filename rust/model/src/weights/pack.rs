@@ -68,8 +68,8 @@ pub(crate) fn check_recipe(
 
 /// Lists the roles of all matrices that are quantized.
 #[derive(Default)]
-struct QuantizedRoles {
-    roles: Vec<String>,
+pub(crate) struct QuantizedRoles {
+    pub roles: Vec<String>,
     sites: Vec<Site>,
 }
 

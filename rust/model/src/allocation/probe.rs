@@ -1,0 +1,343 @@
+//! Measuring how much the loss of a model grows with the error of each class of matrices.
+//!
+//! The model runs over a few tokens, exactly and once for each class with noise in the matrices of the class. The noise
+//! has the squared error of a four-bit format, and the loss is the KL divergence of the noisy predictions from the exact
+//! ones. While errors are small, it grows linearly with their squares (the linearity theorem of HIGGS,
+//! <https://arxiv.org/abs/2411.17525>, which measures it with noise as well).
+//!
+//! Everything runs layer by layer, so memory holds one layer exactly and with noise, and the hidden states of all runs.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use ferrule_kernels::disjoint::Tiles;
+use ferrule_kernels::{Exec, PackedMatrix, RowSource, Scratch};
+
+use super::kinds::{class, kind};
+use crate::calibrate::{Pass, is_tied};
+use crate::layer::{AdapterBuffers, AdapterRows, norm_in_place};
+use crate::quantization::Quantization;
+use crate::random::RandomMatrix;
+use crate::spec::ModelSpec;
+use crate::streams::StreamEnds;
+use crate::transformer::{HeadWeights, head};
+use crate::weights::{
+    Embedding, Linear, LoadError, Loader, MatrixPlan, Norm, Packer, QuantizedRoles, Site, Source, TokenTable,
+};
+
+/// Squared error of the noise, relative to the squared weights: that of int4.
+const NOISE: f64 = 0.006;
+
+/// Number of neighbouring weights of a row whose noise has the same magnitude: those that a rotation mixes.
+const NOISE_BLOCK: usize = 128;
+
+/// Number of sequences, and maximum number of tokens of each. The second half of the tokens is scored.
+const SEQUENCES: usize = 4;
+const LENGTH: usize = 64;
+
+/// Returns the sequences to measure on: the beginnings of some calibration sequences, or random tokens.
+pub(super) fn tokens(spec: &ModelSpec, sequences: Option<&[Vec<u32>]>) -> Vec<Vec<u32>> {
+    let length = LENGTH.min(spec.max_position_embeddings);
+    match sequences {
+        Some(sequences) => {
+            let count = sequences.len().min(SEQUENCES);
+            let chosen = (0..count).map(|index| &sequences[index * sequences.len() / count]);
+            chosen.map(|tokens| tokens[..tokens.len().min(length)].to_vec()).collect()
+        }
+        None => {
+            let numbers = |index: usize| {
+                let mut numbers = vec![0.0; length];
+                RandomMatrix::new("tokens", SEQUENCES).read_row(index, &mut numbers);
+                numbers
+            };
+            // Uniform numbers of variance 1 / length.
+            let width = (12.0 / length as f32).sqrt();
+            let token = |number: f32| ((number / width + 0.5) * spec.vocab_size as f32) as u32;
+            let of_sequence = |index| numbers(index).into_iter().map(|x| token(x).min(spec.vocab_size as u32 - 1));
+            (0..SEQUENCES).map(|index| of_sequence(index).collect()).collect()
+        }
+    }
+}
+
+/// Returns the loss of each class of quantized matrices, divided by the relative squared error of the matrices. Calls
+/// `advance` with the share of the work that was done.
+pub(super) fn measure(
+    spec: &ModelSpec,
+    source: Source<'_>,
+    sequences: &[Vec<u32>],
+    exec: Exec<'_>,
+    advance: &mut dyn FnMut(f64),
+) -> Result<BTreeMap<String, f64>, LoadError> {
+    let exact = Loader::new(spec, source, Quantization::BF16);
+    // Any quantization with integer formats says which matrices are quantized.
+    let integer = Loader::new(spec, source, Quantization::PLAIN).without_vectors();
+    let layers = spec.layers.len();
+    let classes =
+        |list: QuantizedRoles| -> BTreeSet<_> { list.roles.iter().map(|role| class(&kind(role), layers)).collect() };
+
+    let tables = exact.tables(&mut Noisy::new(exec, None, layers))?;
+    let ends = Ends { spec, sequences, exec, loader: &exact, tables: &tables };
+    let mut outside = QuantizedRoles::default();
+    integer.embedding(&mut outside)?;
+    integer.streams(&mut outside)?;
+    integer.lm_head_projection(&mut outside)?;
+    integer.lm_head(&mut outside)?;
+    let outside = classes(outside);
+    let mut pass = ends.begin(Noisy::new(exec, None, layers))?;
+    let mut states = BTreeMap::new();
+    for class in &outside {
+        states.insert(class.clone(), ends.begin(Noisy::new(exec, Some(class), layers))?.state);
+    }
+    for (index, layer_spec) in spec.layers.iter().enumerate() {
+        let mut of_layer = QuantizedRoles::default();
+        integer.layer(&mut of_layer, index, layer_spec, &[])?;
+        let of_layer = classes(of_layer);
+        for class in &of_layer {
+            if !states.contains_key(class) {
+                states.insert(class.clone(), pass.copy_state()?);
+            }
+        }
+        let layer = exact.layer(&mut Noisy::new(exec, None, layers), index, layer_spec, &[])?;
+        for (class, state) in &mut states {
+            std::mem::swap(state, &mut pass.state);
+            if of_layer.contains(class) {
+                let changed = exact.layer(&mut Noisy::new(exec, Some(class), layers), index, layer_spec, &[])?;
+                pass.advance(&changed, index, &mut || ())?;
+            } else {
+                pass.advance(&layer, index, &mut || ())?;
+            }
+            std::mem::swap(state, &mut pass.state);
+        }
+        pass.advance(&layer, index, &mut || ())?;
+        advance(1.0 / (layers + 1) as f64);
+    }
+
+    let weights = ends.load(Noisy::new(exec, None, layers))?;
+    let reference = ends.outputs(&mut pass, &weights)?;
+    let mut factors = BTreeMap::new();
+    for (class, state) in states {
+        pass.state = state;
+        let changed =
+            if outside.contains(&class) { Some(ends.load(Noisy::new(exec, Some(&class), layers))?) } else { None };
+        let outputs = ends.outputs(&mut pass, changed.as_ref().unwrap_or(&weights))?;
+        let factor = ends.loss(&reference, &outputs)? / NOISE;
+        if !factor.is_finite() {
+            return Err(LoadError::NotFinite { role: class });
+        }
+        factors.insert(class, factor);
+    }
+    advance(1.0 / (layers + 1) as f64);
+    Ok(factors)
+}
+
+/// The model before its first and after its last layer.
+struct Ends<'a, 's> {
+    spec: &'a ModelSpec,
+    sequences: &'a [Vec<u32>],
+    exec: Exec<'a>,
+    loader: &'a Loader<'s>,
+    tables: &'a [TokenTable],
+}
+
+/// Weights after the last layer.
+struct LastWeights {
+    streams: Option<StreamEnds>,
+    norm: Option<Norm>,
+    projection: Option<Linear>,
+    lm_head: Option<Linear>,
+    tied_bias: Option<Vec<f32>>,
+    /// Embedding of a tied lm_head.
+    embedding: Option<Embedding>,
+}
+
+impl<'a> Ends<'a, '_> {
+    /// Returns all sequences before the first layer.
+    fn begin(&self, mut noisy: Noisy<'_>) -> Result<Pass<'a>, LoadError> {
+        let embedding = self.loader.embedding(&mut noisy)?;
+        let streams = self.loader.streams(&mut noisy)?;
+        Pass::new(self.exec, self.spec, self.sequences, &embedding, self.tables, streams.as_ref())
+    }
+
+    /// Loads what follows the last layer.
+    fn load(&self, mut noisy: Noisy<'_>) -> Result<LastWeights, LoadError> {
+        let Self { spec, loader, .. } = self;
+        let embedding = if is_tied(spec) { Some(loader.embedding(&mut noisy)?) } else { None };
+        let (streams, norm) = (loader.streams(&mut noisy)?, loader.final_norm()?);
+        let projection = loader.lm_head_projection(&mut noisy)?;
+        let (lm_head, tied_bias) = loader.lm_head(&mut noisy)?;
+        Ok(LastWeights { streams, norm, projection, lm_head, tied_bias, embedding })
+    }
+
+    /// Computes the outputs of the scored tokens after the last layer: logits `[tokens, vocab_size]`, or hidden states
+    /// `[tokens, hidden_size]` of a model that has no lm_head.
+    fn outputs(&self, pass: &mut Pass<'_>, weights: &LastWeights) -> Result<Vec<f32>, LoadError> {
+        let Self { spec, exec, .. } = self;
+        let width = spec.hidden_size;
+        let hidden = pass.take_hidden(weights.streams.as_ref())?;
+        let (mut rows, mut first) = (Vec::new(), 0);
+        for tokens in self.sequences {
+            let scored = first + tokens.len() / 2..first + tokens.len();
+            rows.extend_from_slice(&hidden[scored.start * width..scored.end * width]);
+            first = scored.end;
+        }
+        norm_in_place(exec, weights.norm.as_ref(), &mut rows, width)?;
+        if spec.lm_head.is_none() {
+            return Ok(rows);
+        }
+        let mut logits = vec![0.0; rows.len() / width * spec.vocab_size];
+        let weights = HeadWeights {
+            projection: weights.projection.as_ref(),
+            lm_head: weights.lm_head.as_ref(),
+            tied: weights.embedding.as_ref().map(|embedding| &embedding.tokens),
+            tied_bias: weights.tied_bias.as_deref(),
+        };
+        let buffers = RefCell::<AdapterBuffers>::default();
+        let (adapters, mut narrow) = (AdapterRows::new(&[], &buffers), Scratch::default());
+        head(exec, spec, weights, &rows, adapters, &mut narrow, &mut logits)?;
+        Ok(logits)
+    }
+
+    /// Returns the mean loss of outputs: their KL divergence from the exact ones if they are logits, else their relative
+    /// squared error.
+    fn loss(&self, exact: &[f32], found: &[f32]) -> Result<f64, LoadError> {
+        let Self { spec, exec, .. } = self;
+        let (width, of_row): (usize, RowLoss) = match spec.lm_head {
+            Some(_) => (spec.vocab_size, divergence),
+            None => (spec.hidden_size, relative_error),
+        };
+        let mut losses = vec![0.0; exact.len() / width];
+        let count = losses.len();
+        let tiles = Tiles::row_blocks(&mut losses, 1, 1);
+        exec.run(count, |row| {
+            let [exact, found] = [exact, found].map(|rows| &rows[row * width..][..width]);
+            tiles.take(row).contiguous()[0] = of_row(exact, found);
+        })?;
+        drop(tiles);
+        let mean = losses.iter().sum::<f64>() / count as f64;
+        // Rounding can make the divergence of equal rows slightly negative. NaN stays NaN.
+        Ok(if mean < 0.0 { 0.0 } else { mean })
+    }
+}
+
+/// Loss of a row of outputs, from the exact row and the one found.
+type RowLoss = fn(&[f32], &[f32]) -> f64;
+
+/// Returns the KL divergence of the probabilities of two rows of logits.
+fn divergence(exact: &[f32], found: &[f32]) -> f64 {
+    let log_sum = |logits: &[f32]| {
+        let peak = logits.iter().fold(f32::NEG_INFINITY, |peak, logit| peak.max(*logit));
+        f64::from(peak) + logits.iter().map(|logit| f64::from((logit - peak).exp())).sum::<f64>().ln()
+    };
+    let (of_exact, of_found) = (log_sum(exact), log_sum(found));
+    let of_logits = |(exact, found): (&f32, &f32)| {
+        let log_probability = f64::from(*exact) - of_exact;
+        f64::from((log_probability as f32).exp()) * (log_probability - (f64::from(*found) - of_found))
+    };
+    exact.iter().zip(found).map(of_logits).sum()
+}
+
+/// Returns the squared error of a row, relative to its squares.
+fn relative_error(exact: &[f32], found: &[f32]) -> f64 {
+    let squares = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| f64::from(x).powi(2)).sum::<f64>();
+    let error = squares(&mut exact.iter().zip(found).map(|(exact, found)| exact - found));
+    if error > 0.0 { error / squares(&mut exact.iter().copied()) } else { 0.0 }
+}
+
+/// Packs the matrices of a model in bf16, those of one class with noise.
+struct Noisy<'a> {
+    exec: Exec<'a>,
+    class: Option<&'a str>,
+    /// Number of layers of the model.
+    layers: usize,
+    sites: Vec<Site>,
+}
+
+impl<'a> Noisy<'a> {
+    fn new(exec: Exec<'a>, class: Option<&'a str>, layers: usize) -> Self {
+        Self { exec, class, layers, sites: Vec::new() }
+    }
+}
+
+impl Packer for Noisy<'_> {
+    type Matrix = PackedMatrix;
+
+    fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<PackedMatrix, LoadError> {
+        let has_noise = |role: &str| self.class.is_some_and(|noisy| class(&kind(role), self.layers) == noisy);
+        let mut first = 0;
+        let mut noise = Vec::new();
+        for (role, rows) in &plan.roles {
+            if has_noise(role) {
+                noise.push((first..first + rows, RandomMatrix::new(role, *rows)));
+            }
+            first += rows;
+        }
+        let rows = NoisyRows { exact: &plan, noise };
+        let matrix = PackedMatrix::pack(&self.exec, &plan.bands, plan.columns, &rows)?;
+        plan.release();
+        Ok(matrix)
+    }
+
+    fn sites(&mut self) -> &mut Vec<Site> {
+        &mut self.sites
+    }
+}
+
+/// Rows of a matrix, some of them with noise.
+struct NoisyRows<'a> {
+    exact: &'a dyn RowSource,
+    noise: Vec<(Range<usize>, RandomMatrix)>,
+}
+
+impl RowSource for NoisyRows<'_> {
+    fn read_row(&self, row: usize, out: &mut [f32]) {
+        self.exact.read_row(row, out);
+        let Some((rows, noise)) = self.noise.iter().find(|(rows, _)| rows.contains(&row)) else { return };
+        let mut added = vec![0.0; out.len()];
+        noise.read_row(row - rows.start, &mut added);
+        // The numbers have the variance 1 / columns.
+        let scale = NOISE as f32 * out.len() as f32;
+        for (out, added) in out.chunks_mut(NOISE_BLOCK).zip(added.chunks(NOISE_BLOCK)) {
+            let mean_square = out.iter().map(|weight| weight * weight).sum::<f32>() / out.len() as f32;
+            let factor = (mean_square * scale).sqrt();
+            out.iter_mut().zip(added).for_each(|(weight, added)| *weight += factor * added);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divergence_is_that_of_softmax() {
+        let (exact, found) = ([0.0, 1.0, -2.0, 3.0], [0.5, 1.0, -1.0, 2.0f32]);
+        let softmax = |logits: &[f32]| {
+            let sum = logits.iter().map(|logit| f64::from(*logit).exp()).sum::<f64>();
+            logits.iter().map(|logit| f64::from(*logit).exp() / sum).collect::<Vec<_>>()
+        };
+        let (p, q) = (softmax(&exact), softmax(&found));
+        let expected = p.iter().zip(&q).map(|(p, q)| p * (p / q).ln()).sum::<f64>();
+        assert!((divergence(&exact, &found) - expected).abs() < 1e-6);
+        assert!(divergence(&exact, &exact.map(|x| x + 7.0)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn relative_errors_are_squared() {
+        assert_eq!(relative_error(&[3.0, 4.0], &[3.0, 3.0]), 1.0 / 25.0);
+        assert_eq!(relative_error(&[0.0], &[0.0]), 0.0);
+    }
+
+    #[test]
+    fn noise_is_in_its_rows_and_has_its_magnitude() {
+        let exact = RandomMatrix::new("weights", 8);
+        let noisy = NoisyRows { exact: &exact, noise: vec![(2..5, RandomMatrix::new("noise", 3))] };
+        let (mut read, mut plain) = (vec![0.0; 2000], vec![0.0; 2000]);
+        for row in 0..8 {
+            noisy.read_row(row, &mut read);
+            exact.read_row(row, &mut plain);
+            let error = relative_error(&plain, &read) / NOISE;
+            assert!(if (2..5).contains(&row) { (error - 1.0).abs() < 0.1 } else { error == 0.0 }, "{row}: {error}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Tensors whose formats are chosen, with their sizes, found without reading any weights.
+
+use std::collections::BTreeMap;
+
+use ferrule_kernels::Format;
+use ferrule_kernels::arch::LANES;
+
+use super::budget::Choice;
+use super::kinds::kind;
+use super::{AllocatedMatrix, FORMATS};
+use crate::recipe::{Recipe, tensor_name};
+use crate::spec::ModelSpec;
+use crate::weights::{LoadError, MatrixPlan, MatrixSize, Packer, Site};
+
+/// A tensor, or several whose rows are one role, with its size and loss in each of [`Recipe::FORMATS`].
+pub(super) struct Tensor {
+    pub name: String,
+    /// The same number for tensors that need the same format.
+    pub group: usize,
+    weights: u64,
+    /// Errors of its rows by [`kind`].
+    pub kinds: BTreeMap<String, Errors>,
+    pub choices: [Choice; FORMATS],
+}
+
+impl Tensor {
+    pub fn new(name: &str, group: usize) -> Self {
+        let choices = [Choice::default(); FORMATS];
+        Self { name: name.to_owned(), group, weights: 0, kinds: BTreeMap::new(), choices }
+    }
+
+    /// Adds rows of a kind, whose errors are not known yet.
+    pub fn add(&mut self, kind: String, [rows, columns]: [usize; 2]) {
+        self.weights += rows as u64 * columns as u64;
+        self.kinds.entry(kind).or_default();
+        for (choice, format) in self.choices.iter_mut().zip(Recipe::FORMATS) {
+            choice.bytes += MatrixSize::of(*format, rows, columns).bytes;
+        }
+    }
+
+    /// Returns the tensor in the chosen format of its group.
+    pub fn allocated(self, chosen: &BTreeMap<usize, usize>) -> AllocatedMatrix {
+        let chosen = chosen[&self.group];
+        let Choice { bytes, loss } = self.choices[chosen];
+        let mut errors = Errors::default();
+        self.kinds.values().for_each(|kind| errors.add(kind));
+        let (format, error): (Format, _) = (Recipe::FORMATS[chosen], errors.relative(chosen));
+        AllocatedMatrix { tensor: self.name, format, weights: self.weights, bytes, error, loss }
+    }
+}
+
+/// Squares of weights and of their errors.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Errors {
+    /// Sum of the squared weights.
+    pub squares: f64,
+    /// Sum of the squared errors in each of [`Recipe::FORMATS`].
+    pub errors: [f64; FORMATS],
+}
+
+impl Errors {
+    pub fn add(&mut self, other: &Self) {
+        self.squares += other.squares;
+        self.errors.iter_mut().zip(other.errors).for_each(|(sum, error)| *sum += error);
+    }
+
+    pub fn scaled(self, scale: f64) -> Self {
+        Self { squares: self.squares * scale, errors: self.errors.map(|error| error * scale) }
+    }
+
+    pub fn are_finite(&self) -> bool {
+        self.squares.is_finite() && self.errors.iter().all(|error| error.is_finite())
+    }
+
+    /// Returns the relative error in a format. Weights that are zero have none.
+    pub fn relative(&self, format: usize) -> f64 {
+        if self.squares > 0.0 { self.errors[format] / self.squares } else { 0.0 }
+    }
+}
+
+/// Lists the tensors that are quantized, in the order of the model.
+pub(super) struct Tensors<'a> {
+    spec: &'a ModelSpec,
+    pub list: Vec<Tensor>,
+    /// Indices in `list` by name.
+    indices: BTreeMap<String, usize>,
+    /// Size of all matrices, as the loader would pack them.
+    pub size: MatrixSize,
+    /// Bytes of matrices that are not quantized.
+    pub fixed: u64,
+    sites: Vec<Site>,
+}
+
+impl<'a> Tensors<'a> {
+    pub fn new(spec: &'a ModelSpec) -> Self {
+        let (list, indices, size) = (Vec::new(), BTreeMap::new(), MatrixSize::default());
+        Self { spec, list, indices, size, fixed: 0, sites: Vec::new() }
+    }
+
+    /// Returns the tensor of a role.
+    ///
+    /// # Errors
+    /// [`LoadError`] if the spec has no such role.
+    ///
+    /// # Panics
+    /// If the role was not listed.
+    pub fn of_role(&mut self, role: &str) -> Result<&mut Tensor, LoadError> {
+        Ok(&mut self.list[self.indices[tensor_name(self.spec.tensor(role)?)]])
+    }
+
+    /// Adds the rows of a role and returns the index of its tensor.
+    fn add(&mut self, role: &str, shape: [usize; 2]) -> Result<usize, LoadError> {
+        let name = tensor_name(self.spec.tensor(role)?);
+        let next = self.list.len();
+        let index = *self.indices.entry(name.to_owned()).or_insert(next);
+        if index == next {
+            self.list.push(Tensor::new(name, index));
+        }
+        self.list[index].add(kind(role), shape);
+        Ok(index)
+    }
+
+    /// Joins the groups of some tensors.
+    fn join(&mut self, indices: &[usize]) {
+        let group = self.list[indices[0]].group;
+        for index in indices {
+            let joined = self.list[*index].group;
+            self.list.iter_mut().filter(|tensor| tensor.group == joined).for_each(|tensor| tensor.group = group);
+        }
+    }
+}
+
+impl Packer for Tensors<'_> {
+    type Matrix = MatrixSize;
+
+    fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
+        let size = plan.size();
+        if plan.is_again {
+            return Ok(size);
+        }
+        self.size = self.size + size;
+        if !plan.is_quantized() {
+            self.fixed += size.bytes;
+            return Ok(size);
+        }
+        let indices = plan.roles.iter().map(|(role, rows)| self.add(role, [*rows, plan.columns]));
+        let indices = indices.collect::<Result<Vec<_>, _>>()?;
+        let (_, before_last) = plan.roles.split_last().expect("a matrix has roles");
+        if before_last.iter().any(|(_, rows)| !rows.is_multiple_of(LANES)) {
+            self.join(&indices);
+        }
+        Ok(size)
+    }
+
+    fn sites(&mut self) -> &mut Vec<Site> {
+        &mut self.sites
+    }
+}
