@@ -52,7 +52,7 @@ NOT_RUN = {
 }
 """Reason that commands of a program do not run in a test; the first word of a command is a key of `CHECKS`."""
 
-NEEDS_TORCH = ("tools/make_golden/", "tools/train_tiny/")
+NEEDS_TORCH = ("tools/make_golden/", "tools/train_tiny/", "examples/distill/train.py")
 """Scripts whose imports a developer's environment lacks: they must exist, their arguments are not parsed."""
 
 UNTIL_INTERRUPTED = ("ferrule serve", "ferrule chat")

@@ -140,7 +140,7 @@ def test_command_line_page_lists_every_command() -> None:
 
 def test_examples_page_matches_examples_folder() -> None:
     listed = [
-        re.sub(r"\[([\w.]+)\]\([\w.]+\)", r"`examples/\1`", row)
+        re.sub(r"\[([\w.]+)\]\([\w./]+\)", r"`examples/\1`", row)
         for row in rows(ROOT / "examples" / "README.md")
         if row.startswith("|[")
     ]

@@ -27,7 +27,7 @@ from serve_process import served
 EXAMPLES = Path(__file__).parents[1] / "examples"
 UNITS = {"short", "s", "reqps", "percentunit", "Bps"}
 """Grafana's names of the units in the dashboard."""
-PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
+PROGRAMS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py"))
 
 pytestmark = pytest.mark.native
 
@@ -41,10 +41,10 @@ def run(program: str, *arguments: str, timeout: float = 120) -> list[str]:
 
 
 def test_readme_lists_every_example() -> None:
-    listed = re.findall(r"^\| \[[\w.-]+\]\(([\w.-]+)\)", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted(
-        path.name for path in EXAMPLES.iterdir() if path.is_file() and path.name != "README.md"
-    )
+    listed = re.findall(r"^\| \[[\w.-]+\]\(([\w./-]+)\)", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    files = [path.name for path in EXAMPLES.iterdir() if path.is_file() and path.name != "README.md"]
+    folders = [f"{path.parent.name}/README.md" for path in EXAMPLES.glob("*/README.md")]
+    assert sorted(listed) == sorted(files + folders)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
