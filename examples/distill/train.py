@@ -37,6 +37,9 @@ def read(folder: Path) -> tuple[TensorDataset, int]:
         raise SystemExit(f"train.py: the export in {folder} is incomplete: start collect.py again")
     shards = [load_file(folder / shard["file"]) for shard in index["shards"]]
     texts = sum(shard["texts"] for shard in index["shards"])
+    lengths = torch.cat([shard["offsets"].diff() for shard in shards]).unique()
+    if len(lengths) != 1:
+        raise SystemExit(f"train.py: --data must have texts of equal lengths, got {lengths.min()} to {lengths.max()}")
     token_ids, top_ids, top_logprobs = (
         torch.cat([shard[name] for shard in shards]) for name in ("token_ids", "top_ids", "top_logprobs")
     )
