@@ -74,7 +74,8 @@ def divergence(logits: torch.Tensor, top_ids: torch.Tensor, top_logprobs: torch.
     most probable tokens, and one class of all others. It is a lower bound of the divergence over the vocabulary.
     """
     student = log_softmax(logits, dim=-1)
-    others = student.scatter(-1, top_ids, -torch.inf).logsumexp(-1, keepdim=True)
+    # The limit is for k equal to the vocabulary, where no other token is left.
+    others = student.scatter(-1, top_ids, -torch.inf).logsumexp(-1, keepdim=True).clamp(min=-100)
     student = torch.cat([student.gather(-1, top_ids), others], dim=-1)
     p = top_logprobs.exp()
     p = torch.cat([p, (1 - p.sum(-1, keepdim=True)).clamp(min=0)], dim=-1)
