@@ -29,7 +29,7 @@ settings.register_profile("patient", settings(), deadline=None, suppress_health_
 settings.load_profile("patient")
 
 WAITING = re.compile(
-    r"(cli|clients|hub|llama_cpp_server|ray|server)/|test_(async_\w+|docs_run|embedded|process|threads)\.py"
+    r"(cli|clients|hub|llama_cpp_server|ray|server)/|test_(async_\w+|docs_run|embedded|pipeline|process|threads)\.py"
 )
 """Test files that wait for processes, servers, terminals, browsers or threads."""
 RAY_SECONDS = 600

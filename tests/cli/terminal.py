@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 TESTS = Path(__file__).parent.parent
-SECONDS = 60.0
+SECONDS = 180.0
 """Timeout for expected output, in seconds."""
 _WRITTEN = re.compile(r"\x1b\[(\??)([\d;]*)([A-Za-z])|([^\x1b])", re.DOTALL)
 

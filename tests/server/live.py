@@ -128,7 +128,7 @@ def serving(
         if thread.is_alive():
             server.handle_exit(15, None)
             server.handle_exit(15, None)
-        thread.join(60)
+        thread.join(180)
         listener.close()
         assert not thread.is_alive()
     assert not failures

@@ -131,7 +131,7 @@ class EvalCommand(Command):
     "picture",
     type=click.Path(path_type=Path),
     metavar="FILE.png|svg",
-    help="Draw the distribution of the divergence, or with --compare the formats (ferrule[plot], except for SVG).",
+    help="Draw the distribution of the divergence (ferrule[plot]), or with --compare the formats (a PNG needs it too).",
 )
 @click.pass_context
 def command(

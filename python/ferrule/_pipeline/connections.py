@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import cast
 
 from ferrule.errors import EngineError
 
@@ -20,19 +20,20 @@ HELLO = struct.Struct(f"<{TOKEN_BYTES}sI")
 HELLO_SECONDS = 10.0
 """Seconds in which a connection must send its hello; others are closed."""
 MAX_PENDING = 64
-"""Maximum number of connections that have not sent their hello; more are closed."""
+"""Maximum number of connections that have not sent their hello; the oldest is closed for another."""
 POLL_SECONDS = 0.2
 """Interval in seconds at which the end of stages is noticed."""
 KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 6
 """Seconds between probes of a silent connection, and probes without an answer after which its host counts as lost."""
 
 
-class Destination(NamedTuple):
+@dataclass(frozen=True)
+class Destination:
     """Address that stages connect to, and the token that they send."""
 
     host: str
     port: int
-    token: bytes
+    token: bytes = field(repr=False)
 
 
 @dataclass
@@ -115,8 +116,10 @@ class Listener:
         except OSError:  # it was closed before it was accepted
             return
         if len(pending) >= MAX_PENDING:
-            connection.close()
-            return
+            oldest = next(iter(pending))
+            selector.unregister(oldest)
+            del pending[oldest]
+            oldest.close()
         connection.setblocking(False)
         pending[connection] = _Pending(time.monotonic() + HELLO_SECONDS)
         selector.register(connection, selectors.EVENT_READ)

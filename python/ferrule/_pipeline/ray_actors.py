@@ -157,7 +157,7 @@ def _connect_to_cluster() -> None:
     if ray.is_initialized():
         return
     try:
-        cast("Any", ray).init(log_to_driver=False, logging_level=logging.ERROR)
+        cast("Any", ray).init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise EngineError(f"cannot connect to a Ray cluster: {error}") from error
 

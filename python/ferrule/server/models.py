@@ -187,8 +187,11 @@ class Models:
             raise ApiError(503, "the server is shutting down and accepts no new requests", code="draining")
         if not self._models:
             raise ApiError(503, "the models are still loading", code="loading")
+        failed: list[str] = []
         for entry in self.entries:
             try:
                 await self.residency.check_health(entry)
             except EngineError as error:
-                raise ApiError(503, f"{entry.name}: {error}", code="engine_unavailable") from None
+                failed.append(f"{entry.name}: {error}")
+        if failed:
+            raise ApiError(503, "; ".join(failed), code="engine_unavailable")

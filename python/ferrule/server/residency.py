@@ -243,9 +243,10 @@ class Residency:
             return
         try:
             await entry.llm.check_health()
-        except EngineError:
+        except EngineError as error:
             if entry.on_demand is None or not entry.is_idle:
                 raise
+            LOGGER.error("engine failed", extra={"fields": {"model": entry.name, "reason": str(error)}})
             self._unload(entry)
 
     def _begin_load(self, entry: Entry) -> asyncio.Task[None] | None:
