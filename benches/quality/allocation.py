@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=64, help="windows of 256 tokens, half of which are scored")
     parser.add_argument("--bits", type=float, nargs="*", default=[])
     parser.add_argument("--calibrate", type=Path, help="text for calibration; measures each row with it too")
-    parser.add_argument("--kinds", action="store_true", help="measure the factors of kinds instead")
+    parser.add_argument("--kinds", action="store_true", help="measure the loss of each kind instead")
     parser.add_argument("--thirds", action="store_true", help="with --kinds, by third of the layers")
     parser.add_argument("--out", type=Path, required=True, help="JSON record")
     arguments = parser.parse_args()

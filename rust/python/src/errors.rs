@@ -76,7 +76,9 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
         LoadError::Shape { .. } | LoadError::Recipe(_) => ConfigError::new_err(message),
         LoadError::Memory { .. } | LoadError::Weights { .. } => InsufficientMemoryError::new_err(message),
         LoadError::Cancelled => PyKeyboardInterrupt::new_err(()),
-        LoadError::Panicked(_) | LoadError::NotFinite { .. } => EngineError::new_err(message),
+        LoadError::Panicked(_) | LoadError::NotFinite { .. } | LoadError::OutputNotFinite => {
+            EngineError::new_err(message)
+        }
     }
 }
 

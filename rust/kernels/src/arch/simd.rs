@@ -61,7 +61,7 @@ pub struct Plane<'a> {
 }
 
 impl Plane<'_> {
-    /// Returns the bits of one byte, moved to bit 0.
+    /// Returns the mask of the bits of a byte after a shift to bit 0.
     pub(super) const fn mask(&self) -> u8 {
         u8::MAX >> (8 - self.width)
     }

@@ -8,7 +8,7 @@
 //!
 //! - With few rows, each weight is read once, from memory: panels are streams of memory, each with its software prefetch,
 //!   and all rows use the unpacked weights. Integer formats are unpacked in registers. With sixteen registers, the streams
-//!   take turns block by block.
+//!   of codes with sub-scales take turns block by block.
 //! - With many rows, a block of weights is unpacked once into the cache and multiplied with one register tile after the
 //!   other.
 //! - Without an instruction that sums products of bytes in 32 bits, codes are multiplied as they are stored, for any number

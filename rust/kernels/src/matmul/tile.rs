@@ -235,7 +235,7 @@ const fn has_starts<S: Dot, U: Unpack>() -> bool {
 }
 
 /// Returns whether the panels of `rows` rows take turns block by block, since the integers and sums of several panels do
-/// not fit the registers beside codes. Blocks of larger weights would be longer than the distance of the prefetch.
+/// not fit sixteen registers beside codes and sub-scales.
 pub(super) const fn in_turn<S: Dot, U: Unpack>(rows: usize) -> bool {
     U::TURNS && codes::<S, U>().is_some() && S::BYTE_TILE_PANELS == 1 && rows < S::BYTE_TILE_ROWS
 }
@@ -246,7 +246,7 @@ const fn integers_fill_registers<S: Dot>(rows: usize) -> bool {
     S::BYTE_TILE_PANELS == 1 && rows >= FILLING_ROWS
 }
 
-/// Returns the index of the codes that are multiplied among [`Codes::ALL`].
+/// Returns the index of the codes that are multiplied among [`Codes::WITH_OFFSETS`]; 0 where weights are multiplied.
 #[inline(always)]
 fn kind<S: Dot, U: Unpack>() -> usize {
     const { if let Some(codes) = codes::<S, U>() { codes as usize } else { 0 } }

@@ -43,8 +43,8 @@ pub trait Unpack: Send + Sync + 'static {
     /// Floating-point factors of the sums of groups; `None` if there are only block scales.
     const FACTORS: Option<Factors> = None;
 
-    /// Whether all groups of a block are unpacked by one piece of code, where sixteen registers suffice. Rows must consist
-    /// of whole blocks.
+    /// Whether the groups of a block are unpacked by unrolled code where panels take turns. Rows must consist of whole
+    /// blocks.
     const UNROLLED: bool = false;
 
     /// Whether panels of few rows take turns block by block, where sixteen registers must suffice for sub-scales too.

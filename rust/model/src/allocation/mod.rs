@@ -59,7 +59,8 @@ pub struct AllocatedMatrix {
     /// Squared error of the quantized weights, relative to the squared weights; with calibration, as the inputs of the
     /// matrix weigh it.
     pub error: f64,
-    /// Estimated increase of the loss, in units that are the same for all matrices of the model.
+    /// Estimated KL divergence that its errors cause; for a model without an lm_head, the relative squared error of the
+    /// hidden states.
     pub loss: f64,
 }
 
@@ -110,6 +111,8 @@ pub fn allocate_bits(
     let mut tensors = Tensors::new(spec);
     loader.without_vectors().weights(&mut tensors)?;
     let budget = check_bits(&tensors, bits)?;
+    let probed = probe::tokens(spec, sequences);
+    probe::check_memory(spec, source, &probed)?;
     if let Some(sequences) = sequences {
         calibrate::check_memory(spec, source, &loader, sequences)?;
     }
@@ -125,7 +128,6 @@ pub fn allocate_bits(
         None => drop(loader.without_vectors().weights(&mut survey)?),
         Some(sequences) => calibrate::calibrate(spec, source, &loader, sequences, exec, &mut survey)?,
     }
-    let probed = probe::tokens(spec, sequences);
     let factors = probe::measure(spec, source, &probed, exec, &mut |share| advance(share * PROBE_WORK * surveyed))?;
     let Tensors { list: mut tensors, fixed, size, .. } = tensors;
     estimate_losses(&mut tensors, spec.layers.len(), &factors);

@@ -5,17 +5,18 @@
 //! ones. While errors are small, it grows linearly with their squares (the linearity theorem of HIGGS,
 //! <https://arxiv.org/abs/2411.17525>, which measures it with noise as well).
 //!
-//! Everything runs layer by layer, so memory holds one layer exactly and with noise, and the hidden states of all runs.
+//! Everything runs layer by layer, so memory holds one layer exactly and with noise, or the embedding and the lm_head, and the
+//! hidden states of all runs. "Exactly" means in bf16.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use ferrule_kernels::disjoint::Tiles;
-use ferrule_kernels::{Exec, PackedMatrix, RowSource, Scratch};
+use ferrule_kernels::{Exec, PackedMatrix, RowSource, Scratch, machine};
 
 use super::kinds::{class, kind};
-use crate::calibrate::{Pass, is_tied};
+use crate::calibrate::{Pass, float_bytes, is_tied};
 use crate::layer::{AdapterBuffers, AdapterRows, norm_in_place};
 use crate::quantization::Quantization;
 use crate::random::RandomMatrix;
@@ -23,7 +24,7 @@ use crate::spec::ModelSpec;
 use crate::streams::StreamEnds;
 use crate::transformer::{HeadWeights, head};
 use crate::weights::{
-    Embedding, Linear, LoadError, Loader, MatrixPlan, Norm, Packer, QuantizedRoles, Site, Source, TokenTable,
+    Embedding, Linear, LoadError, Loader, MatrixPlan, Measure, Norm, Packer, QuantizedRoles, Site, Source, TokenTable,
 };
 
 /// Squared error of the noise, relative to the squared weights: that of int4.
@@ -115,20 +116,71 @@ pub(super) fn measure(
 
     let weights = ends.load(Noisy::new(exec, None, layers))?;
     let reference = ends.outputs(&mut pass, &weights)?;
+    let (outside, inside): (Vec<_>, Vec<_>) = states.into_iter().partition(|(class, _)| outside.contains(class));
     let mut factors = BTreeMap::new();
-    for (class, state) in states {
-        pass.state = state;
-        let changed =
-            if outside.contains(&class) { Some(ends.load(Noisy::new(exec, Some(&class), layers))?) } else { None };
-        let outputs = ends.outputs(&mut pass, changed.as_ref().unwrap_or(&weights))?;
-        let factor = ends.loss(&reference, &outputs)? / NOISE;
+    let mut add = |pass: &mut Pass<'_>, class: String, weights: &LastWeights| -> Result<(), LoadError> {
+        let factor = ends.loss(&reference, &ends.outputs(pass, weights)?)? / NOISE;
         if !factor.is_finite() {
-            return Err(LoadError::NotFinite { role: class });
+            return Err(LoadError::OutputNotFinite);
         }
         factors.insert(class, factor);
+        Ok(())
+    };
+    for (class, state) in inside {
+        pass.state = state;
+        add(&mut pass, class, &weights)?;
+    }
+    drop(weights);
+    for (class, state) in outside {
+        pass.state = state;
+        let changed = ends.load(Noisy::new(exec, Some(&class), layers))?;
+        add(&mut pass, class, &changed)?;
     }
     advance(1.0 / (layers + 1) as f64);
+    raise_zeros(&mut factors);
     Ok(factors)
+}
+
+/// Gives classes without any loss the least loss of the others. A few tokens do not show the effect of some classes, such as
+/// the indexer of an attention that selects more positions than they have.
+fn raise_zeros(factors: &mut BTreeMap<String, f64>) {
+    let least = factors.values().copied().filter(|factor| *factor > 0.0).fold(f64::INFINITY, f64::min);
+    let least = if least.is_finite() { least } else { 1.0 };
+    factors.values_mut().filter(|factor| **factor == 0.0).for_each(|factor| *factor = least);
+}
+
+/// Checks that the peak memory of [`measure`] is available.
+pub(super) fn check_memory(spec: &ModelSpec, source: Source<'_>, sequences: &[Vec<u32>]) -> Result<(), LoadError> {
+    let loader = Loader::new(spec, source, Quantization::BF16).without_vectors();
+    let tokens = sequences.iter().map(Vec::len).sum::<usize>();
+    let mut embedding = Measure::default();
+    loader.embedding(&mut embedding)?;
+    let mut last = Measure::default();
+    loader.streams(&mut last)?;
+    loader.lm_head_projection(&mut last)?;
+    loader.lm_head(&mut last)?;
+    if is_tied(spec) {
+        last.bytes = last.bytes.saturating_add(embedding.bytes);
+    }
+    let logits = float_bytes(tokens, spec.vocab_size);
+    let mut most = embedding.bytes.max(last.bytes.saturating_add(logits));
+    let mut classes = BTreeSet::new();
+    for (index, layer_spec) in spec.layers.iter().enumerate() {
+        let mut layer = Measure::default();
+        loader.layer(&mut layer, index, layer_spec, &[])?;
+        most = most.max(layer.bytes.saturating_mul(2));
+        let mut roles = QuantizedRoles::default();
+        loader.layer(&mut roles, index, layer_spec, &[])?;
+        classes.extend(roles.roles.iter().map(|role| class(&kind(role), spec.layers.len())));
+    }
+    // Classes of layers and the few outside of them, each with hidden states and perhaps those before the first layer.
+    let states = 2 * (classes.len() as u64 + 4) * float_bytes(tokens, spec.streams_width());
+    let (needs, available) = (most.saturating_add(states), machine::available_memory());
+    if needs > available {
+        let what = "bit allocation, with a layer twice in bf16 and the hidden states of all runs,";
+        return Err(LoadError::Memory { what, needs, available });
+    }
+    Ok(())
 }
 
 /// The model before its first and after its last layer.
@@ -232,7 +284,9 @@ fn divergence(exact: &[f32], found: &[f32]) -> f64 {
     let (of_exact, of_found) = (log_sum(exact), log_sum(found));
     let of_logits = |(exact, found): (&f32, &f32)| {
         let log_probability = f64::from(*exact) - of_exact;
-        f64::from((log_probability as f32).exp()) * (log_probability - (f64::from(*found) - of_found))
+        let probability = f64::from((log_probability as f32).exp());
+        // A token that the model excludes has no weight, also where both logits are minus infinity.
+        if probability == 0.0 { 0.0 } else { probability * (log_probability - (f64::from(*found) - of_found)) }
     };
     exact.iter().zip(found).map(of_logits).sum()
 }
@@ -320,6 +374,19 @@ mod tests {
         let expected = p.iter().zip(&q).map(|(p, q)| p * (p / q).ln()).sum::<f64>();
         assert!((divergence(&exact, &found) - expected).abs() < 1e-6);
         assert!(divergence(&exact, &exact.map(|x| x + 7.0)).abs() < 1e-6);
+        let excluded = [0.0, 1.0, f32::NEG_INFINITY];
+        assert!(divergence(&excluded, &excluded).abs() < 1e-6);
+    }
+
+    #[test]
+    fn classes_without_a_loss_get_the_least_of_the_others() {
+        let factors = |values: [f64; 3]| {
+            let mut factors: BTreeMap<_, _> = ["a", "b", "c"].map(String::from).into_iter().zip(values).collect();
+            raise_zeros(&mut factors);
+            factors.into_values().collect::<Vec<_>>()
+        };
+        assert_eq!(factors([0.0, 3.0, 2.0]), [2.0, 3.0, 2.0]);
+        assert_eq!(factors([0.0; 3]), [1.0; 3]);
     }
 
     #[test]

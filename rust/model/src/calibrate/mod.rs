@@ -215,7 +215,7 @@ fn beside_hessians(spec: &ModelSpec, index: usize, wanted: &CalibratedSites, seq
     wanted.bytes.saturating_add(buffer_bytes(spec, longest, 0)).saturating_add(memory)
 }
 
-fn float_bytes(rows: usize, width: usize) -> u64 {
+pub(crate) fn float_bytes(rows: usize, width: usize) -> u64 {
     (rows as u64).saturating_mul(width as u64).saturating_mul(size_of::<f32>() as u64)
 }
 

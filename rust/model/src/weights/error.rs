@@ -91,6 +91,9 @@ pub enum LoadError {
         /// Roles of the linear layer.
         role: String,
     },
+    /// The model gave no finite logits or hidden states while bits were allocated.
+    #[error("bit allocation: an output of the model is not finite (NaN or infinity)")]
+    OutputNotFinite,
     /// An allocation exceeds the memory of the machine or the container.
     #[error("{what} needs {needs} bytes, but only {available} bytes are available")]
     Memory {
