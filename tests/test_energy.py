@@ -205,7 +205,9 @@ def test_outputs_have_the_energy_of_prefill_and_decode() -> None:
     assert output.metrics.prefill_joules is not None
     assert output.metrics.prefill_joules >= 1
     assert output.metrics.decode_joules is not None
-    assert output.metrics.decode_joules >= 7, "a reading at least for each step"
+    assert output.metrics.decode_joules >= 1
+    # A phase ends with the reading nearest to its last token, which may be that of the next step.
+    assert output.metrics.prefill_joules + output.metrics.decode_joules >= 8, "a reading at least for each step"
 
 
 @pytest.mark.native
@@ -216,9 +218,10 @@ def test_metrics_have_the_energy_of_requests_and_of_the_machine() -> None:
         lines = live.request("/metrics").body.decode().splitlines()
     found = dict(line.rsplit(" ", 1) for line in lines if "joules" in line and not line.startswith("#"))
     requests = {name.split("{")[0]: float(value) for name, value in found.items() if "created" not in name}
-    assert requests["ferrule:request_prefill_joules_total"] >= 1
-    assert requests["ferrule:request_decode_joules_total"] >= 7
-    assert requests["ferrule:energy_joules_total"] > requests["ferrule:request_decode_joules_total"]
+    prefill, decode = (requests[f"ferrule:request_{phase}_joules_total"] for phase in ("prefill", "decode"))
+    assert min(prefill, decode) >= 1
+    assert prefill + decode >= 8
+    assert requests["ferrule:energy_joules_total"] > decode
 
 
 @pytest.mark.native
