@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 from ferrule._bench.card import card, machine_name
 from ferrule._cli import main
-from ferrule._svg import write_picture
+from ferrule._pictures import write_picture
 
 RECORD: dict[str, Any] = {
     "model": "org/<model> & more",

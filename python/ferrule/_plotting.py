@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ferrule._svg import check_file
+from ferrule._pictures import check_file
 from ferrule.errors import MissingDependencyError
 
 

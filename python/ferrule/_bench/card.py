@@ -9,7 +9,7 @@ from pathlib import Path
 
 import ferrule
 from ferrule._bench.record import FLOAT_FORMATS, Record
-from ferrule._svg import HIGHLIGHT, LINE, MUTED, TEXT, opening, text_at
+from ferrule._pictures import HIGHLIGHT, LINE, MUTED, TEXT, opening, text_at
 
 WIDTH, HEIGHT = 800, 400
 MAX_CHARACTERS = 46

@@ -140,8 +140,8 @@ def command(
     from ferrule._bench.compare import MACHINE_POINTS, compare, point_name, read_record
     from ferrule._bench.plot import plot
     from ferrule._bench.report import show_card_hint, show_comparison, show_machine, show_model
+    from ferrule._pictures import check_picture, write_picture
     from ferrule._plotting import check_plot
-    from ferrule._svg import check_picture, write_picture
 
     if machine:
         _refuse_options_of_models(context)

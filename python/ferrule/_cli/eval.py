@@ -230,14 +230,14 @@ def _compare_formats(plan: Plan, picture: Path | None, *, as_json: bool) -> None
     if picture is not None:
         from ferrule._bench.card import machine_name
         from ferrule._evaluation.chart import chart
-        from ferrule._svg import write_picture
+        from ferrule._pictures import write_picture
 
         write_picture(chart(record, machine_name()), picture)
 
 
 def _check_picture(picture: Path, *, several: bool, has_reference: bool) -> None:
     if several:
-        from ferrule._svg import check_picture
+        from ferrule._pictures import check_picture
 
         check_picture("plot", picture)
         return

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ferrule._svg import BACKGROUND, HIGHLIGHT, LINE, MUTED, TEXT, opening, text_at
+from ferrule._pictures import BACKGROUND, HIGHLIGHT, LINE, MUTED, TEXT, opening, text_at
 
 WIDTH = 800
 LEFT, RIGHT, TOP, BOTTOM = 90, 760, 110, 380

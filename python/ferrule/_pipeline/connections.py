@@ -77,10 +77,10 @@ class Listener:
                         raise EngineError(f"pipeline stages have not connected within {seconds:.0f} s: {missing}")
                     for key, _ in selector.select(POLL_SECONDS):
                         if key.fileobj is self._socket:
-                            self._take(pending, selector)
+                            self._accept_pending(pending, selector)
                             continue
                         connection = cast("socket.socket", key.fileobj)
-                        stage = self._read(connection, pending[connection])
+                        stage = self._read_hello(connection, pending[connection])
                         if stage is None:
                             continue
                         selector.unregister(connection)
@@ -91,7 +91,7 @@ class Listener:
                             configure(connection)
                             _end_unless_acknowledged(connection)
                             found[stage] = connection
-                    for connection in [each for each, one in pending.items() if one.deadline < time.monotonic()]:
+                    for connection in [each for each, hello in pending.items() if hello.deadline < time.monotonic()]:
                         selector.unregister(connection)
                         del pending[connection]
                         connection.close()
@@ -110,7 +110,7 @@ class Listener:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take(self, pending: dict[socket.socket, _Pending], selector: selectors.BaseSelector) -> None:
+    def _accept_pending(self, pending: dict[socket.socket, _Pending], selector: selectors.BaseSelector) -> None:
         try:
             connection, _ = self._socket.accept()
         except OSError:  # it was closed before it was accepted
@@ -124,7 +124,7 @@ class Listener:
         pending[connection] = _Pending(time.monotonic() + HELLO_SECONDS)
         selector.register(connection, selectors.EVENT_READ)
 
-    def _read(self, connection: socket.socket, pending: _Pending) -> int | None:
+    def _read_hello(self, connection: socket.socket, pending: _Pending) -> int | None:
         """Reads what has arrived of a hello. Returns its stage, None if it is incomplete, -1 if it is not a hello."""
         try:
             received = connection.recv(HELLO.size - len(pending.received))
