@@ -3,64 +3,51 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Unpack, cast
 
-from ferrule._api.arguments import FOREIGN, FOREIGN_POOLING, pooling_arguments
-from ferrule._api.distillation import check_count, export, top_logprobs_task, unpack
-from ferrule._api.loaded import LoadedModel, beam_params, stream_params
+from ferrule._api.arguments import FOREIGN
+from ferrule._api.evaluation_methods import EvaluationMethods
+from ferrule._api.loaded import beam_params, stream_params
 from ferrule._api.loglikelihood import Continuation, loglikelihood_of, pair, read_continuation
-from ferrule._api.progress import ProgressBar, UseTqdm, progress_bar
+from ferrule._api.pooling_methods import PoolingMethods
+from ferrule._api.progress import UseTqdm, progress_bar
 from ferrule._engine.beams import BeamSearchParams
-from ferrule._engine.encoding import Plan
-from ferrule._engine.encoding.texts import Text, TextInput, TextOrPair, portions
 from ferrule._engine.lora import LoRAAdapter
 from ferrule._engine.request import Reports, Request
 from ferrule._engine.run import run
 from ferrule._params.compatibility import compatible_call
 from ferrule._params.lora import LoRA
-from ferrule._params.pooling import PoolingParams
 from ferrule._params.sampling import MAX_LOGPROBS, SamplingParams
 from ferrule._text.chat.options import FOREIGN as FOREIGN_CHAT_OPTIONS
 from ferrule._text.chat.options import ChatOptions
-from ferrule._text.prompt import Prompt, TokensPrompt, check_token_ids
+from ferrule._text.prompt import Prompt, TokensPrompt
 from ferrule._validation import check_integer, shown
-from ferrule.errors import ChatTemplateError, InvalidParameterError, PromptError
+from ferrule.errors import ChatTemplateError, InvalidParameterError
 from ferrule.outputs import (
     BeamSearchOutput,
     Candidate,
-    ClassificationRequestOutput,
-    EmbeddingRequestOutput,
     Explanation,
     LoglikelihoodOutput,
     RequestOutput,
-    RerankOutput,
-    ScoringRequestOutput,
     StageEffect,
     StreamDelta,
-    TopLogprobs,
 )
 
 if TYPE_CHECKING:
     import os
 
-    import numpy as np
-    import numpy.typing as npt
-
-    from ferrule._evaluation import Comparison, Perplexity, Subject, TextOrTokens
     from ferrule._native import SampleTrace
     from ferrule._text.chat import Message
     from ferrule._text.parsers import MessageFormat
-
-T = TypeVar("T")
 
 MAX_CANDIDATES = 1000
 """Maximum number of candidates in the explanation of a token."""
 
 
-class LLM(LoadedModel):
+class LLM(PoolingMethods, EvaluationMethods):
     """A model with its tokenizer and engine, for offline inference. Names and meanings are vLLM's.
 
     The constructor takes the fields of EngineArgs. All methods may be called from several threads at once; their
@@ -256,121 +243,6 @@ class LLM(LoadedModel):
         self._finish(requests)
         return [loglikelihood_of(request.output(), length) for request, length in zip(requests, lengths, strict=True)]
 
-    @compatible_call(FOREIGN_POOLING)
-    def embed(
-        self,
-        prompts: TextInput | Sequence[TextInput],
-        *,
-        pooling_params: PoolingParams | None = None,
-        use_tqdm: UseTqdm = True,
-        pooling: str | None = None,
-        normalize: bool | None = None,
-        dimensions: int | None = None,
-        prompt_name: str | None = None,
-        truncate_prompt_tokens: int | None = None,
-    ) -> list[EmbeddingRequestOutput]:
-        """Computes embeddings of texts; the outputs are in the order of the prompts.
-
-        `pooling` selects the hidden state of a text: `"cls"` (first token), `"mean"`, `"last"`, or `"none"` for the
-        hidden states of all tokens. None follows the model's files (sentence-transformers' `modules.json`); the default
-        is `"last"` for a decoder and `"mean"` for an encoder. `normalize` scales embeddings to length 1; None follows
-        the model's files, and the default is True. `dimensions` is the number of leading dimensions to keep before
-        normalization, for models trained for it (Matryoshka). `pooling_params` sets some of these as one object, as in
-        vLLM.
-
-        `prompt_name` selects one of the model's prompts, by its name in `config_sentence_transformers.json`, and puts
-        it before each text; None means the default prompt, if there is one. A text that is longer than the model's
-        limit is an error, unless `truncate_prompt_tokens` sets the number of tokens to keep from its beginning, special
-        tokens included; -1 keeps as many as the limit allows.
-
-        The embedding of a text does not depend on the other texts of the call.
-
-        Raises PromptError, TokenizerError, InvalidParameterError, UnsupportedModelError, InsufficientMemoryError,
-        EngineError.
-        """
-        plan = self._encoding.embed(
-            prompts,
-            pooling=pooling,
-            prompt_name=prompt_name,
-            **pooling_arguments(
-                pooling_params,
-                normalize=normalize,
-                dimensions=dimensions,
-                truncate_prompt_tokens=truncate_prompt_tokens,
-            ),
-        )
-        return self._encode(plan, use_tqdm)
-
-    @compatible_call(FOREIGN_POOLING)
-    def classify(
-        self,
-        prompts: TextOrPair | Sequence[TextOrPair],
-        *,
-        pooling_params: PoolingParams | None = None,
-        use_tqdm: UseTqdm = True,
-        truncate_prompt_tokens: int | None = None,
-    ) -> list[ClassificationRequestOutput]:
-        """Computes the probability of each label of the model's classifier for each text or pair of texts.
-
-        A pair is a tuple of two strings. `truncate_prompt_tokens` works as in `embed` and truncates the longer text of
-        a pair first.
-
-        Raises UnsupportedTaskError for a model without a classifier, and the errors of `embed`.
-        """
-        given = pooling_arguments(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens)
-        return self._encode(self._encoding.classify(prompts, **given), use_tqdm)
-
-    @compatible_call(FOREIGN_POOLING)
-    def score(
-        self,
-        data_1: str | Sequence[str],
-        data_2: str | Sequence[str],
-        *,
-        pooling_params: PoolingParams | None = None,
-        use_tqdm: UseTqdm = True,
-        truncate_prompt_tokens: int | None = None,
-    ) -> list[ScoringRequestOutput]:
-        """Computes the similarity of pairs of texts: one text with each of several, or two lists pair by pair.
-
-        The score of a cross-encoder is the sigmoid of its logit, the score of Qwen3-Reranker is the probability of
-        "yes", and the score of any other model is the cosine similarity of the two embeddings.
-        `truncate_prompt_tokens` works as in `classify`.
-
-        Raises UnsupportedTaskError for a classifier of several labels, and the errors of `embed`.
-        """
-        given = pooling_arguments(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens)
-        return self._encode(self._encoding.score(data_1, data_2, **given), use_tqdm)
-
-    def rerank(
-        self,
-        query: str,
-        documents: Sequence[str],
-        *,
-        top_n: int | None = None,
-        instruction: str | None = None,
-        truncate_prompt_tokens: int | None = None,
-    ) -> list[RerankOutput]:
-        """Ranks documents by their relevance to a query and returns the `top_n` most relevant, the best first.
-
-        For a cross-encoder the relevance is the sigmoid of its logit. For a decoder with the tokens of Qwen3-Reranker,
-        which answers "yes" or "no", it is the probability of "yes", and `instruction` describes the search. Any other
-        model embeds the query and the documents, each with the model's prompt for it if there is one, and the
-        relevance is (1 + cosine similarity) / 2.
-
-        `truncate_prompt_tokens` works as in `embed`. A cross-encoder reads query and document together and truncates
-        the longer of the two first; a decoder truncates the document.
-
-        Raises UnsupportedTaskError for a classifier of several labels, and the errors of `embed`.
-        """
-        plan = self._encoding.rerank(
-            query,
-            documents,
-            top_n=top_n,
-            instruction=instruction,
-            truncate_prompt_tokens=truncate_prompt_tokens,
-        )
-        return self._encode(plan)
-
     def explain(
         self,
         prompt: Prompt,
@@ -391,176 +263,6 @@ class LLM(LoadedModel):
         reports = Reports(prompt_progress=progress is not None)
         request = self._request(prompt, params, reports=reports, lora_request=lora_request)
         return self._explain(request, candidates, progress)
-
-    def logits(
-        self, token_ids: Sequence[int], *, first: int = 0, lora_request: LoRA | None = None
-    ) -> npt.NDArray[np.float32]:
-        """Computes the logits after each token from index `first` on: float32 `[tokens - first, vocab_size]`.
-
-        Raises PromptError, InvalidParameterError, EngineError.
-        """
-        import numpy as np
-
-        self._encoding.check_generates("logits")
-        ids = check_token_ids(token_ids, self._model.vocab_size)
-        first = check_integer("first", first, 0, len(ids) - 1)
-        logits = self._driver.logits(ids, self._adapters.find(lora_request), first)
-        return np.frombuffer(logits, dtype=np.float32).reshape(len(ids) - first, self._model.vocab_size)
-
-    def perplexity(
-        self,
-        texts: TextOrTokens | Sequence[TextOrTokens],
-        *,
-        window: int | None = None,
-        stride: int | None = None,
-        min_context: int = 0,
-        limit: int | None = None,
-        lora_request: LoRA | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Perplexity:
-        """Computes the perplexity of a model on texts, with its standard error. Texts do not share context.
-
-        A text is read in windows of `window` tokens (default: 512, or the context length if that is less), which begin
-        every `stride` tokens (default: half a window). Each window scores the tokens that the previous one did not
-        score. So every token is scored once, with at least `window - stride` tokens of context except in the first
-        window; tokens with less context than `min_context` are not scored. The first token of a text without leading
-        special tokens is not scored. `limit` is the maximum number of windows. `progress` is called with the number of
-        finished windows and their total number.
-
-        Raises PromptError for texts without a token to score, TokenizerError, InvalidParameterError,
-        UnsupportedTaskError, InsufficientMemoryError, EngineError.
-        """
-        from ferrule._evaluation import perplexity
-
-        subject = self._subject(lora_request)
-        return perplexity(
-            subject, texts, window=window, stride=stride, min_context=min_context, limit=limit, progress=progress
-        )
-
-    def compare(
-        self,
-        reference: LLM,
-        texts: TextOrTokens | Sequence[TextOrTokens],
-        *,
-        window: int | None = None,
-        stride: int | None = None,
-        min_context: int = 0,
-        limit: int | None = None,
-        worst: int = 10,
-        lora_request: LoRA | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Comparison:
-        """Compares the model with a reference, such as the same weights in another format or the original model.
-
-        For each token that `perplexity` would score, it computes the Kullback-Leibler divergence of this model's
-        distribution from the reference's. The result has the mean and quantiles of the divergence, the `worst` tokens
-        with their context, the share of tokens for which both models predict the same most likely token, and the ratio
-        of perplexities with the standard error of the paired difference. `lora_request` applies to this model only.
-
-        Raises InvalidParameterError if the vocabularies differ, and the errors of `perplexity`.
-        """
-        from ferrule._evaluation import compare_each
-
-        if not isinstance(cast("object", reference), LLM):
-            raise InvalidParameterError("reference", reference, "an LLM")
-        subject = self._subject(lora_request)
-        [comparison] = compare_each(
-            [subject],
-            reference._subject(None),
-            texts,
-            reader=subject,
-            window=window,
-            stride=stride,
-            min_context=min_context,
-            limit=limit,
-            worst=worst,
-            progress=progress,
-        )
-        return comparison
-
-    def compare_each(
-        self,
-        models: Sequence[LLM],
-        texts: TextOrTokens | Sequence[TextOrTokens],
-        *,
-        window: int | None = None,
-        stride: int | None = None,
-        min_context: int = 0,
-        limit: int | None = None,
-        worst: int = 10,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> list[Comparison]:
-        """Compares several models with this one as their reference, such as its quantizations.
-
-        The results are those of `model.compare(self, ...)` for each model, but this model reads the texts with its
-        tokenizer, and computes its logits only once.
-
-        Raises InvalidParameterError if a vocabulary differs, and the errors of `perplexity`.
-        """
-        from ferrule._evaluation import compare_each
-
-        is_list = isinstance(cast("object", models), Sequence)
-        if not is_list or not models or not all(isinstance(cast("object", each), LLM) for each in models):
-            raise InvalidParameterError("models", models, "a list of at least one LLM")
-        reference = self._subject(None)
-        return compare_each(
-            [model._subject(None) for model in models],
-            reference,
-            texts,
-            reader=reference,
-            window=window,
-            stride=stride,
-            min_context=min_context,
-            limit=limit,
-            worst=worst,
-            progress=progress,
-        )
-
-    def top_logprobs(self, texts: Iterable[TextInput], k: int) -> Generator[TopLogprobs, None, None]:
-        """Yields the `k` most likely tokens after each token of each text, as training data for distillation.
-
-        Outputs are in the order of the texts. Texts are read lazily, so there may be any number of them. A step
-        computes as many texts as it holds; the result of a text does not depend on the other texts. A text may be given
-        as token ids, `{"prompt_token_ids": [...]}`; otherwise the tokenizer adds its special tokens.
-
-        Raises PromptError, TokenizerError, InvalidParameterError, UnsupportedTaskError, InsufficientMemoryError,
-        EngineError.
-        """
-        self._encoding.check_generates("log-probabilities")
-        return self._top_logprobs(self._read_each(texts), check_count(k, self._model.vocab_size))
-
-    def export_top_logprobs(
-        self,
-        texts: Iterable[TextInput],
-        k: int,
-        out_dir: str | os.PathLike[str],
-        *,
-        shard_size: int = 1 << 20,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> int:
-        """Writes `top_logprobs` of any number of texts to safetensors files and returns the number of texts written.
-
-        A shard ends with the text that brings it to `shard_size` tokens. The file `shard-00000.safetensors` holds
-        `token_ids` int32 `[tokens]`, `offsets` int64 `[texts + 1]` (text `i` has the tokens from `offsets[i]` to
-        `offsets[i + 1]`), `top_ids` int32 and `top_logprobs` float32 `[tokens, k]`. `index.json` lists the shards, the
-        model and its formats, and whether the export is complete. Files are written atomically. An interrupted export
-        resumes if `texts` begins with the same texts; a directory with any other content is an error. `progress` is
-        called with the numbers of texts and tokens written.
-
-        Raises InvalidParameterError, OSError, and the errors of `top_logprobs`.
-        """
-        self._encoding.check_generates("log-probabilities")
-        k = check_count(k, self._model.vocab_size)
-        info = self.info()
-        source = {name: info[name] for name in ("model", "quantization", "kv_cache_dtype", "vocab_size")}
-        return export(
-            self._read_each(texts),
-            lambda rest: self._top_logprobs(rest, k),
-            out_dir,
-            source={**source, "k": k},
-            shard_size=shard_size,
-            progress=progress,
-        )
 
     def next_token_probs(
         self, prompt: Prompt, top: int = 5, *, lora_request: LoRA | None = None
@@ -622,39 +324,6 @@ class LLM(LoadedModel):
             raise InvalidParameterError("state", state, "bytes that save_state returned")
         token_ids, _ = self._driver.restore_state(bytes(state))
         return {"prompt_token_ids": token_ids}
-
-    def _subject(self, lora_request: LoRA | None) -> Subject:
-        from ferrule._evaluation import Subject
-
-        self._encoding.check_generates("logits")
-
-        def logits(token_ids: list[int], first: int) -> npt.NDArray[np.float32]:
-            return self.logits(token_ids, first=first, lora_request=lora_request)
-
-        model = self._model
-        return Subject(self._name, self._tokenizer, model.vocab_size, model.max_model_len, logits)
-
-    def _read_each(self, texts: Iterable[TextInput]) -> Iterator[Text]:
-        """Reads texts lazily.
-
-        Raises PromptError, TokenizerError.
-        """
-        if isinstance(texts, (str, bytes)) or not isinstance(cast("object", texts), Iterable):
-            raise PromptError(
-                f"texts must be a list or another iterable of texts, got {shown(cast('object', texts))}", field="texts"
-            )
-        return (self._encoding.read("texts", index, text) for index, text in enumerate(texts))
-
-    def _top_logprobs(self, texts: Iterable[Text], k: int) -> Generator[TopLogprobs, None, None]:
-        task = top_logprobs_task(k)
-        for portion in portions(texts, *self._portion):
-            yield from unpack(self._driver.encode(portion, task), portion, k)
-
-    def _encode(self, plan: Plan[T], use_tqdm: UseTqdm = False) -> list[T]:
-        portions = list(plan.slices(*self._portion))
-        with progress_bar(use_tqdm, len(plan.texts)) as bar:
-            answers = self._driver.encode_all(_counted(portions, bar), plan.task)
-        return plan.outputs(answers)
 
     def _finish(self, requests: Sequence[Request], use_tqdm: UseTqdm = False) -> None:
         with (
@@ -750,10 +419,3 @@ def _list_of_one_each(field: str, given: object, prompts: int) -> Sequence[objec
     if len(several) != prompts:
         raise InvalidParameterError(field, several, f"a list of {prompts}, one for each prompt")
     return several
-
-
-def _counted(portions: Iterable[Sequence[Text]], bar: ProgressBar) -> Iterator[Sequence[Text]]:
-    """Yields portions of texts; adds each portion to the progress bar when the next one is requested."""
-    for portion in portions:
-        yield portion
-        bar.update(len(portion))
