@@ -18,7 +18,9 @@ from openai.resources.responses import Responses
 from ferrule.server.anthropic.protocol import CountTokensRequest, MessagesRequest
 from ferrule.server.errors import ApiError
 from ferrule.server.ollama.protocol import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Options
-from ferrule.server.openai.protocol import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from ferrule.server.openai.protocol.chat import ChatCompletionRequest
+from ferrule.server.openai.protocol.completions import CompletionRequest
+from ferrule.server.openai.protocol.pooling import EmbeddingRequest
 from ferrule.server.responses.protocol import ResponsesRequest
 from ferrule.server.schema.base import Accepted, RequestModel, Unsupported, check_other_fields
 

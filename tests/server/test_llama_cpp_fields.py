@@ -9,7 +9,7 @@ import pytest
 
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import RequestMetrics, RequestOutput
-from ferrule.server.openai.protocol import CompletionRequest
+from ferrule.server.openai.protocol.completions import CompletionRequest
 from ferrule.server.schema.llama_cpp import SAMPLERS, sampling_values
 from ferrule.server.schema.timings import timings
 from server.live import Live, events

@@ -17,7 +17,7 @@ from ferrule._params.declaration import parameters
 from ferrule.server import Models, ServerSettings, create_app
 from ferrule.server.anthropic.protocol import ErrorBody
 from ferrule.server.llama_cpp import PATHS
-from ferrule.server.openai.protocol import ErrorResponse
+from ferrule.server.openai.protocol.errors import ErrorResponse
 from server.live import Live, serving
 
 SETTINGS = ServerSettings(ollama=True)

@@ -32,7 +32,7 @@ from ferrule.server.models import Models
 from ferrule.server.ollama import routes as ollama
 from ferrule.server.openai import chat, completions, embeddings, pooling, tokens
 from ferrule.server.openai import models as models_routes
-from ferrule.server.openai.protocol import ErrorResponse
+from ferrule.server.openai.protocol.errors import ErrorResponse
 from ferrule.server.page_files import page
 from ferrule.server.pdf_text import router as pdf_router
 from ferrule.server.residency import OnDemand

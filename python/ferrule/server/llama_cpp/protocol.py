@@ -10,6 +10,7 @@ from ferrule.server.schema.base import FieldRules, RequestModel, Unsupported
 from ferrule.server.schema.limits import BoundedDict, BoundedList, TokenIds
 from ferrule.server.schema.llama_cpp import OTHER_FIELDS, LlamaCppFields
 from ferrule.server.schema.logprobs import TopLogprob
+from ferrule.server.schema.response_fields import omitted_if_none
 from ferrule.server.schema.sampling import sampling_field
 from ferrule.server.schema.timings import PromptProgress, Timings
 
@@ -118,11 +119,6 @@ class NativeEmbeddingRequest(RequestModel):
     model: str | None = None
 
 
-def _extra() -> Any:
-    """Returns a field that is left out where it is None."""
-    return Field(default=None, exclude_if=lambda value: value is None)
-
-
 class NativeLogprob(TopLogprob):
     """A token with its log-probability."""
 
@@ -161,10 +157,10 @@ class CompletionPart(BaseModel):
     """Always -1: sequences have no fixed slots."""
     tokens_predicted: int
     tokens_evaluated: int
-    completion_probabilities: list[NativeTokenLogprob] | list[NativeTokenProb] | None = _extra()
-    prompt_progress: PromptProgress | None = _extra()
+    completion_probabilities: list[NativeTokenLogprob] | list[NativeTokenProb] | None = omitted_if_none()
+    prompt_progress: PromptProgress | None = omitted_if_none()
     """Progress of the prompt; only events of a stream have it."""
-    timings: Timings | None = _extra()
+    timings: Timings | None = omitted_if_none()
 
 
 class CompletionResult(CompletionPart):
@@ -210,14 +206,14 @@ class DefaultSettings(BaseModel):
 class Props(BaseModel):
     """Response of GET /props; for a model that is not loaded, without the fields that its files determine."""
 
-    default_generation_settings: DefaultSettings | None = _extra()
-    total_slots: int | None = _extra()
+    default_generation_settings: DefaultSettings | None = omitted_if_none()
+    total_slots: int | None = omitted_if_none()
     """Maximum number of sequences that run at once."""
     model_alias: str
     model_path: str
-    chat_template: str | None = _extra()
-    bos_token: str | None = _extra()
-    eos_token: str | None = _extra()
+    chat_template: str | None = omitted_if_none()
+    bos_token: str | None = omitted_if_none()
+    eos_token: str | None = omitted_if_none()
     modalities: dict[str, bool]
     build_info: str
     is_sleeping: bool

@@ -13,6 +13,7 @@ from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.duration import Duration
 from ferrule.server.schema.limits import BoundedList, StrOrList, ToolList
 from ferrule.server.schema.logprobs import TokenLogprob
+from ferrule.server.schema.response_fields import omitted_if_none
 from ferrule.server.schema.sampling import sampling_field
 from ferrule.server.schema.tools import ToolDefinition
 from ferrule.server.schema.unions import StrOrObject
@@ -142,11 +143,6 @@ class ShowRequest(RequestModel):
     """Accepted without effect: the vocabulary is not returned."""
 
 
-def _extra() -> Any:
-    """Returns a field that is left out where it is None."""
-    return Field(default=None, exclude_if=lambda value: value is None)
-
-
 class ResponseToolCall(BaseModel):
     """Complete tool call."""
 
@@ -159,8 +155,8 @@ class ResponseMessage(BaseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str
-    thinking: str | None = _extra()
-    tool_calls: list[ResponseToolCall] | None = _extra()
+    thinking: str | None = omitted_if_none()
+    tool_calls: list[ResponseToolCall] | None = omitted_if_none()
 
 
 class GenerationLine(BaseModel):
@@ -169,14 +165,14 @@ class GenerationLine(BaseModel):
     model: str
     created_at: str
     done: bool
-    done_reason: str | None = _extra()
-    total_duration: int | None = _extra()
-    load_duration: int | None = _extra()
-    prompt_eval_count: int | None = _extra()
-    prompt_eval_duration: int | None = _extra()
-    eval_count: int | None = _extra()
-    eval_duration: int | None = _extra()
-    logprobs: list[TokenLogprob] | None = _extra()
+    done_reason: str | None = omitted_if_none()
+    total_duration: int | None = omitted_if_none()
+    load_duration: int | None = omitted_if_none()
+    prompt_eval_count: int | None = omitted_if_none()
+    prompt_eval_duration: int | None = omitted_if_none()
+    eval_count: int | None = omitted_if_none()
+    eval_duration: int | None = omitted_if_none()
+    logprobs: list[TokenLogprob] | None = omitted_if_none()
 
 
 class ChatResponse(GenerationLine):
@@ -189,7 +185,7 @@ class GenerateResponse(GenerationLine):
     """Response of POST /api/generate."""
 
     response: str
-    thinking: str | None = _extra()
+    thinking: str | None = omitted_if_none()
 
 
 class EmbedResponse(BaseModel):

@@ -9,7 +9,7 @@ from ferrule._engine.beams import BeamSearchParams
 from ferrule._params.sampling import SamplingParams
 from ferrule.errors import InvalidParameterError
 from ferrule.server.models import ServedModel
-from ferrule.server.openai.protocol import GenerationFields
+from ferrule.server.openai.protocol.generation import GenerationFields
 
 SEARCH_FIELDS = frozenset(field.name for field in fields(BeamSearchParams))
 WITHOUT_EFFECT = frozenset({"seed", "prediction"})

@@ -37,7 +37,7 @@ from ferrule.server.openai.completion_fields import (
 )
 from ferrule.server.openai.messages import template_messages
 from ferrule.server.openai.prompts import tokens_prompt
-from ferrule.server.openai.protocol import (
+from ferrule.server.openai.protocol.chat import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -49,9 +49,9 @@ from ferrule.server.openai.protocol import (
     ChatTokens,
     NamedCustomTool,
     NamedTool,
-    Usage,
     Verbose,
 )
+from ferrule.server.openai.protocol.usage import Usage
 from ferrule.server.openai.tool_calls import ToolCallWriter
 from ferrule.server.request_body import BodyRoute
 from ferrule.server.request_record import name_fields

@@ -12,13 +12,8 @@ from ferrule._params.structured import StructuredOutputsParams
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import RequestOutput, TokenLogprobs
 from ferrule.server.models import ServedModel
-from ferrule.server.openai.protocol import (
-    CompletionTokensDetails,
-    GenerationFields,
-    PromptLogprobs,
-    PromptTokensDetails,
-    Usage,
-)
+from ferrule.server.openai.protocol.generation import GenerationFields, PromptLogprobs
+from ferrule.server.openai.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 from ferrule.server.schema import llama_cpp
 
 LOGPROB_BYTES = 64

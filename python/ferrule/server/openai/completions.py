@@ -37,7 +37,13 @@ from ferrule.server.openai.completion_fields import (
     write_logprobs,
 )
 from ferrule.server.openai.prompts import prompts_of
-from ferrule.server.openai.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Usage
+from ferrule.server.openai.protocol.completions import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+)
+from ferrule.server.openai.protocol.usage import Usage
 from ferrule.server.request_body import BodyRoute
 from ferrule.server.request_record import name_fields
 from ferrule.server.schema import llama_cpp

@@ -23,7 +23,7 @@ from ferrule.server.encoding import (
 )
 from ferrule.server.errors import BAD_REQUEST, ApiError
 from ferrule.server.generation import new_request_id
-from ferrule.server.openai.protocol import (
+from ferrule.server.openai.protocol.pooling import (
     Embedding,
     EmbeddingList,
     EmbeddingRequest,
@@ -32,8 +32,8 @@ from ferrule.server.openai.protocol import (
     RerankResult,
     TextRank,
     TextRanks,
-    Usage,
 )
+from ferrule.server.openai.protocol.usage import Usage
 from ferrule.server.request_body import BodyRoute
 from ferrule.server.request_record import name_fields
 

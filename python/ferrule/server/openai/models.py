@@ -12,7 +12,13 @@ from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
 from ferrule.server.errors import ApiError
 from ferrule.server.models import ModelName
-from ferrule.server.openai.protocol import LoadAdapterRequest, ModelCard, ModelList, ModelStatus, UnloadAdapterRequest
+from ferrule.server.openai.protocol.models import (
+    LoadAdapterRequest,
+    ModelCard,
+    ModelList,
+    ModelStatus,
+    UnloadAdapterRequest,
+)
 from ferrule.server.request_body import BodyRoute
 
 

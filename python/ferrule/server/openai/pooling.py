@@ -17,7 +17,7 @@ from ferrule.server.errors import BAD_REQUEST, ApiError
 from ferrule.server.generation import new_request_id
 from ferrule.server.models import ServedModel
 from ferrule.server.openai.embeddings import encoded_vector, texts_of, tokens_usage
-from ferrule.server.openai.protocol import (
+from ferrule.server.openai.protocol.pooling import (
     Classification,
     ClassificationList,
     ClassifyRequest,

@@ -10,7 +10,8 @@ from ferrule._text.prompt import Prompt, TextPrompt, TokensPrompt
 from ferrule._validation import check_integer
 from ferrule.errors import InvalidParameterError
 from ferrule.server.models import ServedModel
-from ferrule.server.openai.protocol import CompletionRequest, GenerationFields
+from ferrule.server.openai.protocol.completions import CompletionRequest
+from ferrule.server.openai.protocol.generation import GenerationFields
 
 MAX_PROMPTS = 1024
 """Maximum number of prompts of a request."""

@@ -12,7 +12,7 @@ from ferrule.server.context import Context
 from ferrule.server.models import ServedModel
 from ferrule.server.openai.messages import template_messages
 from ferrule.server.openai.prompts import check_length
-from ferrule.server.openai.protocol import (
+from ferrule.server.openai.protocol.tokens import (
     DetokenizeRequest,
     Rendered,
     TemplateRequest,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ferrule._text.parsers import ToolCall as ParsedCall
 from ferrule._text.parsers import ToolCallDelta as Call
-from ferrule.server.openai.protocol import (
+from ferrule.server.openai.protocol.chat import (
     CustomCall,
     CustomToolCall,
     CustomToolCallDelta,

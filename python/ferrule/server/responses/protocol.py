@@ -23,6 +23,7 @@ from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.custom_tools import InputGrammar, Syntax, tool_kind
 from ferrule.server.schema.limits import BoundedDict, BoundedList, ToolList
 from ferrule.server.schema.logprobs import TokenLogprob
+from ferrule.server.schema.response_fields import omitted_if_none
 from ferrule.server.schema.sampling import SamplingFields, sampling_field
 from ferrule.server.schema.timings import Timings
 from ferrule.server.schema.unions import str_or_list, str_or_object
@@ -406,7 +407,7 @@ class OutputReasoning(BaseModel):
     id: str
     summary: list[Any] = Field(default_factory=list[Any])
     content: list[OutputReasoningText]
-    encrypted_content: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    encrypted_content: str | None = omitted_if_none()
     """The reasoning in base64, for clients that send back only this field; it is not encrypted."""
     status: Status
 
@@ -479,7 +480,7 @@ class ResponseBody(BaseModel):
     user: str | None
     safety_identifier: str | None
     prompt_cache_key: str | None
-    timings: Timings | None = Field(default=None, exclude_if=lambda value: value is None)
+    timings: Timings | None = omitted_if_none()
 
 
 class DeletedResponse(BaseModel):
