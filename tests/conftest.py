@@ -20,6 +20,9 @@ import fakes
 import ferrule
 import ray_head
 from ferrule import LLM
+from ferrule._loading import packing
+from ferrule._loading.cache_home import DIRECTORY
+from ferrule._loading.packed_cache import LIMIT, PackedCache
 
 PARITY = pytest.StashKey[list[tuple[str, str, float, bool]]]()
 """Case, format, distance from the golden logits, whether the greedy continuations are equal."""
@@ -132,6 +135,15 @@ def engine_of(fake_engine: type[fakes.Engine]) -> Callable[[LLM], fakes.Engine]:
         return engine
 
     return engine_of
+
+
+@pytest.fixture
+def packed_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedCache:
+    """An empty cache of packed weights that also stores small models."""
+    monkeypatch.setenv(DIRECTORY, str(tmp_path / "cache"))
+    monkeypatch.delenv(LIMIT, raising=False)
+    monkeypatch.setattr(packing, "SMALLEST", 0)
+    return PackedCache.open()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ferrule import LLM, EngineError, ModelFileError, SamplingParams, _native, quantize
-from ferrule._loading import WEIGHTS, packing, verification
+from ferrule._loading import WEIGHTS, verification
 from ferrule._loading.cache_home import DIRECTORY
 from ferrule._loading.packed_cache import PackedCache
 
@@ -21,14 +21,6 @@ pytestmark = pytest.mark.native
 
 LLAMA = Path(__file__).parent / "golden" / "logits" / "llama"
 PROMPT: Any = {"prompt_token_ids": list(range(7, 40))}
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedCache:
-    """An empty cache that also takes small models."""
-    monkeypatch.setenv(DIRECTORY, str(tmp_path / "cache"))
-    monkeypatch.setattr(packing, "SMALLEST", 0)
-    return PackedCache.open()
 
 
 @pytest.fixture
@@ -119,29 +111,29 @@ def test_unwritable_record_is_ignored(packed: Path) -> None:
     verification.verify(packed)
 
 
-def test_use_of_a_cached_file_keeps_its_record(cache: PackedCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_use_of_a_cached_file_keeps_its_record(packed_cache: PackedCache, monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(LLAMA, quantization="int8", threads=1) as llm:
         llm._verification.join()
-    before = cache.entries()[0].last_used
+    before = packed_cache.entries()[0].last_used
     numbers = count_reads(monkeypatch)
     with LLM(LLAMA, quantization="int8", threads=1) as llm:
         llm._verification.join()
     assert numbers == []
     monkeypatch.undo()
-    assert PackedCache(cache.directory, cache.limit).entries()[0].last_used > before
+    assert PackedCache(packed_cache.directory, packed_cache.limit).entries()[0].last_used > before
 
 
-def test_damaged_cached_file_ends_the_engine_and_is_packed_again(cache: PackedCache) -> None:
+def test_damaged_cached_file_ends_the_engine_and_is_packed_again(packed_cache: PackedCache) -> None:
     with LLM(LLAMA, quantization="int8", threads=1) as llm:
         llm._verification.join()
         expected = llm.logits(PROMPT["prompt_token_ids"]).tobytes()
-    [entry] = cache.entries()
+    [entry] = packed_cache.entries()
     flip(entry.path)
     with LLM(LLAMA, quantization="int8", threads=1) as llm:
         llm._verification.join()
         with pytest.raises(EngineError, match=r"is damaged: .*; it has been removed from the cache, and the next load"):
             llm.generate(PROMPT)
-    assert not cache.entries()
+    assert not packed_cache.entries()
     with LLM(LLAMA, quantization="int8", threads=1) as llm:
         assert llm.logits(PROMPT["prompt_token_ids"]).tobytes() == expected
         llm._verification.join()
@@ -164,11 +156,11 @@ def test_damage_ends_a_running_generation(packed: Path, go_on: threading.Event) 
 
 
 def test_damage_is_reported_where_the_cache_cannot_be_changed(
-    cache: PackedCache, monkeypatch: pytest.MonkeyPatch
+    packed_cache: PackedCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LLM(LLAMA, quantization="int8", threads=1) as llm:
         llm._verification.join()
-    [entry] = cache.entries()
+    [entry] = packed_cache.entries()
     flip(entry.path)
 
     def refuse(path: Path, **_: Any) -> None:
@@ -189,11 +181,11 @@ def test_verify_weights_refuses_a_damaged_directory_before_the_first_token(packe
         LLM(packed.parent, threads=1, verify_weights=True)
 
 
-def test_verify_weights_packs_a_damaged_cached_file_again(cache: PackedCache) -> None:
+def test_verify_weights_packs_a_damaged_cached_file_again(packed_cache: PackedCache) -> None:
     options: dict[str, Any] = {"quantization": "int8", "threads": 2, "verify_weights": True}
     with LLM(LLAMA, **options) as llm:
         expected = llm.logits(PROMPT["prompt_token_ids"]).tobytes()
-    [entry] = cache.entries()
+    [entry] = packed_cache.entries()
     flip(entry.path)
     with LLM(LLAMA, **options) as llm:
         assert llm.logits(PROMPT["prompt_token_ids"]).tobytes() == expected
