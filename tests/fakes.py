@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fake_arithmetic import logits, logprobs_of, pick, scores_after, trace_of
+from fake_values import Grammar, LoraAdapter, SampleTrace, StepOutput, TokenLogprobs, Vocabulary
 from ferrule._params.logits_processors import LogitsProcessors
 from ferrule.errors import EngineError, InvalidParameterError, QueueFullError
 
@@ -30,84 +32,6 @@ SLOW_SECONDS = 0.5
 """Seconds of a slow step."""
 HISTOGRAMS = ("queue", "prefill", "time_to_first_token", "inter_token", "decode", "step")
 BOUNDS = [0.001, 0.01, 0.1, 1.0]
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    sampled: tuple[int, float, int]
-    top: list[tuple[int, float, int]]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    id: int
-    logit: float
-    probability: float
-    final_probability: float
-    dropped_by: str | None
-    stage_probabilities: list[float] = field(default_factory=list[float])
-
-
-@dataclass(frozen=True)
-class SampleTrace:
-    candidates: list[Candidate]
-    stages: list[tuple[str, int, float]]
-    draw: float | None
-    chosen: int
-
-
-@dataclass(frozen=True)
-class Beam:
-    token_ids: list[int]
-    cumulative_logprob: float
-    score: float
-    stop_token: int | None = None
-
-
-@dataclass(frozen=True)
-class StepOutput:
-    request_id: int
-    token_ids: list[int]
-    finish_reason: str | None = None
-    stop_token: int | None = None
-    error: str | None = None
-    lost_stage: int | None = None
-    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
-    entropies: list[float] = field(default_factory=list[float])
-    trace: list[SampleTrace] = field(default_factory=list[SampleTrace])
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
-    beams: list[Beam] = field(default_factory=list[Beam])
-    queued_seconds: float | None = None
-    last_prefill_seconds: float | None = None
-    first_token_seconds: float | None = None
-    last_token_seconds: float | None = None
-    preemptions: int = 0
-    cached_tokens: int = 0
-    processed_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class LoraAdapter:
-    rank: int
-    modules: list[str]
-    bytes: int = 1000
-
-
-@dataclass(frozen=True)
-class Grammar:
-    """A grammar that restricts nothing; it records its calls for tests."""
-
-    constraint: dict[str, Any]
-
-
-class Vocabulary:
-    def __init__(self, tokens: list[bytes], special: set[int]) -> None:
-        self.tokens, self.special = tokens, special
-
-    def compile(self, constraint: str) -> Grammar:
-        return Grammar(json.loads(constraint))
 
 
 @dataclass
@@ -330,7 +254,7 @@ class Engine:
 
     def logits(self, token_ids: list[int], lora: LoraAdapter | None = None, first: int = 0) -> bytearray:
         self._alone()
-        rows = [self._logits(token, position) for position, token in enumerate(token_ids)][first:]
+        rows = [logits(token, position, self.vocab_size) for position, token in enumerate(token_ids)][first:]
         return bytearray(b"".join(struct.pack(f"<{self.vocab_size}f", *row) for row in rows))
 
     def encode(self, texts: list[tuple[list[int], list[int], str | None]], task: str) -> bytearray:
@@ -473,15 +397,6 @@ class Engine:
         if self.closed:
             raise EngineError("the engine is closed")
 
-    def _logits(self, token: int, position: int) -> list[float]:
-        scores = self._scores(token, position)
-        return [scores.get(token_id, -10.0) for token_id in range(self.vocab_size)]
-
-    def _scores(self, token: int, position: int) -> dict[int, float]:
-        """Returns logits in which a few normal tokens of the embedded model are far above all others."""
-        generator = random.Random(token * 1_000_003 + position)
-        return {generator.randrange(7, self.vocab_size): generator.gauss(0, 3) for _ in range(40)}
-
     def _advance(self, request_id: int, sequence: _Sequence) -> StepOutput | None:
         if self.error_at == self.steps or sequence.prompt == self.bad_prompt:
             return StepOutput(request_id, [], "error", error="logits are not finite")
@@ -516,7 +431,8 @@ class Engine:
             return []
         positions = range(max(start + 1, params["prompt_logprobs_from"]), min(end + 1, len(prompt)))
         return [
-            self._logprobs(self._scores(prompt[p - 1], p - 1), prompt[p], params["prompt_logprobs"]) for p in positions
+            logprobs_of(scores_after(prompt[p - 1], p - 1, self.vocab_size), prompt[p], params["prompt_logprobs"])
+            for p in positions
         ]
 
     @staticmethod
@@ -541,49 +457,19 @@ class Engine:
             scores = {token: 1.0, 0: -1.0}
         else:
             last, position = [*sequence.prompt, *sequence.output][-1], len(sequence.prompt) + said - 1
-            scores = self._scores(last, position)
+            scores = scores_after(last, position, self.vocab_size)
             draw = random.Random(f"{params['seed']} {said}").random() if params["temperature"] else None
-            token = self._pick(scores, params["temperature"], draw)
+            token = pick(scores, params["temperature"], draw)
         if params["logprobs"] is not None:
-            logprobs = [self._logprobs(scores, token, params["logprobs"])]
+            logprobs = [logprobs_of(scores, token, params["logprobs"])]
         if params["trace"] is not None:
-            trace = [self._trace(scores, token, params)]
+            trace = [trace_of(scores, token, params)]
         entropies = [math.log(len(scores))] if params["entropy"] else []
         sequence.output.append(token)
         if token in params["stop_token_ids"] and said + 1 > params["min_tokens"]:
             return StepOutput(request_id, [token], "stop", token, logprobs=logprobs, entropies=entropies, trace=trace)
         finish = "length" if said + 1 >= params["max_tokens"] else None
         return StepOutput(request_id, [token], finish, logprobs=logprobs, entropies=entropies, trace=trace)
-
-    @staticmethod
-    def _pick(scores: dict[int, float], temperature: float, draw: float | None) -> int:
-        if draw is None:
-            return max(scores, key=lambda token: (scores[token], -token))
-        weights = {token: math.exp(score / temperature) for token, score in scores.items()}
-        left = draw * sum(weights.values())
-        for token, weight in weights.items():
-            left -= weight
-            if left <= 0:
-                return token
-        return max(scores)
-
-    @staticmethod
-    def _logprobs(scores: dict[int, float], token: int, count: int) -> TokenLogprobs:
-        total = math.log(sum(map(math.exp, scores.values())))
-        order = sorted(scores, key=lambda t: (-scores[t], t))
-        ranked = [(t, scores[t] - total, rank) for rank, t in enumerate(order, start=1)]
-        last = (token, -10.0 - total, len(order) + 1)
-        return TokenLogprobs(next((entry for entry in ranked if entry[0] == token), last), ranked[:count])
-
-    def _trace(self, scores: dict[int, float], token: int, params: dict[str, Any]) -> SampleTrace:
-        ranked = self._logprobs(scores, token, params["trace"]).top
-        candidates = [
-            Candidate(t, scores[t], math.exp(p), left, None if rank <= 3 else "top_k", [left])
-            for t, p, rank in ranked
-            for left in [math.exp(p) if rank <= 3 else 0.0]
-        ]
-        stages = [("top_k", 3, 0.5)]
-        return SampleTrace(candidates, stages, 0.5 if params["temperature"] else None, token)
 
 
 def measure(spec: str, weights: str | None, options: str) -> str:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fakes
+from fake_arithmetic import scores_after
 from ferrule import LLM, InvalidParameterError, LoglikelihoodOutput, PromptError, SamplingParams
 
 EngineOf = Callable[[LLM], fakes.Engine]
@@ -22,7 +23,7 @@ def oracle(engine: fakes.Engine, prompt: list[int], continuation: list[int]) -> 
     logprobs, greedy = list[float](), True
     for position, token in enumerate(continuation, start=len(prompt)):
         before = [*prompt, *continuation][position - 1]
-        scores = engine._scores(before, position - 1)
+        scores = scores_after(before, position - 1, engine.vocab_size)
         total = math.log(sum(map(math.exp, scores.values())))
         logprobs.append(scores.get(token, -10.0) - total)
         greedy = greedy and token == max(scores, key=lambda t: (scores[t], -t))
