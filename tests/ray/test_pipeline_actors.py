@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import pytest
+import ray.exceptions
 
 from conftest import TINY
 from ferrule import LLM, EngineArgs, EngineError, ModelNotFoundError, PipelineStageError, SamplingParams
 from ferrule._loading import read_model_files
 from ferrule._pipeline import ray_actors
 from ferrule._pipeline.ray_actors import StageActor, StageActors
+from ferrule._pipeline.stages import LOGGER
+from ray_server import SECONDS
+from serve_process import served
+from server.live import until
 from test_invariance import bits
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("ray_driver")]
@@ -53,6 +61,70 @@ def test_killed_actor_and_a_new_engine_with_the_output_of_one_process() -> None:
         assert [stage["layers"] > 0 for stage in llm.info()["pipeline_stages"]] == [True, True]
 
 
+def test_server_starts_lost_actors_again(ray_cluster: str, long_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
+    backend = ("--distributed-executor-backend", "ray", "--pipeline-parallel-size", "2", "--threads", "1")
+    command = ("-m", "ferrule", "serve", str(long_model), "--port", "0", *backend)
+    with (
+        served(*command, stop_within=SECONDS) as url,
+        httpx.Client(base_url=url, timeout=SECONDS, trust_env=False) as client,
+    ):
+
+        def answer() -> object:
+            request = {"prompt": PROMPTS[0], "max_tokens": 4, "temperature": 0}
+            return client.post("/v1/completions", json=request).json()["choices"]
+
+        def has_status(status: int) -> Callable[[], bool]:
+            return lambda: client.get("/health").status_code == status
+
+        expected, (first, _) = answer(), processes_of_actors()
+        endless = {"prompt": "Once", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
+        with client.stream("POST", "/v1/completions", json=endless) as response:
+            lines = response.iter_lines()
+            next(lines)
+            os.kill(first, signal.SIGKILL)
+            rest = "\n".join(lines)
+        assert '"code": "engine_unavailable"' in rest
+        assert "pipeline stage" in rest
+        until(has_status(503), SECONDS)
+        until(has_status(200), SECONDS)
+        assert answer() == expected
+        assert first not in processes_of_actors()
+
+
+def test_ctrl_c_ends_the_wait_for_room() -> None:
+    from ray.util import placement_group_table
+
+    messages: list[str] = []
+
+    class CtrlC(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+            signal.raise_signal(signal.SIGINT)
+
+    handler = CtrlC()
+    LOGGER.addHandler(handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            LLM(pipeline_parallel_size=2, threads=512, distributed_executor_backend="ray")
+    finally:
+        LOGGER.removeHandler(handler)
+    [message] = messages
+    assert "s for room in the Ray cluster for 2 pipeline stages with 512 CPUs each (it has 2 CPUs, " in message
+    groups: Any = placement_group_table
+    until(lambda: {group["state"] for group in groups().values()} <= {"REMOVED"}, SECONDS)
+
+
+def test_errors_of_ray_are_causes_of_engine_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ray.exceptions.RaySystemError("the head has ended")
+
+    monkeypatch.setattr(ray_actors, "placement_group", fail)
+    with pytest.raises(EngineError, match=r"the Ray cluster failed: .*the head has ended") as raised:
+        LLM.from_engine_args(TWO_ACTORS)
+    assert isinstance(raised.value.__cause__, ray.exceptions.RaySystemError)
+
+
 def test_actors_that_cannot_be_placed_or_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     spec = read_model_files(TINY).spec
     layers = [(0, 1), (1, len(spec.layers))]
@@ -64,5 +136,6 @@ def test_actors_that_cannot_be_placed_or_loaded(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(ModelNotFoundError):
         load()
     monkeypatch.setattr(ray_actors, "PLACEMENT_SECONDS", 0.1)
-    with pytest.raises(EngineError, match="no room for 2 pipeline stages with 512 CPUs each within 0 s; set threads"):
+    found = r"it has 2 CPUs, [012] of them free; hosts: 1"
+    with pytest.raises(EngineError, match=rf"no room for 2 .* with 512 CPUs each within 0 s \({found}\); set threads"):
         LLM(pipeline_parallel_size=2, threads=512, distributed_executor_backend="ray")

@@ -430,6 +430,7 @@ def test_failed_engine_is_loaded_again(engine: type[fakes.Engine]) -> None:
     loader = Loader()
     with serving(on_demand={"m": loader.model}) as live:
         assert live.chat(max_tokens=1).status == 200
+        entry_of(live, "m").leases += 1  # that of a client that does not read its response
         loader.made[0]._registry.fail(EngineError("the engine has failed"))
         assert live.request("/health").status == 200
         assert live.chat(max_tokens=1).status == 200

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from ferrule._api.info import size_text
 from ferrule._cli.terminal import harmless, is_styled
-from ferrule.server.middleware.log import LOGGER, JSONFormatter, place_of
+from ferrule.server.middleware.log import JSONFormatter, place_of
 from ferrule.server.settings import ServerSettings
 
 
@@ -74,7 +74,7 @@ def log_to_stderr(form: str) -> Generator[bool]:
     handler = StderrHandler(erases=readable)
     handler.setFormatter(TextFormatter() if readable else JSONFormatter())
     root = logging.getLogger()
-    LOGGER.setLevel(logging.INFO)
+    logging.getLogger("ferrule").setLevel(logging.INFO)
     root.addHandler(handler)
     try:
         yield readable

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -24,11 +25,15 @@ from ferrule._loading import EMBEDDED, find_model, read_model_files
 from ferrule._loading.packing import weights_of
 from ferrule._params.options import EngineArgs
 from ferrule._pipeline.connections import Destination, Listener, connect
-from ferrule._pipeline.stages import Stages
+from ferrule._pipeline.stages import LOGGER, Stages
 from ferrule.errors import ConfigError, EngineError, FerruleError, PipelineStageError
 
 PLACEMENT_SECONDS = 600.0
 """Seconds within which the cluster must have room for the stages."""
+PLACEMENT_POLL_SECONDS = 1
+"""Seconds of a single wait for room, which Ctrl-C does not end. Ray reads an integer."""
+REPORT_SECONDS = 60.0
+"""Seconds between log records about the wait for room."""
 CONNECTION_SECONDS = 600.0
 """Seconds within which the actors must start and connect."""
 FAILURE_SECONDS = 120.0
@@ -82,19 +87,20 @@ class StageActors(Stages):
     def __init__(self, args: EngineArgs, model: str | None, spec: str, layers: Sequence[tuple[int, int]]) -> None:
         """Starts an actor for each stage and waits until it has connected.
 
-        Raises EngineError if the cluster cannot be reached, has no room for the stages, or cannot start them;
-        PipelineStageError, and the errors of loading a model.
+        Raises EngineError if the cluster cannot be reached, has no room for the stages, cannot start them, or ends
+        meanwhile; PipelineStageError, and the errors of loading a model.
         """
         _connect_to_cluster()
-        super().__init__(args.threads or _cpus_of_stage(len(layers)))
-        self._actors: list[Any] = []
-        self._runs: list[Any] = []
-        self._group: Any = placement_group([{"CPU": self.threads}] * len(layers), strategy="SPREAD")
-        try:
-            self._start(replace(args, threads=self.threads, progress=None), model, spec, layers)
-        except BaseException:
-            self.close()
-            raise
+        with _ray_errors("the Ray cluster failed"):
+            super().__init__(args.threads or _cpus_of_stage(len(layers)))
+            self._actors: list[Any] = []
+            self._runs: list[Any] = []
+            self._group: Any = placement_group([{"CPU": self.threads}] * len(layers), strategy="SPREAD")
+            try:
+                self._start(replace(args, threads=self.threads, progress=None), model, spec, layers)
+            except BaseException:
+                self.close()
+                raise
 
     def failure(self, stage: int) -> FerruleError:
         """Returns the error with which an actor ended."""
@@ -124,23 +130,42 @@ class StageActors(Stages):
     def _start(self, args: EngineArgs, model: str | None, spec: str, layers: Sequence[tuple[int, int]]) -> None:
         api: Any = ray
         wanted = f"{len(layers)} pipeline stages with {self.threads} CPUs each"
-        if not self._group.wait(PLACEMENT_SECONDS):
-            advice = "set threads, the CPUs of a stage, or pipeline_parallel_size to a smaller number"
-            raise EngineError(f"the Ray cluster had no room for {wanted} within {PLACEMENT_SECONDS:.0f} s; {advice}")
+        self._wait_for_room(wanted)
         with _listener() as listener:
             for stage in range(len(layers)):
                 place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=stage)
                 remote = api.remote(StageActor).options(num_cpus=self.threads, scheduling_strategy=place)
                 self._actors.append(remote.remote())
-            try:
+            with _ray_errors(f"the actors of {wanted} could not be started"):
                 nodes: list[str] = api.get([actor.node.remote() for actor in self._actors], timeout=CONNECTION_SECONDS)
-            except ray.exceptions.RayError as error:
-                raise EngineError(f"the actors of {wanted} could not be started: {error}") from error
             sharers = Counter(nodes)
             for stage, (actor, node) in enumerate(zip(self._actors, nodes, strict=True)):
                 task = StageTask(model, args, spec, stage, layers[stage], listener.destination)
                 self._runs.append(actor.run.remote(task, sharers[node]))
             self.sockets = listener.accept(len(layers), CONNECTION_SECONDS, self._check)
+
+    def _wait_for_room(self, wanted: str) -> None:
+        """Waits until the cluster has reserved the CPUs of the stages; Ctrl-C ends the wait.
+
+        Raises EngineError.
+        """
+        start = time.monotonic()
+        next_report = start
+        while not self._group.wait(PLACEMENT_POLL_SECONDS):
+            now = time.monotonic()
+            if now - start >= PLACEMENT_SECONDS:
+                raise EngineError(
+                    f"the Ray cluster had no room for {wanted} within {PLACEMENT_SECONDS:.0f} s ({_resources()}); "
+                    "set threads, the CPUs of a stage, or pipeline_parallel_size to a smaller number"
+                )
+            if now >= next_report:
+                LOGGER.warning(
+                    "waiting at most %.0f s for room in the Ray cluster for %s (%s)",
+                    start + PLACEMENT_SECONDS - now,
+                    wanted,
+                    _resources(),
+                )
+                next_report = now + REPORT_SECONDS
 
     def _check(self) -> None:
         """Raises the error of a stage that has ended."""
@@ -156,16 +181,32 @@ def _connect_to_cluster() -> None:
     """
     if ray.is_initialized():
         return
-    try:
+    with _ray_errors("cannot connect to a Ray cluster"):
         cast("Any", ray).init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise EngineError(f"cannot connect to a Ray cluster: {error}") from error
+
+
+@contextmanager
+def _ray_errors(problem: str) -> Generator[None]:
+    """Raises an EngineError that begins with `problem` for an error of Ray, which is its cause."""
+    try:
+        yield
+    except FerruleError:
+        raise
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise EngineError(f"{problem}: {error}") from error
 
 
 def _nodes() -> list[dict[str, Any]]:
     """Returns the description of each host of the cluster that is alive."""
     nodes: list[dict[str, Any]] = cast("Any", ray).nodes()
     return [node for node in nodes if node["Alive"]]
+
+
+def _resources() -> str:
+    """Describes the CPUs of the cluster."""
+    api: Any = ray
+    total, free = (found.get("CPU", 0.0) for found in (api.cluster_resources(), api.available_resources()))
+    return f"it has {total:g} CPUs, {free:g} of them free; hosts: {len(_nodes())}"
 
 
 def _listener() -> Listener:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import socket
@@ -10,6 +11,8 @@ from contextlib import suppress
 from typing import TypedDict
 
 from ferrule.errors import FerruleError, PipelineStageError
+
+LOGGER = logging.getLogger("ferrule.pipeline")
 
 
 class StageArguments(TypedDict):
@@ -35,7 +38,7 @@ class Stages(ABC):
         self._pid = os.getpid()
 
     def wait_until_loaded(self) -> None:
-        """Waits until each stage has loaded its layers; Ctrl-C ends the wait.
+        """Waits until each stage has loaded its layers, and logs each that has; Ctrl-C ends the wait.
 
         Raises the error with which a stage failed, PipelineStageError.
         """
@@ -48,6 +51,8 @@ class Stages(ABC):
                     if not _has_data(self.sockets[stage]):
                         raise self.failure(stage)
                     selector.unregister(key.fileobj)
+                    left = len(selector.get_map())
+                    LOGGER.info("pipeline stage %d loaded; %d of %d left", stage, left, len(self.sockets))
         self.loaded = True
 
     def check(self) -> None:

@@ -38,14 +38,16 @@ def run_app(address: str, app: Any, *, host: str, port: int, on_ready: Callable[
     Serve ends with the command that started it, unless it serves other applications.
 
     Raises InvalidParameterError for an address without a cluster, a cluster that serves this application or another one
-    at / already or listens elsewhere, and a port that is in use; EngineError if the replicas cannot be started or
-    another program deletes the application.
+    at / already or listens elsewhere, and a port that is in use; EngineError if the replicas cannot be started, another
+    program deletes the application, or the cluster ends.
     """
     ray_api: Any = ray
     connect(address)
     try:
         with _interrupts() as interrupted:  # after `connect`, where Ray sets a handler of SIGTERM
             _run(address, app, host=host, port=port, on_ready=on_ready, interrupted=interrupted)
+    except (RayError, RayServeException) as error:
+        raise EngineError(f"the Ray cluster failed: {_last_line(error)}") from error
     finally:
         ray_api.shutdown()
 

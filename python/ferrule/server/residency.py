@@ -164,7 +164,7 @@ class Residency:
         `keep_alive` replaces the model's keep-alive time until it is unloaded.
 
         Raises ApiError for a model that cannot be loaded, and where the request's deadline passes meanwhile;
-        EngineError for a model that has failed and is still in use.
+        EngineError for a model that has failed and cannot be loaded again.
         """
         llm = await self._loaded(entry)
         with self.hold(entry):
@@ -235,16 +235,16 @@ class Residency:
                 return entry.llm
 
     async def _unload_failed(self, entry: Entry) -> None:
-        """Unloads a model that has failed, if it can be loaded again and no request uses it.
+        """Unloads a model that has failed, if it can be loaded again. Requests that still use it have got its error.
 
-        Raises EngineError otherwise.
+        Raises EngineError if it cannot be loaded again.
         """
         if entry.llm is None:
             return
         try:
             await entry.llm.check_health()
         except EngineError as error:
-            if entry.on_demand is None or not entry.is_idle:
+            if entry.on_demand is None:
                 raise
             LOGGER.error("engine failed", extra={"fields": {"model": entry.name, "reason": str(error)}})
             self._unload(entry)
