@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Measure pipeline stages of one thread each against one process with as many threads, on the same prompts.
+"""Measure a model over several processes of one thread each against one process with as many threads.
 
     python benches/pipeline.py --shape llama-1b --quantization int4 --stages 2 --sequences 16
+    python benches/pipeline.py --shape llama-1b --quantization int4 --stages 1 --ranks 2 --sequences 1
 
-The stages are processes of this machine. Prints one JSON object with the medians of alternating rounds in output tokens
-per second, their ratio, and the bytes of weights of each stage relative to those of the whole model.
+The processes are on this machine: pipeline stages, each in one or several processes (ranks) that divide the rows of its
+matrices. Prints one JSON object with the medians of alternating rounds on the same prompts: output tokens per second,
+milliseconds of a decode step, the ratio of both, and the bytes of weights of each process relative to those of the whole
+model.
 """
 
 from __future__ import annotations
@@ -20,11 +23,16 @@ from ferrule import LLM, SamplingParams
 from ferrule._text.prompt import TokensPrompt
 
 
-def speed(llm: LLM, prompts: list[TokensPrompt], params: SamplingParams) -> float:
-    """Returns the output tokens per second."""
+def measure(llm: LLM, prompts: list[TokensPrompt], tokens: int) -> tuple[float, float]:
+    """Returns the output tokens per second, and the seconds of a decode step."""
+    begin = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    whole = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     start = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    return sum(len(output.outputs[0].token_ids) for output in outputs) / (time.perf_counter() - start)
+    llm.generate(prompts, begin, use_tqdm=False)
+    prefilled = time.perf_counter()
+    llm.generate(prompts, whole, use_tqdm=False)
+    seconds, of_prefill = time.perf_counter() - prefilled, prefilled - start
+    return len(prompts) * tokens / seconds, (seconds - of_prefill) / (tokens - 1)
 
 
 def main() -> None:
@@ -33,6 +41,7 @@ def main() -> None:
     parser.add_argument("--shape", default="llama-1b")
     parser.add_argument("--quantization", default="int4")
     parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--sequences", type=int, default=16)
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--output-tokens", type=int, default=64)
@@ -49,23 +58,30 @@ def main() -> None:
         {"prompt_token_ids": [numbers.randrange(1000) for _ in range(given.prompt_tokens)]}
         for _ in range(given.sequences)
     ]
-    params = SamplingParams(temperature=0, max_tokens=given.output_tokens, ignore_eos=True)
+    workers: dict[str, Any] = {"pipeline_parallel_size": given.stages, "tensor_parallel_size": given.ranks}
     with (
-        LLM.from_shape(given.shape, threads=given.stages, **options) as whole,
-        LLM.from_shape(given.shape, threads=1, pipeline_parallel_size=given.stages, **options) as pipeline,
+        LLM.from_shape(given.shape, threads=given.stages * given.ranks, **options) as one,
+        LLM.from_shape(given.shape, threads=1, **workers, **options) as several,
     ):
-        rounds = [(speed(whole, prompts, params), speed(pipeline, prompts, params)) for _ in range(given.rounds + 1)]
-        one, stages = (statistics.median(each) for each in zip(*rounds[1:], strict=True))  # the first warms up
-        info = pipeline.info()
+        rounds = [
+            (*measure(one, prompts, given.output_tokens), *measure(several, prompts, given.output_tokens))
+            for _ in range(given.rounds + 1)
+        ]
+        medians = [statistics.median(each) for each in zip(*rounds[1:], strict=True)]  # the first warms up
+        of_one, step_of_one, of_several, step_of_several = medians
+        info = several.info()
         total = info["weight_bytes"] + info["vector_bytes"]
         result = {
             "shape": given.shape,
             "quantization": given.quantization,
             "sequences": given.sequences,
-            "one_process": round(one, 1),
-            "stages": round(stages, 1),
-            "ratio": round(stages / one, 3),
-            "weights_of_stages": [round(stage["weight_bytes"] / total, 3) for stage in info["pipeline_stages"]],
+            "one_process": round(of_one, 1),
+            "several": round(of_several, 1),
+            "ratio": round(of_several / of_one, 3),
+            "step_ms_of_one_process": round(1e3 * step_of_one, 2),
+            "step_ms_of_several": round(1e3 * step_of_several, 2),
+            "step_ratio": round(step_of_several / step_of_one, 3),
+            "weights_of_workers": [round(each["weight_bytes"] / total, 3) for each in info["pipeline_stages"]],
         }
     print(json.dumps(result))
 

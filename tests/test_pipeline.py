@@ -1,4 +1,5 @@
-"""Models divided into pipeline stages: the output of one process, lost stages, and what stages do not support."""
+"""Models over several processes (pipeline stages, tensor parallelism): the output of one process, lost workers, and what
+is not supported."""
 
 from __future__ import annotations
 
@@ -43,12 +44,13 @@ pytestmark = pytest.mark.native
 
 ENDLESS = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
 TWO_STAGES: dict[str, Any] = {"pipeline_parallel_size": 2, "threads": 1}
+TWO_RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "threads": 1}
 SECONDS = 300.0
 """Timeout for the end of a process, in seconds."""
 
 
 def stage_processes() -> list[int]:
-    """Returns the process ids of the stages of this process, first to last."""
+    """Returns the process ids of the workers of this process, first to last."""
     children: list[int] = []
     for path in Path("/proc/self/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
@@ -72,37 +74,46 @@ def wait_until_ended(pid: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "formats", "stages"),
-    [("tiny", ("int4", "int8"), 3), ("qwen2_moe", ("int8", "auto"), 2), ("lfm2", ("f32", "auto"), 2)],
+    ("model", "formats", "stages", "ranks"),
+    [
+        ("tiny", ("int4", "int8"), 3, 1),
+        ("qwen2_moe", ("int8", "auto"), 2, 1),
+        ("lfm2", ("f32", "auto"), 2, 1),
+        ("tiny", ("int4", "int8"), 1, 3),
+        ("qwen2_moe", ("int8", "auto"), 1, 2),
+        ("lfm2", ("f32", "auto"), 2, 2),
+    ],
 )
-def test_output_equals_that_of_one_process(model: str, formats: tuple[str, str], stages: int) -> None:
+def test_output_equals_that_of_one_process(model: str, formats: tuple[str, str], stages: int, ranks: int) -> None:
     with load(model, formats, 64, 1) as llm:
         whole = llm.info()
     given, sampling = prompts(model), [params(number) for number in range(8)]
-    with load(model, formats, 64, 1, pipeline_parallel_size=stages) as llm:
+    with load(model, formats, 64, 1, pipeline_parallel_size=stages, tensor_parallel_size=ranks) as llm:
         info = llm.info()
         assert [bits(output.outputs[0]) for output in llm.generate(given, sampling)] == alone(model, formats)
-        assert len(stage_processes()) == stages
+        assert len(stage_processes()) == stages * ranks
         # The cached prefixes are in the stages.
         assert [bits(output.outputs[0]) for output in llm.generate(given, sampling)] == alone(model, formats)
         assert llm.metrics().prefix_hits_tokens > 0
     assert stage_processes() == []
-    parts = info["pipeline_stages"]
+    assert [part["rank"] for part in info["pipeline_stages"]] == [*range(ranks)] * stages
+    parts = [part for part in info["pipeline_stages"] if part["rank"] == 0]
     assert [part["first_layer"] for part in parts[1:]] == [part["first_layer"] + part["layers"] for part in parts[:-1]]
     assert sum(part["layers"] for part in parts) == whole["layers"]
-    # Only the embedding may be in two stages.
+    # Only the embedding may be in two stages, and small matrices in several workers.
     assert all(part["weight_bytes"] < whole["weight_bytes"] + whole["vector_bytes"] for part in parts)
     assert whole["pipeline_stages"] == []
 
 
-def test_preemption_and_speculation() -> None:
+@pytest.mark.parametrize("several", ["pipeline_parallel_size", "tensor_parallel_size"])
+def test_preemption_and_speculation(several: str) -> None:
     formats = ("int4", "int8")
     drafts = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 5, "adaptive": False}
     with load("tiny", formats, 64, 1) as llm:
         page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
     # With the largest `target_itl`, the schedule does not depend on the time that steps take.
     few = {"kv_cache_memory": FEW_PAGES * page_bytes, "speculative_config": drafts, "target_itl": LONGEST_STEP}
-    with load("tiny", formats, 64, 1, pipeline_parallel_size=2, **few) as llm:
+    with load("tiny", formats, 64, 1, **{several: 2}, **few) as llm:
         # Each sequence begins with one page and ends with two.
         given: list[TokensPrompt] = [{"prompt_token_ids": [7 + number] * 15} for number in range(2 * FEW_PAGES)]
         sampling = [params(number) for number in range(2 * FEW_PAGES)]
@@ -117,15 +128,19 @@ def test_preemption_and_speculation() -> None:
         ]
 
 
-def test_killed_stage_ends_requests_and_engine() -> None:
-    with LLM(**TWO_STAGES) as llm:
+@pytest.mark.parametrize(
+    ("several", "worker", "stage"),
+    [(TWO_STAGES, "pipeline stage 1", 1), (TWO_RANKS, "pipeline stage 0, tensor-parallel rank 1", 0)],
+)
+def test_killed_worker_ends_requests_and_engine(several: dict[str, Any], worker: str, stage: int) -> None:
+    with LLM(**several) as llm:
         stream = llm.stream("Once", ENDLESS)
         next(stream)
         os.kill(stage_processes()[1], signal.SIGKILL)
-        with pytest.raises(PipelineStageError, match="pipeline stage 1: the connection ended") as caught:
+        with pytest.raises(PipelineStageError, match=f"{worker}: the connection ended") as caught:
             list(stream)
-        assert caught.value.stage == 1
-        with pytest.raises(PipelineStageError, match="pipeline stage 1"):
+        assert caught.value.stage == stage
+        with pytest.raises(PipelineStageError, match=worker):
             llm.generate("Once", ENDLESS)
     assert stage_processes() == []
 
@@ -199,7 +214,7 @@ def test_waiting_embeddings_get_the_error_of_a_lost_stage() -> None:
 
 def test_stage_that_cannot_be_loaded() -> None:
     spec, options = read_model_files(TINY).spec.to_json(), EngineOptions(threads=1).to_json()
-    arguments = StageArguments(spec=spec, weights=str(TINY), options=options, layers=(0, 1), sharers=1)
+    arguments = StageArguments(spec=spec, weights=str(TINY), options=options, layers=(0, 1), rank=0, sharers=1)
     cases: list[tuple[Any, type[Exception]]] = [
         ({"layers": (0, 99)}, UnsupportedModelError),
         ({"spec": "{}"}, ConfigError),
@@ -280,7 +295,12 @@ def test_invalid_numbers_of_stages_and_backends() -> None:
             {"distributed_executor_backend": "uni", "pipeline_parallel_size": 2},
             "must be mp or ray with pipeline_parallel_size above 1, got 'uni'",
         ),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is not supported, got 2; it is not implemented yet"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be an integer from 1 to 1024, got 0"),
+        ({"tensor_parallel_size": 999}, r"must be an integer from 1 to \d+ for this model .*, got 999"),
+        (
+            {"distributed_executor_backend": "ray", "tensor_parallel_size": 2},
+            "must be mp with tensor_parallel_size above 1, got 'ray'",
+        ),
     ]
     for options, message in cases:
         with pytest.raises(InvalidParameterError, match=message):
@@ -290,9 +310,9 @@ def test_invalid_numbers_of_stages_and_backends() -> None:
 def test_methods_that_stages_do_not_support(tmp_path: Path) -> None:
     adapter = random_adapter(tmp_path / "adapter", TINY)
     with LLM(**TWO_STAGES) as llm:
-        with pytest.raises(UnsupportedTaskError, match="adapters are not supported with pipeline parallelism"):
+        with pytest.raises(UnsupportedTaskError, match="adapters are not supported with pipeline or tensor parallelism"):
             llm.load_lora_adapter("a", adapter)
-        with pytest.raises(UnsupportedTaskError, match="not supported with pipeline parallelism"):
+        with pytest.raises(UnsupportedTaskError, match="not supported with pipeline or tensor parallelism"):
             llm.save_state("Once upon a time")
     with pytest.raises(UnsupportedModelError, match="does not support bidirectional attention"):
         LLM(GOLDEN.parent / "encoders" / "bert", **TWO_STAGES)

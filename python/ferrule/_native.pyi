@@ -23,14 +23,15 @@ class Engine:
         options: str,
         progress: Callable[[int, int], None] | None = None,
         draft: tuple[str, str | None, str] | None = None,
-        stages: list[int] | None = None,
+        stages: tuple[list[int], int] | None = None,
     ) -> None:
         """Loads a model: maps a packed file, or packs the weights of a checkpoint or GGUF file, or random weights.
 
         `spec` is the JSON of a ModelSpec, `options` the JSON of the options that `engine_options` lists. `progress` is
         called with the bytes packed so far and the bytes in total. `draft` is the spec, weights and options of a
         smaller draft model with the same vocabulary. With `stages`, the model runs in pipeline stages, first to last,
-        instead of this process: sockets whose other ends run `serve_stage`. Only headers of the weights are read then.
+        instead of this process: sockets whose other ends run `serve_stage`, and the number of workers of each stage.
+        Only headers of the weights are read then.
 
         Raises ModelFileError, ConfigError, InvalidParameterError, InsufficientMemoryError, PipelineStageError,
         KeyboardInterrupt.
@@ -450,12 +451,20 @@ def divide_layers(spec: str, weights: str | None, options: str, stages: int) -> 
     """
 
 def serve_stage(
-    spec: str, weights: str | None, options: str, layers: tuple[int, int], sharers: int, socket: int
+    spec: str,
+    weights: str | None,
+    options: str,
+    layers: tuple[int, int],
+    rank: int,
+    peers: list[int],
+    sharers: int,
+    socket: int,
 ) -> None:
     """Loads layers of a model and runs them for the Engine at the other end of a socket; releases the GIL.
 
-    Returns when the engine closes the connection. `sharers` stages, this one included, divide the memory of this
-    machine. The socket stays open.
+    Returns when the engine closes the connection. `peers` are sockets to the other workers that divide the rows of the
+    stage's matrices, in the order of their ranks, and `rank` is the place of this worker among them. `sharers` workers,
+    this one included, divide the memory of this machine. The sockets stay open.
 
     Raises the errors of Engine, and EngineError for a connection that is lost within a message.
     """

@@ -161,13 +161,13 @@ class LoadedModel(metaclass=RefusingMeta):
         from ferrule import _native
 
         stages = start_stages(self._options, parts[0][0], weights[0])
-        sockets = None
+        workers = None
         self._check_stages = None if stages is None else stages.check
         if stages is not None:
             finalizer = weakref.finalize(self, stages.close)
             finalizer.atexit = False  # the stages end with this process, after the engine
             self._holds.append(finalizer)
-            sockets = [connection.fileno() for connection in stages.sockets]
+            workers = [connection.fileno() for connection in stages.sockets], stages.ranks
             files, name, options = parts[0]
             parts = [(files, name, replace(options, threads=stages.threads)), *parts[1:]]
 
@@ -176,7 +176,7 @@ class LoadedModel(metaclass=RefusingMeta):
             for path, (files, _, options) in zip(weights, parts, strict=True)
         ]
         try:
-            return _native.Engine(*model, progress, *draft, stages=sockets)
+            return _native.Engine(*model, progress, *draft, stages=workers)
         except BaseException:
             if stages is not None:
                 stages.close()

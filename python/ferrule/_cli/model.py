@@ -75,8 +75,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pipeline_parallel_size": {
         "effect": "Number of pipeline stages that divide the layers of the model, each with --threads threads",
     },
+    "tensor_parallel_size": {
+        "effect": "Number of processes that divide the rows of the matrices, each with --threads threads",
+    },
     "distributed_executor_backend": {
-        "effect": "Processes of the pipeline stages: mp for processes of this machine, ray for actors of a Ray cluster",
+        "effect": "Processes of pipeline and tensor parallelism: mp for processes of this machine, ray for actors of a Ray cluster",
         "unset": "mp",
     },
     "tokenizer": {"callback": _check_given},
@@ -128,8 +131,9 @@ def prefix_cache_option(command: Command) -> Command:
 
 
 def pipeline_options(command: Command) -> Command:
-    """Adds the options of pipeline stages."""
-    return options(LOADING, engine_rows("pipeline_parallel_size", "distributed_executor_backend"))(command)
+    """Adds the options of pipeline and tensor parallelism."""
+    names = ("pipeline_parallel_size", "tensor_parallel_size", "distributed_executor_backend")
+    return options(LOADING, engine_rows(*names))(command)
 
 
 def speculative_options(command: Command) -> Command:

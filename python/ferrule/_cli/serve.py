@@ -391,6 +391,7 @@ def command(
             "model-keep-alive": options["model_keep_alive"],
             "max-loaded-models": options["max_loaded_models"],
             "pipeline-parallel-size": options["pipeline_parallel_size"],
+            "tensor-parallel-size": options["tensor_parallel_size"],
             "distributed-executor-backend": options["distributed_executor_backend"],
         }
         options["chat_template"] = _chat_template(options["chat_template"])

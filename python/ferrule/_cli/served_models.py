@@ -75,7 +75,7 @@ def load_models(
 ) -> dict[str, AsyncLLM | OnDemand]:
     """Loads each model once, even if it has several names; those of `on_demand` later, when a request needs them.
 
-    The server loads a model with pipeline stages again if a stage is lost.
+    The server loads a model over several processes again if one of them is lost.
 
     Progress bars are shown if stderr is a terminal; not with `quiet`.
 
@@ -85,7 +85,7 @@ def load_models(
 
     loaded: dict[str | None, AsyncLLM | OnDemand] = {}
     adapters = tuple(keywords.get("lora_modules", ()))
-    has_stages = keywords.get("pipeline_parallel_size", 1) > 1
+    has_stages = keywords.get("pipeline_parallel_size", 1) * keywords.get("tensor_parallel_size", 1) > 1
     for path in models.values():
         if path in loaded:
             continue

@@ -29,7 +29,6 @@ FOREIGN: Rules = {
     "dtype": Renamed("quantization", quantization_of),
     "kv_cache_memory_bytes": Renamed("kv_cache_memory"),
     "trust_remote_code": Ignored(False, "code of a model's repository is never run; every architecture is built in"),
-    "tensor_parallel_size": Refused(1, "it is not implemented yet: use pipeline_parallel_size for several machines"),
     "data_parallel_size": Ignored(1, _ONE_PROCESS),
     "disable_custom_all_reduce": Ignored(False, _ONE_PROCESS),
     "max_parallel_loading_workers": Ignored(None, "weights load in all threads"),

@@ -231,16 +231,25 @@ class EngineArgs(EngineOptions):
         Integer(1, MAX_STAGES),
         Doc(
             "Number of pipeline stages that divide the layers of the model; each is a process with its own weights and "
-            "its part of the KV cache. `threads` is the number of threads of each stage; None: the CPUs divided by the "
-            "stages. The output does not depend on it."
+            "its part of the KV cache. `threads` is the number of threads of each process; None: the CPUs divided by "
+            "the processes. The output does not depend on it."
+        ),
+    ] = 1
+    tensor_parallel_size: Annotated[
+        int,
+        Integer(1, MAX_STAGES),
+        Doc(
+            "Number of processes that divide the rows of the matrices of each pipeline stage. They compute each step "
+            "together; `threads` is the number of threads of each process. The output does not depend on it."
         ),
     ] = 1
     distributed_executor_backend: Annotated[
         str | None,
         Choice(EXECUTOR_BACKENDS),
         Doc(
-            "Processes of the pipeline stages: `mp` for processes of this machine, `ray` for actors of a Ray cluster. "
-            "None: mp. One stage runs in this process (`uni`) with any value."
+            "Processes of pipeline and tensor parallelism: `mp` for processes of this machine, `ray` for actors of a "
+            "Ray cluster, which tensor parallelism does not support. None: mp. A model in one process runs in this one "
+            "(`uni`) with any value."
         ),
     ] = None
     progress: Annotated[
@@ -253,10 +262,18 @@ class EngineArgs(EngineOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.pipeline_parallel_size > 1:
-            if self.distributed_executor_backend == "uni":
-                requirement = "mp or ray with pipeline_parallel_size above 1"
-                raise InvalidParameterError("distributed_executor_backend", "uni", requirement)
+        sizes = {
+            "pipeline_parallel_size": self.pipeline_parallel_size,
+            "tensor_parallel_size": self.tensor_parallel_size,
+        }
+        divided_by = " and ".join(name for name, size in sizes.items() if size > 1)
+        if divided_by:
+            backends = ("mp", "ray") if self.tensor_parallel_size == 1 else ("mp",)
+            if self.distributed_executor_backend not in (None, *backends):
+                requirement = f"{' or '.join(backends)} with {divided_by} above 1"
+                raise InvalidParameterError(
+                    "distributed_executor_backend", self.distributed_executor_backend, requirement
+                )
             draft_model = None if self.speculative is None else self.speculative.model
             unsupported = {
                 "lora_modules": self.lora_modules,
@@ -265,7 +282,12 @@ class EngineArgs(EngineOptions):
             }
             for name, value in unsupported.items():
                 if value is not None:
-                    raise InvalidParameterError(name, value, "left out with pipeline_parallel_size above 1")
+                    raise InvalidParameterError(name, value, f"left out with {divided_by} above 1")
+
+    @property
+    def workers(self) -> int:
+        """Number of processes of the model."""
+        return self.pipeline_parallel_size * self.tensor_parallel_size
 
     def keywords(self) -> dict[str, Any]:
         """Returns the arguments by name, for a constructor."""

@@ -1,4 +1,5 @@
-"""Pipeline stages in other processes: on this machine (`processes`) or on the hosts of a Ray cluster (`ray_actors`).
+"""Models over several processes: on this machine (`processes`) or on the hosts of a Ray cluster (`ray_actors`).
 
-The engine schedules in this process. A stage gets token ids, positions and hidden states over a socket, never text.
+Pipeline stages divide the layers, and the workers of a stage divide the rows of its matrices (tensor parallelism). The
+engine schedules in this process. A worker gets token ids, positions and hidden states over a socket, never text.
 """

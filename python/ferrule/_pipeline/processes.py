@@ -1,4 +1,4 @@
-"""Pipeline stages in processes of this machine (`distributed_executor_backend="mp"`)."""
+"""Workers of pipeline stages in processes of this machine (`distributed_executor_backend="mp"`)."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, cast
 
 import ferrule
 from ferrule._pipeline import worker
 from ferrule._pipeline.stages import StageArguments, Stages
-from ferrule.errors import FerruleError, PipelineStageError
+from ferrule.errors import FerruleError
 
 END_SECONDS = 10.0
 """Seconds in which a process ends after its connection; then it is killed."""
 
 
 class StageProcesses(Stages):
-    """Stages in processes of this machine."""
+    """Workers in processes of this machine."""
 
-    def __init__(self, arguments: Sequence[StageArguments], threads: int) -> None:
-        """Starts a process for each stage; `threads` is the number of threads in their options.
+    def __init__(self, arguments: Sequence[StageArguments], threads: int, ranks: int = 1) -> None:
+        """Starts a process for each worker; `threads` is the number of threads in their options.
 
         Raises OSError if a process cannot be started.
         """
-        super().__init__(threads)
+        super().__init__(threads, ranks)
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
-            for each in arguments:
-                self._start(each)
+            for first in range(0, len(arguments), ranks):
+                with ExitStack() as stack:
+                    for each, peers in zip(arguments[first : first + ranks], _mesh(ranks, stack), strict=True):
+                        self._start(each, peers)
         except BaseException:
             self.close()
             raise
 
-    def failure(self, stage: int) -> FerruleError:
+    def failure(self, worker: int) -> FerruleError:
         """Returns the error that a process wrote before it ended."""
-        process = self._processes[stage]
+        process = self._processes[worker]
         try:
             written, _ = process.communicate(timeout=END_SECONDS)
         except subprocess.TimeoutExpired:
-            return PipelineStageError(f"pipeline stage {stage} closed its connection while it loaded", stage)
+            return self.loss(worker, " closed its connection while it loaded")
         if written:
             error: FerruleError = pickle.loads(written)  # noqa: S301  # from a process that this one started
             return error
-        return PipelineStageError(
-            f"pipeline stage {stage} ended while it loaded (exit status {process.returncode})", stage
-        )
+        return self.loss(worker, f" ended while it loaded (exit status {process.returncode})")
 
     def end(self) -> None:
         """Waits until the processes have ended; kills those that do not end in time, or have not loaded yet."""
@@ -66,15 +66,16 @@ class StageProcesses(Stages):
                 process.kill()
                 process.communicate()
 
-    def _start(self, arguments: StageArguments) -> None:
+    def _start(self, arguments: StageArguments, peers: Sequence[socket.socket]) -> None:
         ours, theirs = socket.socketpair()
         self.sockets.append(ours)
         with theirs:
+            given = [each.fileno() for each in (theirs, *peers)]
             process = subprocess.Popen(  # noqa: S603  # no shell; this interpreter runs a module of this package
-                [sys.executable, "-P", "-m", worker.__name__, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", worker.__name__, *map(str, given)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
+                pass_fds=given,
                 env={**os.environ, "PYTHONPATH": _python_path()},
                 process_group=0,  # Ctrl-C in a terminal does not end it
             )
@@ -82,6 +83,16 @@ class StageProcesses(Stages):
         stdin, process.stdin = cast("IO[bytes]", process.stdin), None
         with suppress(BrokenPipeError), stdin:  # an early end is found by `wait_until_loaded`
             pickle.dump(arguments, stdin)
+
+
+def _mesh(ranks: int, stack: ExitStack) -> list[list[socket.socket]]:
+    """Returns for each worker its connections to the others in the order of ranks; `stack` closes them here."""
+    peers: list[list[socket.socket]] = [[] for _ in range(ranks)]
+    for low in range(ranks):
+        for high in range(low + 1, ranks):
+            for rank, connection in zip((low, high), socket.socketpair(), strict=True):
+                peers[rank].append(stack.enter_context(connection))
+    return peers
 
 
 def _python_path() -> str:

@@ -26,7 +26,7 @@ from ferrule._loading.packing import weights_of
 from ferrule._params.options import EngineArgs
 from ferrule._pipeline.connections import Destination, Listener, connect
 from ferrule._pipeline.stages import LOGGER, Stages
-from ferrule.errors import ConfigError, EngineError, FerruleError, PipelineStageError
+from ferrule.errors import ConfigError, EngineError, FerruleError
 
 PLACEMENT_SECONDS = 600.0
 """Seconds within which the cluster must have room for the stages."""
@@ -78,7 +78,7 @@ class StageActor:
                 raise ConfigError(f"the configuration of {files.path} differs from that on the host of the engine")
             name = EMBEDDED if task.model is None else task.model
             weights = None if args.load_format == "dummy" else os.fspath(weights_of(files, name, args, None))
-            _native.serve_stage(spec, weights, args.to_json(), task.layers, sharers, connection.fileno())
+            _native.serve_stage(spec, weights, args.to_json(), task.layers, 0, [], sharers, connection.fileno())
 
 
 class StageActors(Stages):
@@ -92,7 +92,7 @@ class StageActors(Stages):
         """
         _connect_to_cluster()
         with _ray_errors("the Ray cluster failed"):
-            super().__init__(args.threads or _cpus_of_stage(len(layers)))
+            super().__init__(args.threads or _cpus_of_stage(len(layers)), ranks=1)
             self._actors: list[Any] = []
             self._runs: list[Any] = []
             self._group: Any = placement_group([{"CPU": self.threads}] * len(layers), strategy="SPREAD")
@@ -102,10 +102,10 @@ class StageActors(Stages):
                 self.close()
                 raise
 
-    def failure(self, stage: int) -> FerruleError:
+    def failure(self, worker: int) -> FerruleError:
         """Returns the error with which an actor ended."""
         try:
-            cast("Any", ray).get(self._runs[stage], timeout=FAILURE_SECONDS)
+            cast("Any", ray).get(self._runs[worker], timeout=FAILURE_SECONDS)
             reason = "its actor ended"
         except ray.exceptions.RayTaskError as error:
             cause: object = getattr(error, "cause", None)
@@ -114,7 +114,7 @@ class StageActors(Stages):
             reason = repr(cause)
         except ray.exceptions.RayError as error:
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        return PipelineStageError(f"pipeline stage {stage} failed while it loaded: {reason}", stage)
+        return self.loss(worker, f" failed while it loaded: {reason}")
 
     def end(self) -> None:
         """Ends the actors and frees their CPUs."""

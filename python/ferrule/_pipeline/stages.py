@@ -1,4 +1,4 @@
-"""`Stages`: the stages of a pipeline and their sockets."""
+"""`Stages`: the workers of pipeline stages and their sockets."""
 
 from __future__ import annotations
 
@@ -16,54 +16,68 @@ LOGGER = logging.getLogger("ferrule.pipeline")
 
 
 class StageArguments(TypedDict):
-    """Arguments of `_native.serve_stage`, except for the socket."""
+    """Arguments of `_native.serve_stage`, except for the sockets."""
 
     spec: str
     weights: str | None
     options: str
     layers: tuple[int, int]
+    rank: int
     sharers: int
 
 
 class Stages(ABC):
-    """Stages of a pipeline, first to last, that run in other processes and belong to this process."""
+    """Workers of pipeline stages that run in other processes and belong to this process.
 
-    def __init__(self, threads: int) -> None:
+    They are in the order of their stages, and those of a stage in the order of their ranks.
+    """
+
+    def __init__(self, threads: int, ranks: int) -> None:
         self.threads = threads
-        """Number of threads of each stage."""
+        """Number of threads of each worker."""
+        self.ranks = ranks
+        """Number of workers of each stage, which divide the rows of its matrices."""
         self.sockets: list[socket.socket] = []
-        """Connection to each stage; the engine uses duplicates of them."""
+        """Connection to each worker; the engine uses duplicates of them."""
         self.loaded = False
-        """Whether all stages have loaded their layers."""
+        """Whether all workers have loaded their weights."""
         self._pid = os.getpid()
 
     def wait_until_loaded(self) -> None:
-        """Waits until each stage has loaded its layers, and logs each that has; Ctrl-C ends the wait.
+        """Waits until each worker has loaded its weights, and logs each that has; Ctrl-C ends the wait.
 
-        Raises the error with which a stage failed, PipelineStageError.
+        Raises the error with which a worker failed, PipelineStageError.
         """
         with selectors.DefaultSelector() as selector:
             for index, connection in enumerate(self.sockets):
                 selector.register(connection, selectors.EVENT_READ, index)
             while selector.get_map():
                 for key, _ in selector.select():
-                    stage: int = key.data
-                    if not _has_data(self.sockets[stage]):
-                        raise self.failure(stage)
+                    worker: int = key.data
+                    if not _has_data(self.sockets[worker]):
+                        raise self.failure(worker)
                     selector.unregister(key.fileobj)
                     left = len(selector.get_map())
-                    LOGGER.info("pipeline stage %d loaded; %d of %d left", stage, left, len(self.sockets))
+                    LOGGER.info("%s loaded; %d of %d left", self._name(worker), left, len(self.sockets))
         self.loaded = True
 
     def check(self) -> None:
-        """Raises PipelineStageError if a stage has ended its connection. Only while the stages have no work."""
-        for stage, connection in enumerate(self.sockets):
+        """Raises PipelineStageError if a worker has ended its connection. Only while the workers have no work."""
+        for worker, connection in enumerate(self.sockets):
             with suppress(BlockingIOError):  # it is open
                 if not _has_data(connection, socket.MSG_DONTWAIT):
-                    raise PipelineStageError(f"pipeline stage {stage}: the connection ended", stage)
+                    raise self.loss(worker, ": the connection ended")
+
+    def loss(self, worker: int, reason: str) -> PipelineStageError:
+        """Returns the error of a worker; its message is the name of the worker with the reason."""
+        return PipelineStageError(self._name(worker) + reason, worker // self.ranks)
+
+    def _name(self, worker: int) -> str:
+        stage, rank = divmod(worker, self.ranks)
+        return f"pipeline stage {stage}" if self.ranks == 1 else f"pipeline stage {stage}, tensor-parallel rank {rank}"
 
     def close(self) -> None:
-        """Ends the stages. In a forked child, only closes the child's copies of the sockets."""
+        """Ends the workers. In a forked child, only closes the child's copies of the sockets."""
         owned = os.getpid() == self._pid
         for connection in self.sockets:
             if owned:
@@ -75,12 +89,12 @@ class Stages(ABC):
             self.end()
 
     @abstractmethod
-    def failure(self, stage: int) -> FerruleError:
-        """Returns the error of a stage whose connection has ended."""
+    def failure(self, worker: int) -> FerruleError:
+        """Returns the error of a worker whose connection has ended."""
 
     @abstractmethod
     def end(self) -> None:
-        """Ends the processes of the stages after their connections."""
+        """Ends the processes of the workers after their connections."""
 
 
 def _has_data(connection: socket.socket, flags: int = 0) -> bool:

@@ -1,4 +1,4 @@
-"""Starts the pipeline stages that the arguments of an engine ask for."""
+"""Starts the workers of pipeline stages that the arguments of an engine ask for."""
 
 from __future__ import annotations
 
@@ -11,32 +11,38 @@ from typing import TYPE_CHECKING
 
 from ferrule._loading import ModelFiles, is_remote
 from ferrule._params.options import EngineArgs
-from ferrule.errors import MissingDependencyError
+from ferrule.errors import InvalidParameterError, MissingDependencyError
 
 if TYPE_CHECKING:
     from ferrule._pipeline.stages import Stages
+
+PANEL_ROWS = 16
+"""Rows of a matrix that are packed together and are not divided."""
 
 Layers = Sequence[tuple[int, int]]
 """First layer of each stage, and the one after its last."""
 
 
 def uses_ray(args: EngineArgs) -> bool:
-    """Whether the stages are actors, which pack the weights on their hosts."""
-    return args.pipeline_parallel_size > 1 and args.distributed_executor_backend == "ray"
+    """Whether the workers are actors, which pack the weights on their hosts."""
+    return args.workers > 1 and args.distributed_executor_backend == "ray"
 
 
 def start_stages(args: EngineArgs, files: ModelFiles, weights: Path | None) -> Stages | None:
-    """Starts the pipeline stages and waits until they have loaded their layers; None for a model in one process.
+    """Starts the workers and waits until they have loaded their weights; None for a model in one process.
 
     `weights` is the path that each process of this machine loads; None for random weights.
 
-    Raises InvalidParameterError if the model cannot be divided into so many stages, MissingDependencyError without Ray,
+    Raises InvalidParameterError if the model cannot be divided among so many workers, MissingDependencyError without Ray,
     EngineError if the Ray cluster cannot start them, PipelineStageError, and the errors of loading a model.
     """
-    if args.pipeline_parallel_size == 1:
+    if args.workers == 1:
         return None
     if uses_ray(args) and find_spec("ray") is None:
         raise MissingDependencyError("distributed_executor_backend='ray' requires Ray: pip install 'ferrule[ray]'")
+    if args.tensor_parallel_size > (most := max(files.spec.hidden_size // PANEL_ROWS, 1)):
+        requirement = f"an integer from 1 to {most} for this model (hidden_size / {PANEL_ROWS})"
+        raise InvalidParameterError("tensor_parallel_size", args.tensor_parallel_size, requirement)
     from ferrule import _native
 
     path = None if weights is None else os.fspath(weights)
@@ -55,13 +61,16 @@ def _start_processes(args: EngineArgs, files: ModelFiles, weights: str | None, l
     from ferrule._pipeline.processes import StageProcesses
     from ferrule._pipeline.stages import StageArguments
 
-    count = len(layers)
+    ranks = args.tensor_parallel_size
+    count = len(layers) * ranks
     threads = args.threads or max(_native.cpu_count() // count, 1)
     spec, options = files.spec.to_json(), replace(args, threads=threads).to_json()
-    return StageProcesses(
-        [StageArguments(spec=spec, weights=weights, options=options, layers=each, sharers=count) for each in layers],
-        threads,
-    )
+    arguments = [
+        StageArguments(spec=spec, weights=weights, options=options, layers=each, rank=rank, sharers=count)
+        for each in layers
+        for rank in range(ranks)
+    ]
+    return StageProcesses(arguments, threads, ranks)
 
 
 def _start_actors(args: EngineArgs, files: ModelFiles, layers: Layers) -> Stages:

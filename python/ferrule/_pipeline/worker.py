@@ -1,6 +1,7 @@
-"""Process of a pipeline stage on this machine: `python -m ferrule._pipeline.worker SOCKET`.
+"""Process of a worker on this machine: `python -m ferrule._pipeline.worker SOCKET [PEER...]`.
 
-It reads the StageArguments from stdin. If the stage fails, it writes the error to stdout. Both are pickled.
+SOCKET is the connection to the engine; each PEER is one to another worker of the stage, in the order of their ranks. The
+process reads the StageArguments from stdin. If the stage fails, it writes the error to stdout. Both are pickled.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def main() -> None:
 
     arguments: StageArguments = pickle.load(sys.stdin.buffer)  # noqa: S301  # from the process that started this one
     try:
-        _native.serve_stage(**arguments, socket=int(sys.argv[1]))
+        connection, *peers = map(int, sys.argv[1:])
+        _native.serve_stage(**arguments, peers=peers, socket=connection)
     except FerruleError as error:
         with suppress(BrokenPipeError):  # the engine's process has ended
             pickle.dump(error, sys.stdout.buffer)

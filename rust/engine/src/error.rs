@@ -50,7 +50,7 @@ pub enum ConfigError {
     #[error("prefix_cache_dir must be absent for a model that reads in both directions, got a directory")]
     NoPrefixes,
     /// The KV cache is in the processes of a pipeline.
-    #[error("prefix_cache_dir must be absent with pipeline parallelism, got a directory")]
+    #[error("prefix_cache_dir must be absent with pipeline or tensor parallelism, got a directory")]
     RemotePages,
     /// The prefix cache directory cannot be used.
     #[error("prefix_cache_dir: {0}")]
@@ -76,7 +76,7 @@ pub enum EngineError {
     #[error(transparent)]
     State(#[from] crate::StateError),
     /// The KV cache is in the processes of a pipeline, so that states cannot be saved or restored.
-    #[error("saving and restoring states is not supported with pipeline parallelism")]
+    #[error("saving and restoring states is not supported with pipeline or tensor parallelism")]
     RemotePages,
     /// Prefix caching is disabled, so that a state cannot be restored.
     #[error("enable_prefix_caching must be true to restore a saved state, got false")]

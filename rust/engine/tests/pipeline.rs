@@ -20,8 +20,8 @@ use ferrule_kernels::arch::Isa;
 use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Cancel, Pool};
 use ferrule_model::{
-    LanguageModel, LinkError, LoadOptions, ModelSpec, Pipeline, PipelineError, Quantization, Source, Stage, StageLink,
-    Transformer, serve_stage,
+    LanguageModel, LinkError, LoadOptions, ModelSpec, Pipeline, PipelineError, Quantization, RowGroup, Source, Stage,
+    StageLink, Transformer, serve_stage,
 };
 use serde_json::{Value, json};
 
@@ -86,12 +86,17 @@ struct Worker {
 }
 
 fn worker(json: &Value, layers: std::ops::Range<usize>) -> Worker {
+    worker_of_group(json, layers, None)
+}
+
+fn worker_of_group(json: &Value, layers: std::ops::Range<usize>, group: Option<RowGroup>) -> Worker {
     let (stream, other) = UnixStream::pair().unwrap();
     let json = json.clone();
     let thread = std::thread::spawn(move || {
         let cancel = Cancel::new();
         let mut stage =
-            Stage::load(read(&json), layers, Source::Random, options(), pool(), &cancel, &mut |_, _| {}).unwrap();
+            Stage::load_rows(read(&json), (layers, group), Source::Random, options(), pool(), &cancel, &mut |_, _| {})
+                .unwrap();
         serve_stage(&mut stage, 1 << 20, &other, &cancel)
     });
     Worker { stream, thread }
@@ -102,7 +107,21 @@ fn link(worker: &Worker) -> StageLink {
 }
 
 fn pipeline(json: &Value, cuts: &[usize]) -> (Pipeline, Vec<Worker>) {
-    let workers: Vec<_> = cuts.windows(2).map(|cut| worker(json, cut[0]..cut[1])).collect();
+    pipeline_of_pairs(json, cuts, false)
+}
+
+/// Joins stages between `cuts`; pairs of workers divide the rows of their matrices, if `pairs`.
+fn pipeline_of_pairs(json: &Value, cuts: &[usize], pairs: bool) -> (Pipeline, Vec<Worker>) {
+    let of_stage = |cut: &[usize]| match pairs {
+        false => vec![worker(json, cut[0]..cut[1])],
+        true => {
+            let (first, second) = UnixStream::pair().unwrap();
+            let group = |(rank, peer)| RowGroup::new(rank, vec![peer]).unwrap();
+            let groups = [(0, first), (1, second)].map(group).into_iter();
+            groups.map(|group| worker_of_group(json, cut[0]..cut[1], Some(group))).collect()
+        }
+    };
+    let workers: Vec<_> = cuts.windows(2).flat_map(of_stage).collect();
     (Pipeline::new(read(json), workers.iter().map(link).collect()).unwrap(), workers)
 }
 
@@ -145,7 +164,15 @@ fn generate<M: LanguageModel>(engine: &mut Engine<M>) -> (Vec<String>, u64) {
 
 #[test]
 fn tokens_equal_those_of_one_process_also_after_preemption() {
-    for (json, cuts) in models().iter().zip([&[0, 2, 4][..], &[0, 3, 4], &[0, 1, 2, 4]]) {
+    let [dense, experts, hybrid] = &models();
+    for (json, cuts, pairs) in [
+        (dense, &[0, 2, 4][..], false),
+        (experts, &[0, 3, 4], false),
+        (hybrid, &[0, 1, 2, 4], false),
+        (dense, &[0, 4], true),
+        (experts, &[0, 4], true),
+        (hybrid, &[0, 2, 4], true),
+    ] {
         for pages in [64, 14] {
             let mut whole =
                 Transformer::load(read(json), Source::Random, options(), pool(), &Cancel::new(), &mut |_, _| {})
@@ -155,7 +182,7 @@ fn tokens_equal_those_of_one_process_also_after_preemption() {
             let (expected, preemptions) = generate(&mut Engine::new(whole, config.clone()).unwrap());
             assert_eq!(preemptions > 0, pages == 14, "{preemptions}");
 
-            let (mut pipeline, workers) = pipeline(json, cuts);
+            let (mut pipeline, workers) = pipeline_of_pairs(json, cuts, pairs);
             pipeline.allocate_kv(&config.pages, &Cancel::new()).unwrap();
             let mut engine = Engine::new(pipeline, config).unwrap();
             // How often a sequence is preempted depends on the time that steps take, and the results do not.
@@ -169,9 +196,15 @@ fn tokens_equal_those_of_one_process_also_after_preemption() {
 }
 
 #[test]
-fn a_lost_stage_ends_every_request_with_its_reason() {
+fn a_lost_worker_ends_every_request_with_its_reason() {
+    check_loss(&[0, 2, 4], false, 1, "pipeline stage 1: the connection ended");
+    check_loss(&[0, 4], true, 0, "pipeline stage 0, tensor-parallel rank 1: the connection ended");
+}
+
+/// Checks that the loss of the last worker of stage `stage` ends the requests with `message`.
+fn check_loss(cuts: &[usize], pairs: bool, stage: usize, message: &str) {
     let [dense, ..] = models();
-    let (mut pipeline, mut workers) = pipeline(&dense, &[0, 2, 4]);
+    let (mut pipeline, mut workers) = pipeline_of_pairs(&dense, cuts, pairs);
     let config = config(1, 64);
     pipeline.allocate_kv(&config.pages, &Cancel::new()).unwrap();
     let mut engine = Engine::new(pipeline, config).unwrap();
@@ -184,10 +217,10 @@ fn a_lost_stage_ends_every_request_with_its_reason() {
         let Some(FinishReason::Dead(EngineFailure { reason, lost_stage })) = output.finish else {
             panic!("{:?}", output.finish)
         };
-        assert!(reason.contains("pipeline stage 1: the connection ended"), "{reason}");
-        assert_eq!(lost_stage, Some(1));
+        assert!(reason.contains(message), "{reason}");
+        assert_eq!(lost_stage, Some(stage));
     }
-    assert!(matches!(engine.add_request(request(0)), Err(error) if error.to_string().contains("pipeline stage 1")));
+    assert!(matches!(engine.add_request(request(0)), Err(error) if error.to_string().contains(message)));
     drop(engine);
     join(workers);
 }
@@ -237,5 +270,5 @@ fn stages_that_do_not_fit_together_are_refused() {
     let mut encoder = dense;
     encoder["causal"] = json!(false);
     let error = Pipeline::new(read(&encoder), Vec::new()).err().unwrap();
-    assert_eq!(error.to_string(), "pipeline parallelism does not support bidirectional attention");
+    assert_eq!(error.to_string(), "pipeline and tensor parallelism do not support bidirectional attention");
 }

@@ -280,6 +280,21 @@ impl SharedBytes {
         (*owner).as_ref().get(range.clone())?;
         Some(Self { owner, range })
     }
+
+    /// Returns some of the bytes.
+    ///
+    /// # Panics
+    /// If the range is out of bounds.
+    #[must_use]
+    pub fn part(&self, range: Range<usize>) -> Self {
+        assert!(
+            range.start <= range.end && range.end <= self.range.len(),
+            "part {range:?} of {} bytes",
+            self.range.len()
+        );
+        let first = self.range.start;
+        Self { owner: Arc::clone(&self.owner), range: first + range.start..first + range.end }
+    }
 }
 
 impl Deref for SharedBytes {

@@ -11,7 +11,7 @@ use dense::{packed, packed_bands, whole, with_exec};
 use ferrule_kernels::arch::{ByteLine, Isa};
 use ferrule_kernels::{
     AllocError, BufferError, BytesOwner, Cancel, Exec, Format, LAYOUT_VERSION, PackError, PackedMatrix, Pool,
-    PoolError, RowSource, SharedBytes,
+    PoolError, RowSource, SharedBytes, matmul,
 };
 use proptest::prelude::*;
 use rotation::{BLOCK, restored, rotated};
@@ -239,6 +239,41 @@ fn matrices_are_restored_from_shared_memory_and_from_copies() {
             assert!(copy.buffers().eq(packed.buffers()), "{formats:?}");
             assert!(copy.formats().eq(packed.formats()) && copy.bytes() == packed.bytes());
             assert!(rows_of(&copy) == rows_of(&packed), "{formats:?}");
+        }
+    }
+}
+
+#[test]
+fn panels_are_the_rows_of_the_whole() {
+    let all = Format::ALL.iter().map(|format| vec![(*format, 53)]);
+    for formats in all.chain([vec![(Format::Int4, 32), (Format::Int6, 21)]]) {
+        let cols = whole(&formats, 301);
+        let packed = with_exec(Isa::best(), 1, |exec| packed_bands(exec, &formats, cols, 3));
+        let shared = PackedMatrix::shared(&formats, cols, shared_buffers(&packed)).unwrap();
+        let rows = rows_of(&packed);
+        for panels in [0..4, 0..1, 1..3, 3..4, 2..2] {
+            for matrix in [&packed, &shared] {
+                let part = matrix.panels(panels.clone()).unwrap();
+                let expected = 53.min(panels.end * 16) - 53.min(panels.start * 16);
+                assert_eq!((part.rows(), part.cols()), (expected, cols));
+                assert!(
+                    rows_of(&part) == rows[panels.start * 16 * cols..][..expected * cols],
+                    "{formats:?} {panels:?}"
+                );
+                assert_eq!(part.shared_bytes(), if matrix.shared_bytes() > 0 { part.bytes() } else { 0 });
+                // The outputs are those of the whole, bit by bit.
+                let x: Vec<f32> = (0..2 * cols).map(|i| (i % 17) as f32 - 8.0).collect();
+                let outputs = |matrix: &PackedMatrix| {
+                    let mut out = vec![0.0; 2 * matrix.rows()];
+                    with_exec(Isa::best(), 1, |exec| matmul(exec, &x, matrix, &mut out).unwrap());
+                    out
+                };
+                let (all, found) = (outputs(matrix), outputs(&part));
+                for row in 0..2 {
+                    let expected = &all[row * 53 + panels.start * 16..][..expected];
+                    assert!(found[row * part.rows()..][..part.rows()] == *expected, "{formats:?} {panels:?}");
+                }
+            }
         }
     }
 }

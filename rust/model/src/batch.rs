@@ -117,7 +117,7 @@ pub struct Batch<'a> {
 
 impl<'a> Batch<'a> {
     /// Returns the tokens of all chunks, which are the rows of the batch.
-    pub fn tokens(self) -> impl Iterator<Item = u32> + 'a {
+    pub fn tokens(self) -> impl Iterator<Item = u32> + Clone + 'a {
         self.sequences.iter().flat_map(|sequence| sequence.tokens).copied()
     }
 
@@ -138,12 +138,12 @@ pub enum ForwardError {
     /// A worker thread panicked, which is a bug in ferrule.
     #[error("a worker thread panicked in the forward pass: {0}")]
     Panicked(String),
-    /// A pipeline stage in another process failed or cannot be reached. The batch cannot be retried.
+    /// A worker of a pipeline stage failed or cannot be reached. The batch cannot be retried.
     #[error("{reason}")]
     StageLost {
         /// Index of the stage.
         stage: usize,
-        /// Message with the stage and the cause.
+        /// Message with the worker and the cause.
         reason: String,
     },
 }

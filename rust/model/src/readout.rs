@@ -49,7 +49,7 @@ fn project(
     activation: Option<ActivationSpec>,
     rows: &[f32],
 ) -> Result<Vec<f32>, PoolError> {
-    let mut out = vec![0.0; rows.len() / weights.weight.cols() * weights.weight.rows()];
+    let mut out = vec![0.0; rows.len() / weights.weight.cols() * weights.outputs];
     linear(exec, weights, rows, &mut out)?;
     activation.map_or(Ok(()), |activation| activate(exec, &mut out, activation.into()))?;
     Ok(out)

@@ -6,14 +6,14 @@ use std::sync::{Arc, OnceLock};
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::elementwise::{add_bias, softcap};
 use ferrule_kernels::kv::{KvFormat, PageId};
-use ferrule_kernels::{Cancel, Exec, PackedMatrix, Pool, PoolError, Scratch, machine, matmul};
+use ferrule_kernels::{Cancel, Exec, Pool, PoolError, Scratch, machine};
 
 use crate::adapter::AdapterLoader;
 use crate::batch::{Batch, Capabilities, ForwardError, KvGroup, LanguageModel, SequenceChunk};
 use crate::fingerprint::fingerprint;
 use crate::layer::{
-    AdapterBuffers, AdapterRows, LayerBuffers, RaggedRows, adapted, adapter_runs, norm_in_place, run_layer,
-    scale_unless_one,
+    AdapterBuffers, AdapterRows, LayerBuffers, RaggedRows, adapted, adapter_runs, linear, look_up, norm_in_place,
+    run_layer, scale_unless_one,
 };
 use crate::memory::{Memory, MemoryLayout};
 use crate::mixers::MixerPass;
@@ -21,7 +21,7 @@ use crate::quantization::Quantization;
 use crate::readout;
 use crate::rope::RopeRows;
 use crate::spec::{ModelSpec, PositionsSpec};
-use crate::stage::StageLayers;
+use crate::stage::{RowGroup, StageLayers};
 use crate::streams::{StreamEndBuffers, StreamsSpec};
 use crate::weights::{
     Embedding, Linear, LoadError, Loader, Progress, Site, Source, WeightSizes, Weights, check_quantization,
@@ -160,13 +160,14 @@ impl Transformer {
         progress: Progress<'_>,
     ) -> Result<Self, LoadError> {
         let layers = StageLayers::whole(&spec);
-        Self::load_layers(spec, layers, source, options, pool, cancel, progress)
+        Self::load_layers(spec, (layers, None), source, options, pool, cancel, progress)
     }
 
-    /// Loads the weights of some layers, and of what precedes or follows them.
+    /// Loads the weights of some layers, and of what precedes or follows them; only the rows of this worker if a group
+    /// divides them.
     pub(crate) fn load_layers(
         spec: ModelSpec,
-        stage: StageLayers,
+        (stage, group): (StageLayers, Option<Arc<RowGroup>>),
         source: Source<'_>,
         options: LoadOptions,
         pool: Arc<Pool>,
@@ -178,7 +179,8 @@ impl Transformer {
         if let Source::Packed { file, .. } = source {
             check_quantization(file, quantization)?;
         }
-        let mut weights = Loader::new(&spec, source, quantization).of_stage(stage.clone()).load(exec, progress)?;
+        let loader = Loader::new(&spec, source, quantization).of_stage(stage.clone()).of_group(group);
+        let mut weights = loader.load(exec, progress)?;
         let sites = std::mem::take(&mut weights.sites).into();
         let layout = MemoryLayout::new(&spec.layers, stage.range(), spec.causal, kv_format);
         Ok(Self {
@@ -411,17 +413,11 @@ pub(crate) fn embed(
     hidden: &mut [f32],
 ) -> Result<(), PoolError> {
     let width = spec.hidden_size;
-    let read = |width: usize, out: &mut [f32]| {
-        for (token, row) in batch.tokens().zip(out.chunks_exact_mut(width)) {
-            weights.tokens.read_row(token as usize, row);
-        }
-    };
     match &weights.projection {
-        None => read(width, hidden),
+        None => look_up(exec, &weights.tokens, batch.tokens(), hidden)?,
         Some(projection) => {
-            let width = spec.embedding_width();
-            let rows = narrow.take(hidden.len() / spec.hidden_size * width);
-            read(width, rows);
+            let rows = narrow.take(hidden.len() / spec.hidden_size * spec.embedding_width());
+            look_up(exec, &weights.tokens, batch.tokens(), rows)?;
             adapted(exec, projection, adapters, rows, hidden)?;
         }
     }
@@ -451,7 +447,7 @@ pub(crate) struct HeadWeights<'a> {
     /// The lm_head, unless it is tied to the embedding.
     pub lm_head: Option<&'a Linear>,
     /// Matrix of the embedding, which a tied lm_head uses.
-    pub tied: Option<&'a PackedMatrix>,
+    pub tied: Option<&'a Linear>,
     /// Bias of a tied lm_head.
     pub tied_bias: Option<&'a [f32]>,
 }
@@ -480,7 +476,7 @@ pub(crate) fn head(
     };
     match weights.lm_head {
         Some(head) => adapted(exec, head, adapters, rows, logits)?,
-        None => matmul(exec, rows, weights.tied.expect("the matrix of a tied lm_head"), logits)?,
+        None => linear(exec, weights.tied.expect("the matrix of a tied lm_head"), rows, logits)?,
     }
     weights.tied_bias.iter().try_for_each(|bias| add_bias(exec, logits, bias))?;
     scale_unless_one(exec, logits, head.scale)?;

@@ -1,9 +1,11 @@
-//! Pipeline stages: in a row they compute the bits of the whole model, and each holds only its layers.
+//! Pipeline stages: in a row they compute the bits of the whole model, and each holds only its layers; so do the workers
+//! that divide the rows of matrices.
 
 mod specs;
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use ferrule_kernels::arch::Isa;
@@ -11,7 +13,7 @@ use ferrule_kernels::kv::{KvFormat, PAGE_TOKENS, PageId};
 use ferrule_kernels::{Cancel, Pool};
 use ferrule_model::{
     Batch, KvGroup, LanguageModel, LastOutput, LoadError, LoadOptions, LogitRows, ModelSpec, Needs, Quantization,
-    SequenceChunk, Source, Stage, StageError, StageRunError, Transformer, divide_layers, measure,
+    RowGroup, SequenceChunk, Source, Stage, StageError, StageRunError, Transformer, divide_layers, measure,
 };
 use serde_json::{Value, json};
 
@@ -244,6 +246,75 @@ fn stages_of_a_model_with_streams_and_token_tables_compute_the_bits_of_the_whole
 #[test]
 fn stages_of_a_model_with_compressed_attention_compute_the_bits_of_the_whole() {
     check(&compressed(), &[0, 1, 3, 4]);
+}
+
+/// Returns the places of `ranks` workers that are connected to each other.
+fn groups(ranks: usize) -> Vec<RowGroup> {
+    let mut peers: Vec<Vec<UnixStream>> = (0..ranks).map(|_| Vec::new()).collect();
+    for low in 0..ranks {
+        for high in low + 1..ranks {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            peers[low].push(ours);
+            peers[high].push(theirs);
+        }
+    }
+    peers.into_iter().enumerate().map(|(rank, peers)| RowGroup::new(rank, peers).unwrap()).collect()
+}
+
+/// Runs all sequences in steps of `rows` tokens on the worker of a group, which has all layers. Returns the results and
+/// the bytes of its weights.
+fn run_rows(json: &Value, options: LoadOptions, group: RowGroup, rows: usize) -> (Vec<Vec<f32>>, u64) {
+    let (part, pool, cancel) = ((0..read(json).layers.len(), Some(group)), pool(), Cancel::new());
+    let mut stage = Stage::load_rows(read(json), part, Source::Random, options, pool, &cancel, &mut |_, _| {}).unwrap();
+    let groups = stage.kv_groups().to_vec();
+    stage.allocate_kv(&allocated(&groups)).unwrap();
+    let results = run(&groups, rows, LogitRows::All, &mut |batch| {
+        let mut logits = Vec::new();
+        stage.forward(batch, &[], LastOutput::Logits, &cancel, &mut logits).unwrap();
+        logits
+    });
+    (results, stage.weight_sizes().weight_bytes)
+}
+
+#[test]
+fn workers_that_divide_rows_compute_the_bits_of_one() {
+    let f32 = LoadOptions { quantization: Quantization::F32, ..options() };
+    for (json, options, ranks, rows) in [
+        (dense(), options(), 2, LENGTHS[0]),
+        (dense(), f32, 3, 1),
+        (experts(), options(), 2, 5),
+        (experts(), f32, 3, LENGTHS[0]),
+        (hybrid(), options(), 3, 5),
+        (streams(), options(), 2, 17),
+        (compressed(), options(), 3, 17),
+    ] {
+        let mut whole =
+            Transformer::load(read(&json), Source::Random, options, pool(), &Cancel::new(), &mut |_, _| {}).unwrap();
+        let kv_groups = whole.kv_groups().to_vec();
+        whole.allocate_kv(&allocated(&kv_groups)).unwrap();
+        let expected = run(&kv_groups, rows, LogitRows::All, &mut |batch| {
+            let mut logits = Vec::new();
+            whole.forward(batch, &Cancel::new(), &mut logits).unwrap();
+            logits
+        });
+        let parts: Vec<_> = std::thread::scope(|scope| {
+            let json = &json;
+            let workers: Vec<_> = groups(ranks)
+                .into_iter()
+                .map(|group| scope.spawn(move || run_rows(json, options, group, rows)))
+                .collect();
+            workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+        });
+        assert_eq!(parts[0].0, expected, "{ranks} workers, steps of {rows} tokens");
+        // Only the first worker returns anything, and none has all weights.
+        assert!(parts[1..].iter().all(|(results, _)| results.iter().all(Vec::is_empty)));
+        let all = whole.weight_sizes().weight_bytes as f64;
+        assert!(
+            parts.iter().all(|(_, bytes)| (*bytes as f64) < 0.75 * all),
+            "{:?} of {all}",
+            parts.iter().map(|(_, bytes)| bytes).collect::<Vec<_>>()
+        );
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The engine's Python class.
 
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferrule_engine::{
@@ -73,13 +74,16 @@ impl Engine {
         options: &str,
         progress: Option<Py<PyAny>>,
         draft: Option<(String, Option<String>, String)>,
-        stages: Option<Vec<i32>>,
+        stages: Option<(Vec<i32>, NonZeroUsize)>,
     ) -> PyResult<Self> {
         let model = LoadArguments::read(spec, weights, options)?;
         let draft =
             draft.as_ref().map(|(spec, weights, options)| LoadArguments::read(spec, weights.as_deref(), options));
         let draft = draft.transpose()?;
-        let streams = stages.map(|sockets| sockets.into_iter().map(stage::stream).collect::<PyResult<Vec<_>>>());
+        let streams = stages.map(|(sockets, ranks)| {
+            let streams = sockets.into_iter().map(stage::stream).collect::<PyResult<Vec<_>>>()?;
+            Ok::<_, PyErr>((streams, ranks))
+        });
         let streams = streams.transpose()?;
         let isa = errors::chosen_isa()?;
         let interrupt = Interrupt::new();
@@ -92,7 +96,7 @@ impl Engine {
                 None => builder,
             };
             let builder = match streams {
-                Some(streams) => builder.stages(stage::links(streams, &interrupt.cancel)?),
+                Some((streams, ranks)) => builder.stages(stage::links(streams, ranks, &interrupt.cancel)?),
                 None => builder,
             };
             builder.build_with_info()
@@ -108,7 +112,7 @@ impl Engine {
     fn load_lora(&self, py: Python<'_>, directory: &str, config: &str) -> PyResult<LoraAdapter> {
         let loader = self.with(py, |engine| engine.model().adapters())?;
         let loader = loader.ok_or_else(|| {
-            errors::UnsupportedTaskError::new_err("adapters are not supported with pipeline parallelism")
+            errors::UnsupportedTaskError::new_err("adapters are not supported with pipeline or tensor parallelism")
         })?;
         lora::load(py, &loader, directory, config)
     }

@@ -212,8 +212,8 @@ fn dead_error(failure: &EngineFailure, message: String) -> PyErr {
 fn pipeline_error(error: &PipelineError) -> PyErr {
     let message = error.to_string();
     match error {
-        PipelineError::Link { stage, .. } | PipelineError::Mismatch { stage, .. } => {
-            PipelineStageError::new_err((message, *stage))
+        PipelineError::Link { worker, .. } | PipelineError::Mismatch { worker, .. } => {
+            PipelineStageError::new_err((message, worker.stage))
         }
         PipelineError::Unsupported { .. } => UnsupportedModelError::new_err(message),
     }
@@ -251,7 +251,7 @@ fn config_error(error: &engine::ConfigError) -> PyErr {
         Error::NoPrefixes => {
             invalid("prefix_cache_dir", "a directory", "absent for a model that reads in both directions")
         }
-        Error::RemotePages => invalid("prefix_cache_dir", "a directory", "absent with pipeline parallelism"),
+        Error::RemotePages => invalid("prefix_cache_dir", "a directory", "absent with pipeline or tensor parallelism"),
         Error::PrefixCacheDir(error) => {
             use engine::DiskCacheError as Disk;
             let (Disk::Io { path, .. }

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 
 use ferrule_kernels::Cancel;
-use ferrule_model::{PipelineError, StageLink};
+use ferrule_model::{PipelineError, RowGroup, StageLink, Worker};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -23,38 +23,53 @@ pub(crate) fn stream(socket: i32) -> PyResult<UnixStream> {
     Ok(UnixStream::from(duplicate?))
 }
 
-/// Returns the links over streams to stages, first to last, once each of them has described itself.
-pub(crate) fn links(streams: Vec<UnixStream>, cancel: &Cancel) -> Result<Vec<StageLink>, PipelineError> {
-    let open = |(stage, stream): (usize, UnixStream)| {
-        StageLink::open(stream, cancel).map_err(|error| PipelineError::Link { stage, error })
+/// Returns the links over streams to the workers of stages, first to last, once each of them has described itself. A
+/// stage has `ranks` workers.
+pub(crate) fn links(
+    streams: Vec<UnixStream>,
+    ranks: NonZeroUsize,
+    cancel: &Cancel,
+) -> Result<Vec<StageLink>, PipelineError> {
+    let open = |(index, stream): (usize, UnixStream)| {
+        let worker = Worker::new(index, ranks.get());
+        StageLink::open(stream, cancel).map_err(|error| PipelineError::Link { worker, error })
     };
     streams.into_iter().enumerate().map(open).collect()
 }
 
 /// Loads layers of a model, and runs them for the engine at the other end of a socket until it closes the connection.
+///
+/// `peers` are sockets to the other workers that divide the rows of the matrices, by rank; `rank` is that of this one.
 #[pyfunction]
-#[pyo3(signature = (spec, weights, options, layers, sharers, socket))]
+#[allow(clippy::too_many_arguments)]
+#[pyo3(signature = (spec, weights, options, layers, rank, peers, sharers, socket))]
 pub(crate) fn serve_stage(
     py: Python<'_>,
     spec: &str,
     weights: Option<&str>,
     options: &str,
     layers: (usize, usize),
+    rank: usize,
+    peers: Vec<i32>,
     sharers: NonZeroUsize,
     socket: i32,
 ) -> PyResult<()> {
     let model = LoadArguments::read(spec, weights, options)?;
     let isa = errors::chosen_isa()?;
     let interrupt = Interrupt::new();
-    let stream = stream(socket)?;
+    let (socket, peers) = (stream(socket)?, peers.into_iter().map(stream).collect::<PyResult<Vec<_>>>()?);
+    if rank > peers.len() {
+        return Err(errors::invalid("rank", rank, format!("at most {}, the number of other workers", peers.len())));
+    }
+    let group = if peers.is_empty() { None } else { Some(RowGroup::new(rank, peers)?) };
     let loaded = py.detach(|| {
         let _guard = fork::hold_off_forks();
-        model.builder().isa(isa).cancel(&interrupt.cancel).load_stage(layers.0..layers.1, sharers)
+        model.builder().isa(isa).cancel(&interrupt.cancel).load_stage((layers.0..layers.1, group), sharers)
     });
     let (mut stage, kv_budget) = loaded.map_err(|error| interrupt.build_error(&error))?;
     interrupt.settle(py);
     // A fork does not wait for this call, which lasts as long as the engine.
-    let served = py.detach(|| ferrule_model::serve_stage(&mut stage, kv_budget, &stream, &interrupt.cancel));
+    let served = py.detach(|| ferrule_model::serve_stage(&mut stage, kv_budget, &socket, &interrupt.cancel));
     served.map_err(|error| errors::EngineError::new_err(error.to_string()))
 }
 

@@ -90,17 +90,19 @@ pub struct EngineInfo {
     pub prefix_cache_dir: Option<PathBuf>,
     /// Maximum number of tokens of a sequence, by context and KV cache.
     pub max_model_len: usize,
-    /// Figures of the pipeline stages, first to last; empty for a model in one process.
+    /// Figures of the workers of all pipeline stages, first to last; empty for a model in one process.
     pub pipeline_stages: Vec<StageFigures>,
 }
 
-/// Figures of a pipeline stage.
+/// Figures of a worker of a pipeline stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct StageFigures {
     /// First layer.
     pub first_layer: usize,
     /// Number of layers.
     pub layers: usize,
+    /// Rank among the workers that divide the rows of the stage's matrices.
+    pub rank: usize,
     /// Bytes of the weights, with norms, biases and tables.
     pub weight_bytes: u64,
 }
@@ -215,6 +217,7 @@ impl EngineInfo {
                 .map(|info| StageFigures {
                     first_layer: info.first,
                     layers: info.end - info.first,
+                    rank: info.rank,
                     weight_bytes: info.weight_bytes,
                 })
                 .collect(),

@@ -25,7 +25,7 @@ use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Cancel, Exec, Pool, machine};
 use ferrule_model::{
     Allocation, AllocationError, LoadError, LoadOptions, MatrixFormats, ModelSpec, Pipeline, PipelineError, Progress,
-    Quantization, Recipe, Source, Stage, StageLink, Transformer, WeightFiles, divide_layers,
+    Quantization, Recipe, RowGroup, Source, Stage, StageLink, Transformer, WeightFiles, divide_layers,
 };
 
 use crate::parameter::Checked;
@@ -217,7 +217,8 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
-    /// Runs the model in pipeline stages, first to last, instead of loading it. Of its weights, only headers are read.
+    /// Runs the model in pipeline stages, first to last, instead of loading it; the workers of a stage are in the order of
+    /// their ranks. Of the weights, only headers are read.
     pub fn stages(mut self, links: Vec<StageLink>) -> Self {
         self.stages = Some(links);
         self
@@ -299,20 +300,25 @@ impl<'a> EngineBuilder<'a> {
         Ok((engine, info))
     }
 
-    /// Loads layers `layers` of the model as a pipeline stage. Returns it with the bytes that are free for its pages, if
-    /// `sharers` stages of the model, this one included, divide the memory of this machine.
+    /// Loads layers `layers` of the model as a pipeline stage, or this worker's rows of its matrices if a group divides
+    /// them. Returns it with the bytes that are free for its pages, if `sharers` workers of the model, this one included,
+    /// divide the memory of this machine.
     ///
     /// # Errors
     /// The errors of [`EngineBuilder::build`]; [`LoadError::Stage`] within them if the layers cannot be a stage.
-    pub fn load_stage(self, layers: Range<usize>, sharers: NonZeroUsize) -> Result<(Stage, u64), BuildError> {
+    pub fn load_stage(
+        self,
+        part: (Range<usize>, Option<RowGroup>),
+        sharers: NonZeroUsize,
+    ) -> Result<(Stage, u64), BuildError> {
         let Self { model, options, isa, cancel, progress, .. } = self;
         options.check(model.spec.max_position_embeddings)?;
         let no_cancel = Cancel::new();
         let isa = isa.map_or_else(Isa::from_environment, Ok)?;
         let loading = Loading { isa, pool: Arc::new(pool(&options)), cancel: cancel.unwrap_or(&no_cancel) };
-        let stage = loading.load_stage(model, layers, &options, progress.unwrap_or(&mut |_, _| ()))?;
+        let stage = loading.load_stage(model, part, &options, progress.unwrap_or(&mut |_, _| ()))?;
         let sharers = sharers.get() as u64;
-        // The other stages of this machine map weights of about the same size.
+        // The other workers of this machine map weights of about the same size.
         let mapped = stage.mapped_bytes().saturating_mul(sharers);
         let available = kv_memory::available_beside(mapped, options.allow_paging) / sharers;
         Ok((stage, available))
@@ -420,12 +426,12 @@ impl Loading<'_> {
     fn load_stage(
         &self,
         files: ModelFiles,
-        layers: Range<usize>,
+        part: (Range<usize>, Option<RowGroup>),
         options: &EngineOptions,
         progress: Progress<'_>,
     ) -> Result<Stage, LoadError> {
         self.open(files, options, |spec, source, options| {
-            Stage::load(spec, layers, source, options, Arc::clone(&self.pool), self.cancel, progress)
+            Stage::load_rows(spec, part, source, options, Arc::clone(&self.pool), self.cancel, progress)
         })
     }
 

@@ -53,9 +53,9 @@ impl EngineModel {
         }
     }
 
-    /// Returns the descriptions of the pipeline stages, first to last; empty for a model in this process.
+    /// Returns the descriptions of the workers, stage by stage; empty for a model in this process.
     pub fn stage_infos(&self) -> impl Iterator<Item = &StageInfo> {
-        self.pipeline().into_iter().flat_map(Pipeline::stages)
+        self.pipeline().into_iter().flat_map(Pipeline::workers)
     }
 
     /// Returns the sizes of the weights of the whole model.

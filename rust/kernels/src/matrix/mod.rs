@@ -148,6 +148,20 @@ impl<T: Pod> Buffer<T> {
             Self::Shared(_) => unreachable!("shared buffers are never written"),
         }
     }
+
+    /// Returns some of the elements: shared memory stays shared, owned memory is copied.
+    fn part(&self, range: Range<usize>) -> Result<Self, AllocError> {
+        match self {
+            Self::Owned(slice) => {
+                let mut part = PageSlice::zeroed_in_huge_pages(range.len())?;
+                part.copy_from_slice(&slice[range]);
+                Ok(Self::Owned(part))
+            }
+            Self::Shared(bytes) => {
+                Ok(Self::Shared(bytes.part(range.start * size_of::<T>()..range.end * size_of::<T>())))
+            }
+        }
+    }
 }
 
 impl<T: Pod> Deref for Buffer<T> {
@@ -189,6 +203,23 @@ impl Band {
     /// Returns the bytes of memory that the band takes.
     fn bytes(&self) -> usize {
         self.data.len() + size_of_val(&*self.block_scales)
+    }
+
+    /// Returns the part of the band in panels `panels` of the matrix, which are then counted from their first one; `None`
+    /// if the band has none of them.
+    fn part(&self, panels: &Range<usize>) -> Result<Option<Self>, AllocError> {
+        let own = self.panels.start.max(panels.start)..self.panels.end.min(panels.end);
+        if own.is_empty() {
+            return Ok(None);
+        }
+        let within = own.start - self.panels.start..own.end - self.panels.start;
+        let part = |of_panel: usize| within.start * of_panel..within.end * of_panel;
+        Ok(Some(Self {
+            panels: own.start - panels.start..own.end - panels.start,
+            data: self.data.part(part(self.panel_bytes))?,
+            block_scales: self.block_scales.part(part(self.panel_scales))?,
+            ..*self
+        }))
     }
 }
 
@@ -243,6 +274,30 @@ impl PackedMatrix {
             Ok((Buffer::Shared(buffer(data)?), Buffer::Shared(buffer(block_scales * BLOCK_SCALES_BYTES)?)))
         };
         Self::in_bands(formats, cols, band)
+    }
+
+    /// Returns the rows of panels `panels` as a matrix. Shared memory stays shared, and owned memory is copied.
+    ///
+    /// # Errors
+    /// [`AllocError`] if allocation fails.
+    ///
+    /// # Panics
+    /// If the matrix does not have the panels.
+    pub fn panels(&self, panels: Range<usize>) -> Result<Self, AllocError> {
+        let count = self.rows.div_ceil(LANES);
+        assert!(panels.start <= panels.end && panels.end <= count, "panels {panels:?} of a matrix of {count}");
+        let bands = match &self.bands {
+            Bands::Float(format, band) => match band.part(&panels)? {
+                Some(band) => Bands::Float(*format, band),
+                None => Bands::Quantized(Vec::new()),
+            },
+            Bands::Quantized(bands) => {
+                let parts = bands.iter().map(|(format, band)| Ok(band.part(&panels)?.map(|band| (*format, band))));
+                Bands::Quantized(parts.filter_map(Result::transpose).collect::<Result<_, _>>()?)
+            }
+        };
+        let rows = self.rows.min(panels.end * LANES).saturating_sub(panels.start * LANES);
+        Ok(Self { rows, cols: self.cols, bands })
     }
 
     fn zeroed(formats: &[(Format, usize)], cols: usize) -> Result<Self, AllocError> {

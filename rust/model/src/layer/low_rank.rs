@@ -101,7 +101,7 @@ pub(crate) fn adapted(
 ) -> Result<(), PoolError> {
     adapters.observer.map_or(Ok(()), |observer| observer.see(exec, map.site, x))?;
     linear(exec, map, x, out)?;
-    let (columns, width) = (map.weight.cols(), map.weight.rows());
+    let (columns, width) = (map.weight.cols(), map.outputs);
     let all_rows = 0..out.len() / width;
     let own = adapters.own.and_then(|own| own.get(&map.site));
     let adapted = adapters.within(all_rows.end).map(|(rows, adapter)| (rows, adapter.updates.linear.get(&map.site)));

@@ -1,12 +1,14 @@
 //! The forward pass of one layer: its residual blocks, and what all mixers share.
 
+mod linear;
 mod low_rank;
 mod rows;
 
-use ferrule_kernels::elementwise::{add_bias, add_scaled, scale};
+use ferrule_kernels::elementwise::{add_scaled, scale};
 use ferrule_kernels::norm::{layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
-use ferrule_kernels::{Exec, PoolError, RowsMut, Scratch, matmul};
+use ferrule_kernels::{Exec, PoolError, RowsMut, Scratch};
 
+pub(crate) use linear::{LinearProduct, linear, linear_each, look_up};
 pub(crate) use low_rank::{AdapterRows, Buffers as AdapterBuffers, HeadSide, adapted, adapter_runs, add_to_heads};
 pub(crate) use rows::{RaggedRows, for_rows};
 
@@ -14,7 +16,7 @@ use crate::memory::{Memory, Place};
 use crate::mixers::{MixerBuffers, MixerPass};
 use crate::spec::{BlockInput, BlockSpec, LayerSpec, NormSpec};
 use crate::streams::{StreamBuffers, StreamMix};
-use crate::weights::{BlockUse, Layer, Linear, Norm};
+use crate::weights::{BlockUse, Layer, Norm};
 
 /// Observes the inputs of linear layers.
 pub(crate) trait Observer {
@@ -208,12 +210,6 @@ pub(crate) fn normed_or_same<'a>(
     normed: &'a mut Scratch<f32>,
 ) -> Result<&'a [f32], PoolError> {
     weights.map_or(Ok(x), |weights| normed_rows(exec, weights, x, width, normed))
-}
-
-/// Computes `out = x W^T + b`.
-pub(crate) fn linear(exec: &Exec<'_>, linear: &Linear, x: &[f32], out: &mut [f32]) -> Result<(), PoolError> {
-    matmul(exec, x, &linear.weight, out)?;
-    linear.bias.iter().try_for_each(|bias| add_bias(exec, out, bias))
 }
 
 /// Writes the normed rows of `x` to `out`.

@@ -164,8 +164,8 @@ impl LowRank<PackedMatrix> {
         rank: &mut Scratch<f32>,
         out: &'b mut Scratch<f32>,
     ) -> Result<Rows<'b>, PoolError> {
-        let (rows, width) = (pass.rows.count, self.second.weight.rows());
-        let rank = rank.take(rows * self.first.weight.rows());
+        let (rows, width) = (pass.rows.count, self.second.outputs);
+        let rank = rank.take(rows * self.first.outputs);
         adapted(&pass.exec, &self.first, pass.adapters, x, rank)?;
         let out = out.take(rows * width);
         adapted(&pass.exec, &self.second, pass.adapters, rank, out)?;

@@ -10,6 +10,7 @@
 //! | request to run a step | 1, bytes of the step, numbers of hidden states | [`StageStep`], hidden states |
 //! | answer | 0, numbers of output | output |
 //! | failure, after which the worker ends | 1, bytes of the message | message |
+//! | loss of another worker of the stage, after which this one ends | 2, its rank | |
 
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::net::Shutdown;
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 use ferrule_kernels::{ARITHMETIC_VERSION, Cancel};
 use serde::{Deserialize, Serialize};
 
-use super::{Stage, StageStep, StepError};
+use super::{Stage, StageRunError, StageStep, StepError};
 
 /// Upper limit for the bytes of a description or message, far above those of any stage.
 const MAX_TEXT: u32 = 1 << 20;
@@ -37,6 +38,7 @@ const ALLOCATE: u32 = 0;
 const STEP: u32 = 1;
 const ANSWER: u32 = 0;
 const FAILURE: u32 = 1;
+const RANK_LOST: u32 = 2;
 
 /// A stage failed or cannot be reached.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +52,12 @@ pub enum LinkError {
     /// The worker could not do what was requested.
     #[error("{0}")]
     Worker(String),
+    /// The worker has lost another one that divides matrices with it.
+    #[error("the connection to tensor-parallel rank {rank} ended")]
+    RankLost {
+        /// Rank of the other worker.
+        rank: usize,
+    },
 }
 
 /// Description of a stage, which the worker sends first.
@@ -70,6 +78,10 @@ pub struct StageInfo {
     pub first: usize,
     /// Layer after the last one.
     pub end: usize,
+    /// Rank among the workers that divide the rows of the matrices.
+    pub rank: usize,
+    /// Number of those workers.
+    pub ranks: usize,
     /// Bytes of a page of each group.
     pub page_bytes: Vec<u64>,
     /// Bytes of the weights and vectors.
@@ -91,6 +103,8 @@ impl StageInfo {
             kv_format: options.kv_format.name().to_owned(),
             first: layers.start,
             end: layers.end,
+            rank: stage.rank(),
+            ranks: stage.ranks(),
             page_bytes: stage.kv_groups().iter().map(|group| group.page_bytes).collect(),
             weight_bytes: sizes.weight_bytes + sizes.vector_bytes,
             kv_budget,
@@ -135,6 +149,7 @@ pub fn serve_stage(stage: &mut Stage, kv_budget: u64, stream: &UnixStream, cance
             let done = request.and_then(|request| answer(stage, request, cancel, &mut output));
             match &done {
                 Ok(()) => write_frame(&mut writer, ANSWER, output.len(), bytemuck::cast_slice(&output))?,
+                Err(LinkError::RankLost { rank }) => write_frame(&mut writer, RANK_LOST, *rank, &[])?,
                 Err(error) => {
                     let message = error.to_string();
                     write_frame(&mut writer, FAILURE, message.len(), message.as_bytes())?;
@@ -152,10 +167,13 @@ pub fn serve_stage(stage: &mut Stage, kv_budget: u64, stream: &UnixStream, cance
 fn answer(stage: &mut Stage, request: Request, cancel: &Cancel, output: &mut Vec<f32>) -> Result<(), LinkError> {
     output.clear();
     let done = catch_unwind(AssertUnwindSafe(|| match request {
-        Request::Allocate(pages) => stage.allocate_kv(&pages).map_err(|error| error.to_string()),
-        Request::Step(step, input) => stage.step(&step, &input, cancel, output).map_err(|error| error.to_string()),
+        Request::Allocate(pages) => stage.allocate_kv(&pages).map_err(|error| LinkError::Worker(error.to_string())),
+        Request::Step(step, input) => stage.step(&step, &input, cancel, output).map_err(|error| match error {
+            StageRunError::RankLost { rank } => LinkError::RankLost { rank },
+            error => LinkError::Worker(error.to_string()),
+        }),
     }));
-    done.unwrap_or_else(|_| Err("the stage panicked".to_owned())).map_err(LinkError::Worker)
+    done.unwrap_or_else(|_| Err(LinkError::Worker("the stage panicked".to_owned())))
 }
 
 /// Receives a request for a stage that reads `width` numbers per token and has `groups` groups; `None` if the
@@ -246,6 +264,7 @@ impl StageLink {
                 let bytes = read_bytes(reader, count.saturating_mul(size_of::<f32>()))?;
                 Ok(bytemuck::pod_collect_to_vec(&bytes))
             }
+            RANK_LOST => Err(LinkError::RankLost { rank: read_word(reader)? as usize }),
             FAILURE => Err(LinkError::Worker(String::from_utf8_lossy(&read_text(reader)?).into_owned())),
             kind => Err(LinkError::Protocol(format!("answer {kind}"))),
         }

@@ -7,11 +7,15 @@
 //! Between two stages, a token has all residual streams, side by side, and its embedding if a later layer reads it.
 //! If a layer reads anything else of an earlier layer, such as its keys and values, both must be in the same stage; see
 //! [`StageError::Crossing`].
+//!
+//! Several workers may divide the rows of a stage's matrices (tensor parallelism); see [`RowGroup`]. Each of them gets the
+//! same hidden states and computes the same ones.
 
 mod divide;
 mod layers;
 mod link;
 mod pipeline;
+mod rows;
 mod step;
 
 use std::ops::Range;
@@ -24,7 +28,8 @@ pub use divide::divide_layers;
 pub use layers::StageError;
 pub(crate) use layers::StageLayers;
 pub use link::{LinkError, StageInfo, StageLink, serve_stage};
-pub use pipeline::{Pipeline, PipelineError};
+pub use pipeline::{Pipeline, PipelineError, Worker};
+pub use rows::RowGroup;
 use step::StepLimits;
 pub use step::{PageCopy, StageSequence, StageStep, StepError};
 
@@ -54,6 +59,12 @@ pub enum StageRunError {
         /// Index of the sequence in the batch.
         sequence: usize,
     },
+    /// The connection to another worker of the stage ended.
+    #[error("tensor-parallel rank {rank} is lost")]
+    RankLost {
+        /// Rank of the worker.
+        rank: usize,
+    },
     /// The step is invalid.
     #[error(transparent)]
     Step(#[from] StepError),
@@ -71,9 +82,10 @@ pub enum LastOutput {
     HiddenStates,
 }
 
-/// Consecutive layers of a model, with their weights, sequence memory and thread pool.
+/// Consecutive layers of a model, or a worker's rows of their matrices, with their sequence memory and thread pool.
 pub struct Stage {
     model: Transformer,
+    group: Option<Arc<RowGroup>>,
     /// Number of pages of each group.
     pages: Vec<usize>,
 }
@@ -95,9 +107,26 @@ impl Stage {
         cancel: &Cancel,
         progress: Progress<'_>,
     ) -> Result<Self, LoadError> {
-        let layers = StageLayers::new(&spec, layers)?;
-        let model = Transformer::load_layers(spec, layers, source, options, pool, cancel, progress)?;
-        Ok(Self { model, pages: Vec::new() })
+        Self::load_rows(spec, (layers, None), source, options, pool, cancel, progress)
+    }
+
+    /// Loads layers of a model as [`Stage::load`] does, but only this worker's rows of the matrices that `group` divides.
+    /// Small matrices, vectors and the sequence memory are in each worker.
+    ///
+    /// # Errors
+    /// Same as [`Stage::load`].
+    pub fn load_rows(
+        spec: ModelSpec,
+        (layers, group): (Range<usize>, Option<RowGroup>),
+        source: Source<'_>,
+        options: LoadOptions,
+        pool: Arc<Pool>,
+        cancel: &Cancel,
+        progress: Progress<'_>,
+    ) -> Result<Self, LoadError> {
+        let (layers, group) = (StageLayers::new(&spec, layers)?, group.map(Arc::new));
+        let model = Transformer::load_layers(spec, (layers, group.clone()), source, options, pool, cancel, progress)?;
+        Ok(Self { model, group, pages: Vec::new() })
     }
 
     /// Computes the memory that layers `layers` of a model need, as [`crate::measure`] does for all of them.
@@ -174,7 +203,7 @@ impl Stage {
     }
 
     /// Runs a batch: reads `input: [tokens, input_width]` and overwrites `output` with `[tokens, output_width]`, or in
-    /// the last stage with what `last` says.
+    /// the last stage with what `last` says. Of several workers, only that of rank 0 has output.
     ///
     /// # Errors
     /// [`StageRunError`]; after a [`StageRunError::Forward`] the batch can be retried.
@@ -190,8 +219,26 @@ impl Stage {
         output: &mut Vec<f32>,
     ) -> Result<(), StageRunError> {
         self.check(batch, input)?;
+        let done = self.compute(batch, input, last, cancel, output);
+        if let (Err(_), Some(rank)) = (&done, self.group.as_ref().and_then(|group| group.lost())) {
+            return Err(StageRunError::RankLost { rank });
+        }
+        if self.rank() > 0 {
+            output.clear();
+        }
+        Ok(done?)
+    }
+
+    fn compute(
+        &mut self,
+        batch: Batch<'_>,
+        input: &[f32],
+        last: LastOutput,
+        cancel: &Cancel,
+        output: &mut Vec<f32>,
+    ) -> Result<(), ForwardError> {
         let Self { model, .. } = self;
-        model.run_layers(batch, input, cancel).map_err(ForwardError::from)?;
+        model.run_layers(batch, input, cancel)?;
         match (model.stage().is_last(), last) {
             (false, _) => model.copy_boundary(batch, output),
             (true, LastOutput::Logits) => model.logits(batch, cancel, output)?,
@@ -223,6 +270,16 @@ impl Stage {
             self.copy_page(group, from, to);
         }
         self.forward(Batch { sequences: &step.chunks() }, input, step.last, cancel, output)
+    }
+
+    /// Returns the rank of this worker among those that divide the rows of the stage's matrices.
+    pub(crate) fn rank(&self) -> usize {
+        self.group.as_ref().map_or(0, |group| group.rank())
+    }
+
+    /// Returns the number of workers that divide the rows of the stage's matrices.
+    pub(crate) fn ranks(&self) -> usize {
+        self.group.as_ref().map_or(1, |group| group.ranks())
     }
 
     /// Returns the options with which the stage was loaded.

@@ -1,5 +1,7 @@
 //! [`Pipeline`]: a model whose stages run in other processes.
 
+use std::fmt;
+
 use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::{KvFormat, PageId};
 
@@ -9,22 +11,46 @@ use crate::batch::{Batch, Capabilities, ForwardError, KvGroup, LanguageModel, Se
 use crate::memory::MemoryLayout;
 use crate::spec::ModelSpec;
 
+/// A worker of a model over several processes: a pipeline stage, or one of the workers that divide its matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Worker {
+    /// Index of the stage.
+    pub stage: usize,
+    /// Rank among the workers of the stage; `None` for the only one.
+    pub rank: Option<usize>,
+}
+
+impl Worker {
+    /// Returns worker `index` of all, stage by stage, of stages with `ranks` workers each.
+    #[must_use]
+    pub fn new(index: usize, ranks: usize) -> Self {
+        Self { stage: index / ranks, rank: (ranks > 1).then_some(index % ranks) }
+    }
+}
+
+impl fmt::Display for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pipeline stage {}", self.stage)?;
+        self.rank.map_or(Ok(()), |rank| write!(f, ", tensor-parallel rank {rank}"))
+    }
+}
+
 /// Stages cannot form a model.
 #[derive(Debug, thiserror::Error)]
 pub enum PipelineError {
-    /// A stage failed.
-    #[error("pipeline stage {stage}: {error}")]
+    /// A worker failed.
+    #[error("{worker}: {error}")]
     Link {
-        /// Index of the stage.
-        stage: usize,
+        /// The worker.
+        worker: Worker,
         /// Cause.
         error: LinkError,
     },
-    /// The stages do not fit together.
-    #[error("pipeline stage {stage}: {field} must be {expected}, got {found}")]
+    /// The workers do not fit together.
+    #[error("{worker}: {field} must be {expected}, got {found}")]
     Mismatch {
-        /// Index of the stage.
-        stage: usize,
+        /// The worker.
+        worker: Worker,
         /// Field of its [`StageInfo`].
         field: &'static str,
         /// Value found.
@@ -33,14 +59,15 @@ pub enum PipelineError {
         expected: String,
     },
     /// The model cannot run in stages.
-    #[error("pipeline parallelism does not support {what}")]
+    #[error("pipeline and tensor parallelism do not support {what}")]
     Unsupported {
         /// Unsupported part of the model.
         what: &'static str,
     },
 }
 
-/// A model whose stages run in other processes. It has no weights and no pages.
+/// A model whose stages run in other processes, each in one or in several that divide the rows of its matrices. It has
+/// no weights and no pages.
 ///
 /// A batch is divided into micro-batches of whole sequences, on which the stages work at the same time: while the
 /// second stage computes the first micro-batch, the first stage computes the second. Results do not depend on the
@@ -48,7 +75,10 @@ pub enum PipelineError {
 pub struct Pipeline {
     spec: ModelSpec,
     groups: Vec<KvGroup>,
+    /// Connections to the workers, stage by stage and in the order of ranks.
     links: Vec<StageLink>,
+    /// Number of workers of a stage.
+    ranks: usize,
     /// Page copies that the next step begins with.
     copies: Vec<PageCopy>,
     /// Error of the lost stage, if one is lost.
@@ -56,10 +86,10 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Joins stages, first to last.
+    /// Joins stages, first to last, and the workers of each in the order of their ranks.
     ///
     /// # Errors
-    /// [`PipelineError::Mismatch`] unless the stages have all layers in order and compute alike;
+    /// [`PipelineError::Mismatch`] unless the workers have all layers and ranks in order and compute alike;
     /// [`PipelineError::Unsupported`] for encoders, classifiers and projections of embeddings.
     pub fn new(spec: ModelSpec, links: Vec<StageLink>) -> Result<Self, PipelineError> {
         let unsupported = [
@@ -75,37 +105,53 @@ impl Pipeline {
             infos.first().and_then(|info| KvFormat::ALL.iter().find(|format| format.name() == info.kv_format));
         let layers = spec.layers.len();
         let layout = MemoryLayout::new(&spec.layers, 0..layers, spec.causal, *kv_format.unwrap_or(&KvFormat::F16));
-        let mut end = 0;
-        for (stage, info) in infos.iter().enumerate() {
+        let ranks = infos.first().map_or(1, |info| info.ranks.max(1));
+        let (mut first, mut end) = (0, 0);
+        for (index, info) in infos.iter().enumerate() {
             let same = |field, found: &dyn ToString, expected: &dyn ToString| {
-                let (found, expected) = (found.to_string(), expected.to_string());
-                if found == expected { Ok(()) } else { Err(PipelineError::Mismatch { stage, field, found, expected }) }
+                let (found, expected, worker) = (found.to_string(), expected.to_string(), Worker::new(index, ranks));
+                if found == expected { Ok(()) } else { Err(PipelineError::Mismatch { worker, field, found, expected }) }
             };
             same("version", &info.version, &env!("CARGO_PKG_VERSION"))?;
             same("arithmetic", &info.arithmetic, &ferrule_kernels::ARITHMETIC_VERSION)?;
             same("isa", &info.isa, &infos[0].isa)?;
             same("quantization", &info.quantization, &infos[0].quantization)?;
             same("kv_format", &info.kv_format, &infos[0].kv_format)?;
-            same("first", &info.first, &end)?;
+            same("ranks", &info.ranks, &ranks)?;
+            same("rank", &info.rank, &(index % ranks))?;
+            if info.rank == 0 {
+                (first, end) = (end, info.end);
+            }
+            same("first", &info.first, &first)?;
+            same("end", &info.end, &end)?;
             same("page_bytes (their number)", &info.page_bytes.len(), &layout.groups.len())?;
-            end = info.end;
         }
-        if end != layers {
-            let (stage, found, expected) = (links.len().saturating_sub(1), end.to_string(), layers.to_string());
-            return Err(PipelineError::Mismatch { stage, field: "end", found, expected });
+        if end != layers || !links.len().is_multiple_of(ranks) {
+            let worker = Worker::new(links.len().saturating_sub(1), ranks);
+            let (field, found, expected) = match end == layers {
+                false => ("end", end, layers),
+                true => ("rank", (links.len() - 1) % ranks, ranks - 1),
+            };
+            let (found, expected) = (found.to_string(), expected.to_string());
+            return Err(PipelineError::Mismatch { worker, field, found, expected });
         }
-        Ok(Self { spec, groups: layout.groups, links, copies: Vec::new(), lost: None })
+        Ok(Self { spec, groups: layout.groups, links, ranks, copies: Vec::new(), lost: None })
     }
 
-    /// Returns the descriptions of the stages.
-    pub fn stages(&self) -> impl Iterator<Item = &StageInfo> {
+    /// Returns the descriptions of the workers, stage by stage and in the order of ranks.
+    pub fn workers(&self) -> impl Iterator<Item = &StageInfo> {
         self.links.iter().map(StageLink::info)
     }
 
-    /// Returns the bytes of pages that a model in one process would have, if each stage uses at most its own budget.
+    /// Returns the number of stages.
+    fn stages(&self) -> usize {
+        self.links.len() / self.ranks
+    }
+
+    /// Returns the bytes of pages that a model in one process would have, if each worker uses at most its own budget.
     #[must_use]
     pub fn kv_budget(&self) -> u64 {
-        let of_stage = |info: &StageInfo| {
+        let of_worker = |info: &StageInfo| {
             let shares =
                 info.page_bytes.iter().zip(&self.groups).map(|(part, group)| {
                     if group.page_bytes == 0 { 0.0 } else { *part as f64 / group.page_bytes as f64 }
@@ -113,18 +159,19 @@ impl Pipeline {
             let share = shares.fold(0.0, f64::max);
             if share == 0.0 { u64::MAX } else { (info.kv_budget as f64 / share) as u64 }
         };
-        self.stages().map(of_stage).min().unwrap_or(0)
+        self.workers().map(of_worker).min().unwrap_or(0)
     }
 
-    /// Allocates `pages[i]` empty pages for group `i` in all stages.
+    /// Allocates `pages[i]` empty pages for group `i` in all workers.
     ///
     /// # Errors
     /// [`PipelineError::Link`].
     pub fn allocate_kv(&mut self, pages: &[usize], cancel: &Cancel) -> Result<(), PipelineError> {
-        for (stage, link) in self.links.iter_mut().enumerate() {
-            link.allocate_kv(pages, cancel).map_err(|error| PipelineError::Link { stage, error })?;
-        }
-        Ok(())
+        let ranks = self.ranks;
+        self.links.iter_mut().enumerate().try_for_each(|(index, link)| {
+            let worker = Worker::new(index, ranks);
+            link.allocate_kv(pages, cancel).map_err(|error| PipelineError::Link { worker, error })
+        })
     }
 
     /// Runs a batch through all stages and writes what the last one returns.
@@ -142,38 +189,81 @@ impl Pipeline {
         if cancel.poll() {
             return Err(ForwardError::Cancelled);
         }
-        let steps: Vec<Vec<u8>> = micro_batches(batch.sequences, self.links.len())
+        let steps: Vec<Vec<u8>> = micro_batches(batch.sequences, self.stages())
             .map(|sequences| {
                 let copies = std::mem::take(&mut self.copies);
                 StageStep::new(Batch { sequences }, copies, last).to_bytes()
             })
             .collect();
         out.clear();
-        self.exchange(&steps, cancel, out).map_err(|(stage, error)| {
-            let reason = PipelineError::Link { stage, error }.to_string();
+        self.exchange(&steps, cancel, out).map_err(|(worker, error)| {
+            let (stage, reason) = (worker.stage, PipelineError::Link { worker, error }.to_string());
             self.lost.insert(ForwardError::StageLost { stage, reason }).clone()
         })
     }
 
-    /// Sends each step through all stages; appends what the last one returns to `out`. An error has the index of its
-    /// stage.
-    fn exchange(&mut self, steps: &[Vec<u8>], cancel: &Cancel, out: &mut Vec<f32>) -> Result<(), (usize, LinkError)> {
-        let lost = |stage: usize| move |error: LinkError| (stage, error);
+    /// Sends each step through all stages; appends what the last one returns to `out`.
+    fn exchange(&mut self, steps: &[Vec<u8>], cancel: &Cancel, out: &mut Vec<f32>) -> Result<(), (Worker, LinkError)> {
         for step in steps {
-            self.links[0].send_step(step, &[]).map_err(lost(0))?;
+            self.send(0, step, &[])?;
         }
+        let stages = self.stages();
         // At each time, stage s returns step time - s, which is sent on before the next stage is waited for.
-        for time in 0..steps.len() + self.links.len() - 1 {
-            for stage in 0..self.links.len() {
+        for time in 0..steps.len() + stages - 1 {
+            for stage in 0..stages {
                 let Some(step) = time.checked_sub(stage).and_then(|index| steps.get(index)) else { continue };
-                let result = self.links[stage].receive(cancel).map_err(lost(stage))?;
-                match self.links.get_mut(stage + 1) {
-                    Some(next) => next.send_step(step, &result).map_err(lost(stage + 1))?,
-                    None => out.extend_from_slice(&result),
+                let result = self.receive(stage, cancel)?;
+                if stage + 1 < stages {
+                    self.send(stage + 1, step, &result)?;
+                } else {
+                    out.extend_from_slice(&result);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Sends a step and its input to all workers of a stage.
+    fn send(&mut self, stage: usize, step: &[u8], input: &[f32]) -> Result<(), (Worker, LinkError)> {
+        let ranks = self.ranks;
+        let mut links = self.links[stage * ranks..][..ranks].iter_mut().enumerate();
+        links.try_for_each(|(rank, link)| {
+            link.send_step(step, input).map_err(|error| (Worker::new(stage * ranks + rank, ranks), error))
+        })
+    }
+
+    /// Receives the answers of all workers of a stage, and returns what that of rank 0 has computed.
+    fn receive(&mut self, stage: usize, cancel: &Cancel) -> Result<Vec<f32>, (Worker, LinkError)> {
+        let mut output = Vec::new();
+        for rank in 0..self.ranks {
+            let result = self.links[stage * self.ranks + rank].receive(cancel);
+            let result = result.map_err(|error| self.first_loss((stage, rank), error, cancel))?;
+            if rank == 0 {
+                output = result;
+            }
+        }
+        Ok(output)
+    }
+
+    /// Returns the worker of a stage whose failure is the cause of another's `error`, and the failure. A worker that has
+    /// lost another names it, and ends.
+    fn first_loss(
+        &mut self,
+        (stage, mut rank): (usize, usize),
+        mut error: LinkError,
+        cancel: &Cancel,
+    ) -> (Worker, LinkError) {
+        for _ in 1..self.ranks {
+            let LinkError::RankLost { rank: lost } = error else { break };
+            let Some(link) = self.links[stage * self.ranks..][..self.ranks].get_mut(lost) else { break };
+            rank = lost;
+            error = loop {
+                if let Err(error) = link.receive(cancel) {
+                    break error;
+                }
+            };
+        }
+        (Worker::new(stage * self.ranks + rank, self.ranks), error)
     }
 }
 

@@ -87,7 +87,7 @@ impl AlternatingSpec {
     ) -> Result<&'b [f32], PoolError> {
         let Buffers { normed, routed } = buffers;
         let normed = normed_or_same(&pass.exec, Some(&weights.norm), y, pass.width, normed)?;
-        let routed = routed.take(pass.rows.count * weights.router.weight.rows());
+        let routed = routed.take(pass.rows.count * weights.router.outputs);
         adapted(&pass.exec, &weights.router, pass.adapters, normed, routed)?;
         scale(&pass.exec, routed, 1.0 / pass.width as f32)?;
         activate(&pass.exec, routed, Activation::Tanh)?;

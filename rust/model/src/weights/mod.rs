@@ -39,6 +39,7 @@ pub(crate) use table::{TokenTable, release_tokens};
 use crate::adapter::LowRank;
 use crate::mixers::MixerWeights;
 use crate::spec::NormSpec;
+use crate::stage::RowGroup;
 use crate::streams::{StreamEnds, StreamMix};
 
 /// Linear layer: `y = W x + b`.
@@ -47,6 +48,10 @@ pub(crate) struct Linear<M = PackedMatrix> {
     pub bias: Option<Vec<f32>>,
     /// Index in [`Weights::sites`].
     pub site: usize,
+    /// Number of outputs.
+    pub outputs: usize,
+    /// The workers that divide the rows of the matrix; `None` if `weight` has all rows.
+    pub group: Option<Arc<RowGroup>>,
 }
 
 /// The spec and the weights of a norm.
@@ -67,7 +72,7 @@ impl Norm {
 /// Embedding of tokens, positions and token types.
 pub(crate) struct Embedding<M = PackedMatrix> {
     /// One row per token; also the matrix of a tied lm_head.
-    pub tokens: M,
+    pub tokens: Linear<M>,
     /// Projection from a narrower embedding to `hidden_size`.
     pub projection: Option<Linear<M>>,
     /// Position embeddings: `[positions, hidden_size]`.
@@ -207,7 +212,7 @@ impl<M> Layer<M> {
 impl<M> Embedding<M> {
     pub fn list<'a>(&'a self, tensors: &mut Tensors<'a, M>) {
         let Self { tokens, projection, positions, token_types, norm } = self;
-        tensors.matrices.push(tokens);
+        tensors.linear(tokens);
         projection.iter().for_each(|linear| tensors.linear(linear));
         tensors.vectors.extend(positions.iter().chain(token_types));
         norm.iter().for_each(|norm| tensors.norm(norm));

@@ -1,8 +1,10 @@
 //! [`MatrixPlan`]: a matrix that is to be packed, and [`Packer`], what is made of it.
 
+use std::ops::Range;
+
 use ferrule_formats::PackedFile;
 use ferrule_kernels::arch::LANES;
-use ferrule_kernels::{Exec, Format, InputStatistics, PackedMatrix, RowSource};
+use ferrule_kernels::{Exec, Format, InputStatistics, PackError, PackedMatrix, RowSource};
 
 use super::error::LoadError;
 use super::sites::Site;
@@ -31,6 +33,8 @@ pub(crate) struct MatrixPlan<'a> {
     /// Formats, with the number of rows in each.
     pub bands: Vec<(Format, usize)>,
     pub columns: usize,
+    /// Panels that this process packs; `None` for all.
+    pub panels: Option<Range<usize>>,
 }
 
 /// Makes something of each plan: its size, or the packed matrix.
@@ -117,6 +121,7 @@ impl<'a> MatrixPlan<'a> {
             file: None,
             bands: bands(&formats),
             columns,
+            panels: None,
         }
     }
 
@@ -149,6 +154,7 @@ impl<'a> MatrixPlan<'a> {
             file: Some(file),
             bands,
             columns,
+            panels: None,
         }
     }
 
@@ -158,10 +164,28 @@ impl<'a> MatrixPlan<'a> {
     }
 
     pub fn size(&self) -> MatrixSize {
-        self.bands.iter().map(|&(format, rows)| MatrixSize::of(format, rows, self.columns)).sum()
+        let all = 0..usize::MAX / LANES;
+        let panels = self.panels.as_ref().unwrap_or(&all);
+        let (kept, mut first) = (panels.start * LANES..panels.end * LANES, 0);
+        let sizes = self.bands.iter().map(|&(format, rows)| {
+            let band = first..first + rows;
+            first = band.end;
+            let rows = kept.end.min(band.end).saturating_sub(kept.start.max(band.start));
+            MatrixSize::of(format, rows, self.columns)
+        });
+        sizes.sum()
     }
 
     pub fn pack(&self, exec: &Exec<'_>) -> Result<PackedMatrix, LoadError> {
+        let matrix = self.pack_all(exec)?;
+        match &self.panels {
+            Some(panels) => Ok(matrix.panels(panels.clone()).map_err(PackError::Memory)?),
+            None => Ok(matrix),
+        }
+    }
+
+    /// Packs all panels.
+    fn pack_all(&self, exec: &Exec<'_>) -> Result<PackedMatrix, LoadError> {
         match (self.file, self.parts.first()) {
             (Some(file), _) => packed_matrix(exec, file, &self.name, &self.bands, self.columns),
             // Random codes are as good as quantized random numbers, and quicker.

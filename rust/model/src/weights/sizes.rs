@@ -122,7 +122,7 @@ where
         let shared: MatrixSize = self.layers.iter().map(|layer| total(layer.shared_tensors().matrices)).sum();
         let (read_again, idle) = (shared - idle(true), idle(false));
         let looked_up = self.embedding.iter().filter(|_| !stage.has_tied_lm_head(spec));
-        let unread: u64 = looked_up.map(|embedding| MatrixSize::from(&embedding.tokens).bytes).sum();
+        let unread: u64 = looked_up.map(|embedding| MatrixSize::from(&embedding.tokens.weight).bytes).sum();
         let rows = |rows: fn(&TableSpec) -> usize| {
             spec.tables.iter().map(|table| rows(table) as u64 * table.columns as u64).sum::<u64>()
         };

@@ -137,7 +137,7 @@ impl AttentionPass<'_> {
         buffers: &'b mut InnerBuffers,
     ) -> Result<&'b mut [f32], PoolError> {
         let HeadProjections { kv_heads, key_dim, value_dim, values_are_keys, .. } = *spec;
-        let (exec, heads, width) = (&self.pass.exec, self.spec.heads, weights.qkv.weight.rows());
+        let (exec, heads, width) = (&self.pass.exec, self.spec.heads, weights.qkv.outputs);
         let InnerBuffers { qkv, values, mixed, indexer, .. } = buffers;
         let qkv = qkv.take(self.pass.rows.count * width);
         adapted(exec, &weights.qkv, self.pass.adapters, x, qkv)?;

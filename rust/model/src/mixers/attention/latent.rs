@@ -212,7 +212,7 @@ impl AttentionPass<'_> {
         let LatentProjections { kv_rank, nope_dim, rope_dim, value_dim, .. } = *spec;
         let (exec, rows, heads) = (&self.pass.exec, self.pass.rows.count, self.spec.heads);
         let super::InnerBuffers { qkv, mixed, latent: buffers, indexer, .. } = buffers;
-        let width = weights.input.weight.rows();
+        let width = weights.input.outputs;
         let input = qkv.take(rows * width);
         adapted(exec, &weights.input, self.pass.adapters, x, input)?;
         let first_latent = width - kv_rank - rope_dim;

@@ -4,14 +4,16 @@
 //! in the router's order, so that a row's result does not depend on the choices of other rows.
 
 use ferrule_kernels::disjoint::Tiles;
-use ferrule_kernels::elementwise::{add_bias, add_scaled};
-use ferrule_kernels::{Exec, Format, PackedMatrix, PoolError, Product, Scratch, for_row_chunks, matmul_each};
+use ferrule_kernels::elementwise::add_scaled;
+use ferrule_kernels::{Exec, Format, PackedMatrix, PoolError, Scratch, for_row_chunks};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::dense::{self, Dense, DenseSpec, apply_gate};
 use super::router::{Choice, RouterSpec, choose};
-use crate::layer::{AdapterRows, Observer, adapted, for_rows, linear, normed_or_same, scale_unless_one};
+use crate::layer::{
+    AdapterRows, LinearProduct, Observer, adapted, for_rows, linear, linear_each, normed_or_same, scale_unless_one,
+};
 use crate::limits::{SpecError, finite, require};
 use crate::memory::Memory;
 use crate::mixers::{At, Mixer, MixerPass, MixerSpec};
@@ -387,14 +389,14 @@ enum Gathered<'a> {
 /// Multiplies rows of `x` with the matrices of the experts; each expert has the outputs number of rows.
 fn multiply<'a>(
     exec: &Exec<'_>,
-    experts: impl Iterator<Item = (&'a Linear, usize)> + Clone,
+    experts: impl Iterator<Item = (&'a Linear, usize)>,
     observer: Option<&dyn Observer>,
     mut x: Gathered<'_>,
     out: &mut [f32],
 ) -> Result<(), PoolError> {
     let mut products = Vec::new();
-    let mut left = &mut *out;
-    for (linear, rows) in experts.clone() {
+    let mut left = out;
+    for (linear, rows) in experts {
         let x_rows = match x {
             Gathered::One(row) => row,
             Gathered::Each(all) => {
@@ -404,18 +406,11 @@ fn multiply<'a>(
             }
         };
         observer.map_or(Ok(()), |observer| observer.see(exec, linear.site, x_rows))?;
-        let (out_rows, out_left) = left.split_at_mut(rows * linear.weight.rows());
-        left = out_left;
-        products.push(Product { x: x_rows, w: &linear.weight, out: out_rows });
+        let (out, rest) = left.split_at_mut(rows * linear.outputs);
+        left = rest;
+        products.push(LinearProduct { linear, x: x_rows, out });
     }
-    matmul_each(exec, &mut products)?;
-    let mut left = out;
-    for (linear, rows) in experts {
-        let (out_rows, out_left) = left.split_at_mut(rows * linear.weight.rows());
-        left = out_left;
-        linear.bias.iter().try_for_each(|bias| add_bias(exec, out_rows, bias))?;
-    }
-    Ok(())
+    linear_each(exec, &mut products)
 }
 
 /// `out += weight * x`

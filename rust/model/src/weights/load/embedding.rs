@@ -18,7 +18,7 @@ impl Loader<'_> {
             Some(lm_head) if lm_head.tied => multiplied,
             _ => self.source.lookup_format("embedding", [spec.vocab_size, width], *quantization)?,
         };
-        let tokens = self.linear(packer, "", &[("embedding", spec.vocab_size, tokens)], width, false)?.weight;
+        let tokens = self.linear(packer, "", &[("embedding", spec.vocab_size, tokens)], width, false)?;
         let projection = match embedding.width {
             Some(width) => {
                 Some(self.linear(packer, "", &[("embedding_projection", hidden, multiplied)], width, false)?)

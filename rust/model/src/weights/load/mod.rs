@@ -10,6 +10,7 @@ mod roles;
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use ferrule_kernels::Exec;
 
@@ -21,7 +22,7 @@ use super::source::{Source, WeightSource};
 use crate::quantization::Quantization;
 use crate::recipe::{MatrixFormats, Recipe};
 use crate::spec::ModelSpec;
-use crate::stage::StageLayers;
+use crate::stage::{RowGroup, StageLayers};
 pub(crate) use roles::RolePart;
 
 /// Loads the weights that a spec asks for from a source.
@@ -30,6 +31,8 @@ pub(crate) struct Loader<'a> {
     spec: &'a ModelSpec,
     /// The layers that are loaded.
     stage: StageLayers,
+    /// The workers that divide the rows of the matrices of linear layers.
+    group: Option<Arc<RowGroup>>,
     source: Rc<dyn WeightSource<'a> + 'a>,
     /// Formats to pack matrices in.
     quantization: Quantization,
@@ -49,12 +52,17 @@ impl<'a> Loader<'a> {
     pub fn new(spec: &'a ModelSpec, source: Source<'a>, formats: impl Into<MatrixFormats<'a>>) -> Self {
         let MatrixFormats { quantization, recipe } = formats.into();
         let (stage, source) = (StageLayers::whole(spec), source.reader(spec));
-        Self { spec, stage, source, quantization, recipe, reads: true, again: false, vectors: None }
+        Self { spec, stage, group: None, source, quantization, recipe, reads: true, again: false, vectors: None }
     }
 
     /// Returns a loader of the weights of some layers, and of what precedes or follows them.
     pub fn of_stage(self, stage: StageLayers) -> Self {
         Self { stage, ..self }
+    }
+
+    /// Returns a loader of this worker's rows of the matrices of linear layers, if `group` divides them.
+    pub fn of_group(self, group: Option<Arc<RowGroup>>) -> Self {
+        Self { group, ..self }
     }
 
     /// Packs all weights, tensor by tensor; releases the pages of the source after each.

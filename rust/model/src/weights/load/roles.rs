@@ -56,7 +56,10 @@ impl<'a> Loader<'a> {
         let parts = parts.iter().map(|(role, rows, _)| (format!("{at}{role}"), *rows)).collect();
         let site = packer.add_site(Site { parts, columns, heads: None });
         plan.site = Some(site);
-        Ok(Linear { weight: packer.pack(plan)?, bias, site })
+        let outputs = rows.iter().map(|part| part.rows).sum();
+        plan.panels = self.group.as_ref().and_then(|group| group.panels(outputs));
+        let group = self.group.clone().filter(|_| plan.panels.is_some());
+        Ok(Linear { weight: packer.pack(plan)?, bias, site, outputs, group })
     }
 
     /// Finds the matrix `name` in the source.

@@ -1,0 +1,104 @@
+//! Linear layers and lookups of rows: products with matrices that this process has, or whose rows several workers have.
+
+use std::ops::Range;
+
+use ferrule_kernels::elementwise::add_bias;
+use ferrule_kernels::{Exec, PoolError, Product, matmul_each};
+
+use crate::stage::RowGroup;
+use crate::weights::Linear;
+
+/// Input and output of a linear layer: `out = x W^T + b`.
+pub(crate) struct LinearProduct<'a> {
+    pub linear: &'a Linear,
+    /// `[rows, inputs]`
+    pub x: &'a [f32],
+    /// `[rows, outputs]`
+    pub out: &'a mut [f32],
+}
+
+/// Computes `out = x W^T + b`.
+pub(crate) fn linear(exec: &Exec<'_>, linear: &Linear, x: &[f32], out: &mut [f32]) -> Result<(), PoolError> {
+    linear_each(exec, &mut [LinearProduct { linear, x, out }])
+}
+
+/// Computes several linear layers together. If their rows are divided among workers, those of all of them are, and their
+/// outputs are exchanged at once.
+pub(crate) fn linear_each(exec: &Exec<'_>, products: &mut [LinearProduct<'_>]) -> Result<(), PoolError> {
+    match products.first().and_then(|product| product.linear.group.as_deref()) {
+        None => {
+            let products = products.iter_mut();
+            let products = products.map(|LinearProduct { linear, x, out }| Product { x, w: &linear.weight, out });
+            matmul_each(exec, &mut products.collect::<Vec<_>>())?;
+        }
+        Some(group) => gather_each(exec, group, products)?,
+    }
+    products.iter_mut().try_for_each(|LinearProduct { linear, out, .. }| {
+        linear.bias.iter().try_for_each(|bias| add_bias(exec, out, bias))
+    })
+}
+
+/// Multiplies with the rows that this worker has, and gathers the outputs of all workers.
+fn gather_each(exec: &Exec<'_>, group: &RowGroup, products: &mut [LinearProduct<'_>]) -> Result<(), PoolError> {
+    let count = |rank: usize, product: &LinearProduct<'_>| {
+        let outputs = product.linear.outputs;
+        product.out.len() / outputs * group.rows_of(rank, outputs).len()
+    };
+    let counts: Vec<usize> =
+        (0..group.ranks()).map(|rank| products.iter().map(|product| count(rank, product)).sum()).collect();
+    let mut gather = group.gather();
+    let mut left = gather.own(counts[group.rank()]);
+    let mut own = Vec::with_capacity(products.len());
+    for product in &*products {
+        let (out, rest) = std::mem::take(&mut left).split_at_mut(count(group.rank(), product));
+        left = rest;
+        own.push(Product { x: product.x, w: &product.linear.weight, out });
+    }
+    matmul_each(exec, &mut own)?;
+    for (rank, mut part) in gather.exchange(&counts, exec.cancel)?.into_iter().enumerate() {
+        for LinearProduct { linear, out, .. } in &mut *products {
+            let rows = group.rows_of(rank, linear.outputs);
+            for out in out.chunks_exact_mut(linear.outputs) {
+                let (outputs, rest) = part.split_at(rows.len());
+                out[rows.clone()].copy_from_slice(outputs);
+                part = rest;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Looks up the rows of `tokens` in a matrix: `out: [tokens, inputs]`.
+pub(crate) fn look_up(
+    exec: &Exec<'_>,
+    table: &Linear,
+    tokens: impl Iterator<Item = u32> + Clone,
+    out: &mut [f32],
+) -> Result<(), PoolError> {
+    let width = table.weight.cols();
+    let Some(group) = table.group.as_deref() else {
+        for (token, out) in tokens.zip(out.chunks_exact_mut(width)) {
+            table.weight.read_row(token as usize, out);
+        }
+        return Ok(());
+    };
+    let rows: Vec<_> = (0..group.ranks()).map(|rank| group.rows_of(rank, table.outputs)).collect();
+    let among = |rows: &Range<usize>| {
+        let rows = rows.clone();
+        tokens.clone().map(|token| token as usize).filter(move |token| rows.contains(token))
+    };
+    let counts: Vec<usize> = rows.iter().map(|rows| among(rows).count() * width).collect();
+    let mut gather = group.gather();
+    let own = gather.own(counts[group.rank()]);
+    for (token, out) in among(&rows[group.rank()]).zip(own.chunks_exact_mut(width)) {
+        table.weight.read_row(token - rows[group.rank()].start, out);
+    }
+    for (rows, part) in rows.iter().zip(gather.exchange(&counts, exec.cancel)?) {
+        let places =
+            tokens.clone().zip(out.chunks_exact_mut(width)).filter(|(token, _)| rows.contains(&(*token as usize)));
+        for ((_, out), found) in places.zip(part.chunks_exact(width)) {
+            out.copy_from_slice(found);
+        }
+    }
+    Ok(())
+}
