@@ -6,8 +6,8 @@
 
 The processes are on this machine: pipeline stages, each in one or several processes (ranks) that divide the rows of its
 matrices. Prints one JSON object with the medians of alternating rounds on the same prompts: output tokens per second,
-milliseconds of a decode step, the ratio of both, and the bytes of weights of each process relative to those of the whole
-model.
+milliseconds of a decode step, the ratios of both, and the bytes of weights of each process relative to those of the
+whole model.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Models over several processes (pipeline stages, tensor parallelism): the output of one process, lost workers, and what
-is not supported."""
+"""Models over several processes (pipeline stages, tensor parallelism): output, lost workers, and limits."""
 
 from __future__ import annotations
 
@@ -310,7 +309,7 @@ def test_invalid_numbers_of_stages_and_backends() -> None:
 def test_methods_that_stages_do_not_support(tmp_path: Path) -> None:
     adapter = random_adapter(tmp_path / "adapter", TINY)
     with LLM(**TWO_STAGES) as llm:
-        with pytest.raises(UnsupportedTaskError, match="adapters are not supported with pipeline or tensor parallelism"):
+        with pytest.raises(UnsupportedTaskError, match="adapters are not supported with pipeline or tensor"):
             llm.load_lora_adapter("a", adapter)
         with pytest.raises(UnsupportedTaskError, match="not supported with pipeline or tensor parallelism"):
             llm.save_state("Once upon a time")

@@ -79,7 +79,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "effect": "Number of processes that divide the rows of the matrices, each with --threads threads",
     },
     "distributed_executor_backend": {
-        "effect": "Processes of pipeline and tensor parallelism: mp for processes of this machine, ray for actors of a Ray cluster",
+        "effect": "Processes of a divided model: mp for processes of this machine, ray for actors of a Ray cluster",
         "unset": "mp",
     },
     "tokenizer": {"callback": _check_given},

@@ -33,8 +33,8 @@ def start_stages(args: EngineArgs, files: ModelFiles, weights: Path | None) -> S
 
     `weights` is the path that each process of this machine loads; None for random weights.
 
-    Raises InvalidParameterError if the model cannot be divided among so many workers, MissingDependencyError without Ray,
-    EngineError if the Ray cluster cannot start them, PipelineStageError, and the errors of loading a model.
+    Raises InvalidParameterError if the model cannot be divided among so many workers, MissingDependencyError without
+    Ray, EngineError if the Ray cluster cannot start them, PipelineStageError, and the errors of loading a model.
     """
     if args.workers == 1:
         return None

@@ -1,7 +1,7 @@
 """Process of a worker on this machine: `python -m ferrule._pipeline.worker SOCKET [PEER...]`.
 
-SOCKET is the connection to the engine; each PEER is one to another worker of the stage, in the order of their ranks. The
-process reads the StageArguments from stdin. If the stage fails, it writes the error to stdout. Both are pickled.
+SOCKET is the connection to the engine; each PEER is one to another worker of the stage, in the order of their ranks.
+The process reads the StageArguments from stdin. If the stage fails, it writes the error to stdout. Both are pickled.
 """
 
 from __future__ import annotations

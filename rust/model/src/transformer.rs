@@ -114,6 +114,8 @@ pub struct Transformer {
     spec: Arc<ModelSpec>,
     /// The layers whose weights and memory are here.
     stage: StageLayers,
+    /// The workers that divide the rows of the matrices and the heads of keys and values.
+    group: Option<Arc<RowGroup>>,
     weights: Weights,
     /// Linear layers that adapters can change.
     sites: Arc<[Site]>,
@@ -179,13 +181,17 @@ impl Transformer {
         if let Source::Packed { file, .. } = source {
             check_quantization(file, quantization)?;
         }
-        let loader = Loader::new(&spec, source, quantization).of_stage(stage.clone()).of_group(group);
-        let mut weights = loader.load(exec, progress)?;
+        let mut weights = Loader::new(&spec, source, quantization)
+            .of_stage(stage.clone())
+            .of_group(group.clone())
+            .load(exec, progress)?;
         let sites = std::mem::take(&mut weights.sites).into();
-        let layout = MemoryLayout::new(&spec.layers, stage.range(), spec.causal, kv_format);
+        let ranks = group.as_ref().map_or(1, |group| group.ranks());
+        let layout = MemoryLayout::new(&spec.layers, stage.range(), spec.causal, kv_format).divided(ranks, kv_format);
         Ok(Self {
             spec: Arc::new(spec),
             stage,
+            group,
             weights,
             sites,
             layout,
@@ -225,6 +231,11 @@ impl Transformer {
     /// Returns the layers whose weights and memory are here.
     pub(crate) fn stage(&self) -> &StageLayers {
         &self.stage
+    }
+
+    /// Returns the workers that divide the rows of the matrices.
+    pub(crate) fn group(&self) -> Option<&RowGroup> {
+        self.group.as_deref()
     }
 
     /// Returns a loader of adapters for this model, which can be used while the model runs.
@@ -272,7 +283,7 @@ impl Transformer {
     /// [`Transformer::copy_boundary`] of the stage before wrote; the first stage reads none.
     pub(crate) fn run_layers(&mut self, batch: Batch<'_>, input: &[f32], cancel: &Cancel) -> Result<(), PoolError> {
         let _bound = self.pool.bind_caller();
-        let Self { spec, stage, weights, layout, memory, buffers, .. } = self;
+        let Self { spec, stage, group, weights, layout, memory, buffers, .. } = self;
         let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
         let rows = RaggedRows::new(batch, &spec.ropes, &layout.groups, &mut buffers.ropes);
         let runs = adapter_runs(batch, |sequence| sequence.tokens.len());
@@ -300,7 +311,9 @@ impl Transformer {
             }
         }
         let (causal, ropes, tables) = (spec.causal, &spec.ropes, &weights.tables);
-        let pass = MixerPass { exec, width, causal, ropes, rows: &rows, embedding, tables, adapters, places: &[] };
+        let group = group.as_deref();
+        let pass =
+            MixerPass { exec, group, width, causal, ropes, rows: &rows, embedding, tables, adapters, places: &[] };
         for (index, layer) in stage.range().zip(&weights.layers) {
             run_layer(
                 &pass,

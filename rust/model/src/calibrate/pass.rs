@@ -231,6 +231,7 @@ impl<'a> Pass<'a> {
         let embedding_place = first_row * spec.hidden_size..(first_row + tokens.len()) * spec.hidden_size;
         let rows = RaggedRows::new(Batch { sequences: &chunk }, &spec.ropes, &layout.groups, ropes);
         let pass = MixerPass {
+            group: None,
             exec: *exec,
             causal: spec.causal,
             ropes: &spec.ropes,

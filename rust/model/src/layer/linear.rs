@@ -57,15 +57,38 @@ fn gather_each(exec: &Exec<'_>, group: &RowGroup, products: &mut [LinearProduct<
     matmul_each(exec, &mut own)?;
     for (rank, mut part) in gather.exchange(&counts, exec.cancel)?.into_iter().enumerate() {
         for LinearProduct { linear, out, .. } in &mut *products {
-            let rows = group.rows_of(rank, linear.outputs);
-            for out in out.chunks_exact_mut(linear.outputs) {
-                let (outputs, rest) = part.split_at(rows.len());
-                out[rows.clone()].copy_from_slice(outputs);
-                part = rest;
-            }
+            part = place_columns(part, group.rows_of(rank, linear.outputs), linear.outputs, out);
         }
     }
     Ok(())
+}
+
+/// Has each worker compute columns of `out: [rows, width]`, and gathers all of them. `columns` returns those of a rank,
+/// and `compute` writes those of this worker: `[rows, columns]`.
+pub(crate) fn gather_columns(
+    exec: &Exec<'_>,
+    group: &RowGroup,
+    (width, columns): (usize, impl Fn(usize) -> Range<usize>),
+    out: &mut [f32],
+    compute: impl FnOnce(&mut [f32]) -> Result<(), PoolError>,
+) -> Result<(), PoolError> {
+    let counts: Vec<usize> = (0..group.ranks()).map(|rank| out.len() / width * columns(rank).len()).collect();
+    let mut gather = group.gather();
+    compute(gather.own(counts[group.rank()]))?;
+    for (rank, part) in gather.exchange(&counts, exec.cancel)?.into_iter().enumerate() {
+        place_columns(part, columns(rank), width, out);
+    }
+    Ok(())
+}
+
+/// Copies the beginning of `part` to columns of `out: [rows, width]`, and returns the rest.
+fn place_columns<'a>(mut part: &'a [f32], columns: Range<usize>, width: usize, out: &mut [f32]) -> &'a [f32] {
+    for out in out.chunks_exact_mut(width) {
+        let (now, rest) = part.split_at(columns.len());
+        out[columns.clone()].copy_from_slice(now);
+        part = rest;
+    }
+    part
 }
 
 /// Looks up the rows of `tokens` in a matrix: `out: [tokens, inputs]`.

@@ -47,13 +47,36 @@ impl MemoryLayout {
             self.places[index] =
                 needs.map(|needs| needs.into_iter().map(|need| self.add(need, causal)).collect()).collect();
         }
+        self.measure(kv_format);
+        self
+    }
+
+    /// Divides the heads of keys and values among `ranks` workers, if each layer has a multiple of that number and chooses
+    /// no tokens; if not, each worker has all heads.
+    pub fn divided(mut self, ranks: usize, kv_format: KvFormat) -> Self {
+        let is_divisible = |shape: &PageShape| match shape {
+            PageShape::Pages(shape) => shape.kv_heads.is_multiple_of(ranks) && shape.index_dim == 0,
+            PageShape::Floats(_) => true,
+        };
+        if self.shapes.iter().all(is_divisible) {
+            for shape in &mut self.shapes {
+                if let PageShape::Pages(shape) = shape {
+                    shape.kv_heads /= ranks;
+                }
+            }
+            self.measure(kv_format);
+        }
+        self
+    }
+
+    /// Computes the bytes of the pages of each group.
+    fn measure(&mut self, kv_format: KvFormat) {
         for (group, shape) in self.groups.iter_mut().zip(&self.shapes) {
             group.page_bytes = match *shape {
                 PageShape::Pages(shape) => KvStore::page_bytes(kv_format, shape).unwrap_or(u64::MAX),
                 PageShape::Floats(floats) => (floats as u64).saturating_mul(size_of::<f32>() as u64),
             };
         }
-        self
     }
 
     /// Adds the memory of one mixer and returns its place.

@@ -85,7 +85,6 @@ pub enum LastOutput {
 /// Consecutive layers of a model, or a worker's rows of their matrices, with their sequence memory and thread pool.
 pub struct Stage {
     model: Transformer,
-    group: Option<Arc<RowGroup>>,
     /// Number of pages of each group.
     pages: Vec<usize>,
 }
@@ -111,7 +110,8 @@ impl Stage {
     }
 
     /// Loads layers of a model as [`Stage::load`] does, but only this worker's rows of the matrices that `group` divides.
-    /// Small matrices, vectors and the sequence memory are in each worker.
+    /// Each worker has its heads of keys and values, if their number is divisible; it has all small matrices, vectors and
+    /// states.
     ///
     /// # Errors
     /// Same as [`Stage::load`].
@@ -124,9 +124,9 @@ impl Stage {
         cancel: &Cancel,
         progress: Progress<'_>,
     ) -> Result<Self, LoadError> {
-        let (layers, group) = (StageLayers::new(&spec, layers)?, group.map(Arc::new));
-        let model = Transformer::load_layers(spec, (layers, group.clone()), source, options, pool, cancel, progress)?;
-        Ok(Self { model, group, pages: Vec::new() })
+        let part = (StageLayers::new(&spec, layers)?, group.map(Arc::new));
+        let model = Transformer::load_layers(spec, part, source, options, pool, cancel, progress)?;
+        Ok(Self { model, pages: Vec::new() })
     }
 
     /// Computes the memory that layers `layers` of a model need, as [`crate::measure`] does for all of them.
@@ -159,7 +159,7 @@ impl Stage {
         self.model.stage().range()
     }
 
-    /// Returns the groups of sequence memory. They are those of the whole model, with the bytes of this stage's layers,
+    /// Returns the groups of sequence memory. They are those of the whole model, with the bytes of this worker's part,
     /// so that one page table serves all stages; a group that has no layer here has pages of 0 bytes.
     #[must_use]
     pub fn kv_groups(&self) -> &[KvGroup] {
@@ -220,7 +220,7 @@ impl Stage {
     ) -> Result<(), StageRunError> {
         self.check(batch, input)?;
         let done = self.compute(batch, input, last, cancel, output);
-        if let (Err(_), Some(rank)) = (&done, self.group.as_ref().and_then(|group| group.lost())) {
+        if let (Err(_), Some(rank)) = (&done, self.model.group().and_then(RowGroup::lost)) {
             return Err(StageRunError::RankLost { rank });
         }
         if self.rank() > 0 {
@@ -274,12 +274,12 @@ impl Stage {
 
     /// Returns the rank of this worker among those that divide the rows of the stage's matrices.
     pub(crate) fn rank(&self) -> usize {
-        self.group.as_ref().map_or(0, |group| group.rank())
+        self.model.group().map_or(0, RowGroup::rank)
     }
 
     /// Returns the number of workers that divide the rows of the stage's matrices.
     pub(crate) fn ranks(&self) -> usize {
-        self.group.as_ref().map_or(1, |group| group.ranks())
+        self.model.group().map_or(1, RowGroup::ranks)
     }
 
     /// Returns the options with which the stage was loaded.

@@ -14,11 +14,12 @@ use ferrule_kernels::{PackedMatrix, PoolError, Rows, RowsMut, Scratch};
 use serde::{Deserialize, Serialize};
 
 use super::{At, Mixer, MixerPass};
-use crate::layer::{adapted, for_rows, norm_in_place};
+use crate::layer::{adapted, for_rows, gather_columns, norm_in_place};
 use crate::limits::{SpecError, finite, positive, require, size};
 use crate::memory::{Memory, MemoryNeed, Place};
 use crate::rope::{RopeRows, RopeSpec};
 use crate::spec::{NormSpec, check_norm};
+use crate::stage::RowGroup;
 use crate::weights::{Linear, LoadError, Loader, Norm, Packer, Tensors};
 pub use heads::HeadProjections;
 use heads::Heads;
@@ -377,6 +378,11 @@ impl AttentionSpec {
     }
 }
 
+/// Returns a view without its first columns.
+fn skip(x: Rows<'_>, columns: usize) -> Rows<'_> {
+    Rows::new(x.data, x.stride, x.first + columns)
+}
+
 /// Attention of one block over a batch.
 struct AttentionPass<'a> {
     pass: &'a MixerPass<'a>,
@@ -413,13 +419,21 @@ impl AttentionPass<'_> {
     ) -> Result<&'b mut [f32], PoolError> {
         let MixerPass { exec, causal, rows, .. } = self.pass;
         let (spec, Place { group, index }) = (self.spec, self.pass.place());
+        // The heads may be divided among workers: this one has those of its keys and values.
+        let KvShape { kv_heads, key_dim, value_dim, .. } = store.shape();
+        let ranks = spec.kv_heads() / kv_heads;
+        let workers = self.pass.group.filter(|_| ranks > 1);
+        let heads_of = |rank: usize| rank * (spec.heads / ranks)..(rank + 1) * (spec.heads / ranks);
+        let rank = workers.map_or(0, RowGroup::rank);
+        let own_heads = heads_of(rank);
         if let Some([keys, values]) = own {
+            let first = rank * kv_heads;
+            let (keys, values) = (skip(keys, first * key_dim), skip(values, first * value_dim));
             store.write(exec, index, &rows.places[group], keys, values)?;
         }
-        let KvShape { kv_heads, key_dim, value_dim, .. } = store.shape();
         let mixed = mixed.take(rows.count * spec.heads * value_dim);
         let shape = AttentionShape {
-            heads: spec.heads,
+            heads: own_heads.len(),
             kv_heads,
             key_dim,
             value_dim,
@@ -428,11 +442,19 @@ impl AttentionPass<'_> {
             window: spec.window,
             chunk: spec.chunk,
             softcap: spec.softcap,
-            slopes: spec.alibi_slopes.as_deref(),
-            sinks: self.weights.sinks.as_deref(),
+            slopes: spec.alibi_slopes.as_ref().map(|slopes| &slopes[own_heads.clone()]),
+            sinks: self.weights.sinks.as_ref().map(|sinks| &sinks[own_heads.clone()]),
             selection: (spec.indexer.is_some() || spec.selection_layer.is_some()).then_some(selection),
         };
-        attention(exec, queries, store, index, &shape, &rows.sequences[group], mixed)?;
+        let queries = skip(queries, own_heads.start * key_dim);
+        let attend = |out: &mut [f32]| attention(exec, queries, store, index, &shape, &rows.sequences[group], out);
+        match workers {
+            None => attend(mixed)?,
+            Some(workers) => {
+                let columns = |rank: usize| heads_of(rank).start * value_dim..heads_of(rank).end * value_dim;
+                gather_columns(exec, workers, (spec.heads * value_dim, columns), mixed, attend)?;
+            }
+        }
         Ok(mixed)
     }
 }
