@@ -313,7 +313,7 @@ def test_methods_that_stages_do_not_support(tmp_path: Path) -> None:
             llm.load_lora_adapter("a", adapter)
         with pytest.raises(UnsupportedTaskError, match="not supported with pipeline or tensor parallelism"):
             llm.save_state("Once upon a time")
-    with pytest.raises(UnsupportedModelError, match="does not support bidirectional attention"):
+    with pytest.raises(UnsupportedModelError, match="do not support bidirectional attention"):
         LLM(GOLDEN.parent / "encoders" / "bert", **TWO_STAGES)
 
 

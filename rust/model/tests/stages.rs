@@ -278,7 +278,7 @@ fn run_rows(json: &Value, options: LoadOptions, group: RowGroup, rows: usize) ->
 
 #[test]
 fn workers_that_divide_rows_compute_the_bits_of_one() {
-    let f32 = LoadOptions { quantization: Quantization::F32, ..options() };
+    let f32 = LoadOptions { quantization: Quantization::named("f32").unwrap(), ..options() };
     for (json, options, ranks, rows) in [
         (dense(), options(), 2, LENGTHS[0]),
         (dense(), f32, 3, 1),
