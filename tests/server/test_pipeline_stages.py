@@ -1,9 +1,10 @@
-"""A server whose model has pipeline stages: a lost stage ends its requests and is replaced."""
+"""A server whose model is in several processes: a lost one ends its requests, and all are replaced."""
 
 from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
 
@@ -11,14 +12,17 @@ from ferrule._cli.served_models import load_models
 from ferrule.server import OnDemand, ServerSettings
 from server.live import serving, until
 from server.test_lifecycle import ask
-from test_pipeline import TWO_STAGES, stage_processes
+from test_pipeline import TWO_RANKS, TWO_STAGES, stage_processes
 
 pytestmark = pytest.mark.native
 
 
-def test_lost_stage_ends_its_requests_and_all_stages_are_started_again() -> None:
+@pytest.mark.parametrize(
+    ("several", "worker"), [(TWO_STAGES, b"pipeline stage 1"), (TWO_RANKS, b"tensor-parallel rank 1")]
+)
+def test_lost_worker_ends_its_requests_and_all_are_started_again(several: dict[str, Any], worker: bytes) -> None:
     settings = ServerSettings()
-    loaded = load_models({"tiny": None}, TWO_STAGES, settings, quiet=True)["tiny"]
+    loaded = load_models({"tiny": None}, several, settings, quiet=True)["tiny"]
     assert isinstance(loaded, OnDemand)
     with serving(settings, on_demand={"tiny": loaded}) as live:
         before = stage_processes()
@@ -29,7 +33,7 @@ def test_lost_stage_ends_its_requests_and_all_stages_are_started_again() -> None
             while b"[DONE]" not in received and (piece := client.recv(1 << 16)):
                 received += piece
         assert b'"code": "engine_unavailable"' in received
-        assert b"pipeline stage 1" in received
+        assert worker in received
         until(lambda: live.request("/health").status == 503)
         until(lambda: live.request("/health").status == 200)
         assert not set(stage_processes()) & set(before)
