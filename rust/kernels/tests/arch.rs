@@ -36,7 +36,7 @@ fn the_build_includes_every_instruction_set_of_this_machine() {
     let flags = std::fs::read_to_string("/proc/cpuinfo").expect("/proc/cpuinfo");
     let flags: Vec<_> = flags.lines().find(|line| line.starts_with("flags")).expect("flags").split(' ').collect();
     let has = |names: &[&str]| names.iter().all(|name| flags.contains(name));
-    let avx2 = has(&["avx2", "fma", "f16c"]);
+    let avx2 = has(&["avx2", "fma", "f16c", "popcnt"]);
     let avx512 = avx2 && has(&["avx512f", "avx512bw", "avx512vl", "avx512dq"]);
     let mut expected = vec!["scalar"];
     for (name, has) in [

@@ -298,7 +298,7 @@ fn expected_isas() -> Vec<&'static str> {
     let line = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
     let has = |names: &[&str]| names.iter().all(|name| line.split_whitespace().any(|flag| flag == *name));
     let mut isas = vec!["scalar"];
-    if has(&["avx2", "fma", "f16c"]) {
+    if has(&["avx2", "fma", "f16c", "popcnt"]) {
         isas.push("avx2");
         if has(&["avx_vnni"]) {
             isas.push("avxvnni");

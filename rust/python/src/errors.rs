@@ -65,6 +65,7 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
         LoadError::Packed(_)
         | LoadError::PackedAs { .. }
         | LoadError::NotQuantizable { .. }
+        | LoadError::TooDense(_)
         | LoadError::AboveZero { .. }
         | LoadError::NotIntegers { .. }
         | LoadError::Id { .. }

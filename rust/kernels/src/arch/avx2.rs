@@ -1,7 +1,8 @@
-//! AVX2 with FMA and F16C (Haswell, 2013, and Zen, 2017, and later): two registers hold the sixteen lanes.
+//! AVX2 with FMA, F16C and POPCNT (Haswell, 2013, and Zen, 2017, and later): two registers hold the sixteen lanes.
 
 use std::arch::x86_64::*;
 
+use super::expand;
 use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Plane, Simd, index_mask};
 
 /// Calls intrinsics of the features that the token proves.
@@ -41,20 +42,23 @@ pub trait Variant: Copy + Send + Sync + 'static {
     fn enter<K: DotKernel>(self, kernel: K) -> K::Output;
 }
 
-/// Proof that this machine has AVX2, FMA, F16C and the instructions of `V`.
+/// Proof that this machine has AVX2, FMA, F16C, POPCNT and the instructions of `V`.
 #[derive(Clone, Copy, Debug)]
 pub struct Ymm<V>(pub(super) V);
 
 /// Returns whether this machine has the features that all variants need.
 pub(super) fn detect_common() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+        && is_x86_feature_detected!("popcnt")
 }
 
 /// Variant that computes dot products with AVX2 alone.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain(());
 
-/// Proof that this machine has AVX2, FMA and F16C.
+/// Proof that this machine has AVX2, FMA, F16C and POPCNT.
 pub type Avx2 = Ymm<Plain>;
 
 impl Avx2 {
@@ -96,7 +100,7 @@ impl Variant for Plain {
     fn enter<K: DotKernel>(self, kernel: K) -> K::Output {
         // Never inlined: kernels that call kernels would grow into functions that take minutes to compile.
         #[inline(never)]
-        #[target_feature(enable = "avx2,fma,f16c")]
+        #[target_feature(enable = "avx2,fma,f16c,popcnt")]
         fn dot_with_features<K: DotKernel>(token: Avx2, kernel: K) -> K::Output {
             kernel.run(token)
         }
@@ -146,7 +150,7 @@ impl<V: Variant> Simd for Ymm<V> {
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
         // Never inlined: kernels that call kernels would grow into functions that take minutes to compile.
         #[inline(never)]
-        #[target_feature(enable = "avx2,fma,f16c")]
+        #[target_feature(enable = "avx2,fma,f16c,popcnt")]
         fn with_features<K: Kernel>(token: Avx2, kernel: K) -> K::Output {
             kernel.run(token)
         }
@@ -449,6 +453,11 @@ impl<V: Variant> Simd for Ymm<V> {
     }
 
     #[inline(always)]
+    fn shuffle(self, bytes: Int512, indices: Int512) -> Int512 {
+        bytes.zip(indices, |bytes, indices| simd!(_mm256_shuffle_epi8(bytes, indices)))
+    }
+
+    #[inline(always)]
     fn gather(self, table: &[[i8; 4]], indices: Int512) -> Int512 {
         let mask = self.splat_i32(index_mask(table.len()));
         let Int512(low, high) = self.and(indices, mask);
@@ -492,6 +501,14 @@ impl<V: Variant> Simd for Ymm<V> {
     #[inline(always)]
     fn mul_pairs(self, a: Int512, b: Int512) -> Int512 {
         a.zip(b, |a, b| simd!(_mm256_mullo_epi16(a, b)))
+    }
+
+    #[inline(always)]
+    fn expand(self, mask: u64, values: &[u8; LINE]) -> Int512 {
+        simd!({
+            let [a, b, c, d] = expand::expand(mask, values);
+            Int512(_mm256_set_m128i(b, a), _mm256_set_m128i(d, c))
+        })
     }
 
     #[inline(always)]

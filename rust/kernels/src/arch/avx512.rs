@@ -2,7 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Plane, Simd, index_mask};
+use super::expand;
+use super::simd::{ByteLine, Dot, DotKernel, Kernel, LANES, LINE, Plane, Simd, expand_each, index_mask};
 
 /// Calls intrinsics of the features that the token proves.
 macro_rules! simd {
@@ -51,6 +52,7 @@ pub(super) fn detect_common() -> bool {
         && is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
         && is_x86_feature_detected!("f16c")
+        && is_x86_feature_detected!("popcnt")
 }
 
 /// Variant without VNNI: every CPU with AVX-512 except Knights Landing (Skylake-SP, 2017).
@@ -97,12 +99,33 @@ impl Variant for Plain {
     fn enter<K: DotKernel>(self, kernel: K) -> K::Output {
         // Never inlined: kernels that call kernels would grow into functions that take minutes to compile.
         #[inline(never)]
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,popcnt")]
         fn dot_with_features<K: DotKernel>(token: Avx512, kernel: K) -> K::Output {
             kernel.run(token)
         }
         simd!(dot_with_features(Zmm(self), kernel))
     }
+}
+
+/// Expands lines with the instruction of VBMI2, as [`Simd::expand_lines`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
+fn expand_lines_by_instruction<'a, const N: usize>(
+    masks: &[u64; N],
+    mut values: &'a [u8],
+    xor: u8,
+    to: &mut [ByteLine; N],
+) -> &'a [u8] {
+    let xor = _mm512_set1_epi8(xor.cast_signed());
+    for (mask, to) in masks.iter().zip(to) {
+        let Some(line) = values.first_chunk::<LINE>() else { break };
+        // SAFETY: the pointers come from references to whole vectors.
+        unsafe {
+            let bytes = _mm512_maskz_expand_epi8(*mask, _mm512_loadu_si512(line.as_ptr().cast()));
+            _mm512_storeu_si512(to.0.as_mut_ptr().cast(), _mm512_xor_si512(bytes, xor));
+        }
+        values = &values[mask.count_ones() as usize..];
+    }
+    values
 }
 
 impl<V: Variant> Simd for Zmm<V> {
@@ -120,7 +143,7 @@ impl<V: Variant> Simd for Zmm<V> {
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
         // Never inlined: kernels that call kernels would grow into functions that take minutes to compile.
         #[inline(never)]
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,popcnt")]
         fn with_features<K: Kernel>(token: Avx512, kernel: K) -> K::Output {
             kernel.run(token)
         }
@@ -366,6 +389,11 @@ impl<V: Variant> Simd for Zmm<V> {
     }
 
     #[inline(always)]
+    fn shuffle(self, bytes: __m512i, indices: __m512i) -> __m512i {
+        simd!(_mm512_shuffle_epi8(bytes, indices))
+    }
+
+    #[inline(always)]
     fn gather(self, table: &[[i8; 4]], indices: __m512i) -> __m512i {
         let mask = self.splat_i32(index_mask(table.len()));
         // Masked indices are less than the length of the table.
@@ -405,6 +433,32 @@ impl<V: Variant> Simd for Zmm<V> {
     #[inline(always)]
     fn mul_pairs(self, a: __m512i, b: __m512i) -> __m512i {
         simd!(_mm512_mullo_epi16(a, b))
+    }
+
+    #[inline(always)]
+    fn expand(self, mask: u64, values: &[u8; LINE]) -> __m512i {
+        simd!({
+            let [a, b, c, d] = expand::expand(mask, values);
+            let low = _mm512_castsi256_si512(_mm256_set_m128i(b, a));
+            _mm512_inserti64x4::<1>(low, _mm256_set_m128i(d, c))
+        })
+    }
+
+    /// Expands with the instruction of VBMI2 (Ice Lake, 2019, and Zen 4, 2022, and later) where the machine has it.
+    #[inline(always)]
+    fn expand_lines<'a, const N: usize>(
+        self,
+        masks: &[u64; N],
+        values: &'a [u8],
+        xor: u8,
+        to: &mut [ByteLine; N],
+    ) -> &'a [u8] {
+        if is_x86_feature_detected!("avx512vbmi2") {
+            // SAFETY: the machine has VBMI2, as detection found, and the token proves the other features.
+            unsafe { expand_lines_by_instruction(masks, values, xor, to) }
+        } else {
+            expand_each(self, masks, values, xor, to)
+        }
     }
 
     #[inline(always)]

@@ -54,12 +54,12 @@ macro_rules! vnni {
 
 vnni! {
     /// AVX2 with AVX-VNNI.
-    Vex, AvxVnni, "avx2,fma,f16c,avxvnni", ["avxvnni"], _mm256_dpbusd_avx_epi32
+    Vex, AvxVnni, "avx2,fma,f16c,popcnt,avxvnni", ["avxvnni"], _mm256_dpbusd_avx_epi32
 }
 
 #[cfg(test)]
 vnni! {
     /// AVX2 with VNNI in the encoding of AVX-512.
-    Evex, AvxVnniEvex, "avx2,fma,f16c,avx512f,avx512vl,avx512vnni", ["avx512f", "avx512vl", "avx512vnni"],
+    Evex, AvxVnniEvex, "avx2,fma,f16c,popcnt,avx512f,avx512vl,avx512vnni", ["avx512f", "avx512vl", "avx512vnni"],
     _mm256_dpbusd_epi32
 }

@@ -17,6 +17,8 @@ mod avx512;
 mod avx512vnni;
 #[cfg(all(target_arch = "x86_64", feature = "avxvnni"))]
 mod avxvnni;
+#[cfg(all(target_arch = "x86_64", any(feature = "avx2", feature = "avx512")))]
+mod expand;
 mod scalar;
 mod simd;
 #[cfg(test)]

@@ -293,6 +293,11 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn shuffle(self, bytes: U8x64, indices: U8x64) -> U8x64 {
+        U8x64(fill!(0; i in LINE => bytes.0[i / LANES * LANES + usize::from(indices.0[i] % LANES as u8)]))
+    }
+
+    #[inline(always)]
     fn gather(self, table: &[[i8; 4]], indices: U8x64) -> U8x64 {
         let index = |lane: usize| {
             let bytes = [0, 1, 2, 3].map(|byte| indices.0[4 * lane + byte]);
@@ -337,6 +342,18 @@ impl Simd for Scalar {
     fn mul_pairs(self, a: U8x64, b: U8x64) -> U8x64 {
         let (a, b) = (a.pairs(), b.pairs());
         U8x64::from_pairs(fill!(0; i in LINE / 2 => a[i].wrapping_mul(b[i])))
+    }
+
+    #[inline(always)]
+    fn expand(self, mask: u64, values: &[u8; LINE]) -> U8x64 {
+        let (mut bytes, mut next) = ([0; LINE], 0);
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            if mask >> i & 1 == 1 {
+                *byte = values[next];
+                next += 1;
+            }
+        }
+        U8x64(bytes)
     }
 
     #[inline(always)]

@@ -208,6 +208,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn spread(self, from: &[u8; LANES]) -> Self::Bytes;
     /// Looks up each byte of `indices`, 0..=15, in the table.
     fn lookup(self, table: &[u8; LANES], indices: Self::Bytes) -> Self::Bytes;
+    /// Looks up each byte of `indices`, 0..=15, among the sixteen bytes of four lanes that it is in.
+    fn shuffle(self, bytes: Self::Bytes, indices: Self::Bytes) -> Self::Bytes;
     /// Looks up four bytes for each lane: the entry whose index is the lane, modulo the length of the table.
     ///
     /// # Panics
@@ -228,8 +230,41 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// `a * b` of each pair of bytes, read as one number of 16 bits, wrapping.
     fn mul_pairs(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
 
+    /// Expands bytes: byte i is the next one of `values` where bit i of `mask` is set, and 0 elsewhere.
+    fn expand(self, mask: u64, values: &[u8; LINE]) -> Self::Bytes;
+    /// Expands a line for each mask, as [`Simd::expand`], XORs its bytes with `xor`, and returns the values that are left.
+    /// Stops where fewer values than a line are left.
+    #[inline(always)]
+    fn expand_lines<'a, const N: usize>(
+        self,
+        masks: &[u64; N],
+        values: &'a [u8],
+        xor: u8,
+        to: &mut [ByteLine; N],
+    ) -> &'a [u8] {
+        expand_each(self, masks, values, xor, to)
+    }
+
     /// Prefetches the cache line at `at` into all cache levels; any address is allowed.
     fn prefetch(self, at: *const u8);
+}
+
+/// Expands lines one by one, as [`Simd::expand_lines`].
+#[inline(always)]
+pub(super) fn expand_each<'a, S: Simd, const N: usize>(
+    simd: S,
+    masks: &[u64; N],
+    mut values: &'a [u8],
+    xor: u8,
+    to: &mut [ByteLine; N],
+) -> &'a [u8] {
+    let xor = simd.splat_byte(xor);
+    for (mask, to) in masks.iter().zip(to) {
+        let Some(line) = values.first_chunk() else { break };
+        simd.store_bytes(simd.xor(simd.expand(*mask, line), xor), &mut to.0);
+        values = &values[mask.count_ones() as usize..];
+    }
+    values
 }
 
 /// Dot products of signed bytes, on top of the vectors of [`Simd`].

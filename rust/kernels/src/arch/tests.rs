@@ -30,13 +30,23 @@ impl DotKernel for Everything<'_> {
             simd.mul_pairs(a, b),
             simd.spread(sixteen),
             simd.lookup(sixteen, simd.and(a, simd.splat_byte(0x0f))),
+            simd.shuffle(b, simd.and(a, simd.splat_byte(0x0f))),
             simd.gather(&bytemuck::cast_ref::<_, [[i8; 4]; LANES]>(self.b)[..8], a),
             simd.splat_byte(self.a[7]),
+            simd.expand(bytemuck::cast::<_, [u64; 8]>(*self.a)[0], self.b),
             simd.splat_quad(quad),
         ] {
             let mut line = [0; LINE];
             simd.store_bytes(bytes, &mut line);
             seen.extend(line);
+        }
+
+        let masks = *bytemuck::cast_ref::<_, [u64; 8]>(self.a).first_chunk::<2>().expect("eight masks");
+        let values = [*self.b; 3];
+        for values in [values.as_flattened(), &values.as_flattened()[..LINE + 20]] {
+            let mut lines = [ByteLine([0x55; LINE]); 2];
+            seen.push(simd.expand_lines(&masks, values, 0x80, &mut lines).len() as u8);
+            seen.extend(lines.iter().flat_map(|line| line.0));
         }
 
         let [low, middle, high] = [(0, 4, 0), (5, 2, 4), (7, 1, 6)].map(|(from, width, to)| {

@@ -8,21 +8,15 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::panels::{Panels, Pass, RowTiles, Weights, streams};
-use super::tile::{MAX_TILE_PANELS, UNPACKED_BLOCKS};
-use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE};
+use super::panels::{Panels, Pass, RowTiles, Weights};
+use super::tile::UNPACKED_BLOCKS;
+use crate::arch::{ByteLine, Dot, DotKernel};
 use crate::quant::GroupedFormat;
-use crate::quant::grouped::{self, GROUP, MAX_UNPACKED_BLOCK_LINES, Packed};
+use crate::quant::grouped::{self, GROUP, Packed};
 use crate::quant::integer::BLOCK_PAIRS;
 
 /// Maximum number of rows for which weights are unpacked in registers.
 const DIRECT_ROWS: usize = 4;
-
-/// Number of blocks that are unpacked at a time for few rows.
-const FEW_BLOCKS: usize = 1;
-
-/// Maximum number of sums of few rows: that of the largest register tile.
-const MAX_FEW_SUMS: usize = 24;
 
 /// Weights of a grouped format.
 pub(super) struct Grouped<F>(PhantomData<F>);
@@ -41,14 +35,7 @@ impl<F: GroupedFormat> Weights for Grouped<F> {
         if const { R <= DIRECT_ROWS } {
             return panels.streams::<S, Packed<F>, R>(simd);
         }
-        let mut unpacked_lines = [ByteLine([0; LINE]); MAX_TILE_PANELS * FEW_BLOCKS * MAX_UNPACKED_BLOCK_LINES];
-        let mut sums = [[0.0; LANES]; MAX_FEW_SUMS];
-        const { assert!(R * streams::<S>(R) <= MAX_FEW_SUMS) }
-        match const { streams::<S>(R) } {
-            4 => panels.row_tiles::<S, R, 4>(simd, FEW_BLOCKS, &mut unpacked_lines, &mut sums),
-            2 => panels.row_tiles::<S, R, 2>(simd, FEW_BLOCKS, &mut unpacked_lines, &mut sums),
-            _ => panels.row_tiles::<S, R, 1>(simd, FEW_BLOCKS, &mut unpacked_lines, &mut sums),
-        }
+        panels.few_row_tiles::<S, R>(simd);
     }
 
     #[inline(always)]

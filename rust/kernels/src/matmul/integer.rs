@@ -21,6 +21,7 @@ use std::ops::Range;
 use super::activations::{Activations, Basis, Input};
 use super::grouped::Grouped;
 use super::panels::{MAX_STREAMS, MAX_TASK_ROWS, Panels, Pass, RowTiles, Rows, TileRows, Weights};
+use super::sparse::Sparse;
 use super::tile::UNPACKED_BLOCKS;
 use super::unroll::unroll;
 use super::{Part, TaskSizes};
@@ -29,6 +30,7 @@ use crate::disjoint::{Tile, Tiles};
 use crate::matrix::Band;
 use crate::memory::Scratch;
 use crate::quant::integer::{BLOCK_PAIRS, BLOCK_QUADS, PAIR_QUADS, Unpacked, blocks};
+use crate::quant::sparse::SparseFormat;
 use crate::quant::{GroupedFormat, IntegerFormat, Quantized};
 use crate::{Exec, PoolError};
 
@@ -128,6 +130,11 @@ impl BandTask<'_, '_> {
     /// Multiplies with weights in a grouped format.
     pub(crate) fn grouped<F: GroupedFormat>(self) {
         self.run::<Grouped<F>>();
+    }
+
+    /// Multiplies with weights in a sparse format.
+    pub(crate) fn sparse<F: SparseFormat>(self) {
+        self.run::<Sparse<F>>();
     }
 
     fn run<W: Weights>(self) {

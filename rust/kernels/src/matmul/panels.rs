@@ -23,6 +23,12 @@ pub(super) const MAX_STREAMS: usize = 4;
 /// Maximum number of lines that are unpacked of a panel.
 const MAX_UNPACKED_LINES: usize = UNPACKED_BLOCKS * MAX_UNPACKED_BLOCK_LINES;
 
+/// Number of blocks that are unpacked at a time for few rows.
+const FEW_BLOCKS: usize = 1;
+
+/// Maximum number of sums of few rows: that of the largest register tile.
+const MAX_FEW_SUMS: usize = 24;
+
 /// Maximum number of rows of a task, which bounds its time: a usual chunk of 512, in whole tiles of 2, 4 or 6.
 pub(super) const MAX_TASK_ROWS: usize = 516;
 
@@ -154,13 +160,13 @@ pub(super) const fn streams<S: Dot>(rows: usize) -> usize {
 impl<'a, W: Weights> Panels<'a, '_, W> {
     /// Returns the number of panels.
     #[inline(always)]
-    fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         (self.end - self.column).div_ceil(LANES)
     }
 
     /// Returns the block scales and lines of P panels from panel `first` on; past panel `last` those of panel `last`.
     #[inline(always)]
-    fn panels<const P: usize>(&self, first: usize, last: usize) -> ([&'a [BlockScales]; P], [&'a [ByteLine]; P]) {
+    pub fn panels<const P: usize>(&self, first: usize, last: usize) -> ([&'a [BlockScales]; P], [&'a [ByteLine]; P]) {
         let (mut block_scales, mut lines) = ([self.block_scales; P], [self.lines; P]);
         for p in 0..P {
             let panel = last.min(first + p);
@@ -178,6 +184,19 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
             4 => simd.vectorize_dot(Streams::<_, _, R, 4> { of: self, format }),
             2 => simd.vectorize_dot(Streams::<_, _, R, 2> { of: self, format }),
             _ => simd.vectorize_dot(Streams::<_, _, R, 1> { of: self, format }),
+        }
+    }
+
+    /// Multiplies all panels with one tile of R rows, and unpacks weights a block at a time.
+    #[inline(always)]
+    pub fn few_row_tiles<S: Dot, const R: usize>(&mut self, simd: S) {
+        let mut unpacked_lines = [ByteLine([0; LINE]); MAX_STREAMS * FEW_BLOCKS * MAX_UNPACKED_BLOCK_LINES];
+        let mut sums = [[0.0; LANES]; MAX_FEW_SUMS];
+        const { assert!(R * streams::<S>(R) <= MAX_FEW_SUMS) }
+        match const { streams::<S>(R) } {
+            4 => self.row_tiles::<S, R, 4>(simd, FEW_BLOCKS, &mut unpacked_lines, &mut sums),
+            2 => self.row_tiles::<S, R, 2>(simd, FEW_BLOCKS, &mut unpacked_lines, &mut sums),
+            _ => self.row_tiles::<S, R, 1>(simd, FEW_BLOCKS, &mut unpacked_lines, &mut sums),
         }
     }
 

@@ -52,7 +52,7 @@ impl<const R: usize> Prefetch<'_, R> {
     /// Prefetches a share at part `index` of a block and panel `p`; `of_block` are the block's lines of a panel. The shares
     /// are small, since the processor stalls when more prefetches are outstanding than the cache can track.
     #[inline(always)]
-    fn issue<S: Simd>(
+    pub(super) fn issue<S: Simd>(
         &self,
         simd: S,
         (block, of_block): (usize, &Range<usize>),

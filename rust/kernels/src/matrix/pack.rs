@@ -1,6 +1,7 @@
 //! Packing: filling the panels of a matrix from rows of weights.
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use super::PackedMatrix;
 use crate::arch::LANES;
@@ -9,6 +10,7 @@ use crate::hessian::InputStatistics;
 use crate::memory::AllocError;
 use crate::quant::integer::BlockScales;
 use crate::quant::rotation::SHRINK;
+use crate::quant::sparse::TooDense;
 use crate::quant::{CalibratedPanel, Family, Format, Quantized, StoredBlock};
 use crate::{Exec, PoolError};
 
@@ -48,6 +50,14 @@ pub enum PackError {
     /// The run was cancelled, or the source panicked.
     #[error(transparent)]
     Pool(#[from] PoolError),
+    /// Sixteen rows have more nonzero codes than their sparse format stores.
+    #[error("rows {row} to {}: {too_dense}", row + LANES - 1)]
+    TooDense {
+        /// First of the rows.
+        row: usize,
+        /// Numbers of weights.
+        too_dense: TooDense,
+    },
 }
 
 impl PackedMatrix {
@@ -67,6 +77,7 @@ impl PackedMatrix {
     ) -> Result<Self, PackError> {
         let mut packed = Self::zeroed(formats, cols)?;
         let (rows, source) = (packed.rows, Source { source, cols });
+        let too_dense = Mutex::new(None::<(usize, TooDense)>);
         packed.for_panels(exec, |family, panel, block_scales, data| {
             let rows = panel * LANES..rows;
             match family {
@@ -75,11 +86,19 @@ impl PackedMatrix {
                     format.pack(exec.isa, &source.numbers(rows), block_scales, data);
                 }
                 Family::Quantized(Quantized::Grouped(format)) => {
-                    format.pack(&source.stored(rows, format.stored()), data);
+                    if let Err(found) = format.pack(&source.stored(rows, format.stored()), data) {
+                        let mut first = too_dense.lock().unwrap_or_else(PoisonError::into_inner);
+                        if first.is_none_or(|(row, _)| panel * LANES < row) {
+                            *first = Some((panel * LANES, found));
+                        }
+                    }
                 }
             }
         })?;
-        Ok(packed)
+        match too_dense.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            None => Ok(packed),
+            Some((row, too_dense)) => Err(PackError::TooDense { row, too_dense }),
+        }
     }
 
     /// Calls `f` with the family, index, block scales and bytes of each panel, in parallel.

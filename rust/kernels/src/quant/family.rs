@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 
 use super::grouped::{self, GroupedFormat, StoredBlock};
 use super::integer::{self, BlockScales, IntegerFormat};
+use super::sparse::TooDense;
 use super::{CalibratedPanel, FloatFormat, Line, PackCalibrated, pack_panel};
 use crate::arch::{Isa, LANES, LINE};
 use crate::hessian::InputStatistics;
@@ -136,8 +137,18 @@ pub(crate) trait GroupedPanels: Sync {
     /// Returns the bytes of a panel of `cols` inputs. `None` if they overflow.
     fn bytes(&self, cols: usize) -> Option<usize>;
 
-    /// Packs sixteen stored rows, `[16][bytes of a row]`.
-    fn pack(&self, rows: &[u8], panel: &mut [u8]);
+    /// Returns whether panels store nonzero codes alone.
+    fn is_sparse(&self) -> bool {
+        false
+    }
+
+    /// Quantizes numbers to stored blocks. Sparse formats only.
+    fn quantize(&self, numbers: &[f32], _blocks: &mut [u8]) {
+        unreachable!("{} numbers are quantized by another program", numbers.len());
+    }
+
+    /// Packs sixteen stored rows, `[16][bytes of a row]`. Fails if a sparse format has no space for all nonzero codes.
+    fn pack(&self, rows: &[u8], panel: &mut [u8]) -> Result<(), TooDense>;
 
     /// Sets the factors of random codes over `cols` inputs so that outputs have the variance of the inputs.
     fn scale_random(&self, cols: usize, panel: &mut [u8]);
@@ -159,8 +170,9 @@ impl<F: GroupedFormat> GroupedPanels for PhantomData<F> {
         (cols < usize::MAX / LINE).then(|| F::lines(cols.div_ceil(grouped::GROUP)))?.checked_mul(LINE)
     }
 
-    fn pack(&self, rows: &[u8], panel: &mut [u8]) {
+    fn pack(&self, rows: &[u8], panel: &mut [u8]) -> Result<(), TooDense> {
         grouped::pack_panel::<F>(rows, bytemuck::cast_slice_mut(panel));
+        Ok(())
     }
 
     fn scale_random(&self, cols: usize, panel: &mut [u8]) {

@@ -4,7 +4,8 @@
 //! formats ([`FloatFormat`]) store each weight separately and define how sixteen weights are converted to a register of
 //! f32. Integer formats ([`IntegerFormat`]) are ferrule's own quantization; grouped formats ([`GroupedFormat`]) are
 //! those of other programs, such as ggml and GPTQ. Both define how codes are unpacked to lines of bytes. Most formats of
-//! ggml are descriptions of their stored blocks, from which the layout and the arithmetic follow.
+//! ggml are descriptions of their stored blocks, from which the layout and the arithmetic follow. Sparse formats
+//! are grouped formats whose panels store nonzero codes alone.
 //!
 //! All formats are stored in panels of sixteen output rows: `[K][16]` (N16K1) for floating-point formats, so that a
 //! register of weights is multiplied with one activation, and as described in [`integer`] and [`grouped`] for the others.
@@ -22,6 +23,7 @@ mod int4;
 mod int5;
 mod int6;
 mod int8;
+mod int8_sparse;
 pub mod integer;
 mod iq2_s;
 mod iq2_xs;
@@ -45,7 +47,9 @@ mod q6_k;
 mod q8_0;
 mod quantize;
 pub(crate) mod rotation;
+pub(crate) mod sparse;
 mod two_bit_scales;
+mod two_of_four;
 mod u4;
 mod u8;
 
@@ -53,6 +57,7 @@ pub use self::{
     bf16::Bf16, f16::F16, f32::F32, int3::Int3, int4::Int4, int5::Int5, int6::Int6, int8::Int8, integer::IntegerFormat,
 };
 pub use self::{grouped::GroupedFormat, grouped::StoredBlock};
+pub use self::{int8_sparse::Int8Sparse, two_of_four::Int4TwoOfFour, two_of_four::Int8TwoOfFour};
 pub use self::{iq2_s::Iq2S, iq2_xs::Iq2Xs, iq2_xxs::Iq2Xxs, iq3_s::Iq3S, iq3_xxs::Iq3Xxs, points::PointFormat};
 pub use self::{iq2_s::Iq2SBlock, iq2_xs::Iq2XsBlock, iq2_xxs::Iq2XxsBlock, iq3_s::Iq3SBlock, iq3_xxs::Iq3XxsBlock};
 pub use self::{iq4_nl::Iq4Nl, iq4_xs::Iq4Xs, mxfp4::Mxfp4, q2_k::Q2K, q3_k::Q3K, q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K};
@@ -60,6 +65,8 @@ pub use self::{q5_0::Q5_0, q5_1::Q5_1, q5_k::Q5K, q6_k::Q6K, q8_0::Q8_0, u4::U4,
 pub(crate) use family::{Family, Quantized};
 pub(crate) use gptq::{CalibratedPanel, PackCalibrated};
 pub(crate) use quantize::pack_panel;
+use sparse::Sparse;
+pub use sparse::{TooDense, quantize_sparse};
 
 use std::marker::PhantomData;
 
@@ -95,6 +102,9 @@ macro_rules! family {
     };
     (grouped $format:ident) => {
         Family::Quantized(Quantized::Grouped(&PhantomData::<$format>))
+    };
+    (sparse $format:ident) => {
+        Family::Quantized(Quantized::Grouped(&Sparse(PhantomData::<$format>)))
     };
 }
 
@@ -153,6 +163,8 @@ format_registry! {
     "q5_0" => grouped Q5_0,
     "q5_k" => grouped Q5K,
     "int5" => integer Int5,
+    "int8_2of4" => sparse Int8TwoOfFour,
+    "int8_sparse" => sparse Int8Sparse,
     "q4_1" => grouped Q4_1,
     "u4" => grouped U4,
     "q4_0" => grouped Q4_0,
@@ -163,6 +175,7 @@ format_registry! {
     "mxfp4" => grouped Mxfp4,
     "q3_k" => grouped Q3K,
     "iq3_s" => grouped Iq3S,
+    "int4_2of4" => sparse Int4TwoOfFour,
     "int3" => integer Int3,
     "iq3_xxs" => grouped Iq3Xxs,
     "q2_k" => grouped Q2K,
@@ -185,6 +198,12 @@ impl Format {
             Family::Quantized(Quantized::Grouped(format)) => Some(format.stored()),
             Family::Quantized(Quantized::Integer(_)) | Family::Float(_) => None,
         }
+    }
+
+    /// Returns whether panels store nonzero codes alone, in a space that dense weights exceed.
+    #[must_use]
+    pub fn is_sparse(self) -> bool {
+        matches!(self.family(), Family::Quantized(Quantized::Grouped(format)) if format.is_sparse())
     }
 
     /// Returns the bytes of a panel of `cols` inputs, without block scales. `None` if they overflow.

@@ -38,6 +38,12 @@ impl Noise<'_> {
         out.iter_mut().zip(bytes).for_each(|(out, byte)| *out = byte);
         for block in out.chunks_exact_mut(format.stored_block().unwrap().bytes) {
             set_valid_scales(format, block);
+            if format.is_sparse() {
+                thin_out(&mut block[2..]);
+            }
+            if format == Format::Int4TwoOfFour {
+                block[2..].iter_mut().for_each(|code| *code = (code.cast_signed() >> 4).cast_unsigned());
+            }
         }
     }
 }
@@ -61,6 +67,13 @@ fn set_valid_scales(format: Format, block: &mut [u8]) {
         Format::U4 => block[2] %= 17,
         Format::U8 => block[3] = u8::from(block[2] == 0),
         _ => {}
+    }
+}
+
+/// Clears one of each two codes.
+fn thin_out(codes: &mut [u8]) {
+    for pair in codes.as_chunks_mut::<2>().0 {
+        pair[usize::from(pair[0] >> 3 & 1)] = 0;
     }
 }
 

@@ -45,6 +45,9 @@ pub enum LoadError {
         /// Name in the checkpoint.
         tensor: String,
     },
+    /// A tensor has more nonzero weights than its sparse format stores.
+    #[error(transparent)]
+    TooDense(PackError),
     /// A tensor that stores `-exp(x)` has a number above 0 or one that is not finite.
     #[error("tensor {tensor:?} must hold finite numbers <= 0, because it stores -exp(x), got {found}")]
     AboveZero {
@@ -163,6 +166,7 @@ impl From<PackError> for LoadError {
         match error {
             PackError::Pool(PoolError::Cancelled) => Self::Cancelled,
             PackError::Pool(PoolError::Panicked(message)) => Self::Panicked(message),
+            error @ PackError::TooDense { .. } => Self::TooDense(error),
             PackError::Memory(AllocError { bytes }) => {
                 Self::Memory { what: "a packed matrix", needs: bytes, available: machine::available_memory() }
             }

@@ -1,0 +1,179 @@
+//! Weights of sparse formats, which are unpacked a block at a time into the L1 cache, for any number of rows, and then
+//! multiplied as the dense format is. For few rows, those of which two of each four inputs are stored are multiplied as
+//! they are: with activations that are selected for them.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::activations::{GroupOfRows, group_word};
+use super::panels::{MAX_STREAMS, Panels, Pass, RowTiles, Weights, write};
+use super::tile::{Prefetch, UNPACKED_BLOCKS};
+use super::unroll::unroll;
+use crate::arch::{ByteLine, Dot, DotKernel, LANES};
+use crate::quant::grouped::GROUP;
+use crate::quant::integer::{BLOCK, BLOCK_PAIRS};
+use crate::quant::sparse::{SparseFormat, UNPACKED_BLOCK_LINES};
+
+/// Weights of a sparse format.
+pub(super) struct Sparse<F>(PhantomData<F>);
+
+impl<F: SparseFormat> Weights for Sparse<F> {
+    const BLOCKS: usize = UNPACKED_BLOCKS;
+    const BLOCK_LINES: usize = UNPACKED_BLOCK_LINES;
+
+    #[inline(always)]
+    fn first_line(index: usize) -> usize {
+        F::first_line(index)
+    }
+
+    #[inline(never)]
+    fn few_rows<S: Dot, const R: usize>(panels: &mut Panels<'_, '_, Self>, simd: S) {
+        if const { F::SELECTS } {
+            simd.vectorize_dot(Select::<F, R> { of: panels });
+        } else {
+            panels.few_row_tiles::<S, R>(simd);
+        }
+    }
+
+    #[inline(always)]
+    fn multiply<S: Dot, const R: usize, const P: usize>(
+        simd: S,
+        pass: Pass<'_, '_, R, P>,
+        lines: [&[ByteLine]; P],
+        unpacked_lines: &mut [ByteLine],
+    ) {
+        let (blocks, mut unpacked) = (pass.blocks.clone(), [&[][..]; P]);
+        for (p, to) in unpacked_lines.chunks_exact_mut(blocks.len() * Self::BLOCK_LINES).take(P).enumerate() {
+            let (lines, blocks, format) = (lines[p], blocks.clone(), PhantomData::<F>);
+            simd.vectorize_dot(UnpackBlocks { lines, cols: pass.cols, blocks, to: &mut *to, format });
+            unpacked[p] = to;
+        }
+        let (lines, first_block) = (unpacked, blocks.start);
+        if const { S::BY_CODES } {
+            simd.vectorize_dot(RowTiles { pass, lines, first_block, format: PhantomData::<F::ByCodes> });
+        } else {
+            simd.vectorize_dot(RowTiles { pass, lines, first_block, format: PhantomData::<F::Unpacked> });
+        }
+    }
+}
+
+/// Kernel that unpacks some blocks of a panel.
+struct UnpackBlocks<'a, F> {
+    /// Lines of the panel.
+    lines: &'a [ByteLine],
+    /// Number of inputs of a row.
+    cols: usize,
+    blocks: Range<usize>,
+    to: &'a mut [ByteLine],
+    format: PhantomData<F>,
+}
+
+impl<F: SparseFormat> DotKernel for UnpackBlocks<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Dot>(self, simd: S) {
+        for (block, to) in self.blocks.zip(self.to.as_chunks_mut::<UNPACKED_BLOCK_LINES>().0) {
+            let groups = BLOCK_PAIRS.min((self.cols - block * BLOCK) / GROUP);
+            F::unpack(simd, self.lines, block, groups, to);
+        }
+    }
+}
+
+/// Sixteen activations of a row, which are selected by their indices.
+type Table = [u8; LANES];
+
+/// Number of tables of a unit of two groups.
+const TABLES: usize = 2 * GROUP / LANES;
+
+/// Product of all panels, some at a time side by side, with one tile of R rows, whose activations are selected.
+struct Select<'s, 'a, 'o, F, const R: usize> {
+    of: &'s mut Panels<'a, 'o, Sparse<F>>,
+}
+
+impl<F: SparseFormat, const R: usize> DotKernel for Select<'_, '_, '_, F, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Dot>(self, simd: S) {
+        let Self { of } = self;
+        let (count, x, groups) = (of.count(), of.x.tile::<R>(0), of.x.groups::<R>(0));
+        let skip = (MAX_STREAMS - 1) * of.panel_lines;
+        let prefetch: Prefetch<'_, R> = Prefetch::Weights { end: of.panel_lines, skip };
+        for first in (0..count).step_by(MAX_STREAMS) {
+            let (_, lines) = of.panels::<MAX_STREAMS>(first, count - 1);
+            let mut sums = [[[[0.0; LANES]; 1]; R]; MAX_STREAMS];
+            for (block, ([_, _, quads @ ..], groups)) in x.iter().zip(groups).enumerate() {
+                let here = (block, &(F::first_line(block)..F::first_line(block + 1)));
+                let quads = quads.as_chunks::<{ GROUP / 2 }>().0.iter().zip(groups.as_chunks::<2>().0);
+                let units = 2 * block..of.cols / (2 * GROUP);
+                for ((unit, half), (quads, groups)) in units.zip(0..2).zip(quads) {
+                    let tables = tables(quads);
+                    for (p, (lines, sums)) in lines.iter().zip(&mut sums).enumerate() {
+                        prefetch.issue(simd, here, 2 * half, p, lines);
+                        prefetch.issue(simd, here, 2 * half + 1, p, lines);
+                        add_unit::<S, F, R>(simd, lines, unit, &tables, groups, sums);
+                    }
+                }
+            }
+            for sums in &sums {
+                let columns = of.column..of.end.min(of.column + LANES);
+                write(sums, of.out, 0, &columns);
+                of.column = columns.end;
+            }
+        }
+    }
+}
+
+/// Returns the tables of each row, from the quads of a unit, `[quad][row]`.
+#[inline(always)]
+fn tables<const R: usize>(quads: &[[i32; R]; GROUP / 2]) -> [[Table; TABLES]; R] {
+    let mut tables = [[[0; LANES]; TABLES]; R];
+    for (index, quad) in quads.iter().enumerate() {
+        for (tables, x) in tables.iter_mut().zip(quad) {
+            tables[index / 4][index % 4 * 4..][..4].copy_from_slice(&x.to_le_bytes());
+        }
+    }
+    tables
+}
+
+/// Adds the products of one unit of a panel. Sums are in memory, as most of the registers hold integers and weights.
+#[inline(always)]
+fn add_unit<S: Dot, F: SparseFormat, const R: usize>(
+    simd: S,
+    lines: &[ByteLine],
+    unit: usize,
+    tables: &[[Table; TABLES]; R],
+    groups: &[GroupOfRows<R>; 2],
+    sums: &mut [[[f32; LANES]; 1]; R],
+) {
+    let factor = F::factor(simd, lines, unit);
+    // With constant indices the shifts of codes are constant too.
+    macro_rules! group {
+        ($group:literal, $($line:literal)*) => {
+            let mut integers = [simd.splat_i32(0); R];
+            unroll!(line in [$($line)*] {
+                let (codes, indices) = F::kept(simd, lines, unit, line);
+                let weights = simd.xor(codes, simd.splat_byte(S::WEIGHT_BIAS));
+                let first = if line % 2 == 0 { [0, 0, 4, 4] } else { [8, 8, 12, 12] };
+                let inputs = simd.or(indices, simd.splat_quad(first));
+                unroll!(r in 0..R {
+                    let x = simd.lookup(&tables[r][line / 2], inputs);
+                    integers[r] = simd.dot(integers[r], weights, x);
+                    if const { S::WEIGHT_BIAS != 0 } {
+                        let negated = simd.sub_bytes(simd.splat_byte(0), x);
+                        integers[r] = simd.dot(integers[r], simd.splat_byte(S::WEIGHT_BIAS), negated);
+                    }
+                });
+            });
+            unroll!(r in 0..R {
+                let scale = simd.splat(f32::from_bits(groups[$group][group_word::SCALE][r].cast_unsigned()));
+                let sum = simd.load(&sums[r][0]);
+                let sum = simd.mul_add(simd.to_f32(integers[r]), simd.mul(factor, scale), sum);
+                simd.store(sum, &mut sums[r][0]);
+            });
+        };
+    }
+    group!(0, 0 1 2 3);
+    group!(1, 4 5 6 7);
+}
