@@ -297,8 +297,8 @@ def test_invalid_numbers_of_stages_and_backends() -> None:
         ({"tensor_parallel_size": 0}, "tensor_parallel_size must be an integer from 1 to 1024, got 0"),
         ({"tensor_parallel_size": 999}, r"must be an integer from 1 to \d+ for this model .*, got 999"),
         (
-            {"distributed_executor_backend": "ray", "tensor_parallel_size": 2},
-            "must be mp with tensor_parallel_size above 1, got 'ray'",
+            {"distributed_executor_backend": "uni", "tensor_parallel_size": 2},
+            "must be mp or ray with tensor_parallel_size above 1, got 'uni'",
         ),
     ]
     for options, message in cases:

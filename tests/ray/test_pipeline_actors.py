@@ -1,4 +1,4 @@
-"""Pipeline stages in actors of a Ray cluster (`distributed_executor_backend="ray"`)."""
+"""Models in several actors of a Ray cluster (`distributed_executor_backend="ray"`)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from test_invariance import bits
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("ray_driver")]
 
 TWO_ACTORS = EngineArgs(pipeline_parallel_size=2, threads=1, distributed_executor_backend="ray")
+TWO_RANKS = EngineArgs(tensor_parallel_size=2, threads=1, distributed_executor_backend="ray")
 ENDLESS = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
 PROMPTS = [f"The capital of {country} is" for country in ("France", "Japan", "Italy", "Peru")]
 
 
 def processes_of_actors() -> list[int]:
-    """Returns the process ids of the stages in the cluster."""
+    """Returns the process ids of the workers in the cluster."""
     from ray._private.state import actors
 
     found = cast("dict[str, dict[str, Any]]", actors())
@@ -56,9 +57,12 @@ def test_killed_actor_and_a_new_engine_with_the_output_of_one_process() -> None:
         with pytest.raises(PipelineStageError, match=r"pipeline stage [01]: the connection ended"):
             list(stream)
     # Its CPUs are free again.
-    with LLM.from_engine_args(TWO_ACTORS) as llm:
-        assert [bits(output.outputs[0]) for output in llm.generate(PROMPTS, params)] == expected
-        assert [stage["layers"] > 0 for stage in llm.info()["pipeline_stages"]] == [True, True]
+    for args in (TWO_ACTORS, TWO_RANKS):
+        with LLM.from_engine_args(args) as llm:
+            assert [bits(output.outputs[0]) for output in llm.generate(PROMPTS, params)] == expected
+            workers = llm.info()["pipeline_stages"]
+            assert [worker["layers"] > 0 for worker in workers] == [True, True]
+            assert [worker["rank"] for worker in workers] == [0, args.tensor_parallel_size - 1]
 
 
 def test_server_starts_lost_actors_again(ray_cluster: str, long_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

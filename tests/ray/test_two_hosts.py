@@ -51,6 +51,12 @@ for model, formats in (("tiny", ("int4", "int8")), ("qwen2_moe", ("int8", "auto"
         outputs = llm.generate(prompts(model), [params(number) for number in range(8)])
     assert [bits(output.outputs[0]) for output in outputs] == alone(model, formats), model
 
+ranks_on_ray = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
+with load(model, formats, 64, 1, **ranks_on_ray) as llm:
+    assert {each["Address"]["IPAddress"] for each in stages()} == set(sys.argv[2:])
+    outputs = llm.generate(prompts(model), [params(number) for number in range(8)])
+assert [bits(output.outputs[0]) for output in outputs] == alone(model, formats), model
+
 with load("tiny", ("int4", "int8"), 64, 1) as llm:
     page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
 given = [{"prompt_token_ids": [7 + number] * 15} for number in range(2 * FEW_PAGES)]

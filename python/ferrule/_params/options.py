@@ -248,8 +248,7 @@ class EngineArgs(EngineOptions):
         Choice(EXECUTOR_BACKENDS),
         Doc(
             "Processes of pipeline and tensor parallelism: `mp` for processes of this machine, `ray` for actors of a "
-            "Ray cluster, which tensor parallelism does not support. None: mp. A model in one process runs in this one "
-            "(`uni`) with any value."
+            "Ray cluster. None: mp. A model in one process runs in this one (`uni`) with any value."
         ),
     ] = None
     progress: Annotated[
@@ -268,12 +267,9 @@ class EngineArgs(EngineOptions):
         }
         divided_by = " and ".join(name for name, size in sizes.items() if size > 1)
         if divided_by:
-            backends = ("mp", "ray") if self.tensor_parallel_size == 1 else ("mp",)
-            if self.distributed_executor_backend not in (None, *backends):
-                requirement = f"{' or '.join(backends)} with {divided_by} above 1"
-                raise InvalidParameterError(
-                    "distributed_executor_backend", self.distributed_executor_backend, requirement
-                )
+            if self.distributed_executor_backend == "uni":
+                requirement = f"mp or ray with {divided_by} above 1"
+                raise InvalidParameterError("distributed_executor_backend", "uni", requirement)
             draft_model = None if self.speculative is None else self.speculative.model
             unsupported = {
                 "lora_modules": self.lora_modules,

@@ -1,18 +1,19 @@
-"""Pipeline stages in actors of a Ray cluster (`distributed_executor_backend="ray"`).
+"""Workers of pipeline stages in actors of a Ray cluster (`distributed_executor_backend="ray"`).
 
-A placement group reserves the CPUs of each stage, on different hosts if there are enough. An actor packs the weights on
-its host, unless they are packed there already, and loads its layers. It connects to the engine directly; Ray starts and
-ends the actors but transports no step.
+A placement group reserves the CPUs of each worker, on different hosts if there are enough. An actor packs the weights
+on its host, unless they are packed there already, and loads its part. It connects to the engine and to the workers of
+its stage directly; Ray starts and ends the actors but transports no step.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -29,7 +30,7 @@ from ferrule._pipeline.stages import LOGGER, Stages
 from ferrule.errors import ConfigError, EngineError, FerruleError
 
 PLACEMENT_SECONDS = 600.0
-"""Seconds within which the cluster must have room for the stages."""
+"""Seconds within which the cluster must have room for the workers."""
 PLACEMENT_POLL_SECONDS = 1
 """Seconds of a single wait for room, which Ctrl-C does not end. Ray reads an integer."""
 REPORT_SECONDS = 60.0
@@ -50,52 +51,83 @@ class StageTask:
     args: EngineArgs
     spec: str
     """Description of the model that the engine has, as JSON."""
-    stage: int
+    worker: int
+    """Index among all workers."""
     layers: tuple[int, int]
     """First layer, and the one after the last."""
     destination: Destination
+    """Address of the engine."""
+    rank: int
+    """Index among the workers of the stage."""
+    group: list[Destination]
+    """Address of each worker of the stage; empty for the only one."""
 
 
 class StageActor:
-    """Actor with one stage."""
+    """Actor with one worker."""
+
+    def __init__(self) -> None:
+        self._listener: Listener | None = None
 
     def node(self) -> str:
         """Returns the id of the actor's host."""
         return ray.get_runtime_context().get_node_id()
 
+    def listen(self) -> Destination:
+        """Listens for the workers of higher ranks."""
+        self._listener = _listener()
+        return self._listener.destination
+
     def run(self, task: StageTask, sharers: int) -> None:
-        """Loads a stage and runs it until the engine closes the connection; `sharers` stages are on this host.
+        """Loads a worker's part and runs it until the engine closes the connection; `sharers` workers are on this host.
 
         Raises the errors of loading a model.
         """
         from ferrule import _native
 
         args = task.args
-        with connect(task.destination, task.stage, CONNECTION_SECONDS) as connection:
+        with ExitStack() as stack:
+            connection = stack.enter_context(connect(task.destination, task.worker, CONNECTION_SECONDS))
+            peers = [stack.enter_context(peer).fileno() for peer in self._connect_group(task)]
             files = read_model_files(find_model(task.model, args.revision)).extended(args.max_model_len)
             spec = files.spec.to_json()
             if spec != task.spec:
                 raise ConfigError(f"the configuration of {files.path} differs from that on the host of the engine")
             name = EMBEDDED if task.model is None else task.model
             weights = None if args.load_format == "dummy" else os.fspath(weights_of(files, name, args, None))
-            _native.serve_stage(spec, weights, args.to_json(), task.layers, 0, [], sharers, connection.fileno())
+            part = (task.layers, task.rank, peers)
+            _native.serve_stage(spec, weights, args.to_json(), *part, sharers, connection.fileno())
+
+    def _connect_group(self, task: StageTask) -> list[socket.socket]:
+        """Connects to the workers of lower ranks and accepts those of higher ranks; returns the sockets in this order.
+
+        Raises OSError, EngineError.
+        """
+        if self._listener is None:
+            return []
+        with self._listener as listener:
+            # The listener of a lower rank counts the ranks above its own.
+            lower = enumerate(task.group[: task.rank])
+            peers = [connect(address, task.rank - rank - 1, CONNECTION_SECONDS) for rank, address in lower]
+            higher = len(task.group) - task.rank - 1
+            return peers + listener.accept(higher, CONNECTION_SECONDS, lambda: None)
 
 
 class StageActors(Stages):
-    """Stages in actors of the Ray cluster that this process is connected to, or connects to now."""
+    """Workers in actors of the Ray cluster that this process is connected to, or connects to now."""
 
     def __init__(self, args: EngineArgs, model: str | None, spec: str, layers: Sequence[tuple[int, int]]) -> None:
-        """Starts an actor for each stage and waits until it has connected.
+        """Starts an actor for each worker and waits until it has connected.
 
-        Raises EngineError if the cluster cannot be reached, has no room for the stages, cannot start them, or ends
+        Raises EngineError if the cluster cannot be reached, has no room for the workers, cannot start them, or ends
         meanwhile; PipelineStageError, and the errors of loading a model.
         """
         _connect_to_cluster()
         with _ray_errors("the Ray cluster failed"):
-            super().__init__(args.threads or _cpus_of_stage(len(layers)), ranks=1)
+            super().__init__(args.threads or _cpus_of_worker(args.workers), args.tensor_parallel_size)
             self._actors: list[Any] = []
             self._runs: list[Any] = []
-            self._group: Any = placement_group([{"CPU": self.threads}] * len(layers), strategy="SPREAD")
+            self._group: Any = placement_group([{"CPU": self.threads}] * args.workers, strategy="SPREAD")
             try:
                 self._start(replace(args, threads=self.threads, progress=None), model, spec, layers)
             except BaseException:
@@ -129,23 +161,28 @@ class StageActors(Stages):
 
     def _start(self, args: EngineArgs, model: str | None, spec: str, layers: Sequence[tuple[int, int]]) -> None:
         api: Any = ray
-        wanted = f"{len(layers)} pipeline stages with {self.threads} CPUs each"
+        kind = "pipeline stages" if self.ranks == 1 else "tensor-parallel workers"
+        wanted = f"{args.workers} {kind} with {self.threads} CPUs each"
         self._wait_for_room(wanted)
         with _listener() as listener:
-            for stage in range(len(layers)):
-                place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=stage)
+            for worker in range(args.workers):
+                place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=worker)
                 remote = api.remote(StageActor).options(num_cpus=self.threads, scheduling_strategy=place)
                 self._actors.append(remote.remote())
             with _ray_errors(f"the actors of {wanted} could not be started"):
                 nodes: list[str] = api.get([actor.node.remote() for actor in self._actors], timeout=CONNECTION_SECONDS)
+                listening = [actor.listen.remote() for actor in self._actors if self.ranks > 1]
+                addresses: list[Destination] = api.get(listening, timeout=CONNECTION_SECONDS)
             sharers = Counter(nodes)
-            for stage, (actor, node) in enumerate(zip(self._actors, nodes, strict=True)):
-                task = StageTask(model, args, spec, stage, layers[stage], listener.destination)
+            for worker, (actor, node) in enumerate(zip(self._actors, nodes, strict=True)):
+                stage, rank = divmod(worker, self.ranks)
+                group = addresses[stage * self.ranks :][: self.ranks]
+                task = StageTask(model, args, spec, worker, layers[stage], listener.destination, rank, group)
                 self._runs.append(actor.run.remote(task, sharers[node]))
-            self.sockets = listener.accept(len(layers), CONNECTION_SECONDS, self._check)
+            self.sockets = listener.accept(args.workers, CONNECTION_SECONDS, self._check)
 
     def _wait_for_room(self, wanted: str) -> None:
-        """Waits until the cluster has reserved the CPUs of the stages; Ctrl-C ends the wait.
+        """Waits until the cluster has reserved the CPUs of the workers; Ctrl-C ends the wait.
 
         Raises EngineError.
         """
@@ -156,7 +193,7 @@ class StageActors(Stages):
             if now - start >= PLACEMENT_SECONDS:
                 raise EngineError(
                     f"the Ray cluster had no room for {wanted} within {PLACEMENT_SECONDS:.0f} s ({_resources()}); "
-                    "set threads, the CPUs of a stage, or pipeline_parallel_size to a smaller number"
+                    "set threads, the CPUs of a worker, or the number of workers to a smaller number"
                 )
             if now >= next_report:
                 LOGGER.warning(
@@ -168,7 +205,7 @@ class StageActors(Stages):
                 next_report = now + REPORT_SECONDS
 
     def _check(self) -> None:
-        """Raises the error of a stage that has ended."""
+        """Raises the error of a worker that has ended."""
         ended, _ = cast("Any", ray).wait(self._runs, timeout=0)
         if ended:
             raise self.failure(self._runs.index(ended[0]))
@@ -224,8 +261,8 @@ def _listener() -> Listener:
         raise EngineError(f"cannot listen for pipeline stages on {addresses[0]}: {error.strerror}") from error
 
 
-def _cpus_of_stage(stages: int) -> int:
-    """Returns the CPUs of each stage if the stages share the largest hosts of the cluster evenly."""
+def _cpus_of_worker(workers: int) -> int:
+    """Returns the CPUs of each worker if the workers share the largest hosts of the cluster evenly."""
     cpus = sorted((int(node["Resources"].get("CPU", 0)) for node in _nodes()), reverse=True)
-    hosts = [count for count in cpus[:stages] if count > 0]
-    return max(hosts[-1] // -(-stages // len(hosts)), 1) if hosts else 1
+    hosts = [count for count in cpus[:workers] if count > 0]
+    return max(hosts[-1] // -(-workers // len(hosts)), 1) if hosts else 1
