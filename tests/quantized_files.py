@@ -219,6 +219,37 @@ def int8(*, symmetric: bool = True, whole: bool = False) -> Pack:
     return pack
 
 
+def floats(random: np.random.Generator, module: str, outputs: int, inputs: int) -> tuple[dict[str, Stored], Floats]:
+    """Stores a module in f32."""
+    weights = random.normal(0, 0.2, (outputs, inputs)).astype(np.float32)
+    return {f"{module}.weight": stored(weights)}, weights
+
+
+def sparse(dense: Pack, *, two_of_four: bool) -> Pack:
+    """Stores some weights or codes of another format in the sparse formats of compressed-tensors."""
+
+    def pack(random: np.random.Generator, module: str, outputs: int, inputs: int) -> tuple[dict[str, Stored], Floats]:
+        parts, weights = dense(random, module, outputs, inputs)
+        kind, _, raw = parts.pop(f"{module}.weight")
+        if two_of_four:
+            order = random.permuted(np.tile([True, True, False, False], (outputs * inputs // 4, 1)), axis=1)
+            mask = order.reshape(outputs, inputs)
+        else:
+            mask = random.random((outputs, inputs)) < 0.4
+        values = np.frombuffer(raw, np.uint8).reshape(outputs, inputs, -1)[mask]
+        count = mask.sum(1)
+        parts |= {
+            f"{module}.compressed": (kind, (outputs, inputs // 2) if two_of_four else (len(values),), values.tobytes()),
+            f"{module}.bitmask": stored(np.packbits(mask, axis=-1, bitorder="little")),
+            f"{module}.shape": stored(np.array([outputs, inputs])),
+        }
+        if not two_of_four:
+            parts[f"{module}.row_offsets"] = stored(np.cumsum(count) - count)
+        return parts, np.where(mask, weights, np.float32(0))
+
+    return pack
+
+
 def fp8(
     block: tuple[int, int] | None, *, whole: bool = False, name: str = "weight_scale_inv", mantissa: int = 3
 ) -> Pack:

@@ -112,6 +112,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], Pack]] = {
         compressed("float-quantized", strategy="block", block_structure=[16, 32], **FP8),
         files.fp8((16, 32), name="weight_scale"),
     ),
+    "sparse-bitmask": (
+        "llama",
+        {"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-bitmask"}},
+        files.sparse(files.floats, two_of_four=False),
+    ),
+    "sparse-24-bitmask of int8": (
+        "llama",
+        compressed("int-quantized", num_bits=8, strategy="channel")
+        | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+        files.sparse(files.int8(), two_of_four=True),
+    ),
+    "sparse-24-bitmask of fp8": (
+        "deepseek_v3",
+        compressed("float-quantized", strategy="channel", **FP8) | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+        files.sparse(files.fp8(None, name="weight_scale"), two_of_four=True),
+    ),
     # Latent attention, whose keys are read by column, and a mixture of experts.
     "fp8 of deepseek": (
         "deepseek_v3",

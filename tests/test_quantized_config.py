@@ -195,9 +195,9 @@ FAULTS: list[tuple[object, type[ConfigError], str]] = [
         "weights.block_structure must be a list of two integers with strategy block, but it is missing",
     ),
     (
-        compressed(sparsity_config={"format": "sparse-24-bitmask"}),
+        compressed(sparsity_config={"format": "marlin-24"}),
         UnsupportedModelError,
-        "sparsity_config.format must be \"dense\", got 'sparse-24-bitmask'",
+        "sparsity_config.format must be one of dense, sparse-bitmask, sparse-24-bitmask, got 'marlin-24'",
     ),
     (
         compressed(transform_config={"config_groups": {"R1": {}}}),

@@ -307,6 +307,70 @@ proptest! {
     }
 
     #[test]
+    fn sparse_weights_equal_the_oracle(
+        (outputs, inputs, seed) in (1usize..20, 1usize..80, any::<u64>()),
+        two_of_four in any::<bool>(),
+        kind in prop::sample::select(vec!["F32", "BF16", "I8", "F8_E4M3"]),
+        old in any::<bool>(),
+    ) {
+        let mut random = Random(seed);
+        let inputs = if two_of_four { inputs.next_multiple_of(4) } else { inputs };
+        let mut mask = vec![false; outputs * inputs];
+        if two_of_four {
+            for four in mask.chunks_exact_mut(4) {
+                let first = random.below(4);
+                let second = (first + 1 + random.below(3)) % 4;
+                (four[first], four[second]) = (true, true);
+            }
+        } else {
+            mask.iter_mut().for_each(|stored| *stored = random.below(3) == 0);
+        }
+        let mut bits = vec![0u8; outputs * inputs.div_ceil(8)];
+        for (row, stored) in mask.chunks_exact(inputs).enumerate() {
+            for (column, _) in stored.iter().enumerate().filter(|(_, stored)| **stored) {
+                bits[row * inputs.div_ceil(8) + column / 8] |= 1 << (column % 8);
+            }
+        }
+        // E4M3 codes without NaN, whose values up to 8 codes are multiples of 2^-9.
+        let codes: Vec<u8> = mask.iter().map(|_| if kind == "I8" { random.below(256) } else { random.below(8) } as u8).collect();
+        let numbers: Vec<f32> = match kind {
+            "F32" => codes.iter().map(|_| random.float()).collect(),
+            "BF16" => codes.iter().map(|_| bf16::from_f32(random.float()).to_f32()).collect(),
+            "I8" => codes.iter().map(|code| f32::from(code.cast_signed())).collect(),
+            _ => codes.iter().map(|code| f32::from(*code) * 2f32.powi(-9)).collect(),
+        };
+        let scales: Vec<f32> = (0..outputs).map(|_| random.float()).collect();
+        let is_scaled = kind.contains('8');
+        let scale = |at: usize| if is_scaled { scales[at / inputs] } else { 1.0 };
+        let expected: Vec<_> =
+            (0..mask.len()).map(|at| if mask[at] { numbers[at] * scale(at) } else { 0.0 }).collect();
+        let stored: Vec<_> = (0..mask.len()).filter(|at| mask[*at]).collect();
+        let bytes = stored.iter().flat_map(|at| match kind {
+            "F32" => numbers[*at].to_le_bytes().to_vec(),
+            "BF16" => bf16::from_f32(numbers[*at]).to_le_bytes().to_vec(),
+            _ => vec![codes[*at]],
+        });
+        let prefix = if old { "m.weight." } else { "m." };
+        let integers = |numbers: &[usize]| numbers.iter().flat_map(|number| (*number as i64).to_le_bytes()).collect();
+        let mut packed = Packed::default();
+        let shape: &[usize] = if two_of_four { &[outputs, inputs / 2] } else { &[stored.len()] };
+        packed.push(&format!("{prefix}compressed"), kind, shape, bytes.collect());
+        packed.push(&format!("{prefix}bitmask"), "U8", &[outputs, inputs.div_ceil(8)], bits);
+        packed.push(&format!("{prefix}shape"), "I64", if two_of_four { &[2, 1] } else { &[2] }, integers(&[outputs, inputs]));
+        if !two_of_four {
+            let before = |row: usize| stored.iter().filter(|at| **at < row * inputs).count();
+            packed.push(&format!("{prefix}row_offsets"), "I64", &[outputs], integers(&(0..outputs).map(before).collect::<Vec<_>>()));
+        }
+        if is_scaled {
+            packed.push("m.weight_scale", "F32", &[outputs, 1], floats(&scales));
+        }
+        let of = |kind: &str| json!({"kind": kind, "bits": 8, "symmetric": true, "group_size": null, "block": null});
+        let weights = if is_scaled { vec![of("float"), of("int")] } else { vec![] };
+        let checkpoint = open(&packed, json!({"method": "compressed-tensors", "weights": weights}));
+        holds(&checkpoint, "m.weight", &[outputs, inputs], &expected, &mut random);
+    }
+
+    #[test]
     fn fp8_weights_equal_the_oracle(
         (outputs, inputs, seed) in (1usize..40, 1usize..80, any::<u64>()),
         shared in 0..3,

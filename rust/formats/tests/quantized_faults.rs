@@ -116,6 +116,91 @@ fn malformed_awq_tensors_are_refused() {
     }
 }
 
+/// Returns a sparse matrix `[3, 12]` with two values in each row, one tensor of which is replaced or, without a type, removed.
+fn sparse(name: &str, dtype: &str, shape: &[usize], bytes: Vec<u8>) -> Packed {
+    let integers = |numbers: &[i64]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>();
+    let usual = [
+        ("m.compressed", "F32", vec![6], vec![0; 24]),
+        ("m.bitmask", "U8", vec![3, 2], [3, 0, 1, 8, 0, 3].to_vec()),
+        ("m.shape", "I64", vec![2], integers(&[3, 12])),
+        ("m.row_offsets", "I64", vec![3], integers(&[0, 2, 4])),
+    ];
+    let mut packed = Packed::default();
+    for (usual, dtype, shape, bytes) in usual.into_iter().filter(|each| each.0 != name) {
+        packed.push(usual, dtype, &shape, bytes);
+    }
+    if !dtype.is_empty() {
+        packed.push(name, dtype, shape, bytes);
+    }
+    packed
+}
+
+#[test]
+fn malformed_sparse_tensors_are_refused() {
+    let description = json!({"method": "compressed-tensors", "weights": []});
+    let refused_with = |packed: &Packed, fragments: &[&str]| refused_file(&description, "m.weight", packed, fragments);
+    for name in ["m.bitmask", "m.shape", "m.row_offsets"] {
+        refused_with(&sparse(name, "", &[], vec![]), &[&format!("has no tensor \"{name}\"")]);
+    }
+    let integers = |numbers: &[i64]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>();
+    let offsets = |numbers: &[i64]| sparse("m.row_offsets", "I64", &[3], integers(numbers));
+    let offset = |row: usize| format!("element {row} of tensor \"m.row_offsets\" must be");
+    refused_with(&offsets(&[1, 3, 5]), &[&offset(0), "must be 0, got 1"]);
+    refused_with(&offsets(&[0, 3, 4]), &[&offset(1), "must be 2, after 2 values of row 0, got 3"]);
+    refused_with(&offsets(&[0, 2, 1]), &[&offset(2), "must be 4, after 2 values of row 1, got 1"]);
+    refused_with(&offsets(&[0, i64::MIN, 4]), &[&offset(1), "got -9223372036854775808"]);
+    refused_with(&offsets(&[-1, 2, 4]), &[&offset(0), "must be from 0 to 6, the number of values, got -1"]);
+    refused_with(&offsets(&[i64::MAX, 2, 4]), &[&offset(0), "must be from 0 to 6", "got 9223372036854775807"]);
+    refused_with(&sparse("m.row_offsets", "I32", &[3], vec![0; 12]), &["must have dtype I64, got I32"]);
+    refused_with(&sparse("m.row_offsets", "I64", &[2], vec![0; 16]), &["\"m.row_offsets\"", "must be [3], got [2]"]);
+    let bits = |bytes: [u8; 6]| sparse("m.bitmask", "U8", &[3, 2], bytes.to_vec());
+    refused_with(
+        &bits([3, 0, 1, 8, 0, 7]),
+        &["\"m.compressed\" must be [7], as the last bits of m.bitmask say, got [6]"],
+    );
+    refused_with(
+        &bits([3, 0, 1, 8, 0, 16]),
+        &["element 5 of tensor \"m.bitmask\" must be less than 16, for 12 inputs, got 16"],
+    );
+    refused_with(&sparse("m.bitmask", "U8", &[3, 1], vec![0; 3]), &["\"m.bitmask\"", "must be [3, 2], got [3, 1]"]);
+    refused_with(&sparse("m.bitmask", "I8", &[3, 2], vec![0; 6]), &["must have dtype U8, got I8"]);
+    let sizes = |numbers: &[i64]| sparse("m.shape", "I64", &[2], integers(numbers));
+    refused_with(&sizes(&[0, 12]), &["element 0 of tensor \"m.shape\" must be from 1 to 4294967295, got 0"]);
+    refused_with(
+        &sizes(&[3, i64::MAX]),
+        &["element 1 of tensor \"m.shape\" must be from 1 to", "got 9223372036854775807"],
+    );
+    refused_with(&sizes(&[3, 20]), &["\"m.bitmask\" must be [3, 3], got [3, 2]"]);
+    let values = |dtype, shape: &[usize], bytes| sparse("m.compressed", dtype, shape, vec![0; bytes]);
+    refused_with(&values("F32", &[5], 20), &["\"m.compressed\" must be [6]", "got [5]"]);
+    refused_with(&values("F32", &[3, 2], 24), &["\"m.compressed\" must be [values], or [3, 12 / 2]", "got [3, 2]"]);
+    refused_with(&values("I8", &[6], 6), &["\"m.compressed\" has dtype I8", "describes no weights"]);
+    refused_with(&values("I16", &[6], 12), &["\"m.compressed\" has dtype I16", "describes no weights"]);
+    // Two of four.
+    let two = |bytes: [u8; 6]| {
+        let mut packed = Packed::default();
+        packed.push("m.compressed", "F32", &[3, 6], vec![0; 72]);
+        packed.push("m.bitmask", "U8", &[3, 2], bytes.to_vec());
+        packed.push("m.shape", "I64", &[2, 1], integers(&[3, 12]));
+        packed
+    };
+    let limit = "must be a byte with two bits set for each four inputs, got";
+    refused_with(&two([0x33, 5, 0x73, 5, 0x33, 5]), &["element 2 of tensor \"m.bitmask\"", limit, "115"]);
+    refused_with(&two([0x33, 5, 0x33, 5, 0x33, 7]), &["element 5 of tensor \"m.bitmask\"", limit, "7"]);
+
+    let description = json!({"method": "compressed-tensors", "weights": [
+        {"kind": "int", "bits": 8, "symmetric": true, "group_size": null, "block": null},
+    ]});
+    let int8 = values("I8", &[6], 6);
+    refused_file(&description, "m.weight", &int8, &["has no tensor \"m.weight_scale\""]);
+    let mut with_scales = values("I8", &[6], 6);
+    with_scales.push("m.weight_scale", "F32", &[2], vec![0; 8]);
+    refused_file(&description, "m.weight", &with_scales, &["\"m.weight_scale\"", "got [2]"]);
+    let mut with_scales = values("I8", &[6], 6);
+    with_scales.push("m.weight_scale", "F16", &[3, 1], vec![NAN; 6]);
+    refused_file(&description, "m.weight", &with_scales, &["\"m.weight_scale\" must be finite, got NaN"]);
+}
+
 #[test]
 fn malformed_compressed_tensors_are_refused() {
     let kind = json!({"kind": "int", "bits": 4, "symmetric": false, "group_size": 32, "block": null});

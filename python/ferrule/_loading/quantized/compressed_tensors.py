@@ -7,6 +7,8 @@ from ferrule.archs.config import Config
 from ferrule.archs.spec import CompressedTensors, CompressedWeights
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
+SPARSE_FORMATS = ("dense", "sparse-bitmask", "sparse-24-bitmask")
+"""Formats of `sparsity_config`. The tensors of a weight show whether it is sparse."""
 MIXED = "mixed-precision"
 """Value of `format` if the groups have different formats."""
 BITS = {"int": (2, 4, 8), "float": (8,)}
@@ -18,7 +20,7 @@ def compressed_tensors(config: Config) -> CompressedTensors:
 
     Raises ConfigError, UnsupportedModelError.
     """
-    config.inner("sparsity_config").require(format="dense")
+    _format(config.inner("sparsity_config"), default="dense", known=SPARSE_FORMATS)
     if config.inner("transform_config").inner("config_groups").values:
         raise config.unsupported("transform_config", "missing or empty (rotations are not supported)")
     stored = _format(config, default=FORMATS[0], known=(*FORMATS, MIXED))

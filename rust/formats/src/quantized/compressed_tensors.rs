@@ -4,7 +4,8 @@
 //! to be non-negative; `weight_shape`, outputs and inputs; `weight_scale`; `weight_zero_point` I32 `[outputs * bits /
 //! 32, groups]`, each column a stream; `weight_g_idx` I32 `[inputs]`. Tensors of other modules: `weight` I8 or F8
 //! `[outputs, inputs]` with `weight_scale` and `weight_zero_point` I8. There is one scale per tensor, per output, per
-//! group of an output's inputs, or per block.
+//! group of an output's inputs, or per block. Either of the latter may be sparse ([`masked`](super::masked)), as weights
+//! that are not quantized may be.
 //!
 //! <https://github.com/vllm-project/compressed-tensors/tree/main/src/compressed_tensors/compressors>
 
@@ -15,17 +16,21 @@ use serde::{Deserialize, Serialize};
 
 use super::dequantize::Quantized;
 use super::error::QuantizedError;
-use super::float8::FLOATS;
-use super::fp8::scaled;
+use super::float8::{FLOATS, numbers};
+use super::fp8::{scale_grid, scaled};
 use super::grid::Grid;
 use super::grouped::{Codes, Grouped, Groups, Zeros};
+use super::masked::{Mask, Values};
 use super::parts::{Parts, expect_shape, shape_fault, value_fault};
 use super::streams::Streams;
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, FloatDtype};
 use crate::tensor::Tensor;
 
 /// Tensor names of a packed module.
-pub(super) const PARTS: &[&str] = &["weight_packed"];
+pub(super) const PARTS: &[&str] = &["weight_packed", COMPRESSED, "weight.compressed"];
+
+/// Tensor name of the stored values of a sparse module; its first versions put it after the name of the weight.
+const COMPRESSED: &str = "compressed";
 
 /// compressed-tensors quantization.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -85,6 +90,9 @@ impl CompressedTensors {
         let of_kind = |kind| self.weights.iter().filter(move |weights| weights.kind == kind);
         let packed = name.strip_suffix(".weight").and_then(|module| parts.find(&format!("{module}.weight_packed")));
         let plain = parts.find(name);
+        if let (None, Some(compressed)) = (packed.or(plain), compressed_of(parts, name)) {
+            return self.sparse(parts, name, compressed).map(Some);
+        }
         let (tensor, kind) = match (packed, plain) {
             (_, Some(codes)) if codes.dtype == Dtype::I8 => (codes, CompressedKind::Int),
             (_, Some(codes)) if FLOATS.contains(&codes.dtype) => (codes, CompressedKind::Float),
@@ -104,10 +112,41 @@ impl CompressedTensors {
         };
         if first.is_ok() { first.map(Some) } else { found.find(Result::is_ok).unwrap_or(first).map(Some) }
     }
+
+    /// Returns a sparse weight: floating-point numbers, or codes of the first scheme that its scales fit.
+    fn sparse<'a>(
+        &self,
+        parts: &Parts<'a>,
+        name: &str,
+        compressed: Tensor<'a>,
+    ) -> Result<Quantized<'a>, QuantizedError> {
+        let mask = Mask::new(parts, name, compressed)?;
+        if let Some(float) = FloatDtype::of(compressed.dtype) {
+            return Ok(mask.with(Values::Float(float)));
+        }
+        let kind = if compressed.dtype == Dtype::I8 { CompressedKind::Int } else { CompressedKind::Float };
+        // A code of zero must be the weight zero.
+        let schemes = self.weights.iter().filter(|weights| weights.kind == kind && weights.symmetric);
+        let (Some(numbers), true) = (numbers(compressed.dtype), schemes.clone().next().is_some()) else {
+            return Err(QuantizedError::PartKind { tensor: compressed.name.to_owned(), dtype: compressed.dtype });
+        };
+        let scales = parts.require(name, &format!("{name}_scale"))?;
+        let shape = [mask.outputs, mask.inputs];
+        let mut found = schemes.map(|weights| scale_grid(parts, scales, shape, weights.float_block()));
+        let first = found.next().expect("a scheme");
+        let (scales, block) = if first.is_ok() { first? } else { found.find(Result::is_ok).unwrap_or(first)? };
+        Ok(mask.with(Values::Scaled { numbers, scales, block }))
+    }
+}
+
+/// Returns the stored values of a sparse weight, if it is one.
+fn compressed_of<'a>(parts: &Parts<'a>, name: &str) -> Option<Tensor<'a>> {
+    let module = name.strip_suffix(".weight")?;
+    parts.find(&format!("{module}.{COMPRESSED}")).or_else(|| parts.find(&format!("{name}.{COMPRESSED}")))
 }
 
 impl CompressedWeights {
-    /// Returns the block size of floating-point codes.
+    /// Returns the block size of codes that have one scale per block of outputs and inputs.
     fn float_block(&self) -> Option<[NonZeroUsize; 2]> {
         self.block.or_else(|| Some([NonZeroUsize::MIN, self.group_size?]))
     }

@@ -47,6 +47,19 @@ pub(super) fn scaled<'a>(
     let Some(numbers) = numbers(codes.dtype).filter(|_| outputs > 0 && inputs > 0) else {
         return Err(shape_fault(&codes, "[outputs, inputs], both > 0".to_owned()));
     };
+    let (scales, block) = scale_grid(parts, scales, [outputs, inputs], block)?;
+    let scaled = Scaled { codes, inputs, numbers, scales, block, factor: 1.0 };
+    Ok(Quantized { shape: vec![outputs, inputs], numbers: Arc::new(scaled) })
+}
+
+/// Returns the scales of a matrix `[outputs, inputs]`, and the outputs and inputs that share one. Without a block, the shape
+/// determines what each covers.
+pub(super) fn scale_grid<'a>(
+    parts: &Parts<'a>,
+    scales: Tensor<'a>,
+    [outputs, inputs]: [usize; 2],
+    block: Option<[NonZeroUsize; 2]>,
+) -> Result<(Grid<'a>, [usize; 2]), QuantizedError> {
     let (block, strides) = match block {
         Some(block) => {
             let block = block.map(NonZeroUsize::get);
@@ -59,7 +72,5 @@ pub(super) fn scaled<'a>(
             ([1, inputs], [usize::from(scales.elements() == outputs), 0])
         }
     };
-    let scales = Grid::new(parts, scales, strides)?;
-    let scaled = Scaled { codes, inputs, numbers, scales, block, factor: 1.0 };
-    Ok(Quantized { shape: vec![outputs, inputs], numbers: Arc::new(scaled) })
+    Ok((Grid::new(parts, scales, strides)?, block))
 }

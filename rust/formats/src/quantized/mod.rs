@@ -14,6 +14,7 @@ mod gptq;
 mod grid;
 mod grouped;
 mod lookup;
+mod masked;
 mod method;
 mod mxfp4;
 mod parts;
