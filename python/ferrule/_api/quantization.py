@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ferrule._api.calibration import TOKENS, Calibration, calibration_sequences
+from ferrule._api.pruning import checked_pruning
 from ferrule._api.recipe import Recipe
 from ferrule._loading import EMBEDDED, PACKED_METHOD, WEIGHTS, ModelFiles, find_model, read_model_files
 from ferrule._loading.gguf import is_gguf
@@ -46,6 +47,8 @@ def quantize(
     overwrite: bool = False,
     calibrate: Calibration | None = None,
     calibration_tokens: int = TOKENS,
+    sparsity: float | str | None = None,
+    pruning: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Writes a model with weights packed as `format` (default int4) into the directory `output`, and returns its path.
@@ -63,9 +66,13 @@ def quantize(
     needs memory for one layer in f32 and the hidden states of the tokens. The result is bitwise reproducible on one
     instruction set.
 
-    Raises InvalidParameterError for an unknown format, for a format beside a recipe, and if `output` is the model's own
-    directory or holds other files; ConfigError for an invalid recipe; ModelWriteError if the directory cannot be
-    written; and the errors of loading a model and of reading `calibrate`.
+    `sparsity`, a share of zeros or "2:4", sets weights of the linear layers to zero. `pruning` chooses them: sparsegpt,
+    wanda or magnitude (default sparsegpt with `calibrate`, else magnitude). Embeddings, the lm_head, routers, norms and
+    biases stay as they are. The format must be bf16 or f16, so the directory is not smaller.
+
+    Raises InvalidParameterError for an unknown format, sparsity or method, for a format beside a recipe, and if
+    `output` is the model's own directory or holds other files; ConfigError for an invalid recipe; ModelWriteError if
+    the directory cannot be written; and the errors of loading a model and of reading `calibrate`.
     """
     if isinstance(recipe, str | os.PathLike):
         recipe = Recipe.read(recipe)
@@ -74,8 +81,14 @@ def quantize(
     if format is None:
         format = "int4" if recipe is None else recipe.base  # noqa: A001
     calibrates = calibrate is not None
+    pruned = checked_pruning(sparsity, pruning, format=format, calibrates=calibrates)
     files, target = checked_paths(
-        model, output, format=format, revision=revision, overwrite=overwrite, calibrates=calibrates
+        model,
+        output,
+        format=format,
+        revision=revision,
+        overwrite=overwrite,
+        calibrates=calibrates and pruned is None,
     )
     options = EngineOptions(quantization=format, threads=threads)
     sequences = None if calibrate is None else calibration_sequences(calibrate, files, calibration_tokens)
@@ -90,7 +103,8 @@ def quantize(
             config = read_json_object(files.path / _CONFIG)
         config = {**config, "quantization_config": packed}
         (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        _pack(files, folder / WEIGHTS, name, options, calibration=sequences, recipe=recipe, progress=progress)
+        weights = folder / WEIGHTS
+        _pack(files, weights, name, options, calibration=sequences, recipe=recipe, pruning=pruned, progress=progress)
         _replace(target, folder, overwrite=overwrite)
     return target
 
@@ -139,14 +153,17 @@ def _pack(
     *,
     calibration: list[list[int]] | None,
     recipe: Recipe | None,
+    pruning: tuple[str, str] | None,
     progress: Callable[[int, int], None] | None,
 ) -> None:
     from ferrule import _native
 
     spec, source = files.spec.to_json(), os.fspath(files.path)
     metadata = {"model": name, "source": source_digest(files.path, spec, options.quantization)}
+    if pruning is not None:
+        metadata |= dict(zip(("sparsity", "pruning"), pruning, strict=True))
     rules = None if recipe is None else (recipe.name, list(recipe.formats.items()))
-    _native.pack(spec, source, options.to_json(), os.fspath(path), metadata, calibration, progress, rules)
+    _native.pack(spec, source, options.to_json(), os.fspath(path), metadata, calibration, progress, rules, pruning)
 
 
 def _check_target(target: Path, source: Path, *, overwrite: bool) -> None:

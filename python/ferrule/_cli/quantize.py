@@ -11,6 +11,7 @@ import click
 from ferrule._api.allocation import BitAllocation, allocate_bits
 from ferrule._api.calibration import TOKENS
 from ferrule._api.info import size_text
+from ferrule._api.pruning import METHODS, default_method
 from ferrule._api.quantization import FORMATS, checked_paths, quantize
 from ferrule._cli.help import Command, options
 from ferrule._cli.model import LOADING, engine_rows, load_status, model_argument
@@ -90,15 +91,32 @@ _SHARED = ("revision", "threads", "calibrate", "calibration_tokens")
     show_default=True,
     help="Maximum number of calibration tokens.",
 )
+@click.option(
+    "--sparsity",
+    metavar="SHARE",
+    help="Set weights of the linear layers to zero: a share such as 0.5, or 2:4, two of each four inputs; needs "
+    "--format bf16 or f16 (default: none).",
+)
+@click.option(
+    "--pruning",
+    type=click.Choice(METHODS),
+    help="Method that chooses the weights of --sparsity; sparsegpt and wanda need --calibrate (default sparsegpt "
+    "with --calibrate, else magnitude).",
+)
 @options(LOADING, engine_rows("threads", "revision"))
 def command(model: str | None, output: Path, **settings: Any) -> None:
     """Quantize and pack the weights of MODEL into DIR, with all other files of the model.
 
-    DIR is created at the end, complete or not at all. --format, --bits and --recipe exclude each other.
+    DIR is created at the end, complete or not at all. --format, --bits and --recipe exclude each other, and --sparsity
+    needs --format.
     """
     given = [name for name in ("format", "bits", "recipe") if settings[name] is not None]
     if len(given) > 1:
         raise click.UsageError(f"--{given[0]} cannot be used with --{given[1]}")
+    if settings["sparsity"] is not None and settings["format"] is None:
+        raise click.UsageError("--sparsity needs --format")
+    if settings["pruning"] is not None and settings["sparsity"] is None:
+        raise click.UsageError("--pruning needs --sparsity")
     bits, save, report = (settings.pop(name) for name in ("bits", "save_recipe", "report"))
     if bits is None and (save is not None or report):
         raise click.UsageError(f"{'--report' if save is None else '--save-recipe'} needs --bits")
@@ -124,6 +142,9 @@ def command(model: str | None, output: Path, **settings: Any) -> None:
             print(_report(allocation))
     elif settings["recipe"] is not None:
         name = str(settings["recipe"])
+    elif settings["sparsity"] is not None:
+        method = settings["pruning"] or default_method(calibrates=settings["calibrate"] is not None)
+        name += f", {settings['sparsity']} sparse ({method})"
     with load_status(model, revision, label="quantizing") as progress:
         written = quantize(model, output, progress=progress, **settings)
     size = size_text(sum(path.stat().st_size for path in written.rglob("*") if path.is_file()))

@@ -98,7 +98,8 @@ fn errors_name_the_option() {
 #[test]
 fn invalid_calibration_sequences_are_refused() {
     let pack = |sequences: &[Vec<u32>]| {
-        let error = builder().pack(Path::new("never written"), &Default::default(), Some(sequences), None).unwrap_err();
+        let error =
+            builder().pack(Path::new("never written"), &Default::default(), Some(sequences), None, None).unwrap_err();
         let BuildError::Parameter(error) = error else { panic!("{error}") };
         error.field
     };

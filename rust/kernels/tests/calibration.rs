@@ -1,5 +1,6 @@
 //! Calibrated packing (GPTQ) against a naive f64 implementation.
 
+mod hessian;
 #[allow(dead_code, reason = "of the module that tests share")]
 mod rotation;
 
@@ -7,52 +8,14 @@ use std::num::NonZeroUsize;
 
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::{
-    CalibrationError, Cancel, Exec, Format, Hessian, InputStatistics, PackedMatrix, Pool, PoolError, RowSource,
+    Basis, CalibrationError, Cancel, Exec, Format, Hessian, InputStatistics, PackedMatrix, Pool, PoolError,
 };
+use hessian::{Case, Weights, case, damped_hessian, exec, inputs, inverse, padded_rows, random, upper_cholesky};
 use proptest::prelude::*;
 use rotation::{BLOCK, rotated};
 
-/// Row source of a matrix `[rows][cols]` in memory, with its number of columns.
-struct Weights<'a>(&'a [f32], usize);
-
-impl RowSource for Weights<'_> {
-    fn read_row(&self, row: usize, out: &mut [f32]) {
-        out.copy_from_slice(&self.0[row * self.1..][..self.1]);
-    }
-}
-
-/// Returns pseudorandom numbers in [-1, 1).
-fn random(seed: u64, count: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((state as i64) >> 40) as f32 / (1 << 23) as f32
-    };
-    (0..count).map(|_| next()).collect()
-}
-
-/// Returns rows with correlated elements: sums of a few directions plus a little noise.
-fn inputs(seed: u64, rows: usize, cols: usize, directions: usize) -> Vec<f32> {
-    let basis = random(seed, directions * cols);
-    let shares = random(seed + 1, rows * directions);
-    let own = random(seed + 2, rows * cols);
-    let mut x = Vec::with_capacity(rows * cols);
-    for row in 0..rows {
-        for col in 0..cols {
-            let common = (0..directions).map(|d| shares[row * directions + d] * basis[d * cols + col]).sum::<f32>();
-            x.push(common + 0.1 * own[row * cols + col]);
-        }
-    }
-    x
-}
-
-fn exec<T>(threads: usize, isa: Isa, run: impl FnOnce(&Exec<'_>) -> T) -> T {
-    let pool = Pool::new(NonZeroUsize::new(threads).unwrap());
-    run(&Exec { isa, pool: &pool, cancel: &Cancel::new() })
-}
-
 fn statistics(exec: &Exec<'_>, x: &[f32], cols: usize, chunk: usize) -> Option<InputStatistics> {
-    let mut hessian = Hessian::zeroed(cols).unwrap();
+    let mut hessian = Hessian::zeroed(cols, Basis::Rotated).unwrap();
     x.chunks(chunk * cols).for_each(|x| hessian.add(exec, x).unwrap());
     assert_eq!(hessian.rows(), (x.len() / cols) as u64);
     hessian.statistics(exec).unwrap()
@@ -89,71 +52,12 @@ fn output_error(weights: &[f32], packed: &PackedMatrix, x: &[f32]) -> f64 {
     sum
 }
 
-/// Random test case.
-#[derive(Debug, Clone)]
-struct Case {
-    rows: usize,
-    cols: usize,
-    /// Number of calibration rows beyond the minimum for correlations.
-    more: usize,
-    seed: u64,
-}
-
-fn case() -> impl Strategy<Value = Case> {
-    let cols = prop_oneof![1..40usize, 100..140usize, 250..262usize, 380..400usize, 500..520usize];
-    (1..35usize, cols, 0..400usize, any::<u64>()).prop_map(|(rows, cols, more, seed)| Case { rows, cols, more, seed })
-}
-
-/// Returns the inverse of a positive definite matrix, `[n][n]`.
-fn inverse(mut a: Vec<f64>, n: usize) -> Vec<f64> {
-    let mut inverse: Vec<f64> = (0..n * n).map(|at| f64::from(u8::from(at / n == at % n))).collect();
-    for k in 0..n {
-        let pivot = a[k * n + k].recip();
-        for j in 0..n {
-            a[k * n + j] *= pivot;
-            inverse[k * n + j] *= pivot;
-        }
-        for i in (0..n).filter(|i| *i != k) {
-            let factor = a[i * n + k];
-            for j in 0..n {
-                a[i * n + j] -= factor * a[k * n + j];
-                inverse[i * n + j] -= factor * inverse[k * n + j];
-            }
-        }
-    }
-    inverse
-}
-
-/// Returns the upper triangular U with `a = U^T U`.
-fn upper_cholesky(a: &[f64], n: usize) -> Vec<f64> {
-    let mut u = vec![0.0; n * n];
-    for i in 0..n {
-        for j in i..n {
-            let sum = (0..i).map(|k| u[k * n + i] * u[k * n + j]).sum::<f64>();
-            let left = a[i * n + j] - sum;
-            u[i * n + j] = if i == j { left.sqrt() } else { left / u[i * n + i] };
-        }
-    }
-    u
-}
-
-/// Returns the Hessian of rotated rows, scaled to a mean diagonal of 1 and damped as in GPTQ.
-fn damped_hessian(x: &[f32], cols: usize, n: usize) -> Vec<f64> {
-    let mut sums = vec![0.0; n * n];
-    for x in x.chunks_exact(cols) {
-        let mut whole = vec![0.0; n];
-        whole[..cols].copy_from_slice(x);
-        let x: Vec<f64> = rotated(&whole).into_iter().map(f64::from).collect();
-        for i in 0..n {
-            for j in 0..n {
-                sums[i * n + j] += x[i] * x[j];
-            }
-        }
-    }
-    let mean = (0..n).map(|i| sums[i * n + i]).sum::<f64>() / n as f64;
-    sums.iter_mut().for_each(|sum| *sum /= mean);
-    (0..n).for_each(|i| sums[i * n + i] += 0.01);
-    sums
+/// Returns the rotated rows of `x: [rows, cols]`, padded to `n` inputs.
+fn rotated_rows(x: &[f32], cols: usize, n: usize) -> impl Iterator<Item = Vec<f64>> {
+    padded_rows(x, cols, n).map(|row| {
+        let row: Vec<f32> = row.into_iter().map(|x| x as f32).collect();
+        rotated(&row).into_iter().map(f64::from).collect()
+    })
 }
 
 proptest! {
@@ -166,7 +70,7 @@ proptest! {
         let n = cols.next_multiple_of(BLOCK);
         let x = inputs(seed, n + more, cols, 9);
         let weights = random(seed ^ 77, rows * cols);
-        let u = upper_cholesky(&inverse(damped_hessian(&x, cols, n), n), n);
+        let u = upper_cholesky(&inverse(damped_hessian(rotated_rows(&x, cols, n), n), n), n);
         let packed = exec(2, Isa::best(), |exec| {
             packed(exec, Format::Int8, &weights, cols, statistics(exec, &x, cols, 100).as_ref())
         });
@@ -203,7 +107,7 @@ fn calibrated_errors_are_those_of_the_packed_rows() {
     const ROWS: usize = 19;
     for cols in [BLOCK, 3 * BLOCK] {
         let (x, weights) = (inputs(6, cols + 150, cols, 9), random(7, ROWS * cols));
-        let hessian = damped_hessian(&x, cols, cols);
+        let hessian = damped_hessian(rotated_rows(&x, cols, cols), cols);
         exec(2, Isa::best(), |exec| {
             let (statistics, source) = (statistics(exec, &x, cols, 100).unwrap(), Weights(&weights, cols));
             for format in FORMATS {
@@ -322,7 +226,7 @@ fn zero_or_missing_inputs_give_no_statistics() {
 fn non_finite_inputs_are_refused() {
     for value in [f32::NAN, f32::INFINITY] {
         exec(2, Isa::best(), |exec| {
-            let mut hessian = Hessian::zeroed(40).unwrap();
+            let mut hessian = Hessian::zeroed(40, Basis::Rotated).unwrap();
             let mut x = random(1, 300 * 40);
             x[40 * 40 + 3] = value;
             hessian.add(exec, &x).unwrap();
@@ -335,7 +239,7 @@ fn non_finite_inputs_are_refused() {
 fn a_cancelled_calibration_is_an_error() {
     let (pool, cancel) = (Pool::new(NonZeroUsize::new(2).unwrap()), Cancel::new());
     let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
-    let mut hessian = Hessian::zeroed(300).unwrap();
+    let mut hessian = Hessian::zeroed(300, Basis::Rotated).unwrap();
     hessian.add(&exec, &random(1, 300 * 300)).unwrap();
     cancel.cancel();
     assert!(matches!(hessian.add(&exec, &random(1, 300)), Err(PoolError::Cancelled)));

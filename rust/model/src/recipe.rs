@@ -4,24 +4,27 @@ use std::collections::{HashMap, HashSet};
 
 use ferrule_kernels::Format;
 
+use crate::pruning::Pruning;
 use crate::quantization::Quantization;
 use crate::spec::TensorSpec;
 
 /// Ending of the names of matrices, which patterns can leave out.
 const SUFFIX: &str = ".weight";
 
-/// Formats of all matrices.
+/// Formats of all matrices, and what happens to them before.
 #[derive(Debug, Clone, Copy)]
 pub struct MatrixFormats<'a> {
     /// Formats of matrices that the recipe leaves out.
     pub quantization: Quantization,
     /// Formats that replace those of the quantization, if any.
     pub recipe: Option<&'a Recipe>,
+    /// Pruning before matrices are packed, if any.
+    pub pruning: Option<Pruning>,
 }
 
 impl From<Quantization> for MatrixFormats<'_> {
     fn from(quantization: Quantization) -> Self {
-        Self { quantization, recipe: None }
+        Self { quantization, recipe: None, pruning: None }
     }
 }
 

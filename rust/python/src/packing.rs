@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use ferrule_formats::PackedFile as Opened;
-use ferrule_model::{Recipe, open_packed};
+use ferrule_kernels::{Sparsity, SparsityError};
+use ferrule_model::{Pruning, PruningMethod, Recipe, open_packed};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 
@@ -16,7 +17,9 @@ use crate::parameters::to_json;
 
 /// Packs the weights of a checkpoint, or random weights, into a file.
 #[pyfunction]
-#[pyo3(signature = (spec, weights, options, path, metadata, calibration=None, progress=None, recipe=None))]
+#[pyo3(signature = (
+    spec, weights, options, path, metadata, calibration=None, progress=None, recipe=None, pruning=None,
+))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn pack(
     py: Python<'_>,
@@ -28,21 +31,34 @@ pub(crate) fn pack(
     calibration: Option<Vec<Vec<u32>>>,
     progress: Option<Py<PyAny>>,
     recipe: Option<(String, Vec<(String, String)>)>,
+    pruning: Option<(String, String)>,
 ) -> PyResult<()> {
     let model = LoadArguments::read(spec, weights, options)?;
     let recipe = recipe.map(|(name, rules)| Recipe::new(&name, rules)).transpose();
     let recipe = recipe.map_err(|error| errors::load_error(&error.into()))?;
+    let pruning = pruning.map(|(sparsity, method)| read_pruning(&sparsity, &method)).transpose()?;
     let isa = errors::chosen_isa()?;
     let interrupt = Interrupt::new();
     let mut report = reporter(progress, &interrupt);
     let packed = py.detach(|| {
         let _guard = fork::hold_off_forks();
         let builder = model.builder().isa(isa).cancel(&interrupt.cancel).progress(&mut report);
-        builder.pack(Path::new(path), &metadata, calibration.as_deref(), recipe.as_ref())
+        builder.pack(Path::new(path), &metadata, calibration.as_deref(), recipe.as_ref(), pruning)
     });
     packed.map_err(|error| interrupt.build_error(&error))?;
     interrupt.settle(py);
     Ok(())
+}
+
+/// Reads a sparsity and the name of a pruning method.
+fn read_pruning(sparsity: &str, method: &str) -> PyResult<Pruning> {
+    let refused = |error: SparsityError| errors::invalid("sparsity", error.found, Sparsity::REQUIREMENT);
+    let names = PruningMethod::ALL.map(|(name, _)| name).join(", ");
+    let unknown = || errors::invalid("pruning", method, format!("one of {names}"));
+    Ok(Pruning {
+        sparsity: sparsity.parse().map_err(refused)?,
+        method: PruningMethod::named(method).ok_or_else(unknown)?,
+    })
 }
 
 /// Chooses a format for each matrix, so that the estimated loss is least with `bits` per weight; returns JSON.

@@ -25,7 +25,7 @@ use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Cancel, Exec, Pool, machine};
 use ferrule_model::{
     Allocation, AllocationError, LoadError, LoadOptions, MatrixFormats, ModelSpec, Pipeline, PipelineError, Progress,
-    Quantization, Recipe, RowGroup, Source, Stage, StageLink, Transformer, WeightFiles, divide_layers,
+    Pruning, Quantization, Recipe, RowGroup, Source, Stage, StageLink, Transformer, WeightFiles, divide_layers,
 };
 
 use crate::parameter::Checked;
@@ -349,8 +349,8 @@ impl<'a> EngineBuilder<'a> {
     }
 
     /// Packs the weights into the file `path`. `calibration` is sequences of tokens, over which the model runs to reduce
-    /// the error of integer formats (GPTQ). `recipe` replaces formats of single matrices. `metadata` is written into the
-    /// file.
+    /// the error of integer formats (GPTQ). `recipe` replaces formats of single matrices, and `pruning` sets weights
+    /// to zero before they are packed. `metadata` is written into the file.
     ///
     /// # Errors
     /// The errors of [`EngineBuilder::build`]; no file is written then.
@@ -360,6 +360,7 @@ impl<'a> EngineBuilder<'a> {
         metadata: &BTreeMap<String, String>,
         calibration: Option<&[Vec<u32>]>,
         recipe: Option<&Recipe>,
+        pruning: Option<Pruning>,
     ) -> Result<(), BuildError> {
         let Self { model: ModelFiles { spec, weights }, options, isa, cancel, progress, .. } = self;
         options.check(spec.max_position_embeddings)?;
@@ -373,7 +374,7 @@ impl<'a> EngineBuilder<'a> {
         let exec = Exec { isa, pool: &pool, cancel: cancel.unwrap_or(&no_cancel) };
         let mut ignored = |_, _| ();
         let progress = progress.unwrap_or(&mut ignored);
-        let formats = MatrixFormats { quantization, recipe };
+        let formats = MatrixFormats { quantization, recipe, pruning };
         match calibration {
             None => ferrule_model::pack_into(path, &spec, source, formats, metadata, exec, progress)?,
             Some(sequences) => {

@@ -149,8 +149,8 @@ impl<'a> Mask<'a> {
             whole + bits.get(end / 8).map_or(0, |byte| (byte & ((1 << (end % 8)) - 1)).count_ones() as usize)
         };
         let mut at = self.start(row) + before(columns.start);
-        for byte in columns.start / 8..columns.end.div_ceil(8) {
-            let mut left = bits[byte];
+        for (byte, bits) in bits.iter().enumerate().take(columns.end.div_ceil(8)).skip(columns.start / 8) {
+            let mut left = *bits;
             while left != 0 {
                 let column = 8 * byte + left.trailing_zeros() as usize;
                 left &= left - 1;

@@ -9,7 +9,7 @@
 //! rank updates in f32.
 
 use super::rank_update::{DEPTH, PANEL, Sign, rank_update};
-use super::{Hessian, padded};
+use super::{Basis, Hessian, padded};
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::memory::PageSlice;
@@ -31,9 +31,12 @@ pub enum CalibrationError {
     Pool(#[from] PoolError),
 }
 
-/// Statistics of the inputs of a linear layer, for [`PackedMatrix::pack_calibrated`](crate::PackedMatrix).
+/// Statistics of the inputs of a linear layer, for [`PackedMatrix::pack_calibrated`](crate::PackedMatrix) and
+/// [`PrunedMatrix`](crate::PrunedMatrix).
 pub struct InputStatistics {
-    cols: usize,
+    pub(super) cols: usize,
+    /// Basis of the inputs.
+    pub(crate) basis: Basis,
     /// Weight of the squared error of each input after error feedback: the squares of R's diagonal.
     pub(crate) importance: Vec<f32>,
     /// Factor of the Hessian for error feedback; `None` if there were fewer rows than inputs.
@@ -77,7 +80,7 @@ impl Hessian {
     /// [`CalibrationError`] if an input is not finite, the run was cancelled, or a task panicked.
     pub fn statistics(mut self, exec: &Exec<'_>) -> Result<Option<InputStatistics>, CalibrationError> {
         self.flush(exec)?;
-        let (cols, size) = (self.cols, padded(self.cols));
+        let (cols, basis, size) = (self.cols, self.basis, padded(self.cols));
         let diagonal: Vec<f32> = (0..size).map(|i| self.sums[i * size + i]).collect();
         let mean = diagonal.iter().map(|x| f64::from(*x)).sum::<f64>() / size as f64;
         if !mean.is_finite() {
@@ -93,7 +96,7 @@ impl Hessian {
         if self.rows < size as u64 {
             let share = self.rows as f32 / size as f32;
             let importance = diagonal.map(|x| share * x + (1.0 - share)).collect();
-            return Ok(Some(InputStatistics { cols, importance, factor: None }));
+            return Ok(Some(InputStatistics { cols, basis, importance, factor: None }));
         }
         let Self { mut sums, pending, .. } = self;
         let scaled = Tiles::row_blocks(&mut sums, size, 1);
@@ -110,7 +113,7 @@ impl Hessian {
             let offset = input % SUPER;
             factor.inverse(input / SUPER).nth(offset).map_or(0.0, |row| (row[offset] * row[offset]).recip())
         });
-        Ok(Some(InputStatistics { cols, importance: importance.collect(), factor: Some(factor) }))
+        Ok(Some(InputStatistics { cols, basis, importance: importance.collect(), factor: Some(factor) }))
     }
 }
 

@@ -1,13 +1,15 @@
 //! Hessian of the calibration inputs of a linear layer, for GPTQ.
 //!
 //! `H` is the sum of `x x^T` over many input rows x. An error e in the weights of one output adds `e H e^T` to the
-//! squared error of that output. Quantization ([`quant::gptq`](crate::quant)) needs H as a triangular factor. Inputs are
-//! rotated in the same way as integer formats rotate weights ([`rotation`]), because the rotated weights are quantized;
-//! H therefore covers whole blocks of inputs.
+//! squared error of that output. Quantization ([`quant::gptq`](crate::quant)) and pruning ([`prune`](crate::prune)) need H
+//! as a triangular factor. For quantization, inputs are rotated in the same way as integer formats rotate weights
+//! ([`rotation`]), because the rotated weights are quantized; H therefore covers whole blocks of inputs.
 //!
 //! Every element is summed in a fixed order, independent of the number of threads.
 
 mod factor;
+pub(crate) mod feedback;
+mod norms;
 mod rank_update;
 
 use crate::arch::{Kernel, LANES, Simd};
@@ -19,20 +21,31 @@ use crate::{Exec, PoolError};
 
 pub(crate) use factor::HessianFactor;
 pub use factor::{CalibrationError, InputStatistics};
+pub use norms::InputNorms;
 use rank_update::{DEPTH, PANEL, Sign, rank_update};
 
 /// Number of panels in a block of inputs.
 const BLOCK_PANELS: usize = BLOCK / PANEL;
 
+/// Basis of the inputs of a Hessian.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Basis {
+    /// Inputs rotated in blocks, as integer formats rotate weights.
+    Rotated,
+    /// Inputs as they are, for pruning.
+    Plain,
+}
+
 /// Hessian of the inputs of a linear layer: the running sum of `x x^T` over input rows x (up to the factor 2 of the
 /// literature, which cancels).
 pub struct Hessian {
     cols: usize,
+    basis: Basis,
     /// Number of rows added so far.
     rows: u64,
     /// Sums of `x x^T`, `[padded][padded]`; elements below the diagonal tiles stay zero.
     sums: PageSlice<f32>,
-    /// Rotated rows that are not yet in the sums, `[column panels][DEPTH][PANEL]`.
+    /// Rows in the basis that are not yet in the sums, `[column panels][DEPTH][PANEL]`.
     pending: PageSlice<f32>,
     /// Number of pending rows.
     filled: usize,
@@ -48,11 +61,11 @@ impl Hessian {
     ///
     /// # Errors
     /// [`AllocError`] if allocation fails.
-    pub fn zeroed(cols: usize) -> Result<Self, AllocError> {
+    pub fn zeroed(cols: usize, basis: Basis) -> Result<Self, AllocError> {
         let size = padded(cols);
         let sums = PageSlice::zeroed_in_huge_pages(size.checked_mul(size).ok_or(AllocError { bytes: u64::MAX })?)?;
         let pending = PageSlice::zeroed_in_huge_pages(size.checked_mul(DEPTH).ok_or(AllocError { bytes: u64::MAX })?)?;
-        Ok(Self { cols, rows: 0, sums, pending, filled: 0 })
+        Ok(Self { cols, basis, rows: 0, sums, pending, filled: 0 })
     }
 
     /// Returns the bytes of memory of a Hessian for `cols` inputs, or `None` if they overflow.
@@ -90,7 +103,8 @@ impl Hessian {
             let (first, count) = (self.filled, now.len() / self.cols);
             let blocks = Tiles::row_blocks(&mut self.pending, BLOCK_PANELS * DEPTH * PANEL, 1);
             exec.run(blocks.len(), |block| {
-                exec.isa.run(RotateRows { x: now, cols: self.cols, block, first, panels: blocks.take(block) });
+                let (cols, basis, panels) = (self.cols, self.basis, blocks.take(block));
+                exec.isa.run(AddRows { x: now, cols, basis, block, first, panels });
             })?;
             drop(blocks);
             (self.filled, self.rows) = (first + count, self.rows + count as u64);
@@ -110,11 +124,12 @@ impl Hessian {
     }
 }
 
-/// Rotates one block of inputs of several rows.
-struct RotateRows<'a> {
+/// Adds one block of inputs of several rows to the pending rows.
+struct AddRows<'a> {
     /// `[rows, cols]`
     x: &'a [f32],
     cols: usize,
+    basis: Basis,
     block: usize,
     /// Index of the first row in `panels`.
     first: usize,
@@ -122,7 +137,7 @@ struct RotateRows<'a> {
     panels: Tile<'a, f32>,
 }
 
-impl Kernel for RotateRows<'_> {
+impl Kernel for AddRows<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -132,8 +147,11 @@ impl Kernel for RotateRows<'_> {
         for (x, row) in self.x.chunks_exact(self.cols).zip(self.first..) {
             let mut block = [[0.0; LANES]; BLOCK / LANES];
             block.as_flattened_mut()[..columns.len()].copy_from_slice(&x[columns.clone()]);
-            let rotated = rotation::rotate(simd, simd.load_vectors(&block));
-            for (index, lanes) in rotated.into_iter().enumerate() {
+            let mut vectors = simd.load_vectors(&block);
+            if self.basis == Basis::Rotated {
+                vectors = rotation::rotate(simd, vectors);
+            }
+            for (index, lanes) in vectors.into_iter().enumerate() {
                 let at = (index * LANES / PANEL * DEPTH + row) * PANEL + index * LANES % PANEL;
                 simd.store(lanes, panels[at..].first_chunk_mut().expect("a panel is a whole number of vectors"));
             }

@@ -7,6 +7,7 @@ use std::ops::{Deref, Range};
 
 use bytemuck::Pod;
 
+pub(crate) use self::pack::{MAX_TASK_PANELS, Source, TASKS_PER_THREAD};
 pub use self::pack::{PackError, RowSource};
 use crate::arch::{LANES, LINE};
 use crate::memory::{AllocError, PageSlice, SharedBytes};

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use super::PackedMatrix;
 use crate::arch::LANES;
 use crate::disjoint::Tiles;
-use crate::hessian::InputStatistics;
+use crate::hessian::{Basis, InputStatistics};
 use crate::memory::AllocError;
 use crate::quant::integer::BlockScales;
 use crate::quant::rotation::SHRINK;
@@ -35,11 +35,11 @@ pub trait RowSource: Sync {
     }
 }
 
-/// Maximum number of panels that a task calibrates, so that its weights and targets fit the cache.
-const MAX_TASK_PANELS: usize = 4;
+/// Maximum number of panels that a task calibrates or prunes, so that its weights and targets fit the cache.
+pub(crate) const MAX_TASK_PANELS: usize = 4;
 
-/// Minimum number of tasks per thread when a task calibrates several panels.
-const TASKS_PER_THREAD: usize = 4;
+/// Minimum number of tasks per thread when a task calibrates or prunes several panels.
+pub(crate) const TASKS_PER_THREAD: usize = 4;
 
 /// Reason that a matrix could not be packed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -172,6 +172,7 @@ impl PackedMatrix {
         statistics: &InputStatistics,
     ) -> Result<Option<(Self, f64)>, PackError> {
         assert_eq!(statistics.cols(), cols, "statistics must have as many inputs as the matrix");
+        assert_eq!(statistics.basis, Basis::Rotated, "integer formats are rotated");
         let integer = formats.iter().map(|(format, _)| match format.family() {
             Family::Quantized(Quantized::Integer(format)) => Some(format),
             Family::Quantized(Quantized::Grouped(_)) | Family::Float(_) => None,
@@ -231,14 +232,14 @@ impl PackedMatrix {
 }
 
 /// Row source with its number of columns.
-struct Source<'a> {
-    source: &'a dyn RowSource,
-    cols: usize,
+pub(crate) struct Source<'a> {
+    pub source: &'a dyn RowSource,
+    pub cols: usize,
 }
 
 impl Source<'_> {
     /// Reads up to sixteen rows as `[16][cols]`. Missing rows are zero.
-    fn numbers(&self, rows: Range<usize>) -> Vec<f32> {
+    pub fn numbers(&self, rows: Range<usize>) -> Vec<f32> {
         let mut values = vec![0.0; LANES * self.cols];
         self.source.read_rows(rows.start, self.cols, &mut values[..LANES.min(rows.len()) * self.cols]);
         values

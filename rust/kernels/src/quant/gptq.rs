@@ -9,27 +9,16 @@
 
 use std::marker::PhantomData;
 
-use super::integer::{self, BLOCK, BLOCK_GROUPS, BlockScales, GROUP, IntegerFormat, SUPER};
+use super::integer::{BLOCK, BLOCK_GROUPS, BlockScales, GROUP, IntegerFormat, SUPER};
 use super::quantize::{Grid, Rotate, not_finite};
 use crate::arch::{ByteLine, Isa, Kernel, LANES, Simd};
+use crate::hessian::feedback::{Column, Feedback, correct, subtract};
 use crate::hessian::{HessianFactor, InputStatistics};
-
-/// Number of later inputs that are corrected at a time, with sums in registers.
-const CORRECTED: usize = 8;
-
-/// Number of later inputs whose elements of R are copied together. The copy is contiguous, while rows of R are often a
-/// power of two apart and map to the same cache sets.
-const STRIP: usize = 8 * CORRECTED;
-
-/// Weights of sixteen rows at one input.
-type Column = [f32; LANES];
 
 /// Panel during quantization.
 pub(crate) struct CalibratedPanel<'a> {
-    /// Rotated weights, padded to whole blocks of inputs.
-    weights: Vec<Column>,
-    /// Correction of each input by the errors of earlier super-blocks: `-e R`.
-    corrections: Vec<Column>,
+    /// Rotated weights.
+    feedback: Feedback,
     block_scales: &'a mut [BlockScales],
     /// Output lines, initially zero.
     lines: &'a mut [ByteLine],
@@ -40,14 +29,15 @@ pub(crate) struct CalibratedPanel<'a> {
 impl<'a> CalibratedPanel<'a> {
     /// Creates a panel from `rows: [16, cols]`.
     pub fn new(isa: Isa, rows: &[f32], block_scales: &'a mut [BlockScales], lines: &'a mut [ByteLine]) -> Self {
-        let cols = rows.len() / LANES;
-        let mut weights = vec![[0.0; LANES]; integer::blocks(cols) * BLOCK];
-        for (row, values) in rows.chunks_exact(cols).enumerate() {
-            weights.iter_mut().zip(values).for_each(|(column, value)| column[row] = *value);
-        }
-        isa.run(Rotate(weights.as_chunks_mut().0));
-        let corrections = vec![[0.0; LANES]; weights.len()];
-        Self { weights, corrections, block_scales, lines, loss: [0.0; LANES] }
+        let mut feedback = Feedback::new(rows);
+        isa.run(Rotate(feedback.weights.as_chunks_mut().0));
+        Self { feedback, block_scales, lines, loss: [0.0; LANES] }
+    }
+}
+
+impl AsMut<Feedback> for CalibratedPanel<'_> {
+    fn as_mut(&mut self) -> &mut Feedback {
+        &mut self.feedback
     }
 }
 
@@ -102,18 +92,11 @@ impl<S: Simd, F: IntegerFormat> SuperBlock<'_, S, F> {
         let Self { grid, index, importance, factor } = self;
         let simd = grid.simd;
         let (first, width) = (index * SUPER, importance.len());
-        let weights = &mut panel.weights[first..first + width];
         let importance = importance.as_chunks::<GROUP>().0;
-
         let mut targets = [[0.0; LANES]; SUPER];
         let targets = &mut targets[..width];
-        targets.copy_from_slice(weights);
-        if let Some(factor) = factor {
-            let given = panel.corrections[first..].iter().zip(factor.inverse(*index));
-            for (k, (corrections, inverse)) in given.enumerate() {
-                subtract(simd, &mut targets[k..], &[simd.load(corrections)], &[&inverse[k..]]);
-            }
-        }
+        panel.feedback.targets(simd, *factor, *index, targets);
+        let weights = &mut panel.feedback.weights[first..first + width];
         let groups = targets.as_chunks::<GROUP>().0;
         let (block_scale, _) =
             grid.block_scale_and_sub_scales(groups, &grid.ideal_scales(groups, importance), importance);
@@ -210,53 +193,3 @@ impl<S: Simd, F: IntegerFormat> SuperBlock<'_, S, F> {
         coded
     }
 }
-
-/// Computes `targets -= residuals * rows`. Each residual has a row that starts at the first target.
-#[inline(always)]
-fn subtract<S: Simd, const N: usize>(simd: S, targets: &mut [Column], residuals: &[S::F32; N], rows: &[&[f32]; N]) {
-    for (j, target) in targets.iter_mut().enumerate() {
-        let mut sum = simd.load(target);
-        for (residual, row) in residuals.iter().zip(rows) {
-            sum = simd.sub(sum, simd.mul(*residual, simd.splat(row[j])));
-        }
-        simd.store(sum, target);
-    }
-}
-
-/// Corrects later inputs for the errors of super-block `index`.
-#[inline(always)]
-fn correct<S: Simd>(simd: S, factor: &HessianFactor, index: usize, panels: &mut [CalibratedPanel<'_>]) {
-    let Some(CalibratedPanel { weights, .. }) = panels.first() else { return };
-    let inputs = index * SUPER..weights.len().min((index + 1) * SUPER);
-    // Strip of R: `[tiles][inputs][CORRECTED]`.
-    let mut strip = vec![[0.0; CORRECTED]; STRIP / CORRECTED * inputs.len()];
-    for first in (inputs.end..weights.len()).step_by(STRIP) {
-        for (index, input) in inputs.clone().enumerate() {
-            let row: &[f32; STRIP] = factor.row(input)[first..].first_chunk().expect("whole blocks");
-            for (tile, factors) in row.as_chunks().0.iter().enumerate() {
-                strip[tile * inputs.len() + index] = *factors;
-            }
-        }
-        for CalibratedPanel { weights, corrections, .. } in &mut *panels {
-            let tiles = corrections[first..first + STRIP].as_chunks_mut::<CORRECTED>().0;
-            for (corrections, rows) in tiles.iter_mut().zip(strip.chunks_exact(inputs.len())) {
-                let mut sums = [simd.splat(0.0); CORRECTED];
-                for (sum, corrections) in sums.iter_mut().zip(&*corrections) {
-                    *sum = simd.load(corrections);
-                }
-                for (error, row) in weights[inputs.clone()].iter().zip(rows) {
-                    let error = simd.sub(simd.splat(0.0), simd.load(error));
-                    for (sum, factor) in sums.iter_mut().zip(row) {
-                        *sum = simd.mul_add(error, simd.splat(*factor), *sum);
-                    }
-                }
-                for (corrections, sum) in corrections.iter_mut().zip(sums) {
-                    simd.store(sum, corrections);
-                }
-            }
-        }
-    }
-}
-
-/// Blocks are whole strips.
-const _: () = assert!(BLOCK.is_multiple_of(STRIP));

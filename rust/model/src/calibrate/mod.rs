@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use ferrule_kernels::kv::PAGE_TOKENS;
-use ferrule_kernels::{Exec, Hessian, machine};
+use ferrule_kernels::{Basis, Exec, Hessian, machine};
 
 use crate::batch::KvGroup;
 use crate::layer::{linear, norm_in_place};
@@ -28,7 +28,7 @@ use crate::spec::ModelSpec;
 use crate::weights::{
     LoadError, Loader, Measure, Pack, PackedOutput, Packer, Progress, Source, check_recipe, refuse_packed,
 };
-use inputs::{CalibratedSites, LayerInputs};
+use inputs::{CalibratedSite, CalibratedSites, LayerInputs};
 pub(crate) use output::Target;
 use output::{Calibrated, Output};
 pub(crate) use pass::Pass;
@@ -151,7 +151,7 @@ fn in_memory<'a>(exec: Exec<'a>, progress: Progress<'a>) -> Pack<'a> {
 }
 
 fn hessian(exec: &Exec<'_>, rows: &[f32], cols: usize) -> Result<Option<Hessian>, LoadError> {
-    let mut hessian = inputs::zeroed(cols)?;
+    let mut hessian = inputs::zeroed(cols, Basis::Rotated)?;
     hessian.add(exec, rows)?;
     Ok(Some(hessian))
 }
@@ -192,7 +192,8 @@ fn needs(spec: &ModelSpec, floats: &Loader<'_>, loader: &Loader<'_>, sequences: 
         let (mut layer, mut wanted) = (Measure::default(), CalibratedSites::default());
         floats.layer(&mut layer, index, layer_spec, &[])?;
         loader.layer(&mut wanted, index, layer_spec, &[])?;
-        let of_inputs = wanted.linears.iter().map(|(_, columns)| hessian(*columns)).max().unwrap_or(0);
+        let of_linear = |linear: &CalibratedSite| linear.recorded_bytes().saturating_add(linear.pruned_bytes);
+        let of_inputs = wanted.linears.iter().map(of_linear).max().unwrap_or(0);
         let beside = beside_hessians(spec, index, &wanted, sequences);
         most = most.max(layer.bytes.saturating_add(of_inputs).saturating_add(beside));
     }

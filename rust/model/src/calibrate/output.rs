@@ -1,8 +1,8 @@
-//! Quantizing a matrix with the Hessian of its inputs, for a packed file or to measure its error.
+//! Packing a matrix with statistics of its inputs, for a packed file or to measure its error.
 
 use ferrule_kernels::{CalibrationError, Exec, InputStatistics, PackedMatrix};
 
-use super::inputs::Inputs;
+use super::inputs::{CalibratedSite, Inputs};
 use crate::weights::{LoadError, MatrixPlan, PackedOutput, Packer, Progress, Site, TokenTable};
 
 /// Receives each matrix of a model that runs over calibration data.
@@ -76,22 +76,16 @@ impl<'a, T: Target> Calibrated<'a, T> {
     }
 }
 
-/// Returns the linear layer of a plan, if its matrix is quantized with the Hessian of its inputs. A matrix that several
-/// layers use is quantized for the inputs of the first.
-pub(super) fn calibrated_site(plan: &MatrixPlan<'_>) -> Option<usize> {
-    plan.site.filter(|_| !plan.is_again && plan.is_quantized())
-}
-
 impl<T: Target> Packer for Calibrated<'_, T> {
     type Matrix = PackedMatrix;
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<PackedMatrix, LoadError> {
         let Self { exec, target, inputs, .. } = self;
-        let hessian = match calibrated_site(&plan) {
-            Some(site) => inputs.take(site, &mut |bytes| target.advance(bytes))?,
+        let recorded = match CalibratedSite::of(&plan) {
+            Some(CalibratedSite { site, .. }) => inputs.take(site, &mut |bytes| target.advance(bytes))?,
             None => None,
         };
-        let statistics = hessian.map_or(Ok(None), |hessian| hessian.statistics(exec));
+        let statistics = recorded.map_or(Ok(None), |recorded| recorded.statistics(exec));
         let statistics = statistics.map_err(|error| match error {
             CalibrationError::NotFinite => LoadError::NotFinite { role: plan.name.clone() },
             CalibrationError::Pool(error) => error.into(),

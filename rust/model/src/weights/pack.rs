@@ -56,7 +56,7 @@ pub(crate) fn refuse_packed(source: Source<'_>) -> Result<(), LoadError> {
 pub(crate) fn check_recipe(
     spec: &ModelSpec,
     loader: &Loader<'_>,
-    MatrixFormats { quantization, recipe }: MatrixFormats<'_>,
+    MatrixFormats { quantization, recipe, .. }: MatrixFormats<'_>,
 ) -> Result<(), LoadError> {
     let Some(recipe) = recipe else { return Ok(()) };
     recipe.check_base(quantization)?;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ferrule_formats::PackedFile;
 use ferrule_kernels::arch::LANES;
-use ferrule_kernels::{Exec, Format, InputStatistics, PackError, PackedMatrix, RowSource};
+use ferrule_kernels::{Basis, Exec, Format, InputStatistics, PackError, PackedMatrix, PrunedMatrix, RowSource};
 
 use super::error::LoadError;
 use super::sites::Site;
@@ -12,6 +12,7 @@ use super::sizes::MatrixSize;
 use super::source::packed_matrix;
 use super::stored::Stored;
 use super::table::TokenTable;
+use crate::pruning::{Pruning, WantedInputs};
 use crate::random::RandomMatrix;
 
 /// Receives the bytes of packed weights that are done, and of all.
@@ -35,6 +36,8 @@ pub(crate) struct MatrixPlan<'a> {
     pub columns: usize,
     /// Panels that this process packs; `None` for all.
     pub panels: Option<Range<usize>>,
+    /// Pruning of the weights before they are packed.
+    pub pruning: Option<Pruning>,
 }
 
 /// Makes something of each plan: its size, or the packed matrix.
@@ -122,6 +125,7 @@ impl<'a> MatrixPlan<'a> {
             bands: bands(&formats),
             columns,
             panels: None,
+            pruning: None,
         }
     }
 
@@ -155,6 +159,7 @@ impl<'a> MatrixPlan<'a> {
             bands,
             columns,
             panels: None,
+            pruning: None,
         }
     }
 
@@ -176,6 +181,14 @@ impl<'a> MatrixPlan<'a> {
         sizes.sum()
     }
 
+    /// Returns the statistics of inputs that the matrix is packed with by [`MatrixPlan::pack_calibrated`].
+    pub fn wanted_inputs(&self) -> Option<WantedInputs> {
+        match self.pruning {
+            Some(pruning) => pruning.method.inputs(),
+            None => self.is_quantized().then_some(WantedInputs::Hessian(Basis::Rotated)),
+        }
+    }
+
     pub fn pack(&self, exec: &Exec<'_>) -> Result<PackedMatrix, LoadError> {
         let matrix = self.pack_all(exec)?;
         match &self.panels {
@@ -186,6 +199,9 @@ impl<'a> MatrixPlan<'a> {
 
     /// Packs all panels.
     fn pack_all(&self, exec: &Exec<'_>) -> Result<PackedMatrix, LoadError> {
+        if let Some(pruning) = self.pruning {
+            return self.pack_pruned(exec, pruning, None);
+        }
         match (self.file, self.parts.first()) {
             (Some(file), _) => packed_matrix(exec, file, &self.name, &self.bands, self.columns),
             // Random codes are as good as quantized random numbers, and quicker.
@@ -198,7 +214,22 @@ impl<'a> MatrixPlan<'a> {
 
     /// Packs the matrix with the least error for the inputs of the linear layer.
     pub fn pack_calibrated(&self, exec: &Exec<'_>, inputs: &InputStatistics) -> Result<PackedMatrix, LoadError> {
+        if let Some(pruning) = self.pruning {
+            return self.pack_pruned(exec, pruning, Some(inputs));
+        }
         Ok(PackedMatrix::pack_calibrated(exec, &self.bands, self.columns, self, inputs)?)
+    }
+
+    /// Prunes the weights and packs them.
+    fn pack_pruned(
+        &self,
+        exec: &Exec<'_>,
+        pruning: Pruning,
+        inputs: Option<&InputStatistics>,
+    ) -> Result<PackedMatrix, LoadError> {
+        let rows = self.bands.iter().map(|(_, rows)| rows).sum();
+        let pruned = PrunedMatrix::new(exec, rows, self.columns, self, pruning.sparsity, inputs, None)?;
+        Ok(PackedMatrix::pack(exec, &self.bands, self.columns, &pruned)?)
     }
 
     /// Releases the source's pages behind the parts.

@@ -19,6 +19,7 @@ use super::error::LoadError;
 use super::plan::{Measure, Pack, Packer, Progress};
 use super::sizes::{MatrixSize, WeightSizes};
 use super::source::{Source, WeightSource};
+use crate::pruning::Pruning;
 use crate::quantization::Quantization;
 use crate::recipe::{MatrixFormats, Recipe};
 use crate::spec::ModelSpec;
@@ -37,6 +38,7 @@ pub(crate) struct Loader<'a> {
     /// Formats to pack matrices in.
     quantization: Quantization,
     recipe: Option<&'a Recipe>,
+    pruning: Option<Pruning>,
     /// Whether vectors are read. If not, they are checked and allocated but stay zero, and only headers are read.
     reads: bool,
     /// Whether the weights were loaded before, for an earlier layer.
@@ -50,9 +52,20 @@ pub(super) type Vectors = Vec<(String, Vec<f32>)>;
 
 impl<'a> Loader<'a> {
     pub fn new(spec: &'a ModelSpec, source: Source<'a>, formats: impl Into<MatrixFormats<'a>>) -> Self {
-        let MatrixFormats { quantization, recipe } = formats.into();
+        let MatrixFormats { quantization, recipe, pruning } = formats.into();
         let (stage, source) = (StageLayers::whole(spec), source.reader(spec));
-        Self { spec, stage, group: None, source, quantization, recipe, reads: true, again: false, vectors: None }
+        Self {
+            spec,
+            stage,
+            group: None,
+            source,
+            quantization,
+            recipe,
+            pruning,
+            reads: true,
+            again: false,
+            vectors: None,
+        }
     }
 
     /// Returns a loader of the weights of some layers, and of what precedes or follows them.

@@ -50,6 +50,7 @@ impl<'a> Loader<'a> {
         let rows: Vec<_> =
             rows.map(|(role, &(_, rows, format))| MatrixPart { role, rows, format, slice: None }).collect();
         let mut plan = self.matrix(format!("{at}{}", roles.join("+")), &rows, columns)?;
+        plan.pruning = self.pruning.filter(|pruning| pruning.applies_to(at, parts, columns));
         let biases =
             || parts.iter().map(|(role, rows, _)| (Some(format!("{at}{role}.bias")), *rows)).collect::<Vec<_>>();
         let bias = if bias { Some(self.vectors(&biases())?) } else { None };
