@@ -8,8 +8,8 @@ METHODS = ("sparsegpt", "wanda", "magnitude")
 """Methods that choose the weights to set to zero, the most accurate first."""
 CALIBRATED = ("sparsegpt", "wanda")
 """Methods that need calibration data."""
-FORMATS = ("bf16", "f16")
-"""Formats that pruned weights can be packed in."""
+TWO_OF_FOUR = "2:4"
+"""Two zeros in each four consecutive inputs."""
 
 
 def default_method(*, calibrates: bool) -> str:
@@ -34,11 +34,21 @@ def checked_pruning(
         if pruning is not None:
             raise InvalidParameterError("pruning", pruning, "None without sparsity")
         return None
-    if format not in FORMATS:
-        raise InvalidParameterError("format", format, f"{' or '.join(FORMATS)} with sparsity")
+    if sparsity != TWO_OF_FOUR and format == "int4":
+        raise InvalidParameterError("sparsity", sparsity, f"{TWO_OF_FOUR} with int4, which has no other sparse format")
+    if sparsity != TWO_OF_FOUR and format == "int8" and _is_below_half(sparsity):
+        requirement = f"{TWO_OF_FOUR} or >= 0.5 with int8, whose sparse format stores half of the weights"
+        raise InvalidParameterError("sparsity", sparsity, requirement)
     method = pruning or default_method(calibrates=calibrates)
     if method not in METHODS:
         raise InvalidParameterError("pruning", method, f"one of {', '.join(METHODS)}")
     if method in CALIBRATED and not calibrates:
         raise InvalidParameterError("pruning", method, "magnitude without calibrate")
     return str(sparsity), method
+
+
+def _is_below_half(sparsity: float | str) -> bool:
+    try:
+        return float(sparsity) < 0.5
+    except ValueError:
+        return False  # refused by the native module

@@ -68,7 +68,8 @@ def quantize(
 
     `sparsity`, a share of zeros or "2:4", sets weights of the linear layers to zero. `pruning` chooses them: sparsegpt,
     wanda or magnitude (default sparsegpt with `calibrate`, else magnitude). Embeddings, the lm_head, routers, norms and
-    biases stay as they are. The format must be bf16 or f16, so the directory is not smaller.
+    biases stay as they are. int8 and int4 become sparse formats, which store half of the weights: int4 needs "2:4",
+    int8 "2:4" or a share from 0.5. bf16 and f16 stay as large as they are.
 
     Raises InvalidParameterError for an unknown format, sparsity or method, for a format beside a recipe, and if
     `output` is the model's own directory or holds other files; ConfigError for an invalid recipe; ModelWriteError if
@@ -81,6 +82,8 @@ def quantize(
     if format is None:
         format = "int4" if recipe is None else recipe.base  # noqa: A001
     calibrates = calibrate is not None
+    if recipe is not None and sparsity is not None:
+        raise InvalidParameterError("sparsity", sparsity, "None with recipe")
     pruned = checked_pruning(sparsity, pruning, format=format, calibrates=calibrates)
     files, target = checked_paths(
         model,

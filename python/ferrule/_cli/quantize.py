@@ -95,7 +95,7 @@ _SHARED = ("revision", "threads", "calibrate", "calibration_tokens")
     "--sparsity",
     metavar="SHARE",
     help="Set weights of the linear layers to zero: a share such as 0.5, or 2:4, two of each four inputs; needs "
-    "--format bf16 or f16 (default: none).",
+    "--format. int8 and int4 become sparse formats, int4 with 2:4 alone (default: none).",
 )
 @click.option(
     "--pruning",

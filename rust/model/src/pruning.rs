@@ -1,6 +1,8 @@
 //! [`Pruning`]: how the weights of linear layers are set to zero before they are packed.
 
-use ferrule_kernels::{Basis, Format, Sparsity};
+use ferrule_kernels::Format::{self, Bf16, F16, Int4, Int4TwoOfFour, Int6, Int8, Int8Sparse, Int8TwoOfFour};
+use ferrule_kernels::arch::LANES;
+use ferrule_kernels::{Basis, Sparsity};
 
 use crate::weights::RolePart;
 
@@ -54,32 +56,54 @@ impl PruningMethod {
 }
 
 impl Pruning {
-    /// Returns whether the linear layer of these roles is pruned. What must be exact, such as a router, is in f32.
-    pub(crate) fn applies_to(self, at: &str, parts: &[RolePart<'_>], columns: usize) -> bool {
-        let is_exact = parts.iter().any(|(_, _, format)| *format == Format::F32);
-        at.starts_with("layers.") && !is_exact && self.sparsity.fits(columns)
+    /// Returns the format of pruned weights for which the quantization says `usual`, if there is one. What must be exact,
+    /// such as a router, is in f32 and not pruned.
+    fn sparse_format(self, usual: Format) -> Option<Format> {
+        let two_of_four = self.sparsity == Sparsity::TWO_OF_FOUR;
+        match usual {
+            Bf16 | F16 => Some(usual),
+            // In int4, the few matrices in six bits are those where errors hurt most.
+            Int6 | Int8 => Some(if two_of_four { Int8TwoOfFour } else { Int8Sparse }),
+            Int4 if two_of_four => Some(Int4TwoOfFour),
+            _ => None,
+        }
+    }
+
+    /// Returns the formats of the parts of a linear layer if it is pruned, or `None` if it stays as it is.
+    pub(crate) fn formats(self, at: &str, parts: &[RolePart<'_>], columns: usize) -> Option<Vec<Format>> {
+        let fits = |format: &Format| format.stored_block().is_none_or(|block| columns.is_multiple_of(block.inputs));
+        // Formats of bands that end within a panel would be replaced by a wider one, which may not be sparse.
+        let whole = parts.iter().rev().skip(1).all(|(_, rows, _)| rows.is_multiple_of(LANES));
+        let formats = parts.iter().map(|(_, _, usual)| self.sparse_format(*usual).filter(fits));
+        let formats = formats.collect::<Option<Vec<_>>>()?;
+        let same = formats.windows(2).all(|pair| pair[0] == pair[1]);
+        (at.starts_with("layers.") && self.sparsity.fits(columns) && (same || whole)).then_some(formats)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use ferrule_kernels::Format::{Bf16, F32};
+    use ferrule_kernels::Format::F32;
 
     use super::*;
 
     #[test]
-    fn only_linear_layers_of_layers_that_fit_are_pruned() {
+    fn only_linear_layers_that_fit_are_pruned() {
         let pruning =
             |sparsity: &str| Pruning { sparsity: sparsity.parse().unwrap(), method: PruningMethod::Magnitude };
         let (half, two_of_four) = (pruning("0.5"), pruning("2:4"));
-        let parts = |format| [("up", 8, format), ("gate", 8, format)];
-        assert!(
-            half.applies_to("layers.0.ffn.", &parts(Bf16), 30)
-                && two_of_four.applies_to("layers.0.ffn.", &parts(Bf16), 32)
-        );
-        assert!(!two_of_four.applies_to("layers.0.ffn.", &parts(Bf16), 30), "columns");
-        assert!(!half.applies_to("layers.0.ffn.", &parts(F32), 32), "routers");
-        assert!(!half.applies_to("", &parts(Bf16), 32), "the lm_head");
+        let of = |format, other| [("up", 16, format), ("gate", 24, other)];
+        let at = "layers.0.ffn.";
+        assert_eq!(half.formats(at, &of(Bf16, Bf16), 30), Some(vec![Bf16, Bf16]));
+        assert_eq!(half.formats(at, &of(Int8, Int8), 256), Some(vec![Int8Sparse, Int8Sparse]));
+        assert_eq!(half.formats(at, &of(Int8, Int8), 192), None, "columns of blocks");
+        assert_eq!(half.formats(at, &of(Int4, Int4), 256), None, "no format");
+        assert_eq!(half.formats(at, &of(F32, F32), 256), None, "routers");
+        assert_eq!(half.formats("", &of(Bf16, Bf16), 256), None, "the lm_head");
+        assert_eq!(two_of_four.formats(at, &of(Bf16, Bf16), 30), None, "columns of groups");
+        assert_eq!(two_of_four.formats(at, &of(Int4, Int6), 192), Some(vec![Int4TwoOfFour, Int8TwoOfFour]));
+        let within_panel = [("q", 24, Int4), ("v", 16, Int6)];
+        assert_eq!(two_of_four.formats(at, &within_panel, 192), None, "rows of panels");
     }
 
     #[test]

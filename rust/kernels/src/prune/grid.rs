@@ -1,5 +1,6 @@
 //! [`CodeGrid`]: quantization of the weights that are kept, while others are pruned.
 
+use crate::Format;
 use crate::arch::{LANES, Simd};
 use crate::hessian::feedback::Column;
 
@@ -19,6 +20,14 @@ pub struct CodeGrid {
 }
 
 impl CodeGrid {
+    /// Returns the grid of the stored blocks of a sparse format; `None` for other formats.
+    #[must_use]
+    pub fn of(format: Format) -> Option<Self> {
+        let inputs = format.stored_block().filter(|_| format.is_sparse())?.inputs;
+        let codes = if format == Format::Int4TwoOfFour { [-8, 7] } else { [-127, 127] };
+        Some(Self { inputs, codes })
+    }
+
     /// Returns the code nearest to `value / scale`, given the inverse of the scale.
     #[inline(always)]
     pub(super) fn code<S: Simd>(self, simd: S, value: S::F32, inverse: S::F32) -> S::F32 {

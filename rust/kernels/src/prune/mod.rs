@@ -59,6 +59,7 @@ const STEP: usize = 4;
 /// # Ok::<(), ferrule_kernels::PackError>(())
 /// ```
 pub struct PrunedMatrix {
+    rows: usize,
     cols: usize,
     /// `[rows padded to panels][cols]`
     weights: PageSlice<f32>,
@@ -122,7 +123,15 @@ impl PrunedMatrix {
             }
         })?;
         drop((tiles, scale_tiles));
-        Ok(Self { cols, weights, scales: grid.map(|grid| (grid, scales)) })
+        Ok(Self { rows, cols, weights, scales: grid.map(|grid| (grid, scales)) })
+    }
+}
+
+impl PrunedMatrix {
+    /// Returns the number of rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
     }
 }
 

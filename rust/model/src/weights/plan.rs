@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use ferrule_formats::PackedFile;
 use ferrule_kernels::arch::LANES;
-use ferrule_kernels::{Basis, Exec, Format, InputStatistics, PackError, PackedMatrix, PrunedMatrix, RowSource};
+use ferrule_kernels::{
+    Basis, CodeGrid, Exec, Format, InputStatistics, PackError, PackedMatrix, PrunedMatrix, RowSource,
+};
 
 use super::error::LoadError;
 use super::sites::Site;
@@ -227,9 +229,14 @@ impl<'a> MatrixPlan<'a> {
         pruning: Pruning,
         inputs: Option<&InputStatistics>,
     ) -> Result<PackedMatrix, LoadError> {
-        let rows = self.bands.iter().map(|(_, rows)| rows).sum();
-        let pruned = PrunedMatrix::new(exec, rows, self.columns, self, pruning.sparsity, inputs, None)?;
-        Ok(PackedMatrix::pack(exec, &self.bands, self.columns, &pruned)?)
+        let mut bands = Vec::with_capacity(self.bands.len());
+        let mut first = 0;
+        for &(format, rows) in &self.bands {
+            let (source, grid) = (RowsFrom { plan: self, first }, CodeGrid::of(format));
+            bands.push(PrunedMatrix::new(exec, rows, self.columns, &source, pruning.sparsity, inputs, grid)?);
+            first += rows;
+        }
+        Ok(PackedMatrix::pack(exec, &self.bands, self.columns, &PrunedBands(bands))?)
     }
 
     /// Releases the source's pages behind the parts.
@@ -258,6 +265,50 @@ impl RowSource for MatrixPlan<'_> {
 
     fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
         self.by_parts(first, row_bytes, out, |part, first, out| part.read_blocks(first, self.columns, out));
+    }
+}
+
+/// Rows of a plan from `first` on.
+struct RowsFrom<'a, 'p> {
+    plan: &'a MatrixPlan<'p>,
+    first: usize,
+}
+
+impl RowSource for RowsFrom<'_, '_> {
+    fn read_row(&self, row: usize, out: &mut [f32]) {
+        self.plan.read_row(self.first + row, out);
+    }
+
+    fn read_rows(&self, first: usize, columns: usize, out: &mut [f32]) {
+        self.plan.read_rows(self.first + first, columns, out);
+    }
+}
+
+/// Pruned bands of a matrix, stacked.
+struct PrunedBands(Vec<PrunedMatrix>);
+
+impl PrunedBands {
+    /// Returns the band of a row, and the place of the row in it.
+    fn band(&self, mut row: usize) -> (&PrunedMatrix, usize) {
+        let mut bands = self.0.iter().skip_while(|band| {
+            let is_later = row >= band.rows();
+            row -= if is_later { band.rows() } else { 0 };
+            is_later
+        });
+        (bands.next().expect("a row of a band"), row)
+    }
+}
+
+impl RowSource for PrunedBands {
+    fn read_row(&self, row: usize, out: &mut [f32]) {
+        let (band, row) = self.band(row);
+        band.read_row(row, out);
+    }
+
+    /// Panels are read one by one, and bands end with panels.
+    fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
+        let (band, first) = self.band(first);
+        band.read_stored(first, row_bytes, out);
     }
 }
 

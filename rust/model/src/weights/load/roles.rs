@@ -46,11 +46,13 @@ impl<'a> Loader<'a> {
     ) -> Result<Linear<P::Matrix>, LoadError> {
         let roles: Vec<_> = parts.iter().map(|(role, ..)| *role).collect();
         let weights: Vec<_> = roles.iter().map(|role| format!("{at}{role}.weight")).collect();
-        let rows = weights.iter().zip(parts);
+        let sparse = self.pruning.and_then(|pruning| pruning.formats(at, parts, columns));
+        let formats = sparse.clone().unwrap_or_else(|| parts.iter().map(|(_, _, format)| *format).collect());
+        let rows = weights.iter().zip(parts).zip(formats);
         let rows: Vec<_> =
-            rows.map(|(role, &(_, rows, format))| MatrixPart { role, rows, format, slice: None }).collect();
+            rows.map(|((role, &(_, rows, _)), format)| MatrixPart { role, rows, format, slice: None }).collect();
         let mut plan = self.matrix(format!("{at}{}", roles.join("+")), &rows, columns)?;
-        plan.pruning = self.pruning.filter(|pruning| pruning.applies_to(at, parts, columns));
+        plan.pruning = self.pruning.filter(|_| sparse.is_some());
         let biases =
             || parts.iter().map(|(role, rows, _)| (Some(format!("{at}{role}.bias")), *rows)).collect::<Vec<_>>();
         let bias = if bias { Some(self.vectors(&biases())?) } else { None };
