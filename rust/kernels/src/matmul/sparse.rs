@@ -7,12 +7,12 @@ use std::ops::Range;
 
 use super::activations::{GroupOfRows, group_word};
 use super::panels::{MAX_STREAMS, Panels, Pass, RowTiles, Weights, write};
-use super::tile::{Prefetch, UNPACKED_BLOCKS};
+use super::tile::{PREFETCH_LINES, UNPACKED_BLOCKS};
 use super::unroll::unroll;
 use crate::arch::{ByteLine, Dot, DotKernel, LANES};
 use crate::quant::grouped::GROUP;
 use crate::quant::integer::{BLOCK, BLOCK_PAIRS};
-use crate::quant::sparse::{SparseFormat, UNPACKED_BLOCK_LINES};
+use crate::quant::sparse::{SparseFormat, UNPACKED_BLOCK_LINES, code_offset};
 
 /// Weights of a sparse format.
 pub(super) struct Sparse<F>(PhantomData<F>);
@@ -98,20 +98,23 @@ impl<F: SparseFormat, const R: usize> DotKernel for Select<'_, '_, '_, F, R> {
     fn run<S: Dot>(self, simd: S) {
         let Self { of } = self;
         let (count, x, groups) = (of.count(), of.x.tile::<R>(0), of.x.groups::<R>(0));
-        let skip = (MAX_STREAMS - 1) * of.panel_lines;
-        let prefetch: Prefetch<'_, R> = Prefetch::Weights { end: of.panel_lines, skip };
         for first in (0..count).step_by(MAX_STREAMS) {
             let (_, lines) = of.panels::<MAX_STREAMS>(first, count - 1);
             let mut sums = [[[[0.0; LANES]; 1]; R]; MAX_STREAMS];
             for (block, ([_, _, quads @ ..], groups)) in x.iter().zip(groups).enumerate() {
-                let here = (block, &(F::first_line(block)..F::first_line(block + 1)));
+                let block_lines = F::first_line(block + 1) - F::first_line(block);
                 let quads = quads.as_chunks::<{ GROUP / 2 }>().0.iter().zip(groups.as_chunks::<2>().0);
                 let units = 2 * block..of.cols / (2 * GROUP);
                 for ((unit, half), (quads, groups)) in units.zip(0..2).zip(quads) {
                     let tables = tables(quads);
-                    for (p, (lines, sums)) in lines.iter().zip(&mut sums).enumerate() {
-                        prefetch.issue(simd, here, 2 * half, p, lines);
-                        prefetch.issue(simd, here, 2 * half + 1, p, lines);
+                    let mut next = F::first_line(block) + half * block_lines / 2 + PREFETCH_LINES;
+                    if next >= of.panel_lines {
+                        next += (MAX_STREAMS - 1) * of.panel_lines;
+                    }
+                    for (lines, sums) in lines.iter().zip(&mut sums) {
+                        for line in next..next + block_lines.div_ceil(2) {
+                            simd.prefetch(lines.as_ptr().wrapping_add(line).cast());
+                        }
                         add_unit::<S, F, R>(simd, lines, unit, &tables, groups, sums);
                     }
                 }
@@ -137,6 +140,12 @@ fn tables<const R: usize>(quads: &[[i32; R]; GROUP / 2]) -> [[Table; TABLES]; R]
     tables
 }
 
+/// Returns whether stored codes are multiplied, and their offset, rather than their values: where that is faster and there
+/// are registers for both sums of each row. Sums of eight products of four bits fit 16 bits.
+const fn by_codes<S: Dot, F: SparseFormat>(rows: usize) -> bool {
+    S::BY_CODES && F::BITS <= 4 && rows <= 2
+}
+
 /// Adds the products of one unit of a panel. Sums are in memory, as most of the registers hold integers and weights.
 #[inline(always)]
 fn add_unit<S: Dot, F: SparseFormat, const R: usize>(
@@ -147,19 +156,25 @@ fn add_unit<S: Dot, F: SparseFormat, const R: usize>(
     groups: &[GroupOfRows<R>; 2],
     sums: &mut [[[f32; LANES]; 1]; R],
 ) {
-    let factor = F::factor(simd, lines, unit);
+    let (factor, offset) = (F::factor(simd, lines, unit), const { code_offset::<F>() });
     // With constant indices the shifts of codes are constant too.
     macro_rules! group {
         ($group:literal, $($line:literal)*) => {
             let mut integers = [simd.splat_i32(0); R];
+            let (mut partial, mut offsets) = (integers, integers);
             unroll!(line in [$($line)*] {
                 let (codes, indices) = F::kept(simd, lines, unit, line);
-                let weights = simd.xor(codes, simd.splat_byte(S::WEIGHT_BIAS));
+                let weights = simd.sub_bytes(codes, simd.splat_byte(offset.wrapping_sub(S::WEIGHT_BIAS)));
                 let first = if line % 2 == 0 { [0, 0, 4, 4] } else { [8, 8, 12, 12] };
                 let inputs = simd.or(indices, simd.splat_quad(first));
                 unroll!(r in 0..R {
                     let x = simd.lookup(&tables[r][line / 2], inputs);
-                    integers[r] = simd.dot(integers[r], weights, x);
+                    if const { by_codes::<S, F>(R) } {
+                        partial[r] = simd.dot_codes(partial[r], codes, x);
+                        offsets[r] = simd.dot_codes(offsets[r], simd.splat_byte(offset), x);
+                    } else {
+                        integers[r] = simd.dot(integers[r], weights, x);
+                    }
                     if const { S::WEIGHT_BIAS != 0 } {
                         let negated = simd.sub_bytes(simd.splat_byte(0), x);
                         integers[r] = simd.dot(integers[r], simd.splat_byte(S::WEIGHT_BIAS), negated);
@@ -167,6 +182,10 @@ fn add_unit<S: Dot, F: SparseFormat, const R: usize>(
                 });
             });
             unroll!(r in 0..R {
+                if const { by_codes::<S, F>(R) } {
+                    integers[r] = simd.add_scaled(integers[r], partial[r], simd.splat_quad([1, 0, 1, 0]));
+                    integers[r] = simd.add_scaled(integers[r], offsets[r], simd.splat_quad([-1, -1, -1, -1]));
+                }
                 let scale = simd.splat(f32::from_bits(groups[$group][group_word::SCALE][r].cast_unsigned()));
                 let sum = simd.load(&sums[r][0]);
                 let sum = simd.mul_add(simd.to_f32(integers[r]), simd.mul(factor, scale), sum);

@@ -10,7 +10,7 @@ use crate::quant::grouped::{self, Factors};
 use crate::quant::integer::{BLOCK, BLOCK_PAIRS, BlockScales, Codes, GROUP, PAIR_QUADS, SUPER, Unpack};
 
 /// Distance of the prefetch of weights, in lines.
-const PREFETCH_LINES: usize = 32;
+pub(super) const PREFETCH_LINES: usize = 32;
 
 /// Number of blocks that are unpacked at a time for many rows: 32 KiB for four panels, which fit most L1 caches.
 pub(super) const UNPACKED_BLOCKS: usize = 4;
@@ -52,7 +52,7 @@ impl<const R: usize> Prefetch<'_, R> {
     /// Prefetches a share at part `index` of a block and panel `p`; `of_block` are the block's lines of a panel. The shares
     /// are small, since the processor stalls when more prefetches are outstanding than the cache can track.
     #[inline(always)]
-    pub(super) fn issue<S: Simd>(
+    fn issue<S: Simd>(
         &self,
         simd: S,
         (block, of_block): (usize, &Range<usize>),

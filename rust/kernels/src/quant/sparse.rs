@@ -66,7 +66,7 @@ pub trait SparseFormat: Send + Sync + 'static {
     fn unpack<S: Dot>(simd: S, lines: &[ByteLine], index: usize, groups: usize, to: &mut [ByteLine]);
 
     /// Returns line `index` of the eight of unit `unit`, two groups: the codes of two of each four inputs, of eight inputs of
-    /// each row, and which of the four inputs they belong to.
+    /// each row, stored [`code_offset`] above their values, and which of the four inputs they belong to.
     fn kept<S: Dot>(_simd: S, _lines: &[ByteLine], _unit: usize, _index: usize) -> (S::Bytes, S::Bytes) {
         unreachable!("activations are not selected")
     }
@@ -93,6 +93,11 @@ pub fn quantize_sparse(format: Format, numbers: &[f32], blocks: &mut [u8]) {
         Family::Quantized(Quantized::Grouped(format)) if format.is_sparse() => format.quantize(numbers, blocks),
         _ => panic!("format must be sparse, got {}", format.name()),
     }
+}
+
+/// Returns the offset of stored codes of a format that selects activations.
+pub const fn code_offset<F: SparseFormat>() -> u8 {
+    1 << (F::BITS - 1)
 }
 
 /// Returns the bias of unpacked bytes.

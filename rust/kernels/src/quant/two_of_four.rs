@@ -155,8 +155,7 @@ where
     #[inline(always)]
     fn kept<S: Dot>(simd: S, lines: &[ByteLine], unit: usize, index: usize) -> (S::Bytes, S::Bytes) {
         let (indices, codes) = Self::unit(lines, unit);
-        let codes = simd.sub_bytes(Bits::<BITS>::quad(simd, codes, index), simd.splat_byte(Self::OFFSET));
-        (codes, Bits::<2>::quad(simd, indices, index))
+        (Bits::<BITS>::quad(simd, codes, index), Bits::<2>::quad(simd, indices, index))
     }
 
     #[inline(always)]
@@ -172,7 +171,8 @@ where
         for (unit, to) in (index * UNITS..).zip(units) {
             let factor = Self::factor(simd, lines, unit);
             unroll!(line in [0 1 2 3 4 5 6 7] {
-                let (codes, indices) = Self::kept(simd, lines, unit, line);
+                let (stored, indices) = Self::kept(simd, lines, unit, line);
+                let codes = simd.sub_bytes(stored, simd.splat_byte(Self::OFFSET));
                 unroll!(quad in [0 1] {
                     let first = Self::slot(simd, codes, indices, 2 * quad);
                     let weights = simd.or(first, Self::slot(simd, codes, indices, 2 * quad + 1));
