@@ -75,7 +75,7 @@ fn worst_error(format: Format) -> f32 {
         Format::Int8 => 0.6 / 127.0,
         Format::Int6 => 0.125,
         Format::Int5 => 0.1,
-        Format::Int3 => 0.3,
+        Format::Int3 => 0.4,
         _ => 0.2,
     }
 }
