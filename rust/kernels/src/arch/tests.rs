@@ -41,7 +41,8 @@ impl DotKernel for Everything<'_> {
             seen.extend(line);
         }
 
-        let masks = *bytemuck::cast_ref::<_, [u64; 8]>(self.a).first_chunk::<2>().expect("eight masks");
+        let [first, second, ..] = bytemuck::cast::<_, [u64; 8]>(*self.a);
+        let masks = [first, second];
         let values = [*self.b; 3];
         for values in [values.as_flattened(), &values.as_flattened()[..LINE + 20]] {
             let mut lines = [ByteLine([0x55; LINE]); 2];
