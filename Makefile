@@ -45,7 +45,8 @@ rust-test: tools ## run the tests of the crates
 
 python-test: develop ## run the tests of the Python package with a developer build
 	$(PYTEST) tests
-	@# Parity and determinism depend on kernels: test them on every instruction set of this machine.
+	@# Parity and determinism depend on kernels: test them on every instruction set of this machine. With FERRULE_ISA set,
+	@# tests/test_invariance.py runs each model with one pair of formats.
 	for isa in $$($(BIN)/python -c 'from ferrule import _native; print(*_native.available_isas()[:-1])'); do \
 	    FERRULE_ISA=$$isa $(PYTEST) --numprocesses 2 --dist worksteal tests/test_parity.py tests/test_invariance.py || exit 1; \
 	done
