@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -81,6 +82,14 @@ def wait_until_ended(pid: int) -> None:
         ("tiny", ("int4", "int8"), 1, 3),
         ("qwen2_moe", ("int8", "auto"), 1, 2),
         ("lfm2", ("f32", "auto"), 2, 2),
+        # Mixers, and int8 keys and values of divided heads.
+        ("tiny", ("int4", "int8"), 1, 2),
+        ("deepseek_v3", ("bf16", "int8"), 1, 2),  # latent attention
+        ("qwen3_5_text", ("int8", "auto"), 1, 2),  # delta nets, gated attention
+        ("nemotron_h", ("int4", "int8"), 1, 2),  # Mamba 2
+        ("gpt_oss", ("int8", "auto"), 1, 2),  # sinks
+        ("bloom", ("int8", "auto"), 1, 2),  # ALiBi
+        ("zamba2", ("int4", "int8"), 1, 2),  # weights that layers share
     ],
 )
 def test_output_equals_that_of_one_process(model: str, formats: tuple[str, str], stages: int, ranks: int) -> None:
@@ -225,6 +234,21 @@ def test_stage_that_cannot_be_loaded() -> None:
         with pytest.raises(error):
             stages.wait_until_loaded()
         stages.close()
+    assert stage_processes() == []
+
+
+def test_processes_with_too_many_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spec, options = read_model_files(TINY).spec.to_json(), EngineOptions(threads=1).to_json()
+    arguments = StageArguments(spec=spec, weights=str(TINY), options=options, layers=(0, 1), rank=0, sharers=1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))
+    try:
+        with pytest.raises(
+            EngineError, match=r"cannot start 32 processes .*tensor_parallel_size=32\): .*Too many open"
+        ):
+            StageProcesses([{**arguments, "rank": rank} for rank in range(32)], 1, 32)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert stage_processes() == []
 
 

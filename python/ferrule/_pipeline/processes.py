@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import socket
@@ -16,7 +17,7 @@ from typing import IO, cast
 import ferrule
 from ferrule._pipeline import worker
 from ferrule._pipeline.stages import StageArguments, Stages
-from ferrule.errors import FerruleError
+from ferrule.errors import EngineError, FerruleError
 
 END_SECONDS = 10.0
 """Seconds in which a process ends after its connection; then it is killed."""
@@ -28,7 +29,7 @@ class StageProcesses(Stages):
     def __init__(self, arguments: Sequence[StageArguments], threads: int, ranks: int = 1) -> None:
         """Starts a process for each worker; `threads` is the number of threads in their options.
 
-        Raises OSError if a process cannot be started.
+        Raises EngineError if a process or the connections between the processes cannot be created.
         """
         super().__init__(threads, ranks)
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -37,6 +38,18 @@ class StageProcesses(Stages):
                 with ExitStack() as stack:
                     for each, peers in zip(arguments[first : first + ranks], _mesh(ranks, stack), strict=True):
                         self._start(each, peers)
+        except OSError as error:
+            self.close()
+            stages = len(arguments) // ranks
+            sizes = f"pipeline_parallel_size={stages}, tensor_parallel_size={ranks}"
+            advice = ""
+            if error.errno == errno.EMFILE:
+                advice = (
+                    f"; each stage has {ranks * (ranks - 1)} sockets between its processes: use a smaller "
+                    "tensor_parallel_size or a higher limit of open files (ulimit -n)"
+                )
+            message = f"cannot start {len(arguments)} processes ({sizes}): {error}{advice}"
+            raise EngineError(message) from error
         except BaseException:
             self.close()
             raise
