@@ -22,6 +22,7 @@ from conftest import TINY
 from ferrule import LLM, InvalidParameterError, SamplingParams, UnsupportedTaskError
 from ferrule.errors import EngineError
 from ferrule.ray import LLMPredictor, ProcessorConfig, build_processor
+from ferrule.ray.predictor import threads_of_each
 from ferrule.ray.rows import columns_of, rows_of
 from ferrule.ray.tasks import TASKS
 from lora_files import random_adapter
@@ -29,6 +30,13 @@ from lora_files import random_adapter
 GREEDY = {"temperature": 0, "max_tokens": 8}
 PARAMS = SamplingParams(temperature=0, max_tokens=8)
 CAPITALS = [f"The capital of {country} is" for country in ("France", "Japan", "Italy", "Peru", "Spain", "Norway")]
+
+
+def test_processes_of_a_model_share_the_cpus_of_the_actor() -> None:
+    assert threads_of_each(8, {}) == 8
+    assert threads_of_each(8, {"tensor_parallel_size": 2}) == 4
+    assert threads_of_each(8, {"tensor_parallel_size": 2, "pipeline_parallel_size": 3}) == 1
+    assert threads_of_each(0.5, {"tensor_parallel_size": 2}) == 1
 
 
 def run(batch: dict[str, Any], **options: Any) -> list[dict[str, Any]]:

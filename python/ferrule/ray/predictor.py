@@ -67,7 +67,7 @@ class LLMPredictor:
         `sampling_params`. `chat_template` and `chat_template_kwargs` are those of `AsyncLLM.chat`. With
         `dynamic_lora_loading_path`, adapters are loaded at their first use from the directory below it that has their
         name; otherwise they are those of `lora_modules`. `engine_kwargs` are further fields of AsyncEngineArgs;
-        `threads` defaults to the CPUs that Ray assigned to the actor.
+        `threads` defaults to the CPUs that Ray assigned to the actor, divided by the number of processes of the model.
 
         Raises InvalidParameterError, and the errors of AsyncLLM.
         """
@@ -84,7 +84,11 @@ class LLMPredictor:
             chat_template_kwargs=chat_template_kwargs,
             dynamic_lora_loading_path=dynamic_lora_loading_path,
         )
-        given: dict[str, Any] = {"threads": assigned_threads(), "max_queued_requests": MAX_COUNT, **engine_kwargs}
+        given: dict[str, Any] = {
+            "threads": assigned_threads(engine_kwargs),
+            "max_queued_requests": MAX_COUNT,
+            **engine_kwargs,
+        }
         self._llm = AsyncLLM(model, **given)
 
     async def __call__(self, batch: Columns) -> Columns:
@@ -117,9 +121,22 @@ class LLMPredictor:
         return {**dict.fromkeys(self._task.columns), "error": f"{type(error).__name__}: {error}"}
 
 
-def assigned_threads() -> int | None:
-    """Returns the number of threads for the CPUs that Ray assigned to this actor; None outside an actor."""
+def assigned_threads(options: Mapping[str, Any]) -> int | None:
+    """Returns the number of threads for the CPUs that Ray assigned to this actor; None outside an actor.
+
+    `options` are arguments of the engine. With several processes, the CPUs are divided among them.
+    """
     if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
         return None
     cpus: float = ray.get_runtime_context().get_assigned_resources().get("CPU", 0)
-    return max(int(cpus), 1) if cpus else None
+    return threads_of_each(cpus, options) if cpus else None
+
+
+def threads_of_each(cpus: float, options: Mapping[str, Any]) -> int:
+    """Returns the number of threads of each process of an engine with `options` that share `cpus`: at least 1."""
+    workers = 1
+    for name in ("pipeline_parallel_size", "tensor_parallel_size"):
+        size = options.get(name, 1)
+        if isinstance(size, int) and size > 0:  # the engine reports others
+            workers *= size
+    return max(int(cpus) // workers, 1)

@@ -58,7 +58,7 @@ class ServerReplica:
         context: Any = serve.get_replica_context()
         self._id: str = context.replica_id.unique_id
         self._running: set[asyncio.Task[None]] = set()
-        given: dict[str, Any] = {"threads": assigned_threads(), **options}
+        given: dict[str, Any] = {"threads": assigned_threads(options), **options}
         adapters: Mapping[str, str] = given.pop("lora_modules", None) or {}
         self._llm = AsyncLLM(model, **given)
         self._models = MultiplexedModels(names, self._llm, adapters, max_loaded=max_loaded_adapters, listed=listed)
