@@ -89,7 +89,6 @@ class Listener:
                             connection.close()
                         else:
                             configure(connection)
-                            _end_unless_acknowledged(connection)
                             found[stage] = connection
                     for connection in [each for each, hello in pending.items() if hello.deadline < time.monotonic()]:
                         selector.unregister(connection)
@@ -165,11 +164,12 @@ def configure(connection: socket.socket) -> None:
         _set(connection, name, value)
 
 
-def _end_unless_acknowledged(connection: socket.socket) -> None:
+def end_unless_acknowledged(connection: socket.socket) -> None:
     """Lets a connection end if the other host does not acknowledge what is sent, for which there are no probes.
 
-    Only for the engine's end: the limit includes the time in which the other side does not read, and a stage waits for
-    the engine during the steps of other stages.
+    Only for the engine's end of connections to workers: the limit includes the time in which the other side does not
+    read. A worker waits for the engine during the steps of other stages, and for other workers of its stage while they
+    compute. When the host of a worker is lost, the engine closes its connections to all workers, which then end.
     """
     _set(connection, "TCP_USER_TIMEOUT", 1000 * KEEPALIVE_SECONDS * KEEPALIVE_PROBES)
 

@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ferrule._loading import EMBEDDED, find_model, read_model_files
 from ferrule._loading.packing import weights_of
 from ferrule._params.options import EngineArgs
-from ferrule._pipeline.connections import Destination, Listener, connect
+from ferrule._pipeline.connections import Destination, Listener, connect, end_unless_acknowledged
 from ferrule._pipeline.stages import LOGGER, Stages
 from ferrule.errors import ConfigError, EngineError, FerruleError
 
@@ -180,6 +180,8 @@ class StageActors(Stages):
                 task = StageTask(model, args, spec, worker, layers[stage], listener.destination, rank, group)
                 self._runs.append(actor.run.remote(task, sharers[node]))
             self.sockets = listener.accept(args.workers, CONNECTION_SECONDS, self._check)
+        for connection in self.sockets:
+            end_unless_acknowledged(connection)
 
     def _wait_for_room(self, wanted: str) -> None:
         """Waits until the cluster has reserved the CPUs of the workers; Ctrl-C ends the wait.
