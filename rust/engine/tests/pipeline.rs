@@ -20,8 +20,8 @@ use ferrule_kernels::arch::Isa;
 use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Cancel, Pool};
 use ferrule_model::{
-    LanguageModel, LinkError, LoadOptions, ModelSpec, Pipeline, PipelineError, Quantization, RowGroup, Source, Stage,
-    StageLink, Transformer, serve_stage,
+    LanguageModel, LinkError, LoadOptions, ModelSpec, Pipeline, PipelineError, Quantization, Source, Stage, StageLink,
+    TensorParallelGroup, Transformer, serve_stage,
 };
 use serde_json::{Value, json};
 
@@ -89,7 +89,7 @@ fn worker(json: &Value, layers: std::ops::Range<usize>) -> Worker {
     worker_of_group(json, layers, None)
 }
 
-fn worker_of_group(json: &Value, layers: std::ops::Range<usize>, group: Option<RowGroup>) -> Worker {
+fn worker_of_group(json: &Value, layers: std::ops::Range<usize>, group: Option<TensorParallelGroup>) -> Worker {
     let (stream, other) = UnixStream::pair().unwrap();
     let json = json.clone();
     let thread = std::thread::spawn(move || {
@@ -116,7 +116,7 @@ fn pipeline_of_pairs(json: &Value, cuts: &[usize], pairs: bool) -> (Pipeline, Ve
         false => vec![worker(json, cut[0]..cut[1])],
         true => {
             let (first, second) = UnixStream::pair().unwrap();
-            let group = |(rank, peer)| RowGroup::new(rank, vec![peer]).unwrap();
+            let group = |(rank, peer)| TensorParallelGroup::new(rank, vec![peer]).unwrap();
             let groups = [(0, first), (1, second)].map(group).into_iter();
             groups.map(|group| worker_of_group(json, cut[0]..cut[1], Some(group))).collect()
         }

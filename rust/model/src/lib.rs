@@ -50,8 +50,8 @@ pub use spec::{
     NormedOver, PartSpec, Pooling, PositionsSpec, StackSpec, TableSpec, TensorSpec, TextProjectionSpec,
 };
 pub use stage::{
-    LastOutput, LinkError, PageCopy, Pipeline, PipelineError, RowGroup, Stage, StageError, StageInfo, StageLink,
-    StageRunError, StageSequence, StageStep, StepError, Worker, divide_layers, serve_stage,
+    LastOutput, LinkError, PageCopy, Pipeline, PipelineError, Stage, StageError, StageInfo, StageLink, StageRunError,
+    StageSequence, StageStep, StepError, TensorParallelGroup, Worker, divide_layers, serve_stage,
 };
 pub use streams::{
     AlternatingSpec, GatedSpec, SideSpec, SinkhornSpec, SpanSpec, StreamEndsSpec, StreamMixSpec, StreamsSpec,

@@ -21,7 +21,7 @@ use crate::quantization::Quantization;
 use crate::readout;
 use crate::rope::RopeRows;
 use crate::spec::{ModelSpec, PositionsSpec};
-use crate::stage::{RowGroup, StageLayers};
+use crate::stage::{StageLayers, TensorParallelGroup};
 use crate::streams::{StreamEndBuffers, StreamsSpec};
 use crate::weights::{
     Embedding, Linear, LoadError, Loader, Progress, Site, Source, WeightSizes, Weights, check_quantization,
@@ -115,7 +115,7 @@ pub struct Transformer {
     /// The layers whose weights and memory are here.
     stage: StageLayers,
     /// The workers that divide the rows of the matrices and the heads of keys and values.
-    group: Option<Arc<RowGroup>>,
+    group: Option<Arc<TensorParallelGroup>>,
     weights: Weights,
     /// Linear layers that adapters can change.
     sites: Arc<[Site]>,
@@ -169,7 +169,7 @@ impl Transformer {
     /// divides them.
     pub(crate) fn load_layers(
         spec: ModelSpec,
-        (stage, group): (StageLayers, Option<Arc<RowGroup>>),
+        (stage, group): (StageLayers, Option<Arc<TensorParallelGroup>>),
         source: Source<'_>,
         options: LoadOptions,
         pool: Arc<Pool>,
@@ -234,7 +234,7 @@ impl Transformer {
     }
 
     /// Returns the workers that divide the rows of the matrices.
-    pub(crate) fn group(&self) -> Option<&RowGroup> {
+    pub(crate) fn group(&self) -> Option<&TensorParallelGroup> {
         self.group.as_deref()
     }
 

@@ -13,7 +13,7 @@ use ferrule_kernels::kv::{KvFormat, PAGE_TOKENS, PageId};
 use ferrule_kernels::{Cancel, Pool};
 use ferrule_model::{
     Batch, KvGroup, LanguageModel, LastOutput, LoadError, LoadOptions, LogitRows, ModelSpec, Needs, Quantization,
-    RowGroup, SequenceChunk, Source, Stage, StageError, StageRunError, Transformer, divide_layers, measure,
+    SequenceChunk, Source, Stage, StageError, StageRunError, TensorParallelGroup, Transformer, divide_layers, measure,
 };
 use serde_json::{Value, json};
 
@@ -249,7 +249,7 @@ fn stages_of_a_model_with_compressed_attention_compute_the_bits_of_the_whole() {
 }
 
 /// Returns the places of `ranks` workers that are connected to each other.
-fn groups(ranks: usize) -> Vec<RowGroup> {
+fn groups(ranks: usize) -> Vec<TensorParallelGroup> {
     let mut peers: Vec<Vec<UnixStream>> = (0..ranks).map(|_| Vec::new()).collect();
     for low in 0..ranks {
         for high in low + 1..ranks {
@@ -258,12 +258,12 @@ fn groups(ranks: usize) -> Vec<RowGroup> {
             peers[high].push(theirs);
         }
     }
-    peers.into_iter().enumerate().map(|(rank, peers)| RowGroup::new(rank, peers).unwrap()).collect()
+    peers.into_iter().enumerate().map(|(rank, peers)| TensorParallelGroup::new(rank, peers).unwrap()).collect()
 }
 
 /// Runs all sequences in steps of `rows` tokens on the worker of a group, which has all layers. Returns the results and
 /// the bytes of its weights.
-fn run_rows(json: &Value, options: LoadOptions, group: RowGroup, rows: usize) -> (Vec<Vec<f32>>, u64) {
+fn run_rows(json: &Value, options: LoadOptions, group: TensorParallelGroup, rows: usize) -> (Vec<Vec<f32>>, u64) {
     let (part, pool, cancel) = ((0..read(json).layers.len(), Some(group)), pool(), Cancel::new());
     let mut stage = Stage::load_rows(read(json), part, Source::Random, options, pool, &cancel, &mut |_, _| {}).unwrap();
     let groups = stage.kv_groups().to_vec();

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 
 use ferrule_kernels::Cancel;
-use ferrule_model::{PipelineError, RowGroup, StageLink, Worker};
+use ferrule_model::{PipelineError, StageLink, TensorParallelGroup, Worker};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -61,7 +61,7 @@ pub(crate) fn serve_stage(
     if rank > peers.len() {
         return Err(errors::invalid("rank", rank, format!("at most {}, the number of other workers", peers.len())));
     }
-    let group = if peers.is_empty() { None } else { Some(RowGroup::new(rank, peers)?) };
+    let group = if peers.is_empty() { None } else { Some(TensorParallelGroup::new(rank, peers)?) };
     let loaded = py.detach(|| {
         let _guard = fork::hold_off_forks();
         model.builder().isa(isa).cancel(&interrupt.cancel).load_stage((layers.0..layers.1, group), sharers)

@@ -25,7 +25,8 @@ use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Cancel, Exec, Pool, machine};
 use ferrule_model::{
     Allocation, AllocationError, LoadError, LoadOptions, MatrixFormats, ModelSpec, Pipeline, PipelineError, Progress,
-    Pruning, Quantization, Recipe, RowGroup, Source, Stage, StageLink, Transformer, WeightFiles, divide_layers,
+    Pruning, Quantization, Recipe, Source, Stage, StageLink, TensorParallelGroup, Transformer, WeightFiles,
+    divide_layers,
 };
 
 use crate::parameter::Checked;
@@ -308,7 +309,7 @@ impl<'a> EngineBuilder<'a> {
     /// The errors of [`EngineBuilder::build`]; [`LoadError::Stage`] within them if the layers cannot be a stage.
     pub fn load_stage(
         self,
-        part: (Range<usize>, Option<RowGroup>),
+        part: (Range<usize>, Option<TensorParallelGroup>),
         sharers: NonZeroUsize,
     ) -> Result<(Stage, u64), BuildError> {
         let Self { model, options, isa, cancel, progress, .. } = self;
@@ -427,7 +428,7 @@ impl Loading<'_> {
     fn load_stage(
         &self,
         files: ModelFiles,
-        part: (Range<usize>, Option<RowGroup>),
+        part: (Range<usize>, Option<TensorParallelGroup>),
         options: &EngineOptions,
         progress: Progress<'_>,
     ) -> Result<Stage, LoadError> {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use ferrule_kernels::elementwise::add_bias;
 use ferrule_kernels::{Exec, PoolError, Product, matmul_each};
 
-use crate::stage::RowGroup;
+use crate::stage::TensorParallelGroup;
 use crate::weights::Linear;
 
 /// Input and output of a linear layer: `out = x W^T + b`.
@@ -22,10 +22,16 @@ pub(crate) fn linear(exec: &Exec<'_>, linear: &Linear, x: &[f32], out: &mut [f32
     linear_each(exec, &mut [LinearProduct { linear, x, out }])
 }
 
-/// Computes several linear layers together. If their rows are divided among workers, those of all of them are, and their
-/// outputs are exchanged at once.
+/// Computes several linear layers together. If their rows are divided among workers, one all-gather has the outputs of
+/// all of them.
+///
+/// # Panics
+/// If the rows of only some of them are divided.
 pub(crate) fn linear_each(exec: &Exec<'_>, products: &mut [LinearProduct<'_>]) -> Result<(), PoolError> {
-    match products.first().and_then(|product| product.linear.group.as_deref()) {
+    let group = products.first().and_then(|product| product.linear.group.as_deref());
+    let is_divided = |product: &LinearProduct<'_>| product.linear.group.is_some();
+    assert!(products.iter().all(|product| is_divided(product) == group.is_some()), "all or no matrices are divided");
+    match group {
         None => {
             let products = products.iter_mut();
             let products = products.map(|LinearProduct { linear, x, out }| Product { x, w: &linear.weight, out });
@@ -39,7 +45,11 @@ pub(crate) fn linear_each(exec: &Exec<'_>, products: &mut [LinearProduct<'_>]) -
 }
 
 /// Multiplies with the rows that this worker has, and gathers the outputs of all workers.
-fn gather_each(exec: &Exec<'_>, group: &RowGroup, products: &mut [LinearProduct<'_>]) -> Result<(), PoolError> {
+fn gather_each(
+    exec: &Exec<'_>,
+    group: &TensorParallelGroup,
+    products: &mut [LinearProduct<'_>],
+) -> Result<(), PoolError> {
     let count = |rank: usize, product: &LinearProduct<'_>| {
         let outputs = product.linear.outputs;
         product.out.len() / outputs * group.rows_of(rank, outputs).len()
@@ -47,15 +57,16 @@ fn gather_each(exec: &Exec<'_>, group: &RowGroup, products: &mut [LinearProduct<
     let counts: Vec<usize> =
         (0..group.ranks()).map(|rank| products.iter().map(|product| count(rank, product)).sum()).collect();
     let mut gather = group.gather();
-    let mut left = gather.own(counts[group.rank()]);
-    let mut own = Vec::with_capacity(products.len());
-    for product in &*products {
-        let (out, rest) = std::mem::take(&mut left).split_at_mut(count(group.rank(), product));
-        left = rest;
-        own.push(Product { x: product.x, w: &product.linear.weight, out });
-    }
-    matmul_each(exec, &mut own)?;
-    for (rank, mut part) in gather.exchange(&counts, exec.cancel)?.into_iter().enumerate() {
+    let gathered = gather.all_gather(&counts, exec.cancel, |mut left| {
+        let mut own = Vec::with_capacity(products.len());
+        for product in &*products {
+            let (out, rest) = left.split_at_mut(count(group.rank(), product));
+            left = rest;
+            own.push(Product { x: product.x, w: &product.linear.weight, out });
+        }
+        matmul_each(exec, &mut own)
+    })?;
+    for (rank, mut part) in gathered.into_iter().enumerate() {
         for LinearProduct { linear, out, .. } in &mut *products {
             part = place_columns(part, group.rows_of(rank, linear.outputs), linear.outputs, out);
         }
@@ -67,15 +78,14 @@ fn gather_each(exec: &Exec<'_>, group: &RowGroup, products: &mut [LinearProduct<
 /// and `compute` writes those of this worker: `[rows, columns]`.
 pub(crate) fn gather_columns(
     exec: &Exec<'_>,
-    group: &RowGroup,
+    group: &TensorParallelGroup,
     (width, columns): (usize, impl Fn(usize) -> Range<usize>),
     out: &mut [f32],
     compute: impl FnOnce(&mut [f32]) -> Result<(), PoolError>,
 ) -> Result<(), PoolError> {
     let counts: Vec<usize> = (0..group.ranks()).map(|rank| out.len() / width * columns(rank).len()).collect();
     let mut gather = group.gather();
-    compute(gather.own(counts[group.rank()]))?;
-    for (rank, part) in gather.exchange(&counts, exec.cancel)?.into_iter().enumerate() {
+    for (rank, part) in gather.all_gather(&counts, exec.cancel, compute)?.into_iter().enumerate() {
         place_columns(part, columns(rank), width, out);
     }
     Ok(())
@@ -112,11 +122,14 @@ pub(crate) fn look_up(
     };
     let counts: Vec<usize> = rows.iter().map(|rows| among(rows).count() * width).collect();
     let mut gather = group.gather();
-    let own = gather.own(counts[group.rank()]);
-    for (token, out) in among(&rows[group.rank()]).zip(own.chunks_exact_mut(width)) {
-        table.weight.read_row(token - rows[group.rank()].start, out);
-    }
-    for (rows, part) in rows.iter().zip(gather.exchange(&counts, exec.cancel)?) {
+    let gathered = gather.all_gather(&counts, exec.cancel, |own| {
+        let rows = &rows[group.rank()];
+        for (token, out) in among(rows).zip(own.chunks_exact_mut(width)) {
+            table.weight.read_row(token - rows.start, out);
+        }
+        Ok(())
+    })?;
+    for (rows, part) in rows.iter().zip(gathered) {
         let places =
             tokens.clone().zip(out.chunks_exact_mut(width)).filter(|(token, _)| rows.contains(&(*token as usize)));
         for ((_, out), found) in places.zip(part.chunks_exact(width)) {

@@ -50,7 +50,7 @@ use crate::layer::{AdapterRows, RaggedRows};
 use crate::limits::SpecError;
 use crate::memory::{Memory, MemoryNeed, Place};
 use crate::rope::RopeSpec;
-use crate::stage::RowGroup;
+use crate::stage::TensorParallelGroup;
 use crate::weights::{LoadError, Loader, Packer, Tensors, TokenTable};
 
 /// A mixer, as its spec describes it. `M` is the matrix type; see [`crate::weights`].
@@ -156,7 +156,7 @@ pub(crate) struct At<'a> {
 pub(crate) struct MixerPass<'a> {
     pub exec: Exec<'a>,
     /// The workers that divide the heads of keys and values, if several do.
-    pub group: Option<&'a RowGroup>,
+    pub group: Option<&'a TensorParallelGroup>,
     /// Width of the residual stream that blocks run on.
     pub width: usize,
     /// Whether a row depends only on itself and the rows before it.

@@ -8,15 +8,15 @@
 //! If a layer reads anything else of an earlier layer, such as its keys and values, both must be in the same stage; see
 //! [`StageError::Crossing`].
 //!
-//! Several workers may divide the rows of a stage's matrices (tensor parallelism); see [`RowGroup`]. Each of them gets the
+//! Several workers may divide the rows of a stage's matrices (tensor parallelism); see [`TensorParallelGroup`]. Each of them gets the
 //! same hidden states and computes the same ones.
 
 mod divide;
 mod layers;
 mod link;
 mod pipeline;
-mod rows;
 mod step;
+mod tensor_parallel;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,9 +29,10 @@ pub use layers::StageError;
 pub(crate) use layers::StageLayers;
 pub use link::{LinkError, StageInfo, StageLink, serve_stage};
 pub use pipeline::{Pipeline, PipelineError, Worker};
-pub use rows::RowGroup;
 use step::StepLimits;
 pub use step::{PageCopy, StageSequence, StageStep, StepError};
+use tensor_parallel::GatherError;
+pub use tensor_parallel::TensorParallelGroup;
 
 use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel};
 use crate::needs::{Needs, measure_layers};
@@ -65,6 +66,19 @@ pub enum StageRunError {
         /// Rank of the worker.
         rank: usize,
     },
+    /// Another worker of the stage has computed another number of outputs than this one needs.
+    #[error(
+        "tensor-parallel rank {rank} has sent {found} numbers in an all-gather, expected {expected}: the workers run \
+         different steps or models"
+    )]
+    Gather {
+        /// Rank of the other worker.
+        rank: usize,
+        /// Numbers that this worker needs.
+        expected: usize,
+        /// Numbers that the other worker has sent.
+        found: u64,
+    },
     /// The step is invalid.
     #[error(transparent)]
     Step(#[from] StepError),
@@ -87,6 +101,8 @@ pub struct Stage {
     model: Transformer,
     /// Number of pages of each group.
     pages: Vec<usize>,
+    /// Error of an earlier batch, after which this worker and others of the stage are no longer alike.
+    failed: Option<StageRunError>,
 }
 
 impl Stage {
@@ -117,7 +133,7 @@ impl Stage {
     /// Same as [`Stage::load`].
     pub fn load_rows(
         spec: ModelSpec,
-        (layers, group): (Range<usize>, Option<RowGroup>),
+        (layers, group): (Range<usize>, Option<TensorParallelGroup>),
         source: Source<'_>,
         options: LoadOptions,
         pool: Arc<Pool>,
@@ -126,7 +142,7 @@ impl Stage {
     ) -> Result<Self, LoadError> {
         let part = (StageLayers::new(&spec, layers)?, group.map(Arc::new));
         let model = Transformer::load_layers(spec, part, source, options, pool, cancel, progress)?;
-        Ok(Self { model, pages: Vec::new() })
+        Ok(Self { model, pages: Vec::new(), failed: None })
     }
 
     /// Computes the memory that layers `layers` of a model need, as [`crate::measure`] does for all of them.
@@ -206,7 +222,8 @@ impl Stage {
     /// the last stage with what `last` says. Of several workers, only that of rank 0 has output.
     ///
     /// # Errors
-    /// [`StageRunError`]; after a [`StageRunError::Forward`] the batch can be retried.
+    /// [`StageRunError`]. After a [`StageRunError::Forward`] the batch can be retried, unless other workers divide the
+    /// rows of the stage's matrices: they may have finished it, so each later batch has the same error.
     ///
     /// # Panics
     /// If logits are requested from a model that has none.
@@ -219,14 +236,26 @@ impl Stage {
         output: &mut Vec<f32>,
     ) -> Result<(), StageRunError> {
         self.check(batch, input)?;
-        let done = self.compute(batch, input, last, cancel, output);
-        if let (Err(_), Some(rank)) = (&done, self.model.group().and_then(RowGroup::lost)) {
-            return Err(StageRunError::RankLost { rank });
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let done = self.compute(batch, input, last, cancel, output).map_err(|error| self.cause(error));
+        if let (Err(error), Some(_)) = (&done, self.model.group()) {
+            self.failed = Some(error.clone());
         }
         if self.rank() > 0 {
             output.clear();
         }
-        Ok(done?)
+        done
+    }
+
+    /// Returns why a batch failed: because of another worker of the stage, or with `error`.
+    fn cause(&self, error: ForwardError) -> StageRunError {
+        match self.model.group().and_then(TensorParallelGroup::failure) {
+            Some(GatherError::Lost { rank }) => StageRunError::RankLost { rank },
+            Some(GatherError::Count { rank, expected, found }) => StageRunError::Gather { rank, expected, found },
+            Some(GatherError::Pool(_)) | None => StageRunError::Forward(error),
+        }
     }
 
     fn compute(
@@ -274,12 +303,12 @@ impl Stage {
 
     /// Returns the rank of this worker among those that divide the rows of the stage's matrices.
     pub(crate) fn rank(&self) -> usize {
-        self.model.group().map_or(0, RowGroup::rank)
+        self.model.group().map_or(0, TensorParallelGroup::rank)
     }
 
     /// Returns the number of workers that divide the rows of the stage's matrices.
     pub(crate) fn ranks(&self) -> usize {
-        self.model.group().map_or(1, RowGroup::ranks)
+        self.model.group().map_or(1, TensorParallelGroup::ranks)
     }
 
     /// Returns the options with which the stage was loaded.

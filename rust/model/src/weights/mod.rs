@@ -39,7 +39,7 @@ pub(crate) use table::{TokenTable, release_tokens};
 use crate::adapter::LowRank;
 use crate::mixers::MixerWeights;
 use crate::spec::NormSpec;
-use crate::stage::RowGroup;
+use crate::stage::TensorParallelGroup;
 use crate::streams::{StreamEnds, StreamMix};
 
 /// Linear layer: `y = W x + b`.
@@ -51,7 +51,7 @@ pub(crate) struct Linear<M = PackedMatrix> {
     /// Number of outputs.
     pub outputs: usize,
     /// The workers that divide the rows of the matrix; `None` if `weight` has all rows.
-    pub group: Option<Arc<RowGroup>>,
+    pub group: Option<Arc<TensorParallelGroup>>,
 }
 
 /// The spec and the weights of a norm.

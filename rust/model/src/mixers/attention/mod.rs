@@ -19,7 +19,7 @@ use crate::limits::{SpecError, finite, positive, require, size};
 use crate::memory::{Memory, MemoryNeed, Place};
 use crate::rope::{RopeRows, RopeSpec};
 use crate::spec::{NormSpec, check_norm};
-use crate::stage::RowGroup;
+use crate::stage::TensorParallelGroup;
 use crate::weights::{Linear, LoadError, Loader, Norm, Packer, Tensors};
 pub use heads::HeadProjections;
 use heads::Heads;
@@ -424,7 +424,7 @@ impl AttentionPass<'_> {
         let ranks = spec.kv_heads() / kv_heads;
         let workers = self.pass.group.filter(|_| ranks > 1);
         let heads_of = |rank: usize| rank * (spec.heads / ranks)..(rank + 1) * (spec.heads / ranks);
-        let rank = workers.map_or(0, RowGroup::rank);
+        let rank = workers.map_or(0, TensorParallelGroup::rank);
         let own_heads = heads_of(rank);
         if let Some([keys, values]) = own {
             let first = rank * kv_heads;

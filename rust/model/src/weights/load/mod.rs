@@ -23,7 +23,7 @@ use crate::pruning::Pruning;
 use crate::quantization::Quantization;
 use crate::recipe::{MatrixFormats, Recipe};
 use crate::spec::ModelSpec;
-use crate::stage::{RowGroup, StageLayers};
+use crate::stage::{StageLayers, TensorParallelGroup};
 pub(crate) use roles::RolePart;
 
 /// Loads the weights that a spec asks for from a source.
@@ -33,7 +33,7 @@ pub(crate) struct Loader<'a> {
     /// The layers that are loaded.
     stage: StageLayers,
     /// The workers that divide the rows of the matrices of linear layers.
-    group: Option<Arc<RowGroup>>,
+    group: Option<Arc<TensorParallelGroup>>,
     source: Rc<dyn WeightSource<'a> + 'a>,
     /// Formats to pack matrices in.
     quantization: Quantization,
@@ -74,7 +74,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Returns a loader of this worker's rows of the matrices of linear layers, if `group` divides them.
-    pub fn of_group(self, group: Option<Arc<RowGroup>>) -> Self {
+    pub fn of_group(self, group: Option<Arc<TensorParallelGroup>>) -> Self {
         Self { group, ..self }
     }
 
