@@ -119,7 +119,8 @@ enum Request {
 }
 
 /// Runs a stage for the process at the other end of a connection, until that ends it. A thread receives requests while
-/// the stage computes, so that the other end never waits to send.
+/// the stage computes, so that the other end never waits to send. When the connection ends, it sets `cancel`, so that
+/// the stage does not wait for other workers.
 ///
 /// # Errors
 /// [`LinkError`] for a request that failed, which is also reported to the other end, and for a connection that ends
@@ -137,9 +138,11 @@ pub fn serve_stage(stage: &mut Stage, kv_budget: u64, stream: &UnixStream, cance
         scope.spawn(move || {
             loop {
                 let request = receive_request(&mut reader, width, limits).transpose();
-                let Some(request) = request else { return };
-                let ends = request.is_err();
-                if sender.send(request).is_err() || ends {
+                let ends = !matches!(request, Some(Ok(_)));
+                if ends {
+                    cancel.cancel();
+                }
+                if request.is_none_or(|request| sender.send(request).is_err()) || ends {
                     return;
                 }
             }
@@ -337,7 +340,58 @@ fn read_text(reader: &mut impl Read) -> Result<Vec<u8>, LinkError> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
+    use std::sync::Arc;
+
+    use ferrule_kernels::Pool;
+    use ferrule_kernels::arch::Isa;
+    use ferrule_kernels::kv::KvFormat;
+
     use super::*;
+    use crate::batch::{Batch, LogitRows, SequenceChunk};
+    use crate::quantization::Quantization;
+    use crate::spec::ModelSpec;
+    use crate::specs;
+    use crate::stage::{LastOutput, TensorParallelGroup};
+    use crate::transformer::LoadOptions;
+    use crate::weights::Source;
+
+    #[test]
+    fn a_worker_that_waits_for_another_ends_with_the_connection_to_the_engine() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        // The other rank never answers.
+        let (peer, silent) = UnixStream::pair().unwrap();
+        let (ended, end) = mpsc::channel();
+        std::thread::spawn(move || {
+            let spec = ModelSpec::from_json(&specs::llama(96, 2).to_string()).unwrap();
+            let group = TensorParallelGroup::new(0, vec![peer]).unwrap();
+            let quantization = Quantization::named("int8").unwrap();
+            let options = LoadOptions { quantization, kv_format: KvFormat::F16, isa: Isa::best() };
+            let (pool, cancel) = (Arc::new(Pool::new(NonZeroUsize::MIN)), Cancel::new());
+            let part = (0..2, Some(group));
+            let mut stage =
+                Stage::load_rows(spec, part, Source::Random, options, pool, &cancel, &mut |_, _| {}).unwrap();
+            ended.send(serve_stage(&mut stage, 1 << 20, &theirs, &cancel)).unwrap();
+        });
+        let mut link = StageLink::open(ours, &Cancel::new()).unwrap();
+        link.allocate_kv(&[4], &Cancel::new()).unwrap();
+        let prompt = SequenceChunk {
+            tokens: &[3, 1, 4],
+            first_position: 0,
+            prompt_len: 3,
+            pages: &[vec![0]],
+            token_types: &[],
+            logits: LogitRows::Last,
+            adapter: None,
+        };
+        let step = StageStep::new(Batch { sequences: &[prompt] }, Vec::new(), LastOutput::Logits);
+        link.send_step(&step.to_bytes(), &[]).unwrap();
+        assert!(end.recv_timeout(Duration::from_millis(300)).is_err(), "the worker waits for the other rank");
+        drop(link);
+        let served = end.recv_timeout(Duration::from_secs(60)).expect("the worker ends");
+        assert!(served.is_err());
+        drop(silent);
+    }
 
     #[test]
     fn a_wait_for_a_stage_that_does_not_answer_ends_after_a_cancellation() {
