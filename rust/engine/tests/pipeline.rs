@@ -267,6 +267,22 @@ fn stages_that_do_not_fit_together_are_refused() {
         assert_eq!(error.to_string(), expected);
         join(workers);
     }
+    // Ranks with the same shapes and formats, one of which has another model or computes other rotary embeddings.
+    let mut biased = dense.clone();
+    biased["layers"][1]["blocks"][1]["mixer"]["bias"] = json!(true);
+    let mut rotated = dense.clone();
+    rotated["ropes"][0]["theta"] = json!(20_000.0);
+    for (other, field) in [(&biased, "shared_fingerprint"), (&rotated, "math_fingerprint")] {
+        let (first, second) = UnixStream::pair().unwrap();
+        let group = |rank, peer| Some(TensorParallelGroup::new(rank, vec![peer]).unwrap());
+        let workers =
+            vec![worker_of_group(&dense, 0..4, group(0, first)), worker_of_group(other, 0..4, group(1, second))];
+        let error = Pipeline::new(read(&dense), workers.iter().map(link).collect()).err().unwrap();
+        assert!(matches!(error, PipelineError::Mismatch { .. }), "{error}");
+        let message = format!("pipeline stage 0, tensor-parallel rank 1: {field} must be ");
+        assert!(error.to_string().starts_with(&message), "{error}");
+        join(workers);
+    }
     let mut encoder = dense;
     encoder["causal"] = json!(false);
     let error = Pipeline::new(read(&encoder), Vec::new()).err().unwrap();

@@ -4,6 +4,7 @@
 //! fine-tuned model has the same shapes and names, so the packed weights themselves are hashed, on all threads, because
 //! a server does this while its users wait.
 
+use std::hint::black_box;
 use std::ops::Range;
 use std::sync::OnceLock;
 
@@ -23,6 +24,9 @@ const TABLE_PART_BYTES: usize = 256 << 20;
 /// Number of positions whose rotary embeddings are hashed.
 const ROPE_SAMPLES: usize = 256;
 
+/// Number of arguments of exponentials and logarithms that are hashed.
+const MATH_SAMPLES: usize = 256;
+
 /// Computes the fingerprint of some layers of a model. The length of every part is hashed or follows from the spec, so
 /// that two models never hash the same bytes.
 pub(crate) fn fingerprint(
@@ -41,14 +45,7 @@ pub(crate) fn fingerprint(
     hasher.bytes(options.quantization.name().as_bytes());
     hasher.bytes(options.kv_format.name().as_bytes());
     hasher.bytes(options.isa.name().as_bytes());
-    // Powers, sines and cosines come from the system's math library, which differs between systems.
-    let mut rows = RopeRows::default();
-    let positions = (0..ROPE_SAMPLES).map(|i| (i * (spec.max_position_embeddings / ROPE_SAMPLES).max(1), 1));
-    for rope in &spec.ropes {
-        rows.fill(rope, positions.clone());
-        hasher.floats(&rows.cos);
-        hasher.floats(&rows.sin);
-    }
+    hasher.math(spec);
     let Tensors { matrices, vectors } = weights.tensors();
     vectors.iter().for_each(|vector| hasher.floats(vector));
     matrices.iter().for_each(|matrix| hasher.shape(matrix));
@@ -62,6 +59,24 @@ pub(crate) fn fingerprint(
             table.release_all();
         }
     }
+    hasher.finish()
+}
+
+/// Computes the fingerprint of the system's math library, in which workers of one model must be alike.
+pub(crate) fn math_fingerprint(spec: &ModelSpec) -> [u8; 32] {
+    let mut hasher = Parts::new("ferrule fingerprint of a math library");
+    hasher.math(spec);
+    hasher.finish()
+}
+
+/// Computes the fingerprint of what each of the workers has that divide the rows of matrices: all of the model but the
+/// matrices.
+pub(crate) fn shared_fingerprint(spec: &ModelSpec, layers: Range<usize>, weights: &Weights) -> [u8; 32] {
+    let mut hasher = Parts::new("ferrule fingerprint of tensor-parallel workers");
+    hasher.bytes(&serde_json::to_vec(spec).expect("a spec consists of numbers, names and lists"));
+    hasher.number(layers.start);
+    hasher.number(layers.end);
+    weights.tensors().vectors.iter().for_each(|vector| hasher.floats(vector));
     hasher.finish()
 }
 
@@ -99,6 +114,27 @@ impl Parts {
     pub fn floats(&mut self, floats: &[f32]) {
         let bytes: Vec<u8> = floats.iter().flat_map(|float| float.to_le_bytes()).collect();
         self.bytes(&bytes);
+    }
+
+    /// Hashes samples of the functions that come from the system's math library, which differs between systems: powers,
+    /// sines and cosines of rotary embeddings, exponentials and logarithms.
+    fn math(&mut self, spec: &ModelSpec) {
+        let mut rows = RopeRows::default();
+        let positions = (0..ROPE_SAMPLES).map(|i| (i * (spec.max_position_embeddings / ROPE_SAMPLES).max(1), 1));
+        for rope in &spec.ropes {
+            rows.fill(rope, positions.clone());
+            self.floats(&rows.cos);
+            self.floats(&rows.sin);
+        }
+        for index in 0..MATH_SAMPLES {
+            // Not computed by the compiler, which has its own functions.
+            let x = black_box(0.371 * (index as f32 - MATH_SAMPLES as f32 / 2.0));
+            self.floats(&[x.exp(), x.exp_m1(), x.exp().ln_1p(), (-x.abs()).exp().ln_1p()]);
+            let x = f64::from(x);
+            for number in [x.exp(), x.exp().ln_1p()] {
+                self.bytes(&number.to_le_bytes());
+            }
+        }
     }
 
     /// Hashes the chunks of some buffers, whose lengths are known.
@@ -200,16 +236,21 @@ mod tests {
         let vectors = weights.tensors().vectors.len();
         // Per layer: two norms with weight and bias, norms of queries and keys, and four biases.
         assert_eq!(vectors, 2 * (4 + 2 + 4) + 2 + 1);
+        let shared = shared_fingerprint(&plain, 0..2, &weights);
         weights.final_norm.as_mut().unwrap().bias.as_mut().unwrap()[63] = 0.5;
+        assert_ne!(shared, shared_fingerprint(&plain, 0..2, &weights));
         is_new(fingerprint(&plain, 0..2, &weights, options, &pools[0]));
         Arc::get_mut(&mut weights.layers[1].blocks[0].block).unwrap().norm.as_mut().unwrap().bias.as_mut().unwrap()
             [0] = 0.5;
         is_new(fingerprint(&plain, 0..2, &weights, options, &pools[0]));
         let exec = Exec { isa: options.isa, pool: &pools[0], cancel: &Cancel::new() };
+        let shared = shared_fingerprint(&plain, 0..2, &weights);
         let MixerWeights::Dense(ffn) = &mut Arc::get_mut(&mut weights.layers[1].blocks[1].block).unwrap().mixer else {
             panic!("the block is dense")
         };
         ffn.down.weight = PackedMatrix::pack(&exec, &[(Format::F32, 64)], 96, &Ones).unwrap();
         is_new(fingerprint(&plain, 0..2, &weights, options, &pools[0]));
+        // Workers that divide matrices have different ones.
+        assert_eq!(shared, shared_fingerprint(&plain, 0..2, &weights));
     }
 }

@@ -10,7 +10,7 @@ use ferrule_kernels::{Cancel, Exec, Pool, PoolError, Scratch, machine};
 
 use crate::adapter::AdapterLoader;
 use crate::batch::{Batch, Capabilities, ForwardError, KvGroup, LanguageModel, SequenceChunk};
-use crate::fingerprint::fingerprint;
+use crate::fingerprint::{fingerprint, shared_fingerprint};
 use crate::layer::{
     AdapterBuffers, AdapterRows, LayerBuffers, RaggedRows, adapted, adapter_runs, linear, look_up, norm_in_place,
     run_layer, scale_unless_one,
@@ -236,6 +236,11 @@ impl Transformer {
     /// Returns the workers that divide the rows of the matrices.
     pub(crate) fn group(&self) -> Option<&TensorParallelGroup> {
         self.group.as_deref()
+    }
+
+    /// Returns the fingerprint of what each of the workers has that divide the rows of the matrices.
+    pub(crate) fn shared_fingerprint(&self) -> [u8; 32] {
+        shared_fingerprint(&self.spec, self.stage.range(), &self.weights)
     }
 
     /// Returns a loader of adapters for this model, which can be used while the model runs.

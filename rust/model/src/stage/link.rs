@@ -82,6 +82,10 @@ pub struct StageInfo {
     pub rank: usize,
     /// Number of those workers.
     pub ranks: usize,
+    /// Fingerprint of the system's math library, in hexadecimal digits.
+    pub math_fingerprint: String,
+    /// Fingerprint of what each of those workers has of the model (all but the matrices), in hexadecimal digits.
+    pub shared_fingerprint: String,
     /// Bytes of a page of each group.
     pub page_bytes: Vec<u64>,
     /// Bytes of the weights and vectors.
@@ -105,11 +109,17 @@ impl StageInfo {
             end: layers.end,
             rank: stage.rank(),
             ranks: stage.ranks(),
+            math_fingerprint: hex(stage.math_fingerprint()),
+            shared_fingerprint: hex(stage.shared_fingerprint()),
             page_bytes: stage.kv_groups().iter().map(|group| group.page_bytes).collect(),
             weight_bytes: sizes.weight_bytes + sizes.vector_bytes,
             kv_budget,
         }
     }
+}
+
+fn hex(fingerprint: [u8; 32]) -> String {
+    blake3::Hash::from_bytes(fingerprint).to_hex().to_string()
 }
 
 /// A request that a worker has received.

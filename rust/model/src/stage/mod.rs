@@ -35,6 +35,7 @@ use tensor_parallel::GatherError;
 pub use tensor_parallel::TensorParallelGroup;
 
 use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel};
+use crate::fingerprint::math_fingerprint;
 use crate::needs::{Needs, measure_layers};
 use crate::quantization::Quantization;
 use crate::spec::ModelSpec;
@@ -309,6 +310,16 @@ impl Stage {
     /// Returns the number of workers that divide the rows of the stage's matrices.
     pub(crate) fn ranks(&self) -> usize {
         self.model.group().map_or(1, TensorParallelGroup::ranks)
+    }
+
+    /// Returns the fingerprint of the system's math library.
+    pub(crate) fn math_fingerprint(&self) -> [u8; 32] {
+        math_fingerprint(self.model.spec())
+    }
+
+    /// Returns the fingerprint of what each of those workers has: all of the model but the matrices.
+    pub(crate) fn shared_fingerprint(&self) -> [u8; 32] {
+        self.model.shared_fingerprint()
     }
 
     /// Returns the options with which the stage was loaded.

@@ -124,6 +124,8 @@ impl Pipeline {
             }
             same("first", &info.first, &first)?;
             same("end", &info.end, &end)?;
+            same("math_fingerprint", &info.math_fingerprint, &infos[0].math_fingerprint)?;
+            same("shared_fingerprint", &info.shared_fingerprint, &infos[index - info.rank].shared_fingerprint)?;
             same("page_bytes (their number)", &info.page_bytes.len(), &layout.groups.len())?;
         }
         if end != layers || !links.len().is_multiple_of(ranks) {
