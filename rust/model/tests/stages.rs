@@ -318,6 +318,42 @@ fn workers_that_divide_rows_compute_the_bits_of_one() {
 }
 
 #[test]
+fn workers_that_run_different_batches_fail_and_stay_so() {
+    let run = |group: TensorParallelGroup, tokens: &[u32]| {
+        let (json, pool, cancel) = (dense(), pool(), Cancel::new());
+        let part = (0..read(&json).layers.len(), Some(group));
+        let mut stage =
+            Stage::load_rows(read(&json), part, Source::Random, options(), pool, &cancel, &mut |_, _| {}).unwrap();
+        let groups = stage.kv_groups().to_vec();
+        stage.allocate_kv(&allocated(&groups)).unwrap();
+        let prompt = SequenceChunk {
+            tokens,
+            first_position: 0,
+            prompt_len: tokens.len(),
+            pages: &vec![vec![0]; groups.len()],
+            token_types: &[],
+            logits: LogitRows::Last,
+            adapter: None,
+        };
+        [(); 2].map(|()| {
+            let batch = Batch { sequences: &[prompt] };
+            stage.forward(batch, &[], LastOutput::Logits, &cancel, &mut Vec::new()).unwrap_err()
+        })
+    };
+    let [first, second] = groups(2).try_into().ok().unwrap();
+    let (lost, differs) = std::thread::scope(|scope| {
+        // The first worker has the embeddings of all these tokens, so the second one notices the difference.
+        let first = scope.spawn(|| run(first, &[0, 1]));
+        let differs = run(second, &[0]);
+        (first.join().unwrap(), differs)
+    });
+    let width = read(&dense()).hidden_size;
+    let (expected, found) = (width, 2 * width as u64);
+    assert_eq!(differs, [(); 2].map(|()| StageRunError::Gather { rank: 0, expected, found }));
+    assert_eq!(lost, [(); 2].map(|()| StageRunError::RankLost { rank: 1 }));
+}
+
+#[test]
 fn the_last_stage_has_the_hidden_states_of_the_whole() {
     let (json, cancel) = (dense(), Cancel::new());
     let (mut whole, mut first, mut last) =
