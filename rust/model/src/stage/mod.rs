@@ -8,8 +8,8 @@
 //! If a layer reads anything else of an earlier layer, such as its keys and values, both must be in the same stage; see
 //! [`StageError::Crossing`].
 //!
-//! Several workers may divide the rows of a stage's matrices (tensor parallelism); see [`TensorParallelGroup`]. Each of them gets the
-//! same hidden states and computes the same ones.
+//! Several workers may divide the rows of a stage's matrices (tensor parallelism); see [`TensorParallelGroup`]. Each of
+//! them gets the same hidden states and computes the same ones.
 
 mod divide;
 mod layers;
