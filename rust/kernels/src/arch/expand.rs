@@ -56,5 +56,5 @@ pub(super) unsafe fn expand(mask: u64, values: &[u8; LINE]) -> [__m128i; 4] {
 #[inline(always)]
 unsafe fn load_halves(low: *const u8, high: *const u8) -> __m128i {
     // SAFETY: promised by the caller.
-    unsafe { _mm_castpd_si128(_mm_loadh_pd(_mm_castsi128_pd(_mm_loadl_epi64(low.cast())), high.cast())) }
+    unsafe { _mm_unpacklo_epi64(_mm_loadl_epi64(low.cast()), _mm_loadl_epi64(high.cast())) }
 }
