@@ -35,7 +35,7 @@ impl Variant for Vnni {
     fn enter<K: DotKernel>(self, kernel: K) -> K::Output {
         // Never inlined: kernels that call kernels would grow into functions that take minutes to compile.
         #[inline(never)]
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,popcnt")]
         fn dot_with_features<K: DotKernel>(token: Avx512Vnni, kernel: K) -> K::Output {
             kernel.run(token)
         }

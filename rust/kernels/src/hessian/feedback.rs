@@ -66,6 +66,7 @@ pub(crate) fn subtract<S: Simd, const N: usize>(
 }
 
 /// Corrects later inputs for the errors of super-block `index`, which replaced its weights.
+#[inline(always)]
 pub(crate) fn correct<S: Simd>(simd: S, factor: &HessianFactor, index: usize, panels: &mut [impl AsMut<Feedback>]) {
     let Some(panel) = panels.first_mut() else { return };
     let size = panel.as_mut().weights.len();
