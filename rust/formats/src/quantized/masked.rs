@@ -129,12 +129,21 @@ impl<'a> Mask<'a> {
             if row == 0 && start != 0 {
                 return Err(value_fault(offsets, 0, start, 0));
             }
-            if row + 1 == self.outputs && start + count != values {
-                let expected = format!("[{}], as the last bits of {} say", start + count, self.bitmask.name);
+            let end = start.saturating_add(count);
+            if row + 1 == self.outputs && end != values {
+                let expected = format!("[{end}], as the last bits of {} say", self.bitmask.name);
                 return Err(shape_fault(&self.compressed, expected));
             }
-            if row + 1 < self.outputs && integer(offsets, row + 1) != (start + count) as i64 {
-                let limit = format!("{}, after {count} values of row {row}", start + count);
+            // The next row is checked only if its elements are read.
+            if end > values {
+                let limit = format!(
+                    "at most {}, so that the {count} values of row {row} are stored",
+                    values.saturating_sub(count)
+                );
+                return Err(value_fault(offsets, row, start, limit));
+            }
+            if row + 1 < self.outputs && u64::try_from(integer(offsets, row + 1)) != Ok(end) {
+                let limit = format!("{end}, after {count} values of row {row}");
                 return Err(value_fault(offsets, row + 1, integer(offsets, row + 1), limit));
             }
         }
