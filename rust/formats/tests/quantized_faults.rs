@@ -199,6 +199,34 @@ fn malformed_sparse_tensors_are_refused() {
     let mut with_scales = values("I8", &[6], 6);
     with_scales.push("m.weight_scale", "F16", &[3, 1], vec![NAN; 6]);
     refused_file(&description, "m.weight", &with_scales, &["\"m.weight_scale\" must be finite, got NaN"]);
+    let mut with_zeros = values("I8", &[6], 6);
+    with_zeros.push("m.weight_scale", "F16", &[3, 1], vec![0; 6]);
+    with_zeros.push("m.weight_zero_point", "I8", &[3, 1], vec![0, 0xff, 0]);
+    let limit = "element 1 of tensor \"m.weight_zero_point\" must be 0, because";
+    refused_file(&description, "m.weight", &with_zeros, &[limit, "got -1"]);
+    let asymmetric = json!({"method": "compressed-tensors", "weights": [
+        {"kind": "int", "bits": 8, "symmetric": false, "group_size": null, "block": null},
+    ]});
+    let limit = "\"m.compressed\" is sparse, so quantization_config must have a symmetric scheme";
+    refused_file(&asymmetric, "m.weight", &int8, &[limit, "got asymmetric ones"]);
+}
+
+/// Elements of some rows are checked without the rows after them.
+#[test]
+fn values_of_each_sparse_row_must_be_stored() {
+    let integers = |numbers: &[i64]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>();
+    let stored_as: StoredAs = serde_json::from_value(json!({"method": "compressed-tensors", "weights": []})).unwrap();
+    for (offsets, found) in [([0, 5, 7], 5), ([0, 6, 8], 6)] {
+        let packed = sparse("m.row_offsets", "I64", &[3], integers(&offsets));
+        let checkpoint = open(&packed.file()).unwrap().stored_as(Some(stored_as.clone()));
+        let weight = checkpoint.weight("m.weight").unwrap();
+        let message = weight.check(12..24).unwrap_err().to_string();
+        let limit = "element 1 of tensor \"m.row_offsets\" must be at most 4, so that the 2 values of row 1 are stored";
+        assert!(message.contains(limit) && message.ends_with(&format!("got {found}")), "{message}");
+    }
+    let checkpoint = open(&sparse("m.row_offsets", "I64", &[3], integers(&[0, 2, 4])).file()).unwrap();
+    let checkpoint = checkpoint.stored_as(Some(stored_as));
+    assert!(checkpoint.weight("m.weight").unwrap().check(12..24).is_ok());
 }
 
 #[test]

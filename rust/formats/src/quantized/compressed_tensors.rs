@@ -125,11 +125,22 @@ impl CompressedTensors {
             return Ok(mask.with(Values::Float(float)));
         }
         let kind = if compressed.dtype == Dtype::I8 { CompressedKind::Int } else { CompressedKind::Float };
-        // A code of zero must be the weight zero.
-        let schemes = self.weights.iter().filter(|weights| weights.kind == kind && weights.symmetric);
-        let (Some(numbers), true) = (numbers(compressed.dtype), schemes.clone().next().is_some()) else {
+        let of_kind = self.weights.iter().filter(|weights| weights.kind == kind);
+        let (Some(numbers), true) = (numbers(compressed.dtype), of_kind.clone().next().is_some()) else {
             return Err(QuantizedError::PartKind { tensor: compressed.name.to_owned(), dtype: compressed.dtype });
         };
+        // A code of zero must be the weight zero.
+        let schemes = of_kind.filter(|weights| weights.symmetric);
+        if schemes.clone().next().is_none() {
+            return Err(QuantizedError::SparseAsymmetric { tensor: compressed.name.to_owned() });
+        }
+        if let Some(zeros) = parts.find(&format!("{name}_zero_point"))
+            && let Some(byte) = zeros.bytes.iter().position(|byte| *byte != 0)
+        {
+            parts.expect_dtype(&zeros, &[Dtype::I8])?;
+            let limit = "0, because the elements of a sparse weight that are not stored are 0";
+            return Err(value_fault(&zeros, byte, zeros.bytes[byte].cast_signed(), limit));
+        }
         let scales = parts.require(name, &format!("{name}_scale"))?;
         let shape = [mask.outputs, mask.inputs];
         let mut found = schemes.map(|weights| scale_grid(parts, scales, shape, weights.float_block()));

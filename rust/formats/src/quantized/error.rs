@@ -16,6 +16,10 @@ pub enum QuantizedError {
     PartValue { tensor: String, index: usize, value: String, limit: String },
     #[error("tensor {tensor:?} has dtype {dtype}, for which quantization_config describes no weights")]
     PartKind { tensor: String, dtype: Dtype },
+    #[error(
+        "tensor {tensor:?} is sparse, so quantization_config must have a symmetric scheme for it, got asymmetric ones"
+    )]
+    SparseAsymmetric { tensor: String },
     #[error("tensor {tensor:?} is not a valid quantization state: {error}")]
     QuantState { tensor: String, error: String },
 }
