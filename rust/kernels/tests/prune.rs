@@ -246,6 +246,20 @@ fn non_finite_weights_stay_in_their_rows() {
 }
 
 #[test]
+fn weights_that_are_not_finite_are_kept() {
+    // The first input is always zero.
+    let norms = norms(&[0.0, 1.0, 1.0, 1.0], 4).unwrap();
+    exec(1, Isa::best(), |exec| {
+        for weight in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for statistics in [None, norms.as_ref()] {
+                let found = pruned(exec, &[weight, 1.0, 3.0, 2.0], 4, Sparsity::TWO_OF_FOUR, statistics);
+                assert!(!found[0].is_finite() && found[1..] == [0.0, 3.0, 0.0], "{weight}: {found:?}");
+            }
+        }
+    });
+}
+
+#[test]
 fn zero_missing_or_non_finite_inputs_have_no_norms() {
     assert!(norms(&[], 40).unwrap().is_none());
     assert!(norms(&[0.0; 80], 40).unwrap().is_none());

@@ -69,8 +69,9 @@ pub struct PrunedMatrix {
 
 impl PrunedMatrix {
     /// Prunes the rows of `source`, and rounds the other weights to `grid` if there is one. Exactly [`Sparsity::zeros`]
-    /// weights of a row are set to zero, besides those that are rounded to zero. If a weight is not finite, its row becomes NaN with the
-    /// factor of a Hessian or a grid, and it is kept without.
+    /// weights of a row are set to zero, besides those that are rounded to zero. A weight that is not finite is kept
+    /// while there are finite ones to prune, and the kept weights that depend on it become NaN: with the factor of a
+    /// Hessian those after it in its row, and with a grid those that share its scale.
     ///
     /// # Errors
     /// [`PackError`] if allocation fails, `exec` was cancelled, or the source panicked.
@@ -304,7 +305,7 @@ impl<S: Simd> SuperBlock<'_, S> {
 }
 
 /// Sets `kept` to 1 for the weights of a group that are kept: in each row, all but those with the least scores. Of equal
-/// scores the first are pruned.
+/// scores the first are pruned. A score that is NaN, of a weight that is not finite, is the greatest.
 fn choose(targets: &[Column], importance: &[f32], sparsity: Sparsity, kept: &mut [Column]) {
     let zeros = sparsity.zeros_of_group(targets.len());
     kept.fill([1.0; LANES]);
@@ -314,7 +315,10 @@ fn choose(targets: &[Column], importance: &[f32], sparsity: Sparsity, kept: &mut
     let mut order = [0; BLOCK];
     let order = &mut order[..targets.len()];
     for lane in 0..LANES {
-        let score = |input: usize| targets[input][lane].powi(2) * importance[input];
+        let score = |input: usize| {
+            let error = targets[input][lane].powi(2) * importance[input];
+            if error.is_nan() { f32::INFINITY } else { error }
+        };
         order.iter_mut().zip(0..).for_each(|(place, input)| *place = input);
         order.select_nth_unstable_by(zeros - 1, |a, b| score(*a).total_cmp(&score(*b)).then(a.cmp(b)));
         order[..zeros].iter().for_each(|input| kept[*input][lane] = 0.0);
