@@ -117,7 +117,11 @@ fn expand_lines_by_instruction<'a, const N: usize>(
 ) -> &'a [u8] {
     let xor = _mm512_set1_epi8(xor.cast_signed());
     for (mask, to) in masks.iter().zip(to) {
-        let Some(line) = values.first_chunk::<LINE>() else { break };
+        let Some(line) = values.first_chunk::<LINE>() else {
+            // SAFETY: the pointer comes from a reference to a whole vector.
+            unsafe { _mm512_storeu_si512(to.0.as_mut_ptr().cast(), xor) };
+            continue;
+        };
         // SAFETY: the pointers come from references to whole vectors.
         unsafe {
             let bytes = _mm512_maskz_expand_epi8(*mask, _mm512_loadu_si512(line.as_ptr().cast()));

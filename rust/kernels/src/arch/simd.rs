@@ -233,7 +233,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Expands bytes: byte i is the next one of `values` where bit i of `mask` is set, and 0 elsewhere.
     fn expand(self, mask: u64, values: &[u8; LINE]) -> Self::Bytes;
     /// Expands a line for each mask, as [`Simd::expand`], XORs its bytes with `xor`, and returns the values that are left.
-    /// Stops where fewer values than a line are left.
+    /// Where fewer values than a line are left, none is taken: lines are as with masks of zero.
     #[inline(always)]
     fn expand_lines<'a, const N: usize>(
         self,
@@ -260,7 +260,10 @@ pub(super) fn expand_each<'a, S: Simd, const N: usize>(
 ) -> &'a [u8] {
     let xor = simd.splat_byte(xor);
     for (mask, to) in masks.iter().zip(to) {
-        let Some(line) = values.first_chunk() else { break };
+        let Some(line) = values.first_chunk() else {
+            simd.store_bytes(xor, &mut to.0);
+            continue;
+        };
         simd.store_bytes(simd.xor(simd.expand(*mask, line), xor), &mut to.0);
         values = &values[mask.count_ones() as usize..];
     }

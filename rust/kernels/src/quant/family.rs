@@ -142,11 +142,6 @@ pub(crate) trait GroupedPanels: Sync {
         false
     }
 
-    /// Quantizes numbers to stored blocks. Sparse formats only.
-    fn quantize(&self, numbers: &[f32], _blocks: &mut [u8]) {
-        unreachable!("{} numbers are quantized by another program", numbers.len());
-    }
-
     /// Packs sixteen stored rows, `[16][bytes of a row]`. Fails if a sparse format has no space for all nonzero codes.
     fn pack(&self, rows: &[u8], panel: &mut [u8]) -> Result<(), TooDense>;
 

@@ -6,11 +6,9 @@
 //! order; codes follow each other in the same order. As the blocks of a panel share its space, sixteen rows may have their
 //! zeros anywhere. The blocks are followed by a line, so that a whole line can be read wherever codes begin.
 
-use super::Int8;
 use super::grouped::Whole;
 use super::integer::{BLOCK, BLOCK_QUADS, PAIR_QUADS};
-use super::q8_0::{self, PEAK_CODES};
-use super::sparse::{Rows, SparseFormat, TooDense, UNPACKED_BLOCK_LINES, UNPACKED_LINES, stored, unpacked_bias};
+use super::sparse::{Rows, SparseFormat, TooDense, UNPACKED_BLOCK_LINES, UNPACKED_LINES, unpacked_bias};
 use crate::arch::{ByteLine, Dot, LANES, LINE};
 
 /// int8_sparse format.
@@ -68,10 +66,6 @@ impl SparseFormat for Int8Sparse {
         index * (HEAD + CODES) / LINE
     }
 
-    fn quantize(numbers: &[f32], blocks: &mut [u8]) {
-        q8_0::quantize::<Int8, { BLOCK / LANES }, { stored::<Int8Sparse>().bytes }>(PEAK_CODES, numbers, blocks);
-    }
-
     fn pack(rows: &Rows<'_>, lines: &mut [ByteLine]) -> Result<(), TooDense> {
         let blocks = rows.cols() / BLOCK;
         let (nonzero, limit) = (rows.nonzero(), blocks * CODES);
@@ -103,7 +97,11 @@ impl SparseFormat for Int8Sparse {
 
     #[inline(always)]
     fn unpack<S: Dot>(simd: S, lines: &[ByteLine], index: usize, _: usize, to: &mut [ByteLine]) {
-        let Some((head, mut codes)) = block(bytemuck::cast_slice(lines), index) else { return };
+        let Some((head, mut codes)) = block(bytemuck::cast_slice(lines), index) else {
+            to.fill(ByteLine([unpacked_bias::<S, Self>(); LINE]));
+            to.as_chunks_mut::<UNPACKED_LINES>().0.iter_mut().for_each(|group| group[PAIR_QUADS] = ByteLine([0; LINE]));
+            return;
+        };
         let (scales, bitmap) = (simd.load_f16(&scales(head)), bitmap(head));
         let groups = to.as_chunks_mut::<UNPACKED_LINES>().0.iter_mut();
         for (masks, group) in bitmap.as_chunks::<PAIR_QUADS>().0.iter().zip(groups) {
@@ -128,16 +126,19 @@ impl SparseFormat for Int8Sparse {
 
     fn read_row(lines: &[ByteLine], row: usize, out: &mut [f32]) {
         for (index, out) in out.chunks_mut(BLOCK).enumerate() {
+            out.fill(0.0);
             let Some((head, mut codes)) = block(bytemuck::cast_slice(lines), index) else { continue };
             let scale = half::f16::from_bits(scales(head)[row]).to_f32();
             for (mask, out) in bitmap(head).into_iter().zip(out.chunks_mut(4)) {
-                let before = |bit: usize| (mask & !(u64::MAX << bit)).count_ones() as usize;
+                let Some(line) = codes.first_chunk::<LINE>() else { break };
                 for (input, out) in out.iter_mut().enumerate() {
                     let bit = row * 4 + input;
-                    let code = codes.get(before(bit)).filter(|_| mask >> bit & 1 == 1);
-                    *out = code.map_or(0.0, |code| f32::from(code.cast_signed()) * scale);
+                    let before = (mask & !(u64::MAX << bit)).count_ones() as usize;
+                    if mask >> bit & 1 == 1 {
+                        *out = f32::from(line[before].cast_signed()) * scale;
+                    }
                 }
-                codes = codes.get(mask.count_ones() as usize..).unwrap_or_default();
+                codes = &codes[mask.count_ones() as usize..];
             }
         }
     }

@@ -66,7 +66,7 @@ pub(crate) use family::{Family, Quantized};
 pub(crate) use gptq::{CalibratedPanel, PackCalibrated};
 pub(crate) use quantize::pack_panel;
 use sparse::Sparse;
-pub use sparse::{TooDense, quantize_sparse};
+pub use sparse::TooDense;
 
 use std::marker::PhantomData;
 

@@ -2,13 +2,11 @@
 //!
 //! Packed codes are stored as code + 128.
 
-use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 
 use super::Int8;
 use super::blocks::{BlockFormat, Values, stored_half};
 use super::grouped::{GROUP, StoredBlock, Whole};
-use super::integer::IntegerFormat;
 use super::planes::Bits;
 use super::quantize::{Grid, not_finite};
 use crate::arch::{Isa, Kernel, LANES, Simd};
@@ -20,7 +18,7 @@ const OFFSET: u8 = 128;
 pub struct Q8_0;
 
 /// Candidate codes for the largest number of a group, which determine the scale.
-pub(super) const PEAK_CODES: RangeInclusive<u8> = 64..=127;
+const PEAK_CODES: RangeInclusive<u8> = 64..=127;
 
 impl Q8_0 {
     /// Quantizes numbers to stored blocks.
@@ -33,60 +31,42 @@ impl Q8_0 {
     /// # Panics
     /// If `blocks` does not have one block for each 32 numbers.
     pub fn quantize(numbers: &[f32], blocks: &mut [u8]) {
-        quantize::<Int8, { GROUP / LANES }, { Self::STORED.bytes }>(PEAK_CODES, numbers, blocks);
+        let (groups, rest) = numbers.as_chunks::<GROUP>();
+        let (blocks, part) = blocks.as_chunks_mut::<{ Self::STORED.bytes }>();
+        assert!(
+            rest.is_empty() && part.is_empty() && groups.len() == blocks.len(),
+            "blocks must have one block per group of 32"
+        );
+        Isa::best().run(Quantize { groups, blocks });
     }
 }
 
-/// Quantizes numbers to blocks of an f16 scale and a signed byte for each of `16 * PARTS` numbers, as [`Q8_0::quantize`]:
-/// codes of `F`, with one of `peaks` for the largest number.
-///
-/// # Panics
-/// If `blocks` does not have one block of `BYTES` for each `16 * PARTS` numbers.
-pub(super) fn quantize<F: IntegerFormat, const PARTS: usize, const BYTES: usize>(
-    peaks: RangeInclusive<u8>,
-    numbers: &[f32],
-    blocks: &mut [u8],
-) {
-    let (parts, rest) = numbers.as_chunks::<LANES>();
-    let (groups, rest_of_parts) = parts.as_chunks::<PARTS>();
-    let (blocks, part) = blocks.as_chunks_mut::<BYTES>();
-    assert!(
-        rest.is_empty() && rest_of_parts.is_empty() && part.is_empty() && groups.len() == blocks.len(),
-        "blocks must have one block per group of {}",
-        PARTS * LANES
-    );
-    Isa::best().run(Quantize { peaks, groups, blocks, format: PhantomData::<F> });
-}
-
 /// Kernel that quantizes groups, sixteen at a time.
-struct Quantize<'a, F, const PARTS: usize, const BYTES: usize> {
-    peaks: RangeInclusive<u8>,
-    groups: &'a [[[f32; LANES]; PARTS]],
-    blocks: &'a mut [[u8; BYTES]],
-    format: PhantomData<F>,
+struct Quantize<'a> {
+    groups: &'a [[f32; GROUP]],
+    blocks: &'a mut [[u8; Q8_0::STORED.bytes]],
 }
 
-impl<F: IntegerFormat, const PARTS: usize, const BYTES: usize> Kernel for Quantize<'_, F, PARTS, BYTES> {
+impl Kernel for Quantize<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let grid = Grid::<S, F>::new(simd);
+        let grid = Grid::<S, Int8>::new(simd);
         for (groups, blocks) in self.groups.chunks(LANES).zip(self.blocks.chunks_mut(LANES)) {
-            let mut columns = [[[0.0; LANES]; LANES]; PARTS];
+            let mut columns = [[[0.0; LANES]; GROUP / 2]; 2];
             for (lane, group) in groups.iter().enumerate() {
-                for (column, value) in columns.as_flattened_mut().iter_mut().zip(group.as_flattened()) {
+                for (column, value) in columns.as_flattened_mut().iter_mut().zip(group) {
                     column[lane] = *value;
                 }
             }
             let largest = grid.peak(columns.as_flattened());
             let (mut best, mut least) = (simd.splat(0.0), simd.splat(f32::INFINITY));
-            for code in self.peaks.clone().rev() {
+            for code in PEAK_CODES.rev() {
                 let scale = grid.to_f16(simd.div(largest, simd.splat(f32::from(code))));
-                let mut error = simd.splat(0.0);
-                for part in &columns {
-                    error = simd.add(error, grid.error(part, scale, |_, error| error));
-                }
+                let [first, second] = &columns;
+                let error =
+                    simd.add(grid.error(first, scale, |_, error| error), grid.error(second, scale, |_, error| error));
                 best = simd.select_greater(least, error, scale, best);
                 least = simd.min(error, least);
             }

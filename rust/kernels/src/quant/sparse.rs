@@ -8,8 +8,7 @@
 
 use std::marker::PhantomData;
 
-use super::Format;
-use super::family::{Family, GroupedPanels, Quantized};
+use super::family::GroupedPanels;
 use super::grouped::{GROUP, StoredBlock};
 use super::integer::{BLOCK, BLOCK_PAIRS, PAIR_QUADS, Unpack};
 use crate::arch::{ByteLine, Dot, LANES, LINE};
@@ -55,14 +54,11 @@ pub trait SparseFormat: Send + Sync + 'static {
     /// Returns about how many lines of a panel precede block `index`, for its prefetch.
     fn first_line(index: usize) -> usize;
 
-    /// Quantizes numbers to stored blocks. Zeros remain zeros.
-    fn quantize(numbers: &[f32], blocks: &mut [u8]);
-
     /// Packs sixteen rows into the zeroed lines of a panel.
     fn pack(rows: &Rows<'_>, lines: &mut [ByteLine]) -> Result<(), TooDense>;
 
     /// Unpacks the first `groups` groups of block `index` of a panel, given its lines, to [`UNPACKED_LINES`] each: bytes
-    /// that are stored [`unpacked_bias`] above the codes. What cannot be read of a damaged panel is left as it is.
+    /// that are stored [`unpacked_bias`] above the codes. What cannot be read of a damaged panel is zero.
     fn unpack<S: Dot>(simd: S, lines: &[ByteLine], index: usize, groups: usize, to: &mut [ByteLine]);
 
     /// Returns line `index` of the eight of unit `unit`, two groups: the codes of two of each four inputs, of eight inputs of
@@ -83,18 +79,6 @@ pub trait SparseFormat: Send + Sync + 'static {
     fn read_row(lines: &[ByteLine], row: usize, out: &mut [f32]);
 }
 
-/// Quantizes numbers to the dense stored blocks of a sparse format. Zeros remain zeros, and numbers that lie on a grid of
-/// an f16 scale and codes, of which the largest has at least half of the largest magnitude, remain as they are.
-///
-/// # Panics
-/// If the format is not sparse, or `blocks` does not have one block for each group of inputs.
-pub fn quantize_sparse(format: Format, numbers: &[f32], blocks: &mut [u8]) {
-    match format.family() {
-        Family::Quantized(Quantized::Grouped(format)) if format.is_sparse() => format.quantize(numbers, blocks),
-        _ => panic!("format must be sparse, got {}", format.name()),
-    }
-}
-
 /// Returns the offset of stored codes of a format that selects activations.
 pub const fn code_offset<F: SparseFormat>() -> u8 {
     1 << (F::BITS - 1)
@@ -109,7 +93,7 @@ pub const fn unpacked_bias<S: Dot, F: SparseFormat>() -> u8 {
 }
 
 /// Returns the stored block of a format.
-pub const fn stored<F: SparseFormat>() -> StoredBlock {
+const fn stored<F: SparseFormat>() -> StoredBlock {
     StoredBlock { inputs: F::INPUTS, bytes: SCALE_BYTES + F::INPUTS }
 }
 
@@ -163,10 +147,6 @@ impl<F: SparseFormat> GroupedPanels for Sparse<F> {
 
     fn is_sparse(&self) -> bool {
         true
-    }
-
-    fn quantize(&self, numbers: &[f32], blocks: &mut [u8]) {
-        F::quantize(numbers, blocks);
     }
 
     fn bytes(&self, cols: usize) -> Option<usize> {

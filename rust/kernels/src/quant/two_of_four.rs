@@ -12,9 +12,7 @@
 use super::grouped::{GROUP, Whole, half_of, halves, halves_mut};
 use super::integer::{BLOCK, PAIR_QUADS, Unpack};
 use super::planes::{self, BitPlanes, Bits};
-use super::q8_0::{self, PEAK_CODES};
-use super::sparse::{Rows, SparseFormat, TooDense, UNPACKED_LINES, stored, unpacked_bias};
-use super::{Int4, Int8};
+use super::sparse::{Rows, SparseFormat, TooDense, UNPACKED_LINES, unpacked_bias};
 use crate::arch::{ByteLine, Dot, LANES, LINE};
 use crate::matmul::unroll::unroll;
 
@@ -43,25 +41,14 @@ const KEPT: usize = 2;
 pub trait Codes: BitPlanes {
     /// Unpacked form on instruction sets that multiply codes, if codes are small enough.
     type ByCodes: Unpack;
-
-    /// Quantizes numbers to stored blocks.
-    fn quantize(numbers: &[f32], blocks: &mut [u8]);
 }
 
 impl Codes for Bits<8> {
     type ByCodes = Whole<false>;
-
-    fn quantize(numbers: &[f32], blocks: &mut [u8]) {
-        q8_0::quantize::<Int8, { UNIT / LANES }, { stored::<Int8TwoOfFour>().bytes }>(PEAK_CODES, numbers, blocks);
-    }
 }
 
 impl Codes for Bits<4> {
     type ByCodes = Whole<true>;
-
-    fn quantize(numbers: &[f32], blocks: &mut [u8]) {
-        q8_0::quantize::<Int4, { UNIT / LANES }, { stored::<Int4TwoOfFour>().bytes }>(1..=8, numbers, blocks);
-    }
 }
 
 impl<const BITS: usize> TwoOfFour<BITS> {
@@ -126,10 +113,6 @@ where
 
     fn first_line(index: usize) -> usize {
         index * (1 + UNITS * Self::UNIT_LINES)
-    }
-
-    fn quantize(numbers: &[f32], blocks: &mut [u8]) {
-        Bits::<BITS>::quantize(numbers, blocks);
     }
 
     fn pack(rows: &Rows<'_>, lines: &mut [ByteLine]) -> Result<(), TooDense> {
