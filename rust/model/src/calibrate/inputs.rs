@@ -78,8 +78,6 @@ pub(super) struct CalibratedSite {
     /// Number of inputs.
     pub columns: usize,
     pub wanted: WantedInputs,
-    /// Bytes of the weights in f32 that are pruned.
-    pub pruned_bytes: u64,
 }
 
 impl CalibratedSite {
@@ -87,9 +85,7 @@ impl CalibratedSite {
     /// layers use is packed for the inputs of the first.
     pub fn of(plan: &MatrixPlan<'_>) -> Option<Self> {
         let site = plan.site.filter(|_| !plan.is_again)?;
-        let rows = plan.bands.iter().map(|(_, rows)| rows).sum();
-        let pruned_bytes = if plan.pruning.is_some() { float_bytes(rows, plan.columns) } else { 0 };
-        Some(Self { site, columns: plan.columns, wanted: plan.wanted_inputs()?, pruned_bytes })
+        Some(Self { site, columns: plan.columns, wanted: plan.wanted_inputs()? })
     }
 
     /// Returns the bytes that recording the inputs takes.
@@ -108,6 +104,8 @@ pub(super) struct CalibratedSites {
     pub linears: Vec<CalibratedSite>,
     /// Bytes of all matrices.
     pub bytes: u64,
+    /// Bytes of the largest matrix in f32 that is pruned: one at a time is.
+    pub pruned_bytes: u64,
     sites: Vec<Site>,
 }
 
@@ -116,6 +114,10 @@ impl Packer for CalibratedSites {
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
         self.linears.extend(CalibratedSite::of(&plan));
+        if plan.pruning.is_some() {
+            let rows = plan.bands.iter().map(|(_, rows)| rows).sum();
+            self.pruned_bytes = self.pruned_bytes.max(float_bytes(rows, plan.columns));
+        }
         let size = plan.size();
         self.bytes = self.bytes.saturating_add(size.bytes);
         Ok(size)

@@ -192,8 +192,7 @@ fn needs(spec: &ModelSpec, floats: &Loader<'_>, loader: &Loader<'_>, sequences: 
         let (mut layer, mut wanted) = (Measure::default(), CalibratedSites::default());
         floats.layer(&mut layer, index, layer_spec, &[])?;
         loader.layer(&mut wanted, index, layer_spec, &[])?;
-        let of_linear = |linear: &CalibratedSite| linear.recorded_bytes().saturating_add(linear.pruned_bytes);
-        let of_inputs = wanted.linears.iter().map(of_linear).max().unwrap_or(0);
+        let of_inputs = wanted.linears.iter().map(CalibratedSite::recorded_bytes).max().unwrap_or(0);
         let beside = beside_hessians(spec, index, &wanted, sequences);
         most = most.max(layer.bytes.saturating_add(of_inputs).saturating_add(beside));
     }
@@ -202,7 +201,7 @@ fn needs(spec: &ModelSpec, floats: &Loader<'_>, loader: &Loader<'_>, sequences: 
 }
 
 /// Returns the bytes that a layer needs besides its f32 weights and their Hessians: its quantized weights, the
-/// activations of the longest sequence including a copy of its hidden states, and the sequence memory, which is that of
+/// weights that are being pruned, the activations of the longest sequence including a copy of its hidden states, and the sequence memory, which is that of
 /// all sequences where layers share keys and values.
 fn beside_hessians(spec: &ModelSpec, index: usize, wanted: &CalibratedSites, sequences: &[Vec<u32>]) -> u64 {
     let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
@@ -213,7 +212,11 @@ fn beside_hessians(spec: &ModelSpec, index: usize, wanted: &CalibratedSites, seq
     };
     let held = pass::held_memory(spec, index, sequences.len()).into_iter();
     let memory = held.map(|(layout, held)| bytes(layout).saturating_mul(held as u64)).fold(0, u64::saturating_add);
-    wanted.bytes.saturating_add(buffer_bytes(spec, longest, 0)).saturating_add(memory)
+    wanted
+        .bytes
+        .saturating_add(wanted.pruned_bytes)
+        .saturating_add(buffer_bytes(spec, longest, 0))
+        .saturating_add(memory)
 }
 
 pub(crate) fn float_bytes(rows: usize, width: usize) -> u64 {
