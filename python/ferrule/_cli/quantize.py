@@ -12,7 +12,7 @@ from ferrule._api.allocation import BitAllocation, allocate_bits
 from ferrule._api.calibration import TOKENS
 from ferrule._api.info import size_text
 from ferrule._api.pruning import METHODS, default_method
-from ferrule._api.quantization import FORMATS, checked_paths, quantize
+from ferrule._api.quantization import FORMATS, checked_paths, pruned_share, quantize
 from ferrule._cli.help import Command, options
 from ferrule._cli.model import LOADING, engine_rows, load_status, model_argument
 
@@ -149,6 +149,8 @@ def command(model: str | None, output: Path, **settings: Any) -> None:
         written = quantize(model, output, progress=progress, **settings)
     size = size_text(sum(path.stat().st_size for path in written.rglob("*") if path.is_file()))
     print(f"{written}: {name}, {size}", file=sys.stderr)
+    if settings["sparsity"] is not None:
+        print(pruned_share(written), file=sys.stderr)
 
 
 def _report(allocation: BitAllocation) -> str:

@@ -41,7 +41,7 @@ pub use mixers::{
     RwkvChannelMixSpec, RwkvTimeMixSpec, Scoring, ShortConvolutionSpec, XieluSpec,
 };
 pub use needs::{Needs, buffer_bytes, measure};
-pub use pruning::{Pruning, PruningMethod};
+pub use pruning::{PrunedShare, Pruning, PruningMethod};
 pub use quantization::Quantization;
 pub use recipe::{MatrixFormats, Recipe, RecipeError};
 pub use rope::{Dynamic, Linear, Llama3, LongRope, RopeScaling, RopeSpec, Yarn};

@@ -1,10 +1,14 @@
 //! [`Pruning`]: how the weights of linear layers are set to zero before they are packed.
 
-use ferrule_kernels::Format::{self, Bf16, F16, Int4, Int4TwoOfFour, Int6, Int8, Int8Sparse, Int8TwoOfFour};
+use std::fmt;
+
+use ferrule_kernels::Format::{self, Bf16, F16, F32, Int4, Int4TwoOfFour, Int6, Int8, Int8Sparse, Int8TwoOfFour};
 use ferrule_kernels::arch::LANES;
 use ferrule_kernels::{Basis, Sparsity};
 
-use crate::weights::RolePart;
+use crate::recipe::MatrixFormats;
+use crate::spec::ModelSpec;
+use crate::weights::{LoadError, Loader, MatrixPlan, MatrixSize, Packer, RolePart, Site, Source, refuse_packed};
 
 /// Pruning of the linear layers in the layers of a model. Embeddings, the lm_head, routers, norms and biases stay as they
 /// are, and so do matrices that the sparsity does not fit.
@@ -69,22 +73,136 @@ impl Pruning {
         }
     }
 
-    /// Returns the formats of the parts of a linear layer if it is pruned, or `None` if it stays as it is.
-    pub(crate) fn formats(self, at: &str, parts: &[RolePart<'_>], columns: usize) -> Option<Vec<Format>> {
-        let fits = |format: &Format| format.stored_block().is_none_or(|block| columns.is_multiple_of(block.inputs));
+    /// Returns the formats of the parts of a linear layer if it is pruned, or why it stays dense.
+    pub(crate) fn formats(self, at: &str, parts: &[RolePart<'_>], columns: usize) -> Result<Vec<Format>, StaysDense> {
+        // What must be exact, such as a router, is in f32.
+        if !at.starts_with("layers.") || parts.iter().any(|(_, _, usual)| *usual == F32) {
+            return Err(StaysDense::Exempt);
+        }
+        let multiple = |format: Format| match (format.stored_block(), self.sparsity.fits(columns)) {
+            (Some(block), _) if !columns.is_multiple_of(block.inputs) => Some(block.inputs),
+            (_, false) => Some(TWO_OF_FOUR_INPUTS),
+            _ => None,
+        };
+        let formats = parts.iter().map(|&(_, _, usual)| {
+            let format = self.sparse_format(usual).ok_or(StaysDense::NoFormat(usual))?;
+            match multiple(format) {
+                Some(multiple) => Err(StaysDense::Inputs { columns, multiple, format }),
+                None => Ok(format),
+            }
+        });
+        let formats = formats.collect::<Result<Vec<_>, _>>()?;
         // Formats of bands that end within a panel would be replaced by a wider one, which may not be sparse.
         let whole = parts.iter().rev().skip(1).all(|(_, rows, _)| rows.is_multiple_of(LANES));
-        let formats = parts.iter().map(|(_, _, usual)| self.sparse_format(*usual).filter(fits));
-        let formats = formats.collect::<Option<Vec<_>>>()?;
         let same = formats.windows(2).all(|pair| pair[0] == pair[1]);
-        (at.starts_with("layers.") && self.sparsity.fits(columns) && (same || whole)).then_some(formats)
+        if same || whole { Ok(formats) } else { Err(StaysDense::Rows) }
+    }
+}
+
+/// Number of inputs that are compared with each other in 2:4.
+const TWO_OF_FOUR_INPUTS: usize = 4;
+
+/// Why a matrix is not pruned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StaysDense {
+    /// It is not among those that are pruned.
+    Exempt,
+    /// The format has no sparse one for the sparsity.
+    NoFormat(Format),
+    /// Its inputs are not whole blocks.
+    Inputs { columns: usize, multiple: usize, format: Format },
+    /// Its parts have different formats, which do not begin at whole panels.
+    Rows,
+}
+
+impl fmt::Display for StaysDense {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exempt => f.write_str("it is never pruned"),
+            Self::NoFormat(format) => write!(f, "{} has no sparse format for this sparsity", format.name()),
+            Self::Inputs { columns, multiple, format } => {
+                write!(f, "its {columns} inputs are not a multiple of {multiple}, as {} needs", format.name())
+            }
+            Self::Rows => write!(f, "its parts have two formats and are not multiples of {LANES} rows"),
+        }
+    }
+}
+
+/// Which matrices of a model are pruned.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct PrunedShare {
+    /// Number of matrices that are pruned.
+    pub pruned_matrices: usize,
+    /// Number of matrices of the linear layers that pruning is for.
+    pub matrices: usize,
+    /// Number of weights, zeros included, of the matrices that are pruned.
+    pub pruned_weights: u64,
+    /// Number of weights of all of these matrices.
+    pub weights: u64,
+    /// The first matrix that is not pruned and why, if there is one.
+    pub first_dense: Option<String>,
+}
+
+impl fmt::Display for PrunedShare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pruned_matrices, matrices, pruned_weights, weights, first_dense } = self;
+        write!(f, "{pruned_matrices} of {matrices} matrices pruned")?;
+        match first_dense {
+            Some(first) => write!(f, " ({pruned_weights} of {weights} weights); the first that is not: {first}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl PrunedShare {
+    /// Counts the matrices that are pruned when the weights of a source are packed.
+    ///
+    /// # Errors
+    /// [`LoadError`] if the files do not fit the spec, or the source is packed already.
+    pub fn of(spec: &ModelSpec, source: Source<'_>, formats: MatrixFormats<'_>) -> Result<Self, LoadError> {
+        refuse_packed(source)?;
+        let mut list = PrunedMatrices::default();
+        Loader::new(spec, source, formats).without_vectors().weights(&mut list)?;
+        Ok(list.share)
+    }
+}
+
+/// Counts matrices that are pruned.
+#[derive(Default)]
+struct PrunedMatrices {
+    share: PrunedShare,
+    sites: Vec<Site>,
+}
+
+impl Packer for PrunedMatrices {
+    type Matrix = MatrixSize;
+
+    fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
+        let share = &mut self.share;
+        let rows: usize = plan.bands.iter().map(|(_, rows)| rows).sum();
+        let weights = (rows as u64).saturating_mul(plan.columns as u64);
+        let is_pruned = plan.pruning.is_some();
+        if !plan.is_again && (is_pruned || plan.stays_dense.is_some()) {
+            share.matrices += 1;
+            share.weights = share.weights.saturating_add(weights);
+        }
+        if !plan.is_again && is_pruned {
+            share.pruned_matrices += 1;
+            share.pruned_weights = share.pruned_weights.saturating_add(weights);
+        }
+        if let (None, Some(why)) = (&share.first_dense, plan.stays_dense) {
+            share.first_dense = Some(format!("{}, because {why}", plan.name));
+        }
+        Ok(plan.size())
+    }
+
+    fn sites(&mut self) -> &mut Vec<Site> {
+        &mut self.sites
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use ferrule_kernels::Format::F32;
-
     use super::*;
 
     #[test]
@@ -93,17 +211,18 @@ mod tests {
             |sparsity: &str| Pruning { sparsity: sparsity.parse().unwrap(), method: PruningMethod::Magnitude };
         let (half, two_of_four) = (pruning("0.5"), pruning("2:4"));
         let of = |format, other| [("up", 16, format), ("gate", 24, other)];
+        let inputs = |columns, multiple, format| StaysDense::Inputs { columns, multiple, format };
         let at = "layers.0.ffn.";
-        assert_eq!(half.formats(at, &of(Bf16, Bf16), 30), Some(vec![Bf16, Bf16]));
-        assert_eq!(half.formats(at, &of(Int8, Int8), 256), Some(vec![Int8Sparse, Int8Sparse]));
-        assert_eq!(half.formats(at, &of(Int8, Int8), 192), None, "columns of blocks");
-        assert_eq!(half.formats(at, &of(Int4, Int4), 256), None, "no format");
-        assert_eq!(half.formats(at, &of(F32, F32), 256), None, "routers");
-        assert_eq!(half.formats("", &of(Bf16, Bf16), 256), None, "the lm_head");
-        assert_eq!(two_of_four.formats(at, &of(Bf16, Bf16), 30), None, "columns of groups");
-        assert_eq!(two_of_four.formats(at, &of(Int4, Int6), 192), Some(vec![Int4TwoOfFour, Int8TwoOfFour]));
+        assert_eq!(half.formats(at, &of(Bf16, Bf16), 30), Ok(vec![Bf16, Bf16]));
+        assert_eq!(half.formats(at, &of(Int8, Int8), 256), Ok(vec![Int8Sparse, Int8Sparse]));
+        assert_eq!(half.formats(at, &of(Int8, Int8), 192), Err(inputs(192, 128, Int8Sparse)), "columns of blocks");
+        assert_eq!(half.formats(at, &of(Int4, Int4), 256), Err(StaysDense::NoFormat(Int4)), "no format");
+        assert_eq!(half.formats(at, &of(F32, F32), 256), Err(StaysDense::Exempt), "routers");
+        assert_eq!(half.formats("", &of(Bf16, Bf16), 256), Err(StaysDense::Exempt), "the lm_head");
+        assert_eq!(two_of_four.formats(at, &of(Bf16, Bf16), 30), Err(inputs(30, 4, Bf16)), "columns of groups");
+        assert_eq!(two_of_four.formats(at, &of(Int4, Int6), 192), Ok(vec![Int4TwoOfFour, Int8TwoOfFour]));
         let within_panel = [("q", 24, Int4), ("v", 16, Int6)];
-        assert_eq!(two_of_four.formats(at, &within_panel, 192), None, "rows of panels");
+        assert_eq!(two_of_four.formats(at, &within_panel, 192), Err(StaysDense::Rows), "rows of panels");
     }
 
     #[test]

@@ -25,8 +25,8 @@ use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Cancel, Exec, Pool, machine};
 use ferrule_model::{
     Allocation, AllocationError, LoadError, LoadOptions, MatrixFormats, ModelSpec, Pipeline, PipelineError, Progress,
-    Pruning, Quantization, Recipe, Source, Stage, StageLink, TensorParallelGroup, Transformer, WeightFiles,
-    divide_layers,
+    PrunedShare, Pruning, Quantization, Recipe, Source, Stage, StageLink, TensorParallelGroup, Transformer,
+    WeightFiles, divide_layers,
 };
 
 use crate::parameter::Checked;
@@ -37,6 +37,9 @@ pub use options::EngineOptions;
 
 /// Maximum number of bytes that a step reads from a prefix cache directory, which takes some hundredths of a second.
 const PREFIX_CACHE_STEP_BYTES: usize = 32 << 20;
+
+/// Metadata key of packed files: which matrices are pruned, as [`PrunedShare`] displays it.
+const PRUNED: &str = "pruned";
 
 /// Reason that an engine could not be built.
 #[derive(Debug, thiserror::Error)]
@@ -351,10 +354,11 @@ impl<'a> EngineBuilder<'a> {
 
     /// Packs the weights into the file `path`. `calibration` is sequences of tokens, over which the model runs to reduce
     /// the error of integer formats (GPTQ). `recipe` replaces formats of single matrices, and `pruning` sets weights
-    /// to zero before they are packed. `metadata` is written into the file.
+    /// to zero before they are packed. `metadata` is written into the file, and with `pruning` which matrices it fits.
     ///
     /// # Errors
-    /// The errors of [`EngineBuilder::build`]; no file is written then.
+    /// The errors of [`EngineBuilder::build`], and [`BuildError::Parameter`] if `pruning` fits no matrix; no file is
+    /// written then.
     pub fn pack(
         self,
         path: &Path,
@@ -376,6 +380,12 @@ impl<'a> EngineBuilder<'a> {
         let mut ignored = |_, _| ();
         let progress = progress.unwrap_or(&mut ignored);
         let formats = MatrixFormats { quantization, recipe, pruning };
+        let mut metadata = metadata.clone();
+        if let Some(pruning) = pruning {
+            let share = pruned_share(&spec, source, formats, pruning)?;
+            metadata.insert(PRUNED.to_owned(), share.to_string());
+        }
+        let metadata = &metadata;
         match calibration {
             None => ferrule_model::pack_into(path, &spec, source, formats, metadata, exec, progress)?,
             Some(sequences) => {
@@ -471,6 +481,25 @@ fn threads(options: &EngineOptions) -> NonZeroUsize {
 /// Returns the threads of an engine, on the NUMA nodes of the processors that it may use.
 fn pool(options: &EngineOptions) -> Pool {
     Pool::on_nodes(threads(options), &if options.numa { machine::numa_nodes() } else { Vec::new() })
+}
+
+/// Returns which matrices are pruned.
+///
+/// # Errors
+/// [`BuildError::Parameter`] if none is, and the errors of reading headers.
+fn pruned_share(
+    spec: &ModelSpec,
+    source: Source<'_>,
+    formats: MatrixFormats<'_>,
+    pruning: Pruning,
+) -> Result<PrunedShare, BuildError> {
+    let share = PrunedShare::of(spec, source, formats)?;
+    if share.pruned_matrices > 0 {
+        return Ok(share);
+    }
+    let first = share.first_dense.unwrap_or_else(|| "the model has no linear layers that are pruned".to_owned());
+    let requirement = format!("one that fits a matrix of the model in {}: {first}", formats.quantization.name());
+    Err(InvalidParameterError::new("sparsity", pruning.sparsity.to_string(), requirement).into())
 }
 
 /// Checks the tokens of a calibration against the vocabulary and the context of the model.

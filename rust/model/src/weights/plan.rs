@@ -14,7 +14,7 @@ use super::sizes::MatrixSize;
 use super::source::packed_matrix;
 use super::stored::Stored;
 use super::table::TokenTable;
-use crate::pruning::{Pruning, WantedInputs};
+use crate::pruning::{Pruning, StaysDense, WantedInputs};
 use crate::random::RandomMatrix;
 
 /// Receives the bytes of packed weights that are done, and of all.
@@ -40,6 +40,8 @@ pub(crate) struct MatrixPlan<'a> {
     pub panels: Option<Range<usize>>,
     /// Pruning of the weights before they are packed.
     pub pruning: Option<Pruning>,
+    /// Why the matrix is not pruned although pruning is for it.
+    pub stays_dense: Option<StaysDense>,
 }
 
 /// Makes something of each plan: its size, or the packed matrix.
@@ -128,6 +130,7 @@ impl<'a> MatrixPlan<'a> {
             columns,
             panels: None,
             pruning: None,
+            stays_dense: None,
         }
     }
 
@@ -162,6 +165,7 @@ impl<'a> MatrixPlan<'a> {
             columns,
             panels: None,
             pruning: None,
+            stays_dense: None,
         }
     }
 

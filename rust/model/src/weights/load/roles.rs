@@ -3,6 +3,7 @@
 use ferrule_kernels::{Format, machine};
 
 use super::Loader;
+use crate::pruning::StaysDense;
 use crate::spec::NormSpec;
 use crate::weights::error::LoadError;
 use crate::weights::plan::{MatrixPlan, Packer};
@@ -46,13 +47,16 @@ impl<'a> Loader<'a> {
     ) -> Result<Linear<P::Matrix>, LoadError> {
         let roles: Vec<_> = parts.iter().map(|(role, ..)| *role).collect();
         let weights: Vec<_> = roles.iter().map(|role| format!("{at}{role}.weight")).collect();
-        let sparse = self.pruning.and_then(|pruning| pruning.formats(at, parts, columns));
+        let sparse = self.pruning.map(|pruning| pruning.formats(at, parts, columns));
+        let stays_dense = sparse.as_ref().and_then(|sparse| sparse.as_ref().err().copied());
+        let sparse = sparse.and_then(Result::ok);
         let formats = sparse.clone().unwrap_or_else(|| parts.iter().map(|(_, _, format)| *format).collect());
         let rows = weights.iter().zip(parts).zip(formats);
         let rows: Vec<_> =
             rows.map(|((role, &(_, rows, _)), format)| MatrixPart { role, rows, format, slice: None }).collect();
         let mut plan = self.matrix(format!("{at}{}", roles.join("+")), &rows, columns)?;
         plan.pruning = self.pruning.filter(|_| sparse.is_some());
+        plan.stays_dense = stays_dense.filter(|why| *why != StaysDense::Exempt);
         let biases =
             || parts.iter().map(|(role, rows, _)| (Some(format!("{at}{role}.bias")), *rows)).collect::<Vec<_>>();
         let bias = if bias { Some(self.vectors(&biases())?) } else { None };
