@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -111,8 +112,10 @@ INVALID = [
         {"sparsity": 0.4, "format": "int8"},
         "sparsity must be 2:4 or >= 0.5 with int8, whose sparse format stores half of the weights, got 0.4",
     ),
-    ({"sparsity": 0.99, "format": "bf16"}, "sparsity must be 2:4 or a share of zeros from 0.05 to 0.95, got '0.99'"),
+    ({"sparsity": 0.99, "format": "bf16"}, "sparsity must be 2:4 or a share of zeros from 0.05 to 0.95, got 0.99"),
     ({"sparsity": "4:8", "format": "f16"}, "sparsity must be 2:4 or a share of zeros from 0.05 to 0.95, got '4:8'"),
+    ({"sparsity": (2, 4)}, "sparsity must be 2:4 or a share of zeros from 0.05 to 0.95, got (2, 4)"),
+    ({"sparsity": "nan"}, "sparsity must be 2:4 or a share of zeros from 0.05 to 0.95, got 'nan'"),
     ({"pruning": "magnitude"}, "pruning must be None without sparsity, got 'magnitude'"),
     (
         {"sparsity": "2:4", "format": "bf16", "pruning": "other"},
@@ -137,8 +140,25 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     out = tmp_path / "out"
     model = str(GOLDEN / "llama")
     assert main(["quantize", model, "--format", "bf16", "--sparsity", "2:4", "-o", str(out)]) == 0
-    assert "bf16, 2:4 sparse (magnitude)" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "bf16, 2:4 sparse (magnitude)" in shown
+    assert re.search(r"^(\d+) of \1 matrices pruned$", shown, re.MULTILINE)
     assert main(["quantize", model, "--sparsity", "0.5", "-o", str(out)]) == 2
     assert "--sparsity needs --format" in capsys.readouterr().err
     assert main(["quantize", model, "--format", "bf16", "--pruning", "wanda", "-o", str(out)]) == 2
     assert "--pruning needs --sparsity" in capsys.readouterr().err
+
+
+def test_matrices_that_do_not_fit_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, out = str(GOLDEN / "llama"), tmp_path / "out"
+    width = json.loads((GOLDEN / "llama" / "config.json").read_text())["hidden_size"]
+    assert width % 128
+    reason = f"because its {width} inputs are not a multiple of 128, as int8_sparse needs"
+    with pytest.raises(InvalidParameterError, match=rf"sparsity must be one that fits .* in int8: layers\.0\..*{reason}"):
+        quantize(model, out, format="int8", sparsity=0.5)
+    assert not out.exists()
+    assert main(["quantize", model, "--format", "int8", "--sparsity", "2:4", "-o", str(out)]) == 0
+    shown = capsys.readouterr().err
+    [pruned, matrices] = re.search(r"^(\d+) of (\d+) matrices pruned \(\d+ of \d+ weights\)", shown, re.MULTILINE).groups()
+    assert int(pruned) == 2 * int(matrices) // 3
+    assert "the first that is not: layers.0.ffn.down, because its 160 inputs are not a multiple of 64" in shown

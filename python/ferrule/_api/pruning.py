@@ -10,6 +10,8 @@ CALIBRATED = ("sparsegpt", "wanda")
 """Methods that need calibration data."""
 TWO_OF_FOUR = "2:4"
 """Two zeros in each four consecutive inputs."""
+LEAST, HALF, MOST = 0.05, 0.5, 0.95
+"""Least share of zeros, least in int8, whose sparse format stores half of the weights, and most."""
 
 
 def default_method(*, calibrates: bool) -> str:
@@ -26,17 +28,16 @@ def checked_pruning(
 ) -> tuple[str, str] | None:
     """Returns the sparsity as text and the name of the method, None without sparsity.
 
-    The native module checks the sparsity.
-
     Raises InvalidParameterError.
     """
     if sparsity is None:
         if pruning is not None:
             raise InvalidParameterError("pruning", pruning, "None without sparsity")
         return None
-    if sparsity != TWO_OF_FOUR and format == "int4":
+    share = _share(sparsity)
+    if share is not None and format == "int4":
         raise InvalidParameterError("sparsity", sparsity, f"{TWO_OF_FOUR} with int4, which has no other sparse format")
-    if sparsity != TWO_OF_FOUR and format == "int8" and _is_below_half(sparsity):
+    if share is not None and share < HALF and format == "int8":
         requirement = f"{TWO_OF_FOUR} or >= 0.5 with int8, whose sparse format stores half of the weights"
         raise InvalidParameterError("sparsity", sparsity, requirement)
     method = pruning or default_method(calibrates=calibrates)
@@ -44,11 +45,17 @@ def checked_pruning(
         raise InvalidParameterError("pruning", method, f"one of {', '.join(METHODS)}")
     if method in CALIBRATED and not calibrates:
         raise InvalidParameterError("pruning", method, "magnitude without calibrate")
-    return str(sparsity), method
+    return TWO_OF_FOUR if share is None else str(share), method
 
 
-def _is_below_half(sparsity: float | str) -> bool:
+def _share(sparsity: float | str) -> float | None:
+    """Returns the share of zeros, None for 2:4. Raises InvalidParameterError."""
+    if sparsity == TWO_OF_FOUR:
+        return None
     try:
-        return float(sparsity) < 0.5
-    except ValueError:
-        return False  # refused by the native module
+        share = float(sparsity)
+    except (TypeError, ValueError, OverflowError):
+        share = 0.0
+    if not LEAST <= share <= MOST:
+        raise InvalidParameterError("sparsity", sparsity, f"{TWO_OF_FOUR} or a share of zeros from {LEAST} to {MOST}")
+    return share
