@@ -68,12 +68,14 @@ def quantize(
 
     `sparsity`, a share of zeros or "2:4", sets weights of the linear layers to zero. `pruning` chooses them: sparsegpt,
     wanda or magnitude (default sparsegpt with `calibrate`, else magnitude). Embeddings, the lm_head, routers, norms and
-    biases stay as they are, and so do matrices whose inputs are not whole blocks of the format. int8 and int4 become sparse formats, which store half of the weights: int4 needs "2:4",
-    int8 "2:4" or a share from 0.5. bf16 and f16 stay as large as they are.
+    biases stay as they are, and so do matrices whose inputs are not whole blocks of the format. int8 and int4 become
+    sparse formats, which store half of the weights: int4 needs "2:4", int8 "2:4" or a share from 0.5. bf16 and
+    f16 stay as large as they are.
 
-    Raises InvalidParameterError for an unknown format, sparsity or method, for a sparsity that fits no matrix, for a format beside a recipe, and if
-    `output` is the model's own directory or holds other files; ConfigError for an invalid recipe; ModelWriteError if
-    the directory cannot be written; and the errors of loading a model and of reading `calibrate`.
+    Raises InvalidParameterError for an unknown format, sparsity or method, for a sparsity that fits no matrix, for a
+    format beside a recipe, and if `output` is the model's own directory or holds other files;
+    ConfigError for an invalid recipe; ModelWriteError if the directory cannot be written; and the errors of loading a
+    model and of reading `calibrate`.
     """
     if isinstance(recipe, str | os.PathLike):
         recipe = Recipe.read(recipe)
