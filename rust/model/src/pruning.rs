@@ -102,16 +102,16 @@ impl Pruning {
 /// Number of inputs that are compared with each other in 2:4.
 const TWO_OF_FOUR_INPUTS: usize = 4;
 
-/// Why a matrix is not pruned.
+/// Reason that a matrix is not pruned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StaysDense {
-    /// It is not among those that are pruned.
+    /// Matrix outside of what pruning is for.
     Exempt,
-    /// The format has no sparse one for the sparsity.
+    /// Format that has no sparse one for the sparsity.
     NoFormat(Format),
-    /// Its inputs are not whole blocks.
+    /// Inputs that are not whole blocks.
     Inputs { columns: usize, multiple: usize, format: Format },
-    /// Its parts have different formats, which do not begin at whole panels.
+    /// Parts of different formats that do not begin at whole panels.
     Rows,
 }
 
@@ -128,7 +128,7 @@ impl fmt::Display for StaysDense {
     }
 }
 
-/// Which matrices of a model are pruned.
+/// Number of matrices of a model that are pruned.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct PrunedShare {
     /// Number of matrices that are pruned.

@@ -233,7 +233,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Expands bytes: byte i is the next one of `values` where bit i of `mask` is set, and 0 elsewhere.
     fn expand(self, mask: u64, values: &[u8; LINE]) -> Self::Bytes;
     /// Expands a line for each mask, as [`Simd::expand`], XORs its bytes with `xor`, and returns the values that are left.
-    /// Where fewer values than a line are left, none is taken: lines are as with masks of zero.
+    /// Where fewer values than a line are left, lines are those of masks of zero.
     #[inline(always)]
     fn expand_lines<'a, const N: usize>(
         self,

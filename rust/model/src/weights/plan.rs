@@ -40,7 +40,7 @@ pub(crate) struct MatrixPlan<'a> {
     pub panels: Option<Range<usize>>,
     /// Pruning of the weights before they are packed.
     pub pruning: Option<Pruning>,
-    /// Why the matrix is not pruned although pruning is for it.
+    /// Reason that the matrix is not pruned although pruning is for it.
     pub stays_dense: Option<StaysDense>,
 }
 
