@@ -486,7 +486,7 @@ fn pool(options: &EngineOptions) -> Pool {
 /// Returns which matrices are pruned.
 ///
 /// # Errors
-/// [`BuildError::Parameter`] if none is, and the errors of reading headers.
+/// [`BuildError::Parameter`] if there is none, and the errors of reading headers.
 fn pruned_share(
     spec: &ModelSpec,
     source: Source<'_>,
