@@ -28,7 +28,7 @@ Array = npt.NDArray[np.float32]
 Json = Mapping[str, Any]
 Named = Iterator[tuple[str, Array]]
 
-DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "I64": np.dtype("<i8")}
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,24 @@ FAMILIES = {
     "cohere2": Family(MODEL_ARCH.COHERE2, keys=LOGIT_SCALE | WINDOW),
     "deepseek_v2": Family(MODEL_ARCH.DEEPSEEK2, keys=ROUTED | LATENT),
     "deepseek_v3": Family(MODEL_ARCH.DEEPSEEK2, keys=ROUTED | LATENT),
+    "deepseek_v4": Family(
+        MODEL_ARCH.DEEPSEEK2,
+        name="deepseek4",
+        keys={
+            **WINDOW,
+            **ROUTED,
+            "q_lora_rank": "attention.q_lora_rank",
+            "o_groups": "attention.output_group_count",
+            "o_lora_rank": "attention.output_lora_rank",
+            "compress_rope_theta": "attention.compress_rope_freq_base",
+            "index_n_heads": "attention.indexer.head_count",
+            "index_head_dim": "attention.indexer.key_length",
+            "index_topk": "attention.indexer.top_k",
+            "hc_mult": "hyper_connection.count",
+            "hc_sinkhorn_iters": "hyper_connection.sinkhorn_iterations",
+            "hc_eps": "hyper_connection.epsilon",
+        },
+    ),
     "dots1": Family(MODEL_ARCH.DOTS1, keys=ROUTED),
     "ernie4_5": Family(MODEL_ARCH.ERNIE4_5),
     "ernie4_5_moe": Family(
@@ -230,7 +248,7 @@ class Checkpoint:
     def _rope(self) -> Json:
         """RoPE parameters of layers without a window, in the format of transformers 5; empty if there are none."""
         if rope := self.config.get("rope_parameters"):
-            return rope.get("full_attention", rope)
+            return rope.get("full_attention", rope.get("main", rope))
         if self.config.get("rope_theta", self.config.get("rotary_emb_base")) is None:
             return {}
         rope = dict(self.config.get("rope_scaling") or {})
@@ -271,7 +289,7 @@ def convert(
     if checkpoint.config["model_type"] in VARIED:
         stored = varied_tensors(checkpoint.config, stored)
     for name, values in tensors(checkpoint, stored, split_latent=split_latent):
-        target = name if name.startswith("blk.") else gguf_name(names, name)
+        target = name if name.startswith(("blk.", "output")) else gguf_name(names, name)
         add_tensor(writer, target, values, storage)
     for name, factors in factor_tensors(checkpoint):
         add_tensor(writer, name, factors, "F32")
@@ -317,6 +335,9 @@ def add(writer: GGUFWriter, key: str, value: object) -> None:
 
 def add_tensor(writer: GGUFWriter, name: str, values: Array, storage: str) -> None:
     """Adds a tensor: a matrix as `storage` if its rows are whole blocks, all others as F32."""
+    if name.endswith("tid2eid.weight"):
+        writer.add_tensor(name, values.astype(np.int32))
+        return
     kind = GGMLQuantizationType["F32" if ALWAYS_F32.search(name) else storage]
     block, _ = gguf.GGML_QUANT_SIZES[kind]
     if kind == GGMLQuantizationType.F32 or values.ndim < 2 or values.shape[-1] % block:
@@ -454,7 +475,7 @@ def tensors(checkpoint: Checkpoint, stored: Named, *, split_latent: bool) -> Nam
     norms: dict[str, list[tuple[int, Array]]] = {}
     tied = config.get("tie_word_embeddings", family.arch in (MODEL_ARCH.GEMMA, MODEL_ARCH.GPT2))
     tied = tied and config["model_type"] != "kimi_linear"  # which stores an lm_head
-    left_out = ("masked_bias", "attention.bias", "inv_freq", *(["lm_head.weight"] if tied else []))
+    left_out = ("masked_bias", "attention.bias", "inv_freq", "position_ids", *(["lm_head.weight"] if tied else []))
     for name, unchanged in stored:
         if name.endswith(left_out) or "pooler." in name or name.startswith(f"model.layers.{checkpoint.layers}."):
             continue  # the latter predict further tokens

@@ -1,7 +1,7 @@
 """Changes of llama.cpp's converters to families whose layers differ, or that have special keys or tensors.
 
 Sources: `conversion/` in llama.cpp (`gemma.py`, `mimo.py`, `granite.py`, `llama.py`, `mistral3.py`, `hunyuan.py`,
-`kimi_linear.py`, `bitnet.py`).
+`kimi_linear.py`, `bitnet.py`, `deepseek.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ import numpy as np
 from gguf_mixers import Array, Json, Named, stored_decay
 
 VARIED = (
-    *("apertus", "bitnet", "gemma3n_text", "gemma4_text", "granite_swa", "granitemoe_swa", "hy_v3", "kimi_linear"),
+    *(
+        "apertus",
+        "bitnet",
+        "deepseek_v4",
+        "gemma3n_text",
+        "gemma4_text",
+        "granite_swa",
+        "granitemoe_swa",
+        "hy_v3",
+        "kimi_linear",
+    ),
     *("llama4_text", "mimo_v2_flash", "minimax", "ministral3", "mistral4"),
 )
 """Values of `model_type` of these families."""
@@ -57,6 +67,53 @@ NAMES = {
 """Ends of tensors' names in checkpoints, and the names in GGUF after `blk.N.`."""
 
 
+DEEPSEEK4 = {
+    **{f"hc_head.hc_{part}": f"output_hc_{part}.weight" for part in ("fn", "base", "scale")},
+    "head.weight": "output.weight",
+    "attn.attn_sink": "attn_sinks.weight",
+    "attn.q_norm.weight": "attn_q_a_norm.weight",
+    "attn.norm.weight": "attn_kv_a_norm.weight",
+    "attn.wq_a.weight": "attn_q_a.weight",
+    "attn.wq_b.weight": "attn_q_b.weight",
+    "attn.wkv.weight": "attn_kv.weight",
+    "attn.wo_a.weight": "attn_output_a.weight",
+    "attn.wo_b.weight": "attn_output_b.weight",
+    "attn.indexer.wq_b.weight": "indexer.attn_q_b.weight",
+    "attn.indexer.weights_proj.weight": "indexer.proj.weight",
+    **{
+        f"attn.{module}compressor.{part}": f"{name}_compressor_{end}.weight"
+        for module, name in (("", "attn"), ("indexer.", "indexer"))
+        for part, end in (("ape", "ape"), ("wkv.weight", "kv"), ("wgate.weight", "gate"), ("norm.weight", "norm"))
+    },
+    "ffn.gate.weight": "ffn_gate_inp.weight",
+    "ffn.gate.bias": "exp_probs_b.bias",
+    "ffn.gate.tid2eid": "ffn_gate_tid2eid.weight",
+    **{
+        f"ffn.{module}.{part}.weight": f"ffn_{name}_{end}.weight"
+        for module, end in (("experts", "exps"), ("shared_experts", "shexp"))
+        for part, name in (("w1", "gate"), ("w2", "down"), ("w3", "up"))
+    },
+}
+"""Names of DeepSeek-V4's tensors after the layer's number, and those in GGUF that the `gguf` package does not have."""
+
+
+def deepseek4_tensors(stored: Named) -> Named:
+    """Returns DeepSeek-V4's tensors under GGUF's names, with the experts of a layer stacked."""
+    experts: dict[str, list[tuple[int, Array]]] = {}
+    for name, values in stored:
+        found = re.match(r"model\.layers\.(\d+)\.(.*)", name)
+        if not found:
+            yield DEEPSEEK4.get(name.removeprefix("model."), name), values
+        elif of_expert := re.match(r"ffn\.experts\.(\d+)\.(.*)", found[2]):
+            target = f"blk.{found[1]}.{DEEPSEEK4[f'ffn.experts.{of_expert[2]}']}"
+            experts.setdefault(target, []).append((int(of_expert[1]), values))
+        else:
+            same = f"{found[2]}.weight" if found[2].startswith("hc_") else found[2]
+            yield f"blk.{found[1]}.{DEEPSEEK4.get(found[2], same)}", values
+    for target, matrices in experts.items():
+        yield target, np.stack([values for _, values in sorted(matrices, key=lambda matrix: matrix[0])])
+
+
 def varied_metadata(config: Json) -> dict[str, object]:
     """Returns values of config.json under GGUF's keys."""
     layers = config["num_hidden_layers"]
@@ -76,6 +133,21 @@ def varied_metadata(config: Json) -> dict[str, object]:
             }
         case "gemma4_text":
             return gemma4(config, types)
+        case "deepseek_v4":
+            rates = {"sliding_attention": 0, **config["compress_rates"]}
+            limits = [config["swiglu_limit"]] * layers
+            return {
+                "attention.compress_ratios": [rates[kind] for kind in types],
+                "attention.sliding_window_pattern": None,
+                "expert_gating_func": 4,
+                # Some files state layers that they do not have.
+                "nextn_predict_layers": config["num_nextn_predict_layers"],
+                "hash_layer_count": config["mlp_layer_types"].count("hash_moe"),
+                "rope.dimension_count": config["qk_rope_head_dim"],
+                "rope.freq_base": config["rope_theta"],
+                "swiglu_clamp_exp": limits,
+                "swiglu_clamp_shexp": limits,
+            }
         case "granite_swa" | "granitemoe_swa":
             pattern = [theta > 0 for theta in config["layer_rope_theta"]]
             return {"attention.rope_pattern": pattern, "expert_shared_feed_forward_length": None}
@@ -146,6 +218,9 @@ def gemma4(config: Json, types: list[str]) -> dict[str, object]:
 
 def varied_tensors(config: Json, stored: Named) -> Named:
     """Returns the tensors of a checkpoint of such a model, under GGUF's names where the `gguf` package has none."""
+    if config["model_type"] == "deepseek_v4":
+        yield from deepseek4_tensors(stored)
+        return
     streams: dict[str, list[Array]] = {}
     for name, values in stored:
         if found := re.match(r"model\.(altup_\w*projections)\.\d\.weight", name):

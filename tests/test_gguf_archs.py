@@ -58,6 +58,13 @@ VARIED = [
 ]
 
 
+YARN: dict[str, Any] = {
+    "rope_parameters": None,
+    "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "beta_fast": 24.0},
+}
+"""Scaling of DeepSeek-V4's layers with entries, as in its published config.json."""
+
+
 @pytest.mark.parametrize("case", VARIED)
 def test_varied_families_equal_transformers(case: str, tmp_path: Path) -> None:
     check(GOLDEN / "variants" / case, tmp_path)
@@ -67,6 +74,8 @@ def test_varied_families_equal_transformers(case: str, tmp_path: Path) -> None:
     ("case", "changes"),
     [
         ("bitnet", {"hidden_act": "silu"}),
+        ("deepseek_v4", {}),
+        ("deepseek_v4", YARN),
         ("granite_swa", {"layer_rope_theta": [0, 10_000.0, 10_000.0, 10_000.0, 0]}),
         ("minimax", {f"{name}_factor": 1.2 if "alpha" in name else 1.0 for name in MINIMAX_FACTORS}),
         ("llama4", {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}),
@@ -78,12 +87,34 @@ def test_logits_equal_those_of_the_checkpoint(case: str, changes: dict[str, Any]
     config = json.loads((original / "config.json").read_text()) | changes
     (tmp_path / "config.json").write_text(json.dumps(config))
     shutil.copy(original / "model.safetensors", tmp_path)
-    with np.load(original / "golden.npz") as golden:
-        ids: list[int] = golden["input_ids"].tolist()
+    ids: list[int] = np.random.default_rng(0).integers(config["vocab_size"], size=80).tolist()
     with LLM(tmp_path, quantization="f32", kv_cache_dtype="f32") as llm:
         expected = llm.logits(ids)
     with LLM(convert(tmp_path, tmp_path / "model.gguf"), quantization="f32", kv_cache_dtype="f32") as llm:
         np.testing.assert_allclose(llm.logits(ids), expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"expert_gating_func": 2}, "expert_gating_func must be 4 .square root of softplus."),
+        ({"attention.compress_ratios": [0, 16]}, "compress_ratios must be an integer, or a list of one for each of 3"),
+        ({"attention.compress_ratios": [8, 16, 4]}, "compress_ratios must be the same for all layers with an indexer"),
+        ({"swiglu_clamp_exp": [10.0, 7.0, 10.0]}, "swiglu_clamp_exp must be the same for all layers, and equal to"),
+        ({"swiglu_clamp_shexp": [7.0] * 3}, "swiglu_clamp_exp must be the same for all layers, and equal to"),
+        ({"swiglu_clamp_exp": [math.nan] * 3}, "swiglu_clamp_exp must be a list of finite numbers above 0"),
+    ],
+)
+def test_unsupported_values_of_deepseek_v4(
+    changes: Mapping[str, object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(config: Mapping[str, Any]) -> dict[str, object]:
+        return {**varied_metadata(config), **changes}
+
+    monkeypatch.setattr(gguf_convert, "varied_metadata", changed)
+    file = convert(GOLDEN / "variants" / "deepseek_v4", tmp_path / "model.gguf")
+    with pytest.raises((ConfigError, UnsupportedModelError), match=message):
+        model_info(file)
 
 
 @pytest.mark.parametrize("case", MIXERS)

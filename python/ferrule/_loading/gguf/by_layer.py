@@ -9,9 +9,12 @@ from typing import Any, cast
 from ferrule._loading.gguf.architecture import GgufArchitecture, by_layer, fraction, has_biases, layers_with, sliding
 from ferrule._loading.gguf.file import GgufFile
 from ferrule.archs.config import Config
-from ferrule.archs.rope import DEFAULT_THETA
+from ferrule.archs.deepseek_v4 import HEAVY, SLIDING, SPARSE
+from ferrule.archs.rope import DEFAULT_THETA, ORIGINAL_LENGTH
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+FULL = "full_attention"
+SQRT_SOFTPLUS = 4
+"""Number of DeepSeek-V4's score function in `expert_gating_func`."""
 UNROTATED = 1e30
 """Divisor of the frequencies of pairs that are not rotated."""
 _KV_HEADS = "attention.head_count_kv"
@@ -198,7 +201,73 @@ def _llama4(file: GgufFile, config: Config) -> dict[str, Any]:
     }
 
 
+def _deepseek4(file: GgufFile, config: Config) -> dict[str, Any]:
+    """Returns DeepSeek-V4's fields: layers with an indexer choose entries, other layers with entries read all of them.
+
+    Raises UnsupportedModelError if layers of one kind differ in the tokens of an entry, or in the limit of their gates.
+    """
+    metadata, key = file.metadata, file.key("expert_gating_func")
+    if metadata.integer(key, default=SQRT_SOFTPLUS) != SQRT_SOFTPLUS:
+        raise metadata.unsupported(key, f"{SQRT_SOFTPLUS} (square root of softplus) in this architecture")
+    ratios, key = by_layer(file, config, "attention.compress_ratios"), file.key("attention.compress_ratios")
+    indexed = layers_with(file, config, "indexer.proj.weight")
+    kinds = [SPARSE if index in indexed else HEAVY if ratio else SLIDING for index, ratio in enumerate(ratios)]
+    rates = dict(zip(kinds, ratios, strict=True))
+    if any(rates[kind] != ratio for kind, ratio in zip(kinds, ratios, strict=True)):
+        raise metadata.unsupported(key, "the same for all layers with an indexer, and for all others that are not 0")
+    limits = {limit for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp") for limit in _limits(file, name)}
+    if len(limits) > 1:
+        limit = "the same for all layers, and equal to swiglu_clamp_shexp"
+        raise metadata.unsupported(file.key("swiglu_clamp_exp"), limit)
+    # The factor of YaRN on attention is 1 in this architecture.
+    scaling = {name: value for name, value in config.values["rope_scaling"].items() if name != "attention_factor"}
+    if scaling:
+        scaling[ORIGINAL_LENGTH] = config.integer(ORIGINAL_LENGTH)
+    return {
+        "layer_types": kinds,
+        "compress_rates": {kind: rate for kind, rate in rates.items() if kind != SLIDING},
+        "rope_scaling": scaling,
+        "swiglu_limit": min(limits, default=None),
+    }
+
+
+def _limits(file: GgufFile, name: str) -> tuple[float, ...]:
+    """Returns the limits of all layers under a key, which may hold one number for all of them."""
+    metadata, key = file.metadata, file.key(name)
+    if isinstance(metadata.values.get(key), list):
+        return metadata.numbers(key)
+    limit = metadata.number_or_none(key)
+    return () if limit is None else (limit,)
+
+
 VARIED = (
+    GgufArchitecture(
+        "deepseek4",
+        "deepseek_v4",
+        {
+            "n_routed_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+            "n_shared_experts": "expert_shared_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "routed_scaling_factor": "expert_weights_scale",
+            "norm_topk_prob": "expert_weights_norm",
+            "num_hash_layers": "hash_layer_count",
+            "q_lora_rank": "attention.q_lora_rank",
+            "qk_rope_head_dim": "rope.dimension_count",
+            "sliding_window": "attention.sliding_window",
+            "o_groups": "attention.output_group_count",
+            "o_lora_rank": "attention.output_lora_rank",
+            "compress_rope_theta": "attention.compress_rope_freq_base",
+            "index_n_heads": "attention.indexer.head_count",
+            "index_head_dim": "attention.indexer.key_length",
+            "index_topk": "attention.indexer.top_k",
+            "hc_mult": "hyper_connection.count",
+            "hc_sinkhorn_iters": "hyper_connection.sinkhorn_iterations",
+            "hc_eps": "hyper_connection.epsilon",
+        },
+        derive=_deepseek4,
+        interleaved=None,
+    ),
     GgufArchitecture(
         "gemma3n",
         "gemma3n_text",

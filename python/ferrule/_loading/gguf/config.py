@@ -108,8 +108,11 @@ def _same_in_all_layers(file: GgufFile, key: str, value: object) -> object:
 
 def _layers(file: GgufFile, config: Config) -> int:
     """Returns the number of layers without multi-token prediction layers, which are ignored."""
-    layers = config.layers
-    return layers - file.metadata.integer(file.key("nextn_predict_layers"), default=0, low=0, high=layers - 1)
+    layers, key = config.layers, file.key("nextn_predict_layers")
+    own = layers - file.metadata.integer(key, default=0, low=0, high=layers - 1)
+    is_own = f"blk.{own}.attn_norm.weight" in file and f"blk.{own}.nextn.enorm.weight" not in file
+    # Some files of DeepSeek-V4 state prediction layers that they neither have nor count.
+    return layers if is_own else own
 
 
 def _with_heads(file: GgufFile, config: Config) -> Config:

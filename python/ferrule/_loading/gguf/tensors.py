@@ -13,6 +13,7 @@ from ferrule._loading.gguf.file import GgufFile
 from ferrule.archs.spec import (
     Attention,
     Block,
+    CompressedAttention,
     DeltaNet,
     Dense,
     Experts,
@@ -53,6 +54,21 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "attention.sinks": ("blk.{layer}.attn_sinks",),
     "attention.output_norm": ("blk.{layer}.attn_sub_norm",),
     "attention.output": ("blk.{layer}.attn_output",),
+    "compressed_attention_norm": ("blk.{layer}.attn_norm",),
+    "compressed_attention.q_a": ("blk.{layer}.attn_q_a",),
+    "compressed_attention.q_a_norm": ("blk.{layer}.attn_q_a_norm",),
+    "compressed_attention.q_b": ("blk.{layer}.attn_q_b",),
+    "compressed_attention.kv": ("blk.{layer}.attn_kv",),
+    "compressed_attention.kv_norm": ("blk.{layer}.attn_kv_a_norm",),
+    "compressed_attention.sinks": ("blk.{layer}.attn_sinks",),
+    "compressed_attention.output": ("blk.{layer}.attn_output_b",),
+    "compressed_attention.indexer.q": ("blk.{layer}.indexer.attn_q_b",),
+    "compressed_attention.indexer.weights": ("blk.{layer}.indexer.proj",),
+    **{
+        f"compressed_attention.{role}.{part}": (f"blk.{{layer}}.{module}_compressor_{name}",)
+        for role, module in (("compressor", "attn"), ("indexer", "indexer"))
+        for part, name in (("values", "kv"), ("gates", "gate"), ("bias", "ape"), ("norm", "norm"))
+    },
     "attention_post_norm": ("blk.{layer}.post_attention_norm",),
     "attention_sum_norm": ("blk.{layer}.attn_output_norm",),
     "ffn_norm": ("blk.{layer}.ffn_norm",),
@@ -62,6 +78,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "ffn.inner_norm": ("blk.{layer}.ffn_sub_norm",),
     "ffn.router": ("blk.{layer}.ffn_gate_inp",),
     "ffn.router.correction_bias": ("blk.{layer}.exp_probs_b.bias", "blk.{layer}.exp_probs_b"),
+    "ffn.router.token_experts": ("blk.{layer}.ffn_gate_tid2eid.weight",),
     "ffn.experts.gate": ("blk.{layer}.ffn_gate.{expert}",),
     "ffn.experts.up": ("blk.{layer}.ffn_up.{expert}",),
     "ffn.experts.down": ("blk.{layer}.ffn_down.{expert}",),
@@ -130,6 +147,13 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "mamba2.skip.weight": ("blk.{layer}.ssm_d",),
     "mamba2.norm": ("blk.{layer}.ssm_norm",),
     "mamba2.output": ("blk.{layer}.ssm_out",),
+    **{
+        f"{span}_streams.{role}": (f"blk.{{layer}}.hc_{module}_{name}",)
+        for span, module in (("attention", "attn"), ("ffn", "ffn"))
+        for role, name in (("mix", "fn"), ("base", "base"), ("scale", "scale"))
+    },
+    **{f"streams.end.{role}": (f"output_hc_{name}",) for role, name in (("mix", "fn"), ("base", "base"))},
+    "streams.end.scale": ("output_hc_scale",),
     "scalar": ("blk.{layer}.layer_output_scale",),
     "final_norm": ("output_norm", "token_embd_norm"),
     "lm_head": ("output",),
@@ -196,6 +220,9 @@ def _fused(block: Block, layer: int, file: GgufFile) -> dict[str, Fused]:
     match mixer:
         case Attention(projections=HeadProjections() as projections):
             entries = _attention(mixer, projections, layer, file)
+        case CompressedAttention(output_groups=groups, output_rank=rank):
+            rows = {f"compressed_attention.output_{group}": rank for group in range(groups)}
+            entries = fused("blk.{layer}.attn_output_a", rows)
         case Dense(gated=True, intermediate_size=width) if "ffn_gate.weight" not in file.in_layers:
             entries = fused("blk.{layer}.ffn_up", {"ffn.gate": width, "ffn.up": width})
         case Experts(experts=experts):
