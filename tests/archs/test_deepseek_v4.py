@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from archs.specs import LEFT_OUT, assert_refused, experts, folder_of, spec_of
@@ -25,6 +28,9 @@ from ferrule.archs.spec import (
     YarnScaling,
 )
 from ferrule.archs.tensors import roles
+from quantized_files import MXFP4, Floats, Stored, read, write
+
+Codes: TypeAlias = npt.NDArray[np.uint8]
 
 CASE = "deepseek_v4"
 
@@ -168,3 +174,55 @@ def test_ids_of_experts_are_checked(found: int, tmp_path: Path) -> None:
     file.write_bytes(data)
     with pytest.raises(ModelFileError, match=f"{name}.* must hold integers from 0 to 4, got {found}"):
         LLM(tmp_path / "model", quantization="f32")
+
+
+def codes_of(values: Floats, levels: Floats) -> tuple[Codes, int, Floats]:
+    """Returns the nearest levels of a block, the exponent of their scale with its bias, and what they stand for."""
+    exponent = int(np.ceil(np.log2(np.abs(values).max() / levels.max())))
+    codes = np.abs(values[..., None] / 2.0**exponent - levels).argmin(-1).astype(np.uint8)
+    return codes, exponent + 127, (levels[codes] * 2.0**exponent).astype(np.float32)
+
+
+def eight_bits() -> Floats:
+    """Returns the numbers of E4M3, with 0 for the two NaN."""
+    bits = np.arange(256)
+    exponent, mantissa = bits >> 3 & 15, bits & 7
+    numbers = np.where(exponent == 0, mantissa / 8, 1 + mantissa / 8) * 2.0 ** (np.maximum(exponent, 1) - 7)
+    return np.where(bits & 127 == 127, 0, np.where(bits < 128, numbers, -numbers)).astype(np.float32)
+
+
+@pytest.mark.native
+def test_makers_files_in_fp8_and_fp4_equal_their_numbers(tmp_path: Path) -> None:
+    """Projections are FP8 with scales by block, and experts MXFP4, both with scales that are powers of two."""
+    stored: dict[str, Stored] = {}
+    plain: dict[str, Stored] = {}
+    for name, (dtype, shape, raw) in read(folder_of(CASE)).items():
+        own = name.removeprefix("model.").replace("embed_tokens", "embed").replace("hc_head.hc_", "hc_head_")
+        own = own.replace("attn.norm.", "attn.kv_norm.")
+        scale = own.replace(".weight", ".scale")
+        if not re.search(r"\.(attn|shared_experts|experts\.\d+)\.w", own):
+            stored[own] = plain[own] = dtype, shape, raw
+            continue
+        values = (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(shape)
+        if ".experts." in own and shape[1] % 32 == 0:
+            blocks = [codes_of(block, MXFP4) for block in values.reshape(-1, 32)]
+            pairs = np.concatenate([codes for codes, _, _ in blocks]).reshape(-1, 2)
+            stored[own] = "I8", (shape[0], shape[1] // 2), (pairs[:, 0] | pairs[:, 1] << 4).tobytes()
+            stored[scale] = "F8_E8M0", (shape[0], shape[1] // 32), bytes(exponent for _, exponent, _ in blocks)
+            numbers = np.concatenate([numbers for _, _, numbers in blocks])
+        else:
+            codes, exponent, numbers = codes_of(values, eight_bits())
+            stored[own] = "F8_E4M3", shape, codes.tobytes()
+            stored[scale] = "F8_E8M0", (1, 1), bytes([exponent])
+        plain[own] = "F32", shape, numbers.tobytes()
+    config = json.loads((folder_of(CASE) / "config.json").read_text())
+    quantization = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
+    logits: list[Floats] = []
+    for kind, tensors in (("stored", stored), ("plain", plain)):
+        (tmp_path / kind).mkdir()
+        described = {**config, "quantization_config": quantization} if kind == "stored" else config
+        (tmp_path / kind / "config.json").write_text(json.dumps(described))
+        write(tmp_path / kind, tensors)
+        with LLM(tmp_path / kind, quantization="f32", kv_cache_dtype="f32") as llm:
+            logits.append(llm.logits(list(range(3, 60))))
+    np.testing.assert_array_equal(logits[0], logits[1])

@@ -70,6 +70,7 @@ _MODULES: dict[str, str | Fused] = {
 
 _ALTERNATIVES = {
     "embedding": "embed",
+    f"{_BLOCK}.kv_norm": f"{_ATTENTION}.kv_norm",
     **{f"streams.end.{role}.weight": f"hc_head_{name}" for role, name in (("mix", "fn"), ("base", "base"))},
     "streams.end.scale.weight": "hc_head_scale",
 }

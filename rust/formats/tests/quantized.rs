@@ -374,7 +374,7 @@ proptest! {
     fn fp8_weights_equal_the_oracle(
         (outputs, inputs, seed) in (1usize..40, 1usize..80, any::<u64>()),
         shared in 0..3,
-        inverse in any::<bool>(),
+        scale in prop::sample::select(vec!["m.weight_scale_inv", "m.weight_scale", "m.scale"]),
         five_bits in any::<bool>(),
     ) {
         let mut random = Random(seed);
@@ -401,7 +401,7 @@ proptest! {
         let mut packed = Packed::default();
         packed.push("m.weight", if five_bits { "F8_E5M2" } else { "F8_E4M3" }, &[outputs, inputs], codes);
         let stored = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-        packed.push(if inverse { "m.weight_scale_inv" } else { "m.weight_scale" }, "BF16", &table, stored);
+        packed.push(scale, "BF16", &table, stored);
         let checkpoint = open(&packed, json!({"method": "fp8", "block": (shared == 2).then_some(block)}));
         holds(&checkpoint, "m.weight", &[outputs, inputs], &expected, &mut random);
     }
@@ -471,12 +471,19 @@ proptest! {
             MXFP4[usize::from(*code)] * (f32::from(scales[i / 32]) - 127.0).exp2()
         }).collect();
         let mut packed = Packed::default();
-        let bytes = codes.chunks(2).map(|two| two[0] | two[1] << 4).collect();
-        packed.push("experts_blocks", "U8", &[experts, outputs, blocks, 16], bytes);
-        packed.push("experts_scales", "U8", &[experts, outputs, blocks], scales);
+        let bytes: Vec<u8> = codes.chunks(2).map(|two| two[0] | two[1] << 4).collect();
+        packed.push("experts_blocks", "U8", &[experts, outputs, blocks, 16], bytes.clone());
+        packed.push("experts_scales", "U8", &[experts, outputs, blocks], scales.clone());
         let checkpoint = open(&packed, json!({"method": "mxfp4"}));
         prop_assert_eq!(checkpoint.weight("experts").unwrap().blocks(), Some(BlockLayout::Mxfp4));
         holds(&checkpoint, "experts", &[experts, outputs, 32 * blocks], &expected, &mut random);
+
+        let mut packed = Packed::default();
+        packed.push("expert.weight", "I8", &[experts * outputs, 16 * blocks], bytes);
+        packed.push("expert.scale", "F8_E8M0", &[experts * outputs, blocks], scales);
+        let checkpoint = open(&packed, json!({"method": "fp8", "block": [128, 128]}));
+        prop_assert_eq!(checkpoint.weight("expert.weight").unwrap().blocks(), Some(BlockLayout::Mxfp4));
+        holds(&checkpoint, "expert.weight", &[experts * outputs, 32 * blocks], &expected, &mut random);
     }
 }
 

@@ -315,6 +315,21 @@ fn malformed_fp8_tensors_are_refused() {
     for (name, other, fragments) in faults {
         refused(&block, "m.weight", &with(&entries, name, other), fragments);
     }
+    let four: Vec<Entry> = vec![("m.weight", "I8", vec![4, 32], 0), ("m.scale", "F8_E8M0", vec![4, 2], 0)];
+    let faults: Vec<(&str, Entry, &[&str])> = vec![
+        (
+            "m.weight",
+            ("m.weight", "I8", vec![4, 24], 0),
+            &["\"m.weight\" must be [outputs, a multiple of 16], both > 0"],
+        ),
+        ("m.weight", ("m.weight", "I8", vec![4, 4, 16], 0), &["\"m.weight\" must be a matrix, got [4, 4, 16]"]),
+        ("m.scale", ("m.scale", "F8_E8M0", vec![4, 4], 0), &["must be [4, 2], got [4, 4]"]),
+        ("m.scale", ("m.scale", "BF16", vec![4, 2], 0), &["got BF16"]),
+        ("m.scale", ("m.scale", "F8_E8M0", vec![4, 2], NAN), &["must be at most 252, got 255"]),
+    ];
+    for (name, other, fragments) in faults {
+        refused(&block, "m.weight", &with(&four, name, Some(other)), fragments);
+    }
     let plain = json!({"method": "fp8", "block": null});
     refused(&plain, "m.weight", &entries, &["must be [40, 1] or [40] or [1]", "got [2, 2]"]);
 }

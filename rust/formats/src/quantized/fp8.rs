@@ -1,7 +1,9 @@
 //! FP8 with scales, as DeepSeek, Qwen, AutoFP8 and fbgemm save it.
 //!
 //! Tensors of a module: `weight` F8_E4M3 or F8_E5M2 `[outputs, inputs]`, and `weight_scale_inv` (a factor, despite its
-//! name) or `weight_scale`: one per tensor, per output, or per block.
+//! name) or `weight_scale`: one per tensor, per output, or per block. DeepSeek-V4's own files have `scale` in place of
+//! `weight_scale`, and matrices of MXFP4 beside those of FP8: `weight` I8 `[outputs, inputs / 2]`, two codes per byte, the
+//! first in the low half, and `scale` F8_E8M0 `[outputs, inputs / 32]`.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -12,8 +14,10 @@ use super::dequantize::Quantized;
 use super::error::QuantizedError;
 use super::float8::{FLOATS, numbers};
 use super::grid::Grid;
+use super::mxfp4;
 use super::parts::{Parts, expect_shape, shape_fault};
 use super::scaled::Scaled;
+use crate::dtype::Dtype;
 use crate::tensor::Tensor;
 
 /// FP8 quantization.
@@ -26,11 +30,21 @@ pub struct Fp8 {
 
 impl Fp8 {
     pub(super) fn weight<'a>(&self, parts: &Parts<'a>, name: &str) -> Result<Option<Quantized<'a>>, QuantizedError> {
-        let Some(codes) = parts.find(name).filter(|tensor| FLOATS.contains(&tensor.dtype)) else { return Ok(None) };
+        let Some(codes) = parts.find(name) else { return Ok(None) };
+        let beside = name.strip_suffix(".weight").and_then(|module| parts.find(&format!("{module}.scale")));
+        if let (Dtype::I8, Some(scales)) = (codes.dtype, beside) {
+            return mxfp4::rows(parts, codes, scales).map(Some);
+        }
+        if !FLOATS.contains(&codes.dtype) {
+            return Ok(None);
+        }
         let inverse = format!("{name}_scale_inv");
         let scales = match parts.find(&format!("{name}_scale")) {
             Some(scales) if parts.find(&inverse).is_none() => scales,
-            _ => parts.require(name, &inverse)?,
+            _ => match beside {
+                Some(scales) => scales,
+                None => parts.require(name, &inverse)?,
+            },
         };
         scaled(parts, codes, scales, self.block).map(Some)
     }

@@ -56,10 +56,29 @@ impl Mxfp4 {
         let mut shape = outer.to_vec();
         shape.pop();
         shape.push(count * BLOCK);
-        let scales = Exponents(scales);
-        let lookup = Lookup { codes: blocks, high_first: false, table: NUMBERS, scales, block: BLOCK };
-        Ok(Some(Quantized { shape, numbers: Arc::new(Blocks(lookup)) }))
+        Ok(Some(quantized(shape, blocks, scales)))
     }
+}
+
+/// Returns a matrix whose codes, two per byte, and scales are stored in rows.
+pub(super) fn rows<'a>(
+    parts: &Parts<'a>,
+    codes: Tensor<'a>,
+    scales: Tensor<'a>,
+) -> Result<Quantized<'a>, QuantizedError> {
+    let [outputs, pairs] = parts.expect_matrix(&codes)?;
+    if outputs == 0 || pairs == 0 || !pairs.is_multiple_of(BLOCK / 2) {
+        return Err(shape_fault(&codes, format!("[outputs, a multiple of {}], both > 0", BLOCK / 2)));
+    }
+    parts.expect_dtype(&scales, &[Dtype::F8E8M0, Dtype::U8])?;
+    expect_shape(&scales, &[&[outputs, pairs / (BLOCK / 2)]])?;
+    Ok(quantized(vec![outputs, 2 * pairs], codes, scales))
+}
+
+fn quantized<'a>(shape: Vec<usize>, codes: Tensor<'a>, scales: Tensor<'a>) -> Quantized<'a> {
+    let scales = Exponents(scales);
+    let lookup = Lookup { codes, high_first: false, table: NUMBERS, scales, block: BLOCK };
+    Quantized { shape, numbers: Arc::new(Blocks(lookup)) }
 }
 
 impl BlockScales for Exponents<'_> {
