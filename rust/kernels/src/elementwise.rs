@@ -54,6 +54,43 @@ pub fn add_scaled_columns(
     })
 }
 
+/// Row of a matrix, with its weight in a sum; see [`weighted_sums`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WeightedRow {
+    /// Index of the row.
+    pub row: usize,
+    /// Factor of the row.
+    pub weight: f32,
+}
+
+/// Computes each row of `out: [m, width]` as the sum of its terms among `terms: [m, n]`, weighted rows of `x: [rows,
+/// width]`. Terms are added in their order, beginning at zero, and rounded like [`add_scaled`].
+///
+/// # Errors
+/// [`PoolError`] if the run was cancelled or a task panicked.
+///
+/// # Panics
+/// If `out` is not a whole number of rows, `terms` does not have as many rows, or `x` lacks the row of a term.
+pub fn weighted_sums(
+    exec: &Exec<'_>,
+    x: &[f32],
+    width: usize,
+    terms: &[WeightedRow],
+    out: &mut [f32],
+) -> Result<(), PoolError> {
+    let rows = whole_rows(out.len(), width);
+    let each = terms.len() / rows.max(1);
+    assert_eq!(terms.len(), rows * each, "each row must have the same number of terms");
+    for_row_chunks(exec, out, width, each * width, &|first, out| {
+        for (row, index) in out.chunks_exact_mut(width).zip(first..) {
+            row.fill(0.0);
+            for &WeightedRow { row: term, weight } in &terms[index * each..][..each] {
+                exec.isa.run(AddScaled { x: row, y: &x[term * width..][..width], factor: weight });
+            }
+        }
+    })
+}
+
 /// Adds `bias: [n]` to every row of `x: [m, n]`.
 ///
 /// # Errors

@@ -6,7 +6,9 @@ use proptest::prelude::*;
 
 use crate::activation::{Activation, Gating, activate, apply_gate, gated};
 use crate::arch::Isa;
-use crate::elementwise::{add, add_bias, add_scaled, add_scaled_columns, clip, scale, scale_rows, softcap};
+use crate::elementwise::{
+    WeightedRow, add, add_bias, add_scaled, add_scaled_columns, clip, scale, scale_rows, softcap, weighted_sums,
+};
 use crate::guard::Guarded;
 use crate::norm::{NormWeights, l2_norm_heads, layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
 use crate::rope::{Rope, rope_in_place};
@@ -249,6 +251,13 @@ fn check_sums(rows: usize, width: usize, seed: u32) {
     // Product and sum are rounded separately on every instruction set.
     let wanted: Vec<f64> = x.iter().zip(y.iter()).map(|(x, y)| f64::from(x + 0.3 * y)).collect();
     check(&x, &wanted, 0.0, |exec, x| add_scaled(exec, x, &y, 0.3));
+    let terms: Vec<_> =
+        (0..3 * rows).map(|term| WeightedRow { row: (5 * term + 1) % rows, weight: 0.7 - 0.1 * term as f32 }).collect();
+    let sum = |terms: &[WeightedRow], column: usize| {
+        terms.iter().fold(0.0, |sum, term| sum + term.weight * y[term.row * width + column])
+    };
+    let sums = terms.chunks_exact(3).flat_map(|terms| (0..width).map(move |column| f64::from(sum(terms, column))));
+    check(&x, &sums.collect::<Vec<_>>(), 0.0, |exec, x| weighted_sums(exec, &y, width, &terms, x));
     for (first, count) in [(0, width), (width / 3, width / 3)] {
         let y = numbers(rows * count, seed + 3);
         let mut wanted = wide(&x);

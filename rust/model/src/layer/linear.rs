@@ -8,67 +8,58 @@ use ferrule_kernels::{Exec, PoolError, Product, matmul_each};
 use crate::stage::TensorParallelGroup;
 use crate::weights::Linear;
 
-/// Input and output of a linear layer: `out = x W^T + b`.
-pub(crate) struct LinearProduct<'a> {
-    pub linear: &'a Linear,
-    /// `[rows, inputs]`
-    pub x: &'a [f32],
-    /// `[rows, outputs]`
-    pub out: &'a mut [f32],
-}
-
 /// Computes `out = x W^T + b`.
 pub(crate) fn linear(exec: &Exec<'_>, linear: &Linear, x: &[f32], out: &mut [f32]) -> Result<(), PoolError> {
-    linear_each(exec, &mut [LinearProduct { linear, x, out }])
+    linear_each(exec, &[linear], &mut [Product { x, w: &linear.weight, out }])
 }
 
-/// Computes several linear layers together. If their rows are divided among workers, one all-gather has the outputs of
-/// all of them.
+/// Computes several linear layers together: each product has the weights of the layer at its place. If their rows are
+/// divided among workers, one all-gather has the outputs of all of them.
 ///
 /// # Panics
-/// If the rows of only some of them are divided.
-pub(crate) fn linear_each(exec: &Exec<'_>, products: &mut [LinearProduct<'_>]) -> Result<(), PoolError> {
-    let group = products.first().and_then(|product| product.linear.group.as_deref());
-    let is_divided = |product: &LinearProduct<'_>| product.linear.group.is_some();
-    assert!(products.iter().all(|product| is_divided(product) == group.is_some()), "all or no matrices are divided");
+/// If there is not one product for each layer, or the rows of only some of the layers are divided.
+pub(crate) fn linear_each(exec: &Exec<'_>, layers: &[&Linear], products: &mut [Product<'_>]) -> Result<(), PoolError> {
+    assert_eq!(layers.len(), products.len(), "there must be one product for each layer");
+    let group = layers.first().and_then(|layer| layer.group.as_deref());
+    assert!(layers.iter().all(|layer| layer.group.is_some() == group.is_some()), "all or no matrices are divided");
     match group {
-        None => {
-            let products = products.iter_mut();
-            let products = products.map(|LinearProduct { linear, x, out }| Product { x, w: &linear.weight, out });
-            matmul_each(exec, &mut products.collect::<Vec<_>>())?;
-        }
-        Some(group) => gather_each(exec, group, products)?,
+        None => matmul_each(exec, products)?,
+        Some(group) => gather_each(exec, group, layers, products)?,
     }
-    products.iter_mut().try_for_each(|LinearProduct { linear, out, .. }| {
-        linear.bias.iter().try_for_each(|bias| add_bias(exec, out, bias))
-    })
+    layers
+        .iter()
+        .zip(products)
+        .try_for_each(|(layer, product)| layer.bias.iter().try_for_each(|bias| add_bias(exec, product.out, bias)))
 }
 
 /// Multiplies with the rows that this worker has, and gathers the outputs of all workers.
 fn gather_each(
     exec: &Exec<'_>,
     group: &TensorParallelGroup,
-    products: &mut [LinearProduct<'_>],
+    layers: &[&Linear],
+    products: &mut [Product<'_>],
 ) -> Result<(), PoolError> {
-    let count = |rank: usize, product: &LinearProduct<'_>| {
-        let outputs = product.linear.outputs;
-        product.out.len() / outputs * group.rows_of(rank, outputs).len()
+    let outputs: Vec<usize> = layers.iter().map(|layer| layer.outputs).collect();
+    let sizes = |rank: usize, products: &[Product<'_>]| -> Vec<usize> {
+        let size = |(outputs, product): (&usize, &Product<'_>)| {
+            product.out.len() / outputs * group.rows_of(rank, *outputs).len()
+        };
+        outputs.iter().zip(products).map(size).collect()
     };
-    let counts: Vec<usize> =
-        (0..group.ranks()).map(|rank| products.iter().map(|product| count(rank, product)).sum()).collect();
+    let counts: Vec<usize> = (0..group.ranks()).map(|rank| sizes(rank, products).iter().sum()).collect();
     let mut gather = group.gather();
     let gathered = gather.all_gather(&counts, exec.cancel, |mut left| {
         let mut own = Vec::with_capacity(products.len());
-        for product in &*products {
-            let (out, rest) = left.split_at_mut(count(group.rank(), product));
+        for (product, size) in products.iter().zip(sizes(group.rank(), products)) {
+            let (out, rest) = left.split_at_mut(size);
             left = rest;
-            own.push(Product { x: product.x, w: &product.linear.weight, out });
+            own.push(Product { x: product.x, w: product.w, out });
         }
         matmul_each(exec, &mut own)
     })?;
     for (rank, mut part) in gathered.into_iter().enumerate() {
-        for LinearProduct { linear, out, .. } in &mut *products {
-            part = place_columns(part, group.rows_of(rank, linear.outputs), linear.outputs, out);
+        for (product, outputs) in products.iter_mut().zip(&outputs) {
+            part = place_columns(part, group.rows_of(rank, *outputs), *outputs, product.out);
         }
     }
     Ok(())

@@ -101,6 +101,17 @@ pub(crate) fn adapted(
 ) -> Result<(), PoolError> {
     adapters.observer.map_or(Ok(()), |observer| observer.see(exec, map.site, x))?;
     linear(exec, map, x, out)?;
+    add_adapters(exec, map, adapters, x, out)
+}
+
+/// Adds the rows' adapters to the outputs of a linear layer.
+pub(crate) fn add_adapters(
+    exec: &Exec<'_>,
+    map: &Linear,
+    adapters: AdapterRows<'_>,
+    x: &[f32],
+    out: &mut [f32],
+) -> Result<(), PoolError> {
     let (columns, width) = (map.weight.cols(), map.outputs);
     let all_rows = 0..out.len() / width;
     let own = adapters.own.and_then(|own| own.get(&map.site));

@@ -8,8 +8,10 @@ use ferrule_kernels::elementwise::{add_scaled, scale};
 use ferrule_kernels::norm::{layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
 use ferrule_kernels::{Exec, PoolError, RowsMut, Scratch};
 
-pub(crate) use linear::{LinearProduct, gather_columns, linear, linear_each, look_up};
-pub(crate) use low_rank::{AdapterRows, Buffers as AdapterBuffers, HeadSide, adapted, adapter_runs, add_to_heads};
+pub(crate) use linear::{gather_columns, linear, linear_each, look_up};
+pub(crate) use low_rank::{
+    AdapterRows, Buffers as AdapterBuffers, HeadSide, adapted, adapter_runs, add_adapters, add_to_heads,
+};
 pub(crate) use rows::{RaggedRows, for_rows};
 
 use crate::memory::{Memory, Place};

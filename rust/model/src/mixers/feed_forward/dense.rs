@@ -218,7 +218,7 @@ impl Mixer for DenseSpec {
 }
 
 /// Computes `out` from `x`, both `[rows, hidden_size]`.
-pub(super) fn run(
+fn run(
     exec: &Exec<'_>,
     weights: &Dense,
     spec: &DenseSpec,
@@ -236,11 +236,23 @@ pub(super) fn run(
         let adapters = adapters.skip(first);
         let inner = buffers.inner.take(x.len() / width * inner_rows);
         adapted(exec, &weights.inner, adapters, x, inner)?;
-        let activated = apply_gate(exec, spec, weights.activation(spec), inner, &mut buffers.activated)?;
-        norm_in_place(exec, weights.norm.as_ref(), activated, spec.intermediate_size)?;
+        let activated = activate_inner(exec, weights, spec, inner, &mut buffers.activated)?;
         adapted(exec, &weights.down, adapters, activated, out)?;
     }
     Ok(())
+}
+
+/// Returns the input of `down: [rows, intermediate_size]` from `inner: [rows, inner_rows]`.
+pub(super) fn activate_inner<'a>(
+    exec: &Exec<'_>,
+    weights: &Dense,
+    spec: &DenseSpec,
+    inner: &'a mut [f32],
+    activated: &'a mut Scratch<f32>,
+) -> Result<&'a [f32], PoolError> {
+    let activated = apply_gate(exec, spec, weights.activation(spec), inner, activated)?;
+    norm_in_place(exec, weights.norm.as_ref(), activated, spec.intermediate_size)?;
+    Ok(activated)
 }
 
 /// Subtracts from each element the mean plus `deviations` (population) standard deviations, and raises those below 0 to 0.

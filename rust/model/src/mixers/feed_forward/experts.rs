@@ -1,18 +1,19 @@
 //! Mixture of experts: each token is processed by the experts that the router chooses for it.
 //!
-//! Rows are gathered by expert, so that the weights of an expert are read once for all of its rows. Results are added
-//! in the router's order, so that a row's result does not depend on the choices of other rows.
+//! Rows are gathered by expert, so that the weights of an expert are read once for all of its rows. The shared expert is
+//! computed together with the chosen ones. Results are added in the router's order and that of the shared expert last, so
+//! that a row's result does not depend on the choices of other rows.
 
 use ferrule_kernels::disjoint::Tiles;
-use ferrule_kernels::elementwise::add_scaled;
-use ferrule_kernels::{Exec, Format, PackedMatrix, PoolError, Scratch, for_row_chunks};
+use ferrule_kernels::elementwise::{WeightedRow, weighted_sums};
+use ferrule_kernels::{Exec, Format, PackedMatrix, PoolError, Product, Scratch, for_row_chunks};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::dense::{self, Dense, DenseSpec, apply_gate};
+use super::dense::{self, Dense, DenseSpec, activate_inner, apply_gate};
 use super::router::{Choice, RouterSpec, choose};
 use crate::layer::{
-    AdapterRows, LinearProduct, Observer, adapted, for_rows, linear, linear_each, normed_or_same, scale_unless_one,
+    AdapterRows, adapted, add_adapters, for_rows, linear, linear_each, normed_or_same, scale_unless_one,
 };
 use crate::limits::{SpecError, finite, require};
 use crate::memory::Memory;
@@ -99,9 +100,12 @@ pub(crate) struct Buffers {
     gates: Scratch<f32>,
     /// Rows grouped by expert, one per choice: `[rows * experts_per_token, hidden_size]`.
     gathered: Scratch<f32>,
-    /// Outputs of the experts for `gathered`.
+    /// Outputs of the experts for `gathered`, and then of the shared expert for all rows.
     outputs: Scratch<f32>,
     networks: dense::Buffers,
+    shared: dense::Buffers,
+    /// Outputs that are added to each row.
+    terms: Vec<WeightedRow>,
     chosen: Vec<Choice>,
     /// Row of each choice in `gathered`.
     places: Vec<usize>,
@@ -208,12 +212,15 @@ impl Mixer for ExpertsSpec {
 
     fn buffer_floats(&self, hidden_size: usize, rows: usize) -> usize {
         let chosen = 2 * hidden_size + self.expert.floats_within();
+        let shared = self.shared.iter().map(|shared| hidden_size + shared.floats_within()).sum::<usize>();
         let normed = [self.norm, self.router.norm].iter().flatten().count() * hidden_size;
-        rows.min(CHUNK_ROWS) * (self.experts + self.experts_per_token * chosen) + rows * normed
+        rows.min(CHUNK_ROWS) * (self.experts + self.experts_per_token * chosen + shared) + rows * normed
     }
 
     fn longest_input(&self, hidden_size: usize) -> usize {
-        hidden_size.max(self.experts_per_token * self.expert.intermediate_size.max(hidden_size))
+        let inner = self.shared.iter().map(|shared| shared.intermediate_size).sum::<usize>();
+        let chosen = self.experts_per_token * self.expert.intermediate_size.max(hidden_size);
+        chosen + if self.shared.is_some() { inner.max(hidden_size) } else { 0 }
     }
 
     fn run(
@@ -248,31 +255,12 @@ impl ExpertsPass<'_> {
         let input = normed_or_same(self.exec, self.weights.norm.as_ref(), x, width, &mut normed)?;
         let chunk_rows = rows.div_ceil(rows.div_ceil(CHUNK_ROWS).max(1)).max(1);
         let chunks = |x| <[f32]>::chunks(x, chunk_rows * width);
-        let inputs = tokens.chunks(chunk_rows).zip(chunks(x)).zip(chunks(input));
-        for ((routed, input), out) in inputs.zip(out.chunks_mut(chunk_rows * width)) {
-            self.chunk(routed, input, width, buffers, out)?;
+        let routed = tokens.chunks(chunk_rows).zip(chunks(x));
+        let chunks = routed.zip(chunks(input)).zip(out.chunks_mut(chunk_rows * width));
+        for (((routed, input), out), first) in chunks.zip((0..).step_by(chunk_rows)) {
+            self.chunk(routed, input, self.adapters.skip(first), width, buffers, out)?;
         }
-        self.add_shared(input, width, buffers, out)?;
         buffers.normed = normed;
-        Ok(())
-    }
-
-    /// Adds the output of the shared expert.
-    fn add_shared(&self, x: &[f32], width: usize, buffers: &mut Buffers, out: &mut [f32]) -> Result<(), PoolError> {
-        let (Some(weights), Some(spec)) = (&self.weights.shared, &self.spec.shared) else { return Ok(()) };
-        let Buffers { outputs, networks, gates, .. } = buffers;
-        let shared = outputs.take(x.len());
-        dense::run(self.exec, weights, spec, self.adapters, x, networks, shared)?;
-        match &self.weights.shared_gate {
-            None => add_scaled(self.exec, out, shared, 1.0)?,
-            Some(gate) => {
-                let gates = gates.take(x.len() / width);
-                adapted(self.exec, gate, self.adapters, x, gates)?;
-                for_rows(self.exec, gates.len(), out, width, |row, out| {
-                    add_weighted(out, &shared[row * width..][..width], 1.0 / (1.0 + (-gates[row]).exp()));
-                })?;
-            }
-        }
         Ok(())
     }
 
@@ -334,14 +322,16 @@ impl ExpertsPass<'_> {
         &self,
         routed: (&[u32], &[f32]),
         x: &[f32],
+        adapters: AdapterRows<'_>,
         width: usize,
         buffers: &mut Buffers,
         out: &mut [f32],
     ) -> Result<(), PoolError> {
-        let Self { exec, weights, spec, .. } = self;
+        let Self { exec, weights, spec, .. } = *self;
         let counts = self.choose(routed, width, buffers)?;
-        let Buffers { gathered, outputs, networks, chosen, places, sources, .. } = buffers;
-        let dense::Buffers { inner, activated } = networks;
+        let Buffers {
+            gates, gathered, outputs, networks, shared: shared_network, terms, chosen, places, sources, ..
+        } = buffers;
         let rows = x.len() / width;
         let (each, weigh_input) = (spec.experts_per_token, spec.router.weigh_input);
         // A single row is read and quantized in place, once for all of its experts.
@@ -359,21 +349,43 @@ impl ExpertsPass<'_> {
             Gathered::Each(gathered)
         };
         let active = || weights.experts.iter().zip(&counts).filter(|(_, count)| **count > 0);
-        let inner = inner.take(chosen.len() * spec.expert.inner_rows());
-        let observer = self.adapters.observer;
-        multiply(exec, active().map(|(expert, &count)| (&expert.inner, count)), observer, gathered, inner)?;
-        let activated = apply_gate(exec, &spec.expert, spec.expert.activation.into(), inner, activated)?;
-        let outputs = outputs.take(chosen.len() * width);
-        let activated = Gathered::Each(activated);
-        multiply(exec, active().map(|(expert, &count)| (&expert.down, count)), observer, activated, outputs)?;
+        let shared = weights.shared.as_ref().zip(spec.shared.as_ref());
 
-        for_rows(exec, rows, out, width, |row, out| {
-            out.fill(0.0);
-            for (choice, place) in chosen[row * each..][..each].iter().zip(&places[row * each..]) {
+        let inner = networks.inner.take(chosen.len() * spec.expert.inner_rows());
+        let shared_inner = shared_network.inner.take(shared.map_or(0, |(_, spec)| rows * spec.inner_rows()));
+        let mut products = Products { exec, adapters, layers: Vec::new(), products: Vec::new() };
+        products.gathered(active().map(|(expert, &count)| (&expert.inner, count)), gathered, inner)?;
+        products.shared(shared.map(|(shared, _)| (&shared.inner, x)), shared_inner)?;
+
+        let activation = spec.expert.activation.into();
+        let activated = apply_gate(exec, &spec.expert, activation, inner, &mut networks.activated)?;
+        let shared_activated = match shared {
+            Some((weights, spec)) => activate_inner(exec, weights, spec, shared_inner, &mut shared_network.activated)?,
+            None => &[],
+        };
+        let outputs = outputs.take((chosen.len() + if shared.is_some() { rows } else { 0 }) * width);
+        let (routed_outputs, shared_outputs) = outputs.split_at_mut(chosen.len() * width);
+        let mut products = Products { exec, adapters, layers: Vec::new(), products: Vec::new() };
+        let activated = Gathered::Each(activated);
+        products.gathered(active().map(|(expert, &count)| (&expert.down, count)), activated, routed_outputs)?;
+        products.shared(shared.map(|(shared, _)| (&shared.down, shared_activated)), shared_outputs)?;
+
+        let gates = gates.take(weights.shared_gate.iter().len() * rows);
+        if let Some(gate) = &weights.shared_gate {
+            adapted(exec, gate, adapters, x, gates)?;
+        }
+        terms.clear();
+        for (row, (chosen, places)) in chosen.chunks_exact(each).zip(places.chunks_exact(each)).enumerate() {
+            terms.extend(chosen.iter().zip(places).map(|(choice, &place)| {
                 let weight = if weigh_input { 1.0 } else { choice.weight };
-                add_weighted(out, &outputs[place * width..][..width], weight);
+                WeightedRow { row: place, weight }
+            }));
+            if shared.is_some() {
+                let weight = gates.get(row).map_or(1.0, |gate| 1.0 / (1.0 + (-gate).exp()));
+                terms.push(WeightedRow { row: rows * each + row, weight });
             }
-        })
+        }
+        weighted_sums(exec, outputs, width, terms, out)
     }
 }
 
@@ -386,36 +398,57 @@ enum Gathered<'a> {
     One(&'a [f32]),
 }
 
-/// Multiplies rows of `x` with the matrices of the experts; each expert has the outputs number of rows.
-fn multiply<'a>(
-    exec: &Exec<'_>,
-    experts: impl Iterator<Item = (&'a Linear, usize)>,
-    observer: Option<&dyn Observer>,
-    mut x: Gathered<'_>,
-    out: &mut [f32],
-) -> Result<(), PoolError> {
-    let mut products = Vec::new();
-    let mut left = out;
-    for (linear, rows) in experts {
-        let x_rows = match x {
-            Gathered::One(row) => row,
-            Gathered::Each(all) => {
-                let (rows, others) = all.split_at(rows * linear.weight.cols());
-                x = Gathered::Each(others);
-                rows
-            }
-        };
-        observer.map_or(Ok(()), |observer| observer.see(exec, linear.site, x_rows))?;
-        let (out, rest) = left.split_at_mut(rows * linear.outputs);
-        left = rest;
-        products.push(LinearProduct { linear, x: x_rows, out });
-    }
-    linear_each(exec, &mut products)
+/// Linear layers of the experts that are computed together.
+struct Products<'a> {
+    exec: &'a Exec<'a>,
+    adapters: AdapterRows<'a>,
+    layers: Vec<&'a Linear>,
+    products: Vec<Product<'a>>,
 }
 
-/// `out += weight * x`
-fn add_weighted(out: &mut [f32], x: &[f32], weight: f32) {
-    for (out, x) in out.iter_mut().zip(x) {
-        *out += weight * x;
+impl<'a> Products<'a> {
+    /// Adds the products of rows of `x` with the matrices of the chosen experts; each expert has the outputs number of
+    /// rows.
+    fn gathered(
+        &mut self,
+        experts: impl Iterator<Item = (&'a Linear, usize)>,
+        mut x: Gathered<'a>,
+        out: &'a mut [f32],
+    ) -> Result<(), PoolError> {
+        let mut left = out;
+        for (layer, rows) in experts {
+            let x_rows = match x {
+                Gathered::One(row) => row,
+                Gathered::Each(all) => {
+                    let (rows, others) = all.split_at(rows * layer.weight.cols());
+                    x = Gathered::Each(others);
+                    rows
+                }
+            };
+            let (out, rest) = left.split_at_mut(rows * layer.outputs);
+            left = rest;
+            self.push(layer, x_rows, out)?;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, layer: &'a Linear, x: &'a [f32], out: &'a mut [f32]) -> Result<(), PoolError> {
+        self.adapters.observer.map_or(Ok(()), |observer| observer.see(self.exec, layer.site, x))?;
+        self.layers.push(layer);
+        self.products.push(Product { x, w: &layer.weight, out });
+        Ok(())
+    }
+
+    /// Adds the product of the shared expert, if there is one, and computes all products; only the shared expert has
+    /// adapters.
+    fn shared(mut self, shared: Option<(&'a Linear, &'a [f32])>, out: &'a mut [f32]) -> Result<(), PoolError> {
+        if let Some((layer, x)) = shared {
+            self.push(layer, x, out)?;
+        }
+        linear_each(self.exec, &self.layers, &mut self.products)?;
+        match (shared, self.products.last_mut()) {
+            (Some((layer, x)), Some(product)) => add_adapters(self.exec, layer, self.adapters, x, product.out),
+            _ => Ok(()),
+        }
     }
 }
