@@ -73,7 +73,11 @@ def model_info(
       does not fit;
     - `fits`: whether the model can be loaded on this machine;
     - `verdict`: a sentence that says whether it fits, with the longest sequence or a quantization that would fit;
-    - `format_warning`: a sentence if the format is known to hurt models of this size, else None.
+    - `format_warning`: a sentence if the format is known to hurt models of this size, else None;
+    - `zeros`: zeros of a checkpoint in floating point, from a sample of the `matrices` in its layers, which have
+      `weights` weights of which `sampled` were read: the `share` of zeros, the share of each four inputs with two
+      zeros (`two_of_four`), the share that pruning to half would set to zero too (`missing`), the `sparsity` of
+      `quantize` that fits them or None, and the bytes that its formats save, by name (`saves`). None for other files.
 
     Raises ModelNotFoundError, ModelFileError, ConfigError, UnsupportedModelError, TokenizerError,
     InvalidParameterError.
@@ -109,7 +113,16 @@ def inspect(
         "layer_groups": [_group_facts(files.spec, group) for group in layer_groups(files.spec)],
         **figures,
         **_judge(measured, figures),
+        "zeros": None if weights is None or is_packed else _zeros(files),
     }
+
+
+def _zeros(files: ModelFiles) -> dict[str, Any] | None:
+    """Returns the zeros of a checkpoint in floating point; None for other files."""
+    from ferrule._api.zeros import find_zeros
+
+    zeros = None if files.spec.stored_as is not None or is_gguf(files.path) else find_zeros(files.path)
+    return None if zeros is None else zeros.to_json()
 
 
 def facts(name: str, files: ModelFiles, tokenizer: Tokenizer, figures: Mapping[str, Any]) -> dict[str, Any]:

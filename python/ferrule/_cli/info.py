@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ferrule._api.info import LayerGroup, inspect, layer_groups, ranges, size_text
+from ferrule._api.zeros import NOTABLE
 from ferrule._cli.help import Command
 from ferrule._cli.layers import count_words, frame_words, mixer_words
 from ferrule._cli.model import model_argument, model_options, model_status
@@ -76,6 +77,8 @@ def _lines(spec: ModelSpec, info: Mapping[str, Any]) -> Iterator[tuple[str, str]
     yield "tokenizer", _tokenizer(info)
     yield "files", _files(info)
     yield "weights", _weights(info, sum(table.rows * table.columns for table in spec.tables))
+    if info["zeros"] is not None and info["zeros"]["share"] >= NOTABLE:
+        yield "zeros", _zeros(info["zeros"])
     yield "KV cache", _cache(info)
     yield "memory", _memory(info["memory"])
     yield "", info["verdict"]
@@ -174,6 +177,15 @@ def _weights(info: Mapping[str, Any], in_tables: int) -> str:
     formats = f" ({formats})" if list(by_format) != [info["quantization"]] else ""
     of_all = f"{size_text(count)}{formats}, {_bits(count, info['parameters'] - in_tables)} bits per weight"
     return f"{info['quantization']}: {of_all}{mapped}{each}{made}"
+
+
+def _zeros(zeros: Mapping[str, Any]) -> str:
+    """Describes the zeros of a checkpoint, and what sparse formats would save."""
+    share = f"{zeros['share']:.0%} of the weights in the layers, from a sample of {zeros['sampled']:,}"
+    if zeros["sparsity"] is None:
+        return f"{share}; too few for sparse formats, which store half of the weights"
+    saves = ", ".join(f"{size_text(count)} less than {name[:4]} as {name}" for name, count in zeros["saves"].items())
+    return f"{share}; ferrule quantize --sparsity {zeros['sparsity']} --pruning magnitude keeps them: {saves}"
 
 
 def _cache(info: Mapping[str, Any]) -> str:
