@@ -72,8 +72,8 @@ ROUTED = {
     "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count",
 }
-ALWAYS_F32 = re.compile(r"(conv|conv1d|conv1d_[qkv]|ffn_gate_inp|ffn_gate_inp_shexp)\.weight$|ssm_[ad]$")
-"""Routers, kernels of convolutions, and parameters of states, which llama.cpp reads as F32 only."""
+ALWAYS_F32 = re.compile(r"(conv|conv1d|conv1d_[qkv]|ffn_gate_inp|ffn_gate_inp_shexp|ssm_norm)\.weight$|ssm_[ad]$")
+"""Routers, kernels of convolutions, norms by group, and parameters of states, which llama.cpp reads as F32 only."""
 LATENT = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"}
 
 FAMILIES = {
