@@ -23,7 +23,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use block::{AlibiBias, Arithmetic, BLOCK_PAGES, BlockMask, BlockPages, Digits, TileBlock, TileBuffers, TokenBits};
+use block::{
+    AlibiBias, Arithmetic, BLOCK_PAGES, BlockMask, BlockPages, Digits, Softcap, TileBlock, TileBuffers, TokenBits,
+};
 use float::Float;
 use int8::Int8;
 use plan::{Plan, Task};
@@ -441,7 +443,7 @@ impl Call<'_> {
             q,
             key_dim: self.shape.key_dim,
             mask,
-            softcap: self.shape.softcap,
+            softcap: self.shape.softcap.map(Softcap::new),
             bias,
             value_vectors: value_vectors(self.shape.value_dim),
             buffers,
