@@ -215,6 +215,27 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Panics
     /// If the length of the table is not a power of two.
     fn gather(self, table: &[[i8; 4]], indices: Self::Bytes) -> Self::Bytes;
+    /// Looks up two entries for each lane, those at twice its index, modulo the length of the table, and after it. Returns
+    /// the first entries and the second ones. Indices are less than 2^15.
+    ///
+    /// # Panics
+    /// If the length of the table is not a power of two.
+    #[inline(always)]
+    fn gather_pairs(self, table: &[[i8; 4]], indices: Self::Bytes) -> [Self::Bytes; 2] {
+        let first = self.shift_left::<1>(indices);
+        [self.gather(table, first), self.gather(table, self.or(first, self.splat_quad([1, 0, 0, 0])))]
+    }
+    /// Negates each byte for which `negative`, 0..=15, is not zero, wrapping.
+    #[inline(always)]
+    fn negate(self, bytes: Self::Bytes, negative: Self::Bytes) -> Self::Bytes {
+        const MASKS: [u8; LANES] = {
+            let mut table = [0xff; LANES];
+            table[0] = 0;
+            table
+        };
+        let masks = self.lookup(&MASKS, negative);
+        self.sub_bytes(self.xor(bytes, masks), masks)
+    }
     /// `a & b`
     fn and(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     /// `a | b`

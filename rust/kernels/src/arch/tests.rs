@@ -20,6 +20,8 @@ impl DotKernel for Everything<'_> {
         let (a, b) = (simd.load_bytes(self.a), simd.load_bytes(self.b));
         let quad = [self.a[0] as i8, self.a[1] as i8, self.a[2] as i8, self.a[3] as i8];
         let sixteen: &[u8; LANES] = self.b.first_chunk().expect("sixteen");
+        let table: &[[i8; 4]; LANES] = bytemuck::cast_ref(self.b);
+        let pairs = simd.gather_pairs(&table[..8], simd.and(a, simd.splat_quad([-1, 0x7f, 0, 0])));
         for bytes in [
             simd.and(a, b),
             simd.or(a, b),
@@ -31,7 +33,10 @@ impl DotKernel for Everything<'_> {
             simd.spread(sixteen),
             simd.lookup(sixteen, simd.and(a, simd.splat_byte(0x0f))),
             simd.shuffle(b, simd.and(a, simd.splat_byte(0x0f))),
-            simd.gather(&bytemuck::cast_ref::<_, [[i8; 4]; LANES]>(self.b)[..8], a),
+            simd.gather(&table[..8], a),
+            pairs[0],
+            pairs[1],
+            simd.negate(b, simd.and(a, simd.splat_byte(0x0f))),
             simd.splat_byte(self.a[7]),
             simd.expand(bytemuck::cast::<_, [u64; 8]>(*self.a)[0], self.b),
             simd.splat_quad(quad),

@@ -242,7 +242,12 @@ impl<F: GroupedFormat> Unpack for Packed<F> {
 #[inline(always)]
 pub fn unpack<S: Dot, F: GroupedFormat>(simd: S, lines: &[ByteLine], index: usize, to: &mut [ByteLine]) {
     let group = F::group(simd, lines, index);
-    unroll!(quad in [0 1 2 3 4 5 6 7] { simd.store_bytes(F::quad(simd, group, quad), &mut to[quad].0) });
+    // Two at a time, before they are stored, because they may share what is loaded.
+    unroll!(pair in [0 1 2 3] {
+        let quads = [F::quad(simd, group, 2 * pair), F::quad(simd, group, 2 * pair + 1)];
+        simd.store_bytes(quads[0], &mut to[2 * pair].0);
+        simd.store_bytes(quads[1], &mut to[2 * pair + 1].0);
+    });
     let end = const { unpacked_lines::<F>() };
     unroll!(factor in [0 1 2 3] {
         if PAIR_QUADS + factor < end {

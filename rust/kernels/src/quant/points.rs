@@ -235,13 +235,6 @@ const PARITY: [u8; 16] = {
     table
 };
 
-/// All ones for each number except zero.
-const MASKS: [u8; 16] = {
-    let mut table = [0xff; 16];
-    table[0] = 0;
-    table
-};
-
 impl<F: PointFormat> GroupedFormat for Points<F> {
     const STORED: StoredBlock = StoredBlock { inputs: INPUTS, bytes: F::BYTES };
     const UNROLLED: bool = true;
@@ -315,10 +308,10 @@ impl<F: PointFormat> GroupedFormat for Points<F> {
             };
             entry = simd.or(entry, simd.and(high, simd.splat_quad([0, (1 << Self::HIGH_BITS) - 1, 0, 0])));
         }
-        if const { F::POINT == 8 } {
-            entry = simd.or(simd.shift_left::<1>(entry), simd.splat_quad([half as i8, 0, 0, 0]));
-        }
-        let magnitudes = simd.gather(F::GRID, entry);
+        let magnitudes = match const { F::POINT } {
+            8 => simd.gather_pairs(F::GRID, entry)[half],
+            _ => simd.gather(F::GRID, entry),
+        };
 
         let upper = simd.shift_right::<4>(signs);
         let bits = if half == 0 {
@@ -331,8 +324,7 @@ impl<F: PointFormat> GroupedFormat for Points<F> {
             let parity = simd.xor(simd.lookup(&PARITY, three), simd.lookup(&PARITY, four));
             simd.and(simd.or(three, parity), simd.splat_quad([1, 2, 4, 8]))
         };
-        let negative = simd.lookup(&MASKS, bits);
-        let weights = simd.sub_bytes(simd.xor(magnitudes, negative), negative);
+        let weights = simd.negate(magnitudes, bits);
         match const { grouped::unpacked_bias::<S, Self>() } {
             0 => weights,
             bias => simd.sub_bytes(weights, simd.splat_byte(bias.wrapping_neg())),
