@@ -175,16 +175,19 @@ impl<'a> MatrixPlan<'a> {
     }
 
     pub fn size(&self) -> MatrixSize {
-        let all = 0..usize::MAX / LANES;
-        let panels = self.panels.as_ref().unwrap_or(&all);
-        let (kept, mut first) = (panels.start * LANES..panels.end * LANES, 0);
-        let sizes = self.bands.iter().map(|&(format, rows)| {
+        self.own_bands().into_iter().map(|(format, rows)| MatrixSize::of(format, rows, self.columns)).sum()
+    }
+
+    /// Returns the bands of the panels that this process packs.
+    fn own_bands(&self) -> Vec<(Format, usize)> {
+        let Some(panels) = &self.panels else { return self.bands.clone() };
+        let (own, mut first) = (panels.start * LANES..panels.end * LANES, 0);
+        let bands = self.bands.iter().map(|&(format, rows)| {
             let band = first..first + rows;
             first = band.end;
-            let rows = kept.end.min(band.end).saturating_sub(kept.start.max(band.start));
-            MatrixSize::of(format, rows, self.columns)
+            (format, own.end.min(band.end).saturating_sub(own.start.max(band.start)))
         });
-        sizes.sum()
+        bands.filter(|(_, rows)| *rows > 0).collect()
     }
 
     /// Returns the statistics of inputs that the matrix is packed with by [`MatrixPlan::pack_calibrated`].
@@ -196,11 +199,13 @@ impl<'a> MatrixPlan<'a> {
     }
 
     pub fn pack(&self, exec: &Exec<'_>) -> Result<PackedMatrix, LoadError> {
-        let matrix = self.pack_all(exec)?;
-        match &self.panels {
-            Some(panels) => Ok(matrix.panels(panels.clone()).map_err(PackError::Memory)?),
-            None => Ok(matrix),
+        let Some(panels) = &self.panels else { return self.pack_all(exec) };
+        if self.pruning.is_none() && matches!(self.parts.first(), Some(Stored::View(_))) {
+            // Rows are packed independently of each other, so the others are not read.
+            let own = RowsFrom { plan: self, first: panels.start * LANES };
+            return Ok(PackedMatrix::pack(exec, &self.own_bands(), self.columns, &own)?);
         }
+        Ok(self.pack_all(exec)?.panels(panels.clone()).map_err(PackError::Memory)?)
     }
 
     /// Packs all panels.
@@ -285,6 +290,10 @@ impl RowSource for RowsFrom<'_, '_> {
 
     fn read_rows(&self, first: usize, columns: usize, out: &mut [f32]) {
         self.plan.read_rows(self.first + first, columns, out);
+    }
+
+    fn read_stored(&self, first: usize, row_bytes: usize, out: &mut [u8]) {
+        self.plan.read_stored(self.first + first, row_bytes, out);
     }
 }
 
