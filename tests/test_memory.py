@@ -1,6 +1,7 @@
 """Memory of loading: weights are packed tensor by tensor, and pages of the source are released."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -106,6 +107,18 @@ while thread.is_alive():
     time.sleep(0.002)
 print(json.dumps([peak - before, needs]))
 """
+WORKERS = """
+import pathlib, re, resource, sys
+import ferrule, ferrule._native
+
+size = int(re.search("VmSize:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
+# There is room for more than one half of the weights, and not for both.
+resource.setrlimit(resource.RLIMIT_AS, (size + int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    ferrule.LLM(sys.argv[1], quantization="f32", pipeline_parallel_size=2, threads=1, load_format="dummy")
+except ferrule.InsufficientMemoryError as error:
+    print(error)
+"""
 OTHER_HESSIANS = 3 * (512 + 256) * 512 * 4
 """Bytes of the Hessians of a layer's other linear maps, which are recorded together where memory has room."""
 
@@ -122,6 +135,14 @@ def test_peak_memory_of_loading(quantization: str, bits: int, llama: Path) -> No
     peak, packed = figures_of(CHILD, llama, quantization)
     assert bits <= 8 * packed / PARAMETERS < 1.25 * bits
     assert peak < packed + LARGEST_TENSOR + (64 << 20)
+
+
+def test_workers_of_one_machine_must_fit_its_memory_together(llama: Path) -> None:
+    command = [sys.executable, "-c", WORKERS, str(llama), str(3 * PARAMETERS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert re.fullmatch(
+        r"the model needs \d+ bytes for its packed weights, but only \d+ bytes are available.*\n", done.stdout
+    ), done.stdout
 
 
 def test_peak_memory_of_quantizing(llama: Path) -> None:

@@ -444,12 +444,16 @@ def measure(spec: str, weights: str | None, options: str) -> str:
     Raises ModelFileError, ConfigError, InvalidParameterError.
     """
 
-def divide_layers(spec: str, weights: str | None, options: str, stages: int) -> list[tuple[int, int]]:
+def divide_layers(
+    spec: str, weights: str | None, options: str, stages: int, on_this_machine: bool
+) -> list[tuple[int, int]]:
     """Divides the layers of a model into pipeline stages of about the same size; reads only headers.
 
-    Returns the first layer of each stage and the one after its last.
+    Returns the first layer of each stage and the one after its last. If `on_this_machine`, checks that the memory of
+    this machine holds all stages.
 
-    Raises ModelFileError, ConfigError, InvalidParameterError for a number of stages that the model does not allow.
+    Raises ModelFileError, ConfigError, InvalidParameterError for a number of stages that the model does not allow,
+    InsufficientMemoryError.
     """
 
 def serve_stage(

@@ -33,8 +33,9 @@ def start_stages(args: EngineArgs, files: ModelFiles, weights: Path | None) -> S
 
     `weights` is the path that each process of this machine loads; None for random weights.
 
-    Raises InvalidParameterError if the model cannot be divided among so many workers, MissingDependencyError without
-    Ray, EngineError if the Ray cluster cannot start them, PipelineStageError, and the errors of loading a model.
+    Raises InvalidParameterError if the model cannot be divided among so many workers, InsufficientMemoryError if the
+    workers of this machine exceed its memory, MissingDependencyError without Ray, EngineError if the Ray cluster cannot
+    start them, PipelineStageError, and the errors of loading a model.
     """
     if args.workers == 1:
         return None
@@ -46,7 +47,9 @@ def start_stages(args: EngineArgs, files: ModelFiles, weights: Path | None) -> S
     from ferrule import _native
 
     path = None if weights is None else os.fspath(weights)
-    layers = _native.divide_layers(files.spec.to_json(), path, args.to_json(), args.pipeline_parallel_size)
+    layers = _native.divide_layers(
+        files.spec.to_json(), path, args.to_json(), args.pipeline_parallel_size, on_this_machine=not uses_ray(args)
+    )
     stages = _start_actors(args, files, layers) if uses_ray(args) else _start_processes(args, files, path, layers)
     try:
         stages.wait_until_loaded()

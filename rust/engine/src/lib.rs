@@ -29,7 +29,7 @@ pub mod structured;
 pub use beams::Hypothesis;
 pub use builder::{
     BuildError, EngineBuilder, EngineInfo, EngineModel, EngineOptions, KvWindow, Measurement, MemoryNeeds,
-    ModelFigures, StageFigures, StoredType,
+    ModelFigures, StoredType, WorkerFigures,
 };
 pub use draft::{DraftModel, SpeculativeConfig, SpeculativeMethod};
 pub use engine::{EncodeError, EncodeTask, Engine, EngineConfig, EngineFailure, PrefixCacheDir, Text};

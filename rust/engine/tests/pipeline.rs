@@ -21,7 +21,7 @@ use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Cancel, Pool};
 use ferrule_model::{
     LanguageModel, LinkError, LoadOptions, ModelSpec, Pipeline, PipelineError, Quantization, Source, Stage, StageLink,
-    TensorParallelGroup, Transformer, serve_stage,
+    StagePart, TensorParallelGroup, Transformer, serve_stage,
 };
 use serde_json::{Value, json};
 
@@ -94,9 +94,16 @@ fn worker_of_group(json: &Value, layers: std::ops::Range<usize>, group: Option<T
     let json = json.clone();
     let thread = std::thread::spawn(move || {
         let cancel = Cancel::new();
-        let mut stage =
-            Stage::load_rows(read(&json), (layers, group), Source::Random, options(), pool(), &cancel, &mut |_, _| {})
-                .unwrap();
+        let mut stage = Stage::load(
+            read(&json),
+            StagePart { layers, group },
+            Source::Random,
+            options(),
+            pool(),
+            &cancel,
+            &mut |_, _| {},
+        )
+        .unwrap();
         serve_stage(&mut stage, 1 << 20, &other, &cancel)
     });
     Worker { stream, thread }

@@ -40,7 +40,7 @@ pub use mixers::{
     OutputGate, PerLayerEmbeddingSpec, ProjectionSpec, ProjectionsSpec, QueryGrowth, RgLruSpec, RouterSpec,
     RwkvChannelMixSpec, RwkvTimeMixSpec, Scoring, ShortConvolutionSpec, XieluSpec,
 };
-pub use needs::{Needs, buffer_bytes, measure};
+pub use needs::{Needs, buffer_bytes, check_memory, measure};
 pub use pruning::{PrunedShare, Pruning, PruningMethod};
 pub use quantization::Quantization;
 pub use recipe::{MatrixFormats, Recipe, RecipeError};
@@ -50,8 +50,8 @@ pub use spec::{
     NormedOver, PartSpec, Pooling, PositionsSpec, StackSpec, TableSpec, TensorSpec, TextProjectionSpec,
 };
 pub use stage::{
-    LastOutput, LinkError, PageCopy, Pipeline, PipelineError, Stage, StageError, StageInfo, StageLink, StageRunError,
-    StageSequence, StageStep, StepError, TensorParallelGroup, Worker, divide_layers, serve_stage,
+    LastOutput, LinkError, PageCopy, Pipeline, PipelineError, Stage, StageError, StageInfo, StageLink, StagePart,
+    StageRunError, StageSequence, StageStep, StepError, TensorParallelGroup, Worker, divide_layers, serve_stage,
 };
 pub use streams::{
     AlternatingSpec, GatedSpec, SideSpec, SinkhornSpec, SpanSpec, StreamEndsSpec, StreamMixSpec, StreamsSpec,

@@ -35,6 +35,15 @@ pub fn measure(
     measure_layers(spec, &StageLayers::whole(spec), source, quantization, kv_format)
 }
 
+/// Checks that the memory of this machine holds the weights of a whole model, which its workers on this machine divide.
+/// Reads only the headers of the files.
+///
+/// # Errors
+/// [`LoadError::Weights`] if not, and the errors of [`measure`].
+pub fn check_memory(spec: &ModelSpec, source: Source<'_>, quantization: Quantization) -> Result<(), LoadError> {
+    Loader::new(spec, source, quantization).check_memory().map(drop)
+}
+
 /// Computes the memory that some layers of a model need, with what precedes or follows them.
 pub(crate) fn measure_layers(
     spec: &ModelSpec,
@@ -46,7 +55,7 @@ pub(crate) fn measure_layers(
     if let Source::Packed { file, .. } = source {
         check_quantization(file, quantization)?;
     }
-    let weights = Loader::new(spec, source, quantization).of_stage(layers.clone()).measure()?.sizes(spec, layers);
+    let weights = Loader::new(spec, source, quantization).of_part(layers.clone().into()).measure()?.sizes(spec, layers);
     Ok(Needs { weights, kv_groups: MemoryLayout::new(&spec.layers, layers.range(), spec.causal, kv_format).groups })
 }
 

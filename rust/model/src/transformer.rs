@@ -21,7 +21,7 @@ use crate::quantization::Quantization;
 use crate::readout;
 use crate::rope::RopeRows;
 use crate::spec::{ModelSpec, PositionsSpec};
-use crate::stage::{StageLayers, TensorParallelGroup};
+use crate::stage::{LoadedPart, StageLayers, TensorParallelGroup};
 use crate::streams::{StreamEndBuffers, StreamsSpec};
 use crate::weights::{
     Embedding, Linear, LoadError, Loader, Progress, Site, Source, WeightSizes, Weights, check_quantization,
@@ -112,10 +112,9 @@ pub struct LoadOptions {
 /// ```
 pub struct Transformer {
     spec: Arc<ModelSpec>,
-    /// The layers whose weights and memory are here.
-    stage: StageLayers,
-    /// The workers that divide the rows of the matrices and the heads of keys and values.
-    group: Option<Arc<TensorParallelGroup>>,
+    /// The layers whose weights and memory are here, and the workers that divide the rows of the matrices and the heads of
+    /// keys and values.
+    part: LoadedPart,
     weights: Weights,
     /// Linear layers that adapters can change.
     sites: Arc<[Site]>,
@@ -161,15 +160,15 @@ impl Transformer {
         cancel: &Cancel,
         progress: Progress<'_>,
     ) -> Result<Self, LoadError> {
-        let layers = StageLayers::whole(&spec);
-        Self::load_layers(spec, (layers, None), source, options, pool, cancel, progress)
+        let whole = StageLayers::whole(&spec);
+        Self::load_part(spec, whole.into(), source, options, pool, cancel, progress)
     }
 
     /// Loads the weights of some layers, and of what precedes or follows them; only the rows of this worker if a group
     /// divides them.
-    pub(crate) fn load_layers(
+    pub(crate) fn load_part(
         spec: ModelSpec,
-        (stage, group): (StageLayers, Option<Arc<TensorParallelGroup>>),
+        part: LoadedPart,
         source: Source<'_>,
         options: LoadOptions,
         pool: Arc<Pool>,
@@ -181,17 +180,14 @@ impl Transformer {
         if let Source::Packed { file, .. } = source {
             check_quantization(file, quantization)?;
         }
-        let mut weights = Loader::new(&spec, source, quantization)
-            .of_stage(stage.clone())
-            .of_group(group.clone())
-            .load(exec, progress)?;
+        let mut weights = Loader::new(&spec, source, quantization).of_part(part.clone()).load(exec, progress)?;
         let sites = std::mem::take(&mut weights.sites).into();
-        let ranks = group.as_ref().map_or(1, |group| group.ranks());
-        let layout = MemoryLayout::new(&spec.layers, stage.range(), spec.causal, kv_format).divided(ranks, kv_format);
+        let ranks = part.group.as_ref().map_or(1, |group| group.ranks());
+        let layers = part.layers.range();
+        let layout = MemoryLayout::new(&spec.layers, layers, spec.causal, kv_format).divided(ranks, kv_format);
         Ok(Self {
             spec: Arc::new(spec),
-            stage,
-            group,
+            part,
             weights,
             sites,
             layout,
@@ -230,17 +226,17 @@ impl Transformer {
 
     /// Returns the layers whose weights and memory are here.
     pub(crate) fn stage(&self) -> &StageLayers {
-        &self.stage
+        &self.part.layers
     }
 
     /// Returns the workers that divide the rows of the matrices.
     pub(crate) fn group(&self) -> Option<&TensorParallelGroup> {
-        self.group.as_deref()
+        self.part.group.as_deref()
     }
 
     /// Returns the fingerprint of what each of the workers has that divide the rows of the matrices.
     pub(crate) fn shared_fingerprint(&self) -> [u8; 32] {
-        shared_fingerprint(&self.spec, self.stage.range(), &self.weights)
+        shared_fingerprint(&self.spec, self.part.layers.range(), &self.weights)
     }
 
     /// Returns a loader of adapters for this model, which can be used while the model runs.
@@ -257,7 +253,7 @@ impl Transformer {
     /// Returns the sizes of the weights.
     #[must_use]
     pub fn weight_sizes(&self) -> WeightSizes {
-        self.weights.sizes(&self.spec, &self.stage)
+        self.weights.sizes(&self.spec, &self.part.layers)
     }
 
     /// Returns the bytes of weights in a mapped file, which other processes can share.
@@ -285,10 +281,11 @@ impl Transformer {
     }
 
     /// Runs a batch through the layers and leaves the residual streams in [`Buffers::residual`]. `input` has what
-    /// [`Transformer::copy_boundary`] of the stage before wrote; the first stage reads none.
+    /// [`Transformer::copy_boundary`] of the stage before wrote; the first stage reads the rows of the tokens if the last
+    /// one looks them up, else nothing.
     pub(crate) fn run_layers(&mut self, batch: Batch<'_>, input: &[f32], cancel: &Cancel) -> Result<(), PoolError> {
         let _bound = self.pool.bind_caller();
-        let Self { spec, stage, group, weights, layout, memory, buffers, .. } = self;
+        let Self { spec, part: LoadedPart { layers: stage, group }, weights, layout, memory, buffers, .. } = self;
         let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
         let rows = RaggedRows::new(batch, &spec.ropes, &layout.groups, &mut buffers.ropes);
         let runs = adapter_runs(batch, |sequence| sequence.tokens.len());
@@ -305,12 +302,12 @@ impl Transformer {
                 embedding.copy_from_slice(embedded);
             }
             (true, None) => {
-                embed(&exec, spec, weights.embedding(), batch, adapters, &mut buffers.update, residual)?;
+                embed(&exec, spec, (weights.embedding(), input), batch, adapters, &mut buffers.update, residual)?;
                 embedding.copy_from_slice(&residual[..embedding.len()]);
             }
             (true, Some((StreamsSpec { ends, .. }, streams))) => {
                 let hidden = buffers.hidden.take(rows.count * width);
-                embed(&exec, spec, weights.embedding(), batch, adapters, &mut buffers.update, hidden)?;
+                embed(&exec, spec, (weights.embedding(), input), batch, adapters, &mut buffers.update, hidden)?;
                 embedding.copy_from_slice(&hidden[..embedding.len()]);
                 ends.begin(&exec, streams, adapters, (hidden, width), &mut buffers.ends, residual)?;
             }
@@ -333,14 +330,25 @@ impl Transformer {
         Ok(())
     }
 
+    /// Writes the rows of tokens in the matrix of the embedding, `[tokens, embedding_width]`.
+    ///
+    /// # Panics
+    /// If the stage does not look up tokens.
+    pub(crate) fn look_up(&self, tokens: &[u32], cancel: &Cancel, output: &mut Vec<f32>) -> Result<(), PoolError> {
+        let table = self.weights.embedding().tokens.as_ref().expect("a stage that looks up tokens has the matrix");
+        output.clear();
+        output.resize(tokens.len() * self.spec.embedding_width(), 0.0);
+        look_up(&self.exec(cancel), table, tokens.iter().copied(), output)
+    }
+
     /// Writes what the next stage reads after [`Transformer::run_layers`]: `[rows, all streams]`, and the embeddings
     /// `[rows, hidden_size]` if a later layer reads them.
     pub(crate) fn copy_boundary(&mut self, batch: Batch<'_>, output: &mut Vec<f32>) {
-        let Self { spec, stage, buffers, .. } = self;
+        let Self { spec, part, buffers, .. } = self;
         let rows = batch.tokens().count();
         output.clear();
         output.extend_from_slice(buffers.residual.take(rows * spec.streams_width()));
-        if spec.reads_embedding(stage.range().end) {
+        if spec.reads_embedding(part.layers.range().end) {
             output.extend_from_slice(buffers.embedding.take(rows * spec.hidden_size));
         }
     }
@@ -377,12 +385,7 @@ impl Transformer {
     ///
     /// # Panics
     /// If logits are requested from a model that has none.
-    pub(crate) fn logits(
-        &mut self,
-        batch: Batch<'_>,
-        cancel: &Cancel,
-        logits: &mut Vec<f32>,
-    ) -> Result<(), ForwardError> {
+    pub(crate) fn logits(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), PoolError> {
         let _bound = self.pool.bind_caller();
         let numbers = self.last_rows(batch, cancel)?;
         let Self { spec, weights, buffers, .. } = self;
@@ -394,10 +397,10 @@ impl Transformer {
         let weights = HeadWeights {
             projection: weights.lm_head_projection.as_ref(),
             lm_head: weights.lm_head.as_ref(),
-            tied: weights.embedding.as_ref().map(|embedding| &embedding.tokens),
+            tied: weights.embedding.as_ref().and_then(|embedding| embedding.tokens.as_ref()),
             tied_bias: weights.tied_lm_head_bias.as_deref(),
         };
-        Ok(head(&exec, spec, weights, buffers.update.take(numbers), adapters, &mut buffers.hidden, logits)?)
+        head(&exec, spec, weights, buffers.update.take(numbers), adapters, &mut buffers.hidden, logits)
     }
 
     /// Computes the hidden states after [`Transformer::run_layers`]: overwrites `hidden` with `[wanted rows,
@@ -407,7 +410,7 @@ impl Transformer {
         batch: Batch<'_>,
         cancel: &Cancel,
         hidden: &mut Vec<f32>,
-    ) -> Result<(), ForwardError> {
+    ) -> Result<(), PoolError> {
         let _bound = self.pool.bind_caller();
         let numbers = self.last_rows(batch, cancel)?;
         hidden.clear();
@@ -420,22 +423,30 @@ impl Transformer {
     }
 }
 
-/// Computes the hidden states before the first layer, `[rows, hidden_size]`.
+/// Computes the hidden states before the first layer, `[rows, hidden_size]`. If another stage has the matrix of the
+/// embedding, `looked_up` has its rows of the tokens: `[rows, embedding_width]`.
 pub(crate) fn embed(
     exec: &Exec<'_>,
     spec: &ModelSpec,
-    weights: &Embedding,
+    (weights, looked_up): (&Embedding, &[f32]),
     batch: Batch<'_>,
     adapters: AdapterRows<'_>,
     narrow: &mut Scratch<f32>,
     hidden: &mut [f32],
 ) -> Result<(), PoolError> {
     let width = spec.hidden_size;
+    let read = |rows: &mut [f32]| match &weights.tokens {
+        Some(tokens) => look_up(exec, tokens, batch.tokens(), rows),
+        None => {
+            rows.copy_from_slice(looked_up);
+            Ok(())
+        }
+    };
     match &weights.projection {
-        None => look_up(exec, &weights.tokens, batch.tokens(), hidden)?,
+        None => read(hidden)?,
         Some(projection) => {
             let rows = narrow.take(hidden.len() / spec.hidden_size * spec.embedding_width());
-            look_up(exec, &weights.tokens, batch.tokens(), rows)?;
+            read(rows)?;
             adapted(exec, projection, adapters, rows, hidden)?;
         }
     }
@@ -529,7 +540,7 @@ impl LanguageModel for Transformer {
     fn fingerprint(&self) -> [u8; 32] {
         *self
             .fingerprint
-            .get_or_init(|| fingerprint(&self.spec, self.stage.range(), &self.weights, self.options, &self.pool))
+            .get_or_init(|| fingerprint(&self.spec, self.part.layers.range(), &self.weights, self.options, &self.pool))
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -538,12 +549,12 @@ impl LanguageModel for Transformer {
 
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {
         self.run_layers(batch, &[], cancel)?;
-        self.logits(batch, cancel, logits)
+        Ok(self.logits(batch, cancel, logits)?)
     }
 
     fn hidden_states(&mut self, batch: Batch<'_>, cancel: &Cancel, hidden: &mut Vec<f32>) -> Result<(), ForwardError> {
         self.run_layers(batch, &[], cancel)?;
-        self.last_hidden(batch, cancel, hidden)
+        Ok(self.last_hidden(batch, cancel, hidden)?)
     }
 
     fn embeddings(&self, pooled: &[f32], cancel: &Cancel) -> Result<Vec<f32>, ForwardError> {

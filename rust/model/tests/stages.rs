@@ -13,7 +13,8 @@ use ferrule_kernels::kv::{KvFormat, PAGE_TOKENS, PageId};
 use ferrule_kernels::{Cancel, Pool};
 use ferrule_model::{
     Batch, KvGroup, LanguageModel, LastOutput, LoadError, LoadOptions, LogitRows, ModelSpec, Needs, Quantization,
-    SequenceChunk, Source, Stage, StageError, StageRunError, TensorParallelGroup, Transformer, divide_layers, measure,
+    SequenceChunk, Source, Stage, StageError, StagePart, StageRunError, StepError, TensorParallelGroup, Transformer,
+    divide_layers, measure,
 };
 use serde_json::{Value, json};
 
@@ -180,6 +181,17 @@ fn allocated(groups: &[KvGroup]) -> Vec<usize> {
     vec![PAGES * LENGTHS.len(); groups.len()]
 }
 
+/// Returns what the first stage reads: the embeddings of the tokens if the last stage looks them up, else nothing.
+fn embedded(stages: &mut [Stage], batch: Batch<'_>) -> Vec<f32> {
+    let mut rows = Vec::new();
+    if stages[0].input_width() > 0 {
+        let tokens: Vec<u32> = batch.sequences.iter().flat_map(|sequence| sequence.tokens).copied().collect();
+        stages.last_mut().unwrap().look_up(&tokens, &Cancel::new(), &mut rows).unwrap();
+        assert_eq!(rows.len(), tokens.len() * stages[0].input_width());
+    }
+    rows
+}
+
 /// Checks that the stages between `cuts` compute the bits of the whole model, with steps of several sizes.
 fn check(json: &Value, cuts: &[usize]) {
     let cancel = Cancel::new();
@@ -199,7 +211,7 @@ fn check(json: &Value, cuts: &[usize]) {
             stage.allocate_kv(&allocated(&groups)).unwrap();
         }
         let found = run(&groups, rows, wanted, &mut |batch| {
-            let mut hidden = Vec::new();
+            let mut hidden = embedded(&mut stages, batch);
             for stage in &mut stages {
                 let input = std::mem::take(&mut hidden);
                 stage.forward(batch, &input, LastOutput::Logits, &cancel, &mut hidden).unwrap();
@@ -226,6 +238,29 @@ fn check(json: &Value, cuts: &[usize]) {
 fn stages_of_a_dense_model_compute_the_bits_of_the_whole() {
     check(&dense(), &[0, 2, 4]);
     check(&dense(), &[0, 1, 2, 4]);
+    // A narrow embedding is projected, scaled and normed in the first stage.
+    let mut narrow = dense();
+    narrow["embedding"]["width"] = json!(32);
+    narrow["embedding"]["scale"] = json!(8.0);
+    narrow["embedding"]["norm"] = narrow["final_norm"].clone();
+    check(&narrow, &[0, 3, 4]);
+}
+
+#[test]
+fn only_the_stage_with_the_matrix_of_the_embedding_looks_up_tokens() {
+    let mut output = Vec::new();
+    for (json, layers) in [(dense(), 0..2), (experts(), 2..4)] {
+        let mut stage = load_stage(&json, layers).unwrap();
+        let error = stage.look_up(&[1], &Cancel::new(), &mut output).unwrap_err();
+        assert_eq!(error.to_string(), "stage step: tokens[0] must be below 0, got 1");
+    }
+    for (json, layers) in [(dense(), 2..4), (experts(), 0..2)] {
+        let mut stage = load_stage(&json, layers).unwrap();
+        stage.look_up(&[1, 95], &Cancel::new(), &mut output).unwrap();
+        assert_eq!(output.len(), 2 * 64);
+        let error = stage.look_up(&[1, 96], &Cancel::new(), &mut output).unwrap_err();
+        assert!(matches!(error, StageRunError::Step(StepError::Number { value: 96, .. })), "{error}");
+    }
 }
 
 #[test]
@@ -261,11 +296,16 @@ fn groups(ranks: usize) -> Vec<TensorParallelGroup> {
     peers.into_iter().enumerate().map(|(rank, peers)| TensorParallelGroup::new(rank, peers).unwrap()).collect()
 }
 
+/// Returns the part of a worker that has rows of all layers.
+fn all_layers(json: &Value, group: TensorParallelGroup) -> StagePart {
+    StagePart { layers: 0..read(json).layers.len(), group: Some(group) }
+}
+
 /// Runs all sequences in steps of `rows` tokens on the worker of a group, which has all layers. Returns the results and
 /// the bytes of its weights.
 fn run_rows(json: &Value, options: LoadOptions, group: TensorParallelGroup, rows: usize) -> (Vec<Vec<f32>>, u64) {
-    let (part, pool, cancel) = ((0..read(json).layers.len(), Some(group)), pool(), Cancel::new());
-    let mut stage = Stage::load_rows(read(json), part, Source::Random, options, pool, &cancel, &mut |_, _| {}).unwrap();
+    let (part, pool, cancel) = (all_layers(json, group), pool(), Cancel::new());
+    let mut stage = Stage::load(read(json), part, Source::Random, options, pool, &cancel, &mut |_, _| {}).unwrap();
     let groups = stage.kv_groups().to_vec();
     stage.allocate_kv(&allocated(&groups)).unwrap();
     let results = run(&groups, rows, LogitRows::All, &mut |batch| {
@@ -321,9 +361,9 @@ fn workers_that_divide_rows_compute_the_bits_of_one() {
 fn workers_that_run_different_batches_fail_and_stay_so() {
     let run = |group: TensorParallelGroup, tokens: &[u32]| {
         let (json, pool, cancel) = (dense(), pool(), Cancel::new());
-        let part = (0..read(&json).layers.len(), Some(group));
+        let part = all_layers(&json, group);
         let mut stage =
-            Stage::load_rows(read(&json), part, Source::Random, options(), pool, &cancel, &mut |_, _| {}).unwrap();
+            Stage::load(read(&json), part, Source::Random, options(), pool, &cancel, &mut |_, _| {}).unwrap();
         let groups = stage.kv_groups().to_vec();
         stage.allocate_kv(&allocated(&groups)).unwrap();
         let prompt = SequenceChunk {
@@ -356,19 +396,21 @@ fn workers_that_run_different_batches_fail_and_stay_so() {
 #[test]
 fn the_last_stage_has_the_hidden_states_of_the_whole() {
     let (json, cancel) = (dense(), Cancel::new());
-    let (mut whole, mut first, mut last) =
+    let (mut whole, first, last) =
         (load_whole(&json), load_stage(&json, 0..1).unwrap(), load_stage(&json, 1..4).unwrap());
+    let mut stages = [first, last];
     let groups = whole.kv_groups().to_vec();
     whole.allocate_kv(&allocated(&groups)).unwrap();
-    [&mut first, &mut last].into_iter().for_each(|stage| stage.allocate_kv(&allocated(&groups)).unwrap());
+    stages.iter_mut().for_each(|stage| stage.allocate_kv(&allocated(&groups)).unwrap());
     let expected = run(&groups, PAGE_TOKENS, LogitRows::First, &mut |batch| {
         let mut hidden = Vec::new();
         whole.hidden_states(batch, &cancel, &mut hidden).unwrap();
         hidden
     });
     let found = run(&groups, PAGE_TOKENS, LogitRows::First, &mut |batch| {
-        let (mut between, mut hidden) = (Vec::new(), Vec::new());
-        first.forward(batch, &[], LastOutput::HiddenStates, &cancel, &mut between).unwrap();
+        let (mut between, mut hidden) = (Vec::new(), embedded(&mut stages, batch));
+        let [first, last] = &mut stages;
+        first.forward(batch, &hidden, LastOutput::HiddenStates, &cancel, &mut between).unwrap();
         last.forward(batch, &between, LastOutput::HiddenStates, &cancel, &mut hidden).unwrap();
         hidden
     });
@@ -381,7 +423,8 @@ fn stages_hold_only_their_weights() {
     let mut untied = streams();
     untied["lm_head"]["tied"] = json!(false);
     // Each stage counts the table of the tokens, which stays in its file.
-    for (json, table_numbers) in [(experts(), 0), (untied, 48 * VOCABULARY as u64)] {
+    let of_table = 48 * VOCABULARY as u64;
+    for (json, table_numbers) in [(dense(), 0), (experts(), 0), (streams(), of_table), (untied, of_table)] {
         let whole = measure(&read(&json), Source::Random, int8, f16).unwrap().weights;
         let needs = |layers: Range<usize>| Stage::measure(&read(&json), layers, Source::Random, int8, f16).unwrap();
         let parts = [0..1, 1..3, 3..4].map(needs);
@@ -426,6 +469,15 @@ fn layers_are_divided_by_the_bytes_of_their_weights() {
         let part = Stage::measure(&read(&llama), layers, Source::Random, int8, KvFormat::F16).unwrap().weights;
         assert!(part.weight_bytes as f64 <= 0.55 * whole.weight_bytes as f64);
     }
+    // A tied embedding with a quarter of the bytes is in the last stage only.
+    llama = specs::llama(4_000, 24);
+    let whole = measure(&read(&llama), Source::Random, int8, KvFormat::F16).unwrap().weights;
+    let layers = divide(&llama, 2).unwrap();
+    let bytes = |layers: &Range<usize>| {
+        Stage::measure(&read(&llama), layers.clone(), Source::Random, int8, KvFormat::F16).unwrap().weights.weight_bytes
+    };
+    assert!(layers.iter().all(|layers| bytes(layers) as f64 <= 0.55 * whole.weight_bytes as f64), "{layers:?}");
+    assert_eq!(layers.iter().map(bytes).sum::<u64>(), whole.weight_bytes);
     // The last three layers have experts, each of them much larger than the first.
     assert_eq!(divide(&experts(), 3).unwrap(), [0..2, 2..3, 3..4]);
     // No stage begins between the layers that share keys and values.

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 
 use ferrule_kernels::Cancel;
-use ferrule_model::{PipelineError, StageLink, TensorParallelGroup, Worker};
+use ferrule_model::{PipelineError, StageLink, StagePart, TensorParallelGroup, Worker};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -64,7 +64,11 @@ pub(crate) fn serve_stage(
     let group = if peers.is_empty() { None } else { Some(TensorParallelGroup::new(rank, peers)?) };
     let loaded = py.detach(|| {
         let _guard = fork::hold_off_forks();
-        model.builder().isa(isa).cancel(&interrupt.cancel).load_stage((layers.0..layers.1, group), sharers)
+        model
+            .builder()
+            .isa(isa)
+            .cancel(&interrupt.cancel)
+            .load_stage(StagePart { layers: layers.0..layers.1, group }, sharers)
     });
     let (mut stage, kv_budget) = loaded.map_err(|error| interrupt.build_error(&error))?;
     interrupt.settle(py);
@@ -73,20 +77,22 @@ pub(crate) fn serve_stage(
     served.map_err(|error| errors::EngineError::new_err(error.to_string()))
 }
 
-/// Divides the layers of a model into pipeline stages; returns the first layer of each and the one after its last.
+/// Divides the layers of a model into pipeline stages; returns the first layer of each and the one after its last. If
+/// `on_this_machine`, checks that the memory of this machine holds all stages.
 #[pyfunction]
-#[pyo3(signature = (spec, weights, options, stages))]
+#[pyo3(signature = (spec, weights, options, stages, on_this_machine))]
 pub(crate) fn divide_layers(
     py: Python<'_>,
     spec: &str,
     weights: Option<&str>,
     options: &str,
     stages: usize,
+    on_this_machine: bool,
 ) -> PyResult<Vec<(usize, usize)>> {
     let model = LoadArguments::read(spec, weights, options)?;
     let divided = py.detach(|| {
         let _guard = fork::hold_off_forks();
-        model.builder().divide(stages)
+        model.builder().divide(stages, on_this_machine)
     });
     let ranges = divided.map_err(|error| errors::build_error(&error))?;
     Ok(ranges.into_iter().map(|range| (range.start, range.end)).collect())

@@ -90,20 +90,22 @@ pub struct EngineInfo {
     pub prefix_cache_dir: Option<PathBuf>,
     /// Maximum number of tokens of a sequence, by context and KV cache.
     pub max_model_len: usize,
-    /// Figures of the workers of all pipeline stages, first to last; empty for a model in one process.
-    pub pipeline_stages: Vec<StageFigures>,
+    /// Figures of the workers, stage by stage and in the order of ranks; empty for a model in one process.
+    pub workers: Vec<WorkerFigures>,
 }
 
-/// Figures of a worker of a pipeline stage.
+/// Figures of a worker: one process of a pipeline stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct StageFigures {
+pub struct WorkerFigures {
+    /// Index of the stage.
+    pub stage: usize,
     /// First layer.
     pub first_layer: usize,
     /// Number of layers.
     pub layers: usize,
     /// Rank among the workers that divide the rows of the stage's matrices.
     pub rank: usize,
-    /// Bytes of the weights, with norms, biases and tables.
+    /// Bytes of the weights of this worker, with norms, biases and tables.
     pub weight_bytes: u64,
 }
 
@@ -212,9 +214,11 @@ impl EngineInfo {
             enable_prefix_caching: options.enable_prefix_caching && model.capabilities().causal,
             prefix_cache_dir: options.prefix_cache_dir.clone(),
             max_model_len: 0,
-            pipeline_stages: model
+            workers: model
                 .stage_infos()
-                .map(|info| StageFigures {
+                .enumerate()
+                .map(|(index, info)| WorkerFigures {
+                    stage: index / info.ranks,
                     first_layer: info.first,
                     layers: info.end - info.first,
                     rank: info.rank,

@@ -25,13 +25,13 @@ use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Cancel, Exec, Pool, machine};
 use ferrule_model::{
     Allocation, AllocationError, LoadError, LoadOptions, MatrixFormats, ModelSpec, Pipeline, PipelineError, Progress,
-    PrunedShare, Pruning, Quantization, Recipe, Source, Stage, StageLink, TensorParallelGroup, Transformer,
-    WeightFiles, divide_layers,
+    PrunedShare, Pruning, Quantization, Recipe, Source, Stage, StageLink, StagePart, Transformer, WeightFiles,
+    check_memory, divide_layers,
 };
 
 use crate::parameter::Checked;
 use crate::{ConfigError, DraftModel, Engine, EngineConfig, InvalidParameterError, PrefixCacheDir, SpeculativeConfig};
-pub use info::{EngineInfo, KvWindow, Measurement, MemoryNeeds, ModelFigures, StageFigures, StoredType};
+pub use info::{EngineInfo, KvWindow, Measurement, MemoryNeeds, ModelFigures, StoredType, WorkerFigures};
 pub use model::EngineModel;
 pub use options::EngineOptions;
 
@@ -304,23 +304,18 @@ impl<'a> EngineBuilder<'a> {
         Ok((engine, info))
     }
 
-    /// Loads layers `layers` of the model as a pipeline stage, or this worker's rows of its matrices if a group divides
-    /// them. Returns it with the bytes that are free for its pages, if `sharers` workers of the model, this one included,
-    /// divide the memory of this machine.
+    /// Loads a part of the model as a worker of a pipeline stage. Returns it with the bytes that are free for its pages,
+    /// if `sharers` workers of the model, this one included, divide the memory of this machine.
     ///
     /// # Errors
     /// The errors of [`EngineBuilder::build`]; [`LoadError::Stage`] within them if the layers cannot be a stage.
-    pub fn load_stage(
-        self,
-        part: (Range<usize>, Option<TensorParallelGroup>),
-        sharers: NonZeroUsize,
-    ) -> Result<(Stage, u64), BuildError> {
+    pub fn load_stage(self, part: impl Into<StagePart>, sharers: NonZeroUsize) -> Result<(Stage, u64), BuildError> {
         let Self { model, options, isa, cancel, progress, .. } = self;
         options.check(model.spec.max_position_embeddings)?;
         let no_cancel = Cancel::new();
         let isa = isa.map_or_else(Isa::from_environment, Ok)?;
         let loading = Loading { isa, pool: Arc::new(pool(&options)), cancel: cancel.unwrap_or(&no_cancel) };
-        let stage = loading.load_stage(model, part, &options, progress.unwrap_or(&mut |_, _| ()))?;
+        let stage = loading.load_stage(model, part.into(), &options, progress.unwrap_or(&mut |_, _| ()))?;
         let sharers = sharers.get() as u64;
         // The other workers of this machine map weights of about the same size.
         let mapped = stage.mapped_bytes().saturating_mul(sharers);
@@ -328,17 +323,21 @@ impl<'a> EngineBuilder<'a> {
         Ok((stage, available))
     }
 
-    /// Divides the layers of the model into pipeline stages, first to last; see [`ferrule_model::divide_layers`].
+    /// Divides the layers of the model into pipeline stages, first to last; see [`ferrule_model::divide_layers`]. If
+    /// `on_this_machine`, checks that the memory of this machine holds all of them.
     ///
     /// # Errors
     /// The errors of [`EngineBuilder::build`] that the headers of the files show; [`LoadError::Stage`] within them if the
     /// model cannot be divided into so many stages.
-    pub fn divide(self, stages: usize) -> Result<Vec<Range<usize>>, BuildError> {
+    pub fn divide(self, stages: usize, on_this_machine: bool) -> Result<Vec<Range<usize>>, BuildError> {
         let Self { model: ModelFiles { spec, weights }, options, .. } = self;
         options.check(spec.max_position_embeddings)?;
-        let files = WeightFiles::open(weights.as_deref(), &spec, true)?;
+        let files = WeightFiles::open(weights.as_deref(), &spec, options.mmap)?;
         let source = files.source(options.allow_paging);
         let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source, spec.causal));
+        if on_this_machine {
+            check_memory(&spec, source, quantization)?;
+        }
         Ok(divide_layers(&spec, source, quantization, stages)?)
     }
 
@@ -438,12 +437,12 @@ impl Loading<'_> {
     fn load_stage(
         &self,
         files: ModelFiles,
-        part: (Range<usize>, Option<TensorParallelGroup>),
+        part: StagePart,
         options: &EngineOptions,
         progress: Progress<'_>,
     ) -> Result<Stage, LoadError> {
         self.open(files, options, |spec, source, options| {
-            Stage::load_rows(spec, part, source, options, Arc::clone(&self.pool), self.cancel, progress)
+            Stage::load(spec, part, source, options, Arc::clone(&self.pool), self.cancel, progress)
         })
     }
 

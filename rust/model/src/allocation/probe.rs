@@ -16,7 +16,7 @@ use ferrule_kernels::disjoint::Tiles;
 use ferrule_kernels::{Exec, PackedMatrix, RowSource, Scratch, machine};
 
 use super::kinds::{class, kind};
-use crate::calibrate::{Pass, float_bytes, is_tied};
+use crate::calibrate::{Pass, float_bytes};
 use crate::layer::{AdapterBuffers, AdapterRows, norm_in_place};
 use crate::quantization::Quantization;
 use crate::random::RandomMatrix;
@@ -159,7 +159,7 @@ pub(super) fn check_memory(spec: &ModelSpec, source: Source<'_>, sequences: &[Ve
     loader.streams(&mut last)?;
     loader.lm_head_projection(&mut last)?;
     loader.lm_head(&mut last)?;
-    if is_tied(spec) {
+    if spec.has_tied_lm_head() {
         last.bytes = last.bytes.saturating_add(embedding.bytes);
     }
     let logits = float_bytes(tokens, spec.vocab_size);
@@ -214,7 +214,7 @@ impl<'a> Ends<'a, '_> {
     /// Loads what follows the last layer.
     fn load(&self, mut noisy: Noisy<'_>) -> Result<LastWeights, LoadError> {
         let Self { spec, loader, .. } = self;
-        let embedding = if is_tied(spec) { Some(loader.embedding(&mut noisy)?) } else { None };
+        let embedding = if spec.has_tied_lm_head() { Some(loader.embedding(&mut noisy)?) } else { None };
         let (streams, norm) = (loader.streams(&mut noisy)?, loader.final_norm()?);
         let projection = loader.lm_head_projection(&mut noisy)?;
         let (lm_head, tied_bias) = loader.lm_head(&mut noisy)?;
@@ -241,7 +241,7 @@ impl<'a> Ends<'a, '_> {
         let weights = HeadWeights {
             projection: weights.projection.as_ref(),
             lm_head: weights.lm_head.as_ref(),
-            tied: weights.embedding.as_ref().map(|embedding| &embedding.tokens),
+            tied: weights.embedding.as_ref().and_then(|embedding| embedding.tokens.as_ref()),
             tied_bias: weights.tied_bias.as_deref(),
         };
         let buffers = RefCell::<AdapterBuffers>::default();

@@ -79,7 +79,7 @@ pub(crate) fn calibrate<T: Target>(
 ) -> Result<(), LoadError> {
     let floats = Loader::new(spec, source, Quantization::F32);
     // A tied embedding is packed last, when the inputs of the lm_head are known; until then it is used uncalibrated.
-    let embedding = match is_tied(spec) {
+    let embedding = match spec.has_tied_lm_head() {
         true => loader.embedding(&mut in_memory(exec, &mut |_, _| ()))?,
         false => loader.embedding(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?,
     };
@@ -118,7 +118,7 @@ pub(crate) fn calibrate<T: Target>(
 
 /// Loads everything in the order in which it is written.
 fn walk<P: Packer>(loader: &Loader<'_>, spec: &ModelSpec, packer: &mut P) -> Result<(), LoadError> {
-    if !is_tied(spec) {
+    if !spec.has_tied_lm_head() {
         loader.embedding(packer)?;
     }
     loader.tables(packer)?;
@@ -134,16 +134,12 @@ fn walk<P: Packer>(loader: &Loader<'_>, spec: &ModelSpec, packer: &mut P) -> Res
 /// Loads what is written after the projection before the lm_head, starting with the lm_head.
 fn after_projection<P: Packer>(loader: &Loader<'_>, spec: &ModelSpec, packer: &mut P) -> Result<(), LoadError> {
     loader.lm_head(packer)?;
-    if is_tied(spec) {
+    if spec.has_tied_lm_head() {
         loader.embedding(packer)?;
     }
     loader.classifier(packer)?;
     loader.text_projections(packer)?;
     Ok(())
-}
-
-pub(crate) fn is_tied(spec: &ModelSpec) -> bool {
-    spec.lm_head.is_some_and(|lm_head| lm_head.tied)
 }
 
 fn in_memory<'a>(exec: Exec<'a>, progress: Progress<'a>) -> Pack<'a> {

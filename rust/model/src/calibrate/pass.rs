@@ -71,7 +71,7 @@ impl<'a> Pass<'a> {
             let chunk = [chunk(tokens, &[])];
             let adapters = AdapterRows::new(&[], &pass.adapters);
             let hidden = embedded.take(tokens.len() * spec.hidden_size);
-            embed(&exec, spec, embedding, Batch { sequences: &chunk }, adapters, &mut narrow, hidden)?;
+            embed(&exec, spec, (embedding, &[]), Batch { sequences: &chunk }, adapters, &mut narrow, hidden)?;
             if spec.reads_embedding(0) {
                 pass.state.embedding.extend_from_slice(hidden);
             }

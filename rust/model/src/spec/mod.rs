@@ -205,6 +205,11 @@ impl ModelSpec {
         self.embedding.width.unwrap_or(self.hidden_size)
     }
 
+    /// Returns whether the model has an lm_head that multiplies with the matrix of the embedding.
+    pub(crate) fn has_tied_lm_head(&self) -> bool {
+        self.lm_head.is_some_and(|lm_head| lm_head.tied)
+    }
+
     /// Returns the width of all residual streams together.
     pub(crate) fn streams_width(&self) -> usize {
         self.streams.as_ref().map_or(1, |streams| streams.count) * self.hidden_size

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::layers::{StageError, StageLayers, reads};
+use super::layers::{StageError, reads};
 use crate::quantization::Quantization;
 use crate::spec::ModelSpec;
 use crate::weights::{LoadError, Loader, Source};
@@ -27,7 +27,7 @@ pub fn divide_layers(
         return Err(StageError::Stages { stages, most: begins.len(), layers }.into());
     }
     let weights = Loader::new(spec, source, quantization).measure()?;
-    let (embedding, beginning, output) = weights.bytes_of_ends();
+    let (tokens, beginning, output) = weights.bytes_of_ends();
     let of_layers = weights.bytes_of_layers();
     // before[i]: bytes of the layers before layer i.
     let before: Vec<u64> = std::iter::once(0)
@@ -36,10 +36,11 @@ pub fn divide_layers(
             Some(*sum)
         }))
         .collect();
-    let is_tied = StageLayers::whole(spec).has_tied_lm_head(spec);
+    let is_tied = spec.has_tied_lm_head();
     let bytes = |range: &Range<usize>| {
         let (is_first, is_last) = (range.start == 0, range.end == layers);
-        let ends = [(is_first || (is_last && is_tied), embedding), (is_first, beginning), (is_last, output)];
+        let looks_up_tokens = if is_tied { is_last } else { is_first };
+        let ends = [(looks_up_tokens, tokens), (is_first, beginning), (is_last, output)];
         let ends: u64 = ends.iter().filter(|(has, _)| *has).map(|(_, bytes)| bytes).sum();
         before[range.end] - before[range.start] + ends
     };

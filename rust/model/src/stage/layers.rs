@@ -1,7 +1,9 @@
-//! [`StageLayers`]: the layers of a pipeline stage, checked against what crosses from layer to layer.
+//! [`StagePart`]: what a worker loads; [`StageLayers`]: its layers, checked against what crosses from layer to layer.
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use super::tensor_parallel::TensorParallelGroup;
 use crate::spec::{LayerSpec, ModelSpec};
 
 /// The layers of a pipeline stage are invalid.
@@ -47,8 +49,8 @@ pub enum StageError {
     },
 }
 
-/// Consecutive layers that one process holds. The first stage has the embedding too; the last one has the final norm,
-/// the lm_head and the classifier.
+/// Consecutive layers that one worker holds. The first stage has the embedding too; the last one has the final norm,
+/// the lm_head and the classifier. Of an embedding that the lm_head is tied to, the last stage has the matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StageLayers {
     range: Range<usize>,
@@ -94,9 +96,46 @@ impl StageLayers {
         self.range.end == self.count
     }
 
-    /// Returns whether the stage multiplies with the matrix of the embedding, because the lm_head is tied to it.
-    pub fn has_tied_lm_head(&self, spec: &ModelSpec) -> bool {
-        self.is_last() && spec.lm_head.is_some_and(|lm_head| lm_head.tied)
+    /// Returns whether the stage has the matrix of the embedding and looks up the rows of the tokens: the last stage if it
+    /// multiplies with that matrix, because the lm_head is tied to it; else the first stage.
+    pub fn looks_up_tokens(&self, spec: &ModelSpec) -> bool {
+        if spec.has_tied_lm_head() { self.is_last() } else { self.is_first() }
+    }
+}
+
+/// The part of a model that a worker loads: layers, and its rows of their matrices.
+pub struct StagePart {
+    /// Layers of the stage. The first stage also has everything before the layers (the embedding and the beginning of the
+    /// residual streams), and the last stage has everything after them. If the lm_head is tied to the embedding, the
+    /// matrix is in the last stage only, which looks up its rows for the first one.
+    pub layers: Range<usize>,
+    /// Workers that divide the rows of the stage's matrices; `None` if this worker has all rows.
+    pub group: Option<TensorParallelGroup>,
+}
+
+impl From<Range<usize>> for StagePart {
+    fn from(layers: Range<usize>) -> Self {
+        Self { layers, group: None }
+    }
+}
+
+/// A [`StagePart`] that was checked against the model.
+#[derive(Clone)]
+pub(crate) struct LoadedPart {
+    pub layers: StageLayers,
+    pub group: Option<Arc<TensorParallelGroup>>,
+}
+
+impl LoadedPart {
+    /// Checks that the layers of a part can be a stage; see [`StageLayers::new`].
+    pub fn new(spec: &ModelSpec, part: StagePart) -> Result<Self, StageError> {
+        Ok(Self { layers: StageLayers::new(spec, part.layers)?, group: part.group.map(Arc::new) })
+    }
+}
+
+impl From<StageLayers> for LoadedPart {
+    fn from(layers: StageLayers) -> Self {
+        Self { layers, group: None }
     }
 }
 

@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | request to allocate | 0, number of groups, 0 | number of pages of each group, words of 64 bits |
 //! | request to run a step | 1, bytes of the step, numbers of hidden states | [`StageStep`], hidden states |
+//! | request to look up tokens in the embedding | 2, number of tokens, 0 | token ids, words of 32 bits |
 //! | answer | 0, numbers of output | output |
 //! | failure, after which the worker ends | 1, bytes of the message | message |
 //! | loss of another worker of the stage, after which this one ends | 2, its rank | |
@@ -36,6 +37,7 @@ const CANCEL_LIMIT: Duration = Duration::from_secs(10);
 
 const ALLOCATE: u32 = 0;
 const STEP: u32 = 1;
+const LOOK_UP: u32 = 2;
 const ANSWER: u32 = 0;
 const FAILURE: u32 = 1;
 const RANK_LOST: u32 = 2;
@@ -126,6 +128,7 @@ fn hex(fingerprint: [u8; 32]) -> String {
 enum Request {
     Allocate(Vec<usize>),
     Step(StageStep, Vec<f32>),
+    LookUp(Vec<u32>),
 }
 
 /// Runs a stage for the process at the other end of a connection, until that ends it. A thread receives requests while
@@ -176,15 +179,21 @@ pub fn serve_stage(stage: &mut Stage, kv_budget: u64, stream: &UnixStream, cance
     })
 }
 
+/// Returns what a worker reports of an error.
+fn failure(error: StageRunError) -> LinkError {
+    match error {
+        StageRunError::RankLost { rank } => LinkError::RankLost { rank },
+        error => LinkError::Worker(error.to_string()),
+    }
+}
+
 /// Does what a request asks for; `output` gets the numbers of the answer. A panic is an error.
 fn answer(stage: &mut Stage, request: Request, cancel: &Cancel, output: &mut Vec<f32>) -> Result<(), LinkError> {
     output.clear();
     let done = catch_unwind(AssertUnwindSafe(|| match request {
         Request::Allocate(pages) => stage.allocate_kv(&pages).map_err(|error| LinkError::Worker(error.to_string())),
-        Request::Step(step, input) => stage.step(&step, &input, cancel, output).map_err(|error| match error {
-            StageRunError::RankLost { rank } => LinkError::RankLost { rank },
-            error => LinkError::Worker(error.to_string()),
-        }),
+        Request::Step(step, input) => stage.step(&step, &input, cancel, output).map_err(failure),
+        Request::LookUp(tokens) => stage.look_up(&tokens, cancel, output).map_err(failure),
     }));
     done.unwrap_or_else(|_| Err(LinkError::Worker("the stage panicked".to_owned())))
 }
@@ -217,6 +226,11 @@ fn receive_request(reader: &mut impl Read, width: usize, groups: usize) -> Resul
             let mut input = vec![0.0; expected];
             reader.read_exact(bytemuck::cast_slice_mut(&mut input))?;
             Ok(Some(Request::Step(step, input)))
+        }
+        LOOK_UP if second == 0 => {
+            let bytes = read_bytes(reader, first.saturating_mul(size_of::<u32>()))?;
+            let (tokens, _) = bytes.as_chunks();
+            Ok(Some(Request::LookUp(tokens.iter().map(|token| u32::from_le_bytes(*token)).collect())))
         }
         kind => Err(LinkError::Protocol(format!("request {kind} with {first} and {second}"))),
     }
@@ -258,6 +272,12 @@ impl StageLink {
     /// Sends a step; the answer is received later.
     pub(super) fn send_step(&mut self, step: &[u8], input: &[f32]) -> Result<(), LinkError> {
         self.send(STEP, step.len(), input.len(), &[step, bytemuck::cast_slice(input)])
+    }
+
+    /// Sends tokens whose rows of the embedding are looked up; the answer is received later.
+    pub(super) fn send_look_up(&mut self, tokens: &[u32]) -> Result<(), LinkError> {
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        self.send(LOOK_UP, tokens.len(), 0, &[&bytes])
     }
 
     fn send(&mut self, kind: u32, first: usize, second: usize, parts: &[&[u8]]) -> Result<(), LinkError> {
@@ -362,7 +382,7 @@ mod tests {
     use crate::quantization::Quantization;
     use crate::spec::ModelSpec;
     use crate::specs;
-    use crate::stage::{LastOutput, TensorParallelGroup};
+    use crate::stage::{LastOutput, StagePart, TensorParallelGroup};
     use crate::transformer::LoadOptions;
     use crate::weights::Source;
 
@@ -378,9 +398,8 @@ mod tests {
             let quantization = Quantization::named("int8").unwrap();
             let options = LoadOptions { quantization, kv_format: KvFormat::F16, isa: Isa::best() };
             let (pool, cancel) = (Arc::new(Pool::new(NonZeroUsize::MIN)), Cancel::new());
-            let part = (0..2, Some(group));
-            let mut stage =
-                Stage::load_rows(spec, part, Source::Random, options, pool, &cancel, &mut |_, _| {}).unwrap();
+            let part = StagePart { layers: 0..2, group: Some(group) };
+            let mut stage = Stage::load(spec, part, Source::Random, options, pool, &cancel, &mut |_, _| {}).unwrap();
             ended.send(serve_stage(&mut stage, 1 << 20, &theirs, &cancel)).unwrap();
         });
         let mut link = StageLink::open(ours, &Cancel::new()).unwrap();

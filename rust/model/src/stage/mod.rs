@@ -22,15 +22,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ferrule_kernels::kv::{KvFormat, PageId};
-use ferrule_kernels::{Cancel, Pool};
+use ferrule_kernels::{Cancel, Pool, PoolError};
 
 pub use divide::divide_layers;
-pub use layers::StageError;
-pub(crate) use layers::StageLayers;
+pub(crate) use layers::{LoadedPart, StageLayers};
+pub use layers::{StageError, StagePart};
 pub use link::{LinkError, StageInfo, StageLink, serve_stage};
 pub use pipeline::{Pipeline, PipelineError, Worker};
-use step::StepLimits;
 pub use step::{PageCopy, StageSequence, StageStep, StepError};
+use step::{StepLimits, below};
 use tensor_parallel::GatherError;
 pub use tensor_parallel::TensorParallelGroup;
 
@@ -88,6 +88,16 @@ pub enum StageRunError {
     Forward(#[from] ForwardError),
 }
 
+impl From<GatherError> for StageRunError {
+    fn from(error: GatherError) -> Self {
+        match error {
+            GatherError::Lost { rank } => Self::RankLost { rank },
+            GatherError::Count { rank, expected, found } => Self::Gather { rank, expected, found },
+            GatherError::Pool(error) => Self::Forward(error.into()),
+        }
+    }
+}
+
 /// Output of the last stage, for the requested rows of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LastOutput {
@@ -102,48 +112,28 @@ pub struct Stage {
     model: Transformer,
     /// Number of pages of each group.
     pages: Vec<usize>,
-    /// Error of an earlier batch, after which this worker and others of the stage are no longer alike.
-    failed: Option<StageRunError>,
 }
 
 impl Stage {
-    /// Loads layers `layers` of a model. The first stage also has everything before the layers (the embedding and the
-    /// beginning of the residual streams), and the last stage has everything after them, including the embedding if
-    /// the lm_head is tied to it. Reads no other weights. The sequence memory is empty until [`Stage::allocate_kv`].
+    /// Loads a part of a model, and reads no other weights. Of several workers that divide the rows of matrices, each has
+    /// its heads of keys and values, if their number is divisible, and all small matrices, vectors and states. The
+    /// sequence memory is empty until [`Stage::allocate_kv`].
     ///
     /// # Errors
     /// [`LoadError`] if the layers cannot be a stage, the files do not fit the spec, memory is too small, or the load
     /// is cancelled.
     pub fn load(
         spec: ModelSpec,
-        layers: Range<usize>,
+        part: impl Into<StagePart>,
         source: Source<'_>,
         options: LoadOptions,
         pool: Arc<Pool>,
         cancel: &Cancel,
         progress: Progress<'_>,
     ) -> Result<Self, LoadError> {
-        Self::load_rows(spec, (layers, None), source, options, pool, cancel, progress)
-    }
-
-    /// Loads layers of a model as [`Stage::load`] does, but only this worker's rows of the matrices that `group` divides.
-    /// Each worker has its heads of keys and values, if their number is divisible; it has all small matrices, vectors and
-    /// states.
-    ///
-    /// # Errors
-    /// Same as [`Stage::load`].
-    pub fn load_rows(
-        spec: ModelSpec,
-        (layers, group): (Range<usize>, Option<TensorParallelGroup>),
-        source: Source<'_>,
-        options: LoadOptions,
-        pool: Arc<Pool>,
-        cancel: &Cancel,
-        progress: Progress<'_>,
-    ) -> Result<Self, LoadError> {
-        let part = (StageLayers::new(&spec, layers)?, group.map(Arc::new));
-        let model = Transformer::load_layers(spec, part, source, options, pool, cancel, progress)?;
-        Ok(Self { model, pages: Vec::new(), failed: None })
+        let part = LoadedPart::new(&spec, part.into())?;
+        let model = Transformer::load_part(spec, part, source, options, pool, cancel, progress)?;
+        Ok(Self { model, pages: Vec::new() })
     }
 
     /// Computes the memory that layers `layers` of a model need, as [`crate::measure`] does for all of them.
@@ -206,17 +196,23 @@ impl Stage {
         self.model.copy_page(group, from, to);
     }
 
-    /// Returns the numbers per token that the stage reads: 0 for the first stage.
+    /// Returns the numbers per token that the stage reads. The first stage reads what [`Stage::look_up`] of the last one
+    /// writes, or 0 numbers if it looks up the tokens itself.
     #[must_use]
     pub fn input_width(&self) -> usize {
-        self.boundary_width(self.layers().start)
+        let spec = self.model.spec();
+        match self.model.stage().is_first() {
+            true if self.looks_up_tokens() => 0,
+            true => spec.embedding_width(),
+            false => spec.boundary_width(self.layers().start),
+        }
     }
 
     /// Returns the numbers per token that the stage writes for the next one: 0 for the last stage, which writes logits
     /// or hidden states.
     #[must_use]
     pub fn output_width(&self) -> usize {
-        self.boundary_width(self.layers().end)
+        if self.model.stage().is_last() { 0 } else { self.model.spec().boundary_width(self.layers().end) }
     }
 
     /// Runs a batch: reads `input: [tokens, input_width]` and overwrites `output` with `[tokens, output_width]`, or in
@@ -237,44 +233,51 @@ impl Stage {
         output: &mut Vec<f32>,
     ) -> Result<(), StageRunError> {
         self.check(batch, input)?;
-        if let Some(error) = &self.failed {
-            return Err(error.clone());
+        self.run(output, |model, output| {
+            model.run_layers(batch, input, cancel)?;
+            match (model.stage().is_last(), last) {
+                (false, _) => model.copy_boundary(batch, output),
+                (true, LastOutput::Logits) => model.logits(batch, cancel, output)?,
+                (true, LastOutput::HiddenStates) => model.last_hidden(batch, cancel, output)?,
+            }
+            Ok(())
+        })
+    }
+
+    /// Returns whether the stage has the matrix of the embedding.
+    pub(crate) fn looks_up_tokens(&self) -> bool {
+        self.model.stage().looks_up_tokens(self.model.spec())
+    }
+
+    /// Looks up the rows of tokens in the matrix of the embedding: overwrites `output` with what the first stage reads,
+    /// `[tokens, embedding_width]`. Of several workers, only that of rank 0 has output.
+    ///
+    /// # Errors
+    /// [`StageRunError`], as [`Stage::forward`]; [`StepError::Number`] within it for a token outside of the vocabulary,
+    /// and for any token if another stage looks them up.
+    pub fn look_up(&mut self, tokens: &[u32], cancel: &Cancel, output: &mut Vec<f32>) -> Result<(), StageRunError> {
+        let rows = if self.looks_up_tokens() { self.model.spec().vocab_size } else { 0 };
+        tokens.iter().enumerate().try_for_each(|(i, token)| below(&format!("tokens[{i}]"), *token as usize, rows))?;
+        self.run(output, |model, output| model.look_up(tokens, cancel, output))
+    }
+
+    /// Computes something with the other workers of the stage.
+    fn run(
+        &mut self,
+        output: &mut Vec<f32>,
+        compute: impl FnOnce(&mut Transformer, &mut Vec<f32>) -> Result<(), PoolError>,
+    ) -> Result<(), StageRunError> {
+        if let Some(failure) = self.model.group().and_then(TensorParallelGroup::failure) {
+            return Err(failure.into());
         }
-        let done = self.compute(batch, input, last, cancel, output).map_err(|error| self.cause(error));
-        if let (Err(error), Some(_)) = (&done, self.model.group()) {
-            self.failed = Some(error.clone());
-        }
+        let done = compute(&mut self.model, output).map_err(|error| match self.model.group() {
+            Some(group) => group.fail(error).into(),
+            None => StageRunError::Forward(error.into()),
+        });
         if self.rank() > 0 {
             output.clear();
         }
         done
-    }
-
-    /// Returns why a batch failed: because of another worker of the stage, or with `error`.
-    fn cause(&self, error: ForwardError) -> StageRunError {
-        match self.model.group().and_then(TensorParallelGroup::failure) {
-            Some(GatherError::Lost { rank }) => StageRunError::RankLost { rank },
-            Some(GatherError::Count { rank, expected, found }) => StageRunError::Gather { rank, expected, found },
-            Some(GatherError::Pool(_)) | None => StageRunError::Forward(error),
-        }
-    }
-
-    fn compute(
-        &mut self,
-        batch: Batch<'_>,
-        input: &[f32],
-        last: LastOutput,
-        cancel: &Cancel,
-        output: &mut Vec<f32>,
-    ) -> Result<(), ForwardError> {
-        let Self { model, .. } = self;
-        model.run_layers(batch, input, cancel)?;
-        match (model.stage().is_last(), last) {
-            (false, _) => model.copy_boundary(batch, output),
-            (true, LastOutput::Logits) => model.logits(batch, cancel, output)?,
-            (true, LastOutput::HiddenStates) => model.last_hidden(batch, cancel, output)?,
-        }
-        Ok(())
     }
 
     /// Runs a step from another process: copies pages, then runs the batch as [`Stage::forward`] does.
@@ -335,11 +338,5 @@ impl Stage {
         let tokens = batch.tokens().count();
         let (expected, found) = (tokens * self.input_width(), input.len());
         if found == expected { Ok(()) } else { Err(StageRunError::Input { tokens, expected, found }) }
-    }
-
-    /// Returns the numbers per token that cross from the layer before `layer` to it.
-    fn boundary_width(&self, layer: usize) -> usize {
-        let spec = self.model.spec();
-        if layer == 0 || layer == spec.layers.len() { 0 } else { spec.boundary_width(layer) }
     }
 }

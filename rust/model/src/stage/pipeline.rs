@@ -72,6 +72,9 @@ pub enum PipelineError {
 /// A batch is divided into micro-batches of whole sequences, on which the stages work at the same time: while the
 /// second stage computes the first micro-batch, the first stage computes the second. Results do not depend on the
 /// division, because a row depends on its own sequence only.
+///
+/// If the lm_head is tied to the embedding, only the last stage has the matrix. It looks up the rows of a batch's tokens
+/// before the batch begins, and the first stage gets them as input.
 pub struct Pipeline {
     spec: ModelSpec,
     groups: Vec<KvGroup>,
@@ -198,16 +201,45 @@ impl Pipeline {
             })
             .collect();
         out.clear();
-        self.exchange(&steps, cancel, out).map_err(|(worker, error)| {
+        let done = self.look_up(batch, cancel).and_then(|inputs| self.exchange(&steps, &inputs, cancel, out));
+        done.map_err(|(worker, error)| {
             let (stage, reason) = (worker.stage, PipelineError::Link { worker, error }.to_string());
             self.lost.insert(ForwardError::StageLost { stage, reason }).clone()
         })
     }
 
-    /// Sends each step through all stages; appends what the last one returns to `out`.
-    fn exchange(&mut self, steps: &[Vec<u8>], cancel: &Cancel, out: &mut Vec<f32>) -> Result<(), (Worker, LinkError)> {
-        for step in steps {
-            self.send(0, step, &[])?;
+    /// Returns what the first stage reads in each micro-batch of a batch: the rows of the tokens in the embedding if the
+    /// last stage looks them up, else nothing.
+    fn look_up(&mut self, batch: Batch<'_>, cancel: &Cancel) -> Result<Vec<Vec<f32>>, (Worker, LinkError)> {
+        let (stages, ranks, width) = (self.stages(), self.ranks, self.spec.embedding_width());
+        let counts = micro_batches(batch.sequences, stages).map(|sequences| Batch { sequences }.tokens().count());
+        if stages == 1 || !self.spec.has_tied_lm_head() {
+            return Ok(counts.map(|_| Vec::new()).collect());
+        }
+        let last = stages - 1;
+        let tokens: Vec<u32> = batch.tokens().collect();
+        for rank in 0..ranks {
+            let index = last * ranks + rank;
+            self.links[index].send_look_up(&tokens).map_err(|error| (Worker::new(index, ranks), error))?;
+        }
+        let mut rows = self.receive(last, cancel)?.into_iter();
+        if rows.len() != tokens.len() * width {
+            let what = format!("{} numbers for {} tokens, not {width} each", rows.len(), tokens.len());
+            return Err((Worker::new(last * ranks, ranks), LinkError::Protocol(what)));
+        }
+        Ok(counts.map(|count| rows.by_ref().take(count * width).collect()).collect())
+    }
+
+    /// Sends each step with its input through all stages; appends what the last one returns to `out`.
+    fn exchange(
+        &mut self,
+        steps: &[Vec<u8>],
+        inputs: &[Vec<f32>],
+        cancel: &Cancel,
+        out: &mut Vec<f32>,
+    ) -> Result<(), (Worker, LinkError)> {
+        for (step, input) in steps.iter().zip(inputs) {
+            self.send(0, step, input)?;
         }
         let stages = self.stages();
         // At each time, stage s returns step time - s, which is sent on before the next stage is waited for.

@@ -371,6 +371,6 @@ fn number(field: &str, value: usize, limit: &str) -> StepError {
     StepError::Number { field: field.to_owned(), value, limit: limit.to_owned() }
 }
 
-fn below(field: &str, value: usize, limit: usize) -> Result<(), StepError> {
+pub(super) fn below(field: &str, value: usize, limit: usize) -> Result<(), StepError> {
     if value < limit { Ok(()) } else { Err(number(field, value, &format!("below {limit}"))) }
 }

@@ -41,11 +41,11 @@ pub(crate) struct Gather {
     peers: Vec<(usize, UnixStream)>,
     own: Scratch<f32>,
     received: Scratch<f32>,
-    /// Failure of an earlier all-gather, after which the workers are no longer alike.
+    /// First failure of an all-gather or of a batch, after which the workers are no longer alike.
     failure: Option<GatherError>,
 }
 
-/// Reason why an all-gather failed.
+/// Reason why an all-gather or a batch failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum GatherError {
     /// The connection to worker `rank` ended.
@@ -117,9 +117,14 @@ impl TensorParallelGroup {
         self.gather.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the failure of an all-gather, after which all later ones fail.
+    /// Returns the first failure, after which all later all-gathers fail.
     pub(crate) fn failure(&self) -> Option<GatherError> {
         self.gather().failure.clone()
+    }
+
+    /// Records that a batch failed with `error`, and returns the first failure: that of an all-gather, or this one.
+    pub(crate) fn fail(&self, error: PoolError) -> GatherError {
+        self.gather().failure.get_or_insert(GatherError::Pool(error)).clone()
     }
 }
 

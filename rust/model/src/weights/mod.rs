@@ -69,10 +69,11 @@ impl Norm {
     }
 }
 
-/// Embedding of tokens, positions and token types.
+/// Embedding of tokens, positions and token types. Of several pipeline stages, the first one has it; if the lm_head is
+/// tied to it, the last one has the matrix `tokens` and nothing else of it.
 pub(crate) struct Embedding<M = PackedMatrix> {
-    /// One row per token; also the matrix of a tied lm_head.
-    pub tokens: Linear<M>,
+    /// One row per token; also the matrix of a tied lm_head. `None` in a first stage whose last stage looks up the rows.
+    pub tokens: Option<Linear<M>>,
     /// Projection from a narrower embedding to `hidden_size`.
     pub projection: Option<Linear<M>>,
     /// Position embeddings: `[positions, hidden_size]`.
@@ -111,7 +112,7 @@ pub(crate) struct Block<M = PackedMatrix> {
 
 /// All weights of a model, or of a pipeline stage of it.
 pub(crate) struct Weights<M = PackedMatrix> {
-    /// Embedding, in a stage that embeds tokens or whose lm_head is tied to it.
+    /// Embedding, in the first stage and in a last stage whose lm_head is tied to it.
     pub embedding: Option<Embedding<M>>,
     /// Tables that stay in their file.
     pub tables: Vec<TokenTable>,
@@ -212,8 +213,7 @@ impl<M> Layer<M> {
 impl<M> Embedding<M> {
     pub fn list<'a>(&'a self, tensors: &mut Tensors<'a, M>) {
         let Self { tokens, projection, positions, token_types, norm } = self;
-        tensors.linear(tokens);
-        projection.iter().for_each(|linear| tensors.linear(linear));
+        tokens.iter().chain(projection).for_each(|linear| tensors.linear(linear));
         tensors.vectors.extend(positions.iter().chain(token_types));
         norm.iter().for_each(|norm| tensors.norm(norm));
     }
@@ -223,7 +223,7 @@ impl<M> Weights<M> {
     /// Returns the embedding.
     ///
     /// # Panics
-    /// If the stage neither embeds tokens nor has an lm_head that is tied to the embedding.
+    /// In a stage that is not the first one and whose lm_head is not tied to the embedding.
     pub fn embedding(&self) -> &Embedding<M> {
         self.embedding.as_ref().expect("a stage that needs the embedding has it")
     }

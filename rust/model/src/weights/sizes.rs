@@ -121,8 +121,9 @@ where
         };
         let shared: MatrixSize = self.layers.iter().map(|layer| total(layer.shared_tensors().matrices)).sum();
         let (read_again, idle) = (shared - idle(true), idle(false));
-        let looked_up = self.embedding.iter().filter(|_| !stage.has_tied_lm_head(spec));
-        let unread: u64 = looked_up.map(|embedding| MatrixSize::from(&embedding.tokens.weight).bytes).sum();
+        let looked_up = self.embedding.iter().filter(|_| !spec.has_tied_lm_head());
+        let looked_up = looked_up.filter_map(|embedding| embedding.tokens.as_ref());
+        let unread: u64 = looked_up.map(|tokens| MatrixSize::from(&tokens.weight).bytes).sum();
         let rows = |rows: fn(&TableSpec) -> usize| {
             spec.tables.iter().map(|table| rows(table) as u64 * table.columns as u64).sum::<u64>()
         };
@@ -145,15 +146,18 @@ where
         self.layers.iter().map(|layer| bytes(layer.tensors())).collect()
     }
 
-    /// Returns the bytes of the embedding, of the beginning of the residual streams, and of everything that follows the
-    /// layers.
+    /// Returns the bytes of the matrix of the embedding, of everything else before the layers, and of everything that
+    /// follows the layers.
     pub fn bytes_of_ends(&self) -> (u64, u64, u64) {
-        let (mut embedding, mut beginning) = (Tensors::default(), Tensors::default());
-        self.embedding.iter().for_each(|tokens| tokens.list(&mut embedding));
-        self.streams.iter().for_each(|streams| streams.list_beginning(&mut beginning));
-        let (embedding, beginning) = (bytes(embedding), bytes(beginning));
-        let output = bytes(self.tensors()) - embedding - beginning - self.bytes_of_layers().iter().sum::<u64>();
-        (embedding, beginning, output)
+        let (mut tokens, mut before) = (Tensors::default(), Tensors::default());
+        if let Some(embedding) = &self.embedding {
+            embedding.tokens.iter().for_each(|matrix| tokens.linear(matrix));
+            embedding.list(&mut before);
+        }
+        self.streams.iter().for_each(|streams| streams.list_beginning(&mut before));
+        let (tokens, before) = (bytes(tokens), bytes(before));
+        let output = bytes(self.tensors()) - before - self.bytes_of_layers().iter().sum::<u64>();
+        (tokens, before - tokens, output)
     }
 }
 

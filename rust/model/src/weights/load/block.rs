@@ -51,7 +51,7 @@ impl Loader<'_> {
         let owner = block.weights_of.unwrap_or(layer);
         let position = || self.spec.layers[owner].blocks.iter().position(|own| own.name == block.name);
         let loaded = before
-            .get(owner - self.stage.range().start)
+            .get(owner - self.part.layers.range().start)
             .zip(position())
             .map(|(layer, position)| Arc::clone(&layer.blocks[position].block));
         let is_shared = block.weights_of.is_some();
@@ -100,7 +100,7 @@ impl Loader<'_> {
     /// Loads what several residual streams begin with in the first stage, and what they end with in the last.
     pub fn streams<P: Packer>(&self, packer: &mut P) -> Result<Option<StreamEnds<P::Matrix>>, LoadError> {
         let streams = self.spec.streams.as_ref();
-        streams.map(|streams| streams.ends.load(self, packer, &self.stage, streams.count)).transpose()
+        streams.map(|streams| streams.ends.load(self, packer, &self.part.layers, streams.count)).transpose()
     }
 
     fn block<P: Packer>(&self, packer: &mut P, layer: usize, block: &BlockSpec) -> Result<Block<P::Matrix>, LoadError> {

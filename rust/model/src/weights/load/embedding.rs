@@ -8,17 +8,25 @@ use crate::weights::plan::Packer;
 use crate::weights::{Embedding, TokenTable};
 
 impl Loader<'_> {
-    /// Loads the embedding: tokens, positions, token types and norm.
+    /// Loads what the stage has of the embedding: the matrix of the tokens in the stage that looks up its rows; the
+    /// projection, positions, token types and norm in the first stage.
     pub fn embedding<P: Packer>(&self, packer: &mut P) -> Result<Embedding<P::Matrix>, LoadError> {
         let Self { spec, quantization, .. } = self;
         let (hidden, width, multiplied) =
             (spec.hidden_size, spec.embedding_width(), quantization.embedding_and_lm_head());
         let embedding = &spec.embedding;
-        let tokens = match spec.lm_head {
-            Some(lm_head) if lm_head.tied => multiplied,
-            _ => self.source.lookup_format("embedding", [spec.vocab_size, width], *quantization)?,
+        let tokens = if self.part.layers.looks_up_tokens(spec) {
+            let format = match spec.has_tied_lm_head() {
+                true => multiplied,
+                false => self.source.lookup_format("embedding", [spec.vocab_size, width], *quantization)?,
+            };
+            Some(self.linear(packer, "", &[("embedding", spec.vocab_size, format)], width, false)?)
+        } else {
+            None
         };
-        let tokens = self.linear(packer, "", &[("embedding", spec.vocab_size, tokens)], width, false)?;
+        if !self.part.layers.is_first() {
+            return Ok(Embedding { tokens, projection: None, positions: None, token_types: None, norm: None });
+        }
         let projection = match embedding.width {
             Some(width) => {
                 Some(self.linear(packer, "", &[("embedding_projection", hidden, multiplied)], width, false)?)

@@ -10,7 +10,6 @@ mod roles;
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use ferrule_kernels::Exec;
 
@@ -23,17 +22,15 @@ use crate::pruning::Pruning;
 use crate::quantization::Quantization;
 use crate::recipe::{MatrixFormats, Recipe};
 use crate::spec::ModelSpec;
-use crate::stage::{StageLayers, TensorParallelGroup};
+use crate::stage::{LoadedPart, StageLayers};
 pub(crate) use roles::RolePart;
 
 /// Loads the weights that a spec asks for from a source.
 #[derive(Clone)]
 pub(crate) struct Loader<'a> {
     spec: &'a ModelSpec,
-    /// The layers that are loaded.
-    stage: StageLayers,
-    /// The workers that divide the rows of the matrices of linear layers.
-    group: Option<Arc<TensorParallelGroup>>,
+    /// The layers that are loaded, and the workers that divide the rows of the matrices of linear layers.
+    part: LoadedPart,
     source: Rc<dyn WeightSource<'a> + 'a>,
     /// Formats to pack matrices in.
     quantization: Quantization,
@@ -53,29 +50,14 @@ pub(super) type Vectors = Vec<(String, Vec<f32>)>;
 impl<'a> Loader<'a> {
     pub fn new(spec: &'a ModelSpec, source: Source<'a>, formats: impl Into<MatrixFormats<'a>>) -> Self {
         let MatrixFormats { quantization, recipe, pruning } = formats.into();
-        let (stage, source) = (StageLayers::whole(spec), source.reader(spec));
-        Self {
-            spec,
-            stage,
-            group: None,
-            source,
-            quantization,
-            recipe,
-            pruning,
-            reads: true,
-            again: false,
-            vectors: None,
-        }
+        let (part, source) = (StageLayers::whole(spec).into(), source.reader(spec));
+        Self { spec, part, source, quantization, recipe, pruning, reads: true, again: false, vectors: None }
     }
 
-    /// Returns a loader of the weights of some layers, and of what precedes or follows them.
-    pub fn of_stage(self, stage: StageLayers) -> Self {
-        Self { stage, ..self }
-    }
-
-    /// Returns a loader of this worker's rows of the matrices of linear layers, if `group` divides them.
-    pub fn of_group(self, group: Option<Arc<TensorParallelGroup>>) -> Self {
-        Self { group, ..self }
+    /// Returns a loader of the weights of some layers, and of what precedes or follows them; of this worker's rows of the
+    /// matrices of linear layers, if a group divides them.
+    pub fn of_part(self, part: LoadedPart) -> Self {
+        Self { part, ..self }
     }
 
     /// Packs all weights, tensor by tensor; releases the pages of the source after each.
@@ -83,10 +65,7 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// [`LoadError`]; a faulty file or too little memory is reported before anything large is allocated.
     pub fn load(&self, exec: Exec<'_>, progress: Progress<'_>) -> Result<Weights, LoadError> {
-        let WeightSizes { weight_bytes: total, .. } = self.measure()?.sizes(self.spec, &self.stage);
-        if let Some(available) = self.source.memory_limit().filter(|available| total > *available) {
-            return Err(LoadError::Weights { needs: total, available });
-        }
+        let total = self.check_memory()?;
         let _bound = exec.pool.bind_caller();
         let weights = self.weights(&mut Pack { exec, done: 0, total, progress, sites: Vec::new() })?;
         // Without a limit they may exceed the memory, and reading all of them would be in vain.
@@ -94,6 +73,18 @@ impl<'a> Loader<'a> {
             weights.place(&exec)?;
         }
         Ok(weights)
+    }
+
+    /// Returns the bytes of the packed matrices. Reads only the headers of the files.
+    ///
+    /// # Errors
+    /// [`LoadError::Weights`] if they exceed the memory, and the errors of [`Loader::measure`].
+    pub fn check_memory(&self) -> Result<u64, LoadError> {
+        let WeightSizes { weight_bytes: needs, .. } = self.measure()?.sizes(self.spec, &self.part.layers);
+        match self.source.memory_limit().filter(|available| needs > *available) {
+            Some(available) => Err(LoadError::Weights { needs, available }),
+            None => Ok(needs),
+        }
     }
 
     /// Returns the sizes of all weights; reads only the headers of the files.
@@ -124,9 +115,9 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// [`LoadError`].
     pub fn weights<P: Packer>(&self, packer: &mut P) -> Result<Weights<P::Matrix>, LoadError> {
-        let Self { spec, stage, .. } = self;
+        let (spec, stage) = (self.spec, &self.part.layers);
         let is_last = stage.is_last();
-        let has_embedding = stage.is_first() || stage.has_tied_lm_head(spec);
+        let has_embedding = stage.is_first() || stage.looks_up_tokens(spec);
         let embedding = if has_embedding { Some(self.embedding(packer)?) } else { None };
         let tables = self.tables(packer)?;
         let streams = self.streams(packer)?;

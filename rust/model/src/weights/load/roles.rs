@@ -64,8 +64,8 @@ impl<'a> Loader<'a> {
         let site = packer.add_site(Site { parts, columns, heads: None });
         plan.site = Some(site);
         let outputs = rows.iter().map(|part| part.rows).sum();
-        plan.panels = self.group.as_ref().and_then(|group| group.panels(outputs));
-        let group = self.group.clone().filter(|_| plan.panels.is_some());
+        plan.panels = self.part.group.as_ref().and_then(|group| group.panels(outputs));
+        let group = self.part.group.clone().filter(|_| plan.panels.is_some());
         Ok(Linear { weight: packer.pack(plan)?, bias, site, outputs, group })
     }
 
