@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Measure a model over several processes of one thread each against one process with as many threads.
+"""Measure a model over several workers of one thread each against one process with as many threads.
 
     python benches/pipeline.py --shape llama-1b --quantization int4 --stages 2 --sequences 16
     python benches/pipeline.py --shape llama-1b --quantization int4 --stages 1 --ranks 2 --sequences 1
 
-The processes are on this machine: pipeline stages, each in one or several processes (ranks) that divide the rows of its
-matrices. Prints one JSON object with the medians of alternating rounds on the same prompts: output tokens per second,
-milliseconds of a decode step, the ratios of both, and the bytes of weights of each process relative to those of the
-whole model.
+The workers are processes of this machine: pipeline stages have one worker or several, which divide the rows of their
+matrices (ranks). Prints one JSON object with the medians of alternating rounds on the same prompts: output tokens per
+second, milliseconds of a decode step, the ratios of both, and the bytes of weights of each worker relative to those of
+the whole model.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def main() -> None:
         {"prompt_token_ids": [numbers.randrange(1000) for _ in range(given.prompt_tokens)]}
         for _ in range(given.sequences)
     ]
-    workers: dict[str, Any] = {"pipeline_parallel_size": given.stages, "tensor_parallel_size": given.ranks}
+    sizes: dict[str, Any] = {"pipeline_parallel_size": given.stages, "tensor_parallel_size": given.ranks}
     with (
         LLM.from_shape(given.shape, threads=given.stages * given.ranks, **options) as one,
-        LLM.from_shape(given.shape, threads=1, **workers, **options) as several,
+        LLM.from_shape(given.shape, threads=1, **sizes, **options) as several,
     ):
         rounds = [
             (*measure(one, prompts, given.output_tokens), *measure(several, prompts, given.output_tokens))
@@ -81,7 +81,7 @@ def main() -> None:
             "step_ms_of_one_process": round(1e3 * step_of_one, 2),
             "step_ms_of_several": round(1e3 * step_of_several, 2),
             "step_ratio": round(step_of_several / step_of_one, 3),
-            "weights_of_workers": [round(each["weight_bytes"] / total, 3) for each in info["pipeline_stages"]],
+            "weights_of_workers": [round(each["weight_bytes"] / total, 3) for each in info["workers"]],
         }
     print(json.dumps(result))
 

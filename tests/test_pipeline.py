@@ -104,13 +104,13 @@ def test_output_equals_that_of_one_process(model: str, formats: tuple[str, str],
         assert [bits(output.outputs[0]) for output in llm.generate(given, sampling)] == alone(model, formats)
         assert llm.metrics().prefix_hits_tokens > 0
     assert stage_processes() == []
-    assert [part["rank"] for part in info["pipeline_stages"]] == [*range(ranks)] * stages
-    parts = [part for part in info["pipeline_stages"] if part["rank"] == 0]
+    assert [part["rank"] for part in info["workers"]] == [*range(ranks)] * stages
+    parts = [part for part in info["workers"] if part["rank"] == 0]
     assert [part["first_layer"] for part in parts[1:]] == [part["first_layer"] + part["layers"] for part in parts[:-1]]
     assert sum(part["layers"] for part in parts) == whole["layers"]
     # Only the embedding may be in two stages, and small matrices in several workers.
     assert all(part["weight_bytes"] < whole["weight_bytes"] + whole["vector_bytes"] for part in parts)
-    assert whole["pipeline_stages"] == []
+    assert whole["workers"] == []
 
 
 @pytest.mark.parametrize("several", ["pipeline_parallel_size", "tensor_parallel_size"])
@@ -243,9 +243,7 @@ def test_processes_with_too_many_open_files() -> None:
     arguments = StageArguments(spec=spec, weights=str(TINY), options=options, layers=(0, 1), rank=0, sharers=1)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))
     try:
-        with pytest.raises(
-            EngineError, match=r"cannot start 32 processes .*tensor_parallel_size=32\): .*Too many open"
-        ):
+        with pytest.raises(EngineError, match=r"cannot start 32 workers .*tensor_parallel_size=32\): .*Too many open"):
             StageProcesses([{**arguments, "rank": rank} for rank in range(32)], 1, 32)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -344,18 +342,18 @@ def test_methods_that_stages_do_not_support(tmp_path: Path) -> None:
 def test_strangers_do_not_become_stages() -> None:
     with Listener("127.0.0.1") as listener:
         address, token = (listener.destination.host, listener.destination.port), listener.destination.token
-        hellos = [b"", b"GET / HTTP/1.1\r\n\r\n" * 4, HELLO.pack(bytes(32), 0), HELLO.pack(token, 2)]
+        hellos = [b"", b"GET / HTTP/1.1\r\n\r\n" * 4, HELLO.pack(bytes(32), 0), HELLO.pack(token, 1)]
         strangers = [socket.create_connection(address, SECONDS) for _ in hellos]
         for stranger, hello in zip(strangers, hellos, strict=True):
             stranger.sendall(hello)
-        stages = [connect(listener.destination, stage, SECONDS) for stage in (1, 0)]
-        accepted = listener.accept(2, SECONDS, lambda: None)
-        assert [each.getpeername() for each in accepted] == [each.getsockname() for each in reversed(stages)]
+        workers = [connect(listener.destination, worker, SECONDS) for worker in (3, 2)]
+        accepted = listener.accept((2, 3), SECONDS, lambda: None)
+        assert [each.getpeername() for each in accepted] == [each.getsockname() for each in reversed(workers)]
         for stranger in strangers:
             stranger.settimeout(SECONDS)
             with suppress(ConnectionResetError):  # it has sent more than was read
                 assert stranger.recv(1) == b""
-        for connection in (*strangers, *stages, *accepted):
+        for connection in (*strangers, *workers, *accepted):
             connection.close()
 
 
@@ -365,6 +363,6 @@ def test_stages_that_do_not_connect() -> None:
 
     with Listener("127.0.0.1") as listener:
         with connect(listener.destination, 0, SECONDS), pytest.raises(EngineError, match=r"within 0 s: (0, )?1"):
-            listener.accept(2, 0.4, lambda: None)
+            listener.accept(range(2), 0.4, lambda: None)
         with pytest.raises(PipelineStageError, match="pipeline stage 1 ended"):
-            listener.accept(2, SECONDS, check)
+            listener.accept(range(2), SECONDS, check)

@@ -60,7 +60,7 @@ def test_killed_actor_and_a_new_engine_with_the_output_of_one_process() -> None:
     for args in (TWO_ACTORS, TWO_RANKS):
         with LLM.from_engine_args(args) as llm:
             assert [bits(output.outputs[0]) for output in llm.generate(PROMPTS, params)] == expected
-            workers = llm.info()["pipeline_stages"]
+            workers = llm.info()["workers"]
             assert [worker["layers"] > 0 for worker in workers] == [True, True]
             assert [worker["rank"] for worker in workers] == [0, args.tensor_parallel_size - 1]
 
@@ -96,6 +96,24 @@ def test_server_starts_lost_actors_again(ray_cluster: str, long_model: Path, mon
         assert first not in processes_of_actors()
 
 
+@pytest.mark.parametrize(
+    ("cpus", "stages", "ranks", "threads", "together"),
+    [
+        ([8, 8], 2, 2, 4, 2),
+        ([16], 2, 2, 4, 2),
+        ([8, 8], 2, 2, 5, 1),
+        ([8, 4, 4], 2, 2, 4, 1),
+        ([8, 8], 2, 1, 4, 1),
+        ([8, 8], 1, 2, 4, 1),
+    ],
+)
+def test_workers_of_a_stage_are_together_where_they_fit(
+    cpus: list[int], stages: int, ranks: int, threads: int, together: int
+) -> None:
+    args = EngineArgs(pipeline_parallel_size=stages, tensor_parallel_size=ranks)
+    assert ray_actors._workers_in_bundle(cpus, args, threads) == together
+
+
 def test_ctrl_c_ends_the_wait_for_room() -> None:
     from ray.util import placement_group_table
 
@@ -114,7 +132,7 @@ def test_ctrl_c_ends_the_wait_for_room() -> None:
     finally:
         LOGGER.removeHandler(handler)
     [message] = messages
-    assert "s for room in the Ray cluster for 2 pipeline stages with 512 CPUs each (it has 2 CPUs, " in message
+    assert "s for room in the Ray cluster for 2 workers with 512 CPUs each (it has 2 CPUs, " in message
     groups: Any = placement_group_table
     until(lambda: {group["state"] for group in groups().values()} <= {"REMOVED"}, SECONDS)
 

@@ -13,7 +13,7 @@ from ferrule._cli.model import check_model, download, load_progress
 from ferrule._loading import EMBEDDED, find_model, read_model_files
 from ferrule._loading.packing import missing_memory
 from ferrule._loading.resolve import catalogued, is_repository
-from ferrule._params.options import EngineArgs
+from ferrule._params.options import EngineArgs, worker_count
 
 if TYPE_CHECKING:
     from ferrule._api.async_llm import AsyncLLM
@@ -75,7 +75,7 @@ def load_models(
 ) -> dict[str, AsyncLLM | OnDemand]:
     """Loads each model once, even if it has several names; those of `on_demand` later, when a request needs them.
 
-    The server loads a model over several processes again if one of them is lost.
+    The server loads a model over several workers again if one of them is lost.
 
     Progress bars are shown if stderr is a terminal; not with `quiet`.
 
@@ -85,17 +85,17 @@ def load_models(
 
     loaded: dict[str | None, AsyncLLM | OnDemand] = {}
     adapters = tuple(keywords.get("lora_modules", ()))
-    has_stages = keywords.get("pipeline_parallel_size", 1) * keywords.get("tensor_parallel_size", 1) > 1
+    has_workers = worker_count(keywords) > 1
     for path in models.values():
         if path in loaded:
             continue
         load = partial(_load_model, path, keywords, settings, quiet=quiet)
         model = None if path in on_demand else load()
-        if model is not None and not has_stages:
+        if model is not None and not has_workers:
             loaded[path] = model
             continue
-        # Stages may be on other machines; each compares its own part with the memory.
-        missing = (lambda: 0) if has_stages else partial(_missing_memory, path, keywords, quiet=quiet)
+        # Workers may be on other machines, and a load compares their parts with the memory.
+        missing = (lambda: 0) if has_workers else partial(_missing_memory, path, keywords, quiet=quiet)
         loaded[path] = OnDemand(load, path or EMBEDDED, adapters, missing, model)
     return {name: loaded[path] for name, path in models.items()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
@@ -230,25 +231,25 @@ class EngineArgs(EngineOptions):
         int,
         Integer(1, MAX_STAGES),
         Doc(
-            "Number of pipeline stages that divide the layers of the model; each is a process with its own weights and "
-            "its part of the KV cache. `threads` is the number of threads of each process; None: the CPUs divided by "
-            "the processes. The output does not depend on it."
+            "Number of pipeline stages that divide the layers of the model; each has a worker: a process with its own "
+            "weights and its part of the KV cache. `threads` is the number of threads of each worker; None: the CPUs "
+            "divided by the workers. The output does not depend on it."
         ),
     ] = 1
     tensor_parallel_size: Annotated[
         int,
         Integer(1, MAX_STAGES),
         Doc(
-            "Number of processes that divide the rows of the matrices of each pipeline stage. They compute each step "
-            "together; `threads` is the number of threads of each process. The output does not depend on it."
+            "Number of workers that divide the rows of the matrices of each pipeline stage. They compute each step "
+            "together; `threads` is the number of threads of each worker. The output does not depend on it."
         ),
     ] = 1
     distributed_executor_backend: Annotated[
         str | None,
         Choice(EXECUTOR_BACKENDS),
         Doc(
-            "Processes of pipeline and tensor parallelism: `mp` for processes of this machine, `ray` for actors of a "
-            "Ray cluster. None: mp. A model in one process runs in this one (`uni`) with any value."
+            "Workers of pipeline and tensor parallelism: `mp` for processes of this machine, `ray` for actors of a Ray "
+            "cluster. None: mp. A model in one process runs in this one (`uni`) with any value."
         ),
     ] = None
     progress: Annotated[
@@ -282,12 +283,18 @@ class EngineArgs(EngineOptions):
 
     @property
     def workers(self) -> int:
-        """Number of processes of the model."""
-        return self.pipeline_parallel_size * self.tensor_parallel_size
+        """Number of workers of the model."""
+        return worker_count(self.keywords())
 
     def keywords(self) -> dict[str, Any]:
         """Returns the arguments by name, for a constructor."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+def worker_count(options: Mapping[str, Any]) -> int:
+    """Returns the number of workers of an engine with these arguments. A size that the engine refuses counts as 1."""
+    sizes = [options.get(name, 1) for name in ("pipeline_parallel_size", "tensor_parallel_size")]
+    return math.prod(size for size in sizes if isinstance(size, int) and size > 0)
 
 
 @compatible(FOREIGN)

@@ -1,4 +1,4 @@
-"""TCP connections from stages to the engine, which stages begin with the token of their pipeline."""
+"""TCP connections from workers to the engine and to each other, which begin with the token of the listener."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -16,20 +16,20 @@ from ferrule.errors import EngineError
 
 TOKEN_BYTES = 32
 HELLO = struct.Struct(f"<{TOKEN_BYTES}sI")
-"""First bytes of a stage: the token of the pipeline, and the index of the stage."""
+"""First bytes of a worker: the token of the listener, and the number of the worker."""
 HELLO_SECONDS = 10.0
 """Seconds in which a connection must send its hello; others are closed."""
 MAX_PENDING = 64
 """Maximum number of connections that have not sent their hello; the oldest is closed for another."""
 POLL_SECONDS = 0.2
-"""Interval in seconds at which the end of stages is noticed."""
+"""Interval in seconds at which the end of workers is noticed."""
 KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 6
 """Seconds between probes of a silent connection, and probes without an answer after which its host counts as lost."""
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Address that stages connect to, and the token that they send."""
+    """Address that workers connect to, and the token that they send."""
 
     host: str
     port: int
@@ -45,7 +45,7 @@ class _Pending:
 
 
 class Listener:
-    """Listens for the stages of a pipeline on an address of this host; a context manager that stops listening."""
+    """Listens for workers on an address of this host; a context manager that stops listening."""
 
     def __init__(self, host: str) -> None:
         """Listens on a free port.
@@ -57,12 +57,13 @@ class Listener:
         self._socket.setblocking(False)
         self.destination = Destination(host, self._socket.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
 
-    def accept(self, stages: int, seconds: float, check: Callable[[], None]) -> list[socket.socket]:
-        """Returns the connections of all stages in order. `check` is called repeatedly and may raise an error.
+    def accept(self, workers: Sequence[int], seconds: float, check: Callable[[], None]) -> list[socket.socket]:
+        """Returns the connections of the workers with these numbers, in this order.
 
-        Connections that send something else than a hello of a missing stage are closed.
+        `check` is called repeatedly and may raise an error. Connections that send something else than a hello of a
+        missing worker are closed.
 
-        Raises EngineError if a stage has not connected within `seconds`.
+        Raises EngineError if a worker has not connected within `seconds`.
         """
         found: dict[int, socket.socket] = {}
         pending: dict[socket.socket, _Pending] = {}
@@ -70,31 +71,31 @@ class Listener:
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._socket, selectors.EVENT_READ)
-                while len(found) < stages:
+                while len(found) < len(workers):
                     check()
                     if time.monotonic() > end:
-                        missing = ", ".join(str(stage) for stage in range(stages) if stage not in found)
-                        raise EngineError(f"pipeline stages have not connected within {seconds:.0f} s: {missing}")
+                        missing = ", ".join(str(worker) for worker in workers if worker not in found)
+                        raise EngineError(f"workers have not connected within {seconds:.0f} s: {missing}")
                     for key, _ in selector.select(POLL_SECONDS):
                         if key.fileobj is self._socket:
                             self._accept_pending(pending, selector)
                             continue
                         connection = cast("socket.socket", key.fileobj)
-                        stage = self._read_hello(connection, pending[connection])
-                        if stage is None:
+                        worker = self._read_hello(connection, pending[connection])
+                        if worker is None:
                             continue
                         selector.unregister(connection)
                         del pending[connection]
-                        if stage in found or not 0 <= stage < stages:
+                        if worker in found or worker not in workers:
                             connection.close()
                         else:
                             configure(connection)
-                            found[stage] = connection
+                            found[worker] = connection
                     for connection in [each for each, hello in pending.items() if hello.deadline < time.monotonic()]:
                         selector.unregister(connection)
                         del pending[connection]
                         connection.close()
-            return [found.pop(stage) for stage in range(stages)]
+            return [found.pop(worker) for worker in workers]
         finally:
             for connection in [*pending, *found.values()]:
                 connection.close()
@@ -124,7 +125,7 @@ class Listener:
         selector.register(connection, selectors.EVENT_READ)
 
     def _read_hello(self, connection: socket.socket, pending: _Pending) -> int | None:
-        """Reads what has arrived of a hello. Returns its stage, None if it is incomplete, -1 if it is not a hello."""
+        """Reads what has arrived of a hello. Returns its worker, None if it is incomplete, -1 if it is not a hello."""
         try:
             received = connection.recv(HELLO.size - len(pending.received))
         except BlockingIOError:
@@ -136,17 +137,17 @@ class Listener:
             return -1
         if len(pending.received) < HELLO.size:
             return None
-        token, stage = HELLO.unpack(pending.received)
-        return stage if hmac.compare_digest(token, self.destination.token) else -1
+        token, worker = HELLO.unpack(pending.received)
+        return worker if hmac.compare_digest(token, self.destination.token) else -1
 
 
-def connect(destination: Destination, stage: int, seconds: float) -> socket.socket:
-    """Connects a stage to the engine and sends its hello.
+def connect(destination: Destination, worker: int, seconds: float) -> socket.socket:
+    """Connects to a listener and sends the hello of worker `worker`.
 
     Raises OSError.
     """
     connection = socket.create_connection((destination.host, destination.port), timeout=seconds)
-    connection.sendall(HELLO.pack(destination.token, stage))
+    connection.sendall(HELLO.pack(destination.token, worker))
     configure(connection)
     return connection
 

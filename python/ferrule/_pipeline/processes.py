@@ -45,10 +45,10 @@ class StageProcesses(Stages):
             advice = ""
             if error.errno == errno.EMFILE:
                 advice = (
-                    f"; each stage has {ranks * (ranks - 1)} sockets between its processes: use a smaller "
+                    f"; each stage has {ranks * (ranks - 1)} sockets between its workers: use a smaller "
                     "tensor_parallel_size or a higher limit of open files (ulimit -n)"
                 )
-            message = f"cannot start {len(arguments)} processes ({sizes}): {error}{advice}"
+            message = f"cannot start {len(arguments)} workers ({sizes}): {error}{advice}"
             raise EngineError(message) from error
         except BaseException:
             self.close()

@@ -1,8 +1,9 @@
 """Workers of pipeline stages in actors of a Ray cluster (`distributed_executor_backend="ray"`).
 
-A placement group reserves the CPUs of each worker, on different hosts if there are enough. An actor packs the weights
-on its host, unless they are packed there already, and loads its part. It connects to the engine and to the workers of
-its stage directly; Ray starts and ends the actors but transports no step.
+A placement group reserves the CPUs of the workers: stages on different hosts if there are enough, and the workers of
+one of several stages on one host if they fit. An actor packs the weights on its host, unless they are packed there
+already, and loads its part. It connects to the engine and to the workers of its stage directly; Ray starts and ends the
+actors but transports no step.
 """
 
 from __future__ import annotations
@@ -106,10 +107,8 @@ class StageActor:
         if self._listener is None:
             return []
         with self._listener as listener:
-            # The listener of a lower rank counts the ranks above its own.
-            lower = enumerate(task.group[: task.rank])
-            peers = [connect(address, task.rank - rank - 1, CONNECTION_SECONDS) for rank, address in lower]
-            higher = len(task.group) - task.rank - 1
+            lower, higher = task.group[: task.rank], range(task.rank + 1, len(task.group))
+            peers = [connect(address, task.rank, CONNECTION_SECONDS) for address in lower]
             return peers + listener.accept(higher, CONNECTION_SECONDS, lambda: None)
 
 
@@ -127,7 +126,9 @@ class StageActors(Stages):
             super().__init__(args.threads or _cpus_of_worker(args.workers), args.tensor_parallel_size)
             self._actors: list[Any] = []
             self._runs: list[Any] = []
-            self._group: Any = placement_group([{"CPU": self.threads}] * args.workers, strategy="SPREAD")
+            self._in_bundle = _workers_in_bundle(_cpus_of_hosts(), args, self.threads)
+            bundles: list[dict[str, float]] = [{"CPU": self.threads * self._in_bundle}] * (args.workers // self._in_bundle)
+            self._group: Any = placement_group(bundles, strategy="SPREAD")
             try:
                 self._start(replace(args, threads=self.threads, progress=None), model, spec, layers)
             except BaseException:
@@ -161,12 +162,12 @@ class StageActors(Stages):
 
     def _start(self, args: EngineArgs, model: str | None, spec: str, layers: Sequence[tuple[int, int]]) -> None:
         api: Any = ray
-        kind = "pipeline stages" if self.ranks == 1 else "tensor-parallel workers"
-        wanted = f"{args.workers} {kind} with {self.threads} CPUs each"
+        wanted = f"{args.workers} workers with {self.threads} CPUs each"
         self._wait_for_room(wanted)
         with _listener() as listener:
             for worker in range(args.workers):
-                place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=worker)
+                bundle = worker // self._in_bundle
+                place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
                 remote = api.remote(StageActor).options(num_cpus=self.threads, scheduling_strategy=place)
                 self._actors.append(remote.remote())
             with _ray_errors(f"the actors of {wanted} could not be started"):
@@ -179,7 +180,7 @@ class StageActors(Stages):
                 group = addresses[stage * self.ranks :][: self.ranks]
                 task = StageTask(model, args, spec, worker, layers[stage], listener.destination, rank, group)
                 self._runs.append(actor.run.remote(task, sharers[node]))
-            self.sockets = listener.accept(args.workers, CONNECTION_SECONDS, self._check)
+            self.sockets = listener.accept(range(args.workers), CONNECTION_SECONDS, self._check)
         for connection in self.sockets:
             end_unless_acknowledged(connection)
 
@@ -260,11 +261,26 @@ def _listener() -> Listener:
     try:
         return Listener(addresses[0])
     except OSError as error:
-        raise EngineError(f"cannot listen for pipeline stages on {addresses[0]}: {error.strerror}") from error
+        raise EngineError(f"cannot listen for workers on {addresses[0]}: {error.strerror}") from error
+
+
+def _cpus_of_hosts() -> list[int]:
+    """Returns the number of CPUs of each host of the cluster, in descending order."""
+    return sorted((int(node["Resources"].get("CPU", 0)) for node in _nodes()), reverse=True)
+
+
+def _workers_in_bundle(cpus: Sequence[int], args: EngineArgs, threads: int) -> int:
+    """Returns the number of workers in a bundle of the placement group, which is on one host.
+
+    If hosts with `cpus` have room for all stages, a bundle has the workers of a stage, which exchange outputs in each
+    layer; else one worker. The workers of a single stage are spread, because hosts divide the model only so.
+    """
+    stages, ranks = args.pipeline_parallel_size, args.tensor_parallel_size
+    fits = sum(count // (threads * ranks) for count in cpus) >= stages
+    return ranks if stages > 1 and fits else 1
 
 
 def _cpus_of_worker(workers: int) -> int:
     """Returns the CPUs of each worker if the workers share the largest hosts of the cluster evenly."""
-    cpus = sorted((int(node["Resources"].get("CPU", 0)) for node in _nodes()), reverse=True)
-    hosts = [count for count in cpus[:workers] if count > 0]
+    hosts = [count for count in _cpus_of_hosts()[:workers] if count > 0]
     return max(hosts[-1] // -(-workers // len(hosts)), 1) if hosts else 1

@@ -11,6 +11,7 @@ import ray
 
 from ferrule._api.async_llm import AsyncLLM
 from ferrule._loading import EMBEDDED
+from ferrule._params.options import worker_count
 from ferrule._params.pooling import PoolingParams
 from ferrule._params.sampling import MAX_COUNT, SamplingParams
 from ferrule._validation import check_choice
@@ -124,7 +125,7 @@ class LLMPredictor:
 def assigned_threads(options: Mapping[str, Any]) -> int | None:
     """Returns the number of threads for the CPUs that Ray assigned to this actor; None outside an actor.
 
-    `options` are arguments of the engine. With several processes, the CPUs are divided among them.
+    `options` are arguments of the engine. Several workers divide the CPUs.
     """
     if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
         return None
@@ -133,10 +134,5 @@ def assigned_threads(options: Mapping[str, Any]) -> int | None:
 
 
 def threads_of_each(cpus: float, options: Mapping[str, Any]) -> int:
-    """Returns the number of threads of each process of an engine with `options` that share `cpus`: at least 1."""
-    workers = 1
-    for name in ("pipeline_parallel_size", "tensor_parallel_size"):
-        size = options.get(name, 1)
-        if isinstance(size, int) and size > 0:  # the engine reports others
-            workers *= size
-    return max(int(cpus) // workers, 1)
+    """Returns the number of threads of each worker of an engine with `options` that share `cpus`: at least 1."""
+    return max(int(cpus) // worker_count(options), 1)
