@@ -5,6 +5,7 @@
 //! same [`Batch`]: token ids, positions and pages are those of the whole model.
 //!
 //! Between two stages, a token has all residual streams, side by side, and its embedding if a later layer reads it.
+//! If the lm_head is tied to the embedding, only the last stage has the matrix, and looks up its rows for the first one.
 //! If a layer reads anything else of an earlier layer, such as its keys and values, both must be in the same stage; see
 //! [`StageError::Crossing`].
 //!
