@@ -127,7 +127,8 @@ class StageActors(Stages):
             self._actors: list[Any] = []
             self._runs: list[Any] = []
             self._in_bundle = _workers_in_bundle(_cpus_of_hosts(), args, self.threads)
-            bundles: list[dict[str, float]] = [{"CPU": self.threads * self._in_bundle}] * (args.workers // self._in_bundle)
+            bundle: dict[str, float] = {"CPU": self.threads * self._in_bundle}
+            bundles = [bundle] * (args.workers // self._in_bundle)
             self._group: Any = placement_group(bundles, strategy="SPREAD")
             try:
                 self._start(replace(args, threads=self.threads, progress=None), model, spec, layers)
