@@ -60,7 +60,7 @@ class Zeros:
 
     @property
     def sparsity(self) -> str | None:
-        """`sparsity` of `quantize` that keeps the nonzero weights except a share of `FEW`; None if there are too few zeros."""
+        """`sparsity` of `quantize` that keeps all nonzero weights except `FEW`; None if there are too few zeros."""
         if self.two_of_four >= 1 - FEW:
             return "2:4"
         return "0.5" if self.missing <= FEW else None
