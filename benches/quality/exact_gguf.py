@@ -3,7 +3,7 @@
 A file that is quantized has its weights on a grid, from which a format with the same grid loses nothing more.
 `rotate` multiplies the residual stream of a llama model by a random orthogonal matrix, after the weights of norms are
 multiplied into the matrices that follow. The function stays equal, and the weights leave the grid. A tied lm_head
-becomes a matrix of its own, since the weights of the last norm are multiplied into it only.
+becomes a separate matrix, since the weights of the last norm are multiplied into it only.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Measure formats of a real GGUF file beside llama.cpp's: `python real_files.py FILE --folder DIR --bits 4.25 --out RECORD`.
+"""Measure formats of a GGUF file beside llama.cpp's: `python real_files.py FILE --folder DIR --bits 4.25 --out RECORD`.
 
 All formats are made of the same f32 weights, the reference (`exact_gguf.py`; `--rotate` changes their basis). Half of
 the held-out text is English (every second of Python's documentation topics), half is code (`HELD_OUT` in
@@ -109,7 +109,8 @@ class Workshop:
         target = self.folder / f"{name}.gguf"
         if not target.exists():
             unfinished = target.with_suffix(".unfinished")
-            subprocess.run([python, "-c", QUANTIZE, self.exact, unfinished, name], check=True, capture_output=True)
+            command = [python, "-c", QUANTIZE, self.exact, unfinished, name]
+            subprocess.run(command, check=True, capture_output=True)  # noqa: S603
             unfinished.rename(target)
         return target
 
