@@ -3,15 +3,13 @@
 All formats are made of the same f32 weights, the reference (`exact_gguf.py`; `--rotate` changes their basis). Half of
 the held-out text is English (every second of Python's documentation topics), half is code (`HELD_OUT` in
 `divergence.py`); calibration text is from the other topics and the rest of the standard library. Windows have 512
-tokens, of which the last 384 are scored. `--peers` adds the formats that llama.cpp makes, from the library of
-llama-cpp-py-sync in another Python: `--peers PYTHON`. Files that `--folder` has already and rows that the record has
-are kept, so that a run can be continued.
+tokens, of which the last 384 are scored. `--gguf` adds files that llama.cpp made of DIR/exact.gguf. Files that
+`--folder` has already and rows that the record has are kept, so that a run can be continued.
 """
 
 import argparse
 import json
 import pydoc_data.topics
-import subprocess
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -30,17 +28,6 @@ WINDOW, CONTEXT = 512, 128
 SCORED: dict[str, Any] = {"window": WINDOW, "stride": WINDOW - CONTEXT, "min_context": CONTEXT}
 AT_ONCE = 3
 """Models in memory beside the reference."""
-PEERS = ("Q4_0", "IQ4_NL", "Q4_K_S", "Q4_K_M")
-QUANTIZE = """
-import sys
-from llama_cpp_py_sync import _cffi_bindings as bindings
-source, target, name = sys.argv[1:]
-lib, ffi = bindings.get_lib(), bindings.get_ffi()
-params = ffi.new("llama_model_quantize_params *", lib.llama_model_quantize_default_params())
-params.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{name}")
-sys.exit(lib.llama_model_quantize(source.encode(), target.encode(), params))
-"""
-"""Program that writes a file of one of llama.cpp's types."""
 
 
 @dataclass(frozen=True)
@@ -104,16 +91,6 @@ class Workshop:
             quantize(self.exact, target, recipe=recipe, calibrate=text)
         return target
 
-    def peer(self, name: str, python: Path) -> Path:
-        """Return llama.cpp's file of a type, which it writes unless it exists."""
-        target = self.folder / f"{name}.gguf"
-        if not target.exists():
-            unfinished = target.with_suffix(".unfinished")
-            command = [python, "-c", QUANTIZE, self.exact, unfinished, name]
-            subprocess.run(command, check=True, capture_output=True)  # noqa: S603
-            unfinished.rename(target)
-        return target
-
 
 def row(name: str, size: int, weights: int, compared: Comparison, english_tokens: int) -> dict[str, Any]:
     """Return the figures of a format."""
@@ -150,7 +127,7 @@ def main() -> None:
     parser.add_argument("--rotate", action="store_true", help="change the basis of the weights")
     parser.add_argument("--bits", type=float, nargs="*", default=[])
     parser.add_argument("--calibration-tokens", type=int, default=0, help="also with calibration (default: without)")
-    parser.add_argument("--peers", type=Path, help="Python that has llama-cpp-py-sync")
+    parser.add_argument("--gguf", type=Path, nargs="*", default=[], help="files of the same weights in other formats")
     parser.add_argument("--windows", type=int, default=54, help="windows, of which half are English")
     parser.add_argument("--out", type=Path, required=True, help="record, one JSON object a line")
     arguments = parser.parse_args()
@@ -164,15 +141,17 @@ def main() -> None:
         tokens = arguments.calibration_tokens
         calibration = work.calibration(reference, tokens) if tokens else []
         weights = reference.info()["parameters"]
-        todo = [(each.name, each) for each in variants(arguments.bits, calibrates=tokens > 0)]
-        todo += [(name, None) for name in PEERS if arguments.peers]
+        todo: list[tuple[str, Variant | Path]] = [
+            (each.name, each) for each in variants(arguments.bits, calibrates=tokens > 0)
+        ]
+        todo += [(file.stem, file) for file in arguments.gguf]
         todo = [(name, variant) for name, variant in todo if name not in found]
         for start in range(0, len(todo), AT_ONCE):
             begun = time.monotonic()
             names = [name for name, _ in todo[start : start + AT_ONCE]]
             files = [
-                work.peer(name, arguments.peers) if variant is None else work.packed(variant, calibration)
-                for name, variant in todo[start : start + AT_ONCE]
+                work.packed(each, calibration) if isinstance(each, Variant) else each
+                for _, each in todo[start : start + AT_ONCE]
             ]
             made = time.monotonic()
             with ExitStack() as loaded:
