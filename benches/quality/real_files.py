@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="record, one JSON object a line")
     arguments = parser.parse_args()
     work = Workshop(arguments.source, arguments.folder, rotates=arguments.rotate)
-    lines = arguments.out.read_text().splitlines() if arguments.out.exists() else []
+    lines: list[str] = arguments.out.read_text().splitlines() if arguments.out.exists() else []
     found = {json.loads(line)["name"] for line in lines}
     half = arguments.windows // 2
     with ExitStack() as stack:
