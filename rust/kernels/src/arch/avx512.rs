@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::expand;
-use super::simd::{ByteLine, Dot, DotKernel, Kernel, LANES, LINE, Plane, Simd, expand_each, index_mask};
+use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Plane, Simd, index_mask};
 
 /// Calls intrinsics of the features that the token proves.
 macro_rules! simd {
@@ -22,6 +22,9 @@ pub trait Variant: Copy + Send + Sync + 'static {
     /// See [`Dot::BY_CODES`].
     const BY_CODES: bool;
 
+    /// Whether there is an instruction that expands bytes.
+    const EXPANDS: bool = false;
+
     /// See [`Dot::dot`].
     fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i;
 
@@ -37,6 +40,12 @@ pub trait Variant: Copy + Send + Sync + 'static {
 
     /// Runs `kernel` in a function that is compiled with the variant's instructions.
     fn enter<K: DotKernel>(self, kernel: K) -> K::Output;
+
+    /// See [`Dot::vectorize_expand`].
+    #[inline]
+    fn enter_expanding<K: DotKernel>(self, kernel: K) -> K::Output {
+        self.enter(kernel)
+    }
 }
 
 /// Proof that this machine has AVX-512 F, BW, VL and DQ, the features of AVX2, and the instructions of `V`.
@@ -105,31 +114,6 @@ impl Variant for Plain {
         }
         simd!(dot_with_features(Zmm(self), kernel))
     }
-}
-
-/// Expands lines with the instruction of VBMI2, as [`Simd::expand_lines`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
-fn expand_lines_by_instruction<'a, const N: usize>(
-    masks: &[u64; N],
-    mut values: &'a [u8],
-    xor: u8,
-    to: &mut [ByteLine; N],
-) -> &'a [u8] {
-    let xor = _mm512_set1_epi8(xor.cast_signed());
-    for (mask, to) in masks.iter().zip(to) {
-        let Some(line) = values.first_chunk::<LINE>() else {
-            // SAFETY: the pointer comes from a reference to a whole vector.
-            unsafe { _mm512_storeu_si512(to.0.as_mut_ptr().cast(), xor) };
-            continue;
-        };
-        // SAFETY: the pointers come from references to whole vectors.
-        unsafe {
-            let bytes = _mm512_maskz_expand_epi8(*mask, _mm512_loadu_si512(line.as_ptr().cast()));
-            _mm512_storeu_si512(to.0.as_mut_ptr().cast(), _mm512_xor_si512(bytes, xor));
-        }
-        values = &values[mask.count_ones() as usize..];
-    }
-    values
 }
 
 impl<V: Variant> Simd for Zmm<V> {
@@ -464,28 +448,14 @@ impl<V: Variant> Simd for Zmm<V> {
 
     #[inline(always)]
     fn expand(self, mask: u64, values: &[u8; LINE]) -> __m512i {
+        if const { V::EXPANDS } {
+            return simd!(_mm512_maskz_expand_epi8(mask, _mm512_loadu_si512(values.as_ptr().cast())));
+        }
         simd!({
             let [a, b, c, d] = expand::expand(mask, values);
             let low = _mm512_castsi256_si512(_mm256_set_m128i(b, a));
             _mm512_inserti64x4::<1>(low, _mm256_set_m128i(d, c))
         })
-    }
-
-    /// Expands with the instruction of VBMI2 (Ice Lake, 2019, and Zen 4, 2022, and later) where the machine has it.
-    #[inline(always)]
-    fn expand_lines<'a, const N: usize>(
-        self,
-        masks: &[u64; N],
-        values: &'a [u8],
-        xor: u8,
-        to: &mut [ByteLine; N],
-    ) -> &'a [u8] {
-        if is_x86_feature_detected!("avx512vbmi2") {
-            // SAFETY: the machine has VBMI2, as detection found, and the token proves the other features.
-            unsafe { expand_lines_by_instruction(masks, values, xor, to) }
-        } else {
-            expand_each(self, masks, values, xor, to)
-        }
     }
 
     #[inline(always)]
@@ -505,6 +475,11 @@ impl<V: Variant> Dot for Zmm<V> {
     #[inline]
     fn vectorize_dot<K: DotKernel>(self, kernel: K) -> K::Output {
         self.0.enter(kernel)
+    }
+
+    #[inline]
+    fn vectorize_expand<K: DotKernel>(self, kernel: K) -> K::Output {
+        self.0.enter_expanding(kernel)
     }
 
     #[inline(always)]

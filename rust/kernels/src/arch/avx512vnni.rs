@@ -42,4 +42,37 @@ impl Variant for Vnni {
         // SAFETY: `self` exists only where detection found these features.
         unsafe { dot_with_features(Zmm(self), kernel) }
     }
+
+    #[inline]
+    fn enter_expanding<K: DotKernel>(self, kernel: K) -> K::Output {
+        if is_x86_feature_detected!("avx512vbmi2") { VnniVbmi2(()).enter(kernel) } else { self.enter(kernel) }
+    }
+}
+
+/// Variant that expands bytes with VBMI2 too (Ice Lake, 2019, and Zen 4, 2022, and later). Only kernels that expand bytes
+/// are compiled for it.
+#[derive(Clone, Copy, Debug)]
+struct VnniVbmi2(());
+
+impl Variant for VnniVbmi2 {
+    const WEIGHT_BIAS: u8 = Vnni::WEIGHT_BIAS;
+    const BY_CODES: bool = Vnni::BY_CODES;
+    const EXPANDS: bool = true;
+
+    #[inline(always)]
+    fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
+        Vnni(()).dot(acc, w, x)
+    }
+
+    #[inline(always)]
+    fn enter<K: DotKernel>(self, kernel: K) -> K::Output {
+        // Never inlined: kernels that call kernels would grow into functions that take minutes to compile.
+        #[inline(never)]
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi2,avx2,fma,f16c,popcnt")]
+        fn dot_with_features<K: DotKernel>(token: Zmm<VnniVbmi2>, kernel: K) -> K::Output {
+            kernel.run(token)
+        }
+        // SAFETY: `self` exists only where detection found these features.
+        unsafe { dot_with_features(Zmm(self), kernel) }
+    }
 }

@@ -253,42 +253,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
 
     /// Expands bytes: byte i is the next one of `values` where bit i of `mask` is set, and 0 elsewhere.
     fn expand(self, mask: u64, values: &[u8; LINE]) -> Self::Bytes;
-    /// Expands a line for each mask, as [`Simd::expand`], XORs its bytes with `xor`, and returns the values that are left.
-    /// Where fewer values than a line are left, lines are those of masks of zero.
-    #[inline(always)]
-    fn expand_lines<'a, const N: usize>(
-        self,
-        masks: &[u64; N],
-        values: &'a [u8],
-        xor: u8,
-        to: &mut [ByteLine; N],
-    ) -> &'a [u8] {
-        expand_each(self, masks, values, xor, to)
-    }
 
     /// Prefetches the cache line at `at` into all cache levels; any address is allowed.
     fn prefetch(self, at: *const u8);
-}
-
-/// Expands lines one by one, as [`Simd::expand_lines`].
-#[inline(always)]
-pub(super) fn expand_each<'a, S: Simd, const N: usize>(
-    simd: S,
-    masks: &[u64; N],
-    mut values: &'a [u8],
-    xor: u8,
-    to: &mut [ByteLine; N],
-) -> &'a [u8] {
-    let xor = simd.splat_byte(xor);
-    for (mask, to) in masks.iter().zip(to) {
-        let Some(line) = values.first_chunk() else {
-            simd.store_bytes(xor, &mut to.0);
-            continue;
-        };
-        simd.store_bytes(simd.xor(simd.expand(*mask, line), xor), &mut to.0);
-        values = &values[mask.count_ones() as usize..];
-    }
-    values
 }
 
 /// Dot products of signed bytes, on top of the vectors of [`Simd`].
@@ -307,6 +274,13 @@ pub trait Dot: Simd {
 
     /// Runs `kernel` in a function that is compiled with these instructions.
     fn vectorize_dot<K: DotKernel>(self, kernel: K) -> K::Output;
+
+    /// Runs a kernel that uses [`Simd::expand`] as [`Dot::vectorize_dot`] does, with an instruction for it where the
+    /// machine has one.
+    #[inline]
+    fn vectorize_expand<K: DotKernel>(self, kernel: K) -> K::Output {
+        self.vectorize_dot(kernel)
+    }
 
     /// Adds four products to each lane of `acc`: of `w`, bytes that are stored [`Dot::WEIGHT_BIAS`] above values of
     /// -128..=127, with the values of `x`, -127..=127. The bias is not subtracted: the result is larger by the bias times

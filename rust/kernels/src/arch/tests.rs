@@ -46,15 +46,6 @@ impl DotKernel for Everything<'_> {
             seen.extend(line);
         }
 
-        let [first, second, ..] = bytemuck::cast::<_, [u64; 8]>(*self.a);
-        let masks = [first, second];
-        let values = [*self.b; 3];
-        for values in [values.as_flattened(), &values.as_flattened()[..LINE + 20]] {
-            let mut lines = [ByteLine([0x55; LINE]); 2];
-            seen.push(simd.expand_lines(&masks, values, 0x80, &mut lines).len() as u8);
-            seen.extend(lines.iter().flat_map(|line| line.0));
-        }
-
         let [low, middle, high] = [(0, 4, 0), (5, 2, 4), (7, 1, 6)].map(|(from, width, to)| {
             Some(Plane {
                 bytes: if width == 2 { self.a.last_chunk().expect("sixteen") } else { sixteen },
@@ -113,6 +104,18 @@ impl DotKernel for Everything<'_> {
     }
 }
 
+/// Kernel that runs another one with an instruction that expands bytes, if the machine has one.
+struct Expanding<K>(K);
+
+impl<K: DotKernel> DotKernel for Expanding<K> {
+    type Output = K::Output;
+
+    #[inline(always)]
+    fn run<S: Dot>(self, simd: S) -> K::Output {
+        simd.vectorize_expand(self.0)
+    }
+}
+
 /// Kernel that returns a group's products by codes of `bits` bits, on instruction sets that multiply codes.
 struct ByCodes<'a> {
     bytes: Everything<'a>,
@@ -161,6 +164,7 @@ fn check(a: &[u8; LINE], b: &[u8; LINE], numbers: &[f32; LANES]) {
     let expected = Isa::named("scalar").expect("every build has it").run_dot(kernel());
     for isa in Isa::available() {
         assert_eq!(isa.run_dot(kernel()), expected, "{}", isa.name());
+        assert_eq!(isa.run_dot(Expanding(kernel())), expected, "{} with its instruction that expands", isa.name());
         for bits in [4, 6] {
             if let Some(sums) = isa.run_dot(ByCodes { bytes: kernel(), bits }) {
                 assert_eq!(sums, by_codes(a, b, bits), "{}", isa.name());

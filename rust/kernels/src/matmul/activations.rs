@@ -2,8 +2,8 @@
 //!
 //! For rotated weights, a row's block of [`BLOCK`] inputs is rotated too and quantized by its largest magnitude, which
 //! becomes 127. For other weights, each group of 32 inputs is quantized by its own largest magnitude, because no rotation
-//! spreads outliers. The result does not depend on other rows or other blocks. Rows that are multiplied side by side are
-//! laid out side by side, quad by quad.
+//! spreads outliers, or the whole block where a factor for each group would cost too much. The result does not depend on
+//! other rows or other blocks. Rows that are multiplied side by side are laid out side by side, quad by quad.
 
 use std::ops::Range;
 
@@ -80,16 +80,19 @@ pub(super) enum Basis {
     Rotated,
     /// Unchanged, for grouped formats, with a scale for each group.
     Plain,
+    /// Unchanged, for formats with a scale for each block.
+    PlainBlocks,
 }
 
 impl Basis {
-    /// Both bases.
-    pub const ALL: [Self; 2] = [Self::Rotated, Self::Plain];
+    /// All bases.
+    pub const ALL: [Self; 3] = [Self::Rotated, Self::Plain, Self::PlainBlocks];
 
     /// Returns the basis of a format's weights.
     pub fn of(format: Quantized) -> Self {
         match format {
             Quantized::Integer(_) => Self::Rotated,
+            Quantized::Grouped(format) if format.has_block_scales() => Self::PlainBlocks,
             Quantized::Grouped(_) => Self::Plain,
         }
     }
@@ -249,7 +252,10 @@ impl DotKernel for QuantizeBlocks<'_> {
                 let mut words = words[row..].iter_mut().step_by(tile_rows);
                 let head = words.by_ref().take(BLOCK_WORDS - BLOCK_QUADS);
                 let codes = match basis {
-                    Basis::Rotated => quantize_block(simd, x, head),
+                    Basis::Rotated => {
+                        quantize_block(simd, rotation::rotate(simd, simd.load_vectors(x)), rotation::SHRINK, head)
+                    }
+                    Basis::PlainBlocks => quantize_block(simd, simd.load_vectors(x), 1.0, head),
                     Basis::Plain => {
                         for word in head {
                             *word = 0;
@@ -312,19 +318,21 @@ fn start<S: Dot>(sum: i32) -> i32 {
     sum.wrapping_mul(-i32::from(S::WEIGHT_BIAS))
 }
 
-/// Rotates and quantizes a row's block, writes the words of [`BlockOfRows`] before the quads, and returns the codes.
+/// Quantizes a row's block, writes the words of [`BlockOfRows`] before the quads, and returns the codes. `factor` multiplies
+/// the scale.
 #[inline(always)]
 fn quantize_block<'a, S: Dot>(
     simd: S,
-    x: &[[f32; LANES]; BLOCK / LANES],
+    x: [S::F32; BLOCK / LANES],
+    factor: f32,
     words: impl Iterator<Item = &'a mut i32>,
 ) -> [[i8; LANES]; BLOCK / LANES] {
-    let (scale, codes) = quantize(simd, rotation::rotate(simd, simd.load_vectors(x)));
+    let (scale, codes) = quantize(simd, x);
     let mut sums = simd.splat_i32(0);
     for codes in codes {
         sums = simd.add_i32(sums, codes);
     }
-    write(words, [(scale * rotation::SHRINK).to_bits().cast_signed(), start::<S>(sum(simd, sums))]);
+    write(words, [(scale * factor).to_bits().cast_signed(), start::<S>(sum(simd, sums))]);
     narrow(simd, codes)
 }
 

@@ -8,7 +8,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::panels::{Panels, Pass, RowTiles, Weights};
+use super::panels::{Panels, Pass, UnpackedWeights, Weights, multiply_unpacked};
 use super::tile::UNPACKED_BLOCKS;
 use crate::arch::{ByteLine, Dot, DotKernel};
 use crate::quant::GroupedFormat;
@@ -45,20 +45,18 @@ impl<F: GroupedFormat> Weights for Grouped<F> {
         lines: [&[ByteLine]; P],
         unpacked_lines: &mut [ByteLine],
     ) {
-        let blocks = pass.blocks.clone();
-        let groups = blocks.start * BLOCK_PAIRS..(pass.cols / GROUP).min(blocks.end * BLOCK_PAIRS);
-        let (mut unpacked, panel_lines) = ([&[][..]; P], blocks.len() * Self::BLOCK_LINES);
-        for (p, to) in unpacked_lines.chunks_exact_mut(panel_lines).take(P).enumerate() {
-            let (lines, groups, format) = (lines[p], groups.clone(), PhantomData::<F>);
-            simd.vectorize_dot(UnpackGroups { lines, groups, to: &mut *to, format });
-            unpacked[p] = to;
-        }
-        let (lines, first_block) = (unpacked, blocks.start);
-        if const { S::BY_CODES } {
-            simd.vectorize_dot(RowTiles { pass, lines, first_block, format: PhantomData::<F::ByCodes> });
-        } else {
-            simd.vectorize_dot(RowTiles { pass, lines, first_block, format: PhantomData::<F::Unpacked> });
-        }
+        multiply_unpacked::<Self, S, R, P>(simd, pass, lines, unpacked_lines);
+    }
+}
+
+impl<F: GroupedFormat> UnpackedWeights for Grouped<F> {
+    type Unpacked = F::Unpacked;
+    type ByCodes = F::ByCodes;
+
+    #[inline(always)]
+    fn unpack<S: Dot>(simd: S, lines: &[ByteLine], cols: usize, blocks: Range<usize>, to: &mut [ByteLine]) {
+        let groups = blocks.start * BLOCK_PAIRS..(cols / GROUP).min(blocks.end * BLOCK_PAIRS);
+        simd.vectorize_dot(UnpackGroups { lines, groups, to, format: PhantomData::<F> });
     }
 }
 

@@ -9,7 +9,7 @@ pub(crate) mod float;
 mod grouped;
 pub(crate) mod integer;
 mod panels;
-mod sparse;
+pub(crate) mod sparse;
 mod tile;
 pub(crate) mod unroll;
 

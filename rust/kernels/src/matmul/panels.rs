@@ -55,6 +55,38 @@ pub(super) trait Weights: Sized + 'static {
     );
 }
 
+/// Weights that are unpacked a block at a time into the L1 cache.
+pub(super) trait UnpackedWeights: Weights {
+    /// Unpacked form.
+    type Unpacked: Unpack;
+    /// Unpacked form on instruction sets that multiply codes.
+    type ByCodes: Unpack;
+
+    /// Unpacks some blocks of a panel over `cols` inputs, given its lines.
+    fn unpack<S: Dot>(simd: S, lines: &[ByteLine], cols: usize, blocks: Range<usize>, to: &mut [ByteLine]);
+}
+
+/// Unpacks some blocks of P panels and multiplies them with all tiles of a task; see [`Weights::multiply`].
+#[inline(always)]
+pub(super) fn multiply_unpacked<W: UnpackedWeights, S: Dot, const R: usize, const P: usize>(
+    simd: S,
+    pass: Pass<'_, '_, R, P>,
+    lines: [&[ByteLine]; P],
+    unpacked_lines: &mut [ByteLine],
+) {
+    let (blocks, mut unpacked) = (pass.blocks.clone(), [&[][..]; P]);
+    for (p, to) in unpacked_lines.chunks_exact_mut(blocks.len() * W::BLOCK_LINES).take(P).enumerate() {
+        W::unpack(simd, lines[p], pass.cols, blocks.clone(), &mut *to);
+        unpacked[p] = to;
+    }
+    let (lines, first_block) = (unpacked, blocks.start);
+    if const { S::BY_CODES } {
+        simd.vectorize_dot(RowTiles { pass, lines, first_block, format: PhantomData::<W::ByCodes> });
+    } else {
+        simd.vectorize_dot(RowTiles { pass, lines, first_block, format: PhantomData::<W::Unpacked> });
+    }
+}
+
 /// Partition of rows into tiles.
 #[derive(Clone, Copy)]
 pub(super) enum Rows {
@@ -155,6 +187,12 @@ pub(super) const fn streams<S: Dot>(rows: usize) -> usize {
     streams
 }
 
+/// Runs a kernel with the instructions that unpack these weights.
+#[inline(always)]
+fn enter<S: Dot, U: Unpack, K: DotKernel>(simd: S, kernel: K) -> K::Output {
+    if const { U::EXPANDS } { simd.vectorize_expand(kernel) } else { simd.vectorize_dot(kernel) }
+}
+
 // Functions that call kernels are compiled without the instructions of the kernels, and never inlined: inlined into each
 // other they made up an eighth of all code.
 impl<'a, W: Weights> Panels<'a, '_, W> {
@@ -181,9 +219,9 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
     pub fn streams<S: Dot, U: Unpack, const R: usize>(&mut self, simd: S) {
         let format = PhantomData::<U>;
         match const { streams::<S>(R) } {
-            4 => simd.vectorize_dot(Streams::<_, _, R, 4> { of: self, format }),
-            2 => simd.vectorize_dot(Streams::<_, _, R, 2> { of: self, format }),
-            _ => simd.vectorize_dot(Streams::<_, _, R, 1> { of: self, format }),
+            4 => enter::<S, U, _>(simd, Streams::<_, _, R, 4> { of: self, format }),
+            2 => enter::<S, U, _>(simd, Streams::<_, _, R, 2> { of: self, format }),
+            _ => enter::<S, U, _>(simd, Streams::<_, _, R, 1> { of: self, format }),
         }
     }
 

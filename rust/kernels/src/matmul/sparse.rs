@@ -1,25 +1,25 @@
-//! Weights of sparse formats, which are unpacked a block at a time into the L1 cache, for any number of rows, and then
-//! multiplied as the dense format is. For few rows, those of which two of each four inputs are stored are multiplied as
+//! Weights of sparse formats, which are unpacked a block at a time into the L1 cache, and then multiplied as dense weights
+//! are. For few rows, bitmaps are expanded in registers, and weights of which two of each four are stored are multiplied as
 //! they are: with activations that are selected for them.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::activations::{GroupOfRows, group_word};
-use super::panels::{MAX_STREAMS, Panels, Pass, RowTiles, Weights, write};
+use super::panels::{MAX_STREAMS, Panels, Pass, UnpackedWeights, Weights, multiply_unpacked, write};
 use super::tile::{PREFETCH_LINES, UNPACKED_BLOCKS};
 use super::unroll::unroll;
 use crate::arch::{ByteLine, Dot, DotKernel, LANES};
 use crate::quant::grouped::GROUP;
-use crate::quant::integer::{BLOCK, BLOCK_PAIRS};
-use crate::quant::sparse::{SparseFormat, UNPACKED_BLOCK_LINES, code_offset};
+use crate::quant::integer::{BLOCK, BLOCK_PAIRS, Unpack};
+use crate::quant::sparse::SparseFormat;
 
 /// Weights of a sparse format.
 pub(super) struct Sparse<F>(PhantomData<F>);
 
 impl<F: SparseFormat> Weights for Sparse<F> {
     const BLOCKS: usize = UNPACKED_BLOCKS;
-    const BLOCK_LINES: usize = UNPACKED_BLOCK_LINES;
+    const BLOCK_LINES: usize = F::UNPACKED_BLOCK_LINES;
 
     #[inline(always)]
     fn first_line(index: usize) -> usize {
@@ -28,11 +28,7 @@ impl<F: SparseFormat> Weights for Sparse<F> {
 
     #[inline(never)]
     fn few_rows<S: Dot, const R: usize>(panels: &mut Panels<'_, '_, Self>, simd: S) {
-        if const { F::SELECTS } {
-            simd.vectorize_dot(Select::<F, R> { of: panels });
-        } else {
-            panels.few_row_tiles::<S, R>(simd);
-        }
+        F::few_rows::<S, R>(simd, FewRows(panels));
     }
 
     #[inline(always)]
@@ -42,18 +38,17 @@ impl<F: SparseFormat> Weights for Sparse<F> {
         lines: [&[ByteLine]; P],
         unpacked_lines: &mut [ByteLine],
     ) {
-        let (blocks, mut unpacked) = (pass.blocks.clone(), [&[][..]; P]);
-        for (p, to) in unpacked_lines.chunks_exact_mut(blocks.len() * Self::BLOCK_LINES).take(P).enumerate() {
-            let (lines, blocks, format) = (lines[p], blocks.clone(), PhantomData::<F>);
-            simd.vectorize_dot(UnpackBlocks { lines, cols: pass.cols, blocks, to: &mut *to, format });
-            unpacked[p] = to;
-        }
-        let (lines, first_block) = (unpacked, blocks.start);
-        if const { S::BY_CODES } {
-            simd.vectorize_dot(RowTiles { pass, lines, first_block, format: PhantomData::<F::ByCodes> });
-        } else {
-            simd.vectorize_dot(RowTiles { pass, lines, first_block, format: PhantomData::<F::Unpacked> });
-        }
+        multiply_unpacked::<Self, S, R, P>(simd, pass, lines, unpacked_lines);
+    }
+}
+
+impl<F: SparseFormat> UnpackedWeights for Sparse<F> {
+    type Unpacked = F::Unpacked;
+    type ByCodes = F::ByCodes;
+
+    #[inline(always)]
+    fn unpack<S: Dot>(simd: S, lines: &[ByteLine], cols: usize, blocks: Range<usize>, to: &mut [ByteLine]) {
+        simd.vectorize_expand(UnpackBlocks { lines, cols, blocks, to, format: PhantomData::<F> });
     }
 }
 
@@ -73,10 +68,43 @@ impl<F: SparseFormat> DotKernel for UnpackBlocks<'_, F> {
 
     #[inline(always)]
     fn run<S: Dot>(self, simd: S) {
-        for (block, to) in self.blocks.zip(self.to.as_chunks_mut::<UNPACKED_BLOCK_LINES>().0) {
+        for (block, to) in self.blocks.zip(self.to.chunks_exact_mut(F::UNPACKED_BLOCK_LINES)) {
             let groups = BLOCK_PAIRS.min((self.cols - block * BLOCK) / GROUP);
             F::unpack(simd, self.lines, block, groups, to);
         }
+    }
+}
+
+/// Format whose products with few rows select activations: it stores two of each four weights.
+pub(crate) trait Selects: SparseFormat {
+    /// Offset of stored codes from their values.
+    const OFFSET: u8;
+
+    /// Returns line `index` of the eight of unit `unit`, two groups: the codes of two of each four inputs, of eight inputs of
+    /// each row, stored [`Selects::OFFSET`] above their values, and which of the four inputs they belong to.
+    fn kept<S: Dot>(simd: S, lines: &[ByteLine], unit: usize, index: usize) -> (S::Bytes, S::Bytes);
+
+    /// Returns the scales of unit `unit`.
+    fn factor<S: Dot>(simd: S, lines: &[ByteLine], unit: usize) -> S::F32;
+}
+
+/// Product of all panels with one tile of rows.
+pub(crate) struct FewRows<'s, 'a, 'o, F>(&'s mut Panels<'a, 'o, Sparse<F>>);
+
+impl<F: SparseFormat> FewRows<'_, '_, '_, F> {
+    /// Multiplies with R rows, and unpacks weights in registers.
+    #[inline(always)]
+    pub fn unpack<S: Dot, U: Unpack, const R: usize>(self, simd: S) {
+        self.0.streams::<S, U, R>(simd);
+    }
+
+    /// Multiplies with R rows, whose activations are selected.
+    #[inline(always)]
+    pub fn select<S: Dot, const R: usize>(self, simd: S)
+    where
+        F: Selects,
+    {
+        simd.vectorize_dot(Select::<F, R> { of: self.0 });
     }
 }
 
@@ -91,7 +119,7 @@ struct Select<'s, 'a, 'o, F, const R: usize> {
     of: &'s mut Panels<'a, 'o, Sparse<F>>,
 }
 
-impl<F: SparseFormat, const R: usize> DotKernel for Select<'_, '_, '_, F, R> {
+impl<F: Selects, const R: usize> DotKernel for Select<'_, '_, '_, F, R> {
     type Output = ();
 
     #[inline(always)]
@@ -148,7 +176,7 @@ const fn by_codes<S: Dot, F: SparseFormat>(rows: usize) -> bool {
 
 /// Adds the products of one unit of a panel. Sums are in memory, as most of the registers hold integers and weights.
 #[inline(always)]
-fn add_unit<S: Dot, F: SparseFormat, const R: usize>(
+fn add_unit<S: Dot, F: Selects, const R: usize>(
     simd: S,
     lines: &[ByteLine],
     unit: usize,
@@ -156,7 +184,7 @@ fn add_unit<S: Dot, F: SparseFormat, const R: usize>(
     groups: &[GroupOfRows<R>; 2],
     sums: &mut [[[f32; LANES]; 1]; R],
 ) {
-    let (factor, offset) = (F::factor(simd, lines, unit), const { code_offset::<F>() });
+    let (factor, offset) = (F::factor(simd, lines, unit), F::OFFSET);
     // With constant indices the shifts of codes are constant too.
     macro_rules! group {
         ($group:literal, $($line:literal)*) => {

@@ -7,7 +7,7 @@ use super::activations::{BlockOfRows, GroupOfRows, GroupsOfRows, StartsOfRows, g
 use super::unroll::unroll;
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE, Simd};
 use crate::quant::grouped::{self, Factors};
-use crate::quant::integer::{BLOCK, BLOCK_PAIRS, BlockScales, Codes, GROUP, PAIR_QUADS, SUPER, Unpack};
+use crate::quant::integer::{BLOCK, BLOCK_PAIRS, BlockScales, Codes, GROUP, PAIR_QUADS, Unpack};
 
 /// Distance of the prefetch of weights, in lines.
 pub(super) const PREFETCH_LINES: usize = 32;
@@ -173,7 +173,7 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for Micro<'_, U, R, P>
                 }
             }
             let mut block_scale = [simd.splat(0.0); P];
-            unroll!(p in 0..P { block_scale[p] = simd.load_f16(&block_scales[p][block * BLOCK / SUPER]) });
+            unroll!(p in 0..P { block_scale[p] = U::block_scale(simd, block_scales[p], block, at[p]) });
             unroll!(r in 0..R {
                 add_scaled(simd, &mut sums[r], &integers[r], &block_scale, f32::from_bits(scales[r].cast_unsigned()));
             });

@@ -142,6 +142,11 @@ pub(crate) trait GroupedPanels: Sync {
         false
     }
 
+    /// Returns whether weights have a scale for each block, rather than factors for each group of it.
+    fn has_block_scales(&self) -> bool {
+        false
+    }
+
     /// Packs sixteen stored rows, `[16][bytes of a row]`. Fails if a sparse format has no space for all nonzero codes.
     fn pack(&self, rows: &[u8], panel: &mut [u8]) -> Result<(), TooDense>;
 

@@ -6,10 +6,11 @@
 //! order; codes follow each other in the same order. As the blocks of a panel share its space, sixteen rows may have their
 //! zeros anywhere. The blocks are followed by a line, so that a whole line can be read wherever codes begin.
 
-use super::grouped::Whole;
-use super::integer::{BLOCK, BLOCK_QUADS, PAIR_QUADS};
-use super::sparse::{Rows, SparseFormat, TooDense, UNPACKED_BLOCK_LINES, UNPACKED_LINES, unpacked_bias};
+use super::integer::{BLOCK, BLOCK_PAIRS, BLOCK_QUADS, BlockScales, Codes, PAIR_QUADS, Unpack};
+use super::sparse::{Rows, SparseFormat, TooDense};
 use crate::arch::{ByteLine, Dot, LANES, LINE};
+use crate::matmul::sparse::FewRows;
+use crate::matmul::unroll::unroll;
 
 /// int8_sparse format.
 pub struct Int8Sparse;
@@ -34,28 +35,141 @@ const fn position_lines(blocks: usize) -> usize {
 /// Scales and bitmap of a block.
 type Head = [u8; HEAD];
 
-/// Returns the head of a block, and everything that follows it. `None` if a damaged panel has no such block.
-fn block(panel: &[u8], index: usize) -> Option<(&Head, &[u8])> {
-    let position = panel.get(index * POSITION..)?.first_chunk()?;
-    panel.get(u32::from_le_bytes(*position) as usize..)?.split_first_chunk()
+/// Head of a block without weights, for one that a damaged panel does not have.
+static NO_WEIGHTS: Head = [0; HEAD];
+
+/// Returns the head of a block, and everything that follows it.
+#[inline(always)]
+fn block(panel: &[u8], index: usize) -> (&Head, &[u8]) {
+    let position = panel.get(index * POSITION..).and_then(<[u8]>::first_chunk);
+    let block = position.and_then(|position| panel.get(u32::from_le_bytes(*position) as usize..)?.split_first_chunk());
+    block.unwrap_or((&NO_WEIGHTS, &[]))
 }
 
 /// Returns the scales of a block.
+#[inline(always)]
 fn scales(head: &Head) -> [u16; LANES] {
     bytemuck::pod_read_unaligned(&head[..SCALES])
 }
 
-/// Returns the bitmap of a block, a number for each unpacked line.
-fn bitmap(head: &Head) -> [u64; BLOCK_QUADS] {
-    bytemuck::pod_read_unaligned(&head[SCALES..])
+/// Bits of an unpacked line, in the order of its bytes.
+type Mask = [u8; LINE / 8];
+
+/// Returns the bitmap of a block, a mask for each unpacked line.
+#[inline(always)]
+fn bitmap(head: &Head) -> &[Mask; BLOCK_QUADS] {
+    head[SCALES..].as_chunks().0.first_chunk().expect("a mask for each line")
+}
+
+/// Returns the number of codes of some lines.
+#[inline(always)]
+fn codes_of(masks: &[Mask]) -> usize {
+    masks.iter().map(|mask| u64::from_le_bytes(*mask).count_ones() as usize).sum()
+}
+
+/// Returns the codes from code `first` on; none if a damaged panel ends before.
+#[inline(always)]
+fn codes_from(codes: &[u8], first: usize) -> &[u8] {
+    codes.get(first..).unwrap_or_default()
+}
+
+/// Blocks of a panel, whose codes are expanded in registers.
+struct Packed;
+
+/// Head of a block, and the codes from those of each pair of groups on.
+type PackedBlock<'a> = (&'a Head, [&'a [u8]; BLOCK_PAIRS]);
+
+impl Unpack for Packed {
+    const BY_CODES: Option<Codes> = None;
+    const EXPANDS: bool = true;
+
+    type Block<'a> = PackedBlock<'a>;
+    /// Masks of the lines, and their codes.
+    type Pair<'a, S: Dot> = (&'a [Mask; PAIR_QUADS], &'a [u8]);
+
+    #[inline(always)]
+    fn first_line(index: usize) -> usize {
+        Int8Sparse::first_line(index)
+    }
+
+    #[inline(always)]
+    fn block(lines: &[ByteLine], index: usize) -> Self::Block<'_> {
+        let (head, mut codes) = block(bytemuck::cast_slice(lines), index);
+        let mut of_pairs = [codes; BLOCK_PAIRS];
+        for (masks, of_pair) in bitmap(head).as_chunks::<PAIR_QUADS>().0.iter().zip(&mut of_pairs) {
+            *of_pair = codes;
+            codes = codes_from(codes, codes_of(masks));
+        }
+        (head, of_pairs)
+    }
+
+    #[inline(always)]
+    fn pair<'a, S: Dot>(_: S, (head, codes): Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
+        (&bitmap(head).as_chunks().0[index], codes[index])
+    }
+
+    #[inline(always)]
+    fn block_scale<S: Dot>(simd: S, _: &[BlockScales], _: usize, (head, _): Self::Block<'_>) -> S::F32 {
+        simd.load_f16(&scales(head))
+    }
+
+    /// Where fewer codes than a line are left, which is only in damaged panels, weights are zero.
+    #[inline(always)]
+    fn quad<S: Dot>(simd: S, (masks, codes): Self::Pair<'_, S>, index: usize) -> S::Bytes {
+        let bias = simd.splat_byte(S::WEIGHT_BIAS);
+        match codes_from(codes, codes_of(&masks[..index])).first_chunk() {
+            Some(line) => simd.xor(simd.expand(u64::from_le_bytes(masks[index]), line), bias),
+            None => bias,
+        }
+    }
+}
+
+/// Unpacked blocks: a line for each quad, with the bias of the instruction set, and one with the scales of the rows.
+pub struct UnpackedBlocks;
+
+/// Number of lines of an unpacked block.
+const UNPACKED_LINES: usize = BLOCK_QUADS + 1;
+
+impl Unpack for UnpackedBlocks {
+    const BY_CODES: Option<Codes> = None;
+
+    type Block<'a> = &'a [ByteLine; UNPACKED_LINES];
+    type Pair<'a, S: Dot> = &'a [ByteLine; PAIR_QUADS];
+
+    #[inline(always)]
+    fn first_line(index: usize) -> usize {
+        index * UNPACKED_LINES
+    }
+
+    #[inline(always)]
+    fn block(lines: &[ByteLine], index: usize) -> Self::Block<'_> {
+        &lines.as_chunks().0[index]
+    }
+
+    #[inline(always)]
+    fn pair<'a, S: Dot>(_: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
+        &block.as_chunks().0[index]
+    }
+
+    #[inline(always)]
+    fn block_scale<S: Dot>(simd: S, _: &[BlockScales], _: usize, block: Self::Block<'_>) -> S::F32 {
+        simd.load(bytemuck::cast_ref(&block[BLOCK_QUADS]))
+    }
+
+    #[inline(always)]
+    fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+        simd.load_bytes(&pair[index].0)
+    }
 }
 
 impl SparseFormat for Int8Sparse {
     const INPUTS: usize = BLOCK;
     const BITS: usize = 8;
 
-    type Unpacked = Whole<false>;
-    type ByCodes = Whole<false>;
+    const UNPACKED_BLOCK_LINES: usize = UNPACKED_LINES;
+
+    type Unpacked = UnpackedBlocks;
+    type ByCodes = UnpackedBlocks;
 
     fn lines(cols: usize) -> usize {
         let blocks = cols.div_ceil(BLOCK);
@@ -97,18 +211,18 @@ impl SparseFormat for Int8Sparse {
 
     #[inline(always)]
     fn unpack<S: Dot>(simd: S, lines: &[ByteLine], index: usize, _: usize, to: &mut [ByteLine]) {
-        let Some((head, mut codes)) = block(bytemuck::cast_slice(lines), index) else {
-            to.fill(ByteLine([unpacked_bias::<S, Self>(); LINE]));
-            to.as_chunks_mut::<UNPACKED_LINES>().0.iter_mut().for_each(|group| group[PAIR_QUADS] = ByteLine([0; LINE]));
-            return;
-        };
-        let (scales, bitmap) = (simd.load_f16(&scales(head)), bitmap(head));
-        let groups = to.as_chunks_mut::<UNPACKED_LINES>().0.iter_mut();
-        for (masks, group) in bitmap.as_chunks::<PAIR_QUADS>().0.iter().zip(groups) {
-            let [quads @ .., factor] = group;
-            codes = simd.expand_lines(masks, codes, unpacked_bias::<S, Self>(), quads);
-            simd.store(scales, bytemuck::cast_mut(factor));
+        let block = Packed::block(lines, index);
+        let Some([quads @ .., scales]) = to.first_chunk_mut::<UNPACKED_LINES>() else { return };
+        for (pair, quads) in quads.as_chunks_mut::<PAIR_QUADS>().0.iter_mut().enumerate() {
+            let pair = Packed::pair(simd, block, pair);
+            unroll!(q in [0 1 2 3 4 5 6 7] { simd.store_bytes(Packed::quad(simd, pair, q), &mut quads[q].0) });
         }
+        simd.store(Packed::block_scale(simd, &[], index, block), bytemuck::cast_mut(scales));
+    }
+
+    #[inline(always)]
+    fn few_rows<S: Dot, const R: usize>(simd: S, panels: FewRows<'_, '_, '_, Self>) {
+        panels.unpack::<S, Packed, R>(simd);
     }
 
     fn make_valid(lines: &mut [ByteLine], cols: usize, scale: u16) {
@@ -127,10 +241,10 @@ impl SparseFormat for Int8Sparse {
     fn read_row(lines: &[ByteLine], row: usize, out: &mut [f32]) {
         for (index, out) in out.chunks_mut(BLOCK).enumerate() {
             out.fill(0.0);
-            let Some((head, mut codes)) = block(bytemuck::cast_slice(lines), index) else { continue };
+            let (head, mut codes) = block(bytemuck::cast_slice(lines), index);
             let scale = half::f16::from_bits(scales(head)[row]).to_f32();
-            for (mask, out) in bitmap(head).into_iter().zip(out.chunks_mut(4)) {
-                let Some(line) = codes.first_chunk::<LINE>() else { break };
+            for (mask, out) in bitmap(head).iter().zip(out.chunks_mut(4)) {
+                let (Some(line), mask) = (codes.first_chunk::<LINE>(), u64::from_le_bytes(*mask)) else { break };
                 for (input, out) in out.iter_mut().enumerate() {
                     let bit = row * 4 + input;
                     let before = (mask & !(u64::MAX << bit)).count_ones() as usize;
@@ -143,5 +257,3 @@ impl SparseFormat for Int8Sparse {
         }
     }
 }
-
-const _: () = assert!(UNPACKED_BLOCK_LINES == BLOCK_QUADS / PAIR_QUADS * UNPACKED_LINES);

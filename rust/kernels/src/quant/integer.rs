@@ -50,6 +50,9 @@ pub trait Unpack: Send + Sync + 'static {
     /// Whether panels of few rows take turns block by block, where sixteen registers must suffice for sub-scales too.
     const TURNS: bool = true;
 
+    /// Whether unpacking uses [`Simd::expand`].
+    const EXPANDS: bool = false;
+
     /// Packed lines of one block.
     type Block<'a>: Copy;
     /// Packed data of two groups.
@@ -63,6 +66,12 @@ pub trait Unpack: Send + Sync + 'static {
 
     /// Returns groups `2 * index` and `2 * index + 1` of a block.
     fn pair<'a, S: Dot>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S>;
+
+    /// Returns the scales of block `index` of a panel, which is `block`, if its groups have no factors.
+    #[inline(always)]
+    fn block_scale<S: Dot>(simd: S, scales: &[BlockScales], index: usize, _block: Self::Block<'_>) -> S::F32 {
+        simd.load_f16(&scales[index * BLOCK / SUPER])
+    }
 
     /// Returns quad `index` of the pair, as weights plus [`Dot::WEIGHT_BIAS`].
     fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes;

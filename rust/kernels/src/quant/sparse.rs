@@ -3,22 +3,17 @@
 //! A sparse format is packed from dense stored blocks, as a [grouped](super::grouped) format is: a scale, and a code for
 //! each input, most of them zero. A panel has a fixed size, which depends on the number of inputs alone, so that sparse
 //! matrices can be divided and stored like all others; weights that do not fit are refused. For the matmul, blocks of
-//! [`BLOCK`] inputs are unpacked to groups that are those of a dense format. The products are therefore bitwise those of
-//! the dense format.
+//! [`BLOCK`] inputs are unpacked to lines that are those of dense weights. The products are therefore bitwise those of
+//! dense weights.
 
 use std::marker::PhantomData;
 
 use super::family::GroupedPanels;
 use super::grouped::{GROUP, StoredBlock};
-use super::integer::{BLOCK, BLOCK_PAIRS, PAIR_QUADS, Unpack};
+use super::integer::{BLOCK, BLOCK_PAIRS, Unpack};
 use crate::arch::{ByteLine, Dot, LANES, LINE};
 use crate::matmul::integer::BandTask;
-
-/// Number of lines of an unpacked group: one for each four inputs, and one for its factor.
-pub const UNPACKED_LINES: usize = PAIR_QUADS + 1;
-
-/// Number of lines of an unpacked block.
-pub const UNPACKED_BLOCK_LINES: usize = BLOCK_PAIRS * UNPACKED_LINES;
+use crate::matmul::sparse::FewRows;
 
 /// Weights of which more are nonzero than a sparse format stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,12 +35,12 @@ pub trait SparseFormat: Send + Sync + 'static {
     /// Number of bits of a code.
     const BITS: usize;
 
-    /// Whether products with few rows select activations; see [`SparseFormat::kept`].
-    const SELECTS: bool = false;
+    /// Number of lines of an unpacked block.
+    const UNPACKED_BLOCK_LINES: usize;
 
-    /// Dense groups with one factor, to which blocks are unpacked.
+    /// Dense weights to which blocks are unpacked. Those without factors of groups have a scale for each block.
     type Unpacked: Unpack;
-    /// Dense groups on instruction sets that multiply codes, if codes are small enough.
+    /// Dense weights on instruction sets that multiply codes, if codes are small enough.
     type ByCodes: Unpack;
 
     /// Returns the number of lines of a panel over `cols` inputs.
@@ -57,39 +52,20 @@ pub trait SparseFormat: Send + Sync + 'static {
     /// Packs sixteen rows into the zeroed lines of a panel.
     fn pack(rows: &Rows<'_>, lines: &mut [ByteLine]) -> Result<(), TooDense>;
 
-    /// Unpacks the first `groups` groups of block `index` of a panel, given its lines, to [`UNPACKED_LINES`] each: bytes
-    /// that are stored [`unpacked_bias`] above the codes. What cannot be read of a damaged panel is zero.
+    /// Unpacks the first `groups` groups of block `index` of a panel, given its lines. What cannot be read of a damaged panel
+    /// is zero.
     fn unpack<S: Dot>(simd: S, lines: &[ByteLine], index: usize, groups: usize, to: &mut [ByteLine]);
 
-    /// Returns line `index` of the eight of unit `unit`, two groups: the codes of two of each four inputs, of eight inputs of
-    /// each row, stored [`code_offset`] above their values, and which of the four inputs they belong to.
-    fn kept<S: Dot>(_simd: S, _lines: &[ByteLine], _unit: usize, _index: usize) -> (S::Bytes, S::Bytes) {
-        unreachable!("activations are not selected")
-    }
-
-    /// Returns the scales of unit `unit`.
-    fn factor<S: Dot>(_simd: S, _lines: &[ByteLine], _unit: usize) -> S::F32 {
-        unreachable!("activations are not selected")
-    }
+    /// Multiplies all panels with one tile of R rows.
+    fn few_rows<S: Dot, const R: usize>(simd: S, panels: FewRows<'_, '_, '_, Self>)
+    where
+        Self: Sized;
 
     /// Makes lines of random bytes a panel of random codes with the scale `scale`, f16.
     fn make_valid(lines: &mut [ByteLine], cols: usize, scale: u16);
 
     /// Dequantizes row `row` of a panel.
     fn read_row(lines: &[ByteLine], row: usize, out: &mut [f32]);
-}
-
-/// Returns the offset of stored codes of a format that selects activations.
-pub const fn code_offset<F: SparseFormat>() -> u8 {
-    1 << (F::BITS - 1)
-}
-
-/// Returns the bias of unpacked bytes.
-pub const fn unpacked_bias<S: Dot, F: SparseFormat>() -> u8 {
-    match F::ByCodes::BY_CODES {
-        Some(codes) if S::BY_CODES => codes.offset() as u8,
-        _ => S::WEIGHT_BIAS,
-    }
 }
 
 /// Returns the stored block of a format.
@@ -147,6 +123,10 @@ impl<F: SparseFormat> GroupedPanels for Sparse<F> {
 
     fn is_sparse(&self) -> bool {
         true
+    }
+
+    fn has_block_scales(&self) -> bool {
+        F::Unpacked::FACTORS.is_none()
     }
 
     fn bytes(&self, cols: usize) -> Option<usize> {

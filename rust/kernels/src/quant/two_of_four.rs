@@ -10,10 +10,11 @@
 //! of dense weights.
 
 use super::grouped::{GROUP, Whole, half_of, halves, halves_mut};
-use super::integer::{BLOCK, PAIR_QUADS, Unpack};
+use super::integer::{BLOCK, BLOCK_PAIRS, PAIR_QUADS, Unpack};
 use super::planes::{self, BitPlanes, Bits};
-use super::sparse::{Rows, SparseFormat, TooDense, UNPACKED_LINES, unpacked_bias};
+use super::sparse::{Rows, SparseFormat, TooDense};
 use crate::arch::{ByteLine, Dot, LANES, LINE};
+use crate::matmul::sparse::{FewRows, Selects};
 use crate::matmul::unroll::unroll;
 
 /// int8_2of4 format: codes in -127..=127.
@@ -33,6 +34,9 @@ const UNITS: usize = BLOCK / UNIT;
 
 /// Number of lines of codes of a unit before they are stored in planes.
 const CODE_LINES: usize = PAIR_QUADS;
+
+/// Number of lines of an unpacked group: one for each four inputs, and one for its factor.
+const UNPACKED_LINES: usize = PAIR_QUADS + 1;
 
 /// Number of weights that are stored of four.
 const KEPT: usize = 2;
@@ -101,7 +105,7 @@ where
 {
     const INPUTS: usize = UNIT;
     const BITS: usize = BITS;
-    const SELECTS: bool = true;
+    const UNPACKED_BLOCK_LINES: usize = BLOCK_PAIRS * UNPACKED_LINES;
 
     type Unpacked = Whole<false>;
     type ByCodes = <Bits<BITS> as Codes>::ByCodes;
@@ -136,20 +140,17 @@ where
     }
 
     #[inline(always)]
-    fn kept<S: Dot>(simd: S, lines: &[ByteLine], unit: usize, index: usize) -> (S::Bytes, S::Bytes) {
-        let (indices, codes) = Self::unit(lines, unit);
-        (Bits::<BITS>::quad(simd, codes, index), Bits::<2>::quad(simd, indices, index))
-    }
-
-    #[inline(always)]
-    fn factor<S: Dot>(simd: S, lines: &[ByteLine], unit: usize) -> S::F32 {
-        let (line, half) = Self::scales_at(unit);
-        simd.load_f16(halves(lines, line, half))
+    fn few_rows<S: Dot, const R: usize>(simd: S, panels: FewRows<'_, '_, '_, Self>) {
+        panels.select::<S, R>(simd);
     }
 
     #[inline(always)]
     fn unpack<S: Dot>(simd: S, lines: &[ByteLine], index: usize, groups: usize, to: &mut [ByteLine]) {
-        let bias = simd.splat_byte(unpacked_bias::<S, Self>().wrapping_neg());
+        let bias = match Self::ByCodes::BY_CODES {
+            Some(codes) if S::BY_CODES => codes.offset() as u8,
+            _ => S::WEIGHT_BIAS,
+        };
+        let bias = simd.splat_byte(bias.wrapping_neg());
         let units = to.as_chunks_mut::<{ 2 * UNPACKED_LINES }>().0.iter_mut().take(groups / 2);
         for (unit, to) in (index * UNITS..).zip(units) {
             let factor = Self::factor(simd, lines, unit);
@@ -194,6 +195,25 @@ where
                 }
             }
         }
+    }
+}
+
+impl<const BITS: usize> Selects for TwoOfFour<BITS>
+where
+    Bits<BITS>: Codes,
+{
+    const OFFSET: u8 = Self::OFFSET;
+
+    #[inline(always)]
+    fn kept<S: Dot>(simd: S, lines: &[ByteLine], unit: usize, index: usize) -> (S::Bytes, S::Bytes) {
+        let (indices, codes) = Self::unit(lines, unit);
+        (Bits::<BITS>::quad(simd, codes, index), Bits::<2>::quad(simd, indices, index))
+    }
+
+    #[inline(always)]
+    fn factor<S: Dot>(simd: S, lines: &[ByteLine], unit: usize) -> S::F32 {
+        let (line, half) = Self::scales_at(unit);
+        simd.load_f16(halves(lines, line, half))
     }
 }
 
