@@ -63,7 +63,7 @@ def kinds(allocation: BitAllocation, parts: int) -> dict[str, list[str]]:
     layers = 1 + max(layer(matrix.tensor) or 0 for matrix in allocation.matrices)
     found: dict[str, list[str]] = defaultdict(list)
     for matrix in allocation.matrices:
-        index, kind = layer(matrix.tensor), matrix.tensor.rsplit(".", 1)[-1]
+        index, kind = layer(matrix.tensor), matrix.tensor.split("[")[0].rsplit(".", 1)[-1]
         part = "" if index is None or parts == 1 else f" {index * parts // layers + 1}/{parts}"
         found[kind + part].append(matrix.tensor)
     return found

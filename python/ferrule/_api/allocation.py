@@ -16,10 +16,10 @@ from ferrule._validation import check_number
 
 @dataclass(frozen=True)
 class AllocatedMatrix:
-    """Format of one matrix of a `BitAllocation`."""
+    """Format of one matrix, or of some of its rows, of a `BitAllocation`."""
 
     tensor: str
-    """Name of the tensor, without `.weight`."""
+    """Name of the tensor, without `.weight`; with the rows, as in a `Recipe`, if they are only some of the tensor's."""
     format: str
     """Format: int3, int4, int5, int6 or int8."""
     weights: int
@@ -68,8 +68,10 @@ def allocate_bits(
     """Chooses a format for each matrix of a model, from int3 to int8, with at most `bits` per weight in total.
 
     The formats minimize an estimate of the loss: the sum of the relative squared error of each matrix, measured on a
-    sample of its rows, times the KL divergence for such an error, measured on random tokens with noise in one class of
-    matrices at a time (linearity theorem of HIGGS, https://arxiv.org/abs/2411.17525). No calibration data is needed.
+    sample of its rows, times the KL divergence for such an error, measured with noise in one class of matrices at a time
+    on tokens that the model predicts (linearity theorem of HIGGS, https://arxiv.org/abs/2411.17525). No calibration data
+    is needed. The rows of an embedding or lm_head have formats in up to 64 bands of tokens, by the probabilities that the
+    model predicts for them.
     `progress` is called with the work done so far and in total, in bytes of weights.
 
     `calibrate` is that of `quantize`: with it, the tokens are from the calibration data, and the errors are those of

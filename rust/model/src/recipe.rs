@@ -1,8 +1,10 @@
 //! [`Recipe`]: formats of single matrices, by the names of their tensors.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use ferrule_kernels::Format;
+use ferrule_kernels::arch::LANES;
 
 use crate::pruning::Pruning;
 use crate::quantization::Quantization;
@@ -33,12 +35,26 @@ impl From<Quantization> for MatrixFormats<'_> {
 pub struct Recipe {
     /// Name in errors, such as the path of a file.
     name: String,
-    /// Patterns of tensor names; of those that match a tensor, the last one counts.
-    rules: Vec<(String, Format)>,
+    /// Rules; of those that match a row of a tensor, the last one counts.
+    rules: Vec<Rule>,
     /// Indices of the last rules of names that are no patterns, without the ending of matrices.
     exact: HashMap<String, usize>,
     /// Indices of rules with `*`.
     patterns: Vec<usize>,
+    /// Indices of rules for some rows of a tensor.
+    of_rows: Vec<usize>,
+}
+
+/// Format of the tensors that a pattern matches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rule {
+    /// The rule as written, with its rows.
+    written: String,
+    /// Pattern of tensor names, without the ending of matrices.
+    pattern: String,
+    /// Rows that get the format; all of them if `None`.
+    rows: Option<Range<usize>>,
+    format: Format,
 }
 
 /// A recipe that does not fit the model, or has an unknown format.
@@ -72,6 +88,19 @@ pub enum RecipeError {
         /// Name of a matrix that the model has.
         example: String,
     },
+    /// Rows that a tensor does not have, or that do not begin and end with panels.
+    #[error(
+        "{recipe}: rows of {pattern:?} must be a range [first:end] of the {rows} rows of the matrix, whose bounds are \
+         multiples of 16 (or the end of the matrix)"
+    )]
+    Rows {
+        /// Name of the recipe.
+        recipe: String,
+        /// Pattern of tensor names, with the rows.
+        pattern: String,
+        /// Number of rows of the matrix.
+        rows: usize,
+    },
     /// Two tensors of one matrix whose rows cannot have different formats.
     #[error(
         "{recipe}: {tensor:?} must have the format of {other:?} ({expected}), got {found}: both are rows of one matrix, \
@@ -96,29 +125,69 @@ impl Recipe {
     pub const FORMATS: &'static [Format] = &[Format::Int3, Format::Int4, Format::Int5, Format::Int6, Format::Int8];
 
     /// Creates a recipe from patterns of tensor names and the names of their formats. `*` in a pattern matches any
-    /// characters. `name` names the recipe in errors.
+    /// characters, and `[first:end]` after it limits the format to some rows. `name` names the recipe in errors.
     ///
     /// # Errors
     /// [`RecipeError::Format`].
     pub fn new(name: &str, rules: Vec<(String, String)>) -> Result<Self, RecipeError> {
-        let rules = rules.into_iter().map(|(pattern, found)| {
-            match Self::FORMATS.iter().find(|format| format.name() == found) {
-                Some(format) => Ok((pattern, *format)),
-                None => Err(RecipeError::Format { recipe: name.to_owned(), pattern, found }),
-            }
+        let rules = rules.into_iter().map(|(written, found)| {
+            let Some(format) = Self::FORMATS.iter().copied().find(|format| format.name() == found) else {
+                return Err(RecipeError::Format { recipe: name.to_owned(), pattern: written, found });
+            };
+            let (pattern, rows) = split_rows(&written);
+            let pattern = without_suffix(pattern).to_owned();
+            Ok(Rule { written, pattern, rows, format })
         });
         let rules = rules.collect::<Result<Vec<_>, _>>()?;
-        let (patterns, exact): (Vec<_>, Vec<_>) = (0..rules.len()).partition(|rule| is_pattern(&rules[*rule].0));
-        let exact = exact.into_iter().map(|rule| (without_suffix(&rules[rule].0).to_owned(), rule)).collect();
-        Ok(Self { name: name.to_owned(), rules, exact, patterns })
+        let (of_rows, whole): (Vec<_>, Vec<_>) = (0..rules.len()).partition(|rule| rules[*rule].rows.is_some());
+        let (patterns, exact): (Vec<_>, Vec<_>) = whole.into_iter().partition(|rule| is_pattern(&rules[*rule].pattern));
+        let exact = exact.into_iter().map(|rule| (rules[rule].pattern.clone(), rule)).collect();
+        Ok(Self { name: name.to_owned(), rules, exact, patterns, of_rows })
     }
 
-    /// Returns the format of a tensor, if the recipe has one.
+    /// Returns the format of the rows of a tensor for which no rule has rows, if the recipe has one.
     pub(crate) fn format(&self, tensor: &TensorSpec) -> Option<Format> {
+        self.whole_rule(tensor).map(|rule| self.rules[rule].format)
+    }
+
+    /// Returns the last rule that matches all rows of a tensor.
+    fn whole_rule(&self, tensor: &TensorSpec) -> Option<usize> {
         let exact = names_of(tensor).filter_map(|name| self.exact.get(name).copied()).max();
-        let matching = |rule: &usize| names_of(tensor).any(|name| matches(without_suffix(&self.rules[*rule].0), name));
-        let pattern = self.patterns.iter().rev().copied().find(matching);
-        exact.max(pattern).map(|rule| self.rules[rule].1)
+        let pattern = self.patterns.iter().rev().copied().find(|rule| self.rules[*rule].matches(tensor));
+        exact.max(pattern)
+    }
+
+    /// Returns the formats of the rows of a tensor in turn, with the number of rows of each; `usual` is that of rows
+    /// that no rule names.
+    ///
+    /// # Errors
+    /// [`RecipeError::Rows`].
+    pub(crate) fn row_formats(
+        &self,
+        tensor: &TensorSpec,
+        usual: Format,
+        rows: usize,
+    ) -> Result<Vec<(Format, usize)>, RecipeError> {
+        let whole = self.whole_rule(tensor);
+        let mut bounds = vec![(0, usual)];
+        // The format from each bound on, where later rules replace what earlier ones gave their rows.
+        for rule in self.of_rows.iter().filter(|rule| whole.is_none_or(|whole| **rule > whole)) {
+            let Rule { written, rows: Some(range), format, .. } = &self.rules[*rule] else { continue };
+            if !self.rules[*rule].matches(tensor) {
+                continue;
+            }
+            let is_end = |bound: usize| bound == rows || bound.is_multiple_of(LANES);
+            if range.is_empty() || range.end > rows || !range.start.is_multiple_of(LANES) || !is_end(range.end) {
+                return Err(RecipeError::Rows { recipe: self.name.clone(), pattern: written.clone(), rows });
+            }
+            let after = bounds.iter().rev().find(|(first, _)| *first <= range.end).map_or(usual, |bound| bound.1);
+            bounds.retain(|(first, _)| !(range.start..=range.end).contains(first));
+            bounds.extend([(range.start, *format), (range.end, after)]);
+            bounds.sort_unstable_by_key(|(first, _)| *first);
+        }
+        bounds.retain(|(first, _)| *first < rows);
+        let ends = bounds.iter().skip(1).map(|(first, _)| *first).chain([rows]);
+        Ok(bounds.iter().zip(ends).map(|((first, format), end)| (*format, end - first)).collect())
     }
 
     /// Checks that the formats of a quantization can be replaced.
@@ -133,13 +202,13 @@ impl Recipe {
     pub(crate) fn check(&self, tensors: &[&TensorSpec]) -> Result<(), RecipeError> {
         let names: HashSet<_> = tensors.iter().flat_map(|tensor| names_of(tensor)).collect();
         let is_matched = |pattern: &str| match is_pattern(pattern) {
-            true => names.iter().any(|name| matches(without_suffix(pattern), name)),
-            false => names.contains(without_suffix(pattern)),
+            true => names.iter().any(|name| matches(pattern, name)),
+            false => names.contains(pattern),
         };
-        match self.rules.iter().find(|(pattern, _)| !is_matched(pattern)) {
-            Some((pattern, _)) => Err(RecipeError::Unmatched {
+        match self.rules.iter().find(|rule| !is_matched(&rule.pattern)) {
+            Some(rule) => Err(RecipeError::Unmatched {
                 recipe: self.name.clone(),
-                pattern: pattern.clone(),
+                pattern: rule.written.clone(),
                 example: tensors.first().map_or_else(String::new, |tensor| tensor_name(tensor).to_owned()),
             }),
             None => Ok(()),
@@ -167,6 +236,28 @@ impl Recipe {
             _ => Ok(()),
         }
     }
+}
+
+impl Rule {
+    /// Returns whether the pattern matches a tensor.
+    fn matches(&self, tensor: &TensorSpec) -> bool {
+        names_of(tensor).any(|name| matches(&self.pattern, name))
+    }
+}
+
+/// Splits a pattern from the range of rows after it, if there is one.
+fn split_rows(written: &str) -> (&str, Option<Range<usize>>) {
+    let split = || {
+        let (pattern, range) = written.strip_suffix(']')?.rsplit_once('[')?;
+        let (first, end) = range.split_once(':')?;
+        Some((pattern, first.parse().ok()?..end.parse().ok()?))
+    };
+    split().map_or((written, None), |(pattern, rows)| (pattern, Some(rows)))
+}
+
+/// Returns the name by which recipes refer to some rows of a tensor.
+pub(crate) fn rows_name(tensor: &str, rows: &Range<usize>) -> String {
+    format!("{tensor}[{}:{}]", rows.start, rows.end)
 }
 
 /// Returns the name by which recipes refer to a tensor: its first name, without the ending of matrices.
@@ -254,6 +345,36 @@ mod tests {
         assert_eq!(recipe.format(&tensor("n.weight")), None);
         let moved = TensorSpec { alternative: Some(Box::new(tensor("m.weight"))), ..tensor("n.weight") };
         assert_eq!(recipe.format(&moved), Some(Format::Int4));
+    }
+
+    #[test]
+    fn rows_have_the_format_of_the_last_rule_that_matches_them() {
+        use Format::{Int3, Int4, Int6, Int8};
+        let recipe = recipe(&[
+            ("e[0:16]", "int3"),
+            ("e", "int6"),
+            ("e.weight[0:64]", "int8"),
+            ("*[32:48]", "int4"),
+            ("e[96:100]", "int3"),
+        ]);
+        let recipe = recipe.unwrap();
+        assert_eq!(recipe.format(&tensor("e.weight")), Some(Int6));
+        let expected = [(Int8, 32), (Int4, 16), (Int8, 16), (Int6, 32), (Int3, 4)];
+        assert_eq!(recipe.row_formats(&tensor("e.weight"), Int6, 100).unwrap(), expected);
+        assert_eq!(recipe.row_formats(&tensor("l"), Int4, 48).unwrap(), [(Int4, 48)]);
+        let whole = Recipe::new("r", vec![("e[0:100]".into(), "int3".into())]).unwrap();
+        assert_eq!(whole.row_formats(&tensor("e"), Int6, 100).unwrap(), [(Int3, 100)]);
+    }
+
+    #[test]
+    fn rows_that_a_matrix_does_not_have_are_refused() {
+        for rows in ["[0:104]", "[8:16]", "[0:24]", "[16:16]", "[32:16]"] {
+            let pattern = format!("e{rows}");
+            let recipe = recipe(&[(&pattern, "int3")]).unwrap();
+            let error = recipe.row_formats(&tensor("e"), Format::Int4, 100).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("r.toml: rows of \"{pattern}\" must be a range")), "{error}");
+        }
+        assert!(recipe(&[("e[0:x]", "int3")]).unwrap().check(&[&tensor("e")]).is_err());
     }
 
     #[test]

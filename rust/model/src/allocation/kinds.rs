@@ -1,7 +1,34 @@
-//! Kinds of matrices, by their roles.
+//! Kinds of matrices, by their roles, and the parts of a matrix whose formats are chosen one by one.
+
+use std::ops::Range;
+
+use ferrule_kernels::arch::LANES;
 
 /// Number of parts of the layers whose matrices of a kind are measured together.
 const PARTS: usize = 8;
+
+/// Number of bands of tokens of a matrix with a row for each token of the vocabulary. Few tokens make up most of a text, and
+/// tokenizers have them side by side: mostly in the order of their frequency.
+pub(super) const TOKEN_BANDS: usize = 64;
+
+/// Returns the bands of the rows of a role whose formats are chosen separately; all rows for most roles.
+pub(super) fn bands(role: &str, rows: usize) -> Vec<Range<usize>> {
+    let of_band = rows.div_ceil(TOKEN_BANDS).next_multiple_of(LANES);
+    match is_of_tokens(role) {
+        true => (0..rows).step_by(of_band).map(|first| first..rows.min(first + of_band)).collect(),
+        false => std::iter::once(0..rows).collect(),
+    }
+}
+
+/// Returns whether a matrix has a row for each token.
+pub(super) fn is_of_tokens(role: &str) -> bool {
+    matches!(role.trim_end_matches(".weight"), "embedding" | "lm_head")
+}
+
+/// Returns the kind of a band of tokens of a matrix of kind `kind`.
+pub(super) fn kind_of_band(kind: &str, first: usize) -> String {
+    format!("{kind}[{first}]")
+}
 
 /// Returns the kind of the matrix of a role: without `.weight`, and without the number of an expert. All matrices of a
 /// kind together have one factor in the loss.
@@ -23,7 +50,18 @@ pub(super) fn class(kind: &str, layers: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{class, kind};
+    use super::*;
+
+    #[test]
+    fn rows_of_tokens_are_in_bands_of_whole_panels() {
+        assert_eq!(bands("layers.0.ffn.up.weight", 100), [0..100]);
+        assert_eq!(bands("lm_head.weight", 40), [0..16, 16..32, 32..40]);
+        for rows in [1, 1000, 1024, 49_152, 151_669] {
+            let found = bands("embedding.weight", rows);
+            assert!(found.len() <= TOKEN_BANDS && found[0].start == 0 && found.last().unwrap().end == rows);
+            assert!(found.windows(2).all(|pair| pair[0].end == pair[1].start && pair[1].start.is_multiple_of(LANES)));
+        }
+    }
 
     #[test]
     fn experts_are_of_one_kind() {

@@ -2,7 +2,8 @@
 //!
 //! While errors are small, the loss of a model grows linearly with the relative squared error of each matrix (the
 //! linearity theorem of HIGGS, <https://arxiv.org/abs/2411.17525>). [`survey`] measures the errors in each format, on a
-//! sample of the rows, and [`probe`] how the loss grows with the error of each class of matrices, on random tokens. With
+//! sample of the rows, and [`probe`] how the loss grows with the error of each class of matrices, on tokens that the model
+//! predicts. The rows of an embedding or lm_head get formats in bands of tokens, by how much the model predicts them. With
 //! calibration data, the tokens are from it, and the errors are those of calibrated quantization, as the inputs of the
 //! matrix weigh them.
 
@@ -47,7 +48,7 @@ pub struct Allocation {
 /// The format of one matrix.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AllocatedMatrix {
-    /// Name of the tensor, as in a [`Recipe`].
+    /// Name of the tensor, with the range of rows if they are not all, as in a [`Recipe`].
     pub tensor: String,
     /// Format.
     #[serde(serialize_with = "name")]
@@ -111,7 +112,7 @@ pub fn allocate_bits(
     let mut tensors = Tensors::new(spec);
     loader.without_vectors().weights(&mut tensors)?;
     let budget = check_bits(&tensors, bits)?;
-    let probed = probe::tokens(spec, sequences);
+    let mut probed = probe::tokens(spec, sequences);
     probe::check_memory(spec, source, &probed)?;
     if let Some(sequences) = sequences {
         calibrate::check_memory(spec, source, &loader, sequences)?;
@@ -128,6 +129,9 @@ pub fn allocate_bits(
         None => drop(loader.without_vectors().weights(&mut survey)?),
         Some(sequences) => calibrate::calibrate(spec, source, &loader, sequences, exec, &mut survey)?,
     }
+    if sequences.is_none() {
+        probed = probe::predicted_tokens(spec, source, &probed, exec)?;
+    }
     let factors = probe::measure(spec, source, &probed, exec, &mut |share| advance(share * PROBE_WORK * surveyed))?;
     let Tensors { list: mut tensors, fixed, size, .. } = tensors;
     estimate_losses(&mut tensors, spec.layers.len(), &factors);
@@ -135,7 +139,8 @@ pub fn allocate_bits(
     let groups = group_choices(&tensors);
     let chosen = choose(&groups.values().cloned().collect::<Vec<_>>(), budget - fixed);
     let chosen: BTreeMap<_, _> = groups.into_keys().zip(chosen).collect();
-    let matrices: Vec<_> = tensors.into_iter().map(|tensor| tensor.allocated(&chosen)).collect();
+    let matrices: Vec<_> =
+        join_bands(tensors, &chosen).into_iter().map(|(tensor, format)| tensor.allocated(format)).collect();
     let bytes = fixed + matrices.iter().map(|matrix| matrix.bytes).sum::<u64>();
     Ok(Allocation { matrices, bytes, weights: size.numbers })
 }
@@ -174,6 +179,21 @@ fn estimate_losses(tensors: &mut [Tensor], layers: usize, factors: &BTreeMap<Str
     }
 }
 
+/// Returns the tensors with their chosen formats, where neighbouring rows of one tensor in the same format are joined.
+fn join_bands(tensors: Vec<Tensor>, chosen: &BTreeMap<usize, usize>) -> Vec<(Tensor, usize)> {
+    let mut joined = Vec::<(Tensor, usize)>::with_capacity(tensors.len());
+    for tensor in tensors {
+        let format = chosen[&tensor.group];
+        match joined.last_mut() {
+            Some((last, of_last)) if tensor.rows.is_some() && last.name == tensor.name && *of_last == format => {
+                last.append(tensor);
+            }
+            _ => joined.push((tensor, format)),
+        }
+    }
+    joined
+}
+
 /// Returns the choices of each group of tensors that need the same format.
 fn group_choices(tensors: &[Tensor]) -> BTreeMap<usize, Vec<Choice>> {
     let mut groups = BTreeMap::<usize, Vec<Choice>>::new();
@@ -201,13 +221,13 @@ mod tests {
             let errors = Errors { squares: 1.0, errors: [1e-1, 1e-2, 1e-3, 1e-4, 1e-5] };
             tensor.kinds.get_mut(&kind(role)).unwrap().add(&errors);
         };
-        let mut tensors = vec![Tensor::new("q", 0)];
+        let mut tensors = vec![Tensor::new("q", None, 0)];
         add(&mut tensors[0], "layers.0.attention.q.weight");
         for expert in 0..4 {
             let name = name(expert);
             let index = tensors.iter().position(|tensor| tensor.name == name).unwrap_or(tensors.len());
             if index == tensors.len() {
-                tensors.push(Tensor::new(&name, index));
+                tensors.push(Tensor::new(&name, None, index));
             }
             add(&mut tensors[index], &format!("layers.0.ffn.experts.{expert}.output.weight"));
         }
@@ -220,10 +240,13 @@ mod tests {
         // Enough for int4 in the projection or in one of the experts.
         let budget =
             groups.iter().map(|choices| choices[0].bytes).sum::<u64>() + groups[0][1].bytes - groups[0][0].bytes;
-        let chosen = choose(&groups, budget).into_iter().enumerate().collect();
+        let chosen: BTreeMap<_, _> = choose(&groups, budget).into_iter().enumerate().collect();
         tensors
             .into_iter()
-            .map(|tensor| tensor.allocated(&chosen))
+            .map(|tensor| {
+                let format = chosen[&tensor.group];
+                tensor.allocated(format)
+            })
             .map(|each| (each.tensor, each.format.name()))
             .collect()
     }

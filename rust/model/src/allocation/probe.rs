@@ -15,8 +15,8 @@ use std::ops::Range;
 use ferrule_kernels::disjoint::Tiles;
 use ferrule_kernels::{Exec, PackedMatrix, RowSource, Scratch, machine};
 
-use super::kinds::{class, kind};
-use crate::calibrate::{Pass, float_bytes};
+use super::kinds::{bands, class, is_of_tokens, kind, kind_of_band};
+use crate::calibrate::{Pass, State, float_bytes};
 use crate::layer::{AdapterBuffers, AdapterRows, norm_in_place};
 use crate::quantization::Quantization;
 use crate::random::RandomMatrix;
@@ -59,6 +59,52 @@ pub(super) fn tokens(spec: &ModelSpec, sequences: Option<&[Vec<u32>]>) -> Vec<Ve
             (0..SEQUENCES).map(|index| of_sequence(index).collect()).collect()
         }
     }
+}
+
+/// Returns sequences of tokens drawn from the mean of what the model predicts in the second halves of `sequences`, which
+/// have the lengths of these. So rare tokens are rare without any text. Those of a model that predicts none are unchanged.
+pub(super) fn predicted_tokens(
+    spec: &ModelSpec,
+    source: Source<'_>,
+    sequences: &[Vec<u32>],
+    exec: Exec<'_>,
+) -> Result<Vec<Vec<u32>>, LoadError> {
+    if spec.lm_head.is_none() {
+        return Ok(sequences.to_vec());
+    }
+    let (exact, layers) = (Loader::new(spec, source, Quantization::BF16), spec.layers.len());
+    let tables = exact.tables(&mut Noisy::new(exec, None, layers))?;
+    let ends = Ends { spec, sequences, exec, loader: &exact, tables: &tables };
+    let mut pass = ends.begin(Noisy::new(exec, None, layers))?;
+    for (index, layer_spec) in spec.layers.iter().enumerate() {
+        let layer = exact.layer(&mut Noisy::new(exec, None, layers), index, layer_spec, &[])?;
+        pass.advance(&layer, index, &mut || ())?;
+    }
+    let logits = ends.outputs(&mut pass, &ends.load(Noisy::new(exec, None, layers))?)?;
+    let mut numbers = vec![0.0; sequences.iter().map(Vec::len).sum()];
+    RandomMatrix::new("predicted tokens", 1).read_row(0, &mut numbers);
+    // Uniform numbers from -1/2 to 1/2 have the variance 1 / 12.
+    let width = (12.0 / numbers.len() as f32).sqrt();
+    let mut drawn = draw(&logits, spec.vocab_size, numbers.iter().map(|x| f64::from(x / width + 0.5))).into_iter();
+    Ok(sequences.iter().map(|tokens| drawn.by_ref().take(tokens.len()).collect()).collect())
+}
+
+/// Returns the tokens at `places`, numbers from 0 to 1, in the cumulative mean distribution of rows of logits.
+fn draw(logits: &[f32], vocabulary: usize, places: impl Iterator<Item = f64>) -> Vec<u32> {
+    let mut cumulative = vec![0.0; vocabulary];
+    for row in logits.chunks_exact(vocabulary) {
+        let log_sum = log_sum(row);
+        for (sum, logit) in cumulative.iter_mut().zip(row) {
+            *sum += (f64::from(*logit) - log_sum).exp();
+        }
+    }
+    let mut total = 0.0;
+    for sum in &mut cumulative {
+        total += *sum;
+        *sum = total;
+    }
+    let token = |place: f64| cumulative.partition_point(|sum| *sum <= place * total).min(vocabulary - 1) as u32;
+    places.map(token).collect()
 }
 
 /// Returns the loss of each class of quantized matrices, divided by the relative squared error of the matrices. Calls
@@ -115,30 +161,82 @@ pub(super) fn measure(
     }
 
     let weights = ends.load(Noisy::new(exec, None, layers))?;
+    let of_tokens = outside.iter().filter(|class| is_of_tokens(class));
+    let mut exact_states = of_tokens.map(|_| pass.copy_state()).collect::<Result<Vec<_>, _>>()?;
     let reference = ends.outputs(&mut pass, &weights)?;
+    let shares = ends.shares(&reference, &weights);
     let (outside, inside): (Vec<_>, Vec<_>) = states.into_iter().partition(|(class, _)| outside.contains(class));
-    let mut factors = BTreeMap::new();
-    let mut add = |pass: &mut Pass<'_>, class: String, weights: &LastWeights| -> Result<(), LoadError> {
-        let factor = ends.loss(&reference, &ends.outputs(pass, weights)?)? / NOISE;
-        if !factor.is_finite() {
-            return Err(LoadError::OutputNotFinite);
-        }
-        factors.insert(class, factor);
-        Ok(())
-    };
-    for (class, state) in inside {
+    let mut factor = |state: State, weights: &LastWeights| -> Result<f64, LoadError> {
         pass.state = state;
-        add(&mut pass, class, &weights)?;
+        let factor = ends.loss(&reference, &ends.outputs(&mut pass, weights)?)? / NOISE;
+        if factor.is_finite() { Ok(factor) } else { Err(LoadError::OutputNotFinite) }
+    };
+    let mut factors = BTreeMap::new();
+    for (class, state) in inside {
+        factors.insert(class, factor(state, &weights)?);
+    }
+    // The embedding is measured before its second use as the lm_head, since both depend on other tokens.
+    let mut last = Vec::with_capacity(outside.len());
+    for (class, state) in outside {
+        let state = match is_of_tokens(&class) {
+            true => {
+                let of_inputs = factor(state, &weights)?;
+                for (band, share) in &shares {
+                    *factors.entry(kind_of_band(&class, *band)).or_default() += of_inputs * share.inputs;
+                }
+                exact_states.pop().expect("a copy for each class")
+            }
+            false => state,
+        };
+        last.push((class, state));
     }
     drop(weights);
-    for (class, state) in outside {
-        pass.state = state;
+    for (class, state) in last {
         let changed = ends.load(Noisy::new(exec, Some(&class), layers))?;
-        add(&mut pass, class, &changed)?;
+        let of_outputs = factor(state, &changed)?;
+        match is_of_tokens(&class) {
+            true => shares.iter().for_each(|(band, share)| {
+                *factors.entry(kind_of_band(&class, *band)).or_default() += of_outputs * share.outputs;
+            }),
+            false => drop(factors.insert(class, of_outputs)),
+        }
     }
     advance(1.0 / (layers + 1) as f64);
     raise_zeros(&mut factors);
     Ok(factors)
+}
+
+/// Shares of a band of tokens in the losses of a matrix with a row for each token.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Shares {
+    /// Share in the loss of an embedding: the probability of its tokens, since predicted tokens are what the model reads.
+    inputs: f64,
+    /// Share in the loss of an lm_head.
+    outputs: f64,
+}
+
+/// Returns the shares of bands of tokens, by their first tokens, from rows of logits and the squared norms of the lm_head's
+/// rows.
+///
+/// An error of the logit of a token with the probability p adds `p (1 - p) / 2` times its square to the divergence, and the
+/// relative errors of all rows are alike.
+fn shares(logits: &[f32], squares: &[f64]) -> BTreeMap<usize, Shares> {
+    let (mut inputs, mut outputs) = (vec![0.0; squares.len()], vec![0.0; squares.len()]);
+    for row in logits.chunks_exact(squares.len()) {
+        let log_sum = log_sum(row);
+        for (token, logit) in row.iter().enumerate() {
+            let p = f64::from((f64::from(*logit) - log_sum).exp() as f32);
+            inputs[token] += p;
+            outputs[token] += p * (1.0 - p) * squares[token];
+        }
+    }
+    let [all_inputs, all_outputs] =
+        [&inputs, &outputs].map(|of_tokens| of_tokens.iter().sum::<f64>().max(f64::MIN_POSITIVE));
+    let of_band = |band: Range<usize>| {
+        let inputs = inputs[band.clone()].iter().sum::<f64>() / all_inputs;
+        (band.start, Shares { inputs, outputs: outputs[band].iter().sum::<f64>() / all_outputs })
+    };
+    bands("lm_head", squares.len()).into_iter().map(of_band).collect()
 }
 
 /// Gives classes without any loss the least loss of the others. A few tokens do not show the effect of some classes, such as
@@ -250,6 +348,21 @@ impl<'a> Ends<'a, '_> {
         Ok(logits)
     }
 
+    /// Returns the shares of bands of tokens. Those of a model without an lm_head are their numbers of tokens.
+    fn shares(&self, outputs: &[f32], LastWeights { embedding, lm_head, .. }: &LastWeights) -> BTreeMap<usize, Shares> {
+        let vocabulary = self.spec.vocab_size;
+        let tied = embedding.as_ref().map(|embedding| &embedding.tokens);
+        let Some(Linear { weight, .. }) = tied.or(lm_head.as_ref()) else {
+            return shares(&vec![0.0; vocabulary], &vec![1.0; vocabulary]);
+        };
+        let mut row = vec![0.0; weight.cols()];
+        let squares = (0..vocabulary).map(|token| {
+            weight.read_row(token, &mut row);
+            row.iter().map(|weight| f64::from(*weight).powi(2)).sum()
+        });
+        shares(outputs, &squares.collect::<Vec<_>>())
+    }
+
     /// Returns the mean loss of outputs: their KL divergence from the exact ones if they are logits, else their relative
     /// squared error.
     fn loss(&self, exact: &[f32], found: &[f32]) -> Result<f64, LoadError> {
@@ -277,10 +390,6 @@ type RowLoss = fn(&[f32], &[f32]) -> f64;
 
 /// Returns the KL divergence of the probabilities of two rows of logits.
 fn divergence(exact: &[f32], found: &[f32]) -> f64 {
-    let log_sum = |logits: &[f32]| {
-        let peak = logits.iter().fold(f32::NEG_INFINITY, |peak, logit| peak.max(*logit));
-        f64::from(peak) + logits.iter().map(|logit| f64::from((logit - peak).exp())).sum::<f64>().ln()
-    };
     let (of_exact, of_found) = (log_sum(exact), log_sum(found));
     let of_logits = |(exact, found): (&f32, &f32)| {
         let log_probability = f64::from(*exact) - of_exact;
@@ -289,6 +398,12 @@ fn divergence(exact: &[f32], found: &[f32]) -> f64 {
         if probability == 0.0 { 0.0 } else { probability * (log_probability - (f64::from(*found) - of_found)) }
     };
     exact.iter().zip(found).map(of_logits).sum()
+}
+
+/// Returns the logarithm of the sum of the exponentials of logits.
+fn log_sum(logits: &[f32]) -> f64 {
+    let peak = logits.iter().fold(f32::NEG_INFINITY, |peak, logit| peak.max(*logit));
+    f64::from(peak) + logits.iter().map(|logit| f64::from((logit - peak).exp())).sum::<f64>().ln()
 }
 
 /// Returns the squared error of a row, relative to its squares.
@@ -376,6 +491,36 @@ mod tests {
         assert!(divergence(&exact, &exact.map(|x| x + 7.0)).abs() < 1e-6);
         let excluded = [0.0, 1.0, f32::NEG_INFINITY];
         assert!(divergence(&excluded, &excluded).abs() < 1e-6);
+    }
+
+    #[test]
+    fn tokens_are_drawn_as_often_as_they_are_predicted() {
+        let logits = [0.0, 3.0_f32.ln(), f32::NEG_INFINITY, 0.0, 3.0_f32.ln(), f32::NEG_INFINITY];
+        let places = (0..1000).map(|place| (f64::from(place) + 0.5) / 1000.0);
+        let drawn = draw(&logits, 3, places);
+        let count = |token| drawn.iter().filter(|drawn| **drawn == token).count();
+        assert_eq!([count(0), count(1), count(2)], [250, 750, 0]);
+    }
+
+    #[test]
+    fn shares_are_those_of_the_divergence() {
+        // The tokens of two bands, of which each of the first band is likely.
+        let logits: Vec<f32> = (0..32).map(|token| if token < 16 { 2.0 } else { 0.0 }).collect();
+        let squares: Vec<f64> = (0..32).map(|token| if token < 16 { 1.0 } else { 4.0 }).collect();
+        let found = shares(&logits, &squares);
+        assert_eq!(found.keys().copied().collect::<Vec<_>>(), [0, 16]);
+        for (of, sum) in [(found[&0].inputs, found[&16].inputs), (found[&0].outputs, found[&16].outputs)] {
+            assert!((of + sum - 1.0).abs() < 1e-9);
+        }
+        // A small error of all rows of a band, relative to their norms, changes the divergence in the same ratio.
+        let changed = |band: Range<usize>| {
+            let noise = |token: usize| if token.is_multiple_of(2) { 0.01 } else { -0.01 };
+            let change = |token: usize| if band.contains(&token) { noise(token) * squares[token].sqrt() } else { 0.0 };
+            let noisy: Vec<f32> = (0..32).map(|token| logits[token] + change(token) as f32).collect();
+            divergence(&logits, &noisy)
+        };
+        let (first, second) = (changed(0..16), changed(16..32));
+        assert!((first / second / (found[&0].outputs / found[&16].outputs) - 1.0).abs() < 0.1, "{first} {second}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ferrule_kernels::{Exec, InputStatistics, PackedMatrix, RowSource};
 
-use super::kinds::kind;
+use super::kinds::{bands, is_of_tokens};
 use super::tensors::{Errors, Tensors};
 use crate::calibrate::Target;
 use crate::recipe::Recipe;
@@ -14,6 +14,9 @@ use crate::weights::{LoadError, MatrixPlan, MatrixSize, Packer, Site};
 /// Maximum number of rows of a matrix that are quantized to measure its error. Errors of a hundred thousand weights or
 /// more average out: those of all rows differ by a few percent.
 const SAMPLE_ROWS: usize = 64;
+
+/// Maximum number of rows of a band of tokens: a panel.
+const SAMPLE_ROWS_OF_BAND: usize = 16;
 
 /// Measures the errors of each matrix that is quantized.
 pub(super) struct Survey<'a, 's> {
@@ -66,28 +69,32 @@ impl Survey<'_, '_> {
         }
         let mut first = 0;
         for (role, rows) in &plan.roles {
-            self.measure(plan, role, first..first + rows, statistics)?;
+            for band in bands(role, *rows) {
+                self.measure(plan, role, (first, band), statistics)?;
+            }
             first += rows;
         }
         Ok(())
     }
 
-    /// Measures the rows of a role.
+    /// Measures a band of the rows of a role, which begin at row `first` of the matrix.
     fn measure(
         &mut self,
         plan: &MatrixPlan<'_>,
         role: &str,
-        rows: Range<usize>,
+        (first, band): (usize, Range<usize>),
         statistics: Option<&InputStatistics>,
     ) -> Result<(), LoadError> {
-        let count = rows.len().min(SAMPLE_ROWS);
-        let sampled = (0..count).map(|row| rows.start + row * rows.len() / count).collect();
+        let rows = band.len();
+        let count = rows.min(if is_of_tokens(role) { SAMPLE_ROWS_OF_BAND } else { SAMPLE_ROWS });
+        let sampled = (0..count).map(|row| first + band.start + row * rows / count).collect();
         let sample = Sample { source: plan, rows: sampled };
-        let errors = sample.errors(&self.exec, plan.columns, statistics)?.scaled(rows.len() as f64 / count as f64);
+        let errors = sample.errors(&self.exec, plan.columns, statistics)?.scaled(rows as f64 / count as f64);
         if !errors.are_finite() {
             return Err(LoadError::NotQuantizable { tensor: self.spec.tensor(role)?.names[0].clone() });
         }
-        self.tensors.of_role(role)?.kinds.entry(kind(role)).or_default().add(&errors);
+        let (tensor, kind) = self.tensors.of_band(role, band.start)?;
+        tensor.kinds.entry(kind).or_default().add(&errors);
         Ok(())
     }
 }

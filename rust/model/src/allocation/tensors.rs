@@ -1,20 +1,23 @@
 //! Tensors whose formats are chosen, with their sizes, found without reading any weights.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use ferrule_kernels::Format;
 use ferrule_kernels::arch::LANES;
 
 use super::budget::Choice;
-use super::kinds::kind;
+use super::kinds::{bands, is_of_tokens, kind, kind_of_band};
 use super::{AllocatedMatrix, FORMATS};
-use crate::recipe::{Recipe, tensor_name};
+use crate::recipe::{Recipe, rows_name, tensor_name};
 use crate::spec::ModelSpec;
 use crate::weights::{LoadError, MatrixPlan, MatrixSize, Packer, Site};
 
-/// A tensor, or several whose rows are one role, with its size and loss in each of [`Recipe::FORMATS`].
+/// A tensor, some of its rows, or several tensors whose rows are one role, with its size and loss in each of [`Recipe::FORMATS`].
 pub(super) struct Tensor {
     pub name: String,
+    /// Rows, and the number of rows of the whole tensor, if their formats are chosen in bands.
+    pub rows: Option<(Range<usize>, usize)>,
     /// The same number for tensors that need the same format.
     pub group: usize,
     weights: u64,
@@ -24,9 +27,9 @@ pub(super) struct Tensor {
 }
 
 impl Tensor {
-    pub fn new(name: &str, group: usize) -> Self {
+    pub fn new(name: &str, rows: Option<(Range<usize>, usize)>, group: usize) -> Self {
         let choices = [Choice::default(); FORMATS];
-        Self { name: name.to_owned(), group, weights: 0, kinds: BTreeMap::new(), choices }
+        Self { name: name.to_owned(), rows, group, weights: 0, kinds: BTreeMap::new(), choices }
     }
 
     /// Adds rows of a kind, whose errors are not known yet.
@@ -38,14 +41,29 @@ impl Tensor {
         }
     }
 
-    /// Returns the tensor in the chosen format of its group.
-    pub fn allocated(self, chosen: &BTreeMap<usize, usize>) -> AllocatedMatrix {
-        let chosen = chosen[&self.group];
+    /// Adds the rows of a tensor that follow on those of this one.
+    pub fn append(&mut self, next: Self) {
+        if let (Some((rows, _)), Some((added, _))) = (&mut self.rows, next.rows) {
+            rows.end = added.end;
+        }
+        self.weights += next.weights;
+        self.kinds.extend(next.kinds);
+        for (choice, added) in self.choices.iter_mut().zip(next.choices) {
+            (choice.bytes, choice.loss) = (choice.bytes + added.bytes, choice.loss + added.loss);
+        }
+    }
+
+    /// Returns the tensor in a format of [`Recipe::FORMATS`].
+    pub fn allocated(self, chosen: usize) -> AllocatedMatrix {
         let Choice { bytes, loss } = self.choices[chosen];
         let mut errors = Errors::default();
         self.kinds.values().for_each(|kind| errors.add(kind));
         let (format, error): (Format, _) = (Recipe::FORMATS[chosen], errors.relative(chosen));
-        AllocatedMatrix { tensor: self.name, format, weights: self.weights, bytes, error, loss }
+        let tensor = match &self.rows {
+            Some((rows, all)) if rows.len() < *all => rows_name(&self.name, rows),
+            _ => self.name,
+        };
+        AllocatedMatrix { tensor, format, weights: self.weights, bytes, error, loss }
     }
 }
 
@@ -78,12 +96,17 @@ impl Errors {
     }
 }
 
+/// Returns the kind of the band of a role's rows that begins at `first`.
+fn band_kind(role: &str, first: usize) -> String {
+    if is_of_tokens(role) { kind_of_band(&kind(role), first) } else { kind(role) }
+}
+
 /// Lists the tensors that are quantized, in the order of the model.
 pub(super) struct Tensors<'a> {
     spec: &'a ModelSpec,
     pub list: Vec<Tensor>,
-    /// Indices in `list` by name.
-    indices: BTreeMap<String, usize>,
+    /// Indices in `list` by name and first row.
+    indices: BTreeMap<(String, usize), usize>,
     /// Size of all matrices, as the loader would pack them.
     pub size: MatrixSize,
     /// Bytes of matrices that are not quantized.
@@ -97,27 +120,32 @@ impl<'a> Tensors<'a> {
         Self { spec, list, indices, size, fixed: 0, sites: Vec::new() }
     }
 
-    /// Returns the tensor of a role.
+    /// Returns the tensor that has the band of a role's rows which begins at `first`, and its kind there.
     ///
     /// # Errors
     /// [`LoadError`] if the spec has no such role.
     ///
     /// # Panics
-    /// If the role was not listed.
-    pub fn of_role(&mut self, role: &str) -> Result<&mut Tensor, LoadError> {
-        Ok(&mut self.list[self.indices[tensor_name(self.spec.tensor(role)?)]])
+    /// If the band was not listed.
+    pub fn of_band(&mut self, role: &str, first: usize) -> Result<(&mut Tensor, String), LoadError> {
+        let key = (tensor_name(self.spec.tensor(role)?).to_owned(), first);
+        Ok((&mut self.list[self.indices[&key]], band_kind(role, first)))
     }
 
-    /// Adds the rows of a role and returns the index of its tensor.
-    fn add(&mut self, role: &str, shape: [usize; 2]) -> Result<usize, LoadError> {
-        let name = tensor_name(self.spec.tensor(role)?);
-        let next = self.list.len();
-        let index = *self.indices.entry(name.to_owned()).or_insert(next);
-        if index == next {
-            self.list.push(Tensor::new(name, index));
-        }
-        self.list[index].add(kind(role), shape);
-        Ok(index)
+    /// Adds the rows of a role and returns the indices of its tensors.
+    fn add(&mut self, role: &str, [rows, columns]: [usize; 2]) -> Result<Vec<usize>, LoadError> {
+        let name = tensor_name(self.spec.tensor(role)?).to_owned();
+        let add = |band: Range<usize>| {
+            let next = self.list.len();
+            let index = *self.indices.entry((name.clone(), band.start)).or_insert(next);
+            if index == next {
+                let band = (band.len() < rows).then(|| (band.clone(), rows));
+                self.list.push(Tensor::new(&name, band, index));
+            }
+            self.list[index].add(band_kind(role, band.start), [band.len(), columns]);
+            index
+        };
+        Ok(bands(role, rows).into_iter().map(add).collect())
     }
 
     /// Joins the groups of some tensors.
@@ -144,7 +172,7 @@ impl Packer for Tensors<'_> {
             return Ok(size);
         }
         let indices = plan.roles.iter().map(|(role, rows)| self.add(role, [*rows, plan.columns]));
-        let indices = indices.collect::<Result<Vec<_>, _>>()?;
+        let indices = indices.collect::<Result<Vec<_>, _>>()?.concat();
         let (_, before_last) = plan.roles.split_last().expect("a matrix has roles");
         if before_last.iter().any(|(_, rows)| !rows.is_multiple_of(LANES)) {
             self.join(&indices);

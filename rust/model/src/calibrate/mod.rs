@@ -31,7 +31,7 @@ use crate::weights::{
 use inputs::{CalibratedSite, CalibratedSites, LayerInputs};
 pub(crate) use output::Target;
 use output::{Calibrated, Output};
-pub(crate) use pass::Pass;
+pub(crate) use pass::{Pass, State};
 
 /// Shares of a layer's work, for progress: running it in f32, quantizing it, and running it quantized.
 const SHARES: [f64; 3] = [0.4, 0.4, 0.2];

@@ -169,6 +169,11 @@ impl<'a> MatrixPlan<'a> {
         }
     }
 
+    /// Changes the formats of the rows.
+    pub fn with_formats(self, formats: &[(Format, usize)]) -> Self {
+        Self { bands: bands(formats), ..self }
+    }
+
     /// Returns whether the matrix is quantized.
     pub fn is_quantized(&self) -> bool {
         self.bands.iter().all(|(format, _)| format.is_integer())

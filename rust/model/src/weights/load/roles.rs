@@ -77,6 +77,14 @@ impl<'a> Loader<'a> {
         plan.is_again = self.again;
         plan.roles = parts.iter().map(|part| (part.role.to_owned(), part.rows)).collect();
         if let Some(recipe) = self.recipe {
+            let of_rows = parts.iter().map(|part| match part.format.is_integer() {
+                true => Ok(recipe.row_formats(self.spec.tensor(part.role)?, part.format, part.rows)?),
+                false => Ok(vec![(part.format, part.rows)]),
+            });
+            let of_rows = of_rows.collect::<Result<Vec<_>, LoadError>>()?.concat();
+            if !of_rows.iter().copied().eq(parts.iter().map(|part| (part.format, part.rows))) {
+                plan = plan.with_formats(&of_rows);
+            }
             let formats = parts.iter().map(|part| Ok((self.spec.tensor(part.role)?, part.format)));
             recipe.check_matrix(&formats.collect::<Result<Vec<_>, LoadError>>()?, &plan.bands)?;
         }
