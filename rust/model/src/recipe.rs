@@ -361,7 +361,7 @@ mod tests {
         assert_eq!(recipe.format(&tensor("e.weight")), Some(Int6));
         let expected = [(Int8, 32), (Int4, 16), (Int8, 16), (Int6, 32), (Int3, 4)];
         assert_eq!(recipe.row_formats(&tensor("e.weight"), Int6, 100).unwrap(), expected);
-        assert_eq!(recipe.row_formats(&tensor("l"), Int4, 48).unwrap(), [(Int4, 48)]);
+        assert_eq!(recipe.row_formats(&tensor("l"), Int8, 48).unwrap(), [(Int8, 32), (Int4, 16)]);
         let whole = Recipe::new("r", vec![("e[0:100]".into(), "int3".into())]).unwrap();
         assert_eq!(whole.row_formats(&tensor("e"), Int6, 100).unwrap(), [(Int3, 100)]);
     }
