@@ -13,7 +13,7 @@ use crate::recipe::{Recipe, rows_name, tensor_name};
 use crate::spec::ModelSpec;
 use crate::weights::{LoadError, MatrixPlan, MatrixSize, Packer, Site};
 
-/// A tensor, some of its rows, or several tensors whose rows are one role, with its size and loss in each of [`Recipe::FORMATS`].
+/// A tensor, some of its rows, or several tensors whose rows are one role, with size and loss in each of [`Recipe::FORMATS`].
 pub(super) struct Tensor {
     pub name: String,
     /// Rows, and the number of rows of the whole tensor, if their formats are chosen in bands.
