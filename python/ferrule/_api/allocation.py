@@ -68,10 +68,10 @@ def allocate_bits(
     """Chooses a format for each matrix of a model, from int3 to int8, with at most `bits` per weight in total.
 
     The formats minimize an estimate of the loss: the sum of the relative squared error of each matrix, measured on a
-    sample of its rows, times the KL divergence for such an error, measured with noise in one class of matrices at a time
-    on tokens that the model predicts (linearity theorem of HIGGS, https://arxiv.org/abs/2411.17525). No calibration data
-    is needed. The rows of an embedding or lm_head have formats in up to 64 bands of tokens, by the probabilities that the
-    model predicts for them.
+    sample of its rows, times the KL divergence for such an error, measured with noise in one class of matrices at a
+    time on tokens that the model predicts (linearity theorem of HIGGS, https://arxiv.org/abs/2411.17525). No
+    calibration data is needed. The rows of an embedding or lm_head have formats in up to 64 bands of tokens, by the
+    probabilities that the model predicts for them.
     `progress` is called with the work done so far and in total, in bytes of weights.
 
     `calibrate` is that of `quantize`: with it, the tokens are from the calibration data, and the errors are those of

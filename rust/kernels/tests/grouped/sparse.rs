@@ -64,8 +64,10 @@ impl Weights {
         self.codes.len() / self.cols
     }
 
-    /// Computes the product with a scale for each block of weights and of activations, number by number.
-    fn product_by_blocks(&self, x: &[f32]) -> Vec<u32> {
+    /// Computes the product with a scale for each block of weights and of activations, number by number. Scalar code rounds
+    /// products before it adds them.
+    fn product_by_blocks(&self, x: &[f32], isa: Isa) -> Vec<u32> {
+        let mul_add = |a: f32, b: f32, c: f32| if isa.name() == "scalar" { a * b + c } else { a.mul_add(b, c) };
         let Self { cols, codes, scales, inputs } = self;
         let rows = x.chunks_exact(*cols).flat_map(|x| (0..self.rows()).map(move |row| (x, row)));
         let outputs = rows.map(|(x, row)| {
@@ -76,7 +78,7 @@ impl Weights {
                 let codes = &codes[row * cols + block * inputs..][..*inputs];
                 let products = codes.iter().zip(x).map(|(w, x)| i32::from(*w) * (x * inverse).round_ties_even() as i32);
                 let scale = half::f16::from_bits(scales[(row * cols + block * inputs) / inputs]).to_f32();
-                sum = (products.sum::<i32>() as f32).mul_add(scale * (largest / 127.0), sum);
+                sum = mul_add(products.sum::<i32>() as f32, scale * (largest / 127.0), sum);
             }
             sum.to_bits()
         });
@@ -147,8 +149,10 @@ fn check(format: Format, weights: &Weights, m: usize, threads: usize) {
             let dense = Stored { weights, inputs: DENSE_GROUP };
             let dense = PackedMatrix::pack(exec, &[(Format::Q8_0, packed.rows())], weights.cols, &dense).unwrap();
             assert_eq!(rows_of(&shared), rows_of(&dense), "{format:?}");
-            let expected =
-                if format == Format::Int8Sparse { weights.product_by_blocks(&x) } else { product(exec, &x, &dense) };
+            let expected = match format {
+                Format::Int8Sparse => weights.product_by_blocks(&x, isa),
+                _ => product(exec, &x, &dense),
+            };
             assert_eq!(
                 product(exec, &x, &shared),
                 expected,

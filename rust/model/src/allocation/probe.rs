@@ -351,7 +351,7 @@ impl<'a> Ends<'a, '_> {
     /// Returns the shares of bands of tokens. Those of a model without an lm_head are their numbers of tokens.
     fn shares(&self, outputs: &[f32], LastWeights { embedding, lm_head, .. }: &LastWeights) -> BTreeMap<usize, Shares> {
         let vocabulary = self.spec.vocab_size;
-        let tied = embedding.as_ref().map(|embedding| &embedding.tokens);
+        let tied = embedding.as_ref().and_then(|embedding| embedding.tokens.as_ref());
         let Some(Linear { weight, .. }) = tied.or(lm_head.as_ref()) else {
             return shares(&vec![0.0; vocabulary], &vec![1.0; vocabulary]);
         };
