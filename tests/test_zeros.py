@@ -124,10 +124,30 @@ def test_damaged_headers_are_model_file_errors(length: int, tmp_path: Path) -> N
         find_zeros(tmp_path)
 
 
-def test_truncated_files_are_model_file_errors(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "offset", "message"),
+    [
+        ([32, 128], 0, "truncated"),
+        ([1 << 40, 1 << 40], 0, "truncated"),
+        ([32, 128], 1 << 70, "truncated"),
+        ([32.0, 128.0], 0, "invalid safetensors header"),
+        ([32, 128], -9000, "invalid safetensors header"),
+        ([32, 128], 0.5, "invalid safetensors header"),
+    ],
+)
+def test_tensors_outside_of_their_file_are_model_file_errors(
+    shape: list[float], offset: float, message: str, tmp_path: Path
+) -> None:
     file = tmp_path / "model.safetensors"
-    shape = [32, 128]
-    header = json.dumps({"a.0.b.weight": {"dtype": "BF16", "shape": shape, "data_offsets": [0, 8192]}}).encode()
+    header = json.dumps({"a.0.b.weight": {"dtype": "BF16", "shape": shape, "data_offsets": [offset, 8192]}}).encode()
     file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(100))
-    with pytest.raises(ModelFileError, match="truncated"):
+    with pytest.raises(ModelFileError, match=message):
         find_zeros(tmp_path)
+
+
+def test_only_the_files_of_the_model_are_read(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "model", largest(2, 4))
+    found = find_zeros(folder)
+    shutil.copy(TINY / "model.safetensors", folder / "consolidated.safetensors")
+    (folder / "adapter_model.safetensors").write_bytes(b"damaged")
+    assert find_zeros(folder) == found

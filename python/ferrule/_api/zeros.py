@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 import time
@@ -11,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ferrule._loading.model_files import safetensors_files
 from ferrule.errors import ModelFileError
 
 if TYPE_CHECKING:
@@ -81,15 +83,16 @@ class _Tensor(NamedTuple):
 
 
 def find_zeros(folder: Path) -> Zeros | None:
-    """Samples the weights of the safetensors files in a directory for at most about half a second.
+    """Samples the weights of the safetensors files of a model for at most about half a second.
 
-    Of each matrix in a layer, sixteen consecutive rows are read. None if no matrix would fit a sparse format.
+    Of as many matrices in layers as the time allows, sixteen consecutive rows are read. None if no matrix would fit a
+    sparse format.
 
     Raises ModelFileError if a header is invalid or a file cannot be read.
     """
     import numpy as np
 
-    tensors = [tensor for file in sorted(folder.glob("*.safetensors")) for tensor in _matrices(file)]
+    tensors = [tensor for file in safetensors_files(folder) for tensor in _matrices(file)]
     if not tensors:
         return None
     end = time.monotonic() + SECONDS
@@ -151,8 +154,6 @@ def _is_zero(tensor: _Tensor, *, seed: int) -> npt.NDArray[np.bool_]:
             numbers = np.fromfile(file, dtype, count)
     except OSError as error:
         raise ModelFileError(f"cannot read {tensor.file}: {error}") from None
-    if numbers.size < count:
-        raise ModelFileError(f"{tensor.file}: a tensor ends after the file, which is truncated")
     sign = 1 << (8 * dtype.itemsize - 1)
     return (numbers & (sign - 1) == 0).reshape(-1, columns)
 
@@ -163,11 +164,17 @@ def _matrices(file: Path) -> Iterator[_Tensor]:
         with file.open("rb") as opened:
             [length] = struct.unpack("<Q", opened.read(8))
             header: Any = json.loads(opened.read(min(length, _MAX_HEADER)))
+            size = opened.seek(0, os.SEEK_END)
         entries = [(name, entry) for name, entry in header.items() if _IN_LAYER.search(name)]
-        for _, entry in entries:
-            shape, dtype = entry["shape"], entry["dtype"]
+        for name, entry in entries:
+            shape, dtype, offset = entry["shape"], entry["dtype"], entry["data_offsets"][0]
+            if not all(type(number) is int and number >= 0 for number in (*shape, offset)):
+                raise ValueError(f"shape and offset of {name!r} must be integers >= 0, got {shape} and {offset}")
             if dtype in _DTYPES and len(shape) == 2 and shape[0] >= _PANEL and shape[1] > 0 and shape[1] % _BLOCK == 0:
-                yield _Tensor(file, dtype, (shape[0], shape[1]), 8 + length + entry["data_offsets"][0])
+                tensor = _Tensor(file, dtype, (shape[0], shape[1]), 8 + length + offset)
+                if tensor.start + shape[0] * shape[1] * int(_DTYPES[dtype][-1]) > size:
+                    raise ModelFileError(f"{file}: {name!r} ends after the file of {size} bytes, which is truncated")
+                yield tensor
     except OSError as error:
         raise ModelFileError(f"cannot read {file}: {error}") from None
     except (ValueError, struct.error, AttributeError, KeyError, TypeError, IndexError, RecursionError) as error:

@@ -149,13 +149,21 @@ def _read_gguf(path: Path) -> ModelFiles:
 
 def has_weights(directory: Path) -> bool:
     """Whether all weight files of a model exist; their contents are not checked."""
-    if is_gguf(directory) or (directory / WEIGHTS).exists():
+    if is_gguf(directory):
         return True
+    files = safetensors_files(directory)
+    return bool(files) and all(file.exists() for file in files)
+
+
+def safetensors_files(directory: Path) -> list[Path]:
+    """Returns the weight files of a model: the only one, or those that its index names. Others are ignored."""
+    if (directory / WEIGHTS).exists():
+        return [directory / WEIGHTS]
     index = directory / "model.safetensors.index.json"
     if not index.exists():
-        return False
+        return []
     shards = Config.read(index).inner("weight_map").values.values()
-    return all((directory / str(shard)).exists() for shard in set(shards))
+    return [directory / shard for shard in sorted({str(shard) for shard in shards})]
 
 
 def _sampling_defaults(generation: Config) -> SamplingParams:

@@ -72,7 +72,7 @@ fn check_against_oracle(exec: &Exec<'_>, format: Format, m: usize, n: usize, k: 
         let w = PackedMatrix::pack(exec, &[(format, n)], cols, &source).unwrap();
         (quantized(&rotated(&padded(&x, k)), BLOCK), w, cols, 1.0 / BLOCK as f64)
     } else if format.is_integer() {
-        (quantized(&x, GROUP), w, k, 1.0)
+        (quantized(&x, if format == Format::Int8Sparse { BLOCK } else { GROUP }), w, k, 1.0)
     } else {
         (x, w, k, 1.0)
     };

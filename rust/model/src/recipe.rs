@@ -101,6 +101,16 @@ pub enum RecipeError {
         /// Number of rows of the matrix.
         rows: usize,
     },
+    /// Rows of a tensor that holds several matrices, or of a matrix in several tensors.
+    #[error(
+        "{recipe}: rows of {pattern:?} cannot have a format of their own, since the tensor is not one whole matrix"
+    )]
+    PartOfRows {
+        /// Name of the recipe.
+        recipe: String,
+        /// Pattern of tensor names, with the rows.
+        pattern: String,
+    },
     /// Two tensors of one matrix whose rows cannot have different formats.
     #[error(
         "{recipe}: {tensor:?} must have the format of {other:?} ({expected}), got {found}: both are rows of one matrix, \
@@ -161,7 +171,7 @@ impl Recipe {
     /// that no rule names.
     ///
     /// # Errors
-    /// [`RecipeError::Rows`].
+    /// [`RecipeError::Rows`] and [`RecipeError::PartOfRows`].
     pub(crate) fn row_formats(
         &self,
         tensor: &TensorSpec,
@@ -175,6 +185,9 @@ impl Recipe {
             let Rule { written, rows: Some(range), format, .. } = &self.rules[*rule] else { continue };
             if !self.rules[*rule].matches(tensor) {
                 continue;
+            }
+            if tensor.names.len() > 1 || tensor.part.is_some() || tensor.stack.is_some() {
+                return Err(RecipeError::PartOfRows { recipe: self.name.clone(), pattern: written.clone() });
             }
             let is_end = |bound: usize| bound == rows || bound.is_multiple_of(LANES);
             if range.is_empty() || range.end > rows || !range.start.is_multiple_of(LANES) || !is_end(range.end) {

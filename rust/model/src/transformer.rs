@@ -335,6 +335,7 @@ impl Transformer {
     /// # Panics
     /// If the stage does not look up tokens.
     pub(crate) fn look_up(&self, tokens: &[u32], cancel: &Cancel, output: &mut Vec<f32>) -> Result<(), PoolError> {
+        let _bound = self.pool.bind_caller();
         let table = self.weights.embedding().tokens.as_ref().expect("a stage that looks up tokens has the matrix");
         output.clear();
         output.resize(tokens.len() * self.spec.embedding_width(), 0.0);

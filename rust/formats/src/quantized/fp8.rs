@@ -39,12 +39,10 @@ impl Fp8 {
             return Ok(None);
         }
         let inverse = format!("{name}_scale_inv");
-        let scales = match parts.find(&format!("{name}_scale")) {
-            Some(scales) if parts.find(&inverse).is_none() => scales,
-            _ => match beside {
-                Some(scales) => scales,
-                None => parts.require(name, &inverse)?,
-            },
+        let found = parts.find(&inverse).or_else(|| parts.find(&format!("{name}_scale"))).or(beside);
+        let scales = match found {
+            Some(scales) => scales,
+            None => parts.require(name, &inverse)?,
         };
         scaled(parts, codes, scales, self.block).map(Some)
     }

@@ -1,4 +1,4 @@
-//! Sparse formats: products have the bits of the dense format with the same codes, and damaged panels are harmless.
+//! Sparse formats: products have the bits of dense products, or of sums over blocks, and damaged panels are harmless.
 
 use std::sync::Arc;
 
@@ -188,7 +188,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn products_have_the_bits_of_the_dense_format(
+    fn products_have_the_expected_bits(
         m in prop_oneof![1usize..=17, 18usize..=40],
         rows in 1usize..=70,
         blocks in 1usize..=9,

@@ -171,7 +171,7 @@ pub(super) fn measure(
         let factor = ends.loss(&reference, &ends.outputs(&mut pass, weights)?)? / NOISE;
         if factor.is_finite() { Ok(factor) } else { Err(LoadError::OutputNotFinite) }
     };
-    let mut factors = BTreeMap::new();
+    let (mut factors, mut of_bands) = (BTreeMap::new(), BTreeMap::<_, f64>::new());
     for (class, state) in inside {
         factors.insert(class, factor(state, &weights)?);
     }
@@ -182,7 +182,7 @@ pub(super) fn measure(
             true => {
                 let of_inputs = factor(state, &weights)?;
                 for (band, share) in &shares {
-                    *factors.entry(kind_of_band(&class, *band)).or_default() += of_inputs * share.inputs;
+                    *of_bands.entry(kind_of_band(&class, *band)).or_default() += of_inputs * share.inputs;
                 }
                 exact_states.pop().expect("a copy for each class")
             }
@@ -196,13 +196,16 @@ pub(super) fn measure(
         let of_outputs = factor(state, &changed)?;
         match is_of_tokens(&class) {
             true => shares.iter().for_each(|(band, share)| {
-                *factors.entry(kind_of_band(&class, *band)).or_default() += of_outputs * share.outputs;
+                *of_bands.entry(kind_of_band(&class, *band)).or_default() += of_outputs * share.outputs;
             }),
             false => drop(factors.insert(class, of_outputs)),
         }
     }
     advance(1.0 / (layers + 1) as f64);
     raise_zeros(&mut factors);
+    // Bands of tokens that are never predicted have factors near zero, which are not those of a class that matters.
+    raise_zeros(&mut of_bands);
+    factors.append(&mut of_bands);
     Ok(factors)
 }
 

@@ -257,6 +257,10 @@ impl Stage {
     /// [`StageRunError`], as [`Stage::forward`]; [`StepError::Number`] within it for a token outside of the vocabulary,
     /// and for any token if another stage looks them up.
     pub fn look_up(&mut self, tokens: &[u32], cancel: &Cancel, output: &mut Vec<f32>) -> Result<(), StageRunError> {
+        if tokens.is_empty() {
+            output.clear();
+            return Ok(());
+        }
         let rows = if self.looks_up_tokens() { self.model.spec().vocab_size } else { 0 };
         tokens.iter().enumerate().try_for_each(|(i, token)| below(&format!("tokens[{i}]"), *token as usize, rows))?;
         self.run(output, |model, output| model.look_up(tokens, cancel, output))

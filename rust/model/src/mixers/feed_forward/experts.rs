@@ -442,13 +442,16 @@ impl<'a> Products<'a> {
     /// Adds the product of the shared expert, if there is one, and computes all products; only the shared expert has
     /// adapters.
     fn shared(mut self, shared: Option<(&'a Linear, &'a [f32])>, out: &'a mut [f32]) -> Result<(), PoolError> {
-        if let Some((layer, x)) = shared {
-            self.push(layer, x, out)?;
+        let Some((layer, x)) = shared else { return linear_each(self.exec, &self.layers, &mut self.products) };
+        // Workers divide large matrices alone, and those of the shared expert may have another size.
+        if self.layers.first().is_some_and(|first| first.group.is_some() != layer.group.is_some()) {
+            linear_each(self.exec, &self.layers, &mut self.products)?;
+            self.layers.clear();
+            self.products.clear();
         }
+        self.push(layer, x, out)?;
         linear_each(self.exec, &self.layers, &mut self.products)?;
-        match (shared, self.products.last_mut()) {
-            (Some((layer, x)), Some(product)) => add_adapters(self.exec, layer, self.adapters, x, product.out),
-            _ => Ok(()),
-        }
+        let Some(product) = self.products.last_mut() else { return Ok(()) };
+        add_adapters(self.exec, layer, self.adapters, x, product.out)
     }
 }
