@@ -120,7 +120,11 @@ fn stage() -> Stage {
 #[test]
 fn numbers_outside_their_limits_are_refused_by_field() {
     let mut stage = stage();
-    let mut run = |step: &StageStep| stage.step(step, &[], &Cancel::new(), &mut Vec::new());
+    let width = stage.input_width();
+    let mut run = |step: &StageStep| {
+        let tokens = step.sequences.iter().map(|sequence| sequence.tokens.len()).sum::<usize>();
+        stage.step(step, &vec![0.0; tokens * width], &Cancel::new(), &mut Vec::new())
+    };
     let step = |copies: Vec<PageCopy>, sequences: Vec<StageSequence>| StageStep {
         copies,
         sequences,
