@@ -49,8 +49,8 @@ impl Variant for Vnni {
     }
 }
 
-/// Variant that expands bytes with VBMI2 too (Ice Lake, 2019, and Zen 4, 2022, and later). Only kernels that expand bytes
-/// are compiled for it.
+/// Variant that expands bytes with VBMI2 too (Ice Lake, 2019, and Zen 4, 2022, and later). Only kernels that
+/// unpack sparse weights are compiled for it.
 #[derive(Clone, Copy, Debug)]
 struct VnniVbmi2(());
 
