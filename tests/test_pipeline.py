@@ -109,10 +109,8 @@ def test_output_equals_that_of_one_process(model: str, formats: tuple[str, str],
     assert [part["first_layer"] for part in parts[1:]] == [part["first_layer"] + part["layers"] for part in parts[:-1]]
     assert sum(part["layers"] for part in parts) == whole["layers"]
     # Each matrix is in one stage; several workers of a stage may have the same small matrices.
-    of_stages = sum(part["weight_bytes"] for part in parts)
-    assert (
-        of_stages == whole["weight_bytes"] if ranks == 1 else of_stages < whole["weight_bytes"] + whole["vector_bytes"]
-    )
+    of_stages, of_whole = sum(part["weight_bytes"] for part in parts), whole["weight_bytes"] + whole["vector_bytes"]
+    assert of_stages == of_whole if ranks == 1 else of_stages < of_whole
     assert whole["workers"] == []
 
 
