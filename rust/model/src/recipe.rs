@@ -101,11 +101,11 @@ pub enum RecipeError {
         /// Number of rows of the matrix.
         rows: usize,
     },
-    /// Rows of a tensor that holds several matrices, or of a matrix in several tensors.
+    /// A range of rows of a tensor that holds several matrices, or of a matrix in several tensors.
     #[error(
-        "{recipe}: rows of {pattern:?} cannot have a format of their own, since the tensor is not one whole matrix"
+        "{recipe}: {pattern:?} has a range of rows, but a range needs a tensor that is one whole matrix; remove the range"
     )]
-    PartOfRows {
+    RowsOfPart {
         /// Name of the recipe.
         recipe: String,
         /// Pattern of tensor names, with the rows.
@@ -171,7 +171,7 @@ impl Recipe {
     /// that no rule names.
     ///
     /// # Errors
-    /// [`RecipeError::Rows`] and [`RecipeError::PartOfRows`].
+    /// [`RecipeError::Rows`] and [`RecipeError::RowsOfPart`].
     pub(crate) fn row_formats(
         &self,
         tensor: &TensorSpec,
@@ -187,7 +187,7 @@ impl Recipe {
                 continue;
             }
             if tensor.names.len() > 1 || tensor.part.is_some() || tensor.stack.is_some() {
-                return Err(RecipeError::PartOfRows { recipe: self.name.clone(), pattern: written.clone() });
+                return Err(RecipeError::RowsOfPart { recipe: self.name.clone(), pattern: written.clone() });
             }
             let is_end = |bound: usize| bound == rows || bound.is_multiple_of(LANES);
             if range.is_empty() || range.end > rows || !range.start.is_multiple_of(LANES) || !is_end(range.end) {
@@ -325,6 +325,20 @@ mod tests {
 
     fn recipe(rules: &[(&str, &str)]) -> Result<Recipe, RecipeError> {
         Recipe::new("r.toml", rules.iter().map(|(pattern, format)| ((*pattern).into(), (*format).into())).collect())
+    }
+
+    #[test]
+    fn ranges_of_rows_need_one_whole_matrix() {
+        let recipe = recipe(&[("a[0:16]", "int8")]).unwrap();
+        assert!(recipe.row_formats(&tensor("a"), Format::Int4, 32).is_ok());
+        let [mut part, mut stacked, mut several] = [tensor("a"), tensor("a"), tensor("a")];
+        part.part = Some(crate::spec::PartSpec { first: 32, rows: 32, stride: 64 });
+        stacked.stack = Some(crate::spec::StackSpec { index: 1, of: 2 });
+        several.names.push("b".to_owned());
+        for tensor in [part, stacked, several] {
+            let found = recipe.row_formats(&tensor, Format::Int4, 32);
+            assert!(matches!(found, Err(RecipeError::RowsOfPart { .. })), "{found:?}");
+        }
     }
 
     #[test]
