@@ -12,6 +12,11 @@
 //! progresses in every step until it finishes. Second, a rank never changes, and only a limited number of later
 //! arrivals can rank before it, so every waiting request reaches the head of the queue.
 //!
+//! A model may compute several batches at the same time ([`ferrule_model::BatchQueue`]). Then a step schedules a batch of
+//! sequences that are not in flight, and at most its share of all sequences, so that as many are left for the other
+//! batches. Sequences in flight keep their pages. If a sequence lacks the pages of a lower-ranked one in flight, no other
+//! sequence is admitted until it has got them.
+//!
 //! A beam that waits for its siblings ([`crate::beams`]) has nothing to compute, and its expansion survives preemption
 //! (it depends on tokens, not on pages). So the highest-ranked sequence may preempt such beams even if they rank before
 //! it. If only such beams run, they are preempted for the first waiting sequence, which may be the sibling that they
@@ -56,6 +61,10 @@ pub(crate) struct Schedule {
     tokens: usize,
     /// Maximum number of tokens.
     limit: usize,
+    /// Maximum number of sequences.
+    max_sequences: usize,
+    /// Whether a sequence needs pages of lower-ranked ones in flight.
+    is_blocked: bool,
     /// Remaining rows of logits for prompt log-probabilities.
     logit_rows: usize,
     fetch: FetchBudget,
@@ -72,6 +81,8 @@ pub(crate) struct StepLimits {
     pub logit_rows: usize,
     /// Maximum bytes read from the disk tier.
     pub fetch_bytes: usize,
+    /// Number of batches that the model computes at the same time.
+    pub batches: usize,
 }
 
 /// The waiting and running queues, and the pages of all sequences.
@@ -148,8 +159,9 @@ impl Scheduler {
         for sequence in &mut self.running {
             self.kv_cache.release_out_of_window(&mut sequence.tables, sequence.computed);
         }
+        plan.max_sequences = self.share_of_batch(false);
         self.schedule_running(&mut plan, false, |sequence| sequence.pending() == 1);
-        if plan.tokens > 0 {
+        if plan.tokens > 0 || self.running.iter().any(|sequence| sequence.in_flight && sequence.pending() == 1) {
             plan.limit = plan.limit.min(plan.tokens.saturating_add(prompt_tokens.max(1)));
         }
         self.schedule_running(&mut plan, false, |sequence| sequence.pending() > 1);
@@ -162,13 +174,26 @@ impl Scheduler {
         plan
     }
 
+    /// Returns the maximum number of sequences in a batch if all batches in flight have as many: of those that run, and with
+    /// `admits` of those that can be admitted too.
+    fn share_of_batch(&self, admits: bool) -> usize {
+        if self.limits.batches == 1 {
+            return usize::MAX;
+        }
+        let running = self.running.iter().filter(|sequence| sequence.pending() > 0).count();
+        let admitted = if admits { self.admissible().take(self.free_slots().max(1)).count() } else { 0 };
+        (running + admitted).div_ceil(self.limits.batches)
+    }
+
     /// Schedules each running sequence that matches, by rank; `again` if it may already have a chunk in the plan.
     fn schedule_running(&mut self, plan: &mut Schedule, again: bool, matches: impl Fn(&Sequence) -> bool) {
         let mut index = 0;
         while index < self.running.len() && plan.tokens < plan.limit {
-            if matches(&self.running[index]) {
+            if matches(&self.running[index]) && !self.running[index].in_flight {
                 let planned = if again { plan.planned(index) } else { 0 };
-                self.schedule_one(plan, index, planned);
+                if planned > 0 || plan.chunks.len() < plan.max_sequences {
+                    self.schedule_one(plan, index, planned);
+                }
             }
             index += 1;
         }
@@ -188,8 +213,9 @@ impl Scheduler {
         loop {
             let left = plan.limit - plan.tokens;
             let needs_more_steps = planned == 0 && self.running[index].pending() > left;
-            let must_share = needs_more_steps
-                && (!self.waiting.is_empty() || self.running[index + 1..].iter().any(|other| other.pending() > 1));
+            let is_prompt = |other: &Sequence| other.pending() > 1 && !other.in_flight;
+            let must_share =
+                needs_more_steps && (!self.waiting.is_empty() || self.running[index + 1..].iter().any(is_prompt));
             let sequence = &mut self.running[index];
             let logit_rows = plan.logit_rows + if sequence.chunk_has_prompt_logprobs(planned) { planned } else { 0 };
             let pending = sequence.pending().min(sequence.chunk_limit(logit_rows));
@@ -205,10 +231,15 @@ impl Scheduler {
                 plan.set(index, planned, count);
                 return;
             }
-            let last = self.running.len() - 1;
+            if planned > 0 {
+                return;
+            }
+            let last = self.lowest_ranked().unwrap_or(index);
             let higher_ranked = &self.running[..index];
-            if planned > 0 || last == index && (index == 0 || higher_ranked.iter().any(|other| other.pending() > 0)) {
-                // Keep its pages and wait until the sequences before it finish or preempt it.
+            plan.is_blocked |= last == index && index + 1 < self.running.len();
+            if last == index && (index == 0 || higher_ranked.iter().any(|other| other.pending() > 0)) {
+                // Keep its pages and wait until the sequences before it finish or preempt it, or until the sequences in
+                // flight can be preempted.
                 return;
             }
             if last == index {
@@ -224,7 +255,8 @@ impl Scheduler {
     /// preempted and its work lost.
     fn admit(&mut self, plan: &mut Schedule) {
         let chunk = self.limits.max_num_batched_tokens;
-        while plan.tokens < plan.limit {
+        plan.max_sequences = self.share_of_batch(true);
+        while plan.tokens < plan.limit && plan.chunks.len() < plan.max_sequences && !plan.is_blocked {
             let Some(waiting_index) = self.next_waiting() else { return };
             if self.free_slots() == 0 {
                 if !self.preempt_for(plan, waiting_index) {
@@ -279,12 +311,24 @@ impl Scheduler {
         }
     }
 
-    /// Returns the first waiting sequence that does not wait for its parent to compute the common prompt.
+    /// Returns the first waiting sequence that can run.
     fn next_waiting(&self) -> Option<usize> {
+        self.admissible().next()
+    }
+
+    /// Returns the waiting sequences that can run: neither a beam that is expanded nor a fork whose parent has to compute
+    /// the common prompt.
+    fn admissible(&self) -> impl Iterator<Item = usize> {
         let is_in_prefill =
             |parent| self.running.iter().any(|sequence| sequence.id == parent && sequence.output_len() == 0);
-        let may_run = |sequence: &Sequence| !sequence.is_expanded() && !sequence.fork_parent.is_some_and(is_in_prefill);
-        self.waiting.iter().position(may_run)
+        let may_run =
+            move |sequence: &Sequence| !sequence.is_expanded() && !sequence.fork_parent.is_some_and(is_in_prefill);
+        self.waiting.iter().enumerate().filter(move |(_, sequence)| may_run(sequence)).map(|(index, _)| index)
+    }
+
+    /// Returns the lowest-ranked running sequence that can be preempted.
+    fn lowest_ranked(&self) -> Option<usize> {
+        self.running.iter().rposition(|sequence| !sequence.in_flight)
     }
 
     /// Gives a sequence that is about to run the pages that already hold its tokens: from the prefix cache, its fork
@@ -306,16 +350,17 @@ impl Scheduler {
     /// if no running sequence has pending tokens. Returns whether it did.
     fn preempt_for(&mut self, plan: &mut Schedule, waiting_index: usize) -> bool {
         let next = &self.waiting[waiting_index];
-        let Some(last) = self.running.last() else { return false };
+        let Some(index) = self.lowest_ranked() else { return false };
+        let last = &self.running[index];
         let has_lower_priority = last.params.priority > next.params.priority && last.rank() > next.rank();
         if !has_lower_priority && self.running.iter().any(|sequence| sequence.pending() > 0) {
             return false;
         }
-        self.preempt(plan, self.running.len() - 1);
+        self.preempt(plan, index);
         true
     }
 
-    /// Preempts the lowest-ranked running sequence. Returns false if none runs.
+    /// Preempts the lowest-ranked running sequence while no batch is in flight. Returns false if no sequence runs.
     pub fn preempt_last(&mut self) -> bool {
         let Some(sequence) = self.running.pop() else { return false };
         self.requeue(sequence);
@@ -357,14 +402,11 @@ impl Schedule {
             moves: Vec::new(),
             tokens: 0,
             limit: limits.max_num_batched_tokens,
+            max_sequences: usize::MAX,
+            is_blocked: false,
             logit_rows: limits.logit_rows,
             fetch: FetchBudget::new(limits.fetch_bytes),
         }
-    }
-
-    /// Returns the number of rows in the batch.
-    pub fn rows(&self) -> usize {
-        self.tokens
     }
 
     /// Returns the number of tokens scheduled for the sequence at `index`.

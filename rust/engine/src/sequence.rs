@@ -17,6 +17,9 @@ use crate::{Request, RequestId, RequestTiming, SamplingParams};
 /// to this many requests earlier. So only a limited number of others can overtake a request of any priority.
 const ARRIVALS_PER_PRIORITY_LEVEL: i64 = 256;
 
+/// Scheduling rank of a sequence, unique among all sequences.
+pub(crate) type Rank = (i64, RequestId, usize);
+
 /// A request (or a beam) that the engine works on. Its state, waiting or running, is the scheduler queue that it is in.
 #[derive(Debug)]
 pub(crate) struct Sequence {
@@ -28,6 +31,8 @@ pub(crate) struct Sequence {
     /// Number of leading tokens whose keys and values are in the pages; the next chunk starts here.
     pub computed: usize,
     pub tables: PageTables,
+    /// Whether a batch in flight has a chunk of it. It is neither scheduled nor preempted then.
+    pub in_flight: bool,
     pub params: Arc<SamplingParams>,
     pub adapter: Option<Arc<Adapter>>,
     pub history: History,
@@ -59,6 +64,7 @@ impl Sequence {
             prompt_len: prompt.len(),
             computed: 0,
             tables,
+            in_flight: false,
             history: History::new(&params, &prompt, &[]),
             constraint: params
                 .structured_outputs
@@ -76,8 +82,8 @@ impl Sequence {
         }
     }
 
-    /// Returns the scheduling rank: lower ranks go first. It never changes.
-    pub fn rank(&self) -> (i64, RequestId, usize) {
+    /// Returns the scheduling rank: lower ranks go first. It never changes, except for a beam that replaces its parent.
+    pub fn rank(&self) -> Rank {
         let RequestId(arrival) = self.id;
         let beam = self.beam.as_ref().map_or(0, |beam| beam.index);
         ((arrival as i64).saturating_add(i64::from(self.params.priority) * ARRIVALS_PER_PRIORITY_LEVEL), self.id, beam)
@@ -227,6 +233,7 @@ impl Sequence {
             prompt_len: self.prompt_len,
             computed: self.computed,
             tables,
+            in_flight: false,
             params: Arc::clone(&self.params),
             adapter: self.adapter.clone(),
             history: self.history.clone(),

@@ -203,6 +203,51 @@ fn tokens_equal_those_of_one_process_also_after_preemption() {
 }
 
 #[test]
+fn requests_that_end_and_work_between_steps_leave_batches_in_flight_intact() {
+    for json in models() {
+        let layers = json["layers"].as_array().unwrap().len();
+        let run = |mut engine: Engine<Pipeline>, aborted: &[usize]| {
+            let ids: Vec<_> = (0..8).map(|index| engine.add_request(request(index)).unwrap()).collect();
+            let mut logits = Vec::new();
+            let mut outputs: Vec<StepOutput> = Vec::new();
+            for step in 0.. {
+                if let Some(index) = aborted.get(step) {
+                    engine.abort(ids[*index]);
+                    logits.push(engine.logits(&[5, 4, 3, 2, 1], 3, None, &Cancel::new()).unwrap());
+                }
+                if !engine.has_unfinished_requests() {
+                    break;
+                }
+                outputs.extend(engine.step(&Cancel::new()).unwrap());
+                assert_eq!(engine.audit_pages(), Ok(()));
+            }
+            assert!(logits.windows(2).all(|pair| pair[0] == pair[1]));
+            let others = (0..8).filter(|index| !aborted.contains(index));
+            let of_request = |index: usize| {
+                let outputs = outputs.iter().filter(|output| output.request == ids[index]);
+                outputs.map(|output| format!("{:?} {:?}", output.token_ids, output.logprobs)).collect()
+            };
+            others.map(of_request).collect::<Vec<String>>()
+        };
+        let start = || {
+            let (mut pipeline, workers) = pipeline(&json, &[0, layers / 2, layers]);
+            let config = config(pipeline.kv_groups().len(), 40);
+            pipeline.allocate_kv(&config.pages, &Cancel::new()).unwrap();
+            (Engine::new(pipeline, config).unwrap(), workers)
+        };
+        let (engine, workers) = start();
+        let undisturbed = run(engine, &[]);
+        join(workers);
+        let (engine, workers) = start();
+        let aborted = [3, 0, 6, 1];
+        let expected: Vec<_> =
+            undisturbed.into_iter().enumerate().filter(|(index, _)| !aborted.contains(index)).collect();
+        assert_eq!(run(engine, &aborted), expected.into_iter().map(|(_, output)| output).collect::<Vec<_>>());
+        join(workers);
+    }
+}
+
+#[test]
 fn a_lost_worker_ends_every_request_with_its_reason() {
     check_loss(&[0, 2, 4], false, 1, "pipeline stage 1: the connection ended");
     check_loss(&[0, 4], true, 0, "pipeline stage 0, tensor-parallel rank 1: the connection ended");
@@ -218,9 +263,14 @@ fn check_loss(cuts: &[usize], pairs: bool, stage: usize, message: &str) {
     let ids: Vec<_> = (0..3).map(|index| engine.add_request(request(index)).unwrap()).collect();
     engine.step(&Cancel::new()).unwrap();
     join(vec![workers.pop().unwrap()]);
-    let outputs = engine.step(&Cancel::new()).unwrap();
-    assert_eq!(outputs.iter().map(|output| output.request).collect::<Vec<_>>(), ids);
-    for output in outputs {
+    // Tokens of a batch that the worker had answered come first.
+    let mut outputs: Vec<StepOutput> = Vec::new();
+    while engine.has_unfinished_requests() {
+        outputs.extend(engine.step(&Cancel::new()).unwrap());
+    }
+    let ends: Vec<_> = outputs.into_iter().filter(|output| output.finish.is_some()).collect();
+    assert_eq!(ends.iter().map(|output| output.request).collect::<Vec<_>>(), ids);
+    for output in ends {
         let Some(FinishReason::Dead(EngineFailure { reason, lost_stage })) = output.finish else {
             panic!("{:?}", output.finish)
         };

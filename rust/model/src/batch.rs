@@ -239,6 +239,12 @@ pub trait LanguageModel {
     /// [`ForwardError`]; the batch can be retried.
     fn hidden_states(&mut self, batch: Batch<'_>, cancel: &Cancel, hidden: &mut Vec<f32>) -> Result<(), ForwardError>;
 
+    /// Returns the queue of a model that computes several batches at the same time; `None` for a model that computes one
+    /// after another.
+    fn batch_queue(&mut self) -> Option<&mut dyn BatchQueue> {
+        None
+    }
+
     /// Computes embeddings `[texts, embedding_size]` from pooled hidden states `[texts, hidden_size]`.
     ///
     /// # Errors
@@ -253,4 +259,29 @@ pub trait LanguageModel {
     /// # Panics
     /// If the model has no classifier.
     fn scores(&self, pooled: &[f32], cancel: &Cancel) -> Result<Vec<f32>, ForwardError>;
+}
+
+/// Batches in flight in a model that computes several at the same time, such as the stages of a pipeline.
+///
+/// Page copies and batches read and write pages in the order in which they were requested. So pages of a batch in flight
+/// can be given to later ones. No other forward pass of the model can run while batches are in flight.
+pub trait BatchQueue {
+    /// Returns the number of batches that keep all parts of the model busy.
+    fn capacity(&self) -> usize;
+
+    /// Begins to compute a batch as [`LanguageModel::forward`] does, and returns without waiting for it. None of its
+    /// sequences is in a batch in flight.
+    ///
+    /// # Errors
+    /// [`ForwardError`]; the batch is not in flight then.
+    fn begin(&mut self, batch: Batch<'_>) -> Result<(), ForwardError>;
+
+    /// Waits for the oldest batch in flight, and overwrites `logits` as [`LanguageModel::forward`] does.
+    ///
+    /// # Errors
+    /// [`ForwardError`]. After [`ForwardError::Cancelled`] the batch is still in flight.
+    ///
+    /// # Panics
+    /// If no batch is in flight.
+    fn finish(&mut self, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError>;
 }

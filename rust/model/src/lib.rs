@@ -29,7 +29,8 @@ mod weights;
 pub use adapter::{Adapter, AdapterConfig, AdapterError, AdapterLoader, TensorError};
 pub use allocation::{AllocatedMatrix, Allocation, AllocationError, allocate_bits};
 pub use batch::{
-    Batch, Capabilities, ClassifierInfo, ForwardError, GroupKind, KvGroup, LanguageModel, LogitRows, SequenceChunk,
+    Batch, BatchQueue, Capabilities, ClassifierInfo, ForwardError, GroupKind, KvGroup, LanguageModel, LogitRows,
+    SequenceChunk,
 };
 pub use calibrate::calibrate_into;
 pub use limits::SpecError;

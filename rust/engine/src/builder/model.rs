@@ -3,8 +3,8 @@
 use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::PageId;
 use ferrule_model::{
-    AdapterLoader, Batch, Capabilities, ForwardError, KvGroup, LanguageModel, Pipeline, Quantization, StageInfo,
-    Transformer, WeightSizes,
+    AdapterLoader, Batch, BatchQueue, Capabilities, ForwardError, KvGroup, LanguageModel, Pipeline, Quantization,
+    StageInfo, Transformer, WeightSizes,
 };
 
 use super::BuildError;
@@ -148,6 +148,10 @@ impl LanguageModel for EngineModel {
 
     fn hidden_states(&mut self, batch: Batch<'_>, cancel: &Cancel, hidden: &mut Vec<f32>) -> Result<(), ForwardError> {
         self.model_mut().hidden_states(batch, cancel, hidden)
+    }
+
+    fn batch_queue(&mut self) -> Option<&mut dyn BatchQueue> {
+        self.model_mut().batch_queue()
     }
 
     fn embeddings(&self, pooled: &[f32], cancel: &Cancel) -> Result<Vec<f32>, ForwardError> {

@@ -48,7 +48,7 @@ impl<M: LanguageModel> Speculator<M> {
         Drafts::new(self.config.method, self.model.is_some(), request.prompt.len(), prediction, grammar)
     }
 
-    /// Sets the drafts of all decoding sequences for the next step.
+    /// Sets the drafts of all decoding sequences that the next step can compute.
     ///
     /// # Errors
     /// Returns the draft model's [`ForwardError`].
@@ -62,7 +62,7 @@ impl<M: LanguageModel> Speculator<M> {
         let mut rows = 0;
         let mut proposals = Vec::new();
         let mut proposing = Vec::new();
-        for (index, sequence) in running.iter_mut().enumerate() {
+        for (index, sequence) in running.iter_mut().enumerate().filter(|(_, sequence)| !sequence.in_flight) {
             sequence.drafts.clear();
             if sequence.pending() != 1 || sequence.wants_prompt_logprobs() {
                 continue;

@@ -1,6 +1,6 @@
 //! Work that runs between steps and does not enter the request queue: evaluation, encoding, saved states.
 //!
-//! Such work allocates its own pages. If no page is free, the lowest-ranked running request is preempted.
+//! Batches in flight are finished first; the next step returns their outputs. The work allocates its own pages. If no page is free, the lowest-ranked running request is preempted.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,9 +29,10 @@ impl<M: LanguageModel> Engine<M> {
     pub(crate) fn with_tables<T>(
         &mut self,
         mut tables: PageTables,
+        cancel: &Cancel,
         work: impl FnOnce(&mut Self, &mut PageTables) -> Result<T, ForwardError>,
     ) -> Result<T, EngineError> {
-        self.run_between_steps(|engine| {
+        self.run_between_steps(cancel, |engine| {
             let outcome = work(engine, &mut tables);
             engine.scheduler.kv_cache.release(&mut tables);
             outcome
@@ -41,9 +42,10 @@ impl<M: LanguageModel> Engine<M> {
     /// Runs `work` between steps. A panic or a lost pipeline stage ends the engine.
     pub(crate) fn run_between_steps<T>(
         &mut self,
+        cancel: &Cancel,
         work: impl FnOnce(&mut Self) -> Result<T, ForwardError>,
     ) -> Result<T, EngineError> {
-        let outcome = catch_unwind(AssertUnwindSafe(|| work(self)))
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.finish_all(cancel).and_then(|()| work(self))))
             .unwrap_or_else(|panic| Err(ForwardError::Panicked(panic_message(panic.as_ref()))));
         match outcome.map_err(EngineFailure::of) {
             Err(Some(failure)) => {

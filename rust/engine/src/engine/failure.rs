@@ -46,8 +46,9 @@ impl<M: LanguageModel> Engine<M> {
         let output = |sequence: &Sequence| StepOutput { finish: Some(finish.clone()), ..StepOutput::empty(sequence) };
         self.final_outputs = self.scheduler.sequences().filter(|one| one.is_primary()).map(output).collect();
         self.searches = BeamSearches::default();
+        self.in_flight.clear();
         self.metrics.requests_finished.error += self.final_outputs.len() as u64;
-        let scheduler = new_scheduler(&self.model, &self.config);
+        let scheduler = new_scheduler(&mut self.model, &self.config);
         let old = std::mem::replace(&mut self.scheduler, scheduler);
         self.speculator.release(|_| true);
         // Closing the disk cache takes time, and callers should learn of the failure first.

@@ -30,7 +30,7 @@ impl<M: LanguageModel> Engine<M> {
         let rows = rows.ok_or(RequestError::NoTokenAt { first, tokens: tokens.len() })?;
         let mut result = self.allocate_result(rows, rows.saturating_mul(self.model.vocab_size()))?;
         let tables = self.scheduler.kv_cache.private_tables();
-        self.with_tables(tables, |engine, tables| {
+        self.with_tables(tables, cancel, |engine, tables| {
             let mut computed = 0;
             while computed < tokens.len() {
                 let (end, wanted) =

@@ -8,6 +8,7 @@
 //! | `mod.rs` | the struct and its constructors |
 //! | `requests.rs` | add, fork and abort requests |
 //! | `step.rs` | one step: schedule and forward pass |
+//! | `in_flight.rs` | steps of a model that computes several batches at the same time |
 //! | `postprocess.rs` | sampling, prefix caching and finished requests after the forward pass |
 //! | `metrics.rs` | metrics, page statistics and the page audit |
 //! | `failure.rs` | a panic or a lost pipeline stage ends the engine |
@@ -20,6 +21,7 @@ mod between_steps;
 mod config;
 mod encode;
 mod failure;
+mod in_flight;
 mod logits;
 mod metrics;
 mod postprocess;
@@ -27,6 +29,7 @@ mod requests;
 mod state;
 mod step;
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use ferrule_model::LanguageModel;
@@ -43,6 +46,7 @@ pub use config::{EngineConfig, PrefixCacheDir};
 pub use encode::{EncodeError, EncodeTask, Text};
 pub use failure::EngineFailure;
 pub(crate) use failure::panic_message;
+use in_flight::InFlight;
 
 /// Maximum number of logits per step for prompt log-probabilities, which need a row of `vocab_size` logits per token.
 const MAX_LOGITS: usize = 1 << 24;
@@ -66,7 +70,11 @@ pub struct Engine<M> {
     published: Arc<Mutex<Metrics>>,
     /// Failure that ended the engine, if it is dead.
     dead: Option<EngineFailure>,
-    /// Outputs with which the next step ends the requests of a dead engine.
+    /// Batches in flight, oldest first.
+    in_flight: VecDeque<InFlight>,
+    /// Outputs that the next step returns without doing anything else.
+    ready_outputs: Vec<StepOutput>,
+    /// Outputs with which a later step ends the requests of a dead engine.
     final_outputs: Vec<StepOutput>,
 }
 
@@ -84,7 +92,7 @@ impl<M: LanguageModel> Engine<M> {
     /// # Errors
     /// Returns [`ConfigError`] if a limit is zero, or the configuration or the draft model does not fit the model.
     pub fn with_draft_model(
-        model: M,
+        mut model: M,
         draft: Option<DraftModel<M>>,
         mut config: EngineConfig,
     ) -> Result<Self, ConfigError> {
@@ -115,7 +123,7 @@ impl<M: LanguageModel> Engine<M> {
             return Err(ConfigError::RemotePages);
         }
         let speculator = Speculator::new(&config, draft, &model)?;
-        let mut scheduler = new_scheduler(&model, &config);
+        let mut scheduler = new_scheduler(&mut model, &config);
         if let Some(PrefixCacheDir { path, limit, .. }) =
             config.prefix_cache_dir.as_ref().filter(|_| config.enable_prefix_caching)
         {
@@ -135,6 +143,8 @@ impl<M: LanguageModel> Engine<M> {
             metrics: Metrics::default(),
             published: Arc::default(),
             dead: None,
+            in_flight: VecDeque::new(),
+            ready_outputs: Vec::new(),
             final_outputs: Vec::new(),
             config,
         };
@@ -159,13 +169,14 @@ impl<M: LanguageModel> Engine<M> {
     }
 }
 
-fn new_scheduler<M: LanguageModel>(model: &M, config: &EngineConfig) -> Scheduler {
+fn new_scheduler<M: LanguageModel>(model: &mut M, config: &EngineConfig) -> Scheduler {
     let kv_cache = KvCacheManager::new(model.kv_groups(), &config.pages, config.enable_prefix_caching);
     let limits = StepLimits {
         max_num_seqs: config.max_num_seqs.min(config.max_num_batched_tokens),
         max_num_batched_tokens: config.max_num_batched_tokens,
         logit_rows: MAX_LOGITS / model.vocab_size().max(1),
         fetch_bytes: config.prefix_cache_dir.as_ref().map_or(0, |directory| directory.step_bytes),
+        batches: model.batch_queue().map_or(1, |queue| queue.capacity()),
     };
     Scheduler::new(kv_cache, limits)
 }

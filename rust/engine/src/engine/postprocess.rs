@@ -9,21 +9,21 @@ use super::Engine;
 use super::step::wanted_logits;
 use crate::beams;
 use crate::sampling::{Sample, SampleError, Sampler};
-use crate::scheduler::Schedule;
+use crate::scheduler::Scheduled;
 use crate::sequence::Sequence;
 use crate::structured::{Constraint, Next};
 use crate::{FinishReason, Metrics, StepOutput, TokenLogprobs};
 
 impl<M: LanguageModel> Engine<M> {
-    /// Updates computed counts, samples tokens, caches full pages, and removes finished requests. Returns the step's
-    /// outputs.
-    pub(super) fn postprocess(&mut self, plan: &Schedule) -> Vec<StepOutput> {
+    /// Updates computed counts, samples tokens, caches full pages, and removes finished requests. `self.logits` has the
+    /// logits of the chunks. Returns the step's outputs.
+    pub(super) fn postprocess(&mut self, chunks: &[Scheduled]) -> Vec<StepOutput> {
         let vocab_size = self.model.vocab_size();
         let logits = std::mem::take(&mut self.logits);
         let mut rest = logits.as_slice();
         let mut outputs = Vec::new();
         let mut beam_searches = BTreeSet::new();
-        for &chunk in &plan.chunks {
+        for &chunk in chunks {
             let sequence = &mut self.scheduler.running[chunk.index];
             let count = wanted_logits(sequence, &chunk).of(chunk.rows()).len();
             let (rows, after) =

@@ -89,13 +89,15 @@ impl<M: LanguageModel> Engine<M> {
         let aborted = self.scheduler.remove(id);
         self.searches.remove(id);
         self.speculator.release(|other| other == id);
+        self.ready_outputs.retain(|output| output.request != id);
         self.metrics.requests_finished.abort += u64::from(aborted);
         self.publish();
         aborted
     }
 
-    /// Returns whether any request is unfinished, so that a step has work to do.
+    /// Returns whether any request is unfinished or has outputs, so that a step has work to do.
     pub fn has_unfinished_requests(&self) -> bool {
-        self.scheduler.sequences().next().is_some() || !self.final_outputs.is_empty()
+        let has_outputs = !self.ready_outputs.is_empty() || !self.final_outputs.is_empty();
+        has_outputs || self.scheduler.sequences().next().is_some()
     }
 }

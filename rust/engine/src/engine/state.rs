@@ -34,7 +34,7 @@ impl<M: LanguageModel> Engine<M> {
         let end = tokens.len().min(shareable) / PAGE_TOKENS * PAGE_TOKENS;
         let namespace = Namespace::new(cache_salt, adapter);
         let tables = self.scheduler.kv_cache.tables(namespace.clone(), shareable);
-        self.with_tables(tables, |engine, tables| {
+        self.with_tables(tables, cancel, |engine, tables| {
             let mut computed = engine.scheduler.kv_cache.reuse(tables, &tokens, 0, end);
             // Read pages before they leave the attention window and are released.
             let mut records: Vec<Vec<u8>> = Vec::new();

@@ -9,8 +9,15 @@ use crate::{Request, SamplingParams};
 
 fn scheduler(pages: usize, max_num_seqs: usize, max_num_batched_tokens: usize) -> Scheduler {
     let group = KvGroup { layers: 1, kind: GroupKind::Pages { window: None }, page_bytes: 1 };
-    let limits = StepLimits { max_num_seqs, max_num_batched_tokens, logit_rows: 4, fetch_bytes: 0 };
+    let limits = StepLimits { max_num_seqs, max_num_batched_tokens, logit_rows: 4, fetch_bytes: 0, batches: 1 };
     Scheduler::new(KvCacheManager::new(&[group], &[pages], false), limits)
+}
+
+/// Returns a scheduler for a model that computes two batches at the same time.
+fn scheduler_of_two_batches(pages: usize) -> Scheduler {
+    let mut scheduler = scheduler(pages, 8, 100);
+    scheduler.limits.batches = 2;
+    scheduler
 }
 
 fn sequence(scheduler: &Scheduler, id: u64, tokens: usize) -> Sequence {
@@ -70,6 +77,54 @@ fn a_sequence_without_a_free_page_keeps_its_pages_and_waits_for_older_ones() {
     let plan = scheduler.schedule(usize::MAX);
     assert_eq!(planned(&scheduler, &plan), [(0, 1)]);
     assert_eq!((scheduler.running.len(), scheduler.preemptions), (2, 0));
+}
+
+#[test]
+fn sequences_in_flight_are_neither_scheduled_nor_preempted() {
+    let mut scheduler = scheduler_of_two_batches(4);
+    for id in 0..4 {
+        start(&mut scheduler, id, 17, 16);
+    }
+    scheduler.running[1].in_flight = true;
+    scheduler.running[3].in_flight = true;
+    // The first sequence needs a page, which the third one has.
+    let plan = scheduler.schedule(usize::MAX);
+    assert_eq!(planned(&scheduler, &plan), [(0, 1)]);
+    assert_eq!(scheduler.running.iter().map(|one| one.id.0).collect::<Vec<_>>(), [0, 1, 3]);
+}
+
+#[test]
+fn no_sequence_is_admitted_while_another_needs_the_pages_of_one_in_flight() {
+    let mut scheduler = scheduler_of_two_batches(2);
+    start(&mut scheduler, 0, 17, 16);
+    start(&mut scheduler, 1, 10, 9);
+    scheduler.running[1].in_flight = true;
+    let new = sequence(&scheduler, 2, 1);
+    scheduler.add(new);
+    let plan = scheduler.schedule(usize::MAX);
+    assert!(plan.chunks.is_empty() && plan.is_blocked);
+    assert_eq!((scheduler.running.len(), scheduler.waiting.len(), scheduler.preemptions), (2, 1, 0));
+    // The batch is finished.
+    scheduler.running[1].in_flight = false;
+    let plan = scheduler.schedule(usize::MAX);
+    assert_eq!(planned(&scheduler, &plan), [(0, 1)]);
+    assert_eq!((scheduler.running.len(), scheduler.waiting.len(), scheduler.preemptions), (1, 2, 1));
+}
+
+#[test]
+fn a_batch_has_its_share_of_running_and_new_sequences() {
+    let mut scheduler = scheduler_of_two_batches(100);
+    for id in 0..3 {
+        start(&mut scheduler, id, 10, 9);
+    }
+    scheduler.running[1].in_flight = true;
+    for id in 3..7 {
+        let new = sequence(&scheduler, id, 5);
+        scheduler.add(new);
+    }
+    // Seven sequences, of which four are in this batch.
+    let plan = scheduler.schedule(usize::MAX);
+    assert_eq!(planned(&scheduler, &plan), [(0, 1), (2, 1), (3, 5), (4, 5)]);
 }
 
 #[test]

@@ -9,7 +9,7 @@
 #![allow(dead_code)]
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use ferrule_engine::{Engine, EngineConfig, PAGE_NONE, SpeculativeConfig, StepOut
 use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
 use ferrule_model::{
-    Adapter, Batch, Capabilities, ClassifierInfo, ForwardError, GroupKind, KvGroup, LanguageModel, LogitRows, Pooling,
-    SequenceChunk,
+    Adapter, Batch, BatchQueue, Capabilities, ClassifierInfo, ForwardError, GroupKind, KvGroup, LanguageModel,
+    LogitRows, Pooling, SequenceChunk,
 };
 
 /// Window that stands for a group of state.
@@ -86,6 +86,49 @@ pub fn read(token: u32, kind: u8) -> u64 {
 /// A computed chunk: first position, tokens, requested logits.
 pub type Chunk = (usize, Vec<u32>, LogitRows);
 
+/// A copy of a page, or a batch, that is not computed yet.
+#[derive(Debug)]
+enum Queued {
+    Copy { group: usize, from: PageId, to: PageId },
+    Batch(Vec<QueuedChunk>),
+}
+
+/// A [`SequenceChunk`] that owns its tokens and pages.
+#[derive(Debug)]
+struct QueuedChunk {
+    tokens: Vec<u32>,
+    first_position: usize,
+    prompt_len: usize,
+    pages: Vec<Vec<PageId>>,
+    logits: LogitRows,
+    adapter: Option<Adapter>,
+}
+
+impl QueuedChunk {
+    fn new(chunk: &SequenceChunk<'_>) -> Self {
+        Self {
+            tokens: chunk.tokens.to_vec(),
+            first_position: chunk.first_position,
+            prompt_len: chunk.prompt_len,
+            pages: chunk.pages.to_vec(),
+            logits: chunk.logits,
+            adapter: chunk.adapter.map(|adapter| Adapter::of_nothing(*adapter.fingerprint())),
+        }
+    }
+
+    fn chunk(&self) -> SequenceChunk<'_> {
+        SequenceChunk {
+            tokens: &self.tokens,
+            first_position: self.first_position,
+            prompt_len: self.prompt_len,
+            pages: &self.pages,
+            token_types: &[],
+            logits: self.logits,
+            adapter: self.adapter.as_ref(),
+        }
+    }
+}
+
 /// Fake language model.
 #[derive(Debug)]
 pub struct FakeModel {
@@ -109,6 +152,14 @@ pub struct FakeModel {
     pub vocab: usize,
     /// All batches so far, including failed ones.
     pub batches: RefCell<Vec<Vec<Chunk>>>,
+    /// Number of batches that it computes at the same time.
+    pub capacity: usize,
+    /// Copies and batches that were requested, oldest first. They are computed as late as possible.
+    queue: VecDeque<Queued>,
+    /// Most batches that were in flight at the same time.
+    pub most_in_flight: usize,
+    /// Number of finished batches at which the queue loses a pipeline stage.
+    pub lost_after: Option<usize>,
 }
 
 /// One step of a hash (SplitMix64).
@@ -167,6 +218,10 @@ impl FakeModel {
             mistakes: 0,
             vocab: VOCAB,
             batches: RefCell::default(),
+            capacity: 1,
+            queue: VecDeque::new(),
+            most_in_flight: 0,
+            lost_after: None,
         }
     }
 
@@ -351,7 +406,8 @@ impl LanguageModel for FakeModel {
     }
 
     fn copy_page(&mut self, group: usize, from: PageId, to: PageId) {
-        self.slots[group].copy_within(Self::page_range(from), Self::page_range(to).start);
+        self.queue.push_back(Queued::Copy { group, from, to });
+        self.copy_queued_pages();
     }
 
     fn page(&self, group: usize, page: PageId) -> &[u8] {
@@ -378,15 +434,16 @@ impl LanguageModel for FakeModel {
     }
 
     fn forward(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {
-        let mistakes = self.mistakes;
-        self.compute(batch, cancel, logits, |state, _, row| {
-            let is_mistaken = mix(state, 11) % 8 < mistakes;
-            row.extend(logits_after(if is_mistaken { mix(state, 12) } else { state }));
-        })
+        assert!(self.queue.is_empty(), "a forward pass beside batches in flight");
+        self.compute_logits(batch, cancel, logits)
     }
 
     fn hidden_states(&mut self, batch: Batch<'_>, cancel: &Cancel, hidden: &mut Vec<f32>) -> Result<(), ForwardError> {
         self.compute(batch, cancel, hidden, |state, position, row| row.extend(hidden_of(state, position)))
+    }
+
+    fn batch_queue(&mut self) -> Option<&mut dyn BatchQueue> {
+        if self.capacity > 1 { Some(self) } else { None }
     }
 
     fn embeddings(&self, pooled: &[f32], _: &Cancel) -> Result<Vec<f32>, ForwardError> {
@@ -395,6 +452,54 @@ impl LanguageModel for FakeModel {
 
     fn scores(&self, pooled: &[f32], _: &Cancel) -> Result<Vec<f32>, ForwardError> {
         Ok(pooled.chunks_exact(HIDDEN).flat_map(scores_of).collect())
+    }
+}
+
+impl FakeModel {
+    fn compute_logits(&mut self, batch: Batch<'_>, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {
+        let mistakes = self.mistakes;
+        self.compute(batch, cancel, logits, |state, _, row| {
+            let is_mistaken = mix(state, 11) % 8 < mistakes;
+            row.extend(logits_after(if is_mistaken { mix(state, 12) } else { state }));
+        })
+    }
+
+    /// Copies the pages that were requested before the oldest batch.
+    fn copy_queued_pages(&mut self) {
+        while let Some(&Queued::Copy { group, from, to }) = self.queue.front() {
+            self.slots[group].copy_within(Self::page_range(from), Self::page_range(to).start);
+            self.queue.pop_front();
+        }
+    }
+}
+
+impl BatchQueue for FakeModel {
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn begin(&mut self, batch: Batch<'_>) -> Result<(), ForwardError> {
+        self.check_limits(batch);
+        self.queue.push_back(Queued::Batch(batch.sequences.iter().map(QueuedChunk::new).collect()));
+        let in_flight = self.queue.iter().filter(|queued| matches!(queued, Queued::Batch(_))).count();
+        assert!(in_flight <= self.capacity, "{in_flight} batches in flight");
+        self.most_in_flight = self.most_in_flight.max(in_flight);
+        Ok(())
+    }
+
+    fn finish(&mut self, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {
+        if self.lost_after.is_some_and(|batches| self.batches.get_mut().len() >= batches) {
+            return Err(ForwardError::StageLost { stage: 1, reason: "stage 1 is lost".into() });
+        }
+        let Some(Queued::Batch(batch)) = self.queue.pop_front() else { panic!("no batch is in flight") };
+        let chunks: Vec<SequenceChunk<'_>> = batch.iter().map(QueuedChunk::chunk).collect();
+        let done = self.compute_logits(Batch { sequences: &chunks }, cancel, logits);
+        if done == Err(ForwardError::Cancelled) {
+            self.queue.push_front(Queued::Batch(batch));
+        } else {
+            self.copy_queued_pages();
+        }
+        done
     }
 }
 

@@ -29,11 +29,11 @@ use super::{Stage, StageRunError, StageStep, StepError};
 const MAX_TEXT: u32 = 1 << 20;
 
 /// Interval at which a wait for an answer looks whether it is cancelled.
-const POLL: Duration = Duration::from_millis(50);
+pub(super) const POLL: Duration = Duration::from_millis(50);
 
 /// Time after a cancellation in which a stage must answer. The step in progress is completed, so that the stages stay
 /// alike.
-const CANCEL_LIMIT: Duration = Duration::from_secs(10);
+pub(super) const CANCEL_LIMIT: Duration = Duration::from_secs(10);
 
 const ALLOCATE: u32 = 0;
 const STEP: u32 = 1;
@@ -288,6 +288,16 @@ impl StageLink {
         Ok(self.writer.flush()?)
     }
 
+    /// Returns whether a part of the next answer was read from the socket already.
+    pub(super) fn has_read_ahead(&self) -> bool {
+        !self.reader.buffer().is_empty()
+    }
+
+    /// Returns the socket, which becomes readable when an answer arrives or the connection ends.
+    pub(super) fn socket(&self) -> &UnixStream {
+        self.reader.get_ref()
+    }
+
     /// Receives the answer to the oldest request that has none yet. After a cancellation it waits for 10 s.
     pub(super) fn receive(&mut self, cancel: &Cancel) -> Result<Vec<f32>, LinkError> {
         let reader = &mut Waiting::new(&mut self.reader, cancel);
@@ -326,10 +336,15 @@ impl Read for Waiting<'_> {
                 done => return done,
             }
             if self.cancel.poll() && self.cancelled.get_or_insert_with(Instant::now).elapsed() > self.limit {
-                return Err(io::Error::other(format!("no answer in {:?} after the request was cancelled", self.limit)));
+                return Err(no_answer(self.limit));
             }
         }
     }
+}
+
+/// Returns the error of a wait that was cancelled `limit` ago.
+pub(super) fn no_answer(limit: Duration) -> io::Error {
+    io::Error::other(format!("no answer in {limit:?} after the request was cancelled"))
 }
 
 fn to_word(number: usize) -> Result<u32, LinkError> {

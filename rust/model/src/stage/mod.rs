@@ -13,11 +13,13 @@
 //! them gets the same hidden states and computes the same ones.
 
 mod divide;
+mod in_flight;
 mod layers;
 mod link;
 mod pipeline;
 mod step;
 mod tensor_parallel;
+mod workers;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,11 +31,12 @@ pub use divide::divide_layers;
 pub(crate) use layers::{LoadedPart, StageLayers};
 pub use layers::{StageError, StagePart};
 pub use link::{LinkError, StageInfo, StageLink, serve_stage};
-pub use pipeline::{Pipeline, PipelineError, Worker};
+pub use pipeline::{Pipeline, PipelineError};
 pub use step::{PageCopy, StageSequence, StageStep, StepError};
 use step::{StepLimits, below};
 use tensor_parallel::GatherError;
 pub use tensor_parallel::TensorParallelGroup;
+pub use workers::Worker;
 
 use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel};
 use crate::fingerprint::math_fingerprint;

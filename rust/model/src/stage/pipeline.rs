@@ -1,39 +1,15 @@
 //! [`Pipeline`]: a model whose stages run in other processes.
 
-use std::fmt;
-
 use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::{KvFormat, PageId};
 
+use super::in_flight::BatchesInFlight;
 use super::link::{LinkError, StageInfo, StageLink};
+use super::workers::{Failure, Worker, Workers};
 use super::{LastOutput, PageCopy, StageStep};
-use crate::batch::{Batch, Capabilities, ForwardError, KvGroup, LanguageModel, SequenceChunk};
+use crate::batch::{Batch, BatchQueue, Capabilities, ForwardError, KvGroup, LanguageModel, SequenceChunk};
 use crate::memory::MemoryLayout;
 use crate::spec::ModelSpec;
-
-/// A worker of a model over several processes: a pipeline stage, or one of the workers that divide its matrices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Worker {
-    /// Index of the stage.
-    pub stage: usize,
-    /// Rank among the workers of the stage; `None` for the only one.
-    pub rank: Option<usize>,
-}
-
-impl Worker {
-    /// Returns worker `index` of all, stage by stage, of stages with `ranks` workers each.
-    #[must_use]
-    pub fn new(index: usize, ranks: usize) -> Self {
-        Self { stage: index / ranks, rank: (ranks > 1).then_some(index % ranks) }
-    }
-}
-
-impl fmt::Display for Worker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "pipeline stage {}", self.stage)?;
-        self.rank.map_or(Ok(()), |rank| write!(f, ", tensor-parallel rank {rank}"))
-    }
-}
 
 /// Stages cannot form a model.
 #[derive(Debug, thiserror::Error)]
@@ -69,19 +45,18 @@ pub enum PipelineError {
 /// A model whose stages run in other processes, each in one or in several that divide the rows of its matrices. It has
 /// no weights and no pages.
 ///
-/// A batch is divided into micro-batches of whole sequences, on which the stages work at the same time: while the
-/// second stage computes the first micro-batch, the first stage computes the second. Results do not depend on the
-/// division, because a row depends on its own sequence only.
+/// The stages work on several batches of different sequences at the same time: while the second stage computes the first
+/// batch, the first stage computes the second. The engine keeps a batch for each stage in flight ([`BatchQueue`]); a
+/// single forward pass is divided into micro-batches of whole sequences. Results do not depend on the division, because
+/// a row depends on its own sequence only.
 ///
 /// If the lm_head is tied to the embedding, only the last stage has the matrix. It looks up the rows of a batch's tokens
 /// before the batch begins, and the first stage gets them as input.
 pub struct Pipeline {
     spec: ModelSpec,
     groups: Vec<KvGroup>,
-    /// Connections to the workers, stage by stage and in the order of ranks.
-    links: Vec<StageLink>,
-    /// Number of workers of a stage.
-    ranks: usize,
+    /// Batches in flight, and the workers that compute them.
+    batches: BatchesInFlight,
     /// Page copies that the next step begins with.
     copies: Vec<PageCopy>,
     /// Error of the lost stage, if one is lost.
@@ -140,17 +115,13 @@ impl Pipeline {
             let (found, expected) = (found.to_string(), expected.to_string());
             return Err(PipelineError::Mismatch { worker, field, found, expected });
         }
-        Ok(Self { spec, groups: layout.groups, links, ranks, copies: Vec::new(), lost: None })
+        let batches = BatchesInFlight::new(Workers::new(links, ranks), &spec);
+        Ok(Self { spec, groups: layout.groups, batches, copies: Vec::new(), lost: None })
     }
 
     /// Returns the descriptions of the workers, stage by stage and in the order of ranks.
     pub fn workers(&self) -> impl Iterator<Item = &StageInfo> {
-        self.links.iter().map(StageLink::info)
-    }
-
-    /// Returns the number of stages.
-    fn stages(&self) -> usize {
-        self.links.len() / self.ranks
+        self.batches.workers().infos()
     }
 
     /// Returns the bytes of pages that a model in one process would have, if each worker uses at most its own budget.
@@ -172,14 +143,29 @@ impl Pipeline {
     /// # Errors
     /// [`PipelineError::Link`].
     pub fn allocate_kv(&mut self, pages: &[usize], cancel: &Cancel) -> Result<(), PipelineError> {
-        let ranks = self.ranks;
-        self.links.iter_mut().enumerate().try_for_each(|(index, link)| {
-            let worker = Worker::new(index, ranks);
-            link.allocate_kv(pages, cancel).map_err(|error| PipelineError::Link { worker, error })
-        })
+        let allocated = self.batches.workers_mut().allocate_kv(pages, cancel);
+        allocated.map_err(|(worker, error)| PipelineError::Link { worker, error })
     }
 
-    /// Runs a batch through all stages and writes what the last one returns.
+    /// Begins a batch, which the last stage answers with `last`, behind those in flight.
+    fn begin_batch(&mut self, batch: Batch<'_>, last: LastOutput) -> Result<(), ForwardError> {
+        if let Some(error) = &self.lost {
+            return Err(error.clone());
+        }
+        let step = StageStep::new(batch, std::mem::take(&mut self.copies), last);
+        let tokens: Vec<u32> = batch.tokens().collect();
+        self.batches.begin(step.to_bytes(), &tokens).map_err(|failure| self.lose(failure))
+    }
+
+    /// Waits for the oldest batch in flight and returns the answer of the last stage.
+    fn finish_batch(&mut self, cancel: &Cancel) -> Result<Vec<f32>, ForwardError> {
+        if let Some(error) = &self.lost {
+            return Err(error.clone());
+        }
+        self.batches.finish(cancel).map_err(|failure| self.lose(failure))
+    }
+
+    /// Runs a batch through all stages in micro-batches, and writes what the last stage returns.
     fn run(
         &mut self,
         batch: Batch<'_>,
@@ -187,6 +173,7 @@ impl Pipeline {
         cancel: &Cancel,
         out: &mut Vec<f32>,
     ) -> Result<(), ForwardError> {
+        assert!(self.batches.is_empty(), "a forward pass beside batches in flight");
         if let Some(error) = &self.lost {
             return Err(error.clone());
         }
@@ -194,110 +181,20 @@ impl Pipeline {
         if cancel.poll() {
             return Err(ForwardError::Cancelled);
         }
-        let steps: Vec<Vec<u8>> = micro_batches(batch.sequences, self.stages())
-            .map(|sequences| {
-                let copies = std::mem::take(&mut self.copies);
-                StageStep::new(Batch { sequences }, copies, last).to_bytes()
-            })
-            .collect();
         out.clear();
-        let done = self.look_up(batch, cancel).and_then(|inputs| self.exchange(&steps, &inputs, cancel, out));
-        done.map_err(|(worker, error)| {
-            let (stage, reason) = (worker.stage, PipelineError::Link { worker, error }.to_string());
-            self.lost.insert(ForwardError::StageLost { stage, reason }).clone()
-        })
-    }
-
-    /// Returns what the first stage reads in each micro-batch of a batch: the rows of the tokens in the embedding if the
-    /// last stage looks them up, else nothing.
-    fn look_up(&mut self, batch: Batch<'_>, cancel: &Cancel) -> Result<Vec<Vec<f32>>, (Worker, LinkError)> {
-        let (stages, ranks, width) = (self.stages(), self.ranks, self.spec.embedding_width());
-        let counts = micro_batches(batch.sequences, stages).map(|sequences| Batch { sequences }.tokens().count());
-        if stages == 1 || !self.spec.has_tied_lm_head() {
-            return Ok(counts.map(|_| Vec::new()).collect());
+        for sequences in micro_batches(batch.sequences, self.batches.stages()) {
+            self.begin_batch(Batch { sequences }, last)?;
         }
-        let last = stages - 1;
-        let tokens: Vec<u32> = batch.tokens().collect();
-        for rank in 0..ranks {
-            let index = last * ranks + rank;
-            self.links[index].send_look_up(&tokens).map_err(|error| (Worker::new(index, ranks), error))?;
-        }
-        let mut rows = self.receive(last, cancel)?.into_iter();
-        if rows.len() != tokens.len() * width {
-            let what = format!("{} numbers for {} tokens, not {width} each", rows.len(), tokens.len());
-            return Err((Worker::new(last * ranks, ranks), LinkError::Protocol(what)));
-        }
-        Ok(counts.map(|count| rows.by_ref().take(count * width).collect()).collect())
-    }
-
-    /// Sends each step with its input through all stages; appends what the last one returns to `out`.
-    fn exchange(
-        &mut self,
-        steps: &[Vec<u8>],
-        inputs: &[Vec<f32>],
-        cancel: &Cancel,
-        out: &mut Vec<f32>,
-    ) -> Result<(), (Worker, LinkError)> {
-        for (step, input) in steps.iter().zip(inputs) {
-            self.send(0, step, input)?;
-        }
-        let stages = self.stages();
-        // At each time, stage s returns step time - s, which is sent on before the next stage is waited for.
-        for time in 0..steps.len() + stages - 1 {
-            for stage in 0..stages {
-                let Some(step) = time.checked_sub(stage).and_then(|index| steps.get(index)) else { continue };
-                let result = self.receive(stage, cancel)?;
-                if stage + 1 < stages {
-                    self.send(stage + 1, step, &result)?;
-                } else {
-                    out.extend_from_slice(&result);
-                }
-            }
+        while !self.batches.is_empty() {
+            out.extend_from_slice(&self.finish_batch(cancel)?);
         }
         Ok(())
     }
 
-    /// Sends a step and its input to all workers of a stage.
-    fn send(&mut self, stage: usize, step: &[u8], input: &[f32]) -> Result<(), (Worker, LinkError)> {
-        let ranks = self.ranks;
-        let mut links = self.links[stage * ranks..][..ranks].iter_mut().enumerate();
-        links.try_for_each(|(rank, link)| {
-            link.send_step(step, input).map_err(|error| (Worker::new(stage * ranks + rank, ranks), error))
-        })
-    }
-
-    /// Receives the answers of all workers of a stage, and returns what that of rank 0 has computed.
-    fn receive(&mut self, stage: usize, cancel: &Cancel) -> Result<Vec<f32>, (Worker, LinkError)> {
-        let mut output = Vec::new();
-        for rank in 0..self.ranks {
-            let result = self.links[stage * self.ranks + rank].receive(cancel);
-            let result = result.map_err(|error| self.first_loss((stage, rank), error, cancel))?;
-            if rank == 0 {
-                output = result;
-            }
-        }
-        Ok(output)
-    }
-
-    /// Returns the worker of a stage whose failure is the cause of another's `error`, and the failure. A worker that has
-    /// lost another names it, and ends.
-    fn first_loss(
-        &mut self,
-        (stage, mut rank): (usize, usize),
-        mut error: LinkError,
-        cancel: &Cancel,
-    ) -> (Worker, LinkError) {
-        for _ in 1..self.ranks {
-            let LinkError::RankLost { rank: lost } = error else { break };
-            let Some(link) = self.links[stage * self.ranks..][..self.ranks].get_mut(lost) else { break };
-            rank = lost;
-            error = loop {
-                if let Err(error) = link.receive(cancel) {
-                    break error;
-                }
-            };
-        }
-        (Worker::new(stage * self.ranks + rank, self.ranks), error)
+    /// Records that a worker is lost. Returns the error of this call and of all later ones.
+    fn lose(&mut self, (worker, error): Failure) -> ForwardError {
+        let (stage, reason) = (worker.stage, PipelineError::Link { worker, error }.to_string());
+        self.lost.insert(ForwardError::StageLost { stage, reason }).clone()
     }
 }
 
@@ -378,6 +275,10 @@ impl LanguageModel for Pipeline {
         self.run(batch, LastOutput::HiddenStates, cancel, hidden)
     }
 
+    fn batch_queue(&mut self) -> Option<&mut dyn BatchQueue> {
+        if self.batches.stages() > 1 { Some(self) } else { None }
+    }
+
     fn embeddings(&self, pooled: &[f32], _: &Cancel) -> Result<Vec<f32>, ForwardError> {
         Ok(pooled.to_vec())
     }
@@ -386,6 +287,21 @@ impl LanguageModel for Pipeline {
     /// Always: a model with a classifier is refused.
     fn scores(&self, _: &[f32], _: &Cancel) -> Result<Vec<f32>, ForwardError> {
         unreachable!("a pipeline has no classifier")
+    }
+}
+
+impl BatchQueue for Pipeline {
+    fn capacity(&self) -> usize {
+        self.batches.stages()
+    }
+
+    fn begin(&mut self, batch: Batch<'_>) -> Result<(), ForwardError> {
+        self.begin_batch(batch, LastOutput::Logits)
+    }
+
+    fn finish(&mut self, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {
+        *logits = self.finish_batch(cancel)?;
+        Ok(())
     }
 }
 

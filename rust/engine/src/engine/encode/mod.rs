@@ -56,7 +56,7 @@ impl<M: LanguageModel> Engine<M> {
         let texts_in_progress =
             |text| EncodeProgress { text, tables: self.tables_of(text, &capabilities, gather), computed: 0 };
         let mut texts_in_progress: Vec<EncodeProgress<'_>> = texts.iter().map(texts_in_progress).collect();
-        let result = self.run_between_steps(|engine| {
+        let result = self.run_between_steps(cancel, |engine| {
             let outcome = engine.gather(&mut texts_in_progress, &capabilities, &mut gathered, cancel);
             texts_in_progress.iter_mut().for_each(|one| engine.scheduler.kv_cache.release(&mut one.tables));
             match outcome? {

@@ -1,0 +1,141 @@
+//! [`Workers`]: the connections to the workers of all stages.
+
+use std::fmt;
+use std::time::Instant;
+
+use ferrule_kernels::Cancel;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::link::{CANCEL_LIMIT, LinkError, POLL, StageInfo, StageLink, no_answer};
+
+/// A worker of a model over several processes: a pipeline stage, or one of the workers that divide its matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Worker {
+    /// Index of the stage.
+    pub stage: usize,
+    /// Rank among the workers of the stage; `None` for the only one.
+    pub rank: Option<usize>,
+}
+
+impl Worker {
+    /// Returns worker `index` of all, stage by stage, of stages with `ranks` workers each.
+    #[must_use]
+    pub fn new(index: usize, ranks: usize) -> Self {
+        Self { stage: index / ranks, rank: (ranks > 1).then_some(index % ranks) }
+    }
+}
+
+impl fmt::Display for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pipeline stage {}", self.stage)?;
+        self.rank.map_or(Ok(()), |rank| write!(f, ", tensor-parallel rank {rank}"))
+    }
+}
+
+/// A worker that failed, and how.
+pub(super) type Failure = (Worker, LinkError);
+
+/// Connections to the workers, stage by stage and in the order of ranks.
+pub(super) struct Workers {
+    links: Vec<StageLink>,
+    /// Number of workers of a stage.
+    ranks: usize,
+}
+
+impl Workers {
+    /// Creates the workers of stages with `ranks` workers each.
+    pub fn new(links: Vec<StageLink>, ranks: usize) -> Self {
+        Self { links, ranks }
+    }
+
+    /// Returns the descriptions of the workers.
+    pub fn infos(&self) -> impl Iterator<Item = &StageInfo> {
+        self.links.iter().map(StageLink::info)
+    }
+
+    /// Returns the number of stages.
+    pub fn stages(&self) -> usize {
+        self.links.len() / self.ranks
+    }
+
+    /// Returns the worker of rank 0 of a stage.
+    pub fn first_of(&self, stage: usize) -> Worker {
+        Worker::new(stage * self.ranks, self.ranks)
+    }
+
+    /// Allocates pages for each group in all workers.
+    pub fn allocate_kv(&mut self, pages: &[usize], cancel: &Cancel) -> Result<(), Failure> {
+        let ranks = self.ranks;
+        let mut links = self.links.iter_mut().enumerate();
+        links.try_for_each(|(index, link)| {
+            link.allocate_kv(pages, cancel).map_err(|error| (Worker::new(index, ranks), error))
+        })
+    }
+
+    /// Sends a step and its input to all workers of a stage.
+    pub fn send_step(&mut self, stage: usize, step: &[u8], input: &[f32]) -> Result<(), Failure> {
+        self.send(stage, |link| link.send_step(step, input))
+    }
+
+    /// Sends tokens, whose rows of the embedding are looked up, to all workers of a stage.
+    pub fn send_look_up(&mut self, stage: usize, tokens: &[u32]) -> Result<(), Failure> {
+        self.send(stage, |link| link.send_look_up(tokens))
+    }
+
+    fn send(&mut self, stage: usize, send: impl Fn(&mut StageLink) -> Result<(), LinkError>) -> Result<(), Failure> {
+        let ranks = self.ranks;
+        let mut links = self.links[stage * ranks..][..ranks].iter_mut().enumerate();
+        links.try_for_each(|(rank, link)| send(link).map_err(|error| (Worker::new(stage * ranks + rank, ranks), error)))
+    }
+
+    /// Waits until one of `stages` answers, and returns the first one that does. After a cancellation it waits for 10 s.
+    pub fn wait(&self, stages: &[usize], cancel: &Cancel) -> Result<usize, Failure> {
+        let interval = Timespec { tv_sec: 0, tv_nsec: POLL.subsec_nanos().into() };
+        let link = |stage: &usize| &self.links[stage * self.ranks];
+        if let Some(stage) = stages.iter().find(|stage| link(stage).has_read_ahead()) {
+            return Ok(*stage);
+        }
+        let mut cancelled: Option<Instant> = None;
+        loop {
+            let mut sockets: Vec<_> =
+                stages.iter().map(|stage| PollFd::new(link(stage).socket(), PollFlags::IN)).collect();
+            // After an error or a timeout no socket has events.
+            let _ = poll(&mut sockets, Some(&interval));
+            if let Some(index) = sockets.iter().position(|socket| !socket.revents().is_empty()) {
+                return Ok(stages[index]);
+            }
+            if cancel.poll() && cancelled.get_or_insert_with(Instant::now).elapsed() > CANCEL_LIMIT {
+                return Err((self.first_of(stages[0]), no_answer(CANCEL_LIMIT).into()));
+            }
+        }
+    }
+
+    /// Receives the answers of all workers of a stage, and returns what that of rank 0 has computed.
+    pub fn receive(&mut self, stage: usize, cancel: &Cancel) -> Result<Vec<f32>, Failure> {
+        let mut output = Vec::new();
+        for rank in 0..self.ranks {
+            let result = self.links[stage * self.ranks + rank].receive(cancel);
+            let result = result.map_err(|error| self.first_loss((stage, rank), error, cancel))?;
+            if rank == 0 {
+                output = result;
+            }
+        }
+        Ok(output)
+    }
+
+    /// Returns the worker of a stage whose failure is the cause of another's `error`, and the failure. A worker that has
+    /// lost another names it, and ends.
+    fn first_loss(&mut self, (stage, mut rank): (usize, usize), mut error: LinkError, cancel: &Cancel) -> Failure {
+        for _ in 1..self.ranks {
+            let LinkError::RankLost { rank: lost } = error else { break };
+            let Some(link) = self.links[stage * self.ranks..][..self.ranks].get_mut(lost) else { break };
+            rank = lost;
+            error = loop {
+                if let Err(error) = link.receive(cancel) {
+                    break error;
+                }
+            };
+        }
+        (Worker::new(stage * self.ranks + rank, self.ranks), error)
+    }
+}
