@@ -103,6 +103,12 @@ impl<'a, T> Tiles<'a, T> {
         self.take_at(index / self.across, index % self.across)
     }
 
+    /// Returns the first column of tile `index` in column-major order.
+    #[must_use]
+    pub fn first_column(&self, index: usize) -> usize {
+        self.columns.start + index / self.down * self.tile_columns
+    }
+
     /// Hands out tile `index` in column-major order.
     ///
     /// # Panics

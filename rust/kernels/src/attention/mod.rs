@@ -42,6 +42,9 @@ use crate::{Exec, PoolError};
 /// Number of tokens of a block, counted from position 0. Changing it changes result bits.
 pub const ATTENTION_BLOCK: usize = 256;
 
+/// Number of lines of softmax states below which waking worker threads costs more than merging them in one thread.
+const INLINE_LINES: usize = 512;
+
 const _: () = assert!(ATTENTION_BLOCK.is_multiple_of(PAGE_TOKENS), "a block is a whole number of pages");
 
 /// Computes the attention of `q: [m, heads * key_dim]` over one layer of `store` into `out: [m, heads * value_dim]`.
@@ -264,7 +267,12 @@ impl Call<'_> {
                 });
             }
         };
-        exec.pool.run(plan.splits.len() * shape.kv_heads, &head, exec.cancel)
+        let heads = plan.splits.len() * shape.kv_heads;
+        if plan.partial_lines < INLINE_LINES {
+            (0..heads).for_each(head);
+            return Ok(());
+        }
+        exec.pool.run(heads, &head, exec.cancel)
     }
 
     /// Computes the softmax states of the blocks of `task`: merged into `buffers.state`, or separately into `span`.

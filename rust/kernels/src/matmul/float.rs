@@ -59,7 +59,11 @@ pub(crate) fn multiply<F: FloatFormat>(exec: &Exec<'_>, parts: &mut [FloatPart<'
         Plan::<F> { x, k, weights: band.lines::<F>(), tile_rows, tiles }
     });
     let plans: Vec<_> = plan.collect();
-    exec.run_each(plans.iter().map(|plan| plan.tiles.len()), |product, task| {
+    let reads = |product: usize, task| {
+        let Plan { k, weights, ref tiles, .. } = plans[product];
+        bytemuck::cast_slice(&weights[tiles.first_column(task) / LANES * k..])
+    };
+    exec.run_each_reading(plans.iter().map(|plan| plan.tiles.len()), reads, |product, task| {
         let &Plan { x, k, weights, tile_rows, ref tiles } = &plans[product];
         // Tasks that follow each other share their weights, which the first of them brings into the cache.
         let out = tiles.take_column_major(task);

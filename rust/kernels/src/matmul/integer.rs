@@ -80,7 +80,8 @@ fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Sc
     });
     let plans: Vec<_> = plan.collect();
     let inputs = Activations::quantize_each(exec, &inputs, buffer)?;
-    exec.run_each(plans.iter().map(|plan| plan.tiles.len()), |product, task| {
+    let reads = |product: usize, task| plans[product].reads(task);
+    exec.run_each_reading(plans.iter().map(|plan| plan.tiles.len()), reads, |product, task| {
         let &Plan { bands, k, inputs: by_basis, rows, ref tiles } = &plans[product];
         // Tasks that follow each other share their weights.
         let mut out = tiles.take_column_major(task);
@@ -107,6 +108,14 @@ struct Plan<'a> {
     inputs: [Option<usize>; Basis::ALL.len()],
     rows: Rows,
     tiles: Tiles<'a, f32>,
+}
+
+impl<'a> Plan<'a> {
+    /// Returns the weights from the first of a task on, up to the end of their band.
+    fn reads(&self, task: usize) -> &'a [u8] {
+        let panel = self.tiles.first_column(task) / LANES;
+        self.bands.iter().find(|(_, band)| band.panels.contains(&panel)).map_or(&[], |(_, band)| band.data(panel))
+    }
 }
 
 /// Product with some panels of a band.

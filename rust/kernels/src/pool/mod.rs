@@ -3,14 +3,16 @@
 //! A forward pass consists of hundreds of short parallel runs, so starting a run must cost less than a microsecond, and
 //! idle threads must not use processor time. Worker threads therefore spin for some tens of microseconds after a run
 //! and then sleep ([`workers`]), and tasks are distributed by work stealing ([`task_ranges`]). On several NUMA nodes
-//! each thread stays on one of them ([`placement`]). This module serializes runs, restarts the workers after a fork, and
-//! executes runs that are too small to share on the calling thread.
+//! each thread stays on one of them ([`placement`]). While threads wait for each other they prefetch what the next run
+//! reads ([`read_ahead`]). This module serializes runs, restarts the workers after a fork, and executes runs that are too
+//! small to share on the calling thread.
 
 pub(crate) mod affinity;
 mod fork;
 mod placement;
 #[cfg(test)]
 mod placement_tests;
+mod read_ahead;
 mod sync;
 mod task_ranges;
 #[cfg(test)]
@@ -27,7 +29,9 @@ use std::time::Duration;
 
 use crate::{Cancel, arch::Isa};
 use placement::Placement;
+use read_ahead::{Predictor, Span};
 use sync::IN_TASK;
+use task_ranges::share;
 use workers::{Job, Workers};
 
 /// Interval at which a waiting thread polls its cancel flag.
@@ -74,10 +78,23 @@ pub struct Pool {
 struct ProcessState {
     /// Value of [`fork::generation`] in the process that created this.
     generation: u32,
-    busy: Mutex<bool>,
+    queue: Mutex<Queue>,
     freed: Condvar,
+    predictor: Mutex<Predictor>,
     workers: Workers,
 }
+
+/// Callers of a pool.
+#[derive(Default)]
+struct Queue {
+    /// Whether a run is executing.
+    busy: bool,
+    /// Number of callers that wait until it has ended.
+    waiting: usize,
+}
+
+/// Returns the memory from which a task begins to read, up to its end; tasks that follow it may read further on.
+type Reads<'r, 'm> = &'r dyn Fn(usize) -> &'m [u8];
 
 impl Pool {
     /// Creates a pool of `threads` threads, including the caller of [`Pool::run`].
@@ -129,6 +146,18 @@ impl Pool {
     /// # Panics
     /// If `tasks` is 2^32 or more.
     pub fn run(&self, tasks: usize, job: &(dyn Fn(usize) + Sync), cancel: &Cancel) -> Result<(), PoolError> {
+        self.run_reading(tasks, None, job, cancel)
+    }
+
+    /// Calls `job` as [`Pool::run`] does. If a run that reads the same memory was followed by the same run before, waiting
+    /// threads prefetch what that run reads first.
+    fn run_reading(
+        &self,
+        tasks: usize,
+        reads: Option<Reads<'_, '_>>,
+        job: &(dyn Fn(usize) + Sync),
+        cancel: &Cancel,
+    ) -> Result<(), PoolError> {
         let job = Job::new(tasks, job, cancel);
         if tasks <= 1 || self.threads() == 1 || IN_TASK.get() {
             job.run_inline();
@@ -136,7 +165,16 @@ impl Pool {
         }
         let local = self.local();
         let _guard = local.acquire(cancel)?;
-        local.workers.run(&job, self.threads().min(tasks) - 1);
+        let threads = self.threads().min(tasks);
+        if let Some(reads) = reads {
+            let spans = (0..threads).map(|thread| {
+                let own = share(tasks, threads, thread);
+                Span::new(reads(own.start), reads(own.end - 1))
+            });
+            let mut predictor = local.predictor.lock().unwrap_or_else(PoisonError::into_inner);
+            local.workers.read_ahead(predictor.follow(&spans.collect::<Vec<_>>()));
+        }
+        local.workers.run(&job, threads - 1);
         job.result()
     }
 
@@ -150,8 +188,9 @@ impl Pool {
         }
         let fresh = Box::into_raw(Box::new(ProcessState {
             generation,
-            busy: Mutex::new(false),
+            queue: Mutex::default(),
             freed: Condvar::new(),
+            predictor: Mutex::default(),
             workers: Workers::start(self.threads() - 1, &self.placement),
         }));
         match self.local.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire) {
@@ -187,14 +226,16 @@ impl Drop for Pool {
 impl ProcessState {
     /// Waits until no other run is executing.
     fn acquire(&self, cancel: &Cancel) -> Result<RunGuard<'_>, PoolError> {
-        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        while *busy {
-            (busy, _) = self.freed.wait_timeout(busy, WAIT_INTERVAL).unwrap_or_else(PoisonError::into_inner);
-            if *busy && cancel.poll() {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        while queue.busy {
+            queue.waiting += 1;
+            (queue, _) = self.freed.wait_timeout(queue, WAIT_INTERVAL).unwrap_or_else(PoisonError::into_inner);
+            queue.waiting -= 1;
+            if queue.busy && cancel.poll() {
                 return Err(PoolError::Cancelled);
             }
         }
-        *busy = true;
+        queue.busy = true;
         Ok(RunGuard(self))
     }
 }
@@ -204,8 +245,12 @@ struct RunGuard<'a>(&'a ProcessState);
 
 impl Drop for RunGuard<'_> {
     fn drop(&mut self) {
-        *self.0.busy.lock().unwrap_or_else(PoisonError::into_inner) = false;
-        self.0.freed.notify_one();
+        let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.busy = false;
+        // A notification is a system call even if nobody waits.
+        if queue.waiting > 0 {
+            self.0.freed.notify_one();
+        }
     }
 }
 
@@ -272,13 +317,49 @@ impl Exec<'_> {
         counts: impl IntoIterator<Item = usize>,
         job: impl Fn(usize, usize) + Sync,
     ) -> Result<(), PoolError> {
+        self.run_parts(counts, None::<fn(usize, usize) -> &'static [u8]>, job)
+    }
+
+    /// Executes several runs as [`Exec::run_each`] does. `reads(i, task)` returns the memory from which a task begins to
+    /// read, up to its end; threads that wait for this run, because it followed the same run before, prefetch the first
+    /// of it.
+    ///
+    /// # Errors
+    /// Same as [`Pool::run`].
+    pub(crate) fn run_each_reading<'m>(
+        &self,
+        counts: impl IntoIterator<Item = usize>,
+        reads: impl Fn(usize, usize) -> &'m [u8],
+        job: impl Fn(usize, usize) + Sync,
+    ) -> Result<(), PoolError> {
+        self.run_parts(counts, Some(reads), job)
+    }
+
+    fn run_parts<'m>(
+        &self,
+        counts: impl IntoIterator<Item = usize>,
+        reads: Option<impl Fn(usize, usize) -> &'m [u8]>,
+        job: impl Fn(usize, usize) + Sync,
+    ) -> Result<(), PoolError> {
         let counts: Vec<usize> = counts.into_iter().collect();
         let parts = parts_by_node(&counts, &self.pool.placement);
-        self.run(counts.iter().sum(), |task| {
+        let locate = |task| {
             // An empty part has the same first task as its successor; the last one of them owns this task.
             let (first, run, part) = &parts[parts.partition_point(|(first, ..)| *first <= task) - 1];
-            job(*run, part.start + task - first);
-        })
+            (*run, part.start + task - first)
+        };
+        let reads = reads.map(|reads| {
+            move |task| {
+                let (run, task) = locate(task);
+                reads(run, task)
+            }
+        });
+        let job = |task| {
+            let (run, task) = locate(task);
+            job(run, task);
+        };
+        let reads = reads.as_ref().map(|reads| reads as Reads<'_, '_>);
+        self.pool.run_reading(counts.iter().sum(), reads, &job, self.cancel)
     }
 }
 

@@ -5,6 +5,8 @@
 //! farthest from where its owner works. It steals from workers of its own node first. Slow or preempted cores therefore
 //! run fewer tasks.
 
+use std::ops::Range;
+
 use super::sync::atomic::{AtomicU64, Ordering};
 
 /// Remaining tasks of every worker.
@@ -28,6 +30,12 @@ fn pack((first, end): Bounds) -> u64 {
 
 fn unpack(word: u64) -> Bounds {
     ((word >> 32) as u32, word as u32)
+}
+
+/// Returns the tasks that worker `thread` begins with, of `tasks` for the first `threads` workers.
+pub fn share(tasks: usize, threads: usize, thread: usize) -> Range<usize> {
+    let edge = |thread: usize| (tasks as u64 * thread.min(threads) as u64 / threads as u64) as usize;
+    edge(thread)..edge(thread + 1)
 }
 
 impl TaskRange {
@@ -57,10 +65,10 @@ impl TaskRanges {
     /// # Panics
     /// If `tasks` is 2^32 or more.
     pub fn partition(&self, tasks: usize, threads: usize) {
-        let tasks = u32::try_from(tasks).expect("fewer than 2^32 tasks");
-        let edge = |thread: usize| (u64::from(tasks) * thread.min(threads) as u64 / threads as u64) as u32;
+        u32::try_from(tasks).expect("fewer than 2^32 tasks");
         for (thread, range) in self.0.iter().enumerate() {
-            range.set((edge(thread), edge(thread + 1)));
+            let Range { start, end } = share(tasks, threads, thread);
+            range.set((start as u32, end as u32));
         }
     }
 

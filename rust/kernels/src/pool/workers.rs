@@ -16,6 +16,7 @@ use std::ptr::null_mut;
 use std::sync::{Arc, PoisonError};
 
 use super::placement::Placement;
+use super::read_ahead::{Ahead, Span};
 use super::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use super::sync::thread::{self, JoinHandle, Thread};
 use super::sync::{IN_TASK, Mutex, spin_until};
@@ -120,12 +121,14 @@ struct Shared {
     state: RunState,
     /// Tasks of the current run, by worker.
     ranges: TaskRanges,
+    /// What each thread prefetches while it waits, the caller first.
+    ahead: Vec<Ahead>,
     /// Job of the current run.
     job: AtomicPtr<Job<'static>>,
     shutdown: AtomicBool,
     /// Whether the caller sleeps.
     caller_sleeps: AtomicBool,
-    /// Thread that called [`Workers::run`].
+    /// Thread that called [`Workers::run`] and sleeps.
     caller: Mutex<Option<Thread>>,
     /// Whether each worker sleeps.
     asleep: Vec<AtomicBool>,
@@ -148,6 +151,7 @@ impl Workers {
         let shared = Arc::new(Shared {
             state: RunState(AtomicU64::new(0)),
             ranges: TaskRanges::new((0..=workers).map(|thread| placement.node_of(thread))),
+            ahead: (0..=workers).map(|_| Ahead::default()).collect(),
             job: AtomicPtr::new(null_mut()),
             shutdown: AtomicBool::new(false),
             caller_sleeps: AtomicBool::new(false),
@@ -167,12 +171,18 @@ impl Workers {
         Self { workers: (0..workers).map_while(start).collect(), shared }
     }
 
+    /// Sets what each thread prefetches while it waits: the lines that it will probably read first in the run after the
+    /// next one.
+    pub fn read_ahead(&self, spans: Option<&[Span]>) {
+        let mut spans = spans.into_iter().flatten();
+        self.shared.ahead.iter().for_each(|ahead| ahead.set(spans.next().copied()));
+    }
+
     /// Runs `job` on the caller and up to `wanted` workers, and returns when all of them have left it. Runs must not
     /// overlap.
     pub fn run(&self, job: &Job<'_>, wanted: usize) {
         let shared = &*self.shared;
         let generation = fork::generation();
-        *shared.caller.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current());
         shared.job.store(std::ptr::from_ref(job).cast_mut().cast(), Ordering::Relaxed);
         shared.ranges.partition(job.tasks, wanted.min(self.workers.len()) + 1);
         // No run is open and no worker has joined, so the word holds the run number only.
@@ -227,7 +237,11 @@ impl Shared {
         let mut found = None;
         spin_until(|| {
             found = open();
-            found.is_some() || shutdown()
+            let done = found.is_some() || shutdown();
+            if !done {
+                self.ahead[index + 1].step();
+            }
+            done
         });
         let asleep = &self.asleep[index];
         while found.is_none() && !shutdown() {
@@ -260,9 +274,17 @@ impl Shared {
     /// Waits until all workers have left the run. Polls the job's cancel flag, so that they can stop early.
     fn wait_for_workers(&self, job: &Job<'_>, generation: u32) {
         let left = || self.state.0.load(Ordering::SeqCst) & ACTIVE == 0;
-        if spin_until(left) {
+        let waited = spin_until(|| {
+            let done = left();
+            if !done {
+                self.ahead[0].step();
+            }
+            done
+        });
+        if waited {
             return;
         }
+        *self.caller.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current());
         self.caller_sleeps.store(true, Ordering::SeqCst);
         while !left() {
             job.catch(|| {

@@ -24,6 +24,8 @@ mod pool {
     pub mod affinity;
     #[path = "../../../src/pool/placement.rs"]
     pub mod placement;
+    #[path = "../../../src/pool/read_ahead.rs"]
+    pub mod read_ahead;
     pub mod sync;
     #[path = "../../../src/pool/task_ranges.rs"]
     pub mod task_ranges;
