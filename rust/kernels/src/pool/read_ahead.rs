@@ -93,7 +93,7 @@ fn prefetch(line: u64) {
 #[derive(Default)]
 pub struct Predictor {
     runs: Vec<Run>,
-    /// Indices of the runs by what they read.
+    /// Indices of the runs by the lines that they read first.
     by_spans: HashMap<Vec<Span>, usize>,
     /// The latest runs, the last one first.
     latest: [Option<usize>; DEPTH],
@@ -101,7 +101,7 @@ pub struct Predictor {
 
 /// A run that was seen before.
 struct Run {
-    /// What each thread reads first.
+    /// Lines that each thread reads first.
     spans: Vec<Span>,
     /// Runs that followed: the next one, the one after it, and so on.
     followers: [Follower; DEPTH],

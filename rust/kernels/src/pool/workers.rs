@@ -121,7 +121,7 @@ struct Shared {
     state: RunState,
     /// Tasks of the current run, by worker.
     ranges: TaskRanges,
-    /// What each thread prefetches while it waits, the caller first.
+    /// Lines that each thread prefetches while it waits, those of the caller first.
     ahead: Vec<Ahead>,
     /// Job of the current run.
     job: AtomicPtr<Job<'static>>,
