@@ -1,9 +1,9 @@
 """Measure bit allocation on a model: `python allocation.py MODEL --text FILE --windows 64 --bits 4.85 --out FILE`.
 
 The reference is the same model in f32. Measured are int4, the formats that `allocate_bits` chooses for the same bytes,
-and those for each `--bits`; with `--calibrate TEXT`, each of them also with calibration, which then also chooses the
-formats. With `--kinds`, the matrices of one kind (the last part of a tensor's name) are in int4, all others in int8,
-and the difference of the divergence from that of int8 stands beside the loss that `allocate_bits` estimates.
+and those for each `--bits`, without calibration, calibrated with generated text, and with `--calibrate TEXT`. With
+`--kinds`, the matrices of one kind (the last part of a tensor's name) are in int4, all others in int8, and the
+difference of the divergence from that of int8 stands beside the loss that `allocate_bits` estimates.
 `--thirds` measures each third of the layers separately. `MODEL` can be `embedded`, which is measured on its held-out
 text.
 """
@@ -20,7 +20,19 @@ from typing import Any
 from divergence import FIRST, WINDOW, held_out_windows
 
 import ferrule
-from ferrule import LLM, BitAllocation, Comparison, Recipe, allocate_bits, model_info, quantize
+from ferrule import (
+    LLM,
+    BitAllocation,
+    Comparison,
+    Recipe,
+    allocate_bits,
+    generate_calibration,
+    model_info,
+    quantize,
+)
+
+Calibration = Path | list[list[int]] | None
+"""A text, sequences of token ids, or none."""
 
 TINY = Path(ferrule.__file__).parent / "models" / "tiny"
 SCORED: dict[str, Any] = {"window": WINDOW, "stride": WINDOW - FIRST - 1, "min_context": FIRST + 1}
@@ -44,7 +56,7 @@ class Model:
             starts = range(0, len(ids) - length + 1, max((len(ids) - length) // max(windows - 1, 1), 1))
             self.windows = [bos + ids[start : start + length] for start in starts][:windows]
 
-    def compare(self, recipe: Recipe | None, text: Path | None = None) -> tuple[int, Comparison]:
+    def compare(self, recipe: Recipe | None, text: Calibration = None) -> tuple[int, Comparison]:
         """Quantize to int4, or by a recipe, and compare with the reference; return the bytes of the weights too."""
         out = self.folder / "packed"
         quantize(self.path, out, recipe=recipe, overwrite=True, calibrate=text)
@@ -88,11 +100,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = Model(path, arguments.text, arguments.windows, Path(folder))
 
-        def measure(name: str, recipe: Recipe | None, text: Path | None = None, **further: float) -> float:
+        def measure(name: str, recipe: Recipe | None, text: Calibration = None, **further: float) -> float:
             size, comparison = model.compare(recipe, text)
             row = {
                 "name": name,
-                "calibrated": text is not None,
+                "calibration": "none" if text is None else "text" if isinstance(text, Path) else "generated",
                 "bytes": size,
                 "bits": round(8 * size / weights, 3),
             }
@@ -117,7 +129,8 @@ def main() -> None:
                 found = measure(kind, Recipe(dict.fromkeys(tensors, "int4"), base="int8"), estimate=estimate)
                 print(f"    {kind}: measured {found - base:.5f}, estimated {estimate:.5f}")
             return
-        for text in (None, arguments.calibrate) if arguments.calibrate else (None,):
+        calibrations: list[Calibration] = [None, generate_calibration(path)]
+        for text in [*calibrations, arguments.calibrate] if arguments.calibrate else calibrations:
             measure("int4", None, text)
             for bits in [8 * info["weight_bytes"] / weights, *arguments.bits]:
                 measure(f"--bits {bits:.4g}", allocate_bits(path, bits, calibrate=text).recipe(), text)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 from divergence import HELD_OUT, calibration_text
 from exact_gguf import write_exact
 
-from ferrule import LLM, Comparison, allocate_bits, quantize
+from ferrule import LLM, Comparison, allocate_bits, generate_calibration, quantize
 
 WINDOW, CONTEXT = 512, 128
 SCORED: dict[str, Any] = {"window": WINDOW, "stride": WINDOW - CONTEXT, "min_context": CONTEXT}
@@ -36,7 +37,8 @@ class Variant:
 
     name: str
     bits: float | None = None
-    calibrated: bool = False
+    calibration: str = "none"
+    """none, generated, or text."""
 
 
 def english() -> tuple[str, str]:
@@ -72,6 +74,11 @@ class Workshop:
         if not self.exact.exists():
             write_exact(source, self.exact, rotates=rotates)
 
+    @cached_property
+    def generated(self) -> list[list[int]]:
+        """Text for calibration that the model generates."""
+        return generate_calibration(self.exact)
+
     def calibration(self, llm: LLM, tokens: int) -> list[list[int]]:
         """Return windows for calibration, of English and code in turn."""
         count = tokens // WINDOW // 2
@@ -84,7 +91,8 @@ class Workshop:
         """Return the directory of a variant, which is written unless it exists."""
         target = self.folder / variant.name.replace(" ", "-").replace(",", "")
         if not target.exists():
-            text = calibration if variant.calibrated else None
+            text = self.generated if variant.calibration == "generated" else calibration
+            text = None if variant.calibration == "none" else text
             recipe = None if variant.bits is None else allocate_bits(self.exact, variant.bits, calibrate=text).recipe()
             if recipe is not None:
                 recipe.save(target.with_suffix(target.suffix + ".toml"))
@@ -111,12 +119,12 @@ def row(name: str, size: int, weights: int, compared: Comparison, english_tokens
 
 
 def variants(bits: list[float], *, calibrates: bool) -> Iterator[Variant]:
-    """Yield int4 and each number of bits, with and without calibration."""
-    for calibrated in (False, True) if calibrates else (False,):
-        suffix = ", calibrated" if calibrated else ""
-        yield Variant(f"int4{suffix}", None, calibrated)
-        for each in bits:
-            yield Variant(f"--bits {each:g}{suffix}", each, calibrated)
+    """Yield int4 without calibration, each number of bits with generated text, and all of them with a text."""
+    yield Variant("int4")
+    yield from (Variant(f"--bits {each:g}", each, "generated") for each in bits)
+    if calibrates:
+        yield Variant("int4, calibrated", None, "text")
+        yield from (Variant(f"--bits {each:g}, calibrated", each, "text") for each in bits)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from ._api.allocation import AllocatedMatrix as AllocatedMatrix
 from ._api.allocation import BitAllocation as BitAllocation
 from ._api.allocation import allocate_bits as allocate_bits
 from ._api.async_llm import AsyncLLM as AsyncLLM
+from ._api.generated_calibration import generate_calibration as generate_calibration
 from ._api.info import model_info as model_info
 from ._api.llm import LLM as LLM
 from ._api.quantization import quantize as quantize

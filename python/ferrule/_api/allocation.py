@@ -75,7 +75,8 @@ def allocate_bits(
     `progress` is called with the work done so far and in total, in bytes of weights.
 
     `calibrate` is that of `quantize`: with it, the tokens are from the calibration data, and the errors are those of
-    calibrated matrices, as their inputs weigh them. This takes the time of a calibration in addition.
+    calibrated matrices, as their inputs weigh them. This takes the time of a calibration in addition. Without any text,
+    `generate_calibration` returns such data.
 
     Raises InvalidParameterError for bits that no formats have and for a packed model; and the errors of loading one and
     of reading `calibrate`.

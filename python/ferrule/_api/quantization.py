@@ -61,10 +61,10 @@ def quantize(
     they need not fit into memory. The directory is written atomically; `overwrite` replaces a directory that `quantize`
     wrote before. `progress` is called with the bytes packed so far and the bytes in total.
 
-    `calibrate` is a text file, of which at most `calibration_tokens` tokens are read, or a list of token id sequences.
-    The model runs over them, and GPTQ reduces the error of the integer formats. Calibration takes much longer, and
-    needs memory for one layer in f32 and the hidden states of the tokens. The result is bitwise reproducible on one
-    instruction set.
+    `calibrate` is a text file, of which at most `calibration_tokens` tokens are read, or a list of token id sequences,
+    such as that of `generate_calibration`. The model runs over them, and GPTQ reduces the error of the integer formats.
+    Calibration takes much longer, and needs memory for one layer in f32 and the hidden states of the tokens. The result
+    is bitwise reproducible on one instruction set.
 
     `sparsity`, a share of zeros or "2:4", sets weights of the linear layers to zero. `pruning` chooses them: sparsegpt,
     wanda or magnitude (default sparsegpt with `calibrate`, else magnitude). Embeddings, the lm_head, routers, norms and

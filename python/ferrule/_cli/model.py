@@ -180,9 +180,14 @@ def load(model: str | None, options: Mapping[str, Any]) -> LLM:
 
 @contextmanager
 def load_status(
-    model: str | None, revision: str | None, *, label: str = "loading weights", quiet: bool = False
+    model: str | None,
+    revision: str | None,
+    *,
+    label: str = "loading weights",
+    unit: str = "bytes",
+    quiet: bool = False,
 ) -> Generator[Callable[[int, int], None] | None]:
-    """Downloads a model and yields a progress callback; `label` is the text of the progress bar.
+    """Downloads a model and yields a progress callback; `label` is the text of the progress bar, which counts `unit`.
 
     If stderr is a terminal, a status line is followed by progress bars; not with `quiet`.
 
@@ -190,7 +195,7 @@ def load_status(
     """
     download(model, revision, quiet=quiet)
     status = model_status("loading the tokenizer", model, quiet=quiet)
-    with status, load_progress(label, status, quiet=quiet) as progress:
+    with status, load_progress(label, status, unit=unit, quiet=quiet) as progress:
         yield progress
 
 
@@ -209,7 +214,7 @@ def _is_on_hub(name: str | None) -> bool:
 
 @contextmanager
 def load_progress(
-    label: str = "loading weights", status: StatusLine | None = None, *, quiet: bool = False
+    label: str = "loading weights", status: StatusLine | None = None, *, unit: str = "bytes", quiet: bool = False
 ) -> Generator[Callable[[int, int], None] | None, None, None]:
     """Yields a progress callback; None with `quiet`, and if stderr is not a terminal.
 
@@ -218,22 +223,23 @@ def load_progress(
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    with ProgressBar(label, status) as bar:
+    with ProgressBar(label, status, unit) as bar:
         yield bar.update
 
 
 class ProgressBar:
-    """Progress bar of loaded bytes, shown after `PROGRESS_DELAY` in place of a status line."""
+    """Progress bar of bytes or of another unit, shown after `PROGRESS_DELAY` in place of a status line."""
 
-    def __init__(self, label: str, status: StatusLine | None) -> None:
+    def __init__(self, label: str, status: StatusLine | None, unit: str) -> None:
         self._label = label
+        self._unit = unit
         self._status = status
         self._start = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
 
     def update(self, done: int, total: int) -> None:
-        """Shows the number of loaded bytes."""
+        """Shows how much is done."""
         if self._bar is None:
             if self._status is not None:
                 self._status.update(self._label)
@@ -246,15 +252,22 @@ class ProgressBar:
             from rich.progress import (
                 BarColumn,
                 DownloadColumn,
+                MofNCompleteColumn,
                 Progress,
                 TextColumn,
                 TimeRemainingColumn,
                 TransferSpeedColumn,
             )
 
-            figures = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+            counted = (MofNCompleteColumn(), TextColumn(self._unit))
+            figures = (DownloadColumn(), TransferSpeedColumn()) if self._unit == "bytes" else counted
             self._bar = Progress(
-                TextColumn(self._label), BarColumn(), *figures, console=Console(stderr=True), transient=True
+                TextColumn(self._label),
+                BarColumn(),
+                *figures,
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
             )
             self._bar.start()
             atexit.register(self._bar.stop)  # a server ends while its thread loads a model; the cursor is hidden

@@ -10,11 +10,13 @@ import click
 
 from ferrule._api.allocation import BitAllocation, allocate_bits
 from ferrule._api.calibration import TOKENS
+from ferrule._api.generated_calibration import GENERATED_TOKENS, generate_calibration
 from ferrule._api.info import size_text
 from ferrule._api.pruning import METHODS, default_method
 from ferrule._api.quantization import FORMATS, checked_paths, pruned_share, quantize
 from ferrule._cli.help import Command, options
 from ferrule._cli.model import LOADING, engine_rows, load_status, model_argument
+from ferrule.errors import InsufficientMemoryError, UnsupportedTaskError
 
 _SHARED = ("revision", "threads", "calibrate", "calibration_tokens")
 """Settings of both the allocation and the quantization."""
@@ -37,7 +39,7 @@ _SHARED = ("revision", "threads", "calibrate", "calibration_tokens")
             "ferrule quantize org/repo --bits 4.85 --report -o my-model",
         ),
         (
-            "With calibration, which is more accurate and slower:",
+            "Calibrated with your text, which is more accurate and slower:",
             "ferrule quantize org/repo --calibrate text.txt -o my-model-int4",
         ),
     ],
@@ -52,8 +54,8 @@ _SHARED = ("revision", "threads", "calibrate", "calibration_tokens")
     "--bits",
     type=click.FloatRange(min=0, max=32, min_open=True),
     metavar="FLOAT",
-    help="Bits per weight of all matrices together; chooses int3 to int8 for each, with "
-    "--calibrate by calibrated errors (default: none).",
+    help="Bits per weight of all matrices together; chooses int3 to int8 for each by calibrated errors "
+    "(default: none).",
 )
 @click.option(
     "--recipe",
@@ -85,11 +87,14 @@ _SHARED = ("revision", "threads", "calibrate", "calibration_tokens")
     "formats by calibrated errors (default: none).",
 )
 @click.option(
+    "--self-calibrate/--no-self-calibrate",
+    default=None,
+    help="Calibrate with text that the model generates (default: with --bits, unless there is --calibrate).",
+)
+@click.option(
     "--calibration-tokens",
     type=click.IntRange(min=1),
-    default=TOKENS,
-    show_default=True,
-    help="Maximum number of calibration tokens.",
+    help=f"Maximum number of calibration tokens (default: {TOKENS}; {GENERATED_TOKENS} generated ones).",
 )
 @click.option(
     "--sparsity",
@@ -110,29 +115,24 @@ def command(model: str | None, output: Path, **settings: Any) -> None:
     DIR is created at the end, complete or not at all. --format, --bits and --recipe exclude each other, and --sparsity
     needs --format.
     """
-    given = [name for name in ("format", "bits", "recipe") if settings[name] is not None]
-    if len(given) > 1:
-        raise click.UsageError(f"--{given[0]} cannot be used with --{given[1]}")
-    if settings["sparsity"] is not None and settings["format"] is None:
-        raise click.UsageError("--sparsity needs --format")
-    if settings["pruning"] is not None and settings["sparsity"] is None:
-        raise click.UsageError("--pruning needs --sparsity")
+    _check_combinations(settings)
     bits, save, report = (settings.pop(name) for name in ("bits", "save_recipe", "report"))
-    if bits is None and (save is not None or report):
-        raise click.UsageError(f"{'--report' if save is None else '--save-recipe'} needs --bits")
     revision = settings["revision"]
     name = settings["format"] or "int4"
-    if bits is not None:
-        with load_status(model, revision, label="measuring errors") as progress:
-            # The survey takes minutes: refuse first what `quantize` would refuse after it.
+    if bits is not None or settings["self_calibrate"]:
+        with load_status(model, revision):
+            # Calibration takes minutes: refuse first what `quantize` would refuse after it.
             checked_paths(
                 model,
                 output,
                 format=name,
                 revision=revision,
                 overwrite=settings["overwrite"],
-                calibrates=settings["calibrate"] is not None,
+                calibrates=settings["sparsity"] is None,
             )
+    _generate_calibration(model, settings, needed=settings.pop("self_calibrate"), chooses=bits is not None)
+    if bits is not None:
+        with load_status(model, revision, label="measuring errors") as progress:
             allocation = allocate_bits(model, bits, progress=progress, **{key: settings[key] for key in _SHARED})
         settings["recipe"] = allocation.recipe()
         name = f"{allocation.bits:.2f} bits per weight"
@@ -151,6 +151,42 @@ def command(model: str | None, output: Path, **settings: Any) -> None:
     print(f"{written}: {name}, {size}", file=sys.stderr)
     if settings["sparsity"] is not None:
         print(pruned_share(written), file=sys.stderr)
+
+
+def _check_combinations(settings: dict[str, Any]) -> None:
+    """Raises UsageError for options that exclude or need each other."""
+    given = [name for name in ("format", "bits", "recipe") if settings[name] is not None]
+    if len(given) > 1:
+        raise click.UsageError(f"--{given[0]} cannot be used with --{given[1]}")
+    if settings["sparsity"] is not None and settings["format"] is None:
+        raise click.UsageError("--sparsity needs --format")
+    if settings["pruning"] is not None and settings["sparsity"] is None:
+        raise click.UsageError("--pruning needs --sparsity")
+    if settings["self_calibrate"] and settings["calibrate"] is not None:
+        raise click.UsageError("--self-calibrate cannot be used with --calibrate")
+    if settings["bits"] is None and (settings["save_recipe"] is not None or settings["report"]):
+        raise click.UsageError(f"{'--report' if settings['save_recipe'] is None else '--save-recipe'} needs --bits")
+
+
+def _generate_calibration(model: str | None, settings: dict[str, Any], *, needed: bool | None, chooses: bool) -> None:
+    """Sets `calibrate` to text that the model generates, if that is `needed`, or not forbidden where --bits `chooses`.
+
+    Only needed text is an error where there is none.
+    """
+    tokens = settings["calibration_tokens"]
+    settings["calibration_tokens"] = TOKENS if tokens is None else tokens
+    wanted = chooses and settings["calibrate"] is None if needed is None else needed
+    if not wanted:
+        return
+    tokens = GENERATED_TOKENS if tokens is None else tokens
+    given = {key: settings[key] for key in ("revision", "threads")}
+    try:
+        with load_status(model, given["revision"], label="generating text", unit="tokens") as progress:
+            settings["calibrate"] = generate_calibration(model, tokens, progress=progress, **given)
+    except (UnsupportedTaskError, InsufficientMemoryError) as error:
+        if needed:
+            raise
+        print(f"not calibrated: {error}", file=sys.stderr)
 
 
 def _report(allocation: BitAllocation) -> str:
