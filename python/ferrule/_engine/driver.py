@@ -151,7 +151,7 @@ class Driver:
         """Raises EngineError if the engine is dead or lost a stage; does nothing if it has unfinished requests."""
         self._check_outside()
         with self._lock:
-            # Without requests, a step only raises the error of a dead engine.
+            # Without requests, a step only finishes batches of aborted ones, and raises the error of a dead engine.
             if not self._alive().has_unfinished_requests():
                 self._alive().step()
                 if self._check_stages is not None:

@@ -164,7 +164,7 @@ pub struct Metrics {
     pub inter_token_seconds: Histogram<Seconds>,
     /// Time from the first token to the last.
     pub decode_seconds: Histogram<Seconds>,
-    /// Duration of a step.
+    /// Duration of a step: of batches that are computed at the same time, the time since the end of the one before.
     pub step_seconds: Histogram<Seconds>,
     /// Tokens computed in a step, prompts, drafts and recomputation included.
     pub step_tokens: Histogram<Tokens>,

@@ -14,8 +14,8 @@
 //!
 //! A model may compute several batches at the same time ([`ferrule_model::BatchQueue`]). Then a step schedules a batch of
 //! sequences that are not in flight, and at most its share of all sequences, so that as many are left for the other
-//! batches. Sequences in flight keep their pages. If a sequence lacks the pages of a lower-ranked one in flight, no other
-//! sequence is admitted until it has got them.
+//! batches. Sequences in flight keep their pages. If a sequence lacks the pages of a lower-ranked one in flight, no
+//! lower-ranked sequence is scheduled or admitted until it has got them.
 //!
 //! A beam that waits for its siblings ([`crate::beams`]) has nothing to compute, and its expansion survives preemption
 //! (it depends on tokens, not on pages). So the highest-ranked sequence may preempt such beams even if they rank before
@@ -29,7 +29,7 @@ use std::collections::VecDeque;
 
 use crate::RequestId;
 use crate::pages::{FetchBudget, KvCacheManager, PageMove};
-use crate::sequence::Sequence;
+use crate::sequence::{Rank, Sequence};
 
 /// The tokens of one sequence that a step computes: a prefill chunk or a decode row, and drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +63,6 @@ pub(crate) struct Schedule {
     limit: usize,
     /// Maximum number of sequences.
     max_sequences: usize,
-    /// Whether a sequence needs pages of lower-ranked ones in flight.
-    is_blocked: bool,
     /// Remaining rows of logits for prompt log-probabilities.
     logit_rows: usize,
     fetch: FetchBudget,
@@ -94,6 +92,8 @@ pub(crate) struct Scheduler {
     pub waiting: VecDeque<Sequence>,
     pub kv_cache: KvCacheManager,
     limits: StepLimits,
+    /// Rank of a running sequence that needs pages of lower-ranked ones in flight.
+    blocked: Option<Rank>,
     /// Number of preemptions.
     pub preemptions: u64,
     /// Tokens looked up and found in the prefix cache.
@@ -108,6 +108,7 @@ impl Scheduler {
             waiting: VecDeque::new(),
             kv_cache,
             limits,
+            blocked: None,
             preemptions: 0,
             prefix_queries: 0,
             prefix_hits: 0,
@@ -156,6 +157,9 @@ impl Scheduler {
     /// Schedules a step and allocates its pages. Beside decoding sequences, prefill gets at most `prompt_tokens`.
     pub fn schedule(&mut self, prompt_tokens: usize) -> Schedule {
         let mut plan = Schedule::new(self.limits);
+        let waits =
+            |rank: &Rank| self.running.iter().any(|sequence| sequence.rank() == *rank && sequence.pending() > 0);
+        self.blocked = self.blocked.filter(waits);
         for sequence in &mut self.running {
             self.kv_cache.release_out_of_window(&mut sequence.tables, sequence.computed);
         }
@@ -189,7 +193,9 @@ impl Scheduler {
     fn schedule_running(&mut self, plan: &mut Schedule, again: bool, matches: impl Fn(&Sequence) -> bool) {
         let mut index = 0;
         while index < self.running.len() && plan.tokens < plan.limit {
-            if matches(&self.running[index]) && !self.running[index].in_flight {
+            let sequence = &self.running[index];
+            let may_run = !sequence.in_flight && self.blocked.is_none_or(|rank| sequence.rank() <= rank);
+            if may_run && matches(sequence) {
                 let planned = if again { plan.planned(index) } else { 0 };
                 if planned > 0 || plan.chunks.len() < plan.max_sequences {
                     self.schedule_one(plan, index, planned);
@@ -225,6 +231,7 @@ impl Scheduler {
             if count > planned {
                 self.kv_cache.allocate_slots(&mut sequence.tables, sequence.computed, count, &mut plan.moves);
                 sequence.record_scheduled();
+                self.blocked.take_if(|rank| *rank == sequence.rank());
                 if sequence.chunk_has_prompt_logprobs(count) {
                     plan.logit_rows = logit_rows.saturating_sub(count);
                 }
@@ -236,7 +243,9 @@ impl Scheduler {
             }
             let last = self.lowest_ranked().unwrap_or(index);
             let higher_ranked = &self.running[..index];
-            plan.is_blocked |= last == index && index + 1 < self.running.len();
+            if last == index && index + 1 < self.running.len() {
+                self.blocked = Some(self.running[index].rank());
+            }
             if last == index && (index == 0 || higher_ranked.iter().any(|other| other.pending() > 0)) {
                 // Keep its pages and wait until the sequences before it finish or preempt it, or until the sequences in
                 // flight can be preempted.
@@ -256,7 +265,7 @@ impl Scheduler {
     fn admit(&mut self, plan: &mut Schedule) {
         let chunk = self.limits.max_num_batched_tokens;
         plan.max_sequences = self.share_of_batch(true);
-        while plan.tokens < plan.limit && plan.chunks.len() < plan.max_sequences && !plan.is_blocked {
+        while plan.tokens < plan.limit && plan.chunks.len() < plan.max_sequences && self.blocked.is_none() {
             let Some(waiting_index) = self.next_waiting() else { return };
             if self.free_slots() == 0 {
                 if !self.preempt_for(plan, waiting_index) {
@@ -403,7 +412,6 @@ impl Schedule {
             tokens: 0,
             limit: limits.max_num_batched_tokens,
             max_sequences: usize::MAX,
-            is_blocked: false,
             logit_rows: limits.logit_rows,
             fetch: FetchBudget::new(limits.fetch_bytes),
         }

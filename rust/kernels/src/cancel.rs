@@ -65,7 +65,7 @@ impl Cancel {
         self.flag.load(Ordering::Acquire)
     }
 
-    /// Calls the hook if at least 20 ms have passed since its last call, and returns whether the flag is set.
+    /// Calls the hook if about 20 ms have passed since its last call, and returns whether the flag is set.
     pub fn poll(&self) -> bool {
         if let Some(Hook { call, due, calling }) = &self.hook {
             let is_due = || due.load(Ordering::Relaxed) <= coarse_millis();

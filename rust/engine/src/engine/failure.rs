@@ -4,6 +4,7 @@ use std::any::Any;
 
 use ferrule_model::{ForwardError, LanguageModel};
 
+use super::in_flight::BatchesInFlight;
 use super::{Engine, new_scheduler};
 use crate::beams::BeamSearches;
 use crate::sequence::Sequence;
@@ -46,7 +47,7 @@ impl<M: LanguageModel> Engine<M> {
         let output = |sequence: &Sequence| StepOutput { finish: Some(finish.clone()), ..StepOutput::empty(sequence) };
         self.final_outputs = self.scheduler.sequences().filter(|one| one.is_primary()).map(output).collect();
         self.searches = BeamSearches::default();
-        self.in_flight.clear();
+        self.in_flight = BatchesInFlight::default();
         self.metrics.requests_finished.error += self.final_outputs.len() as u64;
         let scheduler = new_scheduler(&mut self.model, &self.config);
         let old = std::mem::replace(&mut self.scheduler, scheduler);

@@ -4,6 +4,7 @@
 //! flight. So each batch is on its way again as soon as its tokens are known, while the model computes the others. A
 //! request that ends while a batch has its tokens is removed at once, and its logits are dropped when they arrive.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use ferrule_kernels::Cancel;
@@ -15,9 +16,35 @@ use crate::StepOutput;
 use crate::scheduler::Scheduled;
 use crate::sequence::{Rank, Sequence};
 
+/// Batches in flight, oldest first.
+#[derive(Debug)]
+pub(super) struct BatchesInFlight {
+    batches: VecDeque<InFlight>,
+    /// When the last of them was finished, or when the engine began to work again after that.
+    since: Instant,
+}
+
+impl Default for BatchesInFlight {
+    fn default() -> Self {
+        Self { batches: VecDeque::new(), since: Instant::now() }
+    }
+}
+
+impl BatchesInFlight {
+    /// Excludes the time in which the engine did nothing from the durations of the batches.
+    fn resume(&mut self) {
+        let idle = self.since.elapsed();
+        self.since += idle;
+        for batch in &mut self.batches {
+            batch.begin += idle;
+            batch.begin_forward += idle;
+        }
+    }
+}
+
 /// A batch in flight.
 #[derive(Debug)]
-pub(super) struct InFlight {
+struct InFlight {
     chunks: Vec<ChunkInFlight>,
     begin: Instant,
     begin_forward: Instant,
@@ -42,15 +69,19 @@ impl<M: LanguageModel> Engine<M> {
         if cancel.poll() {
             return Err(ForwardError::Cancelled);
         }
+        self.in_flight.resume();
         self.begin_batches(capacity, cancel)?;
         self.ready_outputs = self.finish_oldest(cancel)?;
         // The caller reads the outputs while the model computes.
-        self.begin_batches(capacity, cancel)
+        let begun = self.begin_batches(capacity, cancel);
+        self.in_flight.since = Instant::now();
+        begun
     }
 
     /// Finishes all batches in flight. The next step returns their outputs.
     pub(super) fn finish_all(&mut self, cancel: &Cancel) -> Result<(), ForwardError> {
-        while !self.in_flight.is_empty() {
+        self.in_flight.resume();
+        while !self.in_flight.batches.is_empty() {
             let outputs = self.finish_oldest(cancel)?;
             self.ready_outputs.extend(outputs);
         }
@@ -59,7 +90,7 @@ impl<M: LanguageModel> Engine<M> {
 
     /// Begins batches until `capacity` are in flight or no sequence is left.
     fn begin_batches(&mut self, capacity: usize, cancel: &Cancel) -> Result<(), ForwardError> {
-        while self.in_flight.len() < capacity {
+        while self.in_flight.batches.len() < capacity {
             let begin = Instant::now();
             let plan = self.plan(cancel)?;
             if plan.chunks.is_empty() {
@@ -75,14 +106,14 @@ impl<M: LanguageModel> Engine<M> {
                 let logits = wanted_logits(sequence, chunk).of(chunk.rows()).len();
                 ChunkInFlight { rank: sequence.rank(), count, drafts, logits }
             });
-            self.in_flight.push_back(InFlight { chunks: chunks.collect(), begin, begin_forward });
+            self.in_flight.batches.push_back(InFlight { chunks: chunks.collect(), begin, begin_forward });
         }
         Ok(())
     }
 
     /// Waits for the oldest batch in flight, if there is one, and returns its outputs.
     fn finish_oldest(&mut self, cancel: &Cancel) -> Result<Vec<StepOutput>, ForwardError> {
-        let Some(batch) = self.in_flight.pop_front() else { return Ok(Vec::new()) };
+        let Some(batch) = self.in_flight.batches.pop_front() else { return Ok(Vec::new()) };
         let running = &self.scheduler.running;
         let scheduled = |&ChunkInFlight { rank, count, drafts, .. }: &ChunkInFlight| {
             let index = running.binary_search_by_key(&rank, Sequence::rank).ok()?;
@@ -95,7 +126,7 @@ impl<M: LanguageModel> Engine<M> {
             queue(model).finish(cancel, logits)
         });
         if let Err(error) = finished {
-            self.in_flight.push_front(batch);
+            self.in_flight.batches.push_front(batch);
             return Err(error);
         }
         self.drop_logits(batch.chunks.iter().zip(&scheduled).map(|(chunk, kept)| (chunk.logits, kept.is_some())));
@@ -104,7 +135,10 @@ impl<M: LanguageModel> Engine<M> {
         }
         let outputs = self.postprocess(&chunks);
         let rows = batch.chunks.iter().map(|chunk| (chunk.count, chunk.count + chunk.drafts));
-        self.record_step(batch.begin, batch.begin_forward, rows);
+        // Batches are computed at the same time: each counts from the end of the one before it.
+        let begin_step = batch.begin.max(self.in_flight.since);
+        self.in_flight.since = Instant::now();
+        self.record_step(begin_step.elapsed(), batch.begin, batch.begin_forward, rows);
         Ok(outputs)
     }
 

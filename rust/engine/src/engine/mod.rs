@@ -29,7 +29,6 @@ mod requests;
 mod state;
 mod step;
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use ferrule_model::LanguageModel;
@@ -46,7 +45,7 @@ pub use config::{EngineConfig, PrefixCacheDir};
 pub use encode::{EncodeError, EncodeTask, Text};
 pub use failure::EngineFailure;
 pub(crate) use failure::panic_message;
-use in_flight::InFlight;
+use in_flight::BatchesInFlight;
 
 /// Maximum number of logits per step for prompt log-probabilities, which need a row of `vocab_size` logits per token.
 const MAX_LOGITS: usize = 1 << 24;
@@ -70,8 +69,7 @@ pub struct Engine<M> {
     published: Arc<Mutex<Metrics>>,
     /// Failure that ended the engine, if it is dead.
     dead: Option<EngineFailure>,
-    /// Batches in flight, oldest first.
-    in_flight: VecDeque<InFlight>,
+    in_flight: BatchesInFlight,
     /// Outputs that the next step returns without doing anything else.
     ready_outputs: Vec<StepOutput>,
     /// Outputs with which a later step ends the requests of a dead engine.
@@ -143,7 +141,7 @@ impl<M: LanguageModel> Engine<M> {
             metrics: Metrics::default(),
             published: Arc::default(),
             dead: None,
-            in_flight: VecDeque::new(),
+            in_flight: BatchesInFlight::default(),
             ready_outputs: Vec::new(),
             final_outputs: Vec::new(),
             config,

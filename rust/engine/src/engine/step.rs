@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ferrule_kernels::Cancel;
 use ferrule_model::{Batch, ForwardError, LanguageModel, LogitRows, SequenceChunk};
@@ -57,7 +57,12 @@ impl<M: LanguageModel> Engine<M> {
             with_batch(&scheduler.running, &plan.chunks, |batch| model.forward(batch, cancel, logits))
         })?;
         self.ready_outputs = self.postprocess(&plan.chunks);
-        self.record_step(begin, begin_forward, plan.chunks.iter().map(|chunk| (chunk.count, chunk.rows())));
+        self.record_step(
+            begin.elapsed(),
+            begin,
+            begin_forward,
+            plan.chunks.iter().map(|chunk| (chunk.count, chunk.rows())),
+        );
         Ok(())
     }
 
@@ -74,14 +79,15 @@ impl<M: LanguageModel> Engine<M> {
         Ok(plan)
     }
 
-    /// Records the duration of a step and of its forward pass. Each of its chunks has pending tokens and rows.
+    /// Records the duration of a step, and those of its batch and forward pass by their begin: if several batches are
+    /// computed at the same time, they take longer than a step. Each chunk has pending tokens and rows.
     pub(super) fn record_step(
         &mut self,
+        step: Duration,
         begin: Instant,
         begin_forward: Instant,
         chunks: impl Iterator<Item = (usize, usize)>,
     ) {
-        let time = begin.elapsed();
         let (mut decode_rows, mut prefill_tokens, mut all_rows) = (0, 0, 0);
         for (count, rows) in chunks {
             if count == 1 {
@@ -91,12 +97,12 @@ impl<M: LanguageModel> Engine<M> {
             }
             all_rows += rows;
         }
-        self.prefill_budget.record(time.as_secs_f64(), decode_rows, prefill_tokens);
+        self.prefill_budget.record(begin.elapsed().as_secs_f64(), decode_rows, prefill_tokens);
         if prefill_tokens == 0 {
             self.speculator.record(all_rows, begin_forward.elapsed().as_secs_f64());
         }
         self.metrics.steps += 1;
-        self.metrics.step_seconds.record(time);
+        self.metrics.step_seconds.record(step);
         self.metrics.step_tokens.record(all_rows);
         self.publish();
     }

@@ -102,13 +102,43 @@ fn no_sequence_is_admitted_while_another_needs_the_pages_of_one_in_flight() {
     let new = sequence(&scheduler, 2, 1);
     scheduler.add(new);
     let plan = scheduler.schedule(usize::MAX);
-    assert!(plan.chunks.is_empty() && plan.is_blocked);
+    assert!(plan.chunks.is_empty());
     assert_eq!((scheduler.running.len(), scheduler.waiting.len(), scheduler.preemptions), (2, 1, 0));
     // The batch is finished.
     scheduler.running[1].in_flight = false;
     let plan = scheduler.schedule(usize::MAX);
     assert_eq!(planned(&scheduler, &plan), [(0, 1)]);
     assert_eq!((scheduler.running.len(), scheduler.waiting.len(), scheduler.preemptions), (1, 2, 1));
+}
+
+#[test]
+fn a_prompt_gets_the_pages_of_a_lower_ranked_sequence_once_its_batch_is_finished() {
+    let mut scheduler = scheduler_of_two_batches(2);
+    start(&mut scheduler, 0, 20, 16);
+    start(&mut scheduler, 1, 10, 9);
+    // The decoding sequence comes first, and is all of this batch's share.
+    let plan = scheduler.schedule(usize::MAX);
+    assert_eq!(planned(&scheduler, &plan), [(1, 1)]);
+    scheduler.running[1].in_flight = true;
+    let plan = scheduler.schedule(usize::MAX);
+    assert_eq!(planned(&scheduler, &plan), []);
+    scheduler.running[1].in_flight = false;
+    let plan = scheduler.schedule(usize::MAX);
+    assert_eq!(planned(&scheduler, &plan), [(0, 4)]);
+    assert_eq!((scheduler.running.len(), scheduler.waiting.len(), scheduler.preemptions), (1, 1, 1));
+}
+
+#[test]
+fn sequences_run_again_after_one_that_waited_for_pages_is_removed() {
+    let mut scheduler = scheduler_of_two_batches(2);
+    start(&mut scheduler, 0, 20, 16);
+    start(&mut scheduler, 1, 10, 9);
+    scheduler.running[1].in_flight = true;
+    assert_eq!(scheduler.schedule(usize::MAX).chunks, []);
+    assert!(scheduler.remove(RequestId(0)));
+    scheduler.running[0].in_flight = false;
+    let plan = scheduler.schedule(usize::MAX);
+    assert_eq!(planned(&scheduler, &plan), [(1, 1)]);
 }
 
 #[test]

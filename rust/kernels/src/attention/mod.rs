@@ -269,8 +269,7 @@ impl Call<'_> {
         };
         let heads = plan.splits.len() * shape.kv_heads;
         if plan.partial_lines < INLINE_LINES {
-            (0..heads).for_each(head);
-            return Ok(());
+            return exec.pool.run(1, &|_| (0..heads).for_each(&head), exec.cancel);
         }
         exec.pool.run(heads, &head, exec.cancel)
     }

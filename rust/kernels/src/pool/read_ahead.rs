@@ -21,7 +21,7 @@ const _: () = assert!(MAX_LINES < 1 << COUNT_BITS);
 
 /// Number of lines that are prefetched between two checks whether the wait is over: about as many as a core can have
 /// under way.
-const STEP: u64 = 16;
+const LINES_PER_CHECK: u64 = 16;
 
 /// Number of runs that a prediction looks back. The experts of a token are unpredictable, but what follows them is known
 /// from the runs before them.
@@ -56,19 +56,19 @@ impl Span {
 /// The word is not part of the synchronization of runs: a thread may see an old one, which only costs bandwidth.
 #[derive(Default)]
 #[repr(align(128))]
-pub struct Ahead(AtomicU64);
+pub struct PrefetchLines(AtomicU64);
 
-impl Ahead {
+impl PrefetchLines {
     /// Replaces the lines; `None` means none.
     pub fn set(&self, span: Option<Span>) {
         self.0.store(span.map_or(0, |span| span.0), Ordering::Relaxed);
     }
 
     /// Prefetches the next few lines, if any are left.
-    pub fn step(&self) {
+    pub fn prefetch_next(&self) {
         let word = self.0.load(Ordering::Relaxed);
         let (first, end) = Span(word).lines();
-        let now = STEP.min(end - first);
+        let now = LINES_PER_CHECK.min(end - first);
         let rest = (first + now) << COUNT_BITS | (end - first - now);
         // Fails if the caller has replaced the lines.
         if now > 0 && self.0.compare_exchange(word, rest, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
@@ -183,15 +183,15 @@ mod tests {
 
     #[test]
     fn lines_are_prefetched_once() {
-        let (bytes, ahead) = ([0; 20 * LINE], Ahead::default());
-        ahead.step();
+        let (bytes, ahead) = ([0; 20 * LINE], PrefetchLines::default());
+        ahead.prefetch_next();
         ahead.set(Some(Span::new(&bytes, &[])));
         let left = || {
             let (first, end) = Span(ahead.0.load(Ordering::Relaxed)).lines();
             end - first
         };
         let seen = [0; 4].map(|_| {
-            ahead.step();
+            ahead.prefetch_next();
             left()
         });
         assert_eq!(seen, [4, 0, 0, 0]);

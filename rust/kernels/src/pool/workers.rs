@@ -16,7 +16,7 @@ use std::ptr::null_mut;
 use std::sync::{Arc, PoisonError};
 
 use super::placement::Placement;
-use super::read_ahead::{Ahead, Span};
+use super::read_ahead::{PrefetchLines, Span};
 use super::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use super::sync::thread::{self, JoinHandle, Thread};
 use super::sync::{IN_TASK, Mutex, spin_until};
@@ -122,7 +122,7 @@ struct Shared {
     /// Tasks of the current run, by worker.
     ranges: TaskRanges,
     /// Lines that each thread prefetches while it waits, those of the caller first.
-    ahead: Vec<Ahead>,
+    ahead: Vec<PrefetchLines>,
     /// Job of the current run.
     job: AtomicPtr<Job<'static>>,
     shutdown: AtomicBool,
@@ -151,7 +151,7 @@ impl Workers {
         let shared = Arc::new(Shared {
             state: RunState(AtomicU64::new(0)),
             ranges: TaskRanges::new((0..=workers).map(|thread| placement.node_of(thread))),
-            ahead: (0..=workers).map(|_| Ahead::default()).collect(),
+            ahead: (0..=workers).map(|_| PrefetchLines::default()).collect(),
             job: AtomicPtr::new(null_mut()),
             shutdown: AtomicBool::new(false),
             caller_sleeps: AtomicBool::new(false),
@@ -239,7 +239,7 @@ impl Shared {
             found = open();
             let done = found.is_some() || shutdown();
             if !done {
-                self.ahead[index + 1].step();
+                self.ahead[index + 1].prefetch_next();
             }
             done
         });
@@ -277,7 +277,7 @@ impl Shared {
         let waited = spin_until(|| {
             let done = left();
             if !done {
-                self.ahead[0].step();
+                self.ahead[0].prefetch_next();
             }
             done
         });

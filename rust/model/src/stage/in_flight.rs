@@ -33,10 +33,10 @@ struct BatchInFlight {
     tokens: usize,
     place: Place,
     /// Input of the stage that it is before, or answer of the last stage.
-    numbers: Vec<f32>,
+    output: Vec<f32>,
 }
 
-/// Place of a batch on its way.
+/// Place of a batch in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// Place in the queue of the last stage, which looks up the rows of its tokens.
@@ -81,7 +81,7 @@ impl BatchesInFlight {
         self.batches.is_empty()
     }
 
-    /// Sends a batch with these tokens on its way.
+    /// Sends a batch with these tokens to the first stage, or to the last one for the rows of its tokens.
     pub fn begin(&mut self, step: Vec<u8>, tokens: &[u32]) -> Result<(), Failure> {
         let mut place = Place::Before(0);
         if self.looked_up.is_some() {
@@ -90,7 +90,7 @@ impl BatchesInFlight {
             self.unanswered[last].push_back(Request::LookUp);
             place = Place::LookUp;
         }
-        self.batches.push_back(BatchInFlight { step, tokens: tokens.len(), place, numbers: Vec::new() });
+        self.batches.push_back(BatchInFlight { step, tokens: tokens.len(), place, output: Vec::new() });
         self.advance()
     }
 
@@ -106,7 +106,7 @@ impl BatchesInFlight {
             let stage = self.workers.wait(&answering, cancel)?;
             self.take_answer(stage, cancel)?;
         }
-        Ok(self.batches.pop_front().map(|batch| batch.numbers).unwrap_or_default())
+        Ok(self.batches.pop_front().map(|batch| batch.output).unwrap_or_default())
     }
 
     /// Sends each batch to its next stage, if it may have it already.
@@ -118,7 +118,7 @@ impl BatchesInFlight {
             if self.looked_up.is_some() && stage == last && unanswered.contains(&Request::Step) {
                 continue;
             }
-            self.workers.send_step(stage, &batch.step, &std::mem::take(&mut batch.numbers))?;
+            self.workers.send_step(stage, &batch.step, &std::mem::take(&mut batch.output))?;
             unanswered.push_back(Request::Step);
             batch.place = Place::At(stage);
         }
@@ -139,7 +139,7 @@ impl BatchesInFlight {
             let what = format!("{} numbers for {} tokens, not {width} each", numbers.len(), batch.tokens);
             return Err((self.workers.first_of(last), LinkError::Protocol(what)));
         }
-        batch.numbers = numbers;
+        batch.output = numbers;
         batch.place = match place {
             Place::LookUp => Place::Before(0),
             _ if stage < last => Place::Before(stage + 1),
