@@ -110,3 +110,25 @@ def test_command_calibrates_with_generated_text_or_says_why_not(
     text.write_text(stdlib_text(SCORED))
     both = run("both", "--self-calibrate", "--calibrate", str(text), status=2)
     assert "--self-calibrate cannot be used with --calibrate" in both
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--bits", "2"], "bits must be a number from "),
+        (["--self-calibrate", "--format", "int8", "--sparsity", "0.1"], "sparsity must be 2:4 or >= 0.5 with int8"),
+    ],
+)
+def test_what_is_refused_is_refused_before_text_is_generated(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def generate(*_: object, **__: object) -> None:
+        raise AssertionError("text was generated")
+
+    monkeypatch.setattr("ferrule._cli.quantize.generate_calibration", generate)
+    assert main(["quantize", *arguments, "-o", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err

@@ -121,7 +121,7 @@ def row(name: str, size: int, weights: int, compared: Comparison, english_tokens
 def variants(bits: list[float], *, calibrates: bool) -> Iterator[Variant]:
     """Yield int4 without calibration, each number of bits with generated text, and all of them with a text."""
     yield Variant("int4")
-    yield from (Variant(f"--bits {each:g}", each, "generated") for each in bits)
+    yield from (Variant(f"--bits {each:g}, generated", each, "generated") for each in bits)
     if calibrates:
         yield Variant("int4, calibrated", None, "text")
         yield from (Variant(f"--bits {each:g}, calibrated", each, "text") for each in bits)

@@ -436,6 +436,12 @@ def allocate_bits(
     KeyboardInterrupt.
     """
 
+def check_bits(spec: str, weights: str | None, options: str, bits: float) -> None:
+    """Checks the `bits` of `allocate_bits`. Reads only the headers of a checkpoint.
+
+    Raises InvalidParameterError for bits that no formats have; ModelFileError, ConfigError.
+    """
+
 def measure(spec: str, weights: str | None, options: str) -> str:
     """Returns the sizes and the memory requirements of an Engine with these arguments as JSON, without loading it.
 

@@ -55,6 +55,15 @@ class BitAllocation:
         return Recipe({matrix.tensor: matrix.format for matrix in self.matrices})
 
 
+def check_bits(model: str | os.PathLike[str] | None, bits: float, *, revision: str | None = None) -> None:
+    """Raises the errors of `allocate_bits` that show without reading weights, such as for bits that no formats have."""
+    from ferrule import _native
+
+    bits = check_number("bits", bits, 0, 32, above_low=True)
+    files = unpacked_files(model, revision)
+    _native.check_bits(files.spec.to_json(), os.fspath(files.path), EngineOptions().to_json(), bits)
+
+
 def allocate_bits(
     model: str | os.PathLike[str] | None,
     bits: float,

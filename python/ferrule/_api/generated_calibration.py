@@ -94,7 +94,7 @@ def _prompts(files: ModelFiles, tokens: int) -> list[list[int]]:
         first = list(Tokenizer(files.path).first_ids)
     except TokenizerError:  # a model without a tokenizer
         first = []
-    first = first[: length - 2]
+    first = first[: max(length - 2, 0)]
     numbers = random.Random(0)  # reproducible, not secret
     return [[*first, numbers.randrange(spec.vocab_size)] for _ in range(max(tokens // length, 1))]
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import click
 
-from ferrule._api.allocation import BitAllocation, allocate_bits
+from ferrule._api.allocation import BitAllocation, allocate_bits, check_bits
 from ferrule._api.calibration import TOKENS
 from ferrule._api.generated_calibration import GENERATED_TOKENS, generate_calibration
 from ferrule._api.info import size_text
-from ferrule._api.pruning import METHODS, default_method
+from ferrule._api.pruning import METHODS, checked_pruning, default_method
 from ferrule._api.quantization import FORMATS, checked_paths, pruned_share, quantize
+from ferrule._api.recipe import Recipe
 from ferrule._cli.help import Command, options
 from ferrule._cli.model import LOADING, engine_rows, load_status, model_argument
 from ferrule.errors import InsufficientMemoryError, UnsupportedTaskError
@@ -59,7 +60,7 @@ _SHARED = ("revision", "threads", "calibrate", "calibration_tokens")
 )
 @click.option(
     "--recipe",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
     help="TOML file with the format of each matrix (default: none).",
 )
@@ -105,8 +106,8 @@ _SHARED = ("revision", "threads", "calibrate", "calibration_tokens")
 @click.option(
     "--pruning",
     type=click.Choice(METHODS),
-    help="Method that chooses the weights of --sparsity; sparsegpt and wanda need --calibrate (default sparsegpt "
-    "with --calibrate, else magnitude).",
+    help="Method that chooses the weights of --sparsity; sparsegpt and wanda need calibration (default sparsegpt "
+    "with calibration, else magnitude).",
 )
 @options(LOADING, engine_rows("threads", "revision"))
 def command(model: str | None, output: Path, **settings: Any) -> None:
@@ -130,6 +131,11 @@ def command(model: str | None, output: Path, **settings: Any) -> None:
                 overwrite=settings["overwrite"],
                 calibrates=settings["sparsity"] is None,
             )
+            if bits is not None:
+                check_bits(model, bits, revision=revision)
+            if settings["recipe"] is not None:
+                Recipe.read(settings["recipe"])
+            checked_pruning(settings["sparsity"], settings["pruning"], format=name, calibrates=True)
     _generate_calibration(model, settings, needed=settings.pop("self_calibrate"), chooses=bits is not None)
     if bits is not None:
         with load_status(model, revision, label="measuring errors") as progress:

@@ -27,7 +27,7 @@ mod transformer;
 mod weights;
 
 pub use adapter::{Adapter, AdapterConfig, AdapterError, AdapterLoader, TensorError};
-pub use allocation::{AllocatedMatrix, Allocation, AllocationError, allocate_bits};
+pub use allocation::{AllocatedMatrix, Allocation, AllocationError, allocate_bits, check_bits};
 pub use batch::{
     Batch, BatchQueue, Capabilities, ClassifierInfo, ForwardError, GroupKind, KvGroup, LanguageModel, LogitRows,
     SequenceChunk,

@@ -73,6 +73,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stage::serve_stage, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack, module)?)?;
     module.add_function(wrap_pyfunction!(packing::allocate_bits, module)?)?;
+    module.add_function(wrap_pyfunction!(packing::check_bits, module)?)?;
     module.add_function(wrap_pyfunction!(tokenizer::check_json, module)?)?;
     module.add_function(wrap_pyfunction!(tokenizer::check_map, module)?)?;
     module.add_function(wrap_pyfunction!(isa, module)?)?;

@@ -87,6 +87,13 @@ pub(crate) fn allocate_bits(
     to_json(&allocated)
 }
 
+/// Checks the bits per weight of `allocate_bits` without reading any weights.
+#[pyfunction]
+pub(crate) fn check_bits(spec: &str, weights: Option<&str>, options: &str, bits: f64) -> PyResult<()> {
+    let model = LoadArguments::read(spec, weights, options)?;
+    model.builder().check_bits(bits).map_err(|error| errors::build_error(&error))
+}
+
 /// A packed file whose header has been read. Tensors are read on demand.
 #[pyclass(frozen, module = "ferrule._native")]
 pub(crate) struct PackedFile(Opened);

@@ -412,13 +412,27 @@ impl<'a> EngineBuilder<'a> {
         let mut ignored = |_, _| ();
         let progress = progress.unwrap_or(&mut ignored);
         let budget = (bits, calibration);
-        ferrule_model::allocate_bits(&spec, files.source(false), budget, exec, progress).map_err(|error| match error {
-            AllocationError::Load(error) => error.into(),
-            AllocationError::Bits { bits, least, most } => {
-                let requirement = format!("a number from {least:.2} to {most:.2} for this model");
-                InvalidParameterError::new("bits", bits, requirement).into()
-            }
-        })
+        ferrule_model::allocate_bits(&spec, files.source(false), budget, exec, progress).map_err(allocation_error)
+    }
+
+    /// Checks `bits` of [`Self::allocate_bits`] without reading any weights.
+    ///
+    /// # Errors
+    /// The errors of [`EngineBuilder::build`], also for `bits` that no formats have.
+    pub fn check_bits(self, bits: f64) -> Result<(), BuildError> {
+        let Self { model: ModelFiles { spec, weights }, .. } = self;
+        let files = WeightFiles::open(weights.as_deref(), &spec, true)?;
+        ferrule_model::check_bits(&spec, files.source(false), bits).map_err(allocation_error)
+    }
+}
+
+fn allocation_error(error: AllocationError) -> BuildError {
+    match error {
+        AllocationError::Load(error) => error.into(),
+        AllocationError::Bits { bits, least, most } => {
+            let requirement = format!("a number from {least:.2} to {most:.2} for this model");
+            InvalidParameterError::new("bits", bits, requirement).into()
+        }
     }
 }
 

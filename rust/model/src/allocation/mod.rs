@@ -106,12 +106,7 @@ pub fn allocate_bits(
     exec: Exec<'_>,
     progress: Progress<'_>,
 ) -> Result<Allocation, AllocationError> {
-    refuse_packed(source)?;
-    // Any quantization with integer formats says which matrices are quantized.
-    let loader = Loader::new(spec, source, Quantization::PLAIN);
-    let mut tensors = Tensors::new(spec);
-    loader.without_vectors().weights(&mut tensors)?;
-    let budget = check_bits(&tensors, bits)?;
+    let (loader, mut tensors, budget) = begin(spec, source, bits)?;
     let mut probed = probe::tokens(spec, sequences);
     probe::check_memory(spec, source, &probed)?;
     if let Some(sequences) = sequences {
@@ -145,8 +140,31 @@ pub fn allocate_bits(
     Ok(Allocation { matrices, bytes, weights: size.numbers })
 }
 
+/// Checks the bits per weight of an allocation without reading any weights.
+///
+/// # Errors
+/// [`AllocationError`] for bits that no formats have, also if the source is packed already.
+pub fn check_bits(spec: &ModelSpec, source: Source<'_>, bits: f64) -> Result<(), AllocationError> {
+    begin(spec, source, bits).map(|_| ())
+}
+
+/// Returns the loader of a source, its tensors, and the budget in bytes for `bits` per weight.
+fn begin<'a>(
+    spec: &'a ModelSpec,
+    source: Source<'a>,
+    bits: f64,
+) -> Result<(Loader<'a>, Tensors<'a>, u64), AllocationError> {
+    refuse_packed(source)?;
+    // Any quantization with integer formats says which matrices are quantized.
+    let loader = Loader::new(spec, source, Quantization::PLAIN);
+    let mut tensors = Tensors::new(spec);
+    loader.without_vectors().weights(&mut tensors)?;
+    let budget = budget_of(&tensors, bits)?;
+    Ok((loader, tensors, budget))
+}
+
 /// Returns the budget in bytes for `bits` per weight.
-fn check_bits(tensors: &Tensors<'_>, bits: f64) -> Result<u64, AllocationError> {
+fn budget_of(tensors: &Tensors<'_>, bits: f64) -> Result<u64, AllocationError> {
     let Tensors { list, fixed, size, .. } = tensors;
     let bytes_in = |format: usize| fixed + list.iter().map(|tensor| tensor.choices[format].bytes).sum::<u64>();
     let bits_of = |bytes: u64| (bytes as f64 * 8.0 / size.numbers as f64 * 100.0).ceil() / 100.0;
