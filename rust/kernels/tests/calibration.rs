@@ -12,7 +12,7 @@ use ferrule_kernels::{
 };
 use hessian::{Case, Weights, case, damped_hessian, exec, inputs, inverse, padded_rows, random, upper_cholesky};
 use proptest::prelude::*;
-use rotation::{BLOCK, rotated};
+use rotation::{BLOCK, HALF, rotated};
 
 fn statistics(exec: &Exec<'_>, x: &[f32], cols: usize, chunk: usize) -> Option<InputStatistics> {
     let mut hessian = Hessian::zeroed(cols, Basis::Rotated).unwrap();
@@ -67,7 +67,7 @@ proptest! {
     #[test]
     fn codes_are_nearest_to_the_targets_of_gptq(case in case()) {
         let Case { rows, cols, more, seed } = case;
-        let n = cols.next_multiple_of(BLOCK);
+        let n = cols.next_multiple_of(HALF);
         let x = inputs(seed, n + more, cols, 9);
         let weights = random(seed ^ 77, rows * cols);
         let u = upper_cholesky(&inverse(damped_hessian(rotated_rows(&x, cols, n), n), n), n);
@@ -105,7 +105,7 @@ const FORMATS: [Format; 5] = [Format::Int3, Format::Int4, Format::Int5, Format::
 #[test]
 fn calibrated_errors_are_those_of_the_packed_rows() {
     const ROWS: usize = 19;
-    for cols in [BLOCK, 3 * BLOCK] {
+    for cols in [HALF, BLOCK, 3 * BLOCK, 4 * BLOCK + HALF] {
         let (x, weights) = (inputs(6, cols + 150, cols, 9), random(7, ROWS * cols));
         let hessian = damped_hessian(rotated_rows(&x, cols, cols), cols);
         exec(2, Isa::best(), |exec| {
@@ -137,7 +137,7 @@ fn calibrated_errors_are_those_of_the_packed_rows() {
 fn calibration_reduces_the_error_of_correlated_inputs() {
     for isa in Isa::available() {
         for format in FORMATS {
-            for cols in [128, 200, 256, 300, 640] {
+            for cols in [128, 192, 200, 256, 300, 640] {
                 exec(2, isa, |exec| {
                     let (x, weights) = (inputs(1, 1500, cols, 12), random(9, 40 * cols));
                     let statistics = statistics(exec, &x, cols, 1500);

@@ -2,6 +2,7 @@
 
 mod dense;
 mod guard;
+mod guarded_matrix;
 #[path = "grouped/sparse.rs"]
 mod sparse;
 

@@ -14,7 +14,7 @@ use ferrule_kernels::{
     PoolError, RowSource, SharedBytes, matmul,
 };
 use proptest::prelude::*;
-use rotation::{BLOCK, restored, rotated};
+use rotation::{HALF, restored, rotated};
 
 struct Rows<F>(F);
 
@@ -85,8 +85,8 @@ proptest! {
 
     /// Codes of every position in a panel are read back: a wrong nibble would be far off.
     #[test]
-    fn rows_come_back_quantized(rows in 1usize..40, blocks in 1usize..5, values in prop::collection::vec(-1.0f32..1.0, 997)) {
-        let cols = blocks * BLOCK;
+    fn rows_come_back_quantized(rows in 1usize..40, halves in 1usize..9, values in prop::collection::vec(-1.0f32..1.0, 997)) {
+        let cols = halves * HALF;
         let value = |row: usize, column: usize| values[(row * 631 + column) % values.len()];
         for format in [Format::Int8, Format::Int6, Format::Int5, Format::Int4, Format::Int3] {
             // Stored blocks are rotated.
@@ -117,7 +117,7 @@ fn short_blocks_come_back_quantized() {
     let bounds =
         [(Format::Int8, 0.02), (Format::Int6, 0.06), (Format::Int5, 0.1), (Format::Int4, 0.2), (Format::Int3, 0.4)];
     for (format, bound) in bounds {
-        for cols in [1, 2, 31, 127, 129, 300] {
+        for cols in [1, 2, 31, 64, 127, 129, 192, 300, 576] {
             let values: Vec<f32> = (0..cols).map(|i| (i * 104_729 % 1009) as f32 / 504.0 - 1.0).collect();
             let matrix = pack(&Cancel::new(), format, 1, cols, |_, out| out.copy_from_slice(&values)).unwrap();
             let mut out = vec![0.0; cols];
@@ -171,6 +171,13 @@ fn random_weights_differ_and_keep_the_variance() {
 fn sizes_are_checked() {
     assert_eq!(PackedMatrix::bytes_for(Format::Bf16, 17, 10), Some(2 * 10 * 32));
     assert_eq!(PackedMatrix::bytes_for(Format::F32, usize::MAX, usize::MAX), None);
+    // Rows of 4.5 blocks: lines of a panel, and three rows of block scales.
+    let lines = [(Format::Int8, 144), (Format::Int6, 111), (Format::Int5, 93), (Format::Int4, 77), (Format::Int3, 57)];
+    for (format, lines) in lines {
+        for cols in [520, 576] {
+            assert_eq!(PackedMatrix::bytes_for(format, 16, cols), Some(lines * 64 + 3 * 32), "{format:?}");
+        }
+    }
     let never = |_, _: &mut [f32]| panic!("nothing to read");
     for rows in [1 << 40, usize::MAX] {
         assert!(matches!(pack(&Cancel::new(), Format::F32, rows, 1 << 20, never), Err(PackError::Memory(_))));
@@ -339,13 +346,20 @@ fn the_layout_matches_its_version() {
         ("iq2_xs", 0x2274_8faa_0ab5_7be7),
         ("iq2_xxs", 0x9d17_1684_df83_dde8),
     ];
+    // Rows that end with a half block.
+    let pinned_halves = [("int8", 0), ("int6", 0), ("int5", 0), ("int4", 0), ("int3", 0)];
     for isa in Isa::available() {
-        let found = Format::ALL.iter().map(|format| {
-            let matrix = with_exec(isa, 1, |exec| packed(exec, *format, 37, 768, 11));
-            (format.name(), hash(matrix.buffers().flatten()))
-        });
-        let found: Vec<_> = found.collect();
-        assert_eq!(LAYOUT_VERSION, 2, "update the hashes for the new version");
-        assert_eq!(found, pinned, "{}: the layout has changed; increment LAYOUT_VERSION", isa.name());
+        let hashes = |cols: usize, formats: &[Format]| {
+            let hash_of = |format: &Format| {
+                let matrix = with_exec(isa, 1, |exec| packed(exec, *format, 37, cols, 11));
+                (format.name(), hash(matrix.buffers().flatten()))
+            };
+            formats.iter().map(hash_of).collect::<Vec<_>>()
+        };
+        let halves = [Format::Int8, Format::Int6, Format::Int5, Format::Int4, Format::Int3];
+        assert_eq!(LAYOUT_VERSION, 3, "update the hashes for the new version");
+        let message = format!("{}: the layout has changed; increment LAYOUT_VERSION", isa.name());
+        assert_eq!(hashes(768, Format::ALL), pinned, "{message}");
+        assert_eq!(hashes(576, &halves), pinned_halves, "{message}");
     }
 }

@@ -76,7 +76,7 @@ proptest! {
         if !sparsity.fits(cols) {
             cols = cols.next_multiple_of(4);
         }
-        let n = cols.next_multiple_of(BLOCK);
+        let n = cols.next_multiple_of(64);
         let x = inputs(seed, n + more, cols, 9);
         let weights = random(seed ^ 77, rows * cols);
         let u = upper_cholesky(&inverse(damped_hessian(padded_rows(&x, cols, n), n), n), n);
@@ -149,7 +149,7 @@ proptest! {
     ) {
         let Case { rows, cols, more, seed } = case;
         let cols = cols.next_multiple_of(grid.inputs);
-        let n = cols.next_multiple_of(BLOCK);
+        let n = cols.next_multiple_of(64);
         let x = inputs(seed, n + more, cols, 9);
         let weights = random(seed ^ 77, rows * cols);
         let u = upper_cholesky(&inverse(damped_hessian(padded_rows(&x, cols, n), n), n), n);

@@ -3,7 +3,7 @@
 
 use super::HessianFactor;
 use crate::arch::{LANES, Simd};
-use crate::quant::integer::{self, BLOCK, SUPER};
+use crate::quant::integer::{self, HALF, SUPER};
 
 /// Number of later inputs that are corrected at a time, with sums in registers.
 const CORRECTED: usize = 8;
@@ -17,7 +17,7 @@ pub(crate) type Column = [f32; LANES];
 
 /// Weights of sixteen rows, of which those of finished super-blocks are replaced by their errors.
 pub(crate) struct Feedback {
-    /// Weights, padded to whole blocks of inputs.
+    /// Weights, padded to whole half blocks of inputs.
     pub weights: Vec<Column>,
     /// Correction of each input by the errors of earlier super-blocks: `-e R`.
     corrections: Vec<Column>,
@@ -27,7 +27,7 @@ impl Feedback {
     /// Creates the state from `rows: [16, cols]`.
     pub fn new(rows: &[f32]) -> Self {
         let cols = rows.len() / LANES;
-        let mut weights = vec![[0.0; LANES]; integer::blocks(cols) * BLOCK];
+        let mut weights = vec![[0.0; LANES]; integer::padded(cols)];
         for (row, values) in rows.chunks_exact(cols).enumerate() {
             weights.iter_mut().zip(values).for_each(|(column, value)| column[row] = *value);
         }
@@ -75,7 +75,7 @@ pub(crate) fn correct<S: Simd>(simd: S, factor: &HessianFactor, index: usize, pa
     let mut strip = vec![[0.0; CORRECTED]; STRIP / CORRECTED * inputs.len()];
     for first in (inputs.end..size).step_by(STRIP) {
         for (index, input) in inputs.clone().enumerate() {
-            let row: &[f32; STRIP] = factor.row(input)[first..].first_chunk().expect("whole blocks");
+            let row: &[f32; STRIP] = factor.row(input)[first..].first_chunk().expect("whole strips");
             for (tile, factors) in row.as_chunks().0.iter().enumerate() {
                 strip[tile * inputs.len() + index] = *factors;
             }
@@ -102,5 +102,5 @@ pub(crate) fn correct<S: Simd>(simd: S, factor: &HessianFactor, index: usize, pa
     }
 }
 
-/// Blocks are whole strips.
-const _: () = assert!(BLOCK.is_multiple_of(STRIP));
+/// Half blocks are whole strips.
+const _: () = assert!(HALF.is_multiple_of(STRIP));

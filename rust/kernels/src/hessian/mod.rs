@@ -3,7 +3,7 @@
 //! `H` is the sum of `x x^T` over many input rows x. An error e in the weights of one output adds `e H e^T` to the
 //! squared error of that output. Quantization ([`quant::gptq`](crate::quant)) and pruning ([`prune`](crate::prune)) need H
 //! as a triangular factor. For quantization, inputs are rotated in the same way as integer formats rotate weights
-//! ([`rotation`]), because the rotated weights are quantized; H therefore covers whole blocks of inputs.
+//! ([`rotation`]), because the rotated weights are quantized; H therefore covers whole half blocks of inputs.
 //!
 //! Every element is summed in a fixed order, independent of the number of threads.
 
@@ -15,7 +15,7 @@ mod rank_update;
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::memory::{AllocError, PageSlice};
-use crate::quant::integer::{self, BLOCK};
+use crate::quant::integer::{BLOCK, padded};
 use crate::quant::rotation;
 use crate::{Exec, PoolError};
 
@@ -49,11 +49,6 @@ pub struct Hessian {
     pending: PageSlice<f32>,
     /// Number of pending rows.
     filled: usize,
-}
-
-/// Returns the number of inputs, padded to whole blocks.
-fn padded(cols: usize) -> usize {
-    integer::blocks(cols) * BLOCK
 }
 
 impl Hessian {
@@ -101,7 +96,7 @@ impl Hessian {
             let (now, later) = left.split_at(room.min(left.len()));
             left = later;
             let (first, count) = (self.filled, now.len() / self.cols);
-            let blocks = Tiles::row_blocks(&mut self.pending, BLOCK_PANELS * DEPTH * PANEL, 1);
+            let blocks = Tiles::row_blocks(&mut self.pending, DEPTH * PANEL, BLOCK_PANELS);
             exec.run(blocks.len(), |block| {
                 let (cols, basis, panels) = (self.cols, self.basis, blocks.take(block));
                 exec.isa.run(AddRows { x: now, cols, basis, block, first, panels });
@@ -133,7 +128,7 @@ struct AddRows<'a> {
     block: usize,
     /// Index of the first row in `panels`.
     first: usize,
-    /// Output panels of the block, `[BLOCK_PANELS][DEPTH][PANEL]`.
+    /// Output panels of the block, `[panels][DEPTH][PANEL]`.
     panels: Tile<'a, f32>,
 }
 
@@ -149,9 +144,9 @@ impl Kernel for AddRows<'_> {
             block.as_flattened_mut()[..columns.len()].copy_from_slice(&x[columns.clone()]);
             let mut vectors = simd.load_vectors(&block);
             if self.basis == Basis::Rotated {
-                vectors = rotation::rotate(simd, vectors);
+                vectors = rotation::rotate(simd, vectors, columns.len());
             }
-            for (index, lanes) in vectors.into_iter().enumerate() {
+            for (index, lanes) in vectors.into_iter().enumerate().take(panels.len() / (DEPTH * LANES)) {
                 let at = (index * LANES / PANEL * DEPTH + row) * PANEL + index * LANES % PANEL;
                 simd.store(lanes, panels[at..].first_chunk_mut().expect("a panel is a whole number of vectors"));
             }

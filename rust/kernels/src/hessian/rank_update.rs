@@ -15,7 +15,7 @@ pub(super) const PANEL: usize = 2 * LANES;
 /// Maximum number of rows of A, and number of rows of a panel in memory.
 pub(super) const DEPTH: usize = SUPER;
 
-/// Rows and columns of C that a task updates: one block of inputs.
+/// Rows and columns of C that a task updates: one block of inputs, of which the last may be a half block.
 const TILE: usize = BLOCK;
 
 /// Sign of an update.
@@ -37,7 +37,7 @@ pub(super) fn rank_update(
     sign: Sign,
 ) -> Result<(), PoolError> {
     let tiles = Tiles::new(c, stride, 0..count, TILE, TILE);
-    let side = count / TILE;
+    let side = count.div_ceil(TILE);
     let upper: Vec<_> = (0..side).flat_map(|down| (down..side).map(move |across| (down, across))).collect();
     exec.run(upper.len(), |task| {
         let (down, across) = upper[task];

@@ -244,6 +244,7 @@ impl DotKernel for QuantizeBlocks<'_> {
             }
             for (row, x) in rows.enumerate() {
                 let x = &x[block * BLOCK..k.min((block + 1) * BLOCK)];
+                let inputs = x.len();
                 let mut padded = [[0.0; LANES]; BLOCK / LANES];
                 let x = x.as_chunks().0.try_into().unwrap_or_else(|_| {
                     padded.as_flattened_mut()[..x.len()].copy_from_slice(x);
@@ -252,9 +253,12 @@ impl DotKernel for QuantizeBlocks<'_> {
                 let mut words = words[row..].iter_mut().step_by(tile_rows);
                 let head = words.by_ref().take(BLOCK_WORDS - BLOCK_QUADS);
                 let codes = match basis {
-                    Basis::Rotated => {
-                        quantize_block(simd, rotation::rotate(simd, simd.load_vectors(x)), rotation::SHRINK, head)
-                    }
+                    Basis::Rotated => quantize_block(
+                        simd,
+                        rotation::rotate(simd, simd.load_vectors(x), inputs),
+                        rotation::SHRINK,
+                        head,
+                    ),
                     Basis::PlainBlocks => quantize_block(simd, simd.load_vectors(x), 1.0, head),
                     Basis::Plain => {
                         for word in head {

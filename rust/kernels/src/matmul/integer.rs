@@ -29,7 +29,7 @@ use crate::arch::{ByteLine, Dot, DotKernel, LANES};
 use crate::disjoint::{Tile, Tiles};
 use crate::matrix::Band;
 use crate::memory::Scratch;
-use crate::quant::integer::{BLOCK_PAIRS, BLOCK_QUADS, PAIR_QUADS, Unpacked, blocks};
+use crate::quant::integer::{BLOCK_QUADS, PAIR_QUADS, Unpacked, blocks, pairs};
 use crate::quant::sparse::SparseFormat;
 use crate::quant::{GroupedFormat, IntegerFormat, Quantized};
 use crate::{Exec, PoolError};
@@ -196,7 +196,8 @@ impl<F: IntegerFormat> Weights for Integer<F> {
         let blocks = &pass.blocks;
         let unpacked_lines = &mut unpacked_lines[..P * Self::BLOCKS * Self::BLOCK_LINES];
         for (lines, to) in lines.iter().zip(unpacked_lines.chunks_exact_mut(Self::BLOCKS * Self::BLOCK_LINES)) {
-            simd.vectorize_dot(UnpackBlocks::<F> { lines, blocks: blocks.clone(), to, format: PhantomData });
+            let (cols, blocks) = (pass.cols, blocks.clone());
+            simd.vectorize_dot(UnpackBlocks::<F> { lines, cols, blocks, to, format: PhantomData });
         }
         let (mut unpacked, first_block) = ([&[][..]; P], blocks.start);
         for (unpacked, unpacked_lines) in
@@ -212,6 +213,8 @@ impl<F: IntegerFormat> Weights for Integer<F> {
 struct UnpackBlocks<'a, F> {
     /// Lines of the panel.
     lines: &'a [ByteLine],
+    /// Number of inputs of a row.
+    cols: usize,
     blocks: Range<usize>,
     to: &'a mut [ByteLine],
     format: PhantomData<F>,
@@ -222,9 +225,10 @@ impl<F: IntegerFormat> DotKernel for UnpackBlocks<'_, F> {
 
     #[inline(always)]
     fn run<S: Dot>(self, simd: S) {
-        let pairs = self.blocks.flat_map(|block| (0..BLOCK_PAIRS).map(move |pair| (block, pair)));
-        for ((block, pair), to) in pairs.zip(self.to.as_chunks_mut::<PAIR_QUADS>().0) {
-            let pair = F::pair(simd, F::block(self.lines, block), pair);
+        let Self { lines, cols, blocks, to, .. } = self;
+        let pairs = blocks.flat_map(|block| (0..pairs(cols, block)).map(move |pair| (block, pair)));
+        for ((block, pair), to) in pairs.zip(to.as_chunks_mut::<PAIR_QUADS>().0) {
+            let pair = F::pair(simd, F::block(lines, block), pair);
             unroll!(q in [0 1 2 3 4 5 6 7] { simd.store_bytes(F::quad(simd, pair, q), &mut to[q].0) });
         }
     }

@@ -48,7 +48,8 @@ impl<F: SparseFormat> UnpackedWeights for Sparse<F> {
 
     #[inline(always)]
     fn unpack<S: Dot>(simd: S, lines: &[ByteLine], cols: usize, blocks: Range<usize>, to: &mut [ByteLine]) {
-        simd.vectorize_expand(UnpackBlocks { lines, cols, blocks, to, format: PhantomData::<F> });
+        let kernel = UnpackBlocks { lines, cols, blocks, to, format: PhantomData::<F> };
+        if const { F::EXPANDS } { simd.vectorize_expand(kernel) } else { simd.vectorize_dot(kernel) }
     }
 }
 

@@ -7,7 +7,7 @@ use super::activations::{BlockOfRows, GroupOfRows, GroupsOfRows, StartsOfRows, g
 use super::unroll::unroll;
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE, Simd};
 use crate::quant::grouped::{self, Factors};
-use crate::quant::integer::{BLOCK, BLOCK_PAIRS, BlockScales, Codes, GROUP, PAIR_QUADS, Unpack};
+use crate::quant::integer::{self, BLOCK, BLOCK_PAIRS, BlockScales, Codes, GROUP, PAIR_QUADS, Unpack};
 
 /// Distance of the prefetch of weights, in lines.
 pub(super) const PREFETCH_LINES: usize = 32;
@@ -135,7 +135,7 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for Micro<'_, U, R, P>
             return self.add_factored_blocks(simd);
         }
         let Self { x, block_scales, lines, first_block, prefetch, sums: saved, .. } = self;
-        let TileInput { x, starts: group_starts, blocks, .. } = x;
+        let TileInput { x, starts: group_starts, blocks, cols, .. } = x;
         let first = blocks.start;
         let mut sums = [[simd.splat(0.0); P]; R];
         if blocks.start > 0 {
@@ -149,7 +149,8 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for Micro<'_, U, R, P>
             let here = (block, &(U::first_line(block)..U::first_line(block + 1)));
             let mut at = [U::block(lines[0], block - first_block); P];
             unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
-            for (index, quads) in quads.as_chunks::<PAIR_QUADS>().0.iter().enumerate() {
+            let quads = quads.as_chunks::<PAIR_QUADS>().0.iter();
+            for (index, quads) in quads.enumerate().take(integer::pairs(cols, block)) {
                 let quads = if const { R >= READ_ROWS } { in_own_register(quads) } else { quads };
                 let mut pairs = [U::pair(simd, at[0], index); P];
                 unroll!(p in 0..P { pairs[p] = U::pair(simd, at[p], index) });

@@ -27,7 +27,7 @@ use crate::hessian::feedback::{Column, Feedback, correct, subtract};
 use crate::hessian::{Basis, HessianFactor, InputStatistics};
 use crate::matrix::{MAX_TASK_PANELS, Source, TASKS_PER_THREAD};
 use crate::memory::{AllocError, PageSlice};
-use crate::quant::integer::{BLOCK, SUPER};
+use crate::quant::integer::{self, BLOCK, SUPER};
 use crate::{Exec, PackError, RowSource};
 
 /// Number of inputs that are pruned together; their errors correct later inputs at once.
@@ -209,7 +209,7 @@ impl Kernel for Prune<'_> {
     fn run<S: Simd>(self, simd: S) {
         let Self { cols, sparsity, statistics, grid, panels } = self;
         let factor = statistics.and_then(|statistics| statistics.factor.as_ref());
-        let size = cols.next_multiple_of(BLOCK);
+        let size = integer::padded(cols);
         let ones = vec![1.0; size];
         let importance = statistics.map_or(&ones, |statistics| &statistics.importance);
         for (index, importance) in importance.chunks(SUPER).enumerate() {

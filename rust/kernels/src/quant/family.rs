@@ -103,7 +103,7 @@ pub(crate) trait IntegerPanels: Sync {
 impl<F: IntegerFormat> IntegerPanels for PhantomData<F> {
     fn bytes(&self, cols: usize) -> Option<usize> {
         // No format takes more than two lines for four inputs, so the number of lines cannot overflow.
-        (cols < usize::MAX / LINE).then(|| F::lines(integer::blocks(cols)))?.checked_mul(LINE)
+        (cols < usize::MAX / LINE).then(|| F::lines(integer::halves(cols)))?.checked_mul(LINE)
     }
 
     fn pack(&self, isa: Isa, rows: &[f32], block_scales: &mut [BlockScales], panel: &mut [u8]) {

@@ -30,7 +30,7 @@ impl<'a> CalibratedPanel<'a> {
     /// Creates a panel from `rows: [16, cols]`.
     pub fn new(isa: Isa, rows: &[f32], block_scales: &'a mut [BlockScales], lines: &'a mut [ByteLine]) -> Self {
         let mut feedback = Feedback::new(rows);
-        isa.run(Rotate(feedback.weights.as_chunks_mut().0));
+        isa.run(Rotate(&mut feedback.weights));
         Self { feedback, block_scales, lines, loss: [0.0; LANES] }
     }
 }

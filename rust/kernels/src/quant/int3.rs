@@ -101,8 +101,8 @@ impl IntegerFormat for Int3 {
         simd.select_greater(negated, zero, simd.sub(zero, level), level)
     }
 
-    fn lines(blocks: usize) -> usize {
-        LAYOUT.lines(blocks)
+    fn lines(halves: usize) -> usize {
+        LAYOUT.lines(halves)
     }
 
     fn store(lines: &mut [ByteLine], block: usize, group: usize, codes: &[[i8; LANES]; GROUP], scales: &[u8; LANES]) {

@@ -10,7 +10,11 @@ use crate::arch::{ByteLine, Dot, LANES};
 /// Offset of a stored code from its value.
 const OFFSET: u8 = Codes::FourBits.offset() as u8;
 
-const BLOCK_LINES: usize = 1 + BLOCK_QUADS / 2;
+/// Number of lines of the codes of a half block.
+const HALF_LINES: usize = BLOCK_QUADS / 4;
+
+/// Number of lines of a block.
+const BLOCK_LINES: usize = 1 + 2 * HALF_LINES;
 
 /// int4 format.
 pub struct Int4;
@@ -28,7 +32,8 @@ pub struct Pair<'a, S: Dot> {
 impl Unpack for Int4 {
     const BY_CODES: Option<Codes> = Some(Codes::FourBits);
 
-    type Block<'a> = &'a [ByteLine; BLOCK_LINES];
+    /// Line of sub-scales, and lines of codes from those of the block on.
+    type Block<'a> = (&'a ByteLine, &'a [ByteLine]);
     type Pair<'a, S: Dot> = Pair<'a, S>;
 
     #[inline(always)]
@@ -38,12 +43,11 @@ impl Unpack for Int4 {
 
     #[inline(always)]
     fn block(lines: &[ByteLine], index: usize) -> Self::Block<'_> {
-        &lines.as_chunks().0[index]
+        lines[index * BLOCK_LINES..].split_first().expect("a line of sub-scales")
     }
 
     #[inline(always)]
-    fn pair<'a, S: Dot>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
-        let [scales, codes @ ..] = block;
+    fn pair<'a, S: Dot>(simd: S, (scales, codes): Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
         let both = simd.spread(&scales.0.as_chunks().0[index]);
         let low = simd.splat_quad([0x0f, 0, 0x0f, 0]);
         let scales = [simd.and(both, low), simd.and(simd.shift_right::<4>(both), low)];
@@ -76,12 +80,12 @@ impl IntegerFormat for Int4 {
     const CODES: [i32; 2] = [-8, 7];
     const SCALES: [i32; 2] = [0, 15];
 
-    fn lines(blocks: usize) -> usize {
-        blocks * BLOCK_LINES
+    fn lines(halves: usize) -> usize {
+        halves.div_ceil(2) + halves * HALF_LINES
     }
 
     fn store(lines: &mut [ByteLine], block: usize, group: usize, codes: &[[i8; LANES]; GROUP], scales: &[u8; LANES]) {
-        let [scale_line, code_lines @ ..] = &mut lines.as_chunks_mut::<BLOCK_LINES>().0[block];
+        let (scale_line, code_lines) = lines[block * BLOCK_LINES..].split_first_mut().expect("a line of sub-scales");
         for (row, scale) in scales.iter().enumerate() {
             scale_line.0[group / 2 * LANES + row] |= scale << (4 * (group % 2));
         }
@@ -95,7 +99,7 @@ impl IntegerFormat for Int4 {
     }
 
     fn weight(lines: &[ByteLine], block: usize, input: usize, row: usize) -> i32 {
-        let [scales, codes @ ..] = &lines.as_chunks::<BLOCK_LINES>().0[block];
+        let (scales, codes) = Self::block(lines, block);
         let (group, quad) = (input / GROUP, input / 4);
         let scale = scales.0[group / 2 * LANES + row] >> (4 * (group % 2)) & 0x0f;
         let code = codes[quad / 2].0[row * 4 + input % 4] >> (4 * (quad % 2)) & 0x0f;

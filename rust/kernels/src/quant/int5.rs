@@ -64,8 +64,8 @@ impl IntegerFormat for Int5 {
     const CODES: [i32; 2] = [-16, 15];
     const SCALES: [i32; 2] = LAYOUT.range();
 
-    fn lines(blocks: usize) -> usize {
-        LAYOUT.lines(blocks)
+    fn lines(halves: usize) -> usize {
+        LAYOUT.lines(halves)
     }
 
     fn store(lines: &mut [ByteLine], block: usize, group: usize, codes: &[[i8; LANES]; GROUP], scales: &[u8; LANES]) {

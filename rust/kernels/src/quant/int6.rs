@@ -80,8 +80,8 @@ impl IntegerFormat for Int6 {
     const CODES: [i32; 2] = [-32, 31];
     const SCALES: [i32; 2] = LAYOUT.range();
 
-    fn lines(blocks: usize) -> usize {
-        LAYOUT.lines(blocks)
+    fn lines(halves: usize) -> usize {
+        LAYOUT.lines(halves)
     }
 
     fn store(lines: &mut [ByteLine], block: usize, group: usize, codes: &[[i8; LANES]; GROUP], scales: &[u8; LANES]) {

@@ -3,7 +3,7 @@
 //! A block has a line for each of its quads. Codes are stored as code + 128, which the fastest instruction sets multiply
 //! directly.
 
-use super::integer::{BLOCK_QUADS, Codes, GROUP, IntegerFormat, PAIR_QUADS, Unpack, Unpacked};
+use super::integer::{BLOCK_QUADS, Codes, GROUP, IntegerFormat, PAIR_QUADS, Unpack};
 use crate::arch::{ByteLine, Dot, LANES};
 
 /// Offset of a stored code from its value.
@@ -15,22 +15,23 @@ pub struct Int8;
 impl Unpack for Int8 {
     const BY_CODES: Option<Codes> = None;
 
-    type Block<'a> = &'a [ByteLine; BLOCK_QUADS];
+    /// Lines from those of the block on.
+    type Block<'a> = &'a [ByteLine];
     type Pair<'a, S: Dot> = &'a [ByteLine; PAIR_QUADS];
 
     #[inline(always)]
     fn first_line(index: usize) -> usize {
-        Unpacked::first_line(index)
+        index * BLOCK_QUADS
     }
 
     #[inline(always)]
     fn block(lines: &[ByteLine], index: usize) -> Self::Block<'_> {
-        Unpacked::block(lines, index)
+        &lines[index * BLOCK_QUADS..]
     }
 
     #[inline(always)]
-    fn pair<'a, S: Dot>(simd: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
-        Unpacked::pair(simd, block, index)
+    fn pair<'a, S: Dot>(_: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
+        &block.as_chunks().0[index]
     }
 
     #[inline(always)]
@@ -48,8 +49,8 @@ impl IntegerFormat for Int8 {
     const CODES: [i32; 2] = [-127, 127];
     const SCALES: [i32; 2] = [1, 1];
 
-    fn lines(blocks: usize) -> usize {
-        blocks * BLOCK_QUADS
+    fn lines(halves: usize) -> usize {
+        halves * BLOCK_QUADS / 2
     }
 
     fn store(lines: &mut [ByteLine], block: usize, group: usize, codes: &[[i8; LANES]; GROUP], _: &[u8; LANES]) {

@@ -6,7 +6,7 @@
 //! order; codes follow each other in the same order. As the blocks of a panel share its space, sixteen rows may have their
 //! zeros anywhere. The blocks are followed by a line, so that a whole line can be read wherever codes begin.
 
-use super::integer::{BLOCK, BLOCK_PAIRS, BLOCK_QUADS, BlockScales, Codes, PAIR_QUADS, Unpack};
+use super::integer::{BLOCK, BLOCK_PAIRS, BLOCK_QUADS, BlockScales, Codes, PAIR_QUADS, Unpack, UnpackedScaled};
 use super::sparse::{Rows, SparseFormat, TooDense};
 use crate::arch::{ByteLine, Dot, LANES, LINE};
 use crate::matmul::sparse::FewRows;
@@ -124,52 +124,14 @@ impl Unpack for Packed {
     }
 }
 
-/// Unpacked blocks: a line for each quad, with the bias of the instruction set, and one with the scales of the rows.
-pub struct UnpackedBlocks;
-
-/// Number of lines of an unpacked block.
-const UNPACKED_LINES: usize = BLOCK_QUADS + 1;
-
-impl Unpack for UnpackedBlocks {
-    const BY_CODES: Option<Codes> = None;
-
-    type Block<'a> = &'a [ByteLine; UNPACKED_LINES];
-    type Pair<'a, S: Dot> = &'a [ByteLine; PAIR_QUADS];
-
-    #[inline(always)]
-    fn first_line(index: usize) -> usize {
-        index * UNPACKED_LINES
-    }
-
-    #[inline(always)]
-    fn block(lines: &[ByteLine], index: usize) -> Self::Block<'_> {
-        &lines.as_chunks().0[index]
-    }
-
-    #[inline(always)]
-    fn pair<'a, S: Dot>(_: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
-        &block.as_chunks().0[index]
-    }
-
-    #[inline(always)]
-    fn block_scale<S: Dot>(simd: S, _: &[BlockScales], _: usize, block: Self::Block<'_>) -> S::F32 {
-        simd.load(bytemuck::cast_ref(&block[BLOCK_QUADS]))
-    }
-
-    #[inline(always)]
-    fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
-        simd.load_bytes(&pair[index].0)
-    }
-}
-
 impl SparseFormat for Int8Sparse {
     const INPUTS: usize = BLOCK;
     const BITS: usize = 8;
+    const EXPANDS: bool = true;
+    const UNPACKED_BLOCK_LINES: usize = UnpackedScaled::LINES;
 
-    const UNPACKED_BLOCK_LINES: usize = UNPACKED_LINES;
-
-    type Unpacked = UnpackedBlocks;
-    type ByCodes = UnpackedBlocks;
+    type Unpacked = UnpackedScaled;
+    type ByCodes = UnpackedScaled;
 
     fn lines(cols: usize) -> usize {
         let blocks = cols.div_ceil(BLOCK);
@@ -212,7 +174,7 @@ impl SparseFormat for Int8Sparse {
     #[inline(always)]
     fn unpack<S: Dot>(simd: S, lines: &[ByteLine], index: usize, _: usize, to: &mut [ByteLine]) {
         let block = Packed::block(lines, index);
-        let Some([quads @ .., scales]) = to.first_chunk_mut::<UNPACKED_LINES>() else { return };
+        let Some([quads @ .., scales]) = to.first_chunk_mut::<{ UnpackedScaled::LINES }>() else { return };
         for (pair, quads) in quads.as_chunks_mut::<PAIR_QUADS>().0.iter_mut().enumerate() {
             let pair = Packed::pair(simd, block, pair);
             unroll!(q in [0 1 2 3 4 5 6 7] { simd.store_bytes(Packed::quad(simd, pair, q), &mut quads[q].0) });

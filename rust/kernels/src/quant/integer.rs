@@ -7,8 +7,9 @@
 //! [`BLOCK`] inputs. `benches/quality` is the study behind the choice of formats.
 //!
 //! A panel of sixteen rows consists of its blocks, in lines of 64 bytes; its block scales, `[super-blocks][16]` f16, are
-//! stored separately. Rows are zero-padded to whole blocks. A *quad* is four consecutive inputs; an unpacked line holds
-//! one quad of each row (N16K4).
+//! stored separately. Rows are zero-padded to a multiple of [`HALF`]: the last block may be a half block, which has the
+//! first half of the codes of a block, and its sub-scales in the same places. A *quad* is four consecutive inputs; an
+//! unpacked line holds one quad of each row (N16K4).
 
 use super::grouped::Factors;
 use super::rotation;
@@ -19,6 +20,9 @@ pub const GROUP: usize = 16;
 
 /// Number of inputs whose products are summed as integers. In a row of activations they share a scale.
 pub const BLOCK: usize = 128;
+
+/// Number of inputs of a half block, with which a row may end.
+pub const HALF: usize = BLOCK / 2;
 
 /// Number of inputs of a super-block: those of a row that share a block scale.
 pub const SUPER: usize = 2 * BLOCK;
@@ -34,6 +38,9 @@ pub const BLOCK_GROUPS: usize = BLOCK / GROUP;
 
 /// Number of pairs of groups in a block.
 pub const BLOCK_PAIRS: usize = BLOCK_QUADS / PAIR_QUADS;
+
+/// Number of pairs of groups in a half block.
+const HALF_PAIRS: usize = BLOCK_PAIRS / 2;
 
 /// Weights that are unpacked to lines of bytes for [`Dot::dot`], one line per quad.
 pub trait Unpack: Send + Sync + 'static {
@@ -53,7 +60,7 @@ pub trait Unpack: Send + Sync + 'static {
     /// Whether unpacking uses [`Simd::expand`].
     const EXPANDS: bool = false;
 
-    /// Packed lines of one block.
+    /// Packed lines of one block, which may be a half block.
     type Block<'a>: Copy;
     /// Packed data of two groups.
     type Pair<'a, S: Dot>: Copy;
@@ -70,7 +77,7 @@ pub trait Unpack: Send + Sync + 'static {
     /// Returns the scales of block `index` of a panel, which is `block`, if its groups have no factors.
     #[inline(always)]
     fn block_scale<S: Dot>(simd: S, scales: &[BlockScales], index: usize, _block: Self::Block<'_>) -> S::F32 {
-        simd.load_f16(&scales[index * BLOCK / SUPER])
+        load_block_scale(simd, scales, index)
     }
 
     /// Returns quad `index` of the pair, as weights plus [`Dot::WEIGHT_BIAS`].
@@ -142,8 +149,8 @@ pub trait IntegerFormat: Unpack {
         simd.round(simd.max(simd.min(value, highest), lowest))
     }
 
-    /// Returns the number of lines of `blocks` blocks.
-    fn lines(blocks: usize) -> usize;
+    /// Returns the number of lines of `halves` half blocks.
+    fn lines(halves: usize) -> usize;
 
     /// Stores group `group` of block `block` into zeroed lines: codes `[input][row]` and the sub-scales of the rows.
     fn store(lines: &mut [ByteLine], block: usize, group: usize, codes: &[[i8; LANES]; GROUP], scales: &[u8; LANES]);
@@ -152,18 +159,30 @@ pub trait IntegerFormat: Unpack {
     fn weight(lines: &[ByteLine], block: usize, input: usize, row: usize) -> i32;
 }
 
-/// Unpacked weights: a line for each quad, with the bias of the instruction set.
-pub struct Unpacked;
+/// Unpacked blocks of `LINES` lines: one for each quad, with the bias of the instruction set, and one for the scales of the
+/// rows, f32, unless block scales are stored separately.
+pub struct UnpackedBlocks<const LINES: usize>;
 
-impl Unpack for Unpacked {
+/// Unpacked blocks without their scales.
+pub type Unpacked = UnpackedBlocks<BLOCK_QUADS>;
+
+/// Unpacked blocks with their scales.
+pub type UnpackedScaled = UnpackedBlocks<{ BLOCK_QUADS + 1 }>;
+
+impl<const LINES: usize> UnpackedBlocks<LINES> {
+    /// Number of lines of a block.
+    pub const LINES: usize = LINES;
+}
+
+impl<const LINES: usize> Unpack for UnpackedBlocks<LINES> {
     const BY_CODES: Option<Codes> = None;
 
-    type Block<'a> = &'a [ByteLine; BLOCK_QUADS];
+    type Block<'a> = &'a [ByteLine; LINES];
     type Pair<'a, S: Dot> = &'a [ByteLine; PAIR_QUADS];
 
     #[inline(always)]
     fn first_line(index: usize) -> usize {
-        index * BLOCK_QUADS
+        index * LINES
     }
 
     #[inline(always)]
@@ -177,6 +196,14 @@ impl Unpack for Unpacked {
     }
 
     #[inline(always)]
+    fn block_scale<S: Dot>(simd: S, scales: &[BlockScales], index: usize, block: Self::Block<'_>) -> S::F32 {
+        match block.get(BLOCK_QUADS) {
+            Some(scales) => simd.load(bytemuck::cast_ref(scales)),
+            None => load_block_scale(simd, scales, index),
+        }
+    }
+
+    #[inline(always)]
     fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         simd.load_bytes(&pair[index].0)
     }
@@ -185,9 +212,31 @@ impl Unpack for Unpacked {
 /// Block scales of sixteen rows in one super-block, f16.
 pub type BlockScales = [u16; LANES];
 
-/// Returns the number of blocks of `cols` inputs.
+/// Loads the scales of block `index` of a panel.
+#[inline(always)]
+fn load_block_scale<S: Simd>(simd: S, scales: &[BlockScales], index: usize) -> S::F32 {
+    simd.load_f16(&scales[index * BLOCK / SUPER])
+}
+
+/// Returns the number of blocks of `cols` inputs; the last one may be a half block.
 pub const fn blocks(cols: usize) -> usize {
     cols.div_ceil(BLOCK)
+}
+
+/// Returns the number of half blocks of `cols` inputs.
+pub const fn halves(cols: usize) -> usize {
+    cols.div_ceil(HALF)
+}
+
+/// Returns the number of inputs that are stored for `cols` inputs.
+pub const fn padded(cols: usize) -> usize {
+    halves(cols) * HALF
+}
+
+/// Returns the number of pairs of groups of block `index` of `cols` inputs: those of a half block if the row ends with it.
+#[inline(always)]
+pub fn pairs(cols: usize, index: usize) -> usize {
+    BLOCK_PAIRS.min(halves(cols - index * BLOCK) * HALF_PAIRS)
 }
 
 /// Returns the number of super-blocks of `cols` inputs.
@@ -199,10 +248,16 @@ pub const fn supers(cols: usize) -> usize {
 pub fn read_row<F: IntegerFormat>(block_scales: &[BlockScales], lines: &[ByteLine], row: usize, out: &mut [f32]) {
     for (index, out) in out.chunks_mut(BLOCK).enumerate() {
         let block_scale = half::f16::from_bits(block_scales[index * BLOCK / SUPER][row]).to_f32();
-        let mut block = std::array::from_fn(|input| F::weight(lines, index, input, row) as f32 * block_scale);
-        rotation::restore(&mut block);
-        out.copy_from_slice(&block[..out.len()]);
+        let weight = |input| F::weight(lines, index, input, row) as f32 * block_scale;
+        if out.len() > HALF { read_block::<BLOCK>(weight, out) } else { read_block::<HALF>(weight, out) }
     }
+}
+
+/// Reads a block of N rotated weights.
+fn read_block<const N: usize>(weight: impl Fn(usize) -> f32, out: &mut [f32]) {
+    let mut block: [f32; N] = std::array::from_fn(weight);
+    rotation::restore(&mut block);
+    out.copy_from_slice(&block[..out.len()]);
 }
 
 /// Returns the root mean square of `sub-scale * code` for uniformly distributed codes and sub-scales.

@@ -10,7 +10,7 @@
 
 use std::marker::PhantomData;
 
-use super::integer::{BLOCK, BLOCK_GROUPS, BlockScales, GROUP, IntegerFormat, SUPER};
+use super::integer::{self, BLOCK, BlockScales, GROUP, HALF, IntegerFormat, SUPER};
 use super::rotation;
 use crate::arch::{ByteLine, Isa, Kernel, LANES, Simd};
 
@@ -74,29 +74,32 @@ pub fn pack_panel<F: IntegerFormat>(isa: Isa, rows: &[f32], block_scales: &mut [
                 column[row] = *value;
             }
         }
-        let blocks = (cols - start).min(SUPER).div_ceil(BLOCK);
-        isa.run(Rotate(&mut columns.as_chunks_mut().0[..blocks]));
-        let groups = blocks * BLOCK_GROUPS;
-        let groups_of_columns = &columns.as_chunks::<GROUP>().0[..groups];
-        isa.run(Quantize::<F> { groups: groups_of_columns, quantized: &mut quantized, format: PhantomData });
+        let columns = &mut columns[..integer::padded((cols - start).min(SUPER))];
+        isa.run(Rotate(columns));
+        let groups = columns.as_chunks().0;
+        isa.run(Quantize::<F> { groups, quantized: &mut quantized, format: PhantomData });
         block_scales[index] = quantized.block_scales;
-        for group in 0..groups {
+        for group in 0..groups.len() {
             let (block, group_of_block) = (start / BLOCK + group * GROUP / BLOCK, group % (BLOCK / GROUP));
             F::store(lines, block, group_of_block, &quantized.codes[group], &quantized.scales[group]);
         }
     }
 }
 
-/// Kernel that rotates blocks of sixteen rows.
-pub(super) struct Rotate<'a>(pub &'a mut [[[f32; LANES]; BLOCK]]);
+/// Kernel that rotates blocks of sixteen rows, `[input][row]`; the last may be a half block.
+pub(super) struct Rotate<'a>(pub &'a mut [[f32; LANES]]);
 
 impl Kernel for Rotate<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        for block in self.0 {
+        let (blocks, half) = self.0.as_chunks_mut::<BLOCK>();
+        for block in blocks {
             rotation::rotate_columns(simd, block);
+        }
+        if let Some(half) = half.first_chunk_mut::<HALF>() {
+            rotation::rotate_columns(simd, half);
         }
     }
 }

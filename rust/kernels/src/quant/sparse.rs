@@ -35,6 +35,9 @@ pub trait SparseFormat: Send + Sync + 'static {
     /// Number of bits of a code.
     const BITS: usize;
 
+    /// Whether unpacking uses [`Simd::expand`](crate::arch::Simd::expand).
+    const EXPANDS: bool;
+
     /// Number of lines of an unpacked block.
     const UNPACKED_BLOCK_LINES: usize;
 

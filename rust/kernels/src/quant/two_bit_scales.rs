@@ -1,17 +1,18 @@
 //! Sub-scales of two bits, in a line before the codes of their super-block.
 //!
-//! A super-block is a line of sub-scales, then the codes of its one or two blocks. Byte 16 j + r of the sub-scales belongs
+//! A super-block is a line of sub-scales, then the codes of its one or two blocks, of which the last may be a half block. Byte 16 j + r of the sub-scales belongs
 //! to row r and holds the sub-scale of group 4j + i, less the lowest sub-scale of the format, in bits 2i and 2i + 1.
 //!
 //! Codes of formats that store them in [`planes`] take as many lines for a pair of groups as they have bits.
 
 use std::ops::Range;
 
-use super::integer::{BLOCK, BLOCK_GROUPS, BLOCK_PAIRS, GROUP, PAIR_QUADS, SUPER};
+use super::integer::{BLOCK, BLOCK_GROUPS, BLOCK_PAIRS, GROUP, HALF, PAIR_QUADS, SUPER};
 use super::planes::{self, BitPlanes};
 use crate::arch::{ByteLine, Dot, LANES, LINE};
 
 const SUPER_BLOCKS: usize = SUPER / BLOCK;
+const BLOCK_HALVES: usize = BLOCK / HALF;
 
 /// Layout of a panel.
 #[derive(Clone, Copy)]
@@ -24,7 +25,7 @@ pub struct TwoBitScales {
     pub offset: u8,
 }
 
-/// Packed block: its codes and its half of the sub-scales.
+/// Packed block: its half of the sub-scales, and the lines from those of its codes on.
 #[derive(Clone, Copy)]
 pub struct Block<'a> {
     scales: &'a [[u8; LANES]; 2],
@@ -67,9 +68,9 @@ impl TwoBitScales {
         [self.lowest as i32, self.lowest as i32 + 3]
     }
 
-    /// Returns the number of lines of `blocks` blocks.
-    pub fn lines(self, blocks: usize) -> usize {
-        blocks.div_ceil(SUPER_BLOCKS) + blocks * self.code_lines
+    /// Returns the number of lines of `halves` half blocks.
+    pub fn lines(self, halves: usize) -> usize {
+        halves.div_ceil(SUPER_BLOCKS * BLOCK_HALVES) + halves * self.code_lines / BLOCK_HALVES
     }
 
     /// Returns the line of the sub-scales of block `index`.
@@ -94,10 +95,7 @@ impl TwoBitScales {
     #[inline(always)]
     pub fn block(self, lines: &[ByteLine], index: usize) -> Block<'_> {
         let scales = lines[self.scale_line(index)].0.as_chunks::<LANES>().0;
-        Block {
-            scales: &scales.as_chunks().0[index % SUPER_BLOCKS],
-            codes: &lines[self.first_code_line(index)..][..self.code_lines],
-        }
+        Block { scales: &scales.as_chunks().0[index % SUPER_BLOCKS], codes: &lines[self.first_code_line(index)..] }
     }
 
     /// Returns the sub-scales of groups `2 * index` and `2 * index + 1` of a block.

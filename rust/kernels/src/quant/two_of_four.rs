@@ -105,6 +105,7 @@ where
 {
     const INPUTS: usize = UNIT;
     const BITS: usize = BITS;
+    const EXPANDS: bool = false;
     const UNPACKED_BLOCK_LINES: usize = BLOCK_PAIRS * UNPACKED_LINES;
 
     type Unpacked = Whole<false>;

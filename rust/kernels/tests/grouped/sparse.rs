@@ -1,14 +1,13 @@
 //! Sparse formats: products have the bits of dense products, or of sums over blocks, and damaged panels are harmless.
 
-use std::sync::Arc;
-
-use ferrule_kernels::arch::{ByteLine, Isa, LANES};
+use ferrule_kernels::arch::{Isa, LANES};
 use ferrule_kernels::quant::TooDense;
-use ferrule_kernels::{BytesOwner, Exec, Format, PackError, PackedMatrix, RowSource, SharedBytes, matmul};
+use ferrule_kernels::{Exec, Format, PackError, PackedMatrix, RowSource, matmul};
 use proptest::prelude::*;
 
 use super::dense::{noise, with_exec};
 use super::guard::Guarded;
+use super::guarded_matrix::guarded;
 
 /// Number of inputs that share a scale in the dense format q8_0.
 const DENSE_GROUP: usize = 32;
@@ -95,30 +94,6 @@ fn sparse() -> impl Iterator<Item = Format> {
     Format::ALL.iter().copied().filter(|format| format.is_sparse())
 }
 
-/// Bytes that end at a guard page.
-struct Owner(Guarded<ByteLine>);
-
-// SAFETY: the memory is only read, and is unmapped when the last owner is dropped.
-unsafe impl Send for Owner {}
-// SAFETY: same.
-unsafe impl Sync for Owner {}
-
-impl AsRef<[u8]> for Owner {
-    fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
-    }
-}
-
-/// Returns a matrix of one format over copies of its buffers that end at guard pages.
-fn guarded(format: Format, rows: usize, cols: usize, buffers: &[&[u8]]) -> PackedMatrix {
-    let shared = buffers.iter().map(|bytes| {
-        let lines: Vec<_> = bytes.as_chunks().0.iter().map(|line| ByteLine(*line)).collect();
-        let owner: BytesOwner = Arc::new(Owner(Guarded::new(&lines)));
-        SharedBytes::new(owner, 0..bytes.len()).unwrap()
-    });
-    PackedMatrix::shared(&[(format, rows)], cols, shared).unwrap()
-}
-
 fn rows_of(matrix: &PackedMatrix) -> Vec<f32> {
     let mut values = vec![f32::NAN; matrix.rows() * matrix.cols()];
     values.chunks_mut(matrix.cols()).enumerate().for_each(|(row, out)| matrix.read_row(row, out));
@@ -145,7 +120,7 @@ fn check(format: Format, weights: &Weights, m: usize, threads: usize) {
         with_exec(isa, threads, |exec| {
             let packed = weights.pack(exec, format).unwrap();
             let buffers: Vec<_> = packed.buffers().collect();
-            let shared = guarded(format, packed.rows(), packed.cols(), &buffers);
+            let shared = guarded(&[(format, packed.rows())], packed.cols(), packed.buffers());
             let dense = Stored { weights, inputs: DENSE_GROUP };
             let dense = PackedMatrix::pack(exec, &[(Format::Q8_0, packed.rows())], weights.cols, &dense).unwrap();
             assert_eq!(rows_of(&shared), rows_of(&dense), "{format:?}");
@@ -219,7 +194,7 @@ proptest! {
             let mut positions = damaged.clone();
             positions.as_chunks_mut::<4>().0.iter_mut().for_each(|position| position[2..].fill(0));
             for bytes in [damaged, positions] {
-                let matrix = guarded(format, rows, cols, &[&bytes, &[]]);
+                let matrix = guarded(&[(format, rows)], cols, [&bytes[..], &[]].into_iter());
                 rows_of(&matrix);
                 let x = noise(20 * cols, 1);
                 for isa in Isa::available() {
