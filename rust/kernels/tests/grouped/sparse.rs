@@ -119,7 +119,6 @@ fn check(format: Format, weights: &Weights, m: usize, threads: usize) {
     for isa in Isa::available() {
         with_exec(isa, threads, |exec| {
             let packed = weights.pack(exec, format).unwrap();
-            let buffers: Vec<_> = packed.buffers().collect();
             let shared = guarded(&[(format, packed.rows())], packed.cols(), packed.buffers());
             let dense = Stored { weights, inputs: DENSE_GROUP };
             let dense = PackedMatrix::pack(exec, &[(Format::Q8_0, packed.rows())], weights.cols, &dense).unwrap();
