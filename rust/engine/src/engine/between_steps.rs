@@ -1,6 +1,7 @@
 //! Work that runs between steps and does not enter the request queue: evaluation, encoding, saved states.
 //!
-//! Batches in flight are finished first; the next step returns their outputs. The work allocates its own pages. If no page is free, the lowest-ranked running request is preempted.
+//! Batches in flight are finished first; the next step returns their outputs. The work allocates its own pages. If no
+//! page is free, the lowest-ranked running request is preempted.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,7 +1,8 @@
 //! Sub-scales of two bits, in a line before the codes of their super-block.
 //!
-//! A super-block is a line of sub-scales, then the codes of its one or two blocks, of which the last may be a half block. Byte 16 j + r of the sub-scales belongs
-//! to row r and holds the sub-scale of group 4j + i, less the lowest sub-scale of the format, in bits 2i and 2i + 1.
+//! A super-block is a line of sub-scales, then the codes of its one or two blocks, of which the last may be a half
+//! block. Byte 16 j + r of the sub-scales belongs to row r and holds the sub-scale of group 4j + i, less the lowest
+//! sub-scale of the format, in bits 2i and 2i + 1.
 //!
 //! Codes of formats that store them in [`planes`] take as many lines for a pair of groups as they have bits.
 
