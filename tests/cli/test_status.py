@@ -138,7 +138,7 @@ def test_delay_counts_from_the_last_visible_output(stderr: TerminalOutput, monke
 def test_progress_bar_takes_the_place_of_the_line(stderr: TerminalOutput, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "PROGRESS_DELAY", 0.0)
     monkeypatch.setattr(sys, "stderr", stderr)
-    with StatusLine("reading the configuration") as line, ProgressBar("loading weights", line) as bar:
+    with StatusLine("reading the configuration") as line, ProgressBar("loading weights", line, "bytes") as bar:
         timer().run_out()
         bar.update(0, 8)
         bar.update(8, 8)
