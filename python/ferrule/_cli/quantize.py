@@ -60,7 +60,7 @@ _SHARED = ("revision", "threads", "calibrate", "calibration_tokens")
 )
 @click.option(
     "--recipe",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="TOML file with the format of each matrix (default: none).",
 )
