@@ -48,7 +48,7 @@ def generate_calibration(
 
     Raises UnsupportedTaskError for a model that does not generate text, and for one whose text tells nothing about its
     inputs, because it predicts all tokens alike, as with random weights, or always the same ones;
-    InvalidParameterError if `tokens` is less than 1 and for a packed model; and the errors of loading one.
+    InvalidParameterError if `tokens` is not from 1 to 2^24 and for a packed model; and the errors of loading one.
     """
     tokens = check_integer("tokens", tokens, 1, _MAX_TOKENS)
     files = unpacked_files(model, revision)

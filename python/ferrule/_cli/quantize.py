@@ -129,7 +129,7 @@ def command(model: str | None, output: Path, **settings: Any) -> None:
                 format=name,
                 revision=revision,
                 overwrite=settings["overwrite"],
-                calibrates=settings["sparsity"] is None,
+                calibrates=settings["sparsity"] is None,  # any format can be pruned with calibration
             )
             if bits is not None:
                 check_bits(model, bits, revision=revision)

@@ -59,7 +59,7 @@ HISTOGRAMS = (
     ("request_decode_time_seconds", "decode_seconds", "Seconds from the first token to the last."),
     ("time_to_first_token_seconds", "time_to_first_token_seconds", "Seconds from arrival to the first token."),
     ("inter_token_latency_seconds", "inter_token_seconds", "Seconds between tokens of a sequence."),
-    ("engine_step_seconds", "step_seconds", "Seconds of a batched forward pass."),
+    ("engine_step_seconds", "step_seconds", "Seconds of a step, or since the last one if steps overlap."),
     ("iteration_tokens_total", "step_tokens", "Tokens that a batched forward pass computes, in prefill and decode."),
 )
 """Name at /metrics without the prefix, field of EngineMetrics, help. The names are vLLM's where it has the number."""

@@ -321,8 +321,8 @@ impl Exec<'_> {
     }
 
     /// Executes several runs as [`Exec::run_each`] does. `reads(i, task)` returns the memory from which a task begins to
-    /// read, up to its end; threads that wait for this run, because it followed the same run before, prefetch the first
-    /// of it.
+    /// read, up to its end; threads that wait for this run, because it followed the same run before, prefetch the
+    /// beginning of that memory.
     ///
     /// # Errors
     /// Same as [`Pool::run`].

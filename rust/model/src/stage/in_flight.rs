@@ -20,7 +20,7 @@ pub(super) struct BatchesInFlight {
     workers: Workers,
     /// Batches in the order in which they began.
     batches: VecDeque<BatchInFlight>,
-    /// Requests to each stage that it has not answered, oldest first.
+    /// Unanswered requests to each stage, oldest first.
     unanswered: Vec<VecDeque<Request>>,
     /// Numbers of a token that the last stage looks up for the first one; `None` if the first stage has the embedding.
     looked_up: Option<usize>,
