@@ -13,12 +13,14 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ferrule._loading.cache_home import cache_home
 from ferrule._loading.gguf_files import models_in
+from ferrule._loading.lock_file import locked
 from ferrule._loading.temporary import ABANDONED
 from ferrule.errors import FerruleError, InvalidParameterError, ModelWriteError
 
@@ -127,20 +129,33 @@ class PackedCache:
             removed += 1
         return removed
 
-    def prepare(self, wanted: int) -> None:
-        """Creates the directory and evicts least recently used files until `wanted` more bytes fit.
+    @contextmanager
+    def writing(self, path: Path) -> Generator[None]:
+        """Keeps other processes from writing a packed file; waits first until none of them writes it.
 
-        Files in use by this process stay. Raises ModelWriteError if there is no room or no directory.
+        A process that has waited may find the file complete. In a directory that is not writable, and on a file system
+        without locks, there is no wait, and each process writes the file as a whole.
+
+        Raises ModelWriteError if the directory does not exist and cannot be created.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ModelWriteError(f"{self.directory}: cannot be created: {error.strerror}") from error
+        # The lock file of a killed process is removed like its partial file.
+        with locked(path.with_name(f".{path.name}.lock{PARTIAL}"), f"packs weights into {path}"):
+            yield
+
+    def evict(self, wanted: int) -> None:
+        """Removes least recently used files until `wanted` more bytes fit. Files in use by this process stay.
+
+        Raises ModelWriteError if there is no room.
         """
         if not self._evict(wanted):
             raise ModelWriteError(
                 f"{self.directory}: a packed file of {wanted} bytes does not fit beside the files in use; "
                 f"the limit is {self.limit} (packed_cache_limit)"
             )
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ModelWriteError(f"{self.directory}: cannot be created: {error.strerror}") from error
 
     def _evict(self, wanted: int) -> bool:
         files: list[tuple[float, int, Path]] = []
@@ -150,7 +165,10 @@ class PackedCache:
             except OSError:  # another process removed it
                 continue
             files.append((stat.st_mtime, stat.st_size, path))
-        partial = sum(path.stat().st_size for path in self._files(partial=True) if path.exists())
+        partial = 0
+        for path in self._files(partial=True):
+            with suppress(FileNotFoundError):  # it is complete or abandoned by now
+                partial += path.stat().st_size
         held = partial + sum(size for _, size, _ in files)
         if wanted + partial + sum(size for _, size, path in files if path in _held) > self.limit:
             return False

@@ -30,8 +30,9 @@ Progress = Callable[[int, int], None]
 def weights_of(files: ModelFiles, name: str, options: EngineOptions, progress: Progress | None) -> Path:
     """Returns the path that an engine with these options loads: the packed file or the checkpoint.
 
-    Writes the packed file if the model is large enough. If it cannot be written (full disk, read-only directory), a
-    RuntimeWarning is issued and the engine packs the weights in memory.
+    Writes the packed file if the model is large enough; if another process writes it already, waits for that. If it
+    cannot be written (full disk, read-only directory), a RuntimeWarning is issued and the engine packs the weights in
+    memory.
 
     With `verify_weights`, a damaged file in the cache is written again; any other damaged packed file is an error.
 
@@ -46,12 +47,10 @@ def weights_of(files: ModelFiles, name: str, options: EngineOptions, progress: P
     if not _is_usable(spec, place.path, options):
         if figures["weight_bytes"] > figures["memory"]["available"] and not options.allow_paging:
             return files.weights  # the engine refuses it with a better message
-        from ferrule import _native
-
-        source, path = os.fspath(files.path), os.fspath(place.path)
         try:
-            place.cache.prepare(figures["weight_bytes"] + figures["vector_bytes"] + figures["table_bytes"])
-            _native.pack(spec, source, options.to_json(), path, place.metadata, progress=progress)
+            with place.cache.writing(place.path):
+                if not _is_usable(spec, place.path, options):  # another process may have written it meanwhile
+                    _write(files, place, options, progress)
         except ModelWriteError as error:
             message = f"weights are packed in memory at each start, since the packed file cannot be written: {error}"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
@@ -106,6 +105,19 @@ def _place(files: ModelFiles, name: str, options: EngineOptions) -> _Place | Non
     digest = source_digest(files.path, spec, quantization)
     path = cache.path_of(model, quantization, digest)
     return _Place(cache, path, {"model": model, "source": digest}, figures)
+
+
+def _write(files: ModelFiles, place: _Place, options: EngineOptions, progress: Progress | None) -> None:
+    """Packs the weights of a model into the cache.
+
+    Raises ModelWriteError, ModelFileError, KeyboardInterrupt.
+    """
+    from ferrule import _native
+
+    figures = place.figures
+    place.cache.evict(figures["weight_bytes"] + figures["vector_bytes"] + figures["table_bytes"])
+    spec, source, path = files.spec.to_json(), os.fspath(files.path), os.fspath(place.path)
+    _native.pack(spec, source, options.to_json(), path, place.metadata, progress=progress)
 
 
 def _measure(spec: str, weights: Path, options: EngineOptions) -> dict[str, Any]:
