@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import signal
 import socket
@@ -23,6 +24,7 @@ from ferrule import (
     ConfigError,
     EngineError,
     InvalidParameterError,
+    MissingDependencyError,
     PipelineStageError,
     SamplingParams,
     UnsupportedModelError,
@@ -337,6 +339,15 @@ def test_invalid_numbers_of_stages_and_backends() -> None:
     for options, message in cases:
         with pytest.raises(InvalidParameterError, match=message):
             LLM(**options)
+
+
+@pytest.mark.parametrize("engine", [LLM, AsyncLLM])
+def test_ray_backend_without_ray(engine: type[LLM | AsyncLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    message = re.escape("distributed_executor_backend='ray' requires Ray: pip install 'ferrule[ray]'")
+    for options in (TWO_STAGES, TWO_RANKS):
+        with pytest.raises(MissingDependencyError, match=message):
+            engine(**options, distributed_executor_backend="ray")
 
 
 def test_methods_that_stages_do_not_support(tmp_path: Path) -> None:

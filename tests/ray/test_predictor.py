@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,16 +21,20 @@ import ray.data
 
 import fakes
 from conftest import TINY
-from ferrule import LLM, InvalidParameterError, SamplingParams, UnsupportedTaskError
+from ferrule import LLM, InvalidParameterError, SamplingParams, StructuredOutputsParams, UnsupportedTaskError
 from ferrule.errors import EngineError
 from ferrule.ray import LLMPredictor, ProcessorConfig, build_processor
 from ferrule.ray.predictor import threads_of_each
 from ferrule.ray.rows import columns_of, rows_of
 from ferrule.ray.tasks import TASKS
 from lora_files import random_adapter
+from test_encoders import GOLDEN
+from word_tokenizer import write_word_tokenizer
 
 GREEDY = {"temperature": 0, "max_tokens": 8}
 PARAMS = SamplingParams(temperature=0, max_tokens=8)
+CLASSIFIER = GOLDEN / "modernbert_classifier_mean"
+"""A model with three labels."""
 CAPITALS = [f"The capital of {country} is" for country in ("France", "Japan", "Italy", "Peru", "Spain", "Norway")]
 
 
@@ -325,6 +331,56 @@ def test_embeddings_pass_through_arrow() -> None:
     assert rows[-1]["error"].startswith("InvalidParameterError: prompt must be a string in each row")
     for row, embedding in zip(rows[:-1], embeddings, strict=True):
         np.testing.assert_allclose(row["embeddings"], embedding / np.linalg.norm(embedding), rtol=1e-5)
+
+
+@pytest.mark.native
+@pytest.mark.usefixtures("ray_driver")
+def test_labels_and_probabilities_pass_through_arrow(tmp_path: Path) -> None:
+    model = tmp_path / "classifier"
+    shutil.copytree(CLASSIFIER, model, copy_function=shutil.copyfile)
+    write_word_tokenizer(model)
+    texts = ["w10 w11", "w12 w13 w14", "w200"]
+    items = [{"number": number, "prompt": text} for number, text in enumerate([*texts, None])]
+    dataset = ray.data.from_items(items).map_batches(
+        LLMPredictor,
+        fn_constructor_kwargs={"model": str(model), "task_type": "classify"},
+        num_cpus=1,
+        concurrency=1,
+    )
+    rows = rows_by_number(dataset)
+    with LLM(model) as llm:
+        outputs = llm.classify(texts)
+    assert [row["label"] for row in rows] == [*(output.outputs.label for output in outputs), None]
+    assert [list(row["probs"]) for row in rows[:-1]] == [list(output.outputs.probs) for output in outputs]
+    assert rows[-1]["probs"] is None
+    assert rows[-1]["error"].startswith("InvalidParameterError: prompt must be a string in each row")
+
+
+@pytest.mark.native
+@pytest.mark.usefixtures("ray_driver")
+def test_structured_output_passes_through_arrow() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99}},
+        "required": ["name", "age"],
+    }
+    structure = {"json": json.dumps(schema), "disable_any_whitespace": True}
+    sampled: dict[str, Any] = {"temperature": 1.0, "max_tokens": 128, "structured_outputs": structure}
+    items = [
+        {"number": seed, "prompt": CAPITALS[seed], "sampling_params": {**sampled, "seed": seed} if seed else None}
+        for seed in range(3)
+    ]
+    dataset = ray.data.from_items(items).map_batches(
+        LLMPredictor, fn_constructor_kwargs={"sampling_params": GREEDY}, num_cpus=1, concurrency=1
+    )
+    rows = rows_by_number(dataset)
+    sampled["structured_outputs"] = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+    with LLM() as llm:
+        outputs = llm.generate(CAPITALS[:3], [PARAMS, *(SamplingParams(**sampled, seed=seed) for seed in (1, 2))])
+    assert [row["error"] for row in rows] == [None] * 3
+    assert [row["generated_text"] for row in rows] == [output.outputs[0].text for output in outputs]
+    for row in rows[1:]:
+        assert set(json.loads(row["generated_text"])) == {"name", "age"}
 
 
 @pytest.mark.native
