@@ -74,15 +74,16 @@ def linear_modules(model: Path) -> dict[str, Tensor]:
 
 
 def base_tensors(model: Path) -> dict[str, Array]:
-    """Reads all tensors of a golden model as f32; most are stored in bf16, the upper half of an f32."""
+    """Reads all tensors of a golden model as f32; most are stored in bf16, the upper half of an f32. Integers stay."""
     file = model / "model.safetensors"
     header, raw = read_header(file), file.read_bytes()
     data = raw[8 + int.from_bytes(raw[:8], "little") :]
     tensors: dict[str, Array] = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
-        if entry["dtype"] == "F32":
-            tensors[name] = np.frombuffer(data[begin:end], dtype="<f4").reshape(entry["shape"])
+        if entry["dtype"] in ("F32", "I64"):
+            stored = np.frombuffer(data[begin:end], dtype={"F32": "<f4", "I64": "<i8"}[entry["dtype"]])
+            tensors[name] = stored.reshape(entry["shape"])
             continue
         assert entry["dtype"] == "BF16"
         halves = np.frombuffer(data[begin:end], dtype="<u2").astype(np.uint32) << 16

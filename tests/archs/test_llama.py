@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from archs.specs import LEFT_OUT, assert_refused, last_experts, projections, rotated, sparse, spec_of, width
-from ferrule.archs.spec import Dense, HeadNorm, ModelSpec, Part, QueryGrowth, RmsNorm, Stack, Tensor, Xielu
+from ferrule.archs.spec import Dense, HeadNorm, ModelSpec, Part, QueryGrowth, RmsNorm, Stack, Xielu
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama4", {"no_rope_layers": [1, 0]}, "no_rope_layers must be a list of 4 items, each 0 or 1"),
@@ -52,7 +52,7 @@ def test_llama_4_experts() -> None:
     assert (router.scoring, router.weigh_input, last_experts(spec).shared) == ("sigmoid", True, Dense(24))
     up = spec.tensors["layers.1.ffn.experts.2.up.weight"]
     name = "model.layers.1.feed_forward.experts.gate_up_proj"
-    assert up == Tensor((name,), transposed=True, part=Part(24, 24, 48), stack=Stack(2, 4))
+    assert (up.names, up.transposed, up.part, up.stack) == ((name,), True, Part(24, 24, 48), Stack(2, 4))
     assert sparse(spec_of("llama4", moe_layers=[3])) == [False, False, False, True]
     every_other = spec_of("llama4", moe_layers=LEFT_OUT, interleave_moe_layer_step=2)
     assert (sparse(every_other), width(every_other)) == ([False, True, False, True], 80)

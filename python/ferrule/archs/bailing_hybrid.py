@@ -6,7 +6,6 @@ from ferrule.archs.experts import (
     experts_after_dense,
     experts_by_layer_type,
     routed_experts,
-    stacked_experts,
 )
 from ferrule.archs.kimi_linear import delta_modules, experts_spelled
 from ferrule.archs.latent import latent_decoder
@@ -85,5 +84,4 @@ def bailing_hybrid(config: Config) -> ModelSpec:
         mixers={index: mixer for index in range(config.layers) if index not in attending},
         lm_head=LmHead(tied=False),
         modules={**delta_modules(_ATTENTION), **MODULES},
-        alternatives=stacked_experts(f"{_LAYER}.mlp.experts", experts.experts, experts.expert.intermediate_size),
     )

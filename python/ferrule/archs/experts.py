@@ -2,7 +2,6 @@
 
 from ferrule.archs.config import MAX_LAYERS, Config
 from ferrule.archs.spec import Dense, Experts, Ffn, Router
-from ferrule.archs.tensors import Fused, fused
 
 EXPERT_MODULES = {
     "ffn.router.correction_bias": "model.layers.{layer}.mlp.gate.e_score_correction_bias",
@@ -11,19 +10,6 @@ EXPERT_MODULES = {
     "ffn.shared.down": "model.layers.{layer}.mlp.shared_experts.down_proj",
 }
 """Module names of correction biases and shared experts in DeepSeek's checkpoints."""
-
-
-def stacked_experts(name: str, experts: int, width: int) -> dict[str, Fused]:
-    """Returns the tensors of experts that are stored in two, by the name of their module.
-
-    They are `gate_up_proj: [experts, 2 * width, hidden_size]`, gate first, and
-    `down_proj: [experts, hidden_size, width]`.
-    """
-    gate_up = {"ffn.experts.gate.weight": width, "ffn.experts.up.weight": width}
-    return {
-        **fused(f"{name}.gate_up_proj", gate_up, stack=experts),
-        **fused(f"{name}.down_proj", "ffn.experts.down.weight", stack=experts),
-    }
 
 
 def routed_experts(config: Config, router: Router) -> Experts:
@@ -61,9 +47,7 @@ def experts_after_dense(config: Config, experts: Experts) -> list[Ffn]:
 
 def experts_by_layer_type(config: Config, experts: Experts) -> list[Ffn]:
     """Returns the network of each layer by `mlp_layer_types`; empty if the field is missing."""
-    types = config.texts("mlp_layer_types")
-    if types and (len(types) != config.layers or any(kind not in ("dense", "sparse") for kind in types)):
-        raise config.error("mlp_layer_types", f"a list of {config.layers} items, each dense or sparse")
+    types = config.layer_kinds("mlp_layer_types", "dense", "sparse")
     if all(kind == "sparse" for kind in types):
         return [experts] * len(types)
     dense = Dense(config.integer("intermediate_size"), config.activation)

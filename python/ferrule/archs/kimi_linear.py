@@ -6,7 +6,6 @@ from ferrule.archs.experts import (
     experts_after_dense,
     experts_by_layer_type,
     routed_experts,
-    stacked_experts,
 )
 from ferrule.archs.latent import latent_decoder
 from ferrule.archs.qwen3_next import attending_layers
@@ -45,6 +44,7 @@ def kimi_linear(config: Config) -> ModelSpec:
         topk_group=1,
     )
     config.require(hidden_act="silu", mla_use_nope=True, moe_router_activation_func="sigmoid")
+    config.require(mla_use_output_gate=False, attn_res_block_size=None, dense_ffn_hidden=None)
     linear = config.inner("linear_attn_config")
     heads = linear.integer("num_heads", default=config.integer("linear_num_heads", default=32))
     head_dim = linear.integer("head_dim", default=config.integer("linear_head_dim", default=128))
@@ -72,7 +72,6 @@ def kimi_linear(config: Config) -> ModelSpec:
             "delta_net.output": f"{_LAYER}.self_attn.o_proj",
             **MODULES,
         },
-        alternatives=stacked_experts(f"{_EXPERTS}.experts", experts.experts, experts.expert.intermediate_size),
     )
 
 

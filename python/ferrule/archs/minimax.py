@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.archs.experts import stacked_experts
 from ferrule.archs.qwen3_next import attending_layers
 from ferrule.archs.spec import Block, Dense, Experts, Layer, LightningAttention, ModelSpec, RmsNorm, Router
 from ferrule.archs.tensors import fused
@@ -51,7 +50,6 @@ def minimax(config: Config) -> ModelSpec:
             "ffn.experts.up": f"{_EXPERTS}.experts.{{expert}}.w3",
             "ffn.experts.down": f"{_EXPERTS}.experts.{{expert}}.w2",
         },
-        alternatives=stacked_experts(f"{_EXPERTS}.experts", experts.experts, experts.expert.intermediate_size),
     )
     return replace(
         spec, layers=[Layer(tuple(_scaled(config, block) for block in layer.blocks)) for layer in spec.layers]

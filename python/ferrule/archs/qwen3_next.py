@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.archs.experts import sparse_layers, stacked_experts
+from ferrule.archs.experts import sparse_layers
 from ferrule.archs.spec import DeltaNet, Dense, Experts, Ffn, HeadNorm, ModelSpec, RmsNorm, Router
 from ferrule.archs.tensors import Fused, fused
 
@@ -90,21 +90,20 @@ def gated_decoder(
     modules: Mapping[str, str | Fused],
     *,
     interval: int,
+    partial_rotary: float = 0.25,
 ) -> ModelSpec:
-    """Returns the spec of a decoder of delta nets and gated attention; every `interval`-th layer attends by default."""
+    """Returns the spec of a decoder of delta nets and gated attention; every `interval`-th layer attends by default.
+
+    `partial_rotary` is the default of `partial_rotary_factor`.
+    """
     config.require(attention_bias=False)
     config = config.with_defaults(head_dim=256)
     norm = RmsNorm(config.number("rms_norm_eps", default=1e-6), weight_offset=1.0)
     attending = attending_layers(config, interval=interval)
-    networks = [ffn] if not isinstance(ffn, list) else ffn
-    stacked: dict[str, Fused] = {}
-    for experts in networks:
-        if isinstance(experts, Experts):
-            stacked = stacked_experts(f"{_LAYER}.mlp.experts", experts.experts, experts.expert.intermediate_size)
     return decoder(
         config,
         norm=norm,
-        partial_rotary=0.25,
+        partial_rotary=partial_rotary,
         qk_norm=HeadNorm(norm),
         output_gate="elements",
         mixers={index: delta_net for index in range(config.layers) if index not in attending},
@@ -114,16 +113,12 @@ def gated_decoder(
             **fused(f"{_LAYER}.self_attn.q_proj", {"attention.q": config.head_dim, "attention.gate": config.head_dim}),
             **modules,
         },
-        alternatives=stacked,
     )
 
 
 def attending_layers(config: Config, *, interval: int) -> list[int]:
     """Returns the layers with attention, from `layer_types` or, in old files, every `interval`-th."""
-    layers = config.layers
-    types = config.texts("layer_types")
+    types = config.layer_kinds("layer_types", "linear_attention", "full_attention")
     if not types:
-        return list(range(interval - 1, layers, interval))
-    if len(types) != layers or any(kind not in ("linear_attention", "full_attention") for kind in types):
-        raise config.error("layer_types", f"a list of {layers} items, each linear_attention or full_attention")
+        return list(range(interval - 1, config.layers, interval))
     return [index for index, kind in enumerate(types) if kind == "full_attention"]

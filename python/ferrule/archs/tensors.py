@@ -5,6 +5,7 @@ A role is the native module's name of a tensor: `layers.3.attention.q.weight`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -131,7 +132,7 @@ def tensors_named(
     `{"attention.q": "model.layers.{layer}.self_attn.q_proj"}`. `{layer}` stands for the layer's index, `{expert}` for
     the expert's, `{head}` for each head if the heads have separate tensors. A role with `.weight` or `.bias`
     takes precedence over one without, and names the tensor itself. `alternatives` has the modules of roles that other
-    checkpoints store under another name.
+    checkpoints store under another name. Experts that are stored one by one may also be stacked, and the reverse.
     """
     tensors: dict[str, Tensor] = {}
     for role in roles(spec):
@@ -141,8 +142,40 @@ def tensors_named(
         tensor = _tensor(spec, role, modules)
         if tensor is None:
             raise LookupError(f"no module for the role {role}")
-        tensors[role] = replace(tensor, alternative=_tensor(spec, role, alternatives or {}))
+        alternative = _tensor(spec, role, alternatives or {}) or _experts_otherwise(spec, role, tensor)
+        tensors[role] = replace(tensor, alternative=alternative)
     return tensors
+
+
+_EXPERT = re.compile(r"layers\.(\d+)\.(\w+)\.experts\.(\d+)\.(gate|up|down)\.weight")
+"""The role of an expert's matrix."""
+
+
+def _experts_otherwise(spec: ModelSpec, role: str, tensor: Tensor) -> Tensor | None:
+    """Returns where checkpoints with the other layout of experts have a matrix; None for other roles.
+
+    One by one they are `experts.0.gate_proj.weight`. Stacked, as transformers 5 has them in memory, they are
+    `experts.gate_up_proj: [experts, 2 * width, hidden_size]`, gate first, and `experts.down_proj`.
+    """
+    match = _EXPERT.fullmatch(role)
+    if match is None:
+        return None
+    layer, block, expert, projection = match.groups()
+    mixer, name = spec.layers[int(layer)].block(block).mixer, tensor.names[0]
+    if not isinstance(mixer, Experts) or mixer.expert.bias:
+        return None
+    if tensor.stack is not None:
+        stem, dot, _ = name.rpartition(".experts.")
+        return Tensor((f"{stem}{dot}{expert}.{projection}_proj.weight",)) if dot else None
+    stem, dot, _ = name.rpartition(f".experts.{expert}.")
+    if not dot:
+        return None
+    stack = Stack(int(expert), mixer.experts)
+    stem = f"{stem}.experts"
+    if projection == "down" or not mixer.expert.gated:
+        return Tensor((f"{stem}.{projection}_proj",), stack=stack)
+    width = mixer.expert.intermediate_size
+    return Tensor((f"{stem}.gate_up_proj",), part=Part(width * (projection == "up"), width, 2 * width), stack=stack)
 
 
 def _tensor(spec: ModelSpec, role: str, modules: Mapping[str, str | Fused]) -> Tensor | None:

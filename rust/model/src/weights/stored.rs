@@ -9,7 +9,7 @@ use ferrule_kernels::quant::{GroupedFormat, Q8_0};
 use super::error::LoadError;
 use crate::limits::SpecError;
 use crate::random::RandomMatrix;
-use crate::spec::{ModelSpec, PartSpec};
+use crate::spec::{ModelSpec, PartSpec, TensorSpec};
 
 /// A matrix whose rows can be read.
 pub(crate) enum Stored<'a> {
@@ -84,8 +84,10 @@ impl<'a> View<'a> {
         columns: Option<usize>,
     ) -> Result<Vec<Self>, LoadError> {
         let usual = spec.tensor(role)?;
+        let has = |place: &TensorSpec| checkpoint.has(&name_in(checkpoint, spec, &place.names[0]));
+        // If both are missing, the error names the usual tensor.
         let place = match &usual.alternative {
-            Some(other) if !checkpoint.has(&name_in(checkpoint, spec, &usual.names[0])) => other,
+            Some(other) if !has(usual) && has(other) => other,
             _ => usual,
         };
         let width = columns.unwrap_or(1);
