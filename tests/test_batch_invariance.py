@@ -31,6 +31,13 @@ CASES = [
     ("qwen2_moe", ("int4", "f16")),
     ("llama_dynamic", ("f32", "f16")),
     ("phi3_longrope", ("int8", "f16")),
+    ("gemma3n", ("int8", "int8")),
+    ("gemma4_e", ("int8", "f16")),
+    ("jamba", ("int8", "f16")),
+    ("kimi_linear", ("int8", "int8")),
+    ("minimax", ("int8", "f16")),
+    ("recurrent_gemma", ("int8", "int8")),
+    ("rwkv", ("int8", "auto")),
     ("deepseek_v4", ("f32", "f32")),
     ("deepseek_v4", ("int8", "int8")),
     ("glm_moe_dsa", ("f32", "f16")),
@@ -48,8 +55,12 @@ REQUESTS = 64
 PAGE_TOKENS = 16
 FEW_PAGES = 20
 """Pages of a KV cache that holds a few requests."""
-FOR_STATES = {"lfm2": 10, "qwen4_exp": 20, "zamba2": 20}
-"""Additional pages whose bytes are used for the states of a model."""
+FEW_STATES = 4
+"""States of two sequences and their snapshots."""
+SHORT_CONTEXT = 224
+"""Context that holds every request. The context limits how much memory states take from pages."""
+NEVER_PREEMPTED = ("mistral_swa", "recurrent_gemma", "rwkv")
+"""Models whose requests are admitted only if all pages and states that they will ever hold are available."""
 
 Bits = list[tuple[int, list[tuple[int, str]]]]
 
@@ -167,15 +178,16 @@ def test_prefix_cache_on_disk(model: str, formats: tuple[str, str], tmp_path: Pa
 def test_kv_cache_smaller_than_batch(model: str, formats: tuple[str, str], enable_prefix_caching: bool) -> None:
     """Sequences are preempted and computed again, in half of the cases from pages of the prefix cache."""
     with load(model, formats, 64, 2) as llm:
-        page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
-    pages = FEW_PAGES + FOR_STATES.get(model, 0)
-    few = {"kv_cache_memory": pages * page_bytes, "enable_prefix_caching": enable_prefix_caching}
+        info = llm.info()
+    few = {
+        "kv_cache_memory": FEW_PAGES * PAGE_TOKENS * info["kv_bytes_per_token"] + FEW_STATES * info["state_bytes"],
+        "max_model_len": min(info["max_model_len"], SHORT_CONTEXT),
+        "enable_prefix_caching": enable_prefix_caching,
+    }
     with load(model, formats, 64, 2, **few) as llm:
         assert at_once(llm, model) == alone(model, formats)
         metrics = llm.metrics()
-        # A request with a sliding window is admitted only if all pages that it will ever hold are available. The states
-        # of Qwen4-Exp and Zamba 2 limit the number of sequences before pages do.
-        assert metrics.preemptions > 0 or model in ("mistral_swa", "qwen4_exp", "zamba2")
+        assert (metrics.preemptions > 0) == (model not in NEVER_PREEMPTED)
         assert metrics.pages_free == metrics.pages_total
 
 
@@ -220,7 +232,13 @@ def test_structured_outputs_sampling_stages_and_speculation_in_small_cache() -> 
 
 
 @pytest.mark.parametrize("enable_prefix_caching", [False, True])
-@pytest.mark.parametrize("model", ["tiny", "glm_moe_dsa", "lfm2", "zamba2"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        *("tiny", "gemma3n", "gemma4_e", "glm_moe_dsa", "jamba", "kimi_linear", "lfm2", "minimax", "recurrent_gemma"),
+        *("rwkv", "zamba2"),
+    ],
+)
 def test_completions_of_one_prompt(model: str, enable_prefix_caching: bool) -> None:
     """Each completion equals the output for its own seed; the prompt is computed once, up to the last snapshot."""
     prompt = prompts(model)[-1]
@@ -230,7 +248,7 @@ def test_completions_of_one_prompt(model: str, enable_prefix_caching: bool) -> N
         outputs = llm.generate(prompt, several)[0].outputs
         # A fork computes the last token of the prompt, or without the parent's state the tokens after a snapshot.
         from_snapshot = length % PAGE_TOKENS if enable_prefix_caching else length
-        forks = 3 * (from_snapshot if model in FOR_STATES else 1)
+        forks = 3 * (from_snapshot if llm.info()["state_bytes"] else 1)
         assert llm.metrics().computed_tokens == length + forks + 4 * 5
     for output in outputs:
         with load(model, ("int8", "f16"), 512, 1) as llm:
@@ -244,10 +262,18 @@ def test_completions_of_one_prompt(model: str, enable_prefix_caching: bool) -> N
         ("tiny", "f32"),
         ("tiny", "f16"),
         ("tiny", "int8"),
+        ("gemma3n", "int8"),
+        ("gemma4_e", "f16"),
         ("glm_moe_dsa", "f16"),
+        ("jamba", "f16"),
+        ("kimi_linear", "int8"),
         ("lfm2", "int8"),
+        ("minimax", "f16"),
         ("minimax_m3", "int8"),
         ("qwen4_exp", "int8"),
+        ("recurrent_gemma", "int8"),
+        ("rwkv", "auto"),
+        ("zamba2", "f32"),
     ],
 )
 def test_state_restored_with_other_threads_and_chunks(model: str, kv: str) -> None:

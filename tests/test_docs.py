@@ -36,6 +36,10 @@ TABLES: list[list[list[str]]] = [
 ]
 SWITCHES = next(table[2:] for table in TABLES if table[0] == ["Reference", "Description", "Example"])
 
+REFUSED = next(table[2:] for table in TABLES if table[0] == ["`model_type`", "Example", "Meaning"])
+WRITTEN = json.loads((GOLDEN.parent / "defaults.json").read_text())
+"""Default configurations."""
+
 SAID_BY_DECODER = {"config", "modules", "tied", "lm_head", "final_norm"}
 """Arguments that the text explains instead of the table."""
 
@@ -157,6 +161,15 @@ def test_defaults_on_the_page_match_decoder() -> None:
     assert (found.ropes[0].theta, found.lm_head) == (10_000, spec.LmHead(tied=False))
     for field in ("rms_norm_eps", "rope_theta", "hidden_act", "num_key_value_heads", "head_dim", "tie_word_embeddings"):
         assert f"| `{field}` |" in PAGE
+
+
+@pytest.mark.parametrize(("model_type", "example"), [row[:2] for row in REFUSED])
+def test_what_cannot_be_said_is_refused(model_type: str, example: str) -> None:
+    usual = next(written for written in WRITTEN if written["model_type"] == model_type)
+    assert model_spec(Config(usual, Path("config.json"))).layers
+    changes: dict[str, Any] = json.loads(example.strip("`"))
+    with pytest.raises(UnsupportedModelError, match=rf"{next(iter(changes))}|{list(changes)[-1]}"):
+        model_spec(Config(usual | changes, Path("config.json")))
 
 
 def test_registered_architecture_is_listed_in_errors() -> None:

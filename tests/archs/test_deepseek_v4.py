@@ -119,7 +119,7 @@ def test_names_of_the_makers_files() -> None:
     [
         ({"layer_types": ["full_attention"] * 3}, "layer_types must be a list of 3 items, each one of sliding"),
         ({"layer_types": ["sliding_attention"]}, "layer_types must be a list of 3 items"),
-        ({"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types must be a list of 3 items, each hash_moe or moe"),
+        ({"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types must be a list of 3 items, each one of hash_moe, moe"),
         (
             {"layer_types": LEFT_OUT, "compress_ratios": [0, 4, 5]},
             "compress_ratios must be a list of at least 3 items, each one of 0, 4, 128",

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from archs.specs import LEFT_OUT, heads, ropes, sparse, spec_of
+from archs.specs import GOLDEN, LEFT_OUT, folder_of, heads, ropes, sparse, spec_of
 from ferrule import ConfigError
-from ferrule.archs.spec import Dense, RmsNorm, Tensor
+from ferrule.archs import model_spec
+from ferrule.archs.config import Config
+from ferrule.archs.spec import Dense, ModelSpec, RmsNorm, Tensor
+from ferrule.archs.text_model import SIZES
+
+WRITTEN: list[dict[str, Any]] = json.loads((GOLDEN / "defaults.json").read_text())
+"""All fields of default configurations as transformers writes them; tools/make_golden/defaults.py makes the file."""
+NOT_DEFAULT = ("model_type", "num_hidden_layers", "num_kv_shared_layers")
+"""Fields in which those configurations differ from the default."""
 
 DEFAULTS: list[tuple[str, tuple[float, float, int]]] = [
     ("arcee", (1e-5, 10_000, 4096)),
@@ -19,6 +31,38 @@ DEFAULTS: list[tuple[str, tuple[float, float, int]]] = [
     ("seed_oss", (1e-6, 10_000, 524_288)),
     ("solar_open", (1e-5, 1_000_000, 131_072)),
 ]
+
+
+def wrapped(text: dict[str, Any]) -> ModelSpec:
+    """Spec of a multimodal model with this text model, whose sizes may be missing."""
+    return model_spec(Config({"text_config": text}, Path("config.json")))
+
+
+@pytest.mark.parametrize("written", WRITTEN, ids=lambda written: written["model_type"])
+def test_missing_fields_have_the_defaults_of_transformers(written: dict[str, Any]) -> None:
+    given = {field: written[field] for field in NOT_DEFAULT if field in written}
+    same = wrapped(given) == wrapped(written)
+    assert same, "compare the fields of both specs"
+
+
+def test_default_sizes_are_those_of_transformers() -> None:
+    assert [written["model_type"] for written in WRITTEN] == list(SIZES)
+
+
+OLD_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
+"""Names of kinds of layers in files of transformers 4."""
+RENAMED = [
+    *("bailing_hybrid", "exaone_moe_windows", "gemma4_kv", "granite_swa", "lfm2_moe", "lfm3", "mimo_v2_flash"),
+    *("minimax", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next_dense"),
+]
+
+
+@pytest.mark.parametrize("case", RENAMED)
+def test_old_names_of_layer_types(case: str) -> None:
+    types: list[str] = json.loads((folder_of(case) / "config.json").read_text())["layer_types"]
+    old = [OLD_NAMES.get(kind, kind) for kind in types]
+    assert old != types
+    assert spec_of(case, layer_types=old) == spec_of(case)
 
 
 @pytest.mark.parametrize(("case", "expected"), DEFAULTS)
@@ -55,7 +99,7 @@ def test_mlp_layer_types() -> None:
         assert sparse(spec_of(case, mlp_layer_types=kinds)) == [True] * (count - 1) + [False]
         for wrong in (["sparse"], ["wide"] * count):
             with pytest.raises(
-                ConfigError, match=rf"mlp_layer_types must be a list of {count} items, each dense or sparse"
+                ConfigError, match=rf"mlp_layer_types must be a list of {count} items, each one of dense, sparse"
             ):
                 spec_of(case, mlp_layer_types=wrong)
     assert sparse(spec_of("exaone_moe", mlp_layer_types=LEFT_OUT, first_k_dense_replace=3)) == [False] * 3 + [True]

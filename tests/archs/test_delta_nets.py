@@ -11,7 +11,7 @@ from ferrule.archs.spec import Attention, DeltaNet, Dense, Experts, ModelSpec, P
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_next_dense", {"attention_bias": True}, "attention_bias must be false, got True"),
-    ("qwen3_next_dense", {"layer_types": ["mamba"] * 3}, "layer_types must be a list of"),
+    ("qwen3_next_dense", {"layer_types": ["conv"] * 3}, "layer_types must be a list of"),
     ("qwen3_next_dense", {"linear_num_value_heads": 3}, "linear_num_value_heads must be a multiple of"),
     ("olmo_hybrid", {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim must be an integer from 1"),
 ]

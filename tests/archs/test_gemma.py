@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from archs.specs import LEFT_OUT, assert_refused, heads, spec_of, windows
+from ferrule import UnsupportedModelError
 from ferrule.archs.spec import (
     Alternating,
     Dense,
     HeadProjections,
     LinearScaling,
     LmHead,
+    ModelSpec,
     NoScaling,
     Part,
     PerLayerEmbedding,
@@ -41,7 +43,25 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         'use_bidirectional_attention must be "vision", false or null',
     ),
     ("gemma4_kv", {"num_global_key_value_heads": 3}, "num_global_key_value_heads must be a divisor of num_attention_"),
-    ("gemma4_kv", {"per_layer_config": {"1": {"head_dim": 8}}}, "per_layer_config must be null, with the heads of"),
+    ("gemma4_kv", {"per_layer_config": {"1": {"head_dim": 8}}}, "per_layer_config must be an object with one head_dim"),
+    ("gemma4_kv", {"per_layer_config": {"5": {}}}, "per_layer_config must be an object with keys from 0 to 4"),
+    ("gemma4_kv", {"per_layer_config": {"-1": {}}}, "per_layer_config must be an object with keys from 0 to 4"),
+    ("gemma4_kv", {"per_layer_config": {"4": []}}, "per_layer_config.4 must be an object, got []"),
+    (
+        "gemma4_kv",
+        {"per_layer_config": {"4": {"head_dim": 0}}},
+        "per_layer_config.4.head_dim must be an integer from 1",
+    ),
+    (
+        "gemma4_kv",
+        {"per_layer_config": {"4": {"num_key_value_heads": 3}}},
+        "per_layer_config.4.num_key_value_heads must be a divisor of num_attention_heads (4), got 3",
+    ),
+    (
+        "gemma4_e",
+        {"per_layer_config": {"1": {"num_key_value_heads": 4}}},
+        "per_layer_config must be an object with the same heads in layers that share keys and values",
+    ),
     ("gemma4_kv", {"sliding_window": None, "layer_types": ["full"] * 5}, "layer_types must be a list of 5 items"),
     ("gemma4_e", {"num_kv_shared_layers": 6}, "num_kv_shared_layers must be below num_hidden_layers (6), got 6"),
     ("gemma4_e", {"num_kv_shared_layers": -1}, "num_kv_shared_layers must be an integer from 0 to"),
@@ -147,6 +167,26 @@ def test_gemma4_layers_differ_in_their_heads() -> None:
     same = spec_of("gemma4_kv", attention_k_eq_v=False).layers[-1].attention.projections
     assert isinstance(same, HeadProjections)
     assert (same.kv_heads, same.key_dim, same.values_are_keys) == (2, 24, False)
+
+
+def test_gemma4_per_layer_config_gives_the_heads_of_layers() -> None:
+    """transformers 5 writes it in place of `global_head_dim` and `num_global_key_value_heads`."""
+    gone = {"global_head_dim": LEFT_OUT, "num_global_key_value_heads": LEFT_OUT}
+    heads = {"04": {"head_dim": 24, "num_key_value_heads": 1}}
+    assert spec_of("gemma4_kv", **gone, per_layer_config=heads) == spec_of("gemma4_kv")
+    full = {str(layer): {"head_dim": 24} for layer in (2, 5)}
+    assert spec_of("gemma4_e", **gone, per_layer_config=full) == spec_of("gemma4_e")
+    assert {heads.key_dim for heads in projections_of(spec_of("gemma4_e", per_layer_config={}))} == {16}
+    with pytest.raises(UnsupportedModelError, match=r"per_layer_config\.4\.intermediate_size must be missing"):
+        spec_of("gemma4_kv", per_layer_config={"4": {"intermediate_size": 8}})
+    with pytest.raises(UnsupportedModelError, match="per_layer_config must be missing, because all layers of this"):
+        spec_of("gemma3", per_layer_config={"1": {"head_dim": 8}})
+
+
+def projections_of(spec: ModelSpec) -> list[HeadProjections]:
+    """Projections of all layers."""
+    found = [layer.attention.projections for layer in spec.layers]
+    return [each for each in found if isinstance(each, HeadProjections)]
 
 
 def test_gemma4_reads_keys_and_values_of_the_last_layer_of_the_type() -> None:

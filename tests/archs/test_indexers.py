@@ -89,7 +89,9 @@ def test_published_fields_of_block_choices() -> None:
     assert spec.layers == minimax_m3().layers
     assert choices(minimax_m3(**gone)) == [None] * 3
     assert sparse(minimax_m3(**gone)) == [True] * 3
-    assert [rope.rotary_dim for rope in minimax_m3(rope_parameters=LEFT_OUT).ropes] == [12]
+    # The reference ignores rotary_dim, which published files have as well.
+    assert [rope.rotary_dim for rope in minimax_m3(rope_parameters=LEFT_OUT).ropes] == [24]
+    assert minimax_m3(rotary_dim=64) == minimax_m3()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,9 @@ LINEAR = {"head_dim": 8, "num_heads": 2, "short_conv_kernel_size": 3}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope must be true, got False"),
     ("kimi_linear", {"moe_router_activation_func": "softmax"}, 'moe_router_activation_func must be "sigmoid"'),
+    ("kimi_linear", {"mla_use_output_gate": True}, "mla_use_output_gate must be false, got True"),
+    ("kimi_linear", {"attn_res_block_size": 4}, "attn_res_block_size must be null, got 4"),
+    ("kimi_linear", {"dense_ffn_hidden": 64}, "dense_ffn_hidden must be null, got 64"),
     ("kimi_linear", {"hidden_act": "gelu"}, 'hidden_act must be "silu"'),
     (
         "kimi_linear",

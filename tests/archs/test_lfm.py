@@ -22,8 +22,16 @@ from ferrule.archs.spec import (
 )
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("lfm2_moe", {"layer_types": ["conv"] * 3}, "layer_types must be a list of 4 items, each conv or full_attention"),
-    ("lfm2_moe", {"layer_types": ["mamba"] * 4}, "layer_types must be a list of 4 items, each conv or full_attention"),
+    (
+        "lfm2_moe",
+        {"layer_types": ["conv"] * 3},
+        "layer_types must be a list of 4 items, each one of conv, full_attention",
+    ),
+    (
+        "lfm2_moe",
+        {"layer_types": ["mamba"] * 4},
+        "layer_types must be a list of 4 items, each one of conv, full_attention",
+    ),
     ("lfm2", {"full_attn_idxs": [-1]}, "full_attn_idxs must be a list of integers from 0"),
     ("lfm2", {"conv_L_cache": 0}, "conv_L_cache must be an integer from 1"),
     ("lfm3", {"layer_types": ["mamba"] * 6}, "layer_types must be a list of 6 items, each one of conv, full_attention"),

@@ -18,7 +18,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "granitemoehybrid",
         {"layer_types": ["conv"] * 3},
-        "layer_types must be a list of 3 items, each mamba or attention",
+        "layer_types must be a list of 3 items, each one of linear_attention",
     ),
     ("nemotron_h", {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern must be a string of M, *, E, -"),
     ("nemotron_h", {"hybrid_override_pattern": LEFT_OUT}, "layers_block_type must be a list of mamba"),

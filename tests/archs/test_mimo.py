@@ -44,12 +44,15 @@ def test_sliding_layers_have_sinks_and_more_key_value_heads() -> None:
 
 def test_the_window_counts_the_present_token() -> None:
     assert windows(spec_of("mimo_v2_flash")) == [None, 32, None]
-    assert windows(spec_of("mimo_v2_flash", sliding_window=40)) == [None, 40, None]
+    assert windows(spec_of("mimo_v2_flash", sliding_window_size=LEFT_OUT, sliding_window=40)) == [None, 40, None]
+    assert windows(spec_of("mimo_v2_flash", sliding_window=40)) == [None, 32, None], "as in transformers"
 
 
 def test_values_are_scaled_by_the_residual_scale_of_attention() -> None:
     layer = spec_of("mimo_v2_flash").layers[0]
     assert (layer.block("attention").residual_scale, layer.block("ffn").residual_scale) == (0.707, 1.0)
+    unscaled = spec_of("mimo_v2_flash", attention_value_scale=None).layers[0]
+    assert unscaled.block("attention").residual_scale == 1.0
 
 
 def test_published_files_have_numbers_for_types_of_layers() -> None:

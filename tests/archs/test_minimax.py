@@ -11,7 +11,7 @@ from archs.specs import LEFT_OUT, assert_refused, spec_of
 from ferrule.archs.spec import Attention, LightningAttention, ModelSpec, Part, RmsNorm, Tensor
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("minimax", {"layer_types": ["mamba"] * 3}, "layer_types must be a list of 3 items"),
+    ("minimax", {"layer_types": ["conv"] * 3}, "layer_types must be a list of 3 items"),
     ("minimax", {"mlp_beta_factor": "1"}, "mlp_beta_factor must be a finite number"),
     ("minimax", {"num_local_experts": 0}, "num_local_experts must be an integer from 1"),
 ]

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import save_file
 
 from ferrule import LLM, ConfigError, UnsupportedModelError
 from ferrule.archs import model_spec
 from ferrule.archs.config import Config
-from ferrule.archs.spec import HeadProjections, LinearScaling, LmHead, ModelSpec, NoScaling
+from ferrule.archs.spec import HeadProjections, LinearScaling, LmHead, ModelSpec, NoScaling, Tensor
+from ferrule.archs.text_model import TEXT_TYPES
+from lora_files import base_tensors
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logits"
 
@@ -47,7 +50,7 @@ CHECKPOINTS = [
 def test_text_model_family(name: str, model_type: str, case: str, text_type: str) -> None:
     """The family is found even if the text config names the architecture of the whole model."""
     text = golden(case, architectures=[name], model_type=text_type)
-    spec = outer_spec(text, architectures=[name], model_type=model_type)
+    spec = outer_spec(text, architectures=[name], model_type=model_type, **{TIED: text.get(TIED)})
     alone = model_spec(Config(golden(case), Path("config.json")))
     assert (spec.layers, spec.tensors, spec.architecture) == (alone.layers, alone.tensors, text_type)
 
@@ -101,6 +104,12 @@ def test_text_only_models_have_no_default_sizes() -> None:
         model_spec(Config({"model_type": "llama", "intermediate_size": 8, "num_hidden_layers": 1}, Path("config.json")))
 
 
+def test_default_family_of_the_text_model() -> None:
+    for whole, text in TEXT_TYPES.items():
+        spec = outer_spec({"num_hidden_layers": 8, "num_kv_shared_layers": 0}, model_type=whole)
+        assert spec.architecture == text
+
+
 TIED = "tie_word_embeddings"
 
 
@@ -122,6 +131,33 @@ def test_tied_embeddings_in_outer_and_text_config(
 ) -> None:
     spec = outer_spec(golden("qwen3", **{TIED: inner}), model_type=model_type, **{TIED: outer})
     assert spec.lm_head == LmHead(tied=tied)
+
+
+@pytest.mark.native
+def test_stored_head_takes_precedence_over_tied_embeddings(tmp_path: Path) -> None:
+    """Mistral 3 has tied embeddings by default; as in transformers, they hold if the file has no lm_head."""
+    text = golden("mistral_swa", **{TIED: None})
+    stored = outer_spec(text, model_type="mistral3").tensors["lm_head.weight"]
+    assert stored == Tensor(("lm_head.weight",), alternative=Tensor(("model.embed_tokens.weight",)))
+    assert outer_spec(text, model_type="mistral3", **{TIED: False}).tensors["lm_head.weight"].alternative is None
+    assert outer_spec(text, model_type="llava").tensors["lm_head.weight"].alternative is None
+    tensors = base_tensors(GOLDEN / "mistral_swa")
+    ids, found = list(range(3, 20)), {}
+    for name, tied, skipped in (
+        ("stored", None, ""),
+        ("usual", False, ""),
+        ("missing", None, "lm_head.weight"),
+        ("tied", True, ""),
+    ):
+        (folder := tmp_path / name).mkdir()
+        whole = {"model_type": "mistral3", "text_config": text, TIED: tied}
+        (folder / "config.json").write_text(json.dumps(whole))
+        save_file({key: array for key, array in tensors.items() if key != skipped}, folder / "model.safetensors")
+        with LLM(folder, quantization="f32") as llm:
+            found[name] = llm.logits(ids)
+    assert (found["stored"] == found["usual"]).all()
+    assert (found["missing"] == found["tied"]).all()
+    assert (found["stored"] != found["tied"]).any()
 
 
 def test_unsupported_text_models() -> None:

@@ -147,7 +147,7 @@ def test_gate_and_router() -> None:
     [
         ({"hc_count": 1}, "hc_count must be an integer from 2 to 16, got 1"),
         ({"hc_lowrank": 0}, "hc_lowrank must be an integer from 1"),
-        ({"layer_types": ["mamba"] * 3}, "layer_types must be a list of 3 items, each one of linear_attention"),
+        ({"layer_types": ["conv"] * 3}, "layer_types must be a list of 3 items, each one of linear_attention"),
         ({"ple_layer_ids": [4]}, "ple_layer_ids must be a list of integers from 1 to 3"),
         ({"ngram_size": 1}, "ngram_size must be an integer from 2 to 16, got 1"),
         ({"heads_per_ngram": 300}, "heads_per_ngram must be an integer from 1 to 256, got 300"),

@@ -20,6 +20,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "num_key_value_heads must be num_attention_heads (4) with attention adapters",
     ),
     ("zamba2", {"num_mem_blocks": 0}, "num_mem_blocks must be an integer from 1"),
+    (
+        "zamba2",
+        {"num_hidden_layers": 5},
+        "num_hidden_layers must be the number of layers in layers_block_type (4), got 5",
+    ),
 ]
 
 
@@ -44,7 +49,7 @@ def test_shared_blocks_take_turns() -> None:
     assert owners(more) == [[None, None], [None, None], [0, 0]]
     third = more.tensors["layers.3.ffn.low_rank.0.a.weight"]
     assert third.names == ("model.layers.0.shared_transformer.feed_forward.gate_up_proj_adapter_list.2.0.weight",)
-    usual = spec_of("zamba2", layers_block_type=LEFT_OUT)
+    usual = spec_of("zamba2", layers_block_type=LEFT_OUT, num_hidden_layers=LEFT_OUT)
     assert len(usual.layers) == 54
     assert [index for index, layer in enumerate(usual.layers) if len(layer.blocks) > 1] == [*range(6, 48, 6), 47, 51]
 

@@ -116,7 +116,7 @@ from ferrule.archs.solar_open import solar_open
 from ferrule.archs.spec import ModelSpec
 from ferrule.archs.stablelm import stablelm
 from ferrule.archs.starcoder2 import starcoder2
-from ferrule.archs.text_model import text_config
+from ferrule.archs.text_model import text_config, with_embedding_as_head
 from ferrule.archs.vaultgemma import vaultgemma
 from ferrule.archs.xglm import xglm
 from ferrule.archs.youtu import youtu
@@ -311,7 +311,13 @@ def model_spec(config: Config) -> ModelSpec:
         raise whole.unsupported(
             "architectures", "a class that generates text (classifiers of multimodal models are not supported)"
         )
+    if config.values.get("per_layer_config") and architecture.read is not gemma4:
+        raise config.unsupported(
+            "per_layer_config", "missing, because all layers of this architecture have the same sizes"
+        )
     spec = architecture.read(config)
+    if config is not whole:
+        spec = with_embedding_as_head(whole, spec)
     if ending == CLASSIFIER:
         spec = with_classifier(spec, architecture.classifier(config))
     elif ending == BASE and spec.lm_head is not None and not spec.lm_head.tied:

@@ -23,6 +23,9 @@ MAX_SEPARATE_TENSORS = 1 << 17
 MAX_SIZE = 1 << 28
 """Largest width, vocabulary and context; products of two such sizes cannot overflow."""
 
+LEGACY_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
+"""Kinds of layers under the names that transformers 4 writes, and their present names."""
+
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -178,6 +181,13 @@ class Config:
         if len(strings) != len(items):
             raise self.error(field, "a list of strings")
         return strings
+
+    def layer_kinds(self, field: str, *kinds: str) -> list[str]:
+        """The kind of each layer, one of `kinds` or its legacy name; empty if the field is missing."""
+        found = [LEGACY_KINDS.get(kind, kind) for kind in self.texts(field)]
+        if field in self and (len(found) != self.layers or any(kind not in kinds for kind in found)):
+            raise self.error(field, f"a list of {self.layers} items, each one of {', '.join(kinds)}")
+        return found
 
     def numbers(self, field: str) -> tuple[float, ...]:
         """A list of finite numbers above 0."""

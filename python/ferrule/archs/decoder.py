@@ -237,10 +237,8 @@ def check_separate_tensors(config: Config, count: int) -> None:
 
 def layer_windows(config: Config, *, sliding: Callable[[int], bool], window: int | None) -> list[int | None]:
     """Returns the window of each layer, from `layer_types` or, in old files, from `sliding`."""
-    layers = config.layers
-    types = config.texts("layer_types") or [LAYER_TYPES[sliding(index)] for index in range(layers)]
-    if len(types) != layers or any(kind not in LAYER_TYPES for kind in types):
-        raise config.error("layer_types", f"a list of {layers} items, each one of {', '.join(LAYER_TYPES)}")
+    types = config.layer_kinds("layer_types", *LAYER_TYPES)
+    types = types or [LAYER_TYPES[sliding(index)] for index in range(config.layers)]
     if window is None and "sliding_attention" in types:
         raise config.error("sliding_window", "an integer, and enabled, because the model has sliding layers")
     return [window if kind == "sliding_attention" else None for kind in types]

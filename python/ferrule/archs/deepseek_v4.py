@@ -150,10 +150,8 @@ def _layer_types(config: Config) -> list[str]:
             known = ", ".join(map(str, LAYER_TYPE_OF_RATIO))
             raise config.error("compress_ratios", f"a list of at least {layers} items, each one of {known}")
         return [LAYER_TYPE_OF_RATIO[ratio] for ratio in ratios]
-    types = config.texts("layer_types") or [HEAVY if index < 2 or index % 2 == 0 else SPARSE for index in range(layers)]
-    if len(types) != layers or any(kind not in LAYER_TYPES for kind in types):
-        raise config.error("layer_types", f"a list of {layers} items, each one of {', '.join(LAYER_TYPES)}")
-    return types
+    usual = [HEAVY if index < 2 or index % 2 == 0 else SPARSE for index in range(layers)]
+    return config.layer_kinds("layer_types", *LAYER_TYPES) or usual
 
 
 def _rope(config: Config, kind: str) -> Rope:
@@ -209,12 +207,10 @@ def _compression(config: Config, kind: str, rotary_dim: int) -> Compression:
 
 def _layers_by_token(config: Config) -> list[bool]:
     """Returns for each layer whether experts are chosen by token id: by `mlp_layer_types`, or the first few."""
-    types = config.texts("mlp_layer_types")
+    types = config.layer_kinds("mlp_layer_types", "hash_moe", "moe")
     if not types:
         hashed = config.integer("num_hash_layers", default=3, low=0)
         return [index < hashed for index in range(config.layers)]
-    if len(types) != config.layers or any(kind not in ("hash_moe", "moe") for kind in types):
-        raise config.error("mlp_layer_types", f"a list of {config.layers} items, each hash_moe or moe")
     return [kind == "hash_moe" for kind in types]
 
 

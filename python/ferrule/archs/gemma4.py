@@ -6,11 +6,11 @@ experts beside its dense network.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ferrule.archs.config import Config
-from ferrule.archs.decoder import MODULES, check_separate_tensors, decoder, layer_windows
+from ferrule.archs.decoder import LAYER_TYPES, MODULES, check_separate_tensors, decoder, layer_windows
 from ferrule.archs.gemma import gemma_embedding
 from ferrule.archs.gemma2 import NORMS_AROUND
 from ferrule.archs.per_layer import PER_LAYER_MODULES, per_layer_block, per_layer_projections, per_layer_table
@@ -28,7 +28,6 @@ from ferrule.archs.spec import (
     LmHead,
     ModelSpec,
     RmsNorm,
-    Rope,
     Router,
 )
 from ferrule.archs.tensors import Fused, fused, tensors_named
@@ -45,10 +44,6 @@ _EXPERT_MODULES = {
     "moe.router": f"{_BLOCK}.router.proj",
     "moe.router_norm.weight": f"{_BLOCK}.router.scale",
     "moe.router.scales": f"{_BLOCK}.router.per_expert_scale",
-}
-
-_SEPARATE_EXPERTS = {
-    f"moe.experts.{role}": f"{_BLOCK}.experts.{{expert}}.{role}_proj" for role in ("gate", "up", "down")
 }
 
 _ROPES = {
@@ -69,8 +64,6 @@ def gemma4(config: Config) -> ModelSpec:
     # Bidirectional attention between the tokens of an image does not concern text.
     if config.values.get("use_bidirectional_attention") not in (None, False, "vision"):
         raise config.unsupported("use_bidirectional_attention", '"vision", false or null')
-    if "per_layer_config" in config:
-        raise config.unsupported("per_layer_config", "null, with the heads of full attention in global_head_dim")
     layers = config.layers
     types = config.texts("layer_types")
     if types and types[-1] == "sliding_attention":
@@ -82,6 +75,8 @@ def gemma4(config: Config) -> ModelSpec:
         window=config.integer("sliding_window"),
     )
     read = kv_layers(config, windows)
+    heads = _heads(config, windows, read)
+    widths = {LAYER_TYPES[window is not None]: width for window, (width, _) in zip(windows, heads, strict=True)}
     activation = config.activation_named("hidden_activation", default="gelu_pytorch_tanh")
     width = config.integer("intermediate_size")
     double = config.flag("use_double_wide_mlp", default=False)
@@ -90,12 +85,10 @@ def gemma4(config: Config) -> ModelSpec:
         norm=norm,
         norms="around",
         windows=windows,
-        rope_of=lambda layer_type: _rope(config, layer_type),
-        qkv_bias=config.flag("attention_bias", default=False),
+        rope_of=lambda layer_type: read_rope(config, widths[layer_type], layer_type),
         output_bias=config.flag("attention_bias", default=False),
-        qk_norm=HeadNorm(norm),
         scale=1.0,
-        attention_of=lambda index, attention: _attention(config, attention, read[index]),
+        attention_of=lambda index, attention: _attention(config, attention, heads[index], read[index]),
         ffn=[Dense(width * (1 if layer is None or not double else 2), activation) for layer in read],
         embedding=gemma_embedding(config),
         lm_head=LmHead(
@@ -120,42 +113,67 @@ def gemma4(config: Config) -> ModelSpec:
     )
     modules = _MODULES if experts is None else {**_MODULES, **_expert_modules(experts)}
     known = per_layer_projections(config) if per_layer else None
-    return replace(spec, tensors=tensors_named(spec, modules, known, _SEPARATE_EXPERTS))
+    return replace(spec, tensors=tensors_named(spec, modules, known))
 
 
-def _rope(config: Config, layer_type: str) -> Rope:
-    return read_rope(config, _head_dim(config, full=layer_type == "full_attention"), layer_type)
+def _heads(config: Config, windows: Sequence[int | None], read: Sequence[int | None]) -> list[tuple[int, int]]:
+    """Returns the width of a head and the number of key-value heads of each layer.
+
+    `per_layer_config` has those that differ from the usual ones; without it, layers of full attention have others.
+    """
+    usual = (config.head_dim, config.kv_heads)
+    heads = [usual if window is not None else _global_heads(config) for window in windows]
+    if "per_layer_config" in config.values:
+        overrides = config.inner("per_layer_config")
+        heads = [usual] * len(windows)
+        for key in overrides.values:
+            if not key.isdecimal() or int(key) >= len(windows):
+                raise config.error("per_layer_config", f"an object with keys from 0 to {len(windows) - 1}")
+            heads[int(key)] = _heads_of_layer(config, overrides.inner(key))
+    for index, (window, source) in enumerate(zip(windows, read, strict=True)):
+        alike = [other for other, kind in enumerate(windows) if kind == window]
+        if heads[index][0] != heads[alike[0]][0]:
+            raise config.error("per_layer_config", "an object with one head_dim for all layers of a type")
+        if source is not None and heads[index] != heads[source]:
+            raise config.error("per_layer_config", "an object with the same heads in layers that share keys and values")
+    return heads
 
 
-def _head_dim(config: Config, *, full: bool) -> int:
-    """Length of a head in layers of full attention, or in those with a window."""
-    return config.integer("global_head_dim", default=config.head_dim) if full else config.head_dim
+def _global_heads(config: Config) -> tuple[int, int]:
+    """Returns the width of a head and the number of key-value heads in layers of full attention."""
+    width = config.integer("global_head_dim", default=config.head_dim)
+    if not config.flag("attention_k_eq_v", default=False):
+        return width, config.kv_heads
+    kv_heads = config.integer("num_global_key_value_heads", default=config.kv_heads)
+    if config.heads % kv_heads:
+        raise config.error("num_global_key_value_heads", f"a divisor of num_attention_heads ({config.heads})")
+    return width, kv_heads
 
 
-def _attention(config: Config, attention: Attention, read: int | None) -> Attention:
-    """Returns an attention with the heads of its type and normed values, or with the keys and values of another."""
-    if isinstance(attention.projections, HeadProjections):
-        attention = replace(attention, projections=_projections(config, attention, attention.projections))
-    return attention if read is None else reading(attention, read)
+def _heads_of_layer(config: Config, layer: Config) -> tuple[int, int]:
+    for field in layer.values:
+        if field not in ("head_dim", "num_key_value_heads"):
+            raise layer.unsupported(field, "missing, because only head_dim and num_key_value_heads differ by layer")
+    kv_heads = layer.integer("num_key_value_heads", default=config.kv_heads)
+    if config.heads % kv_heads:
+        raise layer.error("num_key_value_heads", f"a divisor of num_attention_heads ({config.heads})")
+    return layer.integer("head_dim", default=config.head_dim), kv_heads
 
 
-def _projections(config: Config, attention: Attention, projections: HeadProjections) -> HeadProjections:
-    full = attention.window is None
-    values_are_keys = full and config.flag("attention_k_eq_v", default=False)
-    kv_heads = config.kv_heads
-    if values_are_keys:
-        kv_heads = config.integer("num_global_key_value_heads", default=kv_heads)
-        if config.heads % kv_heads:
-            raise config.error("num_global_key_value_heads", f"a divisor of num_attention_heads ({config.heads})")
-    width = _head_dim(config, full=full)
-    return replace(
-        projections,
-        kv_heads=kv_heads,
+def _attention(config: Config, attention: Attention, heads: tuple[int, int], read: int | None) -> Attention:
+    """Returns an attention with these heads and normed values, or with the keys and values of another layer."""
+    width, kv_heads = heads
+    projections = HeadProjections(
+        kv_heads,
         key_dim=width,
         value_dim=width,
-        values_are_keys=values_are_keys,
+        bias=config.flag("attention_bias", default=False),
+        qk_norm=HeadNorm(RmsNorm(config.number("rms_norm_eps", default=1e-6))),
+        values_are_keys=attention.window is None and config.flag("attention_k_eq_v", default=False),
         v_norm=RmsNorm(config.number("rms_norm_eps", default=1e-6), weight=False),
     )
+    attention = replace(attention, projections=projections)
+    return attention if read is None else reading(attention, read)
 
 
 def _experts(config: Config, norm: RmsNorm, activation: Activation) -> Experts:

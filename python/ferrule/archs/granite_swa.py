@@ -16,12 +16,15 @@ SINKS = {"attention.sinks.weight": "model.layers.{layer}.self_attn.sinks"}
 
 def granite_swa(config: Config) -> ModelSpec:
     """Every layer has sinks."""
+    config = config.with_defaults(
+        max_position_embeddings=8192, rms_norm_eps=1e-5, tie_word_embeddings=True
+    ).with_absent(num_key_value_heads=4, sliding_window=128)
     return granite(config, windows=windows(config), layer_ropes=ropes(config), sinks=True, modules=SINKS)
 
 
 def windows(config: Config) -> list[int | None]:
-    """Returns the window of each layer; None for layers with full attention."""
-    return layer_windows(config, sliding=lambda _: False, window=config.integer_or_none("sliding_window"))
+    """Returns the window of each layer; None for layers with full attention, by default every fourth from the first."""
+    return layer_windows(config, sliding=lambda index: index % 4 != 0, window=config.integer_or_none("sliding_window"))
 
 
 def ropes(config: Config) -> list[Rope | None]:

@@ -9,6 +9,7 @@ from ferrule.archs.tensors import fused
 
 def granitemoe_swa(config: Config) -> ModelSpec:
     """There is no shared expert if `shared_intermediate_size` is 0."""
+    config = config.with_absent(sliding_window=128)
     intermediate, experts = config.integer("intermediate_size"), config.experts("num_local_experts", default=8)
     block = "model.layers.{layer}.block_sparse_moe"
     gate_up = {"ffn.experts.gate.weight": intermediate, "ffn.experts.up.weight": intermediate}

@@ -12,7 +12,7 @@ _LAYER = "model.layers.{layer}"
 
 def granitemoehybrid(config: Config) -> ModelSpec:
     """Attention has a rotary embedding only if `position_embedding_type` is rope."""
-    config = config.with_defaults(rms_norm_eps=1e-6)
+    config = config.with_defaults(rms_norm_eps=1e-6, shared_intermediate_size=1024)
     attending = _attending(config)
     mixers: dict[int, Mamba2] = {}
     names = {"mamba2_norm": f"{_LAYER}.input_layernorm"}
@@ -24,7 +24,7 @@ def granitemoehybrid(config: Config) -> ModelSpec:
     rotated = config.values.get("position_embedding_type") == "rope"
     if config.integer("num_local_experts", default=8, low=0):
         return granitemoeshared(config, modules={**names, **more}, mixers=mixers, rotated=rotated)
-    width = config.integer("shared_intermediate_size", default=1024)
+    width = config.integer("shared_intermediate_size")
     block = f"{_LAYER}.shared_mlp"
     return granite(
         config,
@@ -42,8 +42,5 @@ def granitemoehybrid(config: Config) -> ModelSpec:
 
 def _attending(config: Config) -> list[int]:
     """Returns the layers with attention, from `layer_types`; none by default."""
-    types = config.texts("layer_types") or ["mamba"] * config.layers
-    kinds = ("mamba", "linear_attention", "attention", "full_attention")
-    if len(types) != config.layers or any(kind not in kinds for kind in types):
-        raise config.error("layer_types", f"a list of {config.layers} items, each mamba or attention")
-    return [index for index, kind in enumerate(types) if kind in kinds[2:]]
+    types = config.layer_kinds("layer_types", "linear_attention", "full_attention")
+    return [index for index, kind in enumerate(types) if kind == "full_attention"]

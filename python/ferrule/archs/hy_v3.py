@@ -16,8 +16,14 @@ def hy_v3(config: Config) -> ModelSpec:
         routed_scaling_factor="router_scaling_factor",
     )
     config = config.with_defaults(
+        head_dim=128,
         max_position_embeddings=131_072,
+        moe_intermediate_size=1536,
+        n_routed_experts=192,
+        num_experts_per_tok=8,
+        num_key_value_heads=8,
         rms_norm_eps=1e-5,
+        rope_theta=11_158_840.0,
         first_k_dense_replace=1,
         n_shared_experts=1,
         n_group=1,

@@ -73,11 +73,9 @@ def lfm2_decoder(
 
 def _convolution_layers(config: Config) -> list[int]:
     """Returns the layers with a convolution, from `layer_types` or, in old files, from `full_attn_idxs`."""
-    layers = config.layers
-    types = config.texts("layer_types")
+    types = config.layer_kinds("layer_types", "conv", "full_attention")
     if not types:
-        attending = config.integers("full_attn_idxs", low=0, high=MAX_LAYERS) or range(layers)
-        return [index for index in range(layers) if index not in attending]
-    if len(types) != layers or any(kind not in ("conv", "full_attention") for kind in types):
-        raise config.error("layer_types", f"a list of {layers} items, each conv or full_attention")
+        layers = range(config.layers)
+        attending = config.integers("full_attn_idxs", low=0, high=MAX_LAYERS) if "full_attn_idxs" in config else layers
+        return [index for index in layers if index not in attending]
     return [index for index, kind in enumerate(types) if kind == "conv"]

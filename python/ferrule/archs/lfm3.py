@@ -6,7 +6,6 @@ from ferrule.archs.lfm2 import lfm2_decoder
 from ferrule.archs.spec import Dense, ModelSpec
 
 _LAYER = "model.layers.{layer}"
-_KINDS = ("conv", *LAYER_TYPES)
 
 ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -55,11 +54,6 @@ def lfm3(config: Config) -> ModelSpec:
 
 def _kinds(config: Config) -> list[str]:
     """Returns the kind of each layer: a period of four layers with two convolutions by default."""
-    layers = config.layers
-    kinds = config.texts("layer_types")
-    if not kinds:
-        period = ("sliding_attention", "conv", "full_attention", "conv")
-        return [period[index % 4] if index else "conv" for index in range(layers)]
-    if len(kinds) != layers or any(kind not in _KINDS for kind in kinds):
-        raise config.error("layer_types", f"a list of {layers} items, each one of {', '.join(_KINDS)}")
-    return kinds
+    period = ("sliding_attention", "conv", "full_attention", "conv")
+    usual = [period[index % 4] if index else "conv" for index in range(config.layers)]
+    return config.layer_kinds("layer_types", "conv", *LAYER_TYPES) or usual

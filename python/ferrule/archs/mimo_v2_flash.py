@@ -14,16 +14,20 @@ from ferrule.archs.spec import Attention, Dense, Experts, HeadProjections, Layer
 def mimo_v2_flash(config: Config) -> ModelSpec:
     """Multi-token prediction layers are ignored."""
     config = config.with_defaults(
-        max_position_embeddings=262_144,
+        head_dim=192,
+        max_position_embeddings=131_072,
+        moe_intermediate_size=2048,
+        n_routed_experts=256,
+        num_experts_per_tok=8,
         rms_norm_eps=config.number("layernorm_epsilon", default=1e-5),
         n_group=1,
         topk_group=1,
         routed_scaling_factor=1.0,
         **_layer_types(config),
-    )
+    ).with_absent(attention_value_scale=0.707, num_key_value_heads=4)
     config.require(scoring_func="sigmoid", topk_method="noaux_tc", attention_bias=False)
     config.require(swa_num_attention_heads=config.heads, swa_head_dim=config.head_dim)
-    value_dim = config.integer("v_head_dim", default=config.head_dim)
+    value_dim = config.integer("v_head_dim", default=128)
     config.require(swa_v_head_dim=value_dim)
     experts = Experts(
         experts=config.experts("n_routed_experts"),
@@ -38,7 +42,7 @@ def mimo_v2_flash(config: Config) -> ModelSpec:
         LAYER_TYPES[0]: config.flag("add_full_attention_sink_bias", default=False),
         LAYER_TYPES[1]: config.flag("add_swa_attention_sink_bias", default=True),
     }
-    windows = layer_windows(config, sliding=lambda _: False, window=_window(config))
+    windows = layer_windows(config, sliding=_slides, window=_window(config))
 
     def attention(index: int, usual: Attention) -> Attention:
         sliding = windows[index] is not None
@@ -63,26 +67,33 @@ def mimo_v2_flash(config: Config) -> ModelSpec:
     return replace(spec, layers=[Layer((replace(first, residual_scale=scale), *others)) for first, *others in blocks])
 
 
-def _layer_types(config: Config) -> dict[str, list[str]]:
-    """Returns the types of layers that published files write as numbers, for those that are missing."""
+def _layer_types(config: Config) -> dict[str, list[str] | None]:
+    """Returns the types of layers for those that are missing; published files write them as numbers."""
     attention = config.integers("hybrid_layer_pattern", low=0, high=1)
     networks = config.integers("moe_layer_freq", low=0, high=1)
     return {
-        "layer_types": [LAYER_TYPES[kind] for kind in attention] or [LAYER_TYPES[0]] * config.layers,
-        "mlp_layer_types": [("dense", "sparse")[kind] for kind in networks] or ["sparse"] * config.layers,
+        "layer_types": [LAYER_TYPES[kind] for kind in attention] or None,
+        "mlp_layer_types": [("dense", "sparse")[kind] for kind in networks]
+        or [("dense", "sparse")[index > 0] for index in range(config.layers)],
     }
 
 
-def _window(config: Config) -> int | None:
+def _slides(index: int) -> bool:
+    """Whether a layer has a window by default: all but the first and every sixth."""
+    return index > 0 and (index + 1) % 6 != 0
+
+
+def _window(config: Config) -> int:
     """Returns the window with the present token, which `sliding_window_size` does not count."""
-    if "sliding_window" in config:
-        return config.integer("sliding_window")
     earlier = config.integer_or_none("sliding_window_size")
-    return None if earlier is None else earlier + 1
+    return config.integer("sliding_window", default=129) if earlier is None else earlier + 1
 
 
 def _rope(config: Config, layer_type: str) -> Rope:
     """Sliding layers have a separate base."""
-    if layer_type == LAYER_TYPES[1] and "swa_rope_theta" in config:
-        config = config.without("rope_theta").spelled(rope_theta="swa_rope_theta")
+    sliding = layer_type == LAYER_TYPES[1]
+    if "rope_parameters" not in config:
+        if sliding:
+            config = config.without("rope_theta").spelled(rope_theta="swa_rope_theta")
+        config = config.with_defaults(rope_theta=10_000.0 if sliding else 5e6, partial_rotary_factor=0.334)
     return read_rope(config, config.head_dim, layer_type, partial=1.0)

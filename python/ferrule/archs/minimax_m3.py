@@ -19,7 +19,10 @@ FFN_KINDS = ("dense", "sparse")
 
 
 def minimax_m3(config: Config) -> ModelSpec:
-    """One choice of blocks for each head of keys and values."""
+    """One choice of blocks for each head of keys and values.
+
+    The rotated share of a head is `partial_rotary_factor`; `rotary_dim` is ignored, as in the reference.
+    """
     sparse = config.inner("sparse_attention_config")
     config = config.spelled(num_local_experts="num_experts").with_defaults(
         head_dim=128,
@@ -28,8 +31,6 @@ def minimax_m3(config: Config) -> ModelSpec:
         **{field: sparse.values[name] for field, name in SPARSE.items() if name in sparse},
     )
     config = config.with_absent(num_key_value_heads=4).with_values(hidden_act="silu")
-    rotary_dim = config.integer("rotary_dim", default=64, low=2, high=config.head_dim)
-    config = config.with_defaults(partial_rotary_factor=rotary_dim / config.head_dim)
     norm = RmsNorm(config.number("rms_norm_eps", default=1e-6), weight_offset=1.0)
     clamp = Clamp(config.number("swiglu_alpha", default=1.702), config.number("swiglu_limit", default=7.0))
     is_sparse = _kinds(config, "layer_types", KINDS, sparse, "sparse_attention_freq", default=False)
@@ -90,12 +91,9 @@ def _kinds(
     config: Config, field: str, kinds: tuple[str, str], source: Config, numbers: str, *, default: bool
 ) -> list[bool]:
     """Returns whether each layer is of the second kind: by names, or by numbers 0 and 1 under another name."""
-    names = config.texts(field)
+    names = config.layer_kinds(field, *kinds)
     if names or numbers not in source:
-        names = names or [kinds[default]] * config.layers
-        if len(names) != config.layers or any(name not in kinds for name in names):
-            raise config.error(field, f"a list of {config.layers} items, each one of {', '.join(kinds)}")
-        return [name == kinds[1] for name in names]
+        return [name == kinds[1] for name in names or [kinds[default]] * config.layers]
     flags = source.integers(numbers, low=0, high=1)
     if len(flags) != config.layers:
         raise source.error(numbers, f"a list of {config.layers} items, each 0 or 1")

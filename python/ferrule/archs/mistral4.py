@@ -3,6 +3,7 @@
 from ferrule.archs.config import Config
 from ferrule.archs.experts import experts_after_dense, routed_experts
 from ferrule.archs.latent import latent_decoder
+from ferrule.archs.ministral3 import with_yarn
 from ferrule.archs.rope import query_growth
 from ferrule.archs.spec import ModelSpec, Router
 from ferrule.archs.tensors import fused
@@ -23,6 +24,7 @@ def mistral4(config: Config) -> ModelSpec:
         topk_group=1,
     ).with_absent(q_lora_rank=1024)
     # The rotated share of a head follows from qk_rope_head_dim.
+    config = with_yarn(config, rope_theta=10_000.0, factor=128.0, original=8192)
     parameters = config.inner("rope_parameters").without("partial_rotary_factor")
     config = config.with_values(rope_parameters=parameters.values)
     router = Router(

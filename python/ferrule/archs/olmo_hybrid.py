@@ -5,7 +5,7 @@ from dataclasses import replace
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.qwen3_next import attending_layers, read_delta_net
-from ferrule.archs.rope import rope_parameters
+from ferrule.archs.rope import DEFAULT_THETA, rope_parameters
 from ferrule.archs.spec import HeadNorm, ModelSpec, RmsNorm
 from ferrule.archs.tensors import joined
 
@@ -16,19 +16,27 @@ _DELTA_NET_EPS = 1e-5
 
 def olmo_hybrid(config: Config) -> ModelSpec:
     """A rope_theta of null means no rotary embedding."""
-    config = config.with_defaults(max_position_embeddings=65_536, rms_norm_eps=1e-6, linear_num_key_heads=config.heads)
-    config = config.with_defaults(linear_num_value_heads=config.integer("linear_num_key_heads"))
+    config = config.with_defaults(
+        max_position_embeddings=65_536,
+        rms_norm_eps=1e-6,
+        linear_num_key_heads=config.heads,
+        linear_num_value_heads=config.heads,
+    )
+    width = int(0.75 * config.integer("hidden_size") / config.integer("linear_num_key_heads"))
+    config = config.with_defaults(linear_key_head_dim=width)
+    config = config.with_defaults(linear_value_head_dim=2 * config.integer("linear_key_head_dim"))
     config.require(attention_bias=False)
     doubled = config.flag("linear_allow_neg_eigval", default=True)
     delta_net = replace(read_delta_net(config), norm=RmsNorm(_DELTA_NET_EPS), update_scale=2.0 if doubled else 1.0)
-    attending = attending_layers(config, interval=4)
+    # A short model has one layer with attention, its last one.
+    attending = attending_layers(config, interval=4) or [config.layers - 1]
     norm = RmsNorm(config.number("rms_norm_eps"))
-    parameters = rope_parameters(config).values
+    thetas = {"rope_theta": DEFAULT_THETA, **config.values, **rope_parameters(config).values}
     at = f"{_LAYER}.linear_attn"
     return decoder(
         config,
         norms=["after" if index in attending else "before" for index in range(config.layers)],
-        rotated=parameters.get("rope_theta", config.values.get("rope_theta")) is not None,
+        rotated=thetas["rope_theta"] is not None,
         qk_norm=HeadNorm(norm, over="heads"),
         mixers={index: delta_net for index in range(config.layers) if index not in attending},
         modules={

@@ -65,7 +65,13 @@ _MODULES = {
     "attention.indexer.k_norm": f"{_LAYER}.self_attn.indexer.k_layernorm",
 }
 
-ATTENTION_TYPES = ("full_attention", "indexed_attention", "hybrid_indexed", "deepseek_sparse_attention")
+ATTENTION_TYPES = (
+    "full_attention",
+    "indexed_attention",
+    "hybrid_indexed",
+    "deepseek_sparse_attention",
+    "qwen_sparse_attention",
+)
 """Names of layers with attention in `layer_types`; whether they have an indexer follows from its fields."""
 
 MAX_STREAMS = 16
@@ -99,6 +105,7 @@ def qwen4_exp(config: Config) -> ModelSpec:
         experts,
         delta_net_modules(delta_net),
         interval=config.integer("full_attention_interval", default=4),
+        partial_rotary=1.0,
     )
     norm = RmsNorm(config.number("rms_norm_eps", default=1e-6), weight_offset=1.0)
     streams = config.integer("hc_count", default=4, low=2, high=MAX_STREAMS)
@@ -128,10 +135,7 @@ def _gate(config: Config) -> Literal["silu", "sigmoid"]:
 
 def _usual_types(config: Config) -> Config:
     """Returns the configuration with Qwen3.5's names in `layer_types`."""
-    types = config.texts("layer_types")
-    known = ("linear_attention", *ATTENTION_TYPES)
-    if types and (len(types) != config.layers or any(kind not in known for kind in types)):
-        raise config.error("layer_types", f"a list of {config.layers} items, each one of {', '.join(known)}")
+    types = config.layer_kinds("layer_types", "linear_attention", *ATTENTION_TYPES)
     usual = ["full_attention" if kind in ATTENTION_TYPES else kind for kind in types]
     return config.with_values(layer_types=usual) if types else config
 

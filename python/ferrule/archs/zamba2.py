@@ -67,6 +67,8 @@ def _kinds(config: Config) -> list[str]:
     kinds = config.texts("layers_block_type") or _DEFAULT_KINDS
     if any(kind not in ("mamba", "linear_attention", "hybrid") for kind in kinds):
         raise config.error("layers_block_type", "a list of mamba, linear_attention and hybrid")
+    if config.integer("num_hidden_layers", default=len(kinds)) != len(kinds):
+        raise config.error("num_hidden_layers", f"the number of layers in layers_block_type ({len(kinds)})")
     return kinds
 
 
