@@ -19,7 +19,7 @@ KILLED = 10
 KILL = """
 import os, signal, sys
 from ferrule._batch import files
-from ferrule._cli import main
+from ferrule._cli import main, run_batch
 from ray._private.state import actors
 
 write, lines = files.BatchOutput.write, 0
@@ -32,9 +32,10 @@ def kill_at_line(self, answer):
         os.kill({process}, signal.SIGKILL)
 
 files.BatchOutput.write = kill_at_line
+run_batch.INTERVALS = (0.0, 0.0)
 sys.exit(main())
 """
-"""The command, in which a process is killed when the output has some lines."""
+"""The command, in which a process is killed when the output has some lines. It shows each change of its progress."""
 ITSELF = "os.getpid()"
 AN_ACTOR = "next(actor['Pid'] for actor in actors().values() if actor['State'] == 'ALIVE')"
 SECONDS = 600
@@ -81,6 +82,9 @@ def test_killed_actor_loses_and_repeats_no_line(ray_cluster: str, local: tuple[P
     code, errors = run_batch(source, target, "--ray", ray_cluster, "--threads", "1", killed=AN_ACTOR)
     assert code == 1, errors
     assert contents(target) == contents(expected)
+    shown = [int(line.split()[0]) for line in errors.splitlines() if " of 800 lines answered, " in line]
+    assert shown == sorted(shown)
+    assert shown[0] < 800 == shown[-1]
 
 
 @pytest.mark.native
