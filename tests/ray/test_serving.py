@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import ray
-from prometheus_client.parser import text_string_to_metric_families
 
-from ferrule import LLM, AsyncLLM, InvalidParameterError, SamplingParams
+from ferrule import AsyncLLM, InvalidParameterError
 from ferrule._cli import main
 from ferrule.ray.running import run_app
 from ferrule.server import create_app
 from ray_server import SECONDS, ray_server
+from ray_streams import (
+    LONG,
+    RUNNING,
+    complete,
+    completion,
+    connected,
+    generated,
+    numbers_by_replica,
+    rest,
+    samples,
+    stream,
+    streams_beside_a_loss,
+    until,
+    until_replicas,
+)
 
-RUNNING = "ferrule:num_requests_running"
 GENERATED = "ferrule:generation_tokens_total"
 CLIENTS, CONVERSATIONS, TURNS = 64, 6, 8
-LONG = 30_000
-"""Number of tokens of a request that runs until it is aborted."""
 
 
 @pytest.fixture(scope="module")
@@ -45,74 +54,16 @@ def url(server: tuple[str, subprocess.Popen[bytes]]) -> str:
     return server[0]
 
 
-@asynccontextmanager
-async def connected(url: str) -> AsyncGenerator[httpx.AsyncClient]:
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=SECONDS, limits=limits, trust_env=False) as client:
-        yield client
-
-
-def completion(number: int, **fields: Any) -> dict[str, Any]:
-    """A request whose output differs from those of other numbers."""
-    prompt = f"Once upon a time, animal {number} met"
-    return {"prompt": prompt, "seed": number, "temperature": 1, "top_p": 1, "max_tokens": 24, **fields}
-
-
-@asynccontextmanager
-async def stream(client: httpx.AsyncClient, **fields: Any) -> AsyncGenerator[tuple[str, AsyncGenerator[str]]]:
-    """Gives the replica of a streamed completion and its events."""
-    async with client.stream("POST", "/v1/completions", json={**fields, "stream": True}) as response:
-        assert response.status_code == 200
-        events = (line.removeprefix("data: ") async for line in response.aiter_lines() if line.startswith("data: "))
-        yield response.headers["X-Ferrule-Replica"], events
-
-
-async def rest(events: AsyncGenerator[str]) -> list[str]:
-    """Reads a stream to its end."""
-    return [event async for event in events]
-
-
-async def samples(client: httpx.AsyncClient, name: str) -> dict[str, float]:
-    """Returns the values of a metric by replica."""
-    response = await client.get("/metrics")
-    assert response.status_code == 200
-    families = text_string_to_metric_families(response.text)
-    return {
-        sample.labels["replica"]: sample.value
-        for family in families
-        for sample in family.samples
-        if sample.name == name
-    }
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Waits for a condition."""
-    async with asyncio.timeout(SECONDS):
-        while not await condition():
-            await asyncio.sleep(0.05)
-
-
 @pytest.mark.native
 def test_64_streams_have_the_output_of_generate(url: str, long_model: Path) -> None:
     requests = [completion(number) for number in range(CLIENTS)]
 
-    async def text(client: httpx.AsyncClient, request: dict[str, Any]) -> tuple[str, str]:
-        async with stream(client, **request) as (replica, events):
-            *chunks, end = await rest(events)
-        assert end == "[DONE]"
-        return replica, "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
-
     async def texts() -> list[tuple[str, str]]:
         async with connected(url) as client:
-            return await asyncio.gather(*(text(client, request) for request in requests))
+            return await asyncio.gather(*(complete(client, request) for request in requests))
 
     found = asyncio.run(texts())
-    with LLM(long_model) as llm:
-        outputs = llm.generate(
-            [request["prompt"] for request in requests],
-            [SamplingParams(seed=number, temperature=1, max_tokens=24) for number in range(CLIENTS)],
-        )
-    assert [text for _, text in found] == [output.outputs[0].text for output in outputs]
+    assert [text for _, text in found] == generated(long_model, requests)
     assert len({replica for replica, _ in found}) == 2
 
 
@@ -179,11 +130,7 @@ def test_disconnect_aborts_the_request(url: str) -> None:
 def test_metrics_health_and_errors(url: str) -> None:
     async def ask() -> None:
         async with connected(url) as client:
-
-            async def two_replicas() -> bool:
-                return len(await samples(client, "ferrule:engine_steps_total")) == 2
-
-            await until(two_replicas)
+            await until_replicas(client, 2)
             assert (await client.get("/health")).json() == {"status": "ok"}
             assert (await client.get("/v1/models")).json()["data"][0]["id"] == "tiny"
             answer = await client.post("/v1/completions", json=completion(0, temperature=-1))
@@ -221,34 +168,24 @@ def test_running_server_is_reported(url: str, ray_cluster: str) -> None:
 
 @pytest.mark.native
 @pytest.mark.usefixtures("driver")
-def test_killed_replica_ends_only_its_own_streams(url: str) -> None:
-    async def kill() -> None:
-        async with connected(url) as client, AsyncExitStack() as streams:
+def test_killed_replica_ends_only_its_own_streams(url: str, long_model: Path) -> None:
+    async def kill() -> tuple[list[dict[str, Any]], list[str]]:
+        """Returns the requests of the replica that is left, and their texts."""
+        async with connected(url) as client:
+            await until_replicas(client, 2)
+            numbers = await numbers_by_replica(client)
+            killed, _ = numbers
 
-            async def two_replicas() -> bool:
-                return len(await samples(client, RUNNING)) == 2
+            async def kill_replica() -> None:
+                ray.kill(ray.get_actor(f"SERVE_REPLICA::ferrule#tiny#{killed}", namespace="serve"))
 
-            await until(two_replicas)
-            found: dict[str, list[AsyncGenerator[str]]] = {}
-            for number in range(1000):
-                request = completion(number, max_tokens=LONG, ignore_eos=True)
-                replica, events = await streams.enter_async_context(stream(client, **request))
-                found.setdefault(replica, []).append(events)
-                if len(found) == 2 and min(map(len, found.values())) >= 2:
-                    break
-            assert len(found) == 2, "all requests went to one replica"
-            killed, survivor = found
-            ray.kill(ray.get_actor(f"SERVE_REPLICA::ferrule#tiny#{killed}", namespace="serve"))
-            for events in found[killed]:
-                with pytest.raises(httpx.HTTPError):
-                    await rest(events)
-            for events in found[survivor]:
-                for _ in range(20):
-                    assert "text" in json.loads(await anext(events))["choices"][0]
+            found = await streams_beside_a_loss(client, killed, numbers, kill_replica)
             answer = await client.post("/v1/completions", json=completion(0))
             assert answer.status_code == 200
+            return found
 
-    asyncio.run(kill())
+    requests, texts = asyncio.run(kill())
+    assert texts == generated(long_model, requests)
 
 
 @pytest.mark.native
@@ -263,7 +200,7 @@ def test_shutdown_waits_for_streams(server: tuple[str, subprocess.Popen[bytes]])
         ):
             await anext(events)
             process.terminate()
-            assert (await rest(events))[-1] == "[DONE]"
+            await rest(events)
 
     asyncio.run(shut_down())
     assert process.wait(SECONDS) == 0
