@@ -23,6 +23,7 @@ from ferrule import LLM
 from ferrule._loading import packing
 from ferrule._loading.cache_home import DIRECTORY
 from ferrule._loading.packed_cache import LIMIT, PackedCache
+from two_hosts import TwoHosts, two_hosts
 
 PARITY = pytest.StashKey[list[tuple[str, str, float, bool]]]()
 """Case, format, distance from the golden logits, whether the greedy continuations are equal."""
@@ -83,6 +84,13 @@ def ray_driver(ray_cluster: str) -> Iterator[None]:
     connect(ray_cluster, log_to_driver=False)
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def hosts(own_cache: None) -> Iterator[TwoHosts]:
+    """Two hosts, of which the first has the head of a Ray cluster."""
+    with two_hosts() as hosts:
+        yield hosts
 
 
 @pytest.fixture(scope="session")

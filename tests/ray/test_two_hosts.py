@@ -1,23 +1,35 @@
-"""Pipeline stages on two hosts: network namespaces with a link between them, each with its own Ray node of one CPU.
+"""Two hosts: pipeline stages and ranks on them, and batches and servers that lose one of them.
 
-FERRULE_TWO_HOSTS enables these tests. They need the command `ip` and the right to create network namespaces.
+FERRULE_TWO_HOSTS enables these tests, which take minutes. They need the command `ip` and the right to create network
+namespaces.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+import threading
+import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import ray
+from ray import serve
 
-from ray_head import ATTEMPTS, OBJECT_STORE_BYTES, SETTINGS
+from cli.test_run_batch import chat_request, content_of, read, written
+from ferrule import PipelineStageError, SamplingParams
+from ferrule._batch import files
+from ferrule._batch.answers import Answer
+from ferrule._cli import main
+from ferrule.ray import build_app
+from ferrule.ray.batch_workers import BatchWorkers
+from ray_streams import complete, completion, connected, generated, numbers_by_replica, streams_beside_a_loss
+from test_batch_invariance import FEW_PAGES, PAGE_TOKENS
+from test_invariance import alone, bits, load, params, prompts
+from two_hosts import SECONDS, TwoHosts
 
 pytestmark = [
     pytest.mark.native,
@@ -26,137 +38,151 @@ pytestmark = [
     ),
 ]
 
-TESTS = Path(__file__).parent.parent
-SECONDS = 600
-"""Timeout of a program on the hosts."""
-ADDRESSES = ("10.231.77.1", "10.231.77.2")
-PORT = 6379
-PROGRAM = """
-import os, signal, sys
-import ray
-from ray._private.state import actors
-from ferrule import LLM, PipelineStageError, SamplingParams
-from test_batch_invariance import FEW_PAGES, PAGE_TOKENS
-from test_invariance import alone, bits, load, params, prompts
-
-ray.init(sys.argv[1], _node_ip_address=sys.argv[2], log_to_driver=False)
-
-def stages():
-    return [each for each in actors().values() if each["State"] == "ALIVE"]
-
-stages_on_ray = {"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
-for model, formats in (("tiny", ("int4", "int8")), ("qwen2_moe", ("int8", "auto")), ("lfm2", ("f32", "auto"))):
-    with load(model, formats, 64, 1, **stages_on_ray) as llm:
-        assert {each["Address"]["IPAddress"] for each in stages()} == set(sys.argv[2:])
-        outputs = llm.generate(prompts(model), [params(number) for number in range(8)])
-    assert [bits(output.outputs[0]) for output in outputs] == alone(model, formats), model
-
-ranks_on_ray = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
-with load(model, formats, 64, 1, **ranks_on_ray) as llm:
-    assert {each["Address"]["IPAddress"] for each in stages()} == set(sys.argv[2:])
-    outputs = llm.generate(prompts(model), [params(number) for number in range(8)])
-assert [bits(output.outputs[0]) for output in outputs] == alone(model, formats), model
-
-with load("tiny", ("int4", "int8"), 64, 1) as llm:
-    page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
-given = [{"prompt_token_ids": [7 + number] * 15} for number in range(2 * FEW_PAGES)]
-sampling = [params(number) for number in range(2 * FEW_PAGES)]
-with load("tiny", ("int4", "int8"), 512, 1) as llm:
-    expected = [bits(output.outputs[0]) for output in llm.generate(given, sampling)]
-with load("tiny", ("int4", "int8"), 64, 1, kv_cache_memory=FEW_PAGES * page_bytes, **stages_on_ray) as llm:
-    assert [bits(output.outputs[0]) for output in llm.generate(given, sampling)] == expected
-    assert llm.metrics().preemptions > 0
-    stream = llm.stream("Once", SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
-    next(stream)
-    os.kill(next(each["Pid"] for each in stages() if each["Address"]["IPAddress"] == sys.argv[3]), signal.SIGKILL)
-    try:
-        list(stream)
-    except PipelineStageError as error:
-        print(error)
-"""
+LOST = 20
+"""Number of lines of the output after which a host is lost, once both have a model."""
 
 
-def run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}: {done.stderr}"
+def run_stages(head: str, first: str, second: str) -> None:
+    """Runs models with a stage, or a rank, on each host; compares their output with one process, and kills one."""
+    from ray._private.state import actors
+
+    cast("Any", ray).init(head, _node_ip_address=first, log_to_driver=False)
+
+    def stages() -> list[dict[str, Any]]:
+        found = cast("dict[str, dict[str, Any]]", actors())
+        return [each for each in found.values() if each["State"] == "ALIVE"]
+
+    def check_addresses() -> None:
+        assert {each["Address"]["IPAddress"] for each in stages()} == {first, second}
+
+    stages_on_ray: dict[str, Any] = {"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
+    ranks_on_ray: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
+    for model, formats, workers in (
+        ("tiny", ("int4", "int8"), stages_on_ray),
+        ("qwen2_moe", ("int8", "auto"), stages_on_ray),
+        ("lfm2", ("f32", "auto"), stages_on_ray),
+        ("lfm2", ("f32", "auto"), ranks_on_ray),
+    ):
+        with load(model, formats, 64, 1, **workers) as llm:
+            check_addresses()
+            outputs = llm.generate(prompts(model), [params(number) for number in range(8)])
+        assert [bits(output.outputs[0]) for output in outputs] == alone(model, formats), model
+
+    with load("tiny", ("int4", "int8"), 64, 1) as llm:
+        page_bytes = PAGE_TOKENS * llm.info()["kv_bytes_per_token"]
+    given: Any = [{"prompt_token_ids": [7 + number] * 15} for number in range(2 * FEW_PAGES)]
+    sampling = [params(number) for number in range(2 * FEW_PAGES)]
+    with load("tiny", ("int4", "int8"), 512, 1) as llm:
+        expected = [bits(output.outputs[0]) for output in llm.generate(given, sampling)]
+    with load("tiny", ("int4", "int8"), 64, 1, kv_cache_memory=FEW_PAGES * page_bytes, **stages_on_ray) as llm:
+        assert [bits(output.outputs[0]) for output in llm.generate(given, sampling)] == expected
+        assert llm.metrics().preemptions > 0
+        events = llm.stream("Once", SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+        next(events)
+        os.kill(next(each["Pid"] for each in stages() if each["Address"]["IPAddress"] == second), signal.SIGKILL)
+        try:
+            list(events)
+        except PipelineStageError as error:
+            print(error)
 
 
-def inside(host: str, *command: str) -> list[str]:
-    """Returns a command that runs in a namespace."""
-    return ["ip", "netns", "exec", host, *command]
+def test_stages_on_two_hosts_have_the_output_of_one_process(hosts: TwoHosts) -> None:
+    with hosts.both(), hosts.first.start(run_stages, hosts.head, hosts.first.address, hosts.second.address) as program:
+        output, errors = program.communicate(timeout=SECONDS)
+    assert program.returncode == 0, errors
+    assert "the connection ended" in output, output
 
 
-def end_processes(host: str) -> None:
-    found = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True, check=False)
-    for pid in found.stdout.split():
-        with suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
+def run_batch(source: str, target: str, head: str) -> None:
+    """Runs `ferrule run-batch --ray`; once both hosts compute requests, prints a line and waits for one."""
+    write, add_places = files.BatchOutput.write, BatchWorkers._add_places
+    ready: list[int] = []
+    lines = 0
+
+    async def add_places_and_note(self: BatchWorkers, actor: int) -> None:
+        await add_places(self, actor)
+        ready.append(actor)
+
+    def write_or_wait(self: files.BatchOutput, answer: Answer) -> None:
+        nonlocal lines
+        write(self, answer)
+        lines += len(ready) == 2
+        if lines == LOST:
+            print("both compute", flush=True)
+            sys.stdin.readline()
+
+    BatchWorkers._add_places = add_places_and_note
+    files.BatchOutput.write = write_or_wait
+    sys.exit(main(["run-batch", source, target, "--ray", head, "--threads", "1"]))
 
 
-def remove(host: str) -> None:
-    """Ends all processes of a namespace and removes it, with its end of the link."""
-    end_processes(host)
-    run("ip", "netns", "delete", host)
+def test_batch_that_loses_a_host_loses_and_repeats_no_line(hosts: TwoHosts, tmp_path: Path) -> None:
+    requests = [chat_request(number, temperature=0, max_tokens=8) for number in range(2000)]
+    source, local, target = written(tmp_path / "in.jsonl", *requests), tmp_path / "local.jsonl", tmp_path / "out.jsonl"
+    assert main(["run-batch", str(source), str(local), "--quiet"]) == 0
+    with hosts.both(), hosts.first.start(run_batch, str(source), str(target), hosts.head) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "both compute\n", program.communicate()[1]
+        hosts.second.lose()
+        _, errors = program.communicate("\n", timeout=SECONDS)
+    assert program.returncode == 0, errors
+    assert "2000 lines answered, 0 errors" in errors
+    answers, expected = read(target), read(local)
+    assert [answer["custom_id"] for answer in answers] == [answer["custom_id"] for answer in expected]
+    assert [content_of(answer) for answer in answers] == [content_of(answer) for answer in expected]
 
 
-def start_node(host: str, *options: str) -> None:
-    """Starts a Ray node in a namespace, which `remove` ends."""
-    ray = str(Path(sys.executable).with_name("ray"))
-    limits = ["--num-cpus=1", f"--object-store-memory={OBJECT_STORE_BYTES}"]
-    command = inside(host, ray, "start", *limits, *options)
-    error = ""
-    for _ in range(ATTEMPTS):
-        done = subprocess.run(
-            command, env={**os.environ, **SETTINGS}, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-        if done.returncode == 0:
-            return
-        error = done.stderr
-        end_processes(host)
-    pytest.fail(f"Ray did not start: {error}")
+def run_server(head: str, first: str, second: str, model: str) -> None:
+    """Serves a model with a replica on each host; prints a line before the second host joins, and before it is lost."""
+    from ray._private.state import actors
+
+    def wait(event: str) -> None:
+        print(event, flush=True)
+        sys.stdin.readline()
+
+    def has_ingress() -> bool:
+        application = api.status().applications.get("ferrule")
+        return application is not None and "RUNNING" in application.deployments["Ingress"].replica_states
+
+    def address_of(replica: str) -> str:
+        found = cast("dict[str, dict[str, Any]]", actors())
+        return next(each["Address"]["IPAddress"] for each in found.values() if each["Name"].endswith(replica))
+
+    async def lose_host() -> tuple[list[dict[str, Any]], list[str]]:
+        """Returns the requests of the replica that is left, and their texts."""
+        async with connected("http://127.0.0.1:8000") as client:
+            numbers = await numbers_by_replica(client)
+            lost, survivor = sorted(numbers, key=lambda replica: address_of(replica) != second)
+            assert [address_of(lost), address_of(survivor)] == [second, first]
+            found = await streams_beside_a_loss(client, lost, numbers, lambda: asyncio.to_thread(wait, "both stream"))
+            replica, _ = await complete(client, completion(0))
+            assert replica == survivor
+            return found
+
+    api: Any = serve
+    cast("Any", ray).init(head, _node_ip_address=first, log_to_driver=False)
+    api.start(http_options={"host": "127.0.0.1", "port": 8000})
+    app = build_app(model, served_model_names=["tiny"], num_replicas=2, settings={"drain_timeout": 1})
+    deployment = threading.Thread(target=lambda: api.run(app, name="ferrule"))
+    deployment.start()
+    while not has_ingress():
+        time.sleep(0.1)
+    wait("ingress on this host, since there is no other one")
+    deployment.join()
+    requests, texts = asyncio.run(lose_host())
+    assert texts == generated(Path(model), requests)
 
 
-@pytest.fixture
-def hosts() -> Iterator[tuple[str, str]]:
-    """Two namespaces with a link between them."""
-    if shutil.which("ip") is None:
-        pytest.skip("the command `ip` is not installed")
-    first, second = names = (f"ferrule-{os.getpid()}-a", f"ferrule-{os.getpid()}-b")
-    with ExitStack() as ends:
-        for host in names:
-            made = subprocess.run(["ip", "netns", "add", host], capture_output=True, text=True, check=False)
-            if made.returncode != 0:
-                pytest.skip(f"network namespaces are not permitted: {made.stderr.strip()}")
-            ends.callback(remove, host)
-        run("ip", "link", "add", "eth0", "netns", first, "type", "veth", "peer", "name", "eth0", "netns", second)
-        for host, address in zip(names, ADDRESSES, strict=True):
-            run("ip", "-n", host, "address", "add", f"{address}/24", "dev", "eth0")
-            for device in ("lo", "eth0"):
-                run("ip", "-n", host, "link", "set", device, "up")
-        yield names
-
-
-def test_stages_on_two_hosts_have_the_output_of_one_process(hosts: tuple[str, str], own_cache: None) -> None:
-    # The folders of tests are too long for the names of Ray's sockets.
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        head = f"{ADDRESSES[0]}:{PORT}"
-        start_node(
-            hosts[0],
-            "--head",
-            f"--port={PORT}",
-            f"--node-ip-address={ADDRESSES[0]}",
-            "--include-dashboard=false",
-            f"--temp-dir={folder}",
-        )
-        start_node(hosts[1], f"--address={head}", f"--node-ip-address={ADDRESSES[1]}")
-        done = subprocess.run(
-            inside(hosts[0], sys.executable, "-c", PROGRAM, head, *ADDRESSES),
-            cwd=TESTS,
-            env={**os.environ, **SETTINGS},
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    assert "the connection ended" in done.stdout, done.stdout
+def test_lost_host_ends_only_the_streams_of_its_replica(hosts: TwoHosts, long_model: Path) -> None:
+    addresses = hosts.first.address, hosts.second.address
+    with hosts.first.start(run_server, hosts.head, *addresses, str(long_model)) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        assert program.stdout.readline(), program.communicate()[1]
+        with hosts.both():
+            program.stdin.write("\n")
+            program.stdin.flush()
+            assert program.stdout.readline() == "both stream\n", program.communicate()[1]
+            hosts.second.lose()
+            _, errors = program.communicate("\n", timeout=SECONDS)
+    assert program.returncode == 0, errors
