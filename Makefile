@@ -45,11 +45,12 @@ rust-test: tools ## run the tests of the crates
 
 python-test: develop ## run the tests of the Python package with a developer build
 	$(PYTEST) tests
-	@# Parity and determinism depend on kernels: test them on every instruction set of this machine. With FERRULE_ISA set,
-	@# tests/test_invariance.py runs each model with one pair of formats.
-	for isa in $$($(BIN)/python -c 'from ferrule import _native; print(*_native.available_isas()[:-1])'); do \
-	    FERRULE_ISA=$$isa $(PYTEST) --numprocesses 2 --dist worksteal tests/test_parity.py tests/test_invariance.py || exit 1; \
-	done
+	@# Parity and determinism depend on kernels: test them on every instruction set of this machine, two at a time, each in
+	@# one process, since every process imports and collects. With FERRULE_ISA set, tests/test_invariance.py runs each
+	@# model with one pair of formats.
+	$(BIN)/python -c 'from ferrule import _native; print(*_native.available_isas()[:-1])' | xargs --no-run-if-empty -n 1 -P 2 sh -c \
+	    'log=target/test-$$1.log; FERRULE_ISA=$$1 $(BIN)/python -m pytest tests/test_parity.py tests/test_invariance.py \
+	    >$$log 2>&1; failed=$$?; cat $$log; exit $$failed' test
 
 lint: lint-rust lint-python ## check formatting, lints, types, import layers and prose; changes nothing
 

@@ -119,10 +119,8 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> type[fakes.Engine]:
 @pytest.fixture
 def engine(fake_engine: type[fakes.Engine]) -> Iterator[type[fakes.Engine]]:
     """The fake engine for tests of AsyncLLM; checks that no thread is left."""
-    gc.freeze()  # what exists before the test: to visit the objects of all imported modules takes a second
     yield fake_engine
     gc.collect()
-    gc.unfreeze()
     assert not [thread for thread in threading.enumerate() if thread.name == "ferrule-engine"]
 
 
@@ -178,6 +176,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if WAITING.match(item.path.relative_to(Path(__file__).parent).as_posix()):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_collection_finish() -> None:
+    """Exempts the objects of all imported modules from garbage collection, where each collection would visit them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -80,12 +80,12 @@ def test_every_available_isa_can_be_forced(isa: str) -> None:
     assert "Paris" in str(here(isa)["text"])
 
 
-@pytest.mark.parametrize("isa", ["avx2", "avx512"])
-def test_forcing_unavailable_isa_is_an_error(isa: str) -> None:
-    done = python("import ferrule; ferrule.LLM(threads=1)", cpu="Nehalem", isa=isa)
+def test_forcing_unavailable_isa_is_an_error() -> None:
+    """All unavailable instruction sets take the same path, so one emulated process is enough."""
+    done = python("import ferrule; ferrule.LLM(threads=1)", cpu="Nehalem", isa="avx2")
     assert done.returncode == 1, f"exit {done.returncode}: {done.stderr}"
     last = done.stderr.strip().splitlines()[-1]
-    message = f"FERRULE_ISA must be an instruction set of this machine (scalar), got '{isa}'"
+    message = "FERRULE_ISA must be an instruction set of this machine (scalar), got 'avx2'"
     assert last == f"ferrule.errors.InvalidParameterError: {message}"
 
 
