@@ -14,6 +14,16 @@ LONGROPE: dict[str, Any] = {"rope_type": "longrope", "short_factor": [1.0] * 8, 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok must be 2, got 3"),
     ("phimoe", {"router_jitter_noise": -0.1}, "router_jitter_noise must be a finite number from 0, got -0.1"),
+    (
+        "phimoe",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+        "rope_parameters.rope_type must be default or longrope, got 'linear'",
+    ),
+    (
+        "phimoe",
+        {"rope_parameters": {**LONGROPE, "short_mscale": 1.2}},
+        "rope_parameters.long_mscale must be a finite number above 0, but it is missing",
+    ),
     ("phi", {"qk_layernorm": "yes"}, "qk_layernorm must be true or false"),
     ("phi3", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type must be default or"),
     (
@@ -40,6 +50,16 @@ def test_phi3_longrope_original_length() -> None:
     assert given.original_max_position_embeddings == 256
     assert given.attention_factor == pytest.approx((1 + 12 / 8) ** 0.5)
     assert spec_of("phi3", **scaled).max_position_embeddings == 8192
+
+
+def test_phimoe_longrope_has_a_factor_for_short_and_one_for_long_sequences() -> None:
+    """As in transformers, whose short divisors apply to all lengths."""
+    given = {**LONGROPE, "short_mscale": 1.2, "long_mscale": 1.4, "original_max_position_embeddings": 64}
+    scaling = spec_of("phimoe", rope_parameters=given).ropes[0].scaling
+    assert scaling == LongRopeScaling((1.0,) * 8, (1.0,) * 8, 64, 1.2, long_attention_factor=1.4)
+    given = {**LONGROPE, "attention_factor": 1.1, "original_max_position_embeddings": 64}
+    scaling = spec_of("phimoe", rope_parameters=given).ropes[0].scaling
+    assert scaling == LongRopeScaling((1.0,) * 8, (2.0,) * 8, 64, 1.1)
 
 
 def test_phi3_fused_projections() -> None:

@@ -1,8 +1,21 @@
 """Phi-3.5-MoE (Microsoft 2024): layer norms, biases, and experts that are weighted by SparseMixer."""
 
+from dataclasses import replace
+
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
-from ferrule.archs.spec import Dense, Experts, LayerNorm, LmHead, ModelSpec, Router
+from ferrule.archs.rope import read_rope, rope_parameters
+from ferrule.archs.spec import (
+    Dense,
+    Experts,
+    LayerNorm,
+    LmHead,
+    LongRopeScaling,
+    ModelSpec,
+    NoScaling,
+    Rope,
+    Router,
+)
 
 
 def phimoe(config: Config) -> ModelSpec:
@@ -17,6 +30,7 @@ def phimoe(config: Config) -> ModelSpec:
         config,
         norm=LayerNorm(config.number("rms_norm_eps", default=1e-5)),
         windows=[config.integer_or_none("sliding_window")] * config.layers,
+        rope_of=lambda _: _rope(config),
         qkv_bias=bias,
         output_bias=bias,
         ffn=Experts(
@@ -35,3 +49,24 @@ def phimoe(config: Config) -> ModelSpec:
             "ffn.experts.down": f"{block}.experts.{{expert}}.w2",
         },
     )
+
+
+def _rope(config: Config) -> Rope:
+    """Reads LongRoPE with `short_mscale` and `long_mscale`, the factors on cosine and sine by length.
+
+    With them, the short divisors of frequencies apply to all lengths, as in transformers. GGUF files have one factor.
+    """
+    rope, parameters = read_rope(config, config.head_dim), rope_parameters(config)
+    if isinstance(rope.scaling, NoScaling):
+        return rope
+    if not isinstance(rope.scaling, LongRopeScaling):
+        raise parameters.unsupported("rope_type" if "rope_type" in parameters else "type", "default or longrope")
+    if not {"short_mscale", "long_mscale"} & parameters.values.keys():
+        return rope
+    scaling = replace(
+        rope.scaling,
+        long_factor=rope.scaling.short_factor,
+        attention_factor=parameters.number("short_mscale"),
+        long_attention_factor=parameters.number("long_mscale"),
+    )
+    return replace(rope, scaling=scaling)

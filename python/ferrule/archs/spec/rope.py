@@ -64,6 +64,8 @@ class LongRopeScaling:
     """Factors beyond the original context length."""
     original_max_position_embeddings: int
     attention_factor: float
+    long_attention_factor: float | None = None
+    """Factor on cosine and sine beyond the original context length; None for `attention_factor`."""
     type: Literal["longrope"] = "longrope"
 
 

@@ -18,6 +18,9 @@ pub struct LongRope {
     pub original_max_position_embeddings: usize,
     /// Factor on cosine and sine.
     pub attention_factor: f64,
+    /// Factor on cosine and sine beyond the original context; `None` for `attention_factor`.
+    #[serde(default)]
+    pub long_attention_factor: Option<f64>,
 }
 
 impl LongRope {
@@ -30,12 +33,23 @@ impl LongRope {
             factors.iter().try_for_each(|factor| positive(&format!("{path}.{name}"), *factor))?;
         }
         positive(&format!("{path}.original_max_position_embeddings"), self.original_max_position_embeddings as f64)?;
-        positive(&format!("{path}.attention_factor"), self.attention_factor)
+        positive(&format!("{path}.attention_factor"), self.attention_factor)?;
+        positive(&format!("{path}.long_attention_factor"), self.factor_at(usize::MAX))
     }
 
     /// Returns the divisors for a sequence of `length` tokens.
     pub(super) fn factors(&self, length: usize) -> &[f64] {
-        if length > self.original_max_position_embeddings { &self.long_factor } else { &self.short_factor }
+        if self.is_long(length) { &self.long_factor } else { &self.short_factor }
+    }
+
+    /// Returns the factor on cosine and sine for a sequence of `length` tokens.
+    pub(super) fn factor_at(&self, length: usize) -> f64 {
+        self.long_attention_factor.filter(|_| self.is_long(length)).unwrap_or(self.attention_factor)
+    }
+
+    /// Returns whether a sequence of `length` tokens exceeds the original context.
+    fn is_long(&self, length: usize) -> bool {
+        length > self.original_max_position_embeddings
     }
 
     /// Returns the number of leading positions that use the short set, for a prompt of `prompt_len` tokens.

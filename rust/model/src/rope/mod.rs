@@ -114,11 +114,11 @@ impl RopeSpec {
         scaled.into_iter().map(|frequency| frequency as f32).collect()
     }
 
-    /// Returns the factor on cosine and sine.
-    fn attention_factor(&self) -> f64 {
+    /// Returns the factor on cosine and sine, for a sequence of `length` tokens.
+    fn attention_factor(&self, length: usize) -> f64 {
         match &self.scaling {
             RopeScaling::Yarn(scaling) => scaling.attention_factor,
-            RopeScaling::LongRope(scaling) => scaling.attention_factor,
+            RopeScaling::LongRope(scaling) => scaling.factor_at(length),
             _ => 1.0,
         }
     }
@@ -142,14 +142,13 @@ impl RopeRows {
     pub fn fill(&mut self, spec: &RopeSpec, rows: impl Iterator<Item = (usize, usize)>) {
         self.cos.clear();
         self.sin.clear();
-        let factor = spec.attention_factor();
         let mut length = 0;
-        let mut frequencies = spec.frequencies(length);
+        let (mut factor, mut frequencies) = (spec.attention_factor(length), spec.frequencies(length));
         for (position, prompt_len) in rows {
             let row_length = prompt_len.max(position + 1);
             if spec.depends_on_length() && row_length != length {
                 length = row_length;
-                frequencies = spec.frequencies(length);
+                (factor, frequencies) = (spec.attention_factor(length), spec.frequencies(length));
             }
             for frequency in &frequencies {
                 let angle = f64::from(position as f32 * frequency);
@@ -237,6 +236,23 @@ mod tests {
         };
         let mut rows = RopeRows::default();
         rows.fill(&spec(RopeScaling::Yarn(yarn)), [(0, 1)].into_iter());
+        assert_eq!(rows.cos, [1.5; 4]);
+    }
+
+    #[test]
+    fn longrope_has_its_own_factor_beyond_the_original_context() {
+        let longrope = LongRope {
+            short_factor: vec![1.0; 4],
+            long_factor: vec![1.0; 4],
+            original_max_position_embeddings: 4,
+            attention_factor: 1.5,
+            long_attention_factor: Some(2.0),
+        };
+        let mut rows = RopeRows::default();
+        rows.fill(&spec(RopeScaling::LongRope(longrope.clone())), [(0, 4), (0, 5)].into_iter());
+        assert_eq!(rows.cos, [[1.5; 4], [2.0; 4]].concat());
+        let same = LongRope { long_attention_factor: None, ..longrope };
+        rows.fill(&spec(RopeScaling::LongRope(same)), [(0, 5)].into_iter());
         assert_eq!(rows.cos, [1.5; 4]);
     }
 
