@@ -13,6 +13,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama4", {"no_rope_layers": [1, 0]}, "no_rope_layers must be a list of 4 items, each 0 or 1"),
     ("llama4", {"layer_types": ["sliding_attention"] * 4}, "layer_types must be a list of 4 items, each one of full_"),
     ("llama4", {"attention_chunk_size": 0}, "attention_chunk_size must be an integer from 1"),
+    ("llama4", {"attn_temperature_tuning": -1}, "attn_temperature_tuning must be an integer from 0"),
+    ("llama4", {"attn_temperature_tuning": "yes"}, "attn_temperature_tuning must be true or false"),
     ("llama4", {"floor_scale": 0.5}, "floor_scale must be an integer from 1"),
     ("apertus", {"hidden_act": "silu"}, "hidden_act must be \"xielu\", got 'silu'"),
     ("bitnet", {"quantization_config": {"quant_method": "bitnet"}}, "quantization_config must be missing"),
@@ -44,6 +46,13 @@ def test_llama_4_layers_are_rotated_and_chunked_or_see_everything() -> None:
     plain = spec_of("llama4", attn_temperature_tuning=False, use_qk_norm=False, attention_chunk_size=None)
     assert (growths(plain), chunks(plain)) == ([None] * 4, [None] * 4)
     assert projections(plain.layers[0]).qk_norm is None
+
+
+def test_llama_4_may_have_an_integer_for_temperature_tuning() -> None:
+    """The first published files have 4 there, which counts as true."""
+    grown = growths(spec_of("llama4"))
+    for tuning, expected in ((4, grown), (LEFT_OUT, grown), (None, grown), (0, [None] * 4)):
+        assert growths(spec_of("llama4", attn_temperature_tuning=tuning)) == expected
 
 
 def test_llama_4_experts() -> None:

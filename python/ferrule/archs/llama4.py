@@ -23,7 +23,7 @@ def llama4(config: Config) -> ModelSpec:
     norm = RmsNorm(config.number("rms_norm_eps"), weight=False)
     qk_norm = HeadNorm(norm, after_rope=True) if config.flag("use_qk_norm", default=True) else None
     growth = None
-    if config.flag("attn_temperature_tuning", default=True):
+    if _tunes_temperature(config):
         beta = config.number("attn_scale", default=0.1, low=0.0)
         growth = QueryGrowth(beta, length=config.integer("floor_scale", default=8192), offset=1)
 
@@ -61,6 +61,13 @@ def llama4(config: Config) -> ModelSpec:
             **fused(f"{block}.experts.down_proj", "ffn.experts.down.weight", transposed=True, stack=count),
         },
     )
+
+
+def _tunes_temperature(config: Config) -> bool:
+    """Returns whether queries grow; the first published files have an integer there."""
+    field = "attn_temperature_tuning"
+    is_number = type(config.values.get(field)) is int
+    return config.integer(field, low=0) > 0 if is_number else config.flag(field, default=True)
 
 
 def _experts(config: Config) -> Experts:
