@@ -37,9 +37,9 @@ pub use limits::SpecError;
 pub use mixers::{
     AttentionSpec, ClampSpec, CompressedAttentionSpec, CompressionSpec, DecaySpec, DeltaNetSpec, DenseSpec,
     EntryIndexerSpec, ExpertsSpec, GroupScore, HeadProjections, IndexerChoice, IndexerKeys, IndexerSpec,
-    LatentProjections, LaurelSpec, LightningAttentionSpec, Mamba2Spec, MambaSpec, MixerSpec, NgramEmbeddingSpec,
-    OutputGate, PerLayerEmbeddingSpec, ProjectionSpec, ProjectionsSpec, QueryGrowth, RgLruSpec, RouterSpec,
-    RwkvChannelMixSpec, RwkvTimeMixSpec, Scoring, ShortConvolutionSpec, XieluSpec,
+    LatentProjections, LatentSpec, LaurelSpec, LightningAttentionSpec, Mamba2Spec, MambaSpec, MixerSpec,
+    NgramEmbeddingSpec, OutputGate, PerLayerEmbeddingSpec, ProjectionSpec, ProjectionsSpec, QueryGrowth, RgLruSpec,
+    RouterSpec, RwkvChannelMixSpec, RwkvTimeMixSpec, Scoring, ShortConvolutionSpec, XieluSpec,
 };
 pub use needs::{Needs, buffer_bytes, check_memory, measure};
 pub use pruning::{PrunedShare, Pruning, PruningMethod};

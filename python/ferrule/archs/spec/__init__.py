@@ -8,7 +8,7 @@ from ferrule.archs.spec.activation import Activation, Clamp, Xielu
 from ferrule.archs.spec.attention import Attention, HeadProjections, Indexer, LatentProjections, QueryGrowth
 from ferrule.archs.spec.compressed import CompressedAttention, Compression, EntryIndexer
 from ferrule.archs.spec.embedding import Embedding, LearnedPositions, SinusoidalPositions, Table
-from ferrule.archs.spec.feed_forward import Dense, Experts, Ffn, Router
+from ferrule.archs.spec.feed_forward import Dense, Experts, Ffn, Latent, Router
 from ferrule.archs.spec.heads import Classifier, LmHead, Pooling, TextProjection
 from ferrule.archs.spec.layer import AnyMixer, Block, Layer, LowRank, Mixer
 from ferrule.archs.spec.model import ModelSpec
@@ -92,6 +92,7 @@ __all__ = [
     "HeadProjections",
     "Indexer",
     "Joined",
+    "Latent",
     "LatentProjections",
     "Laurel",
     "Layer",

@@ -67,6 +67,15 @@ class Router:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Latent of experts: a projection to it is their input, and their weighted sum is projected back (Nemotron 3)."""
+
+    width: int
+    bias: bool = False
+    """Whether the projections have a bias."""
+
+
+@dataclass(frozen=True)
 class Experts:
     """Mixture of experts: the router chooses a few networks for each token; a shared expert may run for all."""
 
@@ -80,6 +89,8 @@ class Experts:
     """Whether the shared expert's output is multiplied by the sigmoid of a projection of the input."""
     norm: Norm | None = None
     """Norm of the experts' input, which is not the router's."""
+    latent: Latent | None = None
+    """Latent that the chosen experts read and write, but neither the router nor the shared expert."""
     type: Literal["experts"] = "experts"
 
 

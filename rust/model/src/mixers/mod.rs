@@ -33,7 +33,7 @@ pub use attention::{
 };
 pub use compressed_attention::{CompressedAttentionSpec, CompressionSpec, EntryIndexerSpec};
 pub use delta_net::{DecaySpec, DeltaNetSpec};
-pub use feed_forward::{ClampSpec, DenseSpec, ExpertsSpec, GroupScore, RouterSpec, Scoring, XieluSpec};
+pub use feed_forward::{ClampSpec, DenseSpec, ExpertsSpec, GroupScore, LatentSpec, RouterSpec, Scoring, XieluSpec};
 pub use laurel::LaurelSpec;
 pub use lightning_attention::LightningAttentionSpec;
 pub use mamba::MambaSpec;

@@ -150,20 +150,21 @@ impl DenseSpec {
         self.inner_rows() + if self.gated { self.intermediate_size } else { 0 }
     }
 
-    /// Loads the network whose roles start with `prefix`; `down` is the format of the projection back.
+    /// Loads the network from and to `width` columns whose roles start with `prefix`; `down` is the format of the
+    /// projection back.
     pub(super) fn load_at<P: Packer>(
         &self,
         loader: &Loader<'_>,
         packer: &mut P,
         prefix: &str,
-        down: Format,
+        (width, down): (usize, Format),
     ) -> Result<Dense<P::Matrix>, LoadError> {
-        let (hidden, inner, usual) = (loader.hidden_size(), self.intermediate_size, loader.usual());
+        let (inner, usual) = (self.intermediate_size, loader.usual());
         let parts = [("gate", inner, usual), ("up", inner, usual)];
         let parts = if self.gated { &parts[..] } else { &parts[1..] };
         Ok(Dense {
-            inner: loader.linear(packer, prefix, parts, hidden, self.bias)?,
-            down: loader.linear(packer, prefix, &[("down", hidden, down)], inner, self.bias)?,
+            inner: loader.linear(packer, prefix, parts, width, self.bias)?,
+            down: loader.linear(packer, prefix, &[("down", width, down)], inner, self.bias)?,
             norm: loader.optional_norm(&format!("{prefix}inner_norm"), self.inner_norm, inner)?,
             xielu: match self.xielu {
                 Some(XieluSpec { alphas: Some(alphas), .. }) => Some(alphas.to_vec()),
@@ -186,7 +187,7 @@ impl Mixer for DenseSpec {
     }
 
     fn load<P: Packer>(&self, loader: &Loader<'_>, packer: &mut P, at: At<'_>) -> Result<Dense<P::Matrix>, LoadError> {
-        self.load_at(loader, packer, at.prefix, loader.down(at.layer))
+        self.load_at(loader, packer, at.prefix, (loader.hidden_size(), loader.down(at.layer)))
     }
 
     fn list<'a, M>(weights: &'a Dense<M>, tensors: &mut Tensors<'a, M>) {

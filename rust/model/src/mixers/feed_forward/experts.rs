@@ -5,7 +5,7 @@
 //! that a row's result does not depend on the choices of other rows.
 
 use ferrule_kernels::disjoint::Tiles;
-use ferrule_kernels::elementwise::{WeightedRow, weighted_sums};
+use ferrule_kernels::elementwise::{WeightedRow, add_scaled, weighted_sums};
 use ferrule_kernels::{Exec, Format, PackedMatrix, PoolError, Product, Scratch, for_row_chunks};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -15,7 +15,7 @@ use super::router::{Choice, RouterSpec, choose};
 use crate::layer::{
     AdapterRows, adapted, add_adapters, for_rows, linear, linear_each, normed_or_same, scale_unless_one,
 };
-use crate::limits::{SpecError, finite, require};
+use crate::limits::{SpecError, finite, require, size};
 use crate::memory::Memory;
 use crate::mixers::{At, Mixer, MixerPass, MixerSpec};
 use crate::rope::RopeSpec;
@@ -35,6 +35,9 @@ pub struct ExpertsSpec {
     pub expert: DenseSpec,
     /// Norm of the experts' input, which is not the router's.
     pub norm: Option<NormSpec>,
+    /// Latent that the chosen experts read and write; `None` for rows of the hidden size.
+    #[serde(default)]
+    pub latent: Option<LatentSpec>,
     /// Router that chooses the experts.
     pub router: RouterSpec,
     /// Shared expert: a network that runs for every token.
@@ -42,6 +45,17 @@ pub struct ExpertsSpec {
     pub shared: Option<DenseSpec>,
     /// Whether the output of the shared expert is multiplied by the sigmoid of a projection of the input.
     pub shared_gate: bool,
+}
+
+/// Latent of a mixture of experts (Nemotron 3): one matrix projects the input to it, and another the weighted sum of the
+/// chosen experts back. The router and the shared expert read the input itself.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct LatentSpec {
+    /// Width of the latent.
+    pub width: usize,
+    /// Whether the projections add a bias.
+    pub bias: bool,
 }
 
 /// Deserializes a network that must not be a mixture of experts.
@@ -81,13 +95,20 @@ pub(crate) struct Experts<M = PackedMatrix> {
     correction: Option<Vec<f32>>,
     /// Experts of each token id: `[vocab_size, experts_per_token]`.
     token_experts: Option<Vec<f32>>,
+    latent: Option<Latent<M>>,
     experts: Vec<Dense<M>>,
     shared: Option<Dense<M>>,
     /// Gate of the shared expert: one row, in f32.
     shared_gate: Option<Linear<M>>,
 }
 
-/// Buffers of a mixture of experts.
+/// Projections to and from the latent.
+struct Latent<M> {
+    input: Linear<M>,
+    output: Linear<M>,
+}
+
+/// Buffers of a mixture of experts. The chosen experts have the columns of the latent if there is one.
 #[derive(Default)]
 pub(crate) struct Buffers {
     /// The router's normed input: `[rows, hidden_size]`.
@@ -98,12 +119,14 @@ pub(crate) struct Buffers {
     logits: Scratch<f32>,
     /// `[rows]`
     gates: Scratch<f32>,
-    /// Rows grouped by expert, one per choice: `[rows * experts_per_token, hidden_size]`.
+    /// The experts' input, and then the weighted sums of their outputs: `[rows, columns]`.
+    latent: Scratch<f32>,
+    /// Rows grouped by expert, one per choice: `[rows * experts_per_token, columns]`.
     gathered: Scratch<f32>,
     /// Outputs of the experts for `gathered`, and then of the shared expert for all rows.
     outputs: Scratch<f32>,
     networks: dense::Buffers,
-    shared: dense::Buffers,
+    shared_network: dense::Buffers,
     /// Outputs that are added to each row.
     terms: Vec<WeightedRow>,
     chosen: Vec<Choice>,
@@ -113,12 +136,19 @@ pub(crate) struct Buffers {
     sources: Vec<usize>,
 }
 
+impl ExpertsSpec {
+    /// Returns the columns that the chosen experts read and write.
+    fn columns(&self, hidden_size: usize) -> usize {
+        self.latent.as_ref().map_or(hidden_size, |latent| latent.width)
+    }
+}
+
 impl Mixer for ExpertsSpec {
     type Weights<M> = Experts<M>;
     type Buffers = Buffers;
 
     fn check(&self, path: &str, _: &[RopeSpec], _: usize) -> Result<(), SpecError> {
-        let Self { experts, experts_per_token, expert, norm, router, shared, shared_gate } = self;
+        let Self { experts, experts_per_token, expert, norm, latent, router, shared, shared_gate } = self;
         require(&format!("{path}.experts"), experts, (1..=MAX_EXPERTS).contains(experts), || {
             format!("in 1..={MAX_EXPERTS}")
         })?;
@@ -151,8 +181,12 @@ impl Mixer for ExpertsSpec {
         if let Some(shared) = shared {
             shared.limits(&format!("{path}.shared"))?;
         }
-        require(&format!("{path}.shared_gate"), shared_gate, !shared_gate || shared.is_some(), || {
-            "false where no network is shared".to_owned()
+        if let Some(latent) = latent {
+            size(&format!("{path}.latent.width"), latent.width)?;
+        }
+        let is_gated = shared.is_some() && latent.is_none();
+        require(&format!("{path}.shared_gate"), shared_gate, !shared_gate || is_gated, || {
+            "false where no network is shared, or the others have a latent".to_owned()
         })
     }
 
@@ -162,7 +196,7 @@ impl Mixer for ExpertsSpec {
         packer: &mut P,
         at: At<'_>,
     ) -> Result<Experts<P::Matrix>, LoadError> {
-        let Self { experts, router, expert, norm, shared, .. } = self;
+        let Self { experts, router, expert, norm, latent, shared, .. } = self;
         let (hidden, down, at) = (loader.hidden_size(), loader.down(at.layer), at.prefix);
         Ok(Experts {
             router: loader.linear(packer, at, &[("router", *experts, Format::F32)], hidden, router.bias)?,
@@ -180,11 +214,24 @@ impl Mixer for ExpertsSpec {
                 true => Some(loader.ids(&format!("{at}router.token_experts"), self.experts_per_token, *experts)?),
                 false => None,
             },
+            latent: match latent {
+                Some(LatentSpec { width, bias }) => {
+                    let usual = loader.usual();
+                    Some(Latent {
+                        input: loader.linear(packer, at, &[("latent_in", *width, usual)], hidden, *bias)?,
+                        output: loader.linear(packer, at, &[("latent_out", hidden, usual)], *width, *bias)?,
+                    })
+                }
+                None => None,
+            },
             experts: (0..*experts)
-                .map(|index| expert.load_at(loader, packer, &format!("{at}experts.{index}."), down))
+                .map(|index| {
+                    let prefix = format!("{at}experts.{index}.");
+                    expert.load_at(loader, packer, &prefix, (self.columns(hidden), down))
+                })
                 .collect::<Result<_, _>>()?,
             shared: match shared {
-                Some(shared) => Some(shared.load_at(loader, packer, &format!("{at}shared."), down)?),
+                Some(shared) => Some(shared.load_at(loader, packer, &format!("{at}shared."), (hidden, down))?),
                 None => None,
             },
             shared_gate: match self.shared_gate {
@@ -195,11 +242,12 @@ impl Mixer for ExpertsSpec {
     }
 
     fn list<'a, M>(weights: &'a Experts<M>, tensors: &mut Tensors<'a, M>) {
-        let Experts { router, router_norm, scales, norm, correction, token_experts, experts, shared, shared_gate } =
-            weights;
+        let Experts { router, router_norm, scales, norm, correction, token_experts, .. } = weights;
+        let Experts { latent, experts, shared, shared_gate, .. } = weights;
         tensors.linear(router);
         router_norm.iter().chain(norm).for_each(|norm| tensors.norm(norm));
         tensors.vectors.extend(scales.iter().chain(correction).chain(token_experts));
+        latent.iter().flat_map(|latent| [&latent.input, &latent.output]).for_each(|linear| tensors.linear(linear));
         experts.iter().chain(shared).for_each(|dense| DenseSpec::list(dense, tensors));
         shared_gate.iter().for_each(|linear| tensors.linear(linear));
     }
@@ -211,16 +259,18 @@ impl Mixer for ExpertsSpec {
     }
 
     fn buffer_floats(&self, hidden_size: usize, rows: usize) -> usize {
-        let chosen = 2 * hidden_size + self.expert.floats_within();
+        let columns = self.columns(hidden_size);
+        let chosen = 2 * columns + self.expert.floats_within();
+        let latent = if self.latent.is_some() { columns } else { 0 };
         let shared = self.shared.iter().map(|shared| hidden_size + shared.floats_within()).sum::<usize>();
         let normed = [self.norm, self.router.norm].iter().flatten().count() * hidden_size;
-        rows.min(CHUNK_ROWS) * (self.experts + self.experts_per_token * chosen + shared) + rows * normed
+        rows.min(CHUNK_ROWS) * (self.experts + self.experts_per_token * chosen + latent + shared) + rows * normed
     }
 
     fn longest_input(&self, hidden_size: usize) -> usize {
         let inner = self.shared.iter().map(|shared| shared.intermediate_size).sum::<usize>();
-        let chosen = self.experts_per_token * self.expert.intermediate_size.max(hidden_size);
-        chosen + if self.shared.is_some() { inner.max(hidden_size) } else { 0 }
+        let chosen = self.experts_per_token * self.expert.intermediate_size.max(self.columns(hidden_size));
+        (chosen + if self.shared.is_some() { inner.max(hidden_size) } else { 0 }).max(hidden_size)
     }
 
     fn run(
@@ -330,18 +380,26 @@ impl ExpertsPass<'_> {
         let Self { exec, weights, spec, .. } = *self;
         let counts = self.choose(routed, width, buffers)?;
         let Buffers {
-            gates, gathered, outputs, networks, shared: shared_network, terms, chosen, places, sources, ..
+            gates, latent, gathered, outputs, networks, shared_network, terms, chosen, places, sources, ..
         } = buffers;
-        let rows = x.len() / width;
+        let (rows, columns) = (x.len() / width, spec.columns(width));
         let (each, weigh_input) = (spec.experts_per_token, spec.router.weigh_input);
+        let experts_input = match &weights.latent {
+            Some(Latent { input, .. }) => {
+                let projected = latent.take(rows * columns);
+                adapted(exec, input, adapters, x, projected)?;
+                projected
+            }
+            None => x,
+        };
         // A single row is read and quantized in place, once for all of its experts.
         let gathered = if rows == 1 && !weigh_input {
-            Gathered::One(x)
+            Gathered::One(experts_input)
         } else {
-            let gathered = gathered.take(chosen.len() * width);
-            for_rows(exec, rows, gathered, width, |place, row| {
+            let gathered = gathered.take(chosen.len() * columns);
+            for_rows(exec, rows, gathered, columns, |place, row| {
                 let choice = sources[place];
-                row.copy_from_slice(&x[choice / each * width..][..width]);
+                row.copy_from_slice(&experts_input[choice / each * columns..][..columns]);
                 if weigh_input {
                     row.iter_mut().for_each(|x| *x *= chosen[choice].weight);
                 }
@@ -363,8 +421,8 @@ impl ExpertsPass<'_> {
             Some((weights, spec)) => activate_inner(exec, weights, spec, shared_inner, &mut shared_network.activated)?,
             None => &[],
         };
-        let outputs = outputs.take((chosen.len() + if shared.is_some() { rows } else { 0 }) * width);
-        let (routed_outputs, shared_outputs) = outputs.split_at_mut(chosen.len() * width);
+        let outputs = outputs.take(chosen.len() * columns + if shared.is_some() { rows * width } else { 0 });
+        let (routed_outputs, shared_outputs) = outputs.split_at_mut(chosen.len() * columns);
         let mut products = Products { exec, adapters, layers: Vec::new(), products: Vec::new() };
         let activated = Gathered::Each(activated);
         products.gathered(active().map(|(expert, &count)| (&expert.down, count)), activated, routed_outputs)?;
@@ -375,17 +433,24 @@ impl ExpertsPass<'_> {
             adapted(exec, gate, adapters, x, gates)?;
         }
         terms.clear();
+        let sums_shared = shared.is_some() && weights.latent.is_none();
         for (row, (chosen, places)) in chosen.chunks_exact(each).zip(places.chunks_exact(each)).enumerate() {
             terms.extend(chosen.iter().zip(places).map(|(choice, &place)| {
                 let weight = if weigh_input { 1.0 } else { choice.weight };
                 WeightedRow { row: place, weight }
             }));
-            if shared.is_some() {
+            if sums_shared {
                 let weight = gates.get(row).map_or(1.0, |gate| 1.0 / (1.0 + (-gate).exp()));
                 terms.push(WeightedRow { row: rows * each + row, weight });
             }
         }
-        weighted_sums(exec, outputs, width, terms, out)
+        let Some(Latent { output, .. }) = &weights.latent else {
+            return weighted_sums(exec, outputs, width, terms, out);
+        };
+        let sums = latent.take(rows * columns);
+        weighted_sums(exec, routed_outputs, columns, terms, sums)?;
+        adapted(exec, output, adapters, sums, out)?;
+        if shared.is_some() { add_scaled(exec, out, shared_outputs, 1.0) } else { Ok(()) }
     }
 }
 

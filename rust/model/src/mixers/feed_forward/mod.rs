@@ -5,5 +5,5 @@ mod experts;
 mod router;
 
 pub use dense::{ClampSpec, DenseSpec, XieluSpec};
-pub use experts::ExpertsSpec;
+pub use experts::{ExpertsSpec, LatentSpec};
 pub use router::{GroupScore, RouterSpec, Scoring};
