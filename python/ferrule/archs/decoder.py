@@ -85,6 +85,7 @@ def decoder(
     sinks: bool = False,
     attention_of: Callable[[int, Attention], Attention] | None = None,
     output_gate: Literal["elements", "heads"] | None = None,
+    gate_bias: bool = False,
     mixers: Mapping[int, Mixer] | None = None,
     ffn: Ffn | Sequence[Ffn | None] | None = None,
     mlp_bias: bool = False,
@@ -157,6 +158,7 @@ def decoder(
         alibi_slopes=None if alibi_slopes is None else tuple(alibi_slopes),
         sinks=sinks,
         output_gate=output_gate,
+        gate_bias=gate_bias,
     )
     mixers = mixers or {}
     attention_of = attention_of or (lambda _, attention: attention)

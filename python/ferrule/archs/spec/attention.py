@@ -118,6 +118,8 @@ class Attention:
     """Whether each head has a learned logit in the softmax without a value (attention sink)."""
     output_gate: Literal["elements", "heads"] | None = None
     """Whether each element or each head of the output is multiplied by the sigmoid of a projection of the input."""
+    gate_bias: bool = False
+    """Whether the projection to the gate has a bias."""
     kv_layer: int | None = None
     """Earlier layer whose keys and values are read, and which has the same sizes and window; there are only queries
     then. None for own keys and values."""

@@ -59,6 +59,9 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// Gate of the output before its projection: the sigmoid of a projection of the input.
     pub output_gate: Option<OutputGate>,
+    /// Whether the projection to the gate adds a bias.
+    #[serde(default)]
+    pub gate_bias: bool,
     /// Index of the earlier layer whose keys and values are read; there are only queries then. `None` for own keys and
     /// values.
     pub kv_layer: Option<usize>,
@@ -270,7 +273,7 @@ impl Mixer for AttentionSpec {
         let output = loader.linear(packer, at, &output, self.output_columns(), self.output_bias)?;
         let output_gate = match self.gates() {
             0 => None,
-            gates => Some(loader.linear(packer, at, &[("gate", gates, loader.usual())], columns, false)?),
+            gates => Some(loader.linear(packer, at, &[("gate", gates, loader.usual())], columns, self.gate_bias)?),
         };
         let indexer = match &self.indexer {
             Some(indexer) => Some(indexer.load(loader, packer, (at, columns), self.query_rank())?),
