@@ -100,14 +100,16 @@ pub fn buffer_bytes(spec: &ModelSpec, rows: usize, logit_rows: usize) -> u64 {
     bytes as u64 + choices.max().unwrap_or(0)
 }
 
-/// Returns the number of rows of `hidden_size` floats per token between the blocks of a layer: a normed input and an
-/// output for each of the blocks that are parallel, and what a block reads besides the residual stream.
+/// Returns the number of rows of `hidden_size` floats per token between the blocks of a layer: a normed input, a
+/// scaled one and an output for each of the blocks that are parallel, and what a block reads besides the residual stream.
 fn between_blocks(layer: &LayerSpec) -> usize {
     let groups = layer.blocks.chunk_by(|_, next| next.parallel);
     let of_group = |group: &[BlockSpec]| {
         let columns = group[0].input.columns(1);
         let gathered = if group[0].input == BlockInput::Stream { 0 } else { columns + 1 };
-        let rows = group.len() + columns * group.iter().filter(|block| block.norm.is_some()).count() + gathered;
+        let normed = group.iter().filter(|block| block.norm.is_some()).count();
+        let scaled = group.iter().filter(|block| block.input_scale != 1.0).count();
+        let rows = group.len() + columns * (normed + scaled) + gathered;
         rows * group[0].mixer.streams()
     };
     groups.map(of_group).max().unwrap_or(0)

@@ -62,7 +62,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Block:
-    """Residual block: x = sum_norm(stream_scale * x + residual_scale * post_norm(mixer(norm(x))))."""
+    """Residual block: x = sum_norm(stream_scale * x + residual_scale * post_norm(mixer(input_scale * norm(x))))."""
 
     name: str
     """Name in roles: block "ffn" has `layers.0.ffn.down.weight`, and `layers.0.ffn_norm.weight` for its norm."""
@@ -85,6 +85,8 @@ class Block:
     parallel: bool = False
     """Whether the block reads the same residual stream as the block before it; without a norm of its own it then reads
     that block's normed input."""
+    input_scale: float = 1.0
+    """Factor on the mixer's input."""
     residual_scale: float = 1.0
     """Factor on the mixer's output."""
     stream_scale: float = 1.0

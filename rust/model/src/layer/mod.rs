@@ -43,6 +43,8 @@ pub(crate) struct LayerBuffers {
 #[derive(Default)]
 struct BlockBuffers {
     normed: Scratch<f32>,
+    /// Input times its factor.
+    scaled: Scratch<f32>,
     update: Scratch<f32>,
 }
 
@@ -105,15 +107,16 @@ fn run_blocks(
         let source = gather(pass, first.input, hidden, output, gathered)?;
         let mut input = source;
         let mut updates = Vec::with_capacity(together.len());
-        for (&((spec, used), places), BlockBuffers { normed, update }) in together.iter().zip(&mut *buffers) {
+        for (&((spec, used), places), BlockBuffers { normed, scaled, update }) in together.iter().zip(&mut *buffers) {
             let normed = match &used.block.norm {
                 Some(norm) => Some(normed_rows(&pass.exec, norm, source, columns, normed)?),
                 None => None,
             };
             input = normed.unwrap_or(input);
+            let scaled = scaled_or_same(&pass.exec, input, spec.input_scale, scaled)?;
             let update = update.take(hidden.len());
             let pass = MixerPass { places, adapters: pass.adapters.with_own(&used.low_rank), ..*pass };
-            spec.mixer.run(&used.block.mixer, &pass, memory, input, mixers, update)?;
+            spec.mixer.run(&used.block.mixer, &pass, memory, scaled, mixers, update)?;
             updates.push((normed, update));
         }
         let ((_, first), _) = together[0];
@@ -152,6 +155,22 @@ fn run_blocks(
         }
     }
     Ok(())
+}
+
+/// Returns `x` times `factor`, or `x` itself if that is 1.
+fn scaled_or_same<'a>(
+    exec: &Exec<'_>,
+    x: &'a [f32],
+    factor: f32,
+    scaled: &'a mut Scratch<f32>,
+) -> Result<&'a [f32], PoolError> {
+    if factor == 1.0 {
+        return Ok(x);
+    }
+    let out = scaled.take(x.len());
+    out.copy_from_slice(x);
+    scale(exec, out, factor)?;
+    Ok(out)
 }
 
 /// Computes `x *= factor`.

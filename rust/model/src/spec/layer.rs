@@ -26,8 +26,8 @@ pub struct LayerSpec {
     pub scalar: bool,
 }
 
-/// Residual block: `x = sum_norm(stream_scale * x + residual_scale * post_norm(mixer(norm(x))))`. Parallel blocks that have
-/// a joint norm compute `x = sum_norm(stream_scale * x + joint_norm(sum of residual_scale * post_norm(mixer(norm(x)))))`.
+/// Residual block: `x = sum_norm(stream_scale * x + residual_scale * post_norm(mixer(input_scale * norm(x))))`. Parallel
+/// blocks that have a joint norm compute `x = sum_norm(stream_scale * x + joint_norm(sum of residual_scale * ...))`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct BlockSpec {
@@ -56,6 +56,9 @@ pub struct BlockSpec {
     /// Whether the block reads the same residual stream as the block before it. Without a norm of its own it then
     /// reads that block's normed input.
     pub parallel: bool,
+    /// Factor on the mixer's input.
+    #[serde(default = "super::one")]
+    pub input_scale: f32,
     /// Factor on the mixer's output.
     pub residual_scale: f32,
     /// Factor on what the output is added to.
@@ -371,6 +374,7 @@ impl BlockSpec {
         check_norm(&format!("{path}.post_norm"), self.post_norm)?;
         check_norm(&format!("{path}.sum_norm"), self.sum_norm)?;
         check_norm(&format!("{path}.joint_norm"), self.joint_norm)?;
+        finite(&format!("{path}.input_scale"), self.input_scale)?;
         finite(&format!("{path}.residual_scale"), self.residual_scale)?;
         finite(&format!("{path}.stream_scale"), self.stream_scale)?;
         for (i, low_rank) in self.low_rank.iter().enumerate() {
