@@ -49,6 +49,8 @@ class DeltaNet:
     """Number of tokens that an output of the convolution over queries, keys and values depends on."""
     norm: RmsNorm
     """Norm of each head of the output."""
+    activation: Activation = "silu"
+    """Activation of queries, keys and values, after the convolution."""
     alternating: bool = False
     """Whether value head h reads key head `h % key_heads`, rather than `h // (value_heads // key_heads)`."""
     update_scale: float = 1.0
@@ -111,9 +113,13 @@ class Mamba2:
     taps: int
     """Number of tokens that an output of the convolution depends on."""
     bias: bool = False
-    """Whether the projections have a bias."""
+    """Whether the projection of the input has a bias."""
+    output_bias: bool = False
+    """Whether the projection back has a bias."""
     kernel_bias: bool = True
     """Whether the convolution has a bias."""
+    activation: Activation = "silu"
+    """Activation of values, keys and queries, after the convolution."""
     min_step: float = 0.0
     """Smallest step size."""
     max_step: float | None = None

@@ -1,10 +1,10 @@
 //! Delta nets: linear attention whose state decays and learns by a delta rule. Gated delta net (Yang et al. 2024; Qwen3-Next,
 //! Qwen3.5, OLMo hybrid) and Kimi delta attention (Kimi Team 2025).
 //!
-//! Queries, keys and values are projections of the input that pass a causal convolution and SiLU; queries and keys then
-//! have unit length. The output of each head is normed, and multiplied by a gate.
+//! Queries, keys and values are projections of the input that pass a causal convolution and an activation; queries and
+//! keys then have unit length. The output of each head is normed, and multiplied by a gate.
 
-use ferrule_kernels::activation::{Activation, apply_gate};
+use ferrule_kernels::activation::apply_gate;
 use ferrule_kernels::norm::l2_norm_heads;
 use ferrule_kernels::scan::{
     Decay, Gate, LinearAttention, UpdateRule, causal_convolution, gates, linear_attention, linear_attention_state_len,
@@ -37,6 +37,8 @@ pub struct DeltaNetSpec {
     pub value_dim: usize,
     /// Number of rows that a row of the convolution depends on, its own included.
     pub taps: usize,
+    /// Activation of queries, keys and values.
+    pub activation: ActivationSpec,
     /// Largest factor of an update: 2 allows negative eigenvalues.
     pub update_scale: f32,
     /// Decay of the state.
@@ -277,7 +279,7 @@ impl Mixer for DeltaNetSpec {
         };
 
         let convolved = convolved.take(rows * channels);
-        let convolution = weights.convolution.kernel(Some(Activation::Silu), None);
+        let convolution = weights.convolution.kernel(Some(self.activation.into()), None);
         let (segments, states) = pass.states(memory, self.matrices());
         causal_convolution(exec, view(0), &convolution, segments, states, convolved)?;
         for (first, scale) in [(0, 1.0 / (key_dim as f32).sqrt()), (keys, 1.0)] {

@@ -1,7 +1,7 @@
 //! Mamba 2 (Dao and Gu 2024): linear attention whose state decays and grows by steps that depend on the input.
 //!
 //! One projection of the input gives a gate, values x, keys b, queries c and step sizes. Values, keys and queries pass a
-//! causal convolution and SiLU. The output is multiplied by the SiLU of the gate, and normed before or after.
+//! causal convolution and an activation. The output is multiplied by the SiLU of the gate, and normed before or after.
 
 use ferrule_kernels::activation::{Activation, apply_gate};
 use ferrule_kernels::scan::{
@@ -16,7 +16,7 @@ use crate::layer::{adapted, for_rows, norm_heads};
 use crate::limits::{SpecError, finite, require, size};
 use crate::memory::{Memory, MemoryNeed};
 use crate::rope::RopeSpec;
-use crate::spec::{NormSpec, check_norm};
+use crate::spec::{ActivationSpec, NormSpec, check_norm};
 use crate::weights::{Linear, LoadError, Loader, Norm, Packer, Tensors};
 
 /// Mamba 2.
@@ -33,10 +33,14 @@ pub struct Mamba2Spec {
     pub state_size: usize,
     /// Number of rows that a row of the convolution depends on, its own included.
     pub taps: usize,
-    /// Whether the projections add a bias.
+    /// Whether the projection of the input adds a bias.
     pub bias: bool,
+    /// Whether the output projection adds a bias.
+    pub output_bias: bool,
     /// Whether the convolution adds a bias.
     pub kernel_bias: bool,
+    /// Activation of values, keys and queries.
+    pub activation: ActivationSpec,
     /// Smallest step size.
     pub min_step: f32,
     /// Largest step size.
@@ -164,7 +168,7 @@ impl Mixer for Mamba2Spec {
             step_bias: loader.vector(&format!("{at}step_bias.weight"), self.heads)?,
             skip: loader.vector(&format!("{at}skip.weight"), self.heads)?,
             norm: norm.transpose()?,
-            output: loader.linear(packer, at, &[("output", hidden, usual)], self.inner(), self.bias)?,
+            output: loader.linear(packer, at, &[("output", hidden, usual)], self.inner(), self.output_bias)?,
         })
     }
 
@@ -208,7 +212,7 @@ impl Mixer for Mamba2Spec {
         let view = |first| Rows::new(projected, width, first);
 
         let convolved = buffers.convolved.take(rows * channels);
-        let convolution = weights.convolution.kernel(Some(Activation::Silu), None);
+        let convolution = weights.convolution.kernel(Some(self.activation.into()), None);
         let (segments, states) = pass.states(memory, self.matrices());
         causal_convolution(exec, view(inner), &convolution, segments, states, convolved)?;
 
