@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from archs.specs import LEFT_OUT, assert_refused, spec_of
+from ferrule._cli.layers import mixer_words
 from ferrule.archs.spec import Attention, DeltaNet, Dense, Experts, ModelSpec, Part, RmsNorm, Stack, Tensor
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("qwen3_next_dense", {"attention_bias": True}, "attention_bias must be false, got True"),
     ("qwen3_next_dense", {"layer_types": ["conv"] * 3}, "layer_types must be a list of"),
     ("qwen3_next_dense", {"linear_num_value_heads": 3}, "linear_num_value_heads must be a multiple of"),
     ("olmo_hybrid", {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim must be an integer from 1"),
@@ -34,6 +34,24 @@ def test_layers_with_attention() -> None:
     assert attention.output_gate == "elements"
     (delta_net,) = spec.layers[0].mixers(DeltaNet)
     assert (delta_net.norm, spec.final_norm) == (RmsNorm(1e-6), RmsNorm(1e-6, weight_offset=1.0))
+
+
+def test_biases_of_gated_attention() -> None:
+    spec = spec_of("qwen3_next_dense", attention_bias=True)
+    attention = spec.layers[2].attention
+    assert (attention.projections.bias, attention.gate_bias, attention.output_bias) == (True, True, True)
+    name = "model.layers.2.self_attn.q_proj.bias"
+    assert spec.tensors["layers.2.attention.gate.bias"] == Tensor((name,), part=Part(16, 16, 32))
+    _, words = mixer_words(attention, spec.ropes)
+    assert "gated output (per element, with biases)" in words
+    attention = spec_of("olmo_hybrid", attention_bias=True).layers[3].attention
+    assert (attention.projections.bias, attention.gate_bias, attention.output_bias) == (True, False, True)
+
+
+def test_activation_after_the_convolution() -> None:
+    for case in ("qwen3_next_dense", "qwen3_5_text", "olmo_hybrid"):
+        (delta_net,) = spec_of(case, hidden_act="gelu").layers[0].mixers(DeltaNet)
+        assert (delta_net.activation, delta_net.gate) == ("gelu", "silu")
 
 
 def test_projections_are_interleaved_by_key_head_or_flat() -> None:

@@ -27,7 +27,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("kimi_linear", {"mla_use_output_gate": True}, "mla_use_output_gate must be false, got True"),
     ("kimi_linear", {"attn_res_block_size": 4}, "attn_res_block_size must be null, got 4"),
     ("kimi_linear", {"dense_ffn_hidden": 64}, "dense_ffn_hidden must be null, got 64"),
-    ("kimi_linear", {"hidden_act": "gelu"}, 'hidden_act must be "silu"'),
     (
         "kimi_linear",
         {"linear_attn_config": {"kda_layers": [1, 2], "full_attn_layers": [3]}},
@@ -36,6 +35,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("kimi_linear", {"linear_attn_config": {"head_dim": 0}}, "linear_attn_config.head_dim must be an integer from 1"),
     ("kimi_linear", {"num_experts": 0}, "num_experts must be an integer from 1"),
     ("bailing_hybrid", {"q_lora_rank": 8}, "q_lora_rank must be null, got 8"),
+    (
+        "bailing_hybrid",
+        {"gated_attention_proj_granularity_type": "element_wise"},
+        "gated_attention_proj_granularity_type must be \"head_wise\", got 'element_wise'",
+    ),
     ("bailing_hybrid", {"no_kda_lora": False}, "no_kda_lora must be true, got False"),
     ("bailing_hybrid", {"kda_lower_bound": 1.0}, "kda_lower_bound must be at most 0, got 1.0"),
     ("bailing_hybrid", {"layer_types": ["conv"] * 3}, "layer_types must be a list of 3 items"),
@@ -87,6 +91,12 @@ def test_sizes_of_delta_nets() -> None:
         4, 4, 8, 8, 4, RmsNorm(1e-6), decay=Decay(by_key=True, lower_bound=-5.0), gate="sigmoid"
     )
     assert delta_net(spec_of("bailing_hybrid", kda_safe_gate=False)).decay == Decay(by_key=True)
+
+
+def test_activation_after_the_convolution() -> None:
+    for case in ("kimi_linear", "bailing_hybrid"):
+        spec = spec_of(case, hidden_act="gelu")
+        assert (delta_net(spec).activation, experts(spec).expert.activation) == ("gelu", "gelu")
 
 
 def test_latent_attention_is_rotated_in_bailing_only() -> None:

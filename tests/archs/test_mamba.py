@@ -8,7 +8,19 @@ import pytest
 
 from archs.specs import LEFT_OUT, assert_refused, spec_of
 from ferrule._cli.layers import frame_words, mixer_words
-from ferrule.archs.spec import Attention, Dense, Experts, LmHead, Mamba, Mamba2, ModelSpec, Part, Tensor
+from ferrule.archs.spec import (
+    Attention,
+    Dense,
+    Experts,
+    Latent,
+    LmHead,
+    Mamba,
+    Mamba2,
+    ModelSpec,
+    Part,
+    Stack,
+    Tensor,
+)
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mamba2", {"num_heads": 3}, "num_heads must be such that num_heads * head_dim is expand * hidden_size (128)"),
@@ -24,16 +36,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("nemotron_h", {"hybrid_override_pattern": LEFT_OUT}, "layers_block_type must be a list of mamba"),
     ("falcon_h1_norm", {"ssm_multipliers": [1.0, 2.0]}, "ssm_multipliers must be a list of 5 numbers"),
     ("falcon_h1_norm", {"mlp_multipliers": [0.0, 2.0]}, "mlp_multipliers must be a list of finite numbers above 0"),
-    (
-        "falcon_h1_norm",
-        {"attention_bias": True, "attention_in_multiplier": 2.0},
-        "attention_in_multiplier must be 1 if the projections have biases, got 2.0",
-    ),
-    ("falcon_h1_norm", {"projectors_bias": True}, "projectors_bias must be false"),
     ("jamba", {"attn_layer_offset": 4}, "attn_layer_offset must be below attn_layer_period (4), got 4"),
     ("jamba", {"sliding_window": 8}, "sliding_window must be null"),
     ("mamba", {"time_step_rank": 0}, "time_step_rank must be an integer from 1"),
-    ("nemotron_h", {"moe_latent_size": 8}, "moe_latent_size must be null"),
+    ("nemotron_h", {"moe_latent_size": 0}, "moe_latent_size must be an integer from 1"),
+    ("nemotron_h", {"mamba_hidden_act": "mish"}, "mamba_hidden_act must be one of silu, swish"),
 ]
 
 
@@ -66,8 +73,37 @@ def test_layers_of_nemotron_have_one_mixer_each() -> None:
     kinds = [type(block.mixer) for layer in spec.layers for block in layer.blocks]
     assert kinds == [Mamba2, Experts, Attention, Dense, Mamba2, Experts, Attention, Dense]
     assert spec.layers[2].attention.rope is None
-    new = {"hybrid_override_pattern": LEFT_OUT, "layers_block_type": ["mamba", "moe", "attention", "mlp"]}
-    assert [type(layer.blocks[0].mixer) for layer in spec_of("nemotron_h", **new).layers] == kinds[:4]
+    names = [["mamba", "moe", "attention", "mlp"], ["linear_attention", "moe", "full_attention", "mlp"]]
+    for field in ("layers_block_type", "layer_types"):
+        # The list takes precedence over the pattern.
+        for found in (spec_of("nemotron_h", **{field: types}) for types in names):
+            assert [type(layer.blocks[0].mixer) for layer in found.layers] == kinds[:4]
+
+
+def test_latent_and_biases_of_nemotron() -> None:
+    spec = spec_of("nemotron_h", mlp_bias=True, moe_latent_size=8, use_bias=True, mamba_proj_bias=False)
+    (experts,) = spec.layers[1].mixers(Experts)
+    assert experts.shared is not None
+    assert (experts.latent, experts.expert.bias, experts.shared.bias) == (Latent(8, bias=True), False, True)
+    at = "backbone.layers.1.mixer"
+    assert spec.tensors["layers.1.ffn.latent_in.bias"] == Tensor((f"{at}.fc1_latent_proj.bias",))
+    assert "layers.1.ffn.experts.0.up.bias" not in spec.tensors
+    assert spec.tensors["layers.1.ffn.experts.2.up.weight"] == Tensor(
+        (f"{at}.experts.2.up_proj.weight",), alternative=Tensor((f"{at}.experts.up_proj",), stack=Stack(2, 6))
+    )
+    assert (mixer(spec).bias, mixer(spec).output_bias) == (True, True)
+    assert not mixer(spec_of("nemotron_h", mamba_proj_bias=True)).bias
+    _, words = mixer_words(experts, [])
+    assert "experts on a latent of 8, with biases" in words
+
+
+def test_other_names_of_nemotrons_fields_take_precedence() -> None:
+    named = {"mamba_n_groups": 3, "mamba_d_conv": 3, "mamba_conv_bias": False, "mamba_dt_limit": [0.001, 0.1]}
+    found = mixer(spec_of("nemotron_h", **named, mamba_hidden_act="gelu_pytorch_tanh"))
+    assert (found.groups, found.norm_groups, found.taps, found.kernel_bias) == (3, 3, 3, False)
+    assert (found.min_step, found.max_step, found.activation) == (0.001, 0.1, "gelu_tanh")
+    _, words = mixer_words(found, [])
+    assert "convolution over 3 tokens, gelu_tanh" in words
 
 
 def test_granite_is_hybrid_dense_or_without_mamba() -> None:
@@ -89,6 +125,32 @@ def test_falcon_h1_runs_both_mixers_on_one_input() -> None:
     assert first.mixers(Dense)[0].gate_scale == 2.0
     assert (first.mixers(Mamba2)[0].scales, first.mixers(Mamba2)[0].norm_groups) == (None, 2)
     assert frame_words(first).startswith("rms norm before all blocks; parallel blocks")
+
+
+def test_biases_of_falcon_h1_and_factors_on_inputs() -> None:
+    changes = {"mamba_proj_bias": True, "attention_bias": True, "ssm_in_multiplier": 2.0, "key_multiplier": 0.5}
+    first = spec_of("falcon_h1_norm", **changes, attention_in_multiplier=0.25).layers[0]
+    assert [block.input_scale for block in first.blocks] == [2.0, 0.25, 1.0]
+    (found,) = first.mixers(Mamba2)
+    assert (found.bias, found.output_bias, found.scales) == (True, False, None)
+    assert first.attention.scale == spec_of("falcon_h1_norm").layers[0].attention.scale / 2
+    assert "input scale 2; input scale 0.25" in frame_words(first)
+    _, words = mixer_words(found, [])
+    assert words.endswith("biases on inputs and convolution")
+    _, words = mixer_words(mixer(spec_of("falcon_h1_norm", projectors_bias=True, mamba_conv_bias=False)), [])
+    assert words.endswith("biases on outputs")
+
+
+def test_width_of_falcon_h1_is_a_default_or_expanded() -> None:
+    wide = mixer(spec_of("falcon_h1_norm", mamba_d_ssm=None, mamba_d_head="auto", mamba_n_heads=8))
+    assert (wide.heads, wide.head_dim) == (8, 16)
+    absent = mixer(spec_of("falcon_h1_norm", mamba_d_ssm=LEFT_OUT, mamba_d_head="auto", mamba_n_heads=8))
+    assert (absent.heads, absent.head_dim) == (8, 128)
+
+
+def test_activation_of_mamba2_is_that_of_the_networks() -> None:
+    assert mixer(spec_of("bamba", hidden_act="gelu")).activation == "gelu"
+    assert mixer(spec_of("falcon_h1_norm")).activation == "silu"
 
 
 def test_norm_of_falcon_h1_is_optional_and_may_precede_the_gate() -> None:

@@ -42,6 +42,11 @@ def test_sliding_layers_have_sinks_and_more_key_value_heads() -> None:
     assert sinks(other) == [True, False, True]
 
 
+def test_biases_of_attention() -> None:
+    first = spec_of("mimo_v2_flash", attention_bias=True).layers[0]
+    assert (projections(first).bias, first.attention.output_bias) == (True, False)
+
+
 def test_the_window_counts_the_present_token() -> None:
     assert windows(spec_of("mimo_v2_flash")) == [None, 32, None]
     assert windows(spec_of("mimo_v2_flash", sliding_window_size=LEFT_OUT, sliding_window=40)) == [None, 40, None]

@@ -104,7 +104,8 @@ def _attention(attention: Attention, ropes: Sequence[Rope]) -> Iterator[str]:
     if attention.output_norm is not None:
         yield f"{_norm(attention.output_norm)} before the output projection"
     if attention.output_gate is not None:
-        yield f"gated output (per {attention.output_gate.removesuffix('s')})"
+        biased = ", with biases" if attention.gate_bias else ""
+        yield f"gated output (per {attention.output_gate.removesuffix('s')}{biased})"
     if attention.scale != usual:
         yield f"scores scaled by {attention.scale:.4g}"
     if attention.softcap is not None:
@@ -163,7 +164,7 @@ def _delta_net(delta_net: DeltaNet) -> Iterator[str]:
     heads = count_words(delta_net.value_heads, "head")
     shared = "" if delta_net.key_heads == delta_net.value_heads else f", {count_words(delta_net.key_heads, 'key head')}"
     yield f"{heads} of {delta_net.key_dim:,} x {delta_net.value_dim:,}{shared}"
-    yield f"convolution over {delta_net.taps} tokens"
+    yield _convolution(delta_net)
     bounded = "" if delta_net.decay.lower_bound is None else ", bounded"
     yield f"decay per {'key element' if delta_net.decay.by_key else 'head'}{bounded}"
     if delta_net.update_scale != 1:
@@ -190,7 +191,7 @@ def _mamba(mamba: Mamba) -> Iterator[str]:
     yield f"convolution over {mamba.taps} tokens"
     if mamba.norm is not None:
         yield f"{_norm(mamba.norm)} of steps, keys and queries"
-    yield from _biases(mamba)
+    yield from _biases(mamba, output=mamba.bias)
 
 
 def _mamba2(mamba2: Mamba2) -> Iterator[str]:
@@ -198,10 +199,10 @@ def _mamba2(mamba2: Mamba2) -> Iterator[str]:
     shared = "" if mamba2.groups == mamba2.heads else f", {count_words(mamba2.groups, 'group')}"
     yield f"{heads} of {mamba2.head_dim:,}{shared}"
     yield f"state of {mamba2.state_size:,} per element"
-    yield f"convolution over {mamba2.taps} tokens"
+    yield _convolution(mamba2)
     if mamba2.norm is not None:
         yield f"output normed {'before' if mamba2.norm_before_gate else 'after'} its gate"
-    yield from _biases(mamba2)
+    yield from _biases(mamba2, output=mamba2.output_bias)
 
 
 def _ngram(ngram: NgramEmbedding) -> Iterator[str]:
@@ -210,8 +211,15 @@ def _ngram(ngram: NgramEmbedding) -> Iterator[str]:
     yield f"convolution over {ngram.taps} tokens, {ngram.dilation} apart"
 
 
-def _biases(mixer: Mamba | Mamba2) -> Iterator[str]:
-    biases = [name for name, present in (("projections", mixer.bias), ("convolution", mixer.kernel_bias)) if present]
+def _convolution(mixer: DeltaNet | Mamba2) -> str:
+    activation = "" if mixer.activation == "silu" else f", {mixer.activation}"
+    return f"convolution over {mixer.taps} tokens{activation}"
+
+
+def _biases(mixer: Mamba | Mamba2, *, output: bool) -> Iterator[str]:
+    projections = {"projections": mixer.bias and output, "inputs": mixer.bias and not output}
+    projections |= {"outputs": output and not mixer.bias, "convolution": mixer.kernel_bias}
+    biases = [name for name, present in projections.items() if present]
     if biases:
         yield f"biases on {' and '.join(biases)}"
 
@@ -252,6 +260,8 @@ def _dense(dense: Dense) -> str:
 
 def _moe(moe: Experts) -> Iterator[str]:
     yield f"{moe.experts_per_token} of {moe.experts} experts, each {_dense(moe.expert)}"
+    if moe.latent is not None:
+        yield f"experts on a latent of {moe.latent.width:,}{', with biases' if moe.latent.bias else ''}"
     yield f"router: {_router(moe.router)}"
     if moe.shared is not None:
         yield f"shared expert{', gated' if moe.shared_gate else ''}: {_dense(moe.shared)}"
@@ -290,6 +300,8 @@ def _frame(layer: Layer) -> Iterator[str]:
             yield f"{_norm(present[0])} {place} {blocks}"
     if parallel:
         yield "parallel blocks"
+    for scale in dict.fromkeys(block.input_scale for block in layer.blocks if block.input_scale != 1):
+        yield f"input scale {scale:g}"
     for scale in dict.fromkeys(block.residual_scale for block in layer.blocks if block.residual_scale != 1):
         yield f"residual scale {scale:g}"
     for scale in dict.fromkeys(block.stream_scale for block in layer.blocks if block.stream_scale != 1):

@@ -42,7 +42,7 @@ def bailing_hybrid(config: Config) -> ModelSpec:
         rope_theta=6e6,
     )
     config.require(
-        hidden_act="silu",
+        gated_attention_proj_granularity_type="head_wise",
         q_lora_rank=None,
         no_kda_lora=True,
         linear_attention="kda",
@@ -71,6 +71,7 @@ def bailing_hybrid(config: Config) -> ModelSpec:
         value_dim=head_dim,
         taps=taps,
         norm=RmsNorm(config.number("rms_norm_eps")),
+        activation=config.activation,
         decay=Decay(by_key=True, lower_bound=bound),
         gate="sigmoid",
     )

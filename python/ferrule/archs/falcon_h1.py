@@ -5,7 +5,7 @@ from dataclasses import replace
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import MODULES, decoder
 from ferrule.archs.mamba2 import hybrid_mamba2, modules
-from ferrule.archs.spec import Attention, Dense, Embedding, Layer, LmHead, Mamba2, ModelSpec, RmsNorm
+from ferrule.archs.spec import Dense, Embedding, Layer, LmHead, Mamba2, ModelSpec, RmsNorm
 from ferrule.archs.tensors import tensors_named
 
 _LAYER = "model.layers.{layer}"
@@ -22,10 +22,10 @@ _MODULES = {
 
 
 def falcon_h1(config: Config) -> ModelSpec:
-    """Factors on the inputs of projections without biases are moved to their outputs."""
-    config = config.with_defaults(
-        max_position_embeddings=8192, rms_norm_eps=1e-5, rope_theta=100_000.0, mamba_d_ssm=1024
-    ).with_absent(num_key_value_heads=8)
+    """Factors on the keys are factors on the scores; a `mamba_d_ssm` of null is `mamba_expand * hidden_size`."""
+    config = config.with_defaults(max_position_embeddings=8192, rms_norm_eps=1e-5, rope_theta=100_000.0).with_absent(
+        num_key_value_heads=8, mamba_d_ssm=1024
+    )
     gate_scale, ffn_scale = _factors(config, "mlp_multipliers", 2)
     attention_bias = config.flag("attention_bias", default=False)
     spec = decoder(
@@ -52,56 +52,43 @@ def falcon_h1(config: Config) -> ModelSpec:
 def _layer(config: Config, layer: Layer, mixer: Mamba2, ffn_scale: float) -> Layer:
     """Returns a layer with Mamba 2 before its attention, on the same normed input."""
     attention = layer.block("attention")
-    factor = _input_factor(config, "attention_in_multiplier", biased=config.flag("attention_bias", default=False))
+    softmax = replace(layer.attention, scale=layer.attention.scale * _factor(config, "key_multiplier"))
     return Layer(
         (
             replace(
                 attention,
                 name=mixer.type,
                 mixer=mixer,
+                input_scale=_factor(config, "ssm_in_multiplier"),
                 residual_scale=_factor(config, "ssm_out_multiplier"),
             ),
             replace(
                 attention,
-                mixer=_attention(config, layer.attention, factor),
+                mixer=softmax,
                 norm=None,
                 parallel=True,
-                residual_scale=_factor(config, "attention_out_multiplier") * factor,
+                input_scale=_factor(config, "attention_in_multiplier"),
+                residual_scale=_factor(config, "attention_out_multiplier"),
             ),
             replace(layer.block("ffn"), residual_scale=ffn_scale),
         )
     )
 
 
-def _attention(config: Config, attention: Attention, factor: float) -> Attention:
-    """Returns attention with the factors on its keys and, for both queries and keys, on its input."""
-    return replace(attention, scale=attention.scale * _factor(config, "key_multiplier") * factor**2)
-
-
 def _mamba2(config: Config) -> Mamba2:
     """Returns the mixer with its factors, and a norm if the file asks for one."""
-    bias = config.flag("mamba_proj_bias", default=False)
-    config.require(projectors_bias=bias)
-    factor = _input_factor(config, "ssm_in_multiplier", biased=bias)
-    gate, x, b, c, step = (factor * scale for scale in _factors(config, "ssm_multipliers", 5))
+    gate, x, b, c, step = _factors(config, "ssm_multipliers", 5)
     normed = config.flag("mamba_rms_norm", default=False)
     return replace(
         hybrid_mamba2(config, norm=RmsNorm(config.number("rms_norm_eps")) if normed else None),
         scales=None if gate == x == b == c == step == 1 else (gate, x, b, c, step),
+        output_bias=config.flag("projectors_bias", default=False),
         norm_before_gate=config.flag("mamba_norm_before_gate", default=True),
     )
 
 
 def _factor(config: Config, field: str) -> float:
     return config.number(field, default=1.0)
-
-
-def _input_factor(config: Config, field: str, *, biased: bool) -> float:
-    """Returns a factor on the input of projections, which their biases would not have."""
-    factor = _factor(config, field)
-    if biased and factor != 1:
-        raise config.unsupported(field, "1 if the projections have biases")
-    return factor
 
 
 def _factors(config: Config, field: str, count: int) -> tuple[float, ...]:

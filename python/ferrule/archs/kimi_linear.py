@@ -43,7 +43,7 @@ def kimi_linear(config: Config) -> ModelSpec:
         routed_scaling_factor=2.446,
         topk_group=1,
     )
-    config.require(hidden_act="silu", mla_use_nope=True, moe_router_activation_func="sigmoid")
+    config.require(mla_use_nope=True, moe_router_activation_func="sigmoid")
     config.require(mla_use_output_gate=False, attn_res_block_size=None, dense_ffn_hidden=None)
     linear = config.inner("linear_attn_config")
     heads = linear.integer("num_heads", default=config.integer("linear_num_heads", default=32))
@@ -55,6 +55,7 @@ def kimi_linear(config: Config) -> ModelSpec:
         value_dim=head_dim,
         taps=linear.integer("short_conv_kernel_size", default=config.integer("linear_conv_kernel_dim", default=4)),
         norm=RmsNorm(config.number("rms_norm_eps")),
+        activation=config.activation,
         decay=Decay(by_key=True, rank=head_dim),
         gate="sigmoid",
         gate_rank=head_dim,

@@ -36,6 +36,7 @@ def mamba2(config: Config) -> ModelSpec:
         state_size=config.integer("state_size", default=128),
         taps=config.integer("conv_kernel", default=4),
         bias=config.flag("use_bias", default=False),
+        output_bias=config.flag("use_bias", default=False),
         kernel_bias=config.flag("use_conv_bias", default=True),
         norm=norm,
         norm_groups=groups,
@@ -71,6 +72,7 @@ def hybrid_mamba2(config: Config, *, norm: RmsNorm | None) -> Mamba2:
     heads = config.integer("mamba_n_heads", default=128)
     inner = int(config.number("mamba_expand", default=2.0) * config.integer("hidden_size"))
     inner = config.integer("mamba_d_ssm", default=inner)
+    bias = config.flag("mamba_proj_bias", default=False)
     auto = config.values.get("mamba_d_head", "auto") == "auto"
     head_dim = max(1, inner // heads) if auto else config.integer("mamba_d_head")
     if heads * head_dim != inner:
@@ -82,8 +84,10 @@ def hybrid_mamba2(config: Config, *, norm: RmsNorm | None) -> Mamba2:
         groups=groups,
         state_size=config.integer("mamba_d_state", default=256),
         taps=config.integer("mamba_d_conv", default=4),
-        bias=config.flag("mamba_proj_bias", default=False),
+        bias=bias,
+        output_bias=bias,
         kernel_bias=config.flag("mamba_conv_bias", default=True),
+        activation=config.activation,
         norm=norm,
         norm_groups=groups,
         **step_limits(config),

@@ -25,8 +25,9 @@ def mimo_v2_flash(config: Config) -> ModelSpec:
         routed_scaling_factor=1.0,
         **_layer_types(config),
     ).with_absent(attention_value_scale=0.707, num_key_value_heads=4)
-    config.require(scoring_func="sigmoid", topk_method="noaux_tc", attention_bias=False)
+    config.require(scoring_func="sigmoid", topk_method="noaux_tc")
     config.require(swa_num_attention_heads=config.heads, swa_head_dim=config.head_dim)
+    bias = config.flag("attention_bias", default=False)
     value_dim = config.integer("v_head_dim", default=128)
     config.require(swa_v_head_dim=value_dim)
     experts = Experts(
@@ -49,7 +50,7 @@ def mimo_v2_flash(config: Config) -> ModelSpec:
         kv_heads = sliding_kv_heads if sliding else config.kv_heads
         return replace(
             usual,
-            projections=HeadProjections(kv_heads, key_dim=config.head_dim, value_dim=value_dim),
+            projections=HeadProjections(kv_heads, key_dim=config.head_dim, value_dim=value_dim, bias=bias),
             sinks=sinks[LAYER_TYPES[sliding]],
         )
 

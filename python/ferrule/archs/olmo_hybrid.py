@@ -25,7 +25,7 @@ def olmo_hybrid(config: Config) -> ModelSpec:
     width = int(0.75 * config.integer("hidden_size") / config.integer("linear_num_key_heads"))
     config = config.with_defaults(linear_key_head_dim=width)
     config = config.with_defaults(linear_value_head_dim=2 * config.integer("linear_key_head_dim"))
-    config.require(attention_bias=False)
+    bias = config.flag("attention_bias", default=False)
     doubled = config.flag("linear_allow_neg_eigval", default=True)
     delta_net = replace(read_delta_net(config), norm=RmsNorm(_DELTA_NET_EPS), update_scale=2.0 if doubled else 1.0)
     # A short model has one layer with attention, its last one.
@@ -37,6 +37,8 @@ def olmo_hybrid(config: Config) -> ModelSpec:
         config,
         norms=["after" if index in attending else "before" for index in range(config.layers)],
         rotated=thetas["rope_theta"] is not None,
+        qkv_bias=bias,
+        output_bias=bias,
         qk_norm=HeadNorm(norm, over="heads"),
         mixers={index: delta_net for index in range(config.layers) if index not in attending},
         modules={

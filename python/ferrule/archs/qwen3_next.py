@@ -68,6 +68,7 @@ def read_delta_net(config: Config) -> DeltaNet:
         value_dim=config.integer("linear_value_head_dim", default=128),
         taps=config.integer("linear_conv_kernel_dim", default=4),
         norm=RmsNorm(config.number("rms_norm_eps", default=1e-6)),
+        activation=config.activation,
     )
 
 
@@ -96,16 +97,19 @@ def gated_decoder(
 
     `partial_rotary` is the default of `partial_rotary_factor`.
     """
-    config.require(attention_bias=False)
     config = config.with_defaults(head_dim=256)
+    bias = config.flag("attention_bias", default=False)
     norm = RmsNorm(config.number("rms_norm_eps", default=1e-6), weight_offset=1.0)
     attending = attending_layers(config, interval=interval)
     return decoder(
         config,
         norm=norm,
         partial_rotary=partial_rotary,
+        qkv_bias=bias,
+        output_bias=bias,
         qk_norm=HeadNorm(norm),
         output_gate="elements",
+        gate_bias=bias,
         mixers={index: delta_net for index in range(config.layers) if index not in attending},
         ffn=ffn,
         modules={

@@ -297,7 +297,7 @@ def _attention_roles(attention: Attention) -> Iterator[str]:
     if attention.sinks:
         yield "sinks.weight"
     if attention.output_gate is not None:
-        yield "gate.weight"
+        yield from _projection_roles("gate", bias=attention.gate_bias)
     if attention.indexer is not None:
         yield from (f"indexer.{role}" for role in _indexer_roles(attention.indexer))
 
@@ -366,7 +366,7 @@ def _mamba2_roles(mamba2: Mamba2) -> Iterator[str]:
     yield from _projection_roles("kernel", bias=mamba2.kernel_bias)
     yield from ("decay_log.weight", "step_bias.weight", "skip.weight")
     yield from _norm_roles("norm", mamba2.norm)
-    yield from _projection_roles("output", bias=mamba2.bias)
+    yield from _projection_roles("output", bias=mamba2.output_bias)
 
 
 def _per_layer_roles(per_layer: PerLayerEmbedding) -> Iterator[str]:
@@ -456,6 +456,9 @@ def _expert_roles(experts: Experts) -> Iterator[str]:
         yield "router.correction_bias"
     if experts.router.token_experts:
         yield "router.token_experts"
+    if experts.latent is not None:
+        for role in ("latent_in", "latent_out"):
+            yield from _projection_roles(role, bias=experts.latent.bias)
     for expert in range(experts.experts):
         yield from (f"experts.{expert}.{role}" for role in _dense_roles(experts.expert))
     if experts.shared is not None:

@@ -84,6 +84,7 @@ def _mamba2(config: Config) -> Mamba2:
         state_size=config.integer("mamba_d_state", default=64),
         taps=config.integer("mamba_d_conv", default=4),
         bias=config.flag("add_bias_linear", default=False),
+        output_bias=config.flag("add_bias_linear", default=False),
         norm=RmsNorm(_OUTPUT_EPS),
         norm_groups=groups,
     )

@@ -95,12 +95,11 @@ def _delta_nets(file: GgufFile, config: Config) -> dict[str, Any]:
 
 def _hybrid_mamba2(file: GgufFile) -> dict[str, Any]:
     """Returns the fields of Mamba 2 in hybrids."""
-    biased = "ssm_in.bias" in file.in_layers
     return {
         "mamba_d_head": _quotient(file, "ssm.inner_size", "ssm.time_step_rank"),
         "mamba_conv_bias": "ssm_conv1d.bias" in file.in_layers,
-        "mamba_proj_bias": biased,
-        "projectors_bias": biased,
+        "mamba_proj_bias": "ssm_in.bias" in file.in_layers,
+        "projectors_bias": "ssm_out.bias" in file.in_layers,
         **has_biases(file),
         "mlp_bias": "ffn_up.bias" in file.in_layers,
     }
@@ -138,10 +137,10 @@ def _nemotron_h(file: GgufFile, config: Config) -> dict[str, Any]:
     fields = {
         "layers_block_type": types,
         "mamba_head_dim": _quotient(file, "ssm.inner_size", "ssm.time_step_rank"),
-        "mamba_proj_bias": "ssm_in.bias" in file.in_layers,
+        "use_bias": "ssm_in.bias" in file.in_layers,
         "use_conv_bias": "ssm_conv1d.bias" in file.in_layers,
         **has_biases(file),
-        "mlp_bias": "ffn_up.bias" in file.in_layers,
+        "mlp_bias": bool({"ffn_up.bias", "ffn_up_shexp.bias"} & file.in_layers),
         "norm_topk_prob": file.metadata.flag(file.key("expert_weights_norm"), default=False),
     }
     if "mlp" in types:

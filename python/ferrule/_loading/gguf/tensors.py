@@ -79,6 +79,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "ffn.router": ("blk.{layer}.ffn_gate_inp",),
     "ffn.router.correction_bias": ("blk.{layer}.exp_probs_b.bias", "blk.{layer}.exp_probs_b"),
     "ffn.router.token_experts": ("blk.{layer}.ffn_gate_tid2eid.weight",),
+    "ffn.latent_in": ("blk.{layer}.ffn_latent_down",),
+    "ffn.latent_out": ("blk.{layer}.ffn_latent_up",),
     "ffn.experts.gate": ("blk.{layer}.ffn_gate.{expert}",),
     "ffn.experts.up": ("blk.{layer}.ffn_up.{expert}",),
     "ffn.experts.down": ("blk.{layer}.ffn_down.{expert}",),
