@@ -179,7 +179,11 @@ FAMILIES = {
     "nemotron": Family(MODEL_ARCH.NEMOTRON, ones=True),
     "nemotron_h": Family(
         MODEL_ARCH.NEMOTRON_H_MOE,
-        keys=ROUTED | {"moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
+        keys=ROUTED
+        | {
+            "moe_latent_size": "moe_latent_size",
+            "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        },
     ),
     "olmo": Family(MODEL_ARCH.OLMO, rotated_in_pairs=True, keys={"clip_qkv": "attention.clamp_kqv"}),
     "olmo2": Family(MODEL_ARCH.OLMO2),

@@ -99,7 +99,10 @@ def state(size: int, rank: int, groups: int | None = None) -> dict[str, object]:
 
 def kinds(config: Json) -> list[str]:
     """Returns the kinds of Nemotron-H's layers."""
-    return [LETTERS[letter] for letter in config["hybrid_override_pattern"]]
+    if "hybrid_override_pattern" in config:
+        return [LETTERS[letter] for letter in config["hybrid_override_pattern"]]
+    names = {"linear_attention": "mamba", "full_attention": "attention"}
+    return [names.get(kind, kind) for kind in config["layers_block_type"]]
 
 
 def attending(config: Json) -> list[int]:
@@ -107,7 +110,7 @@ def attending(config: Json) -> list[int]:
     layers = range(config["num_hidden_layers"])
     if "full_attn_idxs" in config:
         return config["full_attn_idxs"]
-    if "hybrid_override_pattern" in config:
+    if config["model_type"] == "nemotron_h":
         return [index for index in layers if kinds(config)[index] == "attention"]
     if "attn_layer_period" in config:
         return [index for index in layers if index % config["attn_layer_period"] == config["attn_layer_offset"]]

@@ -46,7 +46,17 @@ VARIANTS = [
 
 MIXERS = [
     *("falcon_h1_norm", "falcon_mamba", "granitemoehybrid", "granitemoehybrid_dense", "granitemoehybrid_rope", "jamba"),
-    *("lfm2", "lfm2_moe", "mamba", "mamba2", "nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_5_text"),
+    *(
+        "lfm2",
+        "lfm2_moe",
+        "mamba",
+        "mamba2",
+        "nemotron_h",
+        "nemotron_h_latent",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_5_text",
+    ),
     *("qwen3_next_dense",),
 ]
 

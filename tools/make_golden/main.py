@@ -8,6 +8,7 @@ from zlib import crc32
 import dense
 import encoders
 import families
+import hybrids
 import lora
 import moe
 import torch
@@ -15,7 +16,15 @@ import wrapped
 from reference import UnstableError
 from transformers.utils import logging
 
-GROUPS = {"adapters": lora, "dense": dense, "encoders": encoders, "families": families, "moe": moe, "wrapped": wrapped}
+GROUPS = {
+    "adapters": lora,
+    "dense": dense,
+    "encoders": encoders,
+    "families": families,
+    "hybrids": hybrids,
+    "moe": moe,
+    "wrapped": wrapped,
+}
 ATTEMPTS = 50
 
 
