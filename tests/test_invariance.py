@@ -42,7 +42,7 @@ MODELS = {
     "jamba": GOLDEN.parent / "variants" / "jamba",  # Mamba, experts
     "lfm2": GOLDEN.parent / "variants" / "lfm2",  # short convolutions
     "minimax": GOLDEN.parent / "variants" / "minimax",  # lightning attention, experts
-    "nemotron_h": GOLDEN.parent / "variants" / "nemotron_h",  # Mamba 2, experts without a gate
+    "nemotron_h": GOLDEN.parent / "variants" / "nemotron_h_latent",  # Mamba 2, experts on a latent without a gate
     "qwen3_5_text": GOLDEN.parent / "variants" / "qwen3_5_text",  # delta nets, gated attention
     "qwen4_exp": GOLDEN.parent / "variants" / "qwen4_exp",  # gated streams, n-grams, an indexer of block means
     "recurrent_gemma": GOLDEN.parent / "variants" / "recurrent_gemma",  # RG-LRU

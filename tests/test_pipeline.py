@@ -88,7 +88,7 @@ def wait_until_ended(pid: int) -> None:
         ("tiny", ("int4", "int8"), 1, 2),
         ("deepseek_v3", ("bf16", "int8"), 1, 2),  # latent attention
         ("qwen3_5_text", ("int8", "auto"), 1, 2),  # delta nets, gated attention
-        ("nemotron_h", ("int4", "int8"), 1, 2),  # Mamba 2
+        ("nemotron_h", ("int4", "int8"), 1, 2),  # Mamba 2, experts on a latent
         ("gpt_oss", ("int8", "auto"), 1, 2),  # sinks
         ("bloom", ("int8", "auto"), 1, 2),  # ALiBi
         ("zamba2", ("int4", "int8"), 1, 2),  # weights that layers share

@@ -32,8 +32,14 @@ def delta_net(**changes: object) -> JsonObject:
     )
 
 
+def count_layers(config: JsonObject) -> None:
+    """Adds the number of layers, which published files have beside their types."""
+    config["num_hidden_layers"] = len(config["layers_block_type"])
+
+
 CASES: dict[str, Variant] = {
-    # As nvidia/NVIDIA-Nemotron-3-Super: experts that read a latent. The biases are those of no published file.
+    # As nvidia/NVIDIA-Nemotron-3-Super: experts that read a latent. The biases are those of no published file; attention
+    # has none.
     "nemotron_h_latent": Variant(
         NemotronHConfig(
             **small(),
@@ -42,7 +48,6 @@ CASES: dict[str, Variant] = {
             attention_bias=True,
             mlp_bias=True,
             use_bias=True,
-            mamba_hidden_act="gelu",
             mamba_num_heads=4,
             mamba_head_dim=16,
             n_groups=2,
@@ -54,7 +59,8 @@ CASES: dict[str, Variant] = {
             moe_latent_size=20,
             routed_scaling_factor=2.5,
         ),
-        {"mamba_hidden_act": "silu"},
+        {"routed_scaling_factor": 1.0},
+        edit=count_layers,
     ),
     # LongRoPE of microsoft/Phi-3.5-MoE-instruct, with an original context below the length of the text.
     "phimoe_longrope": Variant(

@@ -37,7 +37,10 @@ MODULES = {
 
 
 def nemotron_h(config: Config) -> ModelSpec:
-    """Attention has no rotary embedding, networks have no gate, and the chosen experts have no biases."""
+    """Attention has no rotary embedding, and no biases whatever `attention_bias` says.
+
+    Networks have no gate, and the chosen experts no biases.
+    """
     given = {field: config.values[name] for field, name in _SPELLINGS.items() if name in config.values}
     config = (
         config.with_values(**given)
@@ -80,12 +83,9 @@ def nemotron_h(config: Config) -> ModelSpec:
             latent=None if latent is None else Latent(latent, bias),
         )
     experts, count = f"{_LAYER}.mixer.experts", config.experts("n_routed_experts")
-    attention_bias = config.flag("attention_bias", default=False)
     return decoder(
         config,
         rotated=False,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
         mixers={index: of_kind[kind] for index, kind in enumerate(kinds) if kind != "attention"},
         ffn=[None] * len(kinds),
         modules={**MODULES, **modules(f"{_LAYER}.mixer", mixer)},

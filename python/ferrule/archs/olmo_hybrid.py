@@ -58,4 +58,10 @@ def olmo_hybrid(config: Config) -> ModelSpec:
             "delta_net.norm": f"{at}.o_norm",
             "delta_net.output": f"{at}.o_proj",
         },
+        alternatives={
+            # transformers writes the norm of attention layers under the name that delta nets have for another.
+            "attention_post_norm": f"{_LAYER}.feedforward_layer_norm",
+            "delta_net_norm": f"{_LAYER}.input_layernorm",
+            "ffn_norm": f"{_LAYER}.post_attention_layernorm",
+        },
     )

@@ -196,6 +196,7 @@ fn numbers_outside_their_limits_are_named() {
         ("/embedding/scale", json!(1e39)),
         ("/embedding/width", json!(0)),
         ("/embedding/positions", json!({"type": "learned", "rows": 257, "offset": 2})),
+        ("/layers/0/blocks/1/input_scale", json!(1e39)),
         ("/layers/0/blocks/1/residual_scale", json!(1e39)),
         ("/layers/0/blocks/1/stream_scale", json!(1e39)),
         ("/layers/0/blocks/0/input", json!("output")),
@@ -239,6 +240,13 @@ fn numbers_outside_their_limits_are_named() {
                 "original_max_position_embeddings": 32, "attention_factor": 1.0
             }),
         ),
+        (
+            "/ropes/0/scaling",
+            json!({
+                "type": "longrope", "short_factor": vec![1.0; 8], "long_factor": vec![1.0; 8],
+                "original_max_position_embeddings": 32, "attention_factor": 1.0, "long_attention_factor": 0.0
+            }),
+        ),
         ("/final_norm/eps", json!(-1.0)),
         ("/lm_head/softcap", json!(-30.0)),
         ("/tensors/embedding.weight/names", json!([])),
@@ -256,6 +264,7 @@ fn numbers_outside_their_limits_are_named() {
         ("/layers/0/blocks/1/mixer/router/groups_chosen", json!(5)),
         ("/layers/0/blocks/1/mixer/router/scale", json!(1e39)),
         ("/layers/0/blocks/1/mixer/router/logit_scale", json!(1e39)),
+        ("/layers/0/blocks/1/mixer/latent", json!({"width": 0, "bias": false})),
         ("/layers/0/blocks/1/mixer/shared_gate", json!(true)),
     ] {
         check(experts(), path, &value);

@@ -139,7 +139,6 @@ def _nemotron_h(file: GgufFile, config: Config) -> dict[str, Any]:
         "mamba_head_dim": _quotient(file, "ssm.inner_size", "ssm.time_step_rank"),
         "use_bias": "ssm_in.bias" in file.in_layers,
         "use_conv_bias": "ssm_conv1d.bias" in file.in_layers,
-        **has_biases(file),
         "mlp_bias": bool({"ffn_up.bias", "ffn_up_shexp.bias"} & file.in_layers),
         "norm_topk_prob": file.metadata.flag(file.key("expert_weights_norm"), default=False),
     }
