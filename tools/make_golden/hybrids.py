@@ -38,8 +38,8 @@ def count_layers(config: JsonObject) -> None:
 
 
 CASES: dict[str, Variant] = {
-    # As nvidia/NVIDIA-Nemotron-3-Super: experts that read a latent. The biases are those of no published file; attention
-    # has none.
+    # As nvidia/NVIDIA-Nemotron-3-Super: experts that read a latent. No published file has biases; attention has none
+    # whatever the file says.
     "nemotron_h_latent": Variant(
         NemotronHConfig(
             **small(),
