@@ -4,7 +4,6 @@ from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.mamba2 import BACKBONE, divisor, modules, step_limits
 from ferrule.archs.spec import Dense, Experts, Latent, Mamba2, Mixer, ModelSpec, RmsNorm, Router
-from ferrule.archs.tensors import fused
 
 _LAYER = "backbone.layers.{layer}"
 _KINDS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
@@ -82,17 +81,12 @@ def nemotron_h(config: Config) -> ModelSpec:
             shared=Dense(config.integer("moe_shared_expert_intermediate_size"), activation, gated=False, bias=bias),
             latent=None if latent is None else Latent(latent, bias),
         )
-    experts, count = f"{_LAYER}.mixer.experts", config.experts("n_routed_experts")
     return decoder(
         config,
         rotated=False,
         mixers={index: of_kind[kind] for index, kind in enumerate(kinds) if kind != "attention"},
         ffn=[None] * len(kinds),
         modules={**MODULES, **modules(f"{_LAYER}.mixer", mixer)},
-        alternatives={
-            **fused(f"{experts}.up_proj", "ffn.experts.up.weight", stack=count),
-            **fused(f"{experts}.down_proj", "ffn.experts.down.weight", stack=count),
-        },
     )
 
 
