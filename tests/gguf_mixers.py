@@ -101,8 +101,8 @@ def kinds(config: Json) -> list[str]:
     """Returns the kinds of Nemotron-H's layers."""
     if "hybrid_override_pattern" in config:
         return [LETTERS[letter] for letter in config["hybrid_override_pattern"]]
-    names = {"linear_attention": "mamba", "full_attention": "attention"}
-    return [names.get(kind, kind) for kind in config["layers_block_type"]]
+    types: list[str] = config["layers_block_type"]
+    return [{"linear_attention": "mamba", "full_attention": "attention"}.get(kind, kind) for kind in types]
 
 
 def attending(config: Json) -> list[int]:
