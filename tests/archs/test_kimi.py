@@ -140,6 +140,10 @@ def test_tensors() -> None:
             ("model.layers.2.block_sparse_moe.experts.gate_up_proj",), part=Part(16, 16, 32), stack=Stack(3, 6)
         ),
     )
+    assert kimi.tensors["layers.0.ffn.up.weight"] == Tensor(
+        ("model.layers.0.mlp.up_proj.weight",),
+        alternative=Tensor(("model.layers.0.block_sparse_moe.up_proj.weight",)),
+    )
     bias = bailing.tensors["layers.2.ffn.router.correction_bias"]
     assert bias == Tensor(("model.layers.2.mlp.gate.expert_bias",))
 

@@ -27,6 +27,8 @@ def test_kinds_of_layers_repeat() -> None:
     attention = spec.layers[2].attention
     assert (attention.window, attention.output_bias, attention.projections) == (40, True, HeadProjections(1, 16, 16))
     assert [rope.rotary_dim for rope in spec.ropes] == [8]
+    wide = spec_of("recurrent_gemma", head_dim=32)
+    assert (wide.layers[2].attention.projections, wide.ropes[0].rotary_dim) == (HeadProjections(1, 32, 32), 16)
     assert spec.layers[0].mixers(RgLru) == [RgLru(64, 4, 4, "gelu_tanh")]
     assert spec.layers[0].mixers(Dense) == [Dense(96, "gelu_tanh", bias=True)]
     assert spec.lm_head == LmHead(tied=True, softcap=30.0)

@@ -47,6 +47,8 @@ def test_shared_blocks_take_turns() -> None:
     assert [block.input for block in spec.layers[3].blocks] == inputs
     more = spec_of("zamba2", layers_block_type=["hybrid", "linear_attention", "hybrid", "hybrid"], num_mem_blocks=2)
     assert owners(more) == [[None, None], [None, None], [0, 0]]
+    # As in transformers, whose switch for tied weights is the same for both.
+    assert owners(spec_of("zamba2", tie_word_embeddings=False)) == [[None, None], [None, None]]
     third = more.tensors["layers.3.ffn.low_rank.0.a.weight"]
     assert third.names == ("model.layers.0.shared_transformer.feed_forward.gate_up_proj_adapter_list.2.0.weight",)
     usual = spec_of("zamba2", layers_block_type=LEFT_OUT, num_hidden_layers=LEFT_OUT)

@@ -73,6 +73,8 @@ def kimi_linear(config: Config) -> ModelSpec:
             "delta_net.output": f"{_LAYER}.self_attn.o_proj",
             **MODULES,
         },
+        # transformers 5 writes dense layers under the name of those with experts.
+        alternatives={f"ffn.{role}": f"{_EXPERTS}.{role}_proj" for role in ("gate", "up", "down")},
     )
 
 

@@ -15,7 +15,7 @@ _PERIOD = ["recurrent", "recurrent", "attention"]
 
 def recurrent_gemma(config: Config) -> ModelSpec:
     """The network is half as wide as `intermediate_size`; the context is 8192 tokens by default."""
-    config = config.without("head_dim").with_defaults(max_position_embeddings=8192)
+    config = config.with_defaults(max_position_embeddings=8192)
     period = config.texts("block_types") or _PERIOD
     if any(kind not in ("recurrent", "attention") for kind in period):
         raise config.error("block_types", "a list of recurrent and attention")

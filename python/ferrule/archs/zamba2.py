@@ -94,7 +94,9 @@ def _with_shared_blocks(
     config: Config, spec: ModelSpec, hybrids: list[int], names: Mapping[str, str | Fused]
 ) -> ModelSpec:
     """Returns a spec whose hybrid layers have the shared blocks before their Mamba; the blocks take turns."""
-    blocks = config.integer("num_mem_blocks", default=1)
+    # The switch for tied embeddings is one for shared blocks as well.
+    tied = config.flag("tie_word_embeddings", default=True)
+    blocks = config.integer("num_mem_blocks", default=1) if tied else max(len(hybrids), 1)
     shared, layers = _shared_blocks(config, rope=0 if spec.ropes else None), list(spec.layers)
     for use, layer in enumerate(hybrids):
         owner = None if use < blocks else hybrids[use % blocks]
