@@ -7,12 +7,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use fake::{FakeModel, Fault, STATE, VOCAB, engine, first_state, logits_after, mix};
+use fake::between_steps::{check_encoding, check_evaluation};
+use fake::outputs::{Got, collect};
+use fake::{FakeModel, Fault, STATE, VOCAB, engine, mix};
 use ferrule_engine::structured::{Token, Whitespace};
 use ferrule_engine::{
-    BeamSearchParams, DraftModel, EarlyStopping, EncodeTask, Engine, EngineConfig, EngineError, FinishReason, Grammar,
-    Hypothesis, PrefixCacheDir, Request, RequestError, RequestId, SampleTrace, SamplingParams, SpeculativeConfig,
-    SpeculativeMethod, StructuredOutputs, Text, TokenLogprobs, Vocabulary,
+    BeamSearchParams, DraftModel, EarlyStopping, Engine, EngineConfig, EngineError, Grammar, PrefixCacheDir, Request,
+    RequestError, RequestId, SamplingParams, SpeculativeConfig, SpeculativeMethod, StructuredOutputs, Vocabulary,
 };
 use ferrule_kernels::Cancel;
 use ferrule_model::Adapter;
@@ -91,17 +92,6 @@ impl Draft {
         model.faults = scenario.cancelled.iter().map(|&number| (number, Fault::CancelledMidway)).collect();
         DraftModel { model, pages, max_model_len: self.max_model_len }
     }
-}
-
-/// Collected outputs of a request.
-#[derive(Debug, Clone, Default, PartialEq)]
-struct Got {
-    tokens: Vec<u32>,
-    logprobs: Vec<TokenLogprobs>,
-    prompt_logprobs: Vec<TokenLogprobs>,
-    trace: Vec<SampleTrace>,
-    beams: Vec<Hypothesis>,
-    finish: Option<FinishReason>,
 }
 
 /// Returns one of a few adapters, as if it had just been loaded.
@@ -333,19 +323,6 @@ fn scenario() -> impl Strategy<Value = Scenario> {
         )
 }
 
-fn collect(got: &mut BTreeMap<RequestId, Got>, outputs: Vec<ferrule_engine::StepOutput>) {
-    for output in outputs {
-        let got = got.get_mut(&output.request).expect("an output for a request that is not there");
-        assert_eq!(got.finish, None, "an output after the end");
-        got.tokens.extend(output.token_ids);
-        got.logprobs.extend(output.logprobs);
-        got.prompt_logprobs.extend(output.prompt_logprobs);
-        got.trace.extend(output.trace);
-        got.beams.extend(output.beams);
-        got.finish = output.finish;
-    }
-}
-
 /// Returns the output of a request that runs alone, prefilled in one chunk and without speculation.
 fn alone(scenario: &Scenario, request: &Request, max_model_len: usize) -> Got {
     let config = EngineConfig {
@@ -369,47 +346,6 @@ fn alone(scenario: &Scenario, request: &Request, max_model_len: usize) -> Got {
         collect(&mut got, engine.step(&Cancel::new()).unwrap());
     }
     got.remove(&id).unwrap()
-}
-
-/// Evaluates a sequence between the steps.
-fn check_evaluation(engine: &mut Engine<FakeModel>, length: usize) {
-    let trained = engine.model().trained;
-    let adapter = length.is_multiple_of(2).then(|| Adapter::of_nothing([9; 32]));
-    let tokens: Vec<i64> = (0..length as i64).map(|index| 60 + index % 4).collect();
-    let first = length / 3;
-    match engine.logits(&tokens, first, adapter.as_ref(), &Cancel::new()) {
-        Ok(logits) => {
-            let mut state = first_state(length, trained, adapter.as_ref());
-            let expected = tokens.iter().flat_map(|&token| {
-                state = mix(state, token as u64);
-                logits_after(state)
-            });
-            assert_eq!(logits, expected.skip(first * VOCAB).collect::<Vec<_>>());
-        }
-        Err(EngineError::Cancelled) => {}
-        Err(EngineError::Request(_)) => assert!(length > engine.max_model_len()),
-        Err(error) => panic!("{error}"),
-    }
-}
-
-/// Encodes texts with common prefixes between the steps.
-fn check_encoding(engine: &mut Engine<FakeModel>, length: usize) {
-    let trained = engine.model().trained;
-    let template = |length: usize| (0..length as u32).map(|index| index * 5 % VOCAB as u32).collect();
-    let texts = [length, 3, length.div_ceil(2)].map(|length| Text { tokens: template(length), ..Text::default() });
-    let task = EncodeTask::Logits { tokens: (0..VOCAB as u32).collect() };
-    match engine.encode(&texts, &task, &Cancel::new()) {
-        Ok(logits) => {
-            let after = |text: &Text| {
-                let first = first_state(text.tokens.len(), trained, None);
-                logits_after(text.tokens.iter().fold(first, |state, &token| mix(state, token.into())))
-            };
-            assert_eq!(logits, texts.iter().flat_map(after).collect::<Vec<_>>());
-        }
-        Err(EngineError::Cancelled) => {}
-        Err(EngineError::Encode(_)) => assert!(length.max(3) > engine.max_model_len()),
-        Err(error) => panic!("{error}"),
-    }
 }
 
 /// Running requests and their outputs so far.
@@ -605,108 +541,4 @@ fn a_pool_of_a_quarter_of_the_demand_does_not_change_outputs() {
     assert!(small.metrics().preemptions > 0 && large.metrics().preemptions == 0);
     assert_eq!(got[0], got[1]);
     assert!(got[0].values().all(|got| got.tokens.len() == 40));
-}
-
-/// Returns an engine over a fake that computes `batches` batches at the same time, with requests of these prompt lengths.
-fn in_flight(config: &EngineConfig, batches: usize, prompts: &[u32]) -> (Engine<FakeModel>, Vec<RequestId>) {
-    let mut model = FakeModel::new(config, &[None]);
-    model.capacity = batches;
-    serve(model, config, prompts)
-}
-
-/// Returns an engine over a fake, with requests of these prompt lengths.
-fn serve(model: FakeModel, config: &EngineConfig, prompts: &[u32]) -> (Engine<FakeModel>, Vec<RequestId>) {
-    let mut engine = Engine::new(model, config.clone()).unwrap();
-    let request = |length: u32| Request {
-        prompt: (0..length).map(|token| token % VOCAB as u32).collect(),
-        params: SamplingParams { max_tokens: 12, ..SamplingParams::default() },
-        adapter: None,
-    };
-    let ids = prompts.iter().map(|&length| engine.add_request(request(length)).unwrap()).collect();
-    (engine, ids)
-}
-
-#[test]
-fn sequences_are_divided_evenly_among_the_batches_in_flight() {
-    let config = EngineConfig { max_num_seqs: 8, ..fake::config() };
-    for (batches, expected) in [(2, 4), (3, 3)] {
-        let (mut engine, _) = in_flight(&config, batches, &[3; 8]);
-        fake::run(&mut engine);
-        assert_eq!(engine.model().most_in_flight, batches);
-        let sizes: Vec<usize> = engine.model().batches.borrow().iter().map(Vec::len).collect();
-        assert!(sizes[..12].iter().all(|size| (expected - 1..=expected).contains(size)), "{sizes:?}");
-    }
-    // Requests that end leave the batches uneven: the next ones are even again.
-    let (mut engine, ids) = in_flight(&config, 2, &[3; 8]);
-    (0..4).for_each(|_| drop(engine.step(&Cancel::new()).unwrap()));
-    let first = engine.model().batches.borrow().len();
-    ids[..2].iter().for_each(|id| assert!(engine.abort(*id)));
-    fake::run(&mut engine);
-    let sizes: Vec<usize> = engine.model().batches.borrow()[first + 3..].iter().map(Vec::len).collect();
-    assert!(sizes.len() > 4 && sizes[..4].iter().all(|size| *size == 3), "{sizes:?}");
-}
-
-#[test]
-fn a_stage_lost_with_two_batches_in_flight_ends_every_request() {
-    let config = fake::config();
-    let mut model = FakeModel::new(&config, &[None]);
-    (model.capacity, model.lost_after) = (2, Some(3));
-    let (mut engine, ids) = serve(model, &config, &[3; 8]);
-    let mut got: BTreeMap<_, _> = ids.iter().map(|id| (*id, Got::default())).collect();
-    for _ in 0..3 {
-        collect(&mut got, engine.step(&Cancel::new()).unwrap());
-    }
-    assert_eq!(engine.model().most_in_flight, 2);
-    assert!(got.values().all(|got| !got.tokens.is_empty() && got.finish.is_none()));
-    collect(&mut got, fake::run(&mut engine));
-    for got in got.values() {
-        let Some(FinishReason::Dead(failure)) = &got.finish else { panic!("{:?}", got.finish) };
-        assert_eq!((failure.reason.as_str(), failure.lost_stage), ("stage 1 is lost", Some(1)));
-    }
-    assert!(matches!(engine.step(&Cancel::new()), Err(EngineError::Dead(_))));
-    assert_eq!(engine.audit_pages(), Ok(()));
-}
-
-#[test]
-fn outputs_of_batches_in_flight_are_not_lost_by_work_between_steps() {
-    let run = |works: bool| {
-        let (mut engine, ids) = in_flight(&fake::config(), 3, &[3, 9, 20, 4, 1, 7]);
-        let mut got: BTreeMap<_, _> = ids.iter().map(|id| (*id, Got::default())).collect();
-        while engine.has_unfinished_requests() {
-            collect(&mut got, engine.step(&Cancel::new()).unwrap());
-            if works {
-                check_evaluation(&mut engine, 20);
-                check_encoding(&mut engine, 20);
-            }
-        }
-        got
-    };
-    assert_eq!(run(true), run(false));
-}
-
-#[test]
-fn an_aborted_request_has_no_output_of_a_batch_that_was_finished_between_steps() {
-    let (mut engine, ids) = in_flight(&fake::config(), 2, &[3; 4]);
-    engine.step(&Cancel::new()).unwrap();
-    check_evaluation(&mut engine, 20);
-    assert!(engine.abort(ids[2]));
-    let outputs = engine.step(&Cancel::new()).unwrap();
-    assert!(!outputs.is_empty() && outputs.iter().all(|output| output.request != ids[2]), "{outputs:?}");
-}
-
-#[test]
-fn a_cancelled_step_leaves_its_batches_in_flight() {
-    let (mut engine, ids) = in_flight(&fake::config(), 2, &[3; 4]);
-    engine.step(&Cancel::new()).unwrap();
-    let (cancel, batches) = (Cancel::new(), engine.model().batches.borrow().len());
-    cancel.cancel();
-    assert_eq!(engine.step(&cancel).map(drop), Err(EngineError::Cancelled));
-    assert_eq!(engine.model().batches.borrow().len(), batches);
-    ids.iter().for_each(|id| assert!(engine.abort(*id)));
-    assert!(!engine.has_unfinished_requests());
-    // Nobody reads the logits of the batches in flight.
-    assert_eq!(engine.step(&Cancel::new()), Ok(Vec::new()));
-    assert_eq!(engine.audit_pages(), Ok(()));
-    let statistics = engine.page_statistics();
-    assert_eq!(statistics[0].free, statistics[0].total);
 }

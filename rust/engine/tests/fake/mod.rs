@@ -8,6 +8,9 @@
 // Every test binary compiles this file and uses part of it.
 #![allow(dead_code)]
 
+pub mod between_steps;
+pub mod outputs;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;

@@ -1,0 +1,115 @@
+//! A model that computes several batches at the same time: their sequences, failures, and work between steps.
+
+mod fake;
+
+use std::collections::BTreeMap;
+
+use fake::between_steps::{check_encoding, check_evaluation};
+use fake::outputs::{Got, collect};
+use fake::{FakeModel, VOCAB};
+use ferrule_engine::{Engine, EngineConfig, EngineError, FinishReason, Request, RequestId, SamplingParams};
+use ferrule_kernels::Cancel;
+
+/// Returns an engine over a fake that computes `batches` batches at the same time, with requests of these prompt lengths.
+fn in_flight(config: &EngineConfig, batches: usize, prompts: &[u32]) -> (Engine<FakeModel>, Vec<RequestId>) {
+    let mut model = FakeModel::new(config, &[None]);
+    model.capacity = batches;
+    serve(model, config, prompts)
+}
+
+/// Returns an engine over a fake, with requests of these prompt lengths.
+fn serve(model: FakeModel, config: &EngineConfig, prompts: &[u32]) -> (Engine<FakeModel>, Vec<RequestId>) {
+    let mut engine = Engine::new(model, config.clone()).unwrap();
+    let request = |length: u32| Request {
+        prompt: (0..length).map(|token| token % VOCAB as u32).collect(),
+        params: SamplingParams { max_tokens: 12, ..SamplingParams::default() },
+        adapter: None,
+    };
+    let ids = prompts.iter().map(|&length| engine.add_request(request(length)).unwrap()).collect();
+    (engine, ids)
+}
+
+#[test]
+fn sequences_are_divided_evenly_among_the_batches_in_flight() {
+    let config = EngineConfig { max_num_seqs: 8, ..fake::config() };
+    for (batches, expected) in [(2, 4), (3, 3)] {
+        let (mut engine, _) = in_flight(&config, batches, &[3; 8]);
+        fake::run(&mut engine);
+        assert_eq!(engine.model().most_in_flight, batches);
+        let sizes: Vec<usize> = engine.model().batches.borrow().iter().map(Vec::len).collect();
+        assert!(sizes[..12].iter().all(|size| (expected - 1..=expected).contains(size)), "{sizes:?}");
+    }
+    // Requests that end leave the batches uneven: the next ones are even again.
+    let (mut engine, ids) = in_flight(&config, 2, &[3; 8]);
+    (0..4).for_each(|_| drop(engine.step(&Cancel::new()).unwrap()));
+    let first = engine.model().batches.borrow().len();
+    ids[..2].iter().for_each(|id| assert!(engine.abort(*id)));
+    fake::run(&mut engine);
+    let sizes: Vec<usize> = engine.model().batches.borrow()[first + 3..].iter().map(Vec::len).collect();
+    assert!(sizes.len() > 4 && sizes[..4].iter().all(|size| *size == 3), "{sizes:?}");
+}
+
+#[test]
+fn a_stage_lost_with_two_batches_in_flight_ends_every_request() {
+    let config = fake::config();
+    let mut model = FakeModel::new(&config, &[None]);
+    (model.capacity, model.lost_after) = (2, Some(3));
+    let (mut engine, ids) = serve(model, &config, &[3; 8]);
+    let mut got: BTreeMap<_, _> = ids.iter().map(|id| (*id, Got::default())).collect();
+    for _ in 0..3 {
+        collect(&mut got, engine.step(&Cancel::new()).unwrap());
+    }
+    assert_eq!(engine.model().most_in_flight, 2);
+    assert!(got.values().all(|got| !got.tokens.is_empty() && got.finish.is_none()));
+    collect(&mut got, fake::run(&mut engine));
+    for got in got.values() {
+        let Some(FinishReason::Dead(failure)) = &got.finish else { panic!("{:?}", got.finish) };
+        assert_eq!((failure.reason.as_str(), failure.lost_stage), ("stage 1 is lost", Some(1)));
+    }
+    assert!(matches!(engine.step(&Cancel::new()), Err(EngineError::Dead(_))));
+    assert_eq!(engine.audit_pages(), Ok(()));
+}
+
+#[test]
+fn outputs_of_batches_in_flight_are_not_lost_by_work_between_steps() {
+    let run = |works: bool| {
+        let (mut engine, ids) = in_flight(&fake::config(), 3, &[3, 9, 20, 4, 1, 7]);
+        let mut got: BTreeMap<_, _> = ids.iter().map(|id| (*id, Got::default())).collect();
+        while engine.has_unfinished_requests() {
+            collect(&mut got, engine.step(&Cancel::new()).unwrap());
+            if works {
+                check_evaluation(&mut engine, 20);
+                check_encoding(&mut engine, 20);
+            }
+        }
+        got
+    };
+    assert_eq!(run(true), run(false));
+}
+
+#[test]
+fn an_aborted_request_has_no_output_of_a_batch_that_was_finished_between_steps() {
+    let (mut engine, ids) = in_flight(&fake::config(), 2, &[3; 4]);
+    engine.step(&Cancel::new()).unwrap();
+    check_evaluation(&mut engine, 20);
+    assert!(engine.abort(ids[2]));
+    let outputs = engine.step(&Cancel::new()).unwrap();
+    assert!(!outputs.is_empty() && outputs.iter().all(|output| output.request != ids[2]), "{outputs:?}");
+}
+
+#[test]
+fn a_cancelled_step_leaves_its_batches_in_flight() {
+    let (mut engine, ids) = in_flight(&fake::config(), 2, &[3; 4]);
+    engine.step(&Cancel::new()).unwrap();
+    let (cancel, batches) = (Cancel::new(), engine.model().batches.borrow().len());
+    cancel.cancel();
+    assert_eq!(engine.step(&cancel).map(drop), Err(EngineError::Cancelled));
+    assert_eq!(engine.model().batches.borrow().len(), batches);
+    ids.iter().for_each(|id| assert!(engine.abort(*id)));
+    assert!(!engine.has_unfinished_requests());
+    // Nobody reads the logits of the batches in flight.
+    assert_eq!(engine.step(&Cancel::new()), Ok(Vec::new()));
+    assert_eq!(engine.audit_pages(), Ok(()));
+    let statistics = engine.page_statistics();
+    assert_eq!(statistics[0].free, statistics[0].total);
+}
