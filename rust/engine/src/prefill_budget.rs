@@ -2,23 +2,37 @@
 //!
 //! The cost of a prompt token depends on the machine, the model, other load, and the context length, so it is measured
 //! step by step. Outputs do not depend on it: prompts may be cut anywhere.
+//!
+//! A model may compute several batches at the same time. A decoding sequence then gets a token per [`Cycle`], in which
+//! each batch is finished once, so the target holds for the steps of a cycle together. A step lasts from the end of the
+//! batch before to the end of this one. If the stages of a pipeline are not equal, a part of a neighbour's time may be in
+//! it; the sum over a cycle is right.
 
 use std::time::Duration;
 
 /// Minimum number of prompt tokens per step: one page, so that prompts always progress.
 const MIN_TOKENS: usize = 16;
 
-/// Target duration in seconds of a step whose outputs are not streamed: long enough for matmuls of a few hundred rows,
+/// Target duration in seconds of a cycle whose outputs are not streamed: long enough for matmuls of a few hundred rows,
 /// which are the most efficient per row, and short enough for decoding sequences to progress.
 const UNSTREAMED_TARGET: f64 = 0.4;
 
 /// Weight of a new measurement that is lower than the average. A higher one replaces the average at once.
 const SMOOTHING: f64 = 0.3;
 
+/// The batches that a model computes at the same time, each of which is finished once in a cycle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Cycle {
+    /// Number of batches.
+    pub batches: usize,
+    /// Number of batches among them that can have prompt tokens.
+    pub prefill_batches: usize,
+}
+
 /// Recent step times.
 #[derive(Debug)]
 pub(crate) struct PrefillBudget {
-    /// Target duration of a step in seconds.
+    /// Target duration of a cycle in seconds.
     target: f64,
     /// Duration of a decode-only step in seconds.
     decode: f64,
@@ -31,12 +45,13 @@ impl PrefillBudget {
         Self { target: target.as_secs_f64(), decode: 0.0, token: None }
     }
 
-    /// Returns the number of prompt tokens that the next step may compute beside decoding sequences; `streamed` if a
-    /// client waits for each token.
-    pub fn tokens(&self, streamed: bool) -> usize {
+    /// Returns the number of prompt tokens that the next step may compute beside decoding sequences: its share of those
+    /// in the cycle. `streamed` if a client waits for each token.
+    pub fn tokens(&self, streamed: bool, cycle: Cycle) -> usize {
         let Some(token) = self.token else { return MIN_TOKENS };
         let target = if streamed { self.target } else { self.target.max(UNSTREAMED_TARGET) };
-        let tokens = (target - self.decode).max(0.0) / token.max(f64::MIN_POSITIVE);
+        let prefill = (target - self.decode * cycle.batches as f64).max(0.0);
+        let tokens = prefill / token.max(f64::MIN_POSITIVE) / cycle.prefill_batches.max(1) as f64;
         (tokens as usize).max(MIN_TOKENS)
     }
 
@@ -60,29 +75,70 @@ impl PrefillBudget {
 mod tests {
     use super::*;
 
+    /// One batch at a time.
+    const ONE: Cycle = Cycle { batches: 1, prefill_batches: 1 };
+
     /// Simulates a machine with 20 ms per decode step and 2 ms per prompt token, growing to 6 ms.
     #[test]
     fn steps_keep_to_the_target_as_the_context_grows() {
         let mut prefill_budget = PrefillBudget::new(Duration::from_millis(150));
-        assert_eq!(prefill_budget.tokens(true), MIN_TOKENS);
+        assert_eq!(prefill_budget.tokens(true, ONE), MIN_TOKENS);
         (0..20).for_each(|_| prefill_budget.record(0.02, 4, 0));
         let mut longest: f64 = 0.0;
         for step in 0..200 {
-            let tokens = prefill_budget.tokens(true);
+            let tokens = prefill_budget.tokens(true, ONE);
             let seconds = 0.02 + tokens as f64 * (0.002 + 0.004 * f64::from(step) / 200.0);
             longest = longest.max(seconds);
             prefill_budget.record(seconds, 4, tokens);
         }
         assert!((0.15..0.16).contains(&longest), "{longest}");
-        assert!(prefill_budget.tokens(false) > 2 * prefill_budget.tokens(true));
-        assert!((18..=24).contains(&prefill_budget.tokens(true)), "{}", prefill_budget.tokens(true));
+        assert!(prefill_budget.tokens(false, ONE) > 2 * prefill_budget.tokens(true, ONE));
+        assert!((18..=24).contains(&prefill_budget.tokens(true, ONE)), "{}", prefill_budget.tokens(true, ONE));
         // An outlier is forgotten within some steps.
         prefill_budget.record(3.0, 4, 20);
-        assert_eq!(prefill_budget.tokens(true), MIN_TOKENS);
+        assert_eq!(prefill_budget.tokens(true, ONE), MIN_TOKENS);
         for _ in 0..20 {
-            prefill_budget.record(0.02 + prefill_budget.tokens(true) as f64 * 0.006, 4, prefill_budget.tokens(true));
+            prefill_budget.record(
+                0.02 + prefill_budget.tokens(true, ONE) as f64 * 0.006,
+                4,
+                prefill_budget.tokens(true, ONE),
+            );
         }
-        assert!((18..=24).contains(&prefill_budget.tokens(true)), "{}", prefill_budget.tokens(true));
+        assert!((18..=24).contains(&prefill_budget.tokens(true, ONE)), "{}", prefill_budget.tokens(true, ONE));
+    }
+
+    /// Simulates two batches in turn on a machine with 10 ms per batch that decodes and 1 ms per prompt token. Returns the
+    /// longest cycle after the first ones, and the prompt tokens of its batches.
+    fn cycle_of_two_batches(streamed: bool, prefill_batches: usize) -> (f64, [usize; 2]) {
+        let mut prefill_budget = PrefillBudget::new(Duration::from_millis(100));
+        let mut cycle = || {
+            [0, 1].map(|batch| {
+                let cycle = Cycle { batches: 2, prefill_batches };
+                let tokens = if batch < prefill_batches { prefill_budget.tokens(streamed, cycle) } else { 0 };
+                let seconds = 0.01 + tokens as f64 * 0.001;
+                prefill_budget.record(seconds, 3, tokens);
+                (seconds, tokens)
+            })
+        };
+        (0..20).for_each(|_| {
+            cycle();
+        });
+        let cycles = (0..100).map(|_| {
+            let [first, second] = cycle();
+            (first.0 + second.0, [first.1, second.1])
+        });
+        cycles.max_by(|one, other| one.0.total_cmp(&other.0)).expect("a hundred cycles")
+    }
+
+    #[test]
+    fn the_batches_of_a_cycle_share_the_target() {
+        // Prompts in one batch have what the other one leaves.
+        let (seconds, tokens) = cycle_of_two_batches(true, 1);
+        assert!((0.095..0.101).contains(&seconds) && tokens[0] >= 75 && tokens[1] == 0, "{seconds} {tokens:?}");
+        let (seconds, tokens) = cycle_of_two_batches(true, 2);
+        assert!((0.095..0.101).contains(&seconds) && tokens.iter().all(|count| *count >= 37), "{seconds} {tokens:?}");
+        let (seconds, _) = cycle_of_two_batches(false, 2);
+        assert!((0.39..0.401).contains(&seconds), "{seconds}");
     }
 
     #[test]
@@ -90,13 +146,13 @@ mod tests {
         let mut prefill_budget = PrefillBudget::new(Duration::from_millis(150));
         (0..50).for_each(|_| prefill_budget.record(0.5, 4, 0));
         prefill_budget.record(0.6, 4, 16);
-        assert_eq!(prefill_budget.tokens(true), MIN_TOKENS);
+        assert_eq!(prefill_budget.tokens(true, ONE), MIN_TOKENS);
     }
 
     #[test]
     fn zero_durations_do_not_limit_the_budget() {
         let mut prefill_budget = PrefillBudget::new(Duration::from_millis(150));
         prefill_budget.record(0.0, 0, 100);
-        assert!(prefill_budget.tokens(true) > 1 << 40);
+        assert!(prefill_budget.tokens(true, ONE) > 1 << 40);
     }
 }

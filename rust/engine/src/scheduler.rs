@@ -29,6 +29,7 @@ use std::collections::VecDeque;
 
 use crate::RequestId;
 use crate::pages::{FetchBudget, KvCacheManager, PageMove};
+use crate::prefill_budget::Cycle;
 use crate::sequence::{Rank, Sequence};
 
 /// The tokens of one sequence that a step computes: a prefill chunk or a decode row, and drafts.
@@ -152,6 +153,16 @@ impl Scheduler {
     /// Returns all sequences: running, then waiting, each ordered by rank.
     pub fn sequences(&self) -> impl Iterator<Item = &Sequence> + Clone {
         self.running.iter().chain(&self.waiting)
+    }
+
+    /// Returns the batches that running sequences, and waiting ones as far as slots are free, form at the same time.
+    pub fn cycle(&self) -> Cycle {
+        let admitted = self.admissible().take(self.free_slots()).map(|index| &self.waiting[index]);
+        let pending: Vec<usize> = self.running.iter().chain(admitted).map(Sequence::pending).collect();
+        let batches = |pending_above: usize| {
+            pending.iter().filter(|pending| **pending > pending_above).count().min(self.limits.batches)
+        };
+        Cycle { batches: batches(0), prefill_batches: batches(1) }
     }
 
     /// Schedules a step and allocates its pages. Beside decoding sequences, prefill gets at most `prompt_tokens`.

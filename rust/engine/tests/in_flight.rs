@@ -1,8 +1,9 @@
-//! A model that computes several batches at the same time: their sequences, failures, and work between steps.
+//! A model that computes several batches at the same time: their sequences, failures and times, and work between steps.
 
 mod fake;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use fake::between_steps::{check_encoding, check_evaluation};
 use fake::outputs::{Got, collect};
@@ -112,4 +113,48 @@ fn a_cancelled_step_leaves_its_batches_in_flight() {
     assert_eq!(engine.audit_pages(), Ok(()));
     let statistics = engine.page_statistics();
     assert_eq!(statistics[0].free, statistics[0].total);
+}
+
+/// Returns the median number of tokens of a prefill chunk, while two batches in flight decode and `prompts` long prompts
+/// are computed.
+fn median_chunk(prompts: usize) -> usize {
+    let config = EngineConfig {
+        pages: vec![256],
+        max_model_len: 2048,
+        max_num_batched_tokens: 512,
+        target_itl: Duration::from_millis(100),
+        enable_prefix_caching: false,
+        ..fake::config()
+    };
+    let mut model = FakeModel::new(&config, &[None]);
+    (model.capacity, model.token_time) = (2, Duration::from_millis(1));
+    let mut engine = Engine::new(model, config).unwrap();
+    let request = |length: u32, max_tokens| Request {
+        prompt: (0..length).map(|token| token % VOCAB as u32).collect(),
+        params: SamplingParams { max_tokens, ..SamplingParams::default() },
+        adapter: None,
+    };
+    let decoding: Vec<RequestId> = (0..4).map(|_| engine.add_request(request(1, 1000)).unwrap()).collect();
+    (0..12).for_each(|_| drop(engine.step(&Cancel::new()).unwrap()));
+    let length = 600 / prompts as u32;
+    let prompts: Vec<RequestId> = (0..prompts).map(|_| engine.add_request(request(length, 1)).unwrap()).collect();
+    let mut left = prompts.len();
+    while left > 0 {
+        let outputs = engine.step(&Cancel::new()).unwrap();
+        left -= outputs.iter().filter(|output| output.finish.is_some()).count();
+    }
+    assert!(decoding.iter().all(|id| engine.abort(*id)));
+    let batches = engine.model().batches.borrow();
+    let mut chunks: Vec<usize> = batches.iter().flatten().map(|(_, tokens, _)| tokens.len()).collect();
+    chunks.retain(|count| *count > 1);
+    chunks.sort_unstable();
+    chunks[chunks.len() / 2]
+}
+
+#[test]
+fn prefill_chunks_beside_decoding_fill_a_cycle_of_the_batches_in_flight() {
+    let (one, two) = (median_chunk(1), median_chunk(2));
+    // A cycle of 100 ms has four decode rows and 96 prompt tokens of 1 ms each.
+    assert!((60..=100).contains(&one), "{one}");
+    assert!(one > two + two / 2, "{one} tokens of one prompt, {two} of each of two");
 }

@@ -37,7 +37,6 @@ impl BatchesInFlight {
         self.since += idle;
         for batch in &mut self.batches {
             batch.begin += idle;
-            batch.begin_forward += idle;
         }
     }
 }
@@ -47,7 +46,6 @@ impl BatchesInFlight {
 struct InFlight {
     chunks: Vec<ChunkInFlight>,
     begin: Instant,
-    begin_forward: Instant,
 }
 
 /// The tokens of one sequence in a batch in flight.
@@ -96,7 +94,6 @@ impl<M: LanguageModel> Engine<M> {
             if plan.chunks.is_empty() {
                 break;
             }
-            let begin_forward = Instant::now();
             let Self { model, scheduler, .. } = self;
             with_batch(&scheduler.running, &plan.chunks, |batch| queue(model).begin(batch))?;
             let chunks = plan.chunks.iter().map(|chunk| {
@@ -106,7 +103,7 @@ impl<M: LanguageModel> Engine<M> {
                 let logits = wanted_logits(sequence, chunk).of(chunk.rows()).len();
                 ChunkInFlight { rank: sequence.rank(), count, drafts, logits }
             });
-            self.in_flight.batches.push_back(InFlight { chunks: chunks.collect(), begin, begin_forward });
+            self.in_flight.batches.push_back(InFlight { chunks: chunks.collect(), begin });
         }
         Ok(())
     }
@@ -136,9 +133,9 @@ impl<M: LanguageModel> Engine<M> {
         let outputs = self.postprocess(&chunks);
         let rows = batch.chunks.iter().map(|chunk| (chunk.count, chunk.count + chunk.drafts));
         // Batches are computed at the same time: each counts from the end of the one before it.
-        let begin_step = batch.begin.max(self.in_flight.since);
+        let step = batch.begin.max(self.in_flight.since).elapsed();
         self.in_flight.since = Instant::now();
-        self.record_step(begin_step.elapsed(), batch.begin, batch.begin_forward, rows);
+        self.record_step(step, step, rows);
         Ok(outputs)
     }
 

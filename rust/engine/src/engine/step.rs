@@ -57,19 +57,15 @@ impl<M: LanguageModel> Engine<M> {
             with_batch(&scheduler.running, &plan.chunks, |batch| model.forward(batch, cancel, logits))
         })?;
         self.ready_outputs = self.postprocess(&plan.chunks);
-        self.record_step(
-            begin.elapsed(),
-            begin,
-            begin_forward,
-            plan.chunks.iter().map(|chunk| (chunk.count, chunk.rows())),
-        );
+        let chunks = plan.chunks.iter().map(|chunk| (chunk.count, chunk.rows()));
+        self.record_step(begin.elapsed(), begin_forward.elapsed(), chunks);
         Ok(())
     }
 
     /// Proposes drafts, schedules a step, and moves pages for it.
     pub(super) fn plan(&mut self, cancel: &Cancel) -> Result<Schedule, ForwardError> {
         let streamed = self.scheduler.running.iter().any(|one| one.params.streams && one.pending() == 1);
-        let prompt_tokens = self.prefill_budget.tokens(streamed);
+        let prompt_tokens = self.prefill_budget.tokens(streamed, self.scheduler.cycle());
         let limits = DraftLimits { max_total_tokens: self.limits.tokens(), prompt_tokens };
         self.speculator.propose(&mut self.scheduler.running, limits, &mut self.sampler, cancel)?;
         let plan = self.scheduler.schedule(prompt_tokens);
@@ -79,13 +75,12 @@ impl<M: LanguageModel> Engine<M> {
         Ok(plan)
     }
 
-    /// Records the duration of a step, and those of its batch and forward pass by their begin: if several batches are
-    /// computed at the same time, they take longer than a step. Each chunk has pending tokens and rows.
+    /// Records the durations of a step and of its forward pass. Each chunk has pending tokens and rows. If several
+    /// batches are computed at the same time, both are the time since the batch before was finished.
     pub(super) fn record_step(
         &mut self,
         step: Duration,
-        begin: Instant,
-        begin_forward: Instant,
+        forward: Duration,
         chunks: impl Iterator<Item = (usize, usize)>,
     ) {
         let (mut decode_rows, mut prefill_tokens, mut all_rows) = (0, 0, 0);
@@ -97,9 +92,9 @@ impl<M: LanguageModel> Engine<M> {
             }
             all_rows += rows;
         }
-        self.prefill_budget.record(begin.elapsed().as_secs_f64(), decode_rows, prefill_tokens);
+        self.prefill_budget.record(step.as_secs_f64(), decode_rows, prefill_tokens);
         if prefill_tokens == 0 {
-            self.speculator.record(all_rows, begin_forward.elapsed().as_secs_f64());
+            self.speculator.record(all_rows, forward.as_secs_f64());
         }
         self.metrics.steps += 1;
         self.metrics.step_seconds.record(step);

@@ -163,6 +163,8 @@ pub struct FakeModel {
     pub most_in_flight: usize,
     /// Number of finished batches at which the queue loses a pipeline stage.
     pub lost_after: Option<usize>,
+    /// Minimum time per token of a batch in flight.
+    pub token_time: Duration,
 }
 
 /// One step of a hash (SplitMix64).
@@ -225,6 +227,7 @@ impl FakeModel {
             queue: VecDeque::new(),
             most_in_flight: 0,
             lost_after: None,
+            token_time: Duration::ZERO,
         }
     }
 
@@ -496,6 +499,8 @@ impl BatchQueue for FakeModel {
         }
         let Some(Queued::Batch(batch)) = self.queue.pop_front() else { panic!("no batch is in flight") };
         let chunks: Vec<SequenceChunk<'_>> = batch.iter().map(QueuedChunk::chunk).collect();
+        let tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+        std::thread::sleep(self.token_time * tokens as u32);
         let done = self.compute_logits(Batch { sequences: &chunks }, cancel, logits);
         if done == Err(ForwardError::Cancelled) {
             self.queue.push_front(Queued::Batch(batch));
