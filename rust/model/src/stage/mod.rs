@@ -13,10 +13,10 @@
 //! them gets the same hidden states and computes the same ones.
 
 mod divide;
-mod in_flight;
 mod layers;
 mod link;
 mod pipeline;
+mod queues;
 mod step;
 mod tensor_parallel;
 mod workers;

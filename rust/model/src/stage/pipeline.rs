@@ -3,8 +3,8 @@
 use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::{KvFormat, PageId};
 
-use super::in_flight::BatchesInFlight;
 use super::link::{LinkError, StageInfo, StageLink};
+use super::queues::StageQueues;
 use super::workers::{Failure, Worker, Workers};
 use super::{LastOutput, PageCopy, StageStep};
 use crate::batch::{Batch, BatchQueue, Capabilities, ForwardError, KvGroup, LanguageModel, SequenceChunk};
@@ -55,8 +55,8 @@ pub enum PipelineError {
 pub struct Pipeline {
     spec: ModelSpec,
     groups: Vec<KvGroup>,
-    /// Batches in flight, and the workers that compute them.
-    batches: BatchesInFlight,
+    /// Workers, and the batches in flight.
+    queues: StageQueues,
     /// Page copies that the next step begins with.
     copies: Vec<PageCopy>,
     /// Error of the lost stage, if one is lost.
@@ -115,13 +115,13 @@ impl Pipeline {
             let (found, expected) = (found.to_string(), expected.to_string());
             return Err(PipelineError::Mismatch { worker, field, found, expected });
         }
-        let batches = BatchesInFlight::new(Workers::new(links, ranks), &spec);
-        Ok(Self { spec, groups: layout.groups, batches, copies: Vec::new(), lost: None })
+        let queues = StageQueues::new(Workers::new(links, ranks), &spec);
+        Ok(Self { spec, groups: layout.groups, queues, copies: Vec::new(), lost: None })
     }
 
     /// Returns the descriptions of the workers, stage by stage and in the order of ranks.
     pub fn workers(&self) -> impl Iterator<Item = &StageInfo> {
-        self.batches.workers().infos()
+        self.queues.workers().infos()
     }
 
     /// Returns the bytes of pages that a model in one process would have, if each worker uses at most its own budget.
@@ -143,7 +143,7 @@ impl Pipeline {
     /// # Errors
     /// [`PipelineError::Link`].
     pub fn allocate_kv(&mut self, pages: &[usize], cancel: &Cancel) -> Result<(), PipelineError> {
-        let allocated = self.batches.workers_mut().allocate_kv(pages, cancel);
+        let allocated = self.queues.workers_mut().allocate_kv(pages, cancel);
         allocated.map_err(|(worker, error)| PipelineError::Link { worker, error })
     }
 
@@ -154,7 +154,7 @@ impl Pipeline {
         }
         let step = StageStep::new(batch, std::mem::take(&mut self.copies), last);
         let tokens: Vec<u32> = batch.tokens().collect();
-        self.batches.begin(step.to_bytes(), &tokens).map_err(|failure| self.lose(failure))
+        self.queues.begin(step.to_bytes(), &tokens).map_err(|failure| self.lose(failure))
     }
 
     /// Waits for the oldest batch in flight and returns the answer of the last stage.
@@ -162,7 +162,7 @@ impl Pipeline {
         if let Some(error) = &self.lost {
             return Err(error.clone());
         }
-        self.batches.finish(cancel).map_err(|failure| self.lose(failure))
+        self.queues.finish(cancel).map_err(|failure| self.lose(failure))
     }
 
     /// Runs a batch through all stages in micro-batches, and writes what the last stage returns.
@@ -173,7 +173,7 @@ impl Pipeline {
         cancel: &Cancel,
         out: &mut Vec<f32>,
     ) -> Result<(), ForwardError> {
-        assert!(self.batches.is_empty(), "a forward pass beside batches in flight");
+        assert!(self.queues.is_empty(), "a forward pass beside batches in flight");
         if let Some(error) = &self.lost {
             return Err(error.clone());
         }
@@ -182,10 +182,10 @@ impl Pipeline {
             return Err(ForwardError::Cancelled);
         }
         out.clear();
-        for sequences in micro_batches(batch.sequences, self.batches.stages()) {
+        for sequences in micro_batches(batch.sequences, self.queues.stages()) {
             self.begin_batch(Batch { sequences }, last)?;
         }
-        while !self.batches.is_empty() {
+        while !self.queues.is_empty() {
             out.extend_from_slice(&self.finish_batch(cancel)?);
         }
         Ok(())
@@ -276,7 +276,7 @@ impl LanguageModel for Pipeline {
     }
 
     fn batch_queue(&mut self) -> Option<&mut dyn BatchQueue> {
-        if self.batches.stages() > 1 { Some(self) } else { None }
+        if self.queues.stages() > 1 { Some(self) } else { None }
     }
 
     fn embeddings(&self, pooled: &[f32], _: &Cancel) -> Result<Vec<f32>, ForwardError> {
@@ -292,7 +292,7 @@ impl LanguageModel for Pipeline {
 
 impl BatchQueue for Pipeline {
     fn capacity(&self) -> usize {
-        self.batches.stages()
+        self.queues.stages()
     }
 
     fn begin(&mut self, batch: Batch<'_>) -> Result<(), ForwardError> {

@@ -1,4 +1,4 @@
-//! [`BatchesInFlight`]: batches on their way through the stages.
+//! [`StageQueues`]: queues of the stages, and the batches on their way through them.
 //!
 //! A batch goes from stage to stage through this process. Each stage has a queue: it may get a batch while it computes the
 //! one before, and answers them in order.
@@ -15,18 +15,18 @@ use super::link::LinkError;
 use super::workers::{Failure, Workers};
 use crate::spec::ModelSpec;
 
-/// Batches in flight, and the workers that compute them.
-pub(super) struct BatchesInFlight {
+/// Queues of the stages, and the batches in flight.
+pub(super) struct StageQueues {
     workers: Workers,
     /// Batches in the order in which they began.
-    batches: VecDeque<BatchInFlight>,
+    batches: VecDeque<QueuedBatch>,
     /// Unanswered requests to each stage, oldest first.
     unanswered: Vec<VecDeque<Request>>,
     /// Numbers of a token that the last stage looks up for the first one; `None` if the first stage has the embedding.
     looked_up: Option<usize>,
 }
 
-struct BatchInFlight {
+struct QueuedBatch {
     /// Bytes of the [`StageStep`](super::StageStep).
     step: Vec<u8>,
     /// Number of tokens.
@@ -55,8 +55,8 @@ enum Request {
     Step,
 }
 
-impl BatchesInFlight {
-    /// Creates an empty queue.
+impl StageQueues {
+    /// Creates empty queues.
     pub fn new(workers: Workers, spec: &ModelSpec) -> Self {
         let stages = workers.stages();
         let looked_up = (stages > 1 && spec.has_tied_lm_head()).then(|| spec.embedding_width());
@@ -90,7 +90,7 @@ impl BatchesInFlight {
             self.unanswered[last].push_back(Request::LookUp);
             place = Place::LookUp;
         }
-        self.batches.push_back(BatchInFlight { step, tokens: tokens.len(), place, output: Vec::new() });
+        self.batches.push_back(QueuedBatch { step, tokens: tokens.len(), place, output: Vec::new() });
         self.advance()
     }
 
