@@ -184,6 +184,7 @@ impl Scheduler {
         // Prompts that were held to their share take what the prompts behind them left.
         self.schedule_running(&mut plan, true, |sequence| sequence.pending() > 1);
         self.schedule_drafts(&mut plan);
+        self.allocate_snapshots(&plan);
         plan.chunks
             .sort_by_key(|chunk| self.running[chunk.index].adapter.as_ref().map(|adapter| *adapter.fingerprint()));
         plan
@@ -286,10 +287,7 @@ impl Scheduler {
             }
             let Some(mut next) = self.waiting.remove(waiting_index) else { return };
             let found = self.share_computed_pages(&mut next);
-            let mut reserved = vec![0; self.kv_cache.groups()];
-            for sequence in self.running.iter().filter(|sequence| sequence.pending() > 1) {
-                self.kv_cache.add_reserved(&sequence.tables, sequence.tokens.len(), chunk, &mut reserved);
-            }
+            let reserved = self.reserved(self.running.iter());
             if !self.running.is_empty()
                 && !self.kv_cache.can_allocate(&next.tables, next.tokens.len(), chunk, &reserved)
             {
@@ -310,6 +308,17 @@ impl Scheduler {
         }
     }
 
+    /// Returns, per group, the pages that running sequences still need: for the rest of a prompt, and for the states that
+    /// each sequence reads and writes in a step.
+    pub fn reserved<'a>(&self, sequences: impl Iterator<Item = &'a Sequence>) -> Vec<usize> {
+        let mut reserved = vec![0; self.kv_cache.groups()];
+        for sequence in sequences {
+            let tokens = if sequence.pending() > 1 { sequence.tokens.len() } else { 0 };
+            self.kv_cache.add_reserved(&sequence.tables, tokens, self.limits.max_num_batched_tokens, &mut reserved);
+        }
+        reserved
+    }
+
     /// Schedules drafts with the tokens, logits and pages that are left. No sequence is preempted for drafts.
     fn schedule_drafts(&mut self, plan: &mut Schedule) {
         for chunk in &mut plan.chunks {
@@ -328,6 +337,18 @@ impl Scheduler {
                 plan.tokens += chunk.drafts;
                 plan.logit_rows -= chunk.drafts;
             }
+        }
+    }
+
+    /// Allocates snapshots of states on pages that the running sequences do not need while the batch is computed.
+    fn allocate_snapshots(&mut self, plan: &Schedule) {
+        let mut is_planned = vec![false; self.running.len()];
+        plan.chunks.iter().for_each(|chunk| is_planned[chunk.index] = true);
+        let others = self.running.iter().zip(&is_planned).filter(|(_, is_planned)| !**is_planned);
+        let reserved = self.reserved(others.map(|(sequence, _)| sequence));
+        for chunk in &plan.chunks {
+            let Sequence { tables, computed, .. } = &mut self.running[chunk.index];
+            self.kv_cache.allocate_snapshots(tables, *computed, *computed + chunk.rows(), &reserved);
         }
     }
 

@@ -84,6 +84,8 @@ impl<M: LanguageModel> Engine<M> {
         let mut moves = Vec::new();
         self.scheduler.kv_cache.allocate_slots(tables, range.start, count, &mut moves);
         assert!(moves.is_empty(), "a page that is not full is never shared");
+        let reserved = self.scheduler.reserved(self.scheduler.running.iter());
+        self.scheduler.kv_cache.allocate_snapshots(tables, range.start, range.start + count, &reserved);
         let chunk = SequenceChunk {
             tokens: &tokens[range.start..][..count],
             first_position: range.start,

@@ -183,7 +183,7 @@ impl KvCacheManager {
         let needed = pages_for(computed + count);
         for index in 0..self.groups.len() {
             if self.groups[index].is_state {
-                self.allocate_states(index, tables, computed, count);
+                self.allocate_state(index, tables);
                 continue;
             }
             let table = &mut tables.tables[index];
@@ -482,20 +482,16 @@ impl KvCacheManager {
         demands.into_iter().find(|(needed, total)| needed > total)
     }
 
-    /// Returns whether the free pages suffice to compute a sequence up to `tokens` in chunks of `chunk`, when
-    /// `reserved` pages per group are needed for the prefill of others.
+    /// Returns whether the free pages suffice to compute a sequence up to `tokens` in chunks of `chunk`, when others need
+    /// `reserved` pages per group.
     pub fn can_allocate(&self, tables: &PageTables, tokens: usize, chunk: usize, reserved: &[usize]) -> bool {
         let mut needed = reserved.to_vec();
         self.add_reserved(tables, tokens, chunk, &mut needed);
-        let fits = |(group, needed): (&Group, usize)| match group.is_state {
-            // Every sequence that holds a state takes another one in the step.
-            true => needed + (group.pool.total() - group.pool.free()) <= group.pool.free(),
-            false => needed <= group.pool.free(),
-        };
-        self.groups.iter().zip(needed).all(fits)
+        self.groups.iter().zip(needed).all(|(group, needed)| needed <= group.pool.free())
     }
 
-    /// Adds to `reserved`, per group, the pages that a sequence still needs up to `tokens`.
+    /// Adds to `reserved`, per group, the pages that a sequence still needs up to `tokens`, or the states that it still
+    /// needs for a step.
     pub fn add_reserved(&self, tables: &PageTables, tokens: usize, chunk: usize, reserved: &mut [usize]) {
         for (index, (group, reserved)) in self.groups.iter().zip(reserved).enumerate() {
             let most = if group.is_state { states::PER_STEP } else { max_pages_held(group.window, tokens, chunk) };

@@ -72,9 +72,8 @@ pub(super) fn snapshot(cached: usize, computed: usize, prompt_len: usize) -> Opt
 }
 
 impl KvCacheManager {
-    /// Allocates the states of a step that computes `count` tokens after the first `computed` ones, as granted by
-    /// [`can_advance`]. A snapshot is taken if the other sequences do not need its page.
-    pub(super) fn allocate_states(&mut self, group: usize, tables: &mut PageTables, computed: usize, count: usize) {
+    /// Allocates the state that a step writes, as granted by [`can_advance`].
+    pub(super) fn allocate_state(&mut self, group: usize, tables: &mut PageTables) {
         if tables.tables[group].is_empty() {
             tables.tables[group].push(PAGE_NONE);
             tables.out_of_window[group] = 1;
@@ -82,12 +81,20 @@ impl KvCacheManager {
         let pool = &mut self.groups[group].pool;
         tables.tables[group].drain(1..).for_each(|page| pool.release(page));
         tables.tables[group].push(self.allocate(group));
-        let (end, pool) = (computed + count, &self.groups[group].pool);
+    }
+
+    /// Allocates the pages of the snapshots of a step that computes the tokens `from..end` and has its states, unless
+    /// other sequences need them: `reserved` pages of each group must stay free.
+    pub fn allocate_snapshots(&mut self, tables: &mut PageTables, from: usize, end: usize, reserved: &[usize]) {
         let boundary = end / PAGE_TOKENS * PAGE_TOKENS;
-        // Each page of another sequence may be read in this step, and then another one is written.
-        let of_others = pool.total() - pool.free() - tables.held(group);
-        if self.tree.is_some() && computed < boundary && boundary < end && pool.free() > of_others {
-            tables.tables[group].push(self.allocate(group));
+        if self.tree.is_none() || boundary <= from || boundary == end {
+            return;
+        }
+        for (group, &reserved) in reserved.iter().enumerate() {
+            if self.groups[group].is_state && self.groups[group].pool.free() > reserved {
+                let page = self.allocate(group);
+                tables.tables[group].push(page);
+            }
         }
     }
 

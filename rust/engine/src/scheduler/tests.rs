@@ -20,6 +20,20 @@ fn scheduler_of_two_batches(pages: usize) -> Scheduler {
     scheduler
 }
 
+/// Returns a scheduler for a hybrid model with 100 pages that computes two batches at the same time.
+fn hybrid_scheduler_of_two_batches(states: usize) -> Scheduler {
+    let mut scheduler = scheduler_of_two_batches(100);
+    scheduler.kv_cache = hybrid_kv_cache(100, states);
+    scheduler
+}
+
+/// Returns the page pools of a hybrid model, with snapshots of states.
+fn hybrid_kv_cache(pages: usize, states: usize) -> KvCacheManager {
+    let kinds = [GroupKind::Pages { window: None }, GroupKind::State];
+    let groups = kinds.map(|kind| KvGroup { layers: 1, kind, page_bytes: 1 });
+    KvCacheManager::new(&groups, &[pages, states], true)
+}
+
 fn sequence(scheduler: &Scheduler, id: u64, tokens: usize) -> Sequence {
     let request = Request { prompt: vec![0; tokens], params: SamplingParams::default(), adapter: None };
     Sequence::new(RequestId(id), request, None, scheduler.kv_cache.private_tables(), Drafts::default())
@@ -35,6 +49,36 @@ fn start(scheduler: &mut Scheduler, id: u64, tokens: usize, computed: usize) {
 
 fn planned(scheduler: &Scheduler, plan: &Schedule) -> Vec<(u64, usize)> {
     plan.chunks.iter().map(|chunk| (scheduler.running[chunk.index].id.0, chunk.count)).collect()
+}
+
+/// Sequences of a batch in flight, with the number of tokens of each.
+type Batch = Vec<(RequestId, usize)>;
+
+/// Marks the sequences of a plan as in flight.
+fn begin(scheduler: &mut Scheduler, plan: &Schedule) -> Batch {
+    let begin = |chunk: &Scheduled| {
+        let sequence = &mut scheduler.running[chunk.index];
+        assert!(!std::mem::replace(&mut sequence.in_flight, true), "a sequence is in two batches");
+        (sequence.id, chunk.count)
+    };
+    plan.chunks.iter().map(begin).collect()
+}
+
+/// Ends a batch: its sequences that still run have computed their tokens, and get another one after the last.
+fn finish(scheduler: &mut Scheduler, batch: &Batch) {
+    let Scheduler { running, kv_cache, .. } = scheduler;
+    for &(id, count) in batch {
+        let Some(sequence) = running.iter_mut().find(|sequence| sequence.id == id) else { continue };
+        let Sequence { tables, tokens, prompt_len, computed, .. } = &mut *sequence;
+        let end = *computed + count;
+        *computed = kv_cache.keep_states(tables, *computed, end, end);
+        kv_cache.cache_full_pages(tables, tokens, *prompt_len, end);
+        assert!(tables.held(0) * 16 >= end);
+        sequence.in_flight = false;
+        if sequence.pending() == 0 {
+            sequence.push(0);
+        }
+    }
 }
 
 #[test]
@@ -158,6 +202,28 @@ fn a_batch_has_its_share_of_running_and_new_sequences() {
 }
 
 #[test]
+fn as_many_sequences_run_in_two_batches_as_have_two_states_each() {
+    for (states, expected) in [(5, 2), (6, 3), (7, 3), (8, 4)] {
+        let mut scheduler = hybrid_scheduler_of_two_batches(states);
+        for id in 0..4 {
+            let new = sequence(&scheduler, id, 20);
+            scheduler.add(new);
+        }
+        let mut in_flight = VecDeque::new();
+        for _ in 0..12 {
+            let plan = scheduler.schedule(usize::MAX);
+            in_flight.push_back(begin(&mut scheduler, &plan));
+            if in_flight.len() == 2 {
+                assert_eq!((scheduler.running.len(), scheduler.preemptions), (expected, 0), "{states} states");
+                let batch = in_flight.pop_front().unwrap();
+                finish(&mut scheduler, &batch);
+            }
+        }
+        assert!(scheduler.running.iter().all(|sequence| sequence.output_len() >= 5), "{states} states");
+    }
+}
+
+#[test]
 fn pages_needed_by_a_running_prefill_are_not_allocated_to_new_sequences() {
     let mut scheduler = scheduler(5, 4, 20);
     start(&mut scheduler, 0, 64, 50);
@@ -272,13 +338,22 @@ proptest! {
     #[test]
     fn the_highest_rank_progresses_and_equal_priorities_are_admitted_by_arrival(
         pages in 8..20_usize,
+        states in prop::option::of(2..10_usize),
         max_num_seqs in 1..6_usize,
         budget in 1..40_usize,
+        batches in 1..=2_usize,
         events in prop::collection::vec(event(), 1..80),
     ) {
         let mut scheduler = scheduler(pages, max_num_seqs.min(budget), budget);
+        if let Some(states) = states {
+            scheduler.kv_cache = hybrid_kv_cache(pages, states);
+        }
+        scheduler.limits.batches = batches;
+        let mut in_flight: VecDeque<Batch> = VecDeque::new();
         let mut next = 0;
         let mut let_in: Vec<RequestId> = Vec::new();
+        // The highest-ranked sequence, and the number of plans without it while it was not in flight.
+        let (mut highest, mut skipped) = (None, 0);
         for event in events {
             match event {
                 Event::Add { tokens, priority } => {
@@ -291,33 +366,44 @@ proptest! {
                     scheduler.remove(RequestId(id));
                 }
                 Event::Preempt => {
+                    in_flight.drain(..).for_each(|batch| finish(&mut scheduler, &batch));
                     scheduler.preempt_last();
                 }
                 Event::Step { cancelled, prompt_tokens } => {
-                    let plan = scheduler.schedule(prompt_tokens);
-                    prop_assert_eq!(plan.tokens, plan.chunks.iter().map(|chunk| chunk.count).sum::<usize>());
-                    prop_assert!(plan.tokens <= budget && plan.chunks.len() <= max_num_seqs);
-                    prop_assert!(plan.tokens <= plan.limit);
-                    let first = scheduler.running.first().map(|first| first.id);
-                    let is_planned = |id| plan.chunks.iter().any(|chunk| scheduler.running[chunk.index].id == id);
-                    prop_assert!(first.is_some() || scheduler.waiting.is_empty());
-                    prop_assert!(first.is_none_or(is_planned));
-                    let new = scheduler.running.iter().filter(|one| !let_in.contains(&one.id));
-                    let new: Vec<(i32, RequestId)> = new.map(|one| (one.params.priority, one.id)).collect();
-                    for &(priority, id) in &new {
-                        let earlier = |one: &&Sequence| {
-                            one.params.priority == priority && one.id < id && !let_in.contains(&one.id)
-                        };
-                        prop_assert_eq!(scheduler.waiting.iter().find(earlier).map(|one| one.id), None);
-                    }
-                    let_in.extend(new.into_iter().map(|(_, id)| id));
-                    for chunk in plan.chunks.iter().filter(|_| !cancelled) {
-                        let sequence = &mut scheduler.running[chunk.index];
-                        sequence.computed += chunk.count;
-                        prop_assert!(sequence.tables.held(0) * 16 >= sequence.computed);
-                        if sequence.pending() == 0 {
-                            sequence.push(0);
+                    while in_flight.len() < batches {
+                        let plan = scheduler.schedule(prompt_tokens);
+                        prop_assert_eq!(plan.tokens, plan.chunks.iter().map(|chunk| chunk.count).sum::<usize>());
+                        prop_assert!(plan.tokens <= budget && plan.chunks.len() <= max_num_seqs);
+                        prop_assert!(plan.tokens <= plan.limit);
+                        let new = scheduler.running.iter().filter(|one| !let_in.contains(&one.id));
+                        let new: Vec<(i32, RequestId)> = new.map(|one| (one.params.priority, one.id)).collect();
+                        for &(priority, id) in &new {
+                            let earlier = |one: &&Sequence| {
+                                one.params.priority == priority && one.id < id && !let_in.contains(&one.id)
+                            };
+                            prop_assert_eq!(scheduler.waiting.iter().find(earlier).map(|one| one.id), None);
                         }
+                        let_in.extend(new.into_iter().map(|(_, id)| id));
+                        let batch = begin(&mut scheduler, &plan);
+                        let first = scheduler.running.first();
+                        prop_assert!(first.is_some() || scheduler.waiting.is_empty());
+                        let is_skipped = first.is_some_and(|first| !first.in_flight);
+                        let same = first.map(|first| first.id) == highest;
+                        highest = first.map(|first| first.id);
+                        skipped = if !is_skipped { 0 } else if same { skipped + 1 } else { 1 };
+                        // The others of a batch may come first, and then keep pages until they are finished.
+                        prop_assert!(skipped <= 2 * (batches - 1), "{skipped} plans without the first sequence");
+                        if batch.is_empty() {
+                            break;
+                        }
+                        in_flight.push_back(batch);
+                    }
+                    if !cancelled && let Some(batch) = in_flight.pop_front() {
+                        finish(&mut scheduler, &batch);
+                    } else if batches == 1 {
+                        // The next step repeats the work.
+                        in_flight.clear();
+                        scheduler.running.iter_mut().for_each(|sequence| sequence.in_flight = false);
                     }
                     // As in the engine, no sequence grows beyond the pool's capacity.
                     let grown = scheduler.sequences().filter(|sequence| sequence.tokens.len() >= pages * 16);

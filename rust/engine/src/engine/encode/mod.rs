@@ -139,6 +139,11 @@ impl<M: LanguageModel> Engine<M> {
                 break;
             }
         }
+        let reserved = self.scheduler.reserved(self.scheduler.running.iter());
+        for TextChunk { index, tokens } in &chunks {
+            let tables = &mut texts_in_progress[*index].tables;
+            self.scheduler.kv_cache.allocate_snapshots(tables, tokens.start, tokens.end, &reserved);
+        }
         chunks
     }
 
