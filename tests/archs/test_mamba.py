@@ -33,7 +33,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "layer_types must be a list of 3 items, each one of linear_attention",
     ),
     ("nemotron_h", {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern must be a string of M, *, E, -"),
-    ("nemotron_h", {"hybrid_override_pattern": LEFT_OUT}, "layers_block_type must be a list of mamba"),
+    ("nemotron_h", {"layers_block_type": []}, "layers_block_type must be a list of mamba"),
     ("falcon_h1_norm", {"ssm_multipliers": [1.0, 2.0]}, "ssm_multipliers must be a list of 5 numbers"),
     ("falcon_h1_norm", {"mlp_multipliers": [0.0, 2.0]}, "mlp_multipliers must be a list of finite numbers above 0"),
     ("jamba", {"attn_layer_offset": 4}, "attn_layer_offset must be below attn_layer_period (4), got 4"),
@@ -194,3 +194,7 @@ def test_mixers_in_words() -> None:
     assert mixer_words(spec_of("mamba").layers[0].blocks[0].mixer, []) == ("Mamba", f"{words}biases on convolution")
     _, of_jamba = mixer_words(spec_of("jamba").layers[0].blocks[0].mixer, [])
     assert of_jamba == f"{words}rms norm of steps, keys and queries; biases on convolution"
+
+
+def test_nemotron_stores_its_lm_head() -> None:
+    assert spec_of("nemotron_h", tie_word_embeddings=True).lm_head == LmHead(tied=False)

@@ -15,17 +15,17 @@ from typing import Any
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 TYPES = """
-apertus bailing_hybrid bamba bitnet cohere2 deepseek_v3 deepseek_v4 exaone_moe falcon_mamba gemma
+apertus bailing_hybrid bamba bitnet cohere2 deepseek_v3 deepseek_v4 exaone_moe falcon_h1 falcon_mamba gemma
 gemma2 gemma3_text gemma3n_text gemma4_text glm_moe_dsa granite granite_swa granitemoe_swa granitemoehybrid
 hy_v3 jamba kimi_linear lfm2 lfm2_moe lfm3 llama llama4_text mamba mamba2 mimo_v2_flash minimax
-minimax_m3_vl_text ministral3 mistral mistral4 mixtral olmo_hybrid phi3 phimoe qwen2
+minimax_m3_vl_text ministral3 mistral mistral4 mixtral nemotron_h olmo_hybrid phi3 phimoe qwen2
 qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next
 qwen3_vl_moe_text qwen3_vl_text qwen4_exp_text recurrent_gemma rwkv smollm3 zamba2
 """
 """Model types with default sizes in archs/text_model.py."""
 LAYERS = 8
 """Layers of a model, if its class does not fix them: more than the period of any family."""
-LISTED = ("zamba2",)
+LISTED = ("nemotron_h", "zamba2")
 """Families whose number of layers follows from a list."""
 NO_EFFECT = """
 _name_or_path architectures attention_dropout bos_token_id chunk_size_feed_forward dtype eos_token_id id2label

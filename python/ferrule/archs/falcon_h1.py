@@ -23,7 +23,7 @@ _MODULES = {
 
 def falcon_h1(config: Config) -> ModelSpec:
     """Factors on the keys are factors on the scores; a `mamba_d_ssm` of null is `mamba_expand * hidden_size`."""
-    config = config.with_defaults(max_position_embeddings=8192, rms_norm_eps=1e-5, rope_theta=100_000.0).with_absent(
+    config = config.with_defaults(max_position_embeddings=8192, rms_norm_eps=1e-5).with_absent(
         num_key_value_heads=8, mamba_d_ssm=1024
     )
     gate_scale, ffn_scale = _factors(config, "mlp_multipliers", 2)

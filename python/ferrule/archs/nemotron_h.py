@@ -3,7 +3,7 @@
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
 from ferrule.archs.mamba2 import BACKBONE, divisor, modules, step_limits
-from ferrule.archs.spec import Dense, Experts, Latent, Mamba2, Mixer, ModelSpec, RmsNorm, Router
+from ferrule.archs.spec import Dense, Experts, Latent, LmHead, Mamba2, Mixer, ModelSpec, RmsNorm, Router
 
 _LAYER = "backbone.layers.{layer}"
 _KINDS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
@@ -38,7 +38,7 @@ MODULES = {
 def nemotron_h(config: Config) -> ModelSpec:
     """Attention has no rotary embedding, and no biases whatever `attention_bias` says.
 
-    Networks have no gate, and the chosen experts no biases.
+    Networks have no gate, and the chosen experts no biases. The lm_head is stored, whatever `tie_word_embeddings` says.
     """
     given = {field: config.values[name] for field, name in _SPELLINGS.items() if name in config.values}
     config = (
@@ -86,6 +86,7 @@ def nemotron_h(config: Config) -> ModelSpec:
         rotated=False,
         mixers={index: of_kind[kind] for index, kind in enumerate(kinds) if kind != "attention"},
         ffn=[None] * len(kinds),
+        lm_head=LmHead(tied=False),
         modules={**MODULES, **modules(f"{_LAYER}.mixer", mixer)},
     )
 
@@ -99,6 +100,8 @@ def _kinds(config: Config) -> list[str]:
         if not pattern or any(letter not in _KINDS for letter in pattern):
             raise config.error("hybrid_override_pattern", f"a string of {', '.join(_KINDS)}")
         return [_KINDS[letter] for letter in pattern]
+    if "layers_block_type" not in config:
+        return ["mamba", "moe", "attention", "mlp"]
     kinds = [_NEW_NAMES.get(kind, kind) for kind in config.texts("layers_block_type")]
     if not kinds or any(kind not in _KINDS.values() for kind in kinds):
         raise config.error("layers_block_type", f"a list of {', '.join([*_KINDS.values(), *_NEW_NAMES])}")
