@@ -24,13 +24,13 @@ SCALING = {
     "max_replicas": 2,
     "target_ongoing_requests": 1,
     "upscale_delay_s": 0.2,
-    "downscale_delay_s": 1.0,
+    "downscale_delay_s": 0.5,
     "metrics_interval_s": 0.2,
-    "look_back_period_s": 1.0,
+    "look_back_period_s": 0.6,
 }
 LOAD = 4
 """Number of requests at once while a second replica starts."""
-WHOLE = 6000
+WHOLE = 4000
 """Number of tokens of a stream that its replica still generates when it is removed."""
 
 
