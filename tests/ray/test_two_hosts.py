@@ -7,6 +7,7 @@ namespaces.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -17,14 +18,15 @@ from typing import Any, cast
 
 import pytest
 import ray
+import ray.data
 from ray import serve
 
 from cli.test_run_batch import chat_request, content_of, read, written
-from ferrule import PipelineStageError, SamplingParams
+from ferrule import LLM, PipelineStageError, SamplingParams
 from ferrule._batch import files
 from ferrule._batch.answers import Answer
 from ferrule._cli import main
-from ferrule.ray import build_app
+from ferrule.ray import LLMPredictor, build_app
 from ferrule.ray.batch_workers import BatchWorkers
 from ray_streams import complete, completion, connected, generated, numbers_by_replica, streams_beside_a_loss
 from test_batch_invariance import FEW_PAGES, PAGE_TOKENS
@@ -38,6 +40,9 @@ pytestmark = [
     ),
 ]
 
+ROWS = 200
+"""Number of rows of a dataset."""
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 32}
 LOST = 20
 """Number of lines of the output after which a host is lost, once both have a model."""
 
@@ -130,6 +135,52 @@ def test_batch_that_loses_a_host_loses_and_repeats_no_line(hosts: TwoHosts, tmp_
     answers, expected = read(target), read(local)
     assert [answer["custom_id"] for answer in answers] == [answer["custom_id"] for answer in expected]
     assert [content_of(answer) for answer in answers] == [content_of(answer) for answer in expected]
+
+
+def run_dataset(head: str, first: str, folder: str, target: str) -> None:
+    """Runs a dataset with an actor on each host; prints a line once both compute, and writes the answers to a file."""
+    cast("Any", ray).init(head, _node_ip_address=first, log_to_driver=False)
+    hosts = Path(folder)
+
+    class Recorded(LLMPredictor):
+        async def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            (hosts / ray.get_runtime_context().get_node_id()).touch()
+            while len(list(hosts.iterdir())) < 2:  # until both actors have rows
+                await asyncio.sleep(0.05)
+            return await super().__call__(batch)
+
+    def report() -> None:
+        while len(list(hosts.iterdir())) < 2:
+            time.sleep(0.05)
+        print("both compute", flush=True)
+
+    threading.Thread(target=report, daemon=True).start()
+    items = [{"number": number, "prompt": prompt_of(number)} for number in range(ROWS)]
+    dataset = ray.data.from_items(items, override_num_blocks=20).map_batches(
+        Recorded, fn_constructor_kwargs={"sampling_params": GREEDY}, num_cpus=1, concurrency=2, batch_size=10
+    )
+    answers = sorted((row["number"], row["generated_text"]) for row in dataset.take_all())
+    Path(target).write_text(json.dumps(answers))
+
+
+def prompt_of(number: int) -> str:
+    return f"Once upon a time, animal {number} met"
+
+
+def test_dataset_that_loses_a_host_loses_and_repeats_no_row(hosts: TwoHosts, tmp_path: Path) -> None:
+    with LLM() as llm:
+        outputs = llm.generate([prompt_of(number) for number in range(ROWS)], SamplingParams(**GREEDY))
+    expected = [[number, output.outputs[0].text] for number, output in enumerate(outputs)]
+    folder, target = tmp_path / "hosts", tmp_path / "answers.json"
+    folder.mkdir()
+    arguments = hosts.head, hosts.first.address, str(folder), str(target)
+    with hosts.both(), hosts.first.start(run_dataset, *arguments) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "both compute\n", program.communicate()[1]
+        hosts.second.lose()
+        _, errors = program.communicate(timeout=SECONDS)
+    assert program.returncode == 0, errors
+    assert json.loads(target.read_text()) == expected
 
 
 def run_server(head: str, first: str, second: str, model: str) -> None:
