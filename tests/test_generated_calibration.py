@@ -88,10 +88,10 @@ def test_command_calibrates_with_generated_text_or_says_why_not(
         assert main(["quantize", *arguments, "-o", str(tmp_path / name)]) == status
         return capsys.readouterr().err
 
-    few = ("--calibration-tokens", "2048")
+    few = ("--calibration-tokens", "512")
     saved = tmp_path / "recipe.toml"
     assert "not calibrated" not in run("bits", "--bits", "4.25", "--save-recipe", str(saved), *few)
-    sequences = generate_calibration(None, 2048)
+    sequences = generate_calibration(None, 512)
     expected = quantize(None, tmp_path / "expected", recipe=saved, calibrate=sequences)
     assert tensors(tmp_path / "bits") == tensors(expected)
     run("rounded", "--bits", "4.25", "--save-recipe", str(saved), "--no-self-calibrate")

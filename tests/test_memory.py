@@ -85,7 +85,7 @@ def memory(field):
             return int(line.split()[1]) * 1024
 
 def quantize():
-    sequences = [[3 + (i * i + j) % 4000 for i in range(256)] for j in range(16)]
+    sequences = [[3 + (i * i + j) % 4000 for i in range(256)] for j in range(4)]
     output = sys.argv[1] + "-packed"
     ferrule.quantize(sys.argv[1], output, format=sys.argv[2], calibrate=sequences, threads=1)
 
