@@ -304,8 +304,7 @@ impl StageLink {
         match read_word(reader)? {
             ANSWER => {
                 let count = read_word(reader)? as usize;
-                let bytes = read_bytes(reader, count.saturating_mul(size_of::<f32>()))?;
-                Ok(bytemuck::pod_collect_to_vec(&bytes))
+                read_numbers(reader, count)
             }
             RANK_LOST => Err(LinkError::RankLost { rank: read_word(reader)? as usize }),
             FAILURE => Err(LinkError::Worker(String::from_utf8_lossy(&read_text(reader)?).into_owned())),
@@ -372,6 +371,18 @@ fn read_bytes(reader: &mut impl Read, count: usize) -> Result<Vec<u8>, LinkError
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
     }
     Ok(bytes)
+}
+
+/// Reads `count` numbers in place, since logits of a batch are megabytes; allocates little more than have arrived.
+fn read_numbers(reader: &mut impl Read, count: usize) -> Result<Vec<f32>, LinkError> {
+    const AT_ONCE: usize = 1 << 18;
+    let mut numbers = Vec::new();
+    while numbers.len() < count {
+        let first = numbers.len();
+        numbers.resize(count.min(first + AT_ONCE), 0.0);
+        reader.read_exact(bytemuck::cast_slice_mut(&mut numbers[first..]))?;
+    }
+    Ok(numbers)
 }
 
 /// Reads a text after its length.
