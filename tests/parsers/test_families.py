@@ -65,6 +65,12 @@ from ferrule._text.parsers import (
             *["solar_open"] * 2,
         ),
         ("{%- set ns_token = ']<]minimax[>[' -%}{{ ns_token ~ '<tool_call>' }}<mm:think>", *["minimax_m3"] * 2),
+        (
+            "{%- set dsml_token = '|DSML|' -%}{{- '<' + dsml_token + 'tool_calls>' -}}</think>",
+            "deepseek_v4",
+            "deepseek_r1",
+        ),
+        ("{%- set dsml_token = '|DSML|' -%}{{- '<' + dsml_token + 'function_calls>' -}}</think>", None, "deepseek_r1"),
         ("{{ '<tool_calls>' }}{{ '<|tool_call|>' }}", None, None),
         ("{{ '<|user|>' }}", None, None),
     ],

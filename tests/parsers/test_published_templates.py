@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ferrule._text.parsers import reasoning_parser_for, tool_call_parser_for
 from parsers.round_trip import RoundTrip, round_trip
 
 pytestmark = pytest.mark.skipif(
@@ -35,6 +36,28 @@ KNOWN_PROBLEMS = {
     "meetkai-functionary-medium-v3.2": "its calls have no marker",
 }
 """Templates that may fail, and why."""
+
+PARSERS = [
+    ("apertus", "Apertus-8B-Instruct", "apertus", "apertus"),
+    ("bailing_hybrid", "inclusionai-ling-3.0-flash", "glm45", "deepseek_r1"),
+    ("deepseek_v4", "deepseek-ai-DeepSeek-V4", "deepseek_v4", "deepseek_r1"),
+    ("gemma4_text", "google-gemma-4-31B-it", "gemma4", "gemma4"),
+    ("glm_moe_dsa", "GLM-4.7-Flash", "glm45", "deepseek_r1"),  # GLM-5 has the same marks
+    ("granitemoehybrid", "ibm-granite-granite-4.0", "hermes", None),
+    ("hy_v3", "tencent-Hy3", "hunyuan_v3", "hunyuan_v3"),
+    ("kimi_linear", "moonshotai-Kimi-K2", "kimi_k2", None),  # Kimi Linear has the same marks
+    ("lfm2", "LFM2.5-Instruct", "lfm2", "deepseek_r1"),
+    ("lfm2_moe", "LFM2-8B-A1B", "lfm2", None),
+    ("minimax", "MiniMax-M1", "minimax", None),
+    ("minimax_m3_vl_text", "MiniMax-M3", "minimax_m3", "minimax_m3"),
+    ("ministral3", "mistralai-Ministral-3-14B-Reasoning-2512", "mistral", "mistral"),
+    ("nemotron_h", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "qwen3_coder", "deepseek_r1"),
+    ("nemotron_h", "NVIDIA-Nemotron-Nano-v2", "nemotron_json", "deepseek_r1"),
+    ("phimoe", "microsoft-Phi-3.5-mini-instruct", None, None),
+    ("qwen3_5_text", "Qwen3.5-4B", "qwen3_coder", "deepseek_r1"),
+    ("qwen3_next", "Qwen-Qwen3-0.6B", "hermes", "deepseek_r1"),  # Qwen3-Next has the same marks
+]
+"""Architectures of 2026, a published template of each, and the parsers of its tool calls and its reasoning."""
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +89,11 @@ def test_published_templates_round_trip(templates: dict[str, str]) -> None:
     failed = {name: result.problems for name, result in results.items() if result.problems}
     assert len(results) - len(failed) >= ENOUGH
     assert not {name: problems for name, problems in failed.items() if name not in KNOWN_PROBLEMS}
+
+
+@pytest.mark.parametrize(("model_type", "name", "calls", "reasoning"), PARSERS)
+def test_parsers_of_architectures(
+    templates: dict[str, str], model_type: str, name: str, calls: str | None, reasoning: str | None
+) -> None:
+    assert tool_call_parser_for(templates[name], model_type) == calls
+    assert reasoning_parser_for(templates[name], model_type) == reasoning

@@ -99,7 +99,7 @@ TOOL_CALL_PARSERS = (
     ),
     ToolCallFamily(
         ("deepseek_v4",),
-        (dsml.TAGS.begin,),
+        (dsml.TAGS.begin, "dsml_token + 'tool_calls>"),
         frozenset({dsml.MARK}),
         ("deepseek_v4",),
         begin=dsml.TAGS.begin,
