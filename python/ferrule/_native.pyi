@@ -450,16 +450,23 @@ def measure(spec: str, weights: str | None, options: str) -> str:
     Raises ModelFileError, ConfigError, InvalidParameterError.
     """
 
-def divide_layers(
-    spec: str, weights: str | None, options: str, stages: int, on_this_machine: bool
-) -> list[tuple[int, int]]:
+def divide_layers(spec: str, weights: str | None, options: str, stages: int) -> list[tuple[int, int]]:
     """Divides the layers of a model into pipeline stages of about the same size; reads only headers.
 
-    Returns the first layer of each stage and the one after its last. If `on_this_machine`, checks that the memory of
-    this machine holds all stages.
+    Returns the first layer of each stage and the one after its last.
 
-    Raises ModelFileError, ConfigError, InvalidParameterError for a number of stages that the model does not allow,
-    InsufficientMemoryError.
+    Raises ModelFileError, ConfigError, InvalidParameterError for a number of stages that the model does not allow.
+    """
+
+def check_workers_memory(
+    spec: str, weights: str | None, options: str, workers: list[tuple[tuple[int, int], int, int]]
+) -> None:
+    """Checks that the memory of this machine holds the weights of these workers together; reads only headers.
+
+    Each worker has the layers of its stage (the first one, and the one after the last), its rank, and the number of
+    ranks.
+
+    Raises ModelFileError, ConfigError, InvalidParameterError, InsufficientMemoryError.
     """
 
 def serve_stage(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import resource
 import signal
 from collections.abc import Callable
 from contextlib import closing
@@ -15,7 +17,15 @@ import pytest
 import ray.exceptions
 
 from conftest import TINY
-from ferrule import LLM, EngineArgs, EngineError, ModelNotFoundError, PipelineStageError, SamplingParams
+from ferrule import (
+    LLM,
+    EngineArgs,
+    EngineError,
+    InsufficientMemoryError,
+    ModelNotFoundError,
+    PipelineStageError,
+    SamplingParams,
+)
 from ferrule._loading import read_model_files
 from ferrule._pipeline import ray_actors
 from ferrule._pipeline.ray_actors import StageActor, StageActors
@@ -112,6 +122,29 @@ def test_workers_of_a_stage_are_together_where_they_fit(
 ) -> None:
     args = EngineArgs(pipeline_parallel_size=stages, tensor_parallel_size=ranks)
     assert ray_actors._workers_in_bundle(cpus, args, threads) == together
+
+
+@pytest.mark.parametrize("several", ["pipeline_parallel_size", "tensor_parallel_size"])
+def test_actors_of_one_host_must_fit_its_memory_together(several: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class LimitedActor(StageActor):
+        """Actor whose process has room for one half of the weights of llama-1b in int8, and not for both."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            found = re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())
+            size = int(found[1]) * 1024 if found else 0
+            resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 30), resource.RLIM_INFINITY))
+
+    monkeypatch.setattr(ray_actors, "StageActor", LimitedActor)
+    arguments: dict[str, Any] = {several: 2, "threads": 1, "distributed_executor_backend": "ray"}
+    with pytest.raises(InsufficientMemoryError) as raised:
+        LLM.from_shape("llama-1b", quantization="int8", **arguments)
+    found = re.match(
+        r"the model needs (\d+) bytes for its packed weights, but only (\d+) bytes are available", str(raised.value)
+    )
+    assert found is not None, raised.value
+    needs, available = map(int, found.groups())
+    assert needs / 2 < available < needs
 
 
 def test_ctrl_c_ends_the_wait_for_room() -> None:

@@ -1,9 +1,10 @@
 """Workers of pipeline stages in actors of a Ray cluster (`distributed_executor_backend="ray"`).
 
 A placement group reserves the CPUs of the workers: stages on different hosts if there are enough, and the workers of
-one of several stages on one host if they fit. An actor packs the weights on its host, unless they are packed there
-already, and loads its part. It connects to the engine and to the workers of its stage directly; Ray starts and ends the
-actors but transports no step.
+one of several stages on one host if they fit. One actor of each host packs the weights there, unless they are packed
+already, and checks that the memory of the host holds the parts of its actors together. Then each actor loads its part.
+It connects to the engine and to the workers of its stage directly; Ray starts and ends the actors but transports no
+step.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import logging
 import os
 import socket
 import time
-from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ferrule._loading import EMBEDDED, find_model, read_model_files
 from ferrule._loading.packing import weights_of
 from ferrule._params.options import EngineArgs
-from ferrule._pipeline.connections import Destination, Listener, connect, end_unless_acknowledged
+from ferrule._pipeline.connections import POLL_SECONDS, Destination, Listener, connect, end_unless_acknowledged
 from ferrule._pipeline.stages import LOGGER, Stages
 from ferrule.errors import ConfigError, EngineError, FerruleError
 
@@ -69,6 +69,8 @@ class StageActor:
 
     def __init__(self) -> None:
         self._listener: Listener | None = None
+        self._model: tuple[str, str | None] | None = None
+        """Description of the model as JSON, and path of its weights on this host."""
 
     def node(self) -> str:
         """Returns the id of the actor's host."""
@@ -79,6 +81,17 @@ class StageActor:
         self._listener = _listener()
         return self._listener.destination
 
+    def prepare(self, task: StageTask, of_host: Sequence[StageTask]) -> None:
+        """Packs the weights on this host, and checks that its memory holds the parts of all workers of the host.
+
+        Raises the errors of loading a model, InsufficientMemoryError.
+        """
+        from ferrule import _native
+
+        spec, weights = self._find_model(task)
+        workers = [(each.layers, each.rank, task.args.tensor_parallel_size) for each in of_host]
+        _native.check_workers_memory(spec, weights, task.args.to_json(), workers)
+
     def run(self, task: StageTask, sharers: int) -> None:
         """Loads a worker's part and runs it until the engine closes the connection; `sharers` workers are on this host.
 
@@ -86,18 +99,28 @@ class StageActor:
         """
         from ferrule import _native
 
-        args = task.args
         with ExitStack() as stack:
             connection = stack.enter_context(connect(task.destination, task.worker, CONNECTION_SECONDS))
             peers = [stack.enter_context(peer).fileno() for peer in self._connect_group(task)]
+            spec, weights = self._find_model(task)
+            part = (task.layers, task.rank, peers)
+            _native.serve_stage(spec, weights, task.args.to_json(), *part, sharers, connection.fileno())
+
+    def _find_model(self, task: StageTask) -> tuple[str, str | None]:
+        """Returns the description of the model as JSON and the path of its weights, which are packed if they were not.
+
+        Raises the errors of loading a model.
+        """
+        if self._model is None:
+            args = task.args
             files = read_model_files(find_model(task.model, args.revision)).extended(args.max_model_len)
             spec = files.spec.to_json()
             if spec != task.spec:
                 raise ConfigError(f"the configuration of {files.path} differs from that on the host of the engine")
             name = EMBEDDED if task.model is None else task.model
             weights = None if args.load_format == "dummy" else os.fspath(weights_of(files, name, args, None))
-            part = (task.layers, task.rank, peers)
-            _native.serve_stage(spec, weights, args.to_json(), *part, sharers, connection.fileno())
+            self._model = spec, weights
+        return self._model
 
     def _connect_group(self, task: StageTask) -> list[socket.socket]:
         """Connects to the workers of lower ranks and accepts those of higher ranks; returns the sockets in this order.
@@ -138,8 +161,12 @@ class StageActors(Stages):
 
     def failure(self, worker: int) -> FerruleError:
         """Returns the error with which an actor ended."""
+        return self._failure(worker, self._runs[worker])
+
+    def _failure(self, worker: int, call: object) -> FerruleError:
+        """Returns the error with which a call of an actor ended."""
         try:
-            cast("Any", ray).get(self._runs[worker], timeout=FAILURE_SECONDS)
+            cast("Any", ray).get(call, timeout=FAILURE_SECONDS)
             reason = "its actor ended"
         except ray.exceptions.RayTaskError as error:
             cause: object = getattr(error, "cause", None)
@@ -175,15 +202,36 @@ class StageActors(Stages):
                 nodes: list[str] = api.get([actor.node.remote() for actor in self._actors], timeout=CONNECTION_SECONDS)
                 listening = [actor.listen.remote() for actor in self._actors if self.ranks > 1]
                 addresses: list[Destination] = api.get(listening, timeout=CONNECTION_SECONDS)
-            sharers = Counter(nodes)
-            for worker, (actor, node) in enumerate(zip(self._actors, nodes, strict=True)):
+            of_hosts: dict[str, list[StageTask]] = {}
+            for worker, node in enumerate(nodes):
                 stage, rank = divmod(worker, self.ranks)
                 group = addresses[stage * self.ranks :][: self.ranks]
                 task = StageTask(model, args, spec, worker, layers[stage], listener.destination, rank, group)
-                self._runs.append(actor.run.remote(task, sharers[node]))
+                of_hosts.setdefault(node, []).append(task)
+            self._prepare(of_hosts.values())
+            tasks = {task.worker: (task, len(of_host)) for of_host in of_hosts.values() for task in of_host}
+            self._runs = [actor.run.remote(*tasks[worker]) for worker, actor in enumerate(self._actors)]
             self.sockets = listener.accept(range(args.workers), CONNECTION_SECONDS, self._check)
         for connection in self.sockets:
             end_unless_acknowledged(connection)
+
+    def _prepare(self, of_hosts: Iterable[list[StageTask]]) -> None:
+        """Waits until the first actor of each host has checked that the host can load its workers.
+
+        Raises the errors of loading a model, InsufficientMemoryError, PipelineStageError.
+        """
+        calls: dict[object, int] = {}
+        for of_host in of_hosts:
+            first = of_host[0]
+            calls[self._actors[first.worker].prepare.remote(first, of_host)] = first.worker
+        while calls:
+            ended, _ = cast("Any", ray).wait(list(calls), timeout=POLL_SECONDS)
+            for call in ended:
+                worker = calls.pop(call)
+                try:
+                    cast("Any", ray).get(call)
+                except ray.exceptions.RayError:
+                    raise self._failure(worker, call) from None
 
     def _wait_for_room(self, wanted: str) -> None:
         """Waits until the cluster has reserved the CPUs of the workers; Ctrl-C ends the wait.

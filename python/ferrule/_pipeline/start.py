@@ -34,7 +34,7 @@ def start_stages(args: EngineArgs, files: ModelFiles, weights: Path | None) -> S
     `weights` is the path that each process of this machine loads; None for random weights.
 
     Raises InvalidParameterError if the model cannot be divided among so many workers, InsufficientMemoryError if the
-    workers of this machine exceed its memory, MissingDependencyError without Ray, EngineError if the Ray cluster cannot
+    workers of a machine exceed its memory, MissingDependencyError without Ray, EngineError if the Ray cluster cannot
     start them, PipelineStageError, and the errors of loading a model.
     """
     if args.workers == 1:
@@ -47,9 +47,7 @@ def start_stages(args: EngineArgs, files: ModelFiles, weights: Path | None) -> S
     from ferrule import _native
 
     path = None if weights is None else os.fspath(weights)
-    layers = _native.divide_layers(
-        files.spec.to_json(), path, args.to_json(), args.pipeline_parallel_size, on_this_machine=not uses_ray(args)
-    )
+    layers = _native.divide_layers(files.spec.to_json(), path, args.to_json(), args.pipeline_parallel_size)
     stages = _start_actors(args, files, layers) if uses_ray(args) else _start_processes(args, files, path, layers)
     try:
         stages.wait_until_loaded()
@@ -68,10 +66,11 @@ def _start_processes(args: EngineArgs, files: ModelFiles, weights: str | None, l
     count = len(layers) * ranks
     threads = args.threads or max(_native.cpu_count() // count, 1)
     spec, options = files.spec.to_json(), replace(args, threads=threads).to_json()
+    workers = [(each, rank) for each in layers for rank in range(ranks)]
+    _native.check_workers_memory(spec, weights, options, [(each, rank, ranks) for each, rank in workers])
     arguments = [
         StageArguments(spec=spec, weights=weights, options=options, layers=each, rank=rank, sharers=count)
-        for each in layers
-        for rank in range(ranks)
+        for each, rank in workers
     ]
     return StageProcesses(arguments, threads, ranks)
 

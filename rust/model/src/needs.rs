@@ -8,7 +8,7 @@ use crate::batch::KvGroup;
 use crate::memory::MemoryLayout;
 use crate::quantization::Quantization;
 use crate::spec::{BlockInput, BlockSpec, LayerSpec, ModelSpec};
-use crate::stage::StageLayers;
+use crate::stage::{LoadedPart, StageLayers, StagePart};
 use crate::streams::StreamsSpec;
 use crate::weights::{LoadError, Loader, Source, WeightSizes, check_quantization};
 
@@ -35,13 +35,21 @@ pub fn measure(
     measure_layers(spec, &StageLayers::whole(spec), source, quantization, kv_format)
 }
 
-/// Checks that the memory of this machine holds the weights of a whole model, which its workers on this machine divide.
-/// Reads only the headers of the files.
+/// Checks that the memory of this machine holds the weights of all `parts` of a model together, before its workers on
+/// this machine load them. Reads only the headers of the files.
 ///
 /// # Errors
-/// [`LoadError::Weights`] if not, and the errors of [`measure`].
-pub fn check_memory(spec: &ModelSpec, source: Source<'_>, quantization: Quantization) -> Result<(), LoadError> {
-    Loader::new(spec, source, quantization).check_memory().map(drop)
+/// [`LoadError::Weights`] if not, [`LoadError::Stage`] if layers cannot be a stage, and the errors of [`measure`].
+pub fn check_memory(
+    spec: &ModelSpec,
+    parts: impl IntoIterator<Item = StagePart>,
+    source: Source<'_>,
+    quantization: Quantization,
+) -> Result<(), LoadError> {
+    let loader = Loader::new(spec, source, quantization);
+    let bytes = |part| loader.clone().of_part(LoadedPart::new(spec, part)?).packed_bytes();
+    let needs = parts.into_iter().map(bytes).try_fold(0, |sum: u64, bytes| Ok::<_, LoadError>(sum + bytes?))?;
+    loader.check_memory(needs)
 }
 
 /// Computes the memory that some layers of a model need, with what precedes or follows them.
@@ -100,16 +108,14 @@ pub fn buffer_bytes(spec: &ModelSpec, rows: usize, logit_rows: usize) -> u64 {
     bytes as u64 + choices.max().unwrap_or(0)
 }
 
-/// Returns the number of rows of `hidden_size` floats per token between the blocks of a layer: a normed input, a
-/// scaled one and an output for each of the blocks that are parallel, and what a block reads besides the residual stream.
+/// Returns the number of rows of `hidden_size` floats per token between the blocks of a layer: a normed input and an
+/// output for each of the blocks that are parallel, and what a block reads besides the residual stream.
 fn between_blocks(layer: &LayerSpec) -> usize {
     let groups = layer.blocks.chunk_by(|_, next| next.parallel);
     let of_group = |group: &[BlockSpec]| {
         let columns = group[0].input.columns(1);
         let gathered = if group[0].input == BlockInput::Stream { 0 } else { columns + 1 };
-        let normed = group.iter().filter(|block| block.norm.is_some()).count();
-        let scaled = group.iter().filter(|block| block.input_scale != 1.0).count();
-        let rows = group.len() + columns * (normed + scaled) + gathered;
+        let rows = group.len() + columns * group.iter().filter(|block| block.norm.is_some()).count() + gathered;
         rows * group[0].mixer.streams()
     };
     groups.map(of_group).max().unwrap_or(0)
@@ -118,15 +124,17 @@ fn between_blocks(layer: &LayerSpec) -> usize {
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroUsize;
+    use std::ops::Range;
     use std::sync::Arc;
 
     use ferrule_kernels::arch::Isa;
-    use ferrule_kernels::{Cancel, Format, PackedMatrix, Pool};
+    use ferrule_kernels::{Cancel, Format, PackedMatrix, Pool, machine};
     use serde_json::{Value, json};
 
     use super::*;
     use crate::batch::LanguageModel;
     use crate::specs;
+    use crate::stage::TensorParallelGroup;
     use crate::transformer::{LoadOptions, Transformer};
 
     /// Three specs: attention heads with a window in one layer; latent attention with an untied lm_head; the same with
@@ -197,6 +205,26 @@ mod tests {
         assert!(sparse.weight_bytes_per_token < sparse.weight_bytes - 4 * 3 * 64 * 96);
         // Vectors besides those of the latent layers: the router's bias and its correction bias.
         assert_eq!(sparse.vector_bytes - untied.vector_bytes, 4 * 2 * 6);
+    }
+
+    #[test]
+    fn the_parts_of_one_machine_must_fit_its_memory_together() {
+        // Nothing is allocated. The last stages of `models` models, with their lm_heads, have six tenths of the memory.
+        const MAX_VOCAB: u64 = 1 << 28;
+        let rows = machine::available_memory() / 10 * 6 / (64 * 4);
+        let models = rows.div_ceil(MAX_VOCAB);
+        let spec = spec(&specs::llama((rows / models / 16 * 16) as usize, 2));
+        let stage = |layers: Range<usize>| StagePart { layers, group: None };
+        let rank = |rank| StagePart { layers: 1..2, group: Some(TensorParallelGroup::unconnected(rank, 2)) };
+        let check = |count: u64, parts: &dyn Fn() -> Vec<StagePart>| {
+            check_memory(&spec, (0..count * models).flat_map(|_| parts()), Source::Random, Quantization::F32)
+        };
+        check(1, &|| vec![stage(0..1), stage(1..2)]).unwrap();
+        check(1, &|| vec![rank(0), rank(1), rank(0)]).unwrap();
+        for parts in [&(|| vec![stage(1..2)]) as &dyn Fn() -> _, &|| vec![rank(0), rank(1)]] {
+            let LoadError::Weights { needs, available } = check(2, parts).unwrap_err() else { panic!("another error") };
+            assert!(needs > available && needs < 2 * available, "{needs} {available}");
+        }
     }
 
     #[test]

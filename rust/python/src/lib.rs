@@ -70,6 +70,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(engine::sample_distribution, module)?)?;
     module.add_function(wrap_pyfunction!(load::measure, module)?)?;
     module.add_function(wrap_pyfunction!(stage::divide_layers, module)?)?;
+    module.add_function(wrap_pyfunction!(stage::check_workers_memory, module)?)?;
     module.add_function(wrap_pyfunction!(stage::serve_stage, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack, module)?)?;
     module.add_function(wrap_pyfunction!(packing::allocate_bits, module)?)?;

@@ -77,23 +77,47 @@ pub(crate) fn serve_stage(
     served.map_err(|error| errors::EngineError::new_err(error.to_string()))
 }
 
-/// Divides the layers of a model into pipeline stages; returns the first layer of each and the one after its last. If
-/// `on_this_machine`, checks that the memory of this machine holds all stages.
+/// Divides the layers of a model into pipeline stages; returns the first layer of each and the one after its last.
 #[pyfunction]
-#[pyo3(signature = (spec, weights, options, stages, on_this_machine))]
+#[pyo3(signature = (spec, weights, options, stages))]
 pub(crate) fn divide_layers(
     py: Python<'_>,
     spec: &str,
     weights: Option<&str>,
     options: &str,
     stages: usize,
-    on_this_machine: bool,
 ) -> PyResult<Vec<(usize, usize)>> {
     let model = LoadArguments::read(spec, weights, options)?;
     let divided = py.detach(|| {
         let _guard = fork::hold_off_forks();
-        model.builder().divide(stages, on_this_machine)
+        model.builder().divide(stages)
     });
     let ranges = divided.map_err(|error| errors::build_error(&error))?;
     Ok(ranges.into_iter().map(|range| (range.start, range.end)).collect())
+}
+
+/// Checks that the memory of this machine holds the weights of these workers together. Each has the first layer of its
+/// stage and the one after the last, its rank, and the number of ranks.
+#[pyfunction]
+#[pyo3(signature = (spec, weights, options, workers))]
+pub(crate) fn check_workers_memory(
+    py: Python<'_>,
+    spec: &str,
+    weights: Option<&str>,
+    options: &str,
+    workers: Vec<((usize, usize), usize, usize)>,
+) -> PyResult<()> {
+    let model = LoadArguments::read(spec, weights, options)?;
+    if let Some((_, rank, ranks)) = workers.iter().find(|(_, rank, ranks)| rank >= ranks) {
+        return Err(errors::invalid("rank", *rank, format!("less than {ranks}, the number of ranks")));
+    }
+    let part = |(layers, rank, ranks): ((usize, usize), usize, usize)| StagePart {
+        layers: layers.0..layers.1,
+        group: (ranks > 1).then(|| TensorParallelGroup::unconnected(rank, ranks)),
+    };
+    let checked = py.detach(|| {
+        let _guard = fork::hold_off_forks();
+        model.builder().check_memory(workers.into_iter().map(part))
+    });
+    checked.map_err(|error| errors::build_error(&error))
 }

@@ -323,22 +323,36 @@ impl<'a> EngineBuilder<'a> {
         Ok((stage, available))
     }
 
-    /// Divides the layers of the model into pipeline stages, first to last; see [`ferrule_model::divide_layers`]. If
-    /// `on_this_machine`, checks that the memory of this machine holds all of them.
+    /// Divides the layers of the model into pipeline stages, first to last; see [`ferrule_model::divide_layers`].
     ///
     /// # Errors
     /// The errors of [`EngineBuilder::build`] that the headers of the files show; [`LoadError::Stage`] within them if the
     /// model cannot be divided into so many stages.
-    pub fn divide(self, stages: usize, on_this_machine: bool) -> Result<Vec<Range<usize>>, BuildError> {
+    pub fn divide(self, stages: usize) -> Result<Vec<Range<usize>>, BuildError> {
+        self.with_headers(|spec, source, quantization| divide_layers(spec, source, quantization, stages))
+    }
+
+    /// Checks that the memory of this machine holds the weights of all `parts` together; see
+    /// [`ferrule_model::check_memory`].
+    ///
+    /// # Errors
+    /// The errors of [`EngineBuilder::build`] that the headers of the files show; [`LoadError::Weights`] within them if
+    /// the parts exceed the memory.
+    pub fn check_memory(self, parts: impl IntoIterator<Item = StagePart>) -> Result<(), BuildError> {
+        self.with_headers(|spec, source, quantization| check_memory(spec, parts, source, quantization))
+    }
+
+    /// Calls `read` with the spec, the files, and the quantization that the model is loaded with.
+    fn with_headers<T>(
+        self,
+        read: impl FnOnce(&ModelSpec, Source<'_>, Quantization) -> Result<T, LoadError>,
+    ) -> Result<T, BuildError> {
         let Self { model: ModelFiles { spec, weights }, options, .. } = self;
         options.check(spec.max_position_embeddings)?;
         let files = WeightFiles::open(weights.as_deref(), &spec, options.mmap)?;
         let source = files.source(options.allow_paging);
         let quantization = options.quantization.unwrap_or_else(|| Quantization::auto(source, spec.causal));
-        if on_this_machine {
-            check_memory(&spec, source, quantization)?;
-        }
-        Ok(divide_layers(&spec, source, quantization, stages)?)
+        Ok(read(&spec, source, quantization)?)
     }
 
     /// Returns the figures of the model and the memory that it needs, without loading it.

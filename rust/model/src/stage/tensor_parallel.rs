@@ -79,8 +79,22 @@ impl TensorParallelGroup {
         assert!(rank < ranks, "rank {rank} of {ranks} workers");
         peers.iter().try_for_each(|stream| stream.set_nonblocking(true))?;
         let peers = (0..ranks).filter(|other| *other != rank).zip(peers).collect();
+        Ok(Self::with_peers(rank, ranks, peers))
+    }
+
+    /// Creates the place of worker `rank` of `ranks` without connections, to measure its part.
+    ///
+    /// # Panics
+    /// If `rank` is not less than `ranks`.
+    #[must_use]
+    pub fn unconnected(rank: usize, ranks: usize) -> Self {
+        assert!(rank < ranks, "rank {rank} of {ranks} workers");
+        Self::with_peers(rank, ranks, Vec::new())
+    }
+
+    fn with_peers(rank: usize, ranks: usize, peers: Vec<(usize, UnixStream)>) -> Self {
         let gather = Gather { rank, peers, own: Scratch::default(), received: Scratch::default(), failure: None };
-        Ok(Self { rank, ranks, gather: Mutex::new(gather) })
+        Self { rank, ranks, gather: Mutex::new(gather) }
     }
 
     /// Returns the rank of this worker.

@@ -16,7 +16,7 @@ use ferrule_kernels::Exec;
 use super::Weights;
 use super::error::LoadError;
 use super::plan::{Measure, Pack, Packer, Progress};
-use super::sizes::{MatrixSize, WeightSizes};
+use super::sizes::MatrixSize;
 use super::source::{Source, WeightSource};
 use crate::pruning::Pruning;
 use crate::quantization::Quantization;
@@ -65,7 +65,8 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// [`LoadError`]; a faulty file or too little memory is reported before anything large is allocated.
     pub fn load(&self, exec: Exec<'_>, progress: Progress<'_>) -> Result<Weights, LoadError> {
-        let total = self.check_memory()?;
+        let total = self.packed_bytes()?;
+        self.check_memory(total)?;
         let _bound = exec.pool.bind_caller();
         let weights = self.weights(&mut Pack { exec, done: 0, total, progress, sites: Vec::new() })?;
         // Without a limit they may exceed the memory, and reading all of them would be in vain.
@@ -78,12 +79,19 @@ impl<'a> Loader<'a> {
     /// Returns the bytes of the packed matrices. Reads only the headers of the files.
     ///
     /// # Errors
-    /// [`LoadError::Weights`] if they exceed the memory, and the errors of [`Loader::measure`].
-    pub fn check_memory(&self) -> Result<u64, LoadError> {
-        let WeightSizes { weight_bytes: needs, .. } = self.measure()?.sizes(self.spec, &self.part.layers);
+    /// The errors of [`Loader::measure`].
+    pub fn packed_bytes(&self) -> Result<u64, LoadError> {
+        Ok(self.measure()?.sizes(self.spec, &self.part.layers).weight_bytes)
+    }
+
+    /// Checks that the memory of this machine holds `needs` bytes of packed matrices.
+    ///
+    /// # Errors
+    /// [`LoadError::Weights`] if not.
+    pub fn check_memory(&self, needs: u64) -> Result<(), LoadError> {
         match self.source.memory_limit().filter(|available| needs > *available) {
             Some(available) => Err(LoadError::Weights { needs, available }),
-            None => Ok(needs),
+            None => Ok(()),
         }
     }
 
