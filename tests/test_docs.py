@@ -164,7 +164,7 @@ def test_defaults_on_the_page_match_decoder() -> None:
 
 
 @pytest.mark.parametrize(("model_type", "example"), [row[:2] for row in REFUSED])
-def test_what_cannot_be_said_is_refused(model_type: str, example: str) -> None:
+def test_unsupported_configurations_are_refused(model_type: str, example: str) -> None:
     usual = next(written for written in WRITTEN if written["model_type"] == model_type)
     assert model_spec(Config(usual, Path("config.json"))).layers
     changes: dict[str, Any] = json.loads(example.strip("`"))

@@ -30,7 +30,7 @@ granitemoehybrid_rope hy_v3 jamba kimi_linear lfm2 lfm2_moe lfm2_vl lfm3 llama4 
 minimax_m3 ministral3 mistral3_ministral3 mistral4 nemotron_h olmo_hybrid phimoe qwen3_5 qwen3_5_moe qwen3_5_moe_text
 qwen3_5_text qwen3_next qwen3_next_dense qwen4_exp recurrent_gemma rwkv zamba2
 """
-"""The 50 variants that users gave us, with texts of 150 tokens; most architectures of 2026 have no other case."""
+"""Variants that must have golden logits for a text of 150 tokens; most architectures of 2026 have no other case."""
 OTHERWISE_TESTED = {"qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text", "roberta"}
 """Families whose files are read like those of another family with a golden case."""
 MIXTURES = [case for case in CASES if "expert" in (GOLDEN / case / "config.json").read_text()]

@@ -116,7 +116,7 @@ from ferrule.archs.solar_open import solar_open
 from ferrule.archs.spec import ModelSpec
 from ferrule.archs.stablelm import stablelm
 from ferrule.archs.starcoder2 import starcoder2
-from ferrule.archs.text_model import text_config, with_embedding_as_head
+from ferrule.archs.text_model import text_config, with_embedding_as_lm_head
 from ferrule.archs.vaultgemma import vaultgemma
 from ferrule.archs.xglm import xglm
 from ferrule.archs.youtu import youtu
@@ -317,7 +317,7 @@ def model_spec(config: Config) -> ModelSpec:
         )
     spec = architecture.read(config)
     if config is not whole:
-        spec = with_embedding_as_head(whole, spec)
+        spec = with_embedding_as_lm_head(whole, spec)
     if ending == CLASSIFIER:
         spec = with_classifier(spec, architecture.classifier(config))
     elif ending == BASE and spec.lm_head is not None and not spec.lm_head.tied:

@@ -30,7 +30,7 @@ TEXT_TYPES = {
 }
 """Default `model_type` of the text model by that of the whole model; llama for others."""
 
-TIED_OUTSIDE = ("got_ocr2", "internvl", "kimi_k25", "mistral3")
+TIED_BY_DEFAULT = ("got_ocr2", "internvl", "kimi_k25", "mistral3")
 """Model types with tied embeddings by default, whose published files store an lm_head nevertheless."""
 
 TIED_INSIDE = ("llava", "qwen2_5_vl", "qwen2_vl")
@@ -128,12 +128,12 @@ def text_config(config: Config) -> Config:
     return half.with_absent(**{field: size for field, size in sizes if size is not None})
 
 
-def with_embedding_as_head(config: Config, spec: ModelSpec) -> ModelSpec:
+def with_embedding_as_lm_head(config: Config, spec: ModelSpec) -> ModelSpec:
     """Returns the spec of a text model whose lm_head is the embedding unless the checkpoint stores one.
 
-    `config` is that of the whole model; only the types in TIED_OUTSIDE are changed, if they do not say otherwise.
+    `config` is that of the whole model; only the types in TIED_BY_DEFAULT are changed, if they do not say otherwise.
     """
-    stated = "tie_word_embeddings" in config or config.values.get("model_type") not in TIED_OUTSIDE
+    stated = "tie_word_embeddings" in config or config.values.get("model_type") not in TIED_BY_DEFAULT
     if stated or spec.lm_head is None or spec.lm_head.tied:
         return spec
     stored = replace(
