@@ -132,7 +132,8 @@ def tensors_named(
     `{"attention.q": "model.layers.{layer}.self_attn.q_proj"}`. `{layer}` stands for the layer's index, `{expert}` for
     the expert's, `{head}` for each head if the heads have separate tensors. A role with `.weight` or `.bias`
     takes precedence over one without, and names the tensor itself. `alternatives` has the modules of roles that other
-    checkpoints store under another name. Experts that are stored one by one may also be stacked, and the reverse.
+    checkpoints store under another name. Experts that are stored one by one may also be stacked, and the reverse, if
+    the name contains `.experts.` and the experts have no biases.
     """
     tensors: dict[str, Tensor] = {}
     for role in roles(spec):
