@@ -123,6 +123,7 @@ def _heads(config: Config, windows: Sequence[int | None], read: Sequence[int | N
     """
     usual = (config.head_dim, config.kv_heads)
     heads = [usual if window is not None else _global_heads(config) for window in windows]
+    # As in transformers, a present field replaces global_head_dim and num_global_key_value_heads, even if it is null.
     if "per_layer_config" in config.values:
         overrides = config.inner("per_layer_config")
         heads = [usual] * len(windows)
