@@ -30,7 +30,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "granitemoehybrid",
         {"layer_types": ["conv"] * 3},
-        "layer_types must be a list of 3 items, each one of linear_attention",
+        "layer_types must be a list of 3 items, each one of linear_attention, full_attention, mamba, attention, got",
     ),
     ("nemotron_h", {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern must be a string of M, *, E, -"),
     ("nemotron_h", {"layers_block_type": []}, "layers_block_type must be a list of mamba"),

@@ -186,7 +186,8 @@ class Config:
         """The kind of each layer, one of `kinds` or its legacy name; empty if the field is missing."""
         found = [LEGACY_KINDS.get(kind, kind) for kind in self.texts(field)]
         if field in self and (len(found) != self.layers or any(kind not in kinds for kind in found)):
-            raise self.error(field, f"a list of {self.layers} items, each one of {', '.join(kinds)}")
+            known = [*kinds, *(old for old, new in LEGACY_KINDS.items() if new in kinds)]
+            raise self.error(field, f"a list of {self.layers} items, each one of {', '.join(known)}")
         return found
 
     def numbers(self, field: str) -> tuple[float, ...]:
