@@ -14,6 +14,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_next_dense", {"layer_types": ["conv"] * 3}, "layer_types must be a list of"),
     ("qwen3_next_dense", {"linear_num_value_heads": 3}, "linear_num_value_heads must be a multiple of"),
     ("olmo_hybrid", {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim must be an integer from 1"),
+    ("olmo_hybrid", {"layer_types": ["linear_attention"] * 4}, "layer_types must be a list with at least one full_"),
 ]
 
 
@@ -102,3 +103,4 @@ def test_olmo_hybrid_has_norms_before_delta_nets_and_after_attention() -> None:
     assert spec.layers[3].attention.rope == 0
     unrotated = spec_of("olmo_hybrid", rope_parameters={"rope_theta": None, "rope_type": "default"})
     assert unrotated.layers[3].attention.rope is None
+    assert attending(spec_of("olmo_hybrid", layer_types=LEFT_OUT, num_hidden_layers=3)) == [2]

@@ -28,8 +28,11 @@ def olmo_hybrid(config: Config) -> ModelSpec:
     bias = config.flag("attention_bias", default=False)
     doubled = config.flag("linear_allow_neg_eigval", default=True)
     delta_net = replace(read_delta_net(config), norm=RmsNorm(_DELTA_NET_EPS), update_scale=2.0 if doubled else 1.0)
-    # A short model has one layer with attention, its last one.
-    attending = attending_layers(config, interval=4) or [config.layers - 1]
+    attending = attending_layers(config, interval=4)
+    if not attending:
+        if "layer_types" in config:
+            raise config.error("layer_types", "a list with at least one full_attention")
+        attending = [config.layers - 1]  # in a short model, the last layer
     norm = RmsNorm(config.number("rms_norm_eps"))
     thetas = {"rope_theta": DEFAULT_THETA, **config.values, **rope_parameters(config).values}
     at = f"{_LAYER}.linear_attn"
