@@ -34,6 +34,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("nemotron_h", {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern must be a string of M, *, E, -"),
     ("nemotron_h", {"layers_block_type": []}, "layers_block_type must be a list of mamba"),
+    ("nemotron_h", {"mamba_n_groups": 0}, "mamba_n_groups must be an integer from 1"),
+    ("nemotron_h", {"layers_block_type": None, "layer_types": ["conv"]}, "layer_types must be a list of mamba"),
     ("falcon_h1_norm", {"ssm_multipliers": [1.0, 2.0]}, "ssm_multipliers must be a list of 5 numbers"),
     ("falcon_h1_norm", {"mlp_multipliers": [0.0, 2.0]}, "mlp_multipliers must be a list of finite numbers above 0"),
     ("jamba", {"attn_layer_offset": 4}, "attn_layer_offset must be below attn_layer_period (4), got 4"),

@@ -40,10 +40,10 @@ def nemotron_h(config: Config) -> ModelSpec:
 
     Networks have no gate, and the chosen experts no biases. The lm_head is stored, whatever `tie_word_embeddings` says.
     """
-    given = {field: config.values[name] for field, name in _SPELLINGS.items() if name in config.values}
+    given = {field: name for field, name in _SPELLINGS.items() if name in config}
     config = (
-        config.with_values(**given)
-        .spelled(n_routed_experts="num_local_experts")
+        config.without(*given)
+        .spelled(n_routed_experts="num_local_experts", **given)
         .with_defaults(
             head_dim=128,
             intermediate_size=21_504,
@@ -93,8 +93,8 @@ def nemotron_h(config: Config) -> ModelSpec:
 
 def _kinds(config: Config) -> list[str]:
     """Returns the kind of each layer, from `layers_block_type` or, in old files, `hybrid_override_pattern`."""
-    if "layer_types" in config:
-        config = config.spelled(layers_block_type="layer_types")
+    if "layer_types" in config and "layers_block_type" not in config:
+        config = config.without("layers_block_type").spelled(layers_block_type="layer_types")
     if "layers_block_type" not in config and "hybrid_override_pattern" in config:
         pattern = config.text("hybrid_override_pattern")
         if not pattern or any(letter not in _KINDS for letter in pattern):
