@@ -24,6 +24,7 @@ from ferrule._loading import read_model_files
 from ferrule.archs import REGISTRY, Architecture, model_spec, register, spec
 from ferrule.archs.config import Config
 from ferrule.archs.decoder import decoder
+from ferrule.archs.gemma4 import gemma4
 from ferrule.archs.llama import llama
 
 ROOT = Path(__file__).parents[1]
@@ -180,6 +181,16 @@ def test_registered_architecture_is_listed_in_errors() -> None:
     register(Architecture("Otter", "otter", llama))
     with pytest.raises(UnsupportedModelError, match="OtterForCausalLM"):
         model_spec(config)
+
+
+def test_registered_architecture_may_read_per_layer_config() -> None:
+    written = next(each for each in WRITTEN if each["model_type"] == "gemma4_text")
+    config = Config({**written, "model_type": "otter", "per_layer_config": {"0": {}}}, Path("config.json"))
+    register(Architecture("Otter", "otter", gemma4))
+    with pytest.raises(UnsupportedModelError, match="per_layer_config must be missing"):
+        model_spec(config)
+    register(Architecture("Otter", "otter", gemma4, layers_differ=True))
+    assert len(model_spec(config).layers) == written["num_hidden_layers"]
 
 
 def test_later_registration_replaces_earlier() -> None:

@@ -145,6 +145,8 @@ class Architecture:
     """Endings of the class names that load, the usual one first."""
     classifier: Callable[[Config], Classified] = decoder_classifier
     """Reads the classifier of a class that ends in ForSequenceClassification."""
+    layers_differ: bool = False
+    """Whether `read` reads `per_layer_config`; other architectures refuse it."""
 
 
 REGISTRY = (
@@ -179,8 +181,8 @@ REGISTRY = (
     Architecture("Gemma3Text", "gemma3_text", gemma3),
     Architecture("Gemma3n", "gemma3n_text", gemma3n),
     Architecture("Gemma3nText", "gemma3n_text", gemma3n),
-    Architecture("Gemma4", "gemma4_text", gemma4),
-    Architecture("Gemma4Text", "gemma4_text", gemma4),
+    Architecture("Gemma4", "gemma4_text", gemma4, layers_differ=True),
+    Architecture("Gemma4Text", "gemma4_text", gemma4, layers_differ=True),
     Architecture("Glm", "glm", glm),
     Architecture("Glm4", "glm4", glm4),
     Architecture("Glm4Moe", "glm4_moe", glm4_moe),
@@ -311,7 +313,7 @@ def model_spec(config: Config) -> ModelSpec:
         raise whole.unsupported(
             "architectures", "a class that generates text (classifiers of multimodal models are not supported)"
         )
-    if config.values.get("per_layer_config") and architecture.read is not gemma4:
+    if config.values.get("per_layer_config") and not architecture.layers_differ:
         raise config.unsupported(
             "per_layer_config", "missing, because all layers of this architecture have the same sizes"
         )
