@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_packing(two: tuple[Process, Process], 
     assert (output, errors, first.returncode) == (f"mapped {file.stat().st_ino}\n", "", 0)
 
 
-@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EROFS])
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP])
 def test_weights_are_packed_without_locks(
     packed_cache: PackedCache, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
@@ -124,6 +125,25 @@ def test_weights_are_packed_without_locks(
     assert file == load(TINY)["packed_file"] == str(packed_cache.entries()[0].path)
 
 
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES])
+def test_weights_are_packed_where_the_lock_file_cannot_be_created(
+    packed_cache: PackedCache, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    open_path, refused = Path.open, 0
+
+    def open_others(path: Path, *arguments: Any, **options: Any) -> Any:
+        nonlocal refused
+        if path.name.endswith(".lock.tmp"):
+            refused += 1
+            raise OSError(error, os.strerror(error), str(path))
+        return open_path(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", open_others)
+    file = load(TINY)["packed_file"]
+    assert refused
+    assert file == load(TINY)["packed_file"] == str(packed_cache.entries()[0].path)
+
+
 def test_lock_of_a_killed_process_is_taken_over(packed_cache: PackedCache, tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.touch()
@@ -131,6 +151,38 @@ def test_lock_of_a_killed_process_is_taken_over(packed_cache: PackedCache, tmp_p
         assert path.exists()
         with path.open("ab") as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert not path.exists()
+
+
+def test_lock_file_of_another_process_is_not_removed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with lock_file.locked(path, "waits"):
+        path.unlink()
+        path.touch()
+    assert path.exists()
+
+
+def test_cleaner_leaves_a_lock_file_that_replaced_an_abandoned_one(
+    packed_cache: PackedCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the cleaner's opening and locking of a file, its process ends and another one creates the next."""
+    packed_cache.directory.mkdir(parents=True, exist_ok=True)
+    path = packed_cache.directory / ".model.safetensors.lock.tmp"
+    path.touch()
+    os.utime(path, (0, 0))
+    flock = fcntl.flock
+
+    def locked_late(*arguments: Any) -> None:
+        path.unlink()
+        path.touch()
+        flock(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", locked_late)
+        assert packed_cache.remove_abandoned() == 0
+    assert path.exists()
+    os.utime(path, (0, 0))
+    assert packed_cache.remove_abandoned() == 1
     assert not path.exists()
 
 

@@ -13,6 +13,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from io import BufferedWriter
 from pathlib import Path
+from typing import BinaryIO
 
 LOGGER = logging.getLogger("ferrule.loading")
 POLL_INTERVAL = 0.1
@@ -35,7 +36,8 @@ def locked(path: Path, activity: str) -> Generator[None]:
         if lock is not None:
             # Before the lock ends, since the next process may lock the file then.
             with suppress(OSError):
-                path.unlink()
+                if is_at(lock, path):  # and not the lock file of a process that came after a removal
+                    path.unlink()
             lock.close()
 
 
@@ -60,7 +62,7 @@ def _try_lock(path: Path) -> BufferedWriter:
     file = path.open("ab")  # NFS locks files only for processes that may write them
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _is_at(file, path):
+        if not is_at(file, path):
             raise BlockingIOError  # the process that held the lock has removed the file
     except BaseException:
         file.close()
@@ -68,7 +70,8 @@ def _try_lock(path: Path) -> BufferedWriter:
     return file
 
 
-def _is_at(file: BufferedWriter, path: Path) -> bool:
+def is_at(file: BinaryIO, path: Path) -> bool:
+    """Whether an open file is still the one at a path, and was neither removed nor replaced. Raises OSError."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

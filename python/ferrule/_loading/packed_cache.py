@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ferrule._loading.cache_home import cache_home
 from ferrule._loading.gguf_files import models_in
-from ferrule._loading.lock_file import locked
+from ferrule._loading.lock_file import is_at, locked
 from ferrule._loading.temporary import ABANDONED
 from ferrule.errors import FerruleError, InvalidParameterError, ModelWriteError
 
@@ -123,6 +123,8 @@ class PackedCache:
                     continue
                 with path.open("rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # locked while it is written
+                    if not is_at(file, path):  # its process has completed it, and another one writes the next
+                        continue
                     path.unlink()
             except (FileNotFoundError, BlockingIOError):
                 continue
