@@ -135,8 +135,9 @@ class EngineOptions:
         float | None,
         Number(0, LONGEST_STEP, above_low=True),
         Doc(
-            "Target duration in seconds of a step that computes prompts while other sequences decode. None: 0.15. "
-            "If no request is streamed, as in LLM.generate, it is at least 0.4."
+            "Target time in seconds between two tokens of a decoding sequence while prompts are computed: one step, or "
+            "with pipeline stages one step of each batch in flight. None: 0.15. If no request is streamed, as in "
+            "LLM.generate, it is at least 0.4."
         ),
     ] = None
     speculative_config: Annotated[

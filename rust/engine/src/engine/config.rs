@@ -18,7 +18,8 @@ pub struct EngineConfig {
     pub max_num_batched_tokens: usize,
     /// Maximum number of waiting requests; unlimited if `None`.
     pub max_queued_requests: Option<usize>,
-    /// Target duration of a step that prefills while streamed sequences decode (inter-token latency).
+    /// Target time between two tokens of a streamed sequence that decodes while prompts are computed: one step, or with
+    /// pipeline stages one step of each batch in flight.
     pub target_itl: Duration,
     /// Whether full pages stay cached for later requests that start with the same tokens.
     pub enable_prefix_caching: bool,
