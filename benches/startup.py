@@ -81,7 +81,7 @@ def write_random(shape: str, output: Path, kind: str) -> None:
     """Writes random weights in a well-known shape as `ferrule.quantize` writes a model's."""
     files = read_model_files(find_shape(shape))
     output.mkdir(parents=True)
-    spec, options = files.spec.to_json(), EngineOptions(quantization=kind).to_json()
+    spec, options = files.spec_json, EngineOptions(quantization=kind).to_json()
     _native.pack(spec, None, options, str(output / WEIGHTS), {"model": shape})
     config = json.loads((files.path / "config.json").read_text())
     config["quantization_config"] = {"quant_method": PACKED_METHOD, "format": kind}

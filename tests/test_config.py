@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -472,6 +473,13 @@ def test_spec_serializes_to_json() -> None:
     place = {"names": ["model.layers.2.self_attn.o_proj.weight"], "transposed": False, "part": None, "stack": None}
     read = {**place, "negated_exp": False, "alternative": None}
     assert spec["tensors"]["layers.2.attention.output.weight"] == read
+
+
+def test_spec_json_is_kept_until_the_spec_changes() -> None:
+    files = read_model_files(GOLDEN / "llama")
+    assert files.spec_json is files.spec_json
+    extended = replace(files, spec=replace(files.spec, max_position_embeddings=99))
+    assert json.loads(extended.spec_json)["max_position_embeddings"] == 99
 
 
 def test_text_config_of_vision_language_model() -> None:

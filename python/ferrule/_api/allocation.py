@@ -61,7 +61,7 @@ def check_bits(model: str | os.PathLike[str] | None, bits: float, *, revision: s
 
     bits = check_number("bits", bits, 0, 32, above_low=True)
     files = unpacked_files(model, revision)
-    _native.check_bits(files.spec.to_json(), os.fspath(files.path), EngineOptions().to_json(), bits)
+    _native.check_bits(files.spec_json, os.fspath(files.path), EngineOptions().to_json(), bits)
 
 
 def allocate_bits(
@@ -96,7 +96,7 @@ def allocate_bits(
     files = unpacked_files(model, revision)
     options = EngineOptions(threads=threads).to_json()
     sequences = None if calibrate is None else calibration_sequences(calibrate, files, calibration_tokens)
-    text = _native.allocate_bits(files.spec.to_json(), os.fspath(files.path), options, bits, sequences, progress)
+    text = _native.allocate_bits(files.spec_json, os.fspath(files.path), options, bits, sequences, progress)
     found = json.loads(text)
     matrices = tuple(AllocatedMatrix(**matrix) for matrix in found["matrices"])
     return BitAllocation(matrices, found["bytes"], found["weights"])

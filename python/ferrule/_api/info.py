@@ -106,7 +106,7 @@ def inspect(
     is_packed = files.packed is not None
     maps = is_packed or PackedCache.open(checked.packed_cache_limit).limit > 0
     may_page = checked.allow_paging and maps and load_format != "dummy"
-    measured = _Measured(files.spec.to_json(), weights, checked, is_packed=is_packed, may_page=may_page)
+    measured = _Measured(files.spec_json, weights, checked, is_packed=is_packed, may_page=may_page)
     figures = measured.figures()
     return files.spec, {
         **facts(EMBEDDED if model is None else os.fspath(model), files, Tokenizer(at), figures),

@@ -172,7 +172,7 @@ class LoadedModel(metaclass=RefusingMeta):
             parts = [(files, name, replace(options, threads=stages.threads)), *parts[1:]]
 
         model, *draft = [
-            (files.spec.to_json(), None if path is None else os.fspath(path), options.to_json())
+            (files.spec_json, None if path is None else os.fspath(path), options.to_json())
             for path, (files, _, options) in zip(weights, parts, strict=True)
         ]
         try:

@@ -170,7 +170,7 @@ def _pack(
 ) -> None:
     from ferrule import _native
 
-    spec, source = files.spec.to_json(), os.fspath(files.path)
+    spec, source = files.spec_json, os.fspath(files.path)
     metadata = {"model": name, "source": source_digest(files.path, spec, options.quantization)}
     if pruning is not None:
         metadata |= dict(zip(("sparsity", "pruning"), pruning, strict=True))

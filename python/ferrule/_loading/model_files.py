@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -62,6 +63,11 @@ class ModelFiles:
     def weights(self) -> Path:
         """Path that the engine reads: the directory, the GGUF file, or the directory's packed file."""
         return self.path if self.packed is None else self.path / WEIGHTS
+
+    @cached_property
+    def spec_json(self) -> str:
+        """The spec as JSON, kept because a load passes it to the native module several times."""
+        return self.spec.to_json()
 
     def extended(self, max_model_len: int | None) -> Self:
         """Returns the configuration with the context extended to `max_model_len`, if all RoPE scaling is dynamic.

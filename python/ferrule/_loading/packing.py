@@ -43,7 +43,7 @@ def weights_of(files: ModelFiles, name: str, options: EngineOptions, progress: P
     place = _place(files, name, options)
     if place is None:
         return files.weights
-    spec, figures = files.spec.to_json(), place.figures
+    spec, figures = files.spec_json, place.figures
     if not _is_usable(spec, place.path, options):
         if figures["weight_bytes"] > figures["memory"]["available"] and not options.allow_paging:
             return files.weights  # the engine refuses it with a better message
@@ -68,7 +68,7 @@ def missing_memory(files: ModelFiles, name: str, options: EngineOptions) -> int:
     """
     if options.allow_paging:
         return 0
-    spec, place, weights = files.spec.to_json(), _place(files, name, options), files.weights
+    spec, place, weights = files.spec_json, _place(files, name, options), files.weights
     if place is not None and _is_usable(spec, place.path, replace(options, verify_weights=False)):
         weights = place.path  # mapped, so that the page cache counts as available
     figures = _measure(spec, weights, options)
@@ -96,7 +96,7 @@ def _place(files: ModelFiles, name: str, options: EngineOptions) -> _Place | Non
     cache = PackedCache.open(options.packed_cache_limit)
     if cache.limit == 0:
         return None
-    spec = files.spec.to_json()
+    spec = files.spec_json
     figures = _measure(spec, files.path, options)
     quantization: str = figures["quantization"]
     if quantization in FLOATS and not options.allow_paging:
@@ -116,7 +116,7 @@ def _write(files: ModelFiles, place: _Place, options: EngineOptions, progress: P
 
     figures = place.figures
     place.cache.evict(figures["weight_bytes"] + figures["vector_bytes"] + figures["table_bytes"])
-    spec, source, path = files.spec.to_json(), os.fspath(files.path), os.fspath(place.path)
+    spec, source, path = files.spec_json, os.fspath(files.path), os.fspath(place.path)
     _native.pack(spec, source, options.to_json(), path, place.metadata, progress=progress)
 
 

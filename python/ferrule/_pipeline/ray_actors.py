@@ -114,7 +114,7 @@ class StageActor:
         if self._model is None:
             args = task.args
             files = read_model_files(find_model(task.model, args.revision)).extended(args.max_model_len)
-            spec = files.spec.to_json()
+            spec = files.spec_json
             if spec != task.spec:
                 raise ConfigError(f"the configuration of {files.path} differs from that on the host of the engine")
             name = EMBEDDED if task.model is None else task.model

@@ -47,7 +47,7 @@ def start_stages(args: EngineArgs, files: ModelFiles, weights: Path | None) -> S
     from ferrule import _native
 
     path = None if weights is None else os.fspath(weights)
-    layers = _native.divide_layers(files.spec.to_json(), path, args.to_json(), args.pipeline_parallel_size)
+    layers = _native.divide_layers(files.spec_json, path, args.to_json(), args.pipeline_parallel_size)
     stages = _start_actors(args, files, layers) if uses_ray(args) else _start_processes(args, files, path, layers)
     try:
         stages.wait_until_loaded()
@@ -65,7 +65,7 @@ def _start_processes(args: EngineArgs, files: ModelFiles, weights: str | None, l
     ranks = args.tensor_parallel_size
     count = len(layers) * ranks
     threads = args.threads or max(_native.cpu_count() // count, 1)
-    spec, options = files.spec.to_json(), replace(args, threads=threads).to_json()
+    spec, options = files.spec_json, replace(args, threads=threads).to_json()
     workers = [(each, rank) for each in layers for rank in range(ranks)]
     _native.check_workers_memory(spec, weights, options, [(each, rank, ranks) for each, rank in workers])
     arguments = [
@@ -81,4 +81,4 @@ def _start_actors(args: EngineArgs, files: ModelFiles, layers: Layers) -> Stages
     model = None if args.model is None else os.fspath(args.model)
     if model is not None and not is_remote(model):
         model = os.fspath(files.path.absolute())
-    return StageActors(args, model, files.spec.to_json(), layers)
+    return StageActors(args, model, files.spec_json, layers)
