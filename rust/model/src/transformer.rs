@@ -115,7 +115,7 @@ pub struct Transformer {
     /// The layers whose weights and memory are here, and the workers that divide the rows of the matrices and the heads of
     /// keys and values.
     part: LoadedPart,
-    weights: Weights,
+    weights: Arc<Weights>,
     /// Linear layers that adapters can change.
     sites: Arc<[Site]>,
     layout: MemoryLayout,
@@ -188,7 +188,7 @@ impl Transformer {
         Ok(Self {
             spec: Arc::new(spec),
             part,
-            weights,
+            weights: Arc::new(weights),
             sites,
             layout,
             memory: Memory::default(),
@@ -340,6 +340,11 @@ impl Transformer {
         output.clear();
         output.resize(tokens.len() * self.spec.embedding_width(), 0.0);
         look_up(&self.exec(cancel), table, tokens.iter().copied(), output)
+    }
+
+    /// Returns the matrix of the embedding, for threads that look up tokens while the model computes.
+    pub(crate) fn shared_weights(&self) -> Arc<Weights> {
+        Arc::clone(&self.weights)
     }
 
     /// Writes what the next stage reads after [`Transformer::run_layers`]: `[rows, all streams]`, and the embeddings

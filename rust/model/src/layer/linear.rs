@@ -92,6 +92,13 @@ fn place_columns<'a>(mut part: &'a [f32], columns: Range<usize>, width: usize, o
     part
 }
 
+/// Reads the rows of `tokens` in a matrix that is all in this process: `out: [tokens, inputs]`.
+pub(crate) fn read_rows(table: &Linear, tokens: impl Iterator<Item = u32>, out: &mut [f32]) {
+    for (token, out) in tokens.zip(out.chunks_exact_mut(table.weight.cols())) {
+        table.weight.read_row(token as usize, out);
+    }
+}
+
 /// Looks up the rows of `tokens` in a matrix: `out: [tokens, inputs]`.
 pub(crate) fn look_up(
     exec: &Exec<'_>,
@@ -101,9 +108,7 @@ pub(crate) fn look_up(
 ) -> Result<(), PoolError> {
     let width = table.weight.cols();
     let Some(group) = table.group.as_deref() else {
-        for (token, out) in tokens.zip(out.chunks_exact_mut(width)) {
-            table.weight.read_row(token as usize, out);
-        }
+        read_rows(table, tokens, out);
         return Ok(());
     };
     let rows: Vec<_> = (0..group.ranks()).map(|rank| group.rows_of(rank, table.outputs)).collect();

@@ -8,7 +8,7 @@ use ferrule_kernels::elementwise::{add_scaled, scale};
 use ferrule_kernels::norm::{layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
 use ferrule_kernels::{Exec, PoolError, RowsMut, Scratch};
 
-pub(crate) use linear::{gather_columns, linear, linear_each, look_up};
+pub(crate) use linear::{gather_columns, linear, linear_each, look_up, read_rows};
 pub(crate) use low_rank::{
     AdapterRows, Buffers as AdapterBuffers, HeadSide, adapted, adapter_runs, add_adapters, add_to_heads,
 };

@@ -1,8 +1,8 @@
 //! Connection between the process that schedules and a stage in another process: frames over a socket.
 //!
 //! The worker begins with a description of its stage ([`StageInfo`], JSON after its length). It then answers requests
-//! in their order. Numbers are little-endian; hidden states are as in memory, because all processes have one
-//! instruction set.
+//! in their order, but looks up tokens while it computes a step if it has all rows of the embedding. Numbers are
+//! little-endian; hidden states are as in memory, because all processes have one instruction set.
 //!
 //! | frame | words of 32 bits | then |
 //! |---|---|---|
@@ -10,6 +10,7 @@
 //! | request to run a step | 1, bytes of the step, numbers of hidden states | [`StageStep`], hidden states |
 //! | request to look up tokens in the embedding | 2, number of tokens, 0 | token ids, words of 32 bits |
 //! | answer | 0, numbers of output | output |
+//! | answer to a look-up | 3, numbers of the rows | rows |
 //! | failure, after which the worker ends | 1, bytes of the message | message |
 //! | loss of another worker of the stage, after which this one ends | 2, its rank | |
 
@@ -17,7 +18,7 @@ use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use ferrule_kernels::{ARITHMETIC_VERSION, Cancel};
@@ -41,6 +42,7 @@ const LOOK_UP: u32 = 2;
 const ANSWER: u32 = 0;
 const FAILURE: u32 = 1;
 const RANK_LOST: u32 = 2;
+const LOOKED_UP: u32 = 3;
 
 /// A stage failed or cannot be reached.
 #[derive(Debug, thiserror::Error)]
@@ -131,9 +133,17 @@ enum Request {
     LookUp(Vec<u32>),
 }
 
+/// Answer of a stage.
+pub(super) enum Answer {
+    /// Output of a step, or nothing after an allocation.
+    Output(Vec<f32>),
+    /// Rows of the tokens that were looked up.
+    LookedUp(Vec<f32>),
+}
+
 /// Runs a stage for the process at the other end of a connection, until that ends it. A thread receives requests while
-/// the stage computes, so that the other end never waits to send. When the connection ends, it sets `cancel`, so that
-/// the stage does not wait for other workers.
+/// the stage computes, so that the other end never waits to send, and another one looks up tokens. When the connection
+/// ends, `cancel` is set, so that the stage does not wait for other workers.
 ///
 /// # Errors
 /// [`LinkError`] for a request that failed, which is also reported to the other end, and for a connection that ends
@@ -145,9 +155,24 @@ pub fn serve_stage(stage: &mut Stage, kv_budget: u64, stream: &UnixStream, cance
     writer.write_all(&(info.len() as u32).to_le_bytes())?;
     writer.write_all(&info)?;
     writer.flush()?;
-    let (width, limits) = (stage.input_width(), stage.kv_groups().len());
+    let (width, limits, token_rows) = (stage.input_width(), stage.kv_groups().len(), stage.token_rows());
+    let writer = &Mutex::new(writer);
     std::thread::scope(|scope| {
         let (sender, requests) = mpsc::channel();
+        let looks_up = token_rows.map(|rows| {
+            let (sender, look_ups) = mpsc::channel::<Vec<u32>>();
+            let thread = scope.spawn(move || {
+                let served = look_ups.into_iter().try_for_each(|tokens| {
+                    send_answer(writer, LOOKED_UP, caught(|| rows.read(&tokens).map_err(worker_error)))
+                });
+                if served.is_err() {
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
+                served
+            });
+            (sender, thread)
+        });
+        let (look_ups, thread) = looks_up.unzip();
         scope.spawn(move || {
             loop {
                 let request = receive_request(&mut reader, width, limits).transpose();
@@ -155,47 +180,75 @@ pub fn serve_stage(stage: &mut Stage, kv_budget: u64, stream: &UnixStream, cance
                 if ends {
                     cancel.cancel();
                 }
-                if request.is_none_or(|request| sender.send(request).is_err()) || ends {
+                let is_sent = match (request, &look_ups) {
+                    (Some(Ok(Request::LookUp(tokens))), Some(look_ups)) => look_ups.send(tokens).is_ok(),
+                    (Some(request), _) => sender.send(request).is_ok(),
+                    (None, _) => false,
+                };
+                if ends || !is_sent {
                     return;
                 }
             }
         });
         let mut output = Vec::new();
         let served = requests.into_iter().try_for_each(|request| {
+            let kind = if matches!(request, Ok(Request::LookUp(_))) { LOOKED_UP } else { ANSWER };
             let done = request.and_then(|request| answer(stage, request, cancel, &mut output));
-            match &done {
-                Ok(()) => write_frame(&mut writer, ANSWER, output.len(), bytemuck::cast_slice(&output))?,
-                Err(LinkError::RankLost { rank }) => write_frame(&mut writer, RANK_LOST, *rank, &[])?,
-                Err(error) => {
-                    let message = error.to_string();
-                    write_frame(&mut writer, FAILURE, message.len(), message.as_bytes())?;
-                }
-            }
-            done
+            send_answer(writer, kind, done.map(|()| &output[..]))
         });
-        // The thread that receives must not wait for another request.
+        // The threads that receive and look up must not wait for another request.
         let _ = stream.shutdown(Shutdown::Both);
-        served
+        served.and(thread.map_or(Ok(()), |thread| thread.join().expect("panics are caught")))
     })
+}
+
+/// Sends the numbers of an answer, or why there is none. Returns the latter.
+fn send_answer(
+    writer: &Mutex<BufWriter<&UnixStream>>,
+    kind: u32,
+    numbers: Result<impl AsRef<[f32]>, LinkError>,
+) -> Result<(), LinkError> {
+    let writer = &mut *writer.lock().unwrap_or_else(PoisonError::into_inner);
+    match &numbers {
+        Ok(numbers) => {
+            let numbers = numbers.as_ref();
+            write_frame(writer, kind, numbers.len(), bytemuck::cast_slice(numbers))?;
+        }
+        Err(LinkError::RankLost { rank }) => write_frame(writer, RANK_LOST, *rank, &[])?,
+        Err(error) => {
+            let message = error.to_string();
+            write_frame(writer, FAILURE, message.len(), message.as_bytes())?;
+        }
+    }
+    numbers.map(drop)
 }
 
 /// Returns what a worker reports of an error.
 fn failure(error: StageRunError) -> LinkError {
     match error {
         StageRunError::RankLost { rank } => LinkError::RankLost { rank },
-        error => LinkError::Worker(error.to_string()),
+        error => worker_error(error),
     }
 }
 
-/// Does what a request asks for; `output` gets the numbers of the answer. A panic is an error.
+/// Does what a request asks for; `output` gets the numbers of the answer.
 fn answer(stage: &mut Stage, request: Request, cancel: &Cancel, output: &mut Vec<f32>) -> Result<(), LinkError> {
     output.clear();
-    let done = catch_unwind(AssertUnwindSafe(|| match request {
-        Request::Allocate(pages) => stage.allocate_kv(&pages).map_err(|error| LinkError::Worker(error.to_string())),
+    caught(|| match request {
+        Request::Allocate(pages) => stage.allocate_kv(&pages).map_err(worker_error),
         Request::Step(step, input) => stage.step(&step, &input, cancel, output).map_err(failure),
         Request::LookUp(tokens) => stage.look_up(&tokens, cancel, output).map_err(failure),
-    }));
+    })
+}
+
+/// Runs `work`; a panic is an error.
+fn caught<T>(work: impl FnOnce() -> Result<T, LinkError>) -> Result<T, LinkError> {
+    let done = catch_unwind(AssertUnwindSafe(work));
     done.unwrap_or_else(|_| Err(LinkError::Worker("the stage panicked".to_owned())))
+}
+
+fn worker_error(error: impl std::fmt::Display) -> LinkError {
+    LinkError::Worker(error.to_string())
 }
 
 /// Receives a request for a stage that reads `width` numbers per token and has `groups` groups; `None` if the
@@ -298,13 +351,17 @@ impl StageLink {
         self.reader.get_ref()
     }
 
-    /// Receives the answer to the oldest request that has none yet. After a cancellation it waits for 10 s.
-    pub(super) fn receive(&mut self, cancel: &Cancel) -> Result<Vec<f32>, LinkError> {
+    /// Receives the next answer. After a cancellation it waits for 10 s.
+    pub(super) fn receive(&mut self, cancel: &Cancel) -> Result<Answer, LinkError> {
         let reader = &mut Waiting::new(&mut self.reader, cancel);
         match read_word(reader)? {
             ANSWER => {
                 let count = read_word(reader)? as usize;
-                read_numbers(reader, count)
+                Ok(Answer::Output(read_numbers(reader, count)?))
+            }
+            LOOKED_UP => {
+                let count = read_word(reader)? as usize;
+                Ok(Answer::LookedUp(read_numbers(reader, count)?))
             }
             RANK_LOST => Err(LinkError::RankLost { rank: read_word(reader)? as usize }),
             FAILURE => Err(LinkError::Worker(String::from_utf8_lossy(&read_text(reader)?).into_owned())),

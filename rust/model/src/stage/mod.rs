@@ -19,6 +19,7 @@ mod pipeline;
 mod queues;
 mod step;
 mod tensor_parallel;
+mod token_rows;
 mod workers;
 
 use std::ops::Range;
@@ -32,10 +33,11 @@ pub(crate) use layers::{LoadedPart, StageLayers};
 pub use layers::{StageError, StagePart};
 pub use link::{LinkError, StageInfo, StageLink, serve_stage};
 pub use pipeline::{Pipeline, PipelineError};
+use step::StepLimits;
 pub use step::{PageCopy, StageSequence, StageStep, StepError};
-use step::{StepLimits, below};
 use tensor_parallel::GatherError;
 pub use tensor_parallel::TensorParallelGroup;
+use token_rows::{TokenRows, check_tokens};
 pub use workers::Worker;
 
 use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel};
@@ -265,8 +267,14 @@ impl Stage {
             return Ok(());
         }
         let rows = if self.looks_up_tokens() { self.model.spec().vocab_size } else { 0 };
-        tokens.iter().enumerate().try_for_each(|(i, token)| below(&format!("tokens[{i}]"), *token as usize, rows))?;
+        check_tokens(tokens, rows)?;
         self.run(output, |model, output| model.look_up(tokens, cancel, output))
+    }
+
+    /// Returns the rows of the embedding's matrix; `None` unless this worker has all of them.
+    fn token_rows(&self) -> Option<TokenRows> {
+        let has_rows = self.looks_up_tokens() && self.ranks() == 1;
+        has_rows.then(|| TokenRows::new(self.model.shared_weights(), self.model.spec()))
     }
 
     /// Computes something with the other workers of the stage.

@@ -3,15 +3,16 @@
 //! A batch goes from stage to stage through this process. Each stage has a queue: it may get a batch while it computes the
 //! one before, and answers them in order.
 //!
-//! If the last stage looks up the rows of tokens for the first one, a look-up must not wait behind a batch. The first
-//! stage would be idle meanwhile, and then the last one. So the last stage gets a batch only after it has answered the
-//! one before and, if the engine begins another batch with that answer, after the look-up for this one.
+//! If the last stage looks up the rows of tokens for the first one, it does so while it computes. Several workers that
+//! divide the rows do everything in order, and a look-up must not wait behind a batch: the first stage would be idle
+//! meanwhile, and then the last one. So such workers get a batch only after they have answered the one before and, if the
+//! engine begins another batch with that answer, after the look-up for this one.
 
 use std::collections::VecDeque;
 
 use ferrule_kernels::Cancel;
 
-use super::link::LinkError;
+use super::link::{Answer, LinkError};
 use super::workers::{Failure, Workers};
 use crate::spec::ModelSpec;
 
@@ -20,8 +21,6 @@ pub(super) struct StageQueues {
     workers: Workers,
     /// Batches in the order in which they began.
     batches: VecDeque<QueuedBatch>,
-    /// Unanswered requests to each stage, oldest first.
-    unanswered: Vec<VecDeque<Request>>,
     /// Numbers of a token that the last stage looks up for the first one; `None` if the first stage has the embedding.
     looked_up: Option<usize>,
 }
@@ -39,7 +38,7 @@ struct QueuedBatch {
 /// Place of a batch in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// Place in the queue of the last stage, which looks up the rows of its tokens.
+    /// The last stage looks up the rows of its tokens.
     LookUp,
     /// Place before a stage, to which it can be sent.
     Before(usize),
@@ -49,18 +48,12 @@ enum Place {
     Done,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Request {
-    LookUp,
-    Step,
-}
-
 impl StageQueues {
     /// Creates empty queues.
     pub fn new(workers: Workers, spec: &ModelSpec) -> Self {
         let stages = workers.stages();
         let looked_up = (stages > 1 && spec.has_tied_lm_head()).then(|| spec.embedding_width());
-        Self { workers, batches: VecDeque::new(), unanswered: vec![VecDeque::new(); stages], looked_up }
+        Self { workers, batches: VecDeque::new(), looked_up }
     }
 
     pub fn workers(&self) -> &Workers {
@@ -73,7 +66,7 @@ impl StageQueues {
 
     /// Returns the number of stages.
     pub fn stages(&self) -> usize {
-        self.unanswered.len()
+        self.workers.stages()
     }
 
     /// Returns whether no batch is in flight.
@@ -85,9 +78,7 @@ impl StageQueues {
     pub fn begin(&mut self, step: Vec<u8>, tokens: &[u32]) -> Result<(), Failure> {
         let mut place = Place::Before(0);
         if self.looked_up.is_some() {
-            let last = self.stages() - 1;
-            self.workers.send_look_up(last, tokens)?;
-            self.unanswered[last].push_back(Request::LookUp);
+            self.workers.send_look_up(self.stages() - 1, tokens)?;
             place = Place::LookUp;
         }
         self.batches.push_back(QueuedBatch { step, tokens: tokens.len(), place, output: Vec::new() });
@@ -102,24 +93,34 @@ impl StageQueues {
         while self.batches.front().expect("a batch is in flight").place != Place::Done {
             self.advance()?;
             let stages = 0..self.stages();
-            let answering: Vec<usize> = stages.filter(|stage| !self.unanswered[*stage].is_empty()).collect();
+            let answering: Vec<usize> = stages.filter(|stage| self.is_answering(*stage)).collect();
             let stage = self.workers.wait(&answering, cancel)?;
             self.take_answer(stage, cancel)?;
         }
         Ok(self.batches.pop_front().map(|batch| batch.output).unwrap_or_default())
     }
 
+    /// Returns whether a stage has a request that it has not answered.
+    fn is_answering(&self, stage: usize) -> bool {
+        let looks_up = stage == self.stages() - 1 && self.has_batch(Place::LookUp);
+        looks_up || self.has_batch(Place::At(stage))
+    }
+
+    fn has_batch(&self, place: Place) -> bool {
+        self.batches.iter().any(|batch| batch.place == place)
+    }
+
     /// Sends each batch to its next stage, if it may have it already.
     fn advance(&mut self) -> Result<(), Failure> {
         let last = self.stages() - 1;
-        for batch in &mut self.batches {
-            let Place::Before(stage) = batch.place else { continue };
-            let unanswered = &mut self.unanswered[stage];
-            if self.looked_up.is_some() && stage == last && unanswered.contains(&Request::Step) {
+        let in_order = self.looked_up.is_some() && self.workers.ranks() > 1;
+        for index in 0..self.batches.len() {
+            let Place::Before(stage) = self.batches[index].place else { continue };
+            if in_order && stage == last && self.has_batch(Place::At(last)) {
                 continue;
             }
+            let batch = &mut self.batches[index];
             self.workers.send_step(stage, &batch.step, &std::mem::take(&mut batch.output))?;
-            unanswered.push_back(Request::Step);
             batch.place = Place::At(stage);
         }
         Ok(())
@@ -127,17 +128,20 @@ impl StageQueues {
 
     /// Receives the next answer of a stage.
     fn take_answer(&mut self, stage: usize, cancel: &Cancel) -> Result<(), Failure> {
-        let numbers = self.workers.receive(stage, cancel)?;
-        let request = self.unanswered[stage].pop_front();
-        let place = if request == Some(Request::LookUp) { Place::LookUp } else { Place::At(stage) };
-        let mut batches = self.batches.iter_mut();
-        let batch = batches.find(|batch| batch.place == place).expect("a batch waits for each request");
-        let last = self.unanswered.len() - 1;
+        let last = self.stages() - 1;
+        let (numbers, place) = match self.workers.receive(stage, cancel)? {
+            Answer::Output(numbers) => (numbers, Place::At(stage)),
+            Answer::LookedUp(numbers) => (numbers, Place::LookUp),
+        };
+        let protocol = |what| (self.workers.first_of(stage), LinkError::Protocol(what));
+        let Some(batch) = self.batches.iter_mut().find(|batch| batch.place == place) else {
+            return Err(protocol("an answer without a request".to_owned()));
+        };
         if let (Place::LookUp, Some(width)) = (place, self.looked_up)
             && numbers.len() != batch.tokens * width
         {
             let what = format!("{} numbers for {} tokens, not {width} each", numbers.len(), batch.tokens);
-            return Err((self.workers.first_of(last), LinkError::Protocol(what)));
+            return Err(protocol(what));
         }
         batch.output = numbers;
         batch.place = match place {

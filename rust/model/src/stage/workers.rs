@@ -6,7 +6,7 @@ use std::time::Instant;
 use ferrule_kernels::Cancel;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::link::{CANCEL_LIMIT, LinkError, POLL, StageInfo, StageLink, no_answer};
+use super::link::{Answer, CANCEL_LIMIT, LinkError, POLL, StageInfo, StageLink, no_answer};
 
 /// A worker of a model over several processes: a pipeline stage, or one of the workers that divide its matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +56,11 @@ impl Workers {
     /// Returns the number of stages.
     pub fn stages(&self) -> usize {
         self.links.len() / self.ranks
+    }
+
+    /// Returns the number of workers of a stage.
+    pub fn ranks(&self) -> usize {
+        self.ranks
     }
 
     /// Returns the worker of rank 0 of a stage.
@@ -111,8 +116,8 @@ impl Workers {
     }
 
     /// Receives the answers of all workers of a stage, and returns what that of rank 0 has computed.
-    pub fn receive(&mut self, stage: usize, cancel: &Cancel) -> Result<Vec<f32>, Failure> {
-        let mut output = Vec::new();
+    pub fn receive(&mut self, stage: usize, cancel: &Cancel) -> Result<Answer, Failure> {
+        let mut output = Answer::Output(Vec::new());
         for rank in 0..self.ranks {
             let result = self.links[stage * self.ranks + rank].receive(cancel);
             let result = result.map_err(|error| self.first_loss((stage, rank), error, cancel))?;
