@@ -178,9 +178,8 @@ impl<W: Weights> DotKernel for Panels<'_, '_, W> {
     }
 }
 
-/// Returns how many panels are read side by side for a number of rows: as many as fit the registers. One stream alone
-/// takes a third longer than two, because fewer loads are in flight while the processor multiplies.
-pub(super) const fn streams<S: Dot>(rows: usize) -> usize {
+/// Returns how many panels are read side by side for a number of rows: as many as fit the registers.
+const fn streams<S: Dot>(rows: usize) -> usize {
     let mut streams = MAX_STREAMS;
     while streams > 1 && streams * rows > S::BYTE_TILE_ROWS * S::BYTE_TILE_PANELS {
         streams /= 2;
@@ -188,14 +187,13 @@ pub(super) const fn streams<S: Dot>(rows: usize) -> usize {
     streams
 }
 
-/// Returns how many panels are read side by side if weights are unpacked in registers. The sub-scales and offsets of two
-/// groups of each panel take registers too: with six rows of int4, two panels are a tenth faster than four, which spill.
+/// Returns how many panels are read side by side if weights are unpacked in registers, which also hold sub-scales and
+/// offsets. `cargo bench --bench matmul -- int4 6` measured a tenth less time with two panels where the sums of four leave
+/// 8 of 32 registers.
 const fn unpacked_streams<S: Dot, U: Unpack>(rows: usize) -> usize {
     let streams = streams::<S>(rows);
     let has_sub_scales = U::BY_CODES.is_some() && U::FACTORS.is_none();
-    // Registers beside the sums of the largest tile: eight, which four panels fill.
-    let spills = S::BYTE_TILE_PANELS > 1 && streams == MAX_STREAMS && streams * (rows + 4) > MAX_FEW_SUMS + 8;
-    if has_sub_scales && spills { 2 } else { streams }
+    if has_sub_scales && streams == MAX_STREAMS && streams * rows == MAX_FEW_SUMS { 2 } else { streams }
 }
 
 /// Runs a kernel with the instructions that unpack these weights.

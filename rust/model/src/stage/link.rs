@@ -469,24 +469,20 @@ mod tests {
     use crate::transformer::LoadOptions;
     use crate::weights::Source;
 
-    #[test]
-    fn a_worker_that_waits_for_another_ends_with_the_connection_to_the_engine() {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        // The other rank never answers.
-        let (peer, silent) = UnixStream::pair().unwrap();
-        let (ended, end) = mpsc::channel();
-        std::thread::spawn(move || {
-            let spec = ModelSpec::from_json(&specs::llama(96, 2).to_string()).unwrap();
-            let group = TensorParallelGroup::new(0, vec![peer]).unwrap();
-            let quantization = Quantization::named("int8").unwrap();
-            let options = LoadOptions { quantization, kv_format: KvFormat::F16, isa: Isa::best() };
-            let (pool, cancel) = (Arc::new(Pool::new(NonZeroUsize::MIN)), Cancel::new());
-            let part = StagePart { layers: 0..2, group: Some(group) };
-            let mut stage = Stage::load(spec, part, Source::Random, options, pool, &cancel, &mut |_, _| {}).unwrap();
-            ended.send(serve_stage(&mut stage, 1 << 20, &theirs, &cancel)).unwrap();
-        });
-        let mut link = StageLink::open(ours, &Cancel::new()).unwrap();
-        link.allocate_kv(&[4], &Cancel::new()).unwrap();
+    fn spec() -> ModelSpec {
+        ModelSpec::from_json(&specs::llama(96, 2).to_string()).unwrap()
+    }
+
+    /// Loads a stage that has all layers.
+    fn load(group: Option<TensorParallelGroup>) -> Stage {
+        let quantization = Quantization::named("int8").unwrap();
+        let options = LoadOptions { quantization, kv_format: KvFormat::F16, isa: Isa::best() };
+        let (pool, part) = (Arc::new(Pool::new(NonZeroUsize::MIN)), StagePart { layers: 0..2, group });
+        Stage::load(spec(), part, Source::Random, options, pool, &Cancel::new(), &mut |_, _| {}).unwrap()
+    }
+
+    /// Returns the bytes of a step with one prompt.
+    fn step() -> Vec<u8> {
         let prompt = SequenceChunk {
             tokens: &[3, 1, 4],
             first_position: 0,
@@ -496,8 +492,44 @@ mod tests {
             logits: LogitRows::Last,
             adapter: None,
         };
-        let step = StageStep::new(Batch { sequences: &[prompt] }, Vec::new(), LastOutput::Logits);
-        link.send_step(&step.to_bytes(), &[]).unwrap();
+        StageStep::new(Batch { sequences: &[prompt] }, Vec::new(), LastOutput::Logits).to_bytes()
+    }
+
+    #[test]
+    fn steps_and_look_ups_have_answers_of_their_own() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        std::thread::spawn(move || serve_stage(&mut load(None), 1 << 20, &theirs, &Cancel::new()));
+        let mut link = StageLink::open(ours, &Cancel::new()).unwrap();
+        link.allocate_kv(&[4], &Cancel::new()).unwrap();
+        link.send_step(&step(), &[]).unwrap();
+        link.send_look_up(&[3, 95]).unwrap();
+        let mut sizes = [0; 2];
+        for _ in 0..2 {
+            match link.receive(&Cancel::new()).unwrap() {
+                Answer::Output(logits) => sizes[0] = logits.len(),
+                Answer::LookedUp(rows) => sizes[1] = rows.len(),
+            }
+        }
+        assert_eq!(sizes, [96, 2 * spec().embedding_width()]);
+        link.send_look_up(&[3, 96]).unwrap();
+        let error = link.receive(&Cancel::new()).err().unwrap().to_string();
+        assert!(error.contains("tokens[1] must be below 96, got 96"), "{error}");
+        assert!(link.receive(&Cancel::new()).is_err(), "the worker has ended");
+    }
+
+    #[test]
+    fn a_worker_that_waits_for_another_ends_with_the_connection_to_the_engine() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        // The other rank never answers.
+        let (peer, silent) = UnixStream::pair().unwrap();
+        let (ended, end) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut stage = load(Some(TensorParallelGroup::new(0, vec![peer]).unwrap()));
+            ended.send(serve_stage(&mut stage, 1 << 20, &theirs, &Cancel::new())).unwrap();
+        });
+        let mut link = StageLink::open(ours, &Cancel::new()).unwrap();
+        link.allocate_kv(&[4], &Cancel::new()).unwrap();
+        link.send_step(&step(), &[]).unwrap();
         assert!(end.recv_timeout(Duration::from_millis(300)).is_err(), "the worker waits for the other rank");
         drop(link);
         let served = end.recv_timeout(Duration::from_secs(60)).expect("the worker ends");
