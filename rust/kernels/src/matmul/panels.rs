@@ -384,24 +384,17 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for RowTiles<'_, '_, U
         let Pass { x, cols, first_tile, blocks, block_scales, next_weights, next_lines, sums, mut out, .. } = pass;
         for tile in 0..sums.len() {
             let index = first_tile + tile;
-            let mut prefetch = Prefetch::Tile { blocks: &[], first: blocks.start, rows: [None; 2] };
-            if sums.len() == 1 {
-                let mut lines = [next_weights[0]; MAX_TILE_PANELS];
-                lines[..P].copy_from_slice(&next_weights);
-                prefetch = Prefetch::Lines { lines, each: next_lines.div_ceil(blocks.len() * BLOCK_PAIRS) };
-            } else {
-                for line in tile * next_lines..(tile + 1) * next_lines {
-                    for weights in &next_weights {
-                        simd.prefetch(weights.wrapping_add(line).cast());
-                    }
-                }
+            let mut weights_ahead = [next_weights[0]; MAX_TILE_PANELS];
+            for (ahead, weights) in weights_ahead.iter_mut().zip(&next_weights) {
+                *ahead = weights.wrapping_add(tile * next_lines);
             }
+            let (mut next_blocks, mut rows) = (&[][..], [None; 2]);
             if tile + 1 < sums.len() {
                 let mut next_sums = [std::ptr::null(); R];
                 for (row, next) in next_sums.iter_mut().enumerate() {
                     *next = sums[tile + 1][row].as_flattened().as_ptr();
                 }
-                let mut rows = [Some(next_sums), None];
+                rows[0] = Some(next_sums);
                 if let Some((out, columns)) = &mut out {
                     let last = out.rows().len() - 1;
                     let mut outputs = [std::ptr::null(); R];
@@ -410,9 +403,16 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for RowTiles<'_, '_, U
                     }
                     rows[1] = Some(outputs);
                 }
-                prefetch =
-                    Prefetch::Tile { blocks: &x.tile::<R>(index + 1)[blocks.clone()], first: blocks.start, rows };
+                next_blocks = &x.tile::<R>(index + 1)[blocks.clone()];
             }
+            let prefetch = Prefetch::Next {
+                lines: weights_ahead,
+                count: next_lines,
+                each: next_lines.div_ceil(blocks.len() * BLOCK_PAIRS),
+                first: blocks.start,
+                blocks: next_blocks,
+                rows,
+            };
             let starts = if S::BY_CODES { &x.starts(index)[blocks.clone()] } else { &[][..] };
             let groups = if const { U::FACTORS.is_some() } { &x.groups(index)[blocks.clone()] } else { &[][..] };
             let tile_x = &x.tile::<R>(index)[blocks.clone()];

@@ -40,13 +40,16 @@ pub(super) enum Prefetch<'a, const R: usize> {
         /// Number of lines from there to the next panel of the stream.
         skip: usize,
     },
-    /// Lines of weights for each panel, `each` of them with each part of a block.
-    Lines { lines: [*const ByteLine; MAX_TILE_PANELS], each: usize },
-    /// Activations, sums and outputs of the next tile, which multiplies the same weights.
-    Tile {
-        blocks: &'a [BlockOfRows<R>],
-        /// Index of the first of `blocks`.
+    /// Weights that are multiplied after these, and the next tile, which multiplies the same weights.
+    Next {
+        /// `count` lines of weights for each panel, `each` of them with each part of a block.
+        lines: [*const ByteLine; MAX_TILE_PANELS],
+        count: usize,
+        each: usize,
+        /// Index of the first block that is multiplied.
         first: usize,
+        /// Activations of the next tile.
+        blocks: &'a [BlockOfRows<R>],
         /// Addresses of the rows of its sums, and of its outputs if they are written next.
         rows: [Option<[*const f32; R]>; 2],
     },
@@ -73,14 +76,15 @@ impl<const R: usize> Prefetch<'_, R> {
                     simd.prefetch(lines.as_ptr().wrapping_add(line).cast());
                 }
             }
-            Self::Lines { lines, each } => {
-                for line in 0..*each {
-                    simd.prefetch(lines[p].wrapping_add(index * each + line).cast());
-                }
-            }
-            Self::Tile { .. } if p > 0 => {}
-            Self::Tile { blocks, first, rows } => {
+            Self::Next { lines, count, each, first, blocks, rows } => {
                 let block = block - first;
+                let line = (block * BLOCK_PAIRS + index) * each;
+                for line in line..(line + each).min(*count) {
+                    simd.prefetch(lines[p].wrapping_add(line).cast());
+                }
+                if p > 0 {
+                    return;
+                }
                 if let Some(block) = blocks.get(block) {
                     let part = size_of_val(block) / BLOCK_PAIRS;
                     for byte in (0..part).step_by(LINE) {
