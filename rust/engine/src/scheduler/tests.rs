@@ -352,8 +352,9 @@ proptest! {
         let mut in_flight: VecDeque<Batch> = VecDeque::new();
         let mut next = 0;
         let mut let_in: Vec<RequestId> = Vec::new();
-        // The highest-ranked sequence, and the number of plans without it while it was not in flight.
-        let (mut highest, mut skipped) = (None, 0);
+        // The highest-ranked sequence, the number of plans without it while it was not in flight, and whether a batch was
+        // finished since the last plan: a cancelled step plans once more with the same pages.
+        let (mut highest, mut skipped, mut is_finished) = (None, 0, true);
         for event in events {
             match event {
                 Event::Add { tokens, priority } => {
@@ -367,6 +368,7 @@ proptest! {
                 }
                 Event::Preempt => {
                     in_flight.drain(..).for_each(|batch| finish(&mut scheduler, &batch));
+                    is_finished = true;
                     scheduler.preempt_last();
                 }
                 Event::Step { cancelled, prompt_tokens } => {
@@ -390,7 +392,8 @@ proptest! {
                         let is_skipped = first.is_some_and(|first| !first.in_flight);
                         let same = first.map(|first| first.id) == highest;
                         highest = first.map(|first| first.id);
-                        skipped = if !is_skipped { 0 } else if same { skipped + 1 } else { 1 };
+                        let more = usize::from(std::mem::take(&mut is_finished));
+                        skipped = if !is_skipped { 0 } else if same { skipped + more } else { 1 };
                         // The others of a batch may come first, and then keep pages until they are finished.
                         prop_assert!(skipped <= 2 * (batches - 1), "{skipped} plans without the first sequence");
                         if batch.is_empty() {
@@ -400,8 +403,10 @@ proptest! {
                     }
                     if !cancelled && let Some(batch) = in_flight.pop_front() {
                         finish(&mut scheduler, &batch);
+                        is_finished = true;
                     } else if batches == 1 {
                         // The next step repeats the work.
+                        is_finished = true;
                         in_flight.clear();
                         scheduler.running.iter_mut().for_each(|sequence| sequence.in_flight = false);
                     }
