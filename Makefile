@@ -48,7 +48,7 @@ python-test: develop ## run the tests of the Python package with a developer bui
 	@# Parity and determinism depend on kernels: test them on every instruction set of this machine, two at a time, each in
 	@# one process, since every process imports and collects. With FERRULE_ISA set, tests/test_invariance.py runs each
 	@# model with one pair of formats.
-	$(BIN)/python -c 'from ferrule import _native; print(*_native.available_isas()[:-1])' | xargs --no-run-if-empty -n 1 -P 2 sh -c \
+	$(BIN)/python -c 'from ferrule import _native; print(*_native.available_isas()[:-1])' | xargs -r -n 1 -P 2 sh -c \
 	    'log=target/test-$$1.log; FERRULE_ISA=$$1 $(BIN)/python -m pytest tests/test_parity.py tests/test_invariance.py \
 	    >$$log 2>&1; failed=$$?; cat $$log; exit $$failed' test
 

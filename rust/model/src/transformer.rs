@@ -342,7 +342,7 @@ impl Transformer {
         look_up(&self.exec(cancel), table, tokens.iter().copied(), output)
     }
 
-    /// Returns the matrix of the embedding, for threads that look up tokens while the model computes.
+    /// Returns the weights, which other threads may read while the model computes.
     pub(crate) fn shared_weights(&self) -> Arc<Weights> {
         Arc::clone(&self.weights)
     }

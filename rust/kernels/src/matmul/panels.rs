@@ -188,8 +188,8 @@ const fn streams<S: Dot>(rows: usize) -> usize {
 }
 
 /// Returns how many panels are read side by side if weights are unpacked in registers, which also hold sub-scales and
-/// offsets. `cargo bench --bench matmul -- int4 6` measured a tenth less time with two panels where the sums of four leave
-/// 8 of 32 registers.
+/// offsets: where the sums of four panels leave 8 of 32 registers, int4 takes a tenth less time with two
+/// (`cargo bench --bench matmul -- int4 6`).
 const fn unpacked_streams<S: Dot, U: Unpack>(rows: usize) -> usize {
     let streams = streams::<S>(rows);
     let has_sub_scales = U::BY_CODES.is_some() && U::FACTORS.is_none();

@@ -202,7 +202,7 @@ pub fn serve_stage(stage: &mut Stage, kv_budget: u64, stream: &UnixStream, cance
     })
 }
 
-/// Sends the numbers of an answer, or why there is none. Returns the latter.
+/// Sends the numbers of an answer, or the error in their place, and returns this error.
 fn send_answer(
     writer: &Mutex<BufWriter<&UnixStream>>,
     kind: u32,
@@ -247,6 +247,7 @@ fn caught<T>(work: impl FnOnce() -> Result<T, LinkError>) -> Result<T, LinkError
     done.unwrap_or_else(|_| Err(LinkError::Worker("the stage panicked".to_owned())))
 }
 
+/// Returns an error of the worker with the message of `error`.
 fn worker_error(error: impl std::fmt::Display) -> LinkError {
     LinkError::Worker(error.to_string())
 }
