@@ -1,4 +1,4 @@
-"""What converters to GGUF do to the checkpoints of each model_type."""
+"""Changes that converters to GGUF make to the checkpoints of each model_type."""
 
 from __future__ import annotations
 
