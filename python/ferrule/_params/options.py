@@ -43,7 +43,7 @@ MAX_QUEUED_REQUESTS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Options of the engine; for an option that is None, the engine chooses a value.
+    """Options of the engine, which chooses the value of an option that is None.
 
     Raises InvalidParameterError for an invalid value.
     """
@@ -137,7 +137,7 @@ class EngineOptions:
         Doc(
             "Target time in seconds between two tokens of a decoding sequence while prompts are computed: one step, or "
             "with pipeline stages one step of each batch in flight. None: 0.15. If no request is streamed, as in "
-            "LLM.generate, it is at least 1."
+            "LLM.generate, it is at least 0.4."
         ),
     ] = None
     speculative_config: Annotated[
