@@ -2,12 +2,13 @@
 """Measure a model over several workers of one thread each against one process with as many threads.
 
     python benches/pipeline.py --shape llama-1b --quantization int4 --stages 2 --sequences 16
+    python benches/pipeline.py --shape llama-1b --quantization int4 --stages 2 --sequences 1 --prompt-tokens 1024
     python benches/pipeline.py --shape llama-1b --quantization int4 --stages 1 --ranks 2 --sequences 1
 
 The workers are processes of this machine: pipeline stages have one worker or several, which divide the rows of their
 matrices (ranks). Prints one JSON object with the medians of alternating rounds on the same prompts: output tokens per
-second, milliseconds of a decode step, the ratios of both, and the bytes of weights of each worker relative to those of
-the whole model.
+second, milliseconds of the prefill of all prompts (with one sequence its time to first token) and of a decode step, the
+ratios of all three, and the bytes of weights of each worker relative to those of the whole model.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from ferrule import LLM, SamplingParams
 from ferrule._text.prompt import TokensPrompt
 
 
-def measure(llm: LLM, prompts: list[TokensPrompt], tokens: int) -> tuple[float, float]:
-    """Returns the output tokens per second, and the seconds of a decode step."""
+def measure(llm: LLM, prompts: list[TokensPrompt], tokens: int) -> tuple[float, float, float]:
+    """Returns the output tokens per second, and the seconds of the prefill and of a decode step."""
     begin = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     whole = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     start = time.perf_counter()
@@ -32,7 +33,7 @@ def measure(llm: LLM, prompts: list[TokensPrompt], tokens: int) -> tuple[float, 
     prefilled = time.perf_counter()
     llm.generate(prompts, whole, use_tqdm=False)
     seconds, of_prefill = time.perf_counter() - prefilled, prefilled - start
-    return len(prompts) * tokens / seconds, (seconds - of_prefill) / (tokens - 1)
+    return len(prompts) * tokens / seconds, of_prefill, (seconds - of_prefill) / (tokens - 1)
 
 
 def main() -> None:
@@ -68,7 +69,7 @@ def main() -> None:
             for _ in range(given.rounds + 1)
         ]
         medians = [statistics.median(each) for each in zip(*rounds[1:], strict=True)]  # the first warms up
-        of_one, step_of_one, of_several, step_of_several = medians
+        of_one, prefill_of_one, step_of_one, of_several, prefill_of_several, step_of_several = medians
         info = several.info()
         total = info["weight_bytes"] + info["vector_bytes"]
         result = {
@@ -78,6 +79,9 @@ def main() -> None:
             "one_process": round(of_one, 1),
             "several": round(of_several, 1),
             "ratio": round(of_several / of_one, 3),
+            "prefill_ms_of_one_process": round(1e3 * prefill_of_one),
+            "prefill_ms_of_several": round(1e3 * prefill_of_several),
+            "prefill_ratio": round(prefill_of_several / prefill_of_one, 3),
             "step_ms_of_one_process": round(1e3 * step_of_one, 2),
             "step_ms_of_several": round(1e3 * step_of_several, 2),
             "step_ratio": round(step_of_several / step_of_one, 3),

@@ -7,6 +7,9 @@
 //! each batch is finished once, so the target holds for the steps of a cycle together. A step lasts from the end of the
 //! batch before to the end of this one. If the stages of a pipeline are not equal, a part of a neighbour's time may be in
 //! it; the sum over a cycle is right.
+//!
+//! While no sequence decodes, there is no target. Then prompts are divided into batches that are small enough to keep all
+//! stages of a pipeline busy ([`Cycle::share_of_prompts`]).
 
 use std::time::Duration;
 
@@ -20,6 +23,15 @@ const UNSTREAMED_TARGET: f64 = 0.4;
 /// Weight of a new measurement that is lower than the average. A higher one replaces the average at once.
 const SMOOTHING: f64 = 0.3;
 
+/// Number of batches, for each batch in flight, into which the prompt tokens are divided while no sequence decodes. A pipeline
+/// of P stages is not full while its first and its last batches pass: N batches of the same size take (N + P - 1) / N of
+/// the time of a full one.
+const BATCHES_PER_STAGE: usize = 4;
+
+/// Minimum number of prompt tokens in a batch of a model that computes several, where no client waits for each token: fewer
+/// rows take more time each.
+const MIN_BATCH_TOKENS: usize = 128;
+
 /// The batches that a model computes at the same time, each of which is finished once in a cycle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cycle {
@@ -27,6 +39,18 @@ pub(crate) struct Cycle {
     pub batches: usize,
     /// Number of batches among them that can have prompt tokens.
     pub prefill_batches: usize,
+}
+
+impl Cycle {
+    /// Returns the maximum number of prompt tokens in a batch while no sequence decodes, if `tokens` prompt tokens wait: at
+    /// most `max_num_batched_tokens` in any case, so all of them if only one batch at a time can have prompt tokens.
+    pub fn share_of_prompts(self, tokens: usize) -> usize {
+        if self.prefill_batches < 2 {
+            return usize::MAX;
+        }
+        let batches = (tokens / MIN_BATCH_TOKENS).clamp(1, BATCHES_PER_STAGE * self.prefill_batches);
+        tokens.div_ceil(batches).max(1)
+    }
 }
 
 /// Recent step times.
@@ -46,13 +70,15 @@ impl PrefillBudget {
     }
 
     /// Returns the number of prompt tokens that the next step may compute beside decoding sequences: its share of those
-    /// in the cycle. `streamed` if a client waits for each token.
+    /// in the cycle. `streamed` if a client waits for each token; otherwise batches in flight may have as many prompt tokens
+    /// as their matmuls need, even if the cycle then takes longer than its target.
     pub fn tokens(&self, streamed: bool, cycle: Cycle) -> usize {
-        let Some(token) = self.token else { return MIN_TOKENS };
+        let least = if streamed || cycle.batches < 2 { MIN_TOKENS } else { MIN_BATCH_TOKENS };
+        let Some(token) = self.token else { return least };
         let target = if streamed { self.target } else { self.target.max(UNSTREAMED_TARGET) };
         let prefill = (target - self.decode * cycle.batches as f64).max(0.0);
         let tokens = prefill / token.max(f64::MIN_POSITIVE) / cycle.prefill_batches.max(1) as f64;
-        (tokens as usize).max(MIN_TOKENS)
+        (tokens as usize).max(least)
     }
 
     /// Records the duration of a step with its number of decode rows and prompt tokens.
@@ -139,6 +165,25 @@ mod tests {
         assert!((0.095..0.101).contains(&seconds) && tokens.iter().all(|count| *count >= 37), "{seconds} {tokens:?}");
         let (seconds, _) = cycle_of_two_batches(false, 2);
         assert!((0.39..0.401).contains(&seconds), "{seconds}");
+    }
+
+    #[test]
+    fn batches_without_streams_have_enough_rows_for_matmuls_where_a_cycle_takes_longer_than_its_target() {
+        let two = Cycle { batches: 2, prefill_batches: 2 };
+        let mut prefill_budget = PrefillBudget::new(Duration::from_millis(150));
+        assert_eq!(prefill_budget.tokens(false, two), MIN_BATCH_TOKENS);
+        prefill_budget.record(1.0, 4, 50);
+        assert_eq!([false, true].map(|streamed| prefill_budget.tokens(streamed, two)), [MIN_BATCH_TOKENS, MIN_TOKENS]);
+        assert!(prefill_budget.tokens(false, ONE) < 25);
+    }
+
+    #[test]
+    fn prompts_are_divided_into_batches_that_fill_the_stages_and_have_enough_rows() {
+        let share = |prefill_batches, tokens| Cycle { batches: 2, prefill_batches }.share_of_prompts(tokens);
+        assert_eq!([0, 1, 255, 256, 512, 1000].map(|tokens| share(2, tokens)), [1, 1, 255, 128, 128, 143]);
+        // Eight batches of two stages, and sixteen of four.
+        assert_eq!([share(2, 8000), share(4, 8000)], [1000, 500]);
+        assert_eq!([share(1, 8000), share(0, 0)], [usize::MAX; 2]);
     }
 
     #[test]

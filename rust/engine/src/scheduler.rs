@@ -14,8 +14,13 @@
 //!
 //! A model may compute several batches at the same time ([`ferrule_model::BatchQueue`]). Then a step schedules a batch of
 //! sequences that are not in flight, and at most its share of all sequences, so that as many are left for the other
-//! batches. Sequences in flight keep their pages. If a sequence lacks the pages of a lower-ranked one in flight, no
-//! lower-ranked sequence is scheduled or admitted until it has got them.
+//! batches. The next chunks of prompts in flight take the tokens that are left: the model computes the batches in order, so
+//! a chunk may begin behind the one before. While no sequence decodes, a batch has its share of all prompt tokens
+//! ([`Cycle::share_of_prompts`]), so that the batches soon fill all stages of a pipeline.
+//!
+//! Sequences in flight keep their pages. If a sequence lacks the pages of a lower-ranked one in flight, no lower-ranked
+//! sequence is scheduled or admitted until it has got them. A prompt in flight preempts no sequence, and a prompt that
+//! ranks behind a waiting sequence is in one batch at a time, so that it can be preempted between its chunks.
 //!
 //! A beam that waits for its siblings ([`crate::beams`]) has nothing to compute, and its expansion survives preemption
 //! (it depends on tokens, not on pages). So the highest-ranked sequence may preempt such beams even if they rank before
@@ -48,6 +53,20 @@ impl Scheduled {
     pub fn rows(&self) -> usize {
         self.count + self.drafts
     }
+}
+
+/// The running sequences to which a part of a batch is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    /// Decoding sequences.
+    Decode,
+    /// Prompts that are not in flight.
+    Prefill,
+    /// Prompts that are not in flight once more: those that were held to their share take what the prompts behind them
+    /// left.
+    Rest,
+    /// Prompts whose last scheduled chunk is in flight.
+    Overlap,
 }
 
 /// The work of one step.
@@ -155,14 +174,37 @@ impl Scheduler {
         self.running.iter().chain(&self.waiting)
     }
 
+    /// Returns the running sequences, and waiting ones as far as slots are free.
+    fn candidates(&self) -> impl Iterator<Item = &Sequence> {
+        let admitted = self.admissible().take(self.free_slots()).map(|index| &self.waiting[index]);
+        self.running.iter().chain(admitted)
+    }
+
     /// Returns the batches that running sequences, and waiting ones as far as slots are free, form at the same time.
     pub fn cycle(&self) -> Cycle {
-        let admitted = self.admissible().take(self.free_slots()).map(|index| &self.waiting[index]);
-        let pending: Vec<usize> = self.running.iter().chain(admitted).map(Sequence::pending).collect();
+        let limit = self.limits.batches;
+        if self.candidates().any(|sequence| sequence.pending() > 1 && self.may_overlap(sequence)) {
+            return Cycle { batches: limit, prefill_batches: limit };
+        }
         let batches = |pending_above: usize| {
-            pending.iter().filter(|pending| **pending > pending_above).count().min(self.limits.batches)
+            self.candidates().filter(|sequence| sequence.pending() > pending_above).count().min(limit)
         };
         Cycle { batches: batches(0), prefill_batches: batches(1) }
+    }
+
+    /// Returns whether several batches in flight may have chunks of a prompt. With groups of state they may not, because a
+    /// table has the states of one chunk. Prompt log-probabilities limit a chunk by what the ones before have returned.
+    fn may_overlap(&self, sequence: &Sequence) -> bool {
+        let is_behind = |first: &Sequence| first.rank() < sequence.rank();
+        self.limits.batches > 1
+            && !self.kv_cache.has_states()
+            && !sequence.wants_prompt_logprobs()
+            && !self.waiting.front().is_some_and(is_behind)
+    }
+
+    /// Returns the maximum number of prompt tokens in a batch while no sequence decodes.
+    fn share_of_prompts(&self) -> usize {
+        self.cycle().share_of_prompts(self.candidates().map(Sequence::unscheduled).sum())
     }
 
     /// Schedules a step and allocates its pages. Beside decoding sequences, prefill gets at most `prompt_tokens`.
@@ -175,14 +217,14 @@ impl Scheduler {
             self.kv_cache.release_out_of_window(&mut sequence.tables, sequence.computed);
         }
         plan.max_sequences = self.share_of_batch(false);
-        self.schedule_running(&mut plan, false, |sequence| sequence.pending() == 1);
-        if plan.tokens > 0 || self.running.iter().any(|sequence| sequence.in_flight && sequence.pending() == 1) {
-            plan.limit = plan.limit.min(plan.tokens.saturating_add(prompt_tokens.max(1)));
-        }
-        self.schedule_running(&mut plan, false, |sequence| sequence.pending() > 1);
+        self.schedule_running(&mut plan, Pass::Decode);
+        let decodes = plan.tokens > 0 || self.running.iter().any(|one| one.in_flight > 0 && one.pending() == 1);
+        let prompt_tokens = if decodes { prompt_tokens.max(1) } else { self.share_of_prompts() };
+        plan.limit = plan.limit.min(plan.tokens.saturating_add(prompt_tokens));
+        self.schedule_running(&mut plan, Pass::Prefill);
         self.admit(&mut plan);
-        // Prompts that were held to their share take what the prompts behind them left.
-        self.schedule_running(&mut plan, true, |sequence| sequence.pending() > 1);
+        self.schedule_running(&mut plan, Pass::Rest);
+        self.schedule_running(&mut plan, Pass::Overlap);
         self.schedule_drafts(&mut plan);
         self.allocate_snapshots(&plan);
         plan.chunks
@@ -201,15 +243,19 @@ impl Scheduler {
         (running + admitted).div_ceil(self.limits.batches)
     }
 
-    /// Schedules each running sequence that matches, by rank; `again` if it may already have a chunk in the plan.
-    fn schedule_running(&mut self, plan: &mut Schedule, again: bool, matches: impl Fn(&Sequence) -> bool) {
+    /// Schedules the running sequences of a pass, by rank.
+    fn schedule_running(&mut self, plan: &mut Schedule, pass: Pass) {
         let mut index = 0;
         while index < self.running.len() && plan.tokens < plan.limit {
             let sequence = &self.running[index];
-            let may_run = !sequence.in_flight && self.blocked.is_none_or(|rank| sequence.rank() <= rank);
-            if may_run && matches(sequence) {
-                let planned = if again { plan.planned(index) } else { 0 };
-                if planned > 0 || plan.chunks.len() < plan.max_sequences {
+            let is_of_pass = match pass {
+                Pass::Decode => sequence.in_flight == 0 && sequence.pending() == 1,
+                Pass::Prefill | Pass::Rest => sequence.in_flight == 0 && sequence.pending() > 1,
+                Pass::Overlap => sequence.in_flight > 0 && sequence.unscheduled() > 0 && self.may_overlap(sequence),
+            };
+            if is_of_pass && self.blocked.is_none_or(|rank| sequence.rank() <= rank) {
+                let planned = if pass == Pass::Rest { plan.planned(index) } else { 0 };
+                if planned > 0 || pass == Pass::Overlap || plan.chunks.len() < plan.max_sequences {
                     self.schedule_one(plan, index, planned);
                 }
             }
@@ -220,7 +266,8 @@ impl Scheduler {
     /// Schedules as much of a running sequence as limits and pages allow, beyond the `planned` tokens that it already
     /// has. Lower-ranked sequences may be preempted for it, higher-ranked ones not.
     fn schedule_one(&mut self, plan: &mut Schedule, mut index: usize, planned: usize) {
-        if planned == 0 && self.running[index].pending() > 1 {
+        let is_in_flight = self.running[index].in_flight > 0;
+        if planned == 0 && self.running[index].pending() > 1 && !is_in_flight {
             let Self { running, kv_cache, .. } = self;
             let (found, more_on_disk) = reuse(kv_cache, &mut running[index], plan);
             self.prefix_hits += found as u64;
@@ -230,18 +277,18 @@ impl Scheduler {
         }
         loop {
             let left = plan.limit - plan.tokens;
-            let needs_more_steps = planned == 0 && self.running[index].pending() > left;
-            let is_prompt = |other: &Sequence| other.pending() > 1 && !other.in_flight;
+            let needs_more_steps = planned == 0 && !is_in_flight && self.running[index].pending() > left;
+            let is_prompt = |other: &Sequence| other.pending() > 1 && other.in_flight == 0;
             let must_share =
                 needs_more_steps && (!self.waiting.is_empty() || self.running[index + 1..].iter().any(is_prompt));
             let sequence = &mut self.running[index];
             let logit_rows = plan.logit_rows + if sequence.chunk_has_prompt_logprobs(planned) { planned } else { 0 };
-            let pending = sequence.pending().min(sequence.chunk_limit(logit_rows));
+            let wanted = sequence.unscheduled().min(sequence.chunk_limit(logit_rows));
             let share = if must_share { left.div_ceil(2) } else { left };
-            let count =
-                self.kv_cache.allocatable_slots(&sequence.tables, sequence.computed, pending.min(planned + share));
+            let first = sequence.begun();
+            let count = self.kv_cache.allocatable_slots(&sequence.tables, first, wanted.min(planned + share));
             if count > planned {
-                self.kv_cache.allocate_slots(&mut sequence.tables, sequence.computed, count, &mut plan.moves);
+                self.kv_cache.allocate_slots(&mut sequence.tables, first, count, &mut plan.moves);
                 sequence.record_scheduled();
                 self.blocked.take_if(|rank| *rank == sequence.rank());
                 if sequence.chunk_has_prompt_logprobs(count) {
@@ -250,7 +297,7 @@ impl Scheduler {
                 plan.set(index, planned, count);
                 return;
             }
-            if planned > 0 {
+            if planned > 0 || is_in_flight {
                 return;
             }
             let last = self.lowest_ranked().unwrap_or(index);
@@ -347,8 +394,9 @@ impl Scheduler {
         let others = self.running.iter().zip(&is_planned).filter(|(_, is_planned)| !**is_planned);
         let reserved = self.reserved(others.map(|(sequence, _)| sequence));
         for chunk in &plan.chunks {
-            let Sequence { tables, computed, .. } = &mut self.running[chunk.index];
-            self.kv_cache.allocate_snapshots(tables, *computed, *computed + chunk.rows(), &reserved);
+            let sequence = &mut self.running[chunk.index];
+            let first = sequence.begun();
+            self.kv_cache.allocate_snapshots(&mut sequence.tables, first, first + chunk.rows(), &reserved);
         }
     }
 
@@ -369,7 +417,7 @@ impl Scheduler {
 
     /// Returns the lowest-ranked running sequence that can be preempted.
     fn lowest_ranked(&self) -> Option<usize> {
-        self.running.iter().rposition(|sequence| !sequence.in_flight)
+        self.running.iter().rposition(|sequence| sequence.in_flight == 0)
     }
 
     /// Gives a sequence that is about to run the pages that already hold its tokens: from the prefix cache, its fork

@@ -28,11 +28,12 @@ pub(crate) struct Sequence {
     pub tokens: Vec<u32>,
     /// Number of prompt tokens. Unchanged by preemption.
     pub prompt_len: usize,
-    /// Number of leading tokens whose keys and values are in the pages; the next chunk starts here.
+    /// Number of leading tokens whose keys and values are in the pages.
     pub computed: usize,
     pub tables: PageTables,
-    /// Whether a batch in flight has a chunk of it. It is neither scheduled nor preempted then.
-    pub in_flight: bool,
+    /// Number of tokens after the computed ones that batches in flight compute. The sequence is not preempted then, and
+    /// only further chunks of a prompt are scheduled.
+    pub in_flight: usize,
     pub params: Arc<SamplingParams>,
     pub adapter: Option<Arc<Adapter>>,
     pub history: History,
@@ -64,7 +65,7 @@ impl Sequence {
             prompt_len: prompt.len(),
             computed: 0,
             tables,
-            in_flight: false,
+            in_flight: 0,
             history: History::new(&params, &prompt, &[]),
             constraint: params
                 .structured_outputs
@@ -103,6 +104,16 @@ impl Sequence {
     /// or not it still holds its pages.
     pub fn pending(&self) -> usize {
         if self.is_expanded() { 0 } else { self.tokens.len() - self.computed }
+    }
+
+    /// Returns the number of tokens that are computed or in a batch in flight; the next chunk to schedule starts here.
+    pub fn begun(&self) -> usize {
+        self.computed + self.in_flight
+    }
+
+    /// Returns the number of tokens to schedule: those to compute that are not in a batch in flight.
+    pub fn unscheduled(&self) -> usize {
+        self.pending().saturating_sub(self.in_flight)
     }
 
     /// Returns the number of sampled tokens.
@@ -155,7 +166,8 @@ impl Sequence {
         }
     }
 
-    /// Returns whether a chunk of `count` tokens yields prompt log-probabilities.
+    /// Returns whether a chunk of `count` tokens yields prompt log-probabilities. Chunks of such prompts are not computed
+    /// at the same time.
     pub fn chunk_has_prompt_logprobs(&self, count: usize) -> bool {
         self.wants_prompt_logprobs() && self.computed + count >= self.next_prompt_logprob
     }
@@ -233,7 +245,7 @@ impl Sequence {
             prompt_len: self.prompt_len,
             computed: self.computed,
             tables,
-            in_flight: false,
+            in_flight: 0,
             params: Arc::clone(&self.params),
             adapter: self.adapter.clone(),
             history: self.history.clone(),

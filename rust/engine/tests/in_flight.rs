@@ -10,6 +10,9 @@ use fake::outputs::{Got, collect};
 use fake::{FakeModel, VOCAB};
 use ferrule_engine::{Engine, EngineConfig, EngineError, FinishReason, Request, RequestId, SamplingParams};
 use ferrule_kernels::Cancel;
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
 
 /// Returns an engine over a fake that computes `batches` batches at the same time, with requests of these prompt lengths.
 fn in_flight(config: &EngineConfig, batches: usize, prompts: &[u32]) -> (Engine<FakeModel>, Vec<RequestId>) {
@@ -116,8 +119,8 @@ fn a_cancelled_step_leaves_its_batches_in_flight() {
 }
 
 /// Returns the numbers of tokens of the prefill chunks, while two batches in flight decode and `prompts` long prompts
-/// with `tokens` tokens in all are computed.
-fn prefill_chunks(prompts: u32, tokens: u32) -> Vec<usize> {
+/// with `tokens` tokens in all are computed. Chunks of a prompt `overlap` unless it has prompt log-probabilities.
+fn prefill_chunks(prompts: u32, tokens: u32, overlap: bool) -> Vec<usize> {
     let config = EngineConfig {
         pages: vec![256],
         max_model_len: 2048,
@@ -129,15 +132,18 @@ fn prefill_chunks(prompts: u32, tokens: u32) -> Vec<usize> {
     let mut model = FakeModel::new(&config, &[None]);
     (model.capacity, model.token_time) = (2, Duration::from_millis(5));
     let mut engine = Engine::new(model, config).unwrap();
-    let request = |length: u32, max_tokens| Request {
+    let request = |length: u32, params| Request {
         prompt: (0..length).map(|token| token % VOCAB as u32).collect(),
-        params: SamplingParams { max_tokens, ..SamplingParams::default() },
+        params,
         adapter: None,
     };
-    let decoding: Vec<RequestId> = (0..4).map(|_| engine.add_request(request(1, 1000)).unwrap()).collect();
+    let decoded = SamplingParams { max_tokens: 1000, ..SamplingParams::default() };
+    let decoding: Vec<RequestId> = (0..4).map(|_| engine.add_request(request(1, decoded.clone())).unwrap()).collect();
     (0..12).for_each(|_| drop(engine.step(&Cancel::new()).unwrap()));
     for _ in 0..prompts {
-        engine.add_request(request(tokens / prompts, 1)).unwrap();
+        let prompt_logprobs = (!overlap).then_some(0);
+        let params = SamplingParams { max_tokens: 1, prompt_logprobs, ..SamplingParams::default() };
+        engine.add_request(request(tokens / prompts, params)).unwrap();
     }
     let mut left = prompts as usize;
     while left > 0 {
@@ -155,9 +161,78 @@ fn prefill_chunks(prompts: u32, tokens: u32) -> Vec<usize> {
 fn prefill_chunks_beside_decoding_fill_a_cycle_of_the_batches_in_flight() {
     // A cycle of 500 ms has four decode rows and 96 prompt tokens of 5 ms each. The bounds leave room for stalls of
     // 50 ms. Decode times that include the wait behind the other batch show after four chunks, and leave 65 tokens.
-    let one = prefill_chunks(1, 560);
+    let one = prefill_chunks(1, 560, false);
     assert!(one[4..].iter().any(|count| *count >= 70), "{one:?}");
-    // Two prompts share the cycle; without that each has 96.
-    let two = prefill_chunks(2, 220);
-    assert!(two.iter().all(|count| *count <= 76), "{two:?}");
+    // Two prompts share the cycle, and so do the chunks of one prompt; without that each has 96.
+    for prompts in [1, 2] {
+        let chunks = prefill_chunks(prompts, 220, true);
+        assert!(chunks.iter().all(|count| *count <= 76), "{chunks:?}");
+    }
+}
+
+/// Returns the outputs of requests with these prompt lengths, with `batches` batches at the same time.
+fn outputs(config: &EngineConfig, batches: usize, prompts: &[u32], poison: Option<u32>) -> Vec<Got> {
+    let mut model = FakeModel::new(config, &[None, Some(40)]);
+    (model.capacity, model.poison) = (batches, poison);
+    let (mut engine, ids) = serve(model, config, prompts);
+    let mut got: BTreeMap<_, _> = ids.iter().map(|id| (*id, Got::default())).collect();
+    while engine.has_unfinished_requests() {
+        collect(&mut got, engine.step(&Cancel::new()).unwrap());
+        assert_eq!(engine.audit_pages(), Ok(()));
+    }
+    assert!(engine.page_statistics().iter().all(|group| group.free == group.total));
+    got.into_values().collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn chunks_of_a_prompt_in_flight_at_the_same_time_do_not_change_outputs(
+        prompts in vec(1..1500_u32, 1..4),
+        batches in 2..6_usize,
+        pages in 95..300_usize,
+        window_pages in 6..100_usize,
+        max_num_batched_tokens in 100..1000_usize,
+        poison in option::weighted(0.2, Just(17)),
+    ) {
+        let config = EngineConfig {
+            pages: vec![pages, window_pages],
+            max_model_len: 1520,
+            max_num_batched_tokens,
+            ..fake::config()
+        };
+        let found = outputs(&config, batches, &prompts, poison);
+        prop_assert_eq!(found, outputs(&config, 1, &prompts, poison));
+    }
+}
+
+#[test]
+fn a_single_prompt_is_divided_among_the_batches_in_flight() {
+    let config = EngineConfig { pages: vec![100], max_model_len: 1600, max_num_batched_tokens: 2000, ..fake::config() };
+    let (mut engine, _) = in_flight(&config, 3, &[1200]);
+    engine.step(&Cancel::new()).unwrap();
+    assert_eq!(engine.model().most_in_flight, 3);
+    fake::run(&mut engine);
+    let chunks: Vec<usize> = engine.model().batches.borrow().iter().flatten().map(|chunk| chunk.1.len()).collect();
+    assert_eq!(chunks[..9], [134, 134, 134, 133, 133, 133, 133, 133, 133]);
+    assert!(chunks[9..].iter().all(|count| *count == 1), "{chunks:?}");
+}
+
+#[test]
+fn a_prompt_with_several_chunks_in_flight_is_aborted_and_its_pages_given_to_another() {
+    let config = EngineConfig { pages: vec![80], max_model_len: 1270, max_num_batched_tokens: 400, ..fake::config() };
+    let (mut engine, ids) = in_flight(&config, 3, &[1200]);
+    engine.step(&Cancel::new()).unwrap();
+    assert!(engine.abort(ids[0]));
+    let request = Request {
+        prompt: (0..1250).map(|token| token % 7).collect(),
+        params: SamplingParams { max_tokens: 12, ..SamplingParams::default() },
+        adapter: None,
+    };
+    let id = engine.add_request(request).unwrap();
+    let mut got = BTreeMap::from([(id, Got::default())]);
+    collect(&mut got, fake::run(&mut engine));
+    assert_eq!((got[&id].tokens.len(), engine.audit_pages()), (12, Ok(())));
+    assert_eq!(engine.page_statistics()[0].free, 80);
 }

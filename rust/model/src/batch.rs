@@ -269,8 +269,8 @@ pub trait BatchQueue {
     /// Returns the number of batches that keep all parts of the model busy.
     fn capacity(&self) -> usize;
 
-    /// Begins to compute a batch as [`LanguageModel::forward`] does, and returns without waiting for it. None of its
-    /// sequences is in a batch in flight.
+    /// Begins to compute a batch as [`LanguageModel::forward`] does, and returns without waiting for it. A sequence may
+    /// have a chunk in a batch in flight: the new one begins where that one ends, and reads the pages that it writes.
     ///
     /// # Errors
     /// [`ForwardError`]; the batch is not in flight then.

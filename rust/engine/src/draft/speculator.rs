@@ -62,7 +62,7 @@ impl<M: LanguageModel> Speculator<M> {
         let mut rows = 0;
         let mut proposals = Vec::new();
         let mut proposing = Vec::new();
-        for (index, sequence) in running.iter_mut().enumerate().filter(|(_, sequence)| !sequence.in_flight) {
+        for (index, sequence) in running.iter_mut().enumerate().filter(|(_, sequence)| sequence.in_flight == 0) {
             sequence.drafts.clear();
             if sequence.pending() != 1 || sequence.wants_prompt_logprobs() {
                 continue;

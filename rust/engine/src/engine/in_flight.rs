@@ -1,8 +1,10 @@
 //! Steps of a model that computes several batches at the same time, such as the stages of a pipeline.
 //!
 //! A step waits for the oldest batch in flight, samples its tokens, and begins a batch with the sequences that are not in
-//! flight. So each batch is on its way again as soon as its tokens are known, while the model computes the others. A
-//! request that ends while a batch has its tokens is removed at once, and its logits are dropped when they arrive.
+//! flight, and with further chunks of prompts that are. So each batch is on its way again as soon as its tokens are known,
+//! while the model computes the others. Batches are finished in the order in which they began: pages of a chunk are cached,
+//! and its tokens counted as computed, when its own batch is finished. A request that ends while a batch has its tokens is
+//! removed at once, and its logits are dropped when they arrive.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -98,9 +100,9 @@ impl<M: LanguageModel> Engine<M> {
             with_batch(&scheduler.running, &plan.chunks, |batch| queue(model).begin(batch))?;
             let chunks = plan.chunks.iter().map(|chunk| {
                 let sequence = &mut scheduler.running[chunk.index];
-                sequence.in_flight = true;
                 let &Scheduled { count, drafts, .. } = chunk;
-                let logits = wanted_logits(sequence, chunk).of(chunk.rows()).len();
+                let logits = wanted_logits(sequence, sequence.begun(), chunk).of(chunk.rows()).len();
+                sequence.in_flight += count;
                 ChunkInFlight { rank: sequence.rank(), count, drafts, logits }
             });
             self.in_flight.batches.push_back(InFlight { chunks: chunks.collect(), begin });
@@ -128,7 +130,7 @@ impl<M: LanguageModel> Engine<M> {
         }
         self.drop_logits(batch.chunks.iter().zip(&scheduled).map(|(chunk, kept)| (chunk.logits, kept.is_some())));
         for chunk in &chunks {
-            self.scheduler.running[chunk.index].in_flight = false;
+            self.scheduler.running[chunk.index].in_flight -= chunk.count;
         }
         let outputs = self.postprocess(&chunks);
         let rows = batch.chunks.iter().map(|chunk| (chunk.count, chunk.count + chunk.drafts));

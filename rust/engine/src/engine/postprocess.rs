@@ -25,7 +25,7 @@ impl<M: LanguageModel> Engine<M> {
         let mut beam_searches = BTreeSet::new();
         for &chunk in chunks {
             let sequence = &mut self.scheduler.running[chunk.index];
-            let count = wanted_logits(sequence, &chunk).of(chunk.rows()).len();
+            let count = wanted_logits(sequence, sequence.computed, &chunk).of(chunk.rows()).len();
             let (rows, after) =
                 rest.split_at_checked(count * vocab_size).expect("one row of logits per requested position");
             rest = after;

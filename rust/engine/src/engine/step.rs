@@ -131,7 +131,7 @@ impl<M: LanguageModel> Engine<M> {
 pub(super) fn with_batch<T>(running: &[Sequence], chunks: &[Scheduled], run: impl FnOnce(Batch<'_>) -> T) -> T {
     let tokens = |&Scheduled { index, count, drafts }| {
         let sequence = &running[index];
-        let pending = &sequence.tokens[sequence.computed..][..count];
+        let pending = &sequence.tokens[sequence.begun()..][..count];
         if drafts == 0 { Cow::from(pending) } else { Cow::from([pending, sequence.drafts.tokens()].concat()) }
     };
     let tokens: Vec<Cow<'_, [u32]>> = chunks.iter().map(tokens).collect();
@@ -139,11 +139,11 @@ pub(super) fn with_batch<T>(running: &[Sequence], chunks: &[Scheduled], run: imp
         let sequence = &running[scheduled.index];
         SequenceChunk {
             tokens,
-            first_position: sequence.computed,
+            first_position: sequence.begun(),
             prompt_len: sequence.prompt_len,
             pages: sequence.tables.tables(),
             token_types: &[],
-            logits: wanted_logits(sequence, scheduled),
+            logits: wanted_logits(sequence, sequence.begun(), scheduled),
             adapter: sequence.adapter.as_deref(),
         }
     });
@@ -151,11 +151,16 @@ pub(super) fn with_batch<T>(running: &[Sequence], chunks: &[Scheduled], run: imp
     run(Batch { sequences: &sequences })
 }
 
-/// Returns which rows of a chunk need logits: all of a decode row with drafts, since each draft is verified.
-pub(super) fn wanted_logits(sequence: &Sequence, &Scheduled { count, drafts, .. }: &Scheduled) -> LogitRows {
+/// Returns which rows of the chunk that begins at token `first` need logits: all of a decode row with drafts, since each
+/// draft is verified.
+pub(super) fn wanted_logits(
+    sequence: &Sequence,
+    first: usize,
+    &Scheduled { count, drafts, .. }: &Scheduled,
+) -> LogitRows {
     if drafts > 0 || sequence.chunk_has_prompt_logprobs(count) {
         LogitRows::All
-    } else if count == sequence.pending() {
+    } else if first + count == sequence.tokens.len() {
         LogitRows::Last
     } else {
         LogitRows::None

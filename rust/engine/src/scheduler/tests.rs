@@ -58,7 +58,7 @@ type Batch = Vec<(RequestId, usize)>;
 fn begin(scheduler: &mut Scheduler, plan: &Schedule) -> Batch {
     let begin = |chunk: &Scheduled| {
         let sequence = &mut scheduler.running[chunk.index];
-        assert!(!std::mem::replace(&mut sequence.in_flight, true), "a sequence is in two batches");
+        sequence.in_flight += chunk.count;
         (sequence.id, chunk.count)
     };
     plan.chunks.iter().map(begin).collect()
@@ -74,7 +74,7 @@ fn finish(scheduler: &mut Scheduler, batch: &Batch) {
         *computed = kv_cache.keep_states(tables, *computed, end, end);
         kv_cache.cache_full_pages(tables, tokens, *prompt_len, end);
         assert!(tables.held(0) * 16 >= end);
-        sequence.in_flight = false;
+        sequence.in_flight -= count;
         if sequence.pending() == 0 {
             sequence.push(0);
         }
@@ -129,8 +129,8 @@ fn sequences_in_flight_are_neither_scheduled_nor_preempted() {
     for id in 0..4 {
         start(&mut scheduler, id, 17, 16);
     }
-    scheduler.running[1].in_flight = true;
-    scheduler.running[3].in_flight = true;
+    scheduler.running[1].in_flight = 1;
+    scheduler.running[3].in_flight = 1;
     // The first sequence needs a page, which the third one has.
     let plan = scheduler.schedule(usize::MAX);
     assert_eq!(planned(&scheduler, &plan), [(0, 1)]);
@@ -142,14 +142,14 @@ fn no_sequence_is_admitted_while_another_needs_the_pages_of_one_in_flight() {
     let mut scheduler = scheduler_of_two_batches(2);
     start(&mut scheduler, 0, 17, 16);
     start(&mut scheduler, 1, 10, 9);
-    scheduler.running[1].in_flight = true;
+    scheduler.running[1].in_flight = 1;
     let new = sequence(&scheduler, 2, 1);
     scheduler.add(new);
     let plan = scheduler.schedule(usize::MAX);
     assert!(plan.chunks.is_empty());
     assert_eq!((scheduler.running.len(), scheduler.waiting.len(), scheduler.preemptions), (2, 1, 0));
     // The batch is finished.
-    scheduler.running[1].in_flight = false;
+    scheduler.running[1].in_flight = 0;
     let plan = scheduler.schedule(usize::MAX);
     assert_eq!(planned(&scheduler, &plan), [(0, 1)]);
     assert_eq!((scheduler.running.len(), scheduler.waiting.len(), scheduler.preemptions), (1, 2, 1));
@@ -163,10 +163,10 @@ fn a_prompt_gets_the_pages_of_a_lower_ranked_sequence_once_its_batch_is_finished
     // The decoding sequence comes first, and is all of this batch's share.
     let plan = scheduler.schedule(usize::MAX);
     assert_eq!(planned(&scheduler, &plan), [(1, 1)]);
-    scheduler.running[1].in_flight = true;
+    scheduler.running[1].in_flight = 1;
     let plan = scheduler.schedule(usize::MAX);
     assert_eq!(planned(&scheduler, &plan), []);
-    scheduler.running[1].in_flight = false;
+    scheduler.running[1].in_flight = 0;
     let plan = scheduler.schedule(usize::MAX);
     assert_eq!(planned(&scheduler, &plan), [(0, 4)]);
     assert_eq!((scheduler.running.len(), scheduler.waiting.len(), scheduler.preemptions), (1, 1, 1));
@@ -177,10 +177,10 @@ fn sequences_run_again_after_one_that_waited_for_pages_is_removed() {
     let mut scheduler = scheduler_of_two_batches(2);
     start(&mut scheduler, 0, 20, 16);
     start(&mut scheduler, 1, 10, 9);
-    scheduler.running[1].in_flight = true;
+    scheduler.running[1].in_flight = 1;
     assert_eq!(scheduler.schedule(usize::MAX).chunks, []);
     assert!(scheduler.remove(RequestId(0)));
-    scheduler.running[0].in_flight = false;
+    scheduler.running[0].in_flight = 0;
     let plan = scheduler.schedule(usize::MAX);
     assert_eq!(planned(&scheduler, &plan), [(1, 1)]);
 }
@@ -191,7 +191,7 @@ fn a_batch_has_its_share_of_running_and_new_sequences() {
     for id in 0..3 {
         start(&mut scheduler, id, 10, 9);
     }
-    scheduler.running[1].in_flight = true;
+    scheduler.running[1].in_flight = 1;
     for id in 3..7 {
         let new = sequence(&scheduler, id, 5);
         scheduler.add(new);
@@ -220,6 +220,120 @@ fn as_many_sequences_run_in_two_batches_as_have_two_states_each() {
             }
         }
         assert!(scheduler.running.iter().all(|sequence| sequence.output_len() >= 5), "{states} states");
+    }
+}
+
+#[test]
+fn chunks_of_one_prompt_are_in_flight_at_the_same_time() {
+    let mut scheduler = scheduler_of_two_batches(100);
+    scheduler.limits.max_num_batched_tokens = 2000;
+    let prompt = sequence(&scheduler, 0, 1200);
+    scheduler.add(prompt);
+    let mut in_flight = VecDeque::new();
+    // An eighth of the tokens that are left each time.
+    for expected in [150, 132] {
+        let plan = scheduler.schedule(usize::MAX);
+        assert_eq!(planned(&scheduler, &plan), [(0, expected)]);
+        in_flight.push_back(begin(&mut scheduler, &plan));
+    }
+    finish(&mut scheduler, &in_flight.pop_front().unwrap());
+    assert_eq!((scheduler.running[0].computed, scheduler.running[0].begun()), (150, 282));
+    // A new prompt comes first, and the next chunk fills the batch.
+    let other = sequence(&scheduler, 1, 5);
+    scheduler.add(other);
+    let plan = scheduler.schedule(usize::MAX);
+    assert_eq!(planned(&scheduler, &plan), [(1, 5), (0, 127)]);
+    in_flight.push_back(begin(&mut scheduler, &plan));
+    finish(&mut scheduler, &in_flight.pop_front().unwrap());
+    // Beside the decoding sequence, the prompt has a part of each batch.
+    finish(&mut scheduler, &in_flight.pop_front().unwrap());
+    for expected in [vec![(1, 1)], vec![(0, 40)], vec![(1, 1), (0, 40)], vec![(0, 40)]] {
+        let plan = scheduler.schedule(40);
+        assert_eq!(planned(&scheduler, &plan), expected);
+        in_flight.push_back(begin(&mut scheduler, &plan));
+        if in_flight.len() == 2 {
+            finish(&mut scheduler, &in_flight.pop_front().unwrap());
+        }
+    }
+}
+
+#[test]
+fn short_prompts_form_several_batches_for_each_stage_while_no_sequence_decodes() {
+    let mut scheduler = scheduler_of_two_batches(100);
+    (scheduler.limits.max_num_seqs, scheduler.limits.max_num_batched_tokens) = (16, 512);
+    for id in 0..16 {
+        let new = sequence(&scheduler, id, 32);
+        scheduler.add(new);
+    }
+    for _ in 0..4 {
+        let plan = scheduler.schedule(usize::MAX);
+        assert_eq!((plan.chunks.len(), plan.tokens), (4, 128));
+        begin(&mut scheduler, &plan);
+    }
+    assert_eq!(scheduler.schedule(usize::MAX).chunks, []);
+}
+
+#[test]
+fn the_next_chunk_of_a_prompt_in_flight_preempts_no_sequence() {
+    let mut scheduler = scheduler_of_two_batches(40);
+    scheduler.limits.batches = 4;
+    start(&mut scheduler, 0, 640, 384);
+    start(&mut scheduler, 1, 30, 16);
+    let mut in_flight = Vec::new();
+    // The other prompt has a page, and there is none for its next tokens.
+    for (limit, expected) in [(100, 100), (100, 100), (100, 40)] {
+        scheduler.limits.max_num_batched_tokens = limit;
+        scheduler.running[1].in_flight = 14;
+        let plan = scheduler.schedule(usize::MAX);
+        assert_eq!(planned(&scheduler, &plan), [(0, expected)]);
+        in_flight.push(begin(&mut scheduler, &plan));
+    }
+    assert_eq!(scheduler.schedule(usize::MAX).chunks, []);
+    scheduler.running[1].in_flight = 0;
+    assert_eq!(scheduler.schedule(usize::MAX).chunks, []);
+    assert_eq!((scheduler.running.len(), scheduler.preemptions), (2, 0));
+    in_flight.iter().for_each(|batch| finish(&mut scheduler, batch));
+    let plan = scheduler.schedule(usize::MAX);
+    assert_eq!(planned(&scheduler, &plan), [(0, 16)]);
+    assert_eq!((scheduler.running.len(), scheduler.preemptions), (1, 1));
+}
+
+#[test]
+fn a_prompt_behind_a_waiting_sequence_can_be_preempted_between_its_chunks() {
+    let mut scheduler = scheduler_of_two_batches(100);
+    scheduler.limits.max_num_seqs = 2;
+    let mut in_flight = Vec::new();
+    for id in [0, 1] {
+        start(&mut scheduler, id, 400, 0);
+        Arc::make_mut(&mut scheduler.running[id as usize].params).priority = 1;
+        let plan = scheduler.schedule(usize::MAX);
+        assert_eq!(planned(&scheduler, &plan), [(id, 100)]);
+        in_flight.push(begin(&mut scheduler, &plan));
+    }
+    let urgent = sequence(&scheduler, 2, 5);
+    scheduler.add(urgent);
+    assert_eq!(scheduler.schedule(usize::MAX).chunks, []);
+    finish(&mut scheduler, &in_flight[0]);
+    let plan = scheduler.schedule(usize::MAX);
+    // The preempted prompt ranks before the other one, which is in flight.
+    assert_eq!(planned(&scheduler, &plan), [(2, 5)]);
+    assert_eq!((scheduler.waiting[0].id, scheduler.preemptions), (RequestId(0), 1));
+}
+
+#[test]
+fn a_prompt_with_states_or_prompt_logprobs_is_in_one_batch_at_a_time() {
+    let mut with_logprobs = scheduler_of_two_batches(100);
+    start(&mut with_logprobs, 0, 400, 0);
+    with_logprobs.running[0].next_prompt_logprob = 300;
+    let mut hybrid = hybrid_scheduler_of_two_batches(8);
+    start(&mut hybrid, 0, 400, 0);
+    for scheduler in [&mut with_logprobs, &mut hybrid] {
+        scheduler.limits.max_num_batched_tokens = 280;
+        let plan = scheduler.schedule(usize::MAX);
+        // It is not divided for batches that cannot overlap.
+        assert_eq!(planned(scheduler, &plan), [(0, 280)]);
+        begin(scheduler, &plan);
+        assert_eq!(scheduler.schedule(usize::MAX).chunks, []);
     }
 }
 
@@ -341,7 +455,7 @@ proptest! {
         states in prop::option::of(2..10_usize),
         max_num_seqs in 1..6_usize,
         budget in 1..40_usize,
-        batches in 1..=2_usize,
+        batches in 1..=3_usize,
         events in prop::collection::vec(event(), 1..80),
     ) {
         let mut scheduler = scheduler(pages, max_num_seqs.min(budget), budget);
@@ -389,7 +503,7 @@ proptest! {
                         let batch = begin(&mut scheduler, &plan);
                         let first = scheduler.running.first();
                         prop_assert!(first.is_some() || scheduler.waiting.is_empty());
-                        let is_skipped = first.is_some_and(|first| !first.in_flight);
+                        let is_skipped = first.is_some_and(|first| first.in_flight == 0);
                         let same = first.map(|first| first.id) == highest;
                         highest = first.map(|first| first.id);
                         let more = usize::from(std::mem::take(&mut is_finished));
@@ -408,7 +522,7 @@ proptest! {
                         // The next step repeats the work.
                         is_finished = true;
                         in_flight.clear();
-                        scheduler.running.iter_mut().for_each(|sequence| sequence.in_flight = false);
+                        scheduler.running.iter_mut().for_each(|sequence| sequence.in_flight = 0);
                     }
                     // As in the engine, no sequence grows beyond the pool's capacity.
                     let grown = scheduler.sequences().filter(|sequence| sequence.tokens.len() >= pages * 16);

@@ -45,10 +45,10 @@ pub enum PipelineError {
 /// A model whose stages run in other processes, each in one or in several that divide the rows of its matrices. It has
 /// no weights and no pages.
 ///
-/// The stages work on several batches of different sequences at the same time: while the second stage computes the first
-/// batch, the first stage computes the second. The engine keeps a batch for each stage in flight ([`BatchQueue`]); a
-/// single forward pass is divided into micro-batches of whole sequences. Results do not depend on the division, because
-/// a row depends on its own sequence only.
+/// The stages work on several batches at the same time: while the second stage computes the first batch, the first stage
+/// computes the second. The engine keeps a batch for each stage in flight ([`BatchQueue`]); a single forward pass is
+/// divided into micro-batches of whole sequences. Results do not depend on the division, because a row depends on its own
+/// sequence only. Every stage computes the batches in order, so a batch may have the next chunk of a prompt in flight.
 ///
 /// If the lm_head is tied to the embedding, only the last stage has the matrix. It looks up the rows of a batch's tokens
 /// before the batch begins, and the first stage gets them as input.
