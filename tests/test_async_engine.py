@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 
 import numpy as np
 import pytest
 
-from ferrule import LLM, AsyncLLM, QueueFullError, RequestOutput, SamplingParams
+from ferrule import LLM, AsyncLLM, QueueFullError, RequestOutput, RequestOutputKind, SamplingParams
+from ferrule._engine.driver import Driver, Inbox, Work
 
 pytestmark = pytest.mark.native
 
@@ -40,6 +42,25 @@ def test_concurrent_requests_equal_solo_outputs(alone: list[list[int]]) -> None:
             return [output.outputs[0].token_ids for output in await asyncio.gather(*work)]
 
     assert asyncio.run(clients()) == alone
+
+
+@pytest.mark.parametrize("kind", RequestOutputKind)
+def test_steps_are_short_only_for_readers_of_each_token(
+    kind: RequestOutputKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, submitted = Driver.submit, list[Work]()
+
+    def record(self: Driver, inbox: Inbox, work: Iterable[Work]) -> None:
+        submitted.extend(work)
+        submit(self, inbox, submitted)
+
+    async def ask() -> RequestOutput:
+        async with AsyncLLM(threads=1) as llm:
+            return await last(llm.generate("Once", SamplingParams(max_tokens=2, ignore_eos=True, output_kind=kind)))
+
+    monkeypatch.setattr(Driver, "submit", record)
+    assert asyncio.run(ask()).finished
+    assert [json.loads(work.params)["streams"] for work in submitted] == [kind is not RequestOutputKind.FINAL_ONLY]
 
 
 def test_cancelled_requests_free_pages_and_do_not_change_others(alone: list[list[int]]) -> None:

@@ -18,7 +18,7 @@ from ferrule._engine.energy import energy_log
 from ferrule._params.declaration import Integer, Number, parameters
 from ferrule._params.logits_processors import Logits, LogitsProcessors, allocate_logits
 from ferrule._params.lora import LoRARequest
-from ferrule._params.sampling import STANDARD, SamplingParams
+from ferrule._params.sampling import STANDARD, RequestOutputKind, SamplingParams
 from ferrule._text.parsers import MessageDelta, MessageFormat
 from ferrule._text.prompt import ReadPrompt, prompt_limit
 from ferrule._text.restrictions import bad_words_ids, breaker_ids
@@ -242,7 +242,7 @@ class Completion:
             "priority": self._priority,
             "cache_salt": self._cache_salt,
             "trace": trace,
-            "streams": streams,
+            "streams": streams and params.output_kind is not RequestOutputKind.FINAL_ONLY,
             "prediction": list(self._restrictions.prediction),
             **asdict(self._reports),
         }
@@ -438,8 +438,8 @@ class Request:
     def work(self, trace: int | None = None, *, streams: bool = True) -> list[Work]:
         """Returns the work for the engine; completions after the first are forks of the first.
 
-        `trace` is the number of candidates to report for each token. `streams` says whether a reader waits for each
-        token.
+        `trace` is the number of candidates to report for each token. `streams` says whether a reader may wait for
+        each token; with `output_kind=FINAL_ONLY` none does.
         """
         return [
             Work(
