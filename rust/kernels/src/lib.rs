@@ -14,9 +14,6 @@ mod cancel;
 pub mod disjoint;
 pub mod elementwise;
 pub mod entries;
-#[cfg(test)]
-#[path = "../tests/guard/mod.rs"]
-mod guard;
 mod hessian;
 pub mod indexer;
 pub mod kv;
@@ -33,8 +30,6 @@ mod prune;
 pub mod quant;
 pub mod rope;
 mod rows;
-#[cfg(test)]
-mod rowwise_tests;
 pub mod scan;
 
 /// Version of the bits that kernels compute. Keys and values stored outside the process are valid only under the version

@@ -372,6 +372,3 @@ impl Kernel for Scale<'_> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -34,8 +34,12 @@ impl<'a> Rows<'a> {
     }
 
     /// Returns the first `width` columns of row `row` of the view.
+    ///
+    /// # Panics
+    /// If the row or a column is out of bounds.
     #[inline]
-    pub(crate) fn row(&self, row: usize, width: usize) -> &'a [f32] {
+    #[must_use]
+    pub fn row(&self, row: usize, width: usize) -> &'a [f32] {
         &self.data[row * self.stride..][..self.stride][self.first..][..width]
     }
 }

@@ -14,8 +14,6 @@ mod int8;
 mod plan;
 mod shape;
 mod softmax_state;
-#[cfg(test)]
-mod tests;
 
 use std::cell::RefCell;
 use std::f32::consts::LOG2_E;

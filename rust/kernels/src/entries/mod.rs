@@ -10,8 +10,6 @@
 
 mod attention;
 mod choice;
-#[cfg(test)]
-mod tests;
 
 pub use attention::{Entries, EntryAttention, EntryBuffers, attend_entries, attention_bytes};
 pub use choice::{EntryChoice, EntryIndex, buffer_bytes, choose_entries};

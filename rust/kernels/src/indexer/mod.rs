@@ -14,8 +14,6 @@
 mod mean;
 mod scores;
 mod selection;
-#[cfg(test)]
-mod tests;
 
 pub use mean::mean_key;
 pub use selection::Selection;

@@ -19,6 +19,30 @@ pub struct Selection {
 const _: () = assert!(PAGE_TOKENS == u16::BITS as usize);
 
 impl Selection {
+    /// Creates a selection of `sets` sets for each row from the tokens of each set, row by row, which are in the first
+    /// `pages` pages of their sequence.
+    ///
+    /// # Panics
+    /// If a token is in a later page.
+    ///
+    /// # Examples
+    /// ```
+    /// use ferrule_kernels::indexer::Selection;
+    ///
+    /// let selection = Selection::from_tokens(1, 2, [vec![0, 17], vec![3]]);
+    /// assert_eq!(selection.tokens(0, 0).collect::<Vec<_>>(), [0, 17]);
+    /// ```
+    #[must_use]
+    pub fn from_tokens(sets: usize, pages: usize, tokens: impl IntoIterator<Item = Vec<usize>>) -> Self {
+        let mut words = Vec::new();
+        for tokens in tokens {
+            let first = words.len();
+            words.resize(first + pages, 0);
+            tokens.iter().for_each(|token| words[first + token / PAGE_TOKENS] |= 1 << (token % PAGE_TOKENS));
+        }
+        Self { words, sets, pages }
+    }
+
     /// Returns the positions of the chosen tokens of a set of a row, in ascending order.
     pub fn tokens(&self, row: usize, set: usize) -> impl Iterator<Item = usize> + '_ {
         let words = &self.words[(row * self.sets + set) * self.pages..][..self.pages];
@@ -35,18 +59,6 @@ impl Selection {
     pub(crate) fn check(&self, kv_heads: usize) {
         let sets = self.sets;
         assert!(sets > 0 && kv_heads.is_multiple_of(sets), "{kv_heads} heads of K and V cannot share {sets} sets");
-    }
-
-    /// Creates a selection of sets that are given by their tokens, row by row.
-    #[cfg(test)]
-    pub(crate) fn of(sets: usize, pages: usize, tokens: impl Iterator<Item = Vec<usize>>) -> Self {
-        let mut words = Vec::new();
-        for tokens in tokens {
-            let first = words.len();
-            words.resize(first + pages, 0);
-            tokens.iter().for_each(|token| words[first + token / PAGE_TOKENS] |= 1 << (token % PAGE_TOKENS));
-        }
-        Self { words, sets, pages }
     }
 
     /// Makes the selection one of `rows` rows with `sets` sets, all of them empty.

@@ -146,14 +146,3 @@ pub(crate) fn encode<S: Simd>(simd: S, numbers: S::F32, factor: f32) -> [i8; LAN
     simd.store_i8(simd.to_i32(simd.mul(numbers, simd.splat(factor))), &mut codes);
     codes
 }
-
-/// Reference implementation for tests: the numbers of one token and head, quantized and dequantized.
-#[cfg(test)]
-pub(crate) fn reference(numbers: &[f32]) -> Vec<f32> {
-    let largest = numbers.iter().fold(0f32, |largest, x| largest.max(x.abs()));
-    let scale = half::bf16::from_f32(largest / 127.0).to_f32();
-    if scale < f32::MIN_POSITIVE {
-        return vec![0.0; numbers.len()];
-    }
-    numbers.iter().map(|x| (x * scale.recip()).round_ties_even() * scale).collect()
-}

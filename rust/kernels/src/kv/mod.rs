@@ -357,12 +357,6 @@ impl KvStore {
     pub(crate) fn codes(&self, layer: usize, page: PageId, head: usize) -> CodePage<'_> {
         CodePage::new(self.head(layer, page, head), self.shape.key_dim)
     }
-
-    /// Sets every bit of every page, which is NaN in all formats, to detect reads of unwritten elements.
-    #[cfg(test)]
-    pub(crate) fn poison(&mut self) {
-        self.memory.fill(0xff);
-    }
 }
 
 /// Writes K and V of a token into `slot` of a head of a floating-point store.
@@ -400,6 +394,3 @@ impl<E: KvElement> Kernel for WriteFloat<'_, E> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -20,8 +20,6 @@ mod gates;
 mod linear;
 mod pooling;
 mod selective;
-#[cfg(test)]
-mod tests;
 mod wkv;
 
 use std::ops::Range;

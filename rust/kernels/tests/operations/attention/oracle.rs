@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
+use ferrule_kernels::attention::{ATTENTION_BLOCK, AttentionShape};
+use ferrule_kernels::kv::KvFormat;
+
 use super::Case;
-use crate::attention::{ATTENTION_BLOCK, AttentionShape};
-use crate::kv::{KvFormat, int8};
+use crate::kv::dequantized;
 
 /// Computes the attention of the rows at `positions` in f64, with K and V rounded to the format. Returns each element and
 /// its tolerance, from f32 rounding and, for int8, from quantizing probabilities.
@@ -33,7 +35,7 @@ pub(super) fn oracle(case: &Case, positions: Range<usize>) -> Vec<(f64, f64)> {
             KvFormat::Bf16 => half::bf16::from_f32(*x).to_f64(),
         };
         match case.format {
-            KvFormat::Int8 => int8::reference(numbers).iter().map(round).collect(),
+            KvFormat::Int8 => dequantized(numbers).iter().map(round).collect(),
             _ => numbers.iter().map(round).collect(),
         }
     };

@@ -1,10 +1,14 @@
 //! Every pass against a scalar loop, on guarded buffers and on every instruction set of this machine, which must all give
 //! the same bits.
 
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::logits::{
+    BLOCK, block_maxima, count_at_least, indices_between, scale, scaled, sum_blocks, sums_at_least, total_weight,
+    weigh, weight,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::*;
 use crate::guard::Guarded;
 
 /// Generates coarse logits, so that ties are frequent, and some that are masked, extreme, denormal or signed zeros.

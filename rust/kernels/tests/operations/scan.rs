@@ -2,14 +2,19 @@
 //! bits.
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 
+use ferrule_kernels::activation::Activation;
+use ferrule_kernels::arch::{Isa, LANES};
+use ferrule_kernels::scan::{
+    CausalConvolution, Decay, Gate, InputOutputGates, LinearAttention, Segment, SelectiveScan, SoftmaxPooling,
+    UpdateRule, Wkv, causal_convolution, gates, linear_attention, selective_scan, softmax_pooling,
+    softmax_pooling_state_len, wkv,
+};
+use ferrule_kernels::{Cancel, Exec, Pool, PoolError, Rows, RowsMut};
 use proptest::prelude::*;
 
-use super::*;
-use crate::activation::Activation;
-use crate::arch::Isa;
 use crate::guard::Guarded;
-use crate::{Cancel, Pool, Rows};
 
 fn numbers(len: usize, seed: u32) -> Guarded<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;

@@ -2,17 +2,17 @@
 
 use std::num::NonZeroUsize;
 
-use proptest::prelude::*;
-
-use crate::activation::{Activation, Gating, activate, apply_gate, gated};
-use crate::arch::Isa;
-use crate::elementwise::{
+use ferrule_kernels::activation::{Activation, Gating, activate, apply_gate, gated};
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::elementwise::{
     WeightedRow, add, add_bias, add_scaled, add_scaled_columns, clip, scale, scale_rows, softcap, weighted_sums,
 };
+use ferrule_kernels::norm::{NormWeights, l2_norm_heads, layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
+use ferrule_kernels::rope::{Rope, rope_in_place};
+use ferrule_kernels::{Cancel, Exec, Pool, PoolError, Rows, RowsMut};
+use proptest::prelude::*;
+
 use crate::guard::Guarded;
-use crate::norm::{NormWeights, l2_norm_heads, layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
-use crate::rope::{Rope, rope_in_place};
-use crate::{Cancel, Exec, Pool, Rows, RowsMut};
 
 const EPS: f32 = 1e-5;
 
@@ -22,7 +22,7 @@ fn check(
     out: &[f32],
     wanted: &[f64],
     tolerance: f64,
-    operation: impl Fn(&Exec<'_>, &mut [f32]) -> Result<(), crate::PoolError>,
+    operation: impl Fn(&Exec<'_>, &mut [f32]) -> Result<(), PoolError>,
 ) {
     assert_eq!(out.len(), wanted.len());
     for isa in Isa::available() {
@@ -189,7 +189,7 @@ const CLAMPED: [Gating; 2] = [
 ];
 
 /// Computes an activation in f64. GELU and its tanh approximation share an oracle: they differ by at most 5e-4, and the
-/// tests of [`crate::math`] distinguish them.
+/// unit tests of `math` distinguish them.
 fn activation_oracle(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Silu => x / (1.0 + (-x).exp()),
@@ -317,7 +317,7 @@ fn empty_matrices_are_supported() {
 }
 
 /// Returns the bits that an operation writes to `out`, on all instruction sets.
-fn bits(out: &[f32], operation: impl Fn(&Exec<'_>, &mut [f32]) -> Result<(), crate::PoolError>) -> Vec<Vec<u32>> {
+fn bits(out: &[f32], operation: impl Fn(&Exec<'_>, &mut [f32]) -> Result<(), PoolError>) -> Vec<Vec<u32>> {
     let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
     let run = |isa| {
         let mut out = out.to_vec();
@@ -359,7 +359,7 @@ fn nan_propagates_to_its_own_element_only() {
 #[test]
 fn rows_are_batch_invariant() {
     const WIDTH: usize = 43;
-    type Operation<'a> = &'a dyn Fn(&Exec<'_>, &[f32], &mut [f32]) -> Result<(), crate::PoolError>;
+    type Operation<'a> = &'a dyn Fn(&Exec<'_>, &[f32], &mut [f32]) -> Result<(), PoolError>;
     let (weight, bias) = (numbers(WIDTH, 2), numbers(WIDTH, 3));
     let weights = &NormWeights { weight: Some(&weight), bias: Some(&bias), weight_offset: 1.0, eps: EPS };
     let of_heads = &NormWeights { weight: Some(&weight[..20]), bias: Some(&bias[..20]), ..*weights };

@@ -3,13 +3,17 @@
 
 use std::num::NonZeroUsize;
 
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::attention::AttentionSequence;
+use ferrule_kernels::entries::{
+    Entries, EntryAttention, EntryBuffers, EntryChoice, EntryIndex, PagedRows, attend_entries, choose_entries,
+    rows_per_page,
+};
+use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
+use ferrule_kernels::{Cancel, Exec, Pool, Rows};
 use proptest::prelude::*;
 
-use super::*;
-use crate::arch::Isa;
-use crate::attention::AttentionSequence;
 use crate::guard::Guarded;
-use crate::{Cancel, Exec, Pool};
 
 /// A sequence with the vectors, keys and queries of all its tokens and entries.
 #[derive(Debug, Clone)]

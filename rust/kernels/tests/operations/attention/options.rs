@@ -108,7 +108,7 @@ fn tokens_that_are_not_chosen_have_no_effect() {
 
         let case = Case { sets: None, ..case };
         let (cached, store) = filled(&exec, &case);
-        let all = Selection::of(2, 38, (0..20).map(|_| (0..600).collect()));
+        let all = Selection::from_tokens(2, 38, (0..20).map(|_| (0..600).collect()));
         let (q, width) = (gather(&[(&cached, 590..600)]), case.shape.heads * 20);
         let q = Rows::new(&q, stride, 0);
         let sequence = AttentionSequence { first_row: 0, rows: 10, first_position: 590, pages: &cached.table };

@@ -4,15 +4,17 @@ mod options;
 mod oracle;
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 
+use ferrule_kernels::arch::Isa;
+use ferrule_kernels::attention::{ATTENTION_BLOCK, AttentionSequence, AttentionShape, attention};
+use ferrule_kernels::indexer::Selection;
+use ferrule_kernels::kv::{KvFormat, KvRow, KvShape, KvStore, PAGE_NONE, PAGE_TOKENS, PageId};
+use ferrule_kernels::{Cancel, Exec, Pool, PoolError, Rows};
 use oracle::{assert_close, oracle};
 
-use super::*;
-use crate::arch::Isa;
 use crate::guard::Guarded;
-use crate::indexer::Selection;
-use crate::kv::{KvRow, PAGE_NONE, PageId};
-use crate::{Cancel, Pool};
+use crate::kv::poisoned;
 
 /// Test case: one sequence of `tokens` tokens with random Q, K and V.
 #[derive(Debug, Clone)]
@@ -65,7 +67,7 @@ impl Case {
         let sets = self.sets?;
         let chosen = positions.iter().flat_map(|position| (0..sets).map(move |set| self.chosen(set, *position)));
         let pages = positions.iter().max().map_or(0, |last| last / PAGE_TOKENS + 1);
-        Some(Selection::of(sets, pages, chosen))
+        Some(Selection::from_tokens(sets, pages, chosen))
     }
 
     fn widths(&self) -> [usize; 3] {
@@ -81,11 +83,7 @@ impl Case {
 
     fn store(&self, pages: usize) -> KvStore {
         let AttentionShape { kv_heads, key_dim, value_dim, .. } = self.shape;
-        let mut store =
-            KvStore::new(self.format, KvShape { layers: 2, kv_heads, key_dim, value_dim, index_dim: 0 }, pages)
-                .expect("memory");
-        store.poison();
-        store
+        poisoned(self.format, KvShape { layers: 2, kv_heads, key_dim, value_dim, index_dim: 0 }, pages)
     }
 }
 

@@ -1,13 +1,32 @@
-//! Round trips of K and V against the rounding of the `half` crate and a reference quantizer.
+//! Round trips of K and V against the rounding of the `half` crate and a reference quantizer. Elements are read from the
+//! bytes of a page.
 
 use std::num::NonZeroUsize;
 
+use ferrule_kernels::arch::{Dot, DotKernel, Isa, LINE};
+use ferrule_kernels::kv::{KvFormat, KvRow, KvShape, KvStore, PAGE_TOKENS};
+use ferrule_kernels::{AllocError, Cancel, Exec, Pool, Rows};
 use proptest::prelude::*;
 
-use super::*;
-use crate::arch::{Dot, DotKernel, Isa};
 use crate::guard::Guarded;
-use crate::{Cancel, Pool};
+
+/// Creates a store in which every bit is set, which is NaN in all formats, to detect reads of unwritten elements.
+pub fn poisoned(format: KvFormat, shape: KvShape, pages: usize) -> KvStore {
+    let mut store = KvStore::new(format, shape, pages).expect("memory");
+    let page = vec![0xff; KvStore::page_bytes(format, shape).expect("a size") as usize];
+    (0..pages as u32).for_each(|index| store.set_page(index, &page));
+    store
+}
+
+/// Quantizes the numbers of one token and head to int8, and dequantizes them.
+pub fn dequantized(numbers: &[f32]) -> Vec<f32> {
+    let largest = numbers.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+    let scale = half::bf16::from_f32(largest / 127.0).to_f32();
+    if scale < f32::MIN_POSITIVE {
+        return vec![0.0; numbers.len()];
+    }
+    numbers.iter().map(|x| (x * scale.recip()).round_ties_even() * scale).collect()
+}
 
 /// Returns K and V of a token and head, rounded to the format and widened.
 fn rounded(format: KvFormat, key: &[f32], value: &[f32]) -> (Vec<f32>, Vec<f32>) {
@@ -18,36 +37,8 @@ fn rounded(format: KvFormat, key: &[f32], value: &[f32]) -> (Vec<f32>, Vec<f32>)
         KvFormat::F16 => each(|x| half::f16::from_f32(x).to_f32()),
         KvFormat::Bf16 => each(|x| half::bf16::from_f32(x).to_f32()),
         KvFormat::Int8 if key.iter().chain(value).any(|x| !x.is_finite()) => each(|x| x * f32::NAN),
-        KvFormat::Int8 => (int8::reference(key), int8::reference(value)),
+        KvFormat::Int8 => (dequantized(key), dequantized(value)),
     }
-}
-
-struct Widen<'a, E: KvElement>(&'a [E::Stored; LANES]);
-
-impl<E: KvElement> Kernel for Widen<'_, E> {
-    type Output = [f32; LANES];
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> [f32; LANES] {
-        simd.to_array(E::widen(simd, self.0))
-    }
-}
-
-/// Reads K and V of a token from a floating-point store, `[kv_head][dim]` each.
-fn read<E: KvElement>(store: &KvStore, isa: Isa, layer: usize, row: KvRow) -> (Vec<f32>, Vec<f32>) {
-    let KvShape { kv_heads, value_dim, .. } = store.shape();
-    let (mut keys, mut values) = (Vec::new(), Vec::new());
-    for head in 0..kv_heads {
-        for line in store.keys::<E>(layer, row.page, head) {
-            keys.push(isa.run(Widen::<E>(line))[row.slot]);
-        }
-        let vectors = value_vectors(value_dim);
-        let lines = &store.values::<E>(layer, row.page, head)[row.slot * vectors..][..vectors];
-        let columns: Vec<f32> = lines.iter().flat_map(|line| isa.run(Widen::<E>(line))).collect();
-        values.extend_from_slice(&columns[..value_dim]);
-        assert!(columns[value_dim..].iter().all(|pad| pad.to_bits() == 0), "V is zero-padded");
-    }
-    (keys, values)
 }
 
 struct Bias;
@@ -61,36 +52,63 @@ impl DotKernel for Bias {
     }
 }
 
-fn read_codes(store: &KvStore, isa: Isa, layer: usize, row: KvRow) -> (Vec<f32>, Vec<f32>) {
-    let KvShape { kv_heads, key_dim, value_dim, .. } = store.shape();
-    let (mut keys, mut values) = (Vec::new(), Vec::new());
-    let bias = isa.run_dot(Bias);
-    let number = |byte: u8, scale: u16| f32::from(byte as i8) * half::bf16::from_bits(scale).to_f32();
-    for head in 0..kv_heads {
-        let page = store.codes(layer, row.page, head);
-        let quads = page.keys.iter().flat_map(|line| &line.0[row.slot * 4..][..4]);
-        let columns: Vec<f32> = quads.map(|byte| number(byte.wrapping_sub(bias), page.scales[0][row.slot])).collect();
-        keys.extend_from_slice(&columns[..key_dim]);
-        assert!(columns[key_dim..].iter().all(|pad| *pad == 0.0 || pad.is_nan()), "K is zero-padded");
-        let vectors = value_vectors(value_dim);
-        let lines = &page.values[row.slot / 4 * vectors..][..vectors];
-        let bytes = lines.iter().flat_map(|line| line.0[row.slot % 4..].iter().step_by(4));
-        // A NaN scale of K applies to V as well.
-        let scale = if f32::is_nan(number(1, page.scales[0][row.slot])) { 0x7fff } else { page.scales[1][row.slot] };
-        let columns: Vec<f32> = bytes.map(|byte| number(*byte, scale)).collect();
-        values.extend_from_slice(&columns[..value_dim]);
-        assert!(columns[value_dim..].iter().all(|pad| *pad == 0.0 || pad.is_nan()), "V is zero-padded");
-    }
-    (keys, values)
+/// Columns of a vector, to a multiple of which the columns of V are padded.
+const VECTOR: usize = 16;
+
+/// Returns K and V of a token in one head of a page of floating-point elements, with the padding of V.
+fn read_floats(format: KvFormat, key_dim: usize, head: &[u8], slot: usize) -> (Vec<f32>, Vec<f32>) {
+    let numbers: Vec<f32> = match format {
+        KvFormat::F32 => head.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect(),
+        KvFormat::F16 => head.as_chunks().0.iter().map(|bytes| half::f16::from_ne_bytes(*bytes).to_f32()).collect(),
+        KvFormat::Bf16 => head.as_chunks().0.iter().map(|bytes| half::bf16::from_ne_bytes(*bytes).to_f32()).collect(),
+        KvFormat::Int8 => unreachable!("codes are integers"),
+    };
+    // [key_dim][token], [token][columns]
+    let (keys, values) = numbers.split_at(key_dim * PAGE_TOKENS);
+    let columns = values.len() / PAGE_TOKENS;
+    (keys.iter().skip(slot).step_by(PAGE_TOKENS).copied().collect(), values[slot * columns..][..columns].to_vec())
 }
 
-fn read_any(store: &KvStore, isa: Isa, layer: usize, row: KvRow) -> (Vec<f32>, Vec<f32>) {
-    match store.format() {
-        KvFormat::F32 => read::<F32>(store, isa, layer, row),
-        KvFormat::F16 => read::<F16>(store, isa, layer, row),
-        KvFormat::Bf16 => read::<Bf16>(store, isa, layer, row),
-        KvFormat::Int8 => read_codes(store, isa, layer, row),
+/// Returns K and V of a token in one head of a page of codes, with their padding.
+fn read_codes(isa: Isa, key_dim: usize, head: &[u8], slot: usize) -> (Vec<f32>, Vec<f32>) {
+    let (scales, codes) = head.split_at(LINE);
+    let (keys, values) = codes.split_at(key_dim.div_ceil(4) * LINE);
+    let scale = |index: usize| half::bf16::from_bits(u16::from_ne_bytes(scales.as_chunks().0[index])).to_f32();
+    let number = |byte: u8, scale: f32| f32::from(byte as i8) * scale;
+    let (key_scale, bias) = (scale(slot), isa.run_dot(Bias));
+    // A NaN scale of K applies to V as well.
+    let value_scale = if key_scale.is_nan() { f32::NAN } else { scale(PAGE_TOKENS + slot) };
+    // [key_dim / 4][token][4], [token / 4][columns][4]
+    let keys = keys.chunks(LINE).flat_map(|line| &line[slot * 4..][..4]);
+    let values = values.chunks(values.len() / (PAGE_TOKENS / 4)).nth(slot / 4).expect("four rows of quads");
+    let values = values.iter().skip(slot % 4).step_by(4);
+    (
+        keys.map(|byte| number(byte.wrapping_sub(bias), key_scale)).collect(),
+        values.map(|byte| number(*byte, value_scale)).collect(),
+    )
+}
+
+/// Returns K and V of a token from the bytes of its page, `[kv_head][dim]` each. The shape has no keys of an indexer.
+fn read(store: &KvStore, isa: Isa, layer: usize, row: KvRow) -> (Vec<f32>, Vec<f32>) {
+    let (format, KvShape { kv_heads, key_dim, value_dim, .. }) = (store.format(), store.shape());
+    let columns = key_dim + value_dim.next_multiple_of(VECTOR);
+    let head_bytes = match format {
+        KvFormat::F32 => columns * PAGE_TOKENS * 4,
+        KvFormat::F16 | KvFormat::Bf16 => columns * PAGE_TOKENS * 2,
+        KvFormat::Int8 => LINE + (key_dim.next_multiple_of(4) + value_dim.next_multiple_of(VECTOR)) * PAGE_TOKENS,
+    };
+    let (mut keys, mut values) = (Vec::new(), Vec::new());
+    for head in store.page(row.page).chunks_exact(head_bytes).skip(layer * kv_heads).take(kv_heads) {
+        let (key, value) = match format {
+            KvFormat::Int8 => read_codes(isa, key_dim, head, row.slot),
+            _ => read_floats(format, key_dim, head, row.slot),
+        };
+        let is_padding = |pad: &f32| *pad == 0.0 || (format == KvFormat::Int8 && pad.is_nan());
+        assert!(key[key_dim..].iter().chain(&value[value_dim..]).all(is_padding), "K and V are zero-padded");
+        keys.extend_from_slice(&key[..key_dim]);
+        values.extend_from_slice(&value[..value_dim]);
     }
+    (keys, values)
 }
 
 fn with_exec<T>(isa: Isa, run: impl FnOnce(&Exec<'_>) -> T) -> T {
@@ -121,7 +139,7 @@ proptest! {
         let numbers: Vec<f32> = numbers.iter().map(|x| x * 2f32.powi(exponent)).collect();
         let largest = numbers.iter().fold(0f32, |largest, x| largest.max(x.abs()));
         let scale = largest / 127.0 * (1.0 + 1.0 / 256.0);
-        for (x, code) in numbers.iter().zip(int8::reference(&numbers)) {
+        for (x, code) in numbers.iter().zip(dequantized(&numbers)) {
             prop_assert!((x - code).abs() <= scale * 0.500_01, "{x} became {code}, largest {largest}");
         }
     }
@@ -150,9 +168,9 @@ proptest! {
             for (row, at) in data.chunks_exact(stride).zip(&rows) {
                 let (keys, values) = row[3..].split_at(kv_heads * key_dim);
                 let (wanted_keys, wanted_values) = rounded_heads(format, shape, keys, values);
-                let (keys, values) = read_any(&store, isa, 1, *at);
+                let (keys, values) = read(&store, isa, 1, *at);
                 prop_assert!(same(&keys, &wanted_keys) && same(&values, &wanted_values), "{}", isa.name());
-                let (keys, values) = read_any(&store, isa, 0, *at);
+                let (keys, values) = read(&store, isa, 0, *at);
                 prop_assert!(keys.iter().chain(&values).all(|x| *x == 0.0), "the other layer is unchanged");
             }
         }
@@ -173,10 +191,10 @@ fn parallel_writes_and_page_copies_are_read_back() {
         store.copy_page(5, 6);
         for (index, at) in rows.iter().enumerate() {
             let (keys, values) = data[index * stride..][..stride].split_at(160);
-            assert_eq!(read_any(&store, isa, 2, *at), rounded_heads(format, shape, keys, values));
+            assert_eq!(read(&store, isa, 2, *at), rounded_heads(format, shape, keys, values));
             if at.page == 5 {
                 let copy = KvRow { page: 6, ..*at };
-                assert_eq!(read_any(&store, isa, 2, copy), read_any(&store, isa, 2, *at));
+                assert_eq!(read(&store, isa, 2, copy), read(&store, isa, 2, *at));
             }
         }
     }
