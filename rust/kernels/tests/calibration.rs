@@ -1,11 +1,13 @@
 //! Calibrated packing (GPTQ) against a naive f64 implementation.
 
+mod descent;
 mod hessian;
 #[allow(dead_code, reason = "of the module that tests share")]
 mod rotation;
 
 use std::num::NonZeroUsize;
 
+use descent::Cost;
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::{
     Basis, CalibrationError, Cancel, Exec, Format, Hessian, InputStatistics, PackedMatrix, Pool, PoolError,
@@ -96,6 +98,43 @@ proptest! {
                 (k + 1..n).for_each(|j| targets[j] -= left * u[k * n + j]);
             }
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(6))]
+
+    /// int4 has the loss of a naive implementation, which descends from the loss of GPTQ.
+    #[test]
+    fn descent_reduces_the_loss_of_gptq(halves in 1..6usize, seed in any::<u64>()) {
+        const ROWS: usize = 48;
+        let n = halves * HALF;
+        let (x, weights) = (inputs(seed, n + 100, n, 20), random(seed ^ 77, ROWS * n));
+        let h = damped_hessian(rotated_rows(&x, n, n), n);
+        let packed = exec(2, Isa::best(), |exec| {
+            packed(exec, Format::Int4, &weights, n, statistics(exec, &x, n, 100).as_ref())
+        });
+        let [_, scales] = packed.buffers().collect::<Vec<_>>().try_into().unwrap();
+        let (supers, h_cost) = (n.div_ceil(256), Cost::new(&h, n));
+        let (mut greedy, mut expected, mut found) = (0.0, 0.0, 0.0);
+        for (row, weights) in weights.chunks_exact(n).enumerate() {
+            let rotated = |row: &[f32]| -> Vec<f64> { rotated(row).into_iter().map(f64::from).collect() };
+            let scales: Vec<f64> = (0..supers).map(|index| {
+                let at = 2 * ((row / 16 * supers + index) * 16 + row % 16);
+                half::f16::from_le_bytes([scales[at], scales[at + 1]]).to_f64()
+            }).collect();
+            let [of_gptq, of_descent] = descent::losses(&rotated(weights), &h, &h_cost, &scales);
+            greedy += of_gptq;
+            expected += of_descent;
+            let mut back = vec![0.0; n];
+            packed.read_row(row, &mut back);
+            let errors: Vec<f64> = rotated(weights).iter().zip(rotated(&back)).map(|(exact, back)| exact - back).collect();
+            for (error, h) in errors.iter().zip(h.chunks_exact(n)) {
+                found += error * h.iter().zip(&errors).map(|(h, error)| h * error).sum::<f64>();
+            }
+        }
+        prop_assert!(expected < 0.95 * greedy, "{expected} after {greedy}");
+        prop_assert!((found - expected).abs() < 0.02 * expected, "{found}, expected {expected}");
     }
 }
 

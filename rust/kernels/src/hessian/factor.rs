@@ -13,7 +13,7 @@ use super::{Basis, Hessian, padded};
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::memory::PageSlice;
-use crate::quant::integer::SUPER;
+use crate::quant::integer::{GROUP, SUPER};
 use crate::{Exec, PoolError};
 
 /// Damping that is added to the diagonal, as a fraction of its mean (as in GPTQ). It prevents large errors in directions
@@ -54,10 +54,13 @@ impl InputStatistics {
 /// Factor R of the Hessian, with the inverses of its diagonal super-blocks.
 pub(crate) struct HessianFactor {
     size: usize,
-    /// R, `[size][size]`; its diagonal super-blocks hold intermediate values of H.
+    /// R, `[size][size]`.
     r: PageSlice<f32>,
     /// Inverses of the diagonal super-blocks of R, each `[width][width]`, upper triangular.
     inverses: Vec<Vec<f32>>,
+    /// Inverses of the factors of the diagonal blocks of H of each group of inputs, `[groups][GROUP][GROUP]`, upper
+    /// triangular.
+    group_inverses: Vec<f32>,
 }
 
 impl HessianFactor {
@@ -65,6 +68,12 @@ impl HessianFactor {
     pub fn inverse(&self, index: usize) -> std::slice::ChunksExact<'_, f32> {
         let width = (self.size - index * SUPER).min(SUPER);
         self.inverses[index].chunks_exact(width)
+    }
+
+    /// Returns the inverse of the factor of the diagonal block of H of group `group`.
+    pub fn group_inverse(&self, group: usize) -> &[[f32; GROUP]; GROUP] {
+        let rows = self.group_inverses.as_chunks().0;
+        &rows.as_chunks().0[group]
     }
 
     /// Returns row `input` of R.
@@ -109,9 +118,8 @@ impl Hessian {
         drop(scaled);
         let factor = factor(exec, sums, size, pending)?;
         let importance = (0..size).map(|input| {
-            // Computed from the inverse, because the diagonal super-blocks of R are not stored.
-            let offset = input % SUPER;
-            factor.inverse(input / SUPER).nth(offset).map_or(0.0, |row| (row[offset] * row[offset]).recip())
+            let diagonal = factor.row(input)[input];
+            diagonal * diagonal
         });
         Ok(Some(InputStatistics { cols, basis, importance: importance.collect(), factor: Some(factor) }))
     }
@@ -125,10 +133,16 @@ fn factor(
     size: usize,
     mut panels: PageSlice<f32>,
 ) -> Result<HessianFactor, PoolError> {
+    let groups = (0..size).step_by(GROUP);
+    let group_inverses = groups.flat_map(|first| inverse(&diagonal_factor(&h, size, first, GROUP), GROUP)).collect();
     let mut inverses = Vec::new();
     for first in (0..size).step_by(SUPER).rev() {
         let width = (size - first).min(SUPER);
-        let inverse = inverse_of_diagonal(&h, size, first, width);
+        let diagonal = diagonal_factor(&h, size, first, width);
+        for (row, values) in (first..).zip(diagonal.chunks_exact(width)) {
+            h[row * size + first..][..width].iter_mut().zip(values).for_each(|(to, value)| *to = *value as f32);
+        }
+        let inverse = inverse(&diagonal, width);
         let blocks = Tiles::new(&mut h, size, first..first + width, PANEL, width);
         let outputs = Tiles::row_blocks(&mut panels, DEPTH * PANEL, 1);
         exec.run(first / PANEL, |index| {
@@ -140,18 +154,17 @@ fn factor(
         inverses.push(inverse);
     }
     inverses.reverse();
-    Ok(HessianFactor { size, r: h, inverses })
+    Ok(HessianFactor { size, r: h, inverses, group_inverses })
 }
 
-/// Factors the diagonal super-block that starts at input `first` and returns the inverse of the factor,
-/// `[width][width]`.
-fn inverse_of_diagonal(h: &[f32], size: usize, first: usize, width: usize) -> Vec<f32> {
+/// Factors the diagonal block of `h: [size][size]` of `width` inputs from `first` on: `[width][width]`, upper triangular.
+fn diagonal_factor(h: &[f32], size: usize, first: usize, width: usize) -> Vec<f64> {
     let mut r: Vec<f64> =
         (first..first + width).flat_map(|row| h[row * size + first..][..width].iter().map(|x| f64::from(*x))).collect();
-    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     for k in (0..width).rev() {
         let (above, from_k) = r.split_at_mut(k * width);
         let row = &mut from_k[..width];
+        row[..k].fill(0.0);
         let square = row[k] - dot(&row[k + 1..], &row[k + 1..]);
         // In exact arithmetic the square is at least the damping; rounding may make it smaller.
         row[k] = square.max(f64::from(DAMPING)).sqrt();
@@ -159,6 +172,11 @@ fn inverse_of_diagonal(h: &[f32], size: usize, first: usize, width: usize) -> Ve
             other[k] = (other[k] - dot(&other[k + 1..], &row[k + 1..])) / row[k];
         }
     }
+    r
+}
+
+/// Returns the inverse of an upper triangular matrix `r: [width][width]`.
+fn inverse(r: &[f64], width: usize) -> Vec<f32> {
     // Transposed, so that dot products read contiguous memory: row k is column k of the inverse.
     let mut transposed = vec![0.0; width * width];
     for (k, column) in transposed.chunks_exact_mut(width).enumerate() {
@@ -169,6 +187,10 @@ fn inverse_of_diagonal(h: &[f32], size: usize, first: usize, width: usize) -> Ve
         }
     }
     (0..width * width).map(|at| transposed[at % width * width + at / width] as f32).collect()
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 /// Triangular solve for rows of R that precede a diagonal super-block: multiplies the rows of H by the inverse of the

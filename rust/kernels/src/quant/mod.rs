@@ -12,6 +12,7 @@
 
 mod bf16;
 mod blocks;
+mod descent;
 mod f16;
 mod f32;
 pub(crate) mod family;
