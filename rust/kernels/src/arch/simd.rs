@@ -156,25 +156,19 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Returns the sum of the lanes, added pairwise in one fixed order: i with i + 8, then + 4, + 2, + 1.
     #[inline(always)]
     fn reduce_add(self, value: Self::F32) -> f32 {
-        let mut lanes = self.to_array(value);
-        for half in [8, 4, 2, 1] {
-            for i in 0..half {
-                lanes[i] += lanes[i + half];
-            }
-        }
-        lanes[0]
+        let value = self.add(value, self.swap_lanes::<8>(value));
+        let value = self.add(value, self.swap_lanes::<4>(value));
+        let value = self.add(value, self.swap_lanes::<2>(value));
+        self.to_array(self.add(value, self.swap_lanes::<1>(value)))[0]
     }
 
-    /// Returns the largest lane; ignores NaN unless every lane is NaN.
+    /// Returns the largest lane; unspecified if a lane is NaN.
     #[inline(always)]
     fn reduce_max(self, value: Self::F32) -> f32 {
-        let mut lanes = self.to_array(value);
-        for half in [8, 4, 2, 1] {
-            for i in 0..half {
-                lanes[i] = lanes[i].max(lanes[i + half]);
-            }
-        }
-        lanes[0]
+        let value = self.max(value, self.swap_lanes::<8>(value));
+        let value = self.max(value, self.swap_lanes::<4>(value));
+        let value = self.max(value, self.swap_lanes::<2>(value));
+        self.to_array(self.max(value, self.swap_lanes::<1>(value)))[0]
     }
 
     /// Returns `value` in every lane.

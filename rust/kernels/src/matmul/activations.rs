@@ -308,12 +308,12 @@ fn narrow<S: Simd, const N: usize>(simd: S, codes: [S::I32; N]) -> [[i8; LANES];
     narrow
 }
 
-/// Returns the sum of sixteen codes. Codes of non-finite numbers are unspecified; their scale is NaN.
+/// Returns the sum of the lanes, which are sums of at most [`BLOCK`] codes: as f32 they are exact. Codes of non-finite
+/// numbers are unspecified; their scale is NaN.
 #[inline(always)]
 fn sum<S: Simd>(simd: S, codes: S::I32) -> i32 {
-    let mut lanes = [0; LANES];
-    simd.store_i32(codes, &mut lanes);
-    lanes.into_iter().fold(0, i32::wrapping_add)
+    const { assert!(BLOCK * 127 < 1 << f32::MANTISSA_DIGITS) }
+    simd.reduce_add(simd.to_f32(codes)) as i32
 }
 
 /// Returns the initial value of products that subtracts the bias of the weights, from the sum of the codes.

@@ -6,6 +6,7 @@
 //! Kernels compute a fixed number of panels. Where fewer are left, the last panel takes the place of the missing ones and
 //! their results are dropped: kernels for each smaller number would double what has to be compiled.
 
+use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::slice;
@@ -14,6 +15,7 @@ use super::activations::Activations;
 use super::tile::{MAX_TILE_PANELS, Micro, Prefetch, TileInput, UNPACKED_BLOCKS, in_order, in_turn};
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE};
 use crate::disjoint::Tile;
+use crate::memory::Scratch;
 use crate::quant::grouped::MAX_UNPACKED_BLOCK_LINES;
 use crate::quant::integer::{BLOCK_PAIRS, BlockScales, Unpack};
 
@@ -31,6 +33,11 @@ const MAX_FEW_SUMS: usize = 24;
 
 /// Maximum number of rows of a task, which bounds its time: a usual chunk of 512, in whole tiles of 2, 4 or 6.
 pub(super) const MAX_TASK_ROWS: usize = 516;
+
+thread_local! {
+    /// Sums and unpacked lines of the tasks of this thread that have many rows: too large to be cleared for each task.
+    static BUFFERS: RefCell<(Scratch<[f32; LANES]>, Scratch<ByteLine>)> = RefCell::default();
+}
 
 /// Weights of one format, as the matmul reads them.
 pub(super) trait Weights: Sized + 'static {
@@ -250,10 +257,12 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
     /// Multiplies with any number of tiles of rows, and unpacks weights once for all of them.
     #[inline(never)]
     fn many_rows<S: Dot, const R: usize, const P: usize>(&mut self, simd: S) {
-        let mut sums = [[0.0; LANES]; MAX_TASK_ROWS * MAX_TILE_PANELS];
-        let mut unpacked_lines = [ByteLine([0; LINE]); MAX_TILE_PANELS * MAX_UNPACKED_LINES];
         const { assert!(W::BLOCKS * W::BLOCK_LINES <= MAX_UNPACKED_LINES) }
-        self.row_tiles::<S, R, P>(simd, W::BLOCKS, &mut unpacked_lines, &mut sums);
+        let (mut sums, mut unpacked_lines) = BUFFERS.take();
+        let tiles = self.out.rows().len().div_ceil(R);
+        let (of_tiles, lines) = (sums.take(tiles * R * P), unpacked_lines.take(P * MAX_UNPACKED_LINES));
+        self.row_tiles::<S, R, P>(simd, W::BLOCKS, lines, of_tiles);
+        BUFFERS.set((sums, unpacked_lines));
     }
 
     /// Multiplies all panels, P at a time, with all rows of the task, `blocks_at_once` blocks at a time. Sums pause in
