@@ -226,10 +226,12 @@ impl<F: IntegerFormat> DotKernel for UnpackBlocks<'_, F> {
     #[inline(always)]
     fn run<S: Dot>(self, simd: S) {
         let Self { lines, cols, blocks, to, .. } = self;
-        let pairs = blocks.flat_map(|block| (0..pairs(cols, block)).map(move |pair| (block, pair)));
-        for ((block, pair), to) in pairs.zip(to.as_chunks_mut::<PAIR_QUADS>().0) {
-            let pair = F::pair(simd, F::block(lines, block), pair);
-            unroll!(q in [0 1 2 3 4 5 6 7] { simd.store_bytes(F::quad(simd, pair, q), &mut to[q].0) });
+        for (block, to) in blocks.zip(to.as_chunks_mut::<BLOCK_QUADS>().0) {
+            let packed = F::block(lines, block);
+            for (pair, to) in to.as_chunks_mut::<PAIR_QUADS>().0.iter_mut().enumerate().take(pairs(cols, block)) {
+                let pair = F::pair(simd, packed, pair);
+                unroll!(q in [0 1 2 3 4 5 6 7] { simd.store_bytes(F::quad(simd, pair, q), &mut to[q].0) });
+            }
         }
     }
 }
