@@ -137,8 +137,8 @@ class EngineOptions:
         Doc(
             "Target time in seconds between two tokens of a decoding sequence while prompts are computed: one step, or "
             "with pipeline stages one step of each batch in flight. None: 0.15. If no request is streamed, as in "
-            "LLM.generate and with `output_kind=FINAL_ONLY`, it is at least 0.4, and a step of pipeline stages has up "
-            "to 128 prompt tokens in any case."
+            "LLM.generate and with `output_kind=FINAL_ONLY`, it is at least 0.4, and a batch of pipeline stages "
+            "may have 128 prompt tokens even if the steps then take longer."
         ),
     ] = None
     speculative_config: Annotated[

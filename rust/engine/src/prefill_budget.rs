@@ -23,9 +23,9 @@ const UNSTREAMED_TARGET: f64 = 0.4;
 /// Weight of a new measurement that is lower than the average. A higher one replaces the average at once.
 const SMOOTHING: f64 = 0.3;
 
-/// Number of batches, for each batch in flight, into which the prompt tokens are divided while no sequence decodes. A pipeline
-/// of P stages is not full while its first and its last batches pass: N batches of the same size take (N + P - 1) / N of
-/// the time of a full one.
+/// Number of batches, for each batch in flight, into which the prompt tokens that are left are divided while no sequence
+/// decodes. A pipeline of P stages is not full while its first and its last batches pass: N batches of the same size take
+/// (N + P - 1) / N of the time of a full one.
 const BATCHES_PER_STAGE: usize = 4;
 
 /// Minimum number of prompt tokens in a batch of a model that computes several, where no client waits for each token: fewer
@@ -42,8 +42,9 @@ pub(crate) struct Cycle {
 }
 
 impl Cycle {
-    /// Returns the maximum number of prompt tokens in a batch while no sequence decodes, if `tokens` prompt tokens wait: at
-    /// most `max_num_batched_tokens` in any case, so all of them if only one batch at a time can have prompt tokens.
+    /// Returns the maximum number of prompt tokens in a batch while no sequence decodes, if `tokens` prompt tokens are left:
+    /// `usize::MAX` if only one batch at a time can have prompt tokens. The scheduler limits batches to
+    /// `max_num_batched_tokens` too.
     pub fn share_of_prompts(self, tokens: usize) -> usize {
         if self.prefill_batches < 2 {
             return usize::MAX;

@@ -62,8 +62,7 @@ enum Pass {
     Decode,
     /// Prompts that are not in flight.
     Prefill,
-    /// Prompts that are not in flight once more: those that were held to their share take what the prompts behind them
-    /// left.
+    /// The prompts of [`Pass::Prefill`] again: those that were held to their share take what the prompts behind them left.
     Rest,
     /// Prompts whose last scheduled chunk is in flight.
     Overlap,

@@ -4,7 +4,7 @@ use crate::hessian::{inverse, upper_cholesky};
 
 const GROUP: usize = 16;
 const SUPER: usize = 256;
-const SWEEPS: usize = 3;
+const SWEEPS: usize = 2;
 
 /// Codes of a group with their sub-scale.
 #[derive(Clone)]
