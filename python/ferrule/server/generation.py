@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from ferrule._engine.beams import BeamSearchParams
 from ferrule._engine.request import USUAL_REPORTS, Reports
-from ferrule._params.sampling import SamplingParams
+from ferrule._params.sampling import RequestOutputKind, SamplingParams
 from ferrule._text.parsers import MessageDelta, MessageFormat, ParsedMessage, ToolCallDelta
 from ferrule._text.prompt import Prompt
 from ferrule.errors import InvalidParameterError
@@ -56,11 +56,12 @@ class Generation:
 
 
 async def complete(request: Generation) -> RequestOutput:
-    """Runs a generation and returns its output.
+    """Runs a generation and returns its output; the engine knows that no client waits for each token.
 
     Raises as `AsyncLLM.generate`.
     """
     output: RequestOutput | None = None
+    request = replace(request, params=request.params.clone(output_kind=RequestOutputKind.FINAL_ONLY))
     async with aclosing(stream_steps(request)) as all_steps:
         async for step in all_steps:
             output = step.output
