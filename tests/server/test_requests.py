@@ -37,20 +37,6 @@ def test_every_library_parameter_is_a_request_field() -> None:
     assert names == {field.name for field in fields(StructuredOutputsParams)}
 
 
-@pytest.mark.native
-@pytest.mark.parametrize("stream", [False, True])
-def test_steps_are_short_only_for_streams(shared: Live, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    submit, submitted = Driver.submit, list[Work]()
-
-    def record(self: Driver, inbox: Inbox, work: Iterable[Work]) -> None:
-        submitted.extend(work)
-        submit(self, inbox, submitted)
-
-    monkeypatch.setattr(Driver, "submit", record)
-    assert shared.complete("Once", max_tokens=2, stream=stream).status == 200
-    assert [json.loads(work.params)["streams"] for work in submitted] == [stream]
-
-
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("46", {"temperature": -1}, "temperature"),
     ("46", {"temperature": 1e308}, "temperature"),
@@ -601,3 +587,17 @@ def test_rerank(shared: Live) -> None:
         assert sorted(each["index"] for each in found["results"]) == [0, 1, 2]
     ignored = shared.request("/rerank", {"query": "a", "documents": [{"text": "b", "foo": 1}]})
     assert ignored.headers["X-Ferrule-Ignored-Fields"] == "documents[0].foo"
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("stream", [False, True])
+def test_steps_are_short_only_for_streams(shared: Live, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, submitted = Driver.submit, list[Work]()
+
+    def record(self: Driver, inbox: Inbox, work: Iterable[Work]) -> None:
+        submitted.extend(work)
+        submit(self, inbox, submitted)
+
+    monkeypatch.setattr(Driver, "submit", record)
+    assert shared.complete("Once", max_tokens=2, stream=stream).status == 200
+    assert [json.loads(work.params)["streams"] for work in submitted] == [stream]
