@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import fakes
 import ferrule
 import ray_head
 from ferrule import LLM
+from ferrule._engine.driver import Driver, Inbox, Work
 from ferrule._loading import packing
 from ferrule._loading.cache_home import DIRECTORY
 from ferrule._loading.packed_cache import LIMIT, PackedCache
@@ -101,6 +102,20 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = json.loads((TINY / "config.json").read_text()) | {"max_position_embeddings": 32_768}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
+    """The work that engines get during the test."""
+    submit, found = Driver.submit, list[Work]()
+
+    def record(self: Driver, inbox: Inbox, work: Iterable[Work]) -> None:
+        new = list(work)
+        found.extend(new)
+        submit(self, inbox, new)
+
+    monkeypatch.setattr(Driver, "submit", record)
+    return found
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 
 import numpy as np
 import pytest
 
 from ferrule import LLM, AsyncLLM, QueueFullError, RequestOutput, RequestOutputKind, SamplingParams
-from ferrule._engine.driver import Driver, Inbox, Work
+from ferrule._engine.driver import Work
 
 pytestmark = pytest.mark.native
 
@@ -45,20 +45,11 @@ def test_concurrent_requests_equal_solo_outputs(alone: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("kind", RequestOutputKind)
-def test_steps_are_short_only_for_readers_of_each_token(
-    kind: RequestOutputKind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    submit, submitted = Driver.submit, list[Work]()
-
-    def record(self: Driver, inbox: Inbox, work: Iterable[Work]) -> None:
-        submitted.extend(work)
-        submit(self, inbox, submitted)
-
+def test_steps_are_short_only_for_readers_of_each_token(kind: RequestOutputKind, submitted: list[Work]) -> None:
     async def ask() -> RequestOutput:
         async with AsyncLLM(threads=1) as llm:
             return await last(llm.generate("Once", SamplingParams(max_tokens=2, ignore_eos=True, output_kind=kind)))
 
-    monkeypatch.setattr(Driver, "submit", record)
     assert asyncio.run(ask()).finished
     assert [json.loads(work.params)["streams"] for work in submitted] == [kind is not RequestOutputKind.FINAL_ONLY]
 

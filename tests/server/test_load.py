@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import threading
@@ -12,6 +13,7 @@ import openai
 import pytest
 
 from ferrule import LLM, AsyncLLM, SamplingParams
+from ferrule._engine.driver import Work
 from server.live import Live, serving, until
 
 pytestmark = pytest.mark.native
@@ -117,3 +119,9 @@ def test_queue_overflow_rejects_without_changing_other_outputs(solo: list[str]) 
         assert answered.count(True) >= room
         assert answered.count(False) >= room
         until(lambda: free(live))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_steps_are_short_only_for_streams(tiny: Live, stream: bool, submitted: list[Work]) -> None:
+    assert tiny.complete("Once", max_tokens=2, stream=stream).status == 200
+    assert [json.loads(work.params)["streams"] for work in submitted] == [stream]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 
 import fakes
 from ferrule import AsyncLLM, SamplingParams, StructuredOutputsParams
-from ferrule._engine.driver import Driver, Inbox, Work
 from ferrule.server import ServerSettings
 from ferrule.server.schema.limits import MAX_TOKEN_IDS
 from ferrule.server.schema.sampling import NOT_IN_REQUESTS, SamplingFields, StructuredOutputs
@@ -587,17 +586,3 @@ def test_rerank(shared: Live) -> None:
         assert sorted(each["index"] for each in found["results"]) == [0, 1, 2]
     ignored = shared.request("/rerank", {"query": "a", "documents": [{"text": "b", "foo": 1}]})
     assert ignored.headers["X-Ferrule-Ignored-Fields"] == "documents[0].foo"
-
-
-@pytest.mark.native
-@pytest.mark.parametrize("stream", [False, True])
-def test_steps_are_short_only_for_streams(shared: Live, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    submit, submitted = Driver.submit, list[Work]()
-
-    def record(self: Driver, inbox: Inbox, work: Iterable[Work]) -> None:
-        submitted.extend(work)
-        submit(self, inbox, submitted)
-
-    monkeypatch.setattr(Driver, "submit", record)
-    assert shared.complete("Once", max_tokens=2, stream=stream).status == 200
-    assert [json.loads(work.params)["streams"] for work in submitted] == [stream]

@@ -14,6 +14,7 @@ use ferrule_kernels::{Cancel, Exec, Pool, Rows};
 use proptest::prelude::*;
 
 use crate::guard::Guarded;
+use crate::integers::integers;
 
 /// A sequence with the vectors, keys and queries of all its tokens and entries.
 #[derive(Debug, Clone)]
@@ -32,16 +33,8 @@ struct Case {
 const OTHERS: [usize; 2] = [3, 5];
 
 impl Case {
-    /// Returns integers from -2 to 2, whose products and sums are exact.
     fn integers(&self, count: usize, salt: u32) -> Vec<f32> {
-        let mut state = self.seed.wrapping_add(salt).wrapping_mul(0x9e37_79b9) | 1;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 17;
-            state ^= state << 5;
-            (state >> 16) as i32 % 5 - 2
-        };
-        (0..count).map(|_| next() as f32).collect()
+        integers(self.seed.wrapping_add(salt)).take(count).collect()
     }
 
     fn vectors(&self) -> Vec<f32> {

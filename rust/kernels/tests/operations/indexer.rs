@@ -15,6 +15,7 @@ use ferrule_kernels::{Cancel, Exec, Pool, Rows};
 use proptest::prelude::*;
 
 use crate::guard::Guarded;
+use crate::integers::integers;
 use crate::kv::poisoned;
 
 /// A sequence with the keys and queries of all its tokens.
@@ -34,16 +35,8 @@ struct Case {
 
 impl Case {
     fn new(shape: IndexShape, dim: usize, tokens: usize, is_combined: bool, format: KvFormat, seed: u32) -> Self {
-        let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
-        let mut numbers = |count: usize| -> Vec<f32> {
-            let mut next = || {
-                state ^= state << 13;
-                state ^= state >> 17;
-                state ^= state << 5;
-                (state >> 16) as i32 % 5 - 2
-            };
-            (0..count).map(|_| next() as f32).collect()
-        };
+        let mut integers = integers(seed);
+        let mut numbers = |count| integers.by_ref().take(count).collect();
         let heads = shape.heads;
         let (queries, weights, keys) = (numbers(tokens * heads * dim), numbers(tokens * heads), numbers(tokens * dim));
         Self { shape, dim, format, is_combined, queries, weights, keys }

@@ -7,6 +7,7 @@ mod entries;
 #[path = "../guard/mod.rs"]
 mod guard;
 mod indexer;
+mod integers;
 mod kv;
 mod logits;
 mod rowwise;
