@@ -2,10 +2,10 @@
 //!
 //! Requests are served first come, first served within a priority. Each step takes one token of every decoding
 //! sequence, then prefill chunks of running sequences, then new sequences, as far as tokens, slots and pages last.
-//! Beside decoding sequences the prefill tokens are limited, so that no step takes long; a prompt that needs several
-//! steps leaves half of each step to the prompts behind it. Drafts use what is left. When pages run out, the
+//! Beside decoding sequences the prefill tokens are limited, so that no step takes long; a prompt with more tokens than a
+//! step can have leaves half of each step to the prompts behind it. Drafts use what is left. When pages run out, the
 //! lowest-ranked running sequence is preempted: it frees all its pages and waits to be computed again. The same happens
-//! when a request of higher priority finds no free pages.
+//! when a request of higher priority finds no free slot or pages.
 //!
 //! Two invariants prevent starvation. First, of the running sequences with pending tokens, the highest-ranked one can
 //! take the pages of all others, and alone it fits, because its length is limited to the capacity of the pools. So it
@@ -16,11 +16,13 @@
 //! sequences that are not in flight, and at most its share of all sequences, so that as many are left for the other
 //! batches. The next chunks of prompts in flight take the tokens that are left: the model computes the batches in order, so
 //! a chunk may begin behind the one before. While no sequence decodes, a batch has its share of all prompt tokens
-//! ([`Cycle::share_of_prompts`]), so that the batches soon fill all stages of a pipeline.
+//! ([`Cycle::share_of_prompts`]), so that the batches soon fill all stages of a pipeline. A prompt that exceeds only this
+//! share leaves nothing to others, which come first in the next batch.
 //!
 //! Sequences in flight keep their pages. If a sequence lacks the pages of a lower-ranked one in flight, no lower-ranked
-//! sequence is scheduled or admitted until it has got them. A prompt in flight preempts no sequence, and a prompt that
-//! ranks behind a waiting sequence is in one batch at a time, so that it can be preempted between its chunks.
+//! sequence is scheduled or admitted until it has got them. A prompt in flight preempts no sequence and takes no pages that
+//! other prompts still need. A prompt that ranks behind a waiting sequence is in one batch at a time, so that it can be
+//! preempted between its chunks.
 //!
 //! A beam that waits for its siblings ([`crate::beams`]) has nothing to compute, and its expansion survives preemption
 //! (it depends on tokens, not on pages). So the highest-ranked sequence may preempt such beams even if they rank before
@@ -80,6 +82,8 @@ pub(crate) struct Schedule {
     tokens: usize,
     /// Maximum number of tokens.
     limit: usize,
+    /// Maximum number of prompt tokens of a step that is not divided among batches in flight.
+    undivided_limit: usize,
     /// Maximum number of sequences.
     max_sequences: usize,
     /// Remaining rows of logits for prompt log-probabilities.
@@ -215,11 +219,23 @@ impl Scheduler {
         for sequence in &mut self.running {
             self.kv_cache.release_out_of_window(&mut sequence.tables, sequence.computed);
         }
+        if self.free_slots() == 0
+            && self.blocked.is_none()
+            && let Some(waiting_index) = self.next_waiting()
+        {
+            // Before the running sequences, which may fill the batch.
+            self.preempt_for(&mut plan, waiting_index);
+        }
         plan.max_sequences = self.share_of_batch(false);
         self.schedule_running(&mut plan, Pass::Decode);
         let decodes = plan.tokens > 0 || self.running.iter().any(|one| one.in_flight > 0 && one.pending() == 1);
-        let prompt_tokens = if decodes { prompt_tokens.max(1) } else { self.share_of_prompts() };
-        plan.limit = plan.limit.min(plan.tokens.saturating_add(prompt_tokens));
+        if decodes {
+            plan.limit = plan.limit.min(plan.tokens.saturating_add(prompt_tokens.max(1)));
+        }
+        plan.undivided_limit = plan.limit - plan.tokens;
+        if !decodes {
+            plan.limit = plan.limit.min(self.share_of_prompts());
+        }
         self.schedule_running(&mut plan, Pass::Prefill);
         self.admit(&mut plan);
         self.schedule_running(&mut plan, Pass::Rest);
@@ -274,9 +290,12 @@ impl Scheduler {
                 return;
             }
         }
+        let others = self.running.iter().enumerate().filter(|&(other, _)| is_in_flight && other != index);
+        let reserved = self.reserved(others.map(|(_, sequence)| sequence));
         loop {
             let left = plan.limit - plan.tokens;
-            let needs_more_steps = planned == 0 && !is_in_flight && self.running[index].pending() > left;
+            let needs_more_steps =
+                planned == 0 && !is_in_flight && self.running[index].pending() > plan.undivided_limit;
             let is_prompt = |other: &Sequence| other.pending() > 1 && other.in_flight == 0;
             let must_share =
                 needs_more_steps && (!self.waiting.is_empty() || self.running[index + 1..].iter().any(is_prompt));
@@ -285,7 +304,8 @@ impl Scheduler {
             let wanted = sequence.unscheduled().min(sequence.chunk_limit(logit_rows));
             let share = if must_share { left.div_ceil(2) } else { left };
             let first = sequence.begun();
-            let count = self.kv_cache.allocatable_slots(&sequence.tables, first, wanted.min(planned + share));
+            let wanted = wanted.min(planned + share);
+            let count = self.kv_cache.allocatable_slots_beside(&reserved, &sequence.tables, first, wanted);
             if count > planned {
                 self.kv_cache.allocate_slots(&mut sequence.tables, first, count, &mut plan.moves);
                 sequence.record_scheduled();
@@ -490,6 +510,7 @@ impl Schedule {
             moves: Vec::new(),
             tokens: 0,
             limit: limits.max_num_batched_tokens,
+            undivided_limit: limits.max_num_batched_tokens,
             max_sequences: usize::MAX,
             logit_rows: limits.logit_rows,
             fetch: FetchBudget::new(limits.fetch_bytes),

@@ -159,16 +159,29 @@ impl KvCacheManager {
 
     /// Returns how many of the `wanted` tokens after the first `computed` ones can get slots now.
     pub fn allocatable_slots(&self, tables: &PageTables, computed: usize, wanted: usize) -> usize {
-        let fits = |(group, table): (&Group, &Vec<PageId>)| {
+        self.allocatable_slots_beside(&vec![0; self.groups.len()], tables, computed, wanted)
+    }
+
+    /// Returns how many of the `wanted` tokens after the first `computed` ones can get slots now, if new pages leave
+    /// `reserved` pages of each group free.
+    pub fn allocatable_slots_beside(
+        &self,
+        reserved: &[usize],
+        tables: &PageTables,
+        computed: usize,
+        wanted: usize,
+    ) -> usize {
+        let fits = |((group, table), &reserved): ((&Group, &Vec<PageId>), &usize)| {
+            let free = group.pool.free().saturating_sub(reserved);
             if group.is_state {
-                return if states::can_advance(&group.pool, table) { usize::MAX } else { 0 };
+                return if table.len() > 1 || free > 0 { usize::MAX } else { 0 };
             }
             let shared = shared_from(&group.pool, table, computed / PAGE_TOKENS);
             let copies = shared.filter(|&place| group.is_copied(table[place])).count();
-            let Some(free) = group.pool.free().checked_sub(copies) else { return 0 };
+            let Some(free) = free.checked_sub(copies) else { return 0 };
             (table.len() + free).saturating_mul(PAGE_TOKENS) - computed
         };
-        self.groups.iter().zip(tables.tables()).map(fits).min().unwrap_or(wanted).min(wanted)
+        self.groups.iter().zip(tables.tables()).zip(reserved).map(fits).min().unwrap_or(wanted).min(wanted)
     }
 
     /// Allocates slots for `count` tokens after the first `computed` ones, as granted by

@@ -42,11 +42,6 @@ pub(super) fn capacity(pages: usize) -> usize {
     if pages < PER_STEP { 0 } else { usize::MAX }
 }
 
-/// Returns whether a sequence can get a page for its next state.
-pub(super) fn can_advance(pool: &PagePool, table: &[PageId]) -> bool {
-    table.len() > 1 || pool.free() > 0
-}
-
 /// Replaces a sequence's state by the one in `page`, which is cached or held.
 pub(super) fn take(pool: &mut PagePool, tables: &mut PageTables, group: usize, page: PageId) {
     pool.hold(page);
@@ -72,7 +67,7 @@ pub(super) fn snapshot(cached: usize, computed: usize, prompt_len: usize) -> Opt
 }
 
 impl KvCacheManager {
-    /// Allocates the state that a step writes, as granted by [`can_advance`].
+    /// Allocates the state that a step writes, as granted by [`KvCacheManager::allocatable_slots`].
     pub(super) fn allocate_state(&mut self, group: usize, tables: &mut PageTables) {
         if tables.tables[group].is_empty() {
             tables.tables[group].push(PAGE_NONE);

@@ -92,7 +92,7 @@ fn decode_rows_come_first_then_chunks_within_the_budget() {
         scheduler.add(new);
     }
     let plan = scheduler.schedule(usize::MAX);
-    assert_eq!(planned(&scheduler, &plan), [(1, 1), (2, 1), (0, 6), (3, 2)]);
+    assert_eq!(planned(&scheduler, &plan), [(1, 1), (2, 1), (0, 4), (3, 4)]);
     scheduler.running[0].computed = 37;
     let plan = scheduler.schedule(usize::MAX);
     // Five tokens of the budget and one slot are left after the last three tokens of the chunk.
@@ -278,12 +278,11 @@ fn the_next_chunk_of_a_prompt_in_flight_preempts_no_sequence() {
     let mut scheduler = scheduler_of_two_batches(40);
     scheduler.limits.batches = 4;
     start(&mut scheduler, 0, 640, 384);
-    start(&mut scheduler, 1, 30, 16);
+    start(&mut scheduler, 1, 17, 16);
     let mut in_flight = Vec::new();
-    // The other prompt has a page, and there is none for its next tokens.
-    for (limit, expected) in [(100, 100), (100, 100), (100, 40)] {
-        scheduler.limits.max_num_batched_tokens = limit;
-        scheduler.running[1].in_flight = 14;
+    // The decoding sequence has a page, and there is none for its next token.
+    scheduler.running[1].in_flight = 1;
+    for expected in [100, 100, 40] {
         let plan = scheduler.schedule(usize::MAX);
         assert_eq!(planned(&scheduler, &plan), [(0, expected)]);
         in_flight.push(begin(&mut scheduler, &plan));
@@ -318,6 +317,97 @@ fn a_prompt_behind_a_waiting_sequence_can_be_preempted_between_its_chunks() {
     // The preempted prompt ranks before the other one, which is in flight.
     assert_eq!(planned(&scheduler, &plan), [(2, 5)]);
     assert_eq!((scheduler.waiting[0].id, scheduler.preemptions), (RequestId(0), 1));
+}
+
+#[test]
+fn a_higher_priority_preempts_although_each_running_sequence_fills_a_batch() {
+    // A prompt of several chunks, and decoding sequences.
+    for (batches, sequences, tokens, computed) in [(2, 1, 400, 0), (2, 1, 20, 19), (3, 2, 20, 19)] {
+        let mut scheduler = scheduler_of_two_batches(100);
+        (scheduler.limits.batches, scheduler.limits.max_num_seqs) = (batches, sequences);
+        let mut in_flight = Vec::new();
+        for id in 0..sequences as u64 {
+            start(&mut scheduler, id, tokens, computed);
+            Arc::make_mut(&mut scheduler.running[id as usize].params).priority = 1;
+            let plan = scheduler.schedule(usize::MAX);
+            assert_eq!(planned(&scheduler, &plan), [(id, (tokens - computed).min(100))]);
+            in_flight.push(begin(&mut scheduler, &plan));
+        }
+        let urgent = sequence(&scheduler, 9, 5);
+        scheduler.add(urgent);
+        assert_eq!(scheduler.schedule(usize::MAX).chunks, []);
+        finish(&mut scheduler, &in_flight[0]);
+        let plan = scheduler.schedule(usize::MAX);
+        assert_eq!(planned(&scheduler, &plan), [(9, 5)]);
+        assert_eq!((scheduler.waiting[0].id, scheduler.preemptions), (RequestId(0), 1));
+    }
+}
+
+#[test]
+fn prompts_of_a_divided_step_are_whole_or_fill_their_batch() {
+    let begin_prompts = |count, tokens| {
+        let mut scheduler = scheduler_of_two_batches(100);
+        scheduler.limits.max_num_batched_tokens = 512;
+        for id in 0..count {
+            let new = sequence(&scheduler, id, tokens);
+            scheduler.add(new);
+        }
+        scheduler
+    };
+    let check = |scheduler: &mut Scheduler, expected: &[(u64, usize)]| {
+        let plan = scheduler.schedule(128);
+        assert_eq!(planned(scheduler, &plan), expected);
+        begin(scheduler, &plan)
+    };
+    // 800 tokens form six batches.
+    let mut scheduler = begin_prompts(8, 100);
+    let first = check(&mut scheduler, &[(0, 100), (1, 34)]);
+    check(&mut scheduler, &[(2, 100), (3, 34)]);
+    finish(&mut scheduler, &first);
+    // Beside the first sequence, which decodes, the second prompt ends.
+    check(&mut scheduler, &[(0, 1), (1, 66), (4, 62)]);
+
+    // Prompts that are longer than a batch but shorter than a step.
+    let mut scheduler = begin_prompts(4, 200);
+    let first = check(&mut scheduler, &[(0, 134)]);
+    check(&mut scheduler, &[(1, 134)]);
+    finish(&mut scheduler, &first);
+    check(&mut scheduler, &[(0, 66), (2, 67)]);
+}
+
+#[test]
+fn chunks_in_flight_leave_the_pages_that_other_prompts_need() {
+    let window = GroupKind::Pages { window: Some(33) };
+    let groups = [GroupKind::Pages { window: None }, window].map(|kind| KvGroup { layers: 1, kind, page_bytes: 1 });
+    let mut scheduler = scheduler_of_two_batches(100);
+    // Each of two prompts holds up to seven pages of the window while it is computed in chunks of 64 tokens.
+    scheduler.kv_cache = KvCacheManager::new(&groups, &[100, 14], false);
+    scheduler.limits.batches = 5;
+    for (id, tokens) in [(0, 640), (1, 320)] {
+        let new = sequence(&scheduler, id, tokens);
+        scheduler.add(new);
+    }
+    let mut in_flight = VecDeque::new();
+    let expected = [
+        (64, vec![(0, 64)]),
+        (16, vec![(1, 16)]),
+        // Six of nine free pages are for the second prompt.
+        (64, vec![(0, 48), (1, 16)]),
+        (64, vec![(1, 64)]),
+        (64, vec![(1, 16)]),
+    ];
+    for (limit, expected) in expected {
+        scheduler.limits.max_num_batched_tokens = limit;
+        let plan = scheduler.schedule(usize::MAX);
+        assert_eq!(planned(&scheduler, &plan), expected);
+        in_flight.push_back(begin(&mut scheduler, &plan));
+    }
+    while scheduler.running.iter().any(|one| one.output_len() == 0) {
+        finish(&mut scheduler, &in_flight.pop_front().unwrap());
+        let plan = scheduler.schedule(usize::MAX);
+        in_flight.push_back(begin(&mut scheduler, &plan));
+    }
+    assert_eq!((scheduler.running.len(), scheduler.preemptions), (2, 0));
 }
 
 #[test]
