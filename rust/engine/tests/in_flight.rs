@@ -24,13 +24,27 @@ fn in_flight(config: &EngineConfig, batches: usize, prompts: &[u32]) -> (Engine<
 /// Returns an engine over a fake, with requests of these prompt lengths.
 fn serve(model: FakeModel, config: &EngineConfig, prompts: &[u32]) -> (Engine<FakeModel>, Vec<RequestId>) {
     let mut engine = Engine::new(model, config.clone()).unwrap();
-    let request = |length: u32| Request {
-        prompt: (0..length).map(|token| token % VOCAB as u32).collect(),
-        params: SamplingParams { max_tokens: 12, ..SamplingParams::default() },
-        adapter: None,
-    };
-    let ids = prompts.iter().map(|&length| engine.add_request(request(length)).unwrap()).collect();
+    let ids = prompts.iter().map(|&length| engine.add_request(request(length, VOCAB as u32)).unwrap()).collect();
     (engine, ids)
+}
+
+/// Returns a request for twelve tokens with log-probabilities, after a prompt that repeats the first `different` token ids.
+fn request(length: u32, different: u32) -> Request {
+    Request {
+        prompt: (0..length).map(|token| token % different).collect(),
+        params: SamplingParams { max_tokens: 12, logprobs: Some(3), ..SamplingParams::default() },
+        adapter: None,
+    }
+}
+
+/// Returns the output of a request alone, with one batch at a time.
+fn alone(mut model: FakeModel, config: &EngineConfig, request: Request) -> Got {
+    model.capacity = 1;
+    let mut engine = Engine::new(model, config.clone()).unwrap();
+    let mut got = BTreeMap::from([(engine.add_request(request).unwrap(), Got::default())]);
+    collect(&mut got, fake::run(&mut engine));
+    assert_eq!(engine.model().most_in_flight, 0);
+    got.into_values().next().unwrap()
 }
 
 #[test]
@@ -76,8 +90,9 @@ fn a_stage_lost_with_two_batches_in_flight_ends_every_request() {
 
 #[test]
 fn outputs_of_batches_in_flight_are_not_lost_by_work_between_steps() {
+    let (config, prompts) = (fake::config(), [3, 9, 20, 4, 1, 7]);
     let run = |works: bool| {
-        let (mut engine, ids) = in_flight(&fake::config(), 3, &[3, 9, 20, 4, 1, 7]);
+        let (mut engine, ids) = in_flight(&config, 3, &prompts);
         let mut got: BTreeMap<_, _> = ids.iter().map(|id| (*id, Got::default())).collect();
         while engine.has_unfinished_requests() {
             collect(&mut got, engine.step(&Cancel::new()).unwrap());
@@ -86,9 +101,13 @@ fn outputs_of_batches_in_flight_are_not_lost_by_work_between_steps() {
                 check_encoding(&mut engine, 20);
             }
         }
-        got
+        assert_eq!(engine.model().most_in_flight, 3);
+        got.into_values().collect::<Vec<_>>()
     };
-    assert_eq!(run(true), run(false));
+    let expected =
+        prompts.map(|length| alone(FakeModel::new(&config, &[None]), &config, request(length, VOCAB as u32)));
+    assert_eq!(run(true), expected);
+    assert_eq!(run(false), expected);
 }
 
 #[test]
@@ -170,10 +189,8 @@ fn prefill_chunks_beside_decoding_fill_a_cycle_of_the_batches_in_flight() {
     }
 }
 
-/// Returns the outputs of requests with these prompt lengths, with `batches` batches at the same time.
-fn outputs(config: &EngineConfig, batches: usize, prompts: &[u32], poison: Option<u32>) -> Vec<Got> {
-    let mut model = FakeModel::new(config, &[None, Some(40)]);
-    (model.capacity, model.poison) = (batches, poison);
+/// Returns the outputs of requests with these prompt lengths, and how many batches were in flight at most.
+fn outputs(model: FakeModel, config: &EngineConfig, prompts: &[u32]) -> (Vec<Got>, usize) {
     let (mut engine, ids) = serve(model, config, prompts);
     let mut got: BTreeMap<_, _> = ids.iter().map(|id| (*id, Got::default())).collect();
     while engine.has_unfinished_requests() {
@@ -181,7 +198,7 @@ fn outputs(config: &EngineConfig, batches: usize, prompts: &[u32], poison: Optio
         assert_eq!(engine.audit_pages(), Ok(()));
     }
     assert!(engine.page_statistics().iter().all(|group| group.free == group.total));
-    got.into_values().collect()
+    (got.into_values().collect(), engine.model().most_in_flight)
 }
 
 proptest! {
@@ -202,18 +219,29 @@ proptest! {
             max_num_batched_tokens,
             ..fake::config()
         };
-        let found = outputs(&config, batches, &prompts, poison);
-        prop_assert_eq!(found, outputs(&config, 1, &prompts, poison));
+        let model = || {
+            let mut model = FakeModel::new(&config, &[None, Some(40)]);
+            (model.capacity, model.poison) = (batches, poison);
+            model
+        };
+        let (found, most_in_flight) = outputs(model(), &config, &prompts);
+        let expected = prompts.iter().map(|length| alone(model(), &config, request(*length, VOCAB as u32)));
+        prop_assert_eq!(found, expected.collect::<Vec<_>>());
+        // Two batches have 128 tokens each, on as many pages of the window as a batch of all tokens may need, and one more.
+        let overlaps = prompts.iter().sum::<u32>() >= 256 && window_pages >= max_num_batched_tokens.div_ceil(16) + 4;
+        prop_assert!(most_in_flight >= 2 || !overlaps, "{most_in_flight} batches in flight");
     }
 }
 
 #[test]
 fn a_single_prompt_is_divided_among_the_batches_in_flight() {
     let config = EngineConfig { pages: vec![100], max_model_len: 1600, max_num_batched_tokens: 2000, ..fake::config() };
-    let (mut engine, _) = in_flight(&config, 3, &[1200]);
-    engine.step(&Cancel::new()).unwrap();
+    let (mut engine, ids) = in_flight(&config, 3, &[1200]);
+    let mut got = BTreeMap::from([(ids[0], Got::default())]);
+    collect(&mut got, engine.step(&Cancel::new()).unwrap());
     assert_eq!(engine.model().most_in_flight, 3);
-    fake::run(&mut engine);
+    collect(&mut got, fake::run(&mut engine));
+    assert_eq!(got[&ids[0]], alone(FakeModel::new(&config, &[None]), &config, request(1200, VOCAB as u32)));
     let chunks: Vec<usize> = engine.model().batches.borrow().iter().flatten().map(|chunk| chunk.1.len()).collect();
     assert_eq!(chunks[..9], [134, 134, 134, 133, 133, 133, 133, 133, 133]);
     assert!(chunks[9..].iter().all(|count| *count == 1), "{chunks:?}");
@@ -224,15 +252,12 @@ fn a_prompt_with_several_chunks_in_flight_is_aborted_and_its_pages_given_to_anot
     let config = EngineConfig { pages: vec![80], max_model_len: 1270, max_num_batched_tokens: 400, ..fake::config() };
     let (mut engine, ids) = in_flight(&config, 3, &[1200]);
     engine.step(&Cancel::new()).unwrap();
+    assert_eq!(engine.model().most_in_flight, 3);
     assert!(engine.abort(ids[0]));
-    let request = Request {
-        prompt: (0..1250).map(|token| token % 7).collect(),
-        params: SamplingParams { max_tokens: 12, ..SamplingParams::default() },
-        adapter: None,
-    };
-    let id = engine.add_request(request).unwrap();
+    let id = engine.add_request(request(1250, 7)).unwrap();
     let mut got = BTreeMap::from([(id, Got::default())]);
     collect(&mut got, fake::run(&mut engine));
-    assert_eq!((got[&id].tokens.len(), engine.audit_pages()), (12, Ok(())));
-    assert_eq!(engine.page_statistics()[0].free, 80);
+    assert_eq!(got[&id].tokens.len(), 12);
+    assert_eq!(got[&id], alone(FakeModel::new(&config, &[None]), &config, request(1250, 7)));
+    assert_eq!((engine.audit_pages(), engine.page_statistics()[0].free), (Ok(()), 80));
 }
