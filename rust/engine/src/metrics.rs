@@ -149,7 +149,7 @@ pub struct Metrics {
     pub prefix_queries_tokens: u64,
     /// Tokens found in the prefix cache.
     pub prefix_hits_tokens: u64,
-    /// Tokens read from the disk tier.
+    /// Tokens found in the prefix cache because their pages, or the states after them, were read from the disk tier.
     pub disk_hits_tokens: u64,
     /// Bytes in the disk tier's directory at the last scan; other processes may use it too.
     pub disk_stored_bytes: u64,

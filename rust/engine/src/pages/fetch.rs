@@ -55,7 +55,6 @@ impl Candidate<'_> {
     fn load_pages(&mut self, tier: &mut DiskTier) -> bool {
         if self.is_on_disk && self.page.pages.is_none() {
             self.page.pages = tier.disk.load(&self.digest, &self.parent, self.page.tokens, tier.pages_len);
-            tier.pages_read += u64::from(self.page.pages.is_some());
         }
         !self.is_on_disk || self.page.pages.is_some()
     }
@@ -81,7 +80,11 @@ impl KvCacheManager {
             false => self.load_pages(tables, tokens, limit, budget),
         };
         let count = found.len();
-        self.insert_saved(tables, found, moves) == count && has_more
+        let inserted = self.insert_saved(tables, found, moves);
+        if let Some(tier) = &mut self.tier {
+            tier.found_tokens += (inserted * PAGE_TOKENS) as u64;
+        }
+        inserted == count && has_more
     }
 
     /// Reads pages one by one. Returns them, and whether the budget ended before the pages on disk.
@@ -105,7 +108,6 @@ impl KvCacheManager {
             }
             let Some(pages) = tier.disk.load(&digest, &parent, tokens, tier.pages_len) else { break };
             budget.spend(tier.pages_len);
-            tier.pages_read += 1;
             found.push(SavedPage { tokens, pages: Some(pages), states: None });
             parent = digest;
         }

@@ -8,7 +8,7 @@ use ferrule_model::LanguageModel;
 
 use super::digest::Digest;
 use super::disk::{DiskCache, DiskStatistics};
-use super::{KvCacheManager, PAGE_NONE, PAGE_TOKENS, PageCopy, PageTables, PageTokens};
+use super::{KvCacheManager, PAGE_NONE, PageCopy, PageTables, PageTokens};
 
 /// A page operation to apply, in order, before the next forward pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,8 +98,8 @@ pub(super) struct DiskTier {
     pub pages_len: usize,
     /// Bytes of the states in a record.
     pub states_len: usize,
-    /// Number of records of pages read so far.
-    pub pages_read: u64,
+    /// Number of tokens found so far, with pages or a later snapshot that were read from disk.
+    pub found_tokens: u64,
 }
 
 fn page_bytes(model: &impl LanguageModel, group: usize) -> usize {
@@ -129,7 +129,7 @@ impl KvCacheManager {
     /// Adds a disk tier.
     pub fn attach_disk(&mut self, disk: DiskCache, model: &impl LanguageModel) {
         let [pages_len, states_len] = Content::ALL.map(|content| payload_len(model, content));
-        self.tier = Some(DiskTier { disk, fingerprint: model.fingerprint(), pages_len, states_len, pages_read: 0 });
+        self.tier = Some(DiskTier { disk, fingerprint: model.fingerprint(), pages_len, states_len, found_tokens: 0 });
     }
 
     /// Takes the disk tier of another manager.
@@ -142,9 +142,9 @@ impl KvCacheManager {
         self.tier.as_ref().map(|tier| tier.disk.statistics())
     }
 
-    /// Returns the number of tokens whose pages were read from disk.
+    /// Returns the number of tokens that need not be computed because of what was read from disk.
     pub fn tokens_from_disk(&self) -> u64 {
-        self.tier.as_ref().map_or(0, |tier| tier.pages_read * PAGE_TOKENS as u64)
+        self.tier.as_ref().map_or(0, |tier| tier.found_tokens)
     }
 
     /// Queues pages and snapshots for writing to disk, unless it has them.
