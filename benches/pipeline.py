@@ -8,7 +8,8 @@
 The workers are processes of this machine: pipeline stages have one worker or several, which divide the rows of their
 matrices (ranks). Prints one JSON object with the medians of alternating rounds on the same prompts: output tokens per
 second, milliseconds of the prefill of all prompts (with one sequence its time to first token) and of a decode step, the
-ratios of all three, and the bytes of weights of each worker relative to those of the whole model.
+ratios of all three, and the bytes of weights of each worker relative to those of the whole model. A decode step is the
+difference between generating all tokens and one token, so with fewer than 16 output tokens there are no step times.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from typing import Any
 
 from ferrule import LLM, SamplingParams
 from ferrule._text.prompt import TokensPrompt
+
+
+MIN_TOKENS_FOR_STEPS = 16
+"""Output tokens from which on steps take longer than the times of two prefills differ."""
 
 
 def measure(llm: LLM, prompts: list[TokensPrompt], tokens: int) -> tuple[float, float, float]:
@@ -48,6 +53,8 @@ def main() -> None:
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
+    if given.output_tokens < 2:
+        parser.error(f"--output-tokens must be >= 2, got {given.output_tokens}")
     options: dict[str, Any] = {
         "quantization": given.quantization,
         "max_model_len": given.prompt_tokens + given.output_tokens,
@@ -82,11 +89,14 @@ def main() -> None:
             "prefill_ms_of_one_process": round(1e3 * prefill_of_one),
             "prefill_ms_of_several": round(1e3 * prefill_of_several),
             "prefill_ratio": round(prefill_of_several / prefill_of_one, 3),
-            "step_ms_of_one_process": round(1e3 * step_of_one, 2),
-            "step_ms_of_several": round(1e3 * step_of_several, 2),
-            "step_ratio": round(step_of_several / step_of_one, 3),
             "weights_of_workers": [round(each["weight_bytes"] / total, 3) for each in info["workers"]],
         }
+        if given.output_tokens >= MIN_TOKENS_FOR_STEPS:
+            result |= {
+                "step_ms_of_one_process": round(1e3 * step_of_one, 2),
+                "step_ms_of_several": round(1e3 * step_of_several, 2),
+                "step_ratio": round(step_of_several / step_of_one, 3),
+            }
     print(json.dumps(result))
 
 
