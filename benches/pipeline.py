@@ -24,7 +24,6 @@ from typing import Any
 from ferrule import LLM, SamplingParams
 from ferrule._text.prompt import TokensPrompt
 
-
 MIN_TOKENS_FOR_STEPS = 16
 """Output tokens from which on steps take longer than the times of two prefills differ."""
 

@@ -92,7 +92,7 @@ class EngineMetrics:
     prefix_hits_tokens: int
     """Counter of prompt tokens that were found in the prefix cache."""
     disk_hits_tokens: int
-    """Counter of tokens found in the prefix cache whose pages, or the states after them, came from `prefix_cache_dir`."""
+    """Counter of tokens found in the prefix cache with pages or states that were read from `prefix_cache_dir`."""
     disk_stored_bytes: int
     """Gauge of bytes in `prefix_cache_dir` at the last scan; it includes the files of other processes."""
     queue_seconds: Histogram
