@@ -24,19 +24,17 @@ pub trait Variant: Copy + Send + Sync + 'static {
 
     /// See [`Dot::BY_CODES`].
     const BY_CODES: bool;
+    /// See [`Dot::CODE_ROWS`].
+    const CODE_ROWS: usize = 0;
 
     /// Computes one half of [`Dot::dot`].
     fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i;
 
     /// Computes one half of [`Dot::dot_codes`].
-    fn dot_codes(self, _acc: __m256i, _codes: __m256i, _x: __m256i) -> __m256i {
-        unreachable!("this instruction set multiplies weights, not codes")
-    }
+    fn dot_codes(self, acc: __m256i, codes: __m256i, x: __m256i) -> __m256i;
 
     /// Computes one half of [`Dot::add_scaled`].
-    fn add_scaled(self, _acc: __m256i, _partial: __m256i, _scale: __m256i) -> __m256i {
-        unreachable!("this instruction set multiplies weights, not codes")
-    }
+    fn add_scaled(self, acc: __m256i, partial: __m256i, scale: __m256i, is_short: bool) -> __m256i;
 
     /// Runs `kernel` in a function that is compiled with the variant's instructions.
     fn enter<K: DotKernel>(self, kernel: K) -> K::Output;
@@ -92,7 +90,7 @@ impl Variant for Plain {
     }
 
     #[inline(always)]
-    fn add_scaled(self, acc: __m256i, partial: __m256i, scale: __m256i) -> __m256i {
+    fn add_scaled(self, acc: __m256i, partial: __m256i, scale: __m256i, _is_short: bool) -> __m256i {
         simd!(_mm256_add_epi32(acc, _mm256_madd_epi16(partial, scale)))
     }
 
@@ -515,11 +513,17 @@ impl<V: Variant> Simd for Ymm<V> {
     fn prefetch(self, at: *const u8) {
         simd!(_mm_prefetch::<_MM_HINT_T0>(at.cast()));
     }
+
+    #[inline(always)]
+    fn prefetch_far(self, at: *const u8) {
+        simd!(_mm_prefetch::<_MM_HINT_T1>(at.cast()));
+    }
 }
 
 impl<V: Variant> Dot for Ymm<V> {
     const WEIGHT_BIAS: u8 = V::WEIGHT_BIAS;
     const BY_CODES: bool = V::BY_CODES;
+    const CODE_ROWS: usize = V::CODE_ROWS;
 
     const BYTE_TILE_ROWS: usize = V::BYTE_TILE_ROWS;
     const BYTE_TILE_PANELS: usize = 1;
@@ -540,7 +544,8 @@ impl<V: Variant> Dot for Ymm<V> {
     }
 
     #[inline(always)]
-    fn add_scaled(self, acc: Int512, partial: Int512, scale: Int512) -> Int512 {
-        Int512(self.0.add_scaled(acc.0, partial.0, scale.0), self.0.add_scaled(acc.1, partial.1, scale.1))
+    fn add_scaled(self, acc: Int512, partial: Int512, scale: Int512, is_short: bool) -> Int512 {
+        let half = |acc, partial, scale| self.0.add_scaled(acc, partial, scale, is_short);
+        Int512(half(acc.0, partial.0, scale.0), half(acc.1, partial.1, scale.1))
     }
 }

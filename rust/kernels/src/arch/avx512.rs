@@ -21,6 +21,8 @@ pub trait Variant: Copy + Send + Sync + 'static {
 
     /// See [`Dot::BY_CODES`].
     const BY_CODES: bool;
+    /// See [`Dot::CODE_ROWS`].
+    const CODE_ROWS: usize = 0;
 
     /// Whether there is an instruction that expands bytes.
     const EXPANDS: bool = false;
@@ -29,14 +31,10 @@ pub trait Variant: Copy + Send + Sync + 'static {
     fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i;
 
     /// See [`Dot::dot_codes`].
-    fn dot_codes(self, _acc: __m512i, _codes: __m512i, _x: __m512i) -> __m512i {
-        unreachable!("this instruction set multiplies weights, not codes")
-    }
+    fn dot_codes(self, acc: __m512i, codes: __m512i, x: __m512i) -> __m512i;
 
     /// See [`Dot::add_scaled`].
-    fn add_scaled(self, _acc: __m512i, _partial: __m512i, _scale: __m512i) -> __m512i {
-        unreachable!("this instruction set multiplies weights, not codes")
-    }
+    fn add_scaled(self, acc: __m512i, partial: __m512i, scale: __m512i, is_short: bool) -> __m512i;
 
     /// Runs `kernel` in a function that is compiled with the variant's instructions.
     fn enter<K: DotKernel>(self, kernel: K) -> K::Output;
@@ -100,7 +98,7 @@ impl Variant for Plain {
     }
 
     #[inline(always)]
-    fn add_scaled(self, acc: __m512i, partial: __m512i, scale: __m512i) -> __m512i {
+    fn add_scaled(self, acc: __m512i, partial: __m512i, scale: __m512i, _is_short: bool) -> __m512i {
         simd!(_mm512_add_epi32(acc, _mm512_madd_epi16(partial, scale)))
     }
 
@@ -462,11 +460,17 @@ impl<V: Variant> Simd for Zmm<V> {
     fn prefetch(self, at: *const u8) {
         simd!(_mm_prefetch::<_MM_HINT_T0>(at.cast()));
     }
+
+    #[inline(always)]
+    fn prefetch_far(self, at: *const u8) {
+        simd!(_mm_prefetch::<_MM_HINT_T1>(at.cast()));
+    }
 }
 
 impl<V: Variant> Dot for Zmm<V> {
     const WEIGHT_BIAS: u8 = V::WEIGHT_BIAS;
     const BY_CODES: bool = V::BY_CODES;
+    const CODE_ROWS: usize = V::CODE_ROWS;
 
     // 24 accumulators, four weights, and a broadcast activation: the fewest loads for a product.
     const BYTE_TILE_ROWS: usize = 6;
@@ -493,7 +497,7 @@ impl<V: Variant> Dot for Zmm<V> {
     }
 
     #[inline(always)]
-    fn add_scaled(self, acc: __m512i, partial: __m512i, scale: __m512i) -> __m512i {
-        self.0.add_scaled(acc, partial, scale)
+    fn add_scaled(self, acc: __m512i, partial: __m512i, scale: __m512i, is_short: bool) -> __m512i {
+        self.0.add_scaled(acc, partial, scale, is_short)
     }
 }

@@ -24,11 +24,31 @@ impl Avx512Vnni {
 impl Variant for Vnni {
     const WEIGHT_BIAS: u8 = 128;
     const BY_CODES: bool = false;
+    const CODE_ROWS: usize = 2;
 
     #[inline(always)]
     fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
         // SAFETY: `self` exists only where detection found the instruction.
         unsafe { _mm512_dpbusd_epi32(acc, w, x) }
+    }
+
+    #[inline(always)]
+    fn dot_codes(self, acc: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+        self.dot(acc, codes, x)
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, acc: __m512i, partial: __m512i, scale: __m512i, is_short: bool) -> __m512i {
+        // SAFETY: `self` exists only where detection found the instructions.
+        unsafe {
+            // The upper half of a partial sum is its sign.
+            let factor = _mm512_and_si512(scale, _mm512_set1_epi32(0xffff));
+            if is_short {
+                _mm512_dpwssd_epi32(acc, partial, factor)
+            } else {
+                _mm512_add_epi32(acc, _mm512_mullo_epi32(partial, factor))
+            }
+        }
     }
 
     #[inline(always)]
@@ -57,11 +77,22 @@ struct VnniVbmi2(());
 impl Variant for VnniVbmi2 {
     const WEIGHT_BIAS: u8 = Vnni::WEIGHT_BIAS;
     const BY_CODES: bool = Vnni::BY_CODES;
+    const CODE_ROWS: usize = Vnni::CODE_ROWS;
     const EXPANDS: bool = true;
 
     #[inline(always)]
     fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
         Vnni(()).dot(acc, w, x)
+    }
+
+    #[inline(always)]
+    fn dot_codes(self, acc: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+        Vnni(()).dot_codes(acc, codes, x)
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, acc: __m512i, partial: __m512i, scale: __m512i, is_short: bool) -> __m512i {
+        Vnni(()).add_scaled(acc, partial, scale, is_short)
     }
 
     #[inline(always)]

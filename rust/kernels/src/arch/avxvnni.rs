@@ -9,7 +9,7 @@ use super::simd::DotKernel;
 
 /// Implements a variant from its features and its instruction.
 macro_rules! vnni {
-    ($(#[$doc:meta])* $variant:ident, $token:ident, $features:tt, [$($feature:tt),*], $dot:ident) => {
+    ($(#[$doc:meta])* $variant:ident, $token:ident, $features:tt, [$($feature:tt),*], $dot:ident, $dot_words:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         pub struct $variant(());
@@ -30,11 +30,31 @@ macro_rules! vnni {
             // 12 accumulators, two weights and a broadcast activation of 16 registers.
             const BYTE_TILE_ROWS: usize = 6;
             const BY_CODES: bool = false;
+            const CODE_ROWS: usize = 2;
 
             #[inline(always)]
             fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
                 // SAFETY: `self` exists only where detection found the instruction.
                 unsafe { $dot(acc, w, x) }
+            }
+
+            #[inline(always)]
+            fn dot_codes(self, acc: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+                self.dot(acc, codes, x)
+            }
+
+            #[inline(always)]
+            fn add_scaled(self, acc: __m256i, partial: __m256i, scale: __m256i, is_short: bool) -> __m256i {
+                // SAFETY: `self` exists only where detection found the instructions.
+                unsafe {
+                    // The upper half of a partial sum is its sign.
+                    let factor = _mm256_and_si256(scale, _mm256_set1_epi32(0xffff));
+                    if is_short {
+                        $dot_words(acc, partial, factor)
+                    } else {
+                        _mm256_add_epi32(acc, _mm256_mullo_epi32(partial, factor))
+                    }
+                }
             }
 
             #[inline(always)]
@@ -54,12 +74,13 @@ macro_rules! vnni {
 
 vnni! {
     /// AVX2 with AVX-VNNI.
-    Vex, AvxVnni, "avx2,fma,f16c,popcnt,avxvnni", ["avxvnni"], _mm256_dpbusd_avx_epi32
+    Vex, AvxVnni, "avx2,fma,f16c,popcnt,avxvnni", ["avxvnni"], _mm256_dpbusd_avx_epi32,
+    _mm256_dpwssd_avx_epi32
 }
 
 #[cfg(test)]
 vnni! {
     /// AVX2 with VNNI in the encoding of AVX-512.
     Evex, AvxVnniEvex, "avx2,fma,f16c,popcnt,avx512f,avx512vl,avx512vnni", ["avx512f", "avx512vl", "avx512vnni"],
-    _mm256_dpbusd_epi32
+    _mm256_dpbusd_epi32, _mm256_dpwssd_epi32
 }

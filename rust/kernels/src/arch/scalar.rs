@@ -367,6 +367,10 @@ impl Simd for Scalar {
         #[cfg(not(target_arch = "x86_64"))]
         let _ = at;
     }
+
+    /// Does nothing: these kernels do not wait for memory.
+    #[inline(always)]
+    fn prefetch_far(self, _: *const u8) {}
 }
 
 impl Dot for Scalar {
@@ -395,7 +399,7 @@ impl Dot for Scalar {
     }
 
     #[inline(always)]
-    fn add_scaled(self, acc: I32x16, partial: I32x16, scale: U8x64) -> I32x16 {
+    fn add_scaled(self, acc: I32x16, partial: I32x16, scale: U8x64, _is_short: bool) -> I32x16 {
         I32x16(fill!(0; i in LANES => {
             let factor = i32::from(i16::from_le_bytes([scale.0[4 * i], scale.0[4 * i + 1]]));
             acc.0[i].wrapping_add(partial.0[i].wrapping_mul(factor))

@@ -250,6 +250,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
 
     /// Prefetches the cache line at `at` into all cache levels; any address is allowed.
     fn prefetch(self, at: *const u8);
+    /// Prefetches the cache line at `at` into the L2 cache and those after it; any address is allowed.
+    fn prefetch_far(self, at: *const u8);
 }
 
 /// Dot products of signed bytes, on top of the vectors of [`Simd`].
@@ -260,6 +262,8 @@ pub trait Dot: Simd {
 
     /// Whether multiplying codes, and their partial sums by sub-scales, is faster than multiplying unpacked weights.
     const BY_CODES: bool;
+    /// Maximum number of rows of a tile for which it is faster where weights have sub-scales, if not always.
+    const CODE_ROWS: usize = 0;
 
     /// Rows of activations in a register tile of the integer matmul over many rows.
     const BYTE_TILE_ROWS: usize;
@@ -284,13 +288,9 @@ pub trait Dot: Simd {
     /// Adds four products of `codes`, 0..=63, with the values of `x`, -127..=127, to each lane's partial sum `acc`. A
     /// partial sum begins at zero and may be kept as two sums of 16 bits, of the first two products and of the last two;
     /// the caller adds no more products than fit.
-    fn dot_codes(self, _acc: Self::I32, _codes: Self::Bytes, _x: Self::Bytes) -> Self::I32 {
-        unreachable!("this instruction set multiplies weights, not codes")
-    }
+    fn dot_codes(self, acc: Self::I32, codes: Self::Bytes, x: Self::Bytes) -> Self::I32;
 
     /// Adds the product of each lane's partial sum with its factor to `acc`. `scale` holds the factor twice, as two
-    /// numbers of 16 bits.
-    fn add_scaled(self, _acc: Self::I32, _partial: Self::I32, _scale: Self::Bytes) -> Self::I32 {
-        unreachable!("this instruction set multiplies weights, not codes")
-    }
+    /// numbers of 16 bits. `is_short` says that partial sums fit 16 bits as a whole.
+    fn add_scaled(self, acc: Self::I32, partial: Self::I32, scale: Self::Bytes, is_short: bool) -> Self::I32;
 }

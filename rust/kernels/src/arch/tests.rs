@@ -127,7 +127,7 @@ impl DotKernel for ByCodes<'_> {
 
     #[inline(always)]
     fn run<S: Dot>(self, simd: S) -> Self::Output {
-        if !S::BY_CODES {
+        if !S::BY_CODES && S::CODE_ROWS == 0 {
             return None;
         }
         let Everything { a, b, .. } = self.bytes;
@@ -144,7 +144,7 @@ impl DotKernel for ByCodes<'_> {
             partial = simd.dot_codes(partial, codes, x);
         }
         let mut sums = [0; LANES];
-        simd.store_i32(simd.add_scaled(simd.splat_i32(-1_000_003), partial, scale), &mut sums);
+        simd.store_i32(simd.add_scaled(simd.splat_i32(-1_000_003), partial, scale, self.bits <= 4), &mut sums);
         Some(sums)
     }
 }

@@ -106,7 +106,7 @@ pub(super) struct Input<'a> {
     pub k: usize,
     /// Number of rows of a tile.
     pub tile_rows: usize,
-    /// Whether the instruction set multiplies codes.
+    /// Whether codes are multiplied, which needs initial values of their partial sums.
     pub by_codes: bool,
     /// Basis of the weights.
     pub basis: Basis,
@@ -271,7 +271,7 @@ impl DotKernel for QuantizeBlocks<'_> {
                 for (quad, word) in quads.iter().zip(words) {
                     *word = bytemuck::cast(*quad);
                 }
-                if const { S::BY_CODES } {
+                if !starts.is_empty() {
                     write_starts(simd, quads, starts[row..].iter_mut().step_by(tile_rows));
                 }
             }

@@ -12,7 +12,8 @@
 //! - With many rows, a block of weights is unpacked once into the cache and multiplied with one register tile after the
 //!   other.
 //! - Without an instruction that sums products of bytes in 32 bits, codes are multiplied as they are stored, for any number
-//!   of rows, in partial sums of 16 bits, which are then multiplied by the sub-scales.
+//!   of rows, in partial sums of 16 bits, which are then multiplied by the sub-scales. With such an instruction, one or two
+//!   rows are multiplied in that way with weights that have sub-scales: unpacking them would take longer.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -66,12 +67,14 @@ fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Sc
         let mut by_basis = [None; Basis::ALL.len()];
         for (format, _) in bands {
             let basis = Basis::of(*format);
+            let by_codes = by_codes[basis as usize] && format.has_codes();
             let input = Input { x, k, tile_rows: rows.tile_rows(), by_codes, basis };
-            let known = inputs.iter().position(|other| other.is_same(&input));
-            by_basis[basis as usize] = Some(known.unwrap_or_else(|| {
+            let index = inputs.iter().position(|other| other.is_same(&input)).unwrap_or_else(|| {
                 inputs.push(input);
                 inputs.len() - 1
-            }));
+            });
+            inputs[index].by_codes |= by_codes;
+            by_basis[basis as usize] = Some(index);
         }
         let task_rows = m.min(MAX_TASK_ROWS / rows.tile_rows() * rows.tile_rows());
         let task_panels = task_sizes.panels(k, MAX_STREAMS, MAX_TASK_PANELS);

@@ -11,8 +11,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::slice;
 
-use super::activations::Activations;
-use super::tile::{MAX_TILE_PANELS, Micro, Prefetch, TileInput, UNPACKED_BLOCKS, in_order, in_turn};
+use super::activations::{Activations, Basis};
+use super::tile::{MAX_TILE_PANELS, Micro, Prefetch, TileInput, UNPACKED_BLOCKS};
+use super::tile::{codes, in_order, in_turn, waits_for_memory};
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE};
 use crate::disjoint::Tile;
 use crate::memory::Scratch;
@@ -121,19 +122,20 @@ const fn few_rows<S: Dot>() -> usize {
     if accumulators < FEW_ROWS[FEW_ROWS.len() - 1] { S::BYTE_TILE_ROWS } else { FEW_ROWS[FEW_ROWS.len() - 1] }
 }
 
-/// Kernel that returns the tiles of `m` rows, and whether the instruction set multiplies codes.
+/// Kernel that returns the tiles of `m` rows, and whether codes are multiplied, by basis.
 pub(super) struct TileRows {
     pub m: usize,
 }
 
 impl DotKernel for TileRows {
-    type Output = (Rows, bool);
+    type Output = (Rows, [bool; Basis::ALL.len()]);
 
     #[inline(always)]
-    fn run<S: Dot>(self, _: S) -> (Rows, bool) {
+    fn run<S: Dot>(self, _: S) -> Self::Output {
         let few = FEW_ROWS.into_iter().filter(|rows| *rows <= few_rows::<S>()).find(|rows| self.m <= *rows);
         let rows = few.map_or(Rows::Many(S::BYTE_TILE_ROWS), Rows::Few);
-        (rows, S::BY_CODES)
+        let has_few_rows = matches!(rows, Rows::Few(rows) if rows <= S::CODE_ROWS);
+        (rows, Basis::ALL.map(|basis| S::BY_CODES || basis == Basis::Rotated && has_few_rows))
     }
 }
 
@@ -318,7 +320,7 @@ impl<W: Weights, U: Unpack, const R: usize, const P: usize> DotKernel for Stream
         let Self { of, .. } = self;
         let (count, cols) = (of.count(), of.cols);
         let x = of.x.tile::<R>(0);
-        let starts = if S::BY_CODES { of.x.starts(0) } else { &[] };
+        let starts = if const { codes::<S, U>(R).is_some() } { of.x.starts(0) } else { &[] };
         let groups = if const { U::FACTORS.is_some() } { of.x.groups(0) } else { &[] };
         for first in (0..count).step_by(P) {
             let (block_scales, lines) = of.panels::<P>(first, count - 1);
@@ -327,7 +329,8 @@ impl<W: Weights, U: Unpack, const R: usize, const P: usize> DotKernel for Stream
             for byte in (bytes..2 * bytes).step_by(LINE) {
                 simd.prefetch(block_scales[0].as_ptr().cast::<u8>().wrapping_add(byte));
             }
-            let prefetch = Prefetch::Weights { end: of.panel_lines, skip: (P - 1) * of.panel_lines };
+            let in_two_steps = const { waits_for_memory::<U>(R) };
+            let prefetch = Prefetch::Weights { end: of.panel_lines, skip: (P - 1) * of.panel_lines, in_two_steps };
             if const { in_turn::<S, U>(R) } {
                 let mut sums = [[[[0.0; LANES]; 1]; R]; P];
                 for block in 0..of.blocks {
@@ -422,7 +425,8 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for RowTiles<'_, '_, U
                 blocks: next_blocks,
                 rows,
             };
-            let starts = if S::BY_CODES { &x.starts(index)[blocks.clone()] } else { &[][..] };
+            let by_codes = const { codes::<S, U>(R).is_some() };
+            let starts = if by_codes { &x.starts(index)[blocks.clone()] } else { &[][..] };
             let groups = if const { U::FACTORS.is_some() } { &x.groups(index)[blocks.clone()] } else { &[][..] };
             let tile_x = &x.tile::<R>(index)[blocks.clone()];
             let tile_x = TileInput { x: tile_x, starts, groups, blocks: blocks.clone(), cols };

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::activations::{GroupOfRows, group_word};
 use super::panels::{MAX_STREAMS, Panels, Pass, UnpackedWeights, Weights, multiply_unpacked, write};
-use super::tile::{PREFETCH_LINES, UNPACKED_BLOCKS};
+use super::tile::{UNPACKED_BLOCKS, prefetch_in_two_steps};
 use super::unroll::unroll;
 use crate::arch::{ByteLine, Dot, DotKernel, LANES};
 use crate::quant::grouped::GROUP;
@@ -136,14 +136,11 @@ impl<F: Selects, const R: usize> DotKernel for Select<'_, '_, '_, F, R> {
                 let units = 2 * block..of.cols / (2 * GROUP);
                 for ((unit, half), (quads, groups)) in units.zip(0..2).zip(quads) {
                     let tables = tables(quads);
-                    let mut next = F::first_line(block) + half * block_lines / 2 + PREFETCH_LINES;
-                    if next >= of.panel_lines {
-                        next += (MAX_STREAMS - 1) * of.panel_lines;
-                    }
+                    let first_line = F::first_line(block) + half * block_lines / 2;
+                    let multiplied = first_line..first_line + block_lines.div_ceil(2);
+                    let (end, skip) = (of.panel_lines, (MAX_STREAMS - 1) * of.panel_lines);
                     for (lines, sums) in lines.iter().zip(&mut sums) {
-                        for line in next..next + block_lines.div_ceil(2) {
-                            simd.prefetch(lines.as_ptr().wrapping_add(line).cast());
-                        }
+                        prefetch_in_two_steps(simd, lines, multiplied.clone(), (end, skip));
                         add_unit::<S, F, R>(simd, lines, unit, &tables, groups, sums);
                     }
                 }
@@ -212,8 +209,8 @@ fn add_unit<S: Dot, F: Selects, const R: usize>(
             });
             unroll!(r in 0..R {
                 if const { by_codes::<S, F>(R) } {
-                    integers[r] = simd.add_scaled(integers[r], partial[r], simd.splat_quad([1, 0, 1, 0]));
-                    integers[r] = simd.add_scaled(integers[r], offsets[r], simd.splat_quad([-1, -1, -1, -1]));
+                    integers[r] = simd.add_scaled(integers[r], partial[r], simd.splat_quad([1, 0, 1, 0]), false);
+                    integers[r] = simd.add_scaled(integers[r], offsets[r], simd.splat_quad([-1, -1, -1, -1]), false);
                 }
                 let scale = simd.splat(f32::from_bits(groups[$group][group_word::SCALE][r].cast_unsigned()));
                 let sum = simd.load(&sums[r][0]);

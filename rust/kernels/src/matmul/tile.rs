@@ -9,8 +9,14 @@ use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE, Simd};
 use crate::quant::grouped::{self, Factors};
 use crate::quant::integer::{self, BLOCK, BLOCK_PAIRS, BlockScales, Codes, GROUP, PAIR_QUADS, Unpack};
 
-/// Distance of the prefetch of weights, in lines.
-pub(super) const PREFETCH_LINES: usize = 32;
+/// Distance of the prefetch of weights into the L1 cache, in lines.
+const PREFETCH_LINES: usize = 32;
+
+/// Distances of the prefetch of weights in two steps, in lines: into the L2 cache, and from there into the L1 cache. More
+/// lines can be on the way to the L2 cache than to the L1 cache: with one row, int4 reads 7 % faster than in one step
+/// (`cargo bench --bench matmul -- int4 1`).
+const FAR_LINES: usize = 48;
+const NEAR_LINES: usize = 12;
 
 /// Number of blocks that are unpacked at a time for many rows: 32 KiB for four panels, which fit most L1 caches.
 pub(super) const UNPACKED_BLOCKS: usize = 4;
@@ -39,6 +45,8 @@ pub(super) enum Prefetch<'a, const R: usize> {
         end: usize,
         /// Number of lines from there to the next panel of the stream.
         skip: usize,
+        /// Whether they are prefetched in two steps.
+        in_two_steps: bool,
     },
     /// Weights that are multiplied after these, and the next tile, which multiplies the same weights.
     Next {
@@ -68,7 +76,15 @@ impl<const R: usize> Prefetch<'_, R> {
         lines: &[ByteLine],
     ) {
         match self {
-            Self::Weights { end, skip } => {
+            Self::Weights { end, skip, in_two_steps: true } => {
+                let (each, more) = (of_block.len() / BLOCK_PAIRS, of_block.len() % BLOCK_PAIRS);
+                let first = of_block.start + index * each + more.min(index);
+                prefetch_in_two_steps(simd, lines, first..first + each, (*end, *skip));
+                if index < more {
+                    prefetch_in_two_steps(simd, lines, first + each..first + each + 1, (*end, *skip));
+                }
+            }
+            Self::Weights { end, skip, in_two_steps: false } => {
                 let each = of_block.len().div_ceil(BLOCK_PAIRS);
                 for line in 0..each {
                     let line = of_block.start + index * each + line + PREFETCH_LINES;
@@ -101,6 +117,32 @@ impl<const R: usize> Prefetch<'_, R> {
             }
         }
     }
+}
+
+/// Prefetches weights in two steps while some lines of a panel are multiplied: as many lines after them. `end` is the number
+/// of lines of the panel, and `skip` that from there to the next panel of the stream.
+#[inline(always)]
+pub(super) fn prefetch_in_two_steps<S: Simd>(
+    simd: S,
+    lines: &[ByteLine],
+    multiplied: Range<usize>,
+    (end, skip): (usize, usize),
+) {
+    let mut ahead = [multiplied.start + NEAR_LINES, multiplied.start + FAR_LINES];
+    for line in &mut ahead {
+        *line = if *line < end { *line } else { *line + skip };
+    }
+    let [near, far] = ahead.map(|line| lines.as_ptr().wrapping_add(line));
+    for line in 0..multiplied.len() {
+        simd.prefetch(near.wrapping_add(line).cast());
+        simd.prefetch_far(far.wrapping_add(line).cast());
+    }
+}
+
+/// Returns whether a product with `rows` rows waits for memory more than for the processor, so that a prefetch in two steps
+/// is faster: one row does unless zeros are expanded, several where weights need not be unpacked.
+pub(super) const fn waits_for_memory<U: Unpack>(rows: usize) -> bool {
+    !U::EXPANDS && (rows == 1 || rows <= 8 && U::BY_CODES.is_none() && U::FACTORS.is_none())
 }
 
 /// Activations of a tile in some blocks.
@@ -147,7 +189,7 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for Micro<'_, U, R, P>
         }
         for (block, [scales, starts, quads @ ..]) in blocks.zip(x) {
             let mut integers = [[simd.splat_i32(0); P]; R];
-            if const { codes::<S, U>().is_none() } {
+            if const { codes::<S, U>(R).is_none() } {
                 unroll!(r in 0..R { integers[r] = [simd.splat_i32(starts[r]); P] });
             }
             let here = (block, &(U::first_line(block)..U::first_line(block + 1)));
@@ -158,8 +200,8 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for Micro<'_, U, R, P>
                 let quads = if const { R >= READ_ROWS } { in_own_register(quads) } else { quads };
                 let mut pairs = [U::pair(simd, at[0], index); P];
                 unroll!(p in 0..P { pairs[p] = U::pair(simd, at[p], index) });
-                if const { codes::<S, U>().is_some() } {
-                    let starts = &group_starts[block - first][kind::<S, U>()].as_chunks::<2>().0[index];
+                if const { codes::<S, U>(R).is_some() } {
+                    let starts = &group_starts[block - first][kind::<S, U, R>()].as_chunks::<2>().0[index];
                     unroll!(p in 0..P {
                         prefetch.issue(simd, here, index, p, lines[p]);
                         add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, 0, quads, &starts[0]);
@@ -209,8 +251,8 @@ impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
             unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
             let (quads, words) = (quads.as_chunks::<PAIR_QUADS>().0, &groups[block - first]);
             let mut starts = &[[[0; R]; 2]; BLOCK_PAIRS];
-            if const { has_starts::<S, U>() } {
-                starts = group_starts[block - first][kind::<S, U>()].as_chunks().0.first_chunk().expect("a block");
+            if const { has_starts::<S, U>(R) } {
+                starts = group_starts[block - first][kind::<S, U, R>()].as_chunks().0.first_chunk().expect("a block");
             }
             macro_rules! group {
                 ($index:ident) => {{
@@ -236,20 +278,25 @@ impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
     }
 }
 
-/// Returns the codes that are multiplied; `None` where weights are.
-const fn codes<S: Dot, U: Unpack>() -> Option<Codes> {
-    if S::BY_CODES { U::BY_CODES } else { None }
+/// Returns the codes that are multiplied with `rows` rows; `None` where weights are.
+pub(super) const fn codes<S: Dot, U: Unpack>(rows: usize) -> Option<Codes> {
+    if S::BY_CODES || U::FACTORS.is_none() && rows <= S::CODE_ROWS { U::BY_CODES } else { None }
+}
+
+/// Returns whether the partial sums of a group fit 16 bits.
+const fn is_short<S: Dot, U: Unpack>(rows: usize) -> bool {
+    matches!(codes::<S, U>(rows), Some(Codes::FourBits))
 }
 
 /// Returns whether there are initial values of the partial sums of codes.
-const fn has_starts<S: Dot, U: Unpack>() -> bool {
-    matches!(codes::<S, U>(), Some(codes) if codes.offset() != 0)
+const fn has_starts<S: Dot, U: Unpack>(rows: usize) -> bool {
+    matches!(codes::<S, U>(rows), Some(codes) if codes.offset() != 0)
 }
 
 /// Returns whether the panels of `rows` rows take turns block by block, since the integers and sums of several panels do
 /// not fit sixteen registers beside codes and sub-scales.
 pub(super) const fn in_turn<S: Dot, U: Unpack>(rows: usize) -> bool {
-    U::TURNS && codes::<S, U>().is_some() && S::BYTE_TILE_PANELS == 1 && rows < S::BYTE_TILE_ROWS
+    U::TURNS && codes::<S, U>(rows).is_some() && S::BYTE_TILE_PANELS == 1 && rows < S::BYTE_TILE_ROWS
 }
 
 /// Returns whether the integers of `rows` rows and weights fill the registers of this instruction set, so that sums stay
@@ -260,8 +307,8 @@ const fn integers_fill_registers<S: Dot>(rows: usize) -> bool {
 
 /// Returns the index of the codes that are multiplied among [`Codes::WITH_OFFSETS`]; 0 where weights are multiplied.
 #[inline(always)]
-fn kind<S: Dot, U: Unpack>() -> usize {
-    const { if let Some(codes) = codes::<S, U>() { codes as usize } else { 0 } }
+fn kind<S: Dot, U: Unpack, const R: usize>() -> usize {
+    const { if let Some(codes) = codes::<S, U>(R) { codes as usize } else { 0 } }
 }
 
 /// Returns whether each half of a group has its own factor.
@@ -362,7 +409,7 @@ fn add_codes<S: Dot, U: Unpack, const R: usize, const P: usize>(
         unroll!(q in [0 1 2 3] {
             partial = simd.dot_codes(partial, codes[q], simd.splat_quad(bytemuck::cast(quads[first + q][r])));
         });
-        integers[r][p] = simd.add_scaled(integers[r][p], partial, scale);
+        integers[r][p] = simd.add_scaled(integers[r][p], partial, scale, const { is_short::<S, U>(R) });
     });
 }
 
@@ -392,7 +439,7 @@ fn add_group<S: Dot, U: Unpack, const R: usize, const P: usize>(
     if const { halves::<U>() } {
         unroll!(half in [0 1] {
             let mut integers = [[simd.splat_i32(0); P]; R];
-            if const { codes::<S, U>().is_some() } {
+            if const { codes::<S, U>(R).is_some() } {
                 unroll!(p in 0..P {
                     add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, half, quads, &x.starts[half]);
                 });
@@ -407,7 +454,7 @@ fn add_group<S: Dot, U: Unpack, const R: usize, const P: usize>(
         });
     } else {
         let mut integers = [[simd.splat_i32(0); P]; R];
-        if const { codes::<S, U>().is_some() } {
+        if const { codes::<S, U>(R).is_some() } {
             unroll!(half in [0 1] {
                 unroll!(p in 0..P {
                     add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, half, quads, &x.starts[half]);

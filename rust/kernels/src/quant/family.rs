@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::grouped::{self, GroupedFormat, StoredBlock};
-use super::integer::{self, BlockScales, IntegerFormat};
+use super::integer::{self, BlockScales, IntegerFormat, Unpack};
 use super::sparse::TooDense;
 use super::{CalibratedPanel, FloatFormat, Line, PackCalibrated, pack_panel};
 use crate::arch::{Isa, LANES, LINE};
@@ -28,6 +28,16 @@ pub(crate) enum Quantized {
     Integer(&'static dyn IntegerPanels),
     /// Quantization by other programs.
     Grouped(&'static dyn GroupedPanels),
+}
+
+impl Quantized {
+    /// Returns whether there are codes that are multiplied as they are stored where that is faster.
+    pub fn has_codes(self) -> bool {
+        match self {
+            Self::Integer(format) => format.has_codes(),
+            Self::Grouped(format) => format.has_codes(),
+        }
+    }
 }
 
 /// Operations on panels of a floating-point format.
@@ -81,6 +91,9 @@ impl<F: FloatFormat> FloatPanels for PhantomData<F> {
 
 /// Operations on panels of an integer format.
 pub(crate) trait IntegerPanels: Sync {
+    /// See [`Quantized::has_codes`].
+    fn has_codes(&self) -> bool;
+
     /// Returns the bytes of a panel of `cols` inputs, without block scales. `None` if they overflow.
     fn bytes(&self, cols: usize) -> Option<usize>;
 
@@ -101,6 +114,10 @@ pub(crate) trait IntegerPanels: Sync {
 }
 
 impl<F: IntegerFormat> IntegerPanels for PhantomData<F> {
+    fn has_codes(&self) -> bool {
+        F::BY_CODES.is_some()
+    }
+
     fn bytes(&self, cols: usize) -> Option<usize> {
         // No format takes more than two lines for four inputs, so the number of lines cannot overflow.
         (cols < usize::MAX / LINE).then(|| F::lines(integer::halves(cols)))?.checked_mul(LINE)
@@ -137,6 +154,9 @@ pub(crate) trait GroupedPanels: Sync {
     /// Returns the bytes of a panel of `cols` inputs. `None` if they overflow.
     fn bytes(&self, cols: usize) -> Option<usize>;
 
+    /// See [`Quantized::has_codes`].
+    fn has_codes(&self) -> bool;
+
     /// Returns whether panels store nonzero codes alone.
     fn is_sparse(&self) -> bool {
         false
@@ -163,6 +183,10 @@ pub(crate) trait GroupedPanels: Sync {
 impl<F: GroupedFormat> GroupedPanels for PhantomData<F> {
     fn stored(&self) -> StoredBlock {
         F::STORED
+    }
+
+    fn has_codes(&self) -> bool {
+        F::ByCodes::BY_CODES.is_some()
     }
 
     fn bytes(&self, cols: usize) -> Option<usize> {

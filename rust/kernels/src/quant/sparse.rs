@@ -124,6 +124,10 @@ impl<F: SparseFormat> GroupedPanels for Sparse<F> {
         stored::<F>()
     }
 
+    fn has_codes(&self) -> bool {
+        F::ByCodes::BY_CODES.is_some()
+    }
+
     fn is_sparse(&self) -> bool {
         true
     }
