@@ -464,9 +464,8 @@ impl PackedWriter {
         let moved = self.file.sync_all().and_then(|()| fs::rename(&self.temporary, &self.path));
         moved.map_err(|error| PackedErrorKind::Write(error).of(&self.path))?;
         self.is_finished = true;
-        let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         // The file is complete and in place. Systems that cannot sync folders offer nothing more.
-        let _ = File::open(parent.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
+        let _ = File::open(folder_of(&self.path)).and_then(|folder| folder.sync_all());
         Ok(())
     }
 }
@@ -517,22 +516,47 @@ fn temporary_beside(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.{}-{now}.tmp", std::process::id()))
 }
 
-/// Removes incomplete packed files that killed processes left in the folder of `path`.
+/// Returns the folder of a file.
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Removes incomplete packed files and lock files that killed processes left in the folder of `path`.
 fn remove_abandoned(path: &Path) {
-    let Some(Ok(siblings)) = path.parent().map(fs::read_dir) else { return };
+    let Ok(siblings) = fs::read_dir(folder_of(path)) else { return };
     for sibling in siblings.flatten() {
         let name = sibling.file_name();
         let name = name.to_string_lossy();
         if !(name.starts_with('.') && name.contains(".safetensors.") && name.ends_with(".tmp")) {
             continue;
         }
-        let old = |file: &File| file.metadata()?.modified()?.elapsed().map_err(std::io::Error::other);
-        let Ok(file) = File::open(sibling.path()) else { continue };
-        // A process that still writes the file holds the lock.
-        if old(&file).is_ok_and(|age| age > ABANDONED) && file.try_lock().is_ok() {
-            let _ = fs::remove_file(sibling.path());
+        if let Ok(file) = File::open(sibling.path()) {
+            remove_if_abandoned(&sibling.path(), &file);
         }
     }
+}
+
+/// Removes the file at `path`, which was opened as `file`, if it is old and no process holds its lock.
+fn remove_if_abandoned(path: &Path, file: &File) {
+    let age = || file.metadata()?.modified()?.elapsed().map_err(std::io::Error::other);
+    // A process that has ended since then may have removed the file, and another one may have created the next at its path.
+    if age().is_ok_and(|age| age > ABANDONED) && file.try_lock().is_ok() && is_at(file, path) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Returns whether an open file is still the one at `path`.
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+
+    let id = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+    matches!((file.metadata().map(id), fs::metadata(path).map(id)), (Ok(open), Ok(found)) if open == found)
+}
+
+#[cfg(not(unix))]
+fn is_at(_: &File, path: &Path) -> bool {
+    path.exists()
 }
 
 /// Reserves disk space, so that a full disk is reported before the work and not after it.
@@ -568,4 +592,35 @@ fn read_at(mut file: &File, offset: u64, out: &mut [u8]) -> std::io::Result<()> 
 
     file.seek(SeekFrom::Start(offset))?;
     file.read_exact(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_file_that_replaced_an_abandoned_one_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(".x.safetensors.lock.tmp");
+        let create = || {
+            let file = File::create_new(&path).unwrap();
+            file.set_modified(SystemTime::now() - 2 * ABANDONED).unwrap();
+            file
+        };
+        drop(create());
+        let opened = File::open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let next = create();
+        next.lock().unwrap();
+        remove_if_abandoned(&path, &opened);
+        assert!(path.exists());
+        drop(next);
+        remove_if_abandoned(&path, &File::open(&path).unwrap());
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_name_without_a_folder_is_in_the_working_directory() {
+        assert_eq!(["x", "/x", "a/x"].map(|path| folder_of(Path::new(path))), [".", "/", "a"].map(Path::new));
+    }
 }
