@@ -6,11 +6,15 @@ mod hessian;
 mod rotation;
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use descent::Cost;
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::{
-    Basis, CalibrationError, Cancel, Exec, Format, Hessian, InputStatistics, PackedMatrix, Pool, PoolError,
+    Basis, CalibrationError, Cancel, Exec, Format, Hessian, InputStatistics, PackError, PackedMatrix, Pool, PoolError,
+    RowSource,
 };
 use hessian::{Case, Weights, case, damped_hessian, exec, inputs, inverse, padded_rows, random, upper_cholesky};
 use proptest::prelude::*;
@@ -116,7 +120,7 @@ proptest! {
         });
         let [_, scales] = packed.buffers().collect::<Vec<_>>().try_into().unwrap();
         let (supers, h_cost) = (n.div_ceil(256), Cost::new(&h, n));
-        let (mut greedy, mut expected, mut found) = (0.0, 0.0, 0.0);
+        let (mut greedy, mut expected, mut rounded_otherwise) = (0.0, 0.0, 0);
         for (row, weights) in weights.chunks_exact(n).enumerate() {
             let rotated = |row: &[f32]| -> Vec<f64> { rotated(row).into_iter().map(f64::from).collect() };
             let scales: Vec<f64> = (0..supers).map(|index| {
@@ -129,12 +133,14 @@ proptest! {
             let mut back = vec![0.0; n];
             packed.read_row(row, &mut back);
             let errors: Vec<f64> = rotated(weights).iter().zip(rotated(&back)).map(|(exact, back)| exact - back).collect();
-            for (error, h) in errors.iter().zip(h.chunks_exact(n)) {
-                found += error * h.iter().zip(&errors).map(|(h, error)| h * error).sum::<f64>();
-            }
+            let products = errors.iter().zip(h.chunks_exact(n)).map(|(error, h)| {
+                error * h.iter().zip(&errors).map(|(h, error)| h * error).sum::<f64>()
+            });
+            rounded_otherwise += usize::from((products.sum::<f64>() - of_descent).abs() > 1e-3 * of_descent);
         }
         prop_assert!(expected < 0.95 * greedy, "{expected} after {greedy}");
-        prop_assert!((found - expected).abs() < 0.02 * expected, "{found}, expected {expected}");
+        // Where f32 and f64 round a target to different sides, the codes after it differ too.
+        prop_assert!(rounded_otherwise <= ROWS / 8, "{rounded_otherwise} of {ROWS} rows");
     }
 }
 
@@ -271,6 +277,42 @@ fn non_finite_inputs_are_refused() {
             hessian.add(exec, &x).unwrap();
             assert!(matches!(hessian.statistics(exec), Err(CalibrationError::NotFinite)));
         });
+    }
+}
+
+/// Rows that take a while to be read the first time. They cancel the matrix meanwhile, unless a hook does it.
+struct CancelledRows<'a> {
+    values: &'a [f32],
+    cancel: Option<&'a Cancel>,
+    is_reading: &'a AtomicBool,
+}
+
+impl RowSource for CancelledRows<'_> {
+    fn read_row(&self, row: usize, out: &mut [f32]) {
+        out.copy_from_slice(&self.values[row * out.len()..][..out.len()]);
+        if !self.is_reading.swap(true, Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(40));
+        }
+        if let Some(cancel) = self.cancel {
+            cancel.cancel();
+        }
+    }
+}
+
+#[test]
+fn a_matrix_is_cancelled_while_its_only_task_runs() {
+    let (rows, cols) = (16, 256);
+    let (x, values) = (inputs(3, 300, cols, 20), random(8, rows * cols));
+    let statistics = exec(1, Isa::best(), |exec| statistics(exec, &x, cols, 100).unwrap());
+    let pool = Pool::new(NonZeroUsize::MIN);
+    for has_hook in [false, true] {
+        let is_reading = Arc::new(AtomicBool::new(false));
+        let hook = Arc::clone(&is_reading);
+        let cancel = if has_hook { Cancel::with_poll(move || hook.load(Ordering::Relaxed)) } else { Cancel::new() };
+        let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+        let source = CancelledRows { values: &values, cancel: (!has_hook).then_some(&cancel), is_reading: &is_reading };
+        let packed = PackedMatrix::pack_calibrated(&exec, &[(Format::Int4, rows)], cols, &source, &statistics);
+        assert!(matches!(packed, Err(PackError::Pool(PoolError::Cancelled))), "has a hook: {has_hook}");
     }
 }
 

@@ -2,16 +2,17 @@
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use super::PackedMatrix;
 use crate::arch::LANES;
 use crate::disjoint::Tiles;
 use crate::hessian::{Basis, InputStatistics};
 use crate::memory::AllocError;
-use crate::quant::integer::BlockScales;
+use crate::quant::integer::{BlockScales, GROUP, HALF, SUPER};
 use crate::quant::rotation::SHRINK;
 use crate::quant::sparse::TooDense;
-use crate::quant::{CalibratedPanel, Family, Format, Quantized, StoredBlock};
+use crate::quant::{CalibratedPanel, Family, Format, PANEL_INPUT_BYTES, Quantized, ROWS_INPUT_BYTES, StoredBlock};
 use crate::{Exec, PoolError};
 
 /// Source of the rows of a matrix to pack. A row holds the weights of one output.
@@ -163,6 +164,16 @@ impl PackedMatrix {
         Ok(quantized.map(|(_, loss)| loss * f64::from(SHRINK)))
     }
 
+    /// Returns the bytes that [`PackedMatrix::pack_calibrated`] needs for `cols` columns on `threads` threads, besides the
+    /// matrix and the Hessian: the panels that each thread quantizes, and inverses of diagonal blocks of the Hessian's factor.
+    #[must_use]
+    pub fn calibration_bytes(cols: usize, threads: usize) -> u64 {
+        let of_task = MAX_TASK_PANELS * PANEL_INPUT_BYTES + ROWS_INPUT_BYTES + LANES * size_of::<f32>();
+        let shared = (SUPER + GROUP) * size_of::<f32>();
+        let each = (threads as u64).saturating_mul(of_task as u64).saturating_add(shared as u64);
+        (cols as u64).saturating_add(HALF as u64).saturating_mul(each)
+    }
+
     /// Quantizes integer formats by GPTQ, and returns the loss of all rows. `None` for other formats.
     fn quantize_calibrated(
         exec: &Exec<'_>,
@@ -181,6 +192,12 @@ impl PackedMatrix {
         let mut packed = Self::zeroed(formats, cols)?;
         let mut losses = vec![[0.0; LANES]; packed.rows.div_ceil(LANES)];
         let Self { rows, bands, .. } = &mut packed;
+        let caller = thread::current().id();
+        // A task takes seconds for thousands of columns. The caller alone polls, as between tasks.
+        let is_cancelled = || match thread::current().id() == caller {
+            true => exec.cancel.poll(),
+            false => exec.cancel.is_cancelled(),
+        };
         for (format, (_, band)) in integer.into_iter().zip(bands.each_mut()) {
             let task_panels = (band.panels.len() / (TASKS_PER_THREAD * exec.pool.threads())).clamp(1, MAX_TASK_PANELS);
             let panels = Tiles::row_blocks(band.data.owned(), band.panel_bytes, task_panels);
@@ -196,7 +213,7 @@ impl PackedMatrix {
                     CalibratedPanel::new(exec.isa, &values, block_scales, bytemuck::cast_slice_mut(lines))
                 });
                 let mut calibrated: Vec<_> = calibrated.collect();
-                format.pack_calibrated(exec.isa, statistics, &mut calibrated);
+                format.pack_calibrated(exec.isa, statistics, &mut calibrated, &is_cancelled);
                 losses
                     .take(index)
                     .contiguous()
@@ -204,6 +221,9 @@ impl PackedMatrix {
                     .zip(&calibrated)
                     .for_each(|(loss, panel)| *loss = panel.loss);
             })?;
+        }
+        if exec.cancel.is_cancelled() {
+            return Err(PoolError::Cancelled.into());
         }
         let loss = losses.as_flattened().iter().map(|loss| f64::from(*loss)).sum();
         Ok(Some((packed, loss)))

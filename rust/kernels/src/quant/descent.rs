@@ -17,22 +17,30 @@ use crate::hessian::HessianFactor;
 use crate::hessian::feedback::Column;
 
 /// Number of sweeps over all groups. A third one makes no measurable difference (`benches/quality`).
-const SWEEPS: usize = 2;
+pub(super) const SWEEPS: usize = 2;
+
+/// Bytes of the transposed rows of R of a group for each input.
+pub(crate) const ROWS_INPUT_BYTES: usize = size_of::<[f32; GROUP]>();
 
 /// Number of inputs of a group whose gradients are summed at a time, in registers.
 const SUMMED: usize = 8;
 
-/// Improves quantized panels, which share cached rows of R.
+/// Improves quantized panels, which share cached rows of R, until `is_cancelled` returns true.
 #[inline(always)]
 pub(super) fn improve<S: Simd, F: IntegerFormat>(
     grid: &Grid<S, F>,
     factor: &HessianFactor,
     panels: &mut [CalibratedPanel<'_>],
+    sweeps: usize,
+    is_cancelled: &dyn Fn() -> bool,
 ) {
     let groups = panels.first().map_or(0, |panel| panel.groups.len());
     // Rows of R of a group, transposed: `[input][GROUP]` from the first input of the group on.
     let mut rows = Vec::with_capacity(groups * GROUP);
-    for group in (0..SWEEPS).flat_map(|_| 0..groups) {
+    for group in (0..sweeps).flat_map(|_| 0..groups) {
+        if is_cancelled() {
+            return;
+        }
         let first = group * GROUP;
         rows.clear();
         rows.resize(groups * GROUP - first, [0.0; GROUP]);
@@ -115,4 +123,79 @@ fn gradient<S: Simd>(simd: S, rows: &[[f32; GROUP]], residuals: &[Column]) -> [S
         }
     }
     gradient
+}
+
+#[cfg(test)]
+mod tests {
+    use std::marker::PhantomData;
+    use std::num::NonZeroUsize;
+
+    use super::*;
+    use crate::arch::{ByteLine, Isa, LINE};
+    use crate::hessian::{Basis, Hessian, InputStatistics};
+    use crate::quant::gptq::PackCalibrated;
+    use crate::quant::int3::Int3;
+    use crate::quant::int4::Int4;
+    use crate::quant::int5::Int5;
+    use crate::quant::int6::Int6;
+    use crate::quant::integer::halves;
+    use crate::{Cancel, Exec, Pool};
+
+    const COLS: usize = 320;
+
+    /// Returns pseudorandom numbers from -0.5 to 0.5.
+    fn random(seed: u64, count: usize) -> Vec<f32> {
+        let mut state = seed;
+        let next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1 << 24) as f32 - 0.5
+        };
+        std::iter::repeat_with(next).take(count).collect()
+    }
+
+    /// Returns the loss of each row after the given number of sweeps.
+    fn losses<F: IntegerFormat>(isa: Isa, rows: &[f32], statistics: &InputStatistics, sweeps: usize) -> Column {
+        let mut block_scales = vec![[0; LANES]; COLS.div_ceil(SUPER)];
+        let mut lines = vec![ByteLine([0; LINE]); F::lines(halves(COLS))];
+        let mut panels = [CalibratedPanel::new(isa, rows, &mut block_scales, &mut lines)];
+        let (panels, is_cancelled) = (&mut panels, &|| false);
+        isa.run(PackCalibrated::<F> { statistics, panels, sweeps, is_cancelled, format: PhantomData });
+        panels[0].loss
+    }
+
+    fn check<F: IntegerFormat>(isa: Isa, rows: &[f32], statistics: &InputStatistics) {
+        let losses = [0, 1, 2, 3].map(|sweeps| losses::<F>(isa, rows, statistics, sweeps));
+        for (sweep, pair) in losses.windows(2).enumerate() {
+            for (row, (before, after)) in pair[0].iter().zip(&pair[1]).enumerate() {
+                // Rounding of f32 sums.
+                assert!(after - before <= 1e-5 * before, "{}, sweep {sweep}, row {row}: {before}, {after}", isa.name());
+            }
+        }
+        let [greedy, _, improved, _] = losses.map(|of_rows| of_rows.iter().sum::<f32>());
+        assert!(improved < 0.97 * greedy, "{}: {improved} after {greedy}", isa.name());
+    }
+
+    #[test]
+    fn no_sweep_increases_the_loss_of_a_row() {
+        let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+        // Inputs with twenty common directions.
+        let (basis, count) = (random(1, 20 * COLS), COLS + 100);
+        let (shares, mut inputs) = (random(2, 20 * count), random(3, COLS * count));
+        for (input, shares) in inputs.chunks_exact_mut(COLS).zip(shares.chunks_exact(20)) {
+            for (direction, share) in basis.chunks_exact(COLS).zip(shares) {
+                input.iter_mut().zip(direction).for_each(|(x, direction)| *x += 10.0 * share * direction);
+            }
+        }
+        let rows = random(4, LANES * COLS);
+        for isa in Isa::available() {
+            let exec = Exec { isa, pool: &pool, cancel: &cancel };
+            let mut hessian = Hessian::zeroed(COLS, Basis::Rotated).unwrap();
+            hessian.add(&exec, &inputs).unwrap();
+            let statistics = hessian.statistics(&exec).unwrap().unwrap();
+            check::<Int3>(isa, &rows, &statistics);
+            check::<Int4>(isa, &rows, &statistics);
+            check::<Int5>(isa, &rows, &statistics);
+            check::<Int6>(isa, &rows, &statistics);
+        }
+    }
 }

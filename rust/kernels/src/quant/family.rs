@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 
+use super::descent::SWEEPS;
 use super::grouped::{self, GroupedFormat, StoredBlock};
 use super::integer::{self, BlockScales, IntegerFormat, Unpack};
 use super::sparse::TooDense;
@@ -100,8 +101,14 @@ pub(crate) trait IntegerPanels: Sync {
     /// Quantizes and packs sixteen rows, `[16][cols]`.
     fn pack(&self, isa: Isa, rows: &[f32], block_scales: &mut [BlockScales], panel: &mut [u8]);
 
-    /// Quantizes panels with the statistics of their inputs.
-    fn pack_calibrated(&self, isa: Isa, statistics: &InputStatistics, panels: &mut [CalibratedPanel<'_>]);
+    /// Quantizes panels with the statistics of their inputs. Leaves them incomplete once `is_cancelled` returns true.
+    fn pack_calibrated(
+        &self,
+        isa: Isa,
+        statistics: &InputStatistics,
+        panels: &mut [CalibratedPanel<'_>],
+        is_cancelled: &dyn Fn() -> bool,
+    );
 
     /// Sets the block scales of random codes over `cols` inputs so that outputs have the variance of the inputs.
     fn scale_random(&self, cols: usize, block_scales: &mut [BlockScales]);
@@ -127,8 +134,14 @@ impl<F: IntegerFormat> IntegerPanels for PhantomData<F> {
         pack_panel::<F>(isa, rows, block_scales, bytemuck::cast_slice_mut(panel));
     }
 
-    fn pack_calibrated(&self, isa: Isa, statistics: &InputStatistics, panels: &mut [CalibratedPanel<'_>]) {
-        isa.run(PackCalibrated::<F> { statistics, panels, format: PhantomData });
+    fn pack_calibrated(
+        &self,
+        isa: Isa,
+        statistics: &InputStatistics,
+        panels: &mut [CalibratedPanel<'_>],
+        is_cancelled: &dyn Fn() -> bool,
+    ) {
+        isa.run(PackCalibrated::<F> { statistics, panels, sweeps: SWEEPS, is_cancelled, format: PhantomData });
     }
 
     fn scale_random(&self, cols: usize, block_scales: &mut [BlockScales]) {

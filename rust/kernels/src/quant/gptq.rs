@@ -31,6 +31,9 @@ pub(crate) struct CalibratedPanel<'a> {
     pub loss: Column,
 }
 
+/// Bytes of a panel for each input.
+pub(crate) const PANEL_INPUT_BYTES: usize = 3 * size_of::<Column>() + size_of::<CodedGroup>() / GROUP;
+
 /// Codes and sub-scales of a group of inputs of sixteen rows.
 #[derive(Clone)]
 pub(super) struct CodedGroup {
@@ -82,6 +85,10 @@ impl AsMut<Feedback> for CalibratedPanel<'_> {
 pub(crate) struct PackCalibrated<'a, 'p, F> {
     pub statistics: &'a InputStatistics,
     pub panels: &'a mut [CalibratedPanel<'p>],
+    /// Number of sweeps of the descent.
+    pub sweeps: usize,
+    /// Returns whether to leave the panels incomplete. Called for each super-block and, in a sweep, for each group.
+    pub is_cancelled: &'a dyn Fn() -> bool,
     pub format: PhantomData<F>,
 }
 
@@ -90,9 +97,12 @@ impl<F: IntegerFormat> Kernel for PackCalibrated<'_, '_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { statistics: InputStatistics { importance, factor, .. }, panels, .. } = self;
+        let Self { statistics: InputStatistics { importance, factor, .. }, panels, sweeps, is_cancelled, .. } = self;
         let grid = Grid::<S, F>::new(simd);
         for (index, importance) in importance.chunks(SUPER).enumerate() {
+            if is_cancelled() {
+                return;
+            }
             let block = SuperBlock { grid: &grid, index, importance, factor: factor.as_ref() };
             // A loop rather than a closure: closures are compiled without the instruction set unless they are inlined.
             for panel in &mut *panels {
@@ -105,7 +115,7 @@ impl<F: IntegerFormat> Kernel for PackCalibrated<'_, '_, F> {
         if let Some(factor) = factor
             && const { F::SCALES[0] != F::SCALES[1] }
         {
-            descent::improve(&grid, factor, panels);
+            descent::improve(&grid, factor, panels, sweeps, is_cancelled);
         }
         for panel in panels {
             panel.finish::<S, F>(simd);

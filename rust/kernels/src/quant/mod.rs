@@ -63,8 +63,9 @@ pub use self::{iq2_s::Iq2S, iq2_xs::Iq2Xs, iq2_xxs::Iq2Xxs, iq3_s::Iq3S, iq3_xxs
 pub use self::{iq2_s::Iq2SBlock, iq2_xs::Iq2XsBlock, iq2_xxs::Iq2XxsBlock, iq3_s::Iq3SBlock, iq3_xxs::Iq3XxsBlock};
 pub use self::{iq4_nl::Iq4Nl, iq4_xs::Iq4Xs, mxfp4::Mxfp4, q2_k::Q2K, q3_k::Q3K, q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K};
 pub use self::{q5_0::Q5_0, q5_1::Q5_1, q5_k::Q5K, q6_k::Q6K, q8_0::Q8_0, u4::U4, u8::U8};
+pub(crate) use descent::ROWS_INPUT_BYTES;
 pub(crate) use family::{Family, Quantized};
-pub(crate) use gptq::{CalibratedPanel, PackCalibrated};
+pub(crate) use gptq::{CalibratedPanel, PANEL_INPUT_BYTES, PackCalibrated};
 pub(crate) use quantize::pack_panel;
 use sparse::Sparse;
 pub use sparse::TooDense;
