@@ -110,7 +110,7 @@ pub fn allocate_bits(
     let mut probed = probe::tokens(spec, sequences);
     probe::check_memory(spec, source, &probed)?;
     if let Some(sequences) = sequences {
-        calibrate::check_memory(spec, source, &loader, sequences)?;
+        calibrate::check_memory(spec, source, &loader, sequences, exec.pool.threads())?;
     }
     let surveyed = tensors.size.bytes as f64;
     let total = surveyed * (1.0 + PROBE_WORK);
