@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -233,11 +233,17 @@ def test_waiting_embeddings_get_the_error_of_a_lost_stage() -> None:
     asyncio.run(run())
 
 
-def test_stage_that_cannot_be_loaded() -> None:
+def whole_stage() -> StageArguments:
     spec, options = read_model_files(TINY).spec.to_json(), EngineOptions(threads=1).to_json()
-    arguments = StageArguments(spec=spec, weights=str(TINY), options=options, layers=(0, 1), rank=0, sharers=1)
+    part = {"layers": (0, 1), "stage": (0, 1), "rank": 0, "sharers": 1}
+    return cast("StageArguments", {"spec": spec, "weights": str(TINY), "options": options, **part})
+
+
+def test_stage_that_cannot_be_loaded() -> None:
+    arguments = whole_stage()
     cases: list[tuple[Any, type[Exception]]] = [
         ({"layers": (0, 99)}, UnsupportedModelError),
+        ({"stage": (2, 2)}, UnsupportedModelError),
         ({"spec": "{}"}, ConfigError),
         ({"options": '{"threads": 0}'}, InvalidParameterError),
     ]
@@ -252,8 +258,7 @@ def test_stage_that_cannot_be_loaded() -> None:
 
 def test_processes_with_too_many_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    spec, options = read_model_files(TINY).spec.to_json(), EngineOptions(threads=1).to_json()
-    arguments = StageArguments(spec=spec, weights=str(TINY), options=options, layers=(0, 1), rank=0, sharers=1)
+    arguments = whole_stage()
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))
     try:
         with pytest.raises(EngineError, match=r"cannot start 32 workers .*tensor_parallel_size=32\): .*Too many open"):

@@ -458,13 +458,11 @@ def divide_layers(spec: str, weights: str | None, options: str, stages: int) -> 
     Raises ModelFileError, ConfigError, InvalidParameterError for a number of stages that the model does not allow.
     """
 
-def check_workers_memory(
-    spec: str, weights: str | None, options: str, workers: list[tuple[tuple[int, int], int, int]]
-) -> None:
+def check_workers_memory(spec: str, weights: str | None, options: str, workers: list[list[tuple[int, int]]]) -> None:
     """Checks that the memory of this machine holds the weights of these workers together; reads only headers.
 
-    Each worker has the layers of its stage (the first one, and the one after the last), its rank, and the number of
-    ranks.
+    Each worker has three pairs: the first layer of its stage and the one after the last, the index of its stage and the
+    number of stages, and its rank and the number of ranks.
 
     Raises ModelFileError, ConfigError, InvalidParameterError, InsufficientMemoryError.
     """
@@ -474,6 +472,7 @@ def serve_stage(
     weights: str | None,
     options: str,
     layers: tuple[int, int],
+    stage: tuple[int, int],
     rank: int,
     peers: list[int],
     sharers: int,
@@ -481,9 +480,10 @@ def serve_stage(
 ) -> None:
     """Loads layers of a model and runs them for the Engine at the other end of a socket; releases the GIL.
 
-    Returns when the engine closes the connection. `peers` are sockets to the other workers that divide the rows of the
-    stage's matrices, in the order of their ranks, and `rank` is the place of this worker among them. `sharers` workers,
-    this one included, divide the memory of this machine. The sockets stay open.
+    Returns when the engine closes the connection. `stage` is the index of the stage and the number of stages, among
+    whose workers the rows of the embedding and the lm_head are divided. `peers` are sockets to the other workers that
+    divide the rows of the stage's matrices, in the order of their ranks, and `rank` is the place of this worker among
+    them. `sharers` workers, this one included, divide the memory of this machine. The sockets stay open.
 
     Raises the errors of Engine, and EngineError for a connection that is lost within a message.
     """

@@ -56,6 +56,8 @@ class StageTask:
     """Index among all workers."""
     layers: tuple[int, int]
     """First layer, and the one after the last."""
+    stage: tuple[int, int]
+    """Index of the stage, and the number of stages."""
     destination: Destination
     """Address of the engine."""
     rank: int
@@ -89,7 +91,8 @@ class StageActor:
         from ferrule import _native
 
         spec, weights = self._find_model(task)
-        workers = [(each.layers, each.rank, task.args.tensor_parallel_size) for each in of_host]
+        ranks = task.args.tensor_parallel_size
+        workers = [[each.layers, each.stage, (each.rank, ranks)] for each in of_host]
         _native.check_workers_memory(spec, weights, task.args.to_json(), workers)
 
     def run(self, task: StageTask, sharers: int) -> None:
@@ -103,7 +106,7 @@ class StageActor:
             connection = stack.enter_context(connect(task.destination, task.worker, CONNECTION_SECONDS))
             peers = [stack.enter_context(peer).fileno() for peer in self._connect_group(task)]
             spec, weights = self._find_model(task)
-            part = (task.layers, task.rank, peers)
+            part = (task.layers, task.stage, task.rank, peers)
             _native.serve_stage(spec, weights, task.args.to_json(), *part, sharers, connection.fileno())
 
     def _find_model(self, task: StageTask) -> tuple[str, str | None]:
@@ -206,7 +209,8 @@ class StageActors(Stages):
             for worker, node in enumerate(nodes):
                 stage, rank = divmod(worker, self.ranks)
                 group = addresses[stage * self.ranks :][: self.ranks]
-                task = StageTask(model, args, spec, worker, layers[stage], listener.destination, rank, group)
+                part = (layers[stage], (stage, len(layers)))
+                task = StageTask(model, args, spec, worker, *part, listener.destination, rank, group)
                 of_hosts.setdefault(node, []).append(task)
             self._prepare(of_hosts.values())
             tasks = {task.worker: (task, len(of_host)) for of_host in of_hosts.values() for task in of_host}

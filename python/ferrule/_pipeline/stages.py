@@ -22,6 +22,7 @@ class StageArguments(TypedDict):
     weights: str | None
     options: str
     layers: tuple[int, int]
+    stage: tuple[int, int]
     rank: int
     sharers: int
 

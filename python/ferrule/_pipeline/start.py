@@ -66,11 +66,12 @@ def _start_processes(args: EngineArgs, files: ModelFiles, weights: str | None, l
     count = len(layers) * ranks
     threads = args.threads or max(_native.cpu_count() // count, 1)
     spec, options = files.spec_json, replace(args, threads=threads).to_json()
-    workers = [(each, rank) for each in layers for rank in range(ranks)]
-    _native.check_workers_memory(spec, weights, options, [(each, rank, ranks) for each, rank in workers])
+    stages = [(each, (index, len(layers))) for index, each in enumerate(layers)]
+    workers = [[each, stage, (rank, ranks)] for each, stage in stages for rank in range(ranks)]
+    _native.check_workers_memory(spec, weights, options, workers)
     arguments = [
-        StageArguments(spec=spec, weights=weights, options=options, layers=each, rank=rank, sharers=count)
-        for each, rank in workers
+        StageArguments(spec=spec, weights=weights, options=options, layers=each, stage=stage, rank=rank, sharers=count)
+        for each, stage, (rank, _) in workers
     ]
     return StageProcesses(arguments, threads, ranks)
 

@@ -25,13 +25,14 @@ use ferrule_model::{
 };
 use serde_json::{Value, json};
 
-const VOCABULARY: usize = 96;
+/// Number of tokens, which is not divisible by the number of stages or by the rows of a panel.
+const VOCABULARY: usize = 101;
 
 /// Returns a dense model, a mixture of experts with its own lm_head, and a hybrid model with states.
 fn models() -> [Value; 3] {
     let dense = specs::llama(VOCABULARY, 4);
     let mut experts = dense.clone();
-    experts["lm_head"]["tied"] = json!(false);
+    experts["lm_head"] = json!({"tied": false, "bias": true, "scale": 0.5, "softcap": 20.0});
     for layer in experts["layers"].as_array_mut().unwrap() {
         let expert = layer["blocks"][1]["mixer"].clone();
         layer["blocks"][1]["mixer"] = json!({
@@ -85,25 +86,17 @@ struct Worker {
     thread: JoinHandle<Result<(), LinkError>>,
 }
 
-fn worker(json: &Value, layers: std::ops::Range<usize>) -> Worker {
-    worker_of_group(json, layers, None)
+fn worker(json: &Value, layers: std::ops::Range<usize>, (stage, stages): (usize, usize)) -> Worker {
+    start_worker(json, StagePart { layers, stage, stages, group: None })
 }
 
-fn worker_of_group(json: &Value, layers: std::ops::Range<usize>, group: Option<TensorParallelGroup>) -> Worker {
+fn start_worker(json: &Value, part: StagePart) -> Worker {
     let (stream, other) = UnixStream::pair().unwrap();
     let json = json.clone();
     let thread = std::thread::spawn(move || {
         let cancel = Cancel::new();
-        let mut stage = Stage::load(
-            read(&json),
-            StagePart { layers, group },
-            Source::Random,
-            options(),
-            pool(),
-            &cancel,
-            &mut |_, _| {},
-        )
-        .unwrap();
+        let mut stage =
+            Stage::load(read(&json), part, Source::Random, options(), pool(), &cancel, &mut |_, _| {}).unwrap();
         serve_stage(&mut stage, 1 << 20, &other, &cancel)
     });
     Worker { stream, thread }
@@ -119,16 +112,19 @@ fn pipeline(json: &Value, cuts: &[usize]) -> (Pipeline, Vec<Worker>) {
 
 /// Joins stages between `cuts`; pairs of workers divide the rows of their matrices, if `pairs`.
 fn pipeline_of_pairs(json: &Value, cuts: &[usize], pairs: bool) -> (Pipeline, Vec<Worker>) {
-    let of_stage = |cut: &[usize]| match pairs {
-        false => vec![worker(json, cut[0]..cut[1])],
-        true => {
-            let (first, second) = UnixStream::pair().unwrap();
-            let group = |(rank, peer)| TensorParallelGroup::new(rank, vec![peer]).unwrap();
-            let groups = [(0, first), (1, second)].map(group).into_iter();
-            groups.map(|group| worker_of_group(json, cut[0]..cut[1], Some(group))).collect()
+    let stages = cuts.len() - 1;
+    let of_stage = |(stage, cut): (usize, &[usize])| {
+        let start = |group| start_worker(json, StagePart { layers: cut[0]..cut[1], stage, stages, group });
+        match pairs {
+            false => vec![start(None)],
+            true => {
+                let (first, second) = UnixStream::pair().unwrap();
+                let group = |(rank, peer)| TensorParallelGroup::new(rank, vec![peer]).unwrap();
+                [(0, first), (1, second)].map(group).map(|group| start(Some(group))).into()
+            }
         }
     };
-    let workers: Vec<_> = cuts.windows(2).flat_map(of_stage).collect();
+    let workers: Vec<_> = cuts.windows(2).enumerate().flat_map(of_stage).collect();
     (Pipeline::new(read(json), workers.iter().map(link).collect()).unwrap(), workers)
 }
 
@@ -143,7 +139,7 @@ fn join(workers: Vec<Worker>) -> Vec<Result<(), LinkError>> {
 }
 
 fn request(index: usize) -> Request {
-    let prompt = (0..10 + 7 * index).map(|i| ((i * i + index) % VOCABULARY) as u32).collect();
+    let prompt = (0..10 + 7 * index).map(|i| ((i * i + index) % 40) as u32).collect();
     let params = SamplingParams {
         temperature: if index.is_multiple_of(2) { 0.0 } else { 0.9 },
         seed: index as u64,
@@ -172,12 +168,20 @@ fn generate<M: LanguageModel>(engine: &mut Engine<M>) -> (Vec<String>, u64) {
 #[test]
 fn tokens_equal_those_of_one_process_also_after_preemption() {
     let [dense, experts, hybrid] = &models();
+    let mut biased = dense.clone();
+    biased["lm_head"] = json!({"tied": true, "bias": true, "scale": 0.5, "softcap": 20.0});
+    biased["embedding"]["width"] = json!(32);
+    let (biased, small) = (&biased, &specs::llama(40, 4));
     for (json, cuts, pairs) in [
         (dense, &[0, 2, 4][..], false),
         (experts, &[0, 3, 4], false),
         (hybrid, &[0, 1, 2, 4], false),
+        (biased, &[0, 1, 4], false),
+        // Some workers have no rows of the vocabulary.
+        (small, &[0, 1, 2, 3, 4], false),
         (dense, &[0, 4], true),
         (experts, &[0, 4], true),
+        (experts, &[0, 2, 4], true),
         (hybrid, &[0, 2, 4], true),
     ] {
         for pages in [64, 14] {
@@ -285,7 +289,7 @@ fn check_loss(cuts: &[usize], pairs: bool, stage: usize, message: &str) {
 #[test]
 fn a_stage_ends_after_a_request_that_failed_although_the_connection_is_open() {
     let [dense, ..] = models();
-    let Worker { mut stream, thread } = worker(&dense, 0..2);
+    let Worker { mut stream, thread } = worker(&dense, 0..2, (0, 2));
     StageLink::open(stream.try_clone().unwrap(), &Cancel::new()).unwrap();
     stream.write_all(&[0xff; 12]).unwrap();
     assert!(matches!(thread.join().unwrap(), Err(LinkError::Protocol(_))));
@@ -316,9 +320,11 @@ fn stages_that_do_not_fit_together_are_refused() {
     for (parts, expected) in [
         (vec![(&dense, 0..2), (&dense, 1..4)], "pipeline stage 1: first must be 2, got 1"),
         (vec![(&dense, 0..2), (&dense, 2..3)], "pipeline stage 1: end must be 4, got 3"),
+        (vec![(&dense, 0..4)], "pipeline stage 0: end_token must be 0, got 48"),
         (vec![], "pipeline stage 0: end must be 4, got 0"),
     ] {
-        let workers: Vec<_> = parts.into_iter().map(|(json, layers)| worker(json, layers)).collect();
+        let workers: Vec<_> =
+            parts.into_iter().enumerate().map(|(index, (json, layers))| worker(json, layers, (index, 2))).collect();
         let error = Pipeline::new(read(&experts), workers.iter().map(link).collect()).err().unwrap();
         assert!(matches!(error, PipelineError::Mismatch { .. }), "{error}");
         assert_eq!(error.to_string(), expected);
@@ -331,9 +337,11 @@ fn stages_that_do_not_fit_together_are_refused() {
     rotated["ropes"][0]["theta"] = json!(20_000.0);
     for (other, field) in [(&biased, "shared_fingerprint"), (&rotated, "math_fingerprint")] {
         let (first, second) = UnixStream::pair().unwrap();
-        let group = |rank, peer| Some(TensorParallelGroup::new(rank, vec![peer]).unwrap());
-        let workers =
-            vec![worker_of_group(&dense, 0..4, group(0, first)), worker_of_group(other, 0..4, group(1, second))];
+        let start = |json, rank, peer| {
+            let group = Some(TensorParallelGroup::new(rank, vec![peer]).unwrap());
+            start_worker(json, StagePart { layers: 0..4, stage: 0, stages: 1, group })
+        };
+        let workers = vec![start(&dense, 0, first), start(other, 1, second)];
         let error = Pipeline::new(read(&dense), workers.iter().map(link).collect()).err().unwrap();
         assert!(matches!(error, PipelineError::Mismatch { .. }), "{error}");
         let message = format!("pipeline stage 0, tensor-parallel rank 1: {field} must be ");

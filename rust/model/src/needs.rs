@@ -32,7 +32,7 @@ pub fn measure(
     quantization: Quantization,
     kv_format: KvFormat,
 ) -> Result<Needs, LoadError> {
-    measure_layers(spec, &StageLayers::whole(spec), source, quantization, kv_format)
+    measure_part(spec, StageLayers::whole(spec).into(), source, quantization, kv_format)
 }
 
 /// Checks that the memory of this machine holds the weights of all `parts` of a model together, before its workers on
@@ -52,10 +52,10 @@ pub fn check_memory(
     loader.check_memory(needs)
 }
 
-/// Computes the memory that some layers of a model need, with what precedes or follows them.
-pub(crate) fn measure_layers(
+/// Computes the memory that a part of a model needs.
+pub(crate) fn measure_part(
     spec: &ModelSpec,
-    layers: &StageLayers,
+    part: LoadedPart,
     source: Source<'_>,
     quantization: Quantization,
     kv_format: KvFormat,
@@ -63,8 +63,11 @@ pub(crate) fn measure_layers(
     if let Source::Packed { file, .. } = source {
         check_quantization(file, quantization)?;
     }
-    let weights = Loader::new(spec, source, quantization).of_part(layers.clone().into()).measure()?.sizes(spec, layers);
-    Ok(Needs { weights, kv_groups: MemoryLayout::new(&spec.layers, layers.range(), spec.causal, kv_format).groups })
+    let layers = part.layers.clone();
+    let ranks = part.group.as_ref().map_or(1, |group| group.ranks());
+    let weights = Loader::new(spec, source, quantization).of_part(part).measure()?.sizes(spec, &layers);
+    let layout = MemoryLayout::new(&spec.layers, layers.range(), spec.causal, kv_format).divided(ranks, kv_format);
+    Ok(Needs { weights, kv_groups: layout.groups })
 }
 
 /// Upper limit for the bytes of a quantized activation, including its share of scales and of initial values of sums.
@@ -214,8 +217,9 @@ mod tests {
         let rows = machine::available_memory() / 10 * 6 / (64 * 4);
         let models = rows.div_ceil(MAX_VOCAB);
         let spec = spec(&specs::llama((rows / models / 16 * 16) as usize, 2));
-        let stage = |layers: Range<usize>| StagePart { layers, group: None };
-        let rank = |rank| StagePart { layers: 1..2, group: Some(TensorParallelGroup::unconnected(rank, 2)) };
+        let stage = |layers: Range<usize>| StagePart { layers, stage: 0, stages: 1, group: None };
+        let group = |rank| Some(TensorParallelGroup::unconnected(rank, 2));
+        let rank = |rank| StagePart { layers: 1..2, stage: 0, stages: 1, group: group(rank) };
         let check = |count: u64, parts: &dyn Fn() -> Vec<StagePart>| {
             check_memory(&spec, (0..count * models).flat_map(|_| parts()), Source::Random, Quantization::F32)
         };

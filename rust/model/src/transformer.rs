@@ -1,6 +1,7 @@
 //! The forward pass, the same for every architecture, over a ragged batch of prefill chunks and decode rows.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use ferrule_kernels::arch::Isa;
@@ -21,7 +22,7 @@ use crate::quantization::Quantization;
 use crate::readout;
 use crate::rope::RopeRows;
 use crate::spec::{ModelSpec, PositionsSpec};
-use crate::stage::{LoadedPart, StageLayers, TensorParallelGroup};
+use crate::stage::{LoadedPart, StageLayers, TensorParallelGroup, VocabularyPart};
 use crate::streams::{StreamEndBuffers, StreamsSpec};
 use crate::weights::{
     Embedding, Linear, LoadError, Loader, Progress, Site, Source, WeightSizes, Weights, check_quantization,
@@ -229,6 +230,11 @@ impl Transformer {
         &self.part.layers
     }
 
+    /// Returns the rows of the embedding and the lm_head that are here.
+    pub(crate) fn vocabulary(&self) -> VocabularyPart {
+        self.part.vocabulary
+    }
+
     /// Returns the workers that divide the rows of the matrices.
     pub(crate) fn group(&self) -> Option<&TensorParallelGroup> {
         self.part.group.as_deref()
@@ -281,11 +287,11 @@ impl Transformer {
     }
 
     /// Runs a batch through the layers and leaves the residual streams in [`Buffers::residual`]. `input` has what
-    /// [`Transformer::copy_boundary`] of the stage before wrote; the first stage reads the rows of the tokens if the last
-    /// one looks them up, else nothing.
+    /// [`Transformer::copy_boundary`] of the stage before wrote; the first stage reads the rows of the tokens if they are
+    /// divided among stages, else nothing.
     pub(crate) fn run_layers(&mut self, batch: Batch<'_>, input: &[f32], cancel: &Cancel) -> Result<(), PoolError> {
         let _bound = self.pool.bind_caller();
-        let Self { spec, part: LoadedPart { layers: stage, group }, weights, layout, memory, buffers, .. } = self;
+        let Self { spec, part: LoadedPart { layers: stage, group, .. }, weights, layout, memory, buffers, .. } = self;
         let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
         let rows = RaggedRows::new(batch, &spec.ropes, &layout.groups, &mut buffers.ropes);
         let runs = adapter_runs(batch, |sequence| sequence.tokens.len());
@@ -328,18 +334,6 @@ impl Transformer {
         }
         release_tokens(tables, &rows.tokens);
         Ok(())
-    }
-
-    /// Writes the rows of tokens in the matrix of the embedding, `[tokens, embedding_width]`.
-    ///
-    /// # Panics
-    /// If the stage does not look up tokens.
-    pub(crate) fn look_up(&self, tokens: &[u32], cancel: &Cancel, output: &mut Vec<f32>) -> Result<(), PoolError> {
-        let _bound = self.pool.bind_caller();
-        let table = self.weights.embedding().tokens.as_ref().expect("a stage that looks up tokens has the matrix");
-        output.clear();
-        output.resize(tokens.len() * self.spec.embedding_width(), 0.0);
-        look_up(&self.exec(cancel), table, tokens.iter().copied(), output)
     }
 
     /// Returns the weights, which other threads may read while the model computes.
@@ -400,13 +394,41 @@ impl Transformer {
         let runs = adapter_runs(batch, |sequence| sequence.logits.of(sequence.tokens.len()).len());
         let adapters = AdapterRows::new(&runs, &buffers.adapters);
         logits.resize(numbers / spec.hidden_size * spec.vocab_size, 0.0);
-        let weights = HeadWeights {
-            projection: weights.lm_head_projection.as_ref(),
-            lm_head: weights.lm_head.as_ref(),
-            tied: weights.embedding.as_ref().and_then(|embedding| embedding.tokens.as_ref()),
-            tied_bias: weights.tied_lm_head_bias.as_deref(),
-        };
+        let weights = HeadWeights::new(weights, 0..spec.vocab_size);
         head(&exec, spec, weights, buffers.update.take(numbers), adapters, &mut buffers.hidden, logits)
+    }
+
+    /// Computes what the workers multiply with their rows of the lm_head after [`Transformer::run_layers`]: overwrites
+    /// `output` with `[wanted rows, embedding_width]`.
+    pub(crate) fn lm_head_input(
+        &mut self,
+        batch: Batch<'_>,
+        cancel: &Cancel,
+        output: &mut Vec<f32>,
+    ) -> Result<(), PoolError> {
+        let _bound = self.pool.bind_caller();
+        let numbers = self.last_rows(batch, cancel)?;
+        let Self { spec, weights, buffers, .. } = self;
+        let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
+        let runs = adapter_runs(batch, |sequence| sequence.logits.of(sequence.tokens.len()).len());
+        let adapters = AdapterRows::new(&runs, &buffers.adapters);
+        let (projection, rows) = (weights.lm_head_projection.as_ref(), buffers.update.take(numbers));
+        output.clear();
+        output.extend_from_slice(project(&exec, spec, projection, rows, adapters, &mut buffers.hidden)?);
+        Ok(())
+    }
+
+    /// Multiplies rows of [`Transformer::lm_head_input`] with the rows of the lm_head that are here: overwrites `logits`
+    /// with `[rows, own tokens]`.
+    ///
+    /// # Panics
+    /// If the model has no lm_head, or none of its rows is here.
+    pub(crate) fn own_logits(&self, rows: &[f32], cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), PoolError> {
+        let _bound = self.pool.bind_caller();
+        let own = self.part.vocabulary.rows(self.spec.vocab_size);
+        logits.resize(rows.len() / self.spec.embedding_width() * own.len(), 0.0);
+        let adapters = AdapterRows::new(&[], &self.buffers.adapters);
+        multiply_lm_head(&self.exec(cancel), &self.spec, HeadWeights::new(&self.weights, own), rows, adapters, logits)
     }
 
     /// Computes the hidden states after [`Transformer::run_layers`]: overwrites `hidden` with `[wanted rows,
@@ -429,8 +451,8 @@ impl Transformer {
     }
 }
 
-/// Computes the hidden states before the first layer, `[rows, hidden_size]`. If another stage has the matrix of the
-/// embedding, `looked_up` has its rows of the tokens: `[rows, embedding_width]`.
+/// Computes the hidden states before the first layer, `[rows, hidden_size]`. If the rows of the embedding are divided
+/// among stages, `looked_up` has those of the tokens, `[rows, embedding_width]`; else it is empty.
 pub(crate) fn embed(
     exec: &Exec<'_>,
     spec: &ModelSpec,
@@ -442,8 +464,8 @@ pub(crate) fn embed(
 ) -> Result<(), PoolError> {
     let width = spec.hidden_size;
     let read = |rows: &mut [f32]| match &weights.tokens {
-        Some(tokens) => look_up(exec, tokens, batch.tokens(), rows),
-        None => {
+        Some(tokens) if looked_up.is_empty() => look_up(exec, tokens, batch.tokens(), rows),
+        _ => {
             rows.copy_from_slice(looked_up);
             Ok(())
         }
@@ -483,8 +505,20 @@ pub(crate) struct HeadWeights<'a> {
     pub lm_head: Option<&'a Linear>,
     /// Matrix of the embedding, which a tied lm_head uses.
     pub tied: Option<&'a Linear>,
-    /// Bias of a tied lm_head.
-    pub tied_bias: Option<&'a [f32]>,
+    /// Bias that is not part of `lm_head`.
+    pub bias: Option<&'a [f32]>,
+}
+
+impl<'a> HeadWeights<'a> {
+    /// Takes the weights for the logits of `tokens`, whose rows of the lm_head are in `weights`.
+    fn new(weights: &'a Weights, tokens: Range<usize>) -> Self {
+        Self {
+            projection: weights.lm_head_projection.as_ref(),
+            lm_head: weights.lm_head.as_ref(),
+            tied: weights.embedding.as_ref().and_then(|embedding| embedding.tokens.as_ref()),
+            bias: weights.lm_head_bias.as_deref().map(|bias| &bias[tokens]),
+        }
+    }
 }
 
 /// Computes the logits of rows after the final norm.
@@ -500,20 +534,43 @@ pub(crate) fn head(
     narrow: &mut Scratch<f32>,
     logits: &mut [f32],
 ) -> Result<(), PoolError> {
-    let Some(head) = spec.lm_head else { return Ok(()) };
-    let rows = match weights.projection {
-        None => rows,
-        Some(projection) => {
-            let out = narrow.take(rows.len() / spec.hidden_size * spec.embedding_width());
-            adapted(exec, projection, adapters, rows, out)?;
-            out
-        }
-    };
+    if spec.lm_head.is_none() {
+        return Ok(());
+    }
+    let rows = project(exec, spec, weights.projection, rows, adapters, narrow)?;
+    multiply_lm_head(exec, spec, weights, rows, adapters, logits)
+}
+
+/// Projects rows after the final norm to the width of the lm_head's rows.
+fn project<'a>(
+    exec: &Exec<'_>,
+    spec: &ModelSpec,
+    projection: Option<&Linear>,
+    rows: &'a [f32],
+    adapters: AdapterRows<'_>,
+    narrow: &'a mut Scratch<f32>,
+) -> Result<&'a [f32], PoolError> {
+    let Some(projection) = projection else { return Ok(rows) };
+    let out = narrow.take(rows.len() / spec.hidden_size * spec.embedding_width());
+    adapted(exec, projection, adapters, rows, out)?;
+    Ok(out)
+}
+
+/// Computes the logits of rows of the lm_head's width, for the tokens whose rows are in `weights`.
+fn multiply_lm_head(
+    exec: &Exec<'_>,
+    spec: &ModelSpec,
+    weights: HeadWeights<'_>,
+    rows: &[f32],
+    adapters: AdapterRows<'_>,
+    logits: &mut [f32],
+) -> Result<(), PoolError> {
+    let head = spec.lm_head.expect("a model with an lm_head");
     match weights.lm_head {
         Some(head) => adapted(exec, head, adapters, rows, logits)?,
         None => linear(exec, weights.tied.expect("the matrix of a tied lm_head"), rows, logits)?,
     }
-    weights.tied_bias.iter().try_for_each(|bias| add_bias(exec, logits, bias))?;
+    weights.bias.iter().try_for_each(|bias| add_bias(exec, logits, bias))?;
     scale_unless_one(exec, logits, head.scale)?;
     head.softcap.map_or(Ok(()), |cap| softcap(exec, logits, cap))
 }

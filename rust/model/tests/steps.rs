@@ -9,8 +9,8 @@ use ferrule_kernels::arch::Isa;
 use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Cancel, Pool};
 use ferrule_model::{
-    LastOutput, LoadOptions, LogitRows, ModelSpec, PageCopy, Quantization, Source, Stage, StageRunError, StageSequence,
-    StageStep, StepError,
+    LastOutput, LoadOptions, LogitRows, ModelSpec, PageCopy, Quantization, Source, Stage, StagePart, StageRunError,
+    StageSequence, StageStep, StepError,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -112,7 +112,8 @@ fn stage() -> Stage {
     let quantization = Quantization::named("int8").unwrap();
     let options = LoadOptions { quantization, kv_format: KvFormat::F16, isa: Isa::best() };
     let pool = Arc::new(Pool::new(NonZeroUsize::MIN));
-    let mut stage = Stage::load(spec, 0..2, Source::Random, options, pool, &Cancel::new(), &mut |_, _| {}).unwrap();
+    let part = StagePart { layers: 0..2, stage: 0, stages: 1, group: None };
+    let mut stage = Stage::load(spec, part, Source::Random, options, pool, &Cancel::new(), &mut |_, _| {}).unwrap();
     stage.allocate_kv(&[4, 4]).unwrap();
     stage
 }

@@ -39,16 +39,18 @@ pub(crate) fn links(
 
 /// Loads layers of a model, and runs them for the engine at the other end of a socket until it closes the connection.
 ///
-/// `peers` are sockets to the other workers that divide the rows of the matrices, by rank; `rank` is that of this one.
+/// `stage` is the index of the stage, and the number of stages. `peers` are sockets to the other workers that divide the
+/// rows of the matrices, by rank; `rank` is that of this one.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
-#[pyo3(signature = (spec, weights, options, layers, rank, peers, sharers, socket))]
+#[pyo3(signature = (spec, weights, options, layers, stage, rank, peers, sharers, socket))]
 pub(crate) fn serve_stage(
     py: Python<'_>,
     spec: &str,
     weights: Option<&str>,
     options: &str,
     layers: (usize, usize),
+    stage: (usize, usize),
     rank: usize,
     peers: Vec<i32>,
     sharers: NonZeroUsize,
@@ -62,13 +64,10 @@ pub(crate) fn serve_stage(
         return Err(errors::invalid("rank", rank, format!("at most {}, the number of other workers", peers.len())));
     }
     let group = if peers.is_empty() { None } else { Some(TensorParallelGroup::new(rank, peers)?) };
+    let part = StagePart { layers: layers.0..layers.1, stage: stage.0, stages: stage.1, group };
     let loaded = py.detach(|| {
         let _guard = fork::hold_off_forks();
-        model
-            .builder()
-            .isa(isa)
-            .cancel(&interrupt.cancel)
-            .load_stage(StagePart { layers: layers.0..layers.1, group }, sharers)
+        model.builder().isa(isa).cancel(&interrupt.cancel).load_stage(part, sharers)
     });
     let (mut stage, kv_budget) = loaded.map_err(|error| interrupt.build_error(&error))?;
     interrupt.settle(py);
@@ -97,7 +96,7 @@ pub(crate) fn divide_layers(
 }
 
 /// Checks that the memory of this machine holds the weights of these workers together. Each has the first layer of its
-/// stage and the one after the last, its rank, and the number of ranks.
+/// stage and the one after the last, the index of its stage and the number of stages, and its rank and the number of ranks.
 #[pyfunction]
 #[pyo3(signature = (spec, weights, options, workers))]
 pub(crate) fn check_workers_memory(
@@ -105,14 +104,16 @@ pub(crate) fn check_workers_memory(
     spec: &str,
     weights: Option<&str>,
     options: &str,
-    workers: Vec<((usize, usize), usize, usize)>,
+    workers: Vec<[(usize, usize); 3]>,
 ) -> PyResult<()> {
     let model = LoadArguments::read(spec, weights, options)?;
-    if let Some((_, rank, ranks)) = workers.iter().find(|(_, rank, ranks)| rank >= ranks) {
+    if let Some([.., (rank, ranks)]) = workers.iter().find(|[.., (rank, ranks)]| rank >= ranks) {
         return Err(errors::invalid("rank", *rank, format!("less than {ranks}, the number of ranks")));
     }
-    let part = |(layers, rank, ranks): ((usize, usize), usize, usize)| StagePart {
+    let part = |[layers, (stage, stages), (rank, ranks)]: [(usize, usize); 3]| StagePart {
         layers: layers.0..layers.1,
+        stage,
+        stages,
         group: (ranks > 1).then(|| TensorParallelGroup::unconnected(rank, ranks)),
     };
     let checked = py.detach(|| {

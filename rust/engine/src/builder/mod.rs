@@ -309,13 +309,13 @@ impl<'a> EngineBuilder<'a> {
     ///
     /// # Errors
     /// The errors of [`EngineBuilder::build`]; [`LoadError::Stage`] within them if the layers cannot be a stage.
-    pub fn load_stage(self, part: impl Into<StagePart>, sharers: NonZeroUsize) -> Result<(Stage, u64), BuildError> {
+    pub fn load_stage(self, part: StagePart, sharers: NonZeroUsize) -> Result<(Stage, u64), BuildError> {
         let Self { model, options, isa, cancel, progress, .. } = self;
         options.check(model.spec.max_position_embeddings)?;
         let no_cancel = Cancel::new();
         let isa = isa.map_or_else(Isa::from_environment, Ok)?;
         let loading = Loading { isa, pool: Arc::new(pool(&options)), cancel: cancel.unwrap_or(&no_cancel) };
-        let stage = loading.load_stage(model, part.into(), &options, progress.unwrap_or(&mut |_, _| ()))?;
+        let stage = loading.load_stage(model, part, &options, progress.unwrap_or(&mut |_, _| ()))?;
         let sharers = sharers.get() as u64;
         // The other workers of this machine map weights of about the same size.
         let mapped = stage.mapped_bytes().saturating_mul(sharers);

@@ -343,7 +343,7 @@ impl<'a> Ends<'a, '_> {
             projection: weights.projection.as_ref(),
             lm_head: weights.lm_head.as_ref(),
             tied: weights.embedding.as_ref().and_then(|embedding| embedding.tokens.as_ref()),
-            tied_bias: weights.tied_bias.as_deref(),
+            bias: weights.tied_bias.as_deref(),
         };
         let buffers = RefCell::<AdapterBuffers>::default();
         let (adapters, mut narrow) = (AdapterRows::new(&[], &buffers), Scratch::default());

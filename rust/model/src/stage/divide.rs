@@ -8,7 +8,8 @@ use crate::spec::ModelSpec;
 use crate::weights::{LoadError, Loader, Source};
 
 /// Divides the layers of a model into `stages` ranges, first to last, such that the largest stage has as few bytes of
-/// weights as possible. Reads only the headers of the files.
+/// weights as possible. The embedding and the lm_head do not count, because their rows are divided among all stages. Reads
+/// only the headers of the files.
 ///
 /// A stage begins only where no layer of it or of later stages reads anything of a layer before it, except for the
 /// hidden states.
@@ -27,7 +28,7 @@ pub fn divide_layers(
         return Err(StageError::Stages { stages, most: begins.len(), layers }.into());
     }
     let weights = Loader::new(spec, source, quantization).measure()?;
-    let (tokens, beginning, output) = weights.bytes_of_ends();
+    let (beginning, output) = weights.bytes_of_ends();
     let of_layers = weights.bytes_of_layers();
     // before[i]: bytes of the layers before layer i.
     let before: Vec<u64> = std::iter::once(0)
@@ -36,11 +37,8 @@ pub fn divide_layers(
             Some(*sum)
         }))
         .collect();
-    let is_tied = spec.has_tied_lm_head();
     let bytes = |range: &Range<usize>| {
-        let (is_first, is_last) = (range.start == 0, range.end == layers);
-        let looks_up_tokens = if is_tied { is_last } else { is_first };
-        let ends = [(looks_up_tokens, tokens), (is_first, beginning), (is_last, output)];
+        let ends = [(range.start == 0, beginning), (range.end == layers, output)];
         let ends: u64 = ends.iter().filter(|(has, _)| *has).map(|(_, bytes)| bytes).sum();
         before[range.end] - before[range.start] + ends
     };

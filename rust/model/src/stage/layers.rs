@@ -1,7 +1,10 @@
-//! [`StagePart`]: what a worker loads; [`StageLayers`]: its layers, checked against what crosses from layer to layer.
+//! [`StagePart`]: what a worker loads; [`StageLayers`]: its layers, checked against what crosses from layer to layer;
+//! [`VocabularyPart`]: its rows of the embedding and the lm_head.
 
 use std::ops::Range;
 use std::sync::Arc;
+
+use ferrule_kernels::arch::LANES;
 
 use super::tensor_parallel::TensorParallelGroup;
 use crate::spec::{LayerSpec, ModelSpec};
@@ -34,6 +37,14 @@ pub enum StageError {
         /// Layer that it is read from.
         owner: usize,
     },
+    /// The stage is not one of the stages.
+    #[error("index of a pipeline stage must be below {stages}, the number of stages, got {index}")]
+    Index {
+        /// Index of the stage.
+        index: usize,
+        /// Number of stages.
+        stages: usize,
+    },
     /// The model cannot be divided into this many stages.
     #[error(
         "pipeline_parallel_size must be in 1..={most} for this model, got {stages} ({layers} layers, of which {most} \
@@ -49,8 +60,8 @@ pub enum StageError {
     },
 }
 
-/// Consecutive layers that one worker holds. The first stage has the embedding too; the last one has the final norm,
-/// the lm_head and the classifier. Of an embedding that the lm_head is tied to, the last stage has the matrix.
+/// Consecutive layers that one worker holds. The first stage also has what precedes the layers, and the last one what
+/// follows them, except for the matrices of the embedding and the lm_head; see [`VocabularyPart`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StageLayers {
     range: Range<usize>,
@@ -95,47 +106,90 @@ impl StageLayers {
     pub fn is_last(&self) -> bool {
         self.range.end == self.count
     }
+}
 
-    /// Returns whether the stage has the matrix of the embedding and looks up the rows of the tokens: the last stage if it
-    /// multiplies with that matrix, because the lm_head is tied to it; else the first stage.
-    pub fn looks_up_tokens(&self, spec: &ModelSpec) -> bool {
-        if spec.has_tied_lm_head() { self.is_last() } else { self.is_first() }
+/// Rows of the embedding and of the lm_head that one worker holds. Each worker of a pipeline has about as many panels of
+/// them as every other one, so that stages with the same number of layers take the same time. A worker of a single stage
+/// has all rows, or those of its [`TensorParallelGroup`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct VocabularyPart {
+    /// Index of the worker among all workers.
+    worker: usize,
+    /// Number of workers that divide the rows; 1 for a single stage.
+    workers: usize,
+}
+
+impl VocabularyPart {
+    /// The part that is not divided among stages.
+    pub const WHOLE: Self = Self { worker: 0, workers: 1 };
+
+    /// Returns the part of worker `worker` of a pipeline of several stages with `workers` workers.
+    pub fn new(worker: usize, workers: usize) -> Self {
+        Self { worker, workers }
+    }
+
+    /// Returns whether the rows are divided among stages.
+    pub fn is_divided(self) -> bool {
+        self.workers > 1
+    }
+
+    /// Returns the panels of a matrix of `rows` rows that the worker has; none if there are too few.
+    pub fn panels(self, rows: usize) -> Range<usize> {
+        let first = |worker: usize| rows.div_ceil(LANES) * worker / self.workers;
+        first(self.worker)..first(self.worker + 1)
+    }
+
+    /// Returns the rows that the worker has of a matrix of `rows` rows.
+    pub fn rows(self, rows: usize) -> Range<usize> {
+        let panels = self.panels(rows);
+        panels.start * LANES..rows.min(panels.end * LANES)
     }
 }
 
 /// The part of a model that a worker loads: layers, and its rows of their matrices.
 pub struct StagePart {
-    /// Layers of the stage. The first stage also has everything before the layers (the embedding and the beginning of the
-    /// residual streams), and the last stage has everything after them. If the lm_head is tied to the embedding, the
-    /// matrix is in the last stage only, which looks up its rows for the first one.
+    /// Layers of the stage. The first stage also has everything before the layers (positions, token types and the
+    /// beginning of the residual streams), and the last stage has everything after them. The rows of the embedding and
+    /// the lm_head are divided among all workers of several stages.
     pub layers: Range<usize>,
+    /// Index of the stage.
+    pub stage: usize,
+    /// Number of stages.
+    pub stages: usize,
     /// Workers that divide the rows of the stage's matrices; `None` if this worker has all rows.
     pub group: Option<TensorParallelGroup>,
-}
-
-impl From<Range<usize>> for StagePart {
-    fn from(layers: Range<usize>) -> Self {
-        Self { layers, group: None }
-    }
 }
 
 /// A [`StagePart`] that was checked against the model.
 #[derive(Clone)]
 pub(crate) struct LoadedPart {
     pub layers: StageLayers,
+    pub vocabulary: VocabularyPart,
     pub group: Option<Arc<TensorParallelGroup>>,
 }
 
 impl LoadedPart {
     /// Checks that the layers of a part can be a stage; see [`StageLayers::new`].
+    ///
+    /// # Errors
+    /// [`StageError`].
     pub fn new(spec: &ModelSpec, part: StagePart) -> Result<Self, StageError> {
-        Ok(Self { layers: StageLayers::new(spec, part.layers)?, group: part.group.map(Arc::new) })
+        let StagePart { layers, stage, stages, group } = part;
+        if stage >= stages {
+            return Err(StageError::Index { index: stage, stages });
+        }
+        let (rank, ranks) = group.as_ref().map_or((0, 1), |group| (group.rank(), group.ranks()));
+        let vocabulary = match stages {
+            1 => VocabularyPart::WHOLE,
+            _ => VocabularyPart::new(stage * ranks + rank, stages * ranks),
+        };
+        Ok(Self { layers: StageLayers::new(spec, layers)?, vocabulary, group: group.map(Arc::new) })
     }
 }
 
 impl From<StageLayers> for LoadedPart {
     fn from(layers: StageLayers) -> Self {
-        Self { layers, group: None }
+        Self { layers, vocabulary: VocabularyPart::WHOLE, group: None }
     }
 }
 

@@ -1,19 +1,23 @@
 //! Connection between the process that schedules and a stage in another process: frames over a socket.
 //!
 //! The worker begins with a description of its stage ([`StageInfo`], JSON after its length). It then answers requests
-//! in their order, but looks up tokens while it computes a step if it has all rows of the embedding. Numbers are
-//! little-endian; hidden states are as in memory, because all processes have one instruction set.
+//! of a kind in their order. It looks up tokens while it computes, and computes logits before the steps that wait, because
+//! an older batch needs them. Numbers are little-endian; hidden states are as in memory, because all processes have one
+//! instruction set.
 //!
 //! | frame | words of 32 bits | then |
 //! |---|---|---|
 //! | request to allocate | 0, number of groups, 0 | number of pages of each group, words of 64 bits |
 //! | request to run a step | 1, bytes of the step, numbers of hidden states | [`StageStep`], hidden states |
-//! | request to look up tokens in the embedding | 2, number of tokens, 0 | token ids, words of 32 bits |
-//! | answer | 0, numbers of output | output |
+//! | request to look up the worker's tokens in the embedding | 2, number of tokens, 0 | token ids, words of 32 bits |
+//! | request to compute the logits of the worker's tokens | 3, numbers of all rows, 0 | rows that the last stage wrote |
+//! | answer | 0, numbers of output | output; only of rank 0 |
 //! | answer to a look-up | 3, numbers of the rows | rows |
+//! | logits, also after the answer of the last stage to a step | 4, numbers of the logits | logits |
 //! | failure, after which the worker ends | 1, bytes of the message | message |
 //! | loss of another worker of the stage, after which this one ends | 2, its rank | |
 
+use std::collections::VecDeque;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -39,10 +43,12 @@ pub(super) const CANCEL_LIMIT: Duration = Duration::from_secs(10);
 const ALLOCATE: u32 = 0;
 const STEP: u32 = 1;
 const LOOK_UP: u32 = 2;
+const LOGITS: u32 = 3;
 const ANSWER: u32 = 0;
 const FAILURE: u32 = 1;
 const RANK_LOST: u32 = 2;
 const LOOKED_UP: u32 = 3;
+const COMPUTED_LOGITS: u32 = 4;
 
 /// A stage failed or cannot be reached.
 #[derive(Debug, thiserror::Error)]
@@ -82,6 +88,10 @@ pub struct StageInfo {
     pub first: usize,
     /// Layer after the last one.
     pub end: usize,
+    /// First token whose row of the embedding and the lm_head the worker has, if they are divided among stages.
+    pub first_token: usize,
+    /// Token after the last of those.
+    pub end_token: usize,
     /// Rank among the workers that divide the rows of the matrices.
     pub rank: usize,
     /// Number of those workers.
@@ -102,7 +112,8 @@ impl StageInfo {
     /// Describes a stage whose pages may have `kv_budget` bytes.
     #[must_use]
     pub fn new(stage: &Stage, kv_budget: u64) -> Self {
-        let (layers, sizes, options) = (stage.layers(), stage.weight_sizes(), stage.options());
+        let (layers, tokens, sizes, options) =
+            (stage.layers(), stage.own_tokens(), stage.weight_sizes(), stage.options());
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             arithmetic: ARITHMETIC_VERSION,
@@ -111,6 +122,8 @@ impl StageInfo {
             kv_format: options.kv_format.name().to_owned(),
             first: layers.start,
             end: layers.end,
+            first_token: tokens.start,
+            end_token: tokens.end,
             rank: stage.rank(),
             ranks: stage.ranks(),
             math_fingerprint: hex(stage.math_fingerprint()),
@@ -131,6 +144,7 @@ enum Request {
     Allocate(Vec<usize>),
     Step(StageStep, Vec<f32>),
     LookUp(Vec<u32>),
+    Logits(Vec<f32>),
 }
 
 /// Answer of a stage.
@@ -139,6 +153,8 @@ pub(super) enum Answer {
     Output(Vec<f32>),
     /// Rows of the tokens that were looked up.
     LookedUp(Vec<f32>),
+    /// Logits of the worker's tokens.
+    Logits(Vec<f32>),
 }
 
 /// Runs a stage for the process at the other end of a connection, until that ends it. A thread receives requests while
@@ -158,21 +174,17 @@ pub fn serve_stage(stage: &mut Stage, kv_budget: u64, stream: &UnixStream, cance
     let (width, limits, token_rows) = (stage.input_width(), stage.kv_groups().len(), stage.token_rows());
     let writer = &Mutex::new(writer);
     std::thread::scope(|scope| {
-        let (sender, requests) = mpsc::channel();
-        let looks_up = token_rows.map(|rows| {
-            let (sender, look_ups) = mpsc::channel::<Vec<u32>>();
-            let thread = scope.spawn(move || {
-                let served = look_ups.into_iter().try_for_each(|tokens| {
-                    send_answer(writer, LOOKED_UP, caught(|| rows.read(&tokens).map_err(worker_error)))
-                });
-                if served.is_err() {
-                    let _ = stream.shutdown(Shutdown::Both);
-                }
-                served
+        let (look_ups, tokens) = mpsc::channel::<Vec<u32>>();
+        let looking_up = scope.spawn(move || {
+            let served = tokens.into_iter().try_for_each(|tokens| {
+                send_answer(writer, LOOKED_UP, caught(|| token_rows.read(&tokens).map_err(worker_error)))
             });
-            (sender, thread)
+            if served.is_err() {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+            served
         });
-        let (look_ups, thread) = looks_up.unzip();
+        let (sender, requests) = mpsc::channel();
         scope.spawn(move || {
             loop {
                 let request = receive_request(&mut reader, width, limits).transpose();
@@ -180,25 +192,37 @@ pub fn serve_stage(stage: &mut Stage, kv_budget: u64, stream: &UnixStream, cance
                 if ends {
                     cancel.cancel();
                 }
-                let is_sent = match (request, &look_ups) {
-                    (Some(Ok(Request::LookUp(tokens))), Some(look_ups)) => look_ups.send(tokens).is_ok(),
-                    (Some(request), _) => sender.send(request).is_ok(),
-                    (None, _) => false,
+                let is_sent = match request {
+                    Some(Ok(Request::LookUp(tokens))) => look_ups.send(tokens).is_ok(),
+                    Some(request) => sender.send(request).is_ok(),
+                    None => false,
                 };
                 if ends || !is_sent {
                     return;
                 }
             }
         });
-        let mut output = Vec::new();
-        let served = requests.into_iter().try_for_each(|request| {
-            let kind = if matches!(request, Ok(Request::LookUp(_))) { LOOKED_UP } else { ANSWER };
-            let done = request.and_then(|request| answer(stage, request, cancel, &mut output));
-            send_answer(writer, kind, done.map(|()| &output[..]))
-        });
+        let mut buffers = [Vec::new(), Vec::new()];
+        let mut requests = in_order_of_urgency(&requests);
+        let served = requests.try_for_each(|request| answer(stage, request, cancel, writer, &mut buffers));
         // The threads that receive and look up must not wait for another request.
         let _ = stream.shutdown(Shutdown::Both);
-        served.and(thread.map_or(Ok(()), |thread| thread.join().expect("panics are caught")))
+        served.and(looking_up.join().expect("panics are caught"))
+    })
+}
+
+/// Returns the requests that arrive: those that wait for logits first, then the others in their order.
+fn in_order_of_urgency(
+    requests: &mpsc::Receiver<Result<Request, LinkError>>,
+) -> impl Iterator<Item = Result<Request, LinkError>> {
+    let mut waiting = VecDeque::new();
+    std::iter::from_fn(move || {
+        if waiting.is_empty() {
+            waiting.extend(requests.recv());
+        }
+        waiting.extend(requests.try_iter());
+        let urgent = waiting.iter().position(|request| matches!(request, Ok(Request::Logits(_))));
+        waiting.remove(urgent.unwrap_or(0))
     })
 }
 
@@ -231,14 +255,43 @@ fn failure(error: StageRunError) -> LinkError {
     }
 }
 
-/// Does what a request asks for; `output` gets the numbers of the answer.
-fn answer(stage: &mut Stage, request: Request, cancel: &Cancel, output: &mut Vec<f32>) -> Result<(), LinkError> {
+/// Does what a request asks for, and sends the answer. After a step of the last stage, sends the logits too. The buffers
+/// are reused from request to request, since logits are megabytes.
+fn answer(
+    stage: &mut Stage,
+    request: Result<Request, LinkError>,
+    cancel: &Cancel,
+    writer: &Mutex<BufWriter<&UnixStream>>,
+    [output, logits]: &mut [Vec<f32>; 2],
+) -> Result<(), LinkError> {
+    let (mut kind, mut has_logits) = (ANSWER, false);
     output.clear();
-    caught(|| match request {
-        Request::Allocate(pages) => stage.allocate_kv(&pages).map_err(worker_error),
-        Request::Step(step, input) => stage.step(&step, &input, cancel, output).map_err(failure),
-        Request::LookUp(tokens) => stage.look_up(&tokens, cancel, output).map_err(failure),
-    })
+    let done = request.and_then(|request| {
+        caught(|| match request {
+            Request::Allocate(pages) => stage.allocate_kv(&pages).map_err(worker_error),
+            Request::Step(step, input) => {
+                has_logits = stage.continues_with_logits(&step);
+                stage.step(&step, &input, cancel, output).map_err(failure)
+            }
+            Request::Logits(rows) => {
+                kind = COMPUTED_LOGITS;
+                stage.logits(&rows, cancel, logits).map_err(failure)
+            }
+            Request::LookUp(_) => unreachable!("another thread looks up tokens"),
+        })
+    });
+    let done = done.map(|()| match kind {
+        COMPUTED_LOGITS => &logits[..],
+        // All workers of a stage have the same output.
+        _ if stage.rank() > 0 => &[],
+        _ => &output[..],
+    });
+    send_answer(writer, kind, done)?;
+    if !has_logits {
+        return Ok(());
+    }
+    let done = caught(|| stage.logits(output, cancel, logits).map_err(failure));
+    send_answer(writer, COMPUTED_LOGITS, done.map(|()| &logits[..]))
 }
 
 /// Runs `work`; a panic is an error.
@@ -286,6 +339,7 @@ fn receive_request(reader: &mut impl Read, width: usize, groups: usize) -> Resul
             let (tokens, _) = bytes.as_chunks();
             Ok(Some(Request::LookUp(tokens.iter().map(|token| u32::from_le_bytes(*token)).collect())))
         }
+        LOGITS if second == 0 => Ok(Some(Request::Logits(read_numbers(reader, first)?))),
         kind => Err(LinkError::Protocol(format!("request {kind} with {first} and {second}"))),
     }
 }
@@ -334,6 +388,11 @@ impl StageLink {
         self.send(LOOK_UP, tokens.len(), 0, &[&bytes])
     }
 
+    /// Sends rows whose logits of the worker's tokens are computed; the answer is received later.
+    pub(super) fn send_logits(&mut self, rows: &[f32]) -> Result<(), LinkError> {
+        self.send(LOGITS, rows.len(), 0, &[bytemuck::cast_slice(rows)])
+    }
+
     fn send(&mut self, kind: u32, first: usize, second: usize, parts: &[&[u8]]) -> Result<(), LinkError> {
         for word in [kind, to_word(first)?, to_word(second)?] {
             self.writer.write_all(&word.to_le_bytes())?;
@@ -363,6 +422,10 @@ impl StageLink {
             LOOKED_UP => {
                 let count = read_word(reader)? as usize;
                 Ok(Answer::LookedUp(read_numbers(reader, count)?))
+            }
+            COMPUTED_LOGITS => {
+                let count = read_word(reader)? as usize;
+                Ok(Answer::Logits(read_numbers(reader, count)?))
             }
             RANK_LOST => Err(LinkError::RankLost { rank: read_word(reader)? as usize }),
             FAILURE => Err(LinkError::Worker(String::from_utf8_lossy(&read_text(reader)?).into_owned())),
@@ -474,11 +537,12 @@ mod tests {
         ModelSpec::from_json(&specs::llama(96, 2).to_string()).unwrap()
     }
 
-    /// Loads a stage that has all layers.
-    fn load(group: Option<TensorParallelGroup>) -> Stage {
+    /// Loads a stage that has all layers, and the last of `stages` parts of the vocabulary.
+    fn load(stages: usize, group: Option<TensorParallelGroup>) -> Stage {
         let quantization = Quantization::named("int8").unwrap();
         let options = LoadOptions { quantization, kv_format: KvFormat::F16, isa: Isa::best() };
-        let (pool, part) = (Arc::new(Pool::new(NonZeroUsize::MIN)), StagePart { layers: 0..2, group });
+        let part = StagePart { layers: 0..2, stage: stages - 1, stages, group };
+        let pool = Arc::new(Pool::new(NonZeroUsize::MIN));
         Stage::load(spec(), part, Source::Random, options, pool, &Cancel::new(), &mut |_, _| {}).unwrap()
     }
 
@@ -497,25 +561,48 @@ mod tests {
     }
 
     #[test]
-    fn steps_and_look_ups_have_answers_of_their_own() {
+    fn steps_look_ups_and_logits_have_answers_of_their_own() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        std::thread::spawn(move || serve_stage(&mut load(None), 1 << 20, &theirs, &Cancel::new()));
+        std::thread::spawn(move || serve_stage(&mut load(2, None), 1 << 20, &theirs, &Cancel::new()));
         let mut link = StageLink::open(ours, &Cancel::new()).unwrap();
+        assert_eq!((link.info().first_token, link.info().end_token), (48, 96));
+        let width = spec().embedding_width();
         link.allocate_kv(&[4], &Cancel::new()).unwrap();
-        link.send_step(&step(), &[]).unwrap();
-        link.send_look_up(&[3, 95]).unwrap();
-        let mut sizes = [0; 2];
-        for _ in 0..2 {
-            match link.receive(&Cancel::new()).unwrap() {
-                Answer::Output(logits) => sizes[0] = logits.len(),
-                Answer::LookedUp(rows) => sizes[1] = rows.len(),
-            }
+        link.send_step(&step(), &vec![0.5; 3 * width]).unwrap();
+        link.send_look_up(&[48, 95]).unwrap();
+        link.send_logits(&vec![0.25; 2 * width]).unwrap();
+        let mut sizes = [Vec::new(), Vec::new(), Vec::new()];
+        for _ in 0..4 {
+            let (kind, numbers) = match link.receive(&Cancel::new()).unwrap() {
+                Answer::Output(rows) => (0, rows),
+                Answer::LookedUp(rows) => (1, rows),
+                Answer::Logits(logits) => (2, logits),
+            };
+            sizes[kind].push(numbers.len());
         }
-        assert_eq!(sizes, [96, 2 * spec().embedding_width()]);
-        link.send_look_up(&[3, 96]).unwrap();
+        // The logits of the step follow its hidden states.
+        assert_eq!(sizes, [vec![width], vec![2 * width], vec![48, 2 * 48]]);
+        link.send_look_up(&[95, 96]).unwrap();
         let error = link.receive(&Cancel::new()).err().unwrap().to_string();
-        assert!(error.contains("tokens[1] must be below 96, got 96"), "{error}");
+        assert!(error.contains("tokens[1] must be in 48..96, the rows of this worker, got 96"), "{error}");
         assert!(link.receive(&Cancel::new()).is_err(), "the worker has ended");
+    }
+
+    #[test]
+    fn logits_are_computed_before_the_steps_that_wait() {
+        let (sender, requests) = mpsc::channel();
+        let step = || Request::Step(StageStep::from_bytes(&step()).unwrap(), Vec::new());
+        for request in [step(), Request::Logits(vec![1.0]), step(), Request::Logits(vec![2.0])] {
+            sender.send(Ok(request)).unwrap();
+        }
+        drop(sender);
+        let name = |request| match request {
+            Ok(Request::Logits(rows)) => format!("{rows:?}"),
+            Ok(Request::Step(..)) => "step".to_owned(),
+            _ => "another request".to_owned(),
+        };
+        let order: Vec<String> = in_order_of_urgency(&requests).map(name).collect();
+        assert_eq!(order, ["[1.0]", "[2.0]", "step", "step"]);
     }
 
     #[test]
@@ -525,7 +612,7 @@ mod tests {
         let (peer, silent) = UnixStream::pair().unwrap();
         let (ended, end) = mpsc::channel();
         std::thread::spawn(move || {
-            let mut stage = load(Some(TensorParallelGroup::new(0, vec![peer]).unwrap()));
+            let mut stage = load(1, Some(TensorParallelGroup::new(0, vec![peer]).unwrap()));
             ended.send(serve_stage(&mut stage, 1 << 20, &theirs, &Cancel::new())).unwrap();
         });
         let mut link = StageLink::open(ours, &Cancel::new()).unwrap();

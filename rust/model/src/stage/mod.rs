@@ -5,9 +5,21 @@
 //! same [`Batch`]: token ids, positions and pages are those of the whole model.
 //!
 //! Between two stages, a token has all residual streams, side by side, and its embedding if a later layer reads it.
-//! If the lm_head is tied to the embedding, only the last stage has the matrix, and looks up its rows for the first one.
 //! If a layer reads anything else of an earlier layer, such as its keys and values, both must be in the same stage; see
 //! [`StageError::Crossing`].
+//!
+//! The rows of the embedding and of the lm_head are divided among all workers of all stages (vocabulary parallelism,
+//! <https://arxiv.org/abs/2411.05288>). So the stages can have the same number of layers, and are balanced while they
+//! decode as well as in prefill, which multiplies few rows with the lm_head. Each worker looks up its rows of tokens for
+//! the first stage. The last stage computes the hidden states whose logits are needed, and each worker multiplies them
+//! with its rows of the lm_head. The rows are independent of each other, so the logits have the bits of the whole model.
+//!
+//! With two stages, layers L, their part of the lm_head H, and two batches A and B in flight:
+//!
+//! ```text
+//! stage 0 | L(A) | L(B) | H(A) | L(A) | H(B) | L(B) | H(A) | ...
+//! stage 1 |      | L(A) | H(A) | L(B) | H(B) | L(A) | H(A) | ...
+//! ```
 //!
 //! Several workers may divide the rows of a stage's matrices (tensor parallelism); see [`TensorParallelGroup`]. Each of
 //! them gets the same hidden states and computes the same ones.
@@ -26,10 +38,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ferrule_kernels::kv::{KvFormat, PageId};
-use ferrule_kernels::{Cancel, Pool, PoolError};
+use ferrule_kernels::{Cancel, Pool};
 
 pub use divide::divide_layers;
-pub(crate) use layers::{LoadedPart, StageLayers};
+pub(crate) use layers::{LoadedPart, StageLayers, VocabularyPart};
 pub use layers::{StageError, StagePart};
 pub use link::{LinkError, StageInfo, StageLink, serve_stage};
 pub use pipeline::{Pipeline, PipelineError};
@@ -37,12 +49,12 @@ use step::StepLimits;
 pub use step::{PageCopy, StageSequence, StageStep, StepError};
 use tensor_parallel::GatherError;
 pub use tensor_parallel::TensorParallelGroup;
-use token_rows::{TokenRows, check_tokens};
+use token_rows::TokenRows;
 pub use workers::Worker;
 
-use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel};
+use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows};
 use crate::fingerprint::math_fingerprint;
-use crate::needs::{Needs, measure_layers};
+use crate::needs::{Needs, measure_part};
 use crate::quantization::Quantization;
 use crate::spec::ModelSpec;
 use crate::transformer::{LoadOptions, Transformer};
@@ -58,6 +70,14 @@ pub enum StageRunError {
         tokens: usize,
         /// Numbers that the stage reads.
         expected: usize,
+        /// Numbers found.
+        found: usize,
+    },
+    /// The rows for the lm_head do not fit the lm_head.
+    #[error("rows for the lm_head must have {width} numbers each (0: this worker has no rows of one), got {found}")]
+    Rows {
+        /// Numbers of a row.
+        width: usize,
         /// Numbers found.
         found: usize,
     },
@@ -107,7 +127,8 @@ impl From<GatherError> for StageRunError {
 /// Output of the last stage, for the requested rows of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LastOutput {
-    /// Logits, `[wanted rows, vocab_size]`, as [`LanguageModel::forward`].
+    /// Logits, `[wanted rows, vocab_size]`, as [`LanguageModel::forward`]. If the rows of the lm_head are divided among
+    /// stages, what is multiplied with them: `[wanted rows, embedding_width]`; see [`Stage::logits`].
     Logits,
     /// Hidden states after the final norm, `[wanted rows, hidden_size]`, as [`LanguageModel::hidden_states`].
     HiddenStates,
@@ -130,30 +151,30 @@ impl Stage {
     /// is cancelled.
     pub fn load(
         spec: ModelSpec,
-        part: impl Into<StagePart>,
+        part: StagePart,
         source: Source<'_>,
         options: LoadOptions,
         pool: Arc<Pool>,
         cancel: &Cancel,
         progress: Progress<'_>,
     ) -> Result<Self, LoadError> {
-        let part = LoadedPart::new(&spec, part.into())?;
+        let part = LoadedPart::new(&spec, part)?;
         let model = Transformer::load_part(spec, part, source, options, pool, cancel, progress)?;
         Ok(Self { model, pages: Vec::new() })
     }
 
-    /// Computes the memory that layers `layers` of a model need, as [`crate::measure`] does for all of them.
+    /// Computes the memory that a part of a model needs, as [`crate::measure`] does for all of it.
     ///
     /// # Errors
     /// [`LoadError`] if the layers cannot be a stage, or the files do not fit the spec.
     pub fn measure(
         spec: &ModelSpec,
-        layers: Range<usize>,
+        part: StagePart,
         source: Source<'_>,
         quantization: Quantization,
         kv_format: KvFormat,
     ) -> Result<Needs, LoadError> {
-        measure_layers(spec, &StageLayers::new(spec, layers)?, source, quantization, kv_format)
+        measure_part(spec, LoadedPart::new(spec, part)?, source, quantization, kv_format)
     }
 
     /// Allocates `pages[i]` empty pages for group `i`, as [`Transformer::allocate_kv`] does.
@@ -202,14 +223,14 @@ impl Stage {
         self.model.copy_page(group, from, to);
     }
 
-    /// Returns the numbers per token that the stage reads. The first stage reads what [`Stage::look_up`] of the last one
-    /// writes, or 0 numbers if it looks up the tokens itself.
+    /// Returns the numbers per token that the stage reads. The first stage reads the rows of the tokens that
+    /// [`Stage::look_up`] of all stages returns, or 0 numbers if it has all rows of the embedding.
     #[must_use]
     pub fn input_width(&self) -> usize {
         let spec = self.model.spec();
         match self.model.stage().is_first() {
-            true if self.looks_up_tokens() => 0,
-            true => spec.embedding_width(),
+            true if self.model.vocabulary().is_divided() => spec.embedding_width(),
+            true => 0,
             false => spec.boundary_width(self.layers().start),
         }
     }
@@ -222,7 +243,7 @@ impl Stage {
     }
 
     /// Runs a batch: reads `input: [tokens, input_width]` and overwrites `output` with `[tokens, output_width]`, or in
-    /// the last stage with what `last` says. Of several workers, only that of rank 0 has output.
+    /// the last stage with what `last` says. All workers of a stage have the same output.
     ///
     /// # Errors
     /// [`StageRunError`]. After a [`StageRunError::Forward`] the batch can be retried, unless other workers divide the
@@ -239,61 +260,66 @@ impl Stage {
         output: &mut Vec<f32>,
     ) -> Result<(), StageRunError> {
         self.check(batch, input)?;
-        self.run(output, |model, output| {
-            model.run_layers(batch, input, cancel)?;
-            match (model.stage().is_last(), last) {
-                (false, _) => model.copy_boundary(batch, output),
-                (true, LastOutput::Logits) => model.logits(batch, cancel, output)?,
-                (true, LastOutput::HiddenStates) => model.last_hidden(batch, cancel, output)?,
-            }
-            Ok(())
-        })
-    }
-
-    /// Returns whether the stage has the matrix of the embedding.
-    pub(crate) fn looks_up_tokens(&self) -> bool {
-        self.model.stage().looks_up_tokens(self.model.spec())
-    }
-
-    /// Looks up the rows of tokens in the matrix of the embedding: overwrites `output` with what the first stage reads,
-    /// `[tokens, embedding_width]`. Of several workers, only that of rank 0 has output.
-    ///
-    /// # Errors
-    /// [`StageRunError`], as [`Stage::forward`]; [`StepError::Number`] within it for a token outside of the vocabulary,
-    /// and for any token if another stage looks them up.
-    pub fn look_up(&mut self, tokens: &[u32], cancel: &Cancel, output: &mut Vec<f32>) -> Result<(), StageRunError> {
-        if tokens.is_empty() {
-            output.clear();
-            return Ok(());
-        }
-        let rows = if self.looks_up_tokens() { self.model.spec().vocab_size } else { 0 };
-        check_tokens(tokens, rows)?;
-        self.run(output, |model, output| model.look_up(tokens, cancel, output))
-    }
-
-    /// Returns the rows of the embedding's matrix; `None` unless this worker has all of them.
-    fn token_rows(&self) -> Option<TokenRows> {
-        let has_rows = self.looks_up_tokens() && self.ranks() == 1;
-        has_rows.then(|| TokenRows::new(self.model.shared_weights(), self.model.spec()))
-    }
-
-    /// Computes something with the other workers of the stage.
-    fn run(
-        &mut self,
-        output: &mut Vec<f32>,
-        compute: impl FnOnce(&mut Transformer, &mut Vec<f32>) -> Result<(), PoolError>,
-    ) -> Result<(), StageRunError> {
         if let Some(failure) = self.model.group().and_then(TensorParallelGroup::failure) {
             return Err(failure.into());
         }
-        let done = compute(&mut self.model, output).map_err(|error| match self.model.group() {
+        let is_divided = self.model.vocabulary().is_divided();
+        let done = self.model.run_layers(batch, input, cancel).and_then(|()| {
+            match (self.model.stage().is_last(), last) {
+                (false, _) => self.model.copy_boundary(batch, output),
+                (true, LastOutput::Logits) if is_divided => self.model.lm_head_input(batch, cancel, output)?,
+                (true, LastOutput::Logits) => self.model.logits(batch, cancel, output)?,
+                (true, LastOutput::HiddenStates) => self.model.last_hidden(batch, cancel, output)?,
+            }
+            Ok(())
+        });
+        done.map_err(|error| match self.model.group() {
             Some(group) => group.fail(error).into(),
             None => StageRunError::Forward(error.into()),
-        });
-        if self.rank() > 0 {
-            output.clear();
+        })
+    }
+
+    /// Returns the tokens whose rows of the embedding and the lm_head this worker has, if the rows are divided among
+    /// stages; else nothing.
+    #[must_use]
+    pub fn own_tokens(&self) -> Range<usize> {
+        let vocabulary = self.model.vocabulary();
+        if vocabulary.is_divided() { vocabulary.rows(self.model.spec().vocab_size) } else { 0..0 }
+    }
+
+    /// Computes the logits of [`Stage::own_tokens`] from rows that the last stage wrote for [`LastOutput::Logits`]:
+    /// overwrites `logits` with `[rows, own tokens]`.
+    ///
+    /// # Errors
+    /// [`StageRunError::Rows`] if `rows` are not `[rows, embedding_width]`, or this worker has no rows of an lm_head;
+    /// [`StageRunError::Forward`].
+    pub fn logits(&self, rows: &[f32], cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), StageRunError> {
+        let spec = self.model.spec();
+        let width = if spec.lm_head.is_none() || self.own_tokens().is_empty() { 0 } else { spec.embedding_width() };
+        if width == 0 || !rows.len().is_multiple_of(width) {
+            return Err(StageRunError::Rows { width, found: rows.len() });
         }
-        done
+        self.model.own_logits(rows, cancel, logits).map_err(|error| StageRunError::Forward(error.into()))
+    }
+
+    /// Looks up the rows of tokens among [`Stage::own_tokens`] in the matrix of the embedding: `[tokens,
+    /// embedding_width]`.
+    ///
+    /// # Errors
+    /// [`StepError::Number`] for another token.
+    pub fn look_up(&self, tokens: &[u32]) -> Result<Vec<f32>, StepError> {
+        self.token_rows().read(tokens)
+    }
+
+    /// Returns this worker's rows of the embedding's matrix.
+    fn token_rows(&self) -> TokenRows {
+        TokenRows::new(self.model.shared_weights(), self.own_tokens(), self.model.spec().embedding_width())
+    }
+
+    /// Returns whether this worker answers a step with its logits too: the last stage has what is multiplied.
+    fn continues_with_logits(&self, step: &StageStep) -> bool {
+        let is_wanted = step.sequences.iter().any(|sequence| sequence.logits != LogitRows::None);
+        self.model.stage().is_last() && step.last == LastOutput::Logits && is_wanted && !self.own_tokens().is_empty()
     }
 
     /// Runs a step from another process: copies pages, then runs the batch as [`Stage::forward`] does.

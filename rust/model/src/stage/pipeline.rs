@@ -6,7 +6,7 @@ use ferrule_kernels::kv::{KvFormat, PageId};
 use super::link::{LinkError, StageInfo, StageLink};
 use super::queues::StageQueues;
 use super::workers::{Failure, Worker, Workers};
-use super::{LastOutput, PageCopy, StageStep};
+use super::{LastOutput, PageCopy, StageStep, VocabularyPart};
 use crate::batch::{Batch, BatchQueue, Capabilities, ForwardError, KvGroup, LanguageModel, SequenceChunk};
 use crate::memory::MemoryLayout;
 use crate::spec::ModelSpec;
@@ -50,8 +50,9 @@ pub enum PipelineError {
 /// divided into micro-batches of whole sequences. Results do not depend on the division, because a row depends on its own
 /// sequence only. Every stage computes the batches in order, so a batch may have the next chunk of a prompt in flight.
 ///
-/// If the lm_head is tied to the embedding, only the last stage has the matrix. It looks up the rows of a batch's tokens
-/// before the batch begins, and the first stage gets them as input.
+/// The rows of the embedding and the lm_head are divided among the workers of several stages. Each looks up its rows of a
+/// batch's tokens before the batch begins, and the first stage gets them as input. After the last stage, each computes
+/// the logits of its tokens.
 pub struct Pipeline {
     spec: ModelSpec,
     groups: Vec<KvGroup>,
@@ -102,6 +103,12 @@ impl Pipeline {
             }
             same("first", &info.first, &first)?;
             same("end", &info.end, &end)?;
+            let tokens = match links.len() > ranks {
+                true => VocabularyPart::new(index, links.len()).rows(spec.vocab_size),
+                false => 0..0,
+            };
+            same("first_token", &info.first_token, &tokens.start)?;
+            same("end_token", &info.end_token, &tokens.end)?;
             same("math_fingerprint", &info.math_fingerprint, &infos[0].math_fingerprint)?;
             same("shared_fingerprint", &info.shared_fingerprint, &infos[index - info.rank].shared_fingerprint)?;
             same("page_bytes (their number)", &info.page_bytes.len(), &layout.groups.len())?;
@@ -153,8 +160,10 @@ impl Pipeline {
             return Err(error.clone());
         }
         let step = StageStep::new(batch, std::mem::take(&mut self.copies), last);
-        let tokens: Vec<u32> = batch.tokens().collect();
-        self.queues.begin(step.to_bytes(), &tokens).map_err(|failure| self.lose(failure))
+        let wanted = batch.sequences.iter().map(|chunk| chunk.logits.of(chunk.tokens.len()).len());
+        let logit_rows = if last == LastOutput::Logits { wanted.sum() } else { 0 };
+        let begun = self.queues.begin(step.to_bytes(), batch.tokens().collect(), logit_rows);
+        begun.map_err(|failure| self.lose(failure))
     }
 
     /// Waits for the oldest batch in flight and returns the answer of the last stage.

@@ -3,12 +3,12 @@
 //! A batch goes from stage to stage through this process. Each stage has a queue: it may get a batch while it computes the
 //! one before, and answers them in order.
 //!
-//! If the last stage looks up the rows of tokens for the first one, it does so while it computes. Several workers that
-//! divide the rows do everything in order, and a look-up must not wait behind a batch: the first stage would be idle
-//! meanwhile, and then the last one. So such workers get a batch only after they have answered the one before and, if the
-//! engine begins another batch with that answer, after the look-up for this one.
+//! If the rows of the embedding and the lm_head are divided among the workers, a batch begins with a look-up of its
+//! tokens by the workers that have their rows, and ends with the logits of all workers. The last stage goes on with its
+//! logits at once; the other ones get its hidden states, and compute logits before the batches in their queues.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use ferrule_kernels::Cancel;
 
@@ -21,39 +21,57 @@ pub(super) struct StageQueues {
     workers: Workers,
     /// Batches in the order in which they began.
     batches: VecDeque<QueuedBatch>,
-    /// Numbers of a token that the last stage looks up for the first one; `None` if the first stage has the embedding.
-    looked_up: Option<usize>,
+    /// Numbers of a row of the embedding and the lm_head, if the rows are divided among the workers.
+    divided: Option<usize>,
+    vocab_size: usize,
 }
 
 struct QueuedBatch {
     /// Bytes of the [`StageStep`](super::StageStep).
     step: Vec<u8>,
-    /// Number of tokens.
-    tokens: usize,
+    tokens: Vec<u32>,
+    /// Number of rows whose logits are needed.
+    logit_rows: usize,
     place: Place,
+    /// Workers whose answer is missing at this place.
+    missing: Vec<usize>,
     /// Input of the stage that it is before, or answer of the last stage.
     output: Vec<f32>,
+    /// Workers whose logits are missing.
+    without_logits: Vec<usize>,
+    /// Logits `[logit_rows, vocab_size]`, if workers have parts of them.
+    logits: Vec<f32>,
 }
 
 /// Place of a batch in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// The last stage looks up the rows of its tokens.
+    /// Workers look up the rows of its tokens.
     LookUp,
     /// Place before a stage, to which it can be sent.
     Before(usize),
     /// Place in the queue of a stage, to which it was sent.
     At(usize),
     /// Place after the last stage.
-    Done,
+    AfterLast,
+}
+
+impl QueuedBatch {
+    fn is_done(&self) -> bool {
+        self.place == Place::AfterLast && self.without_logits.is_empty()
+    }
+
+    /// Returns whether the answer of a worker is missing at a place.
+    fn misses(&self, place: Place, worker: usize) -> bool {
+        self.place == place && self.missing.contains(&worker)
+    }
 }
 
 impl StageQueues {
     /// Creates empty queues.
     pub fn new(workers: Workers, spec: &ModelSpec) -> Self {
-        let stages = workers.stages();
-        let looked_up = (stages > 1 && spec.has_tied_lm_head()).then(|| spec.embedding_width());
-        Self { workers, batches: VecDeque::new(), looked_up }
+        let divided = (workers.stages() > 1).then(|| spec.embedding_width());
+        Self { workers, batches: VecDeque::new(), divided, vocab_size: spec.vocab_size }
     }
 
     pub fn workers(&self) -> &Workers {
@@ -74,81 +92,136 @@ impl StageQueues {
         self.batches.is_empty()
     }
 
-    /// Sends a batch with these tokens to the first stage, or to the last one for the rows of its tokens.
-    pub fn begin(&mut self, step: Vec<u8>, tokens: &[u32]) -> Result<(), Failure> {
-        let mut place = Place::Before(0);
-        if self.looked_up.is_some() {
-            self.workers.send_look_up(self.stages() - 1, tokens)?;
-            place = Place::LookUp;
+    /// Sends a batch with these tokens to the first stage, or to the workers that have the rows of its tokens. The logits
+    /// of `logit_rows` rows are needed.
+    pub fn begin(&mut self, step: Vec<u8>, tokens: Vec<u32>, logit_rows: usize) -> Result<(), Failure> {
+        let (mut place, mut missing, mut without_logits) = (Place::Before(0), Vec::new(), Vec::new());
+        let (mut output, mut logits) = (Vec::new(), Vec::new());
+        if let Some(width) = self.divided {
+            for worker in 0..self.workers.count() {
+                let own = self.workers.tokens_of(worker);
+                let tokens: Vec<u32> = tokens.iter().copied().filter(|token| is_among(&own, *token)).collect();
+                if !tokens.is_empty() {
+                    self.workers.send_look_up(worker, &tokens)?;
+                    missing.push(worker);
+                }
+                if logit_rows > 0 && !own.is_empty() {
+                    without_logits.push(worker);
+                }
+            }
+            // Without a worker that has a row of them, the first stage refuses the tokens.
+            if !missing.is_empty() {
+                place = Place::LookUp;
+            }
+            (output, logits) = (vec![0.0; tokens.len() * width], vec![0.0; logit_rows * self.vocab_size]);
         }
-        self.batches.push_back(QueuedBatch { step, tokens: tokens.len(), place, output: Vec::new() });
+        let batch = QueuedBatch { step, tokens, logit_rows, place, missing, output, without_logits, logits };
+        self.batches.push_back(batch);
         self.advance()
     }
 
-    /// Waits for the oldest batch and returns the answer of the last stage.
+    /// Waits for the oldest batch and returns the answer of the last stage, or the logits of all workers.
     ///
     /// # Panics
     /// If no batch is in flight.
     pub fn finish(&mut self, cancel: &Cancel) -> Result<Vec<f32>, Failure> {
-        while self.batches.front().expect("a batch is in flight").place != Place::Done {
+        while !self.batches.front().expect("a batch is in flight").is_done() {
+            let all = 0..self.workers.count();
+            let answering: Vec<usize> = all.filter(|worker| self.is_answering(*worker)).collect();
+            let worker = self.workers.wait(&answering, cancel)?;
+            self.take_answer(worker, cancel)?;
             self.advance()?;
-            let stages = 0..self.stages();
-            let answering: Vec<usize> = stages.filter(|stage| self.is_answering(*stage)).collect();
-            let stage = self.workers.wait(&answering, cancel)?;
-            self.take_answer(stage, cancel)?;
         }
-        Ok(self.batches.pop_front().map(|batch| batch.output).unwrap_or_default())
+        let done = |batch: QueuedBatch| if batch.logits.is_empty() { batch.output } else { batch.logits };
+        Ok(self.batches.pop_front().map(done).unwrap_or_default())
     }
 
-    /// Returns whether a stage has a request that it has not answered.
-    fn is_answering(&self, stage: usize) -> bool {
-        let looks_up = stage == self.stages() - 1 && self.has_batch(Place::LookUp);
-        looks_up || self.has_batch(Place::At(stage))
+    /// Returns whether an answer of a worker is missing, or will be once it gets its request.
+    fn is_answering(&self, worker: usize) -> bool {
+        self.batches.iter().any(|batch| batch.missing.contains(&worker) || batch.without_logits.contains(&worker))
     }
 
-    fn has_batch(&self, place: Place) -> bool {
-        self.batches.iter().any(|batch| batch.place == place)
-    }
-
-    /// Sends each batch to its next stage, if it may have it already.
+    /// Sends each batch to its next stage. A batch whose tokens are looked up sooner does not overtake an older one.
     fn advance(&mut self) -> Result<(), Failure> {
-        let last = self.stages() - 1;
-        let in_order = self.looked_up.is_some() && self.workers.ranks() > 1;
-        for index in 0..self.batches.len() {
-            let Place::Before(stage) = self.batches[index].place else { continue };
-            if in_order && stage == last && self.has_batch(Place::At(last)) {
-                continue;
+        for batch in self.batches.iter_mut().take_while(|batch| batch.place != Place::LookUp) {
+            if let Place::Before(stage) = batch.place {
+                self.workers.send_step(stage, &batch.step, &std::mem::take(&mut batch.output))?;
+                (batch.place, batch.missing) = (Place::At(stage), self.workers.of_stage(stage).collect());
             }
-            let batch = &mut self.batches[index];
-            self.workers.send_step(stage, &batch.step, &std::mem::take(&mut batch.output))?;
-            batch.place = Place::At(stage);
         }
         Ok(())
     }
 
-    /// Receives the next answer of a stage.
-    fn take_answer(&mut self, stage: usize, cancel: &Cancel) -> Result<(), Failure> {
-        let last = self.stages() - 1;
-        let (numbers, place) = match self.workers.receive(stage, cancel)? {
-            Answer::Output(numbers) => (numbers, Place::At(stage)),
-            Answer::LookedUp(numbers) => (numbers, Place::LookUp),
-        };
-        let protocol = |what| (self.workers.first_of(stage), LinkError::Protocol(what));
-        let Some(batch) = self.batches.iter_mut().find(|batch| batch.place == place) else {
-            return Err(protocol("an answer without a request".to_owned()));
-        };
-        if let (Place::LookUp, Some(width)) = (place, self.looked_up)
-            && numbers.len() != batch.tokens * width
-        {
-            let what = format!("{} numbers for {} tokens, not {width} each", numbers.len(), batch.tokens);
-            return Err(protocol(what));
+    /// Receives the next answer of a worker.
+    fn take_answer(&mut self, worker: usize, cancel: &Cancel) -> Result<(), Failure> {
+        let answer = self.workers.receive(worker, cancel)?;
+        let Self { workers, batches, divided, vocab_size } = self;
+        let (own, stages) = (workers.tokens_of(worker), workers.stages());
+        let of_stage = workers.worker(worker).stage;
+        let protocol = |what| Err((workers.worker(worker), LinkError::Protocol(what)));
+        let batch = batches.iter_mut().find(|batch| match &answer {
+            Answer::Output(_) => batch.misses(Place::At(of_stage), worker),
+            Answer::LookedUp(_) => batch.misses(Place::LookUp, worker),
+            Answer::Logits(_) => batch.without_logits.contains(&worker),
+        });
+        let Some(batch) = batch else { return protocol("an answer without a request".to_owned()) };
+        let width = divided.unwrap_or(0);
+        match answer {
+            Answer::LookedUp(rows) => {
+                let places = batch.tokens.iter().zip(batch.output.chunks_exact_mut(width));
+                let mut places: Vec<_> = places.filter(|(token, _)| is_among(&own, **token)).collect();
+                if rows.len() != places.len() * width {
+                    let what = format!("{} numbers for {} tokens, not {width} each", rows.len(), places.len());
+                    return protocol(what);
+                }
+                places.iter_mut().zip(rows.chunks_exact(width)).for_each(|((_, out), row)| out.copy_from_slice(row));
+                batch.missing.retain(|other| *other != worker);
+                if batch.missing.is_empty() {
+                    batch.place = Place::Before(0);
+                }
+            }
+            Answer::Logits(logits) => {
+                let rows = batch.logits.chunks_exact_mut(*vocab_size);
+                if logits.len() != batch.logit_rows * own.len() {
+                    let what = format!("{} logits for {} rows, not {} each", logits.len(), batch.logit_rows, own.len());
+                    return protocol(what);
+                }
+                rows.zip(logits.chunks_exact(own.len())).for_each(|(out, row)| out[own.clone()].copy_from_slice(row));
+                batch.without_logits.retain(|other| *other != worker);
+            }
+            Answer::Output(numbers) => {
+                // The other ranks of the stage have the same hidden states, and do not send them.
+                if worker == workers.of_stage(of_stage).start {
+                    batch.output = numbers;
+                }
+                batch.missing.retain(|other| *other != worker);
+                if !batch.missing.is_empty() {
+                    return Ok(());
+                }
+                if of_stage + 1 < stages {
+                    batch.place = Place::Before(of_stage + 1);
+                    return Ok(());
+                }
+                batch.place = Place::AfterLast;
+                if batch.logits.is_empty() {
+                    return Ok(());
+                }
+                if batch.output.len() != batch.logit_rows * width {
+                    let what =
+                        format!("{} numbers for {} rows, not {width} each", batch.output.len(), batch.logit_rows);
+                    return protocol(what);
+                }
+                for worker in 0..workers.of_stage(of_stage).start {
+                    if batch.without_logits.contains(&worker) {
+                        workers.send_logits(worker, &batch.output)?;
+                    }
+                }
+            }
         }
-        batch.output = numbers;
-        batch.place = match place {
-            Place::LookUp => Place::Before(0),
-            _ if stage < last => Place::Before(stage + 1),
-            _ => Place::Done,
-        };
         Ok(())
     }
+}
+
+fn is_among(tokens: &Range<usize>, token: u32) -> bool {
+    tokens.contains(&(token as usize))
 }

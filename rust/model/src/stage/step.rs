@@ -367,10 +367,10 @@ impl<'a> Words<'a> {
     }
 }
 
-fn number(field: &str, value: usize, limit: &str) -> StepError {
+pub(super) fn number(field: &str, value: usize, limit: &str) -> StepError {
     StepError::Number { field: field.to_owned(), value, limit: limit.to_owned() }
 }
 
-pub(super) fn below(field: &str, value: usize, limit: usize) -> Result<(), StepError> {
+fn below(field: &str, value: usize, limit: usize) -> Result<(), StepError> {
     if value < limit { Ok(()) } else { Err(number(field, value, &format!("below {limit}"))) }
 }

@@ -1,41 +1,42 @@
-//! [`TokenRows`]: rows of the embedding that the last stage looks up for the first one.
+//! [`TokenRows`]: rows of the embedding that a worker looks up for the first stage.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::step::{StepError, below};
+use super::step::{StepError, number};
 use crate::layer::read_rows;
-use crate::spec::ModelSpec;
 use crate::weights::Weights;
 
-/// Rows of the embedding's matrix, which a thread reads while the stage computes: a look-up must not wait for a batch,
-/// since the first stage would be idle meanwhile, and then the last one.
+/// A worker's rows of the embedding's matrix, which a thread reads while the worker computes: a look-up must not wait for a
+/// batch, since the first stage would be idle meanwhile, and then the others.
 pub(super) struct TokenRows {
     weights: Arc<Weights>,
-    /// Number of rows, and of columns.
-    sizes: [usize; 2],
+    /// Tokens whose rows these are.
+    own: Range<usize>,
+    /// Numbers of a row.
+    width: usize,
 }
 
 impl TokenRows {
-    /// Takes the matrix of the embedding from weights that have all of its rows.
-    pub fn new(weights: Arc<Weights>, spec: &ModelSpec) -> Self {
-        Self { weights, sizes: [spec.vocab_size, spec.embedding_width()] }
+    /// Takes the rows of tokens `own` from the matrix of the embedding, which has no others.
+    pub fn new(weights: Arc<Weights>, own: Range<usize>, width: usize) -> Self {
+        Self { weights, own, width }
     }
 
     /// Returns the rows of tokens, `[tokens, embedding_width]`.
     ///
     /// # Errors
-    /// [`StepError::Number`] for a token outside of the vocabulary.
+    /// [`StepError::Number`] for a token whose row is not here.
     pub fn read(&self, tokens: &[u32]) -> Result<Vec<f32>, StepError> {
-        let [vocab_size, width] = self.sizes;
-        check_tokens(tokens, vocab_size)?;
-        let table = self.weights.embedding().tokens.as_ref().expect("the stage has the matrix of the embedding");
+        let Self { weights, own, width } = self;
+        if let Some((i, token)) = tokens.iter().enumerate().find(|(_, token)| !own.contains(&(**token as usize))) {
+            let limit = format!("in {}..{}, the rows of this worker", own.start, own.end);
+            return Err(number(&format!("tokens[{i}]"), *token as usize, &limit));
+        }
         let mut rows = vec![0.0; tokens.len() * width];
-        read_rows(table, tokens.iter().copied(), &mut rows);
+        if let Some(table) = weights.embedding.as_ref().and_then(|embedding| embedding.tokens.as_ref()) {
+            read_rows(table, tokens.iter().map(|token| token - own.start as u32), &mut rows);
+        }
         Ok(rows)
     }
-}
-
-/// Checks that tokens are below `limit`.
-pub(super) fn check_tokens(tokens: &[u32], limit: usize) -> Result<(), StepError> {
-    tokens.iter().enumerate().try_for_each(|(i, token)| below(&format!("tokens[{i}]"), *token as usize, limit))
 }

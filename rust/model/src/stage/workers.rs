@@ -1,6 +1,7 @@
 //! [`Workers`]: the connections to the workers of all stages.
 
 use std::fmt;
+use std::ops::Range;
 use std::time::Instant;
 
 use ferrule_kernels::Cancel;
@@ -58,14 +59,25 @@ impl Workers {
         self.links.len() / self.ranks
     }
 
-    /// Returns the number of workers of a stage.
-    pub fn ranks(&self) -> usize {
-        self.ranks
+    /// Returns the number of all workers.
+    pub fn count(&self) -> usize {
+        self.links.len()
     }
 
-    /// Returns the worker of rank 0 of a stage.
-    pub fn first_of(&self, stage: usize) -> Worker {
-        Worker::new(stage * self.ranks, self.ranks)
+    /// Returns worker `index` of all.
+    pub fn worker(&self, index: usize) -> Worker {
+        Worker::new(index, self.ranks)
+    }
+
+    /// Returns the indices of the workers of a stage.
+    pub fn of_stage(&self, stage: usize) -> Range<usize> {
+        stage * self.ranks..(stage + 1) * self.ranks
+    }
+
+    /// Returns the tokens whose rows of the embedding and the lm_head a worker has.
+    pub fn tokens_of(&self, index: usize) -> Range<usize> {
+        let info = self.links[index].info();
+        info.first_token..info.end_token
     }
 
     /// Allocates pages for each group in all workers.
@@ -79,53 +91,49 @@ impl Workers {
 
     /// Sends a step and its input to all workers of a stage.
     pub fn send_step(&mut self, stage: usize, step: &[u8], input: &[f32]) -> Result<(), Failure> {
-        self.send(stage, |link| link.send_step(step, input))
+        self.of_stage(stage).try_for_each(|index| self.send(index, |link| link.send_step(step, input)))
     }
 
-    /// Sends tokens, whose rows of the embedding are looked up, to all workers of a stage.
-    pub fn send_look_up(&mut self, stage: usize, tokens: &[u32]) -> Result<(), Failure> {
-        self.send(stage, |link| link.send_look_up(tokens))
+    /// Sends tokens, whose rows of the embedding are looked up, to the worker that has them.
+    pub fn send_look_up(&mut self, index: usize, tokens: &[u32]) -> Result<(), Failure> {
+        self.send(index, |link| link.send_look_up(tokens))
     }
 
-    fn send(&mut self, stage: usize, send: impl Fn(&mut StageLink) -> Result<(), LinkError>) -> Result<(), Failure> {
-        let ranks = self.ranks;
-        let mut links = self.links[stage * ranks..][..ranks].iter_mut().enumerate();
-        links.try_for_each(|(rank, link)| send(link).map_err(|error| (Worker::new(stage * ranks + rank, ranks), error)))
+    /// Sends rows to a worker, which multiplies them with its rows of the lm_head.
+    pub fn send_logits(&mut self, index: usize, rows: &[f32]) -> Result<(), Failure> {
+        self.send(index, |link| link.send_logits(rows))
     }
 
-    /// Waits until one of `stages` answers, and returns the first one that does. After a cancellation it waits for 10 s.
-    pub fn wait(&self, stages: &[usize], cancel: &Cancel) -> Result<usize, Failure> {
+    fn send(&mut self, index: usize, send: impl Fn(&mut StageLink) -> Result<(), LinkError>) -> Result<(), Failure> {
+        send(&mut self.links[index]).map_err(|error| (self.worker(index), error))
+    }
+
+    /// Waits until one of the workers `answering` answers, and returns the first one that does. After a cancellation it
+    /// waits for 10 s.
+    pub fn wait(&self, answering: &[usize], cancel: &Cancel) -> Result<usize, Failure> {
         let interval = Timespec { tv_sec: 0, tv_nsec: POLL.subsec_nanos().into() };
-        let link = |stage: &usize| &self.links[stage * self.ranks];
-        if let Some(stage) = stages.iter().find(|stage| link(stage).has_read_ahead()) {
-            return Ok(*stage);
+        if let Some(index) = answering.iter().find(|index| self.links[**index].has_read_ahead()) {
+            return Ok(*index);
         }
         let mut cancelled: Option<Instant> = None;
         loop {
             let mut sockets: Vec<_> =
-                stages.iter().map(|stage| PollFd::new(link(stage).socket(), PollFlags::IN)).collect();
+                answering.iter().map(|index| PollFd::new(self.links[*index].socket(), PollFlags::IN)).collect();
             // After an error or a timeout no socket has events.
             let _ = poll(&mut sockets, Some(&interval));
-            if let Some(index) = sockets.iter().position(|socket| !socket.revents().is_empty()) {
-                return Ok(stages[index]);
+            if let Some(place) = sockets.iter().position(|socket| !socket.revents().is_empty()) {
+                return Ok(answering[place]);
             }
             if cancel.poll() && cancelled.get_or_insert_with(Instant::now).elapsed() > CANCEL_LIMIT {
-                return Err((self.first_of(stages[0]), no_answer(CANCEL_LIMIT).into()));
+                return Err((self.worker(answering[0]), no_answer(CANCEL_LIMIT).into()));
             }
         }
     }
 
-    /// Receives the answers of all workers of a stage, and returns what that of rank 0 has computed.
-    pub fn receive(&mut self, stage: usize, cancel: &Cancel) -> Result<Answer, Failure> {
-        let mut output = Answer::Output(Vec::new());
-        for rank in 0..self.ranks {
-            let result = self.links[stage * self.ranks + rank].receive(cancel);
-            let result = result.map_err(|error| self.first_loss((stage, rank), error, cancel))?;
-            if rank == 0 {
-                output = result;
-            }
-        }
-        Ok(output)
+    /// Receives the next answer of a worker.
+    pub fn receive(&mut self, index: usize, cancel: &Cancel) -> Result<Answer, Failure> {
+        let received = self.links[index].receive(cancel);
+        received.map_err(|error| self.first_loss((index / self.ranks, index % self.ranks), error, cancel))
     }
 
     /// Returns the worker of a stage whose failure is the cause of another's `error`, and the failure. A worker that has

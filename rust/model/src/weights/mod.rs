@@ -69,10 +69,10 @@ impl Norm {
     }
 }
 
-/// Embedding of tokens, positions and token types. Of several pipeline stages, the first one has it; if the lm_head is
-/// tied to it, the last one has the matrix `tokens` and nothing else of it.
+/// Embedding of tokens, positions and token types. Of several pipeline stages, the first one has it, and each has its rows
+/// of the matrix `tokens`.
 pub(crate) struct Embedding<M = PackedMatrix> {
-    /// One row per token; also the matrix of a tied lm_head. `None` in a first stage whose last stage looks up the rows.
+    /// One row per token; also the matrix of a tied lm_head. `None` in a first stage that has no rows of it.
     pub tokens: Option<Linear<M>>,
     /// Projection from a narrower embedding to `hidden_size`.
     pub projection: Option<Linear<M>>,
@@ -112,7 +112,7 @@ pub(crate) struct Block<M = PackedMatrix> {
 
 /// All weights of a model, or of a pipeline stage of it.
 pub(crate) struct Weights<M = PackedMatrix> {
-    /// Embedding, in the first stage and in a last stage whose lm_head is tied to it.
+    /// Embedding, in the first stage and in those that have rows of its matrix.
     pub embedding: Option<Embedding<M>>,
     /// Tables that stay in their file.
     pub tables: Vec<TokenTable>,
@@ -124,8 +124,8 @@ pub(crate) struct Weights<M = PackedMatrix> {
     pub lm_head_projection: Option<Linear<M>>,
     /// The lm_head, unless it is tied to the embedding or the model has none.
     pub lm_head: Option<Linear<M>>,
-    /// Bias of a tied lm_head.
-    pub tied_lm_head_bias: Option<Vec<f32>>,
+    /// Bias of an lm_head that is tied or divided among stages, with the numbers of all tokens.
+    pub lm_head_bias: Option<Vec<f32>>,
     /// Linear layers that adapters can change.
     pub sites: Vec<Site>,
     pub classifier: Option<Classifier<M>>,
@@ -223,7 +223,7 @@ impl<M> Weights<M> {
     /// Returns the embedding.
     ///
     /// # Panics
-    /// In a stage that is not the first one and whose lm_head is not tied to the embedding.
+    /// In a stage that is not the first one and has no rows of the embedding's matrix.
     pub fn embedding(&self) -> &Embedding<M> {
         self.embedding.as_ref().expect("a stage that needs the embedding has it")
     }
@@ -240,7 +240,7 @@ impl<M> Weights<M> {
         }
         self.final_norm.iter().for_each(|norm| tensors.norm(norm));
         self.lm_head_projection.iter().chain(&self.lm_head).for_each(|linear| tensors.linear(linear));
-        tensors.vectors.extend(&self.tied_lm_head_bias);
+        tensors.vectors.extend(&self.lm_head_bias);
         if let Some(Classifier { dense, norm, labels }) = &self.classifier {
             dense.iter().for_each(|linear| tensors.linear(linear));
             norm.iter().for_each(|norm| tensors.norm(norm));

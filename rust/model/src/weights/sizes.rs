@@ -146,18 +146,20 @@ where
         self.layers.iter().map(|layer| bytes(layer.tensors())).collect()
     }
 
-    /// Returns the bytes of the matrix of the embedding, of everything else before the layers, and of everything that
-    /// follows the layers.
-    pub fn bytes_of_ends(&self) -> (u64, u64, u64) {
-        let (mut tokens, mut before) = (Tensors::default(), Tensors::default());
+    /// Returns the bytes of what precedes the layers and of what follows them, without the matrices and biases of the
+    /// embedding and the lm_head, which have a row for each token.
+    pub fn bytes_of_ends(&self) -> (u64, u64) {
+        let (mut tokens, mut before, mut lm_head) = (Tensors::default(), Tensors::default(), Tensors::default());
         if let Some(embedding) = &self.embedding {
             embedding.tokens.iter().for_each(|matrix| tokens.linear(matrix));
             embedding.list(&mut before);
         }
+        self.lm_head.iter().for_each(|matrix| lm_head.linear(matrix));
+        lm_head.vectors.extend(&self.lm_head_bias);
         self.streams.iter().for_each(|streams| streams.list_beginning(&mut before));
-        let (tokens, before) = (bytes(tokens), bytes(before));
-        let output = bytes(self.tensors()) - before - self.bytes_of_layers().iter().sum::<u64>();
-        (tokens, before - tokens, output)
+        let before = bytes(before);
+        let after = bytes(self.tensors()) - before - self.bytes_of_layers().iter().sum::<u64>();
+        (before - bytes(tokens), after - bytes(lm_head))
     }
 }
 

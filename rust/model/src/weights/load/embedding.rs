@@ -8,19 +8,29 @@ use crate::weights::plan::Packer;
 use crate::weights::{Embedding, TokenTable};
 
 impl Loader<'_> {
-    /// Loads what the stage has of the embedding: the matrix of the tokens in the stage that looks up its rows; the
-    /// projection, positions, token types and norm in the first stage.
+    /// Returns whether the stage has rows of the matrix of the embedding: its part of them, or all of them in a stage that
+    /// looks up tokens or multiplies with the matrix.
+    pub(super) fn has_token_rows(&self) -> bool {
+        let (vocabulary, stage) = (self.part.vocabulary, &self.part.layers);
+        match vocabulary.is_divided() {
+            true => !vocabulary.panels(self.spec.vocab_size).is_empty(),
+            false => stage.is_first() || stage.is_last() && self.spec.has_tied_lm_head(),
+        }
+    }
+
+    /// Loads what the stage has of the embedding: its rows of the matrix of the tokens; the projection, positions, token
+    /// types and norm in the first stage.
     pub fn embedding<P: Packer>(&self, packer: &mut P) -> Result<Embedding<P::Matrix>, LoadError> {
         let Self { spec, quantization, .. } = self;
         let (hidden, width, multiplied) =
             (spec.hidden_size, spec.embedding_width(), quantization.embedding_and_lm_head());
         let embedding = &spec.embedding;
-        let tokens = if self.part.layers.looks_up_tokens(spec) {
+        let tokens = if self.has_token_rows() {
             let format = match spec.has_tied_lm_head() {
                 true => multiplied,
                 false => self.source.lookup_format("embedding", [spec.vocab_size, width], *quantization)?,
             };
-            Some(self.linear(packer, "", &[("embedding", spec.vocab_size, format)], width, false)?)
+            self.vocabulary_rows(packer, ("embedding", spec.vocab_size, format), false)?
         } else {
             None
         };

@@ -125,8 +125,8 @@ impl<'a> Loader<'a> {
     pub fn weights<P: Packer>(&self, packer: &mut P) -> Result<Weights<P::Matrix>, LoadError> {
         let (spec, stage) = (self.spec, &self.part.layers);
         let is_last = stage.is_last();
-        let has_embedding = stage.is_first() || stage.looks_up_tokens(spec);
-        let embedding = if has_embedding { Some(self.embedding(packer)?) } else { None };
+        let has_lm_head = is_last || self.part.vocabulary.is_divided();
+        let embedding = if stage.is_first() || self.has_token_rows() { Some(self.embedding(packer)?) } else { None };
         let tables = self.tables(packer)?;
         let streams = self.streams(packer)?;
         let mut layers = Vec::with_capacity(stage.range().len());
@@ -134,7 +134,7 @@ impl<'a> Loader<'a> {
             layers.push(self.layer(packer, index, &spec.layers[index], &layers)?);
         }
         let lm_head_projection = if is_last { self.lm_head_projection(packer)? } else { None };
-        let (lm_head, tied_lm_head_bias) = if is_last { self.lm_head(packer)? } else { (None, None) };
+        let (lm_head, lm_head_bias) = if has_lm_head { self.lm_head(packer)? } else { (None, None) };
         let final_norm = if is_last { self.final_norm()? } else { None };
         let classifier = if is_last { self.classifier(packer)? } else { None };
         let text_projections = if is_last { self.text_projections(packer)? } else { Vec::new() };
@@ -147,7 +147,7 @@ impl<'a> Loader<'a> {
             final_norm,
             lm_head_projection,
             lm_head,
-            tied_lm_head_bias,
+            lm_head_bias,
             classifier,
             text_projections,
             sites,

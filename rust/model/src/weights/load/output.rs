@@ -2,13 +2,14 @@
 
 use ferrule_kernels::Format;
 
-use super::Loader;
+use super::{Loader, RolePart};
+use crate::spec::LmHeadSpec;
 use crate::weights::error::LoadError;
 use crate::weights::plan::Packer;
-use crate::weights::{Classifier, Linear, Norm};
+use crate::weights::{Classifier, Linear, MatrixPart, Norm, Site};
 
-/// The lm_head, or the bias of an lm_head that is tied to the embedding.
-type LmHeadOrBias<M> = (Option<Linear<M>>, Option<Vec<f32>>);
+/// The lm_head, unless it is tied to the embedding, and the bias if it is tied or its rows are divided among stages.
+type LmHeadAndBias<M> = (Option<Linear<M>>, Option<Vec<f32>>);
 
 impl Loader<'_> {
     /// Loads the norm after the last layer.
@@ -26,17 +27,42 @@ impl Loader<'_> {
         self.linear(packer, "", &part, spec.hidden_size, false).map(Some)
     }
 
-    /// Loads the lm_head, or the bias of an lm_head that is tied to the embedding.
-    pub fn lm_head<P: Packer>(&self, packer: &mut P) -> Result<LmHeadOrBias<P::Matrix>, LoadError> {
+    /// Loads the stage's rows of the lm_head. A bias that is not part of the linear layer has the numbers of all rows.
+    pub fn lm_head<P: Packer>(&self, packer: &mut P) -> Result<LmHeadAndBias<P::Matrix>, LoadError> {
         let Self { spec, quantization, .. } = self;
-        Ok(match spec.lm_head {
-            Some(lm_head) if !lm_head.tied => {
-                let part = [("lm_head", spec.vocab_size, quantization.embedding_and_lm_head())];
-                (Some(self.linear(packer, "", &part, spec.embedding_width(), lm_head.bias)?), None)
+        let Some(LmHeadSpec { tied, bias, .. }) = spec.lm_head else { return Ok((None, None)) };
+        let is_separate = bias && (tied || self.part.vocabulary.is_divided());
+        let matrix = match tied {
+            true => None,
+            false => {
+                let part = ("lm_head", spec.vocab_size, quantization.embedding_and_lm_head());
+                self.vocabulary_rows(packer, part, bias && !is_separate)?
             }
-            Some(lm_head) if lm_head.bias => (None, Some(self.vector("lm_head.bias", spec.vocab_size)?)),
-            _ => (None, None),
-        })
+        };
+        Ok((matrix, if is_separate { Some(self.vector("lm_head.bias", spec.vocab_size)?) } else { None }))
+    }
+
+    /// Loads the stage's rows of a matrix with a row for each token; `None` if it has none.
+    pub(super) fn vocabulary_rows<P: Packer>(
+        &self,
+        packer: &mut P,
+        part: RolePart<'_>,
+        bias: bool,
+    ) -> Result<Option<Linear<P::Matrix>>, LoadError> {
+        let (columns, vocabulary) = (self.spec.embedding_width(), self.part.vocabulary);
+        if !vocabulary.is_divided() {
+            return self.linear(packer, "", &[part], columns, bias).map(Some);
+        }
+        let (role, rows, format) = part;
+        let (panels, outputs) = (vocabulary.panels(rows), vocabulary.rows(rows).len());
+        if outputs == 0 {
+            return Ok(None);
+        }
+        let part = MatrixPart { role: &format!("{role}.weight"), rows, format, slice: None };
+        let mut plan = self.matrix(role.to_owned(), &[part], columns)?;
+        let site = packer.add_site(Site { parts: vec![(role.to_owned(), rows)], columns, heads: None });
+        (plan.site, plan.panels) = (Some(site), Some(panels));
+        Ok(Some(Linear { weight: packer.pack(plan)?, bias: None, site, outputs, group: None }))
     }
 
     /// Loads the classifier, in f32 because it is small and runs once per text.
