@@ -25,7 +25,7 @@ from ferrule import LLM, SamplingParams
 from ferrule._text.prompt import TokensPrompt
 
 MIN_TOKENS_FOR_STEPS = 16
-"""Output tokens from which on steps take longer than the times of two prefills differ."""
+"""Minimum number of output tokens for step times to exceed the noise of two prefills."""
 
 
 def measure(llm: LLM, prompts: list[TokensPrompt], tokens: int) -> tuple[float, float, float]:

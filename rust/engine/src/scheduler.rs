@@ -290,7 +290,8 @@ impl Scheduler {
                 return;
             }
         }
-        let others = self.running.iter().enumerate().filter(|&(other, _)| is_in_flight && other != index);
+        let running = if is_in_flight { &self.running[..] } else { &[] };
+        let others = running.iter().enumerate().filter(|(other, _)| *other != index);
         let reserved = self.reserved(others.map(|(_, sequence)| sequence));
         loop {
             let left = plan.limit - plan.tokens;

@@ -254,11 +254,15 @@ fn requests_that_end_and_work_between_steps_leave_batches_in_flight_intact() {
 #[test]
 fn a_lost_worker_ends_every_request_with_its_reason() {
     check_loss(&[0, 2, 4], false, 1, "pipeline stage 1: the connection ended");
-    check_loss(&[0, 4], true, 0, "pipeline stage 0, tensor-parallel rank 1: the connection ended");
+    check_loss(&[0, 4], true, 1, "pipeline stage 0, tensor-parallel rank 1: the connection ended");
+    // Workers of the first stage, which also have rows of the lm_head.
+    check_loss(&[0, 2, 4], false, 0, "pipeline stage 0: the connection ended");
+    check_loss(&[0, 2, 4], true, 1, "pipeline stage 0, tensor-parallel rank 1: the connection ended");
 }
 
-/// Checks that the loss of the last worker of stage `stage` ends the requests with `message`.
-fn check_loss(cuts: &[usize], pairs: bool, stage: usize, message: &str) {
+/// Checks that the loss of worker `lost` ends the requests with `message`.
+fn check_loss(cuts: &[usize], pairs: bool, lost: usize, message: &str) {
+    let stage = if pairs { lost / 2 } else { lost };
     let [dense, ..] = models();
     let (mut pipeline, mut workers) = pipeline_of_pairs(&dense, cuts, pairs);
     let config = config(1, 64);
@@ -266,7 +270,7 @@ fn check_loss(cuts: &[usize], pairs: bool, stage: usize, message: &str) {
     let mut engine = Engine::new(pipeline, config).unwrap();
     let ids: Vec<_> = (0..3).map(|index| engine.add_request(request(index)).unwrap()).collect();
     engine.step(&Cancel::new()).unwrap();
-    join(vec![workers.pop().unwrap()]);
+    join(vec![workers.remove(lost)]);
     // Tokens of a batch that the worker had answered come first.
     let mut outputs: Vec<StepOutput> = Vec::new();
     while engine.has_unfinished_requests() {

@@ -288,13 +288,13 @@ fn each_stage_looks_up_and_multiplies_its_rows_only() {
             assert!(matches!(error, StepError::Number { value, .. } if value == token as usize), "{error}");
         }
         let error = stages[0].logits(&[0.0; 65], &Cancel::new(), &mut Vec::new()).unwrap_err();
-        assert_eq!(error, StageRunError::Rows { width: 64, found: 65 });
+        assert_eq!(error, StageRunError::LogitInput { width: 64, found: 65 });
     }
     // A single stage does not divide its rows.
     let whole = load_stage(&dense(), part(0..4, 0, 1)).unwrap();
     assert_eq!((whole.own_tokens(), whole.input_width()), (0..0, 0));
     let error = whole.logits(&[0.0; 64], &Cancel::new(), &mut Vec::new()).unwrap_err();
-    assert_eq!(error, StageRunError::Rows { width: 0, found: 64 });
+    assert_eq!(error, StageRunError::NoLmHead { found: 64 });
     let error = load_stage(&dense(), part(0..4, 2, 2)).err().unwrap();
     assert!(matches!(error, LoadError::Stage(StageError::Index { index: 2, stages: 2 })), "{error}");
 }

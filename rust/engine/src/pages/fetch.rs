@@ -75,13 +75,17 @@ impl KvCacheManager {
         if self.tier.is_none() || !tables.is_cached_to(computed) {
             return false;
         }
-        let (found, has_more) = match self.has_states() {
+        let has_states = self.has_states();
+        let (found, has_more) = match has_states {
             true => self.load_to_snapshot(tables, tokens, limit, budget),
             false => self.load_pages(tables, tokens, limit, budget),
         };
         let count = found.len();
         let inserted = self.insert_saved(tables, found, moves);
-        if let Some(tier) = &mut self.tier {
+        // Without the snapshot, which is in the last page, the pages before it save no computation.
+        if let Some(tier) = &mut self.tier
+            && (inserted == count || !has_states)
+        {
             tier.found_tokens += (inserted * PAGE_TOKENS) as u64;
         }
         inserted == count && has_more

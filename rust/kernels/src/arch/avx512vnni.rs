@@ -41,7 +41,7 @@ impl Variant for Vnni {
     fn add_scaled(self, acc: __m512i, partial: __m512i, scale: __m512i, is_short: bool) -> __m512i {
         // SAFETY: `self` exists only where detection found the instructions.
         unsafe {
-            // The upper half of a partial sum is its sign.
+            // The upper half of a short partial sum only extends its sign: its factor is zero.
             let factor = _mm512_and_si512(scale, _mm512_set1_epi32(0xffff));
             if is_short {
                 _mm512_dpwssd_epi32(acc, partial, factor)

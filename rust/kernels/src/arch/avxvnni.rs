@@ -47,7 +47,7 @@ macro_rules! vnni {
             fn add_scaled(self, acc: __m256i, partial: __m256i, scale: __m256i, is_short: bool) -> __m256i {
                 // SAFETY: `self` exists only where detection found the instructions.
                 unsafe {
-                    // The upper half of a partial sum is its sign.
+                    // The upper half of a short partial sum only extends its sign: its factor is zero.
                     let factor = _mm256_and_si256(scale, _mm256_set1_epi32(0xffff));
                     if is_short {
                         $dot_words(acc, partial, factor)

@@ -262,7 +262,7 @@ pub trait Dot: Simd {
 
     /// Whether multiplying codes, and their partial sums by sub-scales, is faster than multiplying unpacked weights.
     const BY_CODES: bool;
-    /// Maximum number of rows of a tile for which it is faster where weights have sub-scales, if not always.
+    /// Maximum number of rows of a tile for which codes with sub-scales are multiplied although [`Dot::BY_CODES`] is false.
     const CODE_ROWS: usize = 0;
 
     /// Rows of activations in a register tile of the integer matmul over many rows.
@@ -291,6 +291,6 @@ pub trait Dot: Simd {
     fn dot_codes(self, acc: Self::I32, codes: Self::Bytes, x: Self::Bytes) -> Self::I32;
 
     /// Adds the product of each lane's partial sum with its factor to `acc`. `scale` holds the factor twice, as two
-    /// numbers of 16 bits. `is_short` says that partial sums fit 16 bits as a whole.
+    /// numbers of 16 bits; it is negative only if [`Dot::BY_CODES`] is set. `is_short` says that each partial sum fits 16 bits.
     fn add_scaled(self, acc: Self::I32, partial: Self::I32, scale: Self::Bytes, is_short: bool) -> Self::I32;
 }

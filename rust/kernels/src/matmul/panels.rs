@@ -13,7 +13,7 @@ use std::slice;
 
 use super::activations::{Activations, Basis};
 use super::tile::{MAX_TILE_PANELS, Micro, Prefetch, TileInput, UNPACKED_BLOCKS};
-use super::tile::{codes, in_order, in_turn, waits_for_memory};
+use super::tile::{codes, in_order, in_turn, multiplies_codes, waits_for_memory};
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE};
 use crate::disjoint::Tile;
 use crate::memory::Scratch;
@@ -134,8 +134,11 @@ impl DotKernel for TileRows {
     fn run<S: Dot>(self, _: S) -> Self::Output {
         let few = FEW_ROWS.into_iter().filter(|rows| *rows <= few_rows::<S>()).find(|rows| self.m <= *rows);
         let rows = few.map_or(Rows::Many(S::BYTE_TILE_ROWS), Rows::Few);
-        let has_few_rows = matches!(rows, Rows::Few(rows) if rows <= S::CODE_ROWS);
-        (rows, Basis::ALL.map(|basis| S::BY_CODES || basis == Basis::Rotated && has_few_rows))
+        let by_codes = |basis| match rows {
+            Rows::Few(rows) => multiplies_codes::<S>(rows, basis == Basis::Plain),
+            Rows::Many(_) => S::BY_CODES,
+        };
+        (rows, Basis::ALL.map(by_codes))
     }
 }
 

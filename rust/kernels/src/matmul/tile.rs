@@ -13,8 +13,8 @@ use crate::quant::integer::{self, BLOCK, BLOCK_PAIRS, BlockScales, Codes, GROUP,
 const PREFETCH_LINES: usize = 32;
 
 /// Distances of the prefetch of weights in two steps, in lines: into the L2 cache, and from there into the L1 cache. More
-/// lines can be on the way to the L2 cache than to the L1 cache: with one row, int4 reads 8 % faster than in one step
-/// (`cargo bench --bench matmul -- int4 1`).
+/// lines can be on the way to the L2 cache than to the L1 cache: with one row, int4 reads 5 % faster than in one step
+/// (`cargo bench -p ferrule-kernels --bench matmul -- int4 1`).
 const FAR_LINES: usize = 64;
 const NEAR_LINES: usize = 20;
 
@@ -119,8 +119,8 @@ impl<const R: usize> Prefetch<'_, R> {
     }
 }
 
-/// Prefetches weights in two steps while some lines of a panel are multiplied: as many lines after them. `end` is the number
-/// of lines of the panel, and `skip` that from there to the next panel of the stream.
+/// Prefetches as many lines as are `multiplied` at the same time, [`FAR_LINES`] and [`NEAR_LINES`] after them. `end` is the
+/// number of lines of the panel, and `skip` that from there to the next panel of the stream.
 #[inline(always)]
 pub(super) fn prefetch_in_two_steps<S: Simd>(
     simd: S,
@@ -278,9 +278,14 @@ impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
     }
 }
 
+/// Returns whether codes are multiplied with `rows` rows; `has_factors` says whether groups have factors.
+pub(super) const fn multiplies_codes<S: Dot>(rows: usize, has_factors: bool) -> bool {
+    S::BY_CODES || !has_factors && rows <= S::CODE_ROWS
+}
+
 /// Returns the codes that are multiplied with `rows` rows; `None` where weights are.
 pub(super) const fn codes<S: Dot, U: Unpack>(rows: usize) -> Option<Codes> {
-    if S::BY_CODES || U::FACTORS.is_none() && rows <= S::CODE_ROWS { U::BY_CODES } else { None }
+    if multiplies_codes::<S>(rows, U::FACTORS.is_some()) { U::BY_CODES } else { None }
 }
 
 /// Returns whether the partial sums of a group fit 16 bits.

@@ -44,7 +44,8 @@ const HALF_PAIRS: usize = BLOCK_PAIRS / 2;
 
 /// Weights that are unpacked to lines of bytes for [`Dot::dot`], one line per quad.
 pub trait Unpack: Send + Sync + 'static {
-    /// Kind of codes that are multiplied if [`Dot::BY_CODES`] is set; `None` if codes are the weights.
+    /// Kind of codes that are multiplied if [`Dot::BY_CODES`] is set or there are few rows ([`Dot::CODE_ROWS`]); `None` if codes
+    /// are the weights.
     const BY_CODES: Option<Codes>;
 
     /// Floating-point factors of the sums of groups; `None` if there are only block scales.

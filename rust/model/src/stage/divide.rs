@@ -28,7 +28,7 @@ pub fn divide_layers(
         return Err(StageError::Stages { stages, most: begins.len(), layers }.into());
     }
     let weights = Loader::new(spec, source, quantization).measure()?;
-    let (beginning, output) = weights.bytes_of_ends();
+    let (beginning, output) = weights.bytes_outside_layers();
     let of_layers = weights.bytes_of_layers();
     // before[i]: bytes of the layers before layer i.
     let before: Vec<u64> = std::iter::once(0)

@@ -109,7 +109,7 @@ impl StageLayers {
 }
 
 /// Rows of the embedding and of the lm_head that one worker holds. Each worker of a pipeline has about as many panels of
-/// them as every other one, so that stages with the same number of layers take the same time. A worker of a single stage
+/// them as every other one, so that stages with the same number of layers, if these are alike, take about the same time. A worker of a single stage
 /// has all rows, or those of its [`TensorParallelGroup`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct VocabularyPart {
@@ -177,6 +177,10 @@ impl LoadedPart {
         let StagePart { layers, stage, stages, group } = part;
         if stage >= stages {
             return Err(StageError::Index { index: stage, stages });
+        }
+        let count = spec.layers.len();
+        if stages > count {
+            return Err(StageError::Stages { stages, most: count, layers: count });
         }
         let (rank, ranks) = group.as_ref().map_or((0, 1), |group| (group.rank(), group.ranks()));
         let vocabulary = match stages {

@@ -1,7 +1,7 @@
 //! Connection between the process that schedules and a stage in another process: frames over a socket.
 //!
 //! The worker begins with a description of its stage ([`StageInfo`], JSON after its length). It then answers requests
-//! of a kind in their order. It looks up tokens while it computes, and computes logits before the steps that wait, because
+//! of the same kind in order. It looks up tokens while it computes, and computes logits before the steps that wait, because
 //! an older batch needs them. Numbers are little-endian; hidden states are as in memory, because all processes have one
 //! instruction set.
 //!
@@ -189,30 +189,32 @@ pub fn serve_stage(stage: &mut Stage, kv_budget: u64, stream: &UnixStream, cance
             loop {
                 let request = receive_request(&mut reader, width, limits).transpose();
                 let ends = !matches!(request, Some(Ok(_)));
-                if ends {
-                    cancel.cancel();
-                }
                 let is_sent = match request {
                     Some(Ok(Request::LookUp(tokens))) => look_ups.send(tokens).is_ok(),
                     Some(request) => sender.send(request).is_ok(),
                     None => false,
                 };
                 if ends || !is_sent {
+                    cancel.cancel();
                     return;
                 }
             }
         });
         let mut buffers = [Vec::new(), Vec::new()];
-        let mut requests = in_order_of_urgency(&requests);
+        let mut requests = logits_first(&requests);
         let served = requests.try_for_each(|request| answer(stage, request, cancel, writer, &mut buffers));
         // The threads that receive and look up must not wait for another request.
         let _ = stream.shutdown(Shutdown::Both);
-        served.and(looking_up.join().expect("panics are caught"))
+        // What fails first closes the connection for the other.
+        match (served, looking_up.join().expect("panics are caught")) {
+            (Err(LinkError::Io(_)), Err(cause)) => Err(cause),
+            (served, looked_up) => served.and(looked_up),
+        }
     })
 }
 
 /// Returns the requests that arrive: those that wait for logits first, then the others in their order.
-fn in_order_of_urgency(
+fn logits_first(
     requests: &mpsc::Receiver<Result<Request, LinkError>>,
 ) -> impl Iterator<Item = Result<Request, LinkError>> {
     let mut waiting = VecDeque::new();
@@ -602,7 +604,7 @@ mod tests {
             Ok(Request::Step(..)) => "step".to_owned(),
             _ => "another request".to_owned(),
         };
-        let order: Vec<String> = in_order_of_urgency(&requests).map(name).collect();
+        let order: Vec<String> = logits_first(&requests).map(name).collect();
         assert_eq!(order, ["[1.0]", "[2.0]", "step", "step"]);
     }
 

@@ -9,8 +9,8 @@
 //! [`StageError::Crossing`].
 //!
 //! The rows of the embedding and of the lm_head are divided among all workers of all stages (vocabulary parallelism,
-//! <https://arxiv.org/abs/2411.05288>). So the stages can have the same number of layers, and are balanced while they
-//! decode as well as in prefill, which multiplies few rows with the lm_head. Each worker looks up its rows of tokens for
+//! <https://arxiv.org/abs/2411.05288>). So the stages can have the same number of layers. If these are alike, the
+//! stages take about the same time while they decode and in prefill, which multiplies few rows with the lm_head. Each worker looks up its rows of tokens for
 //! the first stage. The last stage computes the hidden states whose logits are needed, and each worker multiplies them
 //! with its rows of the lm_head. The rows are independent of each other, so the logits have the bits of the whole model.
 //!
@@ -73,11 +73,17 @@ pub enum StageRunError {
         /// Numbers found.
         found: usize,
     },
-    /// The rows for the lm_head do not fit the lm_head.
-    #[error("rows for the lm_head must have {width} numbers each (0: this worker has no rows of one), got {found}")]
-    Rows {
+    /// The hidden states for the lm_head are not whole rows.
+    #[error("hidden states for the lm_head must have a multiple of {width} numbers, got {found}")]
+    LogitInput {
         /// Numbers of a row.
         width: usize,
+        /// Numbers found.
+        found: usize,
+    },
+    /// The worker has no rows of the lm_head.
+    #[error("got {found} numbers for the lm_head, of which this worker has no rows")]
+    NoLmHead {
         /// Numbers found.
         found: usize,
     },
@@ -291,13 +297,16 @@ impl Stage {
     /// overwrites `logits` with `[rows, own tokens]`.
     ///
     /// # Errors
-    /// [`StageRunError::Rows`] if `rows` are not `[rows, embedding_width]`, or this worker has no rows of an lm_head;
-    /// [`StageRunError::Forward`].
+    /// [`StageRunError::LogitInput`] if `rows` are not `[rows, embedding_width]`, [`StageRunError::NoLmHead`] if this worker
+    /// has no rows of an lm_head; [`StageRunError::Forward`].
     pub fn logits(&self, rows: &[f32], cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), StageRunError> {
         let spec = self.model.spec();
-        let width = if spec.lm_head.is_none() || self.own_tokens().is_empty() { 0 } else { spec.embedding_width() };
-        if width == 0 || !rows.len().is_multiple_of(width) {
-            return Err(StageRunError::Rows { width, found: rows.len() });
+        let (width, found) = (spec.embedding_width(), rows.len());
+        if spec.lm_head.is_none() || self.own_tokens().is_empty() {
+            return Err(StageRunError::NoLmHead { found });
+        }
+        if !found.is_multiple_of(width) {
+            return Err(StageRunError::LogitInput { width, found });
         }
         self.model.own_logits(rows, cancel, logits).map_err(|error| StageRunError::Forward(error.into()))
     }

@@ -4,8 +4,8 @@
 //! one before, and answers them in order.
 //!
 //! If the rows of the embedding and the lm_head are divided among the workers, a batch begins with a look-up of its
-//! tokens by the workers that have their rows, and ends with the logits of all workers. The last stage goes on with its
-//! logits at once; the other ones get its hidden states, and compute logits before the batches in their queues.
+//! tokens by the workers that have their rows, and ends with the logits of all workers. The last stage computes its
+//! logits immediately; the other ones get its hidden states, and compute logits before the batches in their queues.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -34,11 +34,11 @@ struct QueuedBatch {
     logit_rows: usize,
     place: Place,
     /// Workers whose answer is missing at this place.
-    missing: Vec<usize>,
+    pending_answers: Vec<usize>,
     /// Input of the stage that it is before, or answer of the last stage.
     output: Vec<f32>,
     /// Workers whose logits are missing.
-    without_logits: Vec<usize>,
+    pending_logits: Vec<usize>,
     /// Logits `[logit_rows, vocab_size]`, if workers have parts of them.
     logits: Vec<f32>,
 }
@@ -57,13 +57,14 @@ enum Place {
 }
 
 impl QueuedBatch {
-    fn is_done(&self) -> bool {
-        self.place == Place::AfterLast && self.without_logits.is_empty()
+    /// Returns a worker whose answer a batch that was sent as far as possible needs next; `None` if it has all of them.
+    fn awaited(&self) -> Option<usize> {
+        self.pending_answers.first().or(self.pending_logits.first()).copied()
     }
 
     /// Returns whether the answer of a worker is missing at a place.
-    fn misses(&self, place: Place, worker: usize) -> bool {
-        self.place == place && self.missing.contains(&worker)
+    fn awaits(&self, place: Place, worker: usize) -> bool {
+        self.place == place && self.pending_answers.contains(&worker)
     }
 }
 
@@ -95,7 +96,7 @@ impl StageQueues {
     /// Sends a batch with these tokens to the first stage, or to the workers that have the rows of its tokens. The logits
     /// of `logit_rows` rows are needed.
     pub fn begin(&mut self, step: Vec<u8>, tokens: Vec<u32>, logit_rows: usize) -> Result<(), Failure> {
-        let (mut place, mut missing, mut without_logits) = (Place::Before(0), Vec::new(), Vec::new());
+        let (mut place, mut pending_answers, mut pending_logits) = (Place::Before(0), Vec::new(), Vec::new());
         let (mut output, mut logits) = (Vec::new(), Vec::new());
         if let Some(width) = self.divided {
             for worker in 0..self.workers.count() {
@@ -103,19 +104,19 @@ impl StageQueues {
                 let tokens: Vec<u32> = tokens.iter().copied().filter(|token| is_among(&own, *token)).collect();
                 if !tokens.is_empty() {
                     self.workers.send_look_up(worker, &tokens)?;
-                    missing.push(worker);
+                    pending_answers.push(worker);
                 }
                 if logit_rows > 0 && !own.is_empty() {
-                    without_logits.push(worker);
+                    pending_logits.push(worker);
                 }
             }
-            // Without a worker that has a row of them, the first stage refuses the tokens.
-            if !missing.is_empty() {
+            // If no worker has a row of any token, the first stage returns the error.
+            if !pending_answers.is_empty() {
                 place = Place::LookUp;
             }
             (output, logits) = (vec![0.0; tokens.len() * width], vec![0.0; logit_rows * self.vocab_size]);
         }
-        let batch = QueuedBatch { step, tokens, logit_rows, place, missing, output, without_logits, logits };
+        let batch = QueuedBatch { step, tokens, logit_rows, place, pending_answers, output, pending_logits, logits };
         self.batches.push_back(batch);
         self.advance()
     }
@@ -125,10 +126,10 @@ impl StageQueues {
     /// # Panics
     /// If no batch is in flight.
     pub fn finish(&mut self, cancel: &Cancel) -> Result<Vec<f32>, Failure> {
-        while !self.batches.front().expect("a batch is in flight").is_done() {
+        while let Some(awaited) = self.batches.front().expect("a batch is in flight").awaited() {
             let all = 0..self.workers.count();
             let answering: Vec<usize> = all.filter(|worker| self.is_answering(*worker)).collect();
-            let worker = self.workers.wait(&answering, cancel)?;
+            let worker = self.workers.wait(&answering, awaited, cancel)?;
             self.take_answer(worker, cancel)?;
             self.advance()?;
         }
@@ -138,7 +139,9 @@ impl StageQueues {
 
     /// Returns whether an answer of a worker is missing, or will be once it gets its request.
     fn is_answering(&self, worker: usize) -> bool {
-        self.batches.iter().any(|batch| batch.missing.contains(&worker) || batch.without_logits.contains(&worker))
+        self.batches
+            .iter()
+            .any(|batch| batch.pending_answers.contains(&worker) || batch.pending_logits.contains(&worker))
     }
 
     /// Sends each batch to its next stage. A batch whose tokens are looked up sooner does not overtake an older one.
@@ -146,7 +149,7 @@ impl StageQueues {
         for batch in self.batches.iter_mut().take_while(|batch| batch.place != Place::LookUp) {
             if let Place::Before(stage) = batch.place {
                 self.workers.send_step(stage, &batch.step, &std::mem::take(&mut batch.output))?;
-                (batch.place, batch.missing) = (Place::At(stage), self.workers.of_stage(stage).collect());
+                (batch.place, batch.pending_answers) = (Place::At(stage), self.workers.of_stage(stage).collect());
             }
         }
         Ok(())
@@ -160,9 +163,9 @@ impl StageQueues {
         let of_stage = workers.worker(worker).stage;
         let protocol = |what| Err((workers.worker(worker), LinkError::Protocol(what)));
         let batch = batches.iter_mut().find(|batch| match &answer {
-            Answer::Output(_) => batch.misses(Place::At(of_stage), worker),
-            Answer::LookedUp(_) => batch.misses(Place::LookUp, worker),
-            Answer::Logits(_) => batch.without_logits.contains(&worker),
+            Answer::Output(_) => batch.awaits(Place::At(of_stage), worker),
+            Answer::LookedUp(_) => batch.awaits(Place::LookUp, worker),
+            Answer::Logits(_) => batch.pending_logits.contains(&worker),
         });
         let Some(batch) = batch else { return protocol("an answer without a request".to_owned()) };
         let width = divided.unwrap_or(0);
@@ -175,8 +178,8 @@ impl StageQueues {
                     return protocol(what);
                 }
                 places.iter_mut().zip(rows.chunks_exact(width)).for_each(|((_, out), row)| out.copy_from_slice(row));
-                batch.missing.retain(|other| *other != worker);
-                if batch.missing.is_empty() {
+                batch.pending_answers.retain(|other| *other != worker);
+                if batch.pending_answers.is_empty() {
                     batch.place = Place::Before(0);
                 }
             }
@@ -187,15 +190,15 @@ impl StageQueues {
                     return protocol(what);
                 }
                 rows.zip(logits.chunks_exact(own.len())).for_each(|(out, row)| out[own.clone()].copy_from_slice(row));
-                batch.without_logits.retain(|other| *other != worker);
+                batch.pending_logits.retain(|other| *other != worker);
             }
             Answer::Output(numbers) => {
                 // The other ranks of the stage have the same hidden states, and do not send them.
                 if worker == workers.of_stage(of_stage).start {
                     batch.output = numbers;
                 }
-                batch.missing.retain(|other| *other != worker);
-                if !batch.missing.is_empty() {
+                batch.pending_answers.retain(|other| *other != worker);
+                if !batch.pending_answers.is_empty() {
                     return Ok(());
                 }
                 if of_stage + 1 < stages {
@@ -212,7 +215,7 @@ impl StageQueues {
                     return protocol(what);
                 }
                 for worker in 0..workers.of_stage(of_stage).start {
-                    if batch.without_logits.contains(&worker) {
+                    if batch.pending_logits.contains(&worker) {
                         workers.send_logits(worker, &batch.output)?;
                     }
                 }

@@ -34,7 +34,9 @@ impl TokenRows {
             return Err(number(&format!("tokens[{i}]"), *token as usize, &limit));
         }
         let mut rows = vec![0.0; tokens.len() * width];
-        if let Some(table) = weights.embedding.as_ref().and_then(|embedding| embedding.tokens.as_ref()) {
+        if !tokens.is_empty() {
+            let table = weights.embedding.as_ref().and_then(|embedding| embedding.tokens.as_ref());
+            let table = table.expect("a worker that owns tokens has their rows");
             read_rows(table, tokens.iter().map(|token| token - own.start as u32), &mut rows);
         }
         Ok(rows)

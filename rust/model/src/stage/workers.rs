@@ -109,8 +109,8 @@ impl Workers {
     }
 
     /// Waits until one of the workers `answering` answers, and returns the first one that does. After a cancellation it
-    /// waits for 10 s.
-    pub fn wait(&self, answering: &[usize], cancel: &Cancel) -> Result<usize, Failure> {
+    /// waits for 10 s; then worker `awaited` has failed.
+    pub fn wait(&self, answering: &[usize], awaited: usize, cancel: &Cancel) -> Result<usize, Failure> {
         let interval = Timespec { tv_sec: 0, tv_nsec: POLL.subsec_nanos().into() };
         if let Some(index) = answering.iter().find(|index| self.links[**index].has_read_ahead()) {
             return Ok(*index);
@@ -125,7 +125,7 @@ impl Workers {
                 return Ok(answering[place]);
             }
             if cancel.poll() && cancelled.get_or_insert_with(Instant::now).elapsed() > CANCEL_LIMIT {
-                return Err((self.worker(answering[0]), no_answer(CANCEL_LIMIT).into()));
+                return Err((self.worker(awaited), no_answer(CANCEL_LIMIT).into()));
             }
         }
     }

@@ -148,7 +148,7 @@ where
 
     /// Returns the bytes of what precedes the layers and of what follows them, without the matrices and biases of the
     /// embedding and the lm_head, which have a row for each token.
-    pub fn bytes_of_ends(&self) -> (u64, u64) {
+    pub fn bytes_outside_layers(&self) -> (u64, u64) {
         let (mut tokens, mut before, mut lm_head) = (Tensors::default(), Tensors::default(), Tensors::default());
         if let Some(embedding) = &self.embedding {
             embedding.tokens.iter().for_each(|matrix| tokens.linear(matrix));
