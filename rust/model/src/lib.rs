@@ -8,6 +8,7 @@ mod calibrate;
 mod fingerprint;
 mod layer;
 mod limits;
+mod lm_head;
 mod memory;
 mod mixers;
 mod needs;

@@ -1,11 +1,9 @@
 //! The forward pass, the same for every architecture, over a ragged batch of prefill chunks and decode rows.
 
 use std::cell::RefCell;
-use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use ferrule_kernels::arch::Isa;
-use ferrule_kernels::elementwise::{add_bias, softcap};
 use ferrule_kernels::kv::{KvFormat, PageId};
 use ferrule_kernels::{Cancel, Exec, Pool, PoolError, Scratch, machine};
 
@@ -13,9 +11,10 @@ use crate::adapter::AdapterLoader;
 use crate::batch::{Batch, Capabilities, ForwardError, KvGroup, LanguageModel, SequenceChunk};
 use crate::fingerprint::{fingerprint, shared_fingerprint};
 use crate::layer::{
-    AdapterBuffers, AdapterRows, LayerBuffers, RaggedRows, adapted, adapter_runs, linear, look_up, norm_in_place,
-    run_layer, scale_unless_one,
+    AdapterBuffers, AdapterRows, LayerBuffers, RaggedRows, adapted, adapter_runs, look_up, norm_in_place, run_layer,
+    scale_unless_one,
 };
+use crate::lm_head::{self, LmHeadWeights, apply_lm_head, multiply_lm_head};
 use crate::memory::{Memory, MemoryLayout};
 use crate::mixers::MixerPass;
 use crate::quantization::Quantization;
@@ -25,8 +24,7 @@ use crate::spec::{ModelSpec, PositionsSpec};
 use crate::stage::{LoadedPart, StageLayers, TensorParallelGroup, VocabularyPart};
 use crate::streams::{StreamEndBuffers, StreamsSpec};
 use crate::weights::{
-    Embedding, Linear, LoadError, Loader, Progress, Site, Source, WeightSizes, Weights, check_quantization,
-    release_tokens,
+    Embedding, LoadError, Loader, Progress, Site, Source, WeightSizes, Weights, check_quantization, release_tokens,
 };
 
 /// Options for loading a model.
@@ -394,8 +392,8 @@ impl Transformer {
         let runs = adapter_runs(batch, |sequence| sequence.logits.of(sequence.tokens.len()).len());
         let adapters = AdapterRows::new(&runs, &buffers.adapters);
         logits.resize(numbers / spec.hidden_size * spec.vocab_size, 0.0);
-        let weights = HeadWeights::new(weights, 0..spec.vocab_size);
-        head(&exec, spec, weights, buffers.update.take(numbers), adapters, &mut buffers.hidden, logits)
+        let weights = LmHeadWeights::new(weights, 0..spec.vocab_size);
+        apply_lm_head(&exec, spec, weights, buffers.update.take(numbers), adapters, &mut buffers.hidden, logits)
     }
 
     /// Computes what the workers multiply with their rows of the lm_head after [`Transformer::run_layers`]: overwrites
@@ -414,7 +412,7 @@ impl Transformer {
         let adapters = AdapterRows::new(&runs, &buffers.adapters);
         let (projection, rows) = (weights.lm_head_projection.as_ref(), buffers.update.take(numbers));
         output.clear();
-        output.extend_from_slice(project(&exec, spec, projection, rows, adapters, &mut buffers.hidden)?);
+        output.extend_from_slice(lm_head::project(&exec, spec, projection, rows, adapters, &mut buffers.hidden)?);
         Ok(())
     }
 
@@ -428,7 +426,7 @@ impl Transformer {
         let own = self.part.vocabulary.rows(self.spec.vocab_size);
         logits.resize(rows.len() / self.spec.embedding_width() * own.len(), 0.0);
         let adapters = AdapterRows::new(&[], &self.buffers.adapters);
-        multiply_lm_head(&self.exec(cancel), &self.spec, HeadWeights::new(&self.weights, own), rows, adapters, logits)
+        multiply_lm_head(&self.exec(cancel), &self.spec, LmHeadWeights::new(&self.weights, own), rows, adapters, logits)
     }
 
     /// Computes the hidden states after [`Transformer::run_layers`]: overwrites `hidden` with `[wanted rows,
@@ -494,85 +492,6 @@ pub(crate) fn embed(
         }
     }
     norm_in_place(exec, weights.norm.as_ref(), hidden, width)
-}
-
-/// Weights between the final norm and the logits.
-#[derive(Clone, Copy)]
-pub(crate) struct HeadWeights<'a> {
-    /// Projection to the width of the lm_head's rows.
-    pub projection: Option<&'a Linear>,
-    /// The lm_head, unless it is tied to the embedding.
-    pub lm_head: Option<&'a Linear>,
-    /// Matrix of the embedding, which a tied lm_head uses.
-    pub tied: Option<&'a Linear>,
-    /// Bias that is not part of `lm_head`.
-    pub bias: Option<&'a [f32]>,
-}
-
-impl<'a> HeadWeights<'a> {
-    /// Takes the weights for the logits of `tokens`, whose rows of the lm_head are in `weights`.
-    fn new(weights: &'a Weights, tokens: Range<usize>) -> Self {
-        Self {
-            projection: weights.lm_head_projection.as_ref(),
-            lm_head: weights.lm_head.as_ref(),
-            tied: weights.embedding.as_ref().and_then(|embedding| embedding.tokens.as_ref()),
-            bias: weights.lm_head_bias.as_deref().map(|bias| &bias[tokens]),
-        }
-    }
-}
-
-/// Computes the logits of rows after the final norm.
-///
-/// # Panics
-/// If the lm_head is tied, and the matrix of the embedding is missing.
-pub(crate) fn head(
-    exec: &Exec<'_>,
-    spec: &ModelSpec,
-    weights: HeadWeights<'_>,
-    rows: &[f32],
-    adapters: AdapterRows<'_>,
-    narrow: &mut Scratch<f32>,
-    logits: &mut [f32],
-) -> Result<(), PoolError> {
-    if spec.lm_head.is_none() {
-        return Ok(());
-    }
-    let rows = project(exec, spec, weights.projection, rows, adapters, narrow)?;
-    multiply_lm_head(exec, spec, weights, rows, adapters, logits)
-}
-
-/// Projects rows after the final norm to the width of the lm_head's rows.
-fn project<'a>(
-    exec: &Exec<'_>,
-    spec: &ModelSpec,
-    projection: Option<&Linear>,
-    rows: &'a [f32],
-    adapters: AdapterRows<'_>,
-    narrow: &'a mut Scratch<f32>,
-) -> Result<&'a [f32], PoolError> {
-    let Some(projection) = projection else { return Ok(rows) };
-    let out = narrow.take(rows.len() / spec.hidden_size * spec.embedding_width());
-    adapted(exec, projection, adapters, rows, out)?;
-    Ok(out)
-}
-
-/// Computes the logits of rows of the lm_head's width, for the tokens whose rows are in `weights`.
-fn multiply_lm_head(
-    exec: &Exec<'_>,
-    spec: &ModelSpec,
-    weights: HeadWeights<'_>,
-    rows: &[f32],
-    adapters: AdapterRows<'_>,
-    logits: &mut [f32],
-) -> Result<(), PoolError> {
-    let head = spec.lm_head.expect("a model with an lm_head");
-    match weights.lm_head {
-        Some(head) => adapted(exec, head, adapters, rows, logits)?,
-        None => linear(exec, weights.tied.expect("the matrix of a tied lm_head"), rows, logits)?,
-    }
-    weights.bias.iter().try_for_each(|bias| add_bias(exec, logits, bias))?;
-    scale_unless_one(exec, logits, head.scale)?;
-    head.softcap.map_or(Ok(()), |cap| softcap(exec, logits, cap))
 }
 
 impl LanguageModel for Transformer {

@@ -18,11 +18,11 @@ use ferrule_kernels::{Exec, PackedMatrix, RowSource, Scratch, machine};
 use super::kinds::{bands, class, is_of_tokens, kind, kind_of_band};
 use crate::calibrate::{Pass, State, float_bytes};
 use crate::layer::{AdapterBuffers, AdapterRows, norm_in_place};
+use crate::lm_head::{LmHeadWeights, apply_lm_head};
 use crate::quantization::Quantization;
 use crate::random::RandomMatrix;
 use crate::spec::ModelSpec;
 use crate::streams::StreamEnds;
-use crate::transformer::{HeadWeights, head};
 use crate::weights::{
     Embedding, Linear, LoadError, Loader, MatrixPlan, Measure, Norm, Packer, QuantizedRoles, Site, Source, TokenTable,
 };
@@ -339,7 +339,7 @@ impl<'a> Ends<'a, '_> {
             return Ok(rows);
         }
         let mut logits = vec![0.0; rows.len() / width * spec.vocab_size];
-        let weights = HeadWeights {
+        let weights = LmHeadWeights {
             projection: weights.projection.as_ref(),
             lm_head: weights.lm_head.as_ref(),
             tied: weights.embedding.as_ref().and_then(|embedding| embedding.tokens.as_ref()),
@@ -347,7 +347,7 @@ impl<'a> Ends<'a, '_> {
         };
         let buffers = RefCell::<AdapterBuffers>::default();
         let (adapters, mut narrow) = (AdapterRows::new(&[], &buffers), Scratch::default());
-        head(exec, spec, weights, &rows, adapters, &mut narrow, &mut logits)?;
+        apply_lm_head(exec, spec, weights, &rows, adapters, &mut narrow, &mut logits)?;
         Ok(logits)
     }
 
