@@ -6,17 +6,20 @@
 //! on it. The last tensor holds the checksum of the header, which is verified when the file is opened, and a checksum of
 //! each tensor, which [`PackedFile::verify`] verifies.
 
+mod abandoned;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use memmap2::Mmap;
 use serde_json::json;
 
+use self::abandoned::remove_abandoned;
 use crate::checksums::{CHECKSUMS, Checksums, file_order};
 use crate::dtype::Dtype;
 use crate::file::{FileError, map_file, open_file, release_pages};
@@ -33,10 +36,6 @@ const DATA_ALIGNMENT: u64 = 4096;
 
 /// Alignment of tensors: a cache line.
 const LINE: usize = 64;
-
-/// Age above which an unlocked temporary file belongs to a killed process. The process of a younger file may not have
-/// locked it yet.
-const ABANDONED: Duration = Duration::from_secs(10);
 
 /// Beginning of the names of tables, which are not kept in memory.
 const TABLES: &str = "tables.";
@@ -521,44 +520,6 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Removes incomplete packed files and lock files that killed processes left in the folder of `path`.
-fn remove_abandoned(path: &Path) {
-    let Ok(siblings) = fs::read_dir(folder_of(path)) else { return };
-    for sibling in siblings.flatten() {
-        let name = sibling.file_name();
-        let name = name.to_string_lossy();
-        if !(name.starts_with('.') && name.contains(".safetensors.") && name.ends_with(".tmp")) {
-            continue;
-        }
-        if let Ok(file) = File::open(sibling.path()) {
-            remove_if_abandoned(&sibling.path(), &file);
-        }
-    }
-}
-
-/// Removes the file at `path`, which was opened as `file`, if it is old and no process holds its lock.
-fn remove_if_abandoned(path: &Path, file: &File) {
-    let age = || file.metadata()?.modified()?.elapsed().map_err(std::io::Error::other);
-    // A process that has ended since then may have removed the file, and another one may have created the next at its path.
-    if age().is_ok_and(|age| age > ABANDONED) && file.try_lock().is_ok() && is_at(file, path) {
-        let _ = fs::remove_file(path);
-    }
-}
-
-/// Returns whether an open file is still the one at `path`.
-#[cfg(unix)]
-fn is_at(file: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-
-    let id = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
-    matches!((file.metadata().map(id), fs::metadata(path).map(id)), (Ok(open), Ok(found)) if open == found)
-}
-
-#[cfg(not(unix))]
-fn is_at(_: &File, path: &Path) -> bool {
-    path.exists()
-}
-
 /// Reserves disk space, so that a full disk is reported before the work and not after it.
 fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
     #[cfg(target_os = "linux")]
@@ -597,27 +558,6 @@ fn read_at(mut file: &File, offset: u64, out: &mut [u8]) -> std::io::Result<()> 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_lock_file_that_replaced_an_abandoned_one_is_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(".x.safetensors.lock.tmp");
-        let create = || {
-            let file = File::create_new(&path).unwrap();
-            file.set_modified(SystemTime::now() - 2 * ABANDONED).unwrap();
-            file
-        };
-        drop(create());
-        let opened = File::open(&path).unwrap();
-        fs::remove_file(&path).unwrap();
-        let next = create();
-        next.lock().unwrap();
-        remove_if_abandoned(&path, &opened);
-        assert!(path.exists());
-        drop(next);
-        remove_if_abandoned(&path, &File::open(&path).unwrap());
-        assert!(!path.exists());
-    }
 
     #[test]
     fn a_name_without_a_folder_is_in_the_working_directory() {
