@@ -1,4 +1,5 @@
-//! Connection between the process that schedules and a stage in another process: frames over a socket.
+//! Connection between the process that schedules and a stage in another process: frames over a socket, and the end that
+//! sends requests. The worker's end is in [`serve`](super::serve).
 //!
 //! The worker begins with a description of its stage ([`StageInfo`], JSON after its length). It then answers requests
 //! of the same kind in order. It looks up tokens while it computes, and computes logits before the steps that wait, because
@@ -8,7 +9,7 @@
 //! | frame | words of 32 bits | then |
 //! |---|---|---|
 //! | request to allocate | 0, number of groups, 0 | number of pages of each group, words of 64 bits |
-//! | request to run a step | 1, bytes of the step, numbers of hidden states | [`StageStep`], hidden states |
+//! | request to run a step | 1, bytes of the step, numbers of hidden states | [`StageStep`](super::StageStep), hidden states |
 //! | request to look up the worker's tokens in the embedding | 2, number of tokens, 0 | token ids, words of 32 bits |
 //! | request to compute the logits of the worker's tokens | 3, numbers of all rows, 0 | rows that the last stage wrote |
 //! | answer | 0, numbers of output | output; only of rank 0 |
@@ -17,18 +18,14 @@
 //! | failure, after which the worker ends | 1, bytes of the message | message |
 //! | loss of another worker of the stage, after which this one ends | 2, its rank | |
 
-use std::collections::VecDeque;
 use std::io::{self, BufReader, BufWriter, Read, Write};
-use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use ferrule_kernels::{ARITHMETIC_VERSION, Cancel};
 use serde::{Deserialize, Serialize};
 
-use super::{Stage, StageRunError, StageStep, StepError};
+use super::Stage;
 
 /// Upper limit for the bytes of a description or message, far above those of any stage.
 const MAX_TEXT: u32 = 1 << 20;
@@ -40,15 +37,15 @@ pub(super) const POLL: Duration = Duration::from_millis(50);
 /// alike.
 pub(super) const CANCEL_LIMIT: Duration = Duration::from_secs(10);
 
-const ALLOCATE: u32 = 0;
-const STEP: u32 = 1;
-const LOOK_UP: u32 = 2;
-const LOGITS: u32 = 3;
-const ANSWER: u32 = 0;
-const FAILURE: u32 = 1;
-const RANK_LOST: u32 = 2;
-const LOOKED_UP: u32 = 3;
-const COMPUTED_LOGITS: u32 = 4;
+pub(super) const ALLOCATE: u32 = 0;
+pub(super) const STEP: u32 = 1;
+pub(super) const LOOK_UP: u32 = 2;
+pub(super) const LOGITS: u32 = 3;
+pub(super) const ANSWER: u32 = 0;
+pub(super) const FAILURE: u32 = 1;
+pub(super) const RANK_LOST: u32 = 2;
+pub(super) const LOOKED_UP: u32 = 3;
+pub(super) const COMPUTED_LOGITS: u32 = 4;
 
 /// A stage failed or cannot be reached.
 #[derive(Debug, thiserror::Error)]
@@ -139,14 +136,6 @@ fn hex(fingerprint: [u8; 32]) -> String {
     blake3::Hash::from_bytes(fingerprint).to_hex().to_string()
 }
 
-/// A request that a worker has received.
-enum Request {
-    Allocate(Vec<usize>),
-    Step(StageStep, Vec<f32>),
-    LookUp(Vec<u32>),
-    Logits(Vec<f32>),
-}
-
 /// Answer of a stage.
 pub(super) enum Answer {
     /// Output of a step, or nothing after an allocation.
@@ -155,195 +144,6 @@ pub(super) enum Answer {
     LookedUp(Vec<f32>),
     /// Logits of the worker's tokens.
     Logits(Vec<f32>),
-}
-
-/// Runs a stage for the process at the other end of a connection, until that ends it. A thread receives requests while
-/// the stage computes, so that the other end never waits to send, and another one looks up tokens. When the connection
-/// ends, `cancel` is set, so that the stage does not wait for other workers.
-///
-/// # Errors
-/// [`LinkError`] for a request that failed, which is also reported to the other end, and for a connection that ends
-/// within a frame. The connection has ended then.
-pub fn serve_stage(stage: &mut Stage, kv_budget: u64, stream: &UnixStream, cancel: &Cancel) -> Result<(), LinkError> {
-    let (mut reader, mut writer) = (BufReader::new(stream), BufWriter::new(stream));
-    let info =
-        serde_json::to_vec(&StageInfo::new(stage, kv_budget)).expect("a description consists of numbers and names");
-    writer.write_all(&(info.len() as u32).to_le_bytes())?;
-    writer.write_all(&info)?;
-    writer.flush()?;
-    let (width, limits, token_rows) = (stage.input_width(), stage.kv_groups().len(), stage.token_rows());
-    let writer = &Mutex::new(writer);
-    std::thread::scope(|scope| {
-        let (look_ups, tokens) = mpsc::channel::<Vec<u32>>();
-        let looking_up = scope.spawn(move || {
-            let served = tokens.into_iter().try_for_each(|tokens| {
-                send_answer(writer, LOOKED_UP, caught(|| token_rows.read(&tokens).map_err(worker_error)))
-            });
-            if served.is_err() {
-                let _ = stream.shutdown(Shutdown::Both);
-            }
-            served
-        });
-        let (sender, requests) = mpsc::channel();
-        scope.spawn(move || {
-            loop {
-                let request = receive_request(&mut reader, width, limits).transpose();
-                let ends = !matches!(request, Some(Ok(_)));
-                let is_sent = match request {
-                    Some(Ok(Request::LookUp(tokens))) => look_ups.send(tokens).is_ok(),
-                    Some(request) => sender.send(request).is_ok(),
-                    None => false,
-                };
-                if ends || !is_sent {
-                    cancel.cancel();
-                    return;
-                }
-            }
-        });
-        let mut buffers = [Vec::new(), Vec::new()];
-        let mut requests = logits_first(&requests);
-        let served = requests.try_for_each(|request| answer(stage, request, cancel, writer, &mut buffers));
-        // The threads that receive and look up must not wait for another request.
-        let _ = stream.shutdown(Shutdown::Both);
-        // What fails first closes the connection for the other.
-        match (served, looking_up.join().expect("panics are caught")) {
-            (Err(LinkError::Io(_)), Err(cause)) => Err(cause),
-            (served, looked_up) => served.and(looked_up),
-        }
-    })
-}
-
-/// Returns the requests that arrive: those that wait for logits first, then the others in their order.
-fn logits_first(
-    requests: &mpsc::Receiver<Result<Request, LinkError>>,
-) -> impl Iterator<Item = Result<Request, LinkError>> {
-    let mut waiting = VecDeque::new();
-    std::iter::from_fn(move || {
-        if waiting.is_empty() {
-            waiting.extend(requests.recv());
-        }
-        waiting.extend(requests.try_iter());
-        let urgent = waiting.iter().position(|request| matches!(request, Ok(Request::Logits(_))));
-        waiting.remove(urgent.unwrap_or(0))
-    })
-}
-
-/// Sends the numbers of an answer, or the error in their place, and returns this error.
-fn send_answer(
-    writer: &Mutex<BufWriter<&UnixStream>>,
-    kind: u32,
-    numbers: Result<impl AsRef<[f32]>, LinkError>,
-) -> Result<(), LinkError> {
-    let writer = &mut *writer.lock().unwrap_or_else(PoisonError::into_inner);
-    match &numbers {
-        Ok(numbers) => {
-            let numbers = numbers.as_ref();
-            write_frame(writer, kind, numbers.len(), bytemuck::cast_slice(numbers))?;
-        }
-        Err(LinkError::RankLost { rank }) => write_frame(writer, RANK_LOST, *rank, &[])?,
-        Err(error) => {
-            let message = error.to_string();
-            write_frame(writer, FAILURE, message.len(), message.as_bytes())?;
-        }
-    }
-    numbers.map(drop)
-}
-
-/// Returns what a worker reports of an error.
-fn failure(error: StageRunError) -> LinkError {
-    match error {
-        StageRunError::RankLost { rank } => LinkError::RankLost { rank },
-        error => worker_error(error),
-    }
-}
-
-/// Does what a request asks for, and sends the answer. After a step of the last stage, sends the logits too. The buffers
-/// are reused from request to request, since logits are megabytes.
-fn answer(
-    stage: &mut Stage,
-    request: Result<Request, LinkError>,
-    cancel: &Cancel,
-    writer: &Mutex<BufWriter<&UnixStream>>,
-    [output, logits]: &mut [Vec<f32>; 2],
-) -> Result<(), LinkError> {
-    let (mut kind, mut has_logits) = (ANSWER, false);
-    output.clear();
-    let done = request.and_then(|request| {
-        caught(|| match request {
-            Request::Allocate(pages) => stage.allocate_kv(&pages).map_err(worker_error),
-            Request::Step(step, input) => {
-                has_logits = stage.continues_with_logits(&step);
-                stage.step(&step, &input, cancel, output).map_err(failure)
-            }
-            Request::Logits(rows) => {
-                kind = COMPUTED_LOGITS;
-                stage.logits(&rows, cancel, logits).map_err(failure)
-            }
-            Request::LookUp(_) => unreachable!("another thread looks up tokens"),
-        })
-    });
-    let done = done.map(|()| match kind {
-        COMPUTED_LOGITS => &logits[..],
-        // All workers of a stage have the same output.
-        _ if stage.rank() > 0 => &[],
-        _ => &output[..],
-    });
-    send_answer(writer, kind, done)?;
-    if !has_logits {
-        return Ok(());
-    }
-    let done = caught(|| stage.logits(output, cancel, logits).map_err(failure));
-    send_answer(writer, COMPUTED_LOGITS, done.map(|()| &logits[..]))
-}
-
-/// Runs `work`; a panic is an error.
-fn caught<T>(work: impl FnOnce() -> Result<T, LinkError>) -> Result<T, LinkError> {
-    let done = catch_unwind(AssertUnwindSafe(work));
-    done.unwrap_or_else(|_| Err(LinkError::Worker("the stage panicked".to_owned())))
-}
-
-/// Returns an error of the worker with the message of `error`.
-fn worker_error(error: impl std::fmt::Display) -> LinkError {
-    LinkError::Worker(error.to_string())
-}
-
-/// Receives a request for a stage that reads `width` numbers per token and has `groups` groups; `None` if the
-/// connection ended between two requests.
-fn receive_request(reader: &mut impl Read, width: usize, groups: usize) -> Result<Option<Request>, LinkError> {
-    let mut kind = [0; 4];
-    if reader.read(&mut kind[..1])? == 0 {
-        return Ok(None);
-    }
-    reader.read_exact(&mut kind[1..])?;
-    let [first, second] = [read_word(reader)? as usize, read_word(reader)? as usize];
-    match u32::from_le_bytes(kind) {
-        ALLOCATE if first == groups => {
-            let mut pages = vec![[0; 8]; groups];
-            reader.read_exact(pages.as_flattened_mut())?;
-            let pages = pages.into_iter().map(|pages| usize::try_from(u64::from_le_bytes(pages)).unwrap_or(usize::MAX));
-            Ok(Some(Request::Allocate(pages.collect())))
-        }
-        STEP => {
-            let step = StageStep::from_bytes(&read_bytes(reader, first)?);
-            let step = step.map_err(|error: StepError| LinkError::Protocol(error.to_string()))?;
-            let tokens: usize = step.sequences.iter().map(|sequence| sequence.tokens.len()).sum();
-            let expected = tokens.saturating_mul(width);
-            if second != expected {
-                let what = format!("{second} hidden states for {tokens} tokens, not {expected}");
-                return Err(LinkError::Protocol(what));
-            }
-            let mut input = vec![0.0; expected];
-            reader.read_exact(bytemuck::cast_slice_mut(&mut input))?;
-            Ok(Some(Request::Step(step, input)))
-        }
-        LOOK_UP if second == 0 => {
-            let bytes = read_bytes(reader, first.saturating_mul(size_of::<u32>()))?;
-            let (tokens, _) = bytes.as_chunks();
-            Ok(Some(Request::LookUp(tokens.iter().map(|token| u32::from_le_bytes(*token)).collect())))
-        }
-        LOGITS if second == 0 => Ok(Some(Request::Logits(read_numbers(reader, first)?))),
-        kind => Err(LinkError::Protocol(format!("request {kind} with {first} and {second}"))),
-    }
 }
 
 /// The end of a connection that sends requests.
@@ -417,18 +217,9 @@ impl StageLink {
     pub(super) fn receive(&mut self, cancel: &Cancel) -> Result<Answer, LinkError> {
         let reader = &mut Waiting::new(&mut self.reader, cancel);
         match read_word(reader)? {
-            ANSWER => {
-                let count = read_word(reader)? as usize;
-                Ok(Answer::Output(read_numbers(reader, count)?))
-            }
-            LOOKED_UP => {
-                let count = read_word(reader)? as usize;
-                Ok(Answer::LookedUp(read_numbers(reader, count)?))
-            }
-            COMPUTED_LOGITS => {
-                let count = read_word(reader)? as usize;
-                Ok(Answer::Logits(read_numbers(reader, count)?))
-            }
+            ANSWER => read_numbers_after_count(reader).map(Answer::Output),
+            LOOKED_UP => read_numbers_after_count(reader).map(Answer::LookedUp),
+            COMPUTED_LOGITS => read_numbers_after_count(reader).map(Answer::Logits),
             RANK_LOST => Err(LinkError::RankLost { rank: read_word(reader)? as usize }),
             FAILURE => Err(LinkError::Worker(String::from_utf8_lossy(&read_text(reader)?).into_owned())),
             kind => Err(LinkError::Protocol(format!("answer {kind}"))),
@@ -469,25 +260,18 @@ pub(super) fn no_answer(limit: Duration) -> io::Error {
     io::Error::other(format!("no answer in {limit:?} after the request was cancelled"))
 }
 
-fn to_word(number: usize) -> Result<u32, LinkError> {
+pub(super) fn to_word(number: usize) -> Result<u32, LinkError> {
     u32::try_from(number).map_err(|_| LinkError::Protocol(format!("{number} exceeds 32 bits")))
 }
 
-fn write_frame(writer: &mut impl Write, kind: u32, count: usize, bytes: &[u8]) -> Result<(), LinkError> {
-    writer.write_all(&kind.to_le_bytes())?;
-    writer.write_all(&to_word(count)?.to_le_bytes())?;
-    writer.write_all(bytes)?;
-    Ok(writer.flush()?)
-}
-
-fn read_word(reader: &mut impl Read) -> Result<u32, LinkError> {
+pub(super) fn read_word(reader: &mut impl Read) -> Result<u32, LinkError> {
     let mut word = [0; 4];
     reader.read_exact(&mut word)?;
     Ok(u32::from_le_bytes(word))
 }
 
 /// Reads `count` bytes; allocates no more than have arrived, so that a false count costs nothing.
-fn read_bytes(reader: &mut impl Read, count: usize) -> Result<Vec<u8>, LinkError> {
+pub(super) fn read_bytes(reader: &mut impl Read, count: usize) -> Result<Vec<u8>, LinkError> {
     let mut bytes = Vec::new();
     reader.take(count as u64).read_to_end(&mut bytes)?;
     if bytes.len() < count {
@@ -497,7 +281,7 @@ fn read_bytes(reader: &mut impl Read, count: usize) -> Result<Vec<u8>, LinkError
 }
 
 /// Reads `count` numbers in place, since logits of a batch are megabytes; allocates little more than have arrived.
-fn read_numbers(reader: &mut impl Read, count: usize) -> Result<Vec<f32>, LinkError> {
+pub(super) fn read_numbers(reader: &mut impl Read, count: usize) -> Result<Vec<f32>, LinkError> {
     const AT_ONCE: usize = 1 << 18;
     let mut numbers = Vec::new();
     while numbers.len() < count {
@@ -506,6 +290,11 @@ fn read_numbers(reader: &mut impl Read, count: usize) -> Result<Vec<f32>, LinkEr
         reader.read_exact(bytemuck::cast_slice_mut(&mut numbers[first..]))?;
     }
     Ok(numbers)
+}
+
+fn read_numbers_after_count(reader: &mut impl Read) -> Result<Vec<f32>, LinkError> {
+    let count = read_word(reader)? as usize;
+    read_numbers(reader, count)
 }
 
 /// Reads a text after its length.
@@ -519,114 +308,7 @@ fn read_text(reader: &mut impl Read) -> Result<Vec<u8>, LinkError> {
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroUsize;
-    use std::sync::Arc;
-
-    use ferrule_kernels::Pool;
-    use ferrule_kernels::arch::Isa;
-    use ferrule_kernels::kv::KvFormat;
-
     use super::*;
-    use crate::batch::{Batch, LogitRows, SequenceChunk};
-    use crate::quantization::Quantization;
-    use crate::spec::ModelSpec;
-    use crate::specs;
-    use crate::stage::{LastOutput, StagePart, TensorParallelGroup};
-    use crate::transformer::LoadOptions;
-    use crate::weights::Source;
-
-    fn spec() -> ModelSpec {
-        ModelSpec::from_json(&specs::llama(96, 2).to_string()).unwrap()
-    }
-
-    /// Loads a stage that has all layers, and the last of `stages` parts of the vocabulary.
-    fn load(stages: usize, group: Option<TensorParallelGroup>) -> Stage {
-        let quantization = Quantization::named("int8").unwrap();
-        let options = LoadOptions { quantization, kv_format: KvFormat::F16, isa: Isa::best() };
-        let part = StagePart { layers: 0..2, stage: stages - 1, stages, group };
-        let pool = Arc::new(Pool::new(NonZeroUsize::MIN));
-        Stage::load(spec(), part, Source::Random, options, pool, &Cancel::new(), &mut |_, _| {}).unwrap()
-    }
-
-    /// Returns the bytes of a step with one prompt.
-    fn step() -> Vec<u8> {
-        let prompt = SequenceChunk {
-            tokens: &[3, 1, 4],
-            first_position: 0,
-            prompt_len: 3,
-            pages: &[vec![0]],
-            token_types: &[],
-            logits: LogitRows::Last,
-            adapter: None,
-        };
-        StageStep::new(Batch { sequences: &[prompt] }, Vec::new(), LastOutput::Logits).to_bytes()
-    }
-
-    #[test]
-    fn steps_look_ups_and_logits_have_answers_of_their_own() {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        std::thread::spawn(move || serve_stage(&mut load(2, None), 1 << 20, &theirs, &Cancel::new()));
-        let mut link = StageLink::open(ours, &Cancel::new()).unwrap();
-        assert_eq!((link.info().first_token, link.info().end_token), (48, 96));
-        let width = spec().embedding_width();
-        link.allocate_kv(&[4], &Cancel::new()).unwrap();
-        link.send_step(&step(), &vec![0.5; 3 * width]).unwrap();
-        link.send_look_up(&[48, 95]).unwrap();
-        link.send_logits(&vec![0.25; 2 * width]).unwrap();
-        let mut sizes = [Vec::new(), Vec::new(), Vec::new()];
-        for _ in 0..4 {
-            let (kind, numbers) = match link.receive(&Cancel::new()).unwrap() {
-                Answer::Output(rows) => (0, rows),
-                Answer::LookedUp(rows) => (1, rows),
-                Answer::Logits(logits) => (2, logits),
-            };
-            sizes[kind].push(numbers.len());
-        }
-        // The logits of the step follow its hidden states; the other ones come first if their request is there in time.
-        sizes[2].sort_unstable();
-        assert_eq!(sizes, [vec![width], vec![2 * width], vec![48, 2 * 48]]);
-        link.send_look_up(&[95, 96]).unwrap();
-        let error = link.receive(&Cancel::new()).err().unwrap().to_string();
-        assert!(error.contains("tokens[1] must be in 48..96, the rows of this worker, got 96"), "{error}");
-        assert!(link.receive(&Cancel::new()).is_err(), "the worker has ended");
-    }
-
-    #[test]
-    fn logits_are_computed_before_the_steps_that_wait() {
-        let (sender, requests) = mpsc::channel();
-        let step = || Request::Step(StageStep::from_bytes(&step()).unwrap(), Vec::new());
-        for request in [step(), Request::Logits(vec![1.0]), step(), Request::Logits(vec![2.0])] {
-            sender.send(Ok(request)).unwrap();
-        }
-        drop(sender);
-        let name = |request| match request {
-            Ok(Request::Logits(rows)) => format!("{rows:?}"),
-            Ok(Request::Step(..)) => "step".to_owned(),
-            _ => "another request".to_owned(),
-        };
-        let order: Vec<String> = logits_first(&requests).map(name).collect();
-        assert_eq!(order, ["[1.0]", "[2.0]", "step", "step"]);
-    }
-
-    #[test]
-    fn a_worker_that_waits_for_another_ends_with_the_connection_to_the_engine() {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        // The other rank never answers.
-        let (peer, silent) = UnixStream::pair().unwrap();
-        let (ended, end) = mpsc::channel();
-        std::thread::spawn(move || {
-            let mut stage = load(1, Some(TensorParallelGroup::new(0, vec![peer]).unwrap()));
-            ended.send(serve_stage(&mut stage, 1 << 20, &theirs, &Cancel::new())).unwrap();
-        });
-        let mut link = StageLink::open(ours, &Cancel::new()).unwrap();
-        link.allocate_kv(&[4], &Cancel::new()).unwrap();
-        link.send_step(&step(), &[]).unwrap();
-        assert!(end.recv_timeout(Duration::from_millis(300)).is_err(), "the worker waits for the other rank");
-        drop(link);
-        let served = end.recv_timeout(Duration::from_secs(60)).expect("the worker ends");
-        assert!(served.is_err());
-        drop(silent);
-    }
 
     #[test]
     fn a_wait_for_a_stage_that_does_not_answer_ends_after_a_cancellation() {

@@ -10,9 +10,10 @@
 //!
 //! The rows of the embedding and of the lm_head are divided among all workers of all stages (vocabulary parallelism,
 //! <https://arxiv.org/abs/2411.05288>). So the stages can have the same number of layers. If these are alike, the
-//! stages take about the same time while they decode and in prefill, which multiplies few rows with the lm_head. Each worker looks up its rows of tokens for
-//! the first stage. The last stage computes the hidden states whose logits are needed, and each worker multiplies them
-//! with its rows of the lm_head. The rows are independent of each other, so the logits have the bits of the whole model.
+//! stages take about the same time while they decode and in prefill, which multiplies few rows with the lm_head. Each
+//! worker looks up its rows of tokens for the first stage. The last stage computes the hidden states whose logits are
+//! needed, and each worker multiplies them with its rows of the lm_head. The rows are independent of each other, so the
+//! logits have the bits of the whole model.
 //!
 //! With two stages, layers L, their part of the lm_head H, and two batches A and B in flight:
 //!
@@ -29,6 +30,7 @@ mod layers;
 mod link;
 mod pipeline;
 mod queues;
+mod serve;
 mod step;
 mod tensor_parallel;
 mod token_rows;
@@ -43,8 +45,9 @@ use ferrule_kernels::{Cancel, Pool};
 pub use divide::divide_layers;
 pub(crate) use layers::{LoadedPart, StageLayers, VocabularyPart};
 pub use layers::{StageError, StagePart};
-pub use link::{LinkError, StageInfo, StageLink, serve_stage};
+pub use link::{LinkError, StageInfo, StageLink};
 pub use pipeline::{Pipeline, PipelineError};
+pub use serve::serve_stage;
 use step::StepLimits;
 pub use step::{PageCopy, StageSequence, StageStep, StepError};
 use tensor_parallel::GatherError;
@@ -153,7 +156,7 @@ impl Stage {
     /// sequence memory is empty until [`Stage::allocate_kv`].
     ///
     /// # Errors
-    /// [`LoadError`] if the layers cannot be a stage, the files do not fit the spec, memory is too small, or the load
+    /// [`LoadError`] if the layers are not a valid stage, the files do not fit the spec, memory is too small, or the load
     /// is cancelled.
     pub fn load(
         spec: ModelSpec,
@@ -172,7 +175,7 @@ impl Stage {
     /// Computes the memory that a part of a model needs, as [`crate::measure`] does for all of it.
     ///
     /// # Errors
-    /// [`LoadError`] if the layers cannot be a stage, or the files do not fit the spec.
+    /// [`LoadError`] if the layers are not a valid stage, or the files do not fit the spec.
     pub fn measure(
         spec: &ModelSpec,
         part: StagePart,
