@@ -39,7 +39,7 @@ pub fn measure(
 /// this machine load them. Reads only the headers of the files.
 ///
 /// # Errors
-/// [`LoadError::Weights`] if not, [`LoadError::Stage`] if layers cannot be a stage, and the errors of [`measure`].
+/// [`LoadError::Weights`] if not, [`LoadError::Stage`] if layers are not a valid stage, and the errors of [`measure`].
 pub fn check_memory(
     spec: &ModelSpec,
     parts: impl IntoIterator<Item = StagePart>,

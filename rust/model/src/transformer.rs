@@ -397,7 +397,7 @@ impl Transformer {
     }
 
     /// Computes what the workers multiply with their rows of the lm_head after [`Transformer::run_layers`]: overwrites
-    /// `output` with `[wanted rows, embedding_width]`.
+    /// `output` with `[wanted rows, embedding_width]`. Stages have no adapters.
     pub(crate) fn lm_head_input(
         &mut self,
         batch: Batch<'_>,
@@ -408,8 +408,7 @@ impl Transformer {
         let numbers = self.last_rows(batch, cancel)?;
         let Self { spec, weights, buffers, .. } = self;
         let exec = Exec { isa: self.options.isa, pool: &self.pool, cancel };
-        let runs = adapter_runs(batch, |sequence| sequence.logits.of(sequence.tokens.len()).len());
-        let adapters = AdapterRows::new(&runs, &buffers.adapters);
+        let adapters = AdapterRows::new(&[], &buffers.adapters);
         let (projection, rows) = (weights.lm_head_projection.as_ref(), buffers.update.take(numbers));
         output.clear();
         output.extend_from_slice(lm_head::project(&exec, spec, projection, rows, adapters, &mut buffers.hidden)?);

@@ -308,7 +308,7 @@ impl<'a> EngineBuilder<'a> {
     /// if `sharers` workers of the model, this one included, divide the memory of this machine.
     ///
     /// # Errors
-    /// The errors of [`EngineBuilder::build`]; [`LoadError::Stage`] within them if the layers cannot be a stage.
+    /// The errors of [`EngineBuilder::build`]; [`LoadError::Stage`] within them if the layers are not a valid stage.
     pub fn load_stage(self, part: StagePart, sharers: NonZeroUsize) -> Result<(Stage, u64), BuildError> {
         let Self { model, options, isa, cancel, progress, .. } = self;
         options.check(model.spec.max_position_embeddings)?;

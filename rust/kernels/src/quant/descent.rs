@@ -127,6 +127,7 @@ fn gradient<S: Simd>(simd: S, rows: &[[f32; GROUP]], residuals: &[Column]) -> [S
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::marker::PhantomData;
     use std::num::NonZeroUsize;
 
@@ -161,6 +162,26 @@ mod tests {
         let (panels, is_cancelled) = (&mut panels, &|| false);
         isa.run(PackCalibrated::<F> { statistics, panels, sweeps, is_cancelled, format: PhantomData });
         panels[0].loss
+    }
+
+    #[test]
+    fn quantization_ends_at_a_cancelled_check() {
+        let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+        let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+        let mut hessian = Hessian::zeroed(COLS, Basis::Rotated).unwrap();
+        hessian.add(&exec, &random(1, COLS * (COLS + 100))).unwrap();
+        let statistics = &hessian.statistics(&exec).unwrap().unwrap();
+        let rows = random(4, LANES * COLS);
+        // Two super-blocks, and then twenty groups in each sweep.
+        for allowed in [0, 1, 2, 12, 41] {
+            let mut block_scales = vec![[0; LANES]; COLS.div_ceil(SUPER)];
+            let mut lines = vec![ByteLine([0; LINE]); Int4::lines(halves(COLS))];
+            let panels = &mut [CalibratedPanel::new(Isa::best(), &rows, &mut block_scales, &mut lines)];
+            let calls = Cell::new(0);
+            let is_cancelled = &|| calls.replace(calls.get() + 1) == allowed;
+            exec.isa.run(PackCalibrated::<Int4> { statistics, panels, sweeps: 2, is_cancelled, format: PhantomData });
+            assert_eq!(calls.get(), allowed + 1);
+        }
     }
 
     fn check<F: IntegerFormat>(isa: Isa, rows: &[f32], statistics: &InputStatistics) {

@@ -160,10 +160,10 @@ impl StageQueues {
         let answer = self.workers.receive(worker, cancel)?;
         let Self { workers, batches, divided, vocab_size } = self;
         let (own, stages) = (workers.tokens_of(worker), workers.stages());
-        let of_stage = workers.worker(worker).stage;
+        let stage = workers.worker(worker).stage;
         let protocol = |what| Err((workers.worker(worker), LinkError::Protocol(what)));
         let batch = batches.iter_mut().find(|batch| match &answer {
-            Answer::Output(_) => batch.awaits(Place::At(of_stage), worker),
+            Answer::Output(_) => batch.awaits(Place::At(stage), worker),
             Answer::LookedUp(_) => batch.awaits(Place::LookUp, worker),
             Answer::Logits(_) => batch.pending_logits.contains(&worker),
         });
@@ -194,15 +194,15 @@ impl StageQueues {
             }
             Answer::Output(numbers) => {
                 // The other ranks of the stage have the same hidden states, and do not send them.
-                if worker == workers.of_stage(of_stage).start {
+                if worker == workers.of_stage(stage).start {
                     batch.output = numbers;
                 }
                 batch.pending_answers.retain(|other| *other != worker);
                 if !batch.pending_answers.is_empty() {
                     return Ok(());
                 }
-                if of_stage + 1 < stages {
-                    batch.place = Place::Before(of_stage + 1);
+                if stage + 1 < stages {
+                    batch.place = Place::Before(stage + 1);
                     return Ok(());
                 }
                 batch.place = Place::AfterLast;
@@ -214,7 +214,7 @@ impl StageQueues {
                         format!("{} numbers for {} rows, not {width} each", batch.output.len(), batch.logit_rows);
                     return protocol(what);
                 }
-                for worker in 0..workers.of_stage(of_stage).start {
+                for worker in 0..workers.of_stage(stage).start {
                     if batch.pending_logits.contains(&worker) {
                         workers.send_logits(worker, &batch.output)?;
                     }
