@@ -386,7 +386,7 @@ impl PackedWriter {
         let bytes = Checksums::bytes(tensors.len()) as u64;
         tensors.push(PackedTensor { name: CHECKSUMS.to_owned(), dtype: Dtype::U8, bytes });
         let failed = |error| PackedErrorKind::Write(error).of(path);
-        remove_abandoned(path);
+        remove_abandoned(folder_of(path));
         let header = header_of(version, metadata, &tensors);
         let bytes = tensors.iter().map(padded_bytes).sum::<u64>() + header.len() as u64;
         let temporary = temporary_beside(path);

@@ -4,15 +4,13 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::Duration;
 
-use super::folder_of;
-
 /// Age above which an unlocked temporary file belongs to a killed process. The process of a younger file may not have
 /// locked it yet.
 const ABANDONED: Duration = Duration::from_secs(10);
 
-/// Removes incomplete packed files and lock files that killed processes left in the folder of `path`.
-pub(super) fn remove_abandoned(path: &Path) {
-    let Ok(siblings) = fs::read_dir(folder_of(path)) else { return };
+/// Removes incomplete packed files and lock files that killed processes left in a folder.
+pub(super) fn remove_abandoned(folder: &Path) {
+    let Ok(siblings) = fs::read_dir(folder) else { return };
     for sibling in siblings.flatten() {
         let name = sibling.file_name();
         let name = name.to_string_lossy();
