@@ -1,5 +1,6 @@
 //! A sequence: the tokens of a request so far, how many are computed, and the pages that hold them.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use ferrule_model::Adapter;
 use crate::beams::{Beam, Child};
 use crate::draft::Drafts;
 use crate::pages::PageTables;
-use crate::sampling::{Continuation, History, SampleError};
+use crate::sampling::{Continuation, History, SampleError, needed_logits};
 use crate::structured::Constraint;
 use crate::{Request, RequestId, RequestTiming, SamplingParams};
 
@@ -114,6 +115,14 @@ impl Sequence {
     /// Returns the number of tokens to schedule: those to compute that are not in a batch in flight.
     pub fn unscheduled(&self) -> usize {
         self.pending().saturating_sub(self.in_flight)
+    }
+
+    /// Returns how many of the largest logits its next sample needs; `None` for all.
+    pub fn needed_logits(&self) -> Option<NonZeroU32> {
+        match self.beam {
+            Some(_) => None,
+            None => needed_logits(&self.params, &self.history, self.tokens.len()),
+        }
     }
 
     /// Returns the number of sampled tokens.

@@ -1,5 +1,6 @@
 //! The interface between engine and model, which test fakes implement too.
 
+use std::num::NonZeroU32;
 use std::ops::Range;
 
 use ferrule_kernels::{Cancel, PoolError, kv::PageId};
@@ -59,6 +60,9 @@ pub enum LogitRows {
     First,
     /// The last token.
     Last,
+    /// The last token, whose largest logits are needed: so many, and those equal to the last of them. Negative infinity
+    /// may stand for the others.
+    LastLargest(NonZeroU32),
     /// Every token.
     All,
 }
@@ -70,7 +74,7 @@ impl LogitRows {
         match self {
             Self::None => 0..0,
             Self::First => 0..1,
-            Self::Last => count - 1..count,
+            Self::Last | Self::LastLargest(_) => count - 1..count,
             Self::All => 0..count,
         }
     }
@@ -223,7 +227,8 @@ pub trait LanguageModel {
     fn fingerprint(&self) -> [u8; 32];
 
     /// Computes a batch: overwrites `logits` with `[wanted rows, vocab_size]`, in the order of the batch, and writes
-    /// keys and values of the chunks' positions to their pages.
+    /// keys and values of the chunks' positions to their pages. Logits that [`LogitRows`] says are not needed may be
+    /// negative infinity.
     ///
     /// # Errors
     /// [`ForwardError`]; the batch can be retried.

@@ -2,7 +2,7 @@
 
 mod specs;
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 
 use ferrule_kernels::arch::Isa;
@@ -17,9 +17,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 fn sequences() -> impl Strategy<Value = StageSequence> {
-    let rows = [LogitRows::None, LogitRows::First, LogitRows::Last, LogitRows::All];
     let lists = (vec(any::<u32>(), 0..6), vec(any::<u32>(), 0..6), vec(vec(any::<u32>(), 0..4), 0..4));
-    let numbers = (0..=u32::MAX as usize, 0..=u32::MAX as usize, proptest::sample::select(rows.to_vec()));
+    let numbers = (0..=u32::MAX as usize, 0..=u32::MAX as usize, logit_rows());
     (lists, numbers).prop_map(|((tokens, token_types, pages), (first_position, prompt_len, logits))| StageSequence {
         tokens,
         first_position,
@@ -28,6 +27,18 @@ fn sequences() -> impl Strategy<Value = StageSequence> {
         token_types,
         logits,
     })
+}
+
+fn logit_rows() -> impl Strategy<Value = LogitRows> {
+    let largest = (1..u32::MAX - 3).prop_map(|count| LogitRows::LastLargest(NonZeroU32::new(count).unwrap()));
+    prop_oneof![
+        Just(LogitRows::None),
+        Just(LogitRows::First),
+        Just(LogitRows::Last),
+        Just(LogitRows::All),
+        Just(LogitRows::LastLargest(NonZeroU32::MIN)),
+        largest,
+    ]
 }
 
 fn steps() -> impl Strategy<Value = StageStep> {
@@ -57,7 +68,7 @@ proptest! {
 
     #[test]
     fn any_words_are_a_step_or_an_error(words in vec(0u32..5, 0..60)) {
-        let header = [u32::from_le_bytes(*b"FSTP"), 1];
+        let header = [u32::from_le_bytes(*b"FSTP"), 2];
         let bytes: Vec<u8> = header.iter().chain(&words).flat_map(|word| word.to_le_bytes()).collect();
         if let Ok(step) = StageStep::from_bytes(&bytes) {
             prop_assert_eq!(step.to_bytes(), bytes);
@@ -76,11 +87,10 @@ fn errors_of_bytes_name_what_is_wrong() {
     };
     for (word, value, expected) in [
         (0, 7, "stage step must begin with FSTP and be whole words of 4 bytes, got 72 bytes"),
-        (1, 9, "stage step must have format version 1, got 9 (all workers need the same ferrule)"),
+        (1, 9, "stage step must have format version 2, got 9 (all workers need the same ferrule)"),
         (2, 2, "stage step: last must be 0 (logits) or 1 (hidden states), got 2"),
         (3, 9, "stage step ends within copies, which needs 27 more words, got 13"),
         (5, 99, "stage step ends within tokens, which needs 99 more words, got 7"),
-        (10, 4, "stage step: sequences[0].logits must be 0 (none), 1 (first), 2 (last) or 3 (all), got 4"),
     ] {
         assert_eq!(with(word, value), expected);
     }

@@ -161,7 +161,7 @@ pub(super) fn wanted_logits(
     if drafts > 0 || sequence.chunk_has_prompt_logprobs(count) {
         LogitRows::All
     } else if first + count == sequence.tokens.len() {
-        LogitRows::Last
+        sequence.needed_logits().map_or(LogitRows::Last, LogitRows::LastLargest)
     } else {
         LogitRows::None
     }

@@ -73,6 +73,54 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn a_sample_needs_the_largest_logits_alone_where_the_parameters_say_so(
+        logits in prop::collection::vec((-40..40).prop_map(|number| number as f32 / 8.0), 1..700),
+        (top_k, top_p, min_p) in (0..40_usize, 0.1..1.0, 0.0..0.2),
+        temperature in prop_oneof![Just(0.0), 0.1..2.0],
+        (mirostat, seed) in any::<(bool, u64)>(),
+    ) {
+        let mode = if mirostat { 2 } else { 0 };
+        let params =
+            SamplingParams { seed, temperature, top_k, top_p, min_p, mirostat: mode, ..SamplingParams::default() };
+        let history = History::new(&params, &[0], &[]);
+        let Some(needed) = needed_logits(&params, &history, 1) else {
+            prop_assert!(temperature > 0.0 && top_k == 0);
+            return Ok(());
+        };
+        let mut sorted = logits.clone();
+        sorted.sort_by(|a, b| b.total_cmp(a));
+        let lowest = sorted[(needed.get() as usize).min(sorted.len()) - 1];
+        let largest: Vec<f32> =
+            logits.iter().map(|logit| if *logit < lowest { f32::NEG_INFINITY } else { *logit }).collect();
+        prop_assert_eq!(
+            distribution(&largest, &params, &[0], &[]).unwrap(),
+            distribution(&logits, &params, &[0], &[]).unwrap()
+        );
+    }
+}
+
+#[test]
+fn stages_and_details_that_depend_on_all_logits_need_them() {
+    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let needed = |params: &SamplingParams| needed_logits(params, &History::new(params, &[0], &[]), 1);
+    assert_eq!(needed(&greedy), Some(NonZeroU32::MIN));
+    for params in [
+        SamplingParams { logprobs: Some(0), ..greedy.clone() },
+        SamplingParams { entropy: true, ..greedy.clone() },
+        SamplingParams { trace: Some(1), ..greedy.clone() },
+        SamplingParams { logit_bias: vec![(3, 1.0)], ..greedy.clone() },
+        SamplingParams { repetition_penalty: 1.1, ..greedy.clone() },
+        SamplingParams { allowed_token_ids: Some(vec![1]), ..greedy.clone() },
+        SamplingParams { stop_token_ids: vec![2], min_tokens: 1, ..greedy.clone() },
+        SamplingParams { top_k: 5, top_n_sigma: 1.0, ..SamplingParams::default() },
+        SamplingParams { top_p: 0.5, ..SamplingParams::default() },
+    ] {
+        assert_eq!(needed(&params), None, "{params:?}");
+    }
+}
+
 #[test]
 fn a_trace_names_the_stage_that_dropped_each_candidate() {
     let logits = [4.0, 3.5, 3.0, 2.5, 2.0, -9.0, f32::NEG_INFINITY];

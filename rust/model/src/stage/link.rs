@@ -11,10 +11,11 @@
 //! | request to allocate | 0, number of groups, 0 | number of pages of each group, words of 64 bits |
 //! | request to run a step | 1, bytes of the step, numbers of hidden states | [`StageStep`](super::StageStep), hidden states |
 //! | request to look up the worker's tokens in the embedding | 2, number of tokens, 0 | token ids, words of 32 bits |
-//! | request to compute the logits of the worker's tokens | 3, numbers of all rows, 0 | rows that the last stage wrote |
+//! | request to compute the logits of the worker's tokens | 3, numbers of all rows, number of rows | number of the largest \
+//!   logits that are needed of each row (0 for all), words of 32 bits, then the rows that the last stage wrote |
 //! | answer | 0, numbers of output | output; only of rank 0 |
 //! | answer to a look-up | 3, numbers of the rows | rows |
-//! | logits, also after the answer of the last stage to a step | 4, numbers of the logits | logits |
+//! | logits, also after the answer of the last stage to a step | 4, number of words | words of [`logit_words`](super::logit_words) |
 //! | failure, after which the worker ends | 1, bytes of the message | message |
 //! | loss of another worker of the stage, after which this one ends | 2, its rank | |
 
@@ -136,14 +137,22 @@ fn hex(fingerprint: [u8; 32]) -> String {
     blake3::Hash::from_bytes(fingerprint).to_hex().to_string()
 }
 
-/// Answer of a stage.
-pub(super) enum Answer {
+/// Answer of a stage, whose words follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub kind: AnswerKind,
+    /// Number of words of 32 bits.
+    pub words: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AnswerKind {
     /// Output of a step, or nothing after an allocation.
-    Output(Vec<f32>),
+    Output,
     /// Rows of the tokens that were looked up.
-    LookedUp(Vec<f32>),
-    /// Logits of the worker's tokens.
-    Logits(Vec<f32>),
+    LookedUp,
+    /// Logits of the worker's tokens, as [`logit_words`](super::logit_words).
+    Logits,
 }
 
 /// The end of a connection that sends requests.
@@ -176,7 +185,10 @@ impl StageLink {
     pub(super) fn allocate_kv(&mut self, pages: &[usize], cancel: &Cancel) -> Result<(), LinkError> {
         let bytes: Vec<u8> = pages.iter().flat_map(|pages| (*pages as u64).to_le_bytes()).collect();
         self.send(ALLOCATE, pages.len(), 0, &[&bytes])?;
-        self.receive(cancel).map(drop)
+        match self.receive(cancel)? {
+            Answer { kind: AnswerKind::Output, words: 0 } => Ok(()),
+            answer => Err(LinkError::Protocol(format!("{answer:?} after an allocation"))),
+        }
     }
 
     /// Sends a step; the answer is received later.
@@ -190,9 +202,10 @@ impl StageLink {
         self.send(LOOK_UP, tokens.len(), 0, &[&bytes])
     }
 
-    /// Sends rows whose logits of the worker's tokens are computed; the answer is received later.
-    pub(super) fn send_logits(&mut self, rows: &[f32]) -> Result<(), LinkError> {
-        self.send(LOGITS, rows.len(), 0, &[bytemuck::cast_slice(rows)])
+    /// Sends rows whose logits of the worker's tokens are computed; the answer is received later. `needed` says how many of
+    /// the largest logits of each row are needed; 0 for all.
+    pub(super) fn send_logits(&mut self, rows: &[f32], needed: &[u32]) -> Result<(), LinkError> {
+        self.send(LOGITS, rows.len(), needed.len(), &[bytemuck::cast_slice(needed), bytemuck::cast_slice(rows)])
     }
 
     fn send(&mut self, kind: u32, first: usize, second: usize, parts: &[&[u8]]) -> Result<(), LinkError> {
@@ -213,22 +226,29 @@ impl StageLink {
         self.reader.get_ref()
     }
 
-    /// Receives the next answer. After a cancellation it waits for 10 s.
+    /// Receives the beginning of the next answer, whose words are read with [`StageLink::words`]. After a cancellation it
+    /// waits for 10 s.
     pub(super) fn receive(&mut self, cancel: &Cancel) -> Result<Answer, LinkError> {
-        let reader = &mut Waiting::new(&mut self.reader, cancel);
-        match read_word(reader)? {
-            ANSWER => read_numbers_after_count(reader).map(Answer::Output),
-            LOOKED_UP => read_numbers_after_count(reader).map(Answer::LookedUp),
-            COMPUTED_LOGITS => read_numbers_after_count(reader).map(Answer::Logits),
-            RANK_LOST => Err(LinkError::RankLost { rank: read_word(reader)? as usize }),
-            FAILURE => Err(LinkError::Worker(String::from_utf8_lossy(&read_text(reader)?).into_owned())),
-            kind => Err(LinkError::Protocol(format!("answer {kind}"))),
-        }
+        let reader = &mut self.words(cancel);
+        let kind = match read_word(reader)? {
+            ANSWER => AnswerKind::Output,
+            LOOKED_UP => AnswerKind::LookedUp,
+            COMPUTED_LOGITS => AnswerKind::Logits,
+            RANK_LOST => return Err(LinkError::RankLost { rank: read_word(reader)? as usize }),
+            FAILURE => return Err(LinkError::Worker(String::from_utf8_lossy(&read_text(reader)?).into_owned())),
+            kind => return Err(LinkError::Protocol(format!("answer {kind}"))),
+        };
+        Ok(Answer { kind, words: read_word(reader)? as usize })
+    }
+
+    /// Returns the reader of an answer's words. After a cancellation it waits for 10 s.
+    pub(super) fn words<'a>(&'a mut self, cancel: &'a Cancel) -> Waiting<'a> {
+        Waiting::new(&mut self.reader, cancel)
     }
 }
 
 /// Reader of a socket with a timeout of [`POLL`], which goes on after timeouts until `limit` after a cancellation.
-struct Waiting<'a> {
+pub(super) struct Waiting<'a> {
     reader: &'a mut BufReader<UnixStream>,
     cancel: &'a Cancel,
     cancelled: Option<Instant>,
@@ -280,7 +300,7 @@ pub(super) fn read_bytes(reader: &mut impl Read, count: usize) -> Result<Vec<u8>
     Ok(bytes)
 }
 
-/// Reads `count` numbers in place, since logits of a batch are megabytes; allocates little more than have arrived.
+/// Reads `count` numbers in place, since hidden states of a batch are megabytes; allocates little more than have arrived.
 pub(super) fn read_numbers(reader: &mut impl Read, count: usize) -> Result<Vec<f32>, LinkError> {
     const AT_ONCE: usize = 1 << 18;
     let mut numbers = Vec::new();
@@ -290,11 +310,6 @@ pub(super) fn read_numbers(reader: &mut impl Read, count: usize) -> Result<Vec<f
         reader.read_exact(bytemuck::cast_slice_mut(&mut numbers[first..]))?;
     }
     Ok(numbers)
-}
-
-fn read_numbers_after_count(reader: &mut impl Read) -> Result<Vec<f32>, LinkError> {
-    let count = read_word(reader)? as usize;
-    read_numbers(reader, count)
 }
 
 /// Reads a text after its length.

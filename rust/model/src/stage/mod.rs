@@ -28,6 +28,7 @@
 mod divide;
 mod layers;
 mod link;
+mod logit_words;
 mod pipeline;
 mod queues;
 mod serve;
@@ -55,7 +56,7 @@ pub use tensor_parallel::TensorParallelGroup;
 use token_rows::TokenRows;
 pub use workers::Worker;
 
-use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel, LogitRows};
+use crate::batch::{Batch, ForwardError, KvGroup, LanguageModel};
 use crate::fingerprint::math_fingerprint;
 use crate::needs::{Needs, measure_part};
 use crate::quantization::Quantization;
@@ -330,8 +331,7 @@ impl Stage {
 
     /// Returns whether this worker answers a step with its logits too: the last stage has what is multiplied.
     fn continues_with_logits(&self, step: &StageStep) -> bool {
-        let is_wanted = step.sequences.iter().any(|sequence| sequence.logits != LogitRows::None);
-        self.model.stage().is_last() && step.last == LastOutput::Logits && is_wanted && !self.own_tokens().is_empty()
+        self.model.stage().is_last() && step.last == LastOutput::Logits && !self.own_tokens().is_empty()
     }
 
     /// Runs a step from another process: copies pages, then runs the batch as [`Stage::forward`] does.

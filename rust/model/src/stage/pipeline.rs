@@ -4,6 +4,7 @@ use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::{KvFormat, PageId};
 
 use super::link::{LinkError, StageInfo, StageLink};
+use super::logit_words::needed_logits;
 use super::queues::StageQueues;
 use super::workers::{Failure, Worker, Workers};
 use super::{LastOutput, PageCopy, StageStep, VocabularyPart};
@@ -160,18 +161,17 @@ impl Pipeline {
             return Err(error.clone());
         }
         let step = StageStep::new(batch, std::mem::take(&mut self.copies), last);
-        let wanted = batch.sequences.iter().map(|chunk| chunk.logits.of(chunk.tokens.len()).len());
-        let logit_rows = if last == LastOutput::Logits { wanted.sum() } else { 0 };
-        let begun = self.queues.begin(step.to_bytes(), batch.tokens().collect(), logit_rows);
+        let needed = if last == LastOutput::Logits { needed_logits(batch.sequences) } else { Vec::new() };
+        let begun = self.queues.begin(step.to_bytes(), batch.tokens().collect(), needed);
         begun.map_err(|failure| self.lose(failure))
     }
 
-    /// Waits for the oldest batch in flight and returns the answer of the last stage.
-    fn finish_batch(&mut self, cancel: &Cancel) -> Result<Vec<f32>, ForwardError> {
+    /// Waits for the oldest batch in flight and overwrites `out` with the answer of the last stage.
+    fn finish_batch(&mut self, cancel: &Cancel, out: &mut Vec<f32>) -> Result<(), ForwardError> {
         if let Some(error) = &self.lost {
             return Err(error.clone());
         }
-        self.queues.finish(cancel).map_err(|failure| self.lose(failure))
+        self.queues.finish(cancel, out).map_err(|failure| self.lose(failure))
     }
 
     /// Runs a batch through all stages in micro-batches, and writes what the last stage returns.
@@ -194,8 +194,10 @@ impl Pipeline {
         for sequences in micro_batches(batch.sequences, self.queues.stages()) {
             self.begin_batch(Batch { sequences }, last)?;
         }
+        let mut part = Vec::new();
         while !self.queues.is_empty() {
-            out.extend_from_slice(&self.finish_batch(cancel)?);
+            self.finish_batch(cancel, &mut part)?;
+            out.extend_from_slice(&part);
         }
         Ok(())
     }
@@ -309,8 +311,7 @@ impl BatchQueue for Pipeline {
     }
 
     fn finish(&mut self, cancel: &Cancel, logits: &mut Vec<f32>) -> Result<(), ForwardError> {
-        *logits = self.finish_batch(cancel)?;
-        Ok(())
+        self.finish_batch(cancel, logits)
     }
 }
 

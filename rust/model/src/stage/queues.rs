@@ -8,11 +8,13 @@
 //! logits immediately; the other ones get its hidden states, and compute logits before the batches in their queues.
 
 use std::collections::VecDeque;
+use std::io::Read;
 use std::ops::Range;
 
 use ferrule_kernels::Cancel;
 
-use super::link::{Answer, LinkError};
+use super::link::{AnswerKind, LinkError, read_numbers};
+use super::logit_words::read_rows;
 use super::workers::{Failure, Workers};
 use crate::spec::ModelSpec;
 
@@ -24,14 +26,16 @@ pub(super) struct StageQueues {
     /// Numbers of a row of the embedding and the lm_head, if the rows are divided among the workers.
     divided: Option<usize>,
     vocab_size: usize,
+    /// Buffer for the logits of the next batch, since new memory for megabytes costs as much as their arrival.
+    spare: Vec<f32>,
 }
 
 struct QueuedBatch {
     /// Bytes of the [`StageStep`](super::StageStep).
     step: Vec<u8>,
     tokens: Vec<u32>,
-    /// Number of rows whose logits are needed.
-    logit_rows: usize,
+    /// For each row whose logits are needed, how many of the largest; 0 for all.
+    needed: Vec<u32>,
     place: Place,
     /// Workers whose answer is missing at this place.
     pending_answers: Vec<usize>,
@@ -39,7 +43,7 @@ struct QueuedBatch {
     output: Vec<f32>,
     /// Workers whose logits are missing.
     pending_logits: Vec<usize>,
-    /// Logits `[logit_rows, vocab_size]`, if workers have parts of them.
+    /// Logits `[needed.len(), vocab_size]`, if workers have parts of them.
     logits: Vec<f32>,
 }
 
@@ -72,7 +76,7 @@ impl StageQueues {
     /// Creates empty queues.
     pub fn new(workers: Workers, spec: &ModelSpec) -> Self {
         let divided = (workers.stages() > 1).then(|| spec.embedding_width());
-        Self { workers, batches: VecDeque::new(), divided, vocab_size: spec.vocab_size }
+        Self { workers, batches: VecDeque::new(), divided, vocab_size: spec.vocab_size, spare: Vec::new() }
     }
 
     pub fn workers(&self) -> &Workers {
@@ -93,9 +97,9 @@ impl StageQueues {
         self.batches.is_empty()
     }
 
-    /// Sends a batch with these tokens to the first stage, or to the workers that have the rows of its tokens. The logits
-    /// of `logit_rows` rows are needed.
-    pub fn begin(&mut self, step: Vec<u8>, tokens: Vec<u32>, logit_rows: usize) -> Result<(), Failure> {
+    /// Sends a batch with these tokens to the first stage, or to the workers that have the rows of its tokens. `needed`
+    /// says for each row whose logits are needed how many of the largest; 0 for all.
+    pub fn begin(&mut self, step: Vec<u8>, tokens: Vec<u32>, needed: Vec<u32>) -> Result<(), Failure> {
         let (mut place, mut pending_answers, mut pending_logits) = (Place::Before(0), Vec::new(), Vec::new());
         let (mut output, mut logits) = (Vec::new(), Vec::new());
         if let Some(width) = self.divided {
@@ -106,7 +110,7 @@ impl StageQueues {
                     self.workers.send_look_up(worker, &tokens)?;
                     pending_answers.push(worker);
                 }
-                if logit_rows > 0 && !own.is_empty() {
+                if !needed.is_empty() && !own.is_empty() {
                     pending_logits.push(worker);
                 }
             }
@@ -114,18 +118,21 @@ impl StageQueues {
             if !pending_answers.is_empty() {
                 place = Place::LookUp;
             }
-            (output, logits) = (vec![0.0; tokens.len() * width], vec![0.0; logit_rows * self.vocab_size]);
+            output = vec![0.0; tokens.len() * width];
+            logits = std::mem::take(&mut self.spare);
+            logits.resize(needed.len() * self.vocab_size, 0.0);
         }
-        let batch = QueuedBatch { step, tokens, logit_rows, place, pending_answers, output, pending_logits, logits };
+        let batch = QueuedBatch { step, tokens, needed, place, pending_answers, output, pending_logits, logits };
         self.batches.push_back(batch);
         self.advance()
     }
 
-    /// Waits for the oldest batch and returns the answer of the last stage, or the logits of all workers.
+    /// Waits for the oldest batch and overwrites `numbers` with the answer of the last stage, or with the logits of all
+    /// workers.
     ///
     /// # Panics
     /// If no batch is in flight.
-    pub fn finish(&mut self, cancel: &Cancel) -> Result<Vec<f32>, Failure> {
+    pub fn finish(&mut self, cancel: &Cancel, numbers: &mut Vec<f32>) -> Result<(), Failure> {
         while let Some(awaited) = self.batches.front().expect("a batch is in flight").awaited() {
             let all = 0..self.workers.count();
             let answering: Vec<usize> = all.filter(|worker| self.is_answering(*worker)).collect();
@@ -133,8 +140,9 @@ impl StageQueues {
             self.take_answer(worker, cancel)?;
             self.advance()?;
         }
-        let done = |batch: QueuedBatch| if batch.logits.is_empty() { batch.output } else { batch.logits };
-        Ok(self.batches.pop_front().map(done).unwrap_or_default())
+        let QueuedBatch { output, logits, .. } = self.batches.pop_front().expect("a batch is in flight");
+        self.spare = std::mem::replace(numbers, if logits.is_empty() { output } else { logits });
+        Ok(())
     }
 
     /// Returns whether an answer of a worker is missing, or will be once it gets its request.
@@ -158,41 +166,42 @@ impl StageQueues {
     /// Receives the next answer of a worker.
     fn take_answer(&mut self, worker: usize, cancel: &Cancel) -> Result<(), Failure> {
         let answer = self.workers.receive(worker, cancel)?;
-        let Self { workers, batches, divided, vocab_size } = self;
+        let Self { workers, batches, divided, .. } = self;
         let (own, stages) = (workers.tokens_of(worker), workers.stages());
-        let stage = workers.worker(worker).stage;
-        let protocol = |what| Err((workers.worker(worker), LinkError::Protocol(what)));
-        let batch = batches.iter_mut().find(|batch| match &answer {
-            Answer::Output(_) => batch.awaits(Place::At(stage), worker),
-            Answer::LookedUp(_) => batch.awaits(Place::LookUp, worker),
-            Answer::Logits(_) => batch.pending_logits.contains(&worker),
+        let sender = workers.worker(worker);
+        let stage = sender.stage;
+        let protocol = |what| Err((sender, LinkError::Protocol(what)));
+        let batch = batches.iter_mut().find(|batch| match answer.kind {
+            AnswerKind::Output => batch.awaits(Place::At(stage), worker),
+            AnswerKind::LookedUp => batch.awaits(Place::LookUp, worker),
+            AnswerKind::Logits => batch.pending_logits.contains(&worker),
         });
         let Some(batch) = batch else { return protocol("an answer without a request".to_owned()) };
         let width = divided.unwrap_or(0);
-        match answer {
-            Answer::LookedUp(rows) => {
+        match answer.kind {
+            AnswerKind::LookedUp => {
                 let places = batch.tokens.iter().zip(batch.output.chunks_exact_mut(width));
                 let mut places: Vec<_> = places.filter(|(token, _)| is_among(&own, **token)).collect();
-                if rows.len() != places.len() * width {
-                    let what = format!("{} numbers for {} tokens, not {width} each", rows.len(), places.len());
+                if answer.words != places.len() * width {
+                    let what = format!("{} numbers for {} tokens, not {width} each", answer.words, places.len());
                     return protocol(what);
                 }
-                places.iter_mut().zip(rows.chunks_exact(width)).for_each(|((_, out), row)| out.copy_from_slice(row));
+                workers.read(worker, cancel, |reader| {
+                    let mut places = places.iter_mut();
+                    Ok(places.try_for_each(|(_, row)| reader.read_exact(bytemuck::cast_slice_mut(row)))?)
+                })?;
                 batch.pending_answers.retain(|other| *other != worker);
                 if batch.pending_answers.is_empty() {
                     batch.place = Place::Before(0);
                 }
             }
-            Answer::Logits(logits) => {
-                let rows = batch.logits.chunks_exact_mut(*vocab_size);
-                if logits.len() != batch.logit_rows * own.len() {
-                    let what = format!("{} logits for {} rows, not {} each", logits.len(), batch.logit_rows, own.len());
-                    return protocol(what);
-                }
-                rows.zip(logits.chunks_exact(own.len())).for_each(|(out, row)| out[own.clone()].copy_from_slice(row));
+            AnswerKind::Logits => {
+                let QueuedBatch { needed, logits, .. } = batch;
+                workers.read(worker, cancel, |reader| read_rows(reader, answer.words, needed, &own, logits))?;
                 batch.pending_logits.retain(|other| *other != worker);
             }
-            Answer::Output(numbers) => {
+            AnswerKind::Output => {
+                let numbers = workers.read(worker, cancel, |reader| read_numbers(reader, answer.words))?;
                 // The other ranks of the stage have the same hidden states, and do not send them.
                 if worker == workers.of_stage(stage).start {
                     batch.output = numbers;
@@ -209,14 +218,13 @@ impl StageQueues {
                 if batch.logits.is_empty() {
                     return Ok(());
                 }
-                if batch.output.len() != batch.logit_rows * width {
-                    let what =
-                        format!("{} numbers for {} rows, not {width} each", batch.output.len(), batch.logit_rows);
-                    return protocol(what);
+                let (found, rows) = (batch.output.len(), batch.needed.len());
+                if found != rows * width {
+                    return protocol(format!("{found} numbers for {rows} rows, not {width} each"));
                 }
                 for worker in 0..workers.of_stage(stage).start {
                     if batch.pending_logits.contains(&worker) {
-                        workers.send_logits(worker, &batch.output)?;
+                        workers.send_logits(worker, &batch.output, &batch.needed)?;
                     }
                 }
             }

@@ -11,6 +11,7 @@ use ferrule_kernels::Cancel;
 
 use super::link::{ALLOCATE, ANSWER, COMPUTED_LOGITS, FAILURE, LOGITS, LOOK_UP, LOOKED_UP, RANK_LOST, STEP};
 use super::link::{LinkError, StageInfo, read_bytes, read_numbers, read_word, to_word};
+use super::logit_words::{needed_logits, words_of};
 use super::{Stage, StageRunError, StageStep, StepError};
 
 /// A request that a worker has received.
@@ -18,7 +19,8 @@ enum Request {
     Allocate(Vec<usize>),
     Step(StageStep, Vec<f32>),
     LookUp(Vec<u32>),
-    Logits(Vec<f32>),
+    /// Rows, and how many of the largest logits of each are needed.
+    Logits(Vec<f32>, Vec<u32>),
 }
 
 /// Runs a stage for the process at the other end of a connection, until that ends it. A thread receives requests while
@@ -41,7 +43,8 @@ pub fn serve_stage(stage: &mut Stage, kv_budget: u64, stream: &UnixStream, cance
         let (look_ups, tokens) = mpsc::channel::<Vec<u32>>();
         let looking_up = scope.spawn(move || {
             let served = tokens.into_iter().try_for_each(|tokens| {
-                send_answer(writer, LOOKED_UP, caught(|| token_rows.read(&tokens).map_err(worker_error)))
+                let rows = caught(|| token_rows.read(&tokens).map_err(worker_error));
+                send_answer(writer, LOOKED_UP, rows.map(|rows| bytemuck::cast_slice(&rows).to_vec()))
             });
             if served.is_err() {
                 let _ = stream.shutdown(Shutdown::Both);
@@ -64,7 +67,7 @@ pub fn serve_stage(stage: &mut Stage, kv_budget: u64, stream: &UnixStream, cance
                 }
             }
         });
-        let mut buffers = [Vec::new(), Vec::new()];
+        let mut buffers = Buffers::default();
         let mut requests = logits_first(&requests);
         let served = requests.try_for_each(|request| answer(stage, request, cancel, writer, &mut buffers));
         // The threads that receive and look up must not wait for another request.
@@ -87,30 +90,27 @@ fn logits_first(
             waiting.extend(requests.recv());
         }
         waiting.extend(requests.try_iter());
-        let urgent = waiting.iter().position(|request| matches!(request, Ok(Request::Logits(_))));
+        let urgent = waiting.iter().position(|request| matches!(request, Ok(Request::Logits(..))));
         waiting.remove(urgent.unwrap_or(0))
     })
 }
 
-/// Sends the numbers of an answer, or the error in their place, and returns this error.
+/// Sends the bytes of an answer, which are words of 32 bits, or the error in their place, and returns this error.
 fn send_answer(
     writer: &Mutex<BufWriter<&UnixStream>>,
     kind: u32,
-    numbers: Result<impl AsRef<[f32]>, LinkError>,
+    bytes: Result<impl AsRef<[u8]>, LinkError>,
 ) -> Result<(), LinkError> {
     let writer = &mut *writer.lock().unwrap_or_else(PoisonError::into_inner);
-    match &numbers {
-        Ok(numbers) => {
-            let numbers = numbers.as_ref();
-            write_frame(writer, kind, numbers.len(), bytemuck::cast_slice(numbers))?;
-        }
+    match &bytes {
+        Ok(bytes) => write_frame(writer, kind, bytes.as_ref().len() / size_of::<u32>(), bytes.as_ref())?,
         Err(LinkError::RankLost { rank }) => write_frame(writer, RANK_LOST, *rank, &[])?,
         Err(error) => {
             let message = error.to_string();
             write_frame(writer, FAILURE, message.len(), message.as_bytes())?;
         }
     }
-    numbers.map(drop)
+    bytes.map(drop)
 }
 
 /// Returns what a worker reports of an error.
@@ -121,43 +121,62 @@ fn failure(error: StageRunError) -> LinkError {
     }
 }
 
-/// Does what a request asks for, and sends the answer. After a step of the last stage, sends the logits too. The buffers
-/// are reused from request to request, since logits are megabytes.
+/// Buffers of a worker, which are reused from request to request, since logits are megabytes.
+#[derive(Default)]
+struct Buffers {
+    output: Vec<f32>,
+    logits: Vec<f32>,
+    words: Vec<u32>,
+}
+
+/// Does what a request asks for, and sends the answer. After a step of the last stage, sends the logits too.
 fn answer(
     stage: &mut Stage,
     request: Result<Request, LinkError>,
     cancel: &Cancel,
     writer: &Mutex<BufWriter<&UnixStream>>,
-    [output, logits]: &mut [Vec<f32>; 2],
+    buffers: &mut Buffers,
 ) -> Result<(), LinkError> {
-    let (mut kind, mut has_logits) = (ANSWER, false);
-    output.clear();
-    let done = request.and_then(|request| {
-        caught(|| match request {
-            Request::Allocate(pages) => stage.allocate_kv(&pages).map_err(worker_error),
-            Request::Step(step, input) => {
-                has_logits = stage.continues_with_logits(&step);
-                stage.step(&step, &input, cancel, output).map_err(failure)
+    match request {
+        Err(error) => send_answer(writer, ANSWER, Err::<&[u8], _>(error)),
+        Ok(Request::Allocate(pages)) => {
+            send_answer(writer, ANSWER, caught(|| stage.allocate_kv(&pages).map(|()| []).map_err(worker_error)))
+        }
+        Ok(Request::Step(step, input)) => {
+            let mut output = std::mem::take(&mut buffers.output);
+            let done = caught(|| stage.step(&step, &input, cancel, &mut output).map_err(failure));
+            // All workers of a stage have the same output.
+            let sent = if stage.rank() == 0 { &output[..] } else { &[] };
+            send_answer(writer, ANSWER, done.map(|()| bytemuck::cast_slice(sent)))?;
+            let needed = needed_logits(&step.chunks());
+            if !needed.is_empty() && stage.continues_with_logits(&step) {
+                send_logits(stage, (&output, &needed), cancel, writer, buffers)?;
             }
-            Request::Logits(rows) => {
-                kind = COMPUTED_LOGITS;
-                stage.logits(&rows, cancel, logits).map_err(failure)
-            }
-            Request::LookUp(_) => unreachable!("another thread looks up tokens"),
-        })
-    });
-    let done = done.map(|()| match kind {
-        COMPUTED_LOGITS => &logits[..],
-        // All workers of a stage have the same output.
-        _ if stage.rank() > 0 => &[],
-        _ => &output[..],
-    });
-    send_answer(writer, kind, done)?;
-    if !has_logits {
-        return Ok(());
+            buffers.output = output;
+            Ok(())
+        }
+        Ok(Request::Logits(rows, needed)) => send_logits(stage, (&rows, &needed), cancel, writer, buffers),
+        Ok(Request::LookUp(_)) => unreachable!("another thread looks up tokens"),
     }
-    let done = caught(|| stage.logits(output, cancel, logits).map_err(failure));
-    send_answer(writer, COMPUTED_LOGITS, done.map(|()| &logits[..]))
+}
+
+/// Sends the logits of rows, as far as they are needed.
+fn send_logits(
+    stage: &Stage,
+    (rows, needed): (&[f32], &[u32]),
+    cancel: &Cancel,
+    writer: &Mutex<BufWriter<&UnixStream>>,
+    Buffers { logits, words, .. }: &mut Buffers,
+) -> Result<(), LinkError> {
+    let done = caught(|| {
+        stage.logits(rows, cancel, logits).map_err(failure)?;
+        if logits.len() != needed.len() * stage.own_tokens().len() {
+            let what = format!("{} numbers for the logits of {} rows", rows.len(), needed.len());
+            return Err(LinkError::Protocol(what));
+        }
+        Ok(bytemuck::cast_slice(words_of(stage.options().isa, logits, needed, words)))
+    });
+    send_answer(writer, COMPUTED_LOGITS, done)
 }
 
 /// Runs `work`; a panic is an error.
@@ -200,14 +219,18 @@ fn receive_request(reader: &mut impl Read, width: usize, groups: usize) -> Resul
             reader.read_exact(bytemuck::cast_slice_mut(&mut input))?;
             Ok(Some(Request::Step(step, input)))
         }
-        LOOK_UP if second == 0 => {
-            let bytes = read_bytes(reader, first.saturating_mul(size_of::<u32>()))?;
-            let (tokens, _) = bytes.as_chunks();
-            Ok(Some(Request::LookUp(tokens.iter().map(|token| u32::from_le_bytes(*token)).collect())))
+        LOOK_UP if second == 0 => Ok(Some(Request::LookUp(read_words(reader, first)?))),
+        LOGITS => {
+            let needed = read_words(reader, second)?;
+            Ok(Some(Request::Logits(read_numbers(reader, first)?, needed)))
         }
-        LOGITS if second == 0 => Ok(Some(Request::Logits(read_numbers(reader, first)?))),
         kind => Err(LinkError::Protocol(format!("request {kind} with {first} and {second}"))),
     }
+}
+
+fn read_words(reader: &mut impl Read, count: usize) -> Result<Vec<u32>, LinkError> {
+    let bytes = read_bytes(reader, count.saturating_mul(size_of::<u32>()))?;
+    Ok(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
 }
 
 fn write_frame(writer: &mut impl Write, kind: u32, count: usize, bytes: &[u8]) -> Result<(), LinkError> {
@@ -232,7 +255,7 @@ mod tests {
     use crate::quantization::Quantization;
     use crate::spec::ModelSpec;
     use crate::specs;
-    use crate::stage::link::{Answer, StageLink};
+    use crate::stage::link::{AnswerKind, StageLink, read_numbers};
     use crate::stage::{LastOutput, StagePart, TensorParallelGroup};
     use crate::transformer::LoadOptions;
     use crate::weights::Source;
@@ -274,15 +297,16 @@ mod tests {
         link.allocate_kv(&[4], &Cancel::new()).unwrap();
         link.send_step(&step(), &vec![0.5; 3 * width]).unwrap();
         link.send_look_up(&[48, 95]).unwrap();
-        link.send_logits(&vec![0.25; 2 * width]).unwrap();
+        link.send_logits(&vec![0.25; 2 * width], &[0, 0]).unwrap();
         let mut sizes = [Vec::new(), Vec::new(), Vec::new()];
         for _ in 0..4 {
-            let (kind, numbers) = match link.receive(&Cancel::new()).unwrap() {
-                Answer::Output(rows) => (0, rows),
-                Answer::LookedUp(rows) => (1, rows),
-                Answer::Logits(logits) => (2, logits),
+            let answer = link.receive(&Cancel::new()).unwrap();
+            let kind = match answer.kind {
+                AnswerKind::Output => 0,
+                AnswerKind::LookedUp => 1,
+                AnswerKind::Logits => 2,
             };
-            sizes[kind].push(numbers.len());
+            sizes[kind].push(read_numbers(&mut link.words(&Cancel::new()), answer.words).unwrap().len());
         }
         // The logits of the step follow its hidden states; the other ones come first if their request is there in time.
         sizes[2].sort_unstable();
@@ -297,12 +321,12 @@ mod tests {
     fn logits_are_computed_before_the_steps_that_wait() {
         let (sender, requests) = mpsc::channel();
         let step = || Request::Step(StageStep::from_bytes(&step()).unwrap(), Vec::new());
-        for request in [step(), Request::Logits(vec![1.0]), step(), Request::Logits(vec![2.0])] {
+        for request in [step(), Request::Logits(vec![1.0], vec![0]), step(), Request::Logits(vec![2.0], vec![0])] {
             sender.send(Ok(request)).unwrap();
         }
         drop(sender);
         let name = |request| match request {
-            Ok(Request::Logits(rows)) => format!("{rows:?}"),
+            Ok(Request::Logits(rows, _)) => format!("{rows:?}"),
             Ok(Request::Step(..)) => "step".to_owned(),
             _ => "another request".to_owned(),
         };

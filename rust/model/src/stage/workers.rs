@@ -1,13 +1,14 @@
 //! [`Workers`]: the connections to the workers of all stages.
 
 use std::fmt;
+use std::io::{self, Read};
 use std::ops::Range;
 use std::time::Instant;
 
 use ferrule_kernels::Cancel;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::link::{Answer, CANCEL_LIMIT, LinkError, POLL, StageInfo, StageLink, no_answer};
+use super::link::{Answer, CANCEL_LIMIT, LinkError, POLL, StageInfo, StageLink, Waiting, no_answer};
 
 /// A worker of a model over several processes: a pipeline stage, or one of the workers that divide its matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,9 +100,10 @@ impl Workers {
         self.send(index, |link| link.send_look_up(tokens))
     }
 
-    /// Sends rows to a worker, which multiplies them with its rows of the lm_head.
-    pub fn send_logits(&mut self, index: usize, rows: &[f32]) -> Result<(), Failure> {
-        self.send(index, |link| link.send_logits(rows))
+    /// Sends rows to a worker, which multiplies them with its rows of the lm_head. `needed` says how many of the largest
+    /// logits of each row are needed; 0 for all.
+    pub fn send_logits(&mut self, index: usize, rows: &[f32], needed: &[u32]) -> Result<(), Failure> {
+        self.send(index, |link| link.send_logits(rows, needed))
     }
 
     fn send(&mut self, index: usize, send: impl Fn(&mut StageLink) -> Result<(), LinkError>) -> Result<(), Failure> {
@@ -130,10 +132,20 @@ impl Workers {
         }
     }
 
-    /// Receives the next answer of a worker.
+    /// Receives the beginning of the next answer of a worker, whose words are read next.
     pub fn receive(&mut self, index: usize, cancel: &Cancel) -> Result<Answer, Failure> {
         let received = self.links[index].receive(cancel);
         received.map_err(|error| self.first_loss((index / self.ranks, index % self.ranks), error, cancel))
+    }
+
+    /// Reads the words of a worker's answer.
+    pub fn read<T>(
+        &mut self,
+        index: usize,
+        cancel: &Cancel,
+        read: impl FnOnce(&mut Waiting<'_>) -> Result<T, LinkError>,
+    ) -> Result<T, Failure> {
+        read(&mut self.links[index].words(cancel)).map_err(|error| (self.worker(index), error))
     }
 
     /// Returns the worker of a stage whose failure is the cause of another's `error`, and the failure. A worker that has
@@ -144,7 +156,11 @@ impl Workers {
             let Some(link) = self.links[stage * self.ranks..][..self.ranks].get_mut(lost) else { break };
             rank = lost;
             error = loop {
-                if let Err(error) = link.receive(cancel) {
+                let skipped = link.receive(cancel).and_then(|answer| {
+                    let words = (size_of::<u32>() * answer.words) as u64;
+                    Ok(io::copy(&mut link.words(cancel).take(words), &mut io::sink())?)
+                });
+                if let Err(error) = skipped {
                     break error;
                 }
             };
