@@ -79,8 +79,16 @@ fn nth_highest(numbers: &[f32], count: usize) -> f32 {
     *numbers.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a)).1
 }
 
-/// Reads `count` words of a worker's logits, and writes these to rows `[needed.len(), vocab_size]` at its tokens. Logits
-/// that were not sent are negative infinity.
+/// Writes negative infinity to rows `[needed.len(), vocab_size]` of which only the largest logits are needed.
+pub(super) fn write_unsent(needed: &[u32], rows: &mut [f32]) {
+    let width = rows.len() / needed.len().max(1);
+    for (row, _) in rows.chunks_exact_mut(width.max(1)).zip(needed).filter(|(_, needed)| **needed > 0) {
+        row.fill(f32::NEG_INFINITY);
+    }
+}
+
+/// Reads `count` words of a worker's logits, and writes these to rows `[needed.len(), vocab_size]` at its tokens, after
+/// [`write_unsent`].
 pub(super) fn read_rows(
     reader: &mut impl Read,
     count: usize,
@@ -105,7 +113,6 @@ pub(super) fn read_rows(
         take(1)?;
         let pairs = read_word(reader)? as usize;
         take(2 * pairs)?;
-        row.fill(f32::NEG_INFINITY);
         for _ in 0..pairs {
             let [index, logit] = [read_word(reader)?, read_word(reader)?];
             let Some(place) = row.get_mut(index as usize) else {
@@ -133,6 +140,7 @@ mod tests {
         let tokens = logits.len() / needed.len();
         let words = words_of(Isa::best(), logits, needed, &mut Vec::new()).to_vec();
         let mut rows = vec![7.0; needed.len() * (tokens + 3)];
+        write_unsent(needed, &mut rows);
         let bytes: &[u8] = bytemuck::cast_slice(&words);
         read_rows(&mut &*bytes, words.len(), needed, &(2..2 + tokens), &mut rows).unwrap();
         rows
@@ -148,7 +156,8 @@ mod tests {
             let mut sorted = row.clone();
             sorted.sort_by(|a, b| b.total_cmp(a));
             for (rows, needed) in sent(&logits, &needed).chunks(row.len() + 3).zip(needed) {
-                prop_assert_eq!((&rows[..2], &rows[row.len() + 2..]), (&[7.0; 2][..], &[7.0][..]));
+                let unsent = if needed == 0 { 7.0 } else { f32::NEG_INFINITY };
+                prop_assert_eq!((&rows[..2], &rows[row.len() + 2..]), (&[unsent; 2][..], &[unsent][..]));
                 let lowest = if needed == 0 { f32::MIN } else { sorted[(needed as usize).min(row.len()) - 1] };
                 for (logit, found) in row.iter().zip(&rows[2..]) {
                     prop_assert!(found == logit || *logit < lowest && *found == f32::NEG_INFINITY);

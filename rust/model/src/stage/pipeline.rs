@@ -105,7 +105,7 @@ impl Pipeline {
             same("first", &info.first, &first)?;
             same("end", &info.end, &end)?;
             let tokens = match links.len() > ranks {
-                true => VocabularyPart::new(index, links.len()).rows(spec.vocab_size),
+                true => VocabularyPart::new(index, ranks, links.len() / ranks).rows(spec.vocab_size),
                 false => 0..0,
             };
             same("first_token", &info.first_token, &tokens.start)?;

@@ -14,7 +14,7 @@ use std::ops::Range;
 use ferrule_kernels::Cancel;
 
 use super::link::{AnswerKind, LinkError, read_numbers};
-use super::logit_words::read_rows;
+use super::logit_words::{read_rows, write_unsent};
 use super::workers::{Failure, Workers};
 use crate::spec::ModelSpec;
 
@@ -45,6 +45,8 @@ struct QueuedBatch {
     pending_logits: Vec<usize>,
     /// Logits `[needed.len(), vocab_size]`, if workers have parts of them.
     logits: Vec<f32>,
+    /// Whether the logits that are not sent are written.
+    has_unsent_logits: bool,
 }
 
 /// Place of a batch in flight.
@@ -122,7 +124,17 @@ impl StageQueues {
             logits = std::mem::take(&mut self.spare);
             logits.resize(needed.len() * self.vocab_size, 0.0);
         }
-        let batch = QueuedBatch { step, tokens, needed, place, pending_answers, output, pending_logits, logits };
+        let batch = QueuedBatch {
+            step,
+            tokens,
+            needed,
+            place,
+            pending_answers,
+            output,
+            pending_logits,
+            logits,
+            has_unsent_logits: false,
+        };
         self.batches.push_back(batch);
         self.advance()
     }
@@ -158,6 +170,10 @@ impl StageQueues {
             if let Place::Before(stage) = batch.place {
                 self.workers.send_step(stage, &batch.step, &std::mem::take(&mut batch.output))?;
                 (batch.place, batch.pending_answers) = (Place::At(stage), self.workers.of_stage(stage).collect());
+            }
+            // While the stage computes, since the next layers wait for the logits.
+            if !std::mem::replace(&mut batch.has_unsent_logits, true) {
+                write_unsent(&batch.needed, &mut batch.logits);
             }
         }
         Ok(())

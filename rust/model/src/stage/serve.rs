@@ -292,7 +292,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::spawn(move || serve_stage(&mut load(2, None), 1 << 20, &theirs, &Cancel::new()));
         let mut link = StageLink::open(ours, &Cancel::new()).unwrap();
-        assert_eq!((link.info().first_token, link.info().end_token), (48, 96));
+        assert_eq!((link.info().first_token, link.info().end_token), (32, 96));
         let width = spec().embedding_width();
         link.allocate_kv(&[4], &Cancel::new()).unwrap();
         link.send_step(&step(), &vec![0.5; 3 * width]).unwrap();
@@ -310,10 +310,10 @@ mod tests {
         }
         // The logits of the step follow its hidden states; the other ones come first if their request is there in time.
         sizes[2].sort_unstable();
-        assert_eq!(sizes, [vec![width], vec![2 * width], vec![48, 2 * 48]]);
+        assert_eq!(sizes, [vec![width], vec![2 * width], vec![64, 2 * 64]]);
         link.send_look_up(&[95, 96]).unwrap();
         let error = link.receive(&Cancel::new()).err().unwrap().to_string();
-        assert!(error.contains("tokens[1] must be in 48..96, the rows of this worker, got 96"), "{error}");
+        assert!(error.contains("tokens[1] must be in 32..96, the rows of this worker, got 96"), "{error}");
         assert!(link.receive(&Cancel::new()).is_err(), "the worker has ended");
     }
 
