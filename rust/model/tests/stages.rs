@@ -509,14 +509,14 @@ fn layers_are_divided_by_the_bytes_of_their_weights() {
         parts.map(|(stage, layers)| measure(part(layers, stage, 2)).weight_bytes).collect()
     };
     assert!(bytes(&llama, &halves).iter().all(|bytes| *bytes as f64 <= 0.55 * whole.weight_bytes as f64));
-    // An embedding with a quarter of the bytes is divided as the layers are, tied or not.
+    // The rows of an embedding with a quarter of the bytes are divided too, tied or not; the first stage has fewer of them.
     for tied in [true, false] {
         llama = specs::llama(4_000, 24);
         llama["lm_head"]["tied"] = json!(tied);
         let whole = measure(&read(&llama), Source::Random, int8, KvFormat::F16).unwrap().weights;
         let halves = divide(&llama, 2).unwrap();
         assert_eq!(halves, [0..12, 12..24]);
-        assert!(bytes(&llama, &halves).iter().all(|bytes| *bytes as f64 <= 0.51 * whole.weight_bytes as f64));
+        assert!(bytes(&llama, &halves).iter().all(|bytes| *bytes as f64 <= 0.53 * whole.weight_bytes as f64));
         assert_eq!(bytes(&llama, &halves).iter().sum::<u64>(), whole.weight_bytes);
     }
     // The last three layers have experts, each of them much larger than the first.

@@ -9,11 +9,10 @@
 //! [`StageError::Crossing`].
 //!
 //! The rows of the embedding and of the lm_head are divided among all workers of all stages (vocabulary parallelism,
-//! <https://arxiv.org/abs/2411.05288>). So the stages can have the same number of layers. If these are alike, the
-//! stages take about the same time while they decode and in prefill, which multiplies few rows with the lm_head. Each
-//! worker looks up its rows of tokens for the first stage. The last stage computes the hidden states whose logits are
-//! needed, and each worker multiplies them with its rows of the lm_head. The rows are independent of each other, so the
-//! logits have the bits of the whole model.
+//! <https://arxiv.org/abs/2411.05288>), so that the stages can have the same number of layers. Each worker looks up its rows
+//! of tokens for the first stage. The last stage computes the hidden states whose logits are needed, and each worker
+//! multiplies them with its rows of the lm_head. The rows are independent of each other, so the logits have the bits of the
+//! whole model. The first stage has fewer rows than the others, as it also waits until tokens are sampled and looked up.
 //!
 //! With two stages, layers L, their part of the lm_head H, and two batches A and B in flight:
 //!
