@@ -1,5 +1,6 @@
 //! Matmul throughput relative to the roofline: `cargo bench -p ferrule-kernels --bench matmul [-- FORMAT... ROWS...]`.
 //!
+//! The argument `small` multiplies the matrices of a small model, which stay in the last-level cache of some machines.
 //! The argument `experts` adds MoE cases, in which one token is multiplied with eight experts: batched in one call, one
 //! after the other, and as one matrix of the same size.
 //!
@@ -27,6 +28,12 @@ impl RowSource for Pattern {
 /// Outputs and inputs of the matrices of a layer of Llama 1B: QKV, output, gate and up, down.
 const LAYER: [(usize, usize); 4] = [(3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192)];
 
+/// Outputs and inputs of the matrices of a layer of SmolLM2-135M.
+const SMALL_LAYER: [(usize, usize); 4] = [(960, 576), (576, 576), (3072, 576), (576, 1536)];
+
+/// Number of layers of SmolLM2-135M.
+const SMALL_LAYERS: usize = 30;
+
 /// Outputs and inputs of the matrices of an expert of Qwen3-30B-A3B: gate and up, down.
 const EXPERT: [(usize, usize); 2] = [(1536, 2048), (2048, 768)];
 
@@ -50,7 +57,8 @@ fn main() {
     let arguments = || std::env::args().skip(1).filter(|argument| !argument.starts_with('-'));
     let mut names: Vec<_> = arguments().filter(|name| name.parse::<usize>().is_err()).collect();
     let with_experts = names.iter().any(|name| name == "experts");
-    names.retain(|name| name != "experts");
+    let is_small = names.iter().any(|name| name == "small");
+    names.retain(|name| !["experts", "small"].contains(&&**name));
     let mut rows: Vec<usize> = arguments().filter_map(|rows| rows.parse().ok()).collect();
     if rows.is_empty() {
         rows = vec![1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 17, 24, 32, 64, 128, 512];
@@ -67,8 +75,9 @@ fn main() {
         // Enough layers that no weights are still cached in the next round.
         let layer_bytes: u64 = LAYER.iter().filter_map(|(n, k)| PackedMatrix::bytes_for(*format, *n, *k)).sum();
         let layers = (3 * machine::last_cache_bytes() / 2).div_ceil(layer_bytes as usize).clamp(LAYERS[0], LAYERS[1]);
+        let (layer, layers) = if is_small { (SMALL_LAYER, SMALL_LAYERS) } else { (LAYER, layers) };
         let experts = if with_experts { experts(&exec, *format) } else { Vec::new() };
-        let model: Vec<Vec<_>> = (0..layers).map(|_| LAYER.map(|(n, k)| pack(&exec, *format, n, k)).into()).collect();
+        let model: Vec<Vec<_>> = (0..layers).map(|_| layer.map(|(n, k)| pack(&exec, *format, n, k)).into()).collect();
         let peak = if format.is_integer() { "int8 peak" } else { "f32 peak" };
         let most_rows = rows.iter().copied().max().unwrap_or(0);
         let (mut x, mut out) = (Scratch::default(), Scratch::default());
@@ -93,6 +102,10 @@ fn main() {
             figures[2].rounds.push(probe::add_pass(&exec).unwrap() / 1e9);
             for (figure, m) in figures[3..].iter_mut().zip(&rows) {
                 let layers = if *m < 64 { layers } else { 1 };
+                if is_small {
+                    // The probe has evicted the weights.
+                    forward(&exec, &model[..layers], *m, x, out, figure.unit);
+                }
                 figure.rounds.push(forward(&exec, &model[..layers], *m, x, out, figure.unit));
             }
             for (figure, (_, mode)) in figures[first_of_experts..].iter_mut().zip(EXPERT_MODES) {

@@ -50,7 +50,7 @@ pub(crate) fn multiply<F: FloatFormat>(exec: &Exec<'_>, parts: &mut [FloatPart<'
     let most_rows = exec.isa.run(TileRows);
     let task_sizes = TaskSizes::new(parts, TASKS_PER_THREAD * exec.pool.threads());
     let plan = parts.iter_mut().map(|part| {
-        let &mut Part { x, m, n, k, weights: (_, band), ref mut out } = part;
+        let &mut Part { x, m, n, k, weights: (_, band), ref mut out, .. } = part;
         let task_panels = task_sizes.panels(k, MAX_STREAMS, MAX_TASK_PANELS);
         // Rows are split evenly: nine are five and four, not eight and one.
         let tile_rows = m.div_ceil(m.div_ceil(most_rows));

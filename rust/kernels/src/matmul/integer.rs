@@ -62,7 +62,7 @@ fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Sc
     let task_sizes = TaskSizes::new(parts, TASKS_PER_THREAD * exec.pool.threads());
     let mut inputs: Vec<Input<'_>> = Vec::with_capacity(parts.len());
     let plan = parts.iter_mut().map(|part| {
-        let &mut Part { x, m, n, k, weights: bands, ref mut out } = part;
+        let &mut Part { x, m, n, k, weights: bands, in_cache, ref mut out } = part;
         let (rows, by_codes) = exec.isa.run_dot(TileRows { m });
         let mut by_basis = [None; Basis::ALL.len()];
         for (format, _) in bands {
@@ -79,13 +79,13 @@ fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Sc
         let task_rows = m.min(MAX_TASK_ROWS / rows.tile_rows() * rows.tile_rows());
         let task_panels = task_sizes.panels(k, MAX_STREAMS, MAX_TASK_PANELS);
         let tiles = Tiles::new(out, n, 0..n, task_rows, task_panels * LANES);
-        Plan { bands, k, inputs: by_basis, rows, tiles }
+        Plan { bands, in_cache, k, inputs: by_basis, rows, tiles }
     });
     let plans: Vec<_> = plan.collect();
     let inputs = Activations::quantize_each(exec, &inputs, buffer)?;
     let reads = |product: usize, task| plans[product].reads(task);
     exec.run_each_reading(plans.iter().map(|plan| plan.tiles.len()), reads, |product, task| {
-        let &Plan { bands, k, inputs: by_basis, rows, ref tiles } = &plans[product];
+        let &Plan { bands, in_cache, k, inputs: by_basis, rows, ref tiles } = &plans[product];
         // Tasks that follow each other share their weights.
         let mut out = tiles.take_column_major(task);
         let panels = out.columns().start / LANES..out.columns().end.div_ceil(LANES);
@@ -93,7 +93,7 @@ fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Sc
             let panels = panels.start.max(band.panels.start)..panels.end.min(band.panels.end);
             if !panels.is_empty() {
                 let input = by_basis[Basis::of(*format) as usize].expect("there are activations for each band");
-                let task = BandTask { exec, x: &inputs[input], k, band, panels, rows, out: &mut out };
+                let task = BandTask { exec, x: &inputs[input], k, band, in_cache, panels, rows, out: &mut out };
                 match format {
                     Quantized::Integer(format) => format.multiply(task),
                     Quantized::Grouped(format) => format.multiply(task),
@@ -106,6 +106,7 @@ fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Sc
 /// Partition of a product into tasks.
 struct Plan<'a> {
     bands: &'a [(Quantized, Band)],
+    in_cache: bool,
     k: usize,
     /// Indices of its activations in each basis, which other products may share.
     inputs: [Option<usize>; Basis::ALL.len()],
@@ -127,6 +128,7 @@ pub(crate) struct BandTask<'a, 'o> {
     x: &'a Activations<'a>,
     k: usize,
     band: &'a Band,
+    in_cache: bool,
     /// Panels of the matrix.
     panels: Range<usize>,
     rows: Rows,
@@ -150,7 +152,7 @@ impl BandTask<'_, '_> {
     }
 
     fn run<W: Weights>(self) {
-        let Self { exec, x, k, band, panels, rows, out } = self;
+        let Self { exec, x, k, band, in_cache, panels, rows, out } = self;
         let first_column = out.columns().start;
         exec.isa.run_dot(Panels::<W> {
             x,
@@ -160,6 +162,7 @@ impl BandTask<'_, '_> {
             panel_scales: band.panel_scales,
             lines: bytemuck::cast_slice(band.data(panels.start)),
             panel_lines: band.panel_bytes / size_of::<ByteLine>(),
+            in_cache,
             column: panels.start * LANES - first_column,
             end: (panels.end * LANES - first_column).min(out.columns().len()),
             rows,

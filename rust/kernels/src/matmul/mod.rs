@@ -51,6 +51,8 @@ pub(crate) struct Part<'a, W> {
     n: usize,
     k: usize,
     weights: W,
+    /// Whether the weights probably are in the last-level cache.
+    in_cache: bool,
     out: &'a mut [f32],
 }
 
@@ -109,12 +111,13 @@ pub fn matmul_each(exec: &Exec<'_>, products: &mut [Product<'_>]) -> Result<(), 
         product.check();
         let (m, n, k) = (product.m(), product.w.rows(), product.w.cols());
         let Product { x, w, out } = product;
+        let in_cache = w.record_read();
         if k == 0 {
             out.fill(0.0);
         } else if !out.is_empty() {
             match w.bands() {
-                Bands::Float(format, band) => float.push(Part { x, m, n, k, weights: (*format, band), out }),
-                Bands::Quantized(bands) => quantized.push(Part { x, m, n, k, weights: &bands[..], out }),
+                Bands::Float(format, band) => float.push(Part { x, m, n, k, weights: (*format, band), in_cache, out }),
+                Bands::Quantized(bands) => quantized.push(Part { x, m, n, k, weights: &bands[..], in_cache, out }),
             }
         }
     }

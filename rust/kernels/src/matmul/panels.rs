@@ -13,7 +13,7 @@ use std::slice;
 
 use super::activations::{Activations, Basis};
 use super::tile::{MAX_TILE_PANELS, Micro, Prefetch, TileInput, UNPACKED_BLOCKS};
-use super::tile::{codes, in_order, in_turn, multiplies_codes, waits_for_memory};
+use super::tile::{codes, in_order, in_turn, multiplies_codes};
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE};
 use crate::disjoint::Tile;
 use crate::memory::Scratch;
@@ -153,6 +153,8 @@ pub(super) struct Panels<'a, 'o, W> {
     pub panel_scales: usize,
     pub lines: &'a [ByteLine],
     pub panel_lines: usize,
+    /// Whether they probably are in the last-level cache.
+    pub in_cache: bool,
     /// Columns of `out` that the panels compute: the first, and the one after the last.
     pub column: usize,
     pub end: usize,
@@ -332,8 +334,8 @@ impl<W: Weights, U: Unpack, const R: usize, const P: usize> DotKernel for Stream
             for byte in (bytes..2 * bytes).step_by(LINE) {
                 simd.prefetch(block_scales[0].as_ptr().cast::<u8>().wrapping_add(byte));
             }
-            let in_two_steps = const { waits_for_memory::<U>(R) };
-            let prefetch = Prefetch::Weights { end: of.panel_lines, skip: (P - 1) * of.panel_lines, in_two_steps };
+            let prefetch =
+                Prefetch::Weights { end: of.panel_lines, skip: (P - 1) * of.panel_lines, in_cache: of.in_cache };
             if const { in_turn::<S, U>(R) } {
                 let mut sums = [[[[0.0; LANES]; 1]; R]; P];
                 for block in 0..of.blocks {

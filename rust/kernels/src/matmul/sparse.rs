@@ -139,8 +139,9 @@ impl<F: Selects, const R: usize> DotKernel for Select<'_, '_, '_, F, R> {
                     let first_line = F::first_line(block) + half * block_lines / 2;
                     let multiplied = first_line..first_line + block_lines.div_ceil(2);
                     let (end, skip) = (of.panel_lines, (MAX_STREAMS - 1) * of.panel_lines);
+                    let of_panels = (end, skip, of.in_cache);
                     for (lines, sums) in lines.iter().zip(&mut sums) {
-                        prefetch_in_two_steps(simd, lines, multiplied.clone(), (end, skip));
+                        prefetch_in_two_steps(simd, lines, multiplied.clone(), of_panels);
                         add_unit::<S, F, R>(simd, lines, unit, &tables, groups, sums);
                     }
                 }

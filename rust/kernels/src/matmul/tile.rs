@@ -14,7 +14,8 @@ const PREFETCH_LINES: usize = 32;
 
 /// Distances of the prefetch of weights in two steps, in lines: into the L2 cache, and from there into the L1 cache. More
 /// lines can be on the way to the L2 cache than to the L1 cache: with one row, int4 reads 5 % faster than in one step
-/// (`cargo bench -p ferrule-kernels --bench matmul -- int4 1`).
+/// (`cargo bench -p ferrule-kernels --bench matmul -- int4 1`). Weights that are in the last-level cache are prefetched in
+/// the second step alone, since the first one makes their products 3 to 8 % slower (`-- small int4 1`).
 const FAR_LINES: usize = 64;
 const NEAR_LINES: usize = 20;
 
@@ -45,8 +46,8 @@ pub(super) enum Prefetch<'a, const R: usize> {
         end: usize,
         /// Number of lines from there to the next panel of the stream.
         skip: usize,
-        /// Whether they are prefetched in two steps.
-        in_two_steps: bool,
+        /// Whether the weights probably are in the last-level cache.
+        in_cache: bool,
     },
     /// Weights that are multiplied after these, and the next tile, which multiplies the same weights.
     Next {
@@ -67,7 +68,7 @@ impl<const R: usize> Prefetch<'_, R> {
     /// Prefetches a share at part `index` of a block and panel `p`; `of_block` are the block's lines of a panel. The shares
     /// are small, since the processor stalls when more prefetches are outstanding than the cache can track.
     #[inline(always)]
-    fn issue<S: Simd>(
+    fn issue<S: Simd, U: Unpack>(
         &self,
         simd: S,
         (block, of_block): (usize, &Range<usize>),
@@ -76,15 +77,17 @@ impl<const R: usize> Prefetch<'_, R> {
         lines: &[ByteLine],
     ) {
         match self {
-            Self::Weights { end, skip, in_two_steps: true } => {
-                let (each, more) = (of_block.len() / BLOCK_PAIRS, of_block.len() % BLOCK_PAIRS);
-                let first = of_block.start + index * each + more.min(index);
-                prefetch_in_two_steps(simd, lines, first..first + each, (*end, *skip));
-                if index < more {
-                    prefetch_in_two_steps(simd, lines, first + each..first + each + 1, (*end, *skip));
+            Self::Weights { end, skip, in_cache } if const { waits_for_memory::<U>(R) } => {
+                let of_panels = (*end, *skip, *in_cache);
+                let each = part_lines::<U>();
+                let more = of_block.len().saturating_sub(BLOCK_PAIRS * each);
+                let first = of_block.start + index * each + if index > 0 { more } else { 0 };
+                prefetch_in_two_steps(simd, lines, first..first + each, of_panels);
+                if index == 0 {
+                    prefetch_in_two_steps(simd, lines, first + each..first + each + more, of_panels);
                 }
             }
-            Self::Weights { end, skip, in_two_steps: false } => {
+            Self::Weights { end, skip, .. } => {
                 let each = of_block.len().div_ceil(BLOCK_PAIRS);
                 for line in 0..each {
                     let line = of_block.start + index * each + line + PREFETCH_LINES;
@@ -119,14 +122,23 @@ impl<const R: usize> Prefetch<'_, R> {
     }
 }
 
-/// Prefetches as many lines as are `multiplied` at the same time, [`FAR_LINES`] and [`NEAR_LINES`] after them. `end` is the
-/// number of lines of the panel, and `skip` that from there to the next panel of the stream.
+/// Returns the number of lines that each part of a block has at least. The compiler sees that it is a constant and unrolls
+/// the loops over the lines: where it did not, prefetching int6 took as many instructions as multiplying it.
+#[inline(always)]
+fn part_lines<U: Unpack>() -> usize {
+    // Two blocks may share lines.
+    U::first_line(2) / (2 * BLOCK_PAIRS)
+}
+
+/// Prefetches as many lines as are `multiplied` at the same time, [`NEAR_LINES`] after them, and [`FAR_LINES`] after them
+/// unless they are `in_cache`. `end` is the number of lines of the panel, and `skip` that from there to the next panel of the
+/// stream.
 #[inline(always)]
 pub(super) fn prefetch_in_two_steps<S: Simd>(
     simd: S,
     lines: &[ByteLine],
     multiplied: Range<usize>,
-    (end, skip): (usize, usize),
+    (end, skip, in_cache): (usize, usize, bool),
 ) {
     let mut ahead = [multiplied.start + NEAR_LINES, multiplied.start + FAR_LINES];
     for line in &mut ahead {
@@ -135,14 +147,19 @@ pub(super) fn prefetch_in_two_steps<S: Simd>(
     let [near, far] = ahead.map(|line| lines.as_ptr().wrapping_add(line));
     for line in 0..multiplied.len() {
         simd.prefetch(near.wrapping_add(line).cast());
+    }
+    if in_cache {
+        return;
+    }
+    for line in 0..multiplied.len() {
         simd.prefetch_far(far.wrapping_add(line).cast());
     }
 }
 
 /// Returns whether a product with `rows` rows waits for memory more than for the processor, so that a prefetch in two steps
-/// is faster: one row does unless zeros are expanded, several where weights need not be unpacked.
+/// is faster: one row does, several where weights need not be unpacked.
 pub(super) const fn waits_for_memory<U: Unpack>(rows: usize) -> bool {
-    !U::EXPANDS && (rows == 1 || rows <= 8 && U::BY_CODES.is_none() && U::FACTORS.is_none())
+    rows == 1 || rows <= 8 && !U::EXPANDS && U::BY_CODES.is_none() && U::FACTORS.is_none()
 }
 
 /// Activations of a tile in some blocks.
@@ -203,18 +220,23 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for Micro<'_, U, R, P>
                 if const { codes::<S, U>(R).is_some() } {
                     let starts = &group_starts[block - first][kind::<S, U, R>()].as_chunks::<2>().0[index];
                     unroll!(p in 0..P {
-                        prefetch.issue(simd, here, index, p, lines[p]);
+                        prefetch.issue::<S, U>(simd, here, index, p, lines[p]);
                         add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, 0, quads, &starts[0]);
                         add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, 1, quads, &starts[1]);
                     });
+                } else if const { U::EXPANDS } {
+                    unroll!(p in 0..P {
+                        prefetch.issue::<S, U>(simd, here, index, p, lines[p]);
+                        add_pair::<S, U, R, P>(simd, &mut integers, pairs[p], p, quads);
+                    });
                 } else {
                     if const { R >= PREFETCH_FIRST_ROWS } {
-                        unroll!(p in 0..P { prefetch.issue(simd, here, index, p, lines[p]) });
+                        unroll!(p in 0..P { prefetch.issue::<S, U>(simd, here, index, p, lines[p]) });
                     }
                     unroll!(q in [0 1 2 3 4 5 6 7] {
                         add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q]);
                         if const { R < PREFETCH_FIRST_ROWS } && q % 2 == 1 && q / 2 < P {
-                            prefetch.issue(simd, here, index, q / 2, lines[q / 2]);
+                            prefetch.issue::<S, U>(simd, here, index, q / 2, lines[q / 2]);
                         }
                     });
                 }
@@ -260,7 +282,7 @@ impl<U: Unpack, const R: usize, const P: usize> Micro<'_, U, R, P> {
                     let x = Group { quads, words, starts, index: $index };
                     let sums = if in_registers { &mut local } else { in_memory(saved) };
                     add_group::<S, U, R, P>(simd, sums, &at, x);
-                    unroll!(p in 0..P { prefetch.issue(simd, here, $index, p, lines[p]) });
+                    unroll!(p in 0..P { prefetch.issue::<S, U>(simd, here, $index, p, lines[p]) });
                 }};
             }
             // With constant indices the shifts of sub-scales are constant too, and scales are widened once for a block.
@@ -298,10 +320,12 @@ const fn has_starts<S: Dot, U: Unpack>(rows: usize) -> bool {
     matches!(codes::<S, U>(rows), Some(codes) if codes.offset() != 0)
 }
 
-/// Returns whether the panels of `rows` rows take turns block by block, since the integers and sums of several panels do
-/// not fit sixteen registers beside codes and sub-scales.
+/// Returns whether the panels of `rows` rows take turns block by block: since the integers and sums of several panels do not
+/// fit sixteen registers beside codes and sub-scales, or since the positions of expanded codes of several panels do not fit
+/// the other registers.
 pub(super) const fn in_turn<S: Dot, U: Unpack>(rows: usize) -> bool {
-    U::TURNS && codes::<S, U>(rows).is_some() && S::BYTE_TILE_PANELS == 1 && rows < S::BYTE_TILE_ROWS
+    let fills_registers = U::TURNS && codes::<S, U>(rows).is_some() && S::BYTE_TILE_PANELS == 1;
+    U::EXPANDS || fills_registers && rows < S::BYTE_TILE_ROWS
 }
 
 /// Returns whether the integers of `rows` rows and weights fill the registers of this instruction set, so that sums stay
@@ -391,6 +415,27 @@ fn add_quad<'a, S: Dot, U: Unpack, const R: usize, const P: usize>(
 fn add_products<S: Dot, const P: usize>(simd: S, integers: &mut [S::I32; P], weights: &[S::Bytes; P], x: i32) {
     let x = simd.splat_quad(bytemuck::cast(x));
     unroll!(p in 0..P { integers[p] = simd.dot(integers[p], weights[p], x) });
+}
+
+/// Adds the products of a pair of groups in panel `p`. Odd quads have a sum of their own, so that fewer multiply-adds wait
+/// for each other.
+#[inline(always)]
+fn add_pair<S: Dot, U: Unpack, const R: usize, const P: usize>(
+    simd: S,
+    integers: &mut [[S::I32; P]; R],
+    pair: U::Pair<'_, S>,
+    p: usize,
+    quads: &[[i32; R]; PAIR_QUADS],
+) {
+    let mut odd = [simd.splat_i32(0); R];
+    unroll!(q in [0 1 2 3 4 5 6 7] {
+        let weights = U::quad(simd, pair, q);
+        unroll!(r in 0..R {
+            let sum = if q % 2 == 0 { &mut integers[r][p] } else { &mut odd[r] };
+            *sum = simd.dot(*sum, weights, simd.splat_quad(bytemuck::cast(quads[q][r])));
+        });
+    });
+    unroll!(r in 0..R { integers[r][p] = simd.add_i32(integers[r][p], odd[r]) });
 }
 
 /// Adds the products of group `group` of the pair in panel `p`, by multiplying codes.

@@ -1,6 +1,7 @@
 //! Weight matrices packed in the layout that the matmul reads.
 
 mod pack;
+mod reuse;
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -9,6 +10,7 @@ use bytemuck::Pod;
 
 pub(crate) use self::pack::{MAX_TASK_PANELS, Source, TASKS_PER_THREAD};
 pub use self::pack::{PackError, RowSource};
+use self::reuse::LastRead;
 use crate::arch::{LANES, LINE};
 use crate::memory::{AllocError, PageSlice, SharedBytes};
 use crate::quant::family::FloatPanels;
@@ -78,6 +80,7 @@ pub struct PackedMatrix {
     rows: usize,
     cols: usize,
     bands: Bands,
+    last_read: LastRead,
 }
 
 impl fmt::Debug for PackedMatrix {
@@ -298,7 +301,7 @@ impl PackedMatrix {
             }
         };
         let rows = self.rows.min(panels.end * LANES).saturating_sub(panels.start * LANES);
-        Ok(Self { rows, cols: self.cols, bands })
+        Ok(Self { rows, cols: self.cols, bands, last_read: LastRead::default() })
     }
 
     fn zeroed(formats: &[(Format, usize)], cols: usize) -> Result<Self, AllocError> {
@@ -344,7 +347,7 @@ impl PackedMatrix {
                 ),
             }
         };
-        Ok(Self { rows, cols, bands })
+        Ok(Self { rows, cols, bands, last_read: LastRead::default() })
     }
 
     /// Returns the bytes of the two buffers of a band of `rows` rows: weights, and block scales (0 for formats without).
@@ -384,6 +387,12 @@ impl PackedMatrix {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bands.each().map(|(_, band)| band.bytes()).sum()
+    }
+
+    /// Records that a product reads the matrix, and returns whether it probably is in the last-level cache since the product
+    /// before.
+    pub(crate) fn record_read(&self) -> bool {
+        self.last_read.record(self.bytes())
     }
 
     /// Returns the bytes that are in shared memory.

@@ -35,15 +35,15 @@ const fn position_lines(blocks: usize) -> usize {
 /// Scales and bitmap of a block.
 type Head = [u8; HEAD];
 
-/// Head of a block without weights, for one that a damaged panel does not have.
-static NO_WEIGHTS: Head = [0; HEAD];
+/// Head and codes of a block without weights, for one that a damaged panel does not have.
+static NO_WEIGHTS: (Head, [u8; LINE]) = ([0; HEAD], [0; LINE]);
 
-/// Returns the head of a block, and everything that follows it.
+/// Returns the head of a block, and everything that follows it, at least a line.
 #[inline(always)]
 fn block(panel: &[u8], index: usize) -> (&Head, &[u8]) {
     let position = panel.get(index * POSITION..).and_then(<[u8]>::first_chunk);
     let block = position.and_then(|position| panel.get(u32::from_le_bytes(*position) as usize..)?.split_first_chunk());
-    block.unwrap_or((&NO_WEIGHTS, &[]))
+    block.filter(|(_, codes)| codes.len() >= LINE).unwrap_or((&NO_WEIGHTS.0, &NO_WEIGHTS.1))
 }
 
 /// Returns the scales of a block.
@@ -67,25 +67,41 @@ fn codes_of(masks: &[Mask]) -> usize {
     masks.iter().map(|mask| u64::from_le_bytes(*mask).count_ones() as usize).sum()
 }
 
-/// Returns the codes from code `first` on; none if a damaged panel ends before.
+/// Returns the line of codes that begins with code `first`; the last whole line if a damaged panel ends before. There is a
+/// line at least, so the compiler removes the checks of bounds.
 #[inline(always)]
-fn codes_from(codes: &[u8], first: usize) -> &[u8] {
-    codes.get(first..).unwrap_or_default()
+fn line_of(codes: &[u8], first: usize) -> &[u8; LINE] {
+    codes[first.min(codes.len() - LINE)..].first_chunk().expect("a line")
 }
 
 /// Blocks of a panel, whose codes are expanded in registers.
 struct Packed;
 
-/// Head of a block, and the codes from those of each pair of groups on.
-type PackedBlock<'a> = (&'a Head, [&'a [u8]; BLOCK_PAIRS]);
+/// Packed block.
+#[derive(Clone, Copy)]
+struct PackedBlock<'a> {
+    head: &'a Head,
+    /// Codes of the block, and everything that follows them.
+    codes: &'a [u8],
+    /// Index of the first code of each pair of groups.
+    firsts: [usize; BLOCK_PAIRS],
+}
+
+/// Packed pair of groups.
+#[derive(Clone, Copy)]
+struct PackedPair<'a> {
+    masks: &'a [Mask; PAIR_QUADS],
+    /// Codes of the block, and the index of the first one of the pair.
+    codes: &'a [u8],
+    first: usize,
+}
 
 impl Unpack for Packed {
     const BY_CODES: Option<Codes> = None;
     const EXPANDS: bool = true;
 
     type Block<'a> = PackedBlock<'a>;
-    /// Masks of the lines, and their codes.
-    type Pair<'a, S: Dot> = (&'a [Mask; PAIR_QUADS], &'a [u8]);
+    type Pair<'a, S: Dot> = PackedPair<'a>;
 
     #[inline(always)]
     fn first_line(index: usize) -> usize {
@@ -94,33 +110,32 @@ impl Unpack for Packed {
 
     #[inline(always)]
     fn block(lines: &[ByteLine], index: usize) -> Self::Block<'_> {
-        let (head, mut codes) = block(bytemuck::cast_slice(lines), index);
-        let mut of_pairs = [codes; BLOCK_PAIRS];
-        for (masks, of_pair) in bitmap(head).as_chunks::<PAIR_QUADS>().0.iter().zip(&mut of_pairs) {
-            *of_pair = codes;
-            codes = codes_from(codes, codes_of(masks));
+        let (head, codes) = block(bytemuck::cast_slice(lines), index);
+        assert!(codes.len() >= LINE);
+        let (mut firsts, mut first) = ([0; BLOCK_PAIRS], 0);
+        for (masks, of_pair) in bitmap(head).as_chunks::<PAIR_QUADS>().0.iter().zip(&mut firsts) {
+            *of_pair = first;
+            first += codes_of(masks);
         }
-        (head, of_pairs)
+        PackedBlock { head, codes, firsts }
     }
 
     #[inline(always)]
-    fn pair<'a, S: Dot>(_: S, (head, codes): Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
-        (&bitmap(head).as_chunks().0[index], codes[index])
+    fn pair<'a, S: Dot>(_: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
+        let PackedBlock { head, codes, firsts } = block;
+        PackedPair { masks: &bitmap(head).as_chunks().0[index], codes, first: firsts[index] }
     }
 
     #[inline(always)]
-    fn block_scale<S: Dot>(simd: S, _: &[BlockScales], _: usize, (head, _): Self::Block<'_>) -> S::F32 {
-        simd.load_f16(&scales(head))
+    fn block_scale<S: Dot>(simd: S, _: &[BlockScales], _: usize, block: Self::Block<'_>) -> S::F32 {
+        simd.load_f16(&scales(block.head))
     }
 
-    /// Where fewer codes than a line are left, which is only in damaged panels, weights are zero.
     #[inline(always)]
-    fn quad<S: Dot>(simd: S, (masks, codes): Self::Pair<'_, S>, index: usize) -> S::Bytes {
-        let bias = simd.splat_byte(S::WEIGHT_BIAS);
-        match codes_from(codes, codes_of(&masks[..index])).first_chunk() {
-            Some(line) => simd.xor(simd.expand(u64::from_le_bytes(masks[index]), line), bias),
-            None => bias,
-        }
+    fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
+        let PackedPair { masks, codes, first } = pair;
+        let line = line_of(codes, first + codes_of(&masks[..index]));
+        simd.xor(simd.expand(u64::from_le_bytes(masks[index]), line), simd.splat_byte(S::WEIGHT_BIAS))
     }
 }
 
@@ -203,10 +218,10 @@ impl SparseFormat for Int8Sparse {
     fn read_row(lines: &[ByteLine], row: usize, out: &mut [f32]) {
         for (index, out) in out.chunks_mut(BLOCK).enumerate() {
             out.fill(0.0);
-            let (head, mut codes) = block(bytemuck::cast_slice(lines), index);
+            let ((head, codes), mut first) = (block(bytemuck::cast_slice(lines), index), 0);
             let scale = half::f16::from_bits(scales(head)[row]).to_f32();
             for (mask, out) in bitmap(head).iter().zip(out.chunks_mut(4)) {
-                let (Some(line), mask) = (codes.first_chunk::<LINE>(), u64::from_le_bytes(*mask)) else { break };
+                let (line, mask) = (line_of(codes, first), u64::from_le_bytes(*mask));
                 for (input, out) in out.iter_mut().enumerate() {
                     let bit = row * 4 + input;
                     let before = (mask & !(u64::MAX << bit)).count_ones() as usize;
@@ -214,7 +229,7 @@ impl SparseFormat for Int8Sparse {
                         *out = f32::from(line[before].cast_signed()) * scale;
                     }
                 }
-                codes = &codes[mask.count_ones() as usize..];
+                first += mask.count_ones() as usize;
             }
         }
     }
