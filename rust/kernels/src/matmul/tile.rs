@@ -417,7 +417,7 @@ fn add_products<S: Dot, const P: usize>(simd: S, integers: &mut [S::I32; P], wei
     unroll!(p in 0..P { integers[p] = simd.dot(integers[p], weights[p], x) });
 }
 
-/// Adds the products of a pair of groups in panel `p`. Odd quads have a sum of their own, so that fewer multiply-adds wait
+/// Adds the products of a pair of groups in panel `p`. Odd quads have a separate sum, so that fewer multiply-adds wait
 /// for each other.
 #[inline(always)]
 fn add_pair<S: Dot, U: Unpack, const R: usize, const P: usize>(
