@@ -1,8 +1,11 @@
-"""Crates depend on lower crates only; import-linter checks the Python package by the contracts in pyproject.toml."""
+"""Layers, features and test files of the crates; import-linter checks the Python package by its contracts."""
 
 import json
+import re
 import subprocess
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,13 +24,21 @@ CRATES = {
 SAFE_CRATES = ("model", "engine")
 
 
-def crate_dependencies() -> dict[str, set[str]]:
+# Crates whose integration tests are one binary.
+INTEGRATION_TESTS = ("formats", "model", "engine")
+
+
+@cache
+def packages() -> dict[str, dict[str, Any]]:
     command = ["cargo", "metadata", "--no-deps", "--format-version", "1", "--offline"]
     metadata = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
-    ours = {package["name"] for package in metadata["packages"]}
+    return {package["name"]: package for package in metadata["packages"]}
+
+
+def crate_dependencies() -> dict[str, set[str]]:
     return {
-        package["name"]: {dependency["name"] for dependency in package["dependencies"]} & ours
-        for package in metadata["packages"]
+        name: {dependency["name"] for dependency in package["dependencies"]} & packages().keys()
+        for name, package in packages().items()
     }
 
 
@@ -41,3 +52,18 @@ def test_crates_depend_on_lower_crates_only() -> None:
 @pytest.mark.parametrize("crate", SAFE_CRATES)
 def test_model_and_engine_forbid_unsafe_code(crate: str) -> None:
     assert "#![forbid(unsafe_code)]" in (ROOT / "rust" / crate / "src" / "lib.rs").read_text().splitlines()
+
+
+def test_released_wheels_have_all_instruction_sets() -> None:
+    """The wheel that CI builds has fewer of them."""
+    features = packages()["ferrule-kernels"]["features"]
+    assert set(features["default"]) == features.keys() - {"default"}
+    assert packages()["ferrule-python"]["features"].keys() == features.keys()
+    assert set(packages()["ferrule-python"]["features"]["default"]) == set(features["default"])
+
+
+@pytest.mark.parametrize("crate", INTEGRATION_TESTS)
+def test_each_file_of_integration_tests_is_compiled(crate: str) -> None:
+    folder = ROOT / "rust" / crate / "tests"
+    modules = re.findall(r"^mod (\w+);$", (folder / "main.rs").read_text(), re.MULTILINE)
+    assert {path.stem for path in folder.glob("*.rs")} - {"main"} <= set(modules)

@@ -1,11 +1,9 @@
 //! Sequences with LoRA adapters share pages only with sequences of the same adapter: in memory, on disk, in saved
 //! states and among completions of one prompt. Adapters are dropped with their last request.
 
-mod fake;
-
 use std::sync::Arc;
 
-use fake::{FakeModel, VOCAB, engine, run};
+use crate::fake::{self, FakeModel, VOCAB, engine, run};
 use ferrule_engine::{Engine, EngineConfig, PrefixCacheDir, Request, SamplingParams};
 use ferrule_kernels::Cancel;
 use ferrule_model::Adapter;

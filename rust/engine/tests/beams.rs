@@ -1,8 +1,6 @@
 //! Beam searches on the fake model: results, memory and termination.
 
-mod fake;
-
-use fake::{FakeModel, STATE, VOCAB, config, engine, first_state, logits_after, mix};
+use crate::fake::{self, FakeModel, STATE, VOCAB, config, engine, first_state, logits_after, mix};
 use ferrule_engine::{
     BeamSearchParams, Engine, EngineConfig, FinishReason, Hypothesis, Request, RequestError, SampleError,
     SamplingParams,

@@ -1,11 +1,9 @@
 //! Encoding texts in batches gives the same results as encoding each alone, and does not affect requests.
 
-mod fake;
-
 use std::sync::Arc;
 
-use fake::{
-    EMBEDDING, FakeModel, Fault, HIDDEN, STATE, TOKEN_TYPES, VOCAB, embedding_of, engine, first_state, hidden_of,
+use crate::fake::{
+    self, EMBEDDING, FakeModel, Fault, HIDDEN, STATE, TOKEN_TYPES, VOCAB, embedding_of, engine, first_state, hidden_of,
     logits_after, mix, read, run, scores_of,
 };
 use ferrule_engine::{

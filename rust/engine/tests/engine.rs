@@ -1,12 +1,10 @@
 //! Life of a request: finish reasons, outputs, rejection, and the effect of faults.
 
-mod fake;
-
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fake::{FakeModel, Fault, VOCAB, config, engine, run};
+use crate::fake::{FakeModel, Fault, VOCAB, config, engine, run};
 use ferrule_engine::{
     ConfigError, Engine, EngineConfig, EngineError, EngineFailure, FinishReason, LogitsProcessor, Request,
     RequestError, RequestId, SampleError, SamplingParams, SharedProcessor, StepOutput,

@@ -1,13 +1,11 @@
 //! A model that computes several batches at the same time: their sequences, failures and times, and work between steps.
 
-mod fake;
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use fake::between_steps::{check_encoding, check_evaluation};
-use fake::outputs::{Got, collect};
-use fake::{FakeModel, VOCAB};
+use crate::fake::between_steps::{check_encoding, check_evaluation};
+use crate::fake::outputs::{Got, collect};
+use crate::fake::{self, FakeModel, VOCAB};
 use ferrule_engine::{Engine, EngineConfig, EngineError, FinishReason, Request, RequestId, SamplingParams};
 use ferrule_kernels::Cancel;
 use proptest::collection::vec;

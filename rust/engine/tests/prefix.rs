@@ -1,11 +1,9 @@
 //! Prefix caching in memory, on disk and in saved states: shared pages never change a request's output.
 
-mod fake;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use fake::{FakeModel, STATE, VOCAB, engine, run};
+use crate::fake::{self, FakeModel, STATE, VOCAB, engine, run};
 use ferrule_engine::{
     ConfigError, Engine, EngineConfig, EngineError, FinishReason, Metrics, PrefixCacheDir, Request, RequestError,
     RequestId, SamplingParams, StateError, StepOutput,

@@ -1,15 +1,13 @@
 //! Random scenarios of arrivals, aborts, forks, beams, evictions, drafts, cancelled steps and small pools: pages are
 //! conserved, limits hold, every request finishes, and its output is the same as alone.
 
-mod fake;
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use fake::between_steps::{check_encoding, check_evaluation};
-use fake::outputs::{Got, collect};
-use fake::{FakeModel, Fault, STATE, VOCAB, engine, mix};
+use crate::fake::between_steps::{check_encoding, check_evaluation};
+use crate::fake::outputs::{Got, collect};
+use crate::fake::{self, FakeModel, Fault, STATE, VOCAB, engine, mix};
 use ferrule_engine::structured::{Token, Whitespace};
 use ferrule_engine::{
     BeamSearchParams, DraftModel, EarlyStopping, Engine, EngineConfig, EngineError, Grammar, PrefixCacheDir, Request,

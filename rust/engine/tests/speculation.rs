@@ -1,9 +1,7 @@
 //! Speculative decoding: saved steps, finish reasons inside drafts, and priorities. That drafts never change outputs is
 //! tested by the random scenarios in `scheduling.rs`.
 
-mod fake;
-
-use fake::{FakeModel, STATE, VOCAB, config, run};
+use crate::fake::{self, FakeModel, STATE, VOCAB, config, run};
 use ferrule_engine::{
     ConfigError, DraftModel, Engine, EngineConfig, FinishReason, Metrics, Request, RequestId, SamplingParams,
     SpeculativeConfig, SpeculativeMethod, StepOutput,

@@ -1,13 +1,11 @@
 //! Reading valid safetensors files, checked against the `safetensors` crate, which also wrote them.
 
-mod support;
-
+use crate::support::{file, folder, open, valid};
 use ferrule_formats::{Checkpoint, Dtype, FloatDtype};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
-use support::{file, folder, open, valid};
 
 const DTYPES: [(Dtype, safetensors::Dtype); 5] = [
     (Dtype::F32, safetensors::Dtype::F32),

@@ -2,14 +2,12 @@
 
 #![cfg(unix)]
 
-mod support;
-
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use crate::support::{folder, refused, valid, write};
 use ferrule_formats::{Checkpoint, CheckpointErrorKind};
-use support::{folder, refused, valid, write};
 
 const INDEX: &str = "model.safetensors.index.json";
 

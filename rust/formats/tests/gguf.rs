@@ -3,15 +3,13 @@
 //! tests/test_gguf_types.py compares dequantized blocks with the `gguf` package; these tests check that any part of a
 //! tensor equals that part of the whole.
 
-mod support;
-
 use std::fs;
 
+use crate::support::gguf::{Gguf, Tensor, array, split, string, value};
+use crate::support::{self, folder};
 use ferrule_formats::gguf::{BlockType, TensorType, Value};
 use ferrule_formats::{BlockLayout, Checkpoint, Dtype, FloatDtype, GgufFile};
 use proptest::prelude::*;
-use support::folder;
-use support::gguf::{Gguf, Tensor, array, split, string, value};
 use tempfile::TempDir;
 
 const NAME: &str = "model.gguf";

@@ -1,12 +1,10 @@
 //! Malformed GGUF files are refused with errors that name the file and the value.
 
-mod support;
-
 use std::fs;
 
+use crate::support::gguf::{Gguf, Tensor, array, split, string, value};
+use crate::support::{folder, refused};
 use ferrule_formats::{Checkpoint, CheckpointError, GgufFile};
-use support::gguf::{Gguf, Tensor, array, split, string, value};
-use support::{folder, refused};
 
 const NAME: &str = "model.gguf";
 

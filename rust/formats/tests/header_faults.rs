@@ -1,8 +1,6 @@
 //! Malformed safetensors files are refused with errors that name the value.
 
-mod support;
-
-use support::{file, open, refused, valid};
+use crate::support::{file, open, refused, valid};
 
 const A: &str = r#""a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#;
 

@@ -2,16 +2,14 @@
 
 #![cfg(unix)]
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use crate::support::{file, folder};
 use ferrule_formats::{Dtype, PackedError, PackedFile, PackedTensor, PackedWriter};
 use proptest::prelude::*;
-use support::{file, folder};
 
 const VERSION: u32 = 7;
 

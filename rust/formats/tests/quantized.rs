@@ -1,13 +1,12 @@
 //! Quantized weights are read with the values that were packed: whole, in any range, in strides, and as blocks. The
 //! packers here place each code bit by bit, as the specifications of the formats say.
 
-mod support;
-
+use crate::support;
+use crate::support::{Packed, Random};
 use ferrule_formats::{BlockLayout, Checkpoint, StoredAs, WeightTensor};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use support::{Packed, Random};
 
 fn open(packed: &Packed, stored_as: Value) -> Checkpoint {
     let stored_as: StoredAs = serde_json::from_value(stored_as).expect("a description");

@@ -1,11 +1,9 @@
 //! Malformed tensors of quantized weights: a tensor that is missing or has an invalid type, shape or value is an error
 //! that names the tensor, what was found and what is allowed.
 
-mod support;
-
+use crate::support::{Packed, open};
 use ferrule_formats::{CheckpointError, StoredAs};
 use serde_json::{Value, json};
-use support::{Packed, open};
 
 /// A tensor: name, type, shape, and the value of all of its bytes.
 type Entry = (&'static str, &'static str, Vec<usize>, u8);

@@ -1,13 +1,11 @@
 //! Tables that stay in their file: every row, and every part of one, equals what reading the whole tensor gives.
 
-mod support;
-
 use std::collections::BTreeMap;
 
+use crate::support::gguf::{Gguf, Tensor};
+use crate::support::{Packed, folder};
 use ferrule_formats::gguf::BlockType;
 use ferrule_formats::{Checkpoint, Dtype, GgufFile, PackedFile, PackedTensor, PackedWriter, StoredTable};
-use support::gguf::{Gguf, Tensor};
-use support::{Packed, folder};
 
 const VERSION: u32 = 7;
 

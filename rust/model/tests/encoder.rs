@@ -1,10 +1,9 @@
 //! A bidirectional model: what it supports, and which rows and token types its results depend on.
 
-mod specs;
-
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use crate::specs;
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::kv::{KvFormat, PageId};
 use ferrule_kernels::{Cancel, Pool};

@@ -1,10 +1,9 @@
 //! Pages that are copied from one model to another replace the computation of their tokens.
 
-mod specs;
-
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use crate::specs;
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::kv::{KvFormat, PAGE_TOKENS, PageId};
 use ferrule_kernels::{Cancel, Pool};

@@ -1,7 +1,6 @@
 //! Specs are untrusted data: an invalid one is an error that names the field, the value and the limit.
 
-mod specs;
-
+use crate::specs;
 use ferrule_model::{ModelSpec, SpecError};
 use serde_json::{Value, json};
 

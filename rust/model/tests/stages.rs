@@ -1,13 +1,12 @@
 //! Pipeline stages: in a row they compute the bits of the whole model, and each holds only its layers; so do the workers
 //! that divide the rows of matrices.
 
-mod specs;
-
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use crate::specs;
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::kv::{KvFormat, PAGE_TOKENS, PageId};
 use ferrule_kernels::{Cancel, Pool};

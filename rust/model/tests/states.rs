@@ -1,10 +1,9 @@
 //! State: chunks, retries, snapshots and copies do not change a bit.
 
-mod specs;
-
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use crate::specs;
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::kv::{KvFormat, PageId};
 use ferrule_kernels::{Cancel, Pool};

@@ -1,10 +1,9 @@
 //! Steps as bytes: every step survives the way, and bytes or numbers that are no step are refused by name.
 
-mod specs;
-
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 
+use crate::specs;
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Cancel, Pool};

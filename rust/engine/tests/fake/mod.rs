@@ -5,9 +5,6 @@
 //! logits, derived from the hash, are right only if every page is. The fake also rejects batches that exceed the
 //! limits, and fails on request.
 
-// Every test binary compiles this file and uses part of it.
-#![allow(dead_code)]
-
 pub mod between_steps;
 pub mod outputs;
 

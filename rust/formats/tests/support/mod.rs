@@ -1,7 +1,5 @@
 //! Model folders for tests, written byte by byte so that they can be malformed.
 
-#![allow(dead_code, reason = "each test binary uses a part")]
-
 pub mod gguf;
 
 use std::fs;
