@@ -87,8 +87,9 @@ docs: $(VENV)/ready ## build the documentation site in target/site; warnings are
 	$(BIN)/zensical build --strict --clean
 
 dist: $(VENV)/ready ## build dist/*.tar.gz and dist/*.whl, and test the wheel in a new venv without a Rust toolchain
+	@# DIST_FEATURES replaces the default features of the wheel, which are all instruction sets.
 	rm -f dist/*.tar.gz dist/*.whl
-	$(MATURIN) build --release --sdist --out dist
+	$(MATURIN) build --release --sdist --out dist $(and $(DIST_FEATURES),--no-default-features --features "$(DIST_FEATURES)")
 	scripts/try-wheel $(PYTHON) dist/*.whl
 
 MIRI := RUST_BACKTRACE=0 PROPTEST_CASES=8 MIRIFLAGS=-Zmiri-disable-isolation \
