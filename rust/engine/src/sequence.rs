@@ -1,6 +1,5 @@
 //! A sequence: the tokens of a request so far, how many are computed, and the pages that hold them.
 
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,7 @@ use ferrule_model::Adapter;
 use crate::beams::{Beam, Child};
 use crate::draft::Drafts;
 use crate::pages::PageTables;
-use crate::sampling::{Continuation, History, SampleError, needed_logits};
+use crate::sampling::{Continuation, History, SampleError, needs_only_largest};
 use crate::structured::Constraint;
 use crate::{Request, RequestId, RequestTiming, SamplingParams};
 
@@ -117,12 +116,9 @@ impl Sequence {
         self.pending().saturating_sub(self.in_flight)
     }
 
-    /// Returns how many of the largest logits its next sample needs; `None` for all.
-    pub fn needed_logits(&self) -> Option<NonZeroU32> {
-        match self.beam {
-            Some(_) => None,
-            None => needed_logits(&self.params, &self.history, self.tokens.len()),
-        }
+    /// Returns whether its next sample needs only the largest logits.
+    pub fn needs_only_largest(&self) -> bool {
+        self.beam.is_none() && needs_only_largest(&self.params, &self.history, self.tokens.len())
     }
 
     /// Returns the number of sampled tokens.

@@ -138,12 +138,11 @@ fn join(workers: Vec<Worker>) -> Vec<Result<(), LinkError>> {
     workers.into_iter().map(end).collect()
 }
 
-/// Returns one of eight requests: greedy or not, and such that need all logits or only the largest.
+/// Returns one of eight requests: greedy or not, with details that need all logits or without.
 fn request(index: usize) -> Request {
     let prompt = (0..10 + 7 * index).map(|i| ((i * i + index) % 40) as u32).collect();
     let params = SamplingParams {
         temperature: if index.is_multiple_of(2) { 0.0 } else { 0.9 },
-        top_k: if index % 4 == 3 { 5 } else { 0 },
         seed: index as u64,
         max_tokens: 24,
         logprobs: if index % 4 < 2 { Some(3) } else { None },

@@ -1,6 +1,5 @@
 //! The interface between engine and model, which test fakes implement too.
 
-use std::num::NonZeroU32;
 use std::ops::Range;
 
 use ferrule_kernels::{Cancel, PoolError, kv::PageId};
@@ -60,9 +59,9 @@ pub enum LogitRows {
     First,
     /// The last token.
     Last,
-    /// The last token, whose largest logits are needed: so many, and those equal to the last of them. Negative infinity
-    /// may stand for the others.
-    LastLargest(NonZeroU32),
+    /// The last token. Only its largest logits are needed: negative infinity may stand for those that are not equal to the
+    /// highest one.
+    LastLargest,
     /// Every token.
     All,
 }
@@ -74,7 +73,7 @@ impl LogitRows {
         match self {
             Self::None => 0..0,
             Self::First => 0..1,
-            Self::Last | Self::LastLargest(_) => count - 1..count,
+            Self::Last | Self::LastLargest => count - 1..count,
             Self::All => 0..count,
         }
     }

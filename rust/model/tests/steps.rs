@@ -1,6 +1,6 @@
 //! Steps as bytes: every step survives the way, and bytes or numbers that are no step are refused by name.
 
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use crate::specs;
@@ -16,8 +16,9 @@ use proptest::prelude::*;
 use serde_json::json;
 
 fn sequences() -> impl Strategy<Value = StageSequence> {
+    let rows = [LogitRows::None, LogitRows::First, LogitRows::Last, LogitRows::All, LogitRows::LastLargest];
     let lists = (vec(any::<u32>(), 0..6), vec(any::<u32>(), 0..6), vec(vec(any::<u32>(), 0..4), 0..4));
-    let numbers = (0..=u32::MAX as usize, 0..=u32::MAX as usize, logit_rows());
+    let numbers = (0..=u32::MAX as usize, 0..=u32::MAX as usize, proptest::sample::select(rows.to_vec()));
     (lists, numbers).prop_map(|((tokens, token_types, pages), (first_position, prompt_len, logits))| StageSequence {
         tokens,
         first_position,
@@ -26,18 +27,6 @@ fn sequences() -> impl Strategy<Value = StageSequence> {
         token_types,
         logits,
     })
-}
-
-fn logit_rows() -> impl Strategy<Value = LogitRows> {
-    let largest = (1..u32::MAX - 3).prop_map(|count| LogitRows::LastLargest(NonZeroU32::new(count).unwrap()));
-    prop_oneof![
-        Just(LogitRows::None),
-        Just(LogitRows::First),
-        Just(LogitRows::Last),
-        Just(LogitRows::All),
-        Just(LogitRows::LastLargest(NonZeroU32::MIN)),
-        largest,
-    ]
 }
 
 fn steps() -> impl Strategy<Value = StageStep> {
@@ -90,6 +79,12 @@ fn errors_of_bytes_name_what_is_wrong() {
         (2, 2, "stage step: last must be 0 (logits) or 1 (hidden states), got 2"),
         (3, 9, "stage step ends within copies, which needs 27 more words, got 13"),
         (5, 99, "stage step ends within tokens, which needs 99 more words, got 7"),
+        (
+            10,
+            5,
+            "stage step: sequences[0].logits must be 0 (none), 1 (first), 2 (last), 3 (all) or 4 (largest of the last), \
+             got 5",
+        ),
     ] {
         assert_eq!(with(word, value), expected);
     }

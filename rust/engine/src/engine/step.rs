@@ -161,7 +161,7 @@ pub(super) fn wanted_logits(
     if drafts > 0 || sequence.chunk_has_prompt_logprobs(count) {
         LogitRows::All
     } else if first + count == sequence.tokens.len() {
-        sequence.needed_logits().map_or(LogitRows::Last, LogitRows::LastLargest)
+        if sequence.needs_only_largest() { LogitRows::LastLargest } else { LogitRows::Last }
     } else {
         LogitRows::None
     }

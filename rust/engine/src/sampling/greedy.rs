@@ -1,7 +1,7 @@
 //! Greedy sampling at temperature 0: keeps the most likely token, the lowest id among equals. Later filters have no
 //! effect.
 
-use super::{Candidates, Context, Needs, SampleError, Stage};
+use super::{Candidates, Context, SampleError, Stage};
 
 pub(super) struct Greedy;
 
@@ -12,10 +12,6 @@ impl Stage for Greedy {
 
     fn is_active(&self, context: Context<'_>) -> bool {
         context.params.is_greedy()
-    }
-
-    fn needs(&self, _: Context<'_>) -> Needs {
-        Needs::Largest(1)
     }
 
     fn apply(&self, candidates: &mut Candidates<'_>, _context: Context<'_>) -> Result<(), SampleError> {

@@ -2,7 +2,7 @@
 
 use ferrule_kernels::logits::weight;
 
-use super::{Candidates, Context, Needs, SampleError, Stage};
+use super::{Candidates, Context, SampleError, Stage};
 
 pub(super) struct MinP;
 
@@ -13,10 +13,6 @@ impl Stage for MinP {
 
     fn is_active(&self, context: Context<'_>) -> bool {
         context.params.min_p > 0.0
-    }
-
-    fn needs(&self, _: Context<'_>) -> Needs {
-        Needs::Each
     }
 
     fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError> {

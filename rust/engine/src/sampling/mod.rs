@@ -101,8 +101,6 @@ pub use logits_processors::{LogitsProcessor, SharedProcessor};
 pub use logprobs::{TokenLogprob, TokenLogprobs};
 pub use trace::{SampleTrace, StageEffect, TraceCandidate};
 
-use std::num::NonZeroU32;
-
 use ferrule_kernels::arch::Isa;
 
 use crate::SamplingParams;
@@ -149,16 +147,6 @@ struct Context<'a> {
     mask: Option<&'a TokenMask>,
 }
 
-/// Logits that a stage needs to treat the most likely tokens as it does in a whole row.
-enum Needs {
-    /// All logits of the row.
-    All,
-    /// The logit of each token and the highest one.
-    Each,
-    /// So many of the largest logits, and those equal to the last of them: the stage drops the other tokens.
-    Largest(usize),
-}
-
 /// A stage of the sampling chain.
 trait Stage: Sync {
     /// Returns the parameter's name, as in traces.
@@ -166,11 +154,6 @@ trait Stage: Sync {
 
     /// Returns whether the stage has an effect.
     fn is_active(&self, context: Context<'_>) -> bool;
-
-    /// Returns which logits the stage needs to treat the most likely tokens as it does in a whole row.
-    fn needs(&self, _: Context<'_>) -> Needs {
-        Needs::All
-    }
 
     /// Changes logits or drops candidates; a logit of negative infinity is dropped. At least one candidate remains
     /// before the stage, and a filter keeps at least one.
@@ -332,21 +315,18 @@ impl Sampler {
     }
 }
 
-/// Returns how many of the largest logits a sample needs, with those equal to the last of them; `None` for all. Negative
-/// infinity may stand for the others: the sample is the same.
-pub(crate) fn needed_logits(params: &SamplingParams, history: &History, position: usize) -> Option<NonZeroU32> {
+/// Returns whether a sample needs only the largest logits of a row: it is greedy, without details that depend on others,
+/// and no stage acts before. Negative infinity may then stand for all other logits.
+///
+/// Other samples need all of them. With a temperature, also those that `top_k` drops have an effect: scaled logits may be
+/// equal where raw ones differ.
+pub(crate) fn needs_only_largest(params: &SamplingParams, history: &History, position: usize) -> bool {
     if params.logprobs.is_some() || params.entropy || params.trace.is_some() || params.structured_outputs.is_some() {
-        return None;
+        return false;
     }
     let context = Context { params, history, mask: None, position };
-    for stage in STAGES.iter().filter(|stage| stage.is_active(context)) {
-        match stage.needs(context) {
-            Needs::All => return None,
-            Needs::Each => {}
-            Needs::Largest(count) => return u32::try_from(count).ok().and_then(NonZeroU32::new),
-        }
-    }
-    None
+    let first = STAGES.iter().find(|stage| stage.is_active(context));
+    first.is_some_and(|stage| stage.name() == greedy::Greedy.name())
 }
 
 /// Runs the active stages.

@@ -1,6 +1,6 @@
 //! Divides the logits by the temperature: below 1 sharpens the distribution, above 1 flattens it.
 
-use super::{Candidates, Context, Needs, SampleError, Stage, dynamic_temperature};
+use super::{Candidates, Context, SampleError, Stage, dynamic_temperature};
 
 pub(super) struct Temperature;
 
@@ -12,10 +12,6 @@ impl Stage for Temperature {
     fn is_active(&self, context: Context<'_>) -> bool {
         let params = context.params;
         !params.is_greedy() && !dynamic_temperature::is_on(params) && params.temperature != 1.0
-    }
-
-    fn needs(&self, _: Context<'_>) -> Needs {
-        Needs::Each
     }
 
     fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError> {

@@ -75,25 +75,15 @@ proptest! {
 
 proptest! {
     #[test]
-    fn a_sample_needs_the_largest_logits_alone_where_the_parameters_say_so(
+    fn a_greedy_sample_needs_only_the_largest_logits(
         logits in prop::collection::vec((-40..40).prop_map(|number| number as f32 / 8.0), 1..700),
         (top_k, top_p, min_p) in (0..40_usize, 0.1..1.0, 0.0..0.2),
-        temperature in prop_oneof![Just(0.0), 0.1..2.0],
-        (mirostat, seed) in any::<(bool, u64)>(),
     ) {
-        let mode = if mirostat { 2 } else { 0 };
-        let params =
-            SamplingParams { seed, temperature, top_k, top_p, min_p, mirostat: mode, ..SamplingParams::default() };
-        let history = History::new(&params, &[0], &[]);
-        let Some(needed) = needed_logits(&params, &history, 1) else {
-            prop_assert!(temperature > 0.0 && top_k == 0);
-            return Ok(());
-        };
-        let mut sorted = logits.clone();
-        sorted.sort_by(|a, b| b.total_cmp(a));
-        let lowest = sorted[(needed.get() as usize).min(sorted.len()) - 1];
+        let params = SamplingParams { temperature: 0.0, top_k, top_p, min_p, ..SamplingParams::default() };
+        prop_assert!(needs_only_largest(&params, &History::new(&params, &[0], &[]), 1));
+        let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let largest: Vec<f32> =
-            logits.iter().map(|logit| if *logit < lowest { f32::NEG_INFINITY } else { *logit }).collect();
+            logits.iter().map(|logit| if *logit < highest { f32::NEG_INFINITY } else { *logit }).collect();
         prop_assert_eq!(
             distribution(&largest, &params, &[0], &[]).unwrap(),
             distribution(&logits, &params, &[0], &[]).unwrap()
@@ -102,22 +92,31 @@ proptest! {
 }
 
 #[test]
-fn stages_and_details_that_depend_on_all_logits_need_them() {
+fn other_samples_need_all_logits() {
     let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    let needed = |params: &SamplingParams| needed_logits(params, &History::new(params, &[0], &[]), 1);
-    assert_eq!(needed(&greedy), Some(NonZeroU32::MIN));
+    let only_largest = |params: &SamplingParams, output: &[u32]| {
+        needs_only_largest(params, &History::new(params, &[0], output), 1 + output.len())
+    };
+    assert!(only_largest(&greedy, &[]));
+    let at_least_one = SamplingParams { stop_token_ids: vec![2], min_tokens: 1, ..greedy.clone() };
+    assert!(only_largest(&at_least_one, &[3]));
     for params in [
+        at_least_one,
+        SamplingParams::default(),
+        SamplingParams { temperature: 0.9, top_k: 1, ..greedy.clone() },
         SamplingParams { logprobs: Some(0), ..greedy.clone() },
         SamplingParams { entropy: true, ..greedy.clone() },
         SamplingParams { trace: Some(1), ..greedy.clone() },
         SamplingParams { logit_bias: vec![(3, 1.0)], ..greedy.clone() },
         SamplingParams { repetition_penalty: 1.1, ..greedy.clone() },
+        SamplingParams { frequency_penalty: 0.1, ..greedy.clone() },
+        SamplingParams { presence_penalty: 0.1, ..greedy.clone() },
+        SamplingParams { no_repeat_ngram_size: 2, ..greedy.clone() },
+        SamplingParams { dry_multiplier: 1.0, ..greedy.clone() },
         SamplingParams { allowed_token_ids: Some(vec![1]), ..greedy.clone() },
-        SamplingParams { stop_token_ids: vec![2], min_tokens: 1, ..greedy.clone() },
-        SamplingParams { top_k: 5, top_n_sigma: 1.0, ..SamplingParams::default() },
-        SamplingParams { top_p: 0.5, ..SamplingParams::default() },
+        SamplingParams { bad_words: vec![vec![1]], ..greedy },
     ] {
-        assert_eq!(needed(&params), None, "{params:?}");
+        assert!(!only_largest(&params, &[]), "{params:?}");
     }
 }
 

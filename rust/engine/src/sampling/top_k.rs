@@ -1,6 +1,6 @@
 //! Keeps the `top_k` most likely tokens and all that tie with the last of them, like Hugging Face and vLLM.
 
-use super::{Candidates, Context, Needs, SampleError, Stage};
+use super::{Candidates, Context, SampleError, Stage};
 
 pub(super) struct TopK;
 
@@ -11,10 +11,6 @@ impl Stage for TopK {
 
     fn is_active(&self, context: Context<'_>) -> bool {
         context.params.top_k > 0
-    }
-
-    fn needs(&self, context: Context<'_>) -> Needs {
-        Needs::Largest(context.params.top_k)
     }
 
     fn apply(&self, candidates: &mut Candidates<'_>, context: Context<'_>) -> Result<(), SampleError> {

@@ -172,12 +172,10 @@ pub fn mix(state: u64, value: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// Replaces all logits but the `count` largest, and those equal to the last of them, with negative infinity.
-fn keep_largest(row: &mut [f32], count: usize) {
-    let mut sorted = row.to_vec();
-    sorted.sort_by(|a, b| b.total_cmp(a));
-    let lowest = sorted[count.min(sorted.len()) - 1];
-    row.iter_mut().filter(|logit| **logit < lowest).for_each(|logit| *logit = f32::NEG_INFINITY);
+/// Replaces all logits but the largest with negative infinity.
+fn keep_largest(row: &mut [f32]) {
+    let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    row.iter_mut().filter(|logit| **logit < highest).for_each(|logit| *logit = f32::NEG_INFINITY);
 }
 
 /// Returns the logits after tokens whose hash is `state`; coarse, so that ties happen.
@@ -381,8 +379,8 @@ impl FakeModel {
                 row(states[0][seen], chunk.first_position + index, out);
                 if self.poison == Some(chunk.tokens[index]) {
                     out[start..].fill(f32::NAN);
-                } else if let LogitRows::LastLargest(count) = chunk.logits {
-                    keep_largest(&mut out[start..], count.get() as usize);
+                } else if chunk.logits == LogitRows::LastLargest {
+                    keep_largest(&mut out[start..]);
                 }
             }
         }

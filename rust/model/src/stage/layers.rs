@@ -108,8 +108,9 @@ impl StageLayers {
     }
 }
 
-/// Rows of the embedding and of the lm_head that one worker holds. Each worker of a stage of a pipeline has as many panels
-/// of them as the others of the stage. A worker of a single stage has all rows, or those of its [`TensorParallelGroup`].
+/// Rows of the embedding and of the lm_head that one worker holds. Each worker of a stage of a pipeline has about as many
+/// panels of them as the others of the stage. A worker of a single stage has all rows, or those of its
+/// [`TensorParallelGroup`].
 ///
 /// Between its logits of a batch and the next layers for it, the first stage waits until tokens are sampled and looked up.
 /// So it has fewer rows than other stages: then stages with the same number of layers, if these are alike, need about the
@@ -128,11 +129,11 @@ impl VocabularyPart {
     /// The part that is not divided among stages.
     pub const WHOLE: Self = Self { worker: 0, ranks: 1, stages: 1 };
 
-    /// Number of rows of a worker of the first stage, relative to [`VocabularyPart::SHARE`] of the others: with two stages
-    /// for llama-1b, its rows of the lm_head take 2 ms less than those of the second stage, about as long as it waits
-    /// (`python benches/pipeline.py`).
-    const FIRST_SHARE: usize = 3;
-    const SHARE: usize = 4;
+    /// Weight of a worker of the first stage in the division of the rows. The second one of two stages has at most 6 of 11
+    /// rows, so that stages with equal layers have at most 0.55 of the weights, however many of these are rows.
+    const FIRST_WEIGHT: usize = 5;
+    /// Weight of a worker of another stage.
+    const WEIGHT: usize = 6;
 
     /// Returns the part of worker `worker` of all workers of a pipeline with several stages of `ranks` workers.
     pub fn new(worker: usize, ranks: usize, stages: usize) -> Self {
@@ -151,7 +152,7 @@ impl VocabularyPart {
         }
         let before = |worker: usize| {
             let of_first = worker.min(self.ranks);
-            Self::FIRST_SHARE * of_first + Self::SHARE * (worker - of_first)
+            Self::FIRST_WEIGHT * of_first + Self::WEIGHT * (worker - of_first)
         };
         let first = |worker: usize| rows.div_ceil(LANES) * before(worker) / before(self.ranks * self.stages);
         first(self.worker)..first(self.worker + 1)
@@ -222,4 +223,21 @@ pub(super) fn reads(layer: &LayerSpec) -> impl Iterator<Item = (usize, &'static 
     });
     let weights = layer.blocks.iter().map(|block| (block.weights_of, "weights"));
     attentions.chain(weights).filter_map(|(owner, what)| Some((owner?, what)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_vocabulary_is_divided_among_all_workers_of_all_stages() {
+        for (ranks, stages) in [(1, 2), (1, 5), (2, 2), (3, 4)] {
+            for rows in [1, 16, 40, 101, 4_096, 128_256] {
+                let part = |worker| VocabularyPart::new(worker, ranks, stages).rows(rows);
+                assert!((0..ranks * stages).flat_map(part).eq(0..rows), "{ranks} x {stages} workers, {rows} rows");
+            }
+        }
+        let rows = |worker| VocabularyPart::new(worker, 2, 2).rows(128_000).len();
+        assert_eq!([0, 1, 2, 3].map(rows), [29_088, 29_088, 34_912, 34_912]);
+    }
 }

@@ -11,8 +11,7 @@
 //! | request to allocate | 0, number of groups, 0 | number of pages of each group, words of 64 bits |
 //! | request to run a step | 1, bytes of the step, numbers of hidden states | [`StageStep`](super::StageStep), hidden states |
 //! | request to look up the worker's tokens in the embedding | 2, number of tokens, 0 | token ids, words of 32 bits |
-//! | request to compute the logits of the worker's tokens | 3, numbers of all rows, number of rows | number of the largest \
-//!   logits that are needed of each row (0 for all), words of 32 bits, then the rows that the last stage wrote |
+//! | request to compute the logits of the worker's tokens | 3, numbers of all rows, number of rows | needed logits of each row (0: all, 1: the largest), words of 32 bits, then the rows that the last stage wrote |
 //! | answer | 0, numbers of output | output; only of rank 0 |
 //! | answer to a look-up | 3, numbers of the rows | rows |
 //! | logits, also after the answer of the last stage to a step | 4, number of words | words of [`logit_words`](super::logit_words) |
@@ -145,6 +144,7 @@ pub(super) struct Answer {
     pub words: usize,
 }
 
+/// Kind of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AnswerKind {
     /// Output of a step, or nothing after an allocation.
@@ -187,7 +187,7 @@ impl StageLink {
         self.send(ALLOCATE, pages.len(), 0, &[&bytes])?;
         match self.receive(cancel)? {
             Answer { kind: AnswerKind::Output, words: 0 } => Ok(()),
-            answer => Err(LinkError::Protocol(format!("{answer:?} after an allocation"))),
+            Answer { words, .. } => Err(LinkError::Protocol(format!("an answer of {words} words to an allocation"))),
         }
     }
 
@@ -202,8 +202,8 @@ impl StageLink {
         self.send(LOOK_UP, tokens.len(), 0, &[&bytes])
     }
 
-    /// Sends rows whose logits of the worker's tokens are computed; the answer is received later. `needed` says how many of
-    /// the largest logits of each row are needed; 0 for all.
+    /// Sends rows whose logits of the worker's tokens are computed, and words for the needed logits of each; the answer is
+    /// received later.
     pub(super) fn send_logits(&mut self, rows: &[f32], needed: &[u32]) -> Result<(), LinkError> {
         self.send(LOGITS, rows.len(), needed.len(), &[bytemuck::cast_slice(needed), bytemuck::cast_slice(rows)])
     }

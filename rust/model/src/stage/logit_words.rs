@@ -1,11 +1,11 @@
 //! Rows of logits on their way to the process that samples.
 //!
-//! Where only the largest logits of a row are needed, only these are sent: for a greedy request and 128,000 tokens about
-//! 20 bytes instead of half a megabyte. The words of 32 bits, row by row:
+//! Where only the largest logits of a row are needed, only they are sent: for a greedy request and 128,000 tokens 12 bytes of
+//! each worker instead of half a megabyte in all. The words of 32 bits, row by row:
 //!
 //! | needed logits of the row | words |
 //! |---|---|
-//! | all, or half of them | the logits of the worker's tokens |
+//! | all | the logits of the worker's tokens |
 //! | the largest | number of pairs, then pairs of an index among the worker's tokens and its logit |
 
 use std::io::Read;
@@ -17,10 +17,20 @@ use ferrule_kernels::logits::{BLOCK, block_maxima};
 use super::link::{LinkError, read_word};
 use crate::batch::{LogitRows, SequenceChunk};
 
-/// Returns for each wanted row of a batch how many of the largest logits are needed; 0 for all.
-pub(super) fn needed_logits(sequences: &[SequenceChunk<'_>]) -> Vec<u32> {
+/// Logits of a row that are needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NeededLogits {
+    /// All logits.
+    All,
+    /// The largest ones, as for [`LogitRows::LastLargest`].
+    Largest,
+}
+
+/// Returns the needed logits of each wanted row of a batch.
+pub(super) fn needed_per_row(sequences: &[SequenceChunk<'_>]) -> Vec<NeededLogits> {
     let of_chunk = |chunk: &SequenceChunk<'_>| {
-        let needed = if let LogitRows::LastLargest(count) = chunk.logits { count.get() } else { 0 };
+        let largest = chunk.logits == LogitRows::LastLargest;
+        let needed = if largest { NeededLogits::Largest } else { NeededLogits::All };
         std::iter::repeat_n(needed, chunk.logits.of(chunk.tokens.len()).len())
     };
     sequences.iter().flat_map(of_chunk).collect()
@@ -28,71 +38,52 @@ pub(super) fn needed_logits(sequences: &[SequenceChunk<'_>]) -> Vec<u32> {
 
 /// Returns the words of a worker's logits `[needed.len(), own tokens]`. Writes them to `words` unless they are the logits
 /// themselves.
-pub(super) fn words_of<'a>(isa: Isa, logits: &'a [f32], needed: &[u32], words: &'a mut Vec<u32>) -> &'a [u32] {
-    if needed.iter().all(|needed| *needed == 0) {
+pub(super) fn words_of<'a>(isa: Isa, logits: &'a [f32], needed: &[NeededLogits], words: &'a mut Vec<u32>) -> &'a [u32] {
+    if !needed.contains(&NeededLogits::Largest) {
         return bytemuck::cast_slice(logits);
     }
     words.clear();
     let mut maxima = Vec::new();
     for (row, needed) in logits.chunks_exact(logits.len() / needed.len()).zip(needed) {
-        if all_are_sent(*needed, row.len()) {
+        if *needed == NeededLogits::All {
             words.extend_from_slice(bytemuck::cast_slice(row));
-            continue;
-        }
-        let begin = words.len();
-        words.push(0);
-        // NaN and infinity end the request with an error that counts them.
-        if block_maxima(isa, row, &mut maxima) {
-            // At least as many logits as are needed reach the lowest of so many maxima.
-            let lowest = nth_highest(&maxima, *needed as usize);
-            let blocks = row.chunks(BLOCK).zip((0..).step_by(BLOCK)).zip(&maxima);
-            for ((logits, first), _) in blocks.filter(|(_, maximum)| **maximum >= lowest) {
-                let pairs = (first..).zip(logits);
-                push_pairs(pairs.filter(|(_, logit)| **logit >= lowest && **logit > f32::NEG_INFINITY), words);
-            }
+        } else if block_maxima(isa, row, &mut maxima) {
+            // Of equal logits the lowest token is the most likely one.
+            let highest = maxima.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let block = maxima.iter().position(|maximum| *maximum == highest).unwrap_or(0);
+            let found = row.iter().enumerate().skip(block * BLOCK).find(|(_, logit)| **logit == highest);
+            push_pairs(found.filter(|_| highest > f32::NEG_INFINITY).as_slice(), words);
         } else {
-            push_pairs((0..).zip(row), words);
+            // NaN and infinity end the request with an error that counts them.
+            push_pairs(&row.iter().enumerate().collect::<Vec<_>>(), words);
         }
-        words[begin] = ((words.len() - begin) / 2) as u32;
     }
     words
 }
 
-/// Returns whether all logits of `tokens` tokens are sent, since so many are needed that pairs would be longer.
-fn all_are_sent(needed: u32, tokens: usize) -> bool {
-    needed == 0 || 2 * needed as usize >= tokens
-}
-
-fn push_pairs<'a>(pairs: impl Iterator<Item = (usize, &'a f32)>, words: &mut Vec<u32>) {
-    pairs.for_each(|(index, logit)| words.extend([index as u32, logit.to_bits()]));
-}
-
-/// Returns the `count`-th highest number, or negative infinity if there are fewer.
-fn nth_highest(numbers: &[f32], count: usize) -> f32 {
-    if count == 1 {
-        return numbers.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    }
-    let mut numbers = numbers.to_vec();
-    if count > numbers.len() {
-        return f32::NEG_INFINITY;
-    }
-    *numbers.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a)).1
+fn push_pairs(pairs: &[(usize, &f32)], words: &mut Vec<u32>) {
+    words.push(pairs.len() as u32);
+    words.extend(pairs.iter().flat_map(|(index, logit)| [*index as u32, logit.to_bits()]));
 }
 
 /// Writes negative infinity to rows `[needed.len(), vocab_size]` of which only the largest logits are needed.
-pub(super) fn write_unsent(needed: &[u32], rows: &mut [f32]) {
-    let width = rows.len() / needed.len().max(1);
-    for (row, _) in rows.chunks_exact_mut(width.max(1)).zip(needed).filter(|(_, needed)| **needed > 0) {
-        row.fill(f32::NEG_INFINITY);
+pub(super) fn clear_unsent(needed: &[NeededLogits], rows: &mut [f32]) {
+    if rows.is_empty() {
+        return;
+    }
+    for (row, needed) in rows.chunks_exact_mut(rows.len() / needed.len()).zip(needed) {
+        if *needed == NeededLogits::Largest {
+            row.fill(f32::NEG_INFINITY);
+        }
     }
 }
 
 /// Reads `count` words of a worker's logits, and writes these to rows `[needed.len(), vocab_size]` at its tokens, after
-/// [`write_unsent`].
+/// [`clear_unsent`].
 pub(super) fn read_rows(
     reader: &mut impl Read,
     count: usize,
-    needed: &[u32],
+    needed: &[NeededLogits],
     own: &Range<usize>,
     rows: &mut [f32],
 ) -> Result<(), LinkError> {
@@ -105,7 +96,7 @@ pub(super) fn read_rows(
     };
     for (row, needed) in rows.chunks_exact_mut(rows.len() / needed.len()).zip(needed) {
         let row = &mut row[own.clone()];
-        if all_are_sent(*needed, row.len()) {
+        if *needed == NeededLogits::All {
             take(row.len())?;
             reader.read_exact(bytemuck::cast_slice_mut(row))?;
             continue;
@@ -133,68 +124,64 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
+    use super::NeededLogits::{All, Largest};
     use super::*;
 
-    /// Sends logits `[needed.len(), own tokens]` of a worker whose tokens begin with 2, and returns the rows that arrive.
-    fn sent(logits: &[f32], needed: &[u32]) -> Vec<f32> {
+    /// Sends logits `[needed.len(), own tokens]` of a worker whose tokens begin with 2. Returns the number of words, and the
+    /// rows that arrive.
+    fn sent(logits: &[f32], needed: &[NeededLogits]) -> (usize, Vec<f32>) {
         let tokens = logits.len() / needed.len();
         let words = words_of(Isa::best(), logits, needed, &mut Vec::new()).to_vec();
         let mut rows = vec![7.0; needed.len() * (tokens + 3)];
-        write_unsent(needed, &mut rows);
+        clear_unsent(needed, &mut rows);
         let bytes: &[u8] = bytemuck::cast_slice(&words);
         read_rows(&mut &*bytes, words.len(), needed, &(2..2 + tokens), &mut rows).unwrap();
-        rows
+        (words.len(), rows)
     }
 
     proptest! {
         #[test]
         fn needed_logits_arrive_and_no_others_are_changed(
             row in vec((-30..30).prop_map(|number| number as f32 / 4.0), 1..400),
-            needed in vec(0..120_u32, 1..4),
+            needed in vec(prop_oneof![Just(All), Just(Largest)], 1..4),
         ) {
             let logits = vec![&row[..]; needed.len()].concat();
-            let mut sorted = row.clone();
-            sorted.sort_by(|a, b| b.total_cmp(a));
-            for (rows, needed) in sent(&logits, &needed).chunks(row.len() + 3).zip(needed) {
-                let unsent = if needed == 0 { 7.0 } else { f32::NEG_INFINITY };
-                prop_assert_eq!((&rows[..2], &rows[row.len() + 2..]), (&[unsent; 2][..], &[unsent][..]));
-                let lowest = if needed == 0 { f32::MIN } else { sorted[(needed as usize).min(row.len()) - 1] };
-                for (logit, found) in row.iter().zip(&rows[2..]) {
-                    prop_assert!(found == logit || *logit < lowest && *found == f32::NEG_INFINITY);
-                }
+            let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let first = row.iter().position(|logit| *logit == highest).unwrap();
+            let (words, rows) = sent(&logits, &needed);
+            prop_assert_eq!(words, needed.iter().map(|needed| if *needed == All { row.len() } else { 3 }).sum::<usize>());
+            for (rows, needed) in rows.chunks(row.len() + 3).zip(needed) {
+                let (unsent, mut expected) = match needed {
+                    All => (7.0, row.clone()),
+                    Largest => (f32::NEG_INFINITY, vec![f32::NEG_INFINITY; row.len()]),
+                };
+                expected[first] = highest;
+                prop_assert_eq!(rows, [&[unsent; 2][..], &expected, &[unsent]].concat());
             }
         }
-    }
-
-    #[test]
-    fn one_needed_logit_is_one_pair() {
-        let logits: Vec<f32> = (0..1000).map(|index| (index * 7919 % 1000) as f32).collect();
-        let mut words = Vec::new();
-        let expected = logits.iter().position(|logit| *logit == 999.0).unwrap() as u32;
-        assert_eq!(words_of(Isa::best(), &logits, &[1], &mut words), [1, expected, 999.0_f32.to_bits()]);
     }
 
     #[test]
     fn numbers_that_are_not_finite_arrive() {
         let mut logits = vec![1.0; 300];
         (logits[7], logits[250]) = (f32::NAN, f32::INFINITY);
-        let rows = sent(&logits, &[1]);
+        let (_, rows) = sent(&logits, &[Largest]);
         assert!(rows[9].is_nan() && rows[252] == f32::INFINITY && rows[10] == 1.0);
         let forbidden = vec![f32::NEG_INFINITY; 300];
-        assert_eq!(sent(&forbidden, &[1])[2..302], forbidden);
+        let (words, rows) = sent(&forbidden, &[Largest]);
+        assert_eq!((words, &rows[2..302]), (1, &forbidden[..]));
     }
 
     #[test]
     fn words_that_do_not_fit_the_rows_are_refused() {
-        let error = |words: &[u32], needed: &[u32]| {
+        let error = |words: &[u32], needed: NeededLogits| {
             let bytes: &[u8] = bytemuck::cast_slice(words);
-            let mut rows = vec![0.0; 10 * needed.len()];
-            read_rows(&mut &*bytes, words.len(), needed, &(0..8), &mut rows).unwrap_err().to_string()
+            read_rows(&mut &*bytes, words.len(), &[needed], &(0..8), &mut [0.0; 10]).unwrap_err().to_string()
         };
-        assert!(error(&[0; 7], &[0]).contains("7 words of logits, too few for 1 rows of 8"));
-        assert!(error(&[0; 9], &[0]).contains("1 words after the logits of 1 rows"));
-        assert!(error(&[9, 0, 0], &[1]).contains("3 words of logits, too few"));
-        assert!(error(&[u32::MAX, 0, 0], &[1]).contains("3 words of logits, too few"));
-        assert!(error(&[1, 8, 0], &[1]).contains("a logit of token 8 of 8"));
+        assert!(error(&[0; 7], All).contains("7 words of logits, too few for 1 rows of 8"));
+        assert!(error(&[0; 9], All).contains("1 words after the logits of 1 rows"));
+        assert!(error(&[9, 0, 0], Largest).contains("3 words of logits, too few"));
+        assert!(error(&[u32::MAX, 0, 0], Largest).contains("3 words of logits, too few"));
+        assert!(error(&[1, 8, 0], Largest).contains("a logit of token 8 of 8"));
     }
 }

@@ -328,7 +328,8 @@ impl Stage {
         TokenRows::new(self.model.shared_weights(), self.own_tokens(), self.model.spec().embedding_width())
     }
 
-    /// Returns whether this worker answers a step with its logits too: the last stage has what is multiplied.
+    /// Returns whether this worker sends its logits after a step without a request for them: the last stage has what is
+    /// multiplied.
     fn continues_with_logits(&self, step: &StageStep) -> bool {
         self.model.stage().is_last() && step.last == LastOutput::Logits && !self.own_tokens().is_empty()
     }

@@ -4,7 +4,7 @@ use ferrule_kernels::Cancel;
 use ferrule_kernels::kv::{KvFormat, PageId};
 
 use super::link::{LinkError, StageInfo, StageLink};
-use super::logit_words::needed_logits;
+use super::logit_words::needed_per_row;
 use super::queues::StageQueues;
 use super::workers::{Failure, Worker, Workers};
 use super::{LastOutput, PageCopy, StageStep, VocabularyPart};
@@ -161,7 +161,7 @@ impl Pipeline {
             return Err(error.clone());
         }
         let step = StageStep::new(batch, std::mem::take(&mut self.copies), last);
-        let needed = if last == LastOutput::Logits { needed_logits(batch.sequences) } else { Vec::new() };
+        let needed = if last == LastOutput::Logits { needed_per_row(batch.sequences) } else { Vec::new() };
         let begun = self.queues.begin(step.to_bytes(), batch.tokens().collect(), needed);
         begun.map_err(|failure| self.lose(failure))
     }

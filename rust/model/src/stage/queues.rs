@@ -14,9 +14,12 @@ use std::ops::Range;
 use ferrule_kernels::Cancel;
 
 use super::link::{AnswerKind, LinkError, read_numbers};
-use super::logit_words::{read_rows, write_unsent};
+use super::logit_words::{NeededLogits, clear_unsent, read_rows};
 use super::workers::{Failure, Workers};
 use crate::spec::ModelSpec;
+
+/// Maximum capacity of a spare buffer relative to the logits that are written to it.
+const MAX_SPARE_RATIO: usize = 8;
 
 /// Queues of the stages, and the batches in flight.
 pub(super) struct StageQueues {
@@ -34,8 +37,8 @@ struct QueuedBatch {
     /// Bytes of the [`StageStep`](super::StageStep).
     step: Vec<u8>,
     tokens: Vec<u32>,
-    /// For each row whose logits are needed, how many of the largest; 0 for all.
-    needed: Vec<u32>,
+    /// Rows whose logits are needed, and which.
+    needed: Vec<NeededLogits>,
     place: Place,
     /// Workers whose answer is missing at this place.
     pending_answers: Vec<usize>,
@@ -45,8 +48,8 @@ struct QueuedBatch {
     pending_logits: Vec<usize>,
     /// Logits `[needed.len(), vocab_size]`, if workers have parts of them.
     logits: Vec<f32>,
-    /// Whether the logits that are not sent are written.
-    has_unsent_logits: bool,
+    /// Whether the logits that are not sent are cleared.
+    is_cleared: bool,
 }
 
 /// Place of a batch in flight.
@@ -99,9 +102,9 @@ impl StageQueues {
         self.batches.is_empty()
     }
 
-    /// Sends a batch with these tokens to the first stage, or to the workers that have the rows of its tokens. `needed`
-    /// says for each row whose logits are needed how many of the largest; 0 for all.
-    pub fn begin(&mut self, step: Vec<u8>, tokens: Vec<u32>, needed: Vec<u32>) -> Result<(), Failure> {
+    /// Sends a batch with these tokens to the first stage, or to the workers that have the rows of its tokens. `needed` has
+    /// the rows whose logits are needed.
+    pub fn begin(&mut self, step: Vec<u8>, tokens: Vec<u32>, needed: Vec<NeededLogits>) -> Result<(), Failure> {
         let (mut place, mut pending_answers, mut pending_logits) = (Place::Before(0), Vec::new(), Vec::new());
         let (mut output, mut logits) = (Vec::new(), Vec::new());
         if let Some(width) = self.divided {
@@ -121,8 +124,9 @@ impl StageQueues {
                 place = Place::LookUp;
             }
             output = vec![0.0; tokens.len() * width];
-            logits = std::mem::take(&mut self.spare);
-            logits.resize(needed.len() * self.vocab_size, 0.0);
+            if !needed.is_empty() {
+                logits = self.spare_logits(needed.len() * self.vocab_size);
+            }
         }
         let batch = QueuedBatch {
             step,
@@ -133,7 +137,7 @@ impl StageQueues {
             output,
             pending_logits,
             logits,
-            has_unsent_logits: false,
+            is_cleared: false,
         };
         self.batches.push_back(batch);
         self.advance()
@@ -153,8 +157,21 @@ impl StageQueues {
             self.advance()?;
         }
         let QueuedBatch { output, logits, .. } = self.batches.pop_front().expect("a batch is in flight");
-        self.spare = std::mem::replace(numbers, if logits.is_empty() { output } else { logits });
+        let before = std::mem::replace(numbers, if logits.is_empty() { output } else { logits });
+        if before.capacity() > self.spare.capacity() {
+            self.spare = before;
+        }
         Ok(())
+    }
+
+    /// Returns a buffer of `count` logits: the spare one, unless it is much larger.
+    fn spare_logits(&mut self, count: usize) -> Vec<f32> {
+        let mut logits = std::mem::take(&mut self.spare);
+        if logits.capacity() / MAX_SPARE_RATIO > count {
+            logits = Vec::new();
+        }
+        logits.resize(count, 0.0);
+        logits
     }
 
     /// Returns whether an answer of a worker is missing, or will be once it gets its request.
@@ -172,8 +189,8 @@ impl StageQueues {
                 (batch.place, batch.pending_answers) = (Place::At(stage), self.workers.of_stage(stage).collect());
             }
             // While the stage computes, since the next layers wait for the logits.
-            if !std::mem::replace(&mut batch.has_unsent_logits, true) {
-                write_unsent(&batch.needed, &mut batch.logits);
+            if !std::mem::replace(&mut batch.is_cleared, true) {
+                clear_unsent(&batch.needed, &mut batch.logits);
             }
         }
         Ok(())

@@ -7,11 +7,12 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError, mpsc};
 
+use bytemuck::NoUninit;
 use ferrule_kernels::Cancel;
 
 use super::link::{ALLOCATE, ANSWER, COMPUTED_LOGITS, FAILURE, LOGITS, LOOK_UP, LOOKED_UP, RANK_LOST, STEP};
 use super::link::{LinkError, StageInfo, read_bytes, read_numbers, read_word, to_word};
-use super::logit_words::{needed_logits, words_of};
+use super::logit_words::{NeededLogits, needed_per_row, words_of};
 use super::{Stage, StageRunError, StageStep, StepError};
 
 /// A request that a worker has received.
@@ -19,8 +20,8 @@ enum Request {
     Allocate(Vec<usize>),
     Step(StageStep, Vec<f32>),
     LookUp(Vec<u32>),
-    /// Rows, and how many of the largest logits of each are needed.
-    Logits(Vec<f32>, Vec<u32>),
+    /// Rows, and the needed logits of each.
+    Logits(Vec<f32>, Vec<NeededLogits>),
 }
 
 /// Runs a stage for the process at the other end of a connection, until that ends it. A thread receives requests while
@@ -44,7 +45,7 @@ pub fn serve_stage(stage: &mut Stage, kv_budget: u64, stream: &UnixStream, cance
         let looking_up = scope.spawn(move || {
             let served = tokens.into_iter().try_for_each(|tokens| {
                 let rows = caught(|| token_rows.read(&tokens).map_err(worker_error));
-                send_answer(writer, LOOKED_UP, rows.map(|rows| bytemuck::cast_slice(&rows).to_vec()))
+                send_answer(writer, LOOKED_UP, rows)
             });
             if served.is_err() {
                 let _ = stream.shutdown(Shutdown::Both);
@@ -95,22 +96,23 @@ fn logits_first(
     })
 }
 
-/// Sends the bytes of an answer, which are words of 32 bits, or the error in their place, and returns this error.
-fn send_answer(
+/// Sends the words of an answer, or the error in their place, and returns this error.
+fn send_answer<T: NoUninit>(
     writer: &Mutex<BufWriter<&UnixStream>>,
     kind: u32,
-    bytes: Result<impl AsRef<[u8]>, LinkError>,
+    words: Result<impl AsRef<[T]>, LinkError>,
 ) -> Result<(), LinkError> {
+    const { assert!(size_of::<T>() == size_of::<u32>()) }
     let writer = &mut *writer.lock().unwrap_or_else(PoisonError::into_inner);
-    match &bytes {
-        Ok(bytes) => write_frame(writer, kind, bytes.as_ref().len() / size_of::<u32>(), bytes.as_ref())?,
+    match &words {
+        Ok(words) => write_frame(writer, kind, words.as_ref().len(), bytemuck::cast_slice(words.as_ref()))?,
         Err(LinkError::RankLost { rank }) => write_frame(writer, RANK_LOST, *rank, &[])?,
         Err(error) => {
             let message = error.to_string();
             write_frame(writer, FAILURE, message.len(), message.as_bytes())?;
         }
     }
-    bytes.map(drop)
+    words.map(drop)
 }
 
 /// Returns what a worker reports of an error.
@@ -138,17 +140,17 @@ fn answer(
     buffers: &mut Buffers,
 ) -> Result<(), LinkError> {
     match request {
-        Err(error) => send_answer(writer, ANSWER, Err::<&[u8], _>(error)),
+        Err(error) => send_answer(writer, ANSWER, Err::<&[u32], _>(error)),
         Ok(Request::Allocate(pages)) => {
-            send_answer(writer, ANSWER, caught(|| stage.allocate_kv(&pages).map(|()| []).map_err(worker_error)))
+            send_answer(writer, ANSWER, caught(|| stage.allocate_kv(&pages).map(|()| [0_u32; 0]).map_err(worker_error)))
         }
         Ok(Request::Step(step, input)) => {
             let mut output = std::mem::take(&mut buffers.output);
             let done = caught(|| stage.step(&step, &input, cancel, &mut output).map_err(failure));
             // All workers of a stage have the same output.
             let sent = if stage.rank() == 0 { &output[..] } else { &[] };
-            send_answer(writer, ANSWER, done.map(|()| bytemuck::cast_slice(sent)))?;
-            let needed = needed_logits(&step.chunks());
+            send_answer(writer, ANSWER, done.map(|()| sent))?;
+            let needed = needed_per_row(&step.chunks());
             if !needed.is_empty() && stage.continues_with_logits(&step) {
                 send_logits(stage, (&output, &needed), cancel, writer, buffers)?;
             }
@@ -163,7 +165,7 @@ fn answer(
 /// Sends the logits of rows, as far as they are needed.
 fn send_logits(
     stage: &Stage,
-    (rows, needed): (&[f32], &[u32]),
+    (rows, needed): (&[f32], &[NeededLogits]),
     cancel: &Cancel,
     writer: &Mutex<BufWriter<&UnixStream>>,
     Buffers { logits, words, .. }: &mut Buffers,
@@ -174,7 +176,7 @@ fn send_logits(
             let what = format!("{} numbers for the logits of {} rows", rows.len(), needed.len());
             return Err(LinkError::Protocol(what));
         }
-        Ok(bytemuck::cast_slice(words_of(stage.options().isa, logits, needed, words)))
+        Ok(words_of(stage.options().isa, logits, needed, words))
     });
     send_answer(writer, COMPUTED_LOGITS, done)
 }
@@ -221,11 +223,18 @@ fn receive_request(reader: &mut impl Read, width: usize, groups: usize) -> Resul
         }
         LOOK_UP if second == 0 => Ok(Some(Request::LookUp(read_words(reader, first)?))),
         LOGITS => {
-            let needed = read_words(reader, second)?;
+            let needed = read_words(reader, second)?.into_iter().map(needed_logits).collect::<Result<_, _>>()?;
             Ok(Some(Request::Logits(read_numbers(reader, first)?, needed)))
         }
         kind => Err(LinkError::Protocol(format!("request {kind} with {first} and {second}"))),
     }
+}
+
+/// Returns the needed logits of a row from a word of a request.
+fn needed_logits(word: u32) -> Result<NeededLogits, LinkError> {
+    let kinds = [NeededLogits::All, NeededLogits::Largest];
+    let found = kinds.into_iter().find(|kind| *kind as u32 == word);
+    found.ok_or_else(|| LinkError::Protocol(format!("needed logits must be 0 or 1, got {word}")))
 }
 
 fn read_words(reader: &mut impl Read, count: usize) -> Result<Vec<u32>, LinkError> {
@@ -297,7 +306,7 @@ mod tests {
         link.allocate_kv(&[4], &Cancel::new()).unwrap();
         link.send_step(&step(), &vec![0.5; 3 * width]).unwrap();
         link.send_look_up(&[48, 95]).unwrap();
-        link.send_logits(&vec![0.25; 2 * width], &[0, 0]).unwrap();
+        link.send_logits(&vec![0.25; 2 * width], &[NeededLogits::All as u32, NeededLogits::Largest as u32]).unwrap();
         let mut sizes = [Vec::new(), Vec::new(), Vec::new()];
         for _ in 0..4 {
             let answer = link.receive(&Cancel::new()).unwrap();
@@ -310,7 +319,7 @@ mod tests {
         }
         // The logits of the step follow its hidden states; the other ones come first if their request is there in time.
         sizes[2].sort_unstable();
-        assert_eq!(sizes, [vec![width], vec![2 * width], vec![64, 2 * 64]]);
+        assert_eq!(sizes, [vec![width], vec![2 * width], vec![64, 64 + 3]]);
         link.send_look_up(&[95, 96]).unwrap();
         let error = link.receive(&Cancel::new()).err().unwrap().to_string();
         assert!(error.contains("tokens[1] must be in 32..96, the rows of this worker, got 96"), "{error}");
@@ -318,10 +327,29 @@ mod tests {
     }
 
     #[test]
+    fn requests_for_logits_are_checked() {
+        for (needed, expected) in
+            [(&[0][..], "numbers for the logits of 1 rows"), (&[0, 2], "needed logits must be 0 or 1, got 2")]
+        {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            std::thread::spawn(move || serve_stage(&mut load(2, None), 1 << 20, &theirs, &Cancel::new()));
+            let mut link = StageLink::open(ours, &Cancel::new()).unwrap();
+            link.send_logits(&vec![0.25; 2 * spec().embedding_width()], needed).unwrap();
+            let error = link.receive(&Cancel::new()).err().unwrap().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
     fn logits_are_computed_before_the_steps_that_wait() {
         let (sender, requests) = mpsc::channel();
         let step = || Request::Step(StageStep::from_bytes(&step()).unwrap(), Vec::new());
-        for request in [step(), Request::Logits(vec![1.0], vec![0]), step(), Request::Logits(vec![2.0], vec![0])] {
+        for request in [
+            step(),
+            Request::Logits(vec![1.0], vec![NeededLogits::All]),
+            step(),
+            Request::Logits(vec![2.0], vec![NeededLogits::All]),
+        ] {
             sender.send(Ok(request)).unwrap();
         }
         drop(sender);

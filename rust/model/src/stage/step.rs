@@ -10,11 +10,10 @@
 //! | 6 per sequence | numbers of tokens, token types and groups, first position, prompt length, wanted logits |
 //! | per sequence | tokens, token types, then for each group the number of pages and the pages |
 //!
-//! Wanted logits are those of no row (0), the first one (1), the last one (2), all rows (3), or the `n` largest of the last
-//! one (3 + `n`).
+//! Wanted logits are those of no row (0), the first one (1), the last one (2), all rows (3), or the largest of the last one
+//! (4).
 
 use std::collections::BTreeSet;
-use std::num::NonZeroU32;
 
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
 
@@ -26,9 +25,6 @@ const MAGIC: u32 = u32::from_le_bytes(*b"FSTP");
 
 /// Version of the bytes; the processes of a pipeline must have the same.
 const FORMAT_VERSION: u32 = 2;
-
-/// Word for the logits of all rows; larger ones say how many of the last row's.
-const ALL_ROWS: u32 = 3;
 
 /// One step of all stages: page copies, then a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -176,8 +172,8 @@ impl StageStep {
                 LogitRows::None => 0,
                 LogitRows::First => 1,
                 LogitRows::Last => 2,
-                LogitRows::All => ALL_ROWS as usize,
-                LogitRows::LastLargest(count) => ALL_ROWS as usize + count.get() as usize,
+                LogitRows::All => 3,
+                LogitRows::LastLargest => 4,
             };
             let numbers = [tokens.len(), token_types.len(), pages.len(), *first_position, *prompt_len, wanted];
             words.extend(numbers.map(word));
@@ -216,8 +212,8 @@ impl StageStep {
             to: u32::from_le_bytes(*to),
         });
         let mut step = Self { copies: copies.collect(), sequences: Vec::new(), last };
-        for _ in 0..sequences {
-            step.sequences.push(words.sequence()?);
+        for index in 0..sequences {
+            step.sequences.push(words.sequence(index)?);
         }
         match words.0.len() {
             0 => Ok(step),
@@ -351,15 +347,20 @@ impl<'a> Words<'a> {
         Ok(self.take(field, count)?.iter().map(|word| u32::from_le_bytes(*word)).collect())
     }
 
-    fn sequence(&mut self) -> Result<StageSequence, StepError> {
+    fn sequence(&mut self, index: usize) -> Result<StageSequence, StepError> {
         let [numbers] = self.groups::<6>("a sequence", 1)? else { unreachable!("one group is read") };
-        let [tokens, types, groups, first_position, prompt_len, wanted] = numbers.map(u32::from_le_bytes);
-        let [tokens, types, groups, first_position, prompt_len] =
-            [tokens, types, groups, first_position, prompt_len].map(|number| number as usize);
-        let logits = match wanted.checked_sub(ALL_ROWS).map(NonZeroU32::new) {
-            Some(Some(count)) => LogitRows::LastLargest(count),
-            Some(None) => LogitRows::All,
-            None => [LogitRows::None, LogitRows::First, LogitRows::Last][wanted as usize],
+        let [tokens, types, groups, first_position, prompt_len, wanted] =
+            numbers.map(|word| u32::from_le_bytes(word) as usize);
+        let logits = match wanted {
+            0 => LogitRows::None,
+            1 => LogitRows::First,
+            2 => LogitRows::Last,
+            3 => LogitRows::All,
+            4 => LogitRows::LastLargest,
+            value => {
+                let limit = "0 (none), 1 (first), 2 (last), 3 (all) or 4 (largest of the last)";
+                return Err(number(&format!("sequences[{index}].logits"), value, limit));
+            }
         };
         let (tokens, token_types) = (self.list("tokens", tokens)?, self.list("token_types", types)?);
         let mut pages = Vec::new();

@@ -9,6 +9,7 @@ use ferrule_kernels::Cancel;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::link::{Answer, CANCEL_LIMIT, LinkError, POLL, StageInfo, StageLink, Waiting, no_answer};
+use super::logit_words::NeededLogits;
 
 /// A worker of a model over several processes: a pipeline stage, or one of the workers that divide its matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,10 +101,10 @@ impl Workers {
         self.send(index, |link| link.send_look_up(tokens))
     }
 
-    /// Sends rows to a worker, which multiplies them with its rows of the lm_head. `needed` says how many of the largest
-    /// logits of each row are needed; 0 for all.
-    pub fn send_logits(&mut self, index: usize, rows: &[f32], needed: &[u32]) -> Result<(), Failure> {
-        self.send(index, |link| link.send_logits(rows, needed))
+    /// Sends rows to a worker, which multiplies them with its rows of the lm_head, and the needed logits of each.
+    pub fn send_logits(&mut self, index: usize, rows: &[f32], needed: &[NeededLogits]) -> Result<(), Failure> {
+        let needed: Vec<u32> = needed.iter().map(|needed| *needed as u32).collect();
+        self.send(index, |link| link.send_logits(rows, &needed))
     }
 
     fn send(&mut self, index: usize, send: impl Fn(&mut StageLink) -> Result<(), LinkError>) -> Result<(), Failure> {
