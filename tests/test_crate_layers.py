@@ -1,8 +1,12 @@
-"""Layers, features and test files of the crates; import-linter checks the Python package by its contracts."""
+"""Layers, features and test files of the crates.
+
+import-linter checks the layers of the Python package by its contracts in pyproject.toml.
+"""
 
 import json
 import re
 import subprocess
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,10 +60,13 @@ def test_model_and_engine_forbid_unsafe_code(crate: str) -> None:
 
 def test_released_wheels_have_all_instruction_sets() -> None:
     """The wheel that CI builds has fewer of them."""
-    features = packages()["ferrule-kernels"]["features"]
-    assert set(features["default"]) == features.keys() - {"default"}
-    assert packages()["ferrule-python"]["features"].keys() == features.keys()
-    assert set(packages()["ferrule-python"]["features"]["default"]) == set(features["default"])
+    kernels, extension = (packages()[f"ferrule-{name}"]["features"] for name in ("kernels", "python"))
+    isas = kernels.keys() - {"default"}
+    assert set(kernels["default"]) == isas
+    assert {isa: extension[isa] for isa in isas} == {isa: [f"ferrule-kernels/{isa}"] for isa in isas}
+    assert set(extension["default"]) == isas
+    maturin = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["maturin"]
+    assert "no-default-features" not in maturin
 
 
 @pytest.mark.parametrize("crate", INTEGRATION_TESTS)
@@ -67,3 +74,6 @@ def test_each_file_of_integration_tests_is_compiled(crate: str) -> None:
     folder = ROOT / "rust" / crate / "tests"
     modules = re.findall(r"^mod (\w+);$", (folder / "main.rs").read_text(), re.MULTILINE)
     assert {path.stem for path in folder.glob("*.rs")} - {"main"} <= set(modules)
+    folders = {path.parent.name for path in folder.glob("*/main.rs")}
+    targets = packages()[f"ferrule-{crate}"]["targets"]
+    assert folders <= {target["name"] for target in targets if target["kind"] == ["test"]}

@@ -116,7 +116,7 @@ impl Sequence {
         self.pending().saturating_sub(self.in_flight)
     }
 
-    /// Returns whether its next sample needs only the largest logits.
+    /// Returns whether its next sample needs only the largest logit.
     pub fn needs_only_largest(&self) -> bool {
         self.beam.is_none() && needs_only_largest(&self.params, &self.history, self.tokens.len())
     }

@@ -59,8 +59,8 @@ pub enum LogitRows {
     First,
     /// The last token.
     Last,
-    /// The last token. Only its largest logits are needed: negative infinity may stand for those that are not equal to the
-    /// highest one.
+    /// The last token. Only its largest logit is needed, the first one among equals: negative infinity may stand for all
+    /// others.
     LastLargest,
     /// Every token.
     All,

@@ -515,7 +515,7 @@ fn layers_are_divided_by_the_bytes_of_their_weights() {
         let whole = measure(&read(&llama), Source::Random, int8, KvFormat::F16).unwrap().weights;
         let halves = divide(&llama, 2).unwrap();
         assert_eq!(halves, [0..12, 12..24]);
-        assert!(bytes(&llama, &halves).iter().all(|bytes| *bytes as f64 <= 0.53 * whole.weight_bytes as f64));
+        assert!(bytes(&llama, &halves).iter().all(|bytes| *bytes as f64 <= 0.52 * whole.weight_bytes as f64));
         assert_eq!(bytes(&llama, &halves).iter().sum::<u64>(), whole.weight_bytes);
     }
     // The last three layers have experts, each of them much larger than the first.

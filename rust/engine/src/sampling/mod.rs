@@ -315,7 +315,7 @@ impl Sampler {
     }
 }
 
-/// Returns whether a sample needs only the largest logits of a row: it is greedy, without details that depend on others,
+/// Returns whether a sample needs only the largest logit of a row, the first one among equals: it is greedy, without details that depend on others,
 /// and no stage acts before. Negative infinity may then stand for all other logits.
 ///
 /// Other samples need all of them. With a temperature, also those that `top_k` drops have an effect: scaled logits may be

@@ -75,15 +75,15 @@ proptest! {
 
 proptest! {
     #[test]
-    fn a_greedy_sample_needs_only_the_largest_logits(
+    fn a_greedy_sample_needs_only_the_first_of_the_largest_logits(
         logits in prop::collection::vec((-40..40).prop_map(|number| number as f32 / 8.0), 1..700),
         (top_k, top_p, min_p) in (0..40_usize, 0.1..1.0, 0.0..0.2),
     ) {
         let params = SamplingParams { temperature: 0.0, top_k, top_p, min_p, ..SamplingParams::default() };
         prop_assert!(needs_only_largest(&params, &History::new(&params, &[0], &[]), 1));
         let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let largest: Vec<f32> =
-            logits.iter().map(|logit| if *logit < highest { f32::NEG_INFINITY } else { *logit }).collect();
+        let mut largest = vec![f32::NEG_INFINITY; logits.len()];
+        largest[logits.iter().position(|logit| *logit == highest).unwrap()] = highest;
         prop_assert_eq!(
             distribution(&largest, &params, &[0], &[]).unwrap(),
             distribution(&logits, &params, &[0], &[]).unwrap()

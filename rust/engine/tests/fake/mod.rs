@@ -172,10 +172,12 @@ pub fn mix(state: u64, value: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// Replaces all logits but the largest with negative infinity.
+/// Replaces all logits but the first of the largest with negative infinity.
 fn keep_largest(row: &mut [f32]) {
     let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    row.iter_mut().filter(|logit| **logit < highest).for_each(|logit| *logit = f32::NEG_INFINITY);
+    let first = row.iter().position(|logit| *logit == highest);
+    row.fill(f32::NEG_INFINITY);
+    row[first.expect("a row has logits")] = highest;
 }
 
 /// Returns the logits after tokens whose hash is `state`; coarse, so that ties happen.

@@ -111,10 +111,10 @@ pub fn matmul_each(exec: &Exec<'_>, products: &mut [Product<'_>]) -> Result<(), 
         product.check();
         let (m, n, k) = (product.m(), product.w.rows(), product.w.cols());
         let Product { x, w, out } = product;
-        let in_cache = w.record_read();
         if k == 0 {
             out.fill(0.0);
         } else if !out.is_empty() {
+            let in_cache = w.record_read();
             match w.bands() {
                 Bands::Float(format, band) => float.push(Part { x, m, n, k, weights: (*format, band), in_cache, out }),
                 Bands::Quantized(bands) => quantized.push(Part { x, m, n, k, weights: &bands[..], in_cache, out }),

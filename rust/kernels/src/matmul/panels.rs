@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::slice;
 
 use super::activations::{Activations, Basis};
-use super::tile::{MAX_TILE_PANELS, Micro, Prefetch, TileInput, UNPACKED_BLOCKS};
+use super::tile::{MAX_TILE_PANELS, Micro, Prefetch, Stream, TileInput, UNPACKED_BLOCKS};
 use super::tile::{codes, in_order, in_turn, multiplies_codes};
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE};
 use crate::disjoint::Tile;
@@ -153,7 +153,7 @@ pub(super) struct Panels<'a, 'o, W> {
     pub panel_scales: usize,
     pub lines: &'a [ByteLine],
     pub panel_lines: usize,
-    /// Whether they probably are in the last-level cache.
+    /// Whether the weights probably are in the last-level cache.
     pub in_cache: bool,
     /// Columns of `out` that the panels compute: the first, and the one after the last.
     pub column: usize,
@@ -334,8 +334,8 @@ impl<W: Weights, U: Unpack, const R: usize, const P: usize> DotKernel for Stream
             for byte in (bytes..2 * bytes).step_by(LINE) {
                 simd.prefetch(block_scales[0].as_ptr().cast::<u8>().wrapping_add(byte));
             }
-            let prefetch =
-                Prefetch::Weights { end: of.panel_lines, skip: (P - 1) * of.panel_lines, in_cache: of.in_cache };
+            let (end, in_cache) = (of.panel_lines, of.in_cache);
+            let prefetch = Prefetch::Weights(Stream { end, skip: (P - 1) * end, in_cache });
             if const { in_turn::<S, U>(R) } {
                 let mut sums = [[[[0.0; LANES]; 1]; R]; P];
                 for block in 0..of.blocks {

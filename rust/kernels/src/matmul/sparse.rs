@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::activations::{GroupOfRows, group_word};
 use super::panels::{MAX_STREAMS, Panels, Pass, UnpackedWeights, Weights, multiply_unpacked, write};
-use super::tile::{UNPACKED_BLOCKS, prefetch_in_two_steps};
+use super::tile::{Stream, UNPACKED_BLOCKS, prefetch_stream};
 use super::unroll::unroll;
 use crate::arch::{ByteLine, Dot, DotKernel, LANES};
 use crate::quant::grouped::GROUP;
@@ -138,10 +138,10 @@ impl<F: Selects, const R: usize> DotKernel for Select<'_, '_, '_, F, R> {
                     let tables = tables(quads);
                     let first_line = F::first_line(block) + half * block_lines / 2;
                     let multiplied = first_line..first_line + block_lines.div_ceil(2);
-                    let (end, skip) = (of.panel_lines, (MAX_STREAMS - 1) * of.panel_lines);
-                    let of_panels = (end, skip, of.in_cache);
+                    let (end, in_cache) = (of.panel_lines, of.in_cache);
+                    let stream = Stream { end, skip: (MAX_STREAMS - 1) * end, in_cache };
                     for (lines, sums) in lines.iter().zip(&mut sums) {
-                        prefetch_in_two_steps(simd, lines, multiplied.clone(), of_panels);
+                        prefetch_stream(simd, lines, multiplied.clone(), stream);
                         add_unit::<S, F, R>(simd, lines, unit, &tables, groups, sums);
                     }
                 }

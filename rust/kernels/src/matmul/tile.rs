@@ -15,7 +15,7 @@ const PREFETCH_LINES: usize = 32;
 /// Distances of the prefetch of weights in two steps, in lines: into the L2 cache, and from there into the L1 cache. More
 /// lines can be on the way to the L2 cache than to the L1 cache: with one row, int4 reads 5 % faster than in one step
 /// (`cargo bench -p ferrule-kernels --bench matmul -- int4 1`). Weights that are in the last-level cache are prefetched in
-/// the second step alone, since the first one makes their products 3 to 8 % slower (`-- small int4 1`).
+/// the second step alone, since the first one makes their products 3 to 7 % slower (`-- small q4_1 q8_0 int4 1`).
 const FAR_LINES: usize = 64;
 const NEAR_LINES: usize = 20;
 
@@ -38,17 +38,21 @@ const PREFETCH_FIRST_ROWS: usize = 16;
 /// Number of rows whose integers take half of sixteen registers, so that their sums do not fit beside weights.
 const FILLING_ROWS: usize = 4;
 
+/// Layout of the panels that are read after each other.
+#[derive(Clone, Copy)]
+pub(super) struct Stream {
+    /// Number of lines of a panel.
+    pub end: usize,
+    /// Number of lines from there to the next panel of the stream.
+    pub skip: usize,
+    /// Whether the weights probably are in the last-level cache.
+    pub in_cache: bool,
+}
+
 /// Memory that is prefetched while a tile is computed, since it is needed next.
 pub(super) enum Prefetch<'a, const R: usize> {
     /// Weights of the panels themselves, which come from memory in as many streams as there are panels side by side.
-    Weights {
-        /// Number of lines of a panel.
-        end: usize,
-        /// Number of lines from there to the next panel of the stream.
-        skip: usize,
-        /// Whether the weights probably are in the last-level cache.
-        in_cache: bool,
-    },
+    Weights(Stream),
     /// Weights that are multiplied after these, and the next tile, which multiplies the same weights.
     Next {
         /// `count` lines of weights for each panel, `each` of them with each part of a block.
@@ -77,17 +81,16 @@ impl<const R: usize> Prefetch<'_, R> {
         lines: &[ByteLine],
     ) {
         match self {
-            Self::Weights { end, skip, in_cache } if const { waits_for_memory::<U>(R) } => {
-                let of_panels = (*end, *skip, *in_cache);
+            Self::Weights(stream) if const { waits_for_memory::<U>(R) } => {
                 let each = part_lines::<U>();
                 let more = of_block.len().saturating_sub(BLOCK_PAIRS * each);
                 let first = of_block.start + index * each + if index > 0 { more } else { 0 };
-                prefetch_in_two_steps(simd, lines, first..first + each, of_panels);
+                prefetch_stream(simd, lines, first..first + each, *stream);
                 if index == 0 {
-                    prefetch_in_two_steps(simd, lines, first + each..first + each + more, of_panels);
+                    prefetch_stream(simd, lines, first + each..first + each + more, *stream);
                 }
             }
-            Self::Weights { end, skip, .. } => {
+            Self::Weights(Stream { end, skip, .. }) => {
                 let each = of_block.len().div_ceil(BLOCK_PAIRS);
                 for line in 0..each {
                     let line = of_block.start + index * each + line + PREFETCH_LINES;
@@ -131,14 +134,13 @@ fn part_lines<U: Unpack>() -> usize {
 }
 
 /// Prefetches as many lines as are `multiplied` at the same time, [`NEAR_LINES`] after them, and [`FAR_LINES`] after them
-/// unless they are `in_cache`. `end` is the number of lines of the panel, and `skip` that from there to the next panel of the
-/// stream.
+/// unless they are in the last-level cache.
 #[inline(always)]
-pub(super) fn prefetch_in_two_steps<S: Simd>(
+pub(super) fn prefetch_stream<S: Simd>(
     simd: S,
     lines: &[ByteLine],
     multiplied: Range<usize>,
-    (end, skip, in_cache): (usize, usize, bool),
+    Stream { end, skip, in_cache }: Stream,
 ) {
     let mut ahead = [multiplied.start + NEAR_LINES, multiplied.start + FAR_LINES];
     for line in &mut ahead {
@@ -325,7 +327,7 @@ const fn has_starts<S: Dot, U: Unpack>(rows: usize) -> bool {
 
 /// Returns whether the panels of `rows` rows take turns block by block: since the integers and sums of several panels do not
 /// fit sixteen registers beside codes and sub-scales, or since the positions of expanded codes of several panels do not fit
-/// the other registers.
+/// the general-purpose registers.
 pub(super) const fn in_turn<S: Dot, U: Unpack>(rows: usize) -> bool {
     let fills_registers = U::TURNS && codes::<S, U>(rows).is_some() && S::BYTE_TILE_PANELS == 1;
     U::EXPANDS || fills_registers && rows < S::BYTE_TILE_ROWS

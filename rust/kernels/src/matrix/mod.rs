@@ -389,8 +389,8 @@ impl PackedMatrix {
         self.bands.each().map(|(_, band)| band.bytes()).sum()
     }
 
-    /// Records that a product reads the matrix, and returns whether it probably is in the last-level cache since the product
-    /// before.
+    /// Records that a product reads the matrix, and returns whether it probably is still in the last-level cache since the
+    /// previous product.
     pub(crate) fn record_read(&self) -> bool {
         self.last_read.record(self.bytes())
     }

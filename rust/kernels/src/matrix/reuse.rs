@@ -1,4 +1,4 @@
-//! Whether weights are still in the last-level cache when they are read again.
+//! Estimates whether weights are still in the last-level cache when they are read again.
 //!
 //! A decode step reads the weights of a model in the same order as the step before it. Those of a small model stay in a
 //! large cache; those of a larger model come from memory, and then a product prefetches them further ahead.
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::machine;
 
-/// Weights that all products of this process have read.
+/// Counts the bytes of weights that products of this process read.
 static READS: Reads = Reads(AtomicU64::new(0));
 
 /// Number of bytes that have been read.

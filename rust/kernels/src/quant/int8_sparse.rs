@@ -35,7 +35,7 @@ const fn position_lines(blocks: usize) -> usize {
 /// Scales and bitmap of a block.
 type Head = [u8; HEAD];
 
-/// Head and codes of a block without weights, for one that a damaged panel does not have.
+/// Head and codes of a block without weights, which replaces a block that a damaged panel lacks.
 static NO_WEIGHTS: (Head, [u8; LINE]) = ([0; HEAD], [0; LINE]);
 
 /// Returns the head of a block, and everything that follows it, at least a line.
@@ -67,8 +67,8 @@ fn codes_of(masks: &[Mask]) -> usize {
     masks.iter().map(|mask| u64::from_le_bytes(*mask).count_ones() as usize).sum()
 }
 
-/// Returns the line of codes that begins with code `first`; the last whole line if a damaged panel ends before. There is a
-/// line at least, so the compiler removes the checks of bounds.
+/// Returns the line of codes that begins with code `first`; the last line of what follows the block if a damaged panel ends
+/// before. There is a line at least, so the compiler removes the checks of bounds.
 #[inline(always)]
 fn line_of(codes: &[u8], first: usize) -> &[u8; LINE] {
     codes[first.min(codes.len() - LINE)..].first_chunk().expect("a line")

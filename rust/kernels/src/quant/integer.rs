@@ -58,7 +58,7 @@ pub trait Unpack: Send + Sync + 'static {
     /// Whether panels of few rows take turns block by block, where sixteen registers must suffice for sub-scales too.
     const TURNS: bool = true;
 
-    /// Whether unpacking uses [`Simd::expand`].
+    /// Whether unpacking uses [`Simd::expand`]. Panels of few rows take turns block by block then.
     const EXPANDS: bool = false;
 
     /// Packed lines of one block, which may be a half block.

@@ -56,7 +56,7 @@ pub trait SparseFormat: Send + Sync + 'static {
     fn pack(rows: &Rows<'_>, lines: &mut [ByteLine]) -> Result<(), TooDense>;
 
     /// Unpacks the first `groups` groups of block `index` of a panel, given its lines. What cannot be read of a damaged panel
-    /// is zero.
+    /// is unspecified; nothing outside of the panel and those that follow it is read.
     fn unpack<S: Dot>(simd: S, lines: &[ByteLine], index: usize, groups: usize, to: &mut [ByteLine]);
 
     /// Multiplies all panels with one tile of R rows.

@@ -129,11 +129,12 @@ impl VocabularyPart {
     /// The part that is not divided among stages.
     pub const WHOLE: Self = Self { worker: 0, ranks: 1, stages: 1 };
 
-    /// Weight of a worker of the first stage in the division of the rows. The second one of two stages has at most 6 of 11
-    /// rows, so that stages with equal layers have at most 0.55 of the weights, however many of these are rows.
-    const FIRST_WEIGHT: usize = 5;
-    /// Weight of a worker of another stage.
-    const WEIGHT: usize = 6;
+    /// Share of a worker of the first stage in the division of the rows, relative to the others. The second one of two stages
+    /// has at most 6 of 11 rows, so that stages with equal layers have at most 0.55 of the weights, however many of these are
+    /// rows.
+    const FIRST_SHARE: usize = 5;
+    /// Share of a worker of another stage.
+    const SHARE: usize = 6;
 
     /// Returns the part of worker `worker` of all workers of a pipeline with several stages of `ranks` workers.
     pub fn new(worker: usize, ranks: usize, stages: usize) -> Self {
@@ -152,7 +153,7 @@ impl VocabularyPart {
         }
         let before = |worker: usize| {
             let of_first = worker.min(self.ranks);
-            Self::FIRST_WEIGHT * of_first + Self::WEIGHT * (worker - of_first)
+            Self::FIRST_SHARE * of_first + Self::SHARE * (worker - of_first)
         };
         let first = |worker: usize| rows.div_ceil(LANES) * before(worker) / before(self.ranks * self.stages);
         first(self.worker)..first(self.worker + 1)

@@ -1,12 +1,14 @@
 //! Rows of logits on their way to the process that samples.
 //!
-//! Where only the largest logits of a row are needed, only they are sent: for a greedy request and 128,000 tokens 12 bytes of
-//! each worker instead of half a megabyte in all. The words of 32 bits, row by row:
+//! Where only the largest logit of a row is needed, only that of each worker is sent: for a greedy request and 128,000
+//! tokens 12 bytes of each worker instead of half a megabyte in all. The words of 32 bits, row by row:
 //!
 //! | needed logits of the row | words |
 //! |---|---|
 //! | all | the logits of the worker's tokens |
-//! | the largest | number of pairs, then pairs of an index among the worker's tokens and its logit |
+//! | the largest one | number of pairs, then pairs of an index among the worker's tokens and its logit |
+//!
+//! There is one pair, none if all logits are negative infinity, or one for each token if a logit is NaN or infinite.
 
 use std::io::Read;
 use std::ops::Range;
@@ -17,13 +19,13 @@ use ferrule_kernels::logits::{BLOCK, block_maxima};
 use super::link::{LinkError, read_word};
 use crate::batch::{LogitRows, SequenceChunk};
 
-/// Logits of a row that are needed.
+/// Logits of a row that are needed. The numbers are those of requests; see [`link`](super::link).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NeededLogits {
     /// All logits.
-    All,
-    /// The largest ones, as for [`LogitRows::LastLargest`].
-    Largest,
+    All = 0,
+    /// The largest one, as for [`LogitRows::LastLargest`].
+    Largest = 1,
 }
 
 /// Returns the needed logits of each wanted row of a batch.

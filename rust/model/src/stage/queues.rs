@@ -37,7 +37,7 @@ struct QueuedBatch {
     /// Bytes of the [`StageStep`](super::StageStep).
     step: Vec<u8>,
     tokens: Vec<u32>,
-    /// Rows whose logits are needed, and which.
+    /// Needed logits of each wanted row.
     needed: Vec<NeededLogits>,
     place: Place,
     /// Workers whose answer is missing at this place.
@@ -103,7 +103,7 @@ impl StageQueues {
     }
 
     /// Sends a batch with these tokens to the first stage, or to the workers that have the rows of its tokens. `needed` has
-    /// the rows whose logits are needed.
+    /// the needed logits of each wanted row.
     pub fn begin(&mut self, step: Vec<u8>, tokens: Vec<u32>, needed: Vec<NeededLogits>) -> Result<(), Failure> {
         let (mut place, mut pending_answers, mut pending_logits) = (Place::Before(0), Vec::new(), Vec::new());
         let (mut output, mut logits) = (Vec::new(), Vec::new());
