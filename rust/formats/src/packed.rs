@@ -178,7 +178,7 @@ impl PackedFile {
     /// Reads the tensor at `index` of [`PackedFile::names`] with its padding, and compares its checksum.
     ///
     /// # Errors
-    /// [`PackedErrorKind::Damaged`] if the checksum differs; [`PackedErrorKind::File`] if the file cannot be read.
+    /// [`PackedErrorKind::Damaged`] if the checksum differs; [`PackedErrorKind::File`] if reading the file fails.
     ///
     /// # Panics
     /// If there is no such tensor.
@@ -281,7 +281,7 @@ impl PackedFile {
     /// Copies a range of the file, as [`PackedFile::range`] returns it.
     ///
     /// # Errors
-    /// [`PackedErrorKind::File`] if the file cannot be read or has been truncated.
+    /// [`PackedErrorKind::File`] if reading the file fails, or if it was truncated.
     ///
     /// # Panics
     /// If `out` has another length than the range, or the range exceeds a mapped file.

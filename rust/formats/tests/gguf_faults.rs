@@ -224,7 +224,7 @@ fn a_git_lfs_pointer_and_a_directory_are_refused() {
 
 const PARTS: [&str; 3] = ["m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"];
 
-/// Creates the files of a model in three parts with one tensor each, and lets `second` write the second part.
+/// Creates the files of a model in three parts of one tensor each; `second` returns the bytes of the second part.
 fn three(second: impl Fn(u16, &str) -> Vec<u8>) -> tempfile::TempDir {
     let dir = folder(&[]);
     for (number, name) in PARTS.into_iter().enumerate() {

@@ -315,8 +315,8 @@ impl Sampler {
     }
 }
 
-/// Returns whether a sample needs only the largest logit of a row, the first one among equals: it is greedy, without details that depend on others,
-/// and no stage acts before. Negative infinity may then stand for all other logits.
+/// Returns whether a sample needs only the largest logit of a row, the first one among equals: it is greedy, no stage acts
+/// before, and no details are requested that depend on other logits. Negative infinity may then stand for all others.
 ///
 /// Other samples need all of them. With a temperature, also those that `top_k` drops have an effect: scaled logits may be
 /// equal where raw ones differ.

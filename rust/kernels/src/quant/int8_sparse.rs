@@ -111,6 +111,7 @@ impl Unpack for Packed {
     #[inline(always)]
     fn block(lines: &[ByteLine], index: usize) -> Self::Block<'_> {
         let (head, codes) = block(bytemuck::cast_slice(lines), index);
+        // Tells the compiler what `block` ensures, so that it removes the checks of bounds in `line_of`.
         assert!(codes.len() >= LINE);
         let (mut firsts, mut first) = ([0; BLOCK_PAIRS], 0);
         for (masks, of_pair) in bitmap(head).as_chunks::<PAIR_QUADS>().0.iter().zip(&mut firsts) {

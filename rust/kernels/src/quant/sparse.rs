@@ -55,8 +55,8 @@ pub trait SparseFormat: Send + Sync + 'static {
     /// Packs sixteen rows into the zeroed lines of a panel.
     fn pack(rows: &Rows<'_>, lines: &mut [ByteLine]) -> Result<(), TooDense>;
 
-    /// Unpacks the first `groups` groups of block `index` of a panel, given its lines. What cannot be read of a damaged panel
-    /// is unspecified; nothing outside of the panel and those that follow it is read.
+    /// Unpacks the first `groups` groups of block `index` of a panel, given its lines. A damaged panel may
+    /// give any weights, but only bytes of the panel and of those that follow it are read.
     fn unpack<S: Dot>(simd: S, lines: &[ByteLine], index: usize, groups: usize, to: &mut [ByteLine]);
 
     /// Multiplies all panels with one tile of R rows.

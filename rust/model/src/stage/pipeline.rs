@@ -209,7 +209,7 @@ impl Pipeline {
     }
 }
 
-/// Divides sequences into at most `count` neighbouring parts with about the same number of tokens.
+/// Divides sequences into at most `count` neighbouring parts that have about the same number of tokens.
 fn micro_batches<'a, 'b>(
     sequences: &'a [SequenceChunk<'b>],
     count: usize,
