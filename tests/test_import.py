@@ -22,6 +22,7 @@ HEAVY = (
     "click",
     "huggingface_hub",
     "fastapi",
+    "PIL",
     "ferrule._native",
 )
 

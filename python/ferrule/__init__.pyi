@@ -54,6 +54,9 @@ from .errors import (
     FerruleError as FerruleError,
 )
 from .errors import (
+    ImageError as ImageError,
+)
+from .errors import (
     InsufficientMemoryError as InsufficientMemoryError,
 )
 from .errors import (

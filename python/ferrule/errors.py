@@ -93,6 +93,10 @@ class PromptTooLongError(PromptError):
         return type(self), (str(self), self.tokens, self.context)
 
 
+class ImageError(PromptError):
+    """An image of a prompt cannot be read: it is malformed, too large, of an unsupported format, or a web address."""
+
+
 class ConfigError(FerruleError, ValueError):
     """A configuration file of a model has an invalid value."""
 

@@ -1,0 +1,1 @@
+"""Images of prompts: reading them, and preparing them for the vision tower of a model."""
