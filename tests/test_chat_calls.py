@@ -174,8 +174,8 @@ class TestContent:
             ),
             ({"role": "user", "content": [5]}, r"messages\[1\].content\[0\].text must be a string, got 5"),
             (
-                {"role": "user", "content": [{"type": "image_url"}]},
-                r"content\[0\].type must be one of text, input_text, output_text, got 'image_url'",
+                {"role": "user", "content": [{"type": "audio"}]},
+                r"content\[0\].type must be one of text, input_text, output_text, got 'audio'",
             ),
             (
                 {"role": "user", "content": [{"text": "x"}]},

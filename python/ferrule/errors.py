@@ -94,7 +94,7 @@ class PromptTooLongError(PromptError):
 
 
 class ImageError(PromptError):
-    """An image of a prompt cannot be read: it is malformed, too large, of an unsupported format, or a web address."""
+    """An image of a prompt is malformed, too large, of an unsupported format, or a URL that would have to be fetched."""
 
 
 class ConfigError(FerruleError, ValueError):

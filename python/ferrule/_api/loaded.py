@@ -205,7 +205,8 @@ class LoadedModel(metaclass=RefusingMeta):
         `reasoning_content`, `reasoning` or `thinking`. The template writes the special tokens. For a template that does
         not read `tools`, the system message describes them, with calls in the format of Hermes and Qwen.
 
-        Raises ChatTemplateError, TokenizerError, PromptError for a long conversation that surely exceeds the context.
+        Raises ChatTemplateError, TokenizerError, PromptError for a long conversation that surely exceeds the context,
+        ImageError for an image, because the model reads text only.
         """
         text = self.apply_chat_template(messages, **options)
         token_ids = self._tokenizer.encode(text, add_special_tokens=False, limit=self._model.prompt_limit)
@@ -215,7 +216,7 @@ class LoadedModel(metaclass=RefusingMeta):
     def apply_chat_template(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
         """Returns the text of `chat_prompt`, with the special tokens that the template writes.
 
-        Raises ChatTemplateError.
+        Raises ChatTemplateError, ImageError.
         """
         for name in options:
             if name not in ChatOptions.__annotations__:
@@ -223,12 +224,13 @@ class LoadedModel(metaclass=RefusingMeta):
                     f"unexpected keyword argument {name!r}; chat options are {', '.join(ChatOptions.__annotations__)}"
                 )
         self._encoding.check_generates("answers")
-        from ferrule._text.chat import adapt_messages, describe_tools, reads_tools, render_chat
+        from ferrule._text.chat import adapt_messages, describe_tools, reads_tools, render_chat, take_images
 
         tools = options.get("tools")
         template = self._chat_template(options.get("chat_template"), tools)
         special_tokens = self._tokenizer.special_tokens
-        adapted = adapt_messages(template, messages, special_tokens)
+        texts, _ = take_images(messages, supported=False)
+        adapted = adapt_messages(template, texts, special_tokens)
         if tools and not reads_tools(template):
             described = describe_tools(template, adapted, tools, special_tokens)
             adapted = adapt_messages(template, described, special_tokens)

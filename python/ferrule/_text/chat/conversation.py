@@ -4,6 +4,7 @@ Templates differ in two respects, which are detected by rendering a small conver
 
 - Content. A template that renders both parts of a user message gets lists of parts in user messages, and text joined by
   line breaks in other messages. A template that reads only lists gets lists in all messages. Other templates get text.
+  Messages with images are lists; `take_images` has replaced their images before.
 - Arguments of tool calls. OpenAI's form is JSON text, but most templates expect dicts; templates that fail on dicts get
   JSON.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
+from ferrule._text.chat.images import IMAGE_PART
 from ferrule._text.chat.render import Message, probe
 from ferrule._text.chat.values import Plain
 from ferrule._validation import shown
@@ -51,38 +53,48 @@ def adapt_messages(
             raise ChatTemplateError(f"{where}.role must be a string, got {shown(message.get('role'))}")
         if "content" in message:
             content = _checked_content(message["content"], f"{where}.content")
-            message["content"] = _adapt_content(content, message["role"], _reading(template, tokens))
+            reading = _reading(template, tokens)
+            if not reading.parts and isinstance(content, list) and _has_image(content):
+                raise ChatTemplateError(f"{where}.content must not have images: the chat template reads text only")
+            message["content"] = _adapt_content(content, message["role"], reading)
         if message.get("tool_calls") is not None:
             _adapt_calls(message, where, template, tokens)
     return adapted
 
 
-def _checked_content(content: object, where: str) -> str | list[str] | None:
-    """Returns the text, or a list with the texts of all parts."""
+def _checked_content(content: object, where: str) -> str | list[dict[str, str]] | None:
+    """Returns the text, or a list of parts that have no other fields than a template reads."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise ChatTemplateError(f"{where} must be a string or a list of content parts, got {shown(content)}")
-    texts: list[str] = []
+    parts: list[dict[str, str]] = []
     for index, part in enumerate(cast("list[object]", content)):
         held = cast("dict[str, object]", part) if isinstance(part, dict) else {"type": "text", "text": part}
         kind, text = held.get("type"), held.get("text")
+        if kind == IMAGE_PART:
+            parts.append({"type": IMAGE_PART})
+            continue
         if kind not in TEXT_PARTS:
             allowed = ", ".join(TEXT_PARTS)
             raise ChatTemplateError(f"{where}[{index}].type must be one of {allowed}, got {shown(kind)}")
         if not isinstance(text, str):
             raise ChatTemplateError(f"{where}[{index}].text must be a string, got {shown(text)}")
-        texts.append(text)
-    return texts
+        parts.append({"type": "text", "text": text})
+    return parts
 
 
-def _adapt_content(content: str | list[str] | None, role: str, reading: Reading) -> object:
+def _has_image(parts: Sequence[dict[str, str]]) -> bool:
+    return any(part["type"] == IMAGE_PART for part in parts)
+
+
+def _adapt_content(content: str | list[dict[str, str]] | None, role: str, reading: Reading) -> object:
     only_parts = reading.parts and not reading.text
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if only_parts else content
-    if content is None or only_parts or (reading.parts and role == "user"):
-        return content if content is None else [{"type": "text", "text": text} for text in content]
-    return "\n".join(content)
+    if content is None or only_parts or (reading.parts and role == "user") or _has_image(content):
+        return content
+    return "\n".join(part["text"] for part in content)
 
 
 def _adapt_calls(message: dict[str, Any], where: str, template: str, tokens: tuple[tuple[str, str], ...]) -> None:

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from jinja2 import TemplateSyntaxError, nodes
 
+from ferrule._text.chat.images import IMAGE_PART
 from ferrule._text.chat.render import MAX_SOURCE, probe
 from ferrule._text.chat.sandbox import environment
 from ferrule._text.chat.tools import Tool, tool_schemas
@@ -66,7 +67,7 @@ def describe_tools(
     description = _DESCRIPTION.format(lines)
     described = _with_responses([_with_calls(message) for message in messages])
     if described and described[0]["role"] in _SYSTEM_ROLES:
-        described[0] = {**described[0], "content": f"{_text(described[0])}\n\n{description}"}
+        described[0] = {**described[0], "content": _joined(described[0].get("content"), "\n\n", description)}
     elif _reads_system(template, tuple(special_tokens.items())):
         described.insert(0, {"role": "system", "content": description})
     else:
@@ -74,7 +75,8 @@ def describe_tools(
         if first is None:
             described.insert(0, {"role": "user", "content": description})
         else:
-            described[first] = {**described[first], "content": f"{description}\n\n{_text(described[first])}"}
+            content = _joined(description, "\n\n", described[first].get("content"))
+            described[first] = {**described[first], "content": content}
     return described
 
 
@@ -88,7 +90,8 @@ def _with_calls(message: dict[str, Any]) -> dict[str, Any]:
         for call in message["tool_calls"]
     ]
     rest = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**rest, "content": "\n".join(filter(None, [_text(message), *calls]))}
+    content: object = message.get("content")
+    return {**rest, "content": _joined(content, "\n" if _text(content) else "", "\n".join(calls))}
 
 
 def _with_responses(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -100,9 +103,9 @@ def _with_responses(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             found.append(message)
             in_responses = False
             continue
-        response = f"<tool_response>\n{_text(message)}\n</tool_response>"
+        response = _joined("<tool_response>\n", message.get("content"), "\n</tool_response>")
         if in_responses:
-            found[-1] = {"role": "user", "content": f"{found[-1]['content']}\n{response}"}
+            found[-1] = {"role": "user", "content": _joined(found[-1]["content"], "\n", response)}
         else:
             found.append({"role": "user", "content": response})
         in_responses = True
@@ -113,12 +116,22 @@ def _arguments(arguments: object) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def _text(message: Mapping[str, Any]) -> str:
-    """Returns the text of adapted content."""
-    content: object = message.get("content")
+def _joined(*contents: object) -> str | list[dict[str, str]]:
+    """Concatenates adapted contents to text, or to a list of parts if one has an image."""
+    if not any(part["type"] == IMAGE_PART for content in contents for part in _parts(content)):
+        return "".join(map(_text, contents))
+    return [part for content in contents for part in _parts(content)]
+
+
+def _parts(content: object) -> list[dict[str, str]]:
     if isinstance(content, list):
-        return "\n".join(part["text"] for part in cast("list[dict[str, str]]", content))
-    return content if isinstance(content, str) else ""
+        return cast("list[dict[str, str]]", content)
+    return [{"type": "text", "text": content}] if isinstance(content, str) and content else []
+
+
+def _text(content: object) -> str:
+    """Returns the text of adapted content."""
+    return "\n".join(part["text"] for part in _parts(content) if part["type"] != IMAGE_PART)
 
 
 @lru_cache(maxsize=64)

@@ -58,7 +58,7 @@ class Plain:
             values = enumerate(cast("Sequence[object]", value))
             copies = [self.copy(each, _Location(where, index), depth + 1) for index, each in values]
             return copies if isinstance(value, list) else tuple(copies)
-        fields = _fields(value)
+        fields = fields_of(value)
         if fields is None:
             raise ChatTemplateError(f"{where} must be a dict, list, string, number, bool or None, got {shown(value)}")
         return {
@@ -77,13 +77,14 @@ class Plain:
             raise ChatTemplateError(f"{where} must be a list of {what}, got {shown(values)}")
         copies: list[dict[str, Any]] = []
         for index, value in enumerate(cast("Sequence[object]", values)):
-            if _fields(value) is None:
+            if fields_of(value) is None:
                 raise ChatTemplateError(f"{where}[{index}] must be a dict, got {shown(value)}")
             copies.append(self.copy(value, f"{where}[{index}]"))
         return copies
 
 
-def _fields(value: object) -> Mapping[object, object] | None:
+def fields_of(value: object) -> Mapping[object, object] | None:
+    """Returns the fields of a mapping, a dataclass or an object with `model_dump`; None for other values."""
     if isinstance(value, Mapping):
         return cast("Mapping[object, object]", value)
     if isinstance(value, type):

@@ -129,7 +129,7 @@ def read_idefics3(directory: Path) -> Idefics3Processor:
     tower = model.inner("vision_config")
     tower.require(num_channels=3)
     processor = Config.read_optional(directory / "processor_config.json")
-    # Files of transformers 4 have the image processor in a file of its own.
+    # Files of transformers 4 have the image processor in a separate file.
     own = "image_processor" in processor
     images = processor.inner("image_processor") if own else Config.read(directory / "preprocessor_config.json")
     images.require(do_resize=True, do_rescale=True, do_normalize=True, do_convert_rgb=True)

@@ -1,4 +1,4 @@
-"""What a processor makes of an image, and what it offers; one file beside this one for each family of models."""
+"""Interface of the processors of images, which are one file for each family of models."""
 
 from __future__ import annotations
 
