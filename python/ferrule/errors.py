@@ -94,7 +94,7 @@ class PromptTooLongError(PromptError):
 
 
 class ImageError(PromptError):
-    """An image of a prompt is malformed, too large, of an unsupported format, or a URL that would have to be fetched."""
+    """An image of a prompt is malformed, too large, of an unsupported format, or a URL that is not a data URL."""
 
 
 class ConfigError(FerruleError, ValueError):
