@@ -41,6 +41,8 @@ from ferrule._text.grammars import Grammars
 from ferrule._text.prompt import ReadPrompt, TokensPrompt, check_token_ids, read_prompt
 from ferrule._text.tokenizer import Tokenizer
 from ferrule._validation import check_integer, shown
+from ferrule._vision.model import VisionModel
+from ferrule._vision.processors import PROCESSORS
 from ferrule.errors import ChatTemplateError, InvalidParameterError, ModelFileError
 
 if TYPE_CHECKING:
@@ -89,6 +91,7 @@ class LoadedModel(metaclass=RefusingMeta):
         self._options = args.for_packed(self._files.packed, self._files.path)
         self._tokenizer = Tokenizer(self._files.path if args.tokenizer is None else find_model(args.tokenizer))
         self._name = EMBEDDED if model is None else os.fspath(model)
+        self._vision = self._vision_model(args)
         parts = [(self._files, self._name, self._options), *self._draft_model()]
         dummy = args.load_format == "dummy"
         if dummy:
@@ -150,6 +153,18 @@ class LoadedModel(metaclass=RefusingMeta):
         if options.max_model_len is not None and options.max_model_len > context:
             options = replace(options, max_model_len=context)
         return [(files, speculative.model, options)]
+
+    def _vision_model(self, args: EngineArgs) -> VisionModel | None:
+        """Loads the part of the model that reads images; None if it reads text only, as all do in several processes."""
+        files, options = self._files, self._options.for_vision_tower()
+        if files.vision is None or args.load_format == "dummy" or args.workers > 1:
+            return None
+        from ferrule import _native
+
+        tower = replace(files, spec=files.vision.tower)
+        weights = weights_of(tower, self._name, options, None)
+        engine = _native.Engine(tower.spec_json, os.fspath(weights), options.to_json())
+        return VisionModel(PROCESSORS[files.vision.model_type](files.path), engine)
 
     def _make_engine(
         self,
@@ -375,7 +390,9 @@ class LoadedModel(metaclass=RefusingMeta):
         self._release()
 
     def _release(self) -> None:
-        """Unloads adapters and releases the packed files; called when the engine is closed."""
+        """Frees what is loaded beside the engine; called when it is closed."""
+        if self._vision is not None:
+            self._vision.close()
         self._verification.stop()
         self._adapters.close()
         for release_hold in self._holds:
@@ -422,6 +439,7 @@ class LoadedModel(metaclass=RefusingMeta):
             self._tokenizer,
             vocab_size=model.vocab_size,
             limit=model.prompt_limit,
+            vision=self._vision,
         )
 
     def _request(

@@ -41,6 +41,8 @@ class Work(NamedTuple):
     """Functions that change the logits before sampling."""
     grammar: Grammar | None = None
     """Grammar that the output must match."""
+    features: Sequence[tuple[int, int, bytes]] = ()
+    """Features of images in the prompt: first position, number of tokens, and rows of float32."""
 
 
 class Inbox:
@@ -288,7 +290,7 @@ def _arguments(work: Iterable[Work], added: Sequence[int]) -> Iterator[tuple[Any
     """Yields the arguments of Engine.add_request lazily; a fork needs the id of its parent, which is added first."""
     for each in work:
         parent = None if each.fork_of is None else added[-each.fork_of]
-        yield each.token_ids, each.params, parent, each.lora, each.logits_processors, each.grammar
+        yield each.token_ids, each.params, parent, each.lora, each.logits_processors, each.grammar, list(each.features)
 
 
 def _close_all() -> None:

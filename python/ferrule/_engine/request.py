@@ -449,6 +449,7 @@ class Request:
                 self._lora,
                 completion.processors,
                 self._grammar,
+                self.prompt.features,
             )
             for completion in self.completions
         ]

@@ -17,6 +17,7 @@ from ferrule.archs import model_spec
 from ferrule.archs.classifier import label_names
 from ferrule.archs.config import Config
 from ferrule.archs.spec import DynamicScaling, ModelSpec
+from ferrule.archs.vision import VisionSpec, vision_spec
 from ferrule.errors import ConfigError, InvalidParameterError, ModelNotFoundError
 
 WEIGHTS = "model.safetensors"
@@ -56,6 +57,8 @@ class ModelFiles:
     """Whether the labels are mutually exclusive."""
     sentence: SentenceFiles
     """Settings of text embeddings."""
+    vision: VisionSpec | None = None
+    """Part of the model that reads images; None for a model that reads text only, and for packed weights."""
     packed: str | None = None
     """Quantization of packed weights; None for weights in the checkpoint's format."""
 
@@ -104,6 +107,7 @@ def _read_directory(directory: Path) -> ModelFiles:
         ) from None
     packed, form, config = _packed_as(config)
     spec = replace(model_spec(config), stored_as=read_stored_as(config, directory))
+    vision = None if packed is not None else vision_spec(config)
     if form is not None:
         spec = form.applied(spec)
     sentence, spec = read_sentence_files(directory, spec)
@@ -119,6 +123,7 @@ def _read_directory(directory: Path) -> ModelFiles:
         labels=() if spec.classifier is None else label_names(config),
         exclusive=config.text("problem_type", default="") != "multi_label_classification",
         sentence=sentence,
+        vision=vision,
         packed=packed,
     )
 

@@ -179,6 +179,23 @@ class EngineOptions:
         """Returns the options for loading a draft model beside the model of these options."""
         return replace(self, quantization=quantization, speculative_config=None)
 
+    def for_vision_tower(self) -> Self:
+        """Returns the options for loading the vision tower of a model of these options.
+
+        Its weights are int8 beside those of a format of integers. One tile of an image is computed at a time.
+        """
+        return replace(
+            self,
+            quantization="int8" if self.quantization in ("auto", "int8", "int4") else self.quantization,
+            speculative_config=None,
+            max_model_len=None,
+            max_num_seqs=1,
+            max_num_batched_tokens=None,
+            kv_cache_memory=None,
+            enable_prefix_caching=False,
+            prefix_cache_dir=None,
+        )
+
     def for_packed(self, packed: str | None, directory: Path) -> Self:
         """Returns the options for a directory whose weights are packed as `packed`; None means not packed.
 

@@ -1,19 +1,31 @@
-"""Reads prompts, which are text or token ids, and checks them against the model's limits."""
+"""Reads prompts, which are text or token ids, with images or without, and checks them against the model's limits."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import NotRequired, TypeAlias, TypedDict, cast
+from typing import Any, NotRequired, TypeAlias, TypedDict, cast
 
 from ferrule._text.fim import encode_infill
 from ferrule._text.tokenizer import Tokenizer, TokenLimit
 from ferrule._validation import shown
+from ferrule._vision.model import Features, PreparedImage, VisionModel, placed
+from ferrule._vision.prompt import expand
 from ferrule.errors import PromptError
 
 MAX_SALT_LENGTH = 256
 """Maximum number of characters of a cache salt."""
+IMAGES = "multi_modal_data"
+"""Field of a prompt with images."""
+
+
+class MultiModalData(TypedDict):
+    """Images of a prompt, for models that read them."""
+
+    image: Any
+    """One image or a list of them, in the order of their placeholders: PIL images, arrays uint8 `[height, width, 3]`,
+    encoded bytes, paths of local files, or data URLs."""
 
 
 class TokensPrompt(TypedDict):
@@ -24,6 +36,8 @@ class TokensPrompt(TypedDict):
     """Text of the token ids, which the output repeats."""
     cache_salt: NotRequired[str]
     """Salt of 1 to 256 characters. Prompts share cached prefixes only with prompts that have the same salt."""
+    multi_modal_data: NotRequired[MultiModalData]
+    """Images. The token ids have all tokens of each image."""
 
 
 class TextPrompt(TypedDict):
@@ -36,6 +50,8 @@ class TextPrompt(TypedDict):
     """Beginning of the text before the suffix, which the completion continues."""
     cache_salt: NotRequired[str]
     """Salt of the prefix cache, as in TokensPrompt."""
+    multi_modal_data: NotRequired[MultiModalData]
+    """Images. The text has one placeholder of the model, such as `<image>`, for each."""
 
 
 Prompt: TypeAlias = str | TokensPrompt | TextPrompt
@@ -50,6 +66,8 @@ class ReadPrompt:
     cache_salt: str | None = None
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the output of this prompt, besides the model's EOS tokens."""
+    features: Sequence[Features] = ()
+    """Features of images, at their places."""
 
 
 @dataclass(frozen=True)
@@ -61,26 +79,53 @@ class PromptParts:
     suffix: str | None = None
     middle: str = ""
     cache_salt: str | None = None
+    images: tuple[object, ...] = ()
 
 
-def read_prompt(given: object, tokenizer: Tokenizer, *, vocab_size: int, limit: TokenLimit) -> ReadPrompt:
-    """Reads a prompt in either form.
+def read_prompt(
+    given: object, tokenizer: Tokenizer, *, vocab_size: int, limit: TokenLimit, vision: VisionModel | None = None
+) -> ReadPrompt:
+    """Reads a prompt in either form. `vision` reads its images; without it, images are refused.
 
-    Raises PromptError, TokenizerError.
+    Raises PromptError, ImageError, TokenizerError, EngineError.
     """
     parts = prompt_parts(given)
     stop_token_ids: tuple[int, ...] = ()
+    images = _prepared(parts.images, vision)
     if parts.text is None or parts.token_ids is not None:
         ids = parts.token_ids
     elif parts.suffix is None:
-        ids = tokenizer.encode(parts.text, limit=limit)
+        text = parts.text if vision is None else expand(parts.text, images, vision.processor)
+        ids = tokenizer.encode(text, limit=limit)
     else:
         infill = encode_infill(tokenizer, parts.text, parts.suffix, parts.middle, limit)
         ids, stop_token_ids = infill.token_ids, tuple(each for each in infill.stop_token_ids if each < vocab_size)
     token_ids = check_token_ids(ids, vocab_size)
     if len(token_ids) > limit.tokens:
         raise limit.exceeded(len(token_ids))
-    return ReadPrompt(parts.text, token_ids, parts.cache_salt, stop_token_ids)
+    features = () if vision is None or not images else _features(token_ids, images, vision)
+    return ReadPrompt(parts.text, token_ids, parts.cache_salt, stop_token_ids, features)
+
+
+def _prepared(images: Sequence[object], vision: VisionModel | None) -> list[PreparedImage]:
+    if not images:
+        return []
+    if vision is None:
+        raise PromptError(f"{IMAGES} must be absent, because the model reads text only", field=IMAGES)
+    return [vision.prepare(image, f"{IMAGES}.image[{index}]") for index, image in enumerate(images)]
+
+
+def _features(token_ids: Sequence[int], images: Sequence[PreparedImage], vision: VisionModel) -> Sequence[Features]:
+    token = vision.processor.image_token_id
+    features = placed(images, token_ids, token)
+    if features is None:
+        wanted = sum(image.tokens for image in images)
+        raise PromptError(
+            f"prompt_token_ids must have the token {token} {wanted} times, once for each token of the images, got "
+            f"{token_ids.count(token)}",
+            field="prompt_token_ids",
+        )
+    return features
 
 
 def prompt_parts(given: object) -> PromptParts:
@@ -97,6 +142,8 @@ def prompt_parts(given: object) -> PromptParts:
         raise PromptError(f'a prompt must be a string or {{"prompt_token_ids": [...]}}, got {found}')
     keys = dict(cast("Mapping[str, object]", given))
     salt = _checked_salt(keys.pop("cache_salt")) if "cache_salt" in keys else None
+    images = _checked_images(keys.pop(IMAGES)) if keys.get(IMAGES) is not None else ()
+    keys.pop(IMAGES, None)
     content = "prompt_token_ids" if "prompt_token_ids" in keys else "prompt"
     value = keys.pop(content)
     text = keys.pop("prompt", None) if content == "prompt_token_ids" else value
@@ -104,12 +151,12 @@ def prompt_parts(given: object) -> PromptParts:
     middle = keys.pop("middle", "") if suffix is not None else ""
     if keys:
         found = shown(next(iter(keys)))
-        others = "suffix, middle and cache_salt" if content == "prompt" else "prompt and cache_salt"
-        raise PromptError(f"a prompt with {content} may also have {others}, got {found}", field=next(iter(keys)))
+        others = "suffix, middle" if content == "prompt" else "prompt"
+        raise PromptError(f"a prompt with {content} may also have {others}, cache_salt and {IMAGES}, got {found}", field=next(iter(keys)))
     if text is not None and not isinstance(text, str):
         raise PromptError(f"prompt must be a string, got {shown(text)}", field="prompt")
     if content == "prompt_token_ids":
-        return PromptParts(text=text, token_ids=value, cache_salt=salt)
+        return PromptParts(text=text, token_ids=value, cache_salt=salt, images=images)
     if text is None:
         raise PromptError("prompt must be a string, got None", field="prompt")
     if suffix is not None and not isinstance(suffix, str):
@@ -119,7 +166,16 @@ def prompt_parts(given: object) -> PromptParts:
     if not isinstance(middle, str):
         raise PromptError(f"middle must be a string, got {shown(middle)}", field="middle")
     _check_unicode("middle", middle)
-    return PromptParts(text=text, suffix=suffix, middle=middle, cache_salt=salt)
+    if suffix is not None and images:
+        raise PromptError(f"{IMAGES} must be absent with suffix", field=IMAGES)
+    return PromptParts(text=text, suffix=suffix, middle=middle, cache_salt=salt, images=images)
+
+
+def _checked_images(given: object) -> tuple[object, ...]:
+    if not isinstance(given, Mapping) or set(cast("Mapping[object, object]", given)) != {"image"}:
+        raise PromptError(f'{IMAGES} must be {{"image": image or list of images}}, got {shown(given)}', field=IMAGES)
+    images: object = cast("Mapping[str, object]", given)["image"]
+    return tuple(cast("Sequence[object]", images)) if isinstance(images, (list, tuple)) else (images,)
 
 
 def _checked_salt(salt: object) -> str:

@@ -95,6 +95,7 @@ def decoder(
     final_norm: bool = True,
     lm_head: LmHead | None = None,
     tied: bool = False,
+    causal: bool = True,
     modules: Mapping[str, str | Fused] | None = None,
     alternatives: Mapping[str, str | Fused] | None = None,
 ) -> ModelSpec:
@@ -114,6 +115,7 @@ def decoder(
     - `mixers`: mixers in place of attention, by layer; blocks have the names of their types, or `ffn`.
     - `ffn`: feed-forward network of all layers or of each, None for none; gated with `intermediate_size` by default.
     - `tied`: default of `tie_word_embeddings`.
+    - `causal`: whether attention is causal; without it, there is no lm_head.
     - `modules`: entries that are added to MODULES or replace entries there.
     - `alternatives`: modules of roles that other checkpoints store under another name.
 
@@ -220,7 +222,8 @@ def decoder(
             )
         ],
         final_norm=norm if final_norm else None,
-        lm_head=LmHead(tied=config.flag("tie_word_embeddings", default=tied)) if lm_head is None else lm_head,
+        lm_head=lm_head if lm_head is not None or not causal else LmHead(tied=config.flag("tie_word_embeddings", default=tied)),
+        causal=causal,
     )
     return replace(spec, tensors=tensors_named(spec, {**MODULES, **(modules or {})}, alternatives=alternatives))
 

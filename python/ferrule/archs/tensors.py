@@ -56,9 +56,10 @@ from ferrule.archs.spec import (
 def roles(spec: ModelSpec) -> Iterator[str]:
     """Yields the role of every tensor that a model needs, and of constants that a checkpoint may leave out."""
     embedding = spec.embedding
-    yield "embedding.weight"
+    if embedding.tokens:
+        yield "embedding.weight"
     if embedding.width is not None:
-        yield "embedding_projection.weight"
+        yield from _projection_roles("embedding_projection", bias=embedding.projection_bias)
     if isinstance(embedding.positions, LearnedPositions):
         yield "positions.weight"
     if embedding.token_types:

@@ -38,7 +38,7 @@ pub use metrics::Metrics;
 pub use output::{FinishReason, RequestTiming, StepOutput};
 pub use pages::{DiskCacheError, DiskStatistics, PAGE_NONE, PageStatistics, StateError};
 pub use parameter::{Bounds, InvalidParameterError, ParameterRow};
-pub use request::{Request, RequestError, RequestId};
+pub use request::{FeaturesError, Request, RequestError, RequestId};
 pub use sampling::{
     Distribution, LogitsProcessor, SampleError, SampleTrace, SharedProcessor, StageEffect, TokenLogprob, TokenLogprobs,
     TraceCandidate,

@@ -1,8 +1,9 @@
 //! Requests, and the checks before one is queued.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use ferrule_model::Adapter;
+use ferrule_model::{Adapter, Capabilities, Features};
 
 use crate::{EngineFailure, InvalidParameterError, SamplingParams};
 
@@ -19,6 +20,8 @@ pub struct Request {
     pub params: SamplingParams,
     /// LoRA adapter of the request, held until the request ends.
     pub adapter: Option<Arc<Adapter>>,
+    /// Features of prompt tokens, in the order of their positions. They do not overlap.
+    pub features: Vec<Features>,
 }
 
 /// Reason that a request was refused. It was never queued.
@@ -30,6 +33,9 @@ pub enum RequestError {
     /// The model does not generate text.
     #[error("the model gives no logits: it is made to embed, classify or rerank texts, and does not generate")]
     NoLogits,
+    /// The features of a prompt are invalid.
+    #[error(transparent)]
+    Features(#[from] FeaturesError),
     /// The prompt is empty.
     #[error("the prompt is empty: it must have at least one token")]
     EmptyPrompt,
@@ -111,6 +117,64 @@ pub enum RequestError {
     Dead(EngineFailure),
 }
 
+/// Features do not fit the model or the tokens.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FeaturesError {
+    /// The model takes token ids alone.
+    #[error("features are not supported: the model takes token ids alone (as all models do with pipeline or tensor parallelism)")]
+    Unsupported,
+    /// Rows have another width than embeddings.
+    #[error("a row of features must have {expected} numbers, as the model's embeddings, got {found}")]
+    Width {
+        /// Numbers of a row.
+        found: usize,
+        /// Width of embeddings.
+        expected: usize,
+    },
+    /// Positions overlap, or are beyond the tokens.
+    #[error("features of positions {first} to {end} must follow those before and end within the {tokens} tokens")]
+    Positions {
+        /// First position.
+        first: usize,
+        /// Position after the last one.
+        end: usize,
+        /// Number of tokens.
+        tokens: usize,
+    },
+    /// A token has neither an embedding nor features.
+    #[error("the model has no token embeddings, so all {tokens} tokens need features, got {found}")]
+    Missing {
+        /// Number of tokens with features.
+        found: usize,
+        /// Number of tokens.
+        tokens: usize,
+    },
+}
+
+/// Checks that features fit the model and are in order within `tokens` tokens.
+pub(crate) fn check_features(
+    features: &[Features],
+    tokens: usize,
+    capabilities: &Capabilities,
+) -> Result<(), FeaturesError> {
+    let (mut after, mut found) = (0, 0);
+    for one in features {
+        let Some(expected) = capabilities.feature_width else { return Err(FeaturesError::Unsupported) };
+        if one.width() != expected {
+            return Err(FeaturesError::Width { found: one.width(), expected });
+        }
+        let Range { start: first, end } = one.positions();
+        if first < after || end > tokens {
+            return Err(FeaturesError::Positions { first, end, tokens });
+        }
+        (after, found) = (end, found + end - first);
+    }
+    if !capabilities.embeds_tokens && found < tokens {
+        return Err(FeaturesError::Missing { found, tokens });
+    }
+    Ok(())
+}
+
 /// Limits of the length of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LengthLimits {
@@ -140,12 +204,18 @@ impl LengthLimits {
 }
 
 impl Request {
-    /// Returns a request without an adapter. Ids may have any size, as they come from Python.
+    /// Returns a request without an adapter and features.
+    #[must_use]
+    pub fn new(prompt: Vec<u32>, params: SamplingParams) -> Self {
+        Self { prompt, params, adapter: None, features: Vec::new() }
+    }
+
+    /// Returns a request without an adapter and features. Ids may have any size, as they come from Python.
     ///
     /// # Errors
     /// [`RequestError::EmptyPrompt`], [`RequestError::PromptToken`] for an id outside the vocabulary.
     pub fn from_ids(ids: &[i64], vocab_size: usize, params: SamplingParams) -> Result<Self, RequestError> {
-        Ok(Self { prompt: prompt_from_ids(ids, vocab_size)?, params, adapter: None })
+        Ok(Self::new(prompt_from_ids(ids, vocab_size)?, params))
     }
 }
 
@@ -187,6 +257,35 @@ mod tests {
             assert!(refused.to_string().contains(&id.to_string()) && refused.to_string().contains("0 to 9"));
         }
         assert_eq!(prompt_from_ids(&[0, 9], 10), Ok(vec![0, 9]));
+    }
+
+    #[test]
+    fn features_fit_the_model_and_the_tokens() {
+        let rows = |first, tokens: usize, width: usize| Features::new(first, vec![0.5; tokens * width].into(), width);
+        let model = Capabilities {
+            causal: true,
+            logits: true,
+            hidden_size: 8,
+            embedding_size: 8,
+            token_types: 1,
+            feature_width: Some(4),
+            embeds_tokens: true,
+            merged_rows: 1,
+            classifier: None,
+        };
+        let text_only = Capabilities { feature_width: None, ..model };
+        assert_eq!(check_features(&[], 9, &text_only), Ok(()));
+        assert_eq!(check_features(&[rows(0, 1, 4)], 9, &text_only), Err(FeaturesError::Unsupported));
+        assert_eq!(check_features(&[rows(0, 2, 4), rows(2, 3, 4), rows(7, 2, 4)], 9, &model), Ok(()));
+        assert_eq!(check_features(&[rows(0, 2, 3)], 9, &model), Err(FeaturesError::Width { found: 3, expected: 4 }));
+        let overlap = [rows(0, 3, 4), rows(2, 3, 4)];
+        let error = FeaturesError::Positions { first: 2, end: 5, tokens: 9 };
+        assert_eq!(check_features(&overlap, 9, &model), Err(error));
+        assert!(check_features(&[rows(8, 2, 4)], 9, &model).unwrap_err().to_string().contains("8 to 10"));
+        let tower = Capabilities { embeds_tokens: false, ..model };
+        assert_eq!(check_features(&[rows(0, 5, 4), rows(5, 4, 4)], 9, &tower), Ok(()));
+        let missing = FeaturesError::Missing { found: 8, tokens: 9 };
+        assert_eq!(check_features(&[rows(0, 5, 4), rows(6, 3, 4)], 9, &tower), Err(missing));
     }
 
     #[test]

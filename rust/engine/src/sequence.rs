@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferrule_kernels::kv::PAGE_TOKENS;
-use ferrule_model::Adapter;
+use ferrule_model::{Adapter, Features};
 
 use crate::beams::{Beam, Child};
 use crate::draft::Drafts;
@@ -36,6 +36,7 @@ pub(crate) struct Sequence {
     pub in_flight: usize,
     pub params: Arc<SamplingParams>,
     pub adapter: Option<Arc<Adapter>>,
+    pub features: Arc<[Features]>,
     pub history: History,
     /// Grammar state, if the request has a grammar. It depends on the tokens only, also while they are not computed.
     pub constraint: Option<Constraint>,
@@ -58,7 +59,7 @@ impl Sequence {
         tables: PageTables,
         drafts: Drafts,
     ) -> Self {
-        let Request { prompt, params, adapter } = request;
+        let Request { prompt, params, adapter, features } = request;
         let first_prompt_logprob = params.prompt_logprobs.map_or(usize::MAX, |_| params.prompt_logprobs_from);
         Self {
             id,
@@ -77,6 +78,7 @@ impl Sequence {
             beam: params.beam_search.as_ref().map(|_| Beam::default()),
             params: Arc::new(params),
             adapter,
+            features: features.into(),
             tokens: prompt,
             timing: RequestTiming::default(),
             arrival: Instant::now(),
@@ -253,6 +255,7 @@ impl Sequence {
             in_flight: 0,
             params: Arc::clone(&self.params),
             adapter: self.adapter.clone(),
+            features: Arc::clone(&self.features),
             history: self.history.clone(),
             constraint: None,
             drafts: Drafts::default(),

@@ -23,7 +23,7 @@ fn prompt(len: usize) -> Vec<u32> {
 
 fn request(adapter: Option<Arc<Adapter>>, seed: u64) -> Request {
     let params = SamplingParams { seed, max_tokens: 4, ..SamplingParams::default() };
-    Request { prompt: prompt(100), params, adapter }
+    Request { adapter, ..Request::new(prompt(100), params) }
 }
 
 /// Returns the tokens generated for a prompt of 100 tokens, and the number of tokens computed for them.

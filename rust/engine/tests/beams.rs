@@ -11,7 +11,7 @@ use ferrule_kernels::kv::PAGE_TOKENS;
 fn request(prompt: &[u32], beam_width: usize, max_tokens: usize) -> Request {
     let search = BeamSearchParams { beam_width, n: beam_width, ..BeamSearchParams::default() };
     let params = SamplingParams { beam_search: Some(search), max_tokens, ..SamplingParams::default() };
-    Request { prompt: prompt.to_vec(), params, adapter: None }
+    Request::new(prompt.to_vec(), params)
 }
 
 /// Returns the hypotheses of a request that runs alone.

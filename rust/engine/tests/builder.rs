@@ -31,7 +31,7 @@ fn generates_the_same_tokens_twice() {
     let run = || {
         let mut engine = builder().weights(embedded_model()).build().unwrap();
         let params = SamplingParams { temperature: 0.0, max_tokens: 8, ..SamplingParams::default() };
-        engine.add_request(Request { prompt: vec![1, 2, 3], params, adapter: None }).unwrap();
+        engine.add_request(Request::new(vec![1, 2, 3], params)).unwrap();
         let mut tokens = Vec::new();
         while engine.has_unfinished_requests() {
             tokens.extend(engine.step(&Cancel::new()).unwrap().into_iter().flat_map(|output| output.token_ids));

@@ -172,7 +172,7 @@ fn encoding_may_preempt_requests_without_changing_their_output() {
     let config = EngineConfig { pages: vec![10], max_model_len: 160, ..config() };
     let params = SamplingParams { temperature: 0.0, max_tokens: 60, ..SamplingParams::default() };
     let requests: Vec<_> =
-        (0..3).map(|first| Request { prompt: vec![first + 8; 20], params: params.clone(), adapter: None }).collect();
+        (0..3).map(|first| Request::new(vec![first + 8; 20], params.clone())).collect();
     let mut undisturbed = engine(&config, &[None]);
     requests.iter().for_each(|request| _ = undisturbed.add_request(request.clone()).unwrap());
     let expected = run(&mut undisturbed);
@@ -292,7 +292,7 @@ fn a_bidirectional_model_neither_generates_nor_caches() {
     assert_eq!(engine.save_state(&[1], None, None, &Cancel::new()), Err(no_logits));
     assert_eq!(engine.restore_state(&[]), Err(EngineError::NoPrefixCache));
     let params = SamplingParams { max_tokens: 1, ..SamplingParams::default() };
-    assert_eq!(engine.add_request(Request { prompt: vec![1], params, adapter: None }), Err(RequestError::NoLogits));
+    assert_eq!(engine.add_request(Request::new(vec![1], params)), Err(RequestError::NoLogits));
     for task in [EncodeTask::Logits { tokens: vec![1] }, EncodeTask::TopLogprobs { count: 1 }] {
         assert_eq!(refused(&mut engine, text(vec![1]), &task), EncodeError::NoLogits);
     }

@@ -20,7 +20,7 @@ fn prompt(first: u32, len: usize) -> Vec<u32> {
 }
 
 fn add(engine: &mut Engine<FakeModel>, prompt: Vec<u32>, params: SamplingParams) -> RequestId {
-    engine.add_request(Request { prompt, params, adapter: None }).unwrap()
+    engine.add_request(Request::new(prompt, params)).unwrap()
 }
 
 fn tokens_of(outputs: &[StepOutput], id: RequestId) -> Vec<u32> {
@@ -162,7 +162,7 @@ fn an_abort_frees_all_pages_in_any_state() {
 fn unservable_requests_are_rejected_at_once() {
     let mut small = engine(&EngineConfig { pages: vec![4], ..config() }, &[None]);
     let mut refuse = |prompt: Vec<u32>, params: SamplingParams| {
-        let error = small.add_request(Request { prompt, params, adapter: None }).unwrap_err();
+        let error = small.add_request(Request::new(prompt, params)).unwrap_err();
         assert!(!small.has_unfinished_requests());
         error
     };
@@ -255,7 +255,7 @@ fn a_panic_ends_the_engine_with_an_error_for_every_request() {
         let dead = EngineError::Dead(failure.clone());
         assert_eq!(engine.step(&Cancel::new()), Err(dead.clone()));
         assert_eq!(engine.logits(&[1], 0, None, &Cancel::new()), Err(dead));
-        let refused = engine.add_request(Request { prompt: vec![1], params: greedy(1), adapter: None });
+        let refused = engine.add_request(Request::new(vec![1], greedy(1)));
         assert_eq!(refused, Err(RequestError::Dead(failure)));
         assert!(!engine.abort(ids[0]));
         assert_eq!(engine.dead(), Some(words));

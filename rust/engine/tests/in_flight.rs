@@ -28,11 +28,8 @@ fn serve(model: FakeModel, config: &EngineConfig, prompts: &[u32]) -> (Engine<Fa
 
 /// Returns a request for twelve tokens with log-probabilities, after a prompt that repeats the first `different` token ids.
 fn request(length: u32, different: u32) -> Request {
-    Request {
-        prompt: (0..length).map(|token| token % different).collect(),
-        params: SamplingParams { max_tokens: 12, logprobs: Some(3), ..SamplingParams::default() },
-        adapter: None,
-    }
+    let params = SamplingParams { max_tokens: 12, logprobs: Some(3), ..SamplingParams::default() };
+    Request::new((0..length).map(|token| token % different).collect(), params)
 }
 
 /// Returns the output of a request alone, with one batch at a time.
@@ -149,11 +146,8 @@ fn prefill_chunks(prompts: u32, tokens: u32, overlap: bool) -> Vec<usize> {
     let mut model = FakeModel::new(&config, &[None]);
     (model.capacity, model.token_time) = (2, Duration::from_millis(5));
     let mut engine = Engine::new(model, config).unwrap();
-    let request = |length: u32, params| Request {
-        prompt: (0..length).map(|token| token % VOCAB as u32).collect(),
-        params,
-        adapter: None,
-    };
+    let request =
+        |length: u32, params| Request::new((0..length).map(|token| token % VOCAB as u32).collect(), params);
     let decoded = SamplingParams { max_tokens: 1000, ..SamplingParams::default() };
     let decoding: Vec<RequestId> = (0..4).map(|_| engine.add_request(request(1, decoded.clone())).unwrap()).collect();
     (0..12).for_each(|_| drop(engine.step(&Cancel::new()).unwrap()));

@@ -148,7 +148,7 @@ fn request(index: usize) -> Request {
         logprobs: if index % 4 < 2 { Some(3) } else { None },
         ..SamplingParams::default()
     };
-    Request { prompt, params, adapter: None }
+    Request::new(prompt, params)
 }
 
 /// Runs eight requests and returns the tokens and log-probabilities of each, and the number of preemptions.

@@ -34,7 +34,7 @@ fn prompt(len: usize, own: u32) -> Vec<u32> {
 /// Returns the tokens of a request, and the number of tokens computed for it.
 fn ask(engine: &mut Engine<FakeModel>, prompt: Vec<u32>, params: SamplingParams) -> (Vec<u32>, u64) {
     let before = engine.metrics().computed_tokens;
-    engine.add_request(Request { prompt, params, adapter: None }).unwrap();
+    engine.add_request(Request::new(prompt, params)).unwrap();
     let tokens = run(engine).into_iter().flat_map(|output| output.token_ids).collect();
     assert_eq!(engine.audit_pages(), Ok(()));
     (tokens, engine.metrics().computed_tokens - before)
@@ -65,7 +65,7 @@ fn requests_with_a_common_prefix_compute_only_the_rest() {
 fn concurrent_requests_compute_a_common_prefix_once() {
     let mut engine = engine(&EngineConfig { max_num_batched_tokens: 32, ..config() }, &[None]);
     let ids: Vec<RequestId> = (0..6)
-        .map(|own| engine.add_request(Request { prompt: prompt(300, own), params: greedy(4), adapter: None }).unwrap())
+        .map(|own| engine.add_request(Request::new(prompt(300, own), greedy(4))).unwrap())
         .collect();
     let outputs = run(&mut engine);
     for (own, id) in (0..).zip(ids) {
@@ -201,7 +201,7 @@ fn prompt_logprobs_recompute_only_the_tokens_from_the_first_requested_one() {
     let params = |from| SamplingParams { prompt_logprobs: Some(2), prompt_logprobs_from: from, ..greedy(1) };
     let mut prompt_logprobs = |params: SamplingParams| {
         let before = engine.metrics().computed_tokens;
-        engine.add_request(Request { prompt: prompt(100, 1), params, adapter: None }).unwrap();
+        engine.add_request(Request::new(prompt(100, 1), params)).unwrap();
         let logprobs: Vec<_> = run(&mut engine).into_iter().flat_map(|output| output.prompt_logprobs).collect();
         (logprobs, engine.metrics().computed_tokens - before)
     };
@@ -261,7 +261,7 @@ fn forked_requests_compute_their_prompt_once_without_prefix_caching() {
     for enable_prefix_caching in [false, true] {
         let mut engine = engine(&EngineConfig { enable_prefix_caching, ..config() }, &[None]);
         let params = |seed| SamplingParams { seed, max_tokens: 5, ..SamplingParams::default() };
-        let request = |seed| Request { prompt: prompt(100, 1), params: params(seed), adapter: None };
+        let request = |seed| Request::new(prompt(100, 1), params(seed));
         let first = engine.add_request(request(0)).unwrap();
         let ids: Vec<RequestId> =
             [first].into_iter().chain((1..4).map(|seed| engine.fork_request(request(seed), first).unwrap())).collect();
@@ -287,7 +287,7 @@ fn the_last_completion_writes_in_place_if_no_page_is_free_for_a_copy() {
     // The first fills the page that it shares with the second, so the page is cached and no page is free.
     let config = EngineConfig { pages: vec![4], max_model_len: 65, ..config() };
     let mut engine = engine(&config, &[Some(49)]);
-    let request = Request { prompt: prompt(58, 1), params: greedy(6), adapter: None };
+    let request = Request::new(prompt(58, 1), greedy(6));
     let first = engine.add_request(request.clone()).unwrap();
     let second = engine.fork_request(request, first).unwrap();
     let mut outputs = Vec::new();
@@ -310,7 +310,7 @@ fn pages_that_led_to_non_finite_logits_are_invalidated() {
     };
     let mut engine = poisoned(&on_disk(directory.path()));
     ask(&mut engine, prompt(40, 62), greedy(1));
-    let id = engine.add_request(Request { prompt: prompt(100, 63), params: greedy(1), adapter: None }).unwrap();
+    let id = engine.add_request(Request::new(prompt(100, 63), greedy(1))).unwrap();
     let outputs = run(&mut engine);
     assert!(matches!(outputs[0].finish, Some(FinishReason::Sampling(_))), "{id:?} {outputs:?}");
     // Pages cached earlier by other requests stay.
@@ -330,11 +330,11 @@ fn pages_are_invalidated_after_a_preemption_too() {
     model.poison = Some(63);
     let mut engine = Engine::new(model, config).unwrap();
     let poisoned = [vec![62; 100], vec![63]].concat();
-    engine.add_request(Request { prompt: poisoned.clone(), params: greedy(1), adapter: None }).unwrap();
+    engine.add_request(Request::new(poisoned.clone(), greedy(1))).unwrap();
     engine.step(&Cancel::new()).unwrap();
     // It is running when a request of higher priority takes its slot and pages.
     let urgent = SamplingParams { priority: -1, ..greedy(10) };
-    engine.add_request(Request { prompt: vec![5; 120], params: urgent, adapter: None }).unwrap();
+    engine.add_request(Request::new(vec![5; 120], urgent)).unwrap();
     let outputs = run(&mut engine);
     assert_eq!(engine.metrics().preemptions, 1);
     assert!(outputs.iter().any(|output| matches!(output.finish, Some(FinishReason::Sampling(_)))));
@@ -358,8 +358,8 @@ fn reads_from_disk_never_block_a_sequence_that_could_compute() {
     }
     // Other requests fill the pool while the prompt is read page by page.
     let mut small = engine(&EngineConfig { pages: vec![22], ..step_bytes(0) }, &[None]);
-    let long = small.add_request(Request { prompt: prompt(300, 1), params: greedy(5), adapter: None }).unwrap();
-    small.add_request(Request { prompt: vec![9; 15], params: greedy(60), adapter: None }).unwrap();
+    let long = small.add_request(Request::new(prompt(300, 1), greedy(5))).unwrap();
+    small.add_request(Request::new(vec![9; 15], greedy(60))).unwrap();
     let outputs = run(&mut small);
     let tokens: Vec<u32> = outputs_of(&outputs, long).flat_map(|output| output.token_ids.clone()).collect();
     assert_eq!(tokens, expected);
@@ -477,7 +477,7 @@ fn a_state_larger_than_the_free_pages_is_restored_partially() {
 fn a_full_queue_rejects_requests() {
     let mut engine = engine(&EngineConfig { max_num_seqs: 2, max_queued_requests: Some(3), ..config() }, &[None]);
     let add = |engine: &mut Engine<FakeModel>| {
-        engine.add_request(Request { prompt: vec![1], params: greedy(9), adapter: None })
+        engine.add_request(Request::new(vec![1], greedy(9)))
     };
     // Two slots are free, and three requests may wait.
     let ids: Vec<RequestId> = (0..5).map(|_| add(&mut engine).unwrap()).collect();

@@ -297,7 +297,7 @@ fn scenario() -> impl Strategy<Value = Scenario> {
                     |(step, asked, completions, abort, prediction): (_, (_, _, _), u64, Option<(usize, u64)>, _)| {
                         Arrival {
                             step,
-                            request: Request { prompt: asked.0, params: asked.1, adapter: asked.2 },
+                            request: Request { adapter: asked.2, ..Request::new(asked.0, asked.1) },
                             completions,
                             abort: abort.map(|(step, which)| (step, which % completions)),
                             prediction,
@@ -524,10 +524,9 @@ fn a_pool_of_a_quarter_of_the_demand_does_not_change_outputs() {
     };
     let mut small = engine(&config, &[None]);
     let mut large = engine(&EngineConfig { pages: vec![100], ..config }, &[None]);
-    let request = |seed: u64| Request {
-        prompt: (0..20 + seed as u32).map(|token| token % VOCAB as u32).collect(),
-        params: SamplingParams { seed, max_tokens: 40, ..SamplingParams::default() },
-        adapter: None,
+    let request = |seed: u64| {
+        let params = SamplingParams { seed, max_tokens: 40, ..SamplingParams::default() };
+        Request::new((0..20 + seed as u32).map(|token| token % VOCAB as u32).collect(), params)
     };
     let mut got = [BTreeMap::new(), BTreeMap::new()];
     for (engine, got) in [&mut small, &mut large].into_iter().zip(&mut got) {

@@ -30,7 +30,7 @@ fn params(seed: u64) -> SamplingParams {
 }
 
 fn request(params: SamplingParams) -> Request {
-    Request { prompt: (0..20).map(|index| index * 3 % VOCAB as u32).collect(), params, adapter: None }
+    Request::new((0..20).map(|index| index * 3 % VOCAB as u32).collect(), params)
 }
 
 fn tokens(outputs: &[StepOutput], id: RequestId) -> Vec<u32> {

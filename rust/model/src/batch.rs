@@ -5,6 +5,7 @@ use std::ops::Range;
 use ferrule_kernels::{Cancel, PoolError, kv::PageId};
 
 use crate::adapter::Adapter;
+use crate::features::Features;
 use crate::spec::Pooling;
 
 /// Sequence memory of some layers: pages, which share a page table, or state.
@@ -97,6 +98,8 @@ pub struct SequenceChunk<'a> {
     pub pages: &'a [Vec<PageId>],
     /// Type of each token, below [`Capabilities::token_types`]; empty if all are of type 0.
     pub token_types: &'a [u32],
+    /// Features of the sequence, at its positions, each as wide as [`Capabilities::feature_width`] says.
+    pub features: &'a [Features],
     /// Rows whose logits are computed.
     pub logits: LogitRows,
     /// LoRA adapter of this sequence, loaded for this model.
@@ -174,6 +177,12 @@ pub struct Capabilities {
     pub embedding_size: usize,
     /// Number of token types; 1 if the model does not distinguish any.
     pub token_types: usize,
+    /// Number of floats in a row of [`Features`]; `None` if the model takes token ids alone.
+    pub feature_width: Option<usize>,
+    /// Whether tokens have embeddings. If not, all tokens need features.
+    pub embeds_tokens: bool,
+    /// Number of hidden states that make one embedding in [`LanguageModel::embeddings`].
+    pub merged_rows: usize,
     /// Classifier, if the model has one.
     pub classifier: Option<ClassifierInfo>,
 }
@@ -249,7 +258,7 @@ pub trait LanguageModel {
         None
     }
 
-    /// Computes embeddings `[texts, embedding_size]` from pooled hidden states `[texts, hidden_size]`.
+    /// Computes embeddings `[texts, embedding_size]` from pooled hidden states `[texts, merged_rows * hidden_size]`.
     ///
     /// # Errors
     /// [`ForwardError`].

@@ -5,6 +5,7 @@ mod adapter;
 mod allocation;
 mod batch;
 mod calibrate;
+mod features;
 mod fingerprint;
 mod layer;
 mod limits;
@@ -34,6 +35,7 @@ pub use batch::{
     SequenceChunk,
 };
 pub use calibrate::calibrate_into;
+pub use features::Features;
 pub use limits::SpecError;
 pub use mixers::{
     AttentionSpec, ClampSpec, CompressedAttentionSpec, CompressionSpec, DecaySpec, DeltaNetSpec, DenseSpec,

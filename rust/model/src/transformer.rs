@@ -101,6 +101,7 @@ pub struct LoadOptions {
 ///     prompt_len: 3,
 ///     pages: &[vec![0]],
 ///     token_types: &[],
+///     features: &[],
 ///     logits: LogitRows::Last,
 ///     adapter: None,
 /// };
@@ -460,12 +461,14 @@ pub(crate) fn embed(
     hidden: &mut [f32],
 ) -> Result<(), PoolError> {
     let width = spec.hidden_size;
-    let read = |rows: &mut [f32]| match &weights.tokens {
-        Some(tokens) if looked_up.is_empty() => look_up(exec, tokens, batch.tokens(), rows),
-        _ => {
-            rows.copy_from_slice(looked_up);
-            Ok(())
+    let read = |rows: &mut [f32]| -> Result<(), PoolError> {
+        match &weights.tokens {
+            Some(tokens) if looked_up.is_empty() => look_up(exec, tokens, batch.tokens(), rows)?,
+            None if looked_up.is_empty() => rows.fill(0.0),
+            _ => rows.copy_from_slice(looked_up),
         }
+        place_features(batch, spec.embedding_width(), rows);
+        Ok(())
     };
     match &weights.projection {
         None => read(hidden)?,
@@ -491,6 +494,17 @@ pub(crate) fn embed(
         }
     }
     norm_in_place(exec, weights.norm.as_ref(), hidden, width)
+}
+
+/// Overwrites the embeddings `[rows, width]` of tokens that have features.
+fn place_features(batch: Batch<'_>, width: usize, mut rows: &mut [f32]) {
+    for sequence in batch.sequences {
+        let (embeddings, rest) = rows.split_at_mut(sequence.tokens.len() * width);
+        for features in sequence.features {
+            features.overwrite(sequence.positions(), embeddings);
+        }
+        rows = rest;
+    }
 }
 
 impl LanguageModel for Transformer {

@@ -47,6 +47,7 @@ fn hidden(model: &mut Transformer, tokens: &[u32], token_types: &[u32], rows: Lo
         prompt_len: tokens.len(),
         pages: &pages,
         token_types,
+        features: &[],
         logits: rows,
         adapter: None,
     };
@@ -65,6 +66,9 @@ fn capabilities_of_an_encoder() {
         hidden_size: HIDDEN,
         embedding_size: 24,
         token_types: 3,
+        feature_width: Some(HIDDEN),
+        embeds_tokens: true,
+        merged_rows: 1,
         classifier,
     };
     assert_eq!(model.capabilities(), expected);

@@ -39,6 +39,7 @@ fn logits(spec: &ModelSpec, packed: Option<&Packed>, mmap: bool, pool: Pool) -> 
         prompt_len: tokens.len(),
         pages: &[vec![0, 1]],
         token_types: &[],
+        features: &[],
         logits: LogitRows::Last,
         adapter: None,
     };

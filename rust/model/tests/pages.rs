@@ -38,6 +38,7 @@ fn last_logits(model: &mut Transformer, tokens: &[u32], first_position: usize, p
         prompt_len: tokens.len(),
         pages,
         token_types: &[],
+        features: &[],
         logits: LogitRows::Last,
         adapter: None,
     };

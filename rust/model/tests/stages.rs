@@ -160,6 +160,7 @@ fn run(
                 prompt_len: tokens.len(),
                 pages,
                 token_types: &[],
+                features: &[],
                 logits,
                 adapter: None,
             })
@@ -407,6 +408,7 @@ fn workers_that_run_different_batches_fail_and_stay_so() {
             prompt_len: tokens.len(),
             pages: &vec![vec![0]; groups.len()],
             token_types: &[],
+            features: &[],
             logits: LogitRows::Last,
             adapter: None,
         };
@@ -570,6 +572,7 @@ fn hidden_states_that_do_not_fit_the_batch_are_refused() {
         prompt_len: 2,
         pages: &pages(&groups, 0, 0),
         token_types: &[],
+        features: &[],
         logits: LogitRows::Last,
         adapter: None,
     };

@@ -47,6 +47,7 @@ fn compute(model: &mut Transformer, from: usize, to: usize, states: &[PageId]) -
         prompt_len: TOKENS,
         pages: &[states.to_vec(), PAGES.to_vec()],
         token_types: &[],
+        features: &[],
         logits: LogitRows::Last,
         adapter: None,
     };

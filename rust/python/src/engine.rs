@@ -9,9 +9,11 @@ use ferrule_engine::{
 };
 use ferrule_model::LanguageModel;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyByteArray, PyBytes};
 
 use crate::errors;
+use crate::features::{self, FeatureRows};
 use crate::fork;
 use crate::interrupt::Interrupt;
 use crate::load::{LoadArguments, reporter};
@@ -118,7 +120,9 @@ impl Engine {
     }
 
     /// Queues a request and returns its id.
-    #[pyo3(signature = (prompt_token_ids, params, fork_of=None, lora=None, logits_processors=None, grammar=None))]
+    #[pyo3(signature = (
+        prompt_token_ids, params, fork_of=None, lora=None, logits_processors=None, grammar=None, features=Vec::new()
+    ))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn add_request(
         &self,
@@ -129,6 +133,7 @@ impl Engine {
         lora: Option<&LoraAdapter>,
         logits_processors: Option<&Bound<'_, PyAny>>,
         grammar: Option<&Grammar>,
+        features: Vec<FeatureRows>,
     ) -> PyResult<u64> {
         // Lists can have an id for each token of the vocabulary, which takes long enough to release the GIL.
         let read = || {
@@ -137,6 +142,7 @@ impl Engine {
         };
         let mut request = py.detach(read).map_err(|error| errors::request_error(&error))?;
         request.adapter = lora.map(|lora| Arc::clone(&lora.0));
+        request.features = features.iter().map(FeatureRows::read).collect::<PyResult<_>>()?;
         if let Some(processors) = logits_processors {
             let caught = Arc::clone(&self.interrupt.caught);
             let processor = PythonProcessor::new(processors, self.vocab_size, caught)?;
@@ -197,6 +203,26 @@ impl Engine {
         let encoded = encoded.map_err(|error| self.error(&error))?;
         self.interrupt.settle(py);
         floats(py, &encoded)
+    }
+
+    /// Computes the features of an image, float32 `[tokens, width]`, from its tiles: the place of each patch, and the patches,
+    /// float32 `[patches, values]`.
+    fn features<'py>(
+        &self,
+        py: Python<'py>,
+        tiles: Vec<(Vec<u32>, PyBackedBytes)>,
+    ) -> PyResult<Bound<'py, PyByteArray>> {
+        let tile = |(places, patches): (Vec<u32>, PyBackedBytes)| {
+            let features = features::rows(0, places.len(), &patches)?;
+            Ok(Text { tokens: vec![0; places.len()], token_types: places, features: vec![features], ..Text::default() })
+        };
+        let tiles = tiles.into_iter().map(tile).collect::<PyResult<Vec<_>>>()?;
+        let computed = self.with(py, |engine| {
+            engine.encode(&tiles, &EncodeTask::Features {}, &self.interrupt.cancel)
+        })?;
+        let computed = computed.map_err(|error| self.error(&error))?;
+        self.interrupt.settle(py);
+        floats(py, &computed)
     }
 
     /// Computes and saves the KV cache of a prompt, as bytes.

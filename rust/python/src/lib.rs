@@ -3,6 +3,7 @@
 mod ceilings;
 mod engine;
 mod errors;
+mod features;
 mod fork;
 mod gguf;
 mod interrupt;

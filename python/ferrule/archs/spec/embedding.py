@@ -39,11 +39,15 @@ class SinusoidalPositions:
 class Embedding:
     """Embedding: maps token ids to hidden states."""
 
+    tokens: bool = True
+    """Whether there is a table of token embeddings; if not, each token gets a row of features."""
     scale: float = 1.0
     """Factor on token embeddings."""
     width: int | None = None
     """Width of a row if a projection maps it to hidden_size (and back before the lm_head); None for hidden_size."""
     positions: LearnedPositions | SinusoidalPositions | None = None
+    projection_bias: bool = False
+    """Whether the projection adds a bias."""
     token_types: int = 0
     """Rows of the token type table; row 0 is the default type."""
     norm: Norm | None = None

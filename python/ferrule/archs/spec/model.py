@@ -39,6 +39,8 @@ class ModelSpec:
     classifier: Classifier | None = None
     text_projections: list[TextProjection] = field(default_factory=list[TextProjection])
     """Projections from the pooled hidden state to the embedding, applied in order."""
+    merged_rows: int = 1
+    """Number of consecutive hidden states that are joined to one input of the projections."""
     tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Tensor of each role that `tensors.roles` lists."""
     prefixes: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])

@@ -85,7 +85,7 @@ pub enum BuildError {
 ///     .build()?;
 ///
 /// let params = SamplingParams { temperature: 0.0, max_tokens: 5, ..SamplingParams::default() };
-/// let request = engine.add_request(Request { prompt: vec![1, 2, 3], params, adapter: None })?;
+/// let request = engine.add_request(Request::new(vec![1, 2, 3], params))?;
 /// let mut tokens = Vec::new();
 /// while engine.has_unfinished_requests() {
 ///     for output in engine.step(&Cancel::new())? {

@@ -275,6 +275,7 @@ impl<M: LanguageModel> DraftModelRunner<M> {
                 prompt_len: sequence.prompt_len,
                 pages: tables.tables(),
                 token_types: &[],
+                features: &[],
                 logits: if drafting.is_last { LogitRows::Last } else { LogitRows::None },
                 adapter: None,
             })

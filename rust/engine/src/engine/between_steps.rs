@@ -92,6 +92,7 @@ impl<M: LanguageModel> Engine<M> {
             prompt_len: tokens.len(),
             pages: tables.tables(),
             token_types: &[],
+            features: &[],
             logits,
             adapter,
         };

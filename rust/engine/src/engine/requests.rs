@@ -4,7 +4,7 @@ use ferrule_model::LanguageModel;
 
 use super::Engine;
 use crate::pages::Namespace;
-use crate::request::check_prompt;
+use crate::request::{check_features, check_prompt};
 use crate::sequence::Sequence;
 use crate::{Request, RequestError, RequestId};
 
@@ -39,10 +39,11 @@ impl<M: LanguageModel> Engine<M> {
                     && other.tokens[..other.prompt_len] == request.prompt
                     && other.params.cache_salt == request.params.cache_salt
                     && other.adapter == request.adapter
+                    && *other.features == *request.features
             };
             let fork_parent = self.scheduler.sequences().find(same).map(|parent| parent.id);
             let shareable = self.model.shareable_tokens(request.prompt.len());
-            let namespace = Namespace::new(request.params.cache_salt.clone(), request.adapter.as_deref());
+            let namespace = Namespace::new(request.params.cache_salt.clone(), request.adapter.as_deref(), &request.features);
             let tables = self.scheduler.kv_cache.tables(namespace, shareable);
             let id = RequestId(self.next_id - 1);
             let prediction = std::mem::take(&mut request.params.prediction);
@@ -64,6 +65,7 @@ impl<M: LanguageModel> Engine<M> {
         let vocab_size = self.model.vocab_size();
         request.params.validate(vocab_size)?;
         check_prompt(&request.prompt, vocab_size)?;
+        check_features(&request.features, request.prompt.len(), &self.model.capabilities())?;
         self.limits.check(request.prompt.len(), 1)?;
         if let Some(search) = &request.params.beam_search {
             self.scheduler.check_beams(search.beam_width, request.prompt.len())?;

@@ -143,6 +143,7 @@ pub(super) fn with_batch<T>(running: &[Sequence], chunks: &[Scheduled], run: imp
             prompt_len: sequence.prompt_len,
             pages: sequence.tables.tables(),
             token_types: &[],
+            features: &sequence.features,
             logits: wanted_logits(sequence, sequence.begun(), scheduled),
             adapter: sequence.adapter.as_deref(),
         }

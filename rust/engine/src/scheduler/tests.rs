@@ -23,7 +23,7 @@ fn hybrid_kv_cache(pages: usize, states: usize) -> KvCacheManager {
 }
 
 fn sequence(scheduler: &Scheduler, id: u64, tokens: usize) -> Sequence {
-    let request = Request { prompt: vec![0; tokens], params: SamplingParams::default(), adapter: None };
+    let request = Request::new(vec![0; tokens], SamplingParams::default());
     Sequence::new(RequestId(id), request, None, scheduler.kv_cache.private_tables(), Drafts::default())
 }
 

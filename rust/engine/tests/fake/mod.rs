@@ -123,6 +123,7 @@ impl QueuedChunk {
             prompt_len: self.prompt_len,
             pages: &self.pages,
             token_types: &[],
+            features: &[],
             logits: self.logits,
             adapter: self.adapter.as_ref(),
         }
@@ -442,6 +443,9 @@ impl LanguageModel for FakeModel {
             hidden_size: HIDDEN,
             embedding_size: EMBEDDING,
             token_types: TOKEN_TYPES,
+            feature_width: Some(1),
+            embeds_tokens: true,
+            merged_rows: 1,
             classifier: Some(ClassifierInfo { pooling: Pooling::Cls, labels: LABELS }),
         }
     }

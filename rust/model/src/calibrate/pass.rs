@@ -309,6 +309,7 @@ fn chunk<'a>(tokens: &'a [u32], pages: &'a [Vec<PageId>]) -> SequenceChunk<'a> {
         prompt_len: tokens.len(),
         pages,
         token_types: &[],
+        features: &[],
         logits: LogitRows::None,
         adapter: None,
     }

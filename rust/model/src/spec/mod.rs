@@ -108,6 +108,10 @@ pub struct ModelSpec {
     /// Projections from the pooled hidden state of a text to its embedding, applied in order; empty if the hidden state
     /// is the embedding.
     pub text_projections: Vec<TextProjectionSpec>,
+    /// Number of consecutive hidden states that are joined to one input of the projections, such as those of neighbouring
+    /// patches of an image.
+    #[serde(default = "one_row")]
+    pub merged_rows: usize,
     /// Stored tensor of each role.
     pub tensors: BTreeMap<String, TensorSpec>,
     /// Pairs of name prefixes: a tensor that is missing under the first prefix is looked up under the second.
@@ -120,11 +124,17 @@ pub struct ModelSpec {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmbeddingSpec {
+    /// Whether there is a table of token embeddings; if not, every token gets a row of features.
+    #[serde(default = "has_tokens")]
+    pub tokens: bool,
     /// Factor on token embeddings.
     pub scale: f32,
     /// Width of token embeddings, if it differs from `hidden_size`: projections lead from there to `hidden_size`, and
     /// back before the lm_head.
     pub width: Option<usize>,
+    /// Whether the projection from there adds a bias.
+    #[serde(default)]
+    pub projection_bias: bool,
     /// Position embeddings.
     pub positions: Option<PositionsSpec>,
     /// Number of token types with an embedding that is added to each token; 0 if there are none.
@@ -168,9 +178,22 @@ pub struct LmHeadSpec {
 /// Upper limit for the number of layers, above that of any known model.
 const MAX_LAYERS: usize = 4096;
 
+/// Upper limit for the number of hidden states that are joined, above that of any known model.
+const MAX_MERGED_ROWS: usize = 256;
+
 /// Returns the default of factors that specs may leave out.
 pub(crate) fn one() -> f32 {
     1.0
+}
+
+/// Returns the default of [`ModelSpec::merged_rows`].
+fn one_row() -> usize {
+    1
+}
+
+/// Returns the default of [`EmbeddingSpec::tokens`].
+fn has_tokens() -> bool {
+    true
 }
 
 impl ModelSpec {
@@ -236,8 +259,16 @@ impl ModelSpec {
             hidden_size: self.hidden_size,
             embedding_size: self.embedding_size(),
             token_types: self.embedding.token_types.max(1),
+            feature_width: self.takes_features().then(|| self.embedding_width()),
+            embeds_tokens: self.embedding.tokens,
+            merged_rows: self.merged_rows,
             classifier: self.classifier.map(info),
         }
+    }
+
+    /// Returns whether features can take the place of token embeddings: not if layers look up the ids of the tokens too.
+    fn takes_features(&self) -> bool {
+        self.tables.is_empty()
     }
 
     /// Returns the number of leading positions whose keys and values do not depend on later tokens; see
@@ -268,6 +299,12 @@ impl ModelSpec {
         self.streams.as_ref().map_or(Ok(()), |streams| streams.check("streams"))?;
         self.classifier.map_or(Ok(()), |classifier| classifier.check())?;
         readout::check_projections(&self.text_projections)?;
+        require("merged_rows", self.merged_rows, (1..=MAX_MERGED_ROWS).contains(&self.merged_rows), || {
+            format!("in 1..={MAX_MERGED_ROWS}")
+        })?;
+        require("embedding.tokens", false, self.embedding.tokens || self.lm_head.is_none(), || {
+            "true for a model with an lm_head".to_owned()
+        })?;
         for (i, rope) in self.ropes.iter().enumerate() {
             rope.check(&format!("ropes[{i}]"))?;
         }

@@ -241,7 +241,8 @@ impl LanguageModel for Pipeline {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.spec.capabilities()
+        // Steps have token ids alone.
+        Capabilities { feature_width: None, ..self.spec.capabilities() }
     }
 
     fn kv_groups(&self) -> &[KvGroup] {

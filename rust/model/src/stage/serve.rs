@@ -290,6 +290,7 @@ mod tests {
             prompt_len: 3,
             pages: &[vec![0]],
             token_types: &[],
+            features: &[],
             logits: LogitRows::Last,
             adapter: None,
         };

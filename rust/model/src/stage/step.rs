@@ -146,6 +146,7 @@ impl StageStep {
             prompt_len: sequence.prompt_len,
             pages: &sequence.pages,
             token_types: &sequence.token_types,
+            features: &[],
             logits: sequence.logits,
             adapter: None,
         });

@@ -120,9 +120,12 @@ impl<'a> View<'a> {
                 expected.insert(0, stack.of);
             }
             let (row_stride, column_stride) = if transposed { (1, stored_rows) } else { (width, 1) };
-            // Per-head norms are stored as [heads, head_dim] or as one row, a matrix of one row as a vector, and a matrix
-            // of several heads as [heads, rows, columns].
-            let like = expected.len() == 1 || (place.stack.is_none() && tensor.shape().last() == expected.last());
+            // Per-head norms are stored as [heads, head_dim] or as one row, a matrix of one row as a vector, a matrix of
+            // several heads as [heads, rows, columns], and a convolution over whole patches of an image as [outputs,
+            // channels, height, width].
+            let is_convolution = tensor.shape().len() == 4 && tensor.shape().first() == expected.first();
+            let like = expected.len() == 1
+                || (place.stack.is_none() && (is_convolution || tensor.shape().last() == expected.last()));
             let same = tensor.shape() == expected
                 || joined.as_deref() == Some(tensor.shape())
                 || (like && tensor.elements() == matrix);

@@ -28,7 +28,7 @@ impl<'a> Gather<'a> {
     pub fn of(task: &'a EncodeTask, classified: Pooling) -> Self {
         match task {
             EncodeTask::Embedding { pooling, .. } => Self::Row(*pooling),
-            EncodeTask::TokenEmbeddings { .. } => Self::Rows,
+            EncodeTask::TokenEmbeddings { .. } | EncodeTask::Features {} => Self::Rows,
             EncodeTask::Scores {} => Self::Row(classified),
             EncodeTask::Logits { tokens } => Self::Columns(tokens),
             EncodeTask::TopLogprobs { count } => Self::Top(*count),

@@ -73,7 +73,7 @@ impl<M: LanguageModel> Engine<M> {
         if !capabilities.causal || !gather.is_last() || !text.token_types.is_empty() {
             return self.scheduler.kv_cache.private_tables();
         }
-        let namespace = Namespace::new(text.cache_salt.clone(), None);
+        let namespace = Namespace::new(text.cache_salt.clone(), None, &text.features);
         self.scheduler.kv_cache.tables(namespace, self.model.shareable_tokens(text.tokens.len()))
     }
 
@@ -162,6 +162,7 @@ impl<M: LanguageModel> Engine<M> {
                 first_position: tokens.start,
                 prompt_len: text.tokens.len(),
                 pages: tables.tables(),
+                features: &text.features,
                 token_types: if text.token_types.is_empty() { &[] } else { &text.token_types[tokens.clone()] },
                 logits: gather.rows(tokens.start == 0, tokens.end == text.tokens.len()),
                 adapter: None,
@@ -237,6 +238,7 @@ impl<M: LanguageModel> Engine<M> {
                 }
                 Ok(rows)
             }
+            EncodeTask::Features {} => self.model.embeddings(&gathered, cancel),
             EncodeTask::Scores {} => self.model.scores(&gathered, cancel),
             EncodeTask::Logits { .. } | EncodeTask::TopLogprobs { .. } => Ok(gathered),
         }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use ferrule_model::{Capabilities, Pooling};
+use ferrule_model::{Capabilities, Features, Pooling};
 use serde::Deserialize;
 
-use crate::request::LengthLimits;
+use crate::request::{FeaturesError, LengthLimits, check_features};
 
 /// Input of an encoding task: a tokenized text.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Text {
     /// Token ids.
     pub tokens: Vec<u32>,
@@ -16,6 +16,8 @@ pub struct Text {
     pub token_types: Vec<u32>,
     /// Cached pages are shared only with texts and prompts of the same salt.
     pub cache_salt: Option<Arc<str>>,
+    /// Features of tokens, in the order of their positions. They do not overlap.
+    pub features: Vec<Features>,
 }
 
 /// The operation that [`Engine::encode`](crate::Engine::encode) runs on each text.
@@ -36,6 +38,9 @@ pub enum EncodeTask {
         /// Whether each hidden state is normalized to unit length.
         normalize: bool,
     },
+    /// Computes one embedding of each `merged_rows` consecutive hidden states, `[tokens / merged_rows, embedding_size]`: the
+    /// features of an image, whose patches are the tokens.
+    Features {},
     /// Computes the classifier's scores, `[labels]`.
     Scores {},
     /// Returns the next-token logits of selected vocabulary entries after the text, `[tokens]`.
@@ -79,6 +84,30 @@ pub enum EncodeError {
     /// The model has no language modeling head.
     #[error("the model gives no logits: it is made to embed, classify or rerank texts")]
     NoLogits,
+    /// The features of a text are invalid.
+    #[error("text {text}: {error}")]
+    Features {
+        /// Index of the text.
+        text: usize,
+        /// Problem with the features.
+        error: FeaturesError,
+    },
+    /// An embedding is made of several hidden states.
+    #[error("the model makes an embedding of {merged_rows} hidden states, so it gives features of images alone")]
+    NoPooling {
+        /// Number of hidden states that make one embedding.
+        merged_rows: usize,
+    },
+    /// The number of tokens is not a multiple of the number of hidden states that make one embedding.
+    #[error("text {text} must have a multiple of {merged_rows} tokens, got {tokens}")]
+    Merged {
+        /// Index of the text.
+        text: usize,
+        /// Number of its tokens.
+        tokens: usize,
+        /// Number of hidden states that make one embedding.
+        merged_rows: usize,
+    },
     /// The model has no classifier.
     #[error("the model has no classifier")]
     NoClassifier,
@@ -146,7 +175,8 @@ impl Text {
             let read = |(index, &id)| u32::try_from(id).map_err(|_| EncodeError::Id { field, text, index, id, limit });
             ids.iter().enumerate().map(read).collect()
         };
-        Ok(Self { tokens: read("token_ids", tokens)?, token_types: read("token_type_ids", token_types)?, cache_salt })
+        let (tokens, token_types) = (read("token_ids", tokens)?, read("token_type_ids", token_types)?);
+        Ok(Self { tokens, token_types, cache_salt, features: Vec::new() })
     }
 
     /// Checks the lengths and ids of the text.
@@ -168,7 +198,10 @@ impl Text {
             return Err(EncodeError::TypeCount { text, tokens, types });
         }
         check_ids("token_ids", text, &self.tokens, vocab_size)?;
-        check_ids("token_type_ids", text, &self.token_types, capabilities.token_types)
+        check_ids("token_type_ids", text, &self.token_types, capabilities.token_types)?;
+        check_features(&self.features, tokens, capabilities).map_err(|error| EncodeError::Features { text, error })?;
+        let merged_rows = capabilities.merged_rows;
+        if tokens.is_multiple_of(merged_rows) { Ok(()) } else { Err(EncodeError::Merged { text, tokens, merged_rows }) }
     }
 }
 
@@ -191,12 +224,13 @@ impl EncodeTask {
 
     /// Checks that the model supports the task.
     pub(super) fn check(&self, vocab_size: usize, capabilities: &Capabilities) -> Result<(), EncodeError> {
-        let Capabilities { embedding_size, .. } = *capabilities;
+        let Capabilities { embedding_size, merged_rows, .. } = *capabilities;
         match self {
+            Self::Embedding { .. } if merged_rows > 1 => Err(EncodeError::NoPooling { merged_rows }),
             Self::Embedding { dimensions: Some(dimensions), .. } if !(1..=embedding_size).contains(dimensions) => {
                 Err(EncodeError::Dimensions { dimensions: *dimensions, embedding_size })
             }
-            Self::Embedding { .. } | Self::TokenEmbeddings { .. } => Ok(()),
+            Self::Embedding { .. } | Self::TokenEmbeddings { .. } | Self::Features {} => Ok(()),
             Self::Scores {} => capabilities.classifier.map(|_| ()).ok_or(EncodeError::NoClassifier),
             Self::Logits { .. } | Self::TopLogprobs { .. } if !capabilities.logits => Err(EncodeError::NoLogits),
             Self::TopLogprobs { count } if !(1..=vocab_size).contains(count) => {

@@ -11,6 +11,9 @@ impl Loader<'_> {
     /// Returns whether the stage has rows of the matrix of the embedding: its part of them, or all of them in a stage that
     /// looks up tokens or multiplies with the matrix.
     pub(super) fn has_token_rows(&self) -> bool {
+        if !self.spec.embedding.tokens {
+            return false;
+        }
         let (vocabulary, stage) = (self.part.vocabulary, &self.part.layers);
         match vocabulary.is_divided() {
             true => !vocabulary.panels(self.spec.vocab_size).is_empty(),
@@ -39,7 +42,8 @@ impl Loader<'_> {
         }
         let projection = match embedding.width {
             Some(width) => {
-                Some(self.linear(packer, "", &[("embedding_projection", hidden, multiplied)], width, false)?)
+                let part = [("embedding_projection", hidden, multiplied)];
+                Some(self.linear(packer, "", &part, width, embedding.projection_bias)?)
             }
             None => None,
         };

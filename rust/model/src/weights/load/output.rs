@@ -82,7 +82,7 @@ impl Loader<'_> {
 
     /// Loads the projections of a text's embedding, in f32 as the classifier.
     pub fn text_projections<P: Packer>(&self, packer: &mut P) -> Result<Vec<Linear<P::Matrix>>, LoadError> {
-        let mut columns = self.spec.hidden_size;
+        let mut columns = self.spec.merged_rows * self.spec.hidden_size;
         let mut projections = Vec::new();
         for (i, spec) in self.spec.text_projections.iter().enumerate() {
             let role = i.to_string();
