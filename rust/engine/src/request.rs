@@ -121,7 +121,9 @@ pub enum RequestError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FeaturesError {
     /// The model takes token ids alone.
-    #[error("features are not supported: the model takes token ids alone (as all models do with pipeline or tensor parallelism)")]
+    #[error(
+        "features are not supported: the model takes token ids alone (as all models do with pipeline or tensor parallelism)"
+    )]
     Unsupported,
     /// Rows have another width than embeddings.
     #[error("a row of features must have {expected} numbers, as the model's embeddings, got {found}")]

@@ -80,6 +80,7 @@ fn expected(text: &Text, task: &EncodeTask, causal: bool) -> Vec<f32> {
             if *normalize { unit(kept) } else { kept.to_vec() }
         }
         EncodeTask::TokenEmbeddings { normalize: false } => rows.concat(),
+        EncodeTask::Features {} => rows.iter().flat_map(|row| embedding_of(row)).collect(),
         EncodeTask::TokenEmbeddings { normalize: true } => rows.iter().flat_map(|row| unit(row)).collect(),
         EncodeTask::Scores {} => scores_of(&pooled(Pooling::Cls)).to_vec(),
         EncodeTask::Logits { tokens } => {
@@ -111,7 +112,7 @@ fn texts() -> impl Strategy<Value = Vec<Text>> {
     let one = (tokens, salt, vec(0..TOKEN_TYPES as u32, 120), any::<bool>());
     let text = one.prop_map(|(tokens, cache_salt, mut kinds, of_kinds)| {
         kinds.truncate(if of_kinds { tokens.len() } else { 0 });
-        Text { tokens, token_types: kinds, cache_salt }
+        Text { tokens, token_types: kinds, cache_salt, features: Vec::new() }
     });
     vec(text, 0..12)
 }
@@ -123,6 +124,7 @@ fn task() -> impl Strategy<Value = EncodeTask> {
         (pooling, any::<bool>(), dimensions)
             .prop_map(|(pooling, normalize, dimensions)| { EncodeTask::Embedding { pooling, normalize, dimensions } }),
         any::<bool>().prop_map(|normalize| EncodeTask::TokenEmbeddings { normalize }),
+        Just(EncodeTask::Features {}),
         Just(EncodeTask::Scores {}),
         vec(0..VOCAB as u32, 0..4).prop_map(|tokens| EncodeTask::Logits { tokens }),
         (1..=VOCAB).prop_map(|count| EncodeTask::TopLogprobs { count }),
@@ -171,8 +173,7 @@ proptest! {
 fn encoding_may_preempt_requests_without_changing_their_output() {
     let config = EngineConfig { pages: vec![10], max_model_len: 160, ..config() };
     let params = SamplingParams { temperature: 0.0, max_tokens: 60, ..SamplingParams::default() };
-    let requests: Vec<_> =
-        (0..3).map(|first| Request::new(vec![first + 8; 20], params.clone())).collect();
+    let requests: Vec<_> = (0..3).map(|first| Request::new(vec![first + 8; 20], params.clone())).collect();
     let mut undisturbed = engine(&config, &[None]);
     requests.iter().for_each(|request| _ = undisturbed.add_request(request.clone()).unwrap());
     let expected = run(&mut undisturbed);

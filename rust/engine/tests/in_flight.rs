@@ -146,8 +146,7 @@ fn prefill_chunks(prompts: u32, tokens: u32, overlap: bool) -> Vec<usize> {
     let mut model = FakeModel::new(&config, &[None]);
     (model.capacity, model.token_time) = (2, Duration::from_millis(5));
     let mut engine = Engine::new(model, config).unwrap();
-    let request =
-        |length: u32, params| Request::new((0..length).map(|token| token % VOCAB as u32).collect(), params);
+    let request = |length: u32, params| Request::new((0..length).map(|token| token % VOCAB as u32).collect(), params);
     let decoded = SamplingParams { max_tokens: 1000, ..SamplingParams::default() };
     let decoding: Vec<RequestId> = (0..4).map(|_| engine.add_request(request(1, decoded.clone())).unwrap()).collect();
     (0..12).for_each(|_| drop(engine.step(&Cancel::new()).unwrap()));

@@ -6,6 +6,7 @@ mod builder;
 mod encode;
 mod engine;
 mod fake;
+mod features;
 mod fuzz_seeds;
 mod in_flight;
 mod large_rows;

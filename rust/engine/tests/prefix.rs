@@ -64,9 +64,8 @@ fn requests_with_a_common_prefix_compute_only_the_rest() {
 #[test]
 fn concurrent_requests_compute_a_common_prefix_once() {
     let mut engine = engine(&EngineConfig { max_num_batched_tokens: 32, ..config() }, &[None]);
-    let ids: Vec<RequestId> = (0..6)
-        .map(|own| engine.add_request(Request::new(prompt(300, own), greedy(4))).unwrap())
-        .collect();
+    let ids: Vec<RequestId> =
+        (0..6).map(|own| engine.add_request(Request::new(prompt(300, own), greedy(4))).unwrap()).collect();
     let outputs = run(&mut engine);
     for (own, id) in (0..).zip(ids) {
         let tokens: Vec<u32> = outputs_of(&outputs, id).flat_map(|output| output.token_ids.clone()).collect();
@@ -476,9 +475,7 @@ fn a_state_larger_than_the_free_pages_is_restored_partially() {
 #[test]
 fn a_full_queue_rejects_requests() {
     let mut engine = engine(&EngineConfig { max_num_seqs: 2, max_queued_requests: Some(3), ..config() }, &[None]);
-    let add = |engine: &mut Engine<FakeModel>| {
-        engine.add_request(Request::new(vec![1], greedy(9)))
-    };
+    let add = |engine: &mut Engine<FakeModel>| engine.add_request(Request::new(vec![1], greedy(9)));
     // Two slots are free, and three requests may wait.
     let ids: Vec<RequestId> = (0..5).map(|_| add(&mut engine).unwrap()).collect();
     assert_eq!(add(&mut engine), Err(RequestError::QueueFull { waiting: 5, limit: 3 }));

@@ -217,9 +217,8 @@ impl Engine {
             Ok(Text { tokens: vec![0; places.len()], token_types: places, features: vec![features], ..Text::default() })
         };
         let tiles = tiles.into_iter().map(tile).collect::<PyResult<Vec<_>>>()?;
-        let computed = self.with(py, |engine| {
-            engine.encode(&tiles, &EncodeTask::Features {}, &self.interrupt.cancel)
-        })?;
+        let computed =
+            self.with(py, |engine| engine.encode(&tiles, &EncodeTask::Features {}, &self.interrupt.cancel))?;
         let computed = computed.map_err(|error| self.error(&error))?;
         self.interrupt.settle(py);
         floats(py, &computed)

@@ -22,7 +22,9 @@ pub(crate) fn rows(first: usize, tokens: usize, bytes: &[u8]) -> PyResult<Featur
     let (floats, rest) = bytes.as_chunks();
     if tokens == 0 || floats.is_empty() || !rest.is_empty() || !floats.len().is_multiple_of(tokens) {
         let found = bytes.len();
-        return Err(errors::PromptError::new_err(format!("features of {tokens} tokens must be rows of float32, got {found} bytes")));
+        return Err(errors::PromptError::new_err(format!(
+            "features of {tokens} tokens must be rows of float32, got {found} bytes"
+        )));
     }
     let rows = floats.iter().map(|float| f32::from_le_bytes(*float)).collect();
     Ok(Features::new(first, rows, floats.len() / tokens))
