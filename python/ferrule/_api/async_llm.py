@@ -25,7 +25,7 @@ from ferrule._engine.lora import LoRAAdapter
 from ferrule._engine.metrics import EngineMetrics
 from ferrule._engine.registry import Load, Registry
 from ferrule._engine.request import USUAL_REPORTS, Reports, Request
-from ferrule._engine.workers import WORKERS, workers_for
+from ferrule._engine.workers import LARGE_INPUT, WORKERS, workers_for
 from ferrule._params.compatibility import compatible_call
 from ferrule._params.declaration import signature_of
 from ferrule._params.lora import LoRA
@@ -519,6 +519,8 @@ def _size(prompt: object, params: SamplingParams) -> int:
     if isinstance(prompt, Mapping):
         parts = cast("Mapping[object, object]", prompt)
         contents = [parts.get("prompt", parts.get("prompt_token_ids")), parts.get("suffix") or ""]
+        if parts.get("multi_modal_data"):
+            return LARGE_INPUT  # a vision tower computes for seconds
     length = sum(len(content) if isinstance(content, Sized) else LONG + 1 for content in contents)
     allowed = len(params.allowed_token_ids or ())
     # Sequence breakers are searched in the whole vocabulary.

@@ -10,8 +10,8 @@ from typing import Any, NotRequired, TypeAlias, TypedDict, cast
 from ferrule._text.fim import encode_infill
 from ferrule._text.tokenizer import Tokenizer, TokenLimit
 from ferrule._validation import shown
-from ferrule._vision.model import Features, PreparedImage, VisionModel, placed
-from ferrule._vision.prompt import expand
+from ferrule._vision.model import PreparedImage, VisionModel
+from ferrule._vision.prompt import Features, expand, placed
 from ferrule.errors import PromptError
 
 MAX_SALT_LENGTH = 256
@@ -95,7 +95,7 @@ def read_prompt(
     if parts.text is None or parts.token_ids is not None:
         ids = parts.token_ids
     elif parts.suffix is None:
-        text = parts.text if vision is None else expand(parts.text, images, vision.processor)
+        text = parts.text if vision is None else _expanded(parts.text, images, vision)
         ids = tokenizer.encode(text, limit=limit)
     else:
         infill = encode_infill(tokenizer, parts.text, parts.suffix, parts.middle, limit)
@@ -105,6 +105,10 @@ def read_prompt(
         raise limit.exceeded(len(token_ids))
     features = () if vision is None or not images else _features(token_ids, images, vision)
     return ReadPrompt(parts.text, token_ids, parts.cache_salt, stop_token_ids, features)
+
+
+def _expanded(text: str, images: Sequence[PreparedImage], vision: VisionModel) -> str:
+    return expand(text, [image.processed for image in images], vision.processor)
 
 
 def _prepared(images: Sequence[object], vision: VisionModel | None) -> list[PreparedImage]:
@@ -119,7 +123,7 @@ def _features(token_ids: Sequence[int], images: Sequence[PreparedImage], vision:
     token = vision.processor.image_token_id
     features = placed(images, token_ids, token)
     if features is None:
-        wanted = sum(image.tokens for image in images)
+        wanted = sum(image.processed.tokens for image in images)
         raise PromptError(
             f"prompt_token_ids must have the token {token} {wanted} times, once for each token of the images, got "
             f"{token_ids.count(token)}",

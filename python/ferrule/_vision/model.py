@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ferrule._vision.images import read_image
 from ferrule._vision.processors import ProcessedImage, Processor
@@ -14,29 +13,15 @@ from ferrule._vision.processors import ProcessedImage, Processor
 if TYPE_CHECKING:
     from ferrule import _native
 
-KEPT_IMAGES = 32
-"""Number of images whose features are kept, since each turn of a conversation has those of the turns before."""
-
-
-class Features(NamedTuple):
-    """Features of an image, in place of the embeddings of consecutive tokens."""
-
-    first: int
-    """Position of the first token."""
-    tokens: int
-    rows: bytes
-    """float32 `[tokens, width]`."""
+KEPT_BYTES = 64 << 20
+"""Bytes of features that are kept, since each turn of a conversation has the images of the turns before."""
 
 
 class PreparedImage:
     """An image as the model reads it. Its features are computed when they are needed, and kept."""
 
     def __init__(self, processed: ProcessedImage, model: VisionModel) -> None:
-        self.text = processed.text
-        """Text that takes the place of the image's placeholder in a prompt."""
-        self.tokens = processed.tokens
-        """Number of tokens of the image."""
-        self._processed = processed
+        self.processed = processed
         self._model = model
 
     def features(self) -> bytes:
@@ -44,7 +29,7 @@ class PreparedImage:
 
         Raises EngineError.
         """
-        return self._model.features(self._processed)
+        return self._model.features(self.processed)
 
 
 class VisionModel:
@@ -54,7 +39,7 @@ class VisionModel:
         self.processor = processor
         self._tower = tower
         self._lock = threading.Lock()
-        self._kept: OrderedDict[bytes, bytes] = OrderedDict()
+        self._kept: OrderedDict[tuple[tuple[int, ...], bytes], bytes] = OrderedDict()
 
     def prepare(self, given: object, field: str) -> PreparedImage:
         """Reads and processes an image; `field` names it in error messages. A prepared image is returned unchanged.
@@ -71,38 +56,17 @@ class VisionModel:
         Raises EngineError.
         """
         patches = processed.patches
-        key = blake2b(patches.tobytes(), digest_size=32, person=str(patches.shape[0]).encode()[:16]).digest()
+        key = patches.shape, blake2b(patches.tobytes()).digest()
         with self._lock:  # two requests with the same image compute it once
             rows = self._kept.pop(key, None)
             if rows is None:
                 places = [int(place) for place in processed.positions]
                 rows = bytes(self._tower.features([(places, tile.tobytes()) for tile in patches]))
             self._kept[key] = rows
-            while len(self._kept) > KEPT_IMAGES:
+            while len(self._kept) > 1 and sum(map(len, self._kept.values())) > KEPT_BYTES:
                 self._kept.popitem(last=False)
         return rows
 
     def close(self) -> None:
         """Frees the tower."""
         self._tower.close()
-
-
-def placed(images: Sequence[PreparedImage], token_ids: Sequence[int], image_token_id: int) -> list[Features] | None:
-    """Returns the features of images at the places of their tokens; None if the numbers of tokens differ."""
-    places = [place for place, token in enumerate(token_ids) if token == image_token_id]
-    if len(places) != sum(image.tokens for image in images):
-        return None
-    features: list[Features] = []
-    first = 0
-    for image in images:
-        rows = image.features()
-        width = len(rows) // image.tokens
-        # Tokens between the tiles of an image divide its features.
-        of_image = places[first : first + image.tokens]
-        start = 0
-        for index in range(1, image.tokens + 1):
-            if index == image.tokens or of_image[index] != of_image[index - 1] + 1:
-                features.append(Features(of_image[start], index - start, rows[start * width : index * width]))
-                start = index
-        first += image.tokens
-    return features

@@ -1,0 +1,181 @@
+"""Prompts with images: features and log-probabilities of transformers, and bits that depend on nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from conftest import TINY
+from ferrule import LLM, AsyncLLM, CompletionOutput, ImageError, PromptError, SamplingParams
+from ferrule._text.prompt import TextPrompt
+from ferrule._vision.images import read_image
+from ferrule._vision.model import PreparedImage
+from ferrule._vision.processors import ProcessedImage
+from ferrule._vision.processors.idefics3 import Idefics3Processor
+
+pytestmark = pytest.mark.native
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "vision"
+CASES = ("smolvlm", "idefics3")
+GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=20, ignore_eos=True)
+
+
+def load(case: str, **options: Any) -> LLM:
+    return LLM(GOLDEN / case, **{"quantization": "f32", **options})
+
+
+def images(case: str) -> list[Image.Image]:
+    return [read_image(GOLDEN / case / f"image{index}.png", "image") for index in (0, 1)]
+
+
+def prompt(case: str, *pictures: object) -> TextPrompt:
+    """The prompt of a case, with its own images unless others are given."""
+    text = str(np.load(GOLDEN / case / "golden.npz")["prompt"])
+    return {"prompt": text, "multi_modal_data": {"image": list(pictures) or images(case)}}
+
+
+def patches_of(pixels: NDArray[np.float32], processor: Idefics3Processor) -> NDArray[np.float32]:
+    """Patches [tiles, patches, values], block by block, of pixels [tiles, 3, side, side]."""
+    patch, block = processor.patch, processor.block
+    blocks = processor.tile // patch // block
+    parts = pixels.reshape(len(pixels), 3, blocks, block, patch, blocks, block, patch)
+    return np.ascontiguousarray(parts.transpose(0, 2, 5, 3, 6, 1, 4, 7).reshape(len(pixels), -1, 3 * patch**2))
+
+
+def golden_image(llm: LLM, pixels: NDArray[np.float32]) -> PreparedImage:
+    """All tiles of a case, as transformers processed them, as one image."""
+    vision = llm._vision
+    assert vision is not None
+    processor = vision.processor
+    assert isinstance(processor, Idefics3Processor)
+    patches = patches_of(pixels, processor)
+    processed = processor.process(Image.new("RGB", (8, 8)))
+    return PreparedImage(
+        ProcessedImage("", patches, processed.positions, len(patches) * processor.tile_tokens), vision
+    )
+
+
+def bits(output: CompletionOutput) -> list[tuple[int, list[tuple[int, str]]]]:
+    """Tokens and log-probabilities for bitwise comparison."""
+    assert output.logprobs is not None
+    rows = [[(token, entry.logprob.hex()) for token, entry in row.items()] for row in output.logprobs]
+    return list(zip(output.token_ids, rows, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_features_logprobs_and_greedy_tokens_are_those_of_transformers(case: str) -> None:
+    golden = np.load(GOLDEN / case / "golden.npz")
+    with load(case) as llm:
+        image = golden_image(llm, golden["pixel_values"][0])
+        features = np.frombuffer(image.features(), np.float32).reshape(golden["image_features"].shape)
+        assert np.abs(features - golden["image_features"]).max() < 1e-4
+        token_ids = [int(token) for token in golden["input_ids"]]
+        params = SamplingParams(temperature=0, max_tokens=12, prompt_logprobs=20, ignore_eos=True)
+        given = {"prompt_token_ids": token_ids, "multi_modal_data": {"image": [image]}}
+        output = llm.generate(given, params)[0]
+        assert list(output.outputs[0].token_ids) == golden["greedy"].tolist()
+        assert output.prompt_logprobs is not None
+        compared = 0
+        for row, logits in zip(golden["rows"], golden["logits"], strict=True):
+            if row + 1 < len(token_ids):
+                expected = logits - np.log(np.exp(logits.astype(np.float64)).sum())
+                found = output.prompt_logprobs[row + 1]
+                assert found is not None
+                assert all(abs(entry.logprob - expected[token]) < 1e-4 for token, entry in found.items())
+                compared += 1
+        assert compared > 10
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pixels_of_this_package_give_the_same_tokens(case: str) -> None:
+    golden = np.load(GOLDEN / case / "golden.npz")
+    with load(case) as llm:
+        output = llm.generate(prompt(case), GREEDY)[0]
+    assert list(output.prompt_token_ids) == golden["input_ids"].tolist()
+    assert list(output.outputs[0].token_ids) == golden["greedy"].tolist()
+
+
+@pytest.mark.parametrize("formats", [("f32", "auto"), ("int8", "f16"), ("int4", "int8")])
+def test_bits_do_not_depend_on_chunks_threads_neighbours_or_the_cache(formats: tuple[str, str]) -> None:
+    case = "idefics3"
+    first, second = images(case)
+    prompts: list[Any] = [prompt(case), prompt(case, second, first), {"prompt": "Words without an image."}]
+    options: dict[str, Any] = {"quantization": formats[0], "kv_cache_dtype": formats[1]}
+    with load(case, threads=1, enable_prefix_caching=False, **options) as llm:
+        alone = [bits(llm.generate(each, GREEDY)[0].outputs[0]) for each in prompts]
+    assert alone[0] != alone[1]
+    for tokens, threads in ((1, 2), (16, 1), (512, 2)):
+        with load(case, threads=threads, max_num_batched_tokens=tokens, **options) as llm:
+            together = llm.generate(prompts, GREEDY)
+            assert [bits(output.outputs[0]) for output in together] == alone
+            # The second run finds the prompts in the prefix cache, but not those with the images in another order.
+            again = llm.generate(prompts[0], SamplingParams(**{**vars(GREEDY), "n": 3}))[0]
+            assert again.num_cached_tokens
+            assert [bits(each) for each in again.outputs] == [alone[0]] * 3
+            other = llm.generate(prompt(case, first, first), GREEDY)[0]
+            assert not other.num_cached_tokens
+
+
+def test_preemption_and_speculation_keep_the_bits() -> None:
+    case = "smolvlm"
+    params = SamplingParams(temperature=0, max_tokens=60, logprobs=20, ignore_eos=True)
+    with load(case) as llm:
+        expected = bits(llm.generate(prompt(case), params)[0].outputs[0])
+    with load(case, speculative_config={"method": "ngram", "num_speculative_tokens": 3}) as llm:
+        assert bits(llm.generate(prompt(case), params)[0].outputs[0]) == expected
+    with load(case, kv_cache_memory=200_000, enable_prefix_caching=False) as llm:
+        outputs = llm.generate([prompt(case)] * 6, params)
+        assert llm.metrics().preemptions > 0
+        assert all(bits(output.outputs[0]) == expected for output in outputs)
+
+
+def test_a_restart_finds_images_in_the_cache_on_disk(tmp_path: Path) -> None:
+    case = "smolvlm"
+    results: list[tuple[Any, int | None]] = []
+    for _ in range(2):
+        with load(case, prefix_cache_dir=tmp_path) as llm:
+            output = llm.generate(prompt(case), GREEDY)[0]
+            results.append((bits(output.outputs[0]), output.num_cached_tokens))
+    assert results[0][0] == results[1][0]
+    assert not results[0][1]
+    assert results[1][1]
+
+
+def test_streams_have_the_tokens_of_generate() -> None:
+    case = "smolvlm"
+    with load(case) as llm:
+        expected = bits(llm.generate(prompt(case), GREEDY)[0].outputs[0])
+
+    async def run() -> list[CompletionOutput]:
+        async with AsyncLLM(GOLDEN / case, quantization="f32") as engine:
+            return [output.outputs[0] async for output in engine.generate(prompt(case), GREEDY)]
+
+    assert bits(asyncio.run(run())[-1]) == expected
+
+
+def test_prompts_that_do_not_fit_their_images_are_refused() -> None:
+    case = "smolvlm"
+    first, second = images(case)
+    with load(case) as llm:
+        for pictures, found in (((first,), "2 placeholders for 1 images"), ((first, second, first), "for 3 images")):
+            with pytest.raises(PromptError, match=found):
+                llm.generate(prompt(case, *pictures), GREEDY)
+        with pytest.raises(PromptError, match="token 263 4 times.*got 1"):
+            llm.generate({"prompt_token_ids": [1, 263, 9], "multi_modal_data": {"image": first}}, GREEDY)
+        with pytest.raises(ImageError, match=r"multi_modal_data.image\[1\]"):
+            llm.generate(prompt(case, first, "https://example.com/a.png"), GREEDY)
+        with pytest.raises(PromptError, match="image or list of images"):
+            llm.generate({"prompt": "?", "multi_modal_data": {"video": first}}, GREEDY)
+        with pytest.raises(PromptError, match="placeholders"):
+            llm.generate("An <image> in words.", GREEDY)
+
+
+def test_a_model_of_text_refuses_images() -> None:
+    with LLM(TINY) as llm, pytest.raises(PromptError, match="reads text only"):
+        llm.generate({"prompt": "What is this?", "multi_modal_data": {"image": images("smolvlm")}}, GREEDY)
