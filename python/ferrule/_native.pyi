@@ -54,6 +54,7 @@ class Engine:
         lora: LoraAdapter | None = None,
         logits_processors: LogitsProcessors | None = None,
         grammar: Grammar | None = None,
+        features: list[tuple[int, int, bytes]] = ...,
     ) -> int:
         """Queues a request and returns its id; `params` is the JSON of its sampling parameters.
 
@@ -61,7 +62,8 @@ class Engine:
         prompt has been computed and shares its pages. `lora` is an adapter of this engine, which the request keeps
         alive.
         `logits_processors` is called within `step` before each token is sampled. `grammar` constrains the output; it is
-        compiled for a vocabulary of the model's size.
+        compiled for a vocabulary of the model's size. `features` take the place of the embeddings of tokens: first
+        position, number of tokens, and rows of float32.
 
         Raises PromptError, InvalidParameterError, QueueFullError, EngineError.
         """
@@ -97,6 +99,14 @@ class Engine:
 
         Raises PromptError, InvalidParameterError, UnsupportedTaskError, InsufficientMemoryError, EngineError,
         KeyboardInterrupt.
+        """
+
+    def features(self, tiles: list[tuple[list[int], bytes]]) -> bytearray:
+        """Computes the features of an image with a vision tower: float32 `[tokens, width]`, those of all tiles.
+
+        A tile is the places of its patches in the table of positions, and the patches, float32 `[patches, values]`.
+
+        Raises PromptError, EngineError, KeyboardInterrupt.
         """
 
     def save_state(self, token_ids: list[int], cache_salt: str | None, lora: LoraAdapter | None = None) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from PIL import Image
 
 from conftest import TINY
 from ferrule import LLM, AsyncLLM, CompletionOutput, ImageError, PromptError, SamplingParams
-from ferrule._text.prompt import TextPrompt
+from ferrule._text.prompt import TextPrompt, TokensPrompt
 from ferrule._vision.images import read_image
 from ferrule._vision.model import PreparedImage
 from ferrule._vision.processors import ProcessedImage
@@ -24,10 +24,12 @@ pytestmark = pytest.mark.native
 GOLDEN = Path(__file__).parents[1] / "golden" / "vision"
 CASES = ("smolvlm", "idefics3")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=20, ignore_eos=True)
+THREE = SamplingParams(n=3, temperature=0, max_tokens=12, logprobs=20, ignore_eos=True)
 
 
 def load(case: str, **options: Any) -> LLM:
-    return LLM(GOLDEN / case, **{"quantization": "f32", **options})
+    options.setdefault("quantization", "f32")
+    return LLM(GOLDEN / case, **options)
 
 
 def images(case: str) -> list[Image.Image]:
@@ -56,9 +58,7 @@ def golden_image(llm: LLM, pixels: NDArray[np.float32]) -> PreparedImage:
     assert isinstance(processor, Idefics3Processor)
     patches = patches_of(pixels, processor)
     processed = processor.process(Image.new("RGB", (8, 8)))
-    return PreparedImage(
-        ProcessedImage("", patches, processed.positions, len(patches) * processor.tile_tokens), vision
-    )
+    return PreparedImage(ProcessedImage("", patches, processed.positions, len(patches) * processor.tile_tokens), vision)
 
 
 def bits(output: CompletionOutput) -> list[tuple[int, list[tuple[int, str]]]]:
@@ -77,7 +77,7 @@ def test_features_logprobs_and_greedy_tokens_are_those_of_transformers(case: str
         assert np.abs(features - golden["image_features"]).max() < 1e-4
         token_ids = [int(token) for token in golden["input_ids"]]
         params = SamplingParams(temperature=0, max_tokens=12, prompt_logprobs=20, ignore_eos=True)
-        given = {"prompt_token_ids": token_ids, "multi_modal_data": {"image": [image]}}
+        given: TokensPrompt = {"prompt_token_ids": token_ids, "multi_modal_data": {"image": [image]}}
         output = llm.generate(given, params)[0]
         assert list(output.outputs[0].token_ids) == golden["greedy"].tolist()
         assert output.prompt_logprobs is not None
@@ -115,7 +115,7 @@ def test_bits_do_not_depend_on_chunks_threads_neighbours_or_the_cache(formats: t
             together = llm.generate(prompts, GREEDY)
             assert [bits(output.outputs[0]) for output in together] == alone
             # The second run finds the prompts in the prefix cache, but not those with the images in another order.
-            again = llm.generate(prompts[0], SamplingParams(**{**vars(GREEDY), "n": 3}))[0]
+            again = llm.generate(prompts[0], THREE)[0]
             assert again.num_cached_tokens
             assert [bits(each) for each in again.outputs] == [alone[0]] * 3
             other = llm.generate(prompt(case, first, first), GREEDY)[0]
@@ -166,12 +166,12 @@ def test_prompts_that_do_not_fit_their_images_are_refused() -> None:
         for pictures, found in (((first,), "2 placeholders for 1 images"), ((first, second, first), "for 3 images")):
             with pytest.raises(PromptError, match=found):
                 llm.generate(prompt(case, *pictures), GREEDY)
-        with pytest.raises(PromptError, match="token 263 4 times.*got 1"):
+        with pytest.raises(PromptError, match=r"token 263 4 times.*got 1"):
             llm.generate({"prompt_token_ids": [1, 263, 9], "multi_modal_data": {"image": first}}, GREEDY)
         with pytest.raises(ImageError, match=r"multi_modal_data.image\[1\]"):
             llm.generate(prompt(case, first, "https://example.com/a.png"), GREEDY)
         with pytest.raises(PromptError, match="image or list of images"):
-            llm.generate({"prompt": "?", "multi_modal_data": {"video": first}}, GREEDY)
+            llm.generate({"prompt": "?", "multi_modal_data": cast("Any", {"video": first})}, GREEDY)
         with pytest.raises(PromptError, match="placeholders"):
             llm.generate("An <image> in words.", GREEDY)
 

@@ -156,7 +156,10 @@ def prompt_parts(given: object) -> PromptParts:
     if keys:
         found = shown(next(iter(keys)))
         others = "suffix, middle" if content == "prompt" else "prompt"
-        raise PromptError(f"a prompt with {content} may also have {others}, cache_salt and {IMAGES}, got {found}", field=next(iter(keys)))
+        raise PromptError(
+            f"a prompt with {content} may also have {others}, cache_salt and {IMAGES}, got {found}",
+            field=next(iter(keys)),
+        )
     if text is not None and not isinstance(text, str):
         raise PromptError(f"prompt must be a string, got {shown(text)}", field="prompt")
     if content == "prompt_token_ids":
@@ -176,9 +179,11 @@ def prompt_parts(given: object) -> PromptParts:
 
 
 def _checked_images(given: object) -> tuple[object, ...]:
-    if not isinstance(given, Mapping) or set(cast("Mapping[object, object]", given)) != {"image"}:
-        raise PromptError(f'{IMAGES} must be {{"image": image or list of images}}, got {shown(given)}', field=IMAGES)
-    images: object = cast("Mapping[str, object]", given)["image"]
+    fields: Mapping[object, object] = cast("Mapping[object, object]", given) if isinstance(given, Mapping) else {}
+    if set(fields) != {"image"}:
+        found = shown(given)
+        raise PromptError(f'{IMAGES} must be {{"image": image or list of images}}, got {found}', field=IMAGES)
+    images = fields["image"]
     return tuple(cast("Sequence[object]", images)) if isinstance(images, (list, tuple)) else (images,)
 
 

@@ -1,4 +1,4 @@
-"""The part of a model that reads images: an image processor, and a vision tower in an engine of its own."""
+"""The part of a model that reads images: an image processor, and a vision tower in a separate engine."""
 
 from __future__ import annotations
 

@@ -162,6 +162,8 @@ def decoder(
         output_gate=output_gate,
         gate_bias=gate_bias,
     )
+    if lm_head is None and causal:
+        lm_head = LmHead(tied=config.flag("tie_word_embeddings", default=tied))
     mixers = mixers or {}
     attention_of = attention_of or (lambda _, attention: attention)
     positions = [norms] * layers if isinstance(norms, str) else norms
@@ -222,7 +224,7 @@ def decoder(
             )
         ],
         final_norm=norm if final_norm else None,
-        lm_head=lm_head if lm_head is not None or not causal else LmHead(tied=config.flag("tie_word_embeddings", default=tied)),
+        lm_head=lm_head,
         causal=causal,
     )
     return replace(spec, tensors=tensors_named(spec, {**MODULES, **(modules or {})}, alternatives=alternatives))

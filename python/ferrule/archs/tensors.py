@@ -17,6 +17,7 @@ from ferrule.archs.spec import (
     CompressedAttention,
     DeltaNet,
     Dense,
+    Embedding,
     Experts,
     Gated,
     HeadProjections,
@@ -55,16 +56,7 @@ from ferrule.archs.spec import (
 
 def roles(spec: ModelSpec) -> Iterator[str]:
     """Yields the role of every tensor that a model needs, and of constants that a checkpoint may leave out."""
-    embedding = spec.embedding
-    if embedding.tokens:
-        yield "embedding.weight"
-    if embedding.width is not None:
-        yield from _projection_roles("embedding_projection", bias=embedding.projection_bias)
-    if isinstance(embedding.positions, LearnedPositions):
-        yield "positions.weight"
-    if embedding.token_types:
-        yield "token_types.weight"
-    yield from _norm_roles("embedding_norm", embedding.norm)
+    yield from _embedding_roles(spec.embedding)
     yield from (f"tables.{index}.weight" for index in range(len(spec.tables)))
     for index, layer in enumerate(spec.layers):
         yield from (f"layers.{index}.{role}" for block in layer.blocks for role in _block_roles(block))
@@ -75,7 +67,7 @@ def roles(spec: ModelSpec) -> Iterator[str]:
         yield from _end_roles(spec.streams)
     yield from _norm_roles("final_norm", spec.final_norm)
     if spec.lm_head is not None:
-        if embedding.width is not None:
+        if spec.embedding.width is not None:
             yield "lm_head_projection.weight"
         if not spec.lm_head.tied:
             yield "lm_head.weight"
@@ -85,6 +77,18 @@ def roles(spec: ModelSpec) -> Iterator[str]:
         yield from _classifier_roles(spec.classifier)
     for index, projection in enumerate(spec.text_projections):
         yield from _projection_roles(f"text_projections.{index}", bias=projection.bias)
+
+
+def _embedding_roles(embedding: Embedding) -> Iterator[str]:
+    if embedding.tokens:
+        yield "embedding.weight"
+    if embedding.width is not None:
+        yield from _projection_roles("embedding_projection", bias=embedding.projection_bias)
+    if isinstance(embedding.positions, LearnedPositions):
+        yield "positions.weight"
+    if embedding.token_types:
+        yield "token_types.weight"
+    yield from _norm_roles("embedding_norm", embedding.norm)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypedDict, cast
 
-from ferrule._text.prompt import Prompt, check_token_ids, prompt_parts
+from ferrule._text.prompt import IMAGES, Prompt, check_token_ids, prompt_parts
 from ferrule._text.tokenizer import Tokenizer, TokenLimit
 from ferrule._validation import check_integer, shown
 from ferrule.errors import InvalidParameterError, PromptError
@@ -103,6 +103,8 @@ class TextReader:
             raise PromptError(
                 "suffix is not supported for texts to encode; it applies to prompts of generate", field="suffix"
             )
+        if parts.images:
+            raise PromptError(f"{IMAGES} is not supported for texts to encode", field=IMAGES)
         if parts.text is not None and parts.token_ids is None:
             ids, types = self.tokenizer.encode_text(
                 self._prepared(parts.text, prefix), most=most, limit=self._token_limit

@@ -1,7 +1,7 @@
 """Vision towers: one file for each family of models that read images, and one line in TOWERS.
 
-A tower is a model of its own, whose tokens are the patches of an image: their values take the place of token embeddings.
-The embeddings that it computes take the place of those of placeholder tokens in the language model.
+A tower is a separate model, whose tokens are the patches of an image: their values take the place of token
+embeddings. The embeddings that it computes take the place of those of placeholder tokens in the language model.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,10 +12,12 @@ from ferrule.archs.config import Config
 from ferrule.archs.spec import ModelSpec
 from ferrule.archs.vision.idefics3 import idefics3
 
-TOWERS: Mapping[str, Callable[[Config], ModelSpec]] = MappingProxyType({
-    "idefics3": idefics3,
-    "smolvlm": idefics3,
-})
+TOWERS: Mapping[str, Callable[[Config], ModelSpec]] = MappingProxyType(
+    {
+        "idefics3": idefics3,
+        "smolvlm": idefics3,
+    }
+)
 """Functions that read the tower's spec from config.json, by `model_type` of the whole model."""
 
 
