@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -179,3 +181,55 @@ def test_prompts_that_do_not_fit_their_images_are_refused() -> None:
 def test_a_model_of_text_refuses_images() -> None:
     with LLM(TINY) as llm, pytest.raises(PromptError, match="reads text only"):
         llm.generate({"prompt": "What is this?", "multi_modal_data": {"image": images("smolvlm")}}, GREEDY)
+
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] | capitalize }}:"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+"""Chat template in the manner of SmolVLM."""
+
+
+def question(text: str, *parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+
+def url_of(file: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode()
+
+
+def test_chat_reads_images_in_the_forms_of_openai_vllm_and_transformers() -> None:
+    case = "smolvlm"
+    file = GOLDEN / case / "image1.png"
+    forms: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": url_of(file)}},
+        {"type": "image_pil", "image_pil": images(case)[1]},
+        {"type": "image", "path": str(file)},
+        {"type": "image", "image": np.asarray(images(case)[1])},
+    ]
+    with load(case) as llm:
+        text = "User:<image>What is this?<end_of_utterance>\nAssistant:"
+        expected = llm.generate({"prompt": text, "multi_modal_data": {"image": images(case)[1]}}, GREEDY)[0]
+        for part in forms:
+            output = llm.chat([question("What is this?", part)], GREEDY, chat_template=TEMPLATE)[0]
+            assert output.prompt_token_ids == expected.prompt_token_ids
+            assert bits(output.outputs[0]) == bits(expected.outputs[0])
+            assert output.prompt is not None
+            assert output.prompt.count("<image>") == 4
+        # The second turn finds the first one, with its image, in the cache.
+        turns = [question("What is this?", forms[0]), {"role": "assistant", "content": "A shape."}, question("Round?")]
+        cached = llm.chat(turns, GREEDY, chat_template=TEMPLATE)[0].num_cached_tokens
+        assert cached is not None
+        assert cached >= 32
+        with pytest.raises(ImageError, match=r"messages\[0\].content\[0\].image_url.url"):
+            llm.chat([question("?", {"type": "image_url", "image_url": {"url": "http://a.b"}})], chat_template=TEMPLATE)
+
+
+def test_features_of_an_image_are_computed_once() -> None:
+    with load("smolvlm") as llm:
+        for _ in range(3):
+            llm.generate(prompt("smolvlm"), GREEDY)
+        vision = llm._vision
+        assert vision is not None
+        assert json.loads(vision._tower.metrics())["computed_tokens"] == 2 * 16

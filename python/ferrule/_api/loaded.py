@@ -43,11 +43,12 @@ from ferrule._text.tokenizer import Tokenizer
 from ferrule._validation import check_integer, shown
 from ferrule._vision.model import VisionModel
 from ferrule._vision.processors import PROCESSORS
+from ferrule._vision.prompt import expand
 from ferrule.errors import ChatTemplateError, InvalidParameterError, ModelFileError
 
 if TYPE_CHECKING:
     from ferrule import _native
-    from ferrule._text.chat import Message, Tool
+    from ferrule._text.chat import ImageSource, Message, Tool
     from ferrule._text.parsers import MessageFormat
     from ferrule._text.parsers.families import ReasoningFamily, ToolCallFamily
 
@@ -215,24 +216,33 @@ class LoadedModel(metaclass=RefusingMeta):
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> TokensPrompt:
         """Renders a conversation to a prompt for `generate` and `stream`. `options` are the fields of ChatOptions.
 
-        Messages have the form of OpenAI's API. Content is text or a list of text parts, and arguments of tool calls are
-        JSON or mappings; both are converted to the form that the template reads. A model's reasoning is read from
+        Messages have the form of OpenAI's API. Content is text or a list of parts, text and images, and arguments of
+        tool calls are JSON or mappings; both are converted to the form that the template reads. Images are parts of
+        OpenAI's, vLLM's or transformers' form, with a data URL, a PIL image, an array, bytes, or a local file. A model's reasoning is read from
         `reasoning_content`, `reasoning` or `thinking`. The template writes the special tokens. For a template that does
         not read `tools`, the system message describes them, with calls in the format of Hermes and Qwen.
 
         Raises ChatTemplateError, TokenizerError, PromptError for a long conversation that surely exceeds the context,
-        ImageError for an image, because the model reads text only.
+        ImageError for an invalid image, or for any image if the model reads text only.
         """
-        text = self.apply_chat_template(messages, **options)
+        text, sources = self._render(messages, options)
+        images = [] if self._vision is None else [self._vision.prepare(each.value, each.field) for each in sources]
+        if self._vision is not None:
+            text = expand(text, [image.processed for image in images], self._vision.processor)
         token_ids = self._tokenizer.encode(text, add_special_tokens=False, limit=self._model.prompt_limit)
-        return {"prompt": text, "prompt_token_ids": token_ids}
+        prompt: TokensPrompt = {"prompt": text, "prompt_token_ids": token_ids}
+        return {**prompt, "multi_modal_data": {"image": images}} if images else prompt
 
     @compatible_call(FOREIGN_CHAT_OPTIONS)
     def apply_chat_template(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
-        """Returns the text of `chat_prompt`, with the special tokens that the template writes.
+        """Returns the text that a conversation's template makes, with the special tokens and placeholders that it writes.
 
         Raises ChatTemplateError, ImageError.
         """
+        return self._render(messages, options)[0]
+
+    def _render(self, messages: Sequence[Message], options: ChatOptions) -> tuple[str, list[ImageSource]]:
+        """Returns the text of a conversation, and its images in the order of their placeholders."""
         for name in options:
             if name not in ChatOptions.__annotations__:
                 raise TypeError(
@@ -244,12 +254,12 @@ class LoadedModel(metaclass=RefusingMeta):
         tools = options.get("tools")
         template = self._chat_template(options.get("chat_template"), tools)
         special_tokens = self._tokenizer.special_tokens
-        texts, _ = take_images(messages, supported=False)
+        texts, sources = take_images(messages, supported=self._vision is not None)
         adapted = adapt_messages(template, texts, special_tokens)
         if tools and not reads_tools(template):
             described = describe_tools(template, adapted, tools, special_tokens)
             adapted = adapt_messages(template, described, special_tokens)
-        return render_chat(
+        text = render_chat(
             template,
             adapted,
             special_tokens=special_tokens,
@@ -259,6 +269,7 @@ class LoadedModel(metaclass=RefusingMeta):
             continue_final_message=options.get("continue_final_message", False),
             arguments=options.get("chat_template_kwargs"),
         )
+        return text, sources
 
     @property
     def chat_templates(self) -> dict[str, str]:
