@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -153,7 +153,9 @@ class Engine:
         lora: LoraAdapter | None = None,
         logits_processors: LogitsProcessors | None = None,
         grammar: Grammar | None = None,
+        features: Sequence[tuple[int, int, bytes]] = (),
     ) -> int:
+        assert not features, "the fake reads text only"
         self._alone()
         self._alive()
         limit = self.options["max_queued_requests"]

@@ -22,6 +22,7 @@ import ray.data
 import fakes
 from conftest import TINY
 from ferrule import LLM, InvalidParameterError, SamplingParams, StructuredOutputsParams, UnsupportedTaskError
+from ferrule._vision.images import read_image
 from ferrule.errors import EngineError
 from ferrule.ray import LLMPredictor, ProcessorConfig, build_processor
 from ferrule.ray.predictor import threads_of_each
@@ -317,6 +318,44 @@ def test_messages_and_logprobs_pass_through_arrow() -> None:
     assert rows[0]["logprobs"][0][0]["token_id"] == first[0]
     assert rows[0]["logprobs"][0][0]["logprob"] == first[1].logprob
     assert rows[1]["logprobs"] is None
+
+
+VISION = Path(__file__).parents[1] / "golden/vision/smolvlm"
+IMAGE_TEMPLATE = (
+    "{% for message in messages %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.native
+@pytest.mark.usefixtures("ray_driver")
+@pytest.mark.parametrize("arrays", [False, True], ids=["bytes", "arrays"])
+def test_images_pass_through_arrow(arrays: bool) -> None:
+    files = [VISION / f"image{index}.png" for index in (0, 1, 1)]
+    given: list[Any] = [np.asarray(read_image(file, "image")) if arrays else file.read_bytes() for file in files]
+    content = [{"type": "image"}, {"type": "text", "text": "Which is round?"}]
+    items = [
+        {"number": 0, "prompt": "<image>Which is round?", "image": given[0]},
+        {"number": 1, "messages": [{"role": "user", "content": content}], "image": given[1]},
+        {"number": 2, "prompt": "None is here.", "image": given[2]},
+        {"number": 3, "messages": [{"role": "user", "content": [*content, content[0]]}], "image": given[2]},
+    ]
+    options = {"quantization": "f32", "sampling_params": {**GREEDY, "ignore_eos": True}}
+    config = ProcessorConfig(model_source=str(VISION), engine_kwargs=options, chat_template=IMAGE_TEMPLATE)
+    rows = rows_by_number(build_processor(config)(ray.data.from_items(items)))
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    with LLM(VISION, quantization="f32") as llm:
+        prompts: list[Any] = [
+            {"prompt": "<image>Which is round?", "multi_modal_data": {"image": file}} for file in files[:2]
+        ]
+        outputs = llm.generate(prompts, params)
+    assert [rows[number]["error"] for number in (0, 1)] == [None, None]
+    assert [list(rows[number]["generated_tokens"]) for number in (0, 1)] == [
+        list(output.outputs[0].token_ids) for output in outputs
+    ]
+    assert rows[0]["generated_tokens"] != rows[1]["generated_tokens"]
+    assert rows[2]["error"].startswith("PromptError: the prompt must have one placeholder <image>")
+    assert rows[3]["error"].startswith("InvalidParameterError: image must be 2 images")
 
 
 @pytest.mark.native

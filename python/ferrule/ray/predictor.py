@@ -39,12 +39,14 @@ class LLMPredictor:
 
     | `task_type` | reads | adds |
     |---|---|---|
-    | `generate` | `prompt`, `tokenized_prompt` (token ids) or `messages`; optionally `sampling_params`, `model`, `tools`, `chat_template_kwargs` | `generated_text`, `generated_tokens`, `num_generated_tokens`, `num_input_tokens`, `finish_reason`; on request `logprobs`, `prompt_logprobs`, `entropies` |
+    | `generate` | `prompt`, `tokenized_prompt` (token ids) or `messages`; optionally `image`, `sampling_params`, `model`, `tools`, `chat_template_kwargs` | `generated_text`, `generated_tokens`, `num_generated_tokens`, `num_input_tokens`, `finish_reason`; on request `logprobs`, `prompt_logprobs`, `entropies` |
     | `embed` | `prompt` or `tokenized_prompt` | `embeddings`, `num_input_tokens` |
     | `classify` | `prompt` | `label`, `probs`, `num_input_tokens` |
     | `score` | `data_1`, `data_2` | `score`, `num_input_tokens` |
 
-    `sampling_params` in a row is a dict with fields of SamplingParams. `model` is the name of an adapter, or of the base
+    `image` is an image or a list of images, for models that read them: arrays uint8 `[height, width, 3]`, encoded bytes,
+    or data URLs. They take the places of the model's placeholder in `prompt`, or of `{"type": "image"}` in `messages`,
+    which may also have images themselves. `sampling_params` in a row is a dict with fields of SamplingParams. `model` is the name of an adapter, or of the base
     model. Each row also gets the column `error`: None, or the class and message of the error that its values cause; its
     other new columns are then None. Fields of dicts that are None count as missing, because Arrow gives all dicts of a
     column the same fields.

@@ -13,6 +13,8 @@ from ferrule.errors import InvalidParameterError
 
 Row: TypeAlias = Mapping[str, object]
 """Values by column. Missing values are None."""
+IMAGE = "image"
+"""Column of images, whose arrays are not converted to lists."""
 Columns: TypeAlias = dict[str, Any]
 """Columns of a batch by name: NumPy arrays or lists of equal length."""
 
@@ -25,7 +27,10 @@ def rows_of(batch: object) -> list[Row]:
     if not isinstance(batch, Mapping):
         raise InvalidParameterError("batch", type(batch).__name__, "a dict of columns (batch_format='numpy')")
     columns = cast("Mapping[str, Sequence[object]]", batch)
-    return [dict(zip(columns, map(_plain, values), strict=True)) for values in zip(*columns.values(), strict=True)]
+    return [
+        {name: value if name == IMAGE else _plain(value) for name, value in zip(columns, values, strict=True)}
+        for values in zip(*columns.values(), strict=True)
+    ]
 
 
 def columns_of(rows: Sequence[Row]) -> Columns:
@@ -43,6 +48,16 @@ def text(row: Row, column: str) -> str:
     if not isinstance(value, str):
         raise InvalidParameterError(column, value, "a string in each row")
     return value
+
+
+def images(row: Row) -> list[object]:
+    """Returns the images in the column IMAGE: one, or those of a list; an array of three dimensions is one image."""
+    value = row.get(IMAGE)
+    if isinstance(value, np.ndarray) and value.ndim != 3:
+        return list(cast("np.ndarray[Any, Any]", value))
+    if isinstance(value, (list, tuple)):
+        return list(cast("list[object]", value))
+    return [] if _plain(value) is None else [value]
 
 
 def mapping(row: Row, column: str) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from ferrule._params.sampling import RequestOutputKind, SamplingParams
 from ferrule._params.structured import StructuredOutputsParams
 from ferrule.errors import InvalidParameterError
 from ferrule.outputs import RequestOutput, TokenLogprobs
-from ferrule.ray.rows import Row, mapping, text
+from ferrule.ray.rows import IMAGE, Row, images, mapping, text
 
 if TYPE_CHECKING:
     from ferrule._text.chat import Message
@@ -55,7 +55,7 @@ async def generate(llm: AsyncLLM, row: Row, defaults: Defaults) -> dict[str, obj
         outputs = llm.generate(_prompt(row), params, lora_request=lora)
     else:
         outputs = llm.chat(
-            cast("Sequence[Message]", row["messages"]),
+            _with_images(row["messages"], images(row)),
             params,
             lora_request=lora,
             tools=cast("Any", row.get("tools")),
@@ -126,8 +126,33 @@ def check_fields(field: str, given: Mapping[str, Any], kind: type[Any]) -> Mappi
 
 
 def _prompt(row: Row) -> Prompt:
-    ids = row.get("tokenized_prompt")
-    return text(row, "prompt") if ids is None else {"prompt_token_ids": cast("Sequence[int]", ids)}
+    ids, given = row.get("tokenized_prompt"), images(row)
+    if ids is None and not given:
+        return text(row, "prompt")
+    prompt: Any = {"prompt": text(row, "prompt")} if ids is None else {"prompt_token_ids": ids}
+    return {**prompt, "multi_modal_data": {"image": given}} if given else prompt
+
+
+def _with_images(messages: object, given: list[object]) -> Sequence[Message]:
+    """Returns messages in which the images of a row take the places of `{"type": "image"}`, in order.
+
+    Raises InvalidParameterError if there are more or fewer places.
+    """
+    if not given:
+        return cast("Sequence[Message]", messages)
+    left, places = iter(given), 0
+    filled: list[Any] = []
+    for message in cast("Sequence[Mapping[str, Any]]", messages):
+        content = message.get("content")
+        if isinstance(content, list):
+            here = [part == {"type": "image"} for part in cast("list[object]", content)]
+            places += sum(here)
+            parts = zip(cast("list[object]", content), here, strict=True)
+            content = [{"type": "image", "image": next(left, None)} if place else part for part, place in parts]
+        filled.append({**message, "content": content})
+    if places != len(given):
+        raise InvalidParameterError(IMAGE, len(given), f'{places} images, one for each {{"type": "image"}} of messages')
+    return filled
 
 
 def _sampling_params(row: Row, defaults: SamplingParams | None) -> SamplingParams | None:
