@@ -218,9 +218,10 @@ class LoadedModel(metaclass=RefusingMeta):
 
         Messages have the form of OpenAI's API. Content is text or a list of parts, text and images, and arguments of
         tool calls are JSON or mappings; both are converted to the form that the template reads. Images are parts of
-        OpenAI's, vLLM's or transformers' form, with a data URL, a PIL image, an array, bytes, or a local file. A model's reasoning is read from
-        `reasoning_content`, `reasoning` or `thinking`. The template writes the special tokens. For a template that does
-        not read `tools`, the system message describes them, with calls in the format of Hermes and Qwen.
+        OpenAI's, vLLM's or transformers' form, with a data URL, a PIL image, an array, bytes, or a local file. A
+        model's reasoning is read from `reasoning_content`, `reasoning` or `thinking`. The template writes the special
+        tokens. For a template that does not read `tools`, the system message describes them, with calls in the format
+        of Hermes and Qwen.
 
         Raises ChatTemplateError, TokenizerError, PromptError for a long conversation that surely exceeds the context,
         ImageError for an invalid image, or for any image if the model reads text only.
@@ -235,7 +236,7 @@ class LoadedModel(metaclass=RefusingMeta):
 
     @compatible_call(FOREIGN_CHAT_OPTIONS)
     def apply_chat_template(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
-        """Returns the text that a conversation's template makes, with the special tokens and placeholders that it writes.
+        """Returns the text of a conversation, with the special tokens and placeholders that the template writes.
 
         Raises ChatTemplateError, ImageError.
         """

@@ -179,11 +179,10 @@ def prompt_parts(given: object) -> PromptParts:
 
 
 def _checked_images(given: object) -> tuple[object, ...]:
-    fields: Mapping[object, object] = cast("Mapping[object, object]", given) if isinstance(given, Mapping) else {}
-    if set(fields) != {"image"}:
-        found = shown(given)
+    if not isinstance(given, Mapping) or set(cast("Mapping[object, object]", given)) != {"image"}:
+        found = shown(cast("object", given))
         raise PromptError(f'{IMAGES} must be {{"image": image or list of images}}, got {found}', field=IMAGES)
-    images = fields["image"]
+    images = cast("Mapping[str, object]", given)["image"]
     return tuple(cast("Sequence[object]", images)) if isinstance(images, (list, tuple)) else (images,)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -53,11 +53,9 @@ def text(row: Row, column: str) -> str:
 def images(row: Row) -> list[object]:
     """Returns the images in the column IMAGE: one, or those of a list; an array of three dimensions is one image."""
     value = row.get(IMAGE)
-    if isinstance(value, np.ndarray) and value.ndim != 3:
-        return list(cast("np.ndarray[Any, Any]", value))
-    if isinstance(value, (list, tuple)):
-        return list(cast("list[object]", value))
-    return [] if _plain(value) is None else [value]
+    if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim != 3):
+        return list(cast("Iterable[object]", value))
+    return [] if _plain(cast("object", value)) is None else [cast("object", value)]
 
 
 def mapping(row: Row, column: str) -> dict[str, Any] | None:

@@ -130,7 +130,9 @@ def _prompt(row: Row) -> Prompt:
     if ids is None and not given:
         return text(row, "prompt")
     prompt: Any = {"prompt": text(row, "prompt")} if ids is None else {"prompt_token_ids": ids}
-    return {**prompt, "multi_modal_data": {"image": given}} if given else prompt
+    if given:
+        prompt["multi_modal_data"] = {"image": given}
+    return prompt
 
 
 def _with_images(messages: object, given: list[object]) -> Sequence[Message]:
