@@ -99,7 +99,12 @@ COUNTED: list[tuple[dict[str, Any], str]] = [
     (with_tool(defer_loading=True), "tools[0].defer_loading"),
     (with_tool(allowed_callers=["code_execution_20250825"]), "tools[0].allowed_callers"),
     (with_tool(input_examples=[{}]), "tools[0].input_examples"),
-    (message_of({"type": "image", "source": SOURCE}), "messages[0].content[0]"),
+    (message_of({"type": "image", "source": SOURCE}), "messages[0].content[0].source.url"),
+    (message_of({"type": "image", "source": {"type": "file", "file_id": "f"}}), "messages[0].content[0].source"),
+    (
+        message_of({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}),
+        "messages[0].content[0].source.data",
+    ),
     (message_of({"type": "document", "source": SOURCE}), "messages[0].content[0]"),
     (message_of({"type": "container_upload", "file_id": "f"}), "messages[0].content[0]"),
     (message_of({"type": "compaction", "content": "x"}), "messages[0].content[0]"),

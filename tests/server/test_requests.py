@@ -87,8 +87,15 @@ CHAT_ALONE: list[tuple[str, dict[str, Any], str]] = [
     (
         "62",
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1"}}]}]},
-        "messages[0].content[0].type",
+        "messages[0].content[0].image_url.url",
     ),
+    (
+        "",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "data:image/png;base64,a"}]}]},
+        "messages[0].content[0].image_url",
+    ),
+    ("", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
+    ("", {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
     ("", {"messages": [{"role": "user", "content": "\\ud800"}]}, "messages"),
     ("", {"messages": "Hi"}, "messages"),
     ("", {"messages": [{"content": "Hi"}]}, "messages[0].role"),

@@ -179,6 +179,7 @@ def test_max_output_tokens_gives_incomplete_status(client: openai.OpenAI) -> Non
     assert message.status == "incomplete"
 
 
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,aGk=", "detail": "auto"}
 ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"background": True}, "background"),
@@ -204,7 +205,15 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
+    ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
+    ({"instructions": "Hi", "input": [{"role": "user", "content": ["x"]}]}, "input[0].content[0]"),
+    ({"instructions": "Hi", "input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0].image_url"),
+    ({"input": [{"role": "user", "content": [{**IMAGE, "file_id": "x"}]}]}, "input[0].content[0].file_id"),
+    (
+        {"input": [{"type": "function_call_output", "call_id": "a", "output": [IMAGE]}]},
+        "input[0].output[0].image_url",
+    ),
     ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input[0].encrypted_content"),
     ({"input": [{"type": "reasoning", "encrypted_content": "ferrule:x"}]}, "input[0].encrypted_content"),
     ({"tools": [{"type": "custom"}]}, "tools[0].name"),

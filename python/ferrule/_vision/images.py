@@ -80,15 +80,16 @@ def _from_data_url(url: str, field: str) -> bytes:
 
 def _from_file(given: os.PathLike[str], field: str) -> bytes:
     path = Path(os.fsdecode(given))
+    found = repr(str(path)[-200:])
     try:
         regular = stat.S_ISREG(path.stat().st_mode)
         with path.open("rb") if regular else io.BytesIO() as file:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ImageError(f"{field} must be a readable file, got {shown(str(path))}: {reason}", field=field) from error
+        raise ImageError(f"{field} must be a readable file, got {found}: {reason}", field=field) from error
     if not regular:
-        raise ImageError(f"{field} must be a regular file, got {shown(str(path))}", field=field)
+        raise ImageError(f"{field} must be a regular file, got {found}", field=field)
     return data
 
 

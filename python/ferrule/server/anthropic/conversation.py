@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ferrule._params.structured import StructuredOutputsParams
+from ferrule._text.chat import ImageSource
 from ferrule.errors import InvalidParameterError
 from ferrule.server.anthropic.protocol import (
     MIN_THINKING_BUDGET,
     CountTokensRequest,
+    ImageBlock,
     InputMessage,
     MessagesRequest,
     NamedChoice,
@@ -91,11 +93,12 @@ def _add(turns: list[Turn], message: InputMessage, where: str) -> None:
             raise unsupported(field, f"{field}: tool_result is allowed in user messages only")
         match block:
             case ToolResultBlock():
-                text = ("Error: " if block.is_error else "") + _text(block.content)
-                turns.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
+                turns.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": ""})
+                _add_result(turns[-1], block, f"{where}.content[{index}].content")
             case TextBlock():
-                turn = _turn(turns, role)
-                turn["content"] = f"{turn['content']}\n{block.text}" if turn["content"] else block.text
+                _add_text(_turn(turns, role), block.text)
+            case ImageBlock():
+                _add_image(_turn(turns, role), block.given(f"{where}.content[{index}]"))
             case ThinkingBlock():
                 turn = _turn(turns, role)
                 turn["reasoning_content"] = turn.get("reasoning_content", "") + block.thinking
@@ -112,6 +115,42 @@ def _turn(turns: list[Turn], role: str) -> Turn:
     if not turns or turns[-1]["role"] != role or role == "system":
         turns.append({"role": role, "content": ""})
     return turns[-1]
+
+
+def _add_text(turn: Turn, text: str) -> None:
+    """Appends text to the content of a message, after a line break if text precedes it."""
+    content = turn["content"]
+    if isinstance(content, str):
+        turn["content"] = f"{content}\n{text}" if content else text
+    elif isinstance(content[-1], ImageSource):
+        content.append({"type": "text", "text": text})
+    else:
+        content[-1]["text"] += f"\n{text}"
+
+
+def _add_image(turn: Turn, image: ImageSource) -> None:
+    """Appends an image to the content of a message, which becomes a list of parts."""
+    content = turn["content"]
+    if isinstance(content, str):
+        turn["content"] = [{"type": "text", "text": content}, image] if content else [image]
+    else:
+        content.append(image)
+
+
+def _add_result(turn: Turn, block: ToolResultBlock, where: str) -> None:
+    """Appends the content of a tool's result to its message."""
+    blocks = [TextBlock(type="text", text=block.content)] if isinstance(block.content, str) else block.content
+    for index, part in enumerate(blocks):
+        if isinstance(part, ImageBlock):
+            _add_image(turn, part.given(f"{where}[{index}]"))
+        else:
+            _add_text(turn, part.text)
+    if block.is_error:
+        content = turn["content"]
+        if isinstance(content, str):
+            turn["content"] = f"Error: {content}"
+        else:
+            content.insert(0, {"type": "text", "text": "Error: "})
 
 
 def _text(given: str | Sequence[TextBlock]) -> str:

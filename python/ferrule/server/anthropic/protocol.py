@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
+from ferrule._text.chat import ImageSource, data_url
 from ferrule.server.anthropic.fields import MESSAGES_FIELDS, OUTPUT_FIELDS, TEXT_FIELDS, THINKING_FIELDS, TOOL_FIELDS
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.limits import BoundedList, ToolList
@@ -34,6 +35,35 @@ class TextBlock(RequestModel):
     cache_control: CacheControl | None = None
 
 
+class Base64Source(RequestModel):
+    """Image in base64; its format is found by its content."""
+
+    type: Literal["base64"]
+    media_type: str
+    data: str
+
+
+class UrlSource(RequestModel):
+    """URL of an image; data URLs only."""
+
+    type: Literal["url"]
+    url: str
+
+
+class ImageBlock(RequestModel):
+    """Block of an image."""
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+    cache_control: CacheControl | None = None
+
+    def given(self, where: str) -> ImageSource:
+        """Returns the image, which is the block at `where` of the request."""
+        if isinstance(self.source, Base64Source):
+            return ImageSource(data_url(self.source.data), f"{where}.source.data")
+        return ImageSource(self.source.url, f"{where}.source.url")
+
+
 class ThinkingBlock(RequestModel):
     """Block of the model's reasoning; the chat template decides whether it is rendered."""
 
@@ -58,12 +88,18 @@ TextOrBlocks = Annotated[
 ]
 
 
+ResultBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+TextOrResultBlocks = Annotated[
+    Annotated[str, Tag("<str>")] | Annotated[BoundedList[ResultBlock], Tag("<list>")], Discriminator(str_or_list)
+]
+
+
 class ToolResultBlock(RequestModel):
     """Result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextOrBlocks = ""
+    content: TextOrResultBlocks = ""
     is_error: bool = False
     """Whether the tool failed; the model then reads `Error: ` before the content."""
     cache_control: CacheControl | None = None
@@ -78,13 +114,14 @@ def _kind(block: object) -> str:
 
 Block = Annotated[
     Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ImageBlock, Tag("<image>")]
     | Annotated[ThinkingBlock, Tag("<thinking>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
     | Annotated[ToolResultBlock, Tag("<tool_result>")],
     Discriminator(
         _kind,
         custom_error_type="unsupported_block",
-        custom_error_message="must be a block of type text, thinking, tool_use or tool_result",
+        custom_error_message="must be a block of type text, image, thinking, tool_use or tool_result",
     ),
 ]
 

@@ -32,9 +32,7 @@ GENERATE_FIELDS: FieldRules = {
     **CHAT_FIELDS,
     "context": Unsupported("use /api/chat and send all messages", neutral=([],)),
     "height": Unsupported("the server generates text only"),
-    "images": Unsupported("the server reads text only", neutral=([],)),
     "steps": Unsupported("the server generates text only"),
     "template": Unsupported("the model's chat template applies", neutral=("",)),
     "width": Unsupported("the server generates text only"),
 }
-CHAT_MESSAGE_FIELDS: FieldRules = {"images": Unsupported("the server reads text only", neutral=([],))}

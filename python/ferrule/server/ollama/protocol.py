@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from ferrule.server.ollama.fields import CHAT_FIELDS, CHAT_MESSAGE_FIELDS, GENERATE_FIELDS, OPTIONS
+from ferrule.server.ollama.fields import CHAT_FIELDS, GENERATE_FIELDS, OPTIONS
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.duration import Duration
 from ferrule.server.schema.limits import BoundedList, StrOrList, ToolList
@@ -78,10 +78,10 @@ class MessageToolCall(RequestModel):
 class ChatMessage(RequestModel):
     """Message of a conversation."""
 
-    other_fields = CHAT_MESSAGE_FIELDS
-
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
+    images: BoundedList[str] | None = None
+    """Images in base64, which precede the content."""
     thinking: str | None = None
 
     tool_calls: BoundedList[MessageToolCall] | None = None
@@ -107,6 +107,8 @@ class GenerateRequest(GenerationRequest):
     suffix: str = ""
     """Text after the middle to generate (fill-in-the-middle); the prompt is then used without the chat template."""
     system: str = ""
+    images: BoundedList[str] | None = None
+    """Images in base64, which precede the prompt."""
     raw: bool | None = None
     """Whether to use the prompt without the chat template."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ferrule._params.sampling import SamplingParams
 from ferrule._params.structured import StructuredOutputsParams
+from ferrule._text.chat import ImageSource, data_url
 from ferrule.errors import InvalidParameterError
 from ferrule.server.context import Context
 from ferrule.server.conversation import AUTO, NONE, Conversation, check_reasoning_supported, prepare_prompt
@@ -50,9 +51,7 @@ async def chat(server: Context, served: ServedModel, request: ChatRequest) -> Ge
 
     Raises ApiError, FerruleError.
     """
-    return await _converse(
-        server, served, request, [_message(each) for each in request.messages], tool_dicts(request.tools or ())
-    )
+    return await _converse(server, served, request, _messages(request), tool_dicts(request.tools or ()))
 
 
 async def generate(server: Context, served: ServedModel, request: GenerateRequest) -> Generation:
@@ -67,11 +66,11 @@ async def generate(server: Context, served: ServedModel, request: GenerateReques
     elif server.settings.chat_template is None and not served.llm.chat_templates:
         beside = "a model without"
     else:
-        messages = [{"role": "user", "content": request.prompt}]
+        messages = [{"role": "user", "content": _content(request.prompt, request.images, "images")}]
         if request.system:
             messages.insert(0, {"role": "system", "content": request.system})
         return await _converse(server, served, request, messages, ())
-    for field in ("system", "think"):
+    for field in ("system", "think", "images"):
         if getattr(request, field):
             raise unsupported(field, f"{field} is not supported with {beside} the chat template")
     prompt: Any = {"prompt": request.prompt} | ({"suffix": request.suffix} if request.suffix else {})
@@ -105,8 +104,21 @@ async def _converse(
     return Generation(served, prepared.prompt, params, new_request_id("ollama"), prepared.message_format)
 
 
-def _message(given: ChatMessage) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": given.role, "content": given.content}
+def _messages(request: ChatRequest) -> list[dict[str, Any]]:
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(request.messages)]
+
+
+def _content(text: str, images: Sequence[str] | None, where: str) -> str | list[Any]:
+    """Returns the content of a message, in which images precede the text."""
+    if not images:
+        return text
+    sources = [ImageSource(data_url(image), f"{where}[{index}]") for index, image in enumerate(images)]
+    return [*sources, {"type": "text", "text": text}]
+
+
+def _message(given: ChatMessage, where: str) -> dict[str, Any]:
+    content = _content(given.content, given.images, f"{where}.images")
+    message: dict[str, Any] = {"role": given.role, "content": content}
     if given.thinking is not None:
         message["reasoning_content"] = given.thinking
     if given.tool_name is not None:

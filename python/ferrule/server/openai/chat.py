@@ -35,7 +35,7 @@ from ferrule.server.openai.completion_fields import (
     wants_usage_per_chunk,
     write_logprobs,
 )
-from ferrule.server.openai.messages import template_messages
+from ferrule.server.openai.messages import TextPart, template_messages
 from ferrule.server.openai.prompts import tokens_prompt
 from ferrule.server.openai.protocol.chat import (
     ChatChoice,
@@ -186,7 +186,9 @@ def _echoed(request: ChatCompletionRequest) -> str:
     last = request.messages[-1] if request.echo and request.messages else None
     if last is None or last.role != "assistant" or last.content is None:
         return ""
-    return last.content if isinstance(last.content, str) else "\n".join(part.text for part in last.content)
+    if isinstance(last.content, str):
+        return last.content
+    return "\n".join(part.text for part in last.content if isinstance(part, TextPart))
 
 
 @dataclass

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from ferrule.server.openai.fields import CALL_FIELDS, MESSAGE_FIELDS
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.custom_tools import custom_arguments, tool_kind
+from ferrule.server.schema.images import ImagePart, part_kind
 from ferrule.server.schema.limits import BoundedList
 from ferrule.server.schema.unions import StrOrObject, str_or_list
 
@@ -25,8 +26,12 @@ class TextPart(RequestModel):
     text: str
 
 
+Part = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[ImagePart, Tag("<image>")],
+    Discriminator(part_kind),
+]
 TextOrParts = Annotated[
-    Annotated[str, Tag("<str>")] | Annotated[BoundedList[TextPart], Tag("<list>")], Discriminator(str_or_list)
+    Annotated[str, Tag("<str>")] | Annotated[BoundedList[Part], Tag("<list>")], Discriminator(str_or_list)
 ]
 
 
@@ -113,15 +118,21 @@ class Message(RequestModel):
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Converts messages for chat templates, without the fields that are absent.
+    """Converts messages for `LLM.chat_prompt`, without the fields that are absent.
 
     Absent content becomes the empty string: templates concatenate it unchecked.
     """
-    return [_template_message(message) for message in messages]
+    return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def _template_message(message: Message) -> dict[str, Any]:
-    fields = {"content": ""} | message.model_dump(exclude_none=True, exclude={"tool_calls"})
+def _template_message(message: Message, where: str) -> dict[str, Any]:
+    content = message.content or ""
+    if not isinstance(content, str):
+        content = [
+            part.source(f"{where}.content[{index}]") if isinstance(part, ImagePart) else part.model_dump()
+            for index, part in enumerate(content)
+        ]
+    fields = {"content": content} | message.model_dump(exclude_none=True, exclude={"content", "tool_calls"})
     if message.tool_calls is not None:
         fields["tool_calls"] = [call.for_template() for call in message.tool_calls]
     return fields

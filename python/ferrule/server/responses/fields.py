@@ -32,6 +32,7 @@ CUSTOM_TOOL_FIELDS: FieldRules = {
     "async": Unsupported("the client runs the tools", neutral=(False,)),
     "defer_loading": Unsupported("all tools are part of the prompt", neutral=(False,)),
 }
+IMAGE_PART_FIELDS: FieldRules = {"file_id": Unsupported("send the image as a data URL in image_url")}
 TEXT_PART_FIELDS: FieldRules = {"parsed": ACCEPTED}
 CALL_FIELDS: FieldRules = {"parsed_arguments": ACCEPTED}
 """Fields that OpenAI's client adds to an answer and sends back."""

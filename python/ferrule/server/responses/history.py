@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from ferrule.errors import InvalidParameterError
 from ferrule.server.ascii_json import encoded
 from ferrule.server.errors import BAD_REQUEST, ApiError
-from ferrule.server.responses.protocol import Item, ItemPage, MessageItem, ResponsesRequest
+from ferrule.server.responses.protocol import ImagePart, Item, ItemPage, MessageItem, ResponsesRequest, TextPart
 from ferrule.server.responses.store import ResponseStore
 from ferrule.server.schema.limits import MAX_ITEMS
 
@@ -68,9 +68,14 @@ def _listed(item: Item) -> dict[str, Any]:
     listed = item.model_dump(exclude_none=True)
     if isinstance(item, MessageItem):
         kind = "output_text" if item.role == "assistant" else "input_text"
-        parts = [item.content] if isinstance(item.content, str) else [part.text for part in item.content]
+        parts = [TextPart(type="text", text=item.content)] if isinstance(item.content, str) else item.content
         annotations: dict[str, Any] = {"annotations": []} if item.role == "assistant" else {}
-        listed["content"] = [{"type": kind, "text": text, **annotations} for text in parts]
+        listed["content"] = [
+            {"detail": "auto"} | part.model_dump(exclude_none=True)
+            if isinstance(part, ImagePart)
+            else {"type": kind, "text": part.text, **annotations}
+            for part in parts
+        ]
     return {"id": f"{PREFIXES[item.type]}_{uuid.uuid4().hex}", "status": "completed", **listed}
 
 

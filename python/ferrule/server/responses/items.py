@@ -7,6 +7,7 @@ from typing import Any
 
 from ferrule._params.closed_objects import strict_schema
 from ferrule._params.structured import StructuredOutputsParams
+from ferrule._text.chat import ImageSource
 from ferrule.errors import InvalidParameterError
 from ferrule.server.conversation import AUTO, NONE, Conversation
 from ferrule.server.responses.carried_reasoning import unwrap_reasoning
@@ -15,12 +16,13 @@ from ferrule.server.responses.protocol import (
     FunctionCallItem,
     FunctionCallOutputItem,
     FunctionTool,
+    ImagePart,
     Item,
     MessageItem,
+    Part,
     ReasoningItem,
     ResponsesRequest,
     SchemaFormat,
-    TextPart,
     Tool,
     ToolChoice,
 )
@@ -73,23 +75,24 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     turn: dict[str, Any] | None = None
     """Message of the model to which the next item may belong."""
-    for item in items:
+    for index, item in enumerate(items):
+        where = f"input[{index}]"
         match item:
             case MessageItem(role="assistant"):
                 if turn is None or turn["content"] or "tool_calls" in turn:
                     turn = _turn(messages)
-                turn["content"] = _content(item.content)
+                turn["content"] = _content(item.content, f"{where}.content")
             case MessageItem():
                 # Chat templates do not support developer messages.
                 role = "system" if item.role == "developer" else item.role
-                messages.append({"role": role, "content": _content(item.content)})
+                messages.append({"role": role, "content": _content(item.content, f"{where}.content")})
                 turn = None
             case FunctionCallItem() | CustomCallItem():
                 turn = _turn(messages) if turn is None else turn
                 function = {"name": item.name, "arguments": _arguments(item)}
                 turn.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
             case FunctionCallOutputItem():
-                content = _content(item.output)
+                content = _content(item.output, f"{where}.output")
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
                 turn = None
             case ReasoningItem():
@@ -119,8 +122,15 @@ def _turn(messages: list[dict[str, Any]]) -> dict[str, Any]:
     return messages[-1]
 
 
-def _content(given: str | Sequence[TextPart]) -> str | list[dict[str, str]]:
-    return given if isinstance(given, str) else [{"type": "text", "text": part.text} for part in given]
+def _content(given: str | Sequence[Part], where: str) -> str | list[dict[str, str] | ImageSource]:
+    if isinstance(given, str):
+        return given
+    return [
+        ImageSource(part.image_url, f"{where}[{index}].image_url")
+        if isinstance(part, ImagePart)
+        else {"type": "text", "text": part.text}
+        for index, part in enumerate(given)
+    ]
 
 
 def structure(request: ResponsesRequest) -> StructuredOutputsParams | None:

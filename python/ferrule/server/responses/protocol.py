@@ -12,6 +12,7 @@ from ferrule.server.responses.carried_reasoning import unwrap_reasoning
 from ferrule.server.responses.fields import (
     CALL_FIELDS,
     CUSTOM_TOOL_FIELDS,
+    IMAGE_PART_FIELDS,
     ITEM_FIELDS,
     REASONING_FIELDS,
     RESPONSE_FIELDS,
@@ -21,6 +22,7 @@ from ferrule.server.responses.fields import (
 )
 from ferrule.server.schema.base import RequestModel
 from ferrule.server.schema.custom_tools import InputGrammar, Syntax, tool_kind
+from ferrule.server.schema.images import part_kind
 from ferrule.server.schema.limits import BoundedDict, BoundedList, ToolList
 from ferrule.server.schema.logprobs import TokenLogprob
 from ferrule.server.schema.response_fields import omitted_if_none
@@ -48,8 +50,23 @@ class TextPart(RequestModel):
     logprobs: BoundedList[Any] | None = None
 
 
+class ImagePart(RequestModel):
+    """Image part of a message or of a tool's result."""
+
+    other_fields = IMAGE_PART_FIELDS
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: str | None = None
+    """Accepted without effect: the model's configuration sets the resolution."""
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[ImagePart, Tag("<image>")],
+    Discriminator(part_kind),
+]
 TextOrParts = Annotated[
-    Annotated[str, Tag("<str>")] | Annotated[BoundedList[TextPart], Tag("<list>")], Discriminator(str_or_list)
+    Annotated[str, Tag("<str>")] | Annotated[BoundedList[Part], Tag("<list>")], Discriminator(str_or_list)
 ]
 
 
