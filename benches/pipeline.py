@@ -5,11 +5,13 @@
     python benches/pipeline.py --shape llama-1b --quantization int4 --stages 2 --sequences 1 --prompt-tokens 1024
     python benches/pipeline.py --shape llama-1b --quantization int4 --stages 1 --ranks 2 --sequences 1
 
-The workers are processes of this machine: pipeline stages have one worker or several, which divide the rows of their
-matrices (ranks). Prints one JSON object with the medians of alternating rounds on the same prompts: output tokens per
-second, milliseconds of the prefill of all prompts (with one sequence its time to first token) and of a decode step, the
-ratios of all three, and the bytes of weights of each worker relative to those of the whole model. A decode step is the
-difference between generating all tokens and one token, so with fewer than 16 output tokens there are no step times.
+The workers are processes of this machine, or with `--distributed-executor-backend ray` actors on the hosts of the Ray
+cluster RAY_ADDRESS: pipeline stages have one worker or several, which divide the rows of their matrices (ranks).
+Prints one JSON object with the medians of alternating rounds on the same prompts: output tokens per second,
+milliseconds of the prefill of all prompts (with one sequence its time to first token) and of a decode step, the
+ratios of all three, and the bytes of weights of each worker relative to those of the whole model. A decode step is
+the difference between generating all tokens and one token, so with fewer than 16 output tokens there are no step
+times.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--distributed-executor-backend", default="mp")
     given = parser.parse_args()
     if given.output_tokens < 2:
         parser.error(f"--output-tokens must be >= 2, got {given.output_tokens}")
@@ -65,7 +68,11 @@ def main() -> None:
         {"prompt_token_ids": [numbers.randrange(1000) for _ in range(given.prompt_tokens)]}
         for _ in range(given.sequences)
     ]
-    sizes: dict[str, Any] = {"pipeline_parallel_size": given.stages, "tensor_parallel_size": given.ranks}
+    sizes: dict[str, Any] = {
+        "pipeline_parallel_size": given.stages,
+        "tensor_parallel_size": given.ranks,
+        "distributed_executor_backend": given.distributed_executor_backend,
+    }
     with (
         LLM.from_shape(given.shape, threads=given.stages * given.ranks, **options) as one,
         LLM.from_shape(given.shape, threads=1, **sizes, **options) as several,
