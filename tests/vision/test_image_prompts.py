@@ -172,10 +172,21 @@ def test_prompts_that_do_not_fit_their_images_are_refused() -> None:
             llm.generate({"prompt_token_ids": [1, 263, 9], "multi_modal_data": {"image": first}}, GREEDY)
         with pytest.raises(ImageError, match=r"multi_modal_data.image\[1\]"):
             llm.generate(prompt(case, first, "https://example.com/a.png"), GREEDY)
+        many: list[Any] = [first] * 33
+        with pytest.raises(ImageError, match=r"image\[32\] must be absent: a prompt can have 32 images"):
+            llm.generate({"prompt": "<image>" * 33, "multi_modal_data": {"image": many}}, GREEDY)
         with pytest.raises(PromptError, match="image or list of images"):
             llm.generate({"prompt": "?", "multi_modal_data": cast("Any", {"video": first})}, GREEDY)
         with pytest.raises(PromptError, match="placeholders"):
             llm.generate("An <image> in words.", GREEDY)
+
+
+def test_images_that_do_not_fit_the_context_are_refused_before_they_are_read() -> None:
+    first, second = images("smolvlm")
+    with load("smolvlm", max_model_len=8) as llm:
+        for given in ([first, second, "not an image"], [first, second, first]):
+            with pytest.raises(ImageError, match=r"image\[1\] .* the images have 8 tokens, and a prompt can have 7"):
+                llm.generate({"prompt": "<image>" * 3, "multi_modal_data": {"image": given}}, GREEDY)
 
 
 def test_a_model_of_text_refuses_images() -> None:

@@ -41,7 +41,7 @@ from ferrule._text.grammars import Grammars
 from ferrule._text.prompt import ReadPrompt, TokensPrompt, check_token_ids, read_prompt
 from ferrule._text.tokenizer import Tokenizer
 from ferrule._validation import check_integer, shown
-from ferrule._vision.model import VisionModel
+from ferrule._vision.model import PreparedImage, VisionModel
 from ferrule._vision.processors import PROCESSORS
 from ferrule._vision.prompt import expand
 from ferrule.errors import ChatTemplateError, InvalidParameterError, ModelFileError
@@ -227,8 +227,10 @@ class LoadedModel(metaclass=RefusingMeta):
         ImageError for an invalid image, or for any image if the model reads text only.
         """
         text, sources = self._render(messages, options)
-        images = [] if self._vision is None else [self._vision.prepare(each.value, each.field) for each in sources]
+        images: list[PreparedImage] = []
         if self._vision is not None:
+            given = ((each.value, each.field) for each in sources)
+            images = self._vision.prepare(given, self._model.prompt_limit.tokens)
             text = expand(text, [image.processed for image in images], self._vision.processor)
         token_ids = self._tokenizer.encode(text, add_special_tokens=False, limit=self._model.prompt_limit)
         prompt: TokensPrompt = {"prompt": text, "prompt_token_ids": token_ids}

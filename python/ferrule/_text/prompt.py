@@ -91,7 +91,7 @@ def read_prompt(
     """
     parts = prompt_parts(given)
     stop_token_ids: tuple[int, ...] = ()
-    images = _prepared(parts.images, vision)
+    images = _prepared(parts.images, vision, limit)
     if parts.text is None or parts.token_ids is not None:
         ids = parts.token_ids
     elif parts.suffix is None:
@@ -111,12 +111,12 @@ def _expanded(text: str, images: Sequence[PreparedImage], vision: VisionModel) -
     return expand(text, [image.processed for image in images], vision.processor)
 
 
-def _prepared(images: Sequence[object], vision: VisionModel | None) -> list[PreparedImage]:
+def _prepared(images: Sequence[object], vision: VisionModel | None, limit: TokenLimit) -> list[PreparedImage]:
     if not images:
         return []
     if vision is None:
         raise PromptError(f"{IMAGES} must be absent, because the model reads text only", field=IMAGES)
-    return [vision.prepare(image, f"{IMAGES}.image[{index}]") for index, image in enumerate(images)]
+    return vision.prepare(((image, f"{IMAGES}.image[{index}]") for index, image in enumerate(images)), limit.tokens)
 
 
 def _features(token_ids: Sequence[int], images: Sequence[PreparedImage], vision: VisionModel) -> Sequence[Features]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from ferrule._vision.images import read_image
 from ferrule._vision.processors import ProcessedImage, Processor
+from ferrule.errors import ImageError
 
 if TYPE_CHECKING:
     from ferrule import _native
 
+MAX_IMAGES = 32
+"""Maximum number of images of a prompt. Small ones are enlarged, so they need as much memory as large ones."""
 KEPT_BYTES = 64 << 20
 """Bytes of features that are kept, since each turn of a conversation has the images of the turns before."""
 
@@ -41,14 +45,30 @@ class VisionModel:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[tuple[int, ...], bytes], bytes] = OrderedDict()
 
-    def prepare(self, given: object, field: str) -> PreparedImage:
-        """Reads and processes an image; `field` names it in error messages. A prepared image is returned unchanged.
+    def prepare(self, given: Iterable[tuple[object, str]], limit: int) -> list[PreparedImage]:
+        """Reads and processes the images of a prompt, each with the name of its field for error messages.
+
+        Prepared images are returned unchanged. Images are processed one after another, so that those beyond the
+        limits cost nothing: `limit` tokens, and MAX_IMAGES.
 
         Raises ImageError.
         """
-        if isinstance(given, PreparedImage):
-            return given
-        return PreparedImage(self.processor.process(read_image(given, field)), self)
+        prepared: list[PreparedImage] = []
+        tokens = 0
+        for image, field in given:
+            if len(prepared) == MAX_IMAGES:
+                raise ImageError(f"{field} must be absent: a prompt can have {MAX_IMAGES} images", field=field)
+            one = image
+            if not isinstance(one, PreparedImage):
+                one = PreparedImage(self.processor.process(read_image(one, field)), self)
+            tokens += one.processed.tokens
+            if tokens > limit:
+                raise ImageError(
+                    f"{field} must be absent: with it the images have {tokens} tokens, and a prompt can have {limit}",
+                    field=field,
+                )
+            prepared.append(one)
+        return prepared
 
     def features(self, processed: ProcessedImage) -> bytes:
         """Computes the features of an image, float32 `[tokens, width]`, or returns those of an equal image.
