@@ -24,8 +24,10 @@ PEERS = {
     "ferrule-avx2": Peer("ferrule_llm", "ferrule", {"FERRULE_ISA": "avx2"}),
     "llama.cpp-avx512": Peer("llamacpp", "llama.cpp-avx512"),
     "llama.cpp-avx2": Peer("llamacpp", "llama.cpp-avx2"),
+    "ik_llama.cpp": Peer("ik_llamacpp", "ik_llama.cpp"),
     "transformers": Peer("hf", "transformers"),
     "onnxruntime-genai": Peer("onnx_genai", "onnxruntime-genai"),
+    "ctranslate2": Peer("ctranslate2_generator", "ctranslate2"),
     "openvino": Peer("openvino_pipeline", "openvino"),
 }
 

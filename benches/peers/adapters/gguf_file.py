@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 import llama_cpp
 
-sys.path.append(str(Path(__file__).parents[3] / "tests"))
-from gguf_convert import convert
+from adapters.gguf_source import bf16_file, finished
 
 FILE_TYPES = {
     "BF16": llama_cpp.LLAMA_FTYPE_MOSTLY_BF16,
@@ -30,21 +28,16 @@ def quantized(checkpoint: Path, work: Path, name: str, threads: int) -> Path:
     """Returns the GGUF file of a format, which is created unless it exists."""
     if name not in FILE_TYPES:
         raise ValueError(f"format is {name!r}; it must be one of {', '.join(FILE_TYPES)}")
-    source = work / "BF16.gguf"
-    if not source.exists():
-        unfinished = source.with_suffix(".unfinished")
-        convert(checkpoint, unfinished, "BF16", tokenizer=False)
-        unfinished.rename(source)
-    file = work / f"{name}.gguf"
-    if not file.exists():
+    source = bf16_file(checkpoint, work)
+
+    def quantize(file: Path) -> None:
         params = llama_cpp.llama_model_quantize_default_params()
         params.ftype = FILE_TYPES[name]
         params.nthread = threads
-        unfinished = file.with_suffix(".unfinished")
-        if llama_cpp.llama_model_quantize(str(source).encode(), str(unfinished).encode(), params) != 0:
+        if llama_cpp.llama_model_quantize(str(source).encode(), str(file).encode(), params) != 0:
             raise RuntimeError(f"llama.cpp could not quantize {source} to {name}")
-        unfinished.rename(file)
-    return file
+
+    return finished(work / f"{name}.gguf", quantize)
 
 
 def main() -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import time
 from importlib.metadata import version
 from typing import Any
 
-import gguf
 import llama_cpp
 import numpy as np
 
+from adapters.batches import BATCH, Row, timed
 from adapters.gguf_file import quantized
-from adapters.interface import Job, Loaded, Timing
+from adapters.gguf_sizes import loaded
+from adapters.interface import Job, Timing
 
-BATCH = 512
 KV_TYPES = {"f16": (llama_cpp.GGML_TYPE_F16, 16.0), "q8_0": (llama_cpp.GGML_TYPE_Q8_0, 8.5)}
 """Cache types, and the number of bits of an element."""
 TRIALS = 2
@@ -32,21 +31,6 @@ def build_features() -> list[str]:
     """Build options of the library, mainly instruction sets."""
     pairs = llama_cpp.llama_print_system_info().decode().partition(":")[2].split("|")
     return [name.strip() for name, _, value in (pair.partition("=") for pair in pairs) if value.strip() == "1"]
-
-
-def unread_bytes(sizes: dict[str, int], metadata: Any) -> int:
-    """Bytes of the weights that a token does not read, by tensor: other experts, and all but a row of lookup tables."""
-    architecture = metadata["general.architecture"].contents()
-
-    def count(name: str) -> int:
-        field = metadata.get(f"{architecture}.{name}")
-        return int(field.contents()) if field is not None else 0
-
-    experts = count("expert_count") or 1
-    of_experts = sum(size for name, size in sizes.items() if "_exps." in name)
-    untied = sizes["token_embd.weight"] if "output.weight" in sizes else 0
-    unused = experts - (count("expert_used_count") or 1)
-    return of_experts // experts * unused + untied + sizes.get("per_layer_token_embd.weight", 0)
 
 
 class LlamaCpp:
@@ -67,59 +51,28 @@ class LlamaCpp:
         self._context: Any = None
         self._batch: Any = llama_cpp.llama_batch_init(BATCH, 0, 1)
         flash, unified = self._choose()
-        reader = gguf.GGUFReader(file)
-        tensors = {tensor.name: tensor for tensor in reader.tensors}
-        sizes = {name: int(tensor.n_bytes) for name, tensor in tensors.items()}
-        keys_and_values = [
-            tensor for name, tensor in tensors.items() if name.endswith(("attn_k.weight", "attn_v.weight"))
-        ]
-        elements = sum(int(tensor.shape[1]) for tensor in keys_and_values)
-        self.loaded = Loaded(
-            version=f"llama-cpp-python {version('llama_cpp_python')}, flash attention {'on' if flash else 'off'}, "
+        self.loaded = loaded(
+            file,
+            f"llama-cpp-python {version('llama_cpp_python')}, flash attention {'on' if flash else 'off'}, "
             + ("one cache for all sequences: " if unified and job.batch > 1 else "")
             + " ".join(build_features()),
-            total_bytes=sum(sizes.values()),
-            token_bytes=sum(sizes.values()) - unread_bytes(sizes, reader.fields),
-            kv_bytes_per_token=round(elements * bits / 8),
+            bits,
         )
 
     def measure(self, prompts: list[list[int]], gen: int) -> Timing:
-        """Evaluates the prompts in batches with logits for their last tokens only, then one token of each per step.
-
-        A batch holds as many prompts, or parts of prompts, as fit.
-        """
+        """Runs the loop of `batches` on an empty cache."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
-        start = time.perf_counter()
-        tokens = [0] * len(prompts)
-        rows = [
-            (token, position, sequence, position == len(prompt) - 1)
-            for sequence, prompt in enumerate(prompts)
-            for position, token in enumerate(prompt)
-        ]
-        for first in range(0, len(rows), BATCH):
-            tokens = self._evaluate(rows[first : first + BATCH], tokens)
-        middle = time.perf_counter()
-        for step in range(gen):
-            tokens = self._evaluate(
-                [(token, len(prompts[sequence]) + step, sequence, True) for sequence, token in enumerate(tokens)],
-                tokens,
-            )
-        return Timing(middle - start, time.perf_counter() - middle, gen * len(prompts))
+        return timed(self._evaluate, prompts, gen)
 
-    def _evaluate(self, rows: list[tuple[int, int, int, bool]], tokens: list[int]) -> list[int]:
-        """Computes rows `(token, position, sequence, logits needed)`; returns the latest token of each sequence."""
+    def _evaluate(self, rows: list[Row]) -> dict[int, int]:
         batch = self._batch
         batch.n_tokens = len(rows)
-        for index, (token, position, sequence, wanted) in enumerate(rows):
-            batch.token[index], batch.pos[index], batch.logits[index] = token, position, wanted
-            batch.n_seq_id[index], batch.seq_id[index][0] = 1, sequence
+        for index, row in enumerate(rows):
+            batch.token[index], batch.pos[index], batch.logits[index] = row.token, row.position, row.wanted
+            batch.n_seq_id[index], batch.seq_id[index][0] = 1, row.sequence
         if (status := llama_cpp.llama_decode(self._context, batch)) != 0:
             raise RuntimeError(f"llama_decode returned {status}")
-        latest = list(tokens)
-        for index, (_, _, sequence, wanted) in enumerate(rows):
-            if wanted:
-                latest[sequence] = self._likeliest(index)
-        return latest
+        return {row.sequence: self._likeliest(index) for index, row in enumerate(rows) if row.wanted}
 
     def _likeliest(self, row: int) -> int:
         logits = llama_cpp.llama_get_logits_ith(self._context, row)
