@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -244,3 +246,32 @@ def test_features_of_an_image_are_computed_once() -> None:
         vision = llm._vision
         assert vision is not None
         assert json.loads(vision._tower.metrics())["computed_tokens"] == 2 * 16
+
+
+FORK = """
+import os, sys
+from ferrule import LLM, SamplingParams
+from pathlib import Path
+case = Path(sys.argv[1])
+llm = LLM(case, quantization="f32", threads=2)
+greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+asked = [{"prompt": "<image>?", "multi_modal_data": {"image": case / f"image{index}.png"}} for index in (0, 1)]
+first = llm.generate(asked[0], greedy)[0].outputs[0].token_ids
+llm._vision._lock.acquire()
+child = os.fork()
+if child == 0:
+    print(list(llm.generate(asked[1], greedy)[0].outputs[0].token_ids), flush=True)
+    os._exit(0)
+llm._vision._lock.release()
+_, status = os.waitpid(child, 0)
+print(list(llm.generate(asked[1], greedy)[0].outputs[0].token_ids), flush=True)
+os._exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_child_reads_images() -> None:
+    command = [sys.executable, "-c", FORK, str(GOLDEN / "smolvlm")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    in_child, in_parent = done.stdout.splitlines()
+    assert in_child == in_parent

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -44,6 +46,7 @@ class VisionModel:
         self._tower = tower
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[tuple[int, ...], bytes], bytes] = OrderedDict()
+        _models.add(self)
 
     def prepare(self, given: Iterable[tuple[object, str]], limit: int) -> list[PreparedImage]:
         """Reads and processes the images of a prompt, each with the name of its field for error messages.
@@ -87,6 +90,19 @@ class VisionModel:
                 self._kept.popitem(last=False)
         return rows
 
+    def after_fork(self) -> None:
+        """Replaces the lock in a forked child, where a thread that holds it no longer exists."""
+        self._lock = threading.Lock()
+
     def close(self) -> None:
         """Frees the tower."""
         self._tower.close()
+
+
+def _after_fork() -> None:
+    for model in list(_models):
+        model.after_fork()
+
+
+_models: weakref.WeakSet[VisionModel] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_after_fork)
