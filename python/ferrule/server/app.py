@@ -33,7 +33,7 @@ from ferrule.server.ollama import routes as ollama
 from ferrule.server.openai import chat, completions, embeddings, pooling, tokens
 from ferrule.server.openai import models as models_routes
 from ferrule.server.openai.protocol.errors import ErrorResponse
-from ferrule.server.page_files import page
+from ferrule.server.page_files import Page
 from ferrule.server.pdf_text import router as pdf_router
 from ferrule.server.residency import OnDemand
 from ferrule.server.responses import routes as responses
@@ -103,7 +103,7 @@ def create_app(
     app.state.batches, app.state.background = batches, background
     if settings.page:
         # As the default application: a mount at / would hide the 405 of routes with another method.
-        app.router.default = page(Path(__file__).parent / "page")
+        app.router.default = Page(Path(__file__).parent / "page")
     return app
 
 
