@@ -239,6 +239,18 @@ def test_chat_reads_images_in_the_forms_of_openai_vllm_and_transformers() -> Non
             llm.chat([question("?", {"type": "image_url", "image_url": {"url": "http://a.b"}})], chat_template=TEMPLATE)
 
 
+def test_loglikelihoods_depend_on_images_and_saved_states_refuse_them() -> None:
+    case = "smolvlm"
+    with load(case) as llm:
+        outputs = llm.generate(prompt(case), GREEDY)[0].outputs[0]
+        assert outputs.logprobs is not None
+        expected = outputs.logprobs[0][outputs.token_ids[0]].logprob
+        found = llm.loglikelihood(prompt(case), [[outputs.token_ids[0]]])[0]
+        assert found.logprob == pytest.approx(expected, abs=1e-6)
+        with pytest.raises(PromptError, match="saved state holds text only"):
+            llm.save_state(prompt(case))
+
+
 def test_features_of_an_image_are_computed_once() -> None:
     with load("smolvlm") as llm:
         for _ in range(3):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from ferrule._api.arguments import FOREIGN
 from ferrule._api.evaluation_methods import EvaluationMethods
@@ -23,9 +23,9 @@ from ferrule._params.lora import LoRA
 from ferrule._params.sampling import MAX_LOGPROBS, SamplingParams
 from ferrule._text.chat.options import FOREIGN as FOREIGN_CHAT_OPTIONS
 from ferrule._text.chat.options import ChatOptions
-from ferrule._text.prompt import Prompt, TokensPrompt
+from ferrule._text.prompt import IMAGES, Prompt, TokensPrompt
 from ferrule._validation import check_integer, shown
-from ferrule.errors import ChatTemplateError, InvalidParameterError
+from ferrule.errors import ChatTemplateError, InvalidParameterError, PromptError
 from ferrule.outputs import (
     BeamSearchOutput,
     Candidate,
@@ -236,6 +236,8 @@ class LLM(PoolingMethods, EvaluationMethods):
             whole: TokensPrompt = {"prompt_token_ids": [*read.token_ids, *ids]}
             if read.cache_salt is not None:
                 whole["cache_salt"] = read.cache_salt
+            if read.features:
+                whole["multi_modal_data"] = cast("Any", prompt)[IMAGES]
             params = SamplingParams.with_model_defaults(temperature=0, max_tokens=1, prompt_logprobs=0)
             first = len(read.token_ids)
             requests.append(self._request(whole, params, prompt_logprobs_from=first, lora_request=lora))
@@ -301,6 +303,8 @@ class LLM(PoolingMethods, EvaluationMethods):
         """
         self._encoding.check_generates("a saved state")
         read = self._read_prompt(prompt)
+        if read.features:
+            raise PromptError(f"{IMAGES} must be absent, because a saved state holds text only", field=IMAGES)
         return self._driver.save_state(read.token_ids, read.cache_salt, self._adapters.find(lora_request))
 
     def restore_state(self, state: bytes) -> TokensPrompt:

@@ -73,6 +73,8 @@ def tokens_prompt(
     """
     kept = request.truncate_prompt_tokens
     if kept is not None:
+        if "multi_modal_data" in prompt:
+            raise InvalidParameterError("truncate_prompt_tokens", kept, "left out with images")
         limit: int = served.info["max_model_len"]
         if check_integer("truncate_prompt_tokens", kept, -1, limit) == 0:
             raise InvalidParameterError("truncate_prompt_tokens", kept, f"-1 or an integer from 1 to {limit}")

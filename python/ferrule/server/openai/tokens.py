@@ -40,7 +40,8 @@ def router(server: Context) -> APIRouter:
         served = await server.lease(request.model)
         if request.messages is not None:
             name_fields({"prompt": "messages"})
-        return Response(await workers_for().run(_tokenize, served, request), media_type="application/json")
+        template = request.chat_template or server.settings.chat_template
+        return Response(await workers_for().run(_tokenize, served, request, template), media_type="application/json")
 
     @routes.post("/detokenize")
     async def detokenize(request: DetokenizeRequest) -> Text:
@@ -77,9 +78,9 @@ def router(server: Context) -> APIRouter:
     return routes
 
 
-def _tokenize(served: ServedModel, request: TokenizeRequest) -> str:
+def _tokenize(served: ServedModel, request: TokenizeRequest, chat_template: str | None) -> str:
     """Returns the response as JSON text: serializing a million tokens blocks as long as tokenizing them."""
-    ids = _tokens(served, request)
+    ids = _tokens(served, request, chat_template)
     texts = [served.llm.token_text(token) for token in ids] if request.return_token_strs else None
     limit: int = served.info["max_model_len"]
     tokens = [_piece(served, token) for token in ids] if request.with_pieces else ids
@@ -95,7 +96,7 @@ def _piece(served: ServedModel, token: int) -> TokenPiece:
         return TokenPiece(id=token, piece=list(found or b""))
 
 
-def _tokens(served: ServedModel, request: TokenizeRequest) -> list[int]:
+def _tokens(served: ServedModel, request: TokenizeRequest, chat_template: str | None) -> list[int]:
     text: str | None = one_of(request, "prompt", "content")
     if (text is None) == (request.messages is None):
         raise InvalidParameterError("prompt", text, "given exactly where messages is left out")
@@ -107,7 +108,7 @@ def _tokens(served: ServedModel, request: TokenizeRequest) -> list[int]:
         raise InvalidParameterError(
             "add_special_tokens", True, "left out with messages, whose chat template writes special tokens"
         )
-    return list(_render(served, request, request.chat_template)["prompt_token_ids"])
+    return list(_render(served, request, chat_template)["prompt_token_ids"])
 
 
 def _render(served: ServedModel, request: TokenizeRequest | TemplateRequest, chat_template: str | None) -> TokensPrompt:

@@ -1,4 +1,4 @@
-"""Images in requests. Only data URLs and base64 are read; the model's reader checks them, and says so of other URLs."""
+"""Images in requests: data URLs and base64. The reader of images checks them, and refuses other URLs."""
 
 from __future__ import annotations
 
