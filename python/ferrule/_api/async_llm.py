@@ -519,7 +519,7 @@ def _size(prompt: object, params: SamplingParams) -> int:
     if isinstance(prompt, Mapping):
         parts = cast("Mapping[object, object]", prompt)
         contents = [parts.get("prompt", parts.get("prompt_token_ids")), parts.get("suffix") or ""]
-        if parts.get("multi_modal_data"):
+        if parts.get("multi_modal_data") is not None:
             return LARGE_INPUT  # a vision tower computes for seconds
     length = sum(len(content) if isinstance(content, Sized) else LONG + 1 for content in contents)
     allowed = len(params.allowed_token_ids or ())

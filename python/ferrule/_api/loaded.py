@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -44,7 +45,7 @@ from ferrule._validation import check_integer, shown
 from ferrule._vision.model import PreparedImage, VisionModel
 from ferrule._vision.processors import PROCESSORS
 from ferrule._vision.prompt import expand
-from ferrule.errors import ChatTemplateError, InvalidParameterError, ModelFileError
+from ferrule.errors import ChatTemplateError, InvalidParameterError, ModelFileError, ModelNotFoundError
 
 if TYPE_CHECKING:
     from ferrule import _native
@@ -92,7 +93,7 @@ class LoadedModel(metaclass=RefusingMeta):
         self._options = args.for_packed(self._files.packed, self._files.path)
         self._tokenizer = Tokenizer(self._files.path if args.tokenizer is None else find_model(args.tokenizer))
         self._name = EMBEDDED if model is None else os.fspath(model)
-        self._vision = self._vision_model(args)
+        self._vision, packed_tower = self._vision_model(args)
         parts = [(self._files, self._name, self._options), *self._draft_model()]
         dummy = args.load_format == "dummy"
         if dummy:
@@ -117,6 +118,7 @@ class LoadedModel(metaclass=RefusingMeta):
         packed = [
             None if path in (None, files.path) else path for path, (files, _, _) in zip(weights, parts, strict=True)
         ]
+        packed.append(packed_tower)
         self._driver = Driver(engine, check_stages=self._check_stages)
         self._engine_info: dict[str, Any] = json.loads(self._driver.info())
         self._engine_info["packed_file"] = None if packed[0] is None else os.fspath(packed[0])
@@ -155,17 +157,27 @@ class LoadedModel(metaclass=RefusingMeta):
             options = replace(options, max_model_len=context)
         return [(files, speculative.model, options)]
 
-    def _vision_model(self, args: EngineArgs) -> VisionModel | None:
-        """Loads the part of the model that reads images; None if it reads text only, as all do in several processes."""
+    def _vision_model(self, args: EngineArgs) -> tuple[VisionModel | None, Path | None]:
+        """Loads the part of the model that reads images; returns it, and its file of packed weights if it has one.
+
+        A model reads text only without the configuration of images, and in several processes.
+        """
         files, options = self._files, self._options.for_vision_tower()
         if files.vision is None or args.load_format == "dummy" or args.workers > 1:
-            return None
+            return None, None
+        try:
+            processor = PROCESSORS[files.vision.model_type](files.path)
+        except ModelNotFoundError as error:
+            warnings.warn(
+                f"the model reads text only, because it does not say how: {error}", RuntimeWarning, stacklevel=4
+            )
+            return None, None
         from ferrule import _native
 
         tower = replace(files, spec=files.vision.tower)
         weights = weights_of(tower, self._name, options, None)
         engine = _native.Engine(tower.spec_json, os.fspath(weights), options.to_json())
-        return VisionModel(PROCESSORS[files.vision.model_type](files.path), engine)
+        return VisionModel(processor, Driver(engine)), None if weights == files.path else weights
 
     def _make_engine(
         self,
@@ -231,7 +243,7 @@ class LoadedModel(metaclass=RefusingMeta):
         if self._vision is not None:
             given = ((each.value, each.field) for each in sources)
             images = self._vision.prepare(given, self._model.prompt_limit.tokens)
-            text = expand(text, [image.processed for image in images], self._vision.processor)
+            text = expand(text, images, self._vision.processor)
         token_ids = self._tokenizer.encode(text, add_special_tokens=False, limit=self._model.prompt_limit)
         prompt: TokensPrompt = {"prompt": text, "prompt_token_ids": token_ids}
         return {**prompt, "multi_modal_data": {"image": images}} if images else prompt

@@ -193,6 +193,12 @@ class Driver:
         with self._lock:
             return self._alive().encode(given, task)
 
+    def features(self, tiles: Sequence[tuple[list[int], bytes]]) -> bytearray:
+        """Returns the features of an image from its tiles, as a vision tower computes them, float32."""
+        self._check_outside()
+        with self._lock:
+            return self._alive().features(list(tiles))
+
     def encode_all(self, portions: Iterable[Sequence[Text]], task: str) -> list[bytearray]:
         """Returns the output of a task for each portion of texts; other threads may step in between."""
         answers: list[bytearray] = []

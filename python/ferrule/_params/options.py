@@ -191,6 +191,7 @@ class EngineOptions:
             max_model_len=None,
             max_num_seqs=1,
             max_num_batched_tokens=None,
+            kv_cache_dtype="auto",
             kv_cache_memory=None,
             enable_prefix_caching=False,
             prefix_cache_dir=None,

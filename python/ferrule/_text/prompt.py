@@ -108,7 +108,7 @@ def read_prompt(
 
 
 def _expanded(text: str, images: Sequence[PreparedImage], vision: VisionModel) -> str:
-    return expand(text, [image.processed for image in images], vision.processor)
+    return expand(text, images, vision.processor)
 
 
 def _prepared(images: Sequence[object], vision: VisionModel | None, limit: TokenLimit) -> list[PreparedImage]:
@@ -123,7 +123,7 @@ def _features(token_ids: Sequence[int], images: Sequence[PreparedImage], vision:
     token = vision.processor.image_token_id
     features = placed(images, token_ids, token)
     if features is None:
-        wanted = sum(image.processed.tokens for image in images)
+        wanted = sum(image.tokens for image in images)
         raise PromptError(
             f"prompt_token_ids must have the token {token} {wanted} times, once for each token of the images, got "
             f"{token_ids.count(token)}",

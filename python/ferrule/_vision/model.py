@@ -6,16 +6,14 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from ferrule._cancellation import raise_if_cancelled
 from ferrule._vision.images import read_image
 from ferrule._vision.processors import ProcessedImage, Processor
 from ferrule.errors import ImageError
-
-if TYPE_CHECKING:
-    from ferrule import _native
 
 MAX_IMAGES = 32
 """Maximum number of images of a prompt. Small ones are enlarged, so they need as much memory as large ones."""
@@ -23,25 +21,47 @@ KEPT_BYTES = 64 << 20
 """Bytes of features that are kept, since each turn of a conversation has the images of the turns before."""
 
 
+class Tower(Protocol):
+    """A vision tower, which threads share."""
+
+    def features(self, tiles: Sequence[tuple[list[int], bytes]]) -> bytearray:
+        """Computes features, float32 `[tokens, width]`, from tiles: places of patches, and the patches."""
+        ...
+
+    def close(self) -> None:
+        """Frees the tower."""
+        ...
+
+
 class PreparedImage:
-    """An image as the model reads it. Its features are computed when they are needed, and kept."""
+    """An image as the model reads it. Its features are computed when needed, and then its pixels are dropped."""
 
     def __init__(self, processed: ProcessedImage, model: VisionModel) -> None:
-        self.processed = processed
-        self._model = model
+        self.text = processed.text
+        """Text that takes the place of the image's placeholder in a prompt."""
+        self.tokens = processed.tokens
+        """Number of tokens of the image."""
+        self.model = model
+        """Model whose images these are."""
+        self._pixels: ProcessedImage | None = processed
+        self._features = b""
 
     def features(self) -> bytes:
         """Returns the features, float32 `[tokens, width]`.
 
-        Raises EngineError.
+        Raises EngineError, CancelledError.
         """
-        return self._model.features(self.processed)
+        pixels = self._pixels
+        if pixels is not None:
+            self._features = self.model.features(pixels)
+            self._pixels = None
+        return self._features
 
 
 class VisionModel:
     """Reads images for a language model."""
 
-    def __init__(self, processor: Processor, tower: _native.Engine) -> None:
+    def __init__(self, processor: Processor, tower: Tower) -> None:
         self.processor = processor
         self._tower = tower
         self._lock = threading.Lock()
@@ -59,12 +79,15 @@ class VisionModel:
         prepared: list[PreparedImage] = []
         tokens = 0
         for image, field in given:
+            raise_if_cancelled()
             if len(prepared) == MAX_IMAGES:
                 raise ImageError(f"{field} must be absent: a prompt can have {MAX_IMAGES} images", field=field)
             one = image
             if not isinstance(one, PreparedImage):
                 one = PreparedImage(self.processor.process(read_image(one, field)), self)
-            tokens += one.processed.tokens
+            elif one.model is not self:
+                raise ImageError(f"{field} must be prepared by this model, not by another one", field=field)
+            tokens += one.tokens
             if tokens > limit:
                 raise ImageError(
                     f"{field} must be absent: with it the images have {tokens} tokens, and a prompt can have {limit}",
@@ -76,15 +99,17 @@ class VisionModel:
     def features(self, processed: ProcessedImage) -> bytes:
         """Computes the features of an image, float32 `[tokens, width]`, or returns those of an equal image.
 
-        Raises EngineError.
+        Raises EngineError, CancelledError.
         """
         patches = processed.patches
         key = patches.shape, blake2b(patches.tobytes()).digest()
-        with self._lock:  # two requests with the same image compute it once
+        with self._lock:
             rows = self._kept.pop(key, None)
-            if rows is None:
-                places = [int(place) for place in processed.positions]
-                rows = bytes(self._tower.features([(places, tile.tobytes()) for tile in patches]))
+        if rows is None:
+            raise_if_cancelled()
+            places = [int(place) for place in processed.positions]
+            rows = bytes(self._tower.features([(places, tile.tobytes()) for tile in patches]))
+        with self._lock:
             self._kept[key] = rows
             while len(self._kept) > 1 and sum(map(len, self._kept.values())) > KEPT_BYTES:
                 self._kept.popitem(last=False)

@@ -21,7 +21,7 @@ class Features(NamedTuple):
     """float32 `[tokens, width]`."""
 
 
-def expand(text: str, images: Sequence[ProcessedImage], processor: Processor) -> str:
+def expand(text: str, images: Sequence[ProcessedImage | PreparedImage], processor: Processor) -> str:
     """Returns a prompt in which each placeholder is replaced by the text of its image, in order.
 
     Raises PromptError if the numbers of placeholders and images differ.
@@ -38,11 +38,11 @@ def expand(text: str, images: Sequence[ProcessedImage], processor: Processor) ->
 def placed(images: Sequence[PreparedImage], token_ids: Sequence[int], image_token_id: int) -> list[Features] | None:
     """Returns the features of images at the places of their tokens; None if the numbers of tokens differ."""
     places = [place for place, token in enumerate(token_ids) if token == image_token_id]
-    if len(places) != sum(image.processed.tokens for image in images):
+    if len(places) != sum(image.tokens for image in images):
         return None
     features: list[Features] = []
     for image in images:
-        tokens, rows = image.processed.tokens, image.features()
+        tokens, rows = image.tokens, image.features()
         own, places, width = places[:tokens], places[tokens:], len(rows) // tokens
         # Tokens between the tiles of an image divide its features.
         ends = (index for index in range(1, tokens) if own[index] != own[index - 1] + 1)

@@ -53,9 +53,11 @@ def text(row: Row, column: str) -> str:
 def images(row: Row) -> list[object]:
     """Returns the images in the column IMAGE: one, or those of a list; an array of three dimensions is one image."""
     value = row.get(IMAGE)
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return []
     if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim != 3):
         return list(cast("Iterable[object]", value))
-    return [] if _plain(cast("object", value)) is None else [cast("object", value)]
+    return [cast("object", value)]
 
 
 def mapping(row: Row, column: str) -> dict[str, Any] | None:

@@ -140,18 +140,22 @@ def _with_images(messages: object, given: list[object]) -> Sequence[Message]:
 
     Raises InvalidParameterError if there are more or fewer places.
     """
-    if not given:
+    if not given or not isinstance(messages, list):
         return cast("Sequence[Message]", messages)
     left, places = iter(given), 0
     filled: list[Any] = []
-    for message in cast("Sequence[Mapping[str, Any]]", messages):
-        content = message.get("content")
-        if isinstance(content, list):
-            here = [part == {"type": "image"} for part in cast("list[object]", content)]
-            places += sum(here)
-            parts = zip(cast("list[object]", content), here, strict=True)
-            content = [{"type": "image", "image": next(left, None)} if place else part for part, place in parts]
-        filled.append({**message, "content": content})
+    for message in cast("list[Any]", messages):
+        fields = cast("Mapping[str, Any]", message) if isinstance(message, Mapping) else {}
+        content = fields.get("content")
+        if not isinstance(content, list):
+            filled.append(message)
+            continue
+        parts: list[Any] = []
+        for part in cast("list[object]", content):
+            is_place = part == {"type": "image"}
+            parts.append({"type": "image", "image": next(left, None)} if is_place else part)
+            places += is_place
+        filled.append({**fields, "content": parts})
     if places != len(given):
         raise InvalidParameterError(IMAGE, len(given), f'{places} images, one for each {{"type": "image"}} of messages')
     return filled

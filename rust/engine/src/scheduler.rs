@@ -444,7 +444,8 @@ impl Scheduler {
     /// parent or another beam. Returns the number of tokens from the prefix cache.
     fn share_computed_pages(&mut self, next: &mut Sequence) -> usize {
         let limit = next.reusable();
-        let cached = self.kv_cache.reuse(&mut next.tables, &next.tokens, 0, limit);
+        let (tables, keys) = next.pages_and_keys();
+        let cached = self.kv_cache.reuse(tables, keys, 0, limit);
         next.record_reused(cached);
         let donor = self.running.iter().map(|other| (next.shared_with(other), other)).max_by_key(|&(shared, _)| shared);
         if let Some((shared, donor)) = donor.filter(|&(shared, _)| shared > next.computed)
@@ -496,10 +497,10 @@ impl Scheduler {
 /// tokens found, and whether the disk has more for the next step.
 fn reuse(kv_cache: &mut KvCacheManager, sequence: &mut Sequence, plan: &mut Schedule) -> (usize, bool) {
     let (before, limit) = (sequence.computed, sequence.reusable());
-    let Sequence { tables, tokens, .. } = sequence;
-    let mut computed = kv_cache.reuse(tables, tokens, before, limit);
-    let more_on_disk = kv_cache.fetch(tables, tokens, (computed, limit), &mut plan.fetch, &mut plan.moves);
-    computed = kv_cache.reuse(tables, tokens, computed, limit);
+    let (tables, keys) = sequence.pages_and_keys();
+    let mut computed = kv_cache.reuse(tables, keys, before, limit);
+    let more_on_disk = kv_cache.fetch(tables, keys, (computed, limit), &mut plan.fetch, &mut plan.moves);
+    computed = kv_cache.reuse(tables, keys, computed, limit);
     sequence.record_reused(computed);
     (computed - before, more_on_disk)
 }

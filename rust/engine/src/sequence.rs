@@ -8,7 +8,7 @@ use ferrule_model::{Adapter, Features};
 
 use crate::beams::{Beam, Child};
 use crate::draft::Drafts;
-use crate::pages::PageTables;
+use crate::pages::{PageKeys, PageTables};
 use crate::sampling::{Continuation, History, SampleError, needs_only_largest};
 use crate::structured::Constraint;
 use crate::{Request, RequestId, RequestTiming, SamplingParams};
@@ -37,6 +37,8 @@ pub(crate) struct Sequence {
     pub params: Arc<SamplingParams>,
     pub adapter: Option<Arc<Adapter>>,
     pub features: Arc<[Features]>,
+    /// Keys of its pages, if it has features; else these are its tokens.
+    page_keys: Option<PageKeys>,
     pub history: History,
     /// Grammar state, if the request has a grammar. It depends on the tokens only, also while they are not computed.
     pub constraint: Option<Constraint>,
@@ -78,6 +80,7 @@ impl Sequence {
             beam: params.beam_search.as_ref().map(|_| Beam::default()),
             params: Arc::new(params),
             adapter,
+            page_keys: (!features.is_empty()).then(|| PageKeys::new(&prompt, &features)),
             features: features.into(),
             tokens: prompt,
             timing: RequestTiming::default(),
@@ -90,6 +93,12 @@ impl Sequence {
         let RequestId(arrival) = self.id;
         let beam = self.beam.as_ref().map_or(0, |beam| beam.index);
         ((arrival as i64).saturating_add(i64::from(self.params.priority) * ARRIVALS_PER_PRIORITY_LEVEL), self.id, beam)
+    }
+
+    /// Returns the page tables, and the token ids by which the prefix cache finds the pages.
+    pub fn pages_and_keys(&mut self) -> (&mut PageTables, &[u32]) {
+        let keys = self.page_keys.as_ref().map_or(&self.tokens[..], PageKeys::ids);
+        (&mut self.tables, keys)
     }
 
     /// Returns whether it represents its request: the only sequence, or the first beam. Every request has exactly one.
@@ -224,6 +233,9 @@ impl Sequence {
 
     fn append(&mut self, token: u32) {
         self.tokens.push(token);
+        if let Some(keys) = &mut self.page_keys {
+            keys.push(token);
+        }
         self.history.push(token);
     }
 
@@ -256,6 +268,7 @@ impl Sequence {
             params: Arc::clone(&self.params),
             adapter: self.adapter.clone(),
             features: Arc::clone(&self.features),
+            page_keys: self.page_keys.clone(),
             history: self.history.clone(),
             constraint: None,
             drafts: Drafts::default(),

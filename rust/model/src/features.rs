@@ -1,16 +1,16 @@
 //! [`Features`]: rows that take the place of token embeddings.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Rows that take the place of the embeddings of consecutive tokens, such as those of an image. The ids of these tokens are
 /// placeholders, and what the model does with rows of its table, such as scaling them, it does with these rows too.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Features {
     first: usize,
     width: usize,
     rows: Arc<[f32]>,
-    digest: [u8; 32],
+    digest: OnceLock<[u8; 32]>,
 }
 
 impl Features {
@@ -21,13 +21,7 @@ impl Features {
     #[must_use]
     pub fn new(first: usize, rows: Arc<[f32]>, width: usize) -> Self {
         assert!(rows.len().is_multiple_of(width), "features are whole rows");
-        let mut hasher = blake3::Hasher::new_derive_key("ferrule features");
-        for number in [first, width] {
-            hasher.update(&(number as u64).to_le_bytes());
-        }
-        hasher.update(bytemuck::cast_slice(&rows));
-        let digest = *hasher.finalize().as_bytes();
-        Self { first, width, rows, digest }
+        Self { first, width, rows, digest: OnceLock::new() }
     }
 
     /// Returns the positions of the tokens in their sequence.
@@ -42,10 +36,17 @@ impl Features {
         self.width
     }
 
-    /// Returns a digest of positions and rows: features of equal digest are equal.
+    /// Returns a digest of positions and rows: features of equal digest are equal. It is computed when first needed.
     #[must_use]
     pub fn digest(&self) -> &[u8; 32] {
-        &self.digest
+        self.digest.get_or_init(|| {
+            let mut hasher = blake3::Hasher::new_derive_key("ferrule features");
+            for number in [self.first, self.width] {
+                hasher.update(&(number as u64).to_le_bytes());
+            }
+            hasher.update(bytemuck::cast_slice(&self.rows));
+            *hasher.finalize().as_bytes()
+        })
     }
 
     /// Overwrites the embeddings `[positions, width]` of a chunk of the sequence with the rows of its tokens.
@@ -56,6 +57,13 @@ impl Features {
             let rows = &self.rows[(first - own.start) * self.width..(end - own.start) * self.width];
             embeddings[(first - positions.start) * self.width..][..rows.len()].copy_from_slice(rows);
         }
+    }
+}
+
+/// Compares positions and rows.
+impl PartialEq for Features {
+    fn eq(&self, other: &Self) -> bool {
+        (self.first, self.width, &self.rows) == (other.first, other.width, &other.rows)
     }
 }
 

@@ -141,8 +141,8 @@ impl Engine {
             Request::from_ids(&prompt_token_ids, self.vocab_size, params)
         };
         let mut request = py.detach(read).map_err(|error| errors::request_error(&error))?;
+        request.features = py.detach(|| features.iter().map(FeatureRows::read).collect::<PyResult<_>>())?;
         request.adapter = lora.map(|lora| Arc::clone(&lora.0));
-        request.features = features.iter().map(FeatureRows::read).collect::<PyResult<_>>()?;
         if let Some(processors) = logits_processors {
             let caught = Arc::clone(&self.interrupt.caught);
             let processor = PythonProcessor::new(processors, self.vocab_size, caught)?;
@@ -216,7 +216,7 @@ impl Engine {
             let features = features::rows(0, places.len(), &patches)?;
             Ok(Text { tokens: vec![0; places.len()], token_types: places, features: vec![features], ..Text::default() })
         };
-        let tiles = tiles.into_iter().map(tile).collect::<PyResult<Vec<_>>>()?;
+        let tiles = py.detach(|| tiles.into_iter().map(tile).collect::<PyResult<Vec<_>>>())?;
         let computed =
             self.with(py, |engine| engine.encode(&tiles, &EncodeTask::Features {}, &self.interrupt.cancel))?;
         let computed = computed.map_err(|error| self.error(&error))?;

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from ferrule._text.chat.render import Message
@@ -87,8 +86,6 @@ def _source(part: object, where: str) -> ImageSource | None:
     match given[0]:
         case "image_url" if (url := fields_of(value)) is not None:
             return ImageSource(url.get("url"), f"{field}.url")
-        case "path" if isinstance(value, str):
-            return ImageSource(Path(value), field)
         case "base64" if isinstance(value, str):
             return ImageSource(data_url(value), field)
         case _:

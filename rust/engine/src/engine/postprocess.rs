@@ -61,8 +61,9 @@ impl<M: LanguageModel> Engine<M> {
                 // The cause of the invalid logits may be in the pages: they must not be reused.
                 pages.invalidate(&mut sequence.tables);
             } else {
-                let Sequence { tables, tokens, prompt_len, computed, .. } = &mut *sequence;
-                for new_pages in pages.cache_full_pages(tables, tokens, *prompt_len, *computed) {
+                let (prompt_len, computed) = (sequence.prompt_len, sequence.computed);
+                let (tables, keys) = sequence.pages_and_keys();
+                for new_pages in pages.cache_full_pages(tables, keys, prompt_len, computed) {
                     pages.write_to_disk(&mut sequence.tables, &new_pages, &self.model);
                 }
             }

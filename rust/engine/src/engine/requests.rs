@@ -43,8 +43,7 @@ impl<M: LanguageModel> Engine<M> {
             };
             let fork_parent = self.scheduler.sequences().find(same).map(|parent| parent.id);
             let shareable = self.model.shareable_tokens(request.prompt.len());
-            let namespace =
-                Namespace::new(request.params.cache_salt.clone(), request.adapter.as_deref(), &request.features);
+            let namespace = Namespace::new(request.params.cache_salt.clone(), request.adapter.as_deref());
             let tables = self.scheduler.kv_cache.tables(namespace, shareable);
             let id = RequestId(self.next_id - 1);
             let prediction = std::mem::take(&mut request.params.prediction);

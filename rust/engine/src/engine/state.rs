@@ -32,7 +32,7 @@ impl<M: LanguageModel> Engine<M> {
         let tokens = prompt_from_ids(token_ids, self.model.vocab_size())?;
         let shareable = self.model.shareable_tokens(tokens.len());
         let end = tokens.len().min(shareable) / PAGE_TOKENS * PAGE_TOKENS;
-        let namespace = Namespace::new(cache_salt, adapter, &[]);
+        let namespace = Namespace::new(cache_salt, adapter);
         let tables = self.scheduler.kv_cache.tables(namespace.clone(), shareable);
         self.with_tables(tables, cancel, |engine, tables| {
             let mut computed = engine.scheduler.kv_cache.reuse(tables, &tokens, 0, end);

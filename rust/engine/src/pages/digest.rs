@@ -1,8 +1,8 @@
 //! Digests that identify a page by its tokens and all tokens before it.
 //!
 //! Keys and values of a token depend on every token before it. A digest is therefore a hash chain from the start of the
-//! sequence, so that pages of equal digest hold the same bits. The chain starts with the model's fingerprint, the salt,
-//! the adapter and the features, so pages are never found with another model, adapter or image, or without the salt.
+//! sequence, so that pages of equal digest hold the same bits. The chain starts with the model's fingerprint, the salt
+//! and the adapter, so pages are never found with another model or adapter, or without the salt.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub(crate) struct Digest([u8; 32]);
 impl Digest {
     /// Returns the digest of the empty sequence for a model's fingerprint and a namespace.
     pub fn root(fingerprint: &[u8; 32], namespace: &Namespace) -> Self {
-        let Namespace { salt, adapter, features } = namespace;
+        let Namespace { salt, adapter } = namespace;
         let mut hasher = blake3::Hasher::new_derive_key("ferrule root of page digests");
         hasher.update(fingerprint);
         // No salt and an empty salt are different.
@@ -27,12 +27,6 @@ impl Digest {
         if let Some(adapter) = adapter {
             hasher.update(adapter);
         }
-        let root = Self(*hasher.finalize().as_bytes());
-        if features.is_empty() {
-            return root;
-        }
-        let mut hasher = blake3::Hasher::new_derive_key("ferrule root of page digests with features");
-        hasher.update(&root.0).update(features.as_flattened());
         Self(*hasher.finalize().as_bytes())
     }
 
@@ -79,22 +73,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roots_differ_by_model_salt_adapter_and_features() {
+    fn roots_differ_by_model_salt_and_adapter() {
         let models = [[0; 32], [1; 32]];
         let salts = [None, Some(""), Some("\0"), Some("a"), Some("aa")];
         let adapters = [None, Some([0; 32]), Some([1; 32])];
-        let all_features = [vec![], vec![[0; 32]], vec![[1; 32]], vec![[0; 32], [1; 32]]];
         let mut roots = BTreeSet::new();
         for model in &models {
             for salt in salts {
                 for adapter in adapters {
-                    for features in all_features.clone() {
-                        roots.insert(Digest::root(model, &Namespace { salt: salt.map(Into::into), adapter, features }));
-                    }
+                    roots.insert(Digest::root(model, &Namespace { salt: salt.map(Into::into), adapter }));
                 }
             }
         }
-        assert_eq!(roots.len(), models.len() * salts.len() * adapters.len() * all_features.len());
+        assert_eq!(roots.len(), models.len() * salts.len() * adapters.len());
     }
 
     #[test]
@@ -117,7 +108,7 @@ mod tests {
             let root = Digest::root(&[3; 32], &Namespace::default());
             let digest = chain(root, &pages);
             prop_assert_eq!(digest, chain(root, &pages));
-            let salted = Namespace { salt: Some("salt".into()), ..Namespace::default() };
+            let salted = Namespace { salt: Some("salt".into()), adapter: None };
             prop_assert_ne!(digest, chain(Digest::root(&[3; 32], &salted), &pages));
             prop_assert_ne!(digest, chain(root, &pages[1..]));
             let mut other = pages.clone();

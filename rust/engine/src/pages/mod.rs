@@ -20,6 +20,7 @@ mod disk;
 mod fetch;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod keys;
 mod pool;
 mod prefix;
 mod record;
@@ -33,6 +34,7 @@ pub(crate) use disk::DiskCache;
 pub use disk::{DiskCacheError, DiskStatistics};
 pub use ferrule_kernels::kv::PAGE_NONE;
 pub(crate) use fetch::{FetchBudget, SavedPage};
+pub(crate) use keys::PageKeys;
 pub use pool::{Allocated, PagePool};
 pub(crate) use prefix::{GroupPage, Namespace, NodeId, PageTokens};
 pub use state::StateError;

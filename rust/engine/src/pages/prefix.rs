@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ferrule_kernels::kv::{PAGE_TOKENS, PageId};
-use ferrule_model::{Adapter, Features};
+use ferrule_model::Adapter;
 
 use super::PAGE_NONE;
 
@@ -25,15 +25,12 @@ pub(crate) struct Namespace {
     pub salt: Option<Arc<str>>,
     /// Fingerprint of the adapter.
     pub adapter: Option<[u8; 32]>,
-    /// Digest of each of the features. So prompts with the same images share pages, and those with others share none.
-    pub features: Vec<[u8; 32]>,
 }
 
 impl Namespace {
-    /// Creates the namespace of a salt, an adapter and features.
-    pub fn new(salt: Option<Arc<str>>, adapter: Option<&Adapter>, features: &[Features]) -> Self {
-        let features = features.iter().map(|features| *features.digest()).collect();
-        Self { salt, adapter: adapter.map(|adapter| *adapter.fingerprint()), features }
+    /// Creates the namespace of a salt and an adapter.
+    pub fn new(salt: Option<Arc<str>>, adapter: Option<&Adapter>) -> Self {
+        Self { salt, adapter: adapter.map(|adapter| *adapter.fingerprint()) }
     }
 }
 
@@ -207,12 +204,10 @@ mod tests {
         assert_eq!(tree.find(ParentNode::Node(a), &tokens(1)), Some(b));
         assert_eq!(tree.find(ParentNode::Root(Namespace::default()), &tokens(1)), None);
         let namespaces = [
-            Namespace { salt: Some("tenant".into()), ..Namespace::default() },
-            Namespace { adapter: Some([1; 32]), ..Namespace::default() },
-            Namespace { adapter: Some([2; 32]), ..Namespace::default() },
-            Namespace { salt: Some("tenant".into()), adapter: Some([1; 32]), features: vec![] },
-            Namespace { features: vec![[1; 32]], ..Namespace::default() },
-            Namespace { features: vec![[1; 32], [2; 32]], ..Namespace::default() },
+            Namespace { salt: Some("tenant".into()), adapter: None },
+            Namespace { salt: None, adapter: Some([1; 32]) },
+            Namespace { salt: None, adapter: Some([2; 32]) },
+            Namespace { salt: Some("tenant".into()), adapter: Some([1; 32]) },
         ];
         for (namespace, page) in namespaces.into_iter().zip(4..) {
             let first = ParentNode::Root(namespace);

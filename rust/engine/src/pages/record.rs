@@ -120,7 +120,7 @@ mod tests {
     const PAGE: [u32; PAGE_TOKENS] = [9; PAGE_TOKENS];
 
     fn parent() -> Digest {
-        Digest::root(&[5; 32], &Namespace { salt: Some("salt".into()), ..Namespace::default() })
+        Digest::root(&[5; 32], &Namespace { salt: Some("salt".into()), adapter: None })
     }
 
     #[test]

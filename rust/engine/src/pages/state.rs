@@ -117,7 +117,7 @@ pub(crate) fn encode_state(
 ) -> Vec<u8> {
     let count = pages.len();
     assert!(count <= tokens.len() / PAGE_TOKENS, "{count} pages of {} tokens", tokens.len());
-    let Namespace { salt, adapter, features: _ } = namespace;
+    let Namespace { salt, adapter } = namespace;
     let salt_bytes = salt.as_deref().unwrap_or_default().as_bytes();
     let fixed = MAGIC.len() + 4 + 32 + 1 + 33 + 5 * 8 + CHECKSUM_BYTES;
     let contents = salt_bytes.len() + 4 * tokens.len() + count * payload_len + snapshot.len();
@@ -222,7 +222,7 @@ pub(crate) fn decode_state<'a>(
         }
     };
     Ok(State {
-        namespace: Namespace { salt, adapter, features: Vec::new() },
+        namespace: Namespace { salt, adapter },
         tokens: tokens.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)).collect(),
         // Without groups of pages, they are empty.
         pages: (0..count as usize).map(|index| &pages[index * payload_len..][..payload_len]).collect(),
@@ -287,7 +287,7 @@ mod tests {
     }
 
     fn namespace(salt: Option<&str>, adapter: Option<[u8; 32]>) -> Namespace {
-        Namespace { salt: salt.map(Into::into), adapter, features: Vec::new() }
+        Namespace { salt: salt.map(Into::into), adapter }
     }
 
     fn saved(namespace: &Namespace, tokens: usize, pages: usize) -> (Vec<u32>, Vec<Vec<u8>>, Vec<u8>) {

@@ -302,6 +302,9 @@ impl ModelSpec {
         require("merged_rows", self.merged_rows, (1..=MAX_MERGED_ROWS).contains(&self.merged_rows), || {
             format!("in 1..={MAX_MERGED_ROWS}")
         })?;
+        require("merged_rows", self.merged_rows, self.merged_rows == 1 || !self.text_projections.is_empty(), || {
+            "1 without text_projections".to_owned()
+        })?;
         require("embedding.tokens", false, self.embedding.tokens || self.lm_head.is_none(), || {
             "true for a model with an lm_head".to_owned()
         })?;

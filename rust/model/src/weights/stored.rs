@@ -123,7 +123,7 @@ impl<'a> View<'a> {
             // Per-head norms are stored as [heads, head_dim] or as one row, a matrix of one row as a vector, a matrix of
             // several heads as [heads, rows, columns], and a convolution over whole patches of an image as [outputs,
             // channels, height, width].
-            let is_convolution = tensor.shape().len() == 4 && tensor.shape().first() == expected.first();
+            let is_convolution = role == "embedding_projection.weight" && tensor.shape().first() == expected.first();
             let like = expected.len() == 1
                 || (place.stack.is_none() && (is_convolution || tensor.shape().last() == expected.last()));
             let same = tensor.shape() == expected

@@ -68,12 +68,12 @@ impl<M: LanguageModel> Engine<M> {
     }
 
     /// Returns page tables that share cached prefixes if only the last row of the text is read, and private tables
-    /// otherwise. Cached pages are looked up by token ids, not by token types.
+    /// otherwise. Cached pages are looked up by token ids, not by token types or features.
     fn tables_of(&self, text: &Text, capabilities: &Capabilities, gather: Gather<'_>) -> PageTables {
-        if !capabilities.causal || !gather.is_last() || !text.token_types.is_empty() {
+        if !capabilities.causal || !gather.is_last() || !text.token_types.is_empty() || !text.features.is_empty() {
             return self.scheduler.kv_cache.private_tables();
         }
-        let namespace = Namespace::new(text.cache_salt.clone(), None, &text.features);
+        let namespace = Namespace::new(text.cache_salt.clone(), None);
         self.scheduler.kv_cache.tables(namespace, self.model.shareable_tokens(text.tokens.len()))
     }
 
