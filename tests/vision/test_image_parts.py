@@ -81,7 +81,7 @@ class Part:
         ({"type": "image", "image": ARRAY}, ARRAY, ".image"),
         ({"type": "image", "image": URL, "url": None}, URL, ".image"),
         ({"type": "image", "url": URL}, URL, ".url"),
-        ({"type": "image", "path": "a.png"}, "a.png", ".path"),  # a string of a client is no file
+        ({"type": "image", "path": "a.png"}, "a.png", ".path"),  # a string is not a file
         ({"type": "image", "path": Path("a.png")}, Path("a.png"), ".path"),
         ({"type": "image", "base64": "aGk="}, "data:image/*;base64,aGk=", ".base64"),
         (Part("image", IMAGE), IMAGE, ".image"),

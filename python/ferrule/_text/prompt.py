@@ -103,7 +103,7 @@ def read_prompt(
     token_ids = check_token_ids(ids, vocab_size)
     if len(token_ids) > limit.tokens:
         raise limit.exceeded(len(token_ids))
-    features = () if vision is None or not images else _features(token_ids, images, vision)
+    features = () if vision is None else _features(token_ids, images, vision)
     return ReadPrompt(parts.text, token_ids, parts.cache_salt, stop_token_ids, features)
 
 

@@ -145,7 +145,7 @@ def _with_images(messages: object, given: list[object]) -> Sequence[Message]:
     left, places = iter(given), 0
     filled: list[Any] = []
     for message in cast("list[Any]", messages):
-        fields = cast("Mapping[str, Any]", message) if isinstance(message, Mapping) else {}
+        fields: Mapping[str, Any] = cast("Mapping[str, Any]", message) if isinstance(message, Mapping) else {}
         content = fields.get("content")
         if not isinstance(content, list):
             filled.append(message)
