@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import expect
 
 from pdf_files import pdf
@@ -104,18 +103,19 @@ def test_a_pasted_file_is_attached_unless_it_accompanies_text(chat: ChatPage) ->
     expect(chat.find("#attachments .attachment-name")).to_have_text(["copied.txt"])
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "error"),
-    [
-        ("picture.png", b"\x89PNG\r\n\x1a\n\x00", "picture.png is not a text file in UTF-8 or a PDF file"),
-        ("zeros.txt", b"a\x00b", "zeros.txt is not a text file in UTF-8 or a PDF file"),
-        ("empty.txt", b" \n", "empty.txt has no text"),
-        ("scan.pdf", pdf([""]), "scan.pdf has no text"),
-        ("broken.pdf", b"%PDF-1.4\n", "broken.pdf: the PDF file cannot be read: "),
-        ("large.txt", b"a" * (9 << 20), "large.txt is too large: 9.4 MB of at most 8 MB"),
-    ],
+UNSUITABLE = (
+    ("picture.png", b"\x89PNG\r\n\x1a\n\x00", "picture.png is not a text file in UTF-8 or a PDF file"),
+    ("zeros.txt", b"a\x00b", "zeros.txt is not a text file in UTF-8 or a PDF file"),
+    ("empty.txt", b" \n", "empty.txt has no text"),
+    ("scan.pdf", pdf([""]), "scan.pdf has no text"),
+    ("broken.pdf", b"%PDF-1.4\n", "broken.pdf: the PDF file cannot be read: "),
+    ("large.txt", b"a" * (9 << 20), "large.txt is too large: 9.4 MB of at most 8 MB"),
 )
-def test_an_unsuitable_file_is_refused(chat: ChatPage, tmp_path: Path, name: str, content: bytes, error: str) -> None:
-    attach(chat, tmp_path / name, content)
-    expect(chat.find("#notices")).to_contain_text(error)
-    expect(chat.find("#attachments")).to_be_hidden()
+"""Name, content and error message of files that cannot be attached."""
+
+
+def test_unsuitable_files_are_refused(chat: ChatPage, tmp_path: Path) -> None:
+    for name, content, error in UNSUITABLE:
+        attach(chat, tmp_path / name, content)
+        expect(chat.find("#notices")).to_contain_text(error)
+        expect(chat.find("#attachments")).to_be_hidden()

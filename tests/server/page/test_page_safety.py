@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Callable
 
-import pytest
 from playwright.sync_api import expect
 
 from serve_process import served
@@ -71,16 +70,17 @@ def test_hostile_markdown_does_nothing(chat: ChatPage) -> None:
     assert [url for url in loaded if "completions" not in url] == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [">" * 20_000, "[" * 20_000, "*" * 20_000, "- " * 3_000 + "x", "`" * 20_001, "<" * 20_000, "&" * 20_000],
-    ids=["quotes", "brackets", "stars", "lists", "ticks", "angles", "ampersands"],
-)
-def test_pathological_markdown_does_not_hang_the_page(chat: ChatPage, text: str) -> None:
-    chat.respond(text[:10], text[10:])
-    chat.ask("Hello")
-    chat.respond("Fine.")
-    assert chat.ask("Still there?") == "Fine."
+PATHOLOGICAL = (">" * 20_000, "[" * 20_000, "*" * 20_000, "- " * 3_000 + "x", "`" * 20_001, "<" * 20_000, "&" * 20_000)
+"""Answers for which a careless parser of Markdown needs minutes."""
+
+
+def test_pathological_markdown_does_not_hang_the_page(chat: ChatPage) -> None:
+    for text in PATHOLOGICAL:
+        chat.respond(text[:10], text[10:])
+        chat.ask("Hello")
+        chat.respond("Fine.")
+        assert chat.ask("Still there?") == "Fine.", text[:10]
+        chat.find("#new").click()
 
 
 def test_user_messages_are_plain_text(chat: ChatPage) -> None:
