@@ -63,6 +63,7 @@ EXTERNAL = (
     "./my-",
     "my-model",
     "Qwen/",
+    "SmolVLM-",
     "MODEL",
     "wiki.test.raw",
     "in.jsonl",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from PIL import Image
 
 from conftest import TINY
 from ferrule import LLM, AsyncLLM, CompletionOutput, ImageError, PromptError, SamplingParams
+from ferrule._cli import main
 from ferrule._text.prompt import TextPrompt, TokensPrompt
 from ferrule._vision.images import read_image
 from ferrule._vision.model import PreparedImage
@@ -296,3 +298,26 @@ def test_a_forked_child_reads_images() -> None:
     assert done.returncode == 0, done.stderr
     in_child, in_parent = done.stdout.splitlines()
     assert in_child == in_parent
+
+
+def test_run_answers_about_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(GOLDEN / "smolvlm", model)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    files = [model / "image0.png", model / "image1.png"]
+    with LLM(model) as llm:
+        parts = [{"type": "image", "path": file} for file in files]
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        expected = llm.chat([question("Which is round?", *parts)], params)[0].outputs[0].text
+    command = ["run", str(model), "Which is round?", "--temperature", "0", "-n", "6", "--ignore-eos", "--quiet"]
+    chosen = [argument for file in files for argument in ("--image", str(file))]
+    assert main([*command, *chosen]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == expected.rstrip("\n")
+    for wrong, message in (
+        ([*command, "--image", str(model / "none.png")], "none.png"),
+        ([*command, "--image", str(model / "config.json")], "config.json must be a PNG"),
+        ([*command, *chosen, "--raw"], "--image requires a model with a chat template"),
+        (["run", "Once", *chosen], "--image requires a model with a chat template"),
+    ):
+        assert main(wrong) != 0
+        assert message in capsys.readouterr().err

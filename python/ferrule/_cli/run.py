@@ -6,7 +6,8 @@ import json
 import sys
 from contextlib import closing
 from dataclasses import asdict, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +19,10 @@ from ferrule._cli.model import load, model_options, prefix_cache_option, specula
 from ferrule._cli.prompt import prompt_arguments, split_model
 from ferrule._cli.sampling import params, sampling_options, split_options
 from ferrule._params.sampling import SamplingParams
+from ferrule._vision.images import read_image
+
+if TYPE_CHECKING:
+    from ferrule._text.chat import Message
 
 
 @click.command(
@@ -27,6 +32,7 @@ from ferrule._params.sampling import SamplingParams
         ("Answer a question with a model of `ferrule search`:", 'ferrule run qwen3:0.6b "Why is the sky blue?"'),
         ("Chat with it:", "ferrule run qwen3:0.6b"),
         ("Ask about a file:", "ferrule run qwen3:0.6b < question.txt"),
+        ("Ask about an image:", 'ferrule run HuggingFaceTB/SmolVLM-256M-Instruct --image photo.jpg "What is this?"'),
         ("Continue a text instead of answering:", 'ferrule run --raw Qwen/Qwen3-0.6B "Once upon a time,"'),
         ("The model that ships with ferrule continues a prompt:", 'ferrule run "Once upon a time,"'),
         ("Stop at an empty line; the prompt from a file:", "ferrule run ./my-model - --stop $'\\n\\n' < prompt.txt"),
@@ -36,6 +42,13 @@ from ferrule._params.sampling import SamplingParams
 )
 @prompt_arguments
 @click.option("--system", help="System prompt of an answer or a chat (default: none).")
+@click.option(
+    "--image",
+    "images",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Image that PROMPT is about, for models that read images; may be repeated.",
+)
 @click.option("--raw", is_flag=True, help="Continue PROMPT as text, without the model's chat template.")
 @sampling_options(max_tokens=None, unset="the model's, else 2048 for an answer, 256 for a continuation", reports=True)
 @model_options
@@ -44,7 +57,14 @@ from ferrule._params.sampling import SamplingParams
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not print statistics to stderr.")
 def command(
-    words: tuple[str, ...], *, system: str | None, raw: bool, as_json: bool, quiet: bool, **options: Any
+    words: tuple[str, ...],
+    *,
+    system: str | None,
+    images: tuple[Path, ...],
+    raw: bool,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
 ) -> int:
     """Answer PROMPT with MODEL, or start a chat without PROMPT.
 
@@ -62,6 +82,8 @@ def command(
     wanted = params(sampling)
     if prompt is None and (as_json or wanted.logprobs is not None or wanted.prompt_logprobs is not None):
         raise click.UsageError("PROMPT is missing; --json, --logprobs and --prompt-logprobs do not apply to a chat")
+    if prompt is None and images:
+        raise click.UsageError("PROMPT is missing; --image does not apply to a chat")
     with load(model, loading) as llm:
         if not quiet:
             _warn_of_format(llm)
@@ -70,7 +92,12 @@ def command(
             return _chat(llm, wanted, system, can_chat=not raw and "default" in llm.chat_templates, quiet=quiet)
         if system is not None and not answers:
             raise click.UsageError("--system requires a model with a chat template, and no --raw")
-        _print_output(llm, prompt, wanted, system, answers=answers, as_json=as_json, quiet=quiet)
+        if images and not answers:
+            raise click.UsageError("--image requires a model with a chat template, and no --raw")
+        pictures = [{"type": "image", "image": read_image(image, f"--image {image}")} for image in images]
+        content = [*pictures, {"type": "text", "text": prompt}]
+        asked = prompt if not answers else _messages(system, content if images else prompt)
+        _print_output(llm, asked, wanted, as_json=as_json, quiet=quiet)
     return 0
 
 
@@ -90,26 +117,28 @@ def _chat(llm: LLM, wanted: SamplingParams, system: str | None, *, can_chat: boo
     return run_session(Session(LocalAnswers(llm), Conversation(wanted, system), verbose=not quiet, plain=False))
 
 
-def _print_output(
-    llm: LLM, prompt: str, wanted: SamplingParams, system: str | None, *, answers: bool, as_json: bool, quiet: bool
-) -> None:
-    """Prints an answer to the prompt, or its continuation if it `answers` not."""
+def _messages(system: str | None, content: object) -> list[Message]:
+    """Returns the messages of a question."""
+    messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    return [*messages, {"role": "user", "content": content}]
+
+
+def _print_output(llm: LLM, asked: str | list[Message], wanted: SamplingParams, *, as_json: bool, quiet: bool) -> None:
+    """Prints an answer to messages, or the continuation of a text."""
     from ferrule._cli.chat.answers import Delta, stream_deltas
     from ferrule._cli.chat.display import PlainDisplay
 
-    if answers:
-        messages = [] if system is None else [{"role": "system", "content": system}]
-        message_format = llm.message_format(reasoning_parser="auto")
-        given = llm.chat_prompt([*messages, {"role": "user", "content": prompt}])
-        stream = stream_deltas(llm, given, wanted, message_format, as_json=as_json)
+    if isinstance(asked, str):
+        stream = stream_deltas(llm, asked, wanted, continues=True, as_json=as_json)
     else:
-        stream = stream_deltas(llm, prompt, wanted, continues=True, as_json=as_json)
+        message_format = llm.message_format(reasoning_parser="auto")
+        stream = stream_deltas(llm, llm.chat_prompt(asked), wanted, message_format, as_json=as_json)
     last = Delta()
     shown = None if as_json else PlainDisplay(sys.stdout)
     try:
         with closing(stream):
             # A terminal shows the whole text once the prompt is read, a pipe receives only the output.
-            opening = "" if answers or not sys.stdout.isatty() else prompt
+            opening = asked if isinstance(asked, str) and sys.stdout.isatty() else ""
             for last in stream:
                 if shown is None:
                     continue
