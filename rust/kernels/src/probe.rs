@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use crate::arch::{ByteLine, Dot, DotKernel, Isa, Kernel, LANES, LINE, Simd};
+use crate::arch::{ByteLine, Dot, DotKernel, Isa, Kernel, LANES, LINE, MatrixKernel, MatrixUnit, RowTile, Simd, Tiles};
 use crate::memory::{AllocError, PageSlice};
 use crate::{Exec, PoolError};
 
@@ -133,13 +133,17 @@ pub fn f32_pass(exec: &Exec<'_>) -> Result<f64, PoolError> {
     operations(exec, LANES * 2 * STEPS, |isa| isa.run(MultiplyAdds(STEPS)))
 }
 
-/// Measures the peak int8 dot product throughput in operations per second; a multiply-add counts as two.
+/// Measures the peak int8 dot product throughput in operations per second, that of the matrix unit if there is one; a
+/// multiply-add counts as two.
 ///
 /// # Errors
 /// [`PoolError`] if `exec` was cancelled.
 pub fn int8_pass(exec: &Exec<'_>) -> Result<f64, PoolError> {
     const STEPS: usize = 200_000;
-    operations(exec, LINE * 2 * STEPS, |isa| isa.run_dot(Dots(STEPS)))
+    operations(exec, LINE * 2 * STEPS, |isa| match isa.run_matrix(TileProducts(STEPS / 16)) {
+        Some(lines) => lines / STEPS,
+        None => isa.run_dot(Dots(STEPS)),
+    })
 }
 
 /// Measures the operations per second of `chains`, which returns its number of chains of `each` operations.
@@ -226,6 +230,28 @@ impl Dots {
             black_box(lanes);
         }
         N
+    }
+}
+
+/// Kernel that multiplies some times two tiles of rows with those of two panels.
+struct TileProducts(usize);
+
+impl MatrixKernel for TileProducts {
+    /// Number of products of lines.
+    type Output = usize;
+
+    fn run<S: Dot, M: MatrixUnit>(self, _: S, unit: M) -> usize {
+        let x = black_box([ByteLine([1; LINE]); 4 * LANES]);
+        let x: &[[RowTile; 2]; 2] = bytemuck::cast_ref(&x);
+        let w = black_box([[[ByteLine([3; LINE]); LANES]; 2]; 2]);
+        let mut sums = [[[[0; LANES]; LANES]; 2]; 2];
+        // SAFETY: these are the only tiles of this thread: kernels with a unit do not run each other.
+        let mut tiles = unsafe { unit.configure::<LANES>() };
+        for _ in 0..self.0 {
+            tiles.multiply(x.each_ref(), 0, w.each_ref(), &mut sums);
+        }
+        black_box(sums);
+        self.0 * x.as_flattened().len() * w.len() * LANES * LANES
     }
 }
 

@@ -44,6 +44,7 @@ fn the_build_includes_every_instruction_set_of_this_machine() {
         ("avxvnni", avx2 && has(&["avx_vnni"])),
         ("avx512", avx512),
         ("avx512vnni", avx512 && has(&["avx512_vnni"])),
+        ("amx", avx512 && has(&["avx512_vnni", "amx_tile", "amx_int8"])),
     ] {
         if has {
             expected.push(name);

@@ -335,6 +335,9 @@ fn expected_isas() -> Vec<&'static str> {
             isas.push("avx512");
             if has(&["avx512_vnni"]) {
                 isas.push("avx512vnni");
+                if has(&["amx_tile", "amx_int8"]) {
+                    isas.push("amx");
+                }
             }
         }
     }

@@ -44,7 +44,7 @@ pub(crate) fn fingerprint(
     hasher.number(layers.end);
     hasher.bytes(options.quantization.name().as_bytes());
     hasher.bytes(options.kv_format.name().as_bytes());
-    hasher.bytes(options.isa.name().as_bytes());
+    hasher.bytes(options.isa.arithmetic_name().as_bytes());
     hasher.math(spec);
     let Tensors { matrices, vectors } = weights.tensors();
     vectors.iter().for_each(|vector| hasher.floats(vector));
@@ -226,7 +226,8 @@ mod tests {
         for kv_format in [KvFormat::F32, KvFormat::Bf16, KvFormat::Int8] {
             is_new(fingerprint(&plain, 0..2, &weights, LoadOptions { kv_format, ..options }, &pools[0]));
         }
-        for isa in Isa::available().into_iter().filter(|isa| isa.name() != options.isa.name()) {
+        let isas = Isa::available().into_iter().filter(|isa| isa.arithmetic_name() == isa.name());
+        for isa in isas.filter(|isa| isa.name() != options.isa.arithmetic_name()) {
             is_new(fingerprint(&plain, 0..2, &weights, LoadOptions { isa, ..options }, &pools[0]));
         }
         for name in ["bf16", "int8", "int4"] {

@@ -3,12 +3,16 @@
 //!
 //! A kernel is written once against the operations of [`Simd`] and run with [`Isa::run`], which enters a function that is
 //! compiled for the chosen instruction set. A kernel that also needs the int8 dot products of [`Dot`] is run with
-//! [`Isa::run_dot`]. Instruction sets that differ only in their dot products share the code of all other kernels.
+//! [`Isa::run_dot`]. Instruction sets that differ only in their dot products share the code of all other kernels. A
+//! [`MatrixUnit`] multiplies whole tiles; an instruction set that has one is another one and its unit, and shares all code
+//! but that of [`Isa::run_matrix`].
 //!
-//! Each instruction set is one file here (its token, its features, its operations), one line in `isa_registry` and one
-//! cargo feature. A build without a feature is faster to compile and cannot use that instruction set; scalar code is
+//! Each instruction set is one file or folder here (its token, its features, its operations), one line in `isa_registry`
+//! and one cargo feature. A build without a feature is faster to compile and cannot use that instruction set; scalar code is
 //! part of every build.
 
+#[cfg(any(test, all(target_arch = "x86_64", feature = "amx")))]
+mod amx;
 #[cfg(all(target_arch = "x86_64", feature = "avx2"))]
 mod avx2;
 #[cfg(all(target_arch = "x86_64", feature = "avx512"))]
@@ -19,11 +23,16 @@ mod avx512vnni;
 mod avxvnni;
 #[cfg(all(target_arch = "x86_64", any(feature = "avx2", feature = "avx512")))]
 mod expand;
+mod matrix;
 mod scalar;
 mod simd;
 #[cfg(test)]
 mod tests;
 
+#[cfg(all(target_arch = "x86_64", feature = "amx"))]
+pub use amx::Amx;
+#[cfg(test)]
+pub use amx::Model;
 #[cfg(all(target_arch = "x86_64", feature = "avx2"))]
 pub use avx2::Avx2;
 #[cfg(all(target_arch = "x86_64", feature = "avx512"))]
@@ -34,6 +43,7 @@ pub use avx512vnni::Avx512Vnni;
 pub use avxvnni::AvxVnni;
 #[cfg(all(target_arch = "x86_64", feature = "avxvnni", test))]
 use avxvnni::AvxVnniEvex;
+pub use matrix::{MatrixKernel, MatrixUnit, RowTile, TileSums, Tiles, WithUnit};
 pub use scalar::Scalar;
 pub use simd::{ByteLine, Dot, DotKernel, Kernel, LANES, LINE, Plane, Simd};
 
@@ -71,6 +81,9 @@ macro_rules! isa_registry {
                 #[cfg(all(target_arch = "x86_64", feature = $name))]
                 $token($token),
             )*
+            /// AVX-512 with VNNI and the software model of a matrix unit.
+            #[cfg(all(test, target_arch = "x86_64", feature = "avx512vnni"))]
+            Model(WithUnit<Avx512Vnni, Model>),
         }
 
         impl Isa {
@@ -99,6 +112,8 @@ macro_rules! isa_registry {
                         #[cfg(all(target_arch = "x86_64", feature = $name))]
                         Isa::$token(_) => $name,
                     )*
+                    #[cfg(all(test, target_arch = "x86_64", feature = "avx512vnni"))]
+                    Isa::Model(_) => "model",
                 }
             }
 
@@ -111,6 +126,8 @@ macro_rules! isa_registry {
                         #[cfg(all(target_arch = "x86_64", feature = $name))]
                         Isa::$token(token) => token.vectorize(kernel),
                     )*
+                    #[cfg(all(test, target_arch = "x86_64", feature = "avx512vnni"))]
+                    Isa::Model(token) => token.vectorize(kernel),
                 }
             }
 
@@ -123,6 +140,8 @@ macro_rules! isa_registry {
                         #[cfg(all(target_arch = "x86_64", feature = $name))]
                         Isa::$token(token) => token.vectorize_dot(kernel),
                     )*
+                    #[cfg(all(test, target_arch = "x86_64", feature = "avx512vnni"))]
+                    Isa::Model(token) => token.vectorize_dot(kernel),
                 }
             }
         }
@@ -135,6 +154,7 @@ isa_registry! {
     "avxvnni" => AvxVnni,
     "avx512" => Avx512,
     "avx512vnni" => Avx512Vnni,
+    "amx" => Amx,
 }
 
 /// Error of an instruction set name in `FERRULE_ISA`.
@@ -160,6 +180,52 @@ pub enum IsaError {
 }
 
 impl Isa {
+    /// Returns AVX-512 with VNNI and the same with the software model of a matrix unit, if this machine has VNNI.
+    #[cfg(all(test, target_arch = "x86_64", feature = "avx512vnni"))]
+    pub fn vnni_and_model() -> Option<[Self; 2]> {
+        let vnni = Avx512Vnni::detect()?;
+        Some([Isa::Avx512Vnni(vnni), Isa::Model(WithUnit::new(vnni, Model))])
+    }
+
+    /// Runs `kernel` with the matrix unit of this instruction set. Returns `None` if it has none.
+    #[inline]
+    pub fn run_matrix<K: MatrixKernel>(self, kernel: K) -> Option<K::Output> {
+        match self {
+            #[cfg(all(target_arch = "x86_64", feature = "amx"))]
+            Isa::Amx(token) => Some(token.run_matrix(kernel)),
+            #[cfg(all(test, target_arch = "x86_64", feature = "avx512vnni"))]
+            Isa::Model(token) => Some(token.run_matrix(kernel)),
+            _ => {
+                let _ = kernel;
+                None
+            }
+        }
+    }
+
+    /// Returns whether this instruction set has a matrix unit.
+    #[must_use]
+    pub fn has_matrix_unit(self) -> bool {
+        struct Nothing;
+
+        impl MatrixKernel for Nothing {
+            type Output = ();
+
+            fn run<S: Dot, M: MatrixUnit>(self, _: S, _: M) {}
+        }
+
+        self.run_matrix(Nothing).is_some()
+    }
+
+    /// Returns the name of the slowest instruction set that computes the same bits: a matrix unit changes none, since its
+    /// sums are exact.
+    #[must_use]
+    pub fn arithmetic_name(self) -> &'static str {
+        match self.name() {
+            "amx" => "avx512vnni",
+            name => name,
+        }
+    }
+
     /// Returns the fastest instruction set that this machine has and this build includes.
     #[must_use]
     pub fn best() -> Self {

@@ -202,7 +202,7 @@ fn the_error_of_an_unknown_name_lists_all_names() {
     let error = Isa::named("sse9").unwrap_err().to_string();
     assert_eq!(
         error,
-        "FERRULE_ISA=\"sse9\" is not the name of an instruction set; choose one of: scalar, avx2, avxvnni, avx512, avx512vnni"
+        "FERRULE_ISA=\"sse9\" is not the name of an instruction set; choose one of: scalar, avx2, avxvnni, avx512, avx512vnni, amx"
     );
 }
 

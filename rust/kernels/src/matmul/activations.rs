@@ -3,11 +3,12 @@
 //! For rotated weights, a row's block of [`BLOCK`] inputs is rotated too and quantized by its largest magnitude, which
 //! becomes 127. For other weights, each group of 32 inputs is quantized by its own largest magnitude, because no rotation
 //! spreads outliers, or the whole block where a factor for each group would cost too much. The result does not depend on
-//! other rows or other blocks. Rows that are multiplied side by side are laid out side by side, quad by quad.
+//! other rows or other blocks. Rows that are multiplied side by side are laid out side by side, quad by quad. Matrix units
+//! read tiles of sixteen rows instead, in which sixteen quads of a row follow each other.
 
 use std::ops::Range;
 
-use crate::arch::{Dot, DotKernel, LANES, Simd};
+use crate::arch::{Dot, DotKernel, LANES, LINE, RowTile, Simd};
 use crate::disjoint::Tiles;
 use crate::memory::Scratch;
 use crate::quant::integer::{BLOCK, BLOCK_GROUPS, BLOCK_PAIRS, BLOCK_QUADS, Codes, GROUP, blocks};
@@ -26,6 +27,26 @@ const TASKS_PER_THREAD: usize = 4;
 /// Words of one block of R rows: `[scale, start, quads..][row]`. The scale is an f32; `start` subtracts the bias of the
 /// weights from the products; a quad is four bytes. If groups have separate scales, the first two are zero.
 pub(super) type BlockOfRows<const R: usize> = [[i32; R]; BLOCK_WORDS];
+
+/// Number of quads of a row that follow each other in a tile of a matrix unit.
+const TILE_QUADS: usize = LINE / 4;
+
+/// Scales and starts of one block of sixteen rows, as in [`BlockOfRows`], and their inputs in the tiles of a matrix unit,
+/// which take the same space: `[tile][row][input]`.
+#[derive(Clone, Copy)]
+pub(super) struct BlockOnUnit<'a> {
+    pub scales: &'a [i32; LANES],
+    pub starts: &'a [i32; LANES],
+    pub tiles: &'a [RowTile; BLOCK_QUADS / TILE_QUADS],
+}
+
+impl<'a> BlockOnUnit<'a> {
+    /// Views a block.
+    #[inline(always)]
+    pub fn new([scales, starts, tiles @ ..]: &'a BlockOfRows<LANES>) -> Self {
+        Self { scales, starts, tiles: bytemuck::cast_ref(tiles) }
+    }
+}
 
 /// Number of words of a row in a block where codes are multiplied: the initial values of partial sums, for each kind of
 /// codes and each group.
@@ -106,6 +127,8 @@ pub(super) struct Input<'a> {
     pub k: usize,
     /// Number of rows of a tile.
     pub tile_rows: usize,
+    /// Whether a matrix unit multiplies the tiles.
+    pub on_unit: bool,
     /// Whether codes are multiplied, which needs initial values of their partial sums.
     pub by_codes: bool,
     /// Basis of the weights.
@@ -230,7 +253,7 @@ impl DotKernel for QuantizeBlocks<'_> {
 
     #[inline(always)]
     fn run<S: Dot>(self, simd: S) {
-        let Self { input: Input { x, k, tile_rows, basis, .. }, tile_blocks, words, starts, groups } = self;
+        let Self { input: Input { x, k, tile_rows, on_unit, basis, .. }, tile_blocks, words, starts, groups } = self;
         let mut starts = starts.chunks_exact_mut(START_WORDS * tile_rows);
         let mut groups = groups.chunks_exact_mut(GROUP_WORDS * tile_rows);
         for (tile_block, words) in tile_blocks.zip(words.chunks_exact_mut(BLOCK_WORDS * tile_rows)) {
@@ -250,8 +273,8 @@ impl DotKernel for QuantizeBlocks<'_> {
                     padded.as_flattened_mut()[..x.len()].copy_from_slice(x);
                     &padded
                 });
-                let mut words = words[row..].iter_mut().step_by(tile_rows);
-                let head = words.by_ref().take(BLOCK_WORDS - BLOCK_QUADS);
+                let (head, inputs_of) = words.split_at_mut((BLOCK_WORDS - BLOCK_QUADS) * tile_rows);
+                let head = head[row..].iter_mut().step_by(tile_rows);
                 let codes = match basis {
                     Basis::Rotated => quantize_block(
                         simd,
@@ -268,8 +291,15 @@ impl DotKernel for QuantizeBlocks<'_> {
                     }
                 };
                 let quads: &[[i8; 4]; BLOCK_QUADS] = bytemuck::cast_ref(&codes);
-                for (quad, word) in quads.iter().zip(words) {
-                    *word = bytemuck::cast(*quad);
+                if on_unit {
+                    let of_row = inputs_of.as_chunks_mut::<TILE_QUADS>().0.iter_mut().skip(row).step_by(tile_rows);
+                    for (quads, words) in quads.as_chunks::<TILE_QUADS>().0.iter().zip(of_row) {
+                        *words = bytemuck::cast(*quads);
+                    }
+                } else {
+                    for (quad, word) in quads.iter().zip(inputs_of[row..].iter_mut().step_by(tile_rows)) {
+                        *word = bytemuck::cast(*quad);
+                    }
                 }
                 if !starts.is_empty() {
                     write_starts(simd, quads, starts[row..].iter_mut().step_by(tile_rows));

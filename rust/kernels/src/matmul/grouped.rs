@@ -8,7 +8,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::panels::{Panels, Pass, UnpackedWeights, Weights, multiply_unpacked};
+use super::panels::{Multiplier, Panels, Pass, UnpackedWeights, Weights, multiply_unpacked};
 use super::tile::UNPACKED_BLOCKS;
 use crate::arch::{ByteLine, Dot, DotKernel};
 use crate::quant::GroupedFormat;
@@ -39,13 +39,14 @@ impl<F: GroupedFormat> Weights for Grouped<F> {
     }
 
     #[inline(always)]
-    fn multiply<S: Dot, const R: usize, const P: usize>(
+    fn multiply<S: Dot, X: Multiplier, const R: usize, const P: usize>(
         simd: S,
+        multiplier: X,
         pass: Pass<'_, '_, R, P>,
         lines: [&[ByteLine]; P],
         unpacked_lines: &mut [ByteLine],
     ) {
-        multiply_unpacked::<Self, S, R, P>(simd, pass, lines, unpacked_lines);
+        multiply_unpacked::<Self, S, X, R, P>(simd, multiplier, pass, lines, unpacked_lines);
     }
 }
 

@@ -10,7 +10,7 @@
 //!   and all rows use the unpacked weights. Integer formats are unpacked in registers. With sixteen registers, the streams
 //!   of codes with sub-scales take turns block by block.
 //! - With many rows, a block of weights is unpacked once into the cache and multiplied with one register tile after the
-//!   other.
+//!   other, or by a matrix unit where there is one.
 //! - Without an instruction that sums products of bytes in 32 bits, codes are multiplied as they are stored, for any number
 //!   of rows, in partial sums of 16 bits, which are then multiplied by the sub-scales. With such an instruction, one or two
 //!   rows are multiplied in that way with weights that have sub-scales: unpacking them would take longer.
@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use super::activations::{Activations, Basis, Input};
 use super::grouped::Grouped;
-use super::panels::{MAX_STREAMS, MAX_TASK_ROWS, Panels, Pass, RowTiles, Rows, TileRows, Weights};
+use super::panels::{MAX_STREAMS, MAX_TASK_ROWS, Multiplier, Panels, Pass, Rows, TileRows, Weights};
 use super::sparse::Sparse;
 use super::tile::UNPACKED_BLOCKS;
 use super::unroll::unroll;
@@ -60,15 +60,17 @@ pub(super) fn multiply(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>]) -> Resu
 
 fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Scratch<i32>) -> Result<(), PoolError> {
     let task_sizes = TaskSizes::new(parts, TASKS_PER_THREAD * exec.pool.threads());
+    let has_unit = exec.isa.has_matrix_unit();
     let mut inputs: Vec<Input<'_>> = Vec::with_capacity(parts.len());
     let plan = parts.iter_mut().map(|part| {
         let &mut Part { x, m, n, k, weights: bands, in_cache, ref mut out } = part;
-        let (rows, by_codes) = exec.isa.run_dot(TileRows { m });
+        let (rows, by_codes) = exec.isa.run_dot(TileRows { m, has_unit });
         let mut by_basis = [None; Basis::ALL.len()];
         for (format, _) in bands {
             let basis = Basis::of(*format);
             let by_codes = by_codes[basis as usize] && format.has_codes();
-            let input = Input { x, k, tile_rows: rows.tile_rows(), by_codes, basis };
+            let on_unit = matches!(rows, Rows::OnUnit);
+            let input = Input { x, k, tile_rows: rows.tile_rows(), on_unit, by_codes, basis };
             let index = inputs.iter().position(|other| other.is_same(&input)).unwrap_or_else(|| {
                 inputs.push(input);
                 inputs.len() - 1
@@ -154,7 +156,7 @@ impl BandTask<'_, '_> {
     fn run<W: Weights>(self) {
         let Self { exec, x, k, band, in_cache, panels, rows, out } = self;
         let first_column = out.columns().start;
-        exec.isa.run_dot(Panels::<W> {
+        let panels = Panels::<W> {
             x,
             cols: k,
             blocks: blocks(k),
@@ -168,7 +170,11 @@ impl BandTask<'_, '_> {
             rows,
             out,
             weights: PhantomData,
-        });
+        };
+        match rows {
+            Rows::OnUnit => exec.isa.run_matrix(panels).expect("plans with tiles of a unit have one"),
+            Rows::Few(_) | Rows::Many(_) => exec.isa.run_dot(panels),
+        }
     }
 }
 
@@ -190,14 +196,15 @@ impl<F: IntegerFormat> Weights for Integer<F> {
     }
 
     #[inline(always)]
-    fn multiply<S: Dot, const R: usize, const P: usize>(
+    fn multiply<S: Dot, X: Multiplier, const R: usize, const P: usize>(
         simd: S,
+        multiplier: X,
         pass: Pass<'_, '_, R, P>,
         lines: [&[ByteLine]; P],
         unpacked_lines: &mut [ByteLine],
     ) {
         if const { F::BY_CODES.is_none() || S::BY_CODES } {
-            return simd.vectorize_dot(RowTiles { pass, lines, first_block: 0, format: PhantomData::<F> });
+            return multiplier.multiply::<S, F, R, P>(simd, pass, lines, 0);
         }
         let blocks = &pass.blocks;
         let unpacked_lines = &mut unpacked_lines[..P * Self::BLOCKS * Self::BLOCK_LINES];
@@ -211,7 +218,7 @@ impl<F: IntegerFormat> Weights for Integer<F> {
         {
             *unpacked = unpacked_lines;
         }
-        simd.vectorize_dot(RowTiles { pass, lines: unpacked, first_block, format: PhantomData::<Unpacked> });
+        multiplier.multiply::<S, Unpacked, R, P>(simd, pass, unpacked, first_block);
     }
 }
 

@@ -55,8 +55,9 @@ pub(super) trait Weights: Sized + 'static {
 
     /// Multiplies some blocks of P panels with all tiles of a task. `unpacked_lines` is a buffer for `BLOCKS` unpacked
     /// blocks of each panel.
-    fn multiply<S: Dot, const R: usize, const P: usize>(
+    fn multiply<S: Dot, X: Multiplier, const R: usize, const P: usize>(
         simd: S,
+        multiplier: X,
         pass: Pass<'_, '_, R, P>,
         lines: [&[ByteLine]; P],
         unpacked_lines: &mut [ByteLine],
@@ -76,8 +77,9 @@ pub(super) trait UnpackedWeights: Weights {
 
 /// Unpacks some blocks of P panels and multiplies them with all tiles of a task; see [`Weights::multiply`].
 #[inline(always)]
-pub(super) fn multiply_unpacked<W: UnpackedWeights, S: Dot, const R: usize, const P: usize>(
+pub(super) fn multiply_unpacked<W: UnpackedWeights, S: Dot, X: Multiplier, const R: usize, const P: usize>(
     simd: S,
+    multiplier: X,
     pass: Pass<'_, '_, R, P>,
     lines: [&[ByteLine]; P],
     unpacked_lines: &mut [ByteLine],
@@ -87,11 +89,40 @@ pub(super) fn multiply_unpacked<W: UnpackedWeights, S: Dot, const R: usize, cons
         W::unpack(simd, lines[p], pass.cols, blocks.clone(), &mut *to);
         unpacked[p] = to;
     }
-    let (lines, first_block) = (unpacked, blocks.start);
     if const { S::BY_CODES } {
-        simd.vectorize_dot(RowTiles { pass, lines, first_block, format: PhantomData::<W::ByCodes> });
+        multiplier.multiply::<S, W::ByCodes, R, P>(simd, pass, unpacked, blocks.start);
     } else {
-        simd.vectorize_dot(RowTiles { pass, lines, first_block, format: PhantomData::<W::Unpacked> });
+        multiplier.multiply::<S, W::Unpacked, R, P>(simd, pass, unpacked, blocks.start);
+    }
+}
+
+/// Way to multiply tiles of many rows with blocks of weights: with vectors or a matrix unit.
+pub(super) trait Multiplier: Copy {
+    /// Multiplies P panels with all tiles of a task, of R rows each. `first_block` is the index of the block at the
+    /// beginning of `lines`.
+    fn multiply<S: Dot, U: Unpack, const R: usize, const P: usize>(
+        self,
+        simd: S,
+        pass: Pass<'_, '_, R, P>,
+        lines: [&[ByteLine]; P],
+        first_block: usize,
+    );
+}
+
+/// Register tiles of vectors.
+#[derive(Clone, Copy)]
+pub(super) struct Vectors;
+
+impl Multiplier for Vectors {
+    #[inline(always)]
+    fn multiply<S: Dot, U: Unpack, const R: usize, const P: usize>(
+        self,
+        simd: S,
+        pass: Pass<'_, '_, R, P>,
+        lines: [&[ByteLine]; P],
+        first_block: usize,
+    ) {
+        simd.vectorize_dot(RowTiles { pass, lines, first_block, format: PhantomData::<U> });
     }
 }
 
@@ -102,6 +133,8 @@ pub(super) enum Rows {
     Few(usize),
     /// Rows are partitioned into tiles of this many rows.
     Many(usize),
+    /// Rows are partitioned into the tiles of a matrix unit.
+    OnUnit,
 }
 
 impl Rows {
@@ -109,6 +142,7 @@ impl Rows {
     pub fn tile_rows(self) -> usize {
         match self {
             Self::Few(rows) | Self::Many(rows) => rows,
+            Self::OnUnit => LANES,
         }
     }
 }
@@ -122,9 +156,14 @@ const fn few_rows<S: Dot>() -> usize {
     if accumulators < FEW_ROWS[FEW_ROWS.len() - 1] { S::BYTE_TILE_ROWS } else { FEW_ROWS[FEW_ROWS.len() - 1] }
 }
 
+/// Maximum number of rows that are multiplied without the matrix unit, where there is one: more rows fill most of a tile.
+const FEW_BESIDE_UNIT: usize = 12;
+
 /// Kernel that returns the tiles of `m` rows, and whether codes are multiplied, by basis.
 pub(super) struct TileRows {
     pub m: usize,
+    /// Whether there is a matrix unit.
+    pub has_unit: bool,
 }
 
 impl DotKernel for TileRows {
@@ -132,11 +171,16 @@ impl DotKernel for TileRows {
 
     #[inline(always)]
     fn run<S: Dot>(self, _: S) -> Self::Output {
-        let few = FEW_ROWS.into_iter().filter(|rows| *rows <= few_rows::<S>()).find(|rows| self.m <= *rows);
-        let rows = few.map_or(Rows::Many(S::BYTE_TILE_ROWS), Rows::Few);
+        let (most, many) = if self.has_unit {
+            (FEW_BESIDE_UNIT, Rows::OnUnit)
+        } else {
+            (few_rows::<S>(), Rows::Many(S::BYTE_TILE_ROWS))
+        };
+        let few = FEW_ROWS.into_iter().filter(|rows| *rows <= most).find(|rows| self.m <= *rows);
+        let rows = few.map_or(many, Rows::Few);
         let by_codes = |basis| match rows {
             Rows::Few(rows) => multiplies_codes::<S>(rows, basis == Basis::Plain),
-            Rows::Many(_) => S::BY_CODES,
+            Rows::Many(_) | Rows::OnUnit => S::BY_CODES,
         };
         (rows, Basis::ALL.map(by_codes))
     }
@@ -182,12 +226,13 @@ impl<W: Weights> DotKernel for Panels<'_, '_, W> {
                 macro_rules! many {
                     ($($r:literal x $p:literal)*) => {
                         $(if const { $r == S::BYTE_TILE_ROWS && $p == S::BYTE_TILE_PANELS } {
-                            self.many_rows::<S, $r, $p>(simd);
+                            self.many_rows::<S, Vectors, $r, $p>(simd, Vectors);
                         })*
                     };
                 }
                 many!(2 x 1  4 x 1  6 x 1  6 x 4);
             }
+            Rows::OnUnit => unreachable!("tiles of a matrix unit"),
         }
     }
 }
@@ -255,20 +300,20 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
         let mut sums = [[0.0; LANES]; MAX_FEW_SUMS];
         const { assert!(R * streams::<S>(R) <= MAX_FEW_SUMS) }
         match const { streams::<S>(R) } {
-            4 => self.row_tiles::<S, R, 4>(simd, FEW_BLOCKS, &mut unpacked_lines, &mut sums),
-            2 => self.row_tiles::<S, R, 2>(simd, FEW_BLOCKS, &mut unpacked_lines, &mut sums),
-            _ => self.row_tiles::<S, R, 1>(simd, FEW_BLOCKS, &mut unpacked_lines, &mut sums),
+            4 => self.row_tiles::<S, _, R, 4>(simd, Vectors, FEW_BLOCKS, &mut unpacked_lines, &mut sums),
+            2 => self.row_tiles::<S, _, R, 2>(simd, Vectors, FEW_BLOCKS, &mut unpacked_lines, &mut sums),
+            _ => self.row_tiles::<S, _, R, 1>(simd, Vectors, FEW_BLOCKS, &mut unpacked_lines, &mut sums),
         }
     }
 
     /// Multiplies with any number of tiles of rows, and unpacks weights once for all of them.
     #[inline(never)]
-    fn many_rows<S: Dot, const R: usize, const P: usize>(&mut self, simd: S) {
+    pub fn many_rows<S: Dot, X: Multiplier, const R: usize, const P: usize>(&mut self, simd: S, multiplier: X) {
         const { assert!(W::BLOCKS * W::BLOCK_LINES <= MAX_UNPACKED_LINES) }
         let (mut sums, mut unpacked_lines) = BUFFERS.take();
         let tiles = self.out.rows().len().div_ceil(R);
         let (of_tiles, lines) = (sums.take(tiles * R * P), unpacked_lines.take(P * MAX_UNPACKED_LINES));
-        self.row_tiles::<S, R, P>(simd, W::BLOCKS, lines, of_tiles);
+        self.row_tiles::<S, X, R, P>(simd, multiplier, W::BLOCKS, lines, of_tiles);
         BUFFERS.set((sums, unpacked_lines));
     }
 
@@ -276,9 +321,10 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
     /// `sums`, close together: rows of the output are often a power of two apart and would evict each other from the
     /// cache.
     #[inline(always)]
-    pub fn row_tiles<S: Dot, const R: usize, const P: usize>(
+    pub fn row_tiles<S: Dot, X: Multiplier, const R: usize, const P: usize>(
         &mut self,
         simd: S,
+        multiplier: X,
         blocks_at_once: usize,
         unpacked_lines: &mut [ByteLine],
         sums: &mut [[f32; LANES]],
@@ -304,7 +350,7 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
                 let next_lines = W::first_line(blocks_at_once).div_ceil(tiles);
                 let out = if blocks.end == self.blocks { Some((&mut *self.out, columns.clone())) } else { None };
                 let pass = Pass { x, cols, first_tile, blocks, block_scales, next_weights, next_lines, sums, out };
-                W::multiply(simd, pass, lines, unpacked_lines);
+                W::multiply(simd, multiplier, pass, lines, unpacked_lines);
             }
             self.column = columns.end;
         }

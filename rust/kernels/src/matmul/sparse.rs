@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::activations::{GroupOfRows, group_word};
-use super::panels::{MAX_STREAMS, Panels, Pass, UnpackedWeights, Weights, multiply_unpacked, write};
+use super::panels::{MAX_STREAMS, Multiplier, Panels, Pass, UnpackedWeights, Weights, multiply_unpacked, write};
 use super::tile::{Stream, UNPACKED_BLOCKS, prefetch_stream};
 use super::unroll::unroll;
 use crate::arch::{ByteLine, Dot, DotKernel, LANES};
@@ -32,13 +32,14 @@ impl<F: SparseFormat> Weights for Sparse<F> {
     }
 
     #[inline(always)]
-    fn multiply<S: Dot, const R: usize, const P: usize>(
+    fn multiply<S: Dot, X: Multiplier, const R: usize, const P: usize>(
         simd: S,
+        multiplier: X,
         pass: Pass<'_, '_, R, P>,
         lines: [&[ByteLine]; P],
         unpacked_lines: &mut [ByteLine],
     ) {
-        multiply_unpacked::<Self, S, R, P>(simd, pass, lines, unpacked_lines);
+        multiply_unpacked::<Self, S, X, R, P>(simd, multiplier, pass, lines, unpacked_lines);
     }
 }
 

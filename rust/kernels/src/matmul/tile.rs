@@ -346,7 +346,7 @@ fn kind<S: Dot, U: Unpack, const R: usize>() -> usize {
 }
 
 /// Returns whether each half of a group has its own factor.
-const fn halves<U: Unpack>() -> bool {
+pub(super) const fn halves<U: Unpack>() -> bool {
     matches!(U::FACTORS, Some(Factors { halves: true, .. }))
 }
 
@@ -393,12 +393,12 @@ pub(super) fn in_order<T>(quads: &T) -> &T {
 // Each loop level is a separate function: unrolled in one body they would be thousands of lines.
 
 #[inline(always)]
-fn load_row<S: Simd, const P: usize>(simd: S, from: &[[f32; LANES]; P], to: &mut [S::F32; P]) {
+pub(super) fn load_row<S: Simd, const P: usize>(simd: S, from: &[[f32; LANES]; P], to: &mut [S::F32; P]) {
     unroll!(p in 0..P { to[p] = simd.load(&from[p]) });
 }
 
 #[inline(always)]
-fn store_row<S: Simd, const P: usize>(simd: S, from: &[S::F32; P], to: &mut [[f32; LANES]; P]) {
+pub(super) fn store_row<S: Simd, const P: usize>(simd: S, from: &[S::F32; P], to: &mut [[f32; LANES]; P]) {
     unroll!(p in 0..P { simd.store(from[p], &mut to[p]) });
 }
 
@@ -585,7 +585,7 @@ fn add_product<S: Simd, const P: usize>(simd: S, sums: &mut [[f32; LANES]; P], v
 
 /// Computes `sums += integers * (block_scale * scale)`.
 #[inline(always)]
-fn add_scaled<S: Simd, const P: usize>(
+pub(super) fn add_scaled<S: Simd, const P: usize>(
     simd: S,
     sums: &mut [S::F32; P],
     integers: &[S::I32; P],

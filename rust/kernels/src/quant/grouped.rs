@@ -166,6 +166,11 @@ impl<const HALVES: bool, const OFFSETS: bool, const SMALL: bool, const LINES: us
     }
 
     #[inline(always)]
+    fn quad_lines<'a>(block: Self::Block<'a>) -> &'a [ByteLine] {
+        block.as_flattened()
+    }
+
+    #[inline(always)]
     fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         simd.load_bytes(&pair[index].0)
     }

@@ -34,6 +34,12 @@ impl Unpack for Int8 {
         &block.as_chunks().0[index]
     }
 
+    /// Codes as they are stored, with the bias of all matrix units.
+    #[inline(always)]
+    fn quad_lines<'a>(block: Self::Block<'a>) -> &'a [ByteLine] {
+        block
+    }
+
     #[inline(always)]
     fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes {
         let stored = simd.load_bytes(&pair[index].0);

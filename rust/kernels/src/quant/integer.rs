@@ -81,6 +81,12 @@ pub trait Unpack: Send + Sync + 'static {
         load_block_scale(simd, scales, index)
     }
 
+    /// Returns the lines of a block, if they hold a quad each: those of all its quads, and in each group the lines of its
+    /// factors after them. Matrix units multiply such lines.
+    fn quad_lines<'a>(_block: Self::Block<'a>) -> &'a [ByteLine] {
+        unreachable!("weights are packed")
+    }
+
     /// Returns quad `index` of the pair, as weights plus [`Dot::WEIGHT_BIAS`].
     fn quad<S: Dot>(simd: S, pair: Self::Pair<'_, S>, index: usize) -> S::Bytes;
 
@@ -194,6 +200,11 @@ impl<const LINES: usize> Unpack for UnpackedBlocks<LINES> {
     #[inline(always)]
     fn pair<'a, S: Dot>(_: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
         &block.as_chunks().0[index]
+    }
+
+    #[inline(always)]
+    fn quad_lines<'a>(block: Self::Block<'a>) -> &'a [ByteLine] {
+        block
     }
 
     #[inline(always)]

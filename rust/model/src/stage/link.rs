@@ -75,7 +75,7 @@ pub struct StageInfo {
     pub version: String,
     /// Version of the arithmetic of the kernels.
     pub arithmetic: u32,
-    /// Instruction set.
+    /// Instruction set, or the slower one that computes the same bits.
     pub isa: String,
     /// Format of the weights.
     pub quantization: String,
@@ -114,7 +114,7 @@ impl StageInfo {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             arithmetic: ARITHMETIC_VERSION,
-            isa: options.isa.name().to_owned(),
+            isa: options.isa.arithmetic_name().to_owned(),
             quantization: options.quantization.name().to_owned(),
             kv_format: options.kv_format.name().to_owned(),
             first: layers.start,

@@ -1,0 +1,93 @@
+//! Programs of the matrix unit, and the configuration that they need. Their text is assembled for machines with AMX, and
+//! interpreted by the software model of the instructions in tests.
+
+use crate::arch::LANES;
+
+/// Palette of eight tiles of up to sixteen rows of 64 bytes.
+pub(super) const PALETTE: u8 = 1;
+
+/// Number of tile registers. Sums are in the first four, `[row][panel]`, activations in two and weights in two.
+pub(super) const TILES: usize = 8;
+
+/// First register with activations.
+const FIRST_X: usize = 4;
+
+/// First register with weights.
+const FIRST_W: usize = 6;
+
+/// Operand of `ldtilecfg` (Intel SDM, volume 1, section "TILECFG"). A tile that is not used has no rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+pub(super) struct TileConfig {
+    pub palette: u8,
+    /// Row at which an interrupted load or store continues.
+    pub start_row: u8,
+    pub reserved: [u8; 14],
+    /// Bytes of a row of each tile.
+    pub row_bytes: [u16; 16],
+    /// Number of rows of each tile.
+    pub rows: [u8; 16],
+}
+
+const _: () = assert!(size_of::<TileConfig>() == 64);
+
+impl TileConfig {
+    /// Returns the configuration for products over `quads` quads of inputs.
+    pub(super) const fn new(quads: usize) -> Self {
+        assert!(quads > 0 && quads <= LANES, "a tile has one to sixteen quads");
+        let (mut row_bytes, mut rows, mut tile) = ([0; 16], [0; 16], 0);
+        while tile < TILES {
+            row_bytes[tile] = (4 * LANES) as u16;
+            rows[tile] = LANES as u8;
+            if tile >= FIRST_W {
+                rows[tile] = quads as u8;
+            } else if tile >= FIRST_X {
+                row_bytes[tile] = (4 * quads) as u16;
+            }
+            tile += 1;
+        }
+        Self { palette: PALETTE, start_row: 0, reserved: [0; 14], row_bytes, rows }
+    }
+}
+
+/// Text of the program that multiplies one or two tiles of activations with two panels of weights, over one or two
+/// consecutive tiles of inputs: `program!(rows x steps)`. Its operands are the addresses `x0`, `x1`, `w0`, `w1` and `sums`,
+/// and the stride of their rows. A program writes all registers that it reads, so that nothing but the configuration passes
+/// from one to the next.
+macro_rules! program {
+    ($rows:tt x 1) => { concat!(program!(clear $rows), program!(step $rows "0"), program!(store $rows)) };
+    ($rows:tt x 2) => {
+        concat!(program!(clear $rows), program!(step $rows "0"), program!(step $rows "1024"), program!(store $rows))
+    };
+    (clear 1) => { "tilezero tmm0\ntilezero tmm1\n" };
+    (clear 2) => { concat!(program!(clear 1), "tilezero tmm2\ntilezero tmm3\n") };
+    (step 1 $at:literal) => {
+        concat!(
+            "tileloadd tmm4, [{x0} + {stride}*1 + ", $at, "]\n",
+            "tileloadd tmm6, [{w0} + {stride}*1 + ", $at, "]\n",
+            "tdpbsud tmm0, tmm4, tmm6\n",
+            "tileloadd tmm7, [{w1} + {stride}*1 + ", $at, "]\n",
+            "tdpbsud tmm1, tmm4, tmm7\n",
+        )
+    };
+    (step 2 $at:literal) => {
+        concat!(
+            program!(step 1 $at),
+            "tileloadd tmm5, [{x1} + {stride}*1 + ", $at, "]\n",
+            "tdpbsud tmm2, tmm5, tmm6\n",
+            "tdpbsud tmm3, tmm5, tmm7\n",
+        )
+    };
+    (store 1) => {
+        "tilestored [{sums} + {stride}*1 + 0], tmm0\ntilestored [{sums} + {stride}*1 + 1024], tmm1\n"
+    };
+    (store 2) => {
+        concat!(
+            program!(store 1),
+            "tilestored [{sums} + {stride}*1 + 2048], tmm2\n",
+            "tilestored [{sums} + {stride}*1 + 3072], tmm3\n",
+        )
+    };
+}
+
+pub(super) use program;

@@ -1,0 +1,87 @@
+//! Products with a matrix unit, which must have the bits of those without it. All machines with VNNI test the software model
+//! of a unit, those with AMX their own unit too.
+
+use std::num::NonZeroUsize;
+
+use super::matmul;
+use crate::arch::{Isa, Model};
+use crate::{Cancel, Exec, Format, PackedMatrix, Pool};
+
+/// Numbers of rows: those without the unit, less and more than a tile and a pair of tiles, and more than a task.
+const ROWS: [usize; 9] = [1, 12, 13, 15, 16, 17, 33, 48, 530];
+
+fn with_exec<T>(isa: Isa, threads: usize, work: impl FnOnce(&Exec<'_>) -> T) -> T {
+    let pool = Pool::new(NonZeroUsize::new(threads).unwrap());
+    work(&Exec { isa, pool: &pool, cancel: &Cancel::new() })
+}
+
+/// Returns activations of different sizes.
+fn activations(m: usize, k: usize) -> Vec<f32> {
+    let value = |i: usize| ((i * 7919 % 2003) as f32 - 1001.0) / (1 + i % 17) as f32;
+    (0..m * k).map(value).collect()
+}
+
+fn product(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix) -> Vec<u32> {
+    let mut out = vec![f32::NAN; x.len() / w.cols() * w.rows()];
+    matmul(exec, x, w, &mut out).unwrap();
+    out.into_iter().map(f32::to_bits).collect()
+}
+
+/// Compares the products of the first rows of some activations with those of all of them without the unit.
+fn check(formats: &[(Format, usize)], k: usize, x: &[f32], rows: &[usize]) {
+    let Some([vnni, model]) = Isa::vnni_and_model() else { return };
+    let units = [model].into_iter().chain(Isa::named("amx"));
+    let w = with_exec(vnni, 1, |exec| PackedMatrix::random(exec, formats, k, 5).unwrap());
+    let expected = with_exec(vnni, 2, |exec| product(exec, x, &w));
+    for (isa, m) in units.flat_map(|isa| rows.iter().map(move |m| (isa, *m))).filter(|(_, m)| m * k <= x.len()) {
+        with_exec(isa, 1, |exec| {
+            let same = product(exec, &x[..m * k], &w) == expected[..m * w.rows()];
+            assert!(same, "{m} rows of {k}, {formats:?}, {}", isa.name());
+        });
+        let is_on_model = isa.name() == model.name() && m > 12;
+        assert_eq!(Model::take_programs() > 0, is_on_model, "the unit multiplies {m} rows");
+        assert!(!Model::is_configured(), "tiles are released");
+    }
+}
+
+/// Returns `k` as a whole number of stored blocks of all formats.
+fn whole(formats: &[(Format, usize)], k: usize) -> usize {
+    let blocks = formats.iter().filter_map(|(format, _)| format.stored_block());
+    k.next_multiple_of(blocks.map(|block| block.inputs).max().unwrap_or(1))
+}
+
+#[test]
+fn a_matrix_unit_changes_no_bits() {
+    for format in Format::ALL.iter().filter(|format| format.is_integer()) {
+        // Half a block, a half block at the end, and more blocks than are unpacked at once.
+        for k in [40, 328, 1033] {
+            let formats = [(*format, 83)];
+            let k = whole(&formats, k);
+            check(&formats, k, &activations(48, k), &ROWS);
+        }
+    }
+}
+
+#[test]
+fn a_matrix_unit_changes_no_bits_of_several_formats() {
+    let formats = [(Format::Int8, 48), (Format::Q4K, 16), (Format::Int4, 16), (Format::Q6K, 16), (Format::Q4_0, 35)];
+    let k = whole(&formats, 600);
+    check(&formats, k, &activations(33, k), &ROWS);
+}
+
+#[test]
+fn a_matrix_unit_changes_no_bits_of_several_tasks_of_rows() {
+    for format in [Format::Int4, Format::Q8_0] {
+        check(&[(format, 70)], 128, &activations(530, 128), &ROWS);
+    }
+}
+
+/// Numbers that are not finite make the sums of their rows NaN, and change nothing else.
+#[test]
+fn a_matrix_unit_changes_no_bits_beside_numbers_that_are_not_finite() {
+    for format in [Format::Int8, Format::Int4, Format::Q4_1] {
+        let mut x = activations(33, 256);
+        (x[3 * 256 + 9], x[20 * 256 + 255], x[32 * 256]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
+        check(&[(format, 40)], 256, &x, &ROWS);
+    }
+}
