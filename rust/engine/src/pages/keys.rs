@@ -43,7 +43,7 @@ impl PageKeys {
         if of_page.peek().is_none() {
             return;
         }
-        let ids: &mut PageTokens = self.ids[start..end].as_mut_array().expect("a full page");
+        let ids: &mut PageTokens = (&mut self.ids[start..end]).try_into().expect("a full page");
         let mut hasher = blake3::Hasher::new_derive_key("ferrule key of a page with features");
         hasher.update(ids.map(u32::to_le_bytes).as_flattened());
         for features in of_page {

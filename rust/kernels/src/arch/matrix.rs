@@ -54,12 +54,14 @@ pub trait Tiles<const QUADS: usize> {
 
 /// Instruction set with a matrix unit. All kernels but [`MatrixKernel`] run as they do without the unit, so that their code
 /// is compiled once for both.
+#[cfg_attr(not(feature = "amx"), allow(dead_code, reason = "builds without a matrix unit have nothing to combine"))]
 #[derive(Clone, Copy, Debug)]
 pub struct WithUnit<S, M> {
     simd: S,
     unit: M,
 }
 
+#[cfg_attr(not(feature = "amx"), allow(dead_code, reason = "builds without a matrix unit have nothing to combine"))]
 impl<S: Dot, M: MatrixUnit> WithUnit<S, M> {
     /// Combines an instruction set and a matrix unit of this machine.
     pub(super) fn new(simd: S, unit: M) -> Self {
