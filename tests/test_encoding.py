@@ -159,7 +159,7 @@ LONG = " ".join(["w10"] * 69)
         ({"prompt": "w1", "token_type_ids": [0]}, "prompts: token_type_ids require prompt_token_ids"),
         (
             {"prompt_token_ids": [1], "color": 1},
-            "prompts: a prompt with prompt_token_ids may also have prompt and cache_salt, got",
+            "prompts: a prompt with prompt_token_ids may also have prompt, cache_salt and multi_modal_data, got",
         ),
         (LONG, "prompts: the text has 71 tokens, more than the limit of 70 (max_seq_length of"),
         (

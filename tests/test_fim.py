@@ -195,12 +195,12 @@ def test_async_llm_with_suffix(coder: Path, engine: type[fakes.Engine]) -> None:
         (
             {"prompt": "a", "suffix": "b", "x": 1},
             PromptError,
-            "a prompt with prompt may also have suffix, middle and cache_salt, got 'x'",
+            "a prompt with prompt may also have suffix, middle, cache_salt and multi_modal_data, got 'x'",
         ),
         (
             {"prompt_token_ids": [1], "suffix": "b"},
             PromptError,
-            "a prompt with prompt_token_ids may also have prompt and cache_salt, got 'suffix'",
+            "a prompt with prompt_token_ids may also have prompt, cache_salt and multi_modal_data, got 'suffix'",
         ),
     ],
 )

@@ -268,9 +268,15 @@ PROMPTS: list[tuple[Any, str]] = [
     ({"prompt_token_ids": {1, 2}}, r"prompt_token_ids must be a list of integers, got \{1, 2\}"),
     ({"prompt_token_ids": [1] * 2048}, "the prompt has 2048 tokens, more than the limit of 2047: max_model_len allows"),
     ({"tokens": [1]}, r"a prompt must be a string or \{.prompt_token_ids.: \[\.\.\.\]\}, got \{'tokens': \[1\]\}"),
-    ({"prompt": "x", "tokens": [1]}, "a prompt with prompt may also have suffix, middle and cache_salt, got 'tokens'"),
+    (
+        {"prompt": "x", "tokens": [1]},
+        "a prompt with prompt may also have suffix, middle, cache_salt and multi_modal_data, got 'tokens'",
+    ),
     ({"prompt": 5, "prompt_token_ids": [1]}, "prompt must be a string, got 5"),
-    ({"prompt_token_ids": [1], 7: 1}, "a prompt with prompt_token_ids may also have prompt and cache_salt, got 7"),
+    (
+        {"prompt_token_ids": [1], 7: 1},
+        "a prompt with prompt_token_ids may also have prompt, cache_salt and multi_modal_data, got 7",
+    ),
     ({"prompt": 5}, "prompt must be a string, got 5"),
     ({"prompt": "x", "cache_salt": ""}, "cache_salt must be a string of 1 to 256 characters, got ''"),
     ({"prompt": "x", "cache_salt": "s" * 257}, "cache_salt must be a string of 1 to 256 characters, got"),

@@ -162,7 +162,7 @@ class LoadedModel(metaclass=RefusingMeta):
 
         A model reads text only without the configuration of images, and in several processes.
         """
-        files, options = self._files, self._options.for_vision_tower()
+        files = self._files
         if files.vision is None or args.load_format == "dummy" or args.workers > 1:
             return None, None
         try:
@@ -174,7 +174,7 @@ class LoadedModel(metaclass=RefusingMeta):
             return None, None
         from ferrule import _native
 
-        tower = replace(files, spec=files.vision.tower)
+        tower, options = replace(files, spec=files.vision.tower), self._options.for_vision_tower()
         weights = weights_of(tower, self._name, options, None)
         engine = _native.Engine(tower.spec_json, os.fspath(weights), options.to_json())
         return VisionModel(processor, Driver(engine)), None if weights == files.path else weights

@@ -195,6 +195,7 @@ class EngineOptions:
             kv_cache_memory=None,
             enable_prefix_caching=False,
             prefix_cache_dir=None,
+            prefix_cache_dir_limit=None,
         )
 
     def for_packed(self, packed: str | None, directory: Path) -> Self:
