@@ -168,9 +168,8 @@ class LoadedModel(metaclass=RefusingMeta):
         try:
             processor = PROCESSORS[files.vision.model_type](files.path)
         except ModelNotFoundError as error:
-            warnings.warn(
-                f"the model reads text only, because it does not say how: {error}", RuntimeWarning, stacklevel=4
-            )
+            message = f"the model reads text only, because the configuration of its images is missing: {error}"
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
             return None, None
         from ferrule import _native
 

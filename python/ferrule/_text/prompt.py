@@ -95,7 +95,7 @@ def read_prompt(
     if parts.text is None or parts.token_ids is not None:
         ids = parts.token_ids
     elif parts.suffix is None:
-        text = parts.text if vision is None else _expanded(parts.text, images, vision)
+        text = parts.text if vision is None else expand(parts.text, images, vision.processor)
         ids = tokenizer.encode(text, limit=limit)
     else:
         infill = encode_infill(tokenizer, parts.text, parts.suffix, parts.middle, limit)
@@ -105,10 +105,6 @@ def read_prompt(
         raise limit.exceeded(len(token_ids))
     features = () if vision is None else _features(token_ids, images, vision)
     return ReadPrompt(parts.text, token_ids, parts.cache_salt, stop_token_ids, features)
-
-
-def _expanded(text: str, images: Sequence[PreparedImage], vision: VisionModel) -> str:
-    return expand(text, images, vision.processor)
 
 
 def _prepared(images: Sequence[object], vision: VisionModel | None, limit: TokenLimit) -> list[PreparedImage]:

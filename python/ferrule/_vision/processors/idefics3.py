@@ -25,7 +25,7 @@ MAX_SIDE = 4096
 """Maximum side of a resized image, in pixels."""
 RESAMPLING = (1, 2, 3)
 """Supported filters under Pillow's numbers: Lanczos, bilinear, bicubic."""
-PROCESSORS = ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
+NAMES = ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
 SUFFIXES = ("", "Fast", "Pil")
 """Suffixes of the names of processors that differ in the library that resizes."""
 
@@ -133,9 +133,9 @@ def read_idefics3(directory: Path) -> Idefics3Processor:
     own = "image_processor" in processor
     images = processor.inner("image_processor") if own else Config.read(directory / "preprocessor_config.json")
     images.require(do_resize=True, do_rescale=True, do_normalize=True, do_convert_rgb=True)
-    names = [name + suffix for name in PROCESSORS for suffix in SUFFIXES]
+    names = [name + suffix for name in NAMES for suffix in SUFFIXES]
     if images.text("image_processor_type", default=names[0]) not in names:
-        raise images.unsupported("image_processor_type", f"one of {', '.join(PROCESSORS)}")
+        raise images.unsupported("image_processor_type", f"one of {', '.join(NAMES)}")
     patch, block = tower.integer("patch_size", default=32, high=MAX_SIDE), model.integer("scale_factor", default=2)
     tiles = images.inner("max_image_size")
     tile = tiles.integer("longest_edge", default=364, high=MAX_SIDE)
