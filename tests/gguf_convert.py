@@ -205,8 +205,10 @@ def metadata(checkpoint: Checkpoint, *, split_latent: bool) -> Iterator[tuple[st
         values["attention.sliding_window_pattern"] = [each == "sliding_attention" for each in config["layer_types"]]
     elif "sliding_window_pattern" in config:
         values["attention.sliding_window_pattern"] = config["sliding_window_pattern"]
-    if kind in ("deepseek_v3", "glm4_moe", "dots1", "minimax_m2", "exaone_moe"):
+    if kind in ("bailing_moe_v2", "deepseek_v3", "glm4_moe", "glm_moe_dsa", "dots1", "minimax_m2", "exaone_moe"):
         values["expert_gating_func"] = 2
+    if "indexer_types" in config:
+        values["attention.indexer.types"] = [each == "full" for each in config["indexer_types"]]
     if kind in MIXED:
         values |= mixer_metadata(config, checkpoint.kv_heads)
     if rope:

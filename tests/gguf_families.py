@@ -54,6 +54,7 @@ LATENT = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_
 FAMILIES = {
     "apertus": Family(MODEL_ARCH.APERTUS),
     "arcee": Family(MODEL_ARCH.ARCEE, rotated_in_pairs=True),
+    "bailing_moe_v2": Family(MODEL_ARCH.BAILINGMOE2, keys=ROUTED),
     "bert": Family(MODEL_ARCH.BERT),
     "bitnet": Family(MODEL_ARCH.BITNET),
     "bloom": Family(MODEL_ARCH.BLOOM, groups=True),
@@ -107,6 +108,16 @@ FAMILIES = {
     "glm": Family(MODEL_ARCH.CHATGLM),
     "glm4": Family(MODEL_ARCH.GLM4),
     "glm4_moe": Family(MODEL_ARCH.GLM4_MOE, keys=ROUTED),
+    "glm_moe_dsa": Family(
+        MODEL_ARCH.GLM_DSA,
+        keys={
+            **ROUTED,
+            **LATENT,
+            "index_n_heads": "attention.indexer.head_count",
+            "index_head_dim": "attention.indexer.key_length",
+            "index_topk": "attention.indexer.top_k",
+        },
+    ),
     "gpt2": Family(MODEL_ARCH.GPT2, transposed=True),
     "gpt_bigcode": Family(MODEL_ARCH.STARCODER),
     "gpt_neox": Family(MODEL_ARCH.GPTNEOX, groups=True, keys={"use_parallel_residual": "use_parallel_residual"}),

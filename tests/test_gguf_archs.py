@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,9 @@ CASES = [
 ]
 
 VARIANTS = [
-    *("arcee", "bloom_6_heads", "deepseek_v2_lite", "deepseek_v3_yarn", "dots1", "ernie4_5"),
+    *("arcee", "bailing_moe_v2", "bloom_6_heads", "deepseek_v2_lite", "deepseek_v3_yarn", "dots1", "ernie4_5"),
     *("ernie4_5_moe", "exaone4", "exaone4_no_window", "exaone_moe", "falcon_11b", "falcon_40b", "gemma2_caps"),
-    *("gemma3_linear_rope", "glm", "glm4_moe", "glm4_no_bias", "gpt_neox_serial"),
+    *("gemma3_linear_rope", "glm", "glm4_moe", "glm4_no_bias", "glm_moe_dsa", "gpt_neox_serial"),
     *("granite_tied", "granitemoe", "granitemoeshared", "hunyuan_v1_dense", "hunyuan_v1_moe", "jais2", "llama_bias"),
     *("minicpm3", "minimax_m2", "mistral_no_window", "mpt_6_heads", "mpt_clip", "nemotron", "olmo2_bias", "olmo3"),
     *("olmo_clip", "phi4_mini", "phi4_mini_short", "seed_oss", "stablelm_parallel", "youtu"),
@@ -186,6 +186,44 @@ def test_cutoffs_of_gates_must_be_numbers_for_all_layers(
 @pytest.mark.parametrize("case", VARIANTS)
 def test_variants_equal_transformers(case: str, tmp_path: Path) -> None:
     check(GOLDEN / "variants" / case, tmp_path)
+
+
+def test_layers_without_an_indexers_tensors_share_the_choice_of_an_earlier_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of GLM-5 from before `indexer.types` was added lack the key."""
+    metadata = gguf_convert.metadata
+    monkeypatch.setattr(
+        gguf_convert, "metadata", lambda *given, **options: without("indexer.types", metadata(*given, **options))
+    )
+    check(GOLDEN / "variants" / "glm_moe_dsa", tmp_path)
+
+
+def without(key: str, values: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
+    return ((name, value) for name, value in values if not name.endswith(key))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("attention.indexer.types", [False, True, True], "must be true for the first layer, whose tensors"),
+        ("attention.indexer.types", [True], "must be a list of 3 items that are true or false, got"),
+        ("expert_gating_func", 1, "must be 2 .sigmoid. in this architecture"),
+    ],
+)
+def test_unsupported_values_of_glm_dsa(
+    key: str, value: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = gguf_convert.metadata
+
+    def changed(*given: Any, **options: Any) -> Iterator[tuple[str, object]]:
+        yield from without(key, metadata(*given, **options))
+        yield f"glm-dsa.{key}", value
+
+    monkeypatch.setattr(gguf_convert, "metadata", changed)
+    file = convert(GOLDEN / "variants" / "glm_moe_dsa", tmp_path / "model.gguf")
+    with pytest.raises((ConfigError, UnsupportedModelError), match=rf"glm-dsa\.{key} {message}"):
+        model_info(file)
 
 
 @pytest.mark.parametrize("case", ["deepseek_v2_lite", "deepseek_v3_yarn", "youtu"])

@@ -14,6 +14,7 @@ from typing import cast
 from ferrule.archs.apertus import apertus
 from ferrule.archs.arcee import arcee
 from ferrule.archs.bailing_hybrid import bailing_hybrid
+from ferrule.archs.bailing_moe_v2 import bailing_moe_v2
 from ferrule.archs.bamba import bamba
 from ferrule.archs.bert import bert, bert_classifier
 from ferrule.archs.biogpt import biogpt
@@ -153,6 +154,7 @@ REGISTRY = (
     Architecture("Apertus", "apertus", apertus),
     Architecture("Arcee", "arcee", arcee),
     Architecture("BailingHybrid", "bailing_hybrid", bailing_hybrid),
+    Architecture("BailingMoeV2", "bailing_moe_v2", bailing_moe_v2),
     Architecture("BailingMoeV3", "bailing_hybrid", bailing_hybrid),
     Architecture("Bamba", "bamba", bamba),
     Architecture("Bert", "bert", bert, ENCODER_ENDINGS, bert_classifier),

@@ -66,6 +66,21 @@ def by_layer(file: GgufFile, config: Config, name: str) -> list[int]:
     return numbers[: config.layers]
 
 
+def layer_flags(file: GgufFile, config: Config, name: str) -> list[bool]:
+    """Returns the flag of each layer under a key that holds a list; empty if it does not.
+
+    Raises ConfigError if a layer has none.
+    """
+    key = file.key(name)
+    value: object = file.metadata.values.get(key)
+    if not isinstance(value, list):
+        return []
+    items = cast("list[object]", value)
+    if len(items) < config.layers or any(not isinstance(each, (bool, int)) for each in items):
+        raise file.metadata.error(key, f"a list of {config.layers} items that are true or false")
+    return [bool(each) for each in items[: config.layers]]
+
+
 def fraction(part: int, whole: int) -> float:
     """Returns `part / whole`, rounded up so that its product with `whole` is at least `part`."""
     quotient = part / whole
@@ -86,13 +101,8 @@ def sliding(file: GgufFile, config: Config, every: int, *, first: bool = False) 
     metadata, key = file.metadata, file.key("attention.sliding_window_pattern")
     window = metadata.integer(file.key("attention.sliding_window"), default=0, low=0)
     layers = config.layers
-    value: object = metadata.values.get(key)
-    if isinstance(value, list):
-        pattern = cast("list[object]", value)
-        if len(pattern) < layers or any(not isinstance(each, (bool, int)) for each in pattern):
-            raise metadata.error(key, f"an integer, or a list of {layers} items that are true for layers with a window")
-        has = [bool(each) for each in pattern[:layers]]
-    else:
+    has = layer_flags(file, config, "attention.sliding_window_pattern")
+    if not has:
         every = metadata.integer(key, default=every, low=0)
         has = [every == 0 or (index % every != 0 if first else index % every < every - 1) for index in range(layers)]
     kinds = ["sliding_attention" if each and window else "full_attention" for each in has]

@@ -14,6 +14,7 @@ from ferrule._loading.gguf.architecture import (
     gating,
     has_biases,
     latent,
+    layer_flags,
     layers_with,
     same_base,
     sliding,
@@ -169,6 +170,23 @@ def _deepseek2(file: GgufFile, config: Config) -> dict[str, Any]:
     return {**fields, "model_type": "deepseek_v2", "topk_method": method, "scoring_func": "softmax"}
 
 
+def _glm_dsa(file: GgufFile, config: Config) -> dict[str, Any]:
+    """Returns GLM-5's fields; layers without an indexer's tensors share one in files without their types."""
+    metadata, key = file.metadata, file.key("attention.indexer.types")
+    if gating(file, "sigmoid") != "sigmoid":
+        raise metadata.unsupported(file.key("expert_gating_func"), "2 (sigmoid) in this architecture")
+    indexed = layers_with(file, config, "indexer.attn_q_b.weight")
+    has = layer_flags(file, config, "attention.indexer.types") or [index in indexed for index in range(config.layers)]
+    if not has[0]:
+        raise metadata.error(key, "true for the first layer, whose tensors of an indexer must be in the file")
+    return {**latent(file, config), "indexer_types": ["full" if each else "shared" for each in has]}
+
+
+def _bailingmoe2(file: GgufFile, config: Config) -> dict[str, Any]:
+    fields = _sigmoid(file, config)
+    return {**fields, "use_qkv_bias": fields.pop("attention_bias"), "use_bias": "attn_output.bias" in file.in_layers}
+
+
 def _minicpm3(file: GgufFile, config: Config) -> dict[str, Any]:
     """Returns MiniCPM3's fields; multipliers that the metadata lacks are taken from the published model."""
     metadata = file.metadata
@@ -285,6 +303,7 @@ _ERNIE_MOE = {
 REGISTRY = (
     GgufArchitecture("apertus", "apertus", defaults={"hidden_act": "xielu"}, derive=_biased),
     GgufArchitecture("arcee", "arcee", derive=_biased, interleaved=True),
+    GgufArchitecture("bailingmoe2", "bailing_moe_v2", _ROUTED_EXPERTS, _UNROUTED, _bailingmoe2),
     GgufArchitecture("bert", "bert", {"layer_norm_eps": _LAYER_NORM}, derive=_bert, rotates=False),
     # llama.cpp's converter reads the first BitNets, whose activation is SiLU.
     GgufArchitecture("bitnet", "bitnet", defaults={"hidden_act": "silu"}, derive=_biased),
@@ -325,6 +344,21 @@ REGISTRY = (
     GgufArchitecture("gemma2", "gemma2", _CAPS, derive=_gemma2),
     GgufArchitecture("gemma3", "gemma3_text", _CAPS, derive=_gemma3),
     GgufArchitecture("gemma-embedding", "gemma3_text", _CAPS, {"use_bidirectional_attention": True}, _gemma3),
+    GgufArchitecture(
+        "glm-dsa",
+        "glm_moe_dsa",
+        {
+            **_ROUTED_EXPERTS,
+            "kv_lora_rank": "attention.kv_lora_rank",
+            "index_n_heads": "attention.indexer.head_count",
+            "index_head_dim": "attention.indexer.key_length",
+            "index_topk": "attention.indexer.top_k",
+        },
+        _UNROUTED,
+        _glm_dsa,
+        interleaved=None,
+        heads=False,
+    ),
     GgufArchitecture("glm4", "glm4", derive=_biased, interleaved=True),
     GgufArchitecture("glm4moe", "glm4_moe", _ROUTED_EXPERTS, _UNROUTED, _sigmoid),
     GgufArchitecture(
