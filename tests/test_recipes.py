@@ -135,11 +135,11 @@ def test_calibration_uses_the_formats_of_a_recipe(tmp_path: Path) -> None:
         ('base = "int4"\n[formats]\n"a.b" = 4', 'format of "a.b" must be a string, got 4'),
         (
             'base = "int4"\n[formats]\n"*" = "int7"',
-            'format of "*" must be one of int3, int4, int5, int6, int8, got "int7"',
+            'format of "*" must be one of int2, int3, int4, int5, int6, int8, got "int7"',
         ),
         (
             'base = "int4"\n[formats]\n"*" = "bf16"',
-            'format of "*" must be one of int3, int4, int5, int6, int8, got "bf16"',
+            'format of "*" must be one of int2, int3, int4, int5, int6, int8, got "bf16"',
         ),
         ('base = "int4"\n[formats]\n"*" = "int8"\n"x.*" = "int8"', '"x.*" must match a quantized matrix of the model'),
         ('base = "int4"\n[formats]\n"*norm*" = "int8"', '"*norm*" must match a quantized matrix of the model'),
@@ -238,9 +238,9 @@ def test_matrices_that_predictions_depend_on_get_more_bits(tmp_path: Path) -> No
 def test_bits_out_of_range_are_refused_before_anything_is_measured() -> None:
     calls: list[int] = []
     with pytest.raises(
-        InvalidParameterError, match=r"bits must be a number from 3\.\d\d to 8\.\d\d for this model, got 3"
+        InvalidParameterError, match=r"bits must be a number from 2\.\d\d to 8\.\d\d for this model, got 2"
     ):
-        allocate_bits(None, 3, calibrate=[list(range(64))], progress=lambda done, _: calls.append(done))
+        allocate_bits(None, 2, calibrate=[list(range(64))], progress=lambda done, _: calls.append(done))
     assert not calls
 
 
@@ -251,6 +251,7 @@ def test_allocation_of_embedded_model(tmp_path: Path) -> None:
     assert 0.99 * int4 < model_info(packed)["weight_bytes"] == allocation.bytes <= int4
     assert {matrix.format for matrix in allocation.matrices} >= {"int4", "int6"}
     errors = {
+        "int2": (5e-2, 2e-1),
         "int3": (1e-2, 5e-2),
         "int4": (1e-3, 2e-2),
         "int5": (5e-4, 5e-3),
@@ -261,11 +262,11 @@ def test_allocation_of_embedded_model(tmp_path: Path) -> None:
         least, most = errors[matrix.format]
         assert least < matrix.error < most, matrix
     with pytest.raises(
-        InvalidParameterError, match=r"bits must be a number from 3\.\d\d to 8\.\d\d for this model, got 3.0$"
+        InvalidParameterError, match=r"bits must be a number from 2\.\d\d to 8\.\d\d for this model, got 2.0$"
     ):
-        allocate_bits(None, 3)
+        allocate_bits(None, 2)
     with pytest.raises(
-        InvalidParameterError, match=r"bits must be a number from 3\.\d\d to 8\.\d\d for this model, got 9.0$"
+        InvalidParameterError, match=r"bits must be a number from 2\.\d\d to 8\.\d\d for this model, got 9.0$"
     ):
         allocate_bits(None, 9)
     with pytest.raises(InvalidParameterError, match="bits must be a number > 0 and <= 32, got nan"):

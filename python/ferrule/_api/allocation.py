@@ -21,7 +21,7 @@ class AllocatedMatrix:
     tensor: str
     """Name of the tensor, without `.weight`; with the rows, as in a `Recipe`, if they are only some of the tensor's."""
     format: str
-    """Format: int3, int4, int5, int6 or int8."""
+    """Format: int2, int3, int4, int5, int6 or int8."""
     weights: int
     """Number of weights."""
     bytes: int
@@ -74,7 +74,7 @@ def allocate_bits(
     calibration_tokens: int = TOKENS,
     progress: Callable[[int, int], None] | None = None,
 ) -> BitAllocation:
-    """Chooses a format for each matrix of a model, from int3 to int8, with at most `bits` per weight in total.
+    """Chooses a format for each matrix of a model, from int2 to int8, with at most `bits` per weight in total.
 
     The formats minimize an estimate of the loss: the sum of the relative squared error of each matrix, measured on a
     sample of its rows, times the KL divergence for such an error, measured with noise in one class of matrices at a

@@ -147,7 +147,7 @@ proptest! {
     }
 }
 
-const FORMATS: [Format; 5] = [Format::Int3, Format::Int4, Format::Int5, Format::Int6, Format::Int8];
+const FORMATS: [Format; 6] = [Format::Int2, Format::Int3, Format::Int4, Format::Int5, Format::Int6, Format::Int8];
 
 /// The error is that of the packed rows, weighed by the damped Hessian.
 #[test]

@@ -76,6 +76,7 @@ fn worst_error(format: Format) -> f32 {
         Format::Int6 => 0.125,
         Format::Int5 => 0.1,
         Format::Int3 => 0.4,
+        Format::Int2 => 0.8,
         _ => 0.2,
     }
 }
@@ -88,7 +89,7 @@ proptest! {
     fn rows_come_back_quantized(rows in 1usize..40, halves in 1usize..9, values in prop::collection::vec(-1.0f32..1.0, 997)) {
         let cols = halves * HALF;
         let value = |row: usize, column: usize| values[(row * 631 + column) % values.len()];
-        for format in [Format::Int8, Format::Int6, Format::Int5, Format::Int4, Format::Int3] {
+        for format in [Format::Int8, Format::Int6, Format::Int5, Format::Int4, Format::Int3, Format::Int2] {
             // Stored blocks are rotated.
             let fill = |row, out: &mut [f32]| {
                 out.copy_from_slice(&restored(&(0..cols).map(|i| value(row, i)).collect::<Vec<_>>()));
@@ -114,9 +115,14 @@ proptest! {
 /// Rows may end within a block.
 #[test]
 fn short_blocks_come_back_quantized() {
-    let bounds =
-        [(Format::Int8, 0.02), (Format::Int6, 0.06), (Format::Int5, 0.1), (Format::Int4, 0.2), (Format::Int3, 0.4)];
-    for (format, bound) in bounds {
+    for (format, bound) in [
+        (Format::Int8, 0.02),
+        (Format::Int6, 0.06),
+        (Format::Int5, 0.1),
+        (Format::Int4, 0.2),
+        (Format::Int3, 0.4),
+        (Format::Int2, 0.6),
+    ] {
         for cols in [1, 2, 31, 64, 127, 129, 192, 300, 576] {
             let values: Vec<f32> = (0..cols).map(|i| (i * 104_729 % 1009) as f32 / 504.0 - 1.0).collect();
             let matrix = pack(&Cancel::new(), format, 1, cols, |_, out| out.copy_from_slice(&values)).unwrap();
@@ -172,8 +178,14 @@ fn sizes_are_checked() {
     assert_eq!(PackedMatrix::bytes_for(Format::Bf16, 17, 10), Some(2 * 10 * 32));
     assert_eq!(PackedMatrix::bytes_for(Format::F32, usize::MAX, usize::MAX), None);
     // Rows of 4.5 blocks: lines of a panel, and three rows of block scales.
-    let lines = [(Format::Int8, 144), (Format::Int6, 111), (Format::Int5, 93), (Format::Int4, 77), (Format::Int3, 57)];
-    for (format, lines) in lines {
+    for (format, lines) in [
+        (Format::Int8, 144),
+        (Format::Int6, 111),
+        (Format::Int5, 93),
+        (Format::Int4, 77),
+        (Format::Int3, 57),
+        (Format::Int2, 39),
+    ] {
         for cols in [520, 576] {
             assert_eq!(PackedMatrix::bytes_for(format, 16, cols), Some(lines * 64 + 3 * 32), "{format:?}");
         }
@@ -344,6 +356,7 @@ fn the_layout_matches_its_version() {
         ("q2_k", 0x85dd_9873_091a_4fd1),
         ("iq2_s", 0xd468_8768_5f92_bc92),
         ("iq2_xs", 0x2274_8faa_0ab5_7be7),
+        ("int2", 0x5fae_ebf5_8ed4_ab4e),
         ("iq2_xxs", 0x9d17_1684_df83_dde8),
     ];
     // Rows that end with a half block.
@@ -353,6 +366,7 @@ fn the_layout_matches_its_version() {
         ("int5", 0x4afd_94ab_a298_ccc7),
         ("int4", 0x471e_3b2e_6770_5aa6),
         ("int3", 0xb32d_f46f_543b_b511),
+        ("int2", 0x3a78_9ef9_1608_dbf1),
     ];
     for isa in Isa::available() {
         let hashes = |cols: usize, formats: &[Format]| {
@@ -362,7 +376,7 @@ fn the_layout_matches_its_version() {
             };
             formats.iter().map(hash_of).collect::<Vec<_>>()
         };
-        let halves = [Format::Int8, Format::Int6, Format::Int5, Format::Int4, Format::Int3];
+        let halves = [Format::Int8, Format::Int6, Format::Int5, Format::Int4, Format::Int3, Format::Int2];
         assert_eq!(LAYOUT_VERSION, 3, "update the hashes for the new version");
         let message = format!("{}: the layout has changed; increment LAYOUT_VERSION", isa.name());
         assert_eq!(hashes(768, Format::ALL), pinned, "{message}");

@@ -93,14 +93,19 @@ macro_rules! isa_registry {
             /// Returns the instruction sets that this machine has and this build includes, slowest first.
             #[must_use]
             pub fn available() -> Vec<Self> {
-                let found = [
-                    Some(Isa::Scalar(Scalar)),
+                Self::NAMES.iter().filter_map(|name| Self::detect(name)).collect()
+            }
+
+            /// Returns the instruction set called `name`, if this machine has it and this build includes it.
+            fn detect(name: &str) -> Option<Self> {
+                match name {
+                    "scalar" => Some(Isa::Scalar(Scalar)),
                     $(
                         #[cfg(all(target_arch = "x86_64", feature = $name))]
-                        $token::detect().map(Isa::$token),
+                        $name => $token::detect().map(Isa::$token),
                     )*
-                ];
-                found.into_iter().flatten().collect()
+                    _ => None,
+                }
             }
 
             /// Returns the name that `FERRULE_ISA` takes.
@@ -166,10 +171,10 @@ pub enum IsaError {
         /// Value of the variable.
         name: String,
     },
-    /// This machine lacks the instructions, or this build does not include them.
+    /// This machine lacks the instructions, its system does not allow them, or this build does not include them.
     #[error(
-        "FERRULE_ISA={name:?} is not available: this machine lacks the instructions or this build leaves them out; \
-         choose one of: {available}"
+        "FERRULE_ISA={name:?} is not available: this machine lacks the instructions, its system does not allow them, or \
+         this build leaves them out; choose one of: {available}"
     )]
     Missing {
         /// Value of the variable.
@@ -237,14 +242,14 @@ impl Isa {
     /// # Errors
     /// [`IsaError`] if no instruction set has that name, this machine lacks it, or this build does not include it.
     pub fn named(name: &str) -> Result<Self, IsaError> {
-        let available = Self::available();
-        if let Some(isa) = available.iter().find(|isa| isa.name() == name) {
-            return Ok(*isa);
+        // The others are not detected: the system is asked for AMX only where it may be used.
+        if let Some(isa) = Self::detect(name) {
+            return Ok(isa);
         }
         if !Self::NAMES.contains(&name) {
             return Err(IsaError::Unknown { name: name.to_owned() });
         }
-        let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
+        let names: Vec<_> = Self::available().into_iter().map(Self::name).collect();
         Err(IsaError::Missing { name: name.to_owned(), available: names.join(", ") })
     }
 

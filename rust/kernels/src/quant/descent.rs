@@ -135,6 +135,7 @@ mod tests {
     use crate::arch::{ByteLine, Isa, LINE};
     use crate::hessian::{Basis, Hessian, InputStatistics};
     use crate::quant::gptq::PackCalibrated;
+    use crate::quant::int2::Int2;
     use crate::quant::int3::Int3;
     use crate::quant::int4::Int4;
     use crate::quant::int5::Int5;
@@ -214,6 +215,7 @@ mod tests {
             hessian.add(&exec, &inputs).unwrap();
             let statistics = hessian.statistics(&exec).unwrap().unwrap();
             check::<Int3>(isa, &rows, &statistics);
+            check::<Int2>(isa, &rows, &statistics);
             check::<Int4>(isa, &rows, &statistics);
             check::<Int5>(isa, &rows, &statistics);
             check::<Int6>(isa, &rows, &statistics);

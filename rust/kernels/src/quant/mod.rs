@@ -19,6 +19,7 @@ pub(crate) mod family;
 mod gptq;
 pub mod grids;
 pub mod grouped;
+mod int2;
 mod int3;
 mod int4;
 mod int5;
@@ -33,6 +34,7 @@ mod iq3_s;
 mod iq3_xxs;
 mod iq4_nl;
 mod iq4_xs;
+mod levels;
 mod mxfp4;
 mod planes;
 pub mod points;
@@ -55,7 +57,8 @@ mod u4;
 mod u8;
 
 pub use self::{
-    bf16::Bf16, f16::F16, f32::F32, int3::Int3, int4::Int4, int5::Int5, int6::Int6, int8::Int8, integer::IntegerFormat,
+    bf16::Bf16, f16::F16, f32::F32, int2::Int2, int3::Int3, int4::Int4, int5::Int5, int6::Int6, int8::Int8,
+    integer::IntegerFormat,
 };
 pub use self::{grouped::GroupedFormat, grouped::StoredBlock};
 pub use self::{int8_sparse::Int8Sparse, two_of_four::Int4TwoOfFour, two_of_four::Int8TwoOfFour};
@@ -183,6 +186,7 @@ format_registry! {
     "q2_k" => grouped Q2K,
     "iq2_s" => grouped Iq2S,
     "iq2_xs" => grouped Iq2Xs,
+    "int2" => integer Int2,
     "iq2_xxs" => grouped Iq2Xxs,
 }
 
