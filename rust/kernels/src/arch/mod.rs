@@ -242,7 +242,7 @@ impl Isa {
     /// # Errors
     /// [`IsaError`] if no instruction set has that name, this machine lacks it, or this build does not include it.
     pub fn named(name: &str) -> Result<Self, IsaError> {
-        // The others are not detected: the system is asked for AMX only where it may be used.
+        // The others are not detected: the use of AMX is requested only where it may be used.
         if let Some(isa) = Self::detect(name) {
             return Ok(isa);
         }
