@@ -101,12 +101,13 @@ def test_decode_step_reads_and_writes_the_states_of_all_sequences(
 
 
 PUBLISHED_SHAPES = {
-    # Published number of parameters, those that this shape omits, parameters per token, and floats of the states.
+    # Published number of parameters, those that this shape omits, parameters per token, and floats of the states: with
+    # matrices, 16 for the scale of each 32 columns.
     "lfm2-1.2b": (1.17e9, 0, 1.17e9, 10 * 2 * 2048),
-    "qwen3.5-4b": (4.21e9, 0, 4.21e9, 24 * (32 * 128 * 128 + 3 * 8192)),
-    "granite-4-h-tiny": (6.94e9, 0, 1.46e9, 36 * (48 * 64 * 128 + 3 * 3328)),
+    "qwen3.5-4b": (4.21e9, 0, 4.21e9, 24 * (32 * (128 * 128 + 4 * 16) + 3 * 8192)),
+    "granite-4-h-tiny": (6.94e9, 0, 1.46e9, 36 * (48 * (64 * 128 + 2 * 16) + 3 * 3328)),
     # 96 of the 128 experts of each layer are omitted.
-    "nemotron-3-nano": (31.58e9, 23 * 96 * 2 * 2688 * 1856, 3.57e9, 23 * (64 * 64 * 128 + 3 * 6144)),
+    "nemotron-3-nano": (31.58e9, 23 * 96 * 2 * 2688 * 1856, 3.57e9, 23 * (64 * (64 * 128 + 2 * 16) + 3 * 6144)),
     # A token reads a row of the per-layer embeddings, not all 2.8 billion numbers.
     "gemma4-e4b": (7.46e9, 0, 4.64e9, 0),
 }

@@ -35,7 +35,7 @@ pub mod scan;
 /// Version of the bits that kernels compute. Keys and values stored outside the process are valid only under the version
 /// that computed them. Increment it with every change of any result bit on any instruction set, and with every change
 /// of the memory layout of K, V or packed weights.
-pub const ARITHMETIC_VERSION: u32 = 5;
+pub const ARITHMETIC_VERSION: u32 = 6;
 
 pub use cancel::Cancel;
 pub use hessian::{Basis, CalibrationError, Hessian, InputNorms, InputStatistics};

@@ -5,6 +5,14 @@
 //! 16 KiB, which stay in the first-level cache while all tokens of a segment pass. An element of S is one chain of
 //! operations over the tokens; an output is one chain over the rows of S.
 //!
+//! A decay of the whole head does not touch S: it is multiplied into a scale that is stored beside S, updates are divided by
+//! the scale, and outputs multiplied. When the scale leaves its range, S is multiplied by it in the pass of the next token.
+//! An element then takes two multiply-adds for each token, and three with the delta rule, as many as in a form over chunks
+//! of tokens.
+//!
+//! By the rule [`UpdateRule::Add`] several tokens pass together, as a product of small matrices: an element of S is loaded
+//! once, updated by all of them in registers and stored once.
+//!
 //! The delta rule reads S twice for each token: for the prediction, then for the update and the output. Both are one pass
 //! here: the output `S^T q` is computed from S before the update and from the update vector u, as `S'^T q + (k q) u`, and
 //! the update is added in the pass of the next token. The update of the first token is added in a pass from the old state
@@ -15,9 +23,9 @@
 
 use std::ops::Range;
 
+use super::matrix::{Scale, Token, add_decay_and_read, decay_and_add, decay_and_add_to, decay_and_read, dot, scaled};
 use super::{Part, Segment, Step, for_steps, load_vectors, prefetch, store_vectors};
 use crate::arch::{Kernel, LANES, Simd};
-use crate::math::load_up_to;
 use crate::rows::{Rows, RowsMut};
 use crate::{Exec, PoolError};
 
@@ -26,6 +34,9 @@ const PART_VECTORS: usize = 2;
 
 /// Columns of a part.
 const PART_COLUMNS: usize = PART_VECTORS * LANES;
+
+/// Maximum number of tokens that pass together.
+const MAX_TOKENS: usize = 4;
 
 /// Decay of a state per token: the factors of its elements.
 #[derive(Debug, Clone, Copy)]
@@ -78,19 +89,15 @@ impl LinearAttention<'_> {
         linear_attention_state_len(self.heads, self.key_dim, self.value_dim)
     }
 
-    /// Returns the number of f32 of the state of a head.
-    fn head_len(&self) -> usize {
-        linear_attention_state_len(1, self.key_dim, self.value_dim)
-    }
-
     /// Returns the parts, by head and column.
     fn parts(&self) -> Vec<Part> {
+        let len = |columns| linear_attention_state_len(1, self.key_dim, columns);
         let head = |head: usize| {
             (0..self.value_dim).step_by(PART_COLUMNS).map(move |first| {
                 let end = self.value_dim.min(first + PART_COLUMNS);
-                let state = head * self.head_len() + first * self.key_dim;
+                let state = head * len(self.value_dim) + len(first);
                 Part {
-                    state: state..state + (end - first).next_multiple_of(LANES) * self.key_dim,
+                    state: state..state + len(end - first),
                     columns: head * self.value_dim + first..head * self.value_dim + end,
                 }
             })
@@ -124,10 +131,11 @@ impl LinearAttention<'_> {
     }
 }
 
-/// Returns the number of f32 of a state of linear attention; columns are padded to whole vectors.
+/// Returns the number of f32 of a state of linear attention; columns are padded to whole vectors, and each part has a
+/// vector with its scale.
 #[must_use]
 pub fn linear_attention_state_len(heads: usize, key_dim: usize, value_dim: usize) -> usize {
-    heads * value_dim.next_multiple_of(LANES) * key_dim
+    heads * (value_dim.next_multiple_of(LANES) * key_dim + value_dim.div_ceil(PART_COLUMNS) * LANES)
 }
 
 /// Computes a linear attention layer: for each row and head, with the query q, key k and value v of the row,
@@ -200,15 +208,16 @@ pub fn linear_attention(
     let work = 4;
     for_steps(exec, segments, states, out, width, (&attention.parts(), work), |step| {
         let inputs = Inputs { q, k, v, attention };
-        if step.new.len() == PART_COLUMNS * attention.key_dim {
-            exec.isa.run(Advance::<PART_VECTORS> { inputs, step });
+        if step.out.columns().len() > LANES {
+            exec.isa.run(Advance::<PART_VECTORS>::new(inputs, step));
         } else {
-            exec.isa.run(Advance::<1> { inputs, step });
+            exec.isa.run(Advance::<1>::new(inputs, step));
         }
     })
 }
 
 /// Inputs of all parts.
+#[derive(Clone, Copy)]
 struct Inputs<'a> {
     q: Rows<'a>,
     k: Rows<'a>,
@@ -216,41 +225,16 @@ struct Inputs<'a> {
     attention: &'a LinearAttention<'a>,
 }
 
-/// Inputs of one row for one part.
-#[derive(Clone, Copy)]
-struct Token<'a> {
-    q: &'a [f32],
-    k: &'a [f32],
-    v: &'a [f32],
-    /// One factor, or one for each row of the state.
-    decay: &'a [f32],
-    /// Factor of the update.
-    factor: f32,
-}
-
-impl<'a> Inputs<'a> {
-    /// Returns the inputs of a row for a head and columns of the outputs.
-    #[inline(always)]
-    fn token(&self, row: usize, head: usize, columns: &Range<usize>) -> Token<'a> {
-        let LinearAttention { heads, key_heads, alternating, key_dim, value_dim, decay, factor, .. } = *self.attention;
-        let key_head = if alternating { head % key_heads } else { head / (heads / key_heads) };
-        Token {
-            q: &self.q.row(row, key_heads * key_dim)[key_head * key_dim..][..key_dim],
-            k: &self.k.row(row, key_heads * key_dim)[key_head * key_dim..][..key_dim],
-            v: &self.v.row(row, heads * value_dim)[columns.clone()],
-            decay: match decay {
-                Decay::Constant(factors) => &factors[head..][..1],
-                Decay::Heads(factors) => &factors.row(row, heads)[head..][..1],
-                Decay::Keys(factors) => &factors.row(row, heads * key_dim)[head * key_dim..][..key_dim],
-            },
-            factor: factor.map_or(1.0, |factors| factors.row(row, heads)[head]),
-        }
-    }
-}
-
-/// Kernel that advances a part of `P` vectors of columns: its state is `[key_dim, P, LANES]`.
+/// Kernel that advances a part of `P` vectors of columns: its state is the scale and `[key_dim, P, LANES]`.
 struct Advance<'a, const P: usize> {
     inputs: Inputs<'a>,
+    head: usize,
+    /// First columns of the head in queries and keys, in outputs of decays by key, and of the part in values.
+    first_key: usize,
+    first_decay: usize,
+    first_value: usize,
+    /// Number of columns of the part.
+    width: usize,
     step: Step<'a>,
 }
 
@@ -269,225 +253,197 @@ impl<const P: usize> Kernel for Advance<'_, P> {
     }
 }
 
-impl<const P: usize> Advance<'_, P> {
-    /// Advances the state by the rule [`UpdateRule::Add`], in one pass for each row.
+/// Returns how many tokens pass together: as many as fit the registers with their updates and outputs.
+const fn tokens_at_once<S: Simd>() -> usize {
+    if S::TILE_ROWS * S::TILE_PANELS < 3 * PART_VECTORS * MAX_TOKENS { 1 } else { MAX_TOKENS }
+}
+
+impl<'a, const P: usize> Advance<'a, P> {
+    fn new(inputs: Inputs<'a>, step: Step<'a>) -> Self {
+        let LinearAttention { heads, key_heads, alternating, key_dim, value_dim, .. } = *inputs.attention;
+        let Range { start, end } = step.out.columns();
+        let head = start / value_dim;
+        let key_head = if alternating { head % key_heads } else { head / (heads / key_heads) };
+        let (first_key, first_decay) = (key_head * key_dim, head * key_dim);
+        Self { inputs, head, first_key, first_decay, first_value: start, width: end - start, step }
+    }
+
+    /// Returns the number of rows.
     #[inline(always)]
-    fn add<S: Simd, const KEYS: bool>(self, simd: S) {
-        let Self { inputs, step: Step { rows, old, new, mut out } } = self;
-        let (head, columns) = (out.columns().start / inputs.attention.value_dim, out.columns());
-        let (old, new) = (matrix::<P>(old), matrix_mut::<P>(new));
-        for (index, row) in rows.clone().enumerate() {
-            let token = inputs.token(row, head, &columns);
-            if row + 1 < rows.end {
-                prefetch_token(simd, &inputs.token(row + 1, head, &columns));
-            }
-            let v = load_vectors::<S, P>(simd, token.v);
-            let mut u = [simd.splat(0.0); P];
-            for p in 0..P {
-                u[p] = simd.mul(simd.splat(token.factor), v[p]);
-            }
-            let sums = if index == 0 {
-                decay_and_add_to::<S, P, KEYS>(simd, old, new, &token, u, rows.len() == 1)
-            } else {
-                decay_and_add::<S, P, KEYS>(simd, new, &token, u)
-            };
-            store_outputs(simd, inputs.attention, head, v, sums, out.row(index));
-        }
+    fn len(&self) -> usize {
+        self.step.rows.len()
     }
 
-    /// Advances the state by the rule [`UpdateRule::Delta`]: the first row in two passes, and one pass for each later row,
-    /// which also adds the update of the row before; then the last update.
+    /// Returns the inputs of row `index` of the segment.
     #[inline(always)]
-    fn delta<S: Simd, const KEYS: bool>(self, simd: S) {
-        let Self { inputs, step: Step { rows, old, new, mut out } } = self;
-        let (head, columns) = (out.columns().start / inputs.attention.value_dim, out.columns());
-        let (old, new) = (matrix::<P>(old), matrix_mut::<P>(new));
-        // Key and update of the row before, which are not in the state yet.
-        let mut pending: Option<(&[f32], [S::F32; P])> = None;
-        for (index, row) in rows.clone().enumerate() {
-            let token = inputs.token(row, head, &columns);
-            if row + 1 < rows.end {
-                prefetch_token(simd, &inputs.token(row + 1, head, &columns));
+    fn token(&self, index: usize) -> Token<'a> {
+        let Inputs { q, k, v, attention } = self.inputs;
+        let LinearAttention { heads, key_heads, key_dim, value_dim, decay, factor, .. } = *attention;
+        let row = self.step.rows.start + index;
+        Token {
+            q: &q.row(row, key_heads * key_dim)[self.first_key..][..key_dim],
+            k: &k.row(row, key_heads * key_dim)[self.first_key..][..key_dim],
+            v: &v.row(row, heads * value_dim)[self.first_value..][..self.width],
+            decay: match decay {
+                Decay::Constant(factors) => &factors[self.head..][..1],
+                Decay::Heads(factors) => &factors.row(row, heads)[self.head..][..1],
+                Decay::Keys(factors) => &factors.row(row, heads * key_dim)[self.first_decay..][..key_dim],
+            },
+            factor: factor.map_or(1.0, |factors| factors.row(row, heads)[self.head]),
+        }
+    }
+
+    /// Prefetches the inputs of some rows of the segment: rows are far apart in memory.
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, simd: S, rows: Range<usize>) {
+        for index in rows.start..rows.end.min(self.len()) {
+            let Token { q, k, v, decay, .. } = self.token(index);
+            for numbers in [q, k, v, decay] {
+                prefetch(simd, numbers);
             }
-            let [predictions, mut sums] = match pending {
-                _ if index == 0 => decay_and_read::<S, P, KEYS>(simd, old, &token),
-                None => add_decay_and_read::<S, P, KEYS, false>(simd, new, &token, token.k, [simd.splat(0.0); P]),
-                Some((k, u)) => add_decay_and_read::<S, P, KEYS, true>(simd, new, &token, k, u),
-            };
-            let v = load_vectors::<S, P>(simd, token.v);
-            let qk = simd.splat(dot(simd, token.q, token.k));
-            let mut u = [simd.splat(0.0); P];
+        }
+    }
+
+    /// Stores the outputs of row `index` of the segment: `sums`, and the values times the head's skip factor.
+    #[inline(always)]
+    fn store_outputs<S: Simd>(&mut self, simd: S, index: usize, token: &Token<'_>, mut sums: [S::F32; P]) {
+        if let Some(skip) = self.inputs.attention.skip {
+            let (skip, v) = (simd.splat(skip[self.head]), load_vectors::<S, P>(simd, token.v));
             for p in 0..P {
-                u[p] = simd.mul(simd.splat(token.factor), simd.sub(v[p], predictions[p]));
-                sums[p] = simd.mul_add(qk, u[p], sums[p]);
+                sums[p] = simd.mul_add(skip, v[p], sums[p]);
             }
-            store_outputs(simd, inputs.attention, head, v, sums, out.row(index));
-            if index == 0 {
-                decay_and_add_to::<S, P, KEYS>(simd, old, new, &token, u, rows.len() == 1);
+        }
+        store_vectors(simd, sums, self.step.out.row(index));
+    }
+
+    /// Advances the state by the rule [`UpdateRule::Add`]: the first row from the old state to the new one, then several
+    /// rows in each pass.
+    #[inline(always)]
+    fn add<S: Simd, const KEYS: bool>(mut self, simd: S) {
+        let ((old, mut scale), token) = (Scale::split::<P>(self.step.old), self.token(0));
+        let many = tokens_at_once::<S>();
+        self.prefetch(simd, 1..1 + many);
+        let factor = scale.decay::<KEYS>(&token);
+        let u = token.added(simd, scale);
+        let (new, _) = Scale::split_mut::<P>(self.step.new);
+        let factors = token.factors::<KEYS>(&factor);
+        let sums = decay_and_add_to::<S, P, KEYS>(simd, old, new, &token, factors, u, self.step.rows.len() == 1);
+        self.store_outputs(simd, 0, &token, scaled(simd, scale, sums));
+        let mut index = 1;
+        while index < self.len() {
+            self.prefetch(simd, index + many..index + 2 * many);
+            if many == MAX_TOKENS && self.add_together::<S, KEYS, MAX_TOKENS>(simd, index, &mut scale) {
+                index += MAX_TOKENS;
             } else {
-                pending = Some((token.k, u));
+                self.add_together::<S, KEYS, 1>(simd, index, &mut scale);
+                index += 1;
             }
         }
-        if let Some((k, u)) = pending {
-            for (s, k) in new.iter_mut().zip(k) {
-                for p in 0..P {
-                    let value = simd.mul_add(simd.splat(*k), u[p], simd.load(&s[p]));
-                    simd.store(value, &mut s[p]);
-                }
+        Scale::split_mut::<P>(self.step.new).1.fill(scale.0);
+    }
+
+    /// Advances the state by `T` rows from row `index` on. Does nothing and returns false if fewer are left, or if elements
+    /// must be multiplied by the scale between two of them.
+    #[inline(always)]
+    fn add_together<S: Simd, const KEYS: bool, const T: usize>(
+        &mut self,
+        simd: S,
+        index: usize,
+        scale: &mut Scale,
+    ) -> bool {
+        if self.len() - index < T {
+            return false;
+        }
+        let mut tokens = [self.token(index); T];
+        let mut scales = [*scale; T];
+        let factor = scales[0].decay::<KEYS>(&tokens[0]);
+        for t in 1..T {
+            (tokens[t], scales[t]) = (self.token(index + t), scales[t - 1]);
+            if scales[t].decay::<KEYS>(&tokens[t]).is_some() {
+                return false;
             }
         }
-    }
-}
-
-/// Returns the state of a part by row and vector.
-#[inline(always)]
-fn matrix<const P: usize>(state: &[f32]) -> &[[[f32; LANES]; P]] {
-    state.as_chunks::<LANES>().0.as_chunks::<P>().0
-}
-
-/// Returns the state of a part by row and vector, to be written.
-#[inline(always)]
-fn matrix_mut<const P: usize>(state: &mut [f32]) -> &mut [[[f32; LANES]; P]] {
-    state.as_chunks_mut::<LANES>().0.as_chunks_mut::<P>().0
-}
-
-/// Decays the state and adds the update `k u^T`. Returns the product of the new state with the query of `token`.
-#[inline(always)]
-fn decay_and_add<S: Simd, const P: usize, const KEYS: bool>(
-    simd: S,
-    state: &mut [[[f32; LANES]; P]],
-    token: &Token<'_>,
-    u: [S::F32; P],
-) -> [S::F32; P] {
-    let mut sums = [simd.splat(0.0); P];
-    let same = simd.splat(token.decay[0]);
-    for (i, ((s, k), q)) in state.iter_mut().zip(token.k).zip(token.q).enumerate() {
-        let decay = if KEYS { simd.splat(token.decay[i]) } else { same };
-        let (k, q) = (simd.splat(*k), simd.splat(*q));
-        for p in 0..P {
-            let value = simd.mul_add(k, u[p], simd.mul(decay, simd.load(&s[p])));
-            simd.store(value, &mut s[p]);
-            sums[p] = simd.mul_add(q, value, sums[p]);
+        *scale = scales[T - 1];
+        let mut u = [[simd.splat(0.0); P]; T];
+        for t in 0..T {
+            u[t] = tokens[t].added(simd, scales[t]);
         }
+        let (new, _) = Scale::split_mut::<P>(self.step.new);
+        let sums = match factor {
+            None => decay_and_add::<S, P, KEYS, false, T>(simd, new, 1.0, &tokens, &u),
+            Some(factor) => decay_and_add::<S, P, KEYS, true, T>(simd, new, factor, &tokens, &u),
+        };
+        for t in 0..T {
+            self.store_outputs(simd, index + t, &tokens[t], scaled(simd, scales[t], sums[t]));
+        }
+        true
     }
-    sums
-}
 
-/// Decays an `old` state and adds the update `k u^T`, into a `new` one. Returns the product of the new state with the query
-/// of `token`. A state that is `complete` is written past the caches: the next step reads it after all weights.
-#[inline(always)]
-fn decay_and_add_to<S: Simd, const P: usize, const KEYS: bool>(
-    simd: S,
-    old: &[[[f32; LANES]; P]],
-    new: &mut [[[f32; LANES]; P]],
-    token: &Token<'_>,
-    u: [S::F32; P],
-    complete: bool,
-) -> [S::F32; P] {
-    let mut sums = [simd.splat(0.0); P];
-    let same = simd.splat(token.decay[0]);
-    for (i, (((old, new), k), q)) in old.iter().zip(new).zip(token.k).zip(token.q).enumerate() {
-        let decay = if KEYS { simd.splat(token.decay[i]) } else { same };
-        let (k, q) = (simd.splat(*k), simd.splat(*q));
-        for p in 0..P {
-            let value = simd.mul_add(k, u[p], simd.mul(decay, simd.load(&old[p])));
-            if complete {
-                simd.store_nontemporal(value, &mut new[p]);
+    /// Advances the state by the rule [`UpdateRule::Delta`]: a single row in two passes, from the old state to the new one;
+    /// several rows in one pass each, which also adds the update of the row before, and then the last update.
+    #[inline(always)]
+    fn delta<S: Simd, const KEYS: bool>(mut self, simd: S) {
+        let ((old, mut scale), mut token) = (Scale::split::<P>(self.step.old), self.token(0));
+        let factor = scale.decay::<KEYS>(&token);
+        let factors = token.factors::<KEYS>(&factor);
+        if self.len() == 1 {
+            let products = decay_and_read::<S, P, KEYS>(simd, old, &token, factors);
+            let u = self.correct(simd, 0, &token, scale, products);
+            let (new, scale_after) = Scale::split_mut::<P>(self.step.new);
+            decay_and_add_to::<S, P, KEYS>(simd, old, new, &token, factors, u, true);
+            return scale_after.fill(scale.0);
+        }
+        self.prefetch(simd, 1..2);
+        let (new, _) = Scale::split_mut::<P>(self.step.new);
+        new.copy_from_slice(old);
+        let none = (token.k, [simd.splat(0.0); P]);
+        let products = add_decay_and_read::<S, P, KEYS, true, false>(simd, new, &token, factors, none);
+        // Update of the row before, which is not in the state yet.
+        let mut u = self.correct(simd, 0, &token, scale, products);
+        for index in 1..self.len() {
+            let pending = (token.k, u);
+            token = self.token(index);
+            self.prefetch(simd, index + 1..index + 2);
+            let factor = scale.decay::<KEYS>(&token);
+            let factors = token.factors::<KEYS>(&factor);
+            let (new, _) = Scale::split_mut::<P>(self.step.new);
+            let products = if KEYS || factor.is_some() {
+                add_decay_and_read::<S, P, KEYS, true, true>(simd, new, &token, factors, pending)
             } else {
-                simd.store(value, &mut new[p]);
+                add_decay_and_read::<S, P, KEYS, false, true>(simd, new, &token, factors, pending)
+            };
+            u = self.correct(simd, index, &token, scale, products);
+        }
+        let (new, scale_after) = Scale::split_mut::<P>(self.step.new);
+        for (s, k) in new.iter_mut().zip(token.k) {
+            for p in 0..P {
+                let value = simd.mul_add(simd.splat(*k), u[p], simd.load(&s[p]));
+                simd.store(value, &mut s[p]);
             }
-            sums[p] = simd.mul_add(q, value, sums[p]);
         }
+        scale_after.fill(scale.0);
     }
-    simd.fence();
-    sums
-}
 
-/// Returns the products of the decayed state with the key and with the query of `token`.
-#[inline(always)]
-fn decay_and_read<S: Simd, const P: usize, const KEYS: bool>(
-    simd: S,
-    state: &[[[f32; LANES]; P]],
-    token: &Token<'_>,
-) -> [[S::F32; P]; 2] {
-    let mut products = [[simd.splat(0.0); P]; 2];
-    let same = simd.splat(token.decay[0]);
-    for (i, ((s, k), q)) in state.iter().zip(token.k).zip(token.q).enumerate() {
-        let decay = if KEYS { simd.splat(token.decay[i]) } else { same };
-        let (k, q) = (simd.splat(*k), simd.splat(*q));
+    /// Stores the outputs of row `index` of the segment, given the products of the state before its update with its key and
+    /// with its query. Returns the update, divided by the scale of the state.
+    #[inline(always)]
+    fn correct<S: Simd>(
+        &mut self,
+        simd: S,
+        index: usize,
+        token: &Token<'_>,
+        scale: Scale,
+        products: [[S::F32; P]; 2],
+    ) -> [S::F32; P] {
+        let (v, mut sums) = (load_vectors::<S, P>(simd, token.v), scaled(simd, scale, products[1]));
+        let (predictions, mut u) = (scaled(simd, scale, products[0]), [simd.splat(0.0); P]);
+        let (qk, inverse) = (simd.splat(dot(simd, token.q, token.k)), simd.splat(1.0 / scale.0));
         for p in 0..P {
-            let value = simd.mul(decay, simd.load(&s[p]));
-            products[0][p] = simd.mul_add(k, value, products[0][p]);
-            products[1][p] = simd.mul_add(q, value, products[1][p]);
+            let update = simd.mul(simd.splat(token.factor), simd.sub(v[p], predictions[p]));
+            sums[p] = simd.mul_add(qk, update, sums[p]);
+            u[p] = simd.mul(inverse, update);
         }
+        self.store_outputs(simd, index, token, sums);
+        u
     }
-    products
-}
-
-/// Adds the update `k u^T` to the state if it is `PENDING`, then decays the state. Returns the products of the decayed
-/// state with the key and with the query of `token`.
-#[inline(always)]
-fn add_decay_and_read<S: Simd, const P: usize, const KEYS: bool, const PENDING: bool>(
-    simd: S,
-    state: &mut [[[f32; LANES]; P]],
-    token: &Token<'_>,
-    k: &[f32],
-    u: [S::F32; P],
-) -> [[S::F32; P]; 2] {
-    let mut products = [[simd.splat(0.0); P]; 2];
-    let same = simd.splat(token.decay[0]);
-    for (i, (((s, k), next_k), next_q)) in state.iter_mut().zip(k).zip(token.k).zip(token.q).enumerate() {
-        let decay = if KEYS { simd.splat(token.decay[i]) } else { same };
-        let (k, next_k, next_q) = (simd.splat(*k), simd.splat(*next_k), simd.splat(*next_q));
-        for p in 0..P {
-            let mut value = simd.load(&s[p]);
-            if PENDING {
-                value = simd.mul_add(k, u[p], value);
-            }
-            value = simd.mul(decay, value);
-            simd.store(value, &mut s[p]);
-            products[0][p] = simd.mul_add(next_k, value, products[0][p]);
-            products[1][p] = simd.mul_add(next_q, value, products[1][p]);
-        }
-    }
-    products
-}
-
-/// Stores the outputs of a row: `sums`, and the values `v` times the head's skip factor.
-#[inline(always)]
-fn store_outputs<S: Simd, const P: usize>(
-    simd: S,
-    attention: &LinearAttention<'_>,
-    head: usize,
-    v: [S::F32; P],
-    mut sums: [S::F32; P],
-    out: &mut [f32],
-) {
-    if let Some(skip) = attention.skip {
-        let skip = simd.splat(skip[head]);
-        for p in 0..P {
-            sums[p] = simd.mul_add(skip, v[p], sums[p]);
-        }
-    }
-    store_vectors(simd, sums, out);
-}
-
-/// Prefetches what a later row reads: rows are far apart in memory.
-#[inline(always)]
-fn prefetch_token<S: Simd>(simd: S, token: &Token<'_>) {
-    prefetch(simd, token.q);
-    prefetch(simd, token.k);
-    prefetch(simd, token.v);
-    prefetch(simd, token.decay);
-}
-
-/// Returns the dot product of two vectors, summed in two chains of vectors.
-#[inline(always)]
-fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [simd.splat(0.0); 2];
-    for (index, (a, b)) in a.chunks(LANES).zip(b.chunks(LANES)).enumerate() {
-        let sum = &mut sums[index % 2];
-        *sum = simd.mul_add(load_up_to(simd, a), load_up_to(simd, b), *sum);
-    }
-    simd.reduce_add(simd.add(sums[0], sums[1]))
 }

@@ -7,10 +7,12 @@
 //!
 //! The recurrences run token by token: an element of the state is one chain of operations over the tokens, in f32, and
 //! an output is one chain over the state. A result therefore depends only on the tokens before it, the shape and the
-//! instruction set, not on how sequences are divided into segments, on other sequences or on the number of threads. There
-//! is no form over chunks of tokens by matrix products: its results would depend on where a chunk begins, and it would
-//! gain little. A task advances a part of the state that stays in the first-level cache ([`linear`]), so that arithmetic
-//! is the limit for many tokens, and memory bandwidth, with one pass over the state, for one token.
+//! instruction set, not on how sequences are divided into segments, on other sequences or on the number of threads.
+//! Registers hold an element of the state while several tokens pass, where the update of a token does not depend on the
+//! state. There is no form by products of keys with keys of a chunk: its bits would depend on where a chunk begins, or a
+//! step would keep the inputs of its chunk, and it would take as many multiply-adds. A task advances a part of the state
+//! that stays in the first-level cache ([`linear`]), so that arithmetic is the limit for many tokens, and memory bandwidth,
+//! with one pass over the state, for one token.
 //!
 //! The layout of a state in its slot is that of the parts, each of them contiguous. It is part of
 //! [`ARITHMETIC_VERSION`](crate::ARITHMETIC_VERSION).
@@ -18,6 +20,7 @@
 mod convolution;
 mod gates;
 mod linear;
+mod matrix;
 mod pooling;
 mod selective;
 mod wkv;
@@ -160,6 +163,11 @@ fn for_steps(
 /// Loads the numbers of `P` vectors, zero-padded if there are fewer.
 #[inline(always)]
 fn load_vectors<S: Simd, const P: usize>(simd: S, from: &[f32]) -> [S::F32; P] {
+    if let ([whole], []) = from.as_chunks::<LANES>().0.as_chunks::<P>()
+        && from.len() == P * LANES
+    {
+        return simd.load_vectors(whole);
+    }
     let mut vectors = [simd.splat(0.0); P];
     for (vector, from) in vectors.iter_mut().zip(from.chunks(LANES)) {
         *vector = load_up_to(simd, from);
@@ -178,7 +186,11 @@ fn store_vectors<S: Simd, const P: usize>(simd: S, vectors: [S::F32; P], to: &mu
 /// Prefetches the cache lines of `numbers`.
 #[inline(always)]
 fn prefetch<S: Simd>(simd: S, numbers: &[f32]) {
-    for line in numbers.chunks(LANES) {
+    let (lines, rest) = numbers.as_chunks::<LANES>();
+    for line in lines {
         simd.prefetch(line.as_ptr().cast());
+    }
+    if !rest.is_empty() {
+        simd.prefetch(rest.as_ptr().cast());
     }
 }
