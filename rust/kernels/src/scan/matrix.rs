@@ -24,7 +24,7 @@ pub struct Token<'a> {
 }
 
 impl<'a> Token<'a> {
-    /// Returns the update by the rule [`UpdateRule::Add`], divided by the scale of the state.
+    /// Returns the update by the rule [`UpdateRule::Add`](super::UpdateRule::Add), divided by the scale of the state.
     #[inline(always)]
     pub fn added<S: Simd, const P: usize>(&self, simd: S, scale: Scale) -> [S::F32; P] {
         scaled(simd, Scale(self.factor / scale.0), load_vectors(simd, self.v))

@@ -3,7 +3,8 @@
 //! [`linear_attention`] keeps a matrix per head (gated delta net, Kimi delta attention, Mamba 2, lightning attention),
 //! [`selective_scan`] a row per channel (Mamba 1), [`wkv`] a mean of values per channel (RWKV 4),
 //! [`softmax_pooling`] the mean of a block so far (DeepSeek-V4), and [`causal_convolution`] the last few tokens.
-//! [`gates`] computes the step sizes, decay factors and update factors that they take. All of them compute a ragged batch of [`Segment`]s in parallel over sequences and parts of the state.
+//! [`gates`] computes the step sizes, decay factors and update factors that they take. All of them compute a ragged batch
+//! of [`Segment`]s in parallel over sequences and parts of the state.
 //!
 //! The recurrences run token by token: an element of the state is one chain of operations over the tokens, in f32, and
 //! an output is one chain over the state. A result therefore depends only on the tokens before it, the shape and the
