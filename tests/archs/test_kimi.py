@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from archs.specs import LEFT_OUT, assert_refused, spec_of
+from archs.specs import LEFT_OUT, assert_refused, folder_of, spec_of
+from ferrule import LLM
+from ferrule.archs.bailing_hybrid import LIMITS
 from ferrule.archs.spec import (
     Attention,
+    Clamp,
     Decay,
     DeltaNet,
     Experts,
@@ -19,6 +26,7 @@ from ferrule.archs.spec import (
     Stack,
     Tensor,
 )
+from quantized_files import read, write
 
 LINEAR = {"head_dim": 8, "num_heads": 2, "short_conv_kernel_size": 3}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -34,7 +42,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("kimi_linear", {"linear_attn_config": {"head_dim": 0}}, "linear_attn_config.head_dim must be an integer from 1"),
     ("kimi_linear", {"num_experts": 0}, "num_experts must be an integer from 1"),
-    ("bailing_hybrid", {"q_lora_rank": 8}, "q_lora_rank must be null, got 8"),
     (
         "bailing_hybrid",
         {"gated_attention_proj_granularity_type": "element_wise"},
@@ -43,6 +50,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bailing_hybrid", {"no_kda_lora": False}, "no_kda_lora must be true, got False"),
     ("bailing_hybrid", {"kda_lower_bound": 1.0}, "kda_lower_bound must be at most 0, got 1.0"),
     ("bailing_hybrid", {"layer_types": ["conv"] * 3}, "layer_types must be a list of 3 items"),
+    *(
+        ("bailing_hybrid", {field: limits}, f"{field} must be a list of finite numbers from 0, or null for no limit")
+        for field in LIMITS
+        for limits in (4.0, [-1], [math.nan], ["4"])
+    ),
 ]
 
 
@@ -73,6 +85,10 @@ def test_layers_with_attention() -> None:
     assert attending(spec_of("kimi_linear", **more)) == [4, 8]
     assert attending(spec_of("bailing_hybrid")) == [1]
     assert attending(spec_of("bailing_hybrid", layer_types=LEFT_OUT, layer_group_size=3)) == [2]
+    rest = spec_of(
+        "bailing_hybrid", num_hidden_layers=8, layer_types=LEFT_OUT, layer_group_size=3, mlp_layer_types=LEFT_OUT
+    )
+    assert attending(rest) == [2, 5, 6, 7]
 
 
 def test_sizes_of_delta_nets() -> None:
@@ -146,6 +162,52 @@ def test_tensors() -> None:
     )
     bias = bailing.tensors["layers.2.ffn.router.correction_bias"]
     assert bias == Tensor(("model.layers.2.mlp.gate.expert_bias",))
+
+
+def test_published_tensors_of_bailing() -> None:
+    """Ling 3 tiny has queries of low rank. The outputs of delta nets and of attention have different names."""
+    spec = spec_of("bailing_hybrid", q_lora_rank=8)
+    projections = spec.layers[1].attention.projections
+    assert isinstance(projections, LatentProjections)
+    assert projections.query_rank == 8
+    at = "model.layers.1.attention"
+    for role, name in (("q_a", "q_a_proj"), ("q_a_norm", "q_a_layernorm"), ("q_b", "q_b_proj")):
+        assert spec.tensors[f"layers.1.attention.{role}.weight"].names == (f"{at}.{name}.weight",)
+    output = spec.tensors["layers.0.delta_net.output.weight"]
+    assert output == Tensor(
+        ("model.layers.0.attention.dense.weight",), alternative=Tensor(("model.layers.0.attention.o_proj.weight",))
+    )
+
+
+@pytest.mark.native
+def test_published_names_of_bailing_load(tmp_path: Path) -> None:
+    published = tmp_path / "model"
+    shutil.copytree(folder_of("bailing_hybrid"), published)
+    (published / "model.safetensors").chmod(0o644)
+    tensors = read(published)
+    write(published, {re.sub(r"([02]\.attention)\.dense", r"\1.o_proj", name): each for name, each in tensors.items()})
+    with LLM(folder_of("bailing_hybrid"), quantization="f32") as llm, LLM(published, quantization="f32") as other:
+        assert (llm.logits([1, 2, 3]) == other.logits([1, 2, 3])).all()
+
+
+def test_limits_of_bailings_experts() -> None:
+    """The limit of silu(gate) is a limit of the gate; lists may end before the last layer."""
+    spec = spec_of("bailing_hybrid", **dict(zip(LIMITS, ([0, 4], [None, 0, 5.0]), strict=True)))
+
+    def clamps(layer: int) -> list[Clamp | None]:
+        (mixer,) = spec.layers[layer].mixers(Experts)
+        assert mixer.shared is not None
+        return [mixer.expert.clamp, mixer.shared.clamp]
+
+    assert not spec.layers[0].mixers(Experts)
+    (limited, none), (no_limit, shared) = clamps(1), clamps(2)
+    assert none is no_limit is None
+    for clamp, limit in ((limited, 4.0), (shared, 5.0)):
+        assert clamp is not None
+        assert (clamp.alpha, clamp.limit, clamp.offset) == (1.0, limit, 0.0)
+        assert clamp.gate_limit is not None
+        assert clamp.gate_limit / (1 + math.exp(-clamp.gate_limit)) == pytest.approx(limit, rel=1e-15)
+    assert spec_of("bailing_hybrid", **dict.fromkeys(LIMITS)).layers == spec_of("bailing_hybrid").layers
 
 
 def test_published_fields_of_bailing_load() -> None:

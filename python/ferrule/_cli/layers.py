@@ -244,8 +244,9 @@ def _rotation(rope: Rope, whole: int) -> str:
 
 def _dense(dense: Dense) -> str:
     match dense:
-        case Dense(clamp=Clamp(alpha=alpha, limit=limit)):
-            kind = f"gated, clamped at {limit:g} (alpha {alpha:g})"
+        case Dense(clamp=Clamp(alpha=alpha, limit=limit, gate_limit=gate_limit)):
+            gates = "" if gate_limit is None else f", gates at {gate_limit:.3g}"
+            kind = f"gated, clamped at {limit:g}{gates} (alpha {alpha:g})"
         case Dense(xielu=Xielu()):
             kind = "xielu"
         case Dense(gated=True):

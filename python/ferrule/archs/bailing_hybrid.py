@@ -1,4 +1,11 @@
-"""Bailing hybrid (Ling 3, inclusionAI 2026): Kimi delta attention with bounded decay, and gated latent attention."""
+"""Bailing hybrid (Ling 3, inclusionAI 2026): Kimi delta attention with bounded decay, and gated latent attention.
+
+Ling 3 flash is trained with limits of the experts' activations in its last layers, which transformers ignores.
+"""
+
+import math
+from dataclasses import replace
+from typing import cast
 
 from ferrule.archs.config import Config
 from ferrule.archs.experts import (
@@ -10,7 +17,7 @@ from ferrule.archs.experts import (
 from ferrule.archs.kimi_linear import delta_modules, experts_spelled
 from ferrule.archs.latent import latent_decoder
 from ferrule.archs.qwen3_next import attending_layers
-from ferrule.archs.spec import Decay, DeltaNet, LmHead, ModelSpec, RmsNorm
+from ferrule.archs.spec import Clamp, Decay, DeltaNet, Dense, Experts, Ffn, LmHead, ModelSpec, RmsNorm
 
 _LAYER = "model.layers.{layer}"
 _ATTENTION = f"{_LAYER}.attention"
@@ -18,6 +25,9 @@ _ATTENTION = f"{_LAYER}.attention"
 MODULES = {
     "embedding": "model.word_embeddings",
     "attention.q": f"{_ATTENTION}.q_proj",
+    "attention.q_a": f"{_ATTENTION}.q_a_proj",
+    "attention.q_a_norm": f"{_ATTENTION}.q_a_layernorm",
+    "attention.q_b": f"{_ATTENTION}.q_b_proj",
     "attention.kv_a": f"{_ATTENTION}.kv_a_proj_with_mqa",
     "attention.kv_a_norm": f"{_ATTENTION}.kv_a_layernorm",
     "attention.kv_b": f"{_ATTENTION}.kv_b_proj",
@@ -29,6 +39,9 @@ MODULES = {
     "ffn.router.correction_bias": f"{_LAYER}.mlp.gate.expert_bias",
 }
 """Module names in which Bailing's checkpoints differ from DeepSeek's."""
+
+LIMITS = ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
+"""Fields with the limit of each layer's experts, and of its shared expert; 0 or null for none."""
 
 
 def bailing_hybrid(config: Config) -> ModelSpec:
@@ -43,7 +56,6 @@ def bailing_hybrid(config: Config) -> ModelSpec:
     )
     config.require(
         gated_attention_proj_granularity_type="head_wise",
-        q_lora_rank=None,
         no_kda_lora=True,
         linear_attention="kda",
         rope_interleave=True,
@@ -76,13 +88,50 @@ def bailing_hybrid(config: Config) -> ModelSpec:
         gate="sigmoid",
     )
     experts = routed_experts(config, corrected_router(config))
-    attending = attending_layers(config, interval=config.integer("layer_group_size", default=6))
+    networks = experts_by_layer_type(config, experts) or experts_after_dense(config, experts)
+    limits = zip(*(_limits(config, field) for field in LIMITS), strict=True)
+    group = config.integer("layer_group_size", default=6)
+    attending = attending_layers(config, interval=group)
+    if "layer_types" not in config:
+        attending += range(config.layers // group * group, config.layers)
     return latent_decoder(
         config,
-        experts_by_layer_type(config, experts) or experts_after_dense(config, experts),
+        [_limited(network, *of_layer) for network, of_layer in zip(networks, limits, strict=True)],
         interleaved=True,
         output_gate="heads",
         mixers={index: mixer for index in range(config.layers) if index not in attending},
         lm_head=LmHead(tied=False),
         modules={**delta_modules(_ATTENTION), **MODULES},
+        # transformers 5 has one name for both kinds of layers, unlike the published checkpoints.
+        alternatives={"delta_net.output": f"{_ATTENTION}.o_proj"},
     )
+
+
+def _limits(config: Config, field: str) -> list[float]:
+    """Returns the limit of each layer; 0 for none, and for layers after the end of the list."""
+    value: object = config.values.get(field)
+    found = cast("list[object]", value) if isinstance(value, list) else []
+    limits = [limit or 0.0 for limit in found if limit is None or isinstance(limit, int | float)]
+    if not isinstance(value, list | None) or len(limits) != len(found) or not all(0 <= x < math.inf for x in limits):
+        raise config.error(field, "a list of finite numbers from 0, or null for no limit")
+    return [*limits, *[0.0] * config.layers][: config.layers]
+
+
+def _limited(network: Ffn, limit: float, shared_limit: float) -> Ffn:
+    """Returns a layer's network with the limits of its experts."""
+    if not isinstance(network, Experts) or network.shared is None:
+        return network
+    return replace(network, expert=_clamped(network.expert, limit), shared=_clamped(network.shared, shared_limit))
+
+
+def _clamped(dense: Dense, limit: float) -> Dense:
+    """Returns a network that computes min(silu(gate), limit) * clamp(up, -limit, limit); without a limit if it is 0.
+
+    silu rises above 0, so it reaches the limit where the gate reaches the limit's inverse.
+    """
+    if not limit:
+        return dense
+    gate = limit
+    for _ in range(100):  # converges to the inverse, because limit * exp(-gate) is at most 1 / e
+        gate = limit * (1 + math.exp(-gate))
+    return replace(dense, clamp=Clamp(alpha=1.0, limit=limit, offset=0.0, gate_limit=gate))

@@ -65,7 +65,7 @@ fn all(group: &mut BenchmarkGroup<'_, WallTime>, exec: &Exec<'_>, count: impl Fn
     for (name, gating) in [
         ("silu, gated", Gating::Plain(Activation::Silu)),
         ("gelu, gated", Gating::Plain(Activation::Gelu)),
-        ("silu, clamped", Gating::Clamped { alpha: 1.702, limit: 7.0, offset: 1.0 }),
+        ("silu, clamped", Gating::Clamped { alpha: 1.702, gate_limit: 7.0, limit: 7.0, offset: 1.0 }),
     ] {
         bench(name, bytes_of(3 * n * FFN), &mut || gated(exec, &gate_up, FFN, gating, &mut out).unwrap());
     }

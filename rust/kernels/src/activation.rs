@@ -78,11 +78,13 @@ fn relu<S: Simd>(simd: S, x: S::F32) -> S::F32 {
 pub enum Gating {
     /// Gated linear unit: activation(gate) * up.
     Plain(Activation),
-    /// Clamped SwiGLU: (u + offset) * g * sigmoid(alpha * g) with g = min(gate, limit) and u = up clamped to ±limit.
+    /// Clamped SwiGLU: (u + offset) * g * sigmoid(alpha * g) with g = min(gate, gate_limit) and u = up clamped to ±limit.
     Clamped {
         /// Factor of the gate inside the sigmoid.
         alpha: f32,
-        /// Maximum of the gate, and maximum magnitude of up.
+        /// Maximum of the gate.
+        gate_limit: f32,
+        /// Maximum magnitude of up.
         limit: f32,
         /// Number added to up: 1 in gpt-oss, 0 in DeepSeek-V4.
         offset: f32,
@@ -94,9 +96,9 @@ impl Gating {
     fn apply<S: Simd>(self, simd: S, gate: S::F32, up: S::F32) -> S::F32 {
         match self {
             Self::Plain(activation) => simd.mul(activation.apply(simd, gate), up),
-            Self::Clamped { alpha, limit, offset } => {
+            Self::Clamped { alpha, gate_limit, limit, offset } => {
                 // `gate` is the second operand, which is kept if it is NaN.
-                let gate = simd.min(simd.splat(limit), gate);
+                let gate = simd.min(simd.splat(gate_limit), gate);
                 let up = simd.add(clamp(simd, up, limit), simd.splat(offset));
                 simd.mul(swish(simd, gate, alpha), up)
             }

@@ -10,12 +10,14 @@ Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu
 
 @dataclass(frozen=True)
 class Clamp:
-    """Clamped gate: (u + offset) * g * sigmoid(alpha * g), g = min(gate, limit), u = clamp(up, -limit, limit)."""
+    """Clamped gate: (u + offset) * g * sigmoid(alpha * g), g = min(gate, gate_limit), u = clamp(up, -limit, limit)."""
 
     alpha: float
     limit: float
     offset: float = 1.0
     """Number added to up: 1 in gpt-oss, 0 in DeepSeek-V4."""
+    gate_limit: float | None = None
+    """Largest gate; None for `limit`."""
 
 
 @dataclass(frozen=True)

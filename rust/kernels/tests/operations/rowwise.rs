@@ -184,8 +184,8 @@ const ACTIVATIONS: [Activation; 9] = [
 ];
 
 const CLAMPED: [Gating; 2] = [
-    Gating::Clamped { alpha: 1.702, limit: 1.5, offset: 1.0 },
-    Gating::Clamped { alpha: 1.0, limit: 0.5, offset: 0.0 },
+    Gating::Clamped { alpha: 1.702, gate_limit: 1.5, limit: 1.5, offset: 1.0 },
+    Gating::Clamped { alpha: 1.0, gate_limit: 0.75, limit: 0.5, offset: 0.0 },
 ];
 
 /// Computes an activation in f64. GELU and its tanh approximation share an oracle: they differ by at most 5e-4, and the
@@ -211,9 +211,9 @@ fn activation_oracle(activation: Activation, x: f64) -> f64 {
 fn gating_oracle(gating: Gating, gate: f64, up: f64) -> f64 {
     match gating {
         Gating::Plain(activation) => activation_oracle(activation, gate) * up,
-        Gating::Clamped { alpha, limit, offset } => {
-            let [alpha, limit, offset] = [alpha, limit, offset].map(f64::from);
-            let gate = gate.min(limit);
+        Gating::Clamped { alpha, gate_limit, limit, offset } => {
+            let [alpha, gate_limit, limit, offset] = [alpha, gate_limit, limit, offset].map(f64::from);
+            let gate = gate.min(gate_limit);
             (up.clamp(-limit, limit) + offset) * gate / (1.0 + (-alpha * gate).exp())
         }
     }

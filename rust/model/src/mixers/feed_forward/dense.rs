@@ -51,15 +51,18 @@ pub struct XieluSpec {
     pub alphas: Option<[f32; 2]>,
 }
 
-/// Clamped gate (gpt-oss): `(u + offset) * g * sigmoid(alpha * g)` with `g = min(gate, limit)` and `u = clamp(up, -limit,
-/// limit)`.
+/// Clamped gate (gpt-oss): `(u + offset) * g * sigmoid(alpha * g)` with `g = min(gate, gate_limit)` and `u = clamp(up,
+/// -limit, limit)`.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClampSpec {
     /// Factor inside the sigmoid.
     pub alpha: f32,
-    /// Largest magnitude of gate and up.
+    /// Largest magnitude of up.
     pub limit: f32,
+    /// Largest gate; `None` for `limit`.
+    #[serde(default)]
+    pub gate_limit: Option<f32>,
     /// Number added to up.
     #[serde(default = "crate::spec::one")]
     pub offset: f32,
@@ -114,7 +117,9 @@ impl DenseSpec {
     /// Returns how the gate is applied to `up`.
     fn gating(&self) -> Gating {
         match self.clamp {
-            Some(ClampSpec { alpha, limit, offset }) => Gating::Clamped { alpha, limit, offset },
+            Some(ClampSpec { alpha, limit, gate_limit, offset }) => {
+                Gating::Clamped { alpha, gate_limit: gate_limit.unwrap_or(limit), limit, offset }
+            }
             None => Gating::Plain(self.activation.into()),
         }
     }
@@ -138,9 +143,10 @@ impl DenseSpec {
             finite(&format!("{path}.xielu.eps"), eps)?;
             require(&format!("{path}.gated"), self.gated, !self.gated, || "false if there is xielu".to_owned())?;
         }
-        let Some(ClampSpec { alpha, limit, offset }) = self.clamp else { return Ok(()) };
+        let Some(ClampSpec { alpha, limit, gate_limit, offset }) = self.clamp else { return Ok(()) };
         finite(&format!("{path}.clamp.alpha"), alpha)?;
         finite(&format!("{path}.clamp.limit"), limit)?;
+        finite(&format!("{path}.clamp.gate_limit"), gate_limit.unwrap_or(limit))?;
         finite(&format!("{path}.clamp.offset"), offset)?;
         require(&format!("{path}.gated"), self.gated, self.gated, || "true if there is a clamp".to_owned())
     }
