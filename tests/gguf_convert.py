@@ -23,6 +23,7 @@ from gguf.quants import quantize
 
 from gguf_families import FAMILIES
 from gguf_mixers import MIXED, attending, mixer_metadata, mixer_tensors
+from gguf_named import NAMED, named_metadata, named_tensors
 from gguf_varied import VARIED, varied_metadata, varied_tensors
 
 Array = npt.NDArray[np.float32]
@@ -117,6 +118,8 @@ def convert(
         stored = mixer_tensors(checkpoint.config, stored)
     if checkpoint.config["model_type"] in VARIED:
         stored = varied_tensors(checkpoint.config, stored)
+    if checkpoint.config["model_type"] in NAMED:
+        stored = named_tensors(checkpoint.config, stored)
     for name, values in tensors(checkpoint, stored, split_latent=split_latent):
         target = name if name.startswith(("blk.", "output")) else gguf_name(names, name)
         add_tensor(writer, target, values, storage)
@@ -227,6 +230,8 @@ def metadata(checkpoint: Checkpoint, *, split_latent: bool) -> Iterator[tuple[st
             values["attention.head_count_kv"] = 1
     if kind in VARIED:
         values |= varied_metadata(config)
+    if kind in NAMED:
+        values |= named_metadata(config)
     if kind == "apertus":
         values |= xielu(checkpoint)
     for key, value in values.items():
@@ -305,7 +310,7 @@ def tensors(checkpoint: Checkpoint, stored: Named, *, split_latent: bool) -> Nam
     experts: dict[str, list[tuple[int, Array]]] = {}
     norms: dict[str, list[tuple[int, Array]]] = {}
     tied = config.get("tie_word_embeddings", family.arch in (MODEL_ARCH.GEMMA, MODEL_ARCH.GPT2))
-    tied = tied and config["model_type"] != "kimi_linear"  # which stores an lm_head
+    tied = tied and config["model_type"] not in ("bailing_hybrid", "kimi_linear")  # which store an lm_head
     left_out = ("masked_bias", "attention.bias", "inv_freq", "position_ids", *(["lm_head.weight"] if tied else []))
     for name, unchanged in stored:
         if name.endswith(left_out) or "pooler." in name or name.startswith(f"model.layers.{checkpoint.layers}."):

@@ -55,6 +55,16 @@ FAMILIES = {
     "apertus": Family(MODEL_ARCH.APERTUS),
     "arcee": Family(MODEL_ARCH.ARCEE, rotated_in_pairs=True),
     "bailing_moe_v2": Family(MODEL_ARCH.BAILINGMOE2, keys=ROUTED),
+    "bailing_hybrid": Family(
+        MODEL_ARCH.BAILINGMOE2,
+        name="bailingmoe3",
+        keys={
+            **ROUTED,
+            **LATENT,
+            "moe_renormalize": "expert_weights_norm",
+            "num_expert_group": "expert_group_count",
+        },
+    ),
     "bert": Family(MODEL_ARCH.BERT),
     "bitnet": Family(MODEL_ARCH.BITNET),
     "bloom": Family(MODEL_ARCH.BLOOM, groups=True),

@@ -471,7 +471,7 @@ def test_spec_serializes_to_json() -> None:
     dense |= {"xielu": None, "inner_norm": None, "gate_scale": 1.0, "gate_cutoff": None}
     assert spec["layers"][0]["blocks"][1]["mixer"] == {**dense, "type": "dense"}
     place = {"names": ["model.layers.2.self_attn.o_proj.weight"], "transposed": False, "part": None, "stack": None}
-    read = {**place, "negated_exp": False, "alternative": None}
+    read = {**place, "exponential": None, "alternative": None}
     assert spec["tensors"]["layers.2.attention.output.weight"] == read
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,10 +15,13 @@ import pytest
 
 import gguf_convert
 import gguf_mixers
+import gguf_named
 from ferrule import LLM, ConfigError, ModelFileError, SamplingParams, UnsupportedModelError, model_info
 from gguf_convert import Named, convert
 from gguf_mixers import mixer_metadata, mixer_tensors
 from gguf_varied import varied_metadata
+from quantized_files import read as stored
+from quantized_files import write
 from test_encoders import GOLDEN as ENCODERS
 from test_encoders import far, read
 
@@ -63,7 +67,18 @@ MIXERS = [
 
 MINIMAX_FACTORS = [f"{block}_{factor}" for block in ("full_attn", "linear_attn", "mlp") for factor in ("alpha", "beta")]
 VARIED = [
-    *("apertus", "gemma3n", "gemma4", "gemma4_e", "gemma4_kv", "gemma4_moe", "gemma4_ple", "granitemoe_swa", "hy_v3"),
+    *(
+        "apertus",
+        "bailing_hybrid",
+        "gemma3n",
+        "gemma4",
+        "gemma4_e",
+        "gemma4_kv",
+        "gemma4_moe",
+        "gemma4_ple",
+        "granitemoe_swa",
+        "hy_v3",
+    ),
     *("kimi_linear", "mimo_v2_flash", "ministral3", "mistral3_ministral3", "mistral4", "phimoe"),
 ]
 
@@ -75,6 +90,15 @@ YARN: dict[str, Any] = {
 """Scaling of DeepSeek-V4's layers with entries, as in its published config.json."""
 
 
+def changed_checkpoint(case: str, changes: Mapping[str, object], folder: Path) -> Path:
+    """Copies a golden case to a folder, with other values in its config.json."""
+    original = GOLDEN / "variants" / case
+    config = json.loads((original / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copyfile(original / "model.safetensors", folder / "model.safetensors")
+    return folder
+
+
 @pytest.mark.parametrize("case", VARIED)
 def test_varied_families_equal_transformers(case: str, tmp_path: Path) -> None:
     check(GOLDEN / "variants" / case, tmp_path)
@@ -83,6 +107,7 @@ def test_varied_families_equal_transformers(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "changes"),
     [
+        ("bailing_hybrid", {"expert_swiglu_limit_list": [0, 0.02], "share_expert_swiglu_limit_list": [0, 0, 0.03]}),
         ("bitnet", {"hidden_act": "silu"}),
         ("deepseek_v4", {}),
         ("deepseek_v4", YARN),
@@ -93,14 +118,12 @@ def test_varied_families_equal_transformers(case: str, tmp_path: Path) -> None:
 )
 def test_logits_equal_those_of_the_checkpoint(case: str, changes: dict[str, Any], tmp_path: Path) -> None:
     """GGUF has no keys for some options: llama.cpp has constants, which differ from the reference's configuration."""
-    original = GOLDEN / "variants" / case
-    config = json.loads((original / "config.json").read_text()) | changes
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    shutil.copy(original / "model.safetensors", tmp_path)
-    ids: list[int] = np.random.default_rng(0).integers(config["vocab_size"], size=80).tolist()
-    with LLM(tmp_path, quantization="f32", kv_cache_dtype="f32") as llm:
+    checkpoint = changed_checkpoint(case, changes, tmp_path)
+    vocab_size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
+    ids: list[int] = np.random.default_rng(0).integers(vocab_size, size=80).tolist()
+    with LLM(checkpoint, quantization="f32", kv_cache_dtype="f32") as llm:
         expected = llm.logits(ids)
-    with LLM(convert(tmp_path, tmp_path / "model.gguf"), quantization="f32", kv_cache_dtype="f32") as llm:
+    with LLM(convert(checkpoint, tmp_path / "model.gguf"), quantization="f32", kv_cache_dtype="f32") as llm:
         np.testing.assert_allclose(llm.logits(ids), expected, atol=1e-5 * np.abs(expected).max())
 
 
@@ -224,6 +247,79 @@ def test_unsupported_values_of_glm_dsa(
     file = convert(GOLDEN / "variants" / "glm_moe_dsa", tmp_path / "model.gguf")
     with pytest.raises((ConfigError, UnsupportedModelError), match=rf"glm-dsa\.{key} {message}"):
         model_info(file)
+
+
+REFUSED: list[tuple[str, Mapping[str, object], str]] = [
+    ("bailing_hybrid", {"expert_gating_func": 1}, "expert_gating_func must be 2 .sigmoid. in this architecture"),
+    ("bailing_hybrid", {"expert_shared_feed_forward_length": 24}, "must be a multiple of expert_feed_forward_length"),
+    ("bailing_hybrid", {"kda.head_dim": None}, r"kda\.head_dim must be an integer from 1 to \d+, but it is missing"),
+    ("bailing_hybrid", {"kda.gate_lower_bound": None}, "gate_lower_bound must be a finite number .*but it is missing"),
+    ("bailing_hybrid", {"kda.gate_lower_bound": 1.0}, "gate_lower_bound must be at most 0, got 1"),
+    ("bailing_hybrid", {"kda.safe_gate": False}, "safe_gate must be true or omitted in this architecture"),
+    ("bailing_hybrid", {"ssm.conv_kernel": None}, r"ssm\.conv_kernel must be an integer"),
+    ("bailing_hybrid", {"swiglu_clamp_exp": [0.0, -1.0]}, r"swiglu_clamp_exp must be a list of finite numbers from 0"),
+]
+
+
+@pytest.mark.parametrize(("case", "changes", "message"), REFUSED)
+def test_unsupported_or_missing_keys(
+    case: str, changes: Mapping[str, object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = gguf_convert.metadata
+
+    def changed(*given: Any, **options: Any) -> Iterator[tuple[str, object]]:
+        values = dict(original(*given, **options))
+        prefix = next(iter(values)).partition(".")[0]
+        values |= {f"{prefix}.{name}": value for name, value in changes.items()}
+        return ((key, value) for key, value in values.items() if value is not None)
+
+    monkeypatch.setattr(gguf_convert, "metadata", changed)
+    file = convert(GOLDEN / "variants" / case, tmp_path / "model.gguf")
+    with pytest.raises((ConfigError, UnsupportedModelError), match=message):
+        model_info(file)
+
+
+@pytest.mark.parametrize(
+    ("case", "tensor"),
+    [
+        ("bailing_hybrid", "ssm_f_a.weight"),
+    ],
+)
+def test_missing_tensors_are_named(case: str, tensor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = gguf_convert.named_tensors
+    monkeypatch.setattr(gguf_convert, "named_tensors", lambda *given: without(tensor, named(*given)))
+    file = convert(GOLDEN / "variants" / case, tmp_path / "model.gguf")
+    with pytest.raises(ModelFileError, match=rf"blk\.\d\.{re.escape(tensor)}"):
+        LLM(file, quantization="f32")
+
+
+def test_published_tensors_of_ling_3(tmp_path: Path) -> None:
+    """Queries of low rank, and another name of the delta nets' outputs than in transformers."""
+    checkpoint = changed_checkpoint("bailing_hybrid", {"q_lora_rank": 8}, tmp_path)
+    tensors = {
+        re.sub(r"([02]\.attention)\.dense", r"\1.o_proj", name): each for name, each in stored(checkpoint).items()
+    }
+    at, random = "model.layers.1.attention", np.random.default_rng(0)
+    _, (rows, columns), _ = tensors.pop(f"{at}.q_proj.weight")
+    for name, shape in (("q_a_proj", (8, columns)), ("q_a_layernorm", (8,)), ("q_b_proj", (rows, 8))):
+        values = random.standard_normal(shape, np.float32)
+        tensors[f"{at}.{name}.weight"] = ("F32", shape, values.tobytes())
+    write(checkpoint, tensors)
+    with LLM(checkpoint, quantization="f32", kv_cache_dtype="f32") as llm:
+        expected = llm.logits(list(range(50)))
+    with LLM(convert(checkpoint, tmp_path / "model.gguf"), quantization="f32", kv_cache_dtype="f32") as llm:
+        np.testing.assert_allclose(llm.logits(list(range(50))), expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_rates_of_bailings_decay_must_not_be_below_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files have exp(x) of what checkpoints have."""
+    change = gguf_named.changed
+    monkeypatch.setattr(
+        gguf_named, "changed", lambda name, values: change(name, values) * (-1 if name.endswith("A_log") else 1)
+    )
+    file = convert(GOLDEN / "variants" / "bailing_hybrid", tmp_path / "model.gguf")
+    with pytest.raises(ModelFileError, match=r'"blk\.0\.ssm_a" must hold finite numbers >= 0, .*, got -\d'):
+        LLM(file, quantization="f32")
 
 
 @pytest.mark.parametrize("case", ["deepseek_v2_lite", "deepseek_v3_yarn", "youtu"])

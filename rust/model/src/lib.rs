@@ -50,8 +50,9 @@ pub use quantization::Quantization;
 pub use recipe::{MatrixFormats, Recipe, RecipeError};
 pub use rope::{Dynamic, Linear, Llama3, LongRope, RopeScaling, RopeSpec, Yarn};
 pub use spec::{
-    ActivationSpec, BlockSpec, ClassifierSpec, EmbeddingSpec, HeadNormSpec, LayerSpec, LmHeadSpec, ModelSpec, NormSpec,
-    NormedOver, PartSpec, Pooling, PositionsSpec, StackSpec, TableSpec, TensorSpec, TextProjectionSpec,
+    ActivationSpec, BlockSpec, ClassifierSpec, EmbeddingSpec, Exponential, HeadNormSpec, LayerSpec, LmHeadSpec,
+    ModelSpec, NormSpec, NormedOver, PartSpec, Pooling, PositionsSpec, StackSpec, TableSpec, TensorSpec,
+    TextProjectionSpec,
 };
 pub use stage::{
     LastOutput, LinkError, PageCopy, Pipeline, PipelineError, Stage, StageError, StageInfo, StageLink, StagePart,

@@ -319,7 +319,7 @@ mod tests {
             transposed: false,
             part: None,
             stack: None,
-            negated_exp: false,
+            exponential: None,
             alternative: None,
         }
     }

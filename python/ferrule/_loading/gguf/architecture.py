@@ -155,3 +155,16 @@ def latent(file: GgufFile, config: Config) -> dict[str, Any]:
     if mscale:
         fields["rope_scaling"] = {**config.values["rope_scaling"], "mscale": mscale, "mscale_all_dim": mscale}
     return fields
+
+
+def shared_experts(file: GgufFile, config: Config) -> int:
+    """Returns the width of the shared expert as a number of experts.
+
+    Raises ConfigError if it is not a whole number.
+    """
+    metadata, key = file.metadata, file.key("expert_shared_feed_forward_length")
+    width = config.integer("moe_intermediate_size")
+    shared = metadata.integer(key, default=width * metadata.integer(file.key("expert_shared_count"), default=1))
+    if shared % width:
+        raise metadata.error(key, f"a multiple of expert_feed_forward_length ({width})")
+    return shared // width

@@ -17,6 +17,7 @@ from ferrule._loading.gguf.architecture import (
     layer_flags,
     layers_with,
     same_base,
+    shared_experts,
     sliding,
 )
 from ferrule._loading.gguf.by_layer import VARIED
@@ -236,15 +237,11 @@ def _hy_v3(file: GgufFile, config: Config) -> dict[str, Any]:
     """Returns Hunyuan 3's fields; the width of its shared expert is a number of experts."""
     if gating(file, "sigmoid") != "sigmoid":
         raise file.metadata.unsupported(file.key("expert_gating_func"), "2 (sigmoid) in this architecture")
-    metadata, key = file.metadata, file.key("expert_shared_feed_forward_length")
-    width = config.integer("moe_intermediate_size")
-    shared = metadata.integer(key, default=width)
-    if shared % width:
-        raise metadata.error(key, f"a multiple of expert_feed_forward_length ({width})")
+    metadata = file.metadata
     sparse = layers_with(file, config, "ffn_gate_inp.weight")
     return {
         **has_biases(file),
-        "num_shared_experts": shared // width,
+        "num_shared_experts": shared_experts(file, config),
         "route_norm": metadata.flag(file.key("expert_weights_norm"), default=False),
         "mlp_layer_types": ["sparse" if index in sparse else "dense" for index in range(config.layers)],
     }

@@ -8,7 +8,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ferrule._loading.gguf.architecture import GgufArchitecture, fraction, gating, has_biases, latent, layers_with
+from ferrule._loading.gguf.architecture import (
+    GgufArchitecture,
+    fraction,
+    gating,
+    has_biases,
+    latent,
+    layers_with,
+    shared_experts,
+)
 from ferrule._loading.gguf.file import GgufFile
 from ferrule.archs.config import Config
 
@@ -167,6 +175,28 @@ def _kimi_linear(file: GgufFile, config: Config) -> dict[str, Any]:
     }
 
 
+def _bailingmoe3(file: GgufFile, config: Config) -> dict[str, Any]:
+    """Returns the fields of Ling 3; the heads of latent attention are those of the delta nets.
+
+    Files without `kda.safe_gate` have decays with a bound.
+    """
+    metadata = file.metadata
+    if gating(file, "sigmoid") != "sigmoid":
+        raise metadata.unsupported(file.key("expert_gating_func"), "2 (sigmoid) in this architecture")
+    if not metadata.flag(file.key("kda.safe_gate"), default=True):
+        raise metadata.unsupported(file.key("kda.safe_gate"), "true or omitted in this architecture")
+    attending = layers_with(file, config, "attn_kv_a_mqa.weight")
+    return {
+        **latent(file, config),
+        "layer_types": [("linear_attention", "full_attention")[index in attending] for index in range(config.layers)],
+        "linear_num_heads": config.heads,
+        "linear_head_dim": config.integer("linear_head_dim"),
+        "linear_conv_kernel_dim": config.integer("linear_conv_kernel_dim"),
+        "kda_lower_bound": config.number("kda_lower_bound", low=-math.inf),
+        "n_shared_experts": shared_experts(file, config),
+    }
+
+
 def _minimax(file: GgufFile, config: Config) -> dict[str, Any]:
     """Returns the fields of MiniMax-01: one factor for the streams of all blocks, and none for their outputs."""
     factor = file.metadata.number(file.key("residual_scale"), default=1.0)
@@ -221,6 +251,29 @@ def _period(file: GgufFile, config: Config, kind: str, layers: list[int]) -> dic
 
 
 HYBRIDS = (
+    GgufArchitecture(
+        "bailingmoe3",
+        "bailing_hybrid",
+        {
+            "n_routed_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "first_k_dense_replace": "leading_dense_block_count",
+            "routed_scaling_factor": "expert_weights_scale",
+            "n_group": "expert_group_count",
+            "topk_group": "expert_group_used_count",
+            "kv_lora_rank": "attention.kv_lora_rank",
+            "linear_head_dim": "kda.head_dim",
+            "linear_conv_kernel_dim": "ssm.conv_kernel",
+            "kda_lower_bound": "kda.gate_lower_bound",
+            "expert_swiglu_limit_list": "swiglu_clamp_exp",
+            "share_expert_swiglu_limit_list": "swiglu_clamp_shexp",
+        },
+        {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 0},
+        _bailingmoe3,
+        interleaved=None,
+        heads=False,
+    ),
     GgufArchitecture(
         "falcon-h1", "falcon_h1", _MAMBA2, {"mamba_norm_before_gate": False, "mamba_rms_norm": False}, _falcon_h1
     ),

@@ -41,6 +41,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "attention.q": ("blk.{layer}.attn_q",),
     "attention.k": ("blk.{layer}.attn_k",),
     "attention.v": ("blk.{layer}.attn_v",),
+    "attention.gate": ("blk.{layer}.attn_gate",),
     "attention.q_norm": ("blk.{layer}.attn_q_norm",),
     "attention.k_norm": ("blk.{layer}.attn_k_norm",),
     "attention.q_a": ("blk.{layer}.attn_q_a",),
@@ -169,6 +170,9 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 STACKED = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
 """Tensors that stack the matrices of all experts; early MoE files have a tensor for each expert."""
 
+POSITIVE_RATES = ("bailingmoe3",)
+"""Architectures whose files have the rates of decays as exp(x) of what checkpoints have, not as -exp(x)."""
+
 
 def gguf_tensors(spec: ModelSpec, file: GgufFile) -> dict[str, Tensor]:
     """Returns the tensor of the file for each role of `spec`."""
@@ -192,8 +196,9 @@ def gguf_tensors(spec: ModelSpec, file: GgufFile) -> dict[str, Tensor]:
         # Networks beside experts have a separate norm; that of the sum is under the usual name.
         modules["ffn_post_norm"] = "blk.{layer}.post_ffw_norm_1"
     tensors = tensors_named(spec, modules, {**_per_layer_projections(spec), **_stream_projections(spec)})
+    exponential = "exp" if file.architecture in POSITIVE_RATES else "negated_exp"
     return {
-        role: replace(tensor, negated_exp=True) if role.endswith(".decay_log.weight") else tensor
+        role: replace(tensor, exponential=exponential) if role.endswith(".decay_log.weight") else tensor
         for role, tensor in tensors.items()
     }
 
@@ -269,6 +274,9 @@ def _delta_net(mixer: DeltaNet, file: GgufFile) -> dict[str, Fused]:
     keys, group = mixer.key_heads * mixer.key_dim, mixer.value_heads // mixer.key_heads
     rows = {"delta_net.q": keys, "delta_net.k": keys, "delta_net.v": mixer.value_heads * mixer.value_dim}
     entries = fused("blk.{layer}.attn_qkv", rows) if "attn_qkv.weight" in file.in_layers else {}
+    if mixer.decay.by_key:
+        # These are whole matrices in Ling 3, and of low rank in Kimi Linear.
+        entries |= joined("delta_net.decay", "blk.{layer}.ssm_f_a") | joined("delta_net.gate", "blk.{layer}.ssm_g_a")
     if "ssm_conv1d_q.weight" in file.in_layers:
         entries |= joined("delta_net.kernel", *(f"blk.{{layer}}.ssm_conv1d_{role}" for role in ("q", "k", "v")))
     if "ssm_in.weight" in file.in_layers:

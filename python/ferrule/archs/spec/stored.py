@@ -33,8 +33,8 @@ class Tensor:
     """Whether the tensor is stored as [inputs, outputs]."""
     part: Part | None = None
     stack: Stack | None = None
-    negated_exp: bool = False
-    """Whether the tensor stores -exp(x) of the values x."""
+    exponential: Literal["exp", "negated_exp"] | None = None
+    """Whether the tensor stores exp(x) or -exp(x) of the values x."""
     alternative: Tensor | None = None
     """Tensor in checkpoints that have none of the first name."""
 

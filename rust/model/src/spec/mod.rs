@@ -21,7 +21,7 @@ pub(crate) use norm::check_norm;
 pub use norm::{HeadNormSpec, NormSpec, NormedOver};
 pub use readout::{ClassifierSpec, Pooling, TextProjectionSpec};
 pub use table::TableSpec;
-pub use tensors::{PartSpec, StackSpec, TensorSpec};
+pub use tensors::{Exponential, PartSpec, StackSpec, TensorSpec};
 
 use crate::batch::{Capabilities, ClassifierInfo};
 use crate::limits::{SpecError, finite, positive, require, size};

@@ -17,12 +17,30 @@ pub struct TensorSpec {
     pub part: Option<PartSpec>,
     /// Index of the matrix, if several matrices are stored as one tensor.
     pub stack: Option<StackSpec>,
-    /// Whether the tensor stores `-exp(x)` of the values x. Vectors, and tables that are held in memory, only.
+    /// Exponential that the tensor stores in place of the values. Vectors, and tables that are held in memory, only.
     #[serde(default)]
-    pub negated_exp: bool,
+    pub exponential: Option<Exponential>,
     /// Place in checkpoints that have no tensor of the first name.
     #[serde(default)]
     pub alternative: Option<Box<TensorSpec>>,
+}
+
+/// Exponential of values that a tensor stores in their place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exponential {
+    /// `exp(x)` of a value x.
+    Exp,
+    /// `-exp(x)` of a value x.
+    NegatedExp,
+}
+
+impl Exponential {
+    /// Returns the values whose exponentials are `stored`; `None` for one of the wrong sign or that is not finite.
+    pub(crate) fn value(self, stored: f32) -> Option<f32> {
+        let exp = if self == Self::Exp { stored } else { -stored };
+        (exp >= 0.0 && exp.is_finite()).then(|| exp.ln())
+    }
 }
 
 /// Runs of `rows` rows, one every `stride` rows, from row `first` on.

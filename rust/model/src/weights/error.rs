@@ -7,6 +7,7 @@ use ferrule_kernels::{AllocError, PackError, PoolError, machine};
 
 use crate::limits::SpecError;
 use crate::recipe::RecipeError;
+use crate::spec::Exponential;
 use crate::stage::StageError;
 
 /// The weights of a model could not be loaded.
@@ -48,11 +49,16 @@ pub enum LoadError {
     /// A tensor has more nonzero weights than its sparse format stores.
     #[error(transparent)]
     TooDense(PackError),
-    /// A tensor that stores `-exp(x)` has a number above 0 or one that is not finite.
-    #[error("tensor {tensor:?} must hold finite numbers <= 0, because it stores -exp(x), got {found}")]
-    AboveZero {
+    /// A tensor that stores exponentials has a number of the wrong sign or one that is not finite.
+    #[error("tensor {tensor:?} must hold finite numbers {}, got {found}", match exponential {
+        Exponential::Exp => ">= 0, because it stores exp(x)",
+        Exponential::NegatedExp => "<= 0, because it stores -exp(x)",
+    })]
+    Sign {
         /// Name in the checkpoint.
         tensor: String,
+        /// Exponential that the tensor stores.
+        exponential: Exponential,
         /// Number found.
         found: f32,
     },

@@ -9,7 +9,7 @@ use ferrule_kernels::quant::{GroupedFormat, Q8_0};
 use super::error::LoadError;
 use crate::limits::SpecError;
 use crate::random::RandomMatrix;
-use crate::spec::{ModelSpec, PartSpec, TensorSpec};
+use crate::spec::{Exponential, ModelSpec, PartSpec, TensorSpec};
 
 /// A matrix whose rows can be read.
 pub(crate) enum Stored<'a> {
@@ -30,8 +30,8 @@ pub(crate) struct View<'a> {
     part: PartSpec,
     row_stride: usize,
     column_stride: usize,
-    /// Whether the tensor stores `-exp(x)` of the values x.
-    negated_exp: bool,
+    /// Exponential that the tensor stores in place of the values.
+    exponential: Option<Exponential>,
 }
 
 impl RowSource for Stored<'_> {
@@ -137,8 +137,8 @@ impl<'a> View<'a> {
                     role: role.to_owned(),
                 });
             }
-            let negated_exp = place.negated_exp;
-            Ok(Self { checkpoint, tensor, rows, first, part, row_stride, column_stride, negated_exp })
+            let exponential = place.exponential;
+            Ok(Self { checkpoint, tensor, rows, first, part, row_stride, column_stride, exponential })
         });
         views.collect()
     }
@@ -161,7 +161,7 @@ impl<'a> View<'a> {
             part,
             row_stride: columns,
             column_stride: 1,
-            negated_exp: false,
+            exponential: None,
         })
     }
 
@@ -267,19 +267,19 @@ impl<'a> View<'a> {
 
     /// Whether the stored numbers are the values, as those of a matrix must be.
     pub fn has_values(&self) -> bool {
-        !self.negated_exp
+        self.exponential.is_none()
     }
 
-    /// Reads the values of a row of a vector or table: logarithms if the tensor stores `-exp(x)`.
+    /// Reads the values of a row of a vector or table: logarithms if the tensor stores exponentials.
     pub fn read_values(&self, row: usize, out: &mut [f32]) -> Result<(), LoadError> {
         self.read_row(row, out);
-        if self.negated_exp {
-            if let Some(&found) = out.iter().find(|x| !(**x <= 0.0 && x.is_finite())) {
-                return Err(LoadError::AboveZero { tensor: self.tensor.name().to_owned(), found });
-            }
-            out.iter_mut().for_each(|x| *x = (-*x).ln());
-        }
-        Ok(())
+        let Some(exponential) = self.exponential else { return Ok(()) };
+        out.iter_mut().try_for_each(|x| {
+            let found = *x;
+            let wrong = || LoadError::Sign { tensor: self.tensor.name().to_owned(), exponential, found };
+            *x = exponential.value(found).ok_or_else(wrong)?;
+            Ok(())
+        })
     }
 
     fn read_row(&self, row: usize, out: &mut [f32]) {

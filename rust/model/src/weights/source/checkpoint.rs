@@ -28,8 +28,8 @@ impl<'a> CheckpointWeights<'a> {
         let [rows, columns] = part.slice.map_or([part.rows, columns], |slice| slice.whole);
         let views = self.views(part.role, rows, Some(columns))?;
         let stores_values = views.iter().all(View::has_values);
-        require(&format!("tensors.{}.negated_exp", part.role), true, stores_values, || {
-            "false for a matrix".to_owned()
+        require(&format!("tensors.{}.exponential", part.role), "given", stores_values, || {
+            "null for a matrix".to_owned()
         })?;
         if check_values {
             views.iter().try_for_each(View::check)?;
