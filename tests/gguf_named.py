@@ -1,6 +1,6 @@
-"""Families whose tensors' names the `gguf` package does not have: Ling 3.
+"""Families whose tensors' names the `gguf` package does not have: Ling 3 and MiniMax-M3.
 
-Sources: `conversion/` (`bailingmoe3.py`) and `src/llama-arch.cpp` in llama.cpp.
+Sources: `conversion/` (`bailingmoe3.py`, `minimax.py`) and `src/llama-arch.cpp` in llama.cpp.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Array = npt.NDArray[np.float32]
 Json = Mapping[str, Any]
 Named = Iterator[tuple[str, Array]]
 
-NAMED = ("bailing_hybrid",)
+NAMED = ("bailing_hybrid", "minimax_m3_vl_text")
 """Values of `model_type` of these families."""
 NAMES = {
     "bailing_hybrid": {
@@ -32,6 +32,18 @@ NAMES = {
         "attention.kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight",
         "attention.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
         "mlp.gate.expert_bias": "exp_probs_b.bias",
+    },
+    "minimax_m3_vl_text": {
+        **{
+            f"self_attn.index_{name}.weight": f"indexer.{name}.weight"
+            for name in ("q_proj", "k_proj", "q_norm", "k_norm")
+        },
+        **{
+            f"{module}.{role}_proj.weight": f"ffn_{role}{end}.weight"
+            for module, end in (("mlp", ""), ("block_sparse_moe.shared_experts", "_shexp"))
+            for role in ("gate", "up", "down")
+        },
+        **{f"self_attn.{role}_norm.weight": f"attn_{role}_norm.weight" for role in ("q", "k")},
     },
 }
 """Names of tensors after the layer's number in checkpoints, and those in GGUF."""
@@ -60,13 +72,21 @@ def named_metadata(config: Json) -> dict[str, object]:
                 },
             }
         case _:
-            return {}
+            return {
+                "expert_shared_count": config["shared_intermediate_size"] // config["intermediate_size"],
+                "expert_weights_norm": True,
+                "expert_gating_func": 2,
+                "leading_dense_block_count": config["mlp_layer_types"].count("dense"),
+            }
 
 
 def named_tensors(config: Json, stored: Named) -> Named:
     """Returns the tensors of a checkpoint of such a model, under GGUF's names where the `gguf` package has none."""
     names = NAMES[config["model_type"]]
     for name, values in stored:
+        if "vision" in name or "projector" in name or "patch_merge" in name:
+            continue
+        name = name.removeprefix("language_model.")  # noqa: PLW2901
         found = re.match(r"model\.layers\.(\d+)\.(.*)", name)
         layer, last = (int(found[1]), found[2]) if found else (0, "")
         if last == "attention.g_proj.weight":

@@ -79,7 +79,7 @@ VARIED = [
         "granitemoe_swa",
         "hy_v3",
     ),
-    *("kimi_linear", "mimo_v2_flash", "ministral3", "mistral3_ministral3", "mistral4", "phimoe"),
+    *("kimi_linear", "mimo_v2_flash", "minimax_m3", "ministral3", "mistral3_ministral3", "mistral4", "phimoe"),
 ]
 
 
@@ -258,6 +258,18 @@ REFUSED: list[tuple[str, Mapping[str, object], str]] = [
     ("bailing_hybrid", {"kda.safe_gate": False}, "safe_gate must be true or omitted in this architecture"),
     ("bailing_hybrid", {"ssm.conv_kernel": None}, r"ssm\.conv_kernel must be an integer"),
     ("bailing_hybrid", {"swiglu_clamp_exp": [0.0, -1.0]}, r"swiglu_clamp_exp must be a list of finite numbers from 0"),
+    ("minimax_m3", {"expert_gating_func": 1}, "expert_gating_func must be 2 .sigmoid. in this architecture"),
+    ("minimax_m3", {"expert_weights_norm": False}, "expert_weights_norm must be true or omitted in this architecture"),
+    ("minimax_m3", {"expert_shared_count": None}, "expert_shared_count must be an integer .*, but it is missing"),
+    ("minimax_m3", {"leading_dense_block_count": 0}, r"tensor 'blk\.0\.indexer\.q_proj\.weight' is missing"),
+    *(
+        (
+            "minimax_m3",
+            {f"attention.indexer.{name}": None},
+            rf"indexer\.{name} must be an integer .*, but it is missing",
+        )
+        for name in ("head_count", "key_length", "top_k", "block_size", "local_blocks")
+    ),
 ]
 
 
@@ -283,6 +295,7 @@ def test_unsupported_or_missing_keys(
     ("case", "tensor"),
     [
         ("bailing_hybrid", "ssm_f_a.weight"),
+        ("minimax_m3", "indexer.k_norm.weight"),
     ],
 )
 def test_missing_tensors_are_named(case: str, tensor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,15 @@ import math
 from statistics import NormalDist
 from typing import Any, cast
 
-from ferrule._loading.gguf.architecture import GgufArchitecture, by_layer, fraction, has_biases, layers_with, sliding
+from ferrule._loading.gguf.architecture import (
+    GgufArchitecture,
+    by_layer,
+    fraction,
+    gating,
+    has_biases,
+    layers_with,
+    sliding,
+)
 from ferrule._loading.gguf.file import GgufFile
 from ferrule.archs.config import Config
 from ferrule.archs.deepseek_v4 import HEAVY, SLIDING, SPARSE
@@ -19,6 +27,13 @@ UNROTATED = 1e30
 """Divisor of the frequencies of pairs that are not rotated."""
 _KV_HEADS = "attention.head_count_kv"
 _SLIDING_BASE = "rope.freq_base_swa"
+_BLOCK_INDEXER = {
+    "index_n_heads": "attention.indexer.head_count",
+    "index_head_dim": "attention.indexer.key_length",
+    "index_topk_blocks": "attention.indexer.top_k",
+    "index_block_size": "attention.indexer.block_size",
+    "index_local_blocks": "attention.indexer.local_blocks",
+}
 
 
 def _kv_heads(file: GgufFile, config: Config, kinds: list[str]) -> dict[str, int]:
@@ -231,6 +246,29 @@ def _deepseek4(file: GgufFile, config: Config) -> dict[str, Any]:
     }
 
 
+def _minimax_m3(file: GgufFile, config: Config) -> dict[str, Any]:
+    """Returns MiniMax-M3's fields: all layers after the dense ones have experts and an indexer.
+
+    Raises ConfigError if a layer has no indexer, as in files that old versions of llama.cpp wrote.
+    """
+    metadata, layers = file.metadata, config.layers
+    if gating(file, "sigmoid") != "sigmoid":
+        raise metadata.unsupported(file.key("expert_gating_func"), "2 (sigmoid) in this architecture")
+    if not metadata.flag(file.key("expert_weights_norm"), default=True):
+        raise metadata.unsupported(file.key("expert_weights_norm"), "true or omitted in this architecture")
+    dense = metadata.integer(file.key("leading_dense_block_count"), default=0, low=0, high=layers)
+    for layer in range(dense, layers):
+        file.shape(f"blk.{layer}.indexer.q_proj.weight")
+    for field in _BLOCK_INDEXER:
+        config.integer(field, low=field != "index_local_blocks")
+    shared = metadata.integer(file.key("expert_shared_count"))
+    return {
+        "layer_types": [FULL] * dense + ["minimax_m3_sparse"] * (layers - dense),
+        "mlp_layer_types": ["dense"] * dense + ["sparse"] * (layers - dense),
+        "shared_intermediate_size": shared * config.integer("intermediate_size"),
+    }
+
+
 def _limits(file: GgufFile, name: str) -> tuple[float, ...]:
     """Returns the limits of all layers under a key, which may hold one number for all of them."""
     metadata, key = file.metadata, file.key(name)
@@ -341,6 +379,20 @@ VARIED = (
         derive=_mimo2,
         heads=False,
         varying=("num_key_value_heads",),
+    ),
+    GgufArchitecture(
+        "minimax-m3",
+        "minimax_m3_vl_text",
+        {
+            **_BLOCK_INDEXER,
+            "intermediate_size": "expert_feed_forward_length",
+            "dense_intermediate_size": "feed_forward_length",
+            "num_local_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+            "routed_scaling_factor": "expert_weights_scale",
+        },
+        {"routed_scaling_factor": 1.0},
+        _minimax_m3,
     ),
 )
 """Architectures that the registry contains too."""

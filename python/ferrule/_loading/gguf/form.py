@@ -84,9 +84,8 @@ class GgufForm:
 
     def _mixer(self, mixer: Mixer, layer: int) -> Mixer:
         match mixer:
-            case Attention(projections=HeadProjections(qk_norm=HeadNorm() as qk_norm) as heads):
-                qk_norm = replace(qk_norm, norm=_plain(qk_norm.norm))
-                return replace(mixer, projections=replace(heads, qk_norm=qk_norm))
+            case Attention():
+                return _attention(mixer)
             case DeltaNet():
                 return replace(mixer, alternating=self.alternating)
             case Dense(xielu=Xielu()):
@@ -105,6 +104,16 @@ class GgufForm:
                 raise self.xielu.error(key, f"a number, or a list with one for layer {layer}")
             value = numbers[layer]
         return self.xielu.with_values(**{key: value}).number(key, low=-math.inf)
+
+
+def _attention(attention: Attention) -> Attention:
+    projections, indexer = attention.projections, attention.indexer
+    if isinstance(projections, HeadProjections) and isinstance(projections.qk_norm, HeadNorm):
+        qk_norm = replace(projections.qk_norm, norm=_plain(projections.qk_norm.norm))
+        projections = replace(projections, qk_norm=qk_norm)
+    if indexer is not None:
+        indexer = replace(indexer, q_norm=_plain(indexer.q_norm), k_norm=_plain(indexer.k_norm))
+    return replace(attention, projections=projections, indexer=indexer)
 
 
 def _plain(norm: Norm | None) -> Any:

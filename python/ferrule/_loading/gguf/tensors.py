@@ -55,6 +55,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "attention.sinks": ("blk.{layer}.attn_sinks",),
     "attention.indexer.q": ("blk.{layer}.indexer.attn_q_b",),
     "attention.indexer.k": ("blk.{layer}.indexer.attn_k",),
+    "attention.indexer.q_norm": ("blk.{layer}.indexer.q_norm",),
     "attention.indexer.k_norm": ("blk.{layer}.indexer.k_norm",),
     "attention.indexer.weights": ("blk.{layer}.indexer.proj",),
     "attention.output_norm": ("blk.{layer}.attn_sub_norm",),
@@ -260,14 +261,17 @@ def _fused(block: Block, layer: int, file: GgufFile) -> dict[str, Fused]:
 
 
 def _attention(attention: Attention, projections: HeadProjections, layer: int, file: GgufFile) -> dict[str, Fused]:
-    width = projections.key_dim
+    width, entries = projections.key_dim, dict[str, Fused]()
+    if attention.indexer is not None:
+        for role in ("q", "k"):
+            entries |= joined(f"attention.indexer.{role}", f"blk.{{layer}}.indexer.{role}_proj")
     if f"blk.{layer}.attn_qkv.weight" in file:
         keys, values = projections.kv_heads * width, projections.kv_heads * projections.value_dim
         rows = {"attention.q": attention.heads * width, "attention.k": keys, "attention.v": values}
-        return fused("blk.{layer}.attn_qkv", rows)
+        return entries | fused("blk.{layer}.attn_qkv", rows)
     if attention.output_gate == "elements" and f"blk.{layer}.attn_gate.weight" not in file:
-        return fused("blk.{layer}.attn_q", {"attention.q": width, "attention.gate": width})
-    return {}
+        return entries | fused("blk.{layer}.attn_q", {"attention.q": width, "attention.gate": width})
+    return entries
 
 
 def _delta_net(mixer: DeltaNet, file: GgufFile) -> dict[str, Fused]:
