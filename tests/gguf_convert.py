@@ -33,6 +33,7 @@ Named = Iterator[tuple[str, Array]]
 DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "I64": np.dtype("<i8")}
 ALWAYS_F32 = re.compile(r"(conv|conv1d|conv1d_[qkv]|ffn_gate_inp|ffn_gate_inp_shexp|ssm_norm)\.weight$|ssm_[ad]$")
 """Routers, kernels of convolutions, norms by group, and parameters of states, which llama.cpp reads as F32 only."""
+MAX_INT32 = (1 << 31) - 1
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 SIZES = {
     "context_length": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"),
@@ -121,7 +122,7 @@ def convert(
     if checkpoint.config["model_type"] in NAMED:
         stored = named_tensors(checkpoint.config, stored)
     for name, values in tensors(checkpoint, stored, split_latent=split_latent):
-        target = name if name.startswith(("blk.", "output")) else gguf_name(names, name)
+        target = name if name.startswith(("blk.", "output", "per_layer")) else gguf_name(names, name)
         add_tensor(writer, target, values, storage)
     for name, factors in factor_tensors(checkpoint):
         add_tensor(writer, name, factors, "F32")
@@ -149,7 +150,7 @@ def gguf_name(names: gguf.TensorNameMap, name: str) -> str:
 
 
 def add(writer: GGUFWriter, key: str, value: object) -> None:
-    """Adds a key whose value is a number, a flag, a string or a list of flags."""
+    """Adds a key whose value is a number, a flag, a string or a list."""
     match value:
         case bool():
             writer.add_bool(key, value)
@@ -159,6 +160,8 @@ def add(writer: GGUFWriter, key: str, value: object) -> None:
             writer.add_float32(key, value)
         case str():
             writer.add_string(key, value)
+        case [int(), *_] if max(value) > MAX_INT32:
+            writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT64)
         case list():
             writer.add_array(key, value)
         case _:
@@ -231,7 +234,7 @@ def metadata(checkpoint: Checkpoint, *, split_latent: bool) -> Iterator[tuple[st
     if kind in VARIED:
         values |= varied_metadata(config)
     if kind in NAMED:
-        values |= named_metadata(config)
+        values |= named_metadata(config, checkpoint.directory)
     if kind == "apertus":
         values |= xielu(checkpoint)
     for key, value in values.items():

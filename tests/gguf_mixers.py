@@ -19,9 +19,10 @@ Named = Iterator[tuple[str, Array]]
 
 MIXED = (
     *("falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2", "nemotron_h"),
-    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text"),
 )
 """Values of `model_type` whose layers have such mixers."""
+ATTENTION = ("attention", "full_attention", "indexed_attention")
 LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 
 
@@ -42,7 +43,7 @@ def mixer_metadata(config: Json, kv_heads: int) -> dict[str, object]:
                 multiple = config["block_multiple_of"]
                 return {**keys, "feed_forward_length": -(-width // multiple) * multiple}
             return {**keys, "expert_gating_func": 2, "leading_dense_block_count": config["num_dense_layers"]}
-        case "qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text":
+        case "qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text" | "qwen4_exp_text":
             heads = config["linear_num_value_heads"]
             keys = ssm(config["linear_conv_kernel_dim"], heads * config["linear_value_head_dim"])
             keys |= state(config["linear_key_head_dim"], heads, config["linear_num_key_heads"])
@@ -117,7 +118,7 @@ def attending(config: Json) -> list[int]:
     if "full_attention_interval" in config and "layer_types" not in config:
         return [index for index in layers if (index + 1) % config["full_attention_interval"] == 0]
     types = config.get("layer_types", ["full_attention"] * len(layers))
-    return [index for index in layers if types[index] in ("attention", "full_attention")]
+    return [index for index in layers if types[index] in ATTENTION]
 
 
 def mixer_tensors(config: Json, stored: Named) -> Named:
@@ -155,7 +156,7 @@ def renamed(name: str, config: Json) -> str:
 def changed(name: str, values: Array, config: Json) -> Array:
     """Returns a tensor's values as they are stored in GGUF."""
     kind = config["model_type"]
-    if kind in ("qwen3_5_text", "qwen3_5_moe_text") and ".linear_attn." in name:
+    if kind in ("qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text") and ".linear_attn." in name:
         values = alternating(name, values, config)
     if kind == "falcon_h1":
         values = values * factor(name, values, config)

@@ -114,6 +114,8 @@ def test_varied_families_equal_transformers(case: str, tmp_path: Path) -> None:
         ("granite_swa", {"layer_rope_theta": [0, 10_000.0, 10_000.0, 10_000.0, 0]}),
         ("minimax", {f"{name}_factor": 1.2 if "alpha" in name else 1.0 for name in MINIMAX_FACTORS}),
         ("llama4", {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}),
+        ("qwen4_exp", {"output_gate_type": "sigmoid", "ple_layer_ids": [1]}),
+        ("qwen4_exp", {"output_gate_type": "sigmoid", "ple_layer_ids": []}),
     ],
 )
 def test_logits_equal_those_of_the_checkpoint(case: str, changes: dict[str, Any], tmp_path: Path) -> None:
@@ -249,6 +251,7 @@ def test_unsupported_values_of_glm_dsa(
         model_info(file)
 
 
+NGRAMS = {"output_gate_type": "sigmoid", "ple_layer_ids": [1]}
 REFUSED: list[tuple[str, Mapping[str, object], str]] = [
     ("bailing_hybrid", {"expert_gating_func": 1}, "expert_gating_func must be 2 .sigmoid. in this architecture"),
     ("bailing_hybrid", {"expert_shared_feed_forward_length": 24}, "must be a multiple of expert_feed_forward_length"),
@@ -270,6 +273,32 @@ REFUSED: list[tuple[str, Mapping[str, object], str]] = [
         )
         for name in ("head_count", "key_length", "top_k", "block_size", "local_blocks")
     ),
+    ("qwen4_exp", {"attention.compress_ratios": None}, "compress_ratios must be an integer .*, but it is missing"),
+    (
+        "qwen4_exp",
+        {"attention.compress_ratios": [0, 0, 3]},
+        r"top_k must be a multiple of indexer_compress_ratio \(3\)",
+    ),
+    (
+        "qwen4_exp",
+        {"attention.indexer.head_count": None},
+        r"indexer\.head_count must be an integer .*but it is missing",
+    ),
+    ("qwen4_exp", {"ple.layers": [0, 1]}, r"ple\.layers must be one layer, because files have one set of hashes"),
+    ("qwen4_exp", {"ple.layers": [3]}, r"ple\.layers must be a list of integers from 0 to 2"),
+    ("qwen4_exp", {"ple.layer_multipliers": None}, r"layer_multipliers must be a list with a number for each token"),
+    ("qwen4_exp", {"ple.layer_multipliers": [1, 3]}, r"layer_multipliers must be a list of 3 integers"),
+    (
+        "qwen4_exp",
+        {"ple.head_offsets": [0, 97]},
+        r"head_offsets must be sums of ple\.head_vocab_sizes, in order from 0",
+    ),
+    ("qwen4_exp", {"ple.head_vocab_sizes": None}, r"head_offsets must be sums of ple\.head_vocab_sizes"),
+    ("qwen4_exp", {"ple.eos_token_id": None}, r"ple\.eos_token_id must be a token id, because n-grams"),
+    *(
+        ("qwen4_exp", {key: None}, rf"{key} must be an integer .*, but it is missing")
+        for key in ("ple.ngram_size", "ple.heads_per_ngram", "ple.conv_kernel", "embedding_length_per_layer_input")
+    ),
 ]
 
 
@@ -286,7 +315,7 @@ def test_unsupported_or_missing_keys(
         return ((key, value) for key, value in values.items() if value is not None)
 
     monkeypatch.setattr(gguf_convert, "metadata", changed)
-    file = convert(GOLDEN / "variants" / case, tmp_path / "model.gguf")
+    file = convert(changed_checkpoint(case, NGRAMS if case == "qwen4_exp" else {}, tmp_path), tmp_path / "model.gguf")
     with pytest.raises((ConfigError, UnsupportedModelError), match=message):
         model_info(file)
 
@@ -296,12 +325,13 @@ def test_unsupported_or_missing_keys(
     [
         ("bailing_hybrid", "ssm_f_a.weight"),
         ("minimax_m3", "indexer.k_norm.weight"),
+        ("qwen4_exp", "ple_norm_key.weight"),
     ],
 )
 def test_missing_tensors_are_named(case: str, tensor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = gguf_convert.named_tensors
     monkeypatch.setattr(gguf_convert, "named_tensors", lambda *given: without(tensor, named(*given)))
-    file = convert(GOLDEN / "variants" / case, tmp_path / "model.gguf")
+    file = convert(changed_checkpoint(case, NGRAMS if case == "qwen4_exp" else {}, tmp_path), tmp_path / "model.gguf")
     with pytest.raises(ModelFileError, match=rf"blk\.\d\.{re.escape(tensor)}"):
         LLM(file, quantization="f32")
 

@@ -99,6 +99,17 @@ def test_tables_are_parts_of_one_matrix() -> None:
     assert spec_of(CASE, ple_layer_ids=LEFT_OUT, eos_token_id=None).tables == []
 
 
+def test_constants_of_hashes_in_gguf_files() -> None:
+    """Files have the constants themselves; the numbers of rows are those of Qwen3.8 Flash Next."""
+    rows, table = [20_000_003 + index for index in range(8)], 320_001_536
+    constants = {"ngram_multipliers": [3, 5, 7], "ngram_hash_rows": rows}
+    one_table = {"ple_layer_ids": [1], "split_ngram_parts": 1, "make_ngram_vocab_size_divisible_by": table}
+    spec = spec_of(CASE, **constants, **one_table)
+    [ngram] = ngrams(spec)[0]
+    assert (ngram.multipliers, list(ngram.hash_rows)) == ((3, 5, 7), rows)
+    assert spec.tables == [Table(table, 2, hashed=True)]
+
+
 def test_the_first_of_several_ends_separates_texts() -> None:
     [first] = ngrams(spec_of(CASE, eos_token_id=[7, 2]))[0]
     assert first.end == 7
@@ -163,6 +174,7 @@ def test_gate_and_router() -> None:
             "split_ngram_parts must be at most 1310 for the 100 layers of ple_layer_ids",
         ),
         (MANY_LAYERS | {"heads_per_ngram": None}, "heads_per_ngram must be an integer from 1 to 5, got 8"),
+        ({"ple_layer_ids": [1], "ngram_multipliers": [3]}, "ngram_multipliers must be a list of 3 integers, got [3]"),
         ({"split_ngram_parts": 0}, "split_ngram_parts must be an integer from 1"),
         ({"make_ngram_vocab_size_divisible_by": 0}, "make_ngram_vocab_size_divisible_by must be an integer from 1"),
         ({"ple_conv_kernel_size": 65}, "ple_conv_kernel_size must be an integer from 1 to 64, got 65"),

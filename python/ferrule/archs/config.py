@@ -22,6 +22,8 @@ MAX_SEPARATE_TENSORS = 1 << 17
 """Most experts and heads with separate tensors in all layers; each adds several names to the spec."""
 MAX_SIZE = 1 << 28
 """Largest width, vocabulary and context; products of two such sizes cannot overflow."""
+MAX_TABLE_ROWS = 1 << 32
+"""Most rows of a table that hashes of tokens select; the native module has the same limit."""
 
 LEGACY_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 """Kinds of layers under the names that transformers 4 writes, and their present names."""

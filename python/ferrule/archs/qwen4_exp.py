@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import count, islice
 from typing import Literal
 
-from ferrule.archs.config import MAX_SEPARATE_TENSORS, Config
+from ferrule.archs.config import MAX_SEPARATE_TENSORS, MAX_SIZE, MAX_TABLE_ROWS, Config
 from ferrule.archs.qwen3_5 import delta_net_modules
 from ferrule.archs.qwen3_next import gated_decoder, read_delta_net, shared_experts
 from ferrule.archs.spec import (
@@ -193,6 +193,7 @@ def _ngrams(config: Config, spec: ModelSpec, streams: int, norm: RmsNorm) -> dic
         raise config.error("eos_token_id", "a token id, because n-grams do not cross the ends of texts")
     seed = config.integer("seed", default=1234, low=0)
     primes = _primes(config.integer("ngram_vocab_size_base", default=20_000_000))
+    given = _given_constants(config, length, hashes) if len(layers) == 1 else None
     parts = config.integer("split_ngram_parts", high=MAX_PARTS)
     if parts * len(layers) > MAX_SEPARATE_TENSORS:
         limit = f"at most {MAX_SEPARATE_TENSORS // len(layers)} for the {len(layers)} layers of ple_layer_ids"
@@ -205,8 +206,8 @@ def _ngrams(config: Config, spec: ModelSpec, streams: int, norm: RmsNorm) -> dic
             first_table=sum(ngram.tables for ngram in ngrams.values()),
             tables=0,
             columns=width // hashes,
-            multipliers=_multipliers(seed + 10_007 * number, length, spec.vocab_size),
-            hash_rows=tuple(islice(primes, hashes)),
+            multipliers=given[0] if given else _multipliers(seed + 10_007 * number, length, spec.vocab_size),
+            hash_rows=given[1] if given else tuple(islice(primes, hashes)),
             end=ends[0],
             norm=norm,
             taps=config.integer("ple_conv_kernel_size", default=4, high=MAX_TAPS),
@@ -216,9 +217,21 @@ def _ngrams(config: Config, spec: ModelSpec, streams: int, norm: RmsNorm) -> dic
     return ngrams
 
 
+def _given_constants(config: Config, length: int, hashes: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Returns the multipliers and the rows of each hash that GGUF files have in place of what they follow from."""
+    multipliers = config.integers("ngram_multipliers", low=-(2**63), high=2**63 - 1)
+    rows = config.integers("ngram_hash_rows", low=1, high=MAX_SIZE)
+    if not multipliers and not rows:
+        return None
+    for field, found, wanted in (("ngram_multipliers", multipliers, length), ("ngram_hash_rows", rows, hashes)):
+        if len(found) != wanted:
+            raise config.error(field, f"a list of {wanted} integers")
+    return tuple(multipliers), tuple(rows)
+
+
 def _tables(config: Config, ngram: NgramEmbedding) -> list[Table]:
     """Returns the tables of an embedding: parts of one matrix, all but the last of the same size."""
-    multiple = config.integer("make_ngram_vocab_size_divisible_by", default=128)
+    multiple = config.integer("make_ngram_vocab_size_divisible_by", default=128, high=MAX_TABLE_ROWS)
     rows = -(-sum(ngram.hash_rows) // multiple) * multiple
     of_each = -(-rows // config.integer("split_ngram_parts", high=MAX_PARTS))
     return [Table(min(of_each, rows - first), ngram.columns, hashed=True) for first in range(0, rows, of_each)]

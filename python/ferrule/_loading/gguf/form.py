@@ -15,11 +15,13 @@ from ferrule.archs.spec import (
     Attention,
     DeltaNet,
     Dense,
+    Gated,
     HeadNorm,
     HeadProjections,
     Layer,
     Mixer,
     ModelSpec,
+    NgramEmbedding,
     Norm,
     Xielu,
 )
@@ -64,6 +66,7 @@ class GgufForm:
         return replace(
             spec,
             final_norm=_plain(spec.final_norm),
+            streams=spec.streams and replace(spec.streams, ends=_stream_mix(spec.streams.ends)),
             layers=[self._layer(layer, index) for index, layer in enumerate(spec.layers)],
             prefixes=[],
         )
@@ -80,7 +83,8 @@ class GgufForm:
             )
             for block in layer.blocks
         )
-        return replace(layer, blocks=tuple(blocks))
+        spans = (replace(span, mix=_stream_mix(span.mix)) for span in layer.spans)
+        return replace(layer, blocks=tuple(blocks), spans=tuple(spans))
 
     def _mixer(self, mixer: Mixer, layer: int) -> Mixer:
         match mixer:
@@ -88,6 +92,8 @@ class GgufForm:
                 return _attention(mixer)
             case DeltaNet():
                 return replace(mixer, alternating=self.alternating)
+            case NgramEmbedding():
+                return replace(mixer, norm=_plain(mixer.norm))
             case Dense(xielu=Xielu()):
                 alphas = (self._parameter("alpha_p", layer), self._parameter("alpha_n", layer))
                 beta, eps = self._parameter("beta", layer), self._parameter("eps", layer)
@@ -114,6 +120,11 @@ def _attention(attention: Attention) -> Attention:
     if indexer is not None:
         indexer = replace(indexer, q_norm=_plain(indexer.q_norm), k_norm=_plain(indexer.k_norm))
     return replace(attention, projections=projections, indexer=indexer)
+
+
+def _stream_mix(mix: Any) -> Any:
+    """Returns how streams are mixed, or joined at the end, with norms without weight offset."""
+    return replace(mix, norm=_plain(mix.norm)) if isinstance(mix, Gated) else mix
 
 
 def _plain(norm: Norm | None) -> Any:

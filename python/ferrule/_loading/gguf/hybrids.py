@@ -10,6 +10,7 @@ from typing import Any
 
 from ferrule._loading.gguf.architecture import (
     GgufArchitecture,
+    by_layer,
     fraction,
     gating,
     has_biases,
@@ -18,7 +19,7 @@ from ferrule._loading.gguf.architecture import (
     shared_experts,
 )
 from ferrule._loading.gguf.file import GgufFile
-from ferrule.archs.config import Config
+from ferrule.archs.config import MAX_SIZE, MAX_TABLE_ROWS, Config
 
 _RMS_NORM = "attention.layer_norm_rms_epsilon"
 _GRANITE = {
@@ -38,6 +39,11 @@ _DELTA_NET = {
     "linear_key_head_dim": "ssm.state_size",
     "linear_num_key_heads": "ssm.group_count",
     "linear_num_value_heads": "ssm.time_step_rank",
+}
+_QWEN_INDEXER = {
+    "indexer_n_heads": "attention.indexer.head_count",
+    "indexer_head_dim": "attention.indexer.key_length",
+    "indexer_budget": "attention.indexer.top_k",
 }
 _MAMBA2 = {
     "mamba_d_conv": "ssm.conv_kernel",
@@ -98,6 +104,49 @@ def _delta_nets(file: GgufFile, config: Config) -> dict[str, Any]:
         "layer_types": _layer_types(file, config, "linear_attention"),
         "linear_value_head_dim": _quotient(file, "ssm.inner_size", "ssm.time_step_rank"),
         "mlp_only_layers": [index for index in range(config.layers) if index not in sparse],
+    }
+
+
+def _qwen4exp(file: GgufFile, config: Config) -> dict[str, Any]:
+    """Returns Qwen4-Exp's fields. Files without embeddings of n-grams have none of their keys.
+
+    Layers with attention whose ratio is 0 have no indexer.
+    """
+    metadata, key = file.metadata, file.key("attention.compress_ratios")
+    fields = _delta_nets(file, config)
+    ratios = by_layer(file, config, "attention.compress_ratios")
+    attending = {ratio for ratio, kind in zip(ratios, fields["layer_types"], strict=True) if kind == "full_attention"}
+    if len(attending) > 1:
+        raise metadata.unsupported(key, "the same in all layers with attention")
+    if attending <= {0}:
+        fields |= dict.fromkeys(_QWEN_INDEXER)
+    else:
+        fields["indexer_compress_ratio"] = max(attending)
+    return {**fields, **_ngrams(file, config)}
+
+
+def _ngrams(file: GgufFile, config: Config) -> dict[str, Any]:
+    """Returns the fields of the embeddings of n-grams of one layer."""
+    metadata, table = file.metadata, "per_layer_token_embd.weight"
+    layers = metadata.integers(file.key("ple.layers"), low=0, high=config.layers - 1)
+    if not layers:
+        return {}
+    if len(layers) > 1:
+        raise metadata.unsupported(file.key("ple.layers"), "one layer, because files have one set of hashes")
+    lengths = config.integer("ngram_size", low=2) - 1
+    offsets = metadata.integers(file.key("ple.head_offsets"), low=0, high=MAX_TABLE_ROWS)
+    rows = metadata.integers(file.key("ple.head_vocab_sizes"), low=1, high=MAX_SIZE)
+    if offsets != [sum(rows[:index]) for index in range(len(rows))] or not rows:
+        raise metadata.unsupported(file.key("ple.head_offsets"), "sums of ple.head_vocab_sizes, in order from 0")
+    if not config.integers("ngram_multipliers", low=-(2**63), high=2**63 - 1):
+        raise config.error("ngram_multipliers", "a list with a number for each token of an n-gram")
+    hashes = lengths * config.integer("heads_per_ngram")
+    config.integer("ple_conv_kernel_size")
+    return {
+        "ple_layer_ids": [layers[0] + 1],
+        "ple_embed_dim": hashes * metadata.integer(file.key("embedding_length_per_layer_input")),
+        "split_ngram_parts": 1,
+        "make_ngram_vocab_size_divisible_by": file.rows(table),
     }
 
 
@@ -399,6 +448,26 @@ HYBRIDS = (
             rotates=False,
         )
         for name in ("nemotron_h", "nemotron_h_moe")
+    ),
+    GgufArchitecture(
+        "qwen4exp",
+        "qwen4_exp_text",
+        {
+            **_SHARED,
+            **_DELTA_NET,
+            **_QWEN_INDEXER,
+            "hc_count": "hyper_connection.count",
+            "hc_lowrank": "hyper_connection.low_rank",
+            "ngram_size": "ple.ngram_size",
+            "heads_per_ngram": "ple.heads_per_ngram",
+            "ple_conv_kernel_size": "ple.conv_kernel",
+            "eos_token_id": "ple.eos_token_id",
+            "ngram_multipliers": "ple.layer_multipliers",
+            "ngram_hash_rows": "ple.head_vocab_sizes",
+        },
+        {"output_gate_type": "sigmoid"},
+        _qwen4exp,
+        alternating=True,
     ),
     GgufArchitecture("qwen3next", "qwen3_next", {**_SHARED, **_DELTA_NET}, {"num_experts": 0}, _delta_nets),
     GgufArchitecture("qwen35", "qwen3_5_text", _DELTA_NET, derive=_delta_nets, alternating=True),

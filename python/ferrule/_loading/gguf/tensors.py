@@ -158,10 +158,20 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     **{
         f"{span}_streams.{role}": (f"blk.{{layer}}.hc_{module}_{name}",)
         for span, module in (("attention", "attn"), ("ffn", "ffn"))
-        for role, name in (("mix", "fn"), ("base", "base"), ("scale", "scale"))
+        for role, name in (("mix", "fn"), *((role, role) for role in ("base", "scale", "norm", "down", "up", "inject")))
     },
-    **{f"streams.end.{role}": (f"output_hc_{name}",) for role, name in (("mix", "fn"), ("base", "base"))},
-    "streams.end.scale": ("output_hc_scale",),
+    **{
+        f"streams.end.{role}": (f"output_hc_{name}",)
+        for role, name in (("mix", "fn"), *((role, role) for role in ("base", "scale", "norm", "down", "up")))
+    },
+    "ngram.key": ("blk.{layer}.ple_key",),
+    "ngram.value": ("blk.{layer}.ple_value",),
+    "ngram.key_norm": ("blk.{layer}.ple_norm_key",),
+    "ngram.query_norm": ("blk.{layer}.ple_norm_query",),
+    "ngram.kernel_norm": ("blk.{layer}.ple_norm_conv",),
+    "ngram.kernel": ("blk.{layer}.ple_conv1d",),
+    # Checkpoints may have the constants of the hashes as tensors; GGUF files have them in the metadata.
+    **{f"ngram.{role}": (f"blk.{{layer}}.ple_{role}",) for role in ("multipliers", "hash_rows", "first_rows")},
     "scalar": ("blk.{layer}.layer_output_scale",),
     "final_norm": ("output_norm", "token_embd_norm"),
     "lm_head": ("output",),
