@@ -330,10 +330,12 @@ fn numbers_outside_their_limits_are_named() {
         ("/tables/0/hashed", json!(false)),
         ("/tables/1/rows", json!(15)),
         ("/tables/1/rows", json!(21)),
+        ("/tables/0/rows", json!((1u64 << 32) + 1)),
     ] {
         let error = changed(hyper(), path, value.clone()).unwrap_err();
         assert!(matches!(error, SpecError::Number { .. }), "{path} = {value}: {error}");
     }
+    changed(hyper(), "/tables/0/rows", json!(1u64 << 32)).unwrap();
     let mixer = "/layers/0/blocks/0/mixer";
     for (path, value) in [
         ("/streams/ends/eps".to_owned(), json!(0.0)),
@@ -358,6 +360,7 @@ fn numbers_outside_their_limits_are_named() {
     }
     for (path, value) in [
         ("/tables/0/rows", json!(0)),
+        ("/tables/0/rows", json!((1u64 << 28) + 1)),
         ("/layers/0/blocks/2/mixer/table", json!(1)),
         ("/layers/0/blocks/2/mixer/first_column", json!(13)),
         ("/layers/0/blocks/2/mixer/width", json!(0)),

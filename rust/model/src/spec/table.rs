@@ -2,7 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::limits::{SpecError, size};
+use crate::limits::{SpecError, require, size};
+
+/// Most rows of a hashed table; Qwen4 has 320 million.
+const MAX_HASHED_ROWS: usize = 1 << 32;
+/// Most elements of a table; keeps its bytes from overflowing.
+const MAX_ELEMENTS: usize = 1 << 56;
 
 /// A table with a row for each token id below `rows`, where the others have the row of id 0, or with rows that hashes of
 /// tokens select. Its rows are read from the file when they are needed. Table `i` has the role `tables.i.weight`.
@@ -20,7 +25,12 @@ pub struct TableSpec {
 
 impl TableSpec {
     pub(super) fn check(self, path: &str) -> Result<(), SpecError> {
-        size(&format!("{path}.rows"), self.rows)?;
-        size(&format!("{path}.columns"), self.columns)
+        size(&format!("{path}.columns"), self.columns)?;
+        let rows = format!("{path}.rows");
+        if !self.hashed {
+            return size(&rows, self.rows);
+        }
+        let most = MAX_HASHED_ROWS.min(MAX_ELEMENTS / self.columns);
+        require(&rows, self.rows, (1..=most).contains(&self.rows), || format!("in 1..={most}"))
     }
 }
