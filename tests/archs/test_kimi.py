@@ -85,10 +85,6 @@ def test_layers_with_attention() -> None:
     assert attending(spec_of("kimi_linear", **more)) == [4, 8]
     assert attending(spec_of("bailing_hybrid")) == [1]
     assert attending(spec_of("bailing_hybrid", layer_types=LEFT_OUT, layer_group_size=3)) == [2]
-    rest = spec_of(
-        "bailing_hybrid", num_hidden_layers=8, layer_types=LEFT_OUT, layer_group_size=3, mlp_layer_types=LEFT_OUT
-    )
-    assert attending(rest) == [2, 5, 6, 7]
 
 
 def test_sizes_of_delta_nets() -> None:

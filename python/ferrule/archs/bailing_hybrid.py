@@ -90,10 +90,7 @@ def bailing_hybrid(config: Config) -> ModelSpec:
     experts = routed_experts(config, corrected_router(config))
     networks = experts_by_layer_type(config, experts) or experts_after_dense(config, experts)
     limits = zip(*(_limits(config, field) for field in LIMITS), strict=True)
-    group = config.integer("layer_group_size", default=6)
-    attending = attending_layers(config, interval=group)
-    if "layer_types" not in config:
-        attending += range(config.layers // group * group, config.layers)
+    attending = attending_layers(config, interval=config.integer("layer_group_size", default=6))
     return latent_decoder(
         config,
         [_limited(network, *of_layer) for network, of_layer in zip(networks, limits, strict=True)],
