@@ -11,7 +11,7 @@
 //! and one cargo feature. A build without a feature is faster to compile and cannot use that instruction set; scalar code is
 //! part of every build.
 
-#[cfg(any(test, all(target_arch = "x86_64", feature = "amx")))]
+#[cfg(any(debug_assertions, all(target_arch = "x86_64", feature = "amx")))]
 mod amx;
 #[cfg(all(target_arch = "x86_64", feature = "avx2"))]
 mod avx2;
@@ -31,7 +31,7 @@ mod tests;
 
 #[cfg(all(target_arch = "x86_64", feature = "amx"))]
 pub use amx::Amx;
-#[cfg(test)]
+#[cfg(debug_assertions)]
 pub use amx::Model;
 #[cfg(all(target_arch = "x86_64", feature = "avx2"))]
 pub use avx2::Avx2;
@@ -81,8 +81,8 @@ macro_rules! isa_registry {
                 #[cfg(all(target_arch = "x86_64", feature = $name))]
                 $token($token),
             )*
-            /// AVX-512 with VNNI and the software model of a matrix unit.
-            #[cfg(all(test, target_arch = "x86_64", feature = "avx512vnni"))]
+            /// AVX-512 with VNNI and the software model of a matrix unit, which developer builds have for tests.
+            #[cfg(all(debug_assertions, target_arch = "x86_64", feature = "avx512vnni"))]
             Model(WithUnit<Avx512Vnni, Model>),
         }
 
@@ -117,7 +117,7 @@ macro_rules! isa_registry {
                         #[cfg(all(target_arch = "x86_64", feature = $name))]
                         Isa::$token(_) => $name,
                     )*
-                    #[cfg(all(test, target_arch = "x86_64", feature = "avx512vnni"))]
+                    #[cfg(all(debug_assertions, target_arch = "x86_64", feature = "avx512vnni"))]
                     Isa::Model(_) => "model",
                 }
             }
@@ -131,7 +131,7 @@ macro_rules! isa_registry {
                         #[cfg(all(target_arch = "x86_64", feature = $name))]
                         Isa::$token(token) => token.vectorize(kernel),
                     )*
-                    #[cfg(all(test, target_arch = "x86_64", feature = "avx512vnni"))]
+                    #[cfg(all(debug_assertions, target_arch = "x86_64", feature = "avx512vnni"))]
                     Isa::Model(token) => token.vectorize(kernel),
                 }
             }
@@ -145,7 +145,7 @@ macro_rules! isa_registry {
                         #[cfg(all(target_arch = "x86_64", feature = $name))]
                         Isa::$token(token) => token.vectorize_dot(kernel),
                     )*
-                    #[cfg(all(test, target_arch = "x86_64", feature = "avx512vnni"))]
+                    #[cfg(all(debug_assertions, target_arch = "x86_64", feature = "avx512vnni"))]
                     Isa::Model(token) => token.vectorize_dot(kernel),
                 }
             }
@@ -186,7 +186,8 @@ pub enum IsaError {
 
 impl Isa {
     /// Returns AVX-512 with VNNI and the same with the software model of a matrix unit, if this machine has VNNI.
-    #[cfg(all(test, target_arch = "x86_64", feature = "avx512vnni"))]
+    #[must_use]
+    #[cfg(all(debug_assertions, target_arch = "x86_64", feature = "avx512vnni"))]
     pub fn vnni_and_model() -> Option<[Self; 2]> {
         let vnni = Avx512Vnni::detect()?;
         Some([Isa::Avx512Vnni(vnni), Isa::Model(WithUnit::new(vnni, Model))])
@@ -198,7 +199,7 @@ impl Isa {
         match self {
             #[cfg(all(target_arch = "x86_64", feature = "amx"))]
             Isa::Amx(token) => Some(token.run_matrix(kernel)),
-            #[cfg(all(test, target_arch = "x86_64", feature = "avx512vnni"))]
+            #[cfg(all(debug_assertions, target_arch = "x86_64", feature = "avx512vnni"))]
             Isa::Model(token) => Some(token.run_matrix(kernel)),
             _ => {
                 let _ = kernel;

@@ -10,8 +10,6 @@ mod grouped;
 pub(crate) mod integer;
 mod panels;
 pub(crate) mod sparse;
-#[cfg(all(test, target_arch = "x86_64", feature = "avx512vnni"))]
-mod tests;
 mod tile;
 mod unit;
 pub(crate) mod unroll;

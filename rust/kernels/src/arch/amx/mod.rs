@@ -3,11 +3,11 @@
 //! Linux lets a process use the unit only after it asked for it, because the registers take 8 KiB more of each thread's
 //! state. Whether it may is found out once; all threads of the process share the permission.
 
-#[cfg(test)]
+#[cfg(debug_assertions)]
 mod model;
 mod program;
 
-#[cfg(test)]
+#[cfg(debug_assertions)]
 pub use model::Model;
 #[cfg(all(target_arch = "x86_64", feature = "amx"))]
 pub use unit::Amx;

@@ -28,11 +28,13 @@ pub struct Model;
 
 impl Model {
     /// Returns whether this thread has tiles that were not released.
+    #[must_use]
     pub fn is_configured() -> bool {
         IS_CONFIGURED.get()
     }
 
     /// Returns the number of programs that this thread ran since the last call.
+    #[must_use]
     pub fn take_programs() -> usize {
         PROGRAMS.take()
     }
@@ -191,91 +193,100 @@ fn address(operand: &str) -> (&str, usize) {
     (name, offset.parse().expect("an offset"))
 }
 
-/// Returns bytes that vary.
-fn bytes(seed: usize) -> [u8; LINE] {
-    from_fn(|i| ((64 * seed + i).wrapping_mul(2_654_435_761) >> 13) as u8)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Compares the products of a unit with sums in plain arithmetic.
-fn check<M: MatrixUnit, const QUADS: usize, const ROWS: usize, const STEPS: usize>(unit: M, first: usize) {
-    let x = from_fn(|tile| from_fn(|step| from_fn(|row| bytes(1000 * tile + 100 * step + row))));
-    let w = from_fn(|panel| from_fn(|step| from_fn(|quad| ByteLine(bytes(5000 + 1000 * panel + 100 * step + quad)))));
-    let (x, w): ([[RowTile; STEPS]; ROWS], [[[ByteLine; QUADS]; STEPS]; 2]) = (x, w);
-    let mut sums = [[[[-1; LANES]; LANES]; 2]; ROWS];
-    // SAFETY: there are no other tiles of this thread.
-    let mut tiles = unsafe { unit.configure::<QUADS>() };
-    tiles.multiply(x.each_ref(), first, w.each_ref(), &mut sums);
-    for (x, sums) in x.iter().zip(&sums) {
-        for (w, sums) in w.iter().zip(sums) {
-            for (row, sums) in sums.iter().enumerate() {
-                for (column, sum) in sums.iter().enumerate() {
-                    let mut exact = 0;
-                    for (x, w) in x.iter().zip(w) {
-                        for input in 0..4 * QUADS {
-                            let weight = i32::from(w[input / 4].0[4 * column + input % 4]);
-                            exact += i32::from(x[row][4 * first + input].cast_signed()) * weight;
+    /// Returns bytes that vary.
+    fn bytes(seed: usize) -> [u8; LINE] {
+        from_fn(|i| ((64 * seed + i).wrapping_mul(2_654_435_761) >> 13) as u8)
+    }
+
+    /// Compares the products of a unit with sums in plain arithmetic.
+    fn check<M: MatrixUnit, const QUADS: usize, const ROWS: usize, const STEPS: usize>(unit: M, first: usize) {
+        let x = from_fn(|tile| from_fn(|step| from_fn(|row| bytes(1000 * tile + 100 * step + row))));
+        let w =
+            from_fn(|panel| from_fn(|step| from_fn(|quad| ByteLine(bytes(5000 + 1000 * panel + 100 * step + quad)))));
+        let (x, w): ([[RowTile; STEPS]; ROWS], [[[ByteLine; QUADS]; STEPS]; 2]) = (x, w);
+        let mut sums = [[[[-1; LANES]; LANES]; 2]; ROWS];
+        // SAFETY: there are no other tiles of this thread.
+        let mut tiles = unsafe { unit.configure::<QUADS>() };
+        tiles.multiply(x.each_ref(), first, w.each_ref(), &mut sums);
+        for (x, sums) in x.iter().zip(&sums) {
+            for (w, sums) in w.iter().zip(sums) {
+                for (row, sums) in sums.iter().enumerate() {
+                    for (column, sum) in sums.iter().enumerate() {
+                        let mut exact = 0;
+                        for (x, w) in x.iter().zip(w) {
+                            for input in 0..4 * QUADS {
+                                let weight = i32::from(w[input / 4].0[4 * column + input % 4]);
+                                exact += i32::from(x[row][4 * first + input].cast_signed()) * weight;
+                            }
                         }
+                        assert_eq!(
+                            *sum, exact,
+                            "row {row}, column {column}, {QUADS} quads from {first} on, {STEPS} steps"
+                        );
                     }
-                    assert_eq!(*sum, exact, "row {row}, column {column}, {QUADS} quads from {first} on, {STEPS} steps");
                 }
             }
         }
     }
-}
 
-/// Compares all programs with plain arithmetic.
-fn check_all<M: MatrixUnit>(unit: M) {
-    check::<M, 16, 1, 1>(unit, 0);
-    check::<M, 16, 2, 1>(unit, 0);
-    check::<M, 16, 1, 2>(unit, 0);
-    check::<M, 16, 2, 2>(unit, 0);
-    for first in [0, 8] {
-        check::<M, 8, 1, 1>(unit, first);
-        check::<M, 8, 2, 1>(unit, first);
-    }
-    for first in [0, 4, 8, 12] {
-        check::<M, 4, 1, 1>(unit, first);
-        check::<M, 4, 2, 1>(unit, first);
-    }
-}
-
-#[test]
-fn programs_multiply_exactly() {
-    check_all(Model);
-    assert!(!Model::is_configured());
-    #[cfg(all(target_arch = "x86_64", feature = "amx"))]
-    if let Some(isa) = super::Amx::detect() {
-        struct CheckAll;
-
-        impl crate::arch::MatrixKernel for CheckAll {
-            type Output = ();
-
-            fn run<S: crate::arch::Dot, M: MatrixUnit>(self, _: S, unit: M) {
-                check_all(unit);
-            }
+    /// Compares all programs with plain arithmetic.
+    fn check_all<M: MatrixUnit>(unit: M) {
+        check::<M, 16, 1, 1>(unit, 0);
+        check::<M, 16, 2, 1>(unit, 0);
+        check::<M, 16, 1, 2>(unit, 0);
+        check::<M, 16, 2, 2>(unit, 0);
+        for first in [0, 8] {
+            check::<M, 8, 1, 1>(unit, first);
+            check::<M, 8, 2, 1>(unit, first);
         }
-
-        isa.run_matrix(CheckAll);
+        for first in [0, 4, 8, 12] {
+            check::<M, 4, 1, 1>(unit, first);
+            check::<M, 4, 2, 1>(unit, first);
+        }
     }
-}
 
-#[test]
-#[should_panic(expected = "sizes of the tiles of a product")]
-fn products_of_other_sizes_are_refused() {
-    let mut registers = Registers::configured(&TileConfig::new(8));
-    registers.run("tdpbsud tmm0, tmm6, tmm4", &HashMap::new(), &mut []);
-}
+    #[test]
+    fn programs_multiply_exactly() {
+        check_all(Model);
+        assert!(!Model::is_configured());
+        #[cfg(all(target_arch = "x86_64", feature = "amx"))]
+        if let Some(isa) = crate::arch::Amx::detect() {
+            struct CheckAll;
 
-#[test]
-#[should_panic(expected = "17 rows of 64 bytes")]
-fn tiles_beyond_the_palette_are_refused() {
-    let mut config = TileConfig::new(16);
-    config.rows[3] = 17;
-    Registers::configured(&config);
-}
+            impl crate::arch::MatrixKernel for CheckAll {
+                type Output = ();
 
-#[test]
-#[should_panic(expected = "a row of a tile has sixteen quads")]
-fn quads_beyond_a_row_are_refused() {
-    check::<Model, 8, 1, 1>(Model, 9);
+                fn run<S: crate::arch::Dot, M: MatrixUnit>(self, _: S, unit: M) {
+                    check_all(unit);
+                }
+            }
+
+            isa.run_matrix(CheckAll);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "sizes of the tiles of a product")]
+    fn products_of_other_sizes_are_refused() {
+        let mut registers = Registers::configured(&TileConfig::new(8));
+        registers.run("tdpbsud tmm0, tmm6, tmm4", &HashMap::new(), &mut []);
+    }
+
+    #[test]
+    #[should_panic(expected = "17 rows of 64 bytes")]
+    fn tiles_beyond_the_palette_are_refused() {
+        let mut config = TileConfig::new(16);
+        config.rows[3] = 17;
+        Registers::configured(&config);
+    }
+
+    #[test]
+    #[should_panic(expected = "a row of a tile has sixteen quads")]
+    fn quads_beyond_a_row_are_refused() {
+        check::<Model, 8, 1, 1>(Model, 9);
+    }
 }

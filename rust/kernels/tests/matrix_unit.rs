@@ -1,11 +1,12 @@
 //! Products with a matrix unit, which must have the bits of those without it. All machines with VNNI test the software model
 //! of a unit, those with AMX their own unit too.
 
+#![cfg(all(debug_assertions, target_arch = "x86_64", feature = "avx512vnni"))]
+
 use std::num::NonZeroUsize;
 
-use super::matmul;
-use crate::arch::{Isa, Model};
-use crate::{Cancel, Exec, Format, PackedMatrix, Pool};
+use ferrule_kernels::arch::{Isa, Model};
+use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, Pool, matmul};
 
 /// Numbers of rows: those without the unit, less and more than a tile and a pair of tiles, and more than a task.
 const ROWS: [usize; 9] = [1, 12, 13, 15, 16, 17, 33, 48, 530];
