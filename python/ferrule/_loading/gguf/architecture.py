@@ -130,6 +130,13 @@ def gating(file: GgufFile, default: str) -> str:
     return GATING[number] or default
 
 
+def require_gating(file: GgufFile, only: str) -> None:
+    """Refuses other score functions of the router than `only`, which is also the default."""
+    if gating(file, only) != only:
+        (number,) = (number for number, name in GATING.items() if name == only)
+        raise file.metadata.unsupported(file.key("expert_gating_func"), f"{number} ({only}) in this architecture")
+
+
 def latent(file: GgufFile, config: Config) -> dict[str, Any]:
     """Returns the fields of latent attention and its experts.
 

@@ -16,6 +16,7 @@ from ferrule._loading.gguf.architecture import (
     latent,
     layer_flags,
     layers_with,
+    require_gating,
     same_base,
     shared_experts,
     sliding,
@@ -147,8 +148,7 @@ def _exaone_moe(file: GgufFile, config: Config) -> dict[str, Any]:
 
 def _sigmoid(file: GgufFile, config: Config) -> dict[str, Any]:
     """Returns the fields of a mixture of experts in DeepSeek-V3's form."""
-    if gating(file, "sigmoid") != "sigmoid":
-        raise file.metadata.unsupported(file.key("expert_gating_func"), "2 (sigmoid) in this architecture")
+    require_gating(file, "sigmoid")
     return {
         **has_biases(file),
         "use_qk_norm": "attn_q_norm.weight" in file.in_layers,
@@ -174,8 +174,7 @@ def _deepseek2(file: GgufFile, config: Config) -> dict[str, Any]:
 def _glm_dsa(file: GgufFile, config: Config) -> dict[str, Any]:
     """Returns GLM-5's fields; layers without an indexer's tensors share one in files without their types."""
     metadata, key = file.metadata, file.key("attention.indexer.types")
-    if gating(file, "sigmoid") != "sigmoid":
-        raise metadata.unsupported(file.key("expert_gating_func"), "2 (sigmoid) in this architecture")
+    require_gating(file, "sigmoid")
     indexed = layers_with(file, config, "indexer.attn_q_b.weight")
     has = layer_flags(file, config, "attention.indexer.types") or [index in indexed for index in range(config.layers)]
     if not has[0]:
@@ -226,8 +225,7 @@ def _mistral3(file: GgufFile, config: Config) -> dict[str, Any]:
 
 
 def _mistral4(file: GgufFile, config: Config) -> dict[str, Any]:
-    if gating(file, "softmax") != "softmax":
-        raise file.metadata.unsupported(file.key("expert_gating_func"), "1 (softmax) in this architecture")
+    require_gating(file, "softmax")
     fields = {"rope_scaling": config.values["rope_scaling"], **latent(file, config)}
     parameters = {**fields["rope_scaling"], **_query_growth(file, config)}
     return {**fields, "model_type": "mistral4", "rope_parameters": parameters, "rope_scaling": None}
@@ -235,8 +233,7 @@ def _mistral4(file: GgufFile, config: Config) -> dict[str, Any]:
 
 def _hy_v3(file: GgufFile, config: Config) -> dict[str, Any]:
     """Returns Hunyuan 3's fields; the width of its shared expert is a number of experts."""
-    if gating(file, "sigmoid") != "sigmoid":
-        raise file.metadata.unsupported(file.key("expert_gating_func"), "2 (sigmoid) in this architecture")
+    require_gating(file, "sigmoid")
     metadata = file.metadata
     sparse = layers_with(file, config, "ffn_gate_inp.weight")
     return {

@@ -10,9 +10,9 @@ from ferrule._loading.gguf.architecture import (
     GgufArchitecture,
     by_layer,
     fraction,
-    gating,
     has_biases,
     layers_with,
+    require_gating,
     sliding,
 )
 from ferrule._loading.gguf.file import GgufFile
@@ -252,8 +252,7 @@ def _minimax_m3(file: GgufFile, config: Config) -> dict[str, Any]:
     Raises ConfigError if a layer has no indexer, as in files that old versions of llama.cpp wrote.
     """
     metadata, layers = file.metadata, config.layers
-    if gating(file, "sigmoid") != "sigmoid":
-        raise metadata.unsupported(file.key("expert_gating_func"), "2 (sigmoid) in this architecture")
+    require_gating(file, "sigmoid")
     if not metadata.flag(file.key("expert_weights_norm"), default=True):
         raise metadata.unsupported(file.key("expert_weights_norm"), "true or omitted in this architecture")
     dense = metadata.integer(file.key("leading_dense_block_count"), default=0, low=0, high=layers)

@@ -12,10 +12,10 @@ from ferrule._loading.gguf.architecture import (
     GgufArchitecture,
     by_layer,
     fraction,
-    gating,
     has_biases,
     latent,
     layers_with,
+    require_gating,
     shared_experts,
 )
 from ferrule._loading.gguf.file import GgufFile
@@ -58,9 +58,9 @@ def _attending(file: GgufFile, config: Config) -> list[int]:
     return layers_with(file, config, "attn_output.weight")
 
 
-def _layer_types(file: GgufFile, config: Config, other: str) -> list[str]:
-    """Returns the type of each layer: full attention, or `other`."""
-    attending = _attending(file, config)
+def _layer_types(file: GgufFile, config: Config, other: str, tensor: str = "attn_output.weight") -> list[str]:
+    """Returns the type of each layer: full attention if it has a tensor of this name, or `other`."""
+    attending = layers_with(file, config, tensor)
     return ["full_attention" if index in attending else other for index in range(config.layers)]
 
 
@@ -92,8 +92,7 @@ def _lfm2(file: GgufFile, config: Config) -> dict[str, Any]:
 
 
 def _lfm2moe(file: GgufFile, config: Config) -> dict[str, Any]:
-    if gating(file, "sigmoid") != "sigmoid":
-        raise file.metadata.unsupported(file.key("expert_gating_func"), "2 (sigmoid) in this architecture")
+    require_gating(file, "sigmoid")
     return {**_lfm2(file, config), "use_expert_bias": "exp_probs_b.bias" in file.in_layers}
 
 
@@ -207,15 +206,13 @@ def _nemotron_h(file: GgufFile, config: Config) -> dict[str, Any]:
 def _kimi_linear(file: GgufFile, config: Config) -> dict[str, Any]:
     """Returns Kimi Linear's fields; the heads of latent attention are those of the delta nets."""
     metadata = file.metadata
-    if gating(file, "sigmoid") != "sigmoid":
-        raise metadata.unsupported(file.key("expert_gating_func"), "2 (sigmoid) in this architecture")
+    require_gating(file, "sigmoid")
     fields = latent(file, config)
     fields["moe_renormalize"] = metadata.flag(file.key("expert_weights_norm"), default=True)
     del fields["norm_topk_prob"]
-    attending = layers_with(file, config, "attn_kv_a_mqa.weight")
     return {
         **fields,
-        "layer_types": [("linear_attention", "full_attention")[index in attending] for index in range(config.layers)],
+        "layer_types": _layer_types(file, config, "linear_attention", "attn_kv_a_mqa.weight"),
         "linear_attn_config": {
             "num_heads": config.heads,
             "head_dim": metadata.integer(file.key("kda.head_dim")),
@@ -230,14 +227,12 @@ def _bailingmoe3(file: GgufFile, config: Config) -> dict[str, Any]:
     Files without `kda.safe_gate` have decays with a bound.
     """
     metadata = file.metadata
-    if gating(file, "sigmoid") != "sigmoid":
-        raise metadata.unsupported(file.key("expert_gating_func"), "2 (sigmoid) in this architecture")
+    require_gating(file, "sigmoid")
     if not metadata.flag(file.key("kda.safe_gate"), default=True):
         raise metadata.unsupported(file.key("kda.safe_gate"), "true or omitted in this architecture")
-    attending = layers_with(file, config, "attn_kv_a_mqa.weight")
     return {
         **latent(file, config),
-        "layer_types": [("linear_attention", "full_attention")[index in attending] for index in range(config.layers)],
+        "layer_types": _layer_types(file, config, "linear_attention", "attn_kv_a_mqa.weight"),
         "linear_num_heads": config.heads,
         "linear_head_dim": config.integer("linear_head_dim"),
         "linear_conv_kernel_dim": config.integer("linear_conv_kernel_dim"),
