@@ -269,9 +269,9 @@ REFUSED: list[tuple[str, Mapping[str, object], str]] = [
         (
             "minimax_m3",
             {f"attention.indexer.{name}": None},
-            rf"indexer\.{name} must be an integer .*, but it is missing",
+            rf"indexer\.{name} must be an integer from {low} to \d+, but it is missing",
         )
-        for name in ("head_count", "key_length", "top_k", "block_size", "local_blocks")
+        for name, low in (("head_count", 1), ("key_length", 1), ("top_k", 1), ("block_size", 1), ("local_blocks", 0))
     ),
     ("qwen4_exp", {"attention.compress_ratios": None}, "compress_ratios must be an integer .*, but it is missing"),
     (

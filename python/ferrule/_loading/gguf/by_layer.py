@@ -259,7 +259,7 @@ def _minimax_m3(file: GgufFile, config: Config) -> dict[str, Any]:
     for layer in range(dense, layers):
         file.shape(f"blk.{layer}.indexer.q_proj.weight")
     for field in _BLOCK_INDEXER:
-        config.integer(field, low=field != "index_local_blocks")
+        config.integer(field, low=0 if field == "index_local_blocks" else 1)
     shared = metadata.integer(file.key("expert_shared_count"))
     return {
         "layer_types": [FULL] * dense + ["minimax_m3_sparse"] * (layers - dense),
