@@ -53,7 +53,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *(
         ("bailing_hybrid", {field: limits}, f"{field} must be a list of finite numbers from 0, or null for no limit")
         for field in LIMITS
-        for limits in (4.0, [-1], [math.nan], ["4"])
+        for limits in (4.0, [-1], [math.nan], [math.inf], ["4"], [True], [10**400])
     ),
 ]
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 from typing import cast
 
-from ferrule.archs.config import Config
+from ferrule.archs.config import Config, finite
 from ferrule.archs.experts import (
     corrected_router,
     experts_after_dense,
@@ -107,9 +107,10 @@ def bailing_hybrid(config: Config) -> ModelSpec:
 def _limits(config: Config, field: str) -> list[float]:
     """Returns the limit of each layer; 0 for none, and for layers after the end of the list."""
     value: object = config.values.get(field)
-    found = cast("list[object]", value) if isinstance(value, list) else []
-    limits = [limit or 0.0 for limit in found if limit is None or isinstance(limit, int | float)]
-    if not isinstance(value, list | None) or len(limits) != len(found) or not all(0 <= x < math.inf for x in limits):
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    numbers = (finite(0 if item is None else item) for item in items)
+    limits = [number for number in numbers if number is not None and number >= 0]
+    if not isinstance(value, list | None) or len(limits) != len(items):
         raise config.error(field, "a list of finite numbers from 0, or null for no limit")
     return [*limits, *[0.0] * config.layers][: config.layers]
 

@@ -140,7 +140,7 @@ class Config:
         if value is None and default is not None:
             return default
         limit = f"a finite number above {above:g}" if low is None else f"a finite number from {low:g}"
-        number = _finite(value)
+        number = finite(value)
         if number is None or (number <= above if low is None else number < low):
             raise self.error(field, limit)
         return number
@@ -196,7 +196,7 @@ class Config:
         """A list of finite numbers above 0."""
         value: object = self.values.get(field)
         items = cast("list[object]", value) if isinstance(value, list) else []
-        numbers = tuple(number for number in map(_finite, items) if number is not None and number > 0)
+        numbers = tuple(number for number in map(finite, items) if number is not None and number > 0)
         if not items or len(numbers) != len(items):
             raise self.error(field, "a list of finite numbers above 0")
         return numbers
@@ -291,7 +291,7 @@ class Config:
         return _ACTIVATIONS[name]
 
 
-def _finite(value: object) -> float | None:
+def finite(value: object) -> float | None:
     """Returns a number as a float; None for other types and for numbers that no float can hold."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
