@@ -13,25 +13,21 @@ from typing import Any
 import pytest
 
 import fakes
+from archs.specs import spec_of
 from conftest import TINY
 from faults.isolated import PROMISED_EXTRA_BYTES, assert_refused, run
 from ferrule import LLM, ConfigError, InvalidParameterError, ModelFileError, ModelNotFoundError, model_info
 from ferrule._api.info import LayerGroup, layer_groups, ranges, size_text
 from ferrule._cli import main
 from ferrule._cli.layers import frame_words, mixer_words
-from ferrule._loading import has_weights, read_model_files
+from ferrule._loading import has_weights
 from ferrule._loading.shapes import find_shape
 from ferrule._params.options import QUANTIZATIONS
 from ferrule._text.parsers import reasoning_parser_for
-from ferrule.archs.spec import ModelSpec
 
 GOLDEN = Path(__file__).parent / "golden" / "logits"
 KINDS = ("deepseek_v3", "gemma3", "gpt2", "gpt_oss", "opt", "qwen3_moe", "xglm")
 """Latent attention, windows, positions, mixture of experts, tied and untied lm_head."""
-
-
-def spec_of(case: str) -> ModelSpec:
-    return read_model_files(GOLDEN / case).spec
 
 
 @pytest.mark.native
@@ -368,9 +364,9 @@ def test_human_readable_sizes() -> None:
     assert texts == ["0 B", "1023 B", "1 KiB", "1.5 MiB", "140 GiB"]
 
 
-def words(case: str) -> list[tuple[str, str, str]]:
+def words(case: str, **changes: object) -> list[tuple[str, str, str]]:
     """Lines of each kind of layer: attention, feed-forward network, and norms."""
-    spec = spec_of(case)
+    spec = spec_of(case, **changes)
 
     def shown(group: LayerGroup) -> tuple[str, str, str]:
         layer = group.layer
@@ -387,6 +383,8 @@ def test_layer_descriptions() -> None:
     assert cohere[2] == "layer norm before both blocks; parallel blocks"
     assert "sinks" in words("gpt_oss")[0][0]
     assert "clamped at 7 (alpha 1.702)" in words("gpt_oss")[0][1]
+    limited = words("bailing_hybrid", expert_swiglu_limit_list=[0, 4])[1][1]
+    assert "clamped at 4, gates at 4.07 (alpha 1)" in limited
     assert "no RoPE" in words("gpt2")[0][0]
     assert "ALiBi" in words("bloom")[0][0]
     assert "2 experts" not in words("qwen3_moe")[0][1]
@@ -400,7 +398,7 @@ def test_layer_descriptions() -> None:
 
 
 def test_descriptions_of_streams_and_ngrams() -> None:
-    spec = read_model_files(GOLDEN.parent / "variants" / "qwen4_exp").spec
+    spec = spec_of("qwen4_exp")
     layer = spec.layers[0]
     kind, ngrams = mixer_words(layer.block("ngram").mixer, spec.ropes)
     assert kind == "n-grams"
@@ -410,7 +408,7 @@ def test_descriptions_of_streams_and_ngrams() -> None:
 
 
 def test_descriptions_of_compressed_entries_and_mixed_streams() -> None:
-    spec = read_model_files(GOLDEN.parent / "variants" / "deepseek_v4").spec
+    spec = spec_of("deepseek_v4")
     hashed, _, sparse = spec.layers
     kind, words = mixer_words(sparse.block("compressed_attention").mixer, spec.ropes)
     assert kind == "attention"
