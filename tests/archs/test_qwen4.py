@@ -175,6 +175,10 @@ def test_gate_and_router() -> None:
         ),
         (MANY_LAYERS | {"heads_per_ngram": None}, "heads_per_ngram must be an integer from 1 to 5, got 8"),
         ({"ple_layer_ids": [1], "ngram_multipliers": [3]}, "ngram_multipliers must be a list of 3 integers, got [3]"),
+        (
+            {"ple_layer_ids": [1, 2], "ngram_multipliers": [3, 5, 7], "ngram_hash_rows": [97] * 8},
+            "ple_layer_ids must be one layer if ngram_multipliers is given, got [1, 2]",
+        ),
         ({"split_ngram_parts": 0}, "split_ngram_parts must be an integer from 1"),
         ({"make_ngram_vocab_size_divisible_by": 0}, "make_ngram_vocab_size_divisible_by must be an integer from 1"),
         ({"ple_conv_kernel_size": 65}, "ple_conv_kernel_size must be an integer from 1 to 64, got 65"),

@@ -193,7 +193,9 @@ def _ngrams(config: Config, spec: ModelSpec, streams: int, norm: RmsNorm) -> dic
         raise config.error("eos_token_id", "a token id, because n-grams do not cross the ends of texts")
     seed = config.integer("seed", default=1234, low=0)
     primes = _primes(config.integer("ngram_vocab_size_base", default=20_000_000))
-    given = _given_constants(config, length, hashes) if len(layers) == 1 else None
+    given = _given_constants(config, length, hashes)
+    if given and len(layers) > 1:
+        raise config.unsupported("ple_layer_ids", "one layer if ngram_multipliers is given")
     parts = config.integer("split_ngram_parts", high=MAX_PARTS)
     if parts * len(layers) > MAX_SEPARATE_TENSORS:
         limit = f"at most {MAX_SEPARATE_TENSORS // len(layers)} for the {len(layers)} layers of ple_layer_ids"
