@@ -17,6 +17,8 @@ import gguf_convert
 import gguf_mixers
 import gguf_named
 from ferrule import LLM, ConfigError, ModelFileError, SamplingParams, UnsupportedModelError, model_info
+from ferrule._loading import read_model_files
+from ferrule.archs.spec import Attention
 from gguf_convert import Named, convert
 from gguf_mixers import mixer_metadata, mixer_tensors
 from gguf_varied import varied_metadata
@@ -286,12 +288,18 @@ REFUSED: list[tuple[str, Mapping[str, object], str]] = [
     ),
     ("qwen4_exp", {"ple.layers": [0, 1]}, r"ple\.layers must be one layer, because files have one set of hashes"),
     ("qwen4_exp", {"ple.layers": [3]}, r"ple\.layers must be a list of integers from 0 to 2"),
-    ("qwen4_exp", {"ple.layer_multipliers": None}, r"layer_multipliers must be a list with a number for each token"),
+    ("qwen4_exp", {"ple.layer_multipliers": None}, "layer_multipliers must be a list of 3 integers, but it is missing"),
     ("qwen4_exp", {"ple.layer_multipliers": [1, 3]}, r"layer_multipliers must be a list of 3 integers"),
     (
         "qwen4_exp",
         {"ple.head_offsets": [0, 97]},
         r"head_offsets must be sums of ple\.head_vocab_sizes, in order from 0",
+    ),
+    ("qwen4_exp", {"ple.heads_per_ngram": 1 << 28}, "heads_per_ngram must be an integer from 1 to 512, got 268435456"),
+    (
+        "qwen4_exp",
+        {"embedding_length_per_layer_input": 1 << 28},
+        "embedding_length_per_layer_input must be an integer from 1 to 33554432, got 268435456",
     ),
     ("qwen4_exp", {"ple.head_vocab_sizes": None}, r"head_offsets must be sums of ple\.head_vocab_sizes"),
     ("qwen4_exp", {"ple.eos_token_id": None}, r"ple\.eos_token_id must be a token id, because n-grams"),
@@ -318,6 +326,30 @@ def test_unsupported_or_missing_keys(
     file = convert(changed_checkpoint(case, NGRAMS if case == "qwen4_exp" else {}, tmp_path), tmp_path / "model.gguf")
     with pytest.raises((ConfigError, UnsupportedModelError), match=message):
         model_info(file)
+
+
+def test_table_of_ngrams_with_too_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = gguf_convert.named_tensors
+    monkeypatch.setattr(
+        gguf_convert,
+        "named_tensors",
+        lambda *given: ((name, each[:800] if name.startswith("per_") else each) for name, each in named(*given)),
+    )
+    file = convert(changed_checkpoint("qwen4_exp", NGRAMS, tmp_path), tmp_path / "model.gguf")
+    with pytest.raises(
+        ConfigError, match=r"'per_layer_token_embd\.weight' must have from 888 to 4294967296 rows, got 800"
+    ):
+        model_info(file)
+
+
+def test_attention_without_indexer_in_qwen4exp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compress ratio of 0 means that a layer attends to all tokens."""
+    named = gguf_named.named_metadata
+    ratios = {"attention.compress_ratios": [0] * 3}
+    monkeypatch.setattr(gguf_convert, "named_metadata", lambda *given: {**named(*given), **ratios})
+    file = convert(changed_checkpoint("qwen4_exp", NGRAMS, tmp_path), tmp_path / "model.gguf")
+    (layer,) = (layer for layer in read_model_files(file).spec.layers if layer.mixers(Attention))
+    assert layer.attention.indexer is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from ferrule.archs.config import Config
+from ferrule.archs.config import MAX_SIZE, Config
 from ferrule.errors import ConfigError
 
 SUFFIX = ".gguf"
@@ -56,14 +56,16 @@ class GgufFile:
             raise ConfigError(f"{self.path}: tensor {tensor!r} is missing; every model of this architecture has it")
         return self.tensors[tensor][1]
 
-    def rows(self, tensor: str) -> int:
-        """Returns the number of rows of a required matrix.
+    def rows(self, tensor: str, *, low: int = 1, high: int = MAX_SIZE) -> int:
+        """Returns the number of rows of a required matrix, from `low` to `high`.
 
-        Raises ConfigError if it is missing or not a matrix.
+        Raises ConfigError if it is missing or not a matrix, or has another number of rows.
         """
         shape = self.shape(tensor)
         if len(shape) != 2:
             raise ConfigError(f"{self.path}: tensor {tensor!r} must have 2 dimensions, got shape {list(shape)}")
+        if not low <= shape[0] <= high:
+            raise ConfigError(f"{self.path}: tensor {tensor!r} must have from {low} to {high} rows, got {shape[0]}")
         return shape[0]
 
     def factors(self, tensor: str, count: int) -> Sequence[float]:

@@ -6,6 +6,7 @@ The tensors of a layer show its mixers. Metadata shows them too, but under keys 
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import Any
 
 from ferrule._loading.gguf.architecture import (
@@ -20,6 +21,7 @@ from ferrule._loading.gguf.architecture import (
 )
 from ferrule._loading.gguf.file import GgufFile
 from ferrule.archs.config import MAX_SIZE, MAX_TABLE_ROWS, Config
+from ferrule.archs.qwen4_exp import MAX_HASHES, MAX_NGRAM
 
 _RMS_NORM = "attention.layer_norm_rms_epsilon"
 _GRANITE = {
@@ -126,26 +128,27 @@ def _qwen4exp(file: GgufFile, config: Config) -> dict[str, Any]:
 
 def _ngrams(file: GgufFile, config: Config) -> dict[str, Any]:
     """Returns the fields of the embeddings of n-grams of one layer."""
-    metadata, table = file.metadata, "per_layer_token_embd.weight"
+    metadata = file.metadata
     layers = metadata.integers(file.key("ple.layers"), low=0, high=config.layers - 1)
     if not layers:
         return {}
     if len(layers) > 1:
         raise metadata.unsupported(file.key("ple.layers"), "one layer, because files have one set of hashes")
-    lengths = config.integer("ngram_size", low=2) - 1
+    lengths = config.integer("ngram_size", low=2, high=MAX_NGRAM) - 1
     offsets = metadata.integers(file.key("ple.head_offsets"), low=0, high=MAX_TABLE_ROWS)
     rows = metadata.integers(file.key("ple.head_vocab_sizes"), low=1, high=MAX_SIZE)
-    if offsets != [sum(rows[:index]) for index in range(len(rows))] or not rows:
+    if not rows or offsets != [0, *accumulate(rows[:-1])]:
         raise metadata.unsupported(file.key("ple.head_offsets"), "sums of ple.head_vocab_sizes, in order from 0")
-    if not config.integers("ngram_multipliers", low=-(2**63), high=2**63 - 1):
-        raise config.error("ngram_multipliers", "a list with a number for each token of an n-gram")
-    hashes = lengths * config.integer("heads_per_ngram")
+    hashes = lengths * config.integer("heads_per_ngram", high=MAX_HASHES // lengths)
+    columns = metadata.integer(file.key("embedding_length_per_layer_input"), high=MAX_SIZE // hashes)
     config.integer("ple_conv_kernel_size")
     return {
         "ple_layer_ids": [layers[0] + 1],
-        "ple_embed_dim": hashes * metadata.integer(file.key("embedding_length_per_layer_input")),
+        "ple_embed_dim": hashes * columns,
         "split_ngram_parts": 1,
-        "make_ngram_vocab_size_divisible_by": file.rows(table),
+        "make_ngram_vocab_size_divisible_by": file.rows(
+            "per_layer_token_embd.weight", low=sum(rows), high=MAX_TABLE_ROWS
+        ),
     }
 
 
