@@ -66,7 +66,7 @@ pub(crate) fn load_error(error: &LoadError) -> PyErr {
         | LoadError::PackedAs { .. }
         | LoadError::NotQuantizable { .. }
         | LoadError::TooDense(_)
-        | LoadError::Sign { .. }
+        | LoadError::NotExponential { .. }
         | LoadError::NotIntegers { .. }
         | LoadError::Id { .. }
         | LoadError::Constant { .. } => ModelFileError::new_err(message),

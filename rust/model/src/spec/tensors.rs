@@ -36,7 +36,15 @@ pub enum Exponential {
 }
 
 impl Exponential {
-    /// Returns the values whose exponentials are `stored`; `None` for one of the wrong sign or that is not finite.
+    /// Returns the name in a spec.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Exp => "exp",
+            Self::NegatedExp => "negated_exp",
+        }
+    }
+
+    /// Returns the value whose exponential is `stored`; `None` for one of the wrong sign or that is not finite.
     pub(crate) fn value(self, stored: f32) -> Option<f32> {
         let exp = if self == Self::Exp { stored } else { -stored };
         (exp >= 0.0 && exp.is_finite()).then(|| exp.ln())

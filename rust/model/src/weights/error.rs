@@ -49,12 +49,12 @@ pub enum LoadError {
     /// A tensor has more nonzero weights than its sparse format stores.
     #[error(transparent)]
     TooDense(PackError),
-    /// A tensor that stores exponentials has a number of the wrong sign or one that is not finite.
+    /// A tensor that stores exponentials has a number of the wrong sign, or one that is not finite.
     #[error("tensor {tensor:?} must hold finite numbers {}, got {found}", match exponential {
         Exponential::Exp => ">= 0, because it stores exp(x)",
         Exponential::NegatedExp => "<= 0, because it stores -exp(x)",
     })]
-    Sign {
+    NotExponential {
         /// Name in the checkpoint.
         tensor: String,
         /// Exponential that the tensor stores.

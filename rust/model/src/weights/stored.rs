@@ -205,7 +205,8 @@ impl<'a> View<'a> {
     /// Returns the matrix as a table of rows of `columns` elements that stays in its file; `None` if it is not a whole
     /// tensor whose rows can be read one by one.
     pub fn table(&self, columns: usize) -> Option<StoredTable> {
-        let whole = self.has_values() && self.column_stride == 1 && self.tensor.elements() == self.rows * columns;
+        let whole =
+            self.exponential.is_none() && self.column_stride == 1 && self.tensor.elements() == self.rows * columns;
         if whole { self.checkpoint.table(&self.tensor, columns) } else { None }
     }
 
@@ -265,9 +266,9 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether the stored numbers are the values, as those of a matrix must be.
-    pub fn has_values(&self) -> bool {
-        self.exponential.is_none()
+    /// Returns the exponential that the tensor stores in place of the values; those of a matrix are stored as they are.
+    pub fn exponential(&self) -> Option<Exponential> {
+        self.exponential
     }
 
     /// Reads the values of a row of a vector or table: logarithms if the tensor stores exponentials.
@@ -276,7 +277,7 @@ impl<'a> View<'a> {
         let Some(exponential) = self.exponential else { return Ok(()) };
         out.iter_mut().try_for_each(|x| {
             let found = *x;
-            let wrong = || LoadError::Sign { tensor: self.tensor.name().to_owned(), exponential, found };
+            let wrong = || LoadError::NotExponential { tensor: self.tensor.name().to_owned(), exponential, found };
             *x = exponential.value(found).ok_or_else(wrong)?;
             Ok(())
         })

@@ -4,7 +4,7 @@ use ferrule_formats::Checkpoint;
 use ferrule_kernels::{Format, machine};
 
 use super::{MatrixPart, MatrixRequest, VectorReader, WeightSource};
-use crate::limits::{SpecError, require};
+use crate::limits::SpecError;
 use crate::quantization::Quantization;
 use crate::spec::{ModelSpec, TableSpec};
 use crate::weights::error::LoadError;
@@ -27,10 +27,10 @@ impl<'a> CheckpointWeights<'a> {
     fn part(&self, part: &MatrixPart<'_>, columns: usize, check_values: bool) -> Result<Vec<View<'a>>, LoadError> {
         let [rows, columns] = part.slice.map_or([part.rows, columns], |slice| slice.whole);
         let views = self.views(part.role, rows, Some(columns))?;
-        let stores_values = views.iter().all(View::has_values);
-        require(&format!("tensors.{}.exponential", part.role), "given", stores_values, || {
-            "null for a matrix".to_owned()
-        })?;
+        if let Some(exponential) = views.iter().find_map(View::exponential) {
+            let (field, value) = (format!("tensors.{}.exponential", part.role), exponential.name().to_owned());
+            return Err(SpecError::Number { field, value, limit: "null for a matrix".to_owned() }.into());
+        }
         if check_values {
             views.iter().try_for_each(View::check)?;
         }
