@@ -164,6 +164,7 @@ impl NgramEmbeddingSpec {
     /// Reads the selected rows of the tables, and releases their memory.
     fn read(&self, pass: &MixerPass<'_>, found: &[usize], vectors: &mut [f32]) -> Result<(), PoolError> {
         let tables = &pass.tables[self.first_table..][..self.tables];
+        // The check of a table's spec keeps its rows within 32 bits.
         let place = |row: usize| (&tables[row / tables[0].spec.rows], (row % tables[0].spec.rows) as u32);
         let of_row =
             |row: usize| found[row * self.hash_rows.len()..][..self.hash_rows.len()].iter().map(|row| place(*row));

@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::{SpecError, require, size};
 
-/// Most rows of a hashed table; Qwen4 has 320 million.
+/// Most rows of a hashed table, whose indices must fit in 32 bits; Qwen4 has 320 million.
 const MAX_HASHED_ROWS: usize = 1 << 32;
-/// Most elements of a table; keeps its bytes from overflowing.
+/// Most elements of a hashed table; keeps its bytes from overflowing.
 const MAX_ELEMENTS: usize = 1 << 56;
 
 /// A table with a row for each token id below `rows`, where the others have the row of id 0, or with rows that hashes of

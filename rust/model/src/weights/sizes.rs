@@ -125,12 +125,13 @@ where
         let looked_up = looked_up.filter_map(|embedding| embedding.tokens.as_ref());
         let unread: u64 = looked_up.map(|tokens| MatrixSize::from(&tokens.weight).bytes).sum();
         let rows = |rows: fn(&TableSpec) -> usize| {
-            spec.tables.iter().map(|table| rows(table) as u64 * table.columns as u64).sum::<u64>()
+            let numbers = spec.tables.iter().map(|table| rows(table) as u64 * table.columns as u64);
+            numbers.fold(0, u64::saturating_add)
         };
         let tables = self.tables.iter().filter_map(TokenTable::stored);
         WeightSizes {
-            parameters: all.numbers + rows(|table| table.rows),
-            parameters_per_token: (all - idle).numbers + rows(|table| usize::from(!table.hashed)),
+            parameters: all.numbers.saturating_add(rows(|table| table.rows)),
+            parameters_per_token: (all - idle).numbers.saturating_add(rows(|table| usize::from(!table.hashed))),
             layer_parameters: layers.numbers,
             layer_parameters_per_token: (layers - idle + read_again).numbers,
             weight_bytes: all.bytes,
