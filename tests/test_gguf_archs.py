@@ -342,6 +342,34 @@ def test_table_of_ngrams_with_too_few_rows(tmp_path: Path, monkeypatch: pytest.M
         model_info(file)
 
 
+def test_quantized_table_of_ngrams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of the table have one block each, of numbers that Q8_0 stores exactly."""
+    checkpoint = changed_checkpoint("qwen4_exp", {**NGRAMS, "ple_embed_dim": 256}, tmp_path)
+    tensors, random = stored(checkpoint), np.random.default_rng(0)
+    for name, (_, shape, _) in list(tensors.items()):
+        if "layers.0.ple.ple_embedding.ngram_embedding" in name:
+            numbers = random.integers(-127, 128, (shape[0], 32)) / np.float32(64)
+            numbers[:, 0] = 127 / 64
+        elif name.startswith("model.layers.0.ple.") and name.endswith(("key_proj.weight", "value_proj.weight")):
+            numbers = random.standard_normal((shape[0], 256)) / 16
+        else:
+            continue
+        tensors[name] = ("F32", numbers.shape, numbers.astype(np.float32).tobytes())
+    write(checkpoint, tensors)
+    add_tensor = gguf_convert.add_tensor
+
+    def add_quantized_table(writer: Any, name: str, values: Any, storage: str) -> None:
+        add_tensor(writer, name, values, "Q8_0" if name.startswith("per_layer_token_embd") else storage)
+
+    with LLM(checkpoint, quantization="f32", kv_cache_dtype="f32") as llm:
+        expected = llm.logits(list(range(50)))
+    monkeypatch.setattr(gguf_convert, "add_tensor", add_quantized_table)
+    file = convert(checkpoint, tmp_path / "model.gguf")
+    assert model_info(file)["table_bytes"] == 888 * 34
+    with LLM(file, quantization="f32", kv_cache_dtype="f32") as llm:
+        np.testing.assert_allclose(llm.logits(list(range(50))), expected, atol=1e-5 * np.abs(expected).max())
+
+
 def test_attention_without_indexer_in_qwen4exp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compress ratio of 0 means that a layer attends to all tokens."""
     named = gguf_named.named_metadata
