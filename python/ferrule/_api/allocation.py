@@ -28,7 +28,8 @@ class AllocatedMatrix:
     """Bytes in this format."""
     error: float
     """Squared error of the quantized weights, relative to the squared weights, measured on a sample of the rows; with
-    calibration, as the inputs of the matrix weigh it."""
+    calibration, as the inputs of the matrix weigh it. Of an embedding or lm_head, the mean for both uses of a
+    row: as an input and for a logit."""
     loss: float
     """Estimated KL divergence that its errors cause; for a model without an lm_head, the relative squared error of the
     hidden states."""
@@ -76,11 +77,11 @@ def allocate_bits(
 ) -> BitAllocation:
     """Chooses a format for each matrix of a model, from int2 to int8, with at most `bits` per weight in total.
 
-    The formats minimize an estimate of the loss: the sum of the relative squared error of each matrix, measured on a
-    sample of its rows, times the KL divergence for such an error, measured with noise in one class of matrices at a
-    time on tokens that the model predicts (linearity theorem of HIGGS, https://arxiv.org/abs/2411.17525). No
-    calibration data is needed. The rows of an embedding or lm_head have formats in up to 64 bands of tokens, by the
-    probabilities that the model predicts for them.
+    The formats minimize an estimate of the loss: the sum of the KL divergences that the errors of each matrix cause.
+    The relative squared error is measured on a sample of its rows, and the divergence for an error with noise of four
+    and of two bits in one class of matrices at a time, on tokens that the model predicts (linearity theorem of HIGGS,
+    https://arxiv.org/abs/2411.17525, for small errors). No calibration data is needed. The rows of an embedding or
+    lm_head have formats in up to 64 bands of tokens, by the probabilities that the model predicts for them.
     `progress` is called with the work done so far and in total, in bytes of weights.
 
     `calibrate` is that of `quantize`: with it, the tokens are from the calibration data, and the errors are those of

@@ -30,6 +30,11 @@ pub(super) fn kind_of_band(kind: &str, first: usize) -> String {
     format!("{kind}[{first}]")
 }
 
+/// Returns the kind of the rows of a band of kind `kind` where the model reads them as inputs, in place of multiplying them.
+pub(super) fn as_inputs(kind: &str) -> String {
+    format!("{kind} as inputs")
+}
+
 /// Returns the kind of the matrix of a role: without `.weight`, and without the number of an expert. All matrices of a
 /// kind together have one factor in the loss.
 pub(super) fn kind(role: &str) -> String {

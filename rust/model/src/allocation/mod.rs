@@ -1,14 +1,16 @@
 //! Bit allocation: a format for each matrix, so that the estimated loss is least within a budget of bytes.
 //!
 //! While errors are small, the loss of a model grows linearly with the relative squared error of each matrix (the
-//! linearity theorem of HIGGS, <https://arxiv.org/abs/2411.17525>). [`survey`] measures the errors in each format, on a
-//! sample of the rows, and [`probe`] how the loss grows with the error of each class of matrices, on tokens that the model
-//! predicts. The rows of an embedding or lm_head get formats in bands of tokens, by how much the model predicts them. With
+//! linearity theorem of HIGGS, <https://arxiv.org/abs/2411.17525>), and faster where they are large. [`survey`] measures
+//! the errors in each format, on a sample of the rows, and [`probe`] how the loss grows with the error of each class of
+//! matrices, on tokens that the model predicts. The rows of an embedding or lm_head get formats in bands of tokens, by how much the model predicts them. With
 //! calibration data, the tokens are from it, and the errors are those of calibrated quantization, as the inputs of the
 //! matrix weigh them.
 
 mod budget;
+mod growth;
 mod kinds;
+mod noise;
 mod probe;
 mod survey;
 mod tensors;
@@ -24,6 +26,7 @@ use crate::recipe::Recipe;
 use crate::spec::ModelSpec;
 use crate::weights::{LoadError, Loader, Progress, Source, refuse_packed};
 use budget::{Choice, choose};
+use growth::Growth;
 use kinds::class;
 use survey::Survey;
 use tensors::{Tensor, Tensors};
@@ -31,8 +34,8 @@ use tensors::{Tensor, Tensors};
 /// Number of formats of a recipe.
 const FORMATS: usize = Recipe::FORMATS.len();
 
-/// Work of measuring the factors, relative to that of surveying the errors, for progress.
-const PROBE_WORK: f64 = 1.0;
+/// Work of measuring the growth of the loss, relative to that of surveying the errors, for progress.
+const PROBE_WORK: f64 = 2.0;
 
 /// Formats of all quantized matrices.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -58,7 +61,7 @@ pub struct AllocatedMatrix {
     /// Bytes in this format.
     pub bytes: u64,
     /// Squared error of the quantized weights, relative to the squared weights; with calibration, as the inputs of the
-    /// matrix weigh it.
+    /// matrix weigh it. Of rows of tokens, the mean for both uses: as an input and for a logit.
     pub error: f64,
     /// Estimated KL divergence that its errors cause; for a model without an lm_head, the relative squared error of the
     /// hidden states.
@@ -127,9 +130,10 @@ pub fn allocate_bits(
     if sequences.is_none() {
         probed = probe::predicted_tokens(spec, source, &probed, exec)?;
     }
-    let factors = probe::measure(spec, source, &probed, exec, &mut |share| advance(share * PROBE_WORK * surveyed))?;
+    let measured_on = (&probed[..], sequences.is_some());
+    let growths = probe::measure(spec, source, measured_on, exec, &mut |share| advance(share * PROBE_WORK * surveyed))?;
     let Tensors { list: mut tensors, fixed, size, .. } = tensors;
-    estimate_losses(&mut tensors, spec.layers.len(), &factors);
+    estimate_losses(&mut tensors, spec.layers.len(), &growths);
 
     let groups = group_choices(&tensors);
     let chosen = choose(&groups.values().cloned().collect::<Vec<_>>(), budget - fixed);
@@ -174,10 +178,10 @@ fn budget_of(tensors: &Tensors<'_>, bits: f64) -> Result<u64, AllocationError> {
     if bits <= most && budget >= narrowest { Ok(budget) } else { Err(AllocationError::Bits { bits, least, most }) }
 }
 
-/// Computes the losses of the choices of each tensor from the factors of their classes. The layers of a class share its
+/// Computes the losses of the choices of each tensor from the growths of their classes. The layers of a class share its
 /// loss, and in each of them all matrices of the kind together count like one, whether they are one tensor or many, such
 /// as experts.
-fn estimate_losses(tensors: &mut [Tensor], layers: usize, factors: &BTreeMap<String, f64>) {
+fn estimate_losses(tensors: &mut [Tensor], layers: usize, growths: &BTreeMap<String, Growth>) {
     let mut counts = BTreeMap::<String, usize>::new();
     for kind in tensors.iter().flat_map(|tensor| tensor.kinds.keys()) {
         *counts.entry(kind.clone()).or_default() += 1;
@@ -189,9 +193,9 @@ fn estimate_losses(tensors: &mut [Tensor], layers: usize, factors: &BTreeMap<Str
     for Tensor { kinds: of_tensor, choices, .. } in tensors {
         for (kind, measured) in of_tensor {
             let class = class(kind, layers);
-            let factor = factors[&class] / (kinds[&class] * counts[kind]) as f64;
+            let share = ((kinds[&class] * counts[kind]) as f64).recip();
             for (index, choice) in choices.iter_mut().enumerate() {
-                choice.loss += factor * measured.relative(index);
+                choice.loss += share * growths[&class].loss(measured.relative(index));
             }
         }
     }
@@ -235,7 +239,7 @@ mod tests {
     fn formats(name: impl Fn(usize) -> String) -> BTreeMap<String, &'static str> {
         const SHAPE: [usize; 2] = [64, 256];
         let add = |tensor: &mut Tensor, role: &str| {
-            tensor.add(kind(role), SHAPE);
+            tensor.add(vec![kind(role)], SHAPE);
             let errors = Errors { squares: 1.0, errors: [1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6] };
             tensor.kinds.get_mut(&kind(role)).unwrap().add(&errors);
         };
@@ -250,8 +254,8 @@ mod tests {
             add(&mut tensors[index], &format!("layers.0.ffn.experts.{expert}.output.weight"));
         }
         let classes = tensors.iter().flat_map(|tensor| tensor.kinds.keys()).map(|kind| class(kind, 8));
-        let factors = classes.map(|class| (class, 1.0)).collect();
-        estimate_losses(&mut tensors, 8, &factors);
+        let growths = classes.map(|class| (class, Growth { linear: 1.0, quadratic: 0.0 })).collect();
+        estimate_losses(&mut tensors, 8, &growths);
         let losses = tensors.iter().map(|tensor| tensor.choices[0].loss);
         assert!((losses.sum::<f64>() - 2e-1).abs() < 1e-9);
         let groups: Vec<_> = group_choices(&tensors).into_values().collect();

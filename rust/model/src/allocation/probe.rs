@@ -1,21 +1,25 @@
 //! Measuring how much the loss of a model grows with the error of each class of matrices.
 //!
-//! The model runs over a few tokens, exactly and once for each class with noise in the matrices of the class. The noise
-//! has the squared error of a four-bit format, and the loss is the KL divergence of the noisy predictions from the exact
-//! ones. While errors are small, it grows linearly with their squares (the linearity theorem of HIGGS,
-//! <https://arxiv.org/abs/2411.17525>, which measures it with noise as well).
+//! The model runs over a few tokens, exactly and twice for each class with noise in the matrices of the class. The noise
+//! has the squared error of a four-bit and of a two-bit format, and the loss is the KL divergence of the noisy predictions
+//! from the exact ones. While errors are small, it grows linearly with their squares (the linearity theorem of HIGGS,
+//! <https://arxiv.org/abs/2411.17525>, which measures it with noise as well). With errors of two bits it can be several
+//! times as large, which the second measurement shows ([`Growth`]).
 //!
 //! Everything runs layer by layer, so memory holds one layer exactly and with noise, or the embedding and the lm_head, and the
 //! hidden states of all runs. "Exactly" means in bf16.
 
 use std::cell::RefCell;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use ferrule_kernels::disjoint::Tiles;
-use ferrule_kernels::{Exec, PackedMatrix, RowSource, Scratch, machine};
+use ferrule_kernels::{Exec, PackedMatrix, Scratch, machine};
 
-use super::kinds::{bands, class, is_of_tokens, kind, kind_of_band};
+use super::growth::Growth;
+use super::kinds::{as_inputs, bands, class, is_of_tokens, kind, kind_of_band};
+use super::noise::{NOISES, Noise, NoisyRows, noises};
 use crate::calibrate::{Pass, State, float_bytes};
 use crate::layer::{AdapterBuffers, AdapterRows, norm_in_place};
 use crate::lm_head::{LmHeadWeights, apply_lm_head};
@@ -26,12 +30,6 @@ use crate::streams::StreamEnds;
 use crate::weights::{
     Embedding, Linear, LoadError, Loader, MatrixPlan, Measure, Norm, Packer, QuantizedRoles, Site, Source, TokenTable,
 };
-
-/// Squared error of the noise, relative to the squared weights: that of int4.
-const NOISE: f64 = 0.006;
-
-/// Number of neighbouring weights of a row whose noise has the same magnitude: those that a rotation mixes.
-const NOISE_BLOCK: usize = 128;
 
 /// Number of sequences, and maximum number of tokens of each. The second half of the tokens is scored.
 const SEQUENCES: usize = 4;
@@ -107,15 +105,15 @@ fn draw(logits: &[f32], vocabulary: usize, places: impl Iterator<Item = f64>) ->
     places.map(token).collect()
 }
 
-/// Returns the loss of each class of quantized matrices, divided by the relative squared error of the matrices. Calls
-/// `advance` with the share of the work that was done.
+/// Returns how the loss grows with the relative squared error of each class of matrices, which are calibrated or not.
+/// Calls `advance` with the share of the work that was done.
 pub(super) fn measure(
     spec: &ModelSpec,
     source: Source<'_>,
-    sequences: &[Vec<u32>],
+    (sequences, is_calibrated): (&[Vec<u32>], bool),
     exec: Exec<'_>,
     advance: &mut dyn FnMut(f64),
-) -> Result<BTreeMap<String, f64>, LoadError> {
+) -> Result<BTreeMap<String, Growth>, LoadError> {
     let exact = Loader::new(spec, source, Quantization::BF16);
     // Any quantization with integer formats says which matrices are quantized.
     let integer = Loader::new(spec, source, Quantization::PLAIN).without_vectors();
@@ -133,23 +131,24 @@ pub(super) fn measure(
     let outside = classes(outside);
     let mut pass = ends.begin(Noisy::new(exec, None, layers))?;
     let mut states = BTreeMap::new();
-    for class in &outside {
-        states.insert(class.clone(), ends.begin(Noisy::new(exec, Some(class), layers))?.state);
+    for noise in noises(&outside, is_calibrated) {
+        let state = ends.begin(Noisy::new(exec, Some(&noise), layers))?.state;
+        states.insert(noise, state);
     }
     for (index, layer_spec) in spec.layers.iter().enumerate() {
         let mut of_layer = QuantizedRoles::default();
         integer.layer(&mut of_layer, index, layer_spec, &[])?;
         let of_layer = classes(of_layer);
-        for class in &of_layer {
-            if !states.contains_key(class) {
-                states.insert(class.clone(), pass.copy_state()?);
+        for noise in noises(&of_layer, is_calibrated) {
+            if let Entry::Vacant(vacant) = states.entry(noise) {
+                vacant.insert(pass.copy_state()?);
             }
         }
         let layer = exact.layer(&mut Noisy::new(exec, None, layers), index, layer_spec, &[])?;
-        for (class, state) in &mut states {
+        for (noise, state) in &mut states {
             std::mem::swap(state, &mut pass.state);
-            if of_layer.contains(class) {
-                let changed = exact.layer(&mut Noisy::new(exec, Some(class), layers), index, layer_spec, &[])?;
+            if of_layer.contains(&noise.class) {
+                let changed = exact.layer(&mut Noisy::new(exec, Some(noise), layers), index, layer_spec, &[])?;
                 pass.advance(&changed, index, &mut || ())?;
             } else {
                 pass.advance(&layer, index, &mut || ())?;
@@ -161,53 +160,60 @@ pub(super) fn measure(
     }
 
     let weights = ends.load(Noisy::new(exec, None, layers))?;
-    let of_tokens = outside.iter().filter(|class| is_of_tokens(class));
+    let (outside, inside): (Vec<_>, Vec<_>) = states.into_iter().partition(|(noise, _)| outside.contains(&noise.class));
+    let of_tokens = outside.iter().filter(|(noise, _)| is_of_tokens(&noise.class));
     let mut exact_states = of_tokens.map(|_| pass.copy_state()).collect::<Result<Vec<_>, _>>()?;
     let reference = ends.outputs(&mut pass, &weights)?;
     let shares = ends.shares(&reference, &weights);
-    let (outside, inside): (Vec<_>, Vec<_>) = states.into_iter().partition(|(class, _)| outside.contains(class));
-    let mut factor = |state: State, weights: &LastWeights| -> Result<f64, LoadError> {
+    let mut loss = |state: State, weights: &LastWeights| -> Result<f64, LoadError> {
         pass.state = state;
-        let factor = ends.loss(&reference, &ends.outputs(&mut pass, weights)?)? / NOISE;
-        if factor.is_finite() { Ok(factor) } else { Err(LoadError::OutputNotFinite) }
+        let loss = ends.loss(&reference, &ends.outputs(&mut pass, weights)?)?;
+        if loss.is_finite() { Ok(loss) } else { Err(LoadError::OutputNotFinite) }
     };
-    let (mut factors, mut of_bands) = (BTreeMap::new(), BTreeMap::<_, f64>::new());
-    for (class, state) in inside {
-        factors.insert(class, factor(state, &weights)?);
+    let mut losses = Losses::new();
+    for (Noise { class, level, .. }, state) in inside {
+        losses.entry(class).or_default()[level] = loss(state, &weights)?;
     }
     // The embedding is measured before its second use as the lm_head, since both depend on other tokens.
+    let (mut of_inputs, mut of_outputs) = (Losses::new(), Losses::new());
     let mut last = Vec::with_capacity(outside.len());
-    for (class, state) in outside {
-        let state = match is_of_tokens(&class) {
+    for (noise, state) in outside {
+        let state = match is_of_tokens(&noise.class) {
             true => {
-                let of_inputs = factor(state, &weights)?;
-                for (band, share) in &shares {
-                    *of_bands.entry(kind_of_band(&class, *band)).or_default() += of_inputs * share.inputs;
-                }
-                exact_states.pop().expect("a copy for each class")
+                of_inputs.entry(noise.class.clone()).or_default()[noise.level] = loss(state, &weights)?;
+                exact_states.pop().expect("a copy for each noise")
             }
             false => state,
         };
-        last.push((class, state));
+        last.push((noise, state));
     }
     drop(weights);
-    for (class, state) in last {
-        let changed = ends.load(Noisy::new(exec, Some(&class), layers))?;
-        let of_outputs = factor(state, &changed)?;
-        match is_of_tokens(&class) {
-            true => shares.iter().for_each(|(band, share)| {
-                *of_bands.entry(kind_of_band(&class, *band)).or_default() += of_outputs * share.outputs;
-            }),
-            false => drop(factors.insert(class, of_outputs)),
-        }
+    for (noise, state) in last {
+        let changed = ends.load(Noisy::new(exec, Some(&noise), layers))?;
+        let losses = if is_of_tokens(&noise.class) { &mut of_outputs } else { &mut losses };
+        losses.entry(noise.class).or_default()[noise.level] = loss(state, &changed)?;
     }
     advance(1.0 / (layers + 1) as f64);
+
+    let mut factors: BTreeMap<_, _> = losses.into_iter().map(|(class, losses)| (class, Growth::of(losses))).collect();
+    let mut of_bands = BTreeMap::new();
+    for (class, losses) in of_inputs {
+        let (inputs, outputs) = (Growth::of(losses), Growth::of(of_outputs[&class]));
+        for (band, share) in &shares {
+            let kind = kind_of_band(&class, *band);
+            of_bands.insert(as_inputs(&kind), inputs * share.inputs);
+            of_bands.insert(kind, outputs * share.outputs);
+        }
+    }
     raise_zeros(&mut factors);
-    // Bands of tokens that are never predicted have factors near zero, which are not those of a class that matters.
+    // Bands of tokens that are never predicted grow by almost nothing, which is not that of a class that matters.
     raise_zeros(&mut of_bands);
     factors.append(&mut of_bands);
     Ok(factors)
 }
+
+/// Losses with each noise of [`NOISES`], by class.
+type Losses = BTreeMap<String, [f64; NOISES.len()]>;
 
 /// Shares of a band of tokens in the losses of a matrix with a row for each token.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -244,10 +250,11 @@ fn shares(logits: &[f32], squares: &[f64]) -> BTreeMap<usize, Shares> {
 
 /// Gives classes without any loss the least loss of the others. A few tokens do not show the effect of some classes, such as
 /// the indexer of an attention that selects more positions than they have.
-fn raise_zeros(factors: &mut BTreeMap<String, f64>) {
-    let least = factors.values().copied().filter(|factor| *factor > 0.0).fold(f64::INFINITY, f64::min);
-    let least = if least.is_finite() { least } else { 1.0 };
-    factors.values_mut().filter(|factor| **factor == 0.0).for_each(|factor| *factor = least);
+fn raise_zeros(factors: &mut BTreeMap<String, Growth>) {
+    let above_zero = factors.values().copied().filter(|growth| *growth != Growth::default());
+    let least = above_zero.min_by(|a, b| a.loss(NOISES[0]).total_cmp(&b.loss(NOISES[0])));
+    let least = least.unwrap_or(Growth { linear: 1.0, quadratic: 0.0 });
+    factors.values_mut().filter(|growth| **growth == Growth::default()).for_each(|growth| *growth = least);
 }
 
 /// Checks that the peak memory of [`measure`] is available.
@@ -274,8 +281,9 @@ pub(super) fn check_memory(spec: &ModelSpec, source: Source<'_>, sequences: &[Ve
         loader.layer(&mut roles, index, layer_spec, &[])?;
         classes.extend(roles.roles.iter().map(|role| class(&kind(role), spec.layers.len())));
     }
-    // Classes of layers and the few outside of them, each with hidden states and perhaps those before the first layer.
-    let states = 2 * (classes.len() as u64 + 4) * float_bytes(tokens, spec.streams_width());
+    // Classes of layers and the few outside of them, each with hidden states and perhaps those before the first layer, for
+    // each noise.
+    let states = 2 * NOISES.len() as u64 * (classes.len() as u64 + 4) * float_bytes(tokens, spec.streams_width());
     let (needs, available) = (most.saturating_add(states), machine::available_memory());
     if needs > available {
         let what = "bit allocation, with a layer twice in bf16 and the hidden states of all runs,";
@@ -419,15 +427,15 @@ fn relative_error(exact: &[f32], found: &[f32]) -> f64 {
 /// Packs the matrices of a model in bf16, those of one class with noise.
 struct Noisy<'a> {
     exec: Exec<'a>,
-    class: Option<&'a str>,
+    noise: Option<&'a Noise>,
     /// Number of layers of the model.
     layers: usize,
     sites: Vec<Site>,
 }
 
 impl<'a> Noisy<'a> {
-    fn new(exec: Exec<'a>, class: Option<&'a str>, layers: usize) -> Self {
-        Self { exec, class, layers, sites: Vec::new() }
+    fn new(exec: Exec<'a>, noise: Option<&'a Noise>, layers: usize) -> Self {
+        Self { exec, noise, layers, sites: Vec::new() }
     }
 }
 
@@ -435,12 +443,11 @@ impl Packer for Noisy<'_> {
     type Matrix = PackedMatrix;
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<PackedMatrix, LoadError> {
-        let has_noise = |role: &str| self.class.is_some_and(|noisy| class(&kind(role), self.layers) == noisy);
         let mut first = 0;
         let mut noise = Vec::new();
         for (role, rows) in &plan.roles {
-            if has_noise(role) {
-                noise.push((first..first + rows, RandomMatrix::new(role, *rows)));
+            if let Some(found) = self.noise.filter(|noise| class(&kind(role), self.layers) == noise.class) {
+                noise.push((first..first + rows, RandomMatrix::new(role, *rows), found.factors()));
             }
             first += rows;
         }
@@ -452,28 +459,6 @@ impl Packer for Noisy<'_> {
 
     fn sites(&mut self) -> &mut Vec<Site> {
         &mut self.sites
-    }
-}
-
-/// Rows of a matrix, some of them with noise.
-struct NoisyRows<'a> {
-    exact: &'a dyn RowSource,
-    noise: Vec<(Range<usize>, RandomMatrix)>,
-}
-
-impl RowSource for NoisyRows<'_> {
-    fn read_row(&self, row: usize, out: &mut [f32]) {
-        self.exact.read_row(row, out);
-        let Some((rows, noise)) = self.noise.iter().find(|(rows, _)| rows.contains(&row)) else { return };
-        let mut added = vec![0.0; out.len()];
-        noise.read_row(row - rows.start, &mut added);
-        // The numbers have the variance 1 / columns.
-        let scale = NOISE as f32 * out.len() as f32;
-        for (out, added) in out.chunks_mut(NOISE_BLOCK).zip(added.chunks(NOISE_BLOCK)) {
-            let mean_square = out.iter().map(|weight| weight * weight).sum::<f32>() / out.len() as f32;
-            let factor = (mean_square * scale).sqrt();
-            out.iter_mut().zip(added).for_each(|(weight, added)| *weight += factor * added);
-        }
     }
 }
 
@@ -529,9 +514,10 @@ mod tests {
     #[test]
     fn classes_without_a_loss_get_the_least_of_the_others() {
         let factors = |values: [f64; 3]| {
-            let mut factors: BTreeMap<_, _> = ["a", "b", "c"].map(String::from).into_iter().zip(values).collect();
+            let growths = values.map(|linear| Growth { linear, quadratic: 2.0 * linear });
+            let mut factors: BTreeMap<_, _> = ["a", "b", "c"].map(String::from).into_iter().zip(growths).collect();
             raise_zeros(&mut factors);
-            factors.into_values().collect::<Vec<_>>()
+            factors.into_values().map(|growth| growth.linear).collect::<Vec<_>>()
         };
         assert_eq!(factors([0.0, 3.0, 2.0]), [2.0, 3.0, 2.0]);
         assert_eq!(factors([0.0; 3]), [1.0; 3]);
@@ -541,18 +527,5 @@ mod tests {
     fn relative_errors_are_squared() {
         assert_eq!(relative_error(&[3.0, 4.0], &[3.0, 3.0]), 1.0 / 25.0);
         assert_eq!(relative_error(&[0.0], &[0.0]), 0.0);
-    }
-
-    #[test]
-    fn noise_is_in_its_rows_and_has_its_magnitude() {
-        let exact = RandomMatrix::new("weights", 8);
-        let noisy = NoisyRows { exact: &exact, noise: vec![(2..5, RandomMatrix::new("noise", 3))] };
-        let (mut read, mut plain) = (vec![0.0; 2000], vec![0.0; 2000]);
-        for row in 0..8 {
-            noisy.read_row(row, &mut read);
-            exact.read_row(row, &mut plain);
-            let error = relative_error(&plain, &read) / NOISE;
-            assert!(if (2..5).contains(&row) { (error - 1.0).abs() < 0.1 } else { error == 0.0 }, "{row}: {error}");
-        }
     }
 }

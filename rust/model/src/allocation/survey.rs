@@ -89,12 +89,15 @@ impl Survey<'_, '_> {
         let count = rows.min(if is_of_tokens(role) { SAMPLE_ROWS_OF_BAND } else { SAMPLE_ROWS });
         let sampled = (0..count).map(|row| first + band.start + row * rows / count).collect();
         let sample = Sample { source: plan, rows: sampled };
-        let errors = sample.errors(&self.exec, plan.columns, statistics)?.scaled(rows as f64 / count as f64);
-        if !errors.are_finite() {
-            return Err(LoadError::NotQuantizable { tensor: self.spec.tensor(role)?.names[0].clone() });
+        let (tensor, kinds) = self.tensors.of_band(role, band.start)?;
+        // Rows that are read as inputs are not weighed by the inputs of the lm_head.
+        for (kind, statistics) in kinds.into_iter().zip([statistics, None]) {
+            let errors = sample.errors(&self.exec, plan.columns, statistics)?.scaled(rows as f64 / count as f64);
+            if !errors.are_finite() {
+                return Err(LoadError::NotQuantizable { tensor: self.spec.tensor(role)?.names[0].clone() });
+            }
+            tensor.kinds.entry(kind).or_default().add(&errors);
         }
-        let (tensor, kind) = self.tensors.of_band(role, band.start)?;
-        tensor.kinds.entry(kind).or_default().add(&errors);
         Ok(())
     }
 }

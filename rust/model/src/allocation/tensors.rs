@@ -7,7 +7,7 @@ use ferrule_kernels::Format;
 use ferrule_kernels::arch::LANES;
 
 use super::budget::Choice;
-use super::kinds::{bands, is_of_tokens, kind, kind_of_band};
+use super::kinds::{as_inputs, bands, is_of_tokens, kind, kind_of_band};
 use super::{AllocatedMatrix, FORMATS};
 use crate::recipe::{Recipe, rows_name, tensor_name};
 use crate::spec::ModelSpec;
@@ -32,10 +32,10 @@ impl Tensor {
         Self { name: name.to_owned(), rows, group, weights: 0, kinds: BTreeMap::new(), choices }
     }
 
-    /// Adds rows of a kind, whose errors are not known yet.
-    pub fn add(&mut self, kind: String, [rows, columns]: [usize; 2]) {
+    /// Adds rows of some kinds, whose errors are not known yet.
+    pub fn add(&mut self, kinds: Vec<String>, [rows, columns]: [usize; 2]) {
         self.weights += rows as u64 * columns as u64;
-        self.kinds.entry(kind).or_default();
+        self.kinds.extend(kinds.into_iter().map(|kind| (kind, Errors::default())));
         for (choice, format) in self.choices.iter_mut().zip(Recipe::FORMATS) {
             choice.bytes += MatrixSize::of(*format, rows, columns).bytes;
         }
@@ -96,9 +96,14 @@ impl Errors {
     }
 }
 
-/// Returns the kind of the band of a role's rows that begins at `first`.
-fn band_kind(role: &str, first: usize) -> String {
-    if is_of_tokens(role) { kind_of_band(&kind(role), first) } else { kind(role) }
+/// Returns the kinds of the band of a role's rows that begins at `first`: as a matrix that multiplies inputs and, if it has
+/// rows of tokens, as inputs of the model.
+fn band_kinds(role: &str, first: usize) -> Vec<String> {
+    if !is_of_tokens(role) {
+        return vec![kind(role)];
+    }
+    let kind = kind_of_band(&kind(role), first);
+    vec![kind.clone(), as_inputs(&kind)]
 }
 
 /// Lists the tensors that are quantized, in the order of the model.
@@ -120,16 +125,17 @@ impl<'a> Tensors<'a> {
         Self { spec, list, indices, size, fixed: 0, sites: Vec::new() }
     }
 
-    /// Returns the tensor that has the band of a role's rows which begins at `first`, and its kind there.
+    /// Returns the tensor that has the band of a role's rows which begins at `first`, and its kinds there: as a matrix and,
+    /// for rows of tokens, as inputs.
     ///
     /// # Errors
     /// [`LoadError`] if the spec has no such role.
     ///
     /// # Panics
     /// If the band was not listed.
-    pub fn of_band(&mut self, role: &str, first: usize) -> Result<(&mut Tensor, String), LoadError> {
+    pub fn of_band(&mut self, role: &str, first: usize) -> Result<(&mut Tensor, Vec<String>), LoadError> {
         let key = (tensor_name(self.spec.tensor(role)?).to_owned(), first);
-        Ok((&mut self.list[self.indices[&key]], band_kind(role, first)))
+        Ok((&mut self.list[self.indices[&key]], band_kinds(role, first)))
     }
 
     /// Adds the rows of a role and returns the indices of its tensors.
@@ -142,7 +148,7 @@ impl<'a> Tensors<'a> {
                 let band = (band.len() < rows).then(|| (band.clone(), rows));
                 self.list.push(Tensor::new(&name, band, index));
             }
-            self.list[index].add(band_kind(role, band.start), [band.len(), columns]);
+            self.list[index].add(band_kinds(role, band.start), [band.len(), columns]);
             index
         };
         Ok(bands(role, rows).into_iter().map(add).collect())
@@ -182,5 +188,16 @@ impl Packer for Tensors<'_> {
 
     fn sites(&mut self) -> &mut Vec<Site> {
         &mut self.sites
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_tokens_are_also_inputs() {
+        assert_eq!(band_kinds("embedding.weight", 64), ["embedding[64]", "embedding[64] as inputs"]);
+        assert_eq!(band_kinds("layers.0.ffn.up.weight", 0), ["layers.0.ffn.up"]);
     }
 }
