@@ -1,11 +1,11 @@
 //! Bit allocation: a format for each matrix, so that the estimated loss is least within a budget of bytes.
 //!
-//! While errors are small, the loss of a model grows linearly with the relative squared error of each matrix (the
-//! linearity theorem of HIGGS, <https://arxiv.org/abs/2411.17525>), and faster where they are large. [`survey`] measures
-//! the errors in each format, on a sample of the rows, and [`probe`] how the loss grows with the error of each class of
-//! matrices, on tokens that the model predicts. The rows of an embedding or lm_head get formats in bands of tokens, by how much the model predicts them. With
-//! calibration data, the tokens are from it, and the errors are those of calibrated quantization, as the inputs of the
-//! matrix weigh them.
+//! While errors are small, the loss of a model grows linearly with the relative squared error of each matrix (the linearity
+//! theorem of HIGGS, <https://arxiv.org/abs/2411.17525>), and faster where they are large. [`survey`] measures the errors
+//! in each format, on a sample of the rows, and [`probe`] how the loss grows with the error of each class of matrices, on
+//! tokens that the model predicts. The rows of an embedding or lm_head get formats in bands of tokens, by how much the
+//! model predicts them. With calibration data, the tokens are from it, and the errors are those of calibrated quantization,
+//! as the inputs of the matrix weigh them.
 
 mod budget;
 mod growth;
