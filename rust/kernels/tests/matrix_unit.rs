@@ -3,18 +3,14 @@
 
 #![cfg(all(debug_assertions, target_arch = "x86_64", feature = "avx512vnni"))]
 
-use std::num::NonZeroUsize;
+mod dense;
 
+use dense::{packed, packed_bands, whole, with_exec};
 use ferrule_kernels::arch::{Isa, Model};
-use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, Pool, matmul};
+use ferrule_kernels::{Exec, Format, PackedMatrix, matmul};
 
 /// Numbers of rows: those without the unit, less and more than a tile and a pair of tiles, and more than a task.
 const ROWS: [usize; 9] = [1, 12, 13, 15, 16, 17, 33, 48, 530];
-
-fn with_exec<T>(isa: Isa, threads: usize, work: impl FnOnce(&Exec<'_>) -> T) -> T {
-    let pool = Pool::new(NonZeroUsize::new(threads).unwrap());
-    work(&Exec { isa, pool: &pool, cancel: &Cancel::new() })
-}
 
 /// Returns activations of different sizes.
 fn activations(m: usize, k: usize) -> Vec<f32> {
@@ -29,15 +25,16 @@ fn product(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix) -> Vec<u32> {
 }
 
 /// Compares the products of the first rows of some activations with those of all of them without the unit.
-fn check(formats: &[(Format, usize)], k: usize, x: &[f32], rows: &[usize]) {
+fn check(name: &str, pack: impl FnOnce(&Exec<'_>) -> PackedMatrix, x: &[f32]) {
     let Some([vnni, model]) = Isa::vnni_and_model() else { return };
     let units = [model].into_iter().chain(Isa::named("amx"));
-    let w = with_exec(vnni, 1, |exec| PackedMatrix::random(exec, formats, k, 5).unwrap());
+    let w = with_exec(vnni, 1, pack);
+    let k = w.cols();
     let expected = with_exec(vnni, 2, |exec| product(exec, x, &w));
-    for (isa, m) in units.flat_map(|isa| rows.iter().map(move |m| (isa, *m))).filter(|(_, m)| m * k <= x.len()) {
+    for (isa, m) in units.flat_map(|isa| ROWS.map(|m| (isa, m))).filter(|(_, m)| m * k <= x.len()) {
         with_exec(isa, 1, |exec| {
             let same = product(exec, &x[..m * k], &w) == expected[..m * w.rows()];
-            assert!(same, "{m} rows of {k}, {formats:?}, {}", isa.name());
+            assert!(same, "{m} rows of {k}, {name}, {}", isa.name());
         });
         let is_on_model = isa.name() == model.name() && m > 12;
         assert_eq!(Model::take_programs() > 0, is_on_model, "the unit multiplies {m} rows");
@@ -45,10 +42,9 @@ fn check(formats: &[(Format, usize)], k: usize, x: &[f32], rows: &[usize]) {
     }
 }
 
-/// Returns `k` as a whole number of stored blocks of all formats.
-fn whole(formats: &[(Format, usize)], k: usize) -> usize {
-    let blocks = formats.iter().filter_map(|(format, _)| format.stored_block());
-    k.next_multiple_of(blocks.map(|block| block.inputs).max().unwrap_or(1))
+/// Compares the products with `n` rows of weights in one format.
+fn check_format(format: Format, n: usize, k: usize, x: &[f32]) {
+    check(format.name(), |exec| packed(exec, format, n, k, 5), x);
 }
 
 #[test]
@@ -56,9 +52,8 @@ fn a_matrix_unit_changes_no_bits() {
     for format in Format::ALL.iter().filter(|format| format.is_integer()) {
         // Half a block, a half block at the end, and more blocks than are unpacked at once.
         for k in [40, 328, 1033] {
-            let formats = [(*format, 83)];
-            let k = whole(&formats, k);
-            check(&formats, k, &activations(48, k), &ROWS);
+            let k = whole(&[(*format, 83)], k);
+            check_format(*format, 83, k, &activations(48, k));
         }
     }
 }
@@ -67,13 +62,13 @@ fn a_matrix_unit_changes_no_bits() {
 fn a_matrix_unit_changes_no_bits_of_several_formats() {
     let formats = [(Format::Int8, 48), (Format::Q4K, 16), (Format::Int4, 16), (Format::Q6K, 16), (Format::Q4_0, 35)];
     let k = whole(&formats, 600);
-    check(&formats, k, &activations(33, k), &ROWS);
+    check("several formats", |exec| packed_bands(exec, &formats, k, 5), &activations(33, k));
 }
 
 #[test]
 fn a_matrix_unit_changes_no_bits_of_several_tasks_of_rows() {
     for format in [Format::Int4, Format::Q8_0] {
-        check(&[(format, 70)], 128, &activations(530, 128), &ROWS);
+        check_format(format, 70, 128, &activations(530, 128));
     }
 }
 
@@ -83,6 +78,6 @@ fn a_matrix_unit_changes_no_bits_beside_numbers_that_are_not_finite() {
     for format in [Format::Int8, Format::Int4, Format::Q4_1] {
         let mut x = activations(33, 256);
         (x[3 * 256 + 9], x[20 * 256 + 255], x[32 * 256]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
-        check(&[(format, 40)], 256, &x, &ROWS);
+        check_format(format, 40, 256, &x);
     }
 }
