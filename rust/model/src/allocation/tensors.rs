@@ -35,7 +35,9 @@ impl Tensor {
     /// Adds rows of some kinds, whose errors are not known yet.
     pub fn add(&mut self, kinds: Vec<String>, [rows, columns]: [usize; 2]) {
         self.weights += rows as u64 * columns as u64;
-        self.kinds.extend(kinds.into_iter().map(|kind| (kind, Errors::default())));
+        for kind in kinds {
+            self.kinds.entry(kind).or_default();
+        }
         for (choice, format) in self.choices.iter_mut().zip(Recipe::FORMATS) {
             choice.bytes += MatrixSize::of(*format, rows, columns).bytes;
         }
