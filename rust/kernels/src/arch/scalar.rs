@@ -1,8 +1,8 @@
 //! Plain Rust that runs on every machine. On x86-64 the compiler turns the sixteen lanes into SSE2.
 //!
-//! Lanes are filled by counting loops: iterators and `std::array::from_fn` take the compiler several times as long. In
-//! developer builds, which are those with debug assertions, operations of many instructions are separate functions, since
-//! a copy in every place that calls them takes the compiler longer.
+//! Lanes are filled by counting loops: iterators and `std::array::from_fn` take the compiler several times as long.
+//! Operations of many instructions are separate functions: with a copy in every place that calls them the crate took the
+//! compiler twice as long without other instruction sets, and int4 was at most a sixth faster.
 
 use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Plane, Simd, index_mask};
 
@@ -112,8 +112,7 @@ impl Simd for Scalar {
         F32x16(fill!(0.0; i in LANES => f32::from_bits(u32::from(from[i]) << 16)))
     }
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(never)]
     fn load_f16(self, from: &[u16; LANES]) -> F32x16 {
         F32x16(fill!(0.0; i in LANES => widen_f16(from[i])))
     }
@@ -131,14 +130,12 @@ impl Simd for Scalar {
     #[inline(always)]
     fn fence(self) {}
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(never)]
     fn store_bf16(self, value: F32x16, to: &mut [u16; LANES]) {
         *to = fill!(0; i in LANES => half::bf16::from_f32(value.0[i]).to_bits());
     }
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(never)]
     fn store_f16(self, value: F32x16, to: &mut [u16; LANES]) {
         *to = fill!(0; i in LANES => half::f16::from_f32(value.0[i]).to_bits());
     }
@@ -227,8 +224,7 @@ impl Simd for Scalar {
         I32x16(fill!(0; i in LANES => i32::from(from[i])))
     }
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(never)]
     fn load_planes<const N: usize>(self, planes: [Option<Plane<'_>>; N], zero: u8) -> I32x16 {
         let mut numbers = I32x16([-i32::from(zero); LANES]);
         let mut p = 0;
@@ -257,8 +253,7 @@ impl Simd for Scalar {
         F32x16(fill!(0.0; i in LANES => value.0[i] as f32))
     }
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(never)]
     fn to_i32(self, value: F32x16) -> I32x16 {
         let rounded = self.round(value);
         I32x16(fill!(0; i in LANES => rounded.0[i] as i32))
@@ -284,32 +279,27 @@ impl Simd for Scalar {
         U8x64([value; LINE])
     }
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(never)]
     fn splat_quad(self, quad: [i8; 4]) -> U8x64 {
         U8x64(fill!(0; i in LINE => quad[i % 4] as u8))
     }
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(never)]
     fn spread(self, from: &[u8; LANES]) -> U8x64 {
         U8x64(fill!(0; i in LINE => from[i / 4]))
     }
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(never)]
     fn lookup(self, table: &[u8; LANES], indices: U8x64) -> U8x64 {
         U8x64(fill!(0; i in LINE => table[usize::from(indices.0[i] & 0x0f)]))
     }
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(never)]
     fn shuffle(self, bytes: U8x64, indices: U8x64) -> U8x64 {
         U8x64(fill!(0; i in LINE => bytes.0[i / LANES * LANES + usize::from(indices.0[i] % LANES as u8)]))
     }
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(never)]
     fn gather(self, table: &[[i8; 4]], indices: U8x64) -> U8x64 {
         let index = |lane: usize| {
             let bytes = [0, 1, 2, 3].map(|byte| indices.0[4 * lane + byte]);
@@ -338,29 +328,25 @@ impl Simd for Scalar {
         a.zip(b, u8::wrapping_sub)
     }
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(never)]
     fn shift_right<const N: u32>(self, a: U8x64) -> U8x64 {
         let pairs = a.pairs();
         U8x64::from_pairs(fill!(0; i in LINE / 2 => pairs[i] >> N))
     }
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(never)]
     fn shift_left<const N: u32>(self, a: U8x64) -> U8x64 {
         let pairs = a.pairs();
         U8x64::from_pairs(fill!(0; i in LINE / 2 => pairs[i] << N))
     }
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(never)]
     fn mul_pairs(self, a: U8x64, b: U8x64) -> U8x64 {
         let (a, b) = (a.pairs(), b.pairs());
         U8x64::from_pairs(fill!(0; i in LINE / 2 => a[i].wrapping_mul(b[i])))
     }
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(never)]
     fn expand(self, mask: u64, values: &[u8; LINE]) -> U8x64 {
         let (mut bytes, mut next) = ([0; LINE], 0);
         for (i, byte) in bytes.iter_mut().enumerate() {
@@ -401,8 +387,7 @@ impl Dot for Scalar {
         kernel.run(self)
     }
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(never)]
     fn dot(self, acc: I32x16, w: U8x64, x: U8x64) -> I32x16 {
         let product = |i: usize| i32::from(w.0[i] as i8) * i32::from(x.0[i] as i8);
         I32x16(fill!(0; i in LANES => {
@@ -415,8 +400,7 @@ impl Dot for Scalar {
         self.dot(acc, codes, x)
     }
 
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(never)]
     fn add_scaled(self, acc: I32x16, partial: I32x16, scale: U8x64, _is_short: bool) -> I32x16 {
         I32x16(fill!(0; i in LANES => {
             let factor = i32::from(i16::from_le_bytes([scale.0[4 * i], scale.0[4 * i + 1]]));
