@@ -11,11 +11,6 @@ MATURIN := env -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/
 # rustup installs here, and only new shells have it in PATH.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-# Four processes for two processors, since many tests wait for browsers, servers, terminals and other programs. Tests of one
-# file run in the same process, because they share fixtures. Otherwise files with few tests would run last, such as the
-# longest one of a single test, for which one process would wait at the end.
-PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
-
 # Files whose language is checked.
 PROSE := *.md docs examples benches fuzz tools tests scripts .ci Makefile pyproject.toml zensical.toml rust python
 
@@ -44,13 +39,7 @@ rust-test: tools ## run the tests of the crates
 	    --no-default-features --features "$$(scripts/host-isas ferrule-kernels/)"
 
 python-test: develop ## run the tests of the Python package with a developer build
-	$(PYTEST) tests
-	@# Parity and determinism depend on kernels: test them on every instruction set of this machine, two at a time, each in
-	@# one process, since every process imports and collects. With FERRULE_ISA set, tests/test_invariance.py runs each
-	@# model with one pair of formats.
-	$(BIN)/python -c 'from ferrule import _native; print(*_native.available_isas()[:-1])' | xargs -r -n 1 -P 2 sh -c \
-	    'log=target/test-$$1.log; FERRULE_ISA=$$1 $(BIN)/python -m pytest tests/test_parity.py tests/test_invariance.py \
-	    >$$log 2>&1; failed=$$?; cat $$log; exit $$failed' test
+	scripts/test-python $(BIN)/python
 
 lint: lint-rust lint-python ## check formatting, lints, types, import layers and prose; changes nothing
 
@@ -80,7 +69,7 @@ downloads: $(VENV)/ready ## fill the cache of uv with what tests/clients and `ma
 	for program in tests/clients/programs/*.py; do $(UV) sync --python $(BIN)/python --script $$program || exit 1; done
 	UV_SYSTEM_CERTS=1 scripts/test-versions $(BIN)/uv $(PYTHON) install
 
-versions: develop ## run some tests with the lowest and highest allowed versions of the dependencies
+versions: $(VENV)/ready ## run some tests of the installed module with the lowest and highest allowed versions of the dependencies
 	UV_SYSTEM_CERTS=1 scripts/test-versions $(BIN)/uv $(PYTHON)
 
 docs: $(VENV)/ready ## build the documentation site in target/site; warnings are errors
