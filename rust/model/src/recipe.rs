@@ -133,7 +133,7 @@ pub enum RecipeError {
 impl Recipe {
     /// Formats to which matrices can be quantized, narrowest first.
     pub const FORMATS: &'static [Format] =
-        &[Format::Int2, Format::Int3, Format::Int4, Format::Int5, Format::Int6, Format::Int8];
+        &[Format::Int2, Format::Trellis3, Format::Int3, Format::Trellis4, Format::Int4, Format::Int5, Format::Int6, Format::Int8];
 
     /// Creates a recipe from patterns of tensor names and the names of their formats. `*` in a pattern matches any
     /// characters, and `[first:end]` after it limits the format to some rows. `name` names the recipe in errors.

@@ -240,7 +240,7 @@ mod tests {
         const SHAPE: [usize; 2] = [64, 256];
         let add = |tensor: &mut Tensor, role: &str| {
             tensor.add(vec![kind(role)], SHAPE);
-            let errors = Errors { squares: 1.0, errors: [1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6] };
+            let errors = Errors { squares: 1.0, errors: [1e-1, 1e-2, 1e-2, 1e-3, 1e-3, 1e-4, 1e-5, 1e-6] };
             tensor.kinds.get_mut(&kind(role)).unwrap().add(&errors);
         };
         let mut tensors = vec![Tensor::new("q", None, 0)];
