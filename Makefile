@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 UV := UV_SYSTEM_CERTS=1 UV_PROJECT_ENVIRONMENT=$(VENV) $(BIN)/uv --quiet
 # VIRTUAL_ENV selects the venv that maturin installs into; CONDA_PREFIX would override it.
 MATURIN := env -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
+# For the instruction sets of this machine: it could not run the others, and they take most of the time to compile.
+INSTALL := $(MATURIN) develop --quiet --no-default-features --features "pyo3/abi3-py311 $$(scripts/host-isas)"
 
 # rustup installs here, and only new shells have it in PATH.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -32,7 +34,6 @@ test: ## run all tests: Rust and Python
 check: lint test ## run lint and test
 
 rust-test: tools ## run the tests of the crates
-	@# Instruction sets of this machine alone: it could not run the others, and they take most of the time to compile.
 	@# The extension module has no Rust tests, but with it in the set cargo chooses the features of `make develop` for
 	@# all dependencies, and the crates are compiled once for both.
 	cargo test --workspace \
@@ -56,11 +57,11 @@ lint-python: $(VENV)/ready
 	$(BIN)/codespell
 	$(UV) lock --check
 
-develop: $(VENV)/ready ## install a developer build: optimized, for the instruction sets of this machine
-	$(MATURIN) develop --quiet --no-default-features --features "pyo3/abi3-py311 $$(scripts/host-isas)"
+develop: $(VENV)/ready ## install a developer build: optimized, with checks
+	$(INSTALL)
 
-release: $(VENV)/ready ## install the release build
-	$(MATURIN) develop --quiet --release
+release: $(VENV)/ready ## install a release build
+	$(INSTALL) --release
 
 harness: $(VENV)/ready ## install lm-evaluation-harness (650 MB) for tests/test_harness.py
 	$(UV) sync --frozen --inexact --no-install-project --extra eval
