@@ -70,7 +70,7 @@ downloads: $(VENV)/ready ## fill the cache of uv with what tests/clients and `ma
 	for program in tests/clients/programs/*.py; do $(UV) sync --python $(BIN)/python --script $$program || exit 1; done
 	UV_SYSTEM_CERTS=1 scripts/test-versions $(BIN)/uv $(PYTHON) install
 
-versions: $(VENV)/ready ## run some tests of the installed module with the lowest and highest allowed versions of the dependencies
+versions: $(VENV)/ready ## test what `make develop` installed with the lowest and highest versions of the dependencies
 	UV_SYSTEM_CERTS=1 scripts/test-versions $(BIN)/uv $(PYTHON)
 
 docs: $(VENV)/ready ## build the documentation site in target/site; warnings are errors

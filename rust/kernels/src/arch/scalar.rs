@@ -1,8 +1,9 @@
 //! Plain Rust that runs on every machine. On x86-64 the compiler turns the sixteen lanes into SSE2.
 //!
 //! Lanes are filled by counting loops: iterators and `std::array::from_fn` take the compiler several times as long.
-//! Operations of many instructions are separate functions: with a copy in every place that calls them the crate took the
-//! compiler twice as long without other instruction sets, and int4 was at most a sixth faster.
+//! Operations of many instructions are separate functions. With a copy in every place that calls them, the compiler took
+//! twice as long for the scalar kernels (`cargo build --release -p ferrule-kernels --no-default-features`), and these were
+//! at most a sixth faster (`FERRULE_ISA=scalar cargo bench -p ferrule-kernels --bench matmul -- int8 int4 1 4`).
 
 use super::simd::{Dot, DotKernel, Kernel, LANES, LINE, Plane, Simd, index_mask};
 
