@@ -135,11 +135,11 @@ def test_calibration_uses_the_formats_of_a_recipe(tmp_path: Path) -> None:
         ('base = "int4"\n[formats]\n"a.b" = 4', 'format of "a.b" must be a string, got 4'),
         (
             'base = "int4"\n[formats]\n"*" = "int7"',
-            'format of "*" must be one of int2, int3, int4, int5, int6, int8, got "int7"',
+            'format of "*" must be one of trellis2, int2, trellis3, int3, trellis4, int4, int5, int6, int8, got "int7"',
         ),
         (
             'base = "int4"\n[formats]\n"*" = "bf16"',
-            'format of "*" must be one of int2, int3, int4, int5, int6, int8, got "bf16"',
+            'format of "*" must be one of trellis2, int2, trellis3, int3, trellis4, int4, int5, int6, int8, got "bf16"',
         ),
         ('base = "int4"\n[formats]\n"*" = "int8"\n"x.*" = "int8"', '"x.*" must match a quantized matrix of the model'),
         ('base = "int4"\n[formats]\n"*norm*" = "int8"', '"*norm*" must match a quantized matrix of the model'),
@@ -249,10 +249,13 @@ def test_allocation_of_embedded_model(tmp_path: Path) -> None:
     allocation = allocate_bits(None, 8 * int4 / model_info()["parameters"])
     packed = quantize(None, tmp_path / "packed", recipe=allocation.recipe())
     assert 0.99 * int4 < model_info(packed)["weight_bytes"] == allocation.bytes <= int4
-    assert {matrix.format for matrix in allocation.matrices} >= {"int4", "int6"}
+    assert {matrix.format for matrix in allocation.matrices} >= {"trellis4", "int6"}
     errors = {
+        "trellis2": (5e-2, 2e-1),
         "int2": (5e-2, 2e-1),
+        "trellis3": (1e-2, 5e-2),
         "int3": (1e-2, 5e-2),
+        "trellis4": (1e-3, 2e-2),
         "int4": (1e-3, 2e-2),
         "int5": (5e-4, 5e-3),
         "int6": (5e-5, 1e-3),

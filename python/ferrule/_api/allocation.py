@@ -21,7 +21,7 @@ class AllocatedMatrix:
     tensor: str
     """Name of the tensor, without `.weight`; with the rows, as in a `Recipe`, if they are only some of the tensor's."""
     format: str
-    """Format: int2, int3, int4, int5, int6 or int8."""
+    """Format: int2, int3, int4, int5, int6, int8, trellis2, trellis3 or trellis4."""
     weights: int
     """Number of weights."""
     bytes: int
@@ -75,7 +75,7 @@ def allocate_bits(
     calibration_tokens: int = TOKENS,
     progress: Callable[[int, int], None] | None = None,
 ) -> BitAllocation:
-    """Chooses a format for each matrix of a model, from int2 to int8, with at most `bits` per weight in total.
+    """Chooses a format for each matrix of a model, from trellis2 to int8, with at most `bits` per weight in total.
 
     The formats minimize an estimate of the loss: the sum of the KL divergences that the errors of each matrix cause.
     The relative squared error is measured on a sample of its rows, and the divergence for an error with noise of four

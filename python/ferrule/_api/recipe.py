@@ -31,9 +31,10 @@ class Recipe:
     """
 
     formats: Mapping[str, str]
-    """Format (int2, int3, int4, int5, int6 or int8) by tensor name, with or without `.weight`. `*` stands for any
-    characters, and `[first:end]` at the end of a name limits the format to these rows; both bounds are multiples of 16,
-    or the end is that of the tensor. Of all names that match a row of a tensor, the last one counts."""
+    """Format (int2, int3, int4, int5, int6, int8, trellis2, trellis3 or trellis4) by tensor name, with or without
+    `.weight`. `*` stands for any characters, and `[first:end]` at the end of a name limits the format to these rows;
+    both bounds are multiples of 16, or the end is that of the tensor. Of all names that match a row of a tensor, the
+    last one counts."""
     base: str = "int4"
     """Quantization of all other matrices: int4 or int8."""
     name: str = "recipe"

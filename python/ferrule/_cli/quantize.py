@@ -55,7 +55,7 @@ _SHARED = ("revision", "threads", "calibrate", "calibration_tokens")
     "--bits",
     type=click.FloatRange(min=0, max=32, min_open=True),
     metavar="FLOAT",
-    help="Bits per weight of all matrices together; chooses int2 to int8 for each by calibrated errors "
+    help="Bits per weight of all matrices together; chooses trellis2 to int8 for each by calibrated errors "
     "(default: none).",
 )
 @click.option(

@@ -147,7 +147,17 @@ proptest! {
     }
 }
 
-const FORMATS: [Format; 6] = [Format::Int2, Format::Int3, Format::Int4, Format::Int5, Format::Int6, Format::Int8];
+const FORMATS: [Format; 9] = [
+    Format::Trellis2,
+    Format::Int2,
+    Format::Trellis3,
+    Format::Int3,
+    Format::Trellis4,
+    Format::Int4,
+    Format::Int5,
+    Format::Int6,
+    Format::Int8,
+];
 
 /// The error is that of the packed rows, weighed by the damped Hessian.
 #[test]
@@ -253,11 +263,14 @@ fn non_finite_weights_become_nan() {
     exec(2, Isa::best(), |exec| {
         let (x, mut weights) = (inputs(3, 500, 300, 5), random(8, 20 * 300));
         weights[3 * 300 + 7] = f32::INFINITY;
-        let packed = packed(exec, Format::Int4, &weights, 300, statistics(exec, &x, 300, 500).as_ref());
-        let mut row = vec![0.0; 300];
-        for (index, finite) in [(2, true), (3, false), (4, true)] {
-            packed.read_row(index, &mut row);
-            assert_eq!(row.iter().all(|x| x.is_finite()), finite, "row {index}");
+        let statistics = statistics(exec, &x, 300, 500);
+        for format in FORMATS {
+            let packed = packed(exec, format, &weights, 300, statistics.as_ref());
+            let mut row = vec![0.0; 300];
+            for (index, finite) in [(2, true), (3, false), (4, true)] {
+                packed.read_row(index, &mut row);
+                assert_eq!(row.iter().all(|x| x.is_finite()), finite, "{format:?}, row {index}");
+            }
         }
     });
 }

@@ -187,6 +187,7 @@ fn bands() -> Vec<Vec<(Format, usize)>> {
         (Format::Int4, 48),
         (Format::Int3, 16),
         (Format::Int5, 16),
+        (Format::Trellis3, 16),
         (Format::Int2, 16),
         (Format::Int8, 35),
     ]);
@@ -260,7 +261,17 @@ fn formats_in_one_matrix_have_the_bits_of_separate_matrices() {
 /// NaN or infinity in activations or weights always gives NaN outputs.
 #[test]
 fn non_finite_inputs_give_nan() {
-    let formats = [Format::Int8, Format::Int6, Format::Int5, Format::Int4, Format::Int3, Format::Int2];
+    let formats = [
+        Format::Int8,
+        Format::Int6,
+        Format::Int5,
+        Format::Int4,
+        Format::Int3,
+        Format::Int2,
+        Format::Trellis4,
+        Format::Trellis3,
+        Format::Trellis2,
+    ];
     for (isa, format) in Isa::available().into_iter().flat_map(|isa| formats.map(move |format| (isa, format))) {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             with_exec(isa, 1, |exec| {

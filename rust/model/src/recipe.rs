@@ -132,8 +132,17 @@ pub enum RecipeError {
 
 impl Recipe {
     /// Formats to which matrices can be quantized, narrowest first.
-    pub const FORMATS: &'static [Format] =
-        &[Format::Int2, Format::Int3, Format::Int4, Format::Int5, Format::Int6, Format::Int8];
+    pub const FORMATS: &'static [Format] = &[
+        Format::Trellis2,
+        Format::Int2,
+        Format::Trellis3,
+        Format::Int3,
+        Format::Trellis4,
+        Format::Int4,
+        Format::Int5,
+        Format::Int6,
+        Format::Int8,
+    ];
 
     /// Creates a recipe from patterns of tensor names and the names of their formats. `*` in a pattern matches any
     /// characters, and `[first:end]` after it limits the format to some rows. `name` names the recipe in errors.
@@ -421,7 +430,7 @@ mod tests {
         let message = recipe(&[("l.*", "bf16")]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "r.toml: format of \"l.*\" must be one of int2, int3, int4, int5, int6, int8, got \"bf16\""
+            "r.toml: format of \"l.*\" must be one of trellis2, int2, trellis3, int3, trellis4, int4, int5, int6, int8, got \"bf16\""
         );
         let recipe = recipe(&[("l.*", "int6"), ("k.*", "int6")]).unwrap();
         let message = recipe.check(&[&tensor("l.0.up.weight")]).unwrap_err().to_string();

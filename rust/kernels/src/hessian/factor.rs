@@ -14,6 +14,7 @@ use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::memory::PageSlice;
 use crate::quant::integer::{GROUP, SUPER};
+use crate::quant::trellis::{SEGMENT, by_segment, descent_segments};
 use crate::{Exec, PoolError};
 
 /// Damping that is added to the diagonal, as a fraction of its mean (as in GPTQ). It prevents large errors in directions
@@ -61,6 +62,10 @@ pub(crate) struct HessianFactor {
     /// Inverses of the factors of the diagonal blocks of H of each group of inputs, `[groups][GROUP][GROUP]`, upper
     /// triangular.
     group_inverses: Vec<f32>,
+    /// The same as `group_inverses`, for [`descent_segments`].
+    segment_inverses: Vec<f32>,
+    /// The same as `inverses`, with the inputs of each super-block in the order of [`by_segment`].
+    inverses_by_segment: Vec<Vec<f32>>,
 }
 
 impl HessianFactor {
@@ -74,6 +79,18 @@ impl HessianFactor {
     pub fn group_inverse(&self, group: usize) -> &[[f32; GROUP]; GROUP] {
         let rows = self.group_inverses.as_chunks().0;
         &rows.as_chunks().0[group]
+    }
+
+    /// Returns the inverse of the factor of the diagonal block of H of segment `segment` of [`descent_segments`].
+    pub fn segment_inverse(&self, segment: usize) -> &[[f32; SEGMENT]; SEGMENT] {
+        let rows = self.segment_inverses.as_chunks().0;
+        &rows.as_chunks().0[segment]
+    }
+
+    /// Returns the rows of the inverse of the factor of super-block `index` whose inputs are in the order of [`by_segment`].
+    pub fn inverse_by_segment(&self, index: usize) -> std::slice::ChunksExact<'_, f32> {
+        let width = (self.size - index * SUPER).min(SUPER);
+        self.inverses_by_segment[index].chunks_exact(width)
     }
 
     /// Returns row `input` of R.
@@ -133,12 +150,15 @@ fn factor(
     size: usize,
     mut panels: PageSlice<f32>,
 ) -> Result<HessianFactor, PoolError> {
-    let groups = (0..size).step_by(GROUP);
-    let group_inverses = groups.flat_map(|first| inverse(&diagonal_factor(&h, size, first, GROUP), GROUP)).collect();
-    let mut inverses = Vec::new();
+    let inverse_of = |h: &[f32], inputs: &[usize]| inverse(&diagonal_factor(h, size, inputs), inputs.len());
+    let [groups, segments] = [Vec::from_iter(0..size), Vec::from_iter(by_segment(size))];
+    let group_inverses = groups.chunks_exact(GROUP).flat_map(|inputs| inverse_of(&h, inputs)).collect();
+    let segment_inverses = descent_segments(size).flat_map(|inputs| inverse_of(&h, &inputs)).collect();
+    let (mut inverses, mut inverses_by_segment) = (Vec::new(), Vec::new());
     for first in (0..size).step_by(SUPER).rev() {
         let width = (size - first).min(SUPER);
-        let diagonal = diagonal_factor(&h, size, first, width);
+        let diagonal = diagonal_factor(&h, size, &Vec::from_iter(first..first + width));
+        inverses_by_segment.push(inverse_of(&h, &segments[first..first + width]));
         for (row, values) in (first..).zip(diagonal.chunks_exact(width)) {
             h[row * size + first..][..width].iter_mut().zip(values).for_each(|(to, value)| *to = *value as f32);
         }
@@ -154,13 +174,17 @@ fn factor(
         inverses.push(inverse);
     }
     inverses.reverse();
-    Ok(HessianFactor { size, r: h, inverses, group_inverses })
+    inverses_by_segment.reverse();
+    Ok(HessianFactor { size, r: h, inverses, group_inverses, segment_inverses, inverses_by_segment })
 }
 
-/// Factors the diagonal block of `h: [size][size]` of `width` inputs from `first` on: `[width][width]`, upper triangular.
-fn diagonal_factor(h: &[f32], size: usize, first: usize, width: usize) -> Vec<f64> {
+/// Factors the block of `h: [size][size]`, given by its upper triangle, of some inputs in the given order: `[width][width]`,
+/// upper triangular.
+fn diagonal_factor(h: &[f32], size: usize, inputs: &[usize]) -> Vec<f64> {
+    let width = inputs.len();
+    let element = |row: usize, column: usize| f64::from(h[row.min(column) * size + row.max(column)]);
     let mut r: Vec<f64> =
-        (first..first + width).flat_map(|row| h[row * size + first..][..width].iter().map(|x| f64::from(*x))).collect();
+        inputs.iter().flat_map(|row| inputs.iter().map(move |column| element(*row, *column))).collect();
     for k in (0..width).rev() {
         let (above, from_k) = r.split_at_mut(k * width);
         let row = &mut from_k[..width];

@@ -30,9 +30,9 @@ use crate::arch::{ByteLine, Dot, DotKernel, LANES};
 use crate::disjoint::{Tile, Tiles};
 use crate::matrix::Band;
 use crate::memory::Scratch;
-use crate::quant::integer::{BLOCK_QUADS, PAIR_QUADS, Unpacked, blocks, pairs};
+use crate::quant::integer::{BLOCK_QUADS, PAIR_QUADS, Unpack, Unpacked, blocks, pairs};
 use crate::quant::sparse::SparseFormat;
-use crate::quant::{GroupedFormat, IntegerFormat, Quantized};
+use crate::quant::{GroupedFormat, Quantized};
 use crate::{Exec, PoolError};
 
 /// Number of tasks per thread, within the limits on a task's size: the last tasks should be short, and tasks that follow
@@ -139,7 +139,7 @@ pub(crate) struct BandTask<'a, 'o> {
 
 impl BandTask<'_, '_> {
     /// Multiplies with weights in an integer format.
-    pub(crate) fn integer<F: IntegerFormat>(self) {
+    pub(crate) fn integer<F: Unpack>(self) {
         self.run::<Integer<F>>();
     }
 
@@ -181,7 +181,7 @@ impl BandTask<'_, '_> {
 /// Weights of an integer format.
 struct Integer<F>(PhantomData<F>);
 
-impl<F: IntegerFormat> Weights for Integer<F> {
+impl<F: Unpack> Weights for Integer<F> {
     const BLOCKS: usize = UNPACKED_BLOCKS;
     const BLOCK_LINES: usize = BLOCK_QUADS;
 
@@ -233,7 +233,7 @@ struct UnpackBlocks<'a, F> {
     format: PhantomData<F>,
 }
 
-impl<F: IntegerFormat> DotKernel for UnpackBlocks<'_, F> {
+impl<F: Unpack> DotKernel for UnpackBlocks<'_, F> {
     type Output = ();
 
     #[inline(always)]

@@ -165,11 +165,12 @@ impl PackedMatrix {
     }
 
     /// Returns the bytes that [`PackedMatrix::pack_calibrated`] needs for `cols` columns on `threads` threads, besides the
-    /// matrix and the Hessian: the panels that each thread quantizes, and inverses of diagonal blocks of the Hessian's factor.
+    /// matrix and the Hessian: the panels that each thread quantizes, and inverses of diagonal blocks of the Hessian's factor, in
+    /// two orders of inputs.
     #[must_use]
     pub fn calibration_bytes(cols: usize, threads: usize) -> u64 {
         let of_task = MAX_TASK_PANELS * PANEL_INPUT_BYTES + ROWS_INPUT_BYTES + LANES * size_of::<f32>();
-        let shared = (SUPER + GROUP) * size_of::<f32>();
+        let shared = 2 * (SUPER + GROUP) * size_of::<f32>();
         let each = (threads as u64).saturating_mul(of_task as u64).saturating_add(shared as u64);
         (cols as u64).saturating_add(HALF as u64).saturating_mul(each)
     }

@@ -6,6 +6,9 @@ use super::descent::SWEEPS;
 use super::grouped::{self, GroupedFormat, StoredBlock};
 use super::integer::{self, BlockScales, IntegerFormat, Unpack};
 use super::sparse::TooDense;
+use super::trellis::{Trellis, Trellised};
+use super::trellis_descent;
+use super::trellis_gptq::{self, PackTrellis};
 use super::{CalibratedPanel, FloatFormat, Line, PackCalibrated, pack_panel};
 use crate::arch::{Isa, LANES, LINE};
 use crate::hessian::InputStatistics;
@@ -145,17 +148,62 @@ impl<F: IntegerFormat> IntegerPanels for PhantomData<F> {
     }
 
     fn scale_random(&self, cols: usize, block_scales: &mut [BlockScales]) {
-        // Stored weights are rotated, which multiplies their norm by sqrt(BLOCK).
-        let block_scale = (integer::BLOCK as f32 / cols as f32).sqrt() / integer::uniform_deviation::<F>();
-        block_scales.as_flattened_mut().fill(half::f16::from_f32(block_scale).to_bits());
+        integer::set_deviation(integer::uniform_deviation::<F>(), cols, block_scales);
     }
 
     fn read_row(&self, block_scales: &[BlockScales], panel: &[u8], lane: usize, out: &mut [f32]) {
-        integer::read_row::<F>(block_scales, bytemuck::cast_slice(panel), lane, out);
+        let lines = bytemuck::cast_slice(panel);
+        let weight = |input, row| F::weight(lines, input / integer::BLOCK, input % integer::BLOCK, row);
+        integer::read_row(weight, block_scales, lane, out);
     }
 
     fn multiply(&self, task: BandTask<'_, '_>) {
         task.integer::<F>();
+    }
+}
+
+impl<T: Trellis> IntegerPanels for PhantomData<Trellised<T>> {
+    fn has_codes(&self) -> bool {
+        Trellised::<T>::BY_CODES.is_some()
+    }
+
+    fn bytes(&self, cols: usize) -> Option<usize> {
+        // No format takes more than two lines for four inputs, so the number of lines cannot overflow.
+        (cols < usize::MAX / LINE).then(|| Trellised::<T>::lines(integer::halves(cols)))?.checked_mul(LINE)
+    }
+
+    fn pack(&self, isa: Isa, rows: &[f32], block_scales: &mut [BlockScales], panel: &mut [u8]) {
+        trellis_gptq::pack_panel::<T>(isa, rows, block_scales, bytemuck::cast_slice_mut(panel));
+    }
+
+    fn pack_calibrated(
+        &self,
+        isa: Isa,
+        statistics: &InputStatistics,
+        panels: &mut [CalibratedPanel<'_>],
+        is_cancelled: &dyn Fn() -> bool,
+    ) {
+        let statistics = Some(statistics);
+        isa.run(PackTrellis::<T> {
+            statistics,
+            panels,
+            sweeps: trellis_descent::SWEEPS,
+            is_cancelled,
+            format: PhantomData,
+        });
+    }
+
+    fn scale_random(&self, cols: usize, block_scales: &mut [BlockScales]) {
+        integer::set_deviation(Trellised::<T>::uniform_deviation(), cols, block_scales);
+    }
+
+    fn read_row(&self, block_scales: &[BlockScales], panel: &[u8], lane: usize, out: &mut [f32]) {
+        let lines = bytemuck::cast_slice(panel);
+        integer::read_row(|input, row| Trellised::<T>::read(lines, input, row), block_scales, lane, out);
+    }
+
+    fn multiply(&self, task: BandTask<'_, '_>) {
+        task.integer::<Trellised<T>>();
     }
 }
 

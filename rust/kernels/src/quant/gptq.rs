@@ -20,10 +20,10 @@ use crate::hessian::{HessianFactor, InputStatistics};
 /// Panel during quantization.
 pub(crate) struct CalibratedPanel<'a> {
     /// Rotated weights.
-    feedback: Feedback,
+    pub(super) feedback: Feedback,
     pub(super) block_scales: &'a mut [BlockScales],
     /// Output lines, initially zero.
-    lines: &'a mut [ByteLine],
+    pub(super) lines: &'a mut [ByteLine],
     pub(super) groups: Vec<CodedGroup>,
     /// Elements of `e R`, `[input][row]`.
     pub(super) residuals: Vec<Column>,

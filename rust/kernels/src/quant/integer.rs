@@ -256,11 +256,12 @@ pub const fn supers(cols: usize) -> usize {
     cols.div_ceil(SUPER)
 }
 
-/// Dequantizes row `row` of a panel.
-pub fn read_row<F: IntegerFormat>(block_scales: &[BlockScales], lines: &[ByteLine], row: usize, out: &mut [f32]) {
+/// Dequantizes row `row` of a panel, whose `weight` returns the product of sub-scale and code of a rotated weight, given its
+/// input and row.
+pub fn read_row(weight: impl Fn(usize, usize) -> i32, block_scales: &[BlockScales], row: usize, out: &mut [f32]) {
     for (index, out) in out.chunks_mut(BLOCK).enumerate() {
         let block_scale = half::f16::from_bits(block_scales[index * BLOCK / SUPER][row]).to_f32();
-        let weight = |input| F::weight(lines, index, input, row) as f32 * block_scale;
+        let weight = |input| weight(index * BLOCK + input, row) as f32 * block_scale;
         if out.len() > HALF { read_block::<BLOCK>(weight, out) } else { read_block::<HALF>(weight, out) }
     }
 }
@@ -277,4 +278,12 @@ pub fn uniform_deviation<F: IntegerFormat>() -> f32 {
     let mean_square = |numbers: &[i32]| numbers.iter().map(|n| (n * n) as f32).sum::<f32>() / numbers.len() as f32;
     let (codes, scales) = (F::levels().collect::<Vec<_>>(), (F::SCALES[0]..=F::SCALES[1]).collect::<Vec<_>>());
     (mean_square(&codes) * mean_square(&scales)).sqrt()
+}
+
+/// Sets the block scales of random codes over `cols` inputs so that outputs have the variance of the inputs. `deviation` is the
+/// root mean square of `sub-scale * code`.
+pub fn set_deviation(deviation: f32, cols: usize, block_scales: &mut [BlockScales]) {
+    // Stored weights are rotated, which multiplies their norm by sqrt(BLOCK).
+    let block_scale = (BLOCK as f32 / cols as f32).sqrt() / deviation;
+    block_scales.as_flattened_mut().fill(half::f16::from_f32(block_scale).to_bits());
 }

@@ -51,10 +51,17 @@ mod q8_0;
 mod quantize;
 pub(crate) mod rotation;
 pub(crate) mod sparse;
+pub(crate) mod trellis;
+mod trellis2;
+mod trellis3;
+mod trellis4;
+mod trellis_descent;
+mod trellis_gptq;
 mod two_bit_scales;
 mod two_of_four;
 mod u4;
 mod u8;
+mod viterbi;
 
 pub use self::{
     bf16::Bf16, f16::F16, f32::F32, int2::Int2, int3::Int3, int4::Int4, int5::Int5, int6::Int6, int8::Int8,
@@ -66,6 +73,7 @@ pub use self::{iq2_s::Iq2S, iq2_xs::Iq2Xs, iq2_xxs::Iq2Xxs, iq3_s::Iq3S, iq3_xxs
 pub use self::{iq2_s::Iq2SBlock, iq2_xs::Iq2XsBlock, iq2_xxs::Iq2XxsBlock, iq3_s::Iq3SBlock, iq3_xxs::Iq3XxsBlock};
 pub use self::{iq4_nl::Iq4Nl, iq4_xs::Iq4Xs, mxfp4::Mxfp4, q2_k::Q2K, q3_k::Q3K, q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K};
 pub use self::{q5_0::Q5_0, q5_1::Q5_1, q5_k::Q5K, q6_k::Q6K, q8_0::Q8_0, u4::U4, u8::U8};
+pub use self::{trellis2::Trellis2, trellis3::Trellis3, trellis4::Trellis4};
 pub(crate) use descent::ROWS_INPUT_BYTES;
 pub(crate) use family::{Family, Quantized};
 pub(crate) use gptq::{CalibratedPanel, PANEL_INPUT_BYTES, PackCalibrated};
@@ -178,15 +186,18 @@ format_registry! {
     "int4" => integer Int4,
     "iq4_xs" => grouped Iq4Xs,
     "mxfp4" => grouped Mxfp4,
+    "trellis4" => integer Trellis4,
     "q3_k" => grouped Q3K,
     "iq3_s" => grouped Iq3S,
     "int4_2of4" => sparse Int4TwoOfFour,
     "int3" => integer Int3,
+    "trellis3" => integer Trellis3,
     "iq3_xxs" => grouped Iq3Xxs,
     "q2_k" => grouped Q2K,
     "iq2_s" => grouped Iq2S,
     "iq2_xs" => grouped Iq2Xs,
     "int2" => integer Int2,
+    "trellis2" => integer Trellis2,
     "iq2_xxs" => grouped Iq2Xxs,
 }
 

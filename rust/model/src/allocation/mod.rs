@@ -240,7 +240,7 @@ mod tests {
         const SHAPE: [usize; 2] = [64, 256];
         let add = |tensor: &mut Tensor, role: &str| {
             tensor.add(vec![kind(role)], SHAPE);
-            let errors = Errors { squares: 1.0, errors: [1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6] };
+            let errors = Errors { squares: 1.0, errors: [1e-1, 1e-1, 1e-2, 1e-2, 1e-3, 1e-3, 1e-4, 1e-5, 1e-6] };
             tensor.kinds.get_mut(&kind(role)).unwrap().add(&errors);
         };
         let mut tensors = vec![Tensor::new("q", None, 0)];
@@ -259,9 +259,9 @@ mod tests {
         let losses = tensors.iter().map(|tensor| tensor.choices[0].loss);
         assert!((losses.sum::<f64>() - 2e-1).abs() < 1e-9);
         let groups: Vec<_> = group_choices(&tensors).into_values().collect();
-        // Enough for int3 in the projection or in one of the experts.
+        // Enough for trellis3 in the projection or in one of the experts.
         let budget =
-            groups.iter().map(|choices| choices[0].bytes).sum::<u64>() + groups[0][1].bytes - groups[0][0].bytes;
+            groups.iter().map(|choices| choices[0].bytes).sum::<u64>() + groups[0][2].bytes - groups[0][0].bytes;
         let chosen: BTreeMap<_, _> = choose(&groups, budget).into_iter().enumerate().collect();
         tensors
             .into_iter()
@@ -276,9 +276,9 @@ mod tests {
     #[test]
     fn stacked_and_separate_experts_get_the_same_formats() {
         let stacked = formats(|_| "experts".to_owned());
-        assert_eq!(stacked, BTreeMap::from([("q".to_owned(), "int3"), ("experts".to_owned(), "int2")]));
+        assert_eq!(stacked, BTreeMap::from([("q".to_owned(), "trellis3"), ("experts".to_owned(), "trellis2")]));
         let separate = formats(|expert| format!("experts.{expert}"));
-        assert_eq!(separate["q"], "int3");
-        assert!((0..4).all(|expert| separate[&format!("experts.{expert}")] == "int2"));
+        assert_eq!(separate["q"], "trellis3");
+        assert!((0..4).all(|expert| separate[&format!("experts.{expert}")] == "trellis2"));
     }
 }

@@ -11,7 +11,7 @@ use crate::spec::{ModelSpec, TableSpec};
 use crate::stage::StageLayers;
 
 /// Size of one or several matrices.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MatrixSize {
     /// Number of weights.
     pub numbers: u64,
@@ -19,6 +19,13 @@ pub(crate) struct MatrixSize {
     pub bytes: u64,
     /// Part of `bytes` in each of [`Format::ALL`].
     pub by_format: [u64; Format::ALL.len()],
+}
+
+/// No matrix. Written out because arrays have defaults up to 32 elements only.
+impl Default for MatrixSize {
+    fn default() -> Self {
+        Self { numbers: 0, bytes: 0, by_format: [0; Format::ALL.len()] }
+    }
 }
 
 impl MatrixSize {
