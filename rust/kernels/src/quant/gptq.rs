@@ -66,6 +66,12 @@ impl<'a> CalibratedPanel<'a> {
             let scales = narrow.map(i8::cast_unsigned);
             F::store(self.lines, index / BLOCK_GROUPS, index % BLOCK_GROUPS, &codes, &scales);
         }
+        self.sum_loss(simd);
+    }
+
+    /// Sums up the loss of each row.
+    #[inline(always)]
+    pub(super) fn sum_loss<S: Simd>(&mut self, simd: S) {
         let mut loss = simd.splat(0.0);
         for column in &self.residuals {
             let residual = simd.load(column);

@@ -79,12 +79,7 @@ fn finish<S: Simd, T: Trellis>(simd: S, panel: &mut CalibratedPanel<'_>) {
     let codes = panel.groups.iter().flat_map(|group| &group.codes);
     let symbols: Vec<_> = codes.map(|column| column.map(|symbol| symbol as u8)).collect();
     Trellised::<T>::store(panel.lines, &symbols);
-    let mut loss = simd.splat(0.0);
-    for column in &panel.residuals {
-        let residual = simd.load(column);
-        loss = simd.add(loss, simd.mul(residual, residual));
-    }
-    simd.store(loss, &mut panel.loss);
+    panel.sum_loss(simd);
 }
 
 /// Super-block during quantization. Its inputs are in the order of [`by_segment`], and those of the half block after it,
