@@ -140,7 +140,7 @@ pub fn f32_pass(exec: &Exec<'_>) -> Result<f64, PoolError> {
 /// [`PoolError`] if `exec` was cancelled.
 pub fn int8_pass(exec: &Exec<'_>) -> Result<f64, PoolError> {
     const STEPS: usize = 200_000;
-    operations(exec, LINE * 2 * STEPS, |isa| match isa.run_matrix(TileProducts(STEPS / 16)) {
+    operations(exec, LINE * 2 * STEPS, |isa| match isa.run_matrix(TileProducts(STEPS / 8)) {
         Some(lines) => lines / STEPS,
         None => isa.run_dot(Dots(STEPS)),
     })
@@ -241,17 +241,22 @@ impl MatrixKernel for TileProducts {
     type Output = usize;
 
     fn run<S: Dot, M: MatrixUnit>(self, _: S, unit: M) -> usize {
-        let x = black_box([ByteLine([1; LINE]); 4 * LANES]);
-        let x: &[[RowTile; 2]; 2] = bytemuck::cast_ref(&x);
-        let w = black_box([[[ByteLine([3; LINE]); LANES]; 2]; 2]);
+        let x: [RowTile; 2] = black_box([[[1; LINE]; LANES]; 2]);
+        let w = black_box([[ByteLine([3; LINE]); LANES]; 2]);
         let mut sums = [[[[0; LANES]; LANES]; 2]; 2];
         // SAFETY: these are the only tiles of this thread: kernels with a unit do not run each other.
         let mut tiles = unsafe { unit.configure::<LANES>() };
+        tiles.clear::<0>();
+        tiles.clear::<1>();
         for _ in 0..self.0 {
-            tiles.multiply(x.each_ref(), 0, w.each_ref(), &mut sums);
+            tiles.load(w.each_ref());
+            tiles.add::<0>(&x[0], 0);
+            tiles.add::<1>(&x[1], 0);
         }
+        tiles.store::<0>(&mut sums[0]);
+        tiles.store::<1>(&mut sums[1]);
         black_box(sums);
-        self.0 * x.as_flattened().len() * w.len() * LANES * LANES
+        self.0 * x.len() * w.len() * LANES * LANES
     }
 }
 

@@ -32,24 +32,28 @@ pub trait MatrixUnit: Copy + Send + Sync + 'static {
     unsafe fn configure<const QUADS: usize>(self) -> Self::Tiles<QUADS>;
 }
 
-/// Configured tiles of a thread, which are released when this is dropped.
+/// Configured tiles of a thread, which are released when this is dropped: two panels of weights, and the sums of the
+/// products of up to two tiles of activations with them.
+///
+/// Each step is a few instructions, so that the vectors of the same thread can work between them: the processor looks
+/// too little ahead to do both at a time where one follows the other.
 pub trait Tiles<const QUADS: usize> {
-    /// Multiplies ROWS tiles of activations, signed bytes, with two panels of weights, bytes that are stored
-    /// [`MatrixUnit::WEIGHT_BIAS`] above their values: sixteen columns, a line for each quad (N16K4). Each product is over
-    /// `QUADS` quads of each of STEPS consecutive tiles, from quad `first` of a row on, and replaces its sums. The bias is
-    /// not subtracted, as in [`Dot::dot`].
-    ///
-    /// ROWS is 1 or 2. STEPS is 1, or 2 if the tiles are of sixteen quads.
+    /// Sets the sums of tile `ROW` of activations, which is 0 or 1, to zero.
+    fn clear<const ROW: usize>(&mut self);
+
+    /// Loads two panels of weights, bytes that are stored [`MatrixUnit::WEIGHT_BIAS`] above their values: sixteen columns, a
+    /// line for each quad (N16K4).
+    fn load(&mut self, w: [&[ByteLine; QUADS]; 2]);
+
+    /// Adds the products of a tile of activations, signed bytes, with the loaded weights to the sums of tile `ROW`, over
+    /// `QUADS` quads from quad `first` of its rows on. The bias is not subtracted, as in [`Dot::dot`].
     ///
     /// # Panics
     /// If a row of a tile ends before the last quad.
-    fn multiply<const ROWS: usize, const STEPS: usize>(
-        &mut self,
-        x: [&[RowTile; STEPS]; ROWS],
-        first: usize,
-        w: [&[[ByteLine; QUADS]; STEPS]; 2],
-        sums: &mut [[TileSums; 2]; ROWS],
-    );
+    fn add<const ROW: usize>(&mut self, x: &RowTile, first: usize);
+
+    /// Stores the sums of tile `ROW`.
+    fn store<const ROW: usize>(&self, sums: &mut [TileSums; 2]);
 }
 
 /// Instruction set with a matrix unit. All kernels but [`MatrixKernel`] run as they do without the unit, so that their code

@@ -21,7 +21,8 @@ use std::ops::Range;
 
 use super::activations::{Activations, Basis, Input};
 use super::grouped::Grouped;
-use super::panels::{MAX_STREAMS, MAX_TASK_ROWS, Multiplier, Panels, Pass, Rows, TileRows, Weights};
+use super::panels::multiply_unpacked;
+use super::panels::{MAX_STREAMS, MAX_TASK_ROWS, Multiplier, Panels, Pass, Rows, TileRows, UnpackedWeights, Weights};
 use super::sparse::Sparse;
 use super::tile::UNPACKED_BLOCKS;
 use super::unroll::unroll;
@@ -203,22 +204,20 @@ impl<F: Unpack> Weights for Integer<F> {
         lines: [&[ByteLine]; P],
         unpacked_lines: &mut [ByteLine],
     ) {
-        if const { F::BY_CODES.is_none() || S::BY_CODES } {
+        if const { F::HAS_QUAD_LINES || S::BY_CODES && F::BY_CODES.is_some() } {
             return multiplier.multiply::<S, F, R, P>(simd, pass, lines, 0);
         }
-        let blocks = &pass.blocks;
-        let unpacked_lines = &mut unpacked_lines[..P * Self::BLOCKS * Self::BLOCK_LINES];
-        for (lines, to) in lines.iter().zip(unpacked_lines.chunks_exact_mut(Self::BLOCKS * Self::BLOCK_LINES)) {
-            let (cols, blocks) = (pass.cols, blocks.clone());
-            simd.vectorize_dot(UnpackBlocks::<F> { lines, cols, blocks, to, format: PhantomData });
-        }
-        let (mut unpacked, first_block) = ([&[][..]; P], blocks.start);
-        for (unpacked, unpacked_lines) in
-            unpacked.iter_mut().zip(unpacked_lines.chunks_exact(Self::BLOCKS * Self::BLOCK_LINES))
-        {
-            *unpacked = unpacked_lines;
-        }
-        multiplier.multiply::<S, Unpacked, R, P>(simd, pass, unpacked, first_block);
+        multiply_unpacked::<Self, S, X, R, P>(simd, multiplier, pass, lines, unpacked_lines);
+    }
+}
+
+impl<F: Unpack> UnpackedWeights for Integer<F> {
+    type Unpacked = Unpacked;
+    type ByCodes = Unpacked;
+
+    #[inline(always)]
+    fn unpack<S: Dot>(simd: S, lines: &[ByteLine], cols: usize, blocks: Range<usize>, to: &mut [ByteLine]) {
+        simd.vectorize_dot(UnpackBlocks::<F> { lines, cols, blocks, to, format: PhantomData });
     }
 }
 

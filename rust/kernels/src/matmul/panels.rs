@@ -150,14 +150,12 @@ impl Rows {
 /// Numbers of rows with a specialized kernel; other numbers are padded with rows of zeros.
 const FEW_ROWS: [usize; 7] = [1, 2, 4, 6, 8, 12, 16];
 
-/// Returns the largest number of rows that are one tile: that whose accumulators fit the registers.
+/// Returns the largest number of rows that are one tile: that whose accumulators fit the registers. So many rows are not
+/// faster on a matrix unit (`cargo bench -p ferrule-kernels --bench matmul -- int8 int4 q4_k 16`).
 const fn few_rows<S: Dot>() -> usize {
     let accumulators = S::BYTE_TILE_ROWS * S::BYTE_TILE_PANELS;
     if accumulators < FEW_ROWS[FEW_ROWS.len() - 1] { S::BYTE_TILE_ROWS } else { FEW_ROWS[FEW_ROWS.len() - 1] }
 }
-
-/// Maximum number of rows that are multiplied without the matrix unit, where there is one: more rows fill most of a tile.
-const FEW_BESIDE_UNIT: usize = 12;
 
 /// Kernel that returns the tiles of `m` rows, and whether codes are multiplied, by basis.
 pub(super) struct TileRows {
@@ -171,12 +169,8 @@ impl DotKernel for TileRows {
 
     #[inline(always)]
     fn run<S: Dot>(self, _: S) -> Self::Output {
-        let (most, many) = if self.has_unit {
-            (FEW_BESIDE_UNIT, Rows::OnUnit)
-        } else {
-            (few_rows::<S>(), Rows::Many(S::BYTE_TILE_ROWS))
-        };
-        let few = FEW_ROWS.into_iter().filter(|rows| *rows <= most).find(|rows| self.m <= *rows);
+        let many = if self.has_unit { Rows::OnUnit } else { Rows::Many(S::BYTE_TILE_ROWS) };
+        let few = FEW_ROWS.into_iter().filter(|rows| *rows <= few_rows::<S>()).find(|rows| self.m <= *rows);
         let rows = few.map_or(many, Rows::Few);
         let by_codes = |basis| match rows {
             Rows::Few(rows) => multiplies_codes::<S>(rows, basis == Basis::Plain),

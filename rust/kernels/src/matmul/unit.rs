@@ -12,7 +12,7 @@ use super::activations::{BlockOfRows, BlockOnUnit, GroupsOfRows, group_word};
 use super::panels::{Multiplier, Panels, Pass, Weights, write};
 use super::tile::{MAX_TILE_PANELS, add_scaled, halves, load_row, store_row};
 use super::unroll::unroll;
-use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE, MatrixKernel, MatrixUnit, RowTile, TileSums, Tiles};
+use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE, MatrixKernel, MatrixUnit, TileSums, Tiles};
 use crate::quant::grouped::{self, Factors};
 use crate::quant::integer::{BLOCK_PAIRS, PAIR_QUADS, Unpack, pairs};
 
@@ -118,7 +118,8 @@ impl<M, U: Unpack, const R: usize, const P: usize> UnitTiles<'_, '_, M, U, R, P>
         tile: usize,
         computed: &mut [Computed<PARTS, T>; 2],
     ) {
-        let Pass { x, cols, first_tile, ref blocks, next_weights, next_lines, .. } = self.pass;
+        let Pass { x, cols, first_tile, next_weights, next_lines, .. } = self.pass;
+        let blocks = self.pass.blocks.clone();
         let mut inputs = Inputs { blocks: [&[]; T], groups: [&[]; T] };
         for t in 0..T {
             inputs.blocks[t] = &x.tile(first_tile + tile + t)[blocks.clone()];
@@ -132,21 +133,42 @@ impl<M, U: Unpack, const R: usize, const P: usize> UnitTiles<'_, '_, M, U, R, P>
             (blocks.len(), 1)
         };
         let (steps, lines_each) = (products * (P / PANELS), (T * next_lines).div_ceil(products));
-        // The sums of a step are added while the unit computes the next ones.
         for step in 0..=steps {
-            if step < steps {
-                let at = At::<P>::new(step, of_block);
-                self.compute::<X, QUADS, PARTS, T>(tiles, &inputs, at, &mut computed[step % 2]);
-                let next = tile * next_lines + at.product * lines_each;
-                for weights in &next_weights[at.panel..][..PANELS] {
-                    for line in next..(next + lines_each).min((tile + T) * next_lines) {
-                        simd.prefetch(weights.wrapping_add(line).cast());
+            let [even, odd] = &mut *computed;
+            let (to, before) = if step % 2 == 0 { (even, &*odd) } else { (odd, &*even) };
+            let before = (step > 0).then(|| self.computed(simd, &inputs, At::new(step - 1, of_block), before));
+            if step == steps {
+                if let Some(before) = before {
+                    for row in (0..T * LANES).step_by(LANES) {
+                        before.add::<R, LANES>(simd, &mut self.pass.sums[tile..], row);
+                    }
+                }
+                break;
+            }
+            let at = At::<P>::new(step, of_block);
+            let next = tile * next_lines + at.product * lines_each;
+            for weights in &next_weights[at.panel..][..PANELS] {
+                for line in next..(next + lines_each).min((tile + T) * next_lines) {
+                    simd.prefetch(weights.wrapping_add(line).cast());
+                }
+            }
+            // Writing to outputs that are not in the cache took two fifths of the time.
+            if let Some((out, columns)) = &mut self.pass.out {
+                let each = (T * LANES).div_ceil(steps);
+                let next = (tile + T) * LANES + step * each;
+                for row in next..out.rows().len().min(next + each) {
+                    for line in out.row(row)[columns.clone()].chunks(LANES) {
+                        simd.prefetch(line.as_ptr().cast());
                     }
                 }
             }
-            if step > 0 {
-                let at = At::new(step - 1, of_block);
-                self.add_computed::<S, PARTS, T>(simd, &inputs, at, tile, &computed[(step - 1) % 2]);
+            let of_block = (tile, at);
+            if const { PARTS > 1 } {
+                self.compute::<S, X, QUADS, PARTS, T, 1, { LANES / 2 }>(simd, tiles, &inputs, of_block, to, before);
+            } else if const { U::FACTORS.is_some() } || pairs(cols, blocks.start + at.block) < BLOCK_PAIRS {
+                self.compute::<S, X, QUADS, PARTS, T, 1, LANES>(simd, tiles, &inputs, of_block, to, before);
+            } else {
+                self.compute::<S, X, QUADS, PARTS, T, 2, { LANES / 2 }>(simd, tiles, &inputs, of_block, to, before);
             }
         }
         if let Some((out, columns)) = &mut self.pass.out {
@@ -156,14 +178,25 @@ impl<M, U: Unpack, const R: usize, const P: usize> UnitTiles<'_, '_, M, U, R, P>
         }
     }
 
-    /// Computes the sums of a block or group with the unit.
+    /// Computes the sums of a block or group with the unit. Between its instructions, vectors add the sums that it computed
+    /// before.
     #[inline(always)]
-    fn compute<X: Tiles<QUADS>, const QUADS: usize, const PARTS: usize, const T: usize>(
-        &self,
+    fn compute<
+        S: Dot,
+        X: Tiles<QUADS>,
+        const QUADS: usize,
+        const PARTS: usize,
+        const T: usize,
+        const STEPS: usize,
+        const ROWS: usize,
+    >(
+        &mut self,
+        simd: S,
         tiles: &mut X,
         inputs: &Inputs<'_, T>,
-        at: At<P>,
+        (tile, at): (usize, At<P>),
         Computed(computed): &mut Computed<PARTS, T>,
+        before: Option<ComputedSums<'_, S, P, PARTS, T>>,
     ) {
         let block = self.pass.blocks.start + at.block;
         let mut w = [&[][..]; PANELS];
@@ -174,33 +207,54 @@ impl<M, U: Unpack, const R: usize, const P: usize> UnitTiles<'_, '_, M, U, R, P>
         for (x, blocks) in x.iter_mut().zip(inputs.blocks) {
             *x = BlockOnUnit::new(&blocks[at.block]).tiles;
         }
-        if const { U::FACTORS.is_some() } {
-            let first_line = at.group * (w[0].len() / BLOCK_PAIRS);
-            for (part, computed) in computed.iter_mut().enumerate() {
-                let quad = at.group % 2 * PAIR_QUADS + part * QUADS;
-                let (x, w) = (steps(x, at.group / 2), lines(w, first_line + part * QUADS));
-                tiles.multiply::<T, 1>(x, quad, w, computed);
+        for (part, computed) in computed.iter_mut().enumerate() {
+            tiles.clear::<0>();
+            if const { T > 1 } {
+                tiles.clear::<1>();
             }
-        } else if pairs(self.pass.cols, block) == BLOCK_PAIRS {
-            tiles.multiply::<T, 2>(x, 0, lines(w, 0), &mut computed[0]);
-        } else {
-            tiles.multiply::<T, 1>(steps(x, 0), 0, lines(w, 0), &mut computed[0]);
+            for step in 0..STEPS {
+                let (tile_of_x, quad, line) = if const { U::FACTORS.is_some() } {
+                    let first_line = at.group * (w[0].len() / BLOCK_PAIRS);
+                    (at.group / 2, at.group % 2 * PAIR_QUADS + part * QUADS, first_line + part * QUADS)
+                } else {
+                    (step, 0, step * QUADS)
+                };
+                tiles.load(w.map(|w| w[line..].first_chunk().expect("lines of a block")));
+                unroll!(t in 0..T {
+                    if const { T > 1 } && t == 1 {
+                        tiles.add::<1>(&x[t][tile_of_x], quad);
+                        if step + 1 == STEPS {
+                            tiles.store::<0>(&mut computed[0]);
+                        }
+                    } else {
+                        tiles.add::<0>(&x[t][tile_of_x], quad);
+                    }
+                    if let Some(before) = &before {
+                        let added = ((part * STEPS + step) * T + t) * ROWS;
+                        before.add::<R, ROWS>(simd, &mut self.pass.sums[tile..], added);
+                    }
+                });
+            }
+            if const { T > 1 } {
+                tiles.store::<1>(&mut computed[T - 1]);
+            } else {
+                tiles.store::<0>(&mut computed[0]);
+            }
         }
     }
 
-    /// Adds the computed sums of a block or group to the sums of their tiles: `sums += computed * (factor * scale)`, of each
-    /// part, and then the products of the offsets with the sums of the activations.
+    /// Returns computed sums with what they are multiplied with.
     #[inline(always)]
-    fn add_computed<S: Dot, const PARTS: usize, const T: usize>(
-        &mut self,
+    fn computed<'c, S: Dot, const PARTS: usize, const T: usize>(
+        &self,
         simd: S,
-        inputs: &Inputs<'_, T>,
+        inputs: &Inputs<'c, T>,
         at: At<P>,
-        tile: usize,
-        Computed(computed): &Computed<PARTS, T>,
-    ) {
+        Computed(sums): &'c Computed<PARTS, T>,
+    ) -> ComputedSums<'c, S, P, PARTS, T> {
         let block = self.pass.blocks.start + at.block;
-        let (mut factors, mut offsets) = ([[simd.splat(0.0); PANELS]; PARTS], [[simd.splat(0.0); PANELS]; PARTS]);
+        let zero = [[simd.splat(0.0); PANELS]; PARTS];
+        let (mut factors, mut offsets) = (zero, has_offsets::<U>().then_some(zero));
         for p in 0..PANELS {
             let of_panel = U::block(self.lines[at.panel + p], block - self.first_block);
             if const { U::FACTORS.is_none() } {
@@ -210,46 +264,83 @@ impl<M, U: Unpack, const R: usize, const P: usize> UnitTiles<'_, '_, M, U, R, P>
             let pair = U::pair(simd, of_panel, at.group);
             for part in 0..PARTS {
                 factors[part][p] = U::factor(simd, pair, part);
-                if const { has_offsets::<U>() } {
+                if let Some(offsets) = &mut offsets {
                     offsets[part][p] = U::factor(simd, pair, PARTS + part);
                 }
             }
         }
-        for (t, of_tile) in self.pass.sums[tile..].iter_mut().enumerate().take(T) {
-            let BlockOnUnit { scales, starts, .. } = BlockOnUnit::new(&inputs.blocks[t][at.block]);
-            let (mut scales, mut starts, mut sums_of_x) = (scales, [starts; PARTS], [starts; PARTS]);
-            if const { U::FACTORS.is_some() } {
-                let words = &inputs.groups[t][at.block][at.group];
-                scales = &words[group_word::SCALE];
+        let mut scales = [&[0; LANES]; T];
+        let (mut starts, mut sums_of_x) = ([[&[0; LANES]; PARTS]; T], [[&[0; LANES]; PARTS]; T]);
+        for t in 0..T {
+            let of_block = BlockOnUnit::new(&inputs.blocks[t][at.block]);
+            if const { U::FACTORS.is_none() } {
+                (scales[t], starts[t][0]) = (of_block.scales, of_block.starts);
+                continue;
+            }
+            let words = &inputs.groups[t][at.block][at.group];
+            scales[t] = &words[group_word::SCALE];
+            for part in 0..PARTS {
+                let [start, sum] = if PARTS == 1 {
+                    [group_word::START, group_word::SUM]
+                } else {
+                    [group_word::HALF_STARTS + part, group_word::HALF_SUMS + part]
+                };
+                (starts[t][part], sums_of_x[t][part]) = (&words[start], &words[sum]);
+            }
+        }
+        ComputedSums { sums, factors, offsets, scales, starts, sums_of_x, panel: at.panel }
+    }
+}
+
+/// Sums that the unit computed of a block or group, and what they are multiplied with.
+struct ComputedSums<'c, S: Dot, const P: usize, const PARTS: usize, const T: usize> {
+    sums: &'c [[[TileSums; PANELS]; T]; PARTS],
+    factors: [[S::F32; PANELS]; PARTS],
+    offsets: Option<[[S::F32; PANELS]; PARTS]>,
+    /// Scales of the activations, and starts and sums of their parts.
+    scales: [&'c [i32; LANES]; T],
+    starts: [[&'c [i32; LANES]; PARTS]; T],
+    sums_of_x: [[&'c [i32; LANES]; PARTS]; T],
+    /// First of the panels.
+    panel: usize,
+}
+
+impl<S: Dot, const P: usize, const PARTS: usize, const T: usize> ComputedSums<'_, S, P, PARTS, T> {
+    /// Adds ROWS rows from row `first` on, all of one tile, to the sums of their tiles: `sums += computed * (factor * scale)`,
+    /// of each part, and then the products of the offsets with the sums of the activations.
+    #[inline(always)]
+    fn add<const R: usize, const ROWS: usize>(&self, simd: S, to: &mut [[[[f32; LANES]; P]; R]], first: usize) {
+        let (t, first) = (first / LANES, first % LANES);
+        let of_rows = |words: &'_ [i32; LANES]| *words[first..].first_chunk::<ROWS>().expect("rows of a tile");
+        let scales = of_rows(self.scales[t]);
+        let to: &mut [_; ROWS] = to[t][first..].first_chunk_mut().expect("rows of a tile");
+        let (mut starts, mut sums_of_x) = ([scales; PARTS], [scales; PARTS]);
+        let mut computed = [[&[[0; LANES]; ROWS]; PANELS]; PARTS];
+        for part in 0..PARTS {
+            starts[part] = of_rows(self.starts[t][part]);
+            sums_of_x[part] = of_rows(self.sums_of_x[t][part]);
+            for p in 0..PANELS {
+                computed[part][p] = self.sums[part][t][p][first..].first_chunk().expect("rows of a tile");
+            }
+        }
+        for r in 0..ROWS {
+            let saved = to[r][self.panel..].first_chunk_mut().expect("a pair of panels");
+            let mut sums = [simd.splat(0.0); PANELS];
+            load_row(simd, saved, &mut sums);
+            for part in 0..PARTS {
+                let start = simd.splat_i32(starts[part][r]);
+                let mut integers = [start; PANELS];
+                unroll!(p in 0..PANELS { integers[p] = simd.add_i32(simd.load_i32(&computed[part][p][r]), start) });
+                let scale = f32::from_bits(scales[r].cast_unsigned());
+                add_scaled(simd, &mut sums, &integers, &self.factors[part], scale);
+            }
+            if let Some(offsets) = &self.offsets {
                 for part in 0..PARTS {
-                    let [start, sum] = if PARTS == 1 {
-                        [group_word::START, group_word::SUM]
-                    } else {
-                        [group_word::HALF_STARTS + part, group_word::HALF_SUMS + part]
-                    };
-                    (starts[part], sums_of_x[part]) = (&words[start], &words[sum]);
+                    let sum_of_x = simd.splat(f32::from_bits(sums_of_x[part][r].cast_unsigned()));
+                    unroll!(p in 0..PANELS { sums[p] = simd.mul_add(offsets[part][p], sum_of_x, sums[p]) });
                 }
             }
-            for (r, saved) in of_tile.iter_mut().enumerate() {
-                let saved = saved[at.panel..].first_chunk_mut().expect("a pair of panels");
-                let mut sums = [simd.splat(0.0); PANELS];
-                load_row(simd, saved, &mut sums);
-                for part in 0..PARTS {
-                    let start = simd.splat_i32(starts[part][r]);
-                    let mut integers = [start; PANELS];
-                    unroll!(p in 0..PANELS {
-                        integers[p] = simd.add_i32(simd.load_i32(&computed[part][t][p][r]), start);
-                    });
-                    add_scaled(simd, &mut sums, &integers, &factors[part], f32::from_bits(scales[r].cast_unsigned()));
-                }
-                if const { has_offsets::<U>() } {
-                    for part in 0..PARTS {
-                        let sum_of_x = simd.splat(f32::from_bits(sums_of_x[part][r].cast_unsigned()));
-                        unroll!(p in 0..PANELS { sums[p] = simd.mul_add(offsets[part][p], sum_of_x, sums[p]) });
-                    }
-                }
-                store_row(simd, &sums, saved);
-            }
+            store_row(simd, &sums, saved);
         }
     }
 }
@@ -278,19 +369,4 @@ impl<const P: usize> At<P> {
         let (product, panel) = (step / (P / PANELS), step % (P / PANELS) * PANELS);
         Self { product, block: product / of_block, group: product % of_block, panel }
     }
-}
-
-/// Returns `STEPS` tiles of the inputs of each tile of rows, from tile `first` on.
-#[inline(always)]
-fn steps<const T: usize, const STEPS: usize>(x: [&[RowTile; 2]; T], first: usize) -> [&[RowTile; STEPS]; T] {
-    x.map(|x| x[first..].first_chunk().expect("tiles of a block"))
-}
-
-/// Returns the lines of `STEPS` tiles of each panel, from line `first` on.
-#[inline(always)]
-fn lines<const QUADS: usize, const STEPS: usize>(
-    w: [&[ByteLine]; PANELS],
-    first: usize,
-) -> [&[[ByteLine; QUADS]; STEPS]; PANELS] {
-    w.map(|w| w[first..].as_chunks().0.first_chunk().expect("lines of a block"))
 }

@@ -146,6 +146,7 @@ impl<const HALVES: bool, const OFFSETS: bool, const SMALL: bool, const LINES: us
         assert!(factors.unpacked_lines() == LINES, "groups need a line for each quad and each factor");
         Some(factors)
     };
+    const HAS_QUAD_LINES: bool = true;
 
     type Block<'a> = &'a [[ByteLine; LINES]; BLOCK_PAIRS];
     type Pair<'a, S: Dot> = &'a [ByteLine; LINES];

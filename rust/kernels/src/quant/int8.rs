@@ -14,6 +14,7 @@ pub struct Int8;
 
 impl Unpack for Int8 {
     const BY_CODES: Option<Codes> = None;
+    const HAS_QUAD_LINES: bool = true;
 
     /// Lines from those of the block on.
     type Block<'a> = &'a [ByteLine];

@@ -61,6 +61,9 @@ pub trait Unpack: Send + Sync + 'static {
     /// Whether unpacking uses [`Simd::expand`]. Panels of few rows take turns block by block then.
     const EXPANDS: bool = false;
 
+    /// Whether the lines of a block are unpacked ([`Self::quad_lines`]).
+    const HAS_QUAD_LINES: bool = false;
+
     /// Packed lines of one block, which may be a half block.
     type Block<'a>: Copy;
     /// Packed data of two groups.
@@ -81,7 +84,7 @@ pub trait Unpack: Send + Sync + 'static {
         load_block_scale(simd, scales, index)
     }
 
-    /// Returns the lines of a block, if they hold a quad each: those of all its quads, and in each group the lines of its
+    /// Returns the lines of a block if they hold a quad each: those of all its quads, and in each group the lines of its
     /// factors after them. Matrix units multiply such lines.
     fn quad_lines<'a>(_block: Self::Block<'a>) -> &'a [ByteLine] {
         unreachable!("weights are packed")
@@ -183,6 +186,7 @@ impl<const LINES: usize> UnpackedBlocks<LINES> {
 
 impl<const LINES: usize> Unpack for UnpackedBlocks<LINES> {
     const BY_CODES: Option<Codes> = None;
+    const HAS_QUAD_LINES: bool = true;
 
     type Block<'a> = &'a [ByteLine; LINES];
     type Pair<'a, S: Dot> = &'a [ByteLine; PAIR_QUADS];

@@ -110,44 +110,60 @@ mod unit {
         }
     }
 
+    /// Runs a step. Registers keep what a step wrote until the next one: the compiler never uses tiles.
+    macro_rules! step {
+        ($program:expr, $($operand:tt)*) => { asm!($program, $($operand)*, options(nostack, preserves_flags)) };
+    }
+
     impl<const QUADS: usize> Tiles<QUADS> for AmxTiles<QUADS> {
         #[inline(always)]
-        fn multiply<const ROWS: usize, const STEPS: usize>(
-            &mut self,
-            x: [&[RowTile; STEPS]; ROWS],
-            first: usize,
-            w: [&[[ByteLine; QUADS]; STEPS]; 2],
-            sums: &mut [[TileSums; 2]; ROWS],
-        ) {
-            assert!(STEPS == 1 || QUADS == LANES, "only whole tiles follow each other");
-            assert!(first + QUADS <= LANES, "a row of a tile has sixteen quads");
-            macro_rules! run {
-                ($rows:tt x $steps:tt $(, $x1:ident)?) => {
-                    // SAFETY: these tiles are configured in this thread. The program reads `QUADS` quads of each row of STEPS
-                    // tiles of `x` from quad `first` on, of which a row has enough, and as many lines of `w`, and writes ROWS
-                    // times two tiles of sums, with rows of 64 bytes that follow each other.
-                    unsafe {
-                        asm!(
-                            program!($rows x $steps),
-                            x0 = in(reg) x[0].as_ptr().cast::<u8>().add(4 * first),
-                            $($x1 = in(reg) x[ROWS - 1].as_ptr().cast::<u8>().add(4 * first),)?
-                            w0 = in(reg) w[0],
-                            w1 = in(reg) w[1],
-                            sums = in(reg) sums,
-                            stride = in(reg) LINE,
-                            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                            options(nostack, preserves_flags)
-                        );
-                    }
-                };
+        fn clear<const ROW: usize>(&mut self) {
+            // SAFETY: these tiles are configured in this thread.
+            unsafe {
+                match const { ROW } {
+                    0 => step!(program!(clear 0), out("tmm0") _, out("tmm1") _),
+                    1 => step!(program!(clear 1), out("tmm2") _, out("tmm3") _),
+                    _ => const { assert!(ROW < 2, "there are the sums of two tiles") },
+                }
             }
-            match const { (ROWS, STEPS) } {
-                (1, 1) => run!(1 x 1),
-                (1, 2) => run!(1 x 2),
-                (2, 1) => run!(2 x 1, x1),
-                (2, 2) => run!(2 x 2, x1),
-                _ => const { assert!(ROWS <= 2 && ROWS > 0 && STEPS <= 2 && STEPS > 0, "there is no such program") },
+        }
+
+        #[inline(always)]
+        fn load(&mut self, w: [&[ByteLine; QUADS]; 2]) {
+            // SAFETY: these tiles are configured in this thread. The tiles of weights have `QUADS` rows.
+            unsafe {
+                step!(program!(load), w0 = in(reg) w[0], w1 = in(reg) w[1], stride = in(reg) LINE,
+                    out("tmm6") _, out("tmm7") _);
+            }
+        }
+
+        #[inline(always)]
+        fn add<const ROW: usize>(&mut self, x: &RowTile, first: usize) {
+            assert!(first + QUADS <= LANES, "a row of a tile has sixteen quads");
+            // SAFETY: these tiles are configured in this thread. The program reads `QUADS` quads of each row from quad `first`
+            // on, of which a row has enough.
+            unsafe {
+                let x = x.as_ptr().cast::<u8>().add(4 * first);
+                match const { ROW } {
+                    0 => step!(program!(add 0), x = in(reg) x, stride = in(reg) LINE,
+                        out("tmm0") _, out("tmm1") _, out("tmm4") _),
+                    1 => step!(program!(add 1), x = in(reg) x, stride = in(reg) LINE,
+                        out("tmm2") _, out("tmm3") _, out("tmm5") _),
+                    _ => const { assert!(ROW < 2, "there are the sums of two tiles") },
+                }
+            }
+        }
+
+        #[inline(always)]
+        fn store<const ROW: usize>(&self, sums: &mut [TileSums; 2]) {
+            // SAFETY: these tiles are configured in this thread. The program writes two tiles of sums, with rows of 64 bytes
+            // that follow each other.
+            unsafe {
+                match const { ROW } {
+                    0 => step!(program!(store 0), sums = in(reg) sums, stride = in(reg) LINE),
+                    1 => step!(program!(store 1), sums = in(reg) sums, stride = in(reg) LINE),
+                    _ => const { assert!(ROW < 2, "there are the sums of two tiles") },
+                }
             }
         }
     }

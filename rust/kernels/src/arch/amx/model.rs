@@ -1,5 +1,5 @@
 //! Software model of the matrix unit's instructions, for tests on machines without AMX. It interprets the text of the
-//! programs that machines with AMX run, as the operation sections of the Intel SDM define each instruction (volume 2,
+//! steps that machines with AMX run, as the operation sections of the Intel SDM define each instruction (volume 2,
 //! LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBSUD). What raises an exception there, panics here.
 
 use std::array::from_fn;
@@ -18,8 +18,8 @@ thread_local! {
     /// Whether this thread has configured tiles, for tests of their release.
     static IS_CONFIGURED: Cell<bool> = const { Cell::new(false) };
 
-    /// Number of programs that this thread ran, for tests of the dispatch.
-    static PROGRAMS: Cell<usize> = const { Cell::new(0) };
+    /// Number of products of tiles that this thread computed, for tests of the dispatch.
+    static PRODUCTS: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Model of a matrix unit.
@@ -33,10 +33,10 @@ impl Model {
         IS_CONFIGURED.get()
     }
 
-    /// Returns the number of programs that this thread ran since the last call.
+    /// Returns the number of products of tiles that this thread computed since the last call.
     #[must_use]
-    pub fn take_programs() -> usize {
-        PROGRAMS.take()
+    pub fn take_products() -> usize {
+        PRODUCTS.take()
     }
 }
 
@@ -64,27 +64,25 @@ impl<const QUADS: usize> Drop for ModelTiles<QUADS> {
 }
 
 impl<const QUADS: usize> Tiles<QUADS> for ModelTiles<QUADS> {
-    fn multiply<const ROWS: usize, const STEPS: usize>(
-        &mut self,
-        x: [&[RowTile; STEPS]; ROWS],
-        first: usize,
-        w: [&[[ByteLine; QUADS]; STEPS]; 2],
-        sums: &mut [[TileSums; 2]; ROWS],
-    ) {
+    fn clear<const ROW: usize>(&mut self) {
+        self.registers.run([program!(clear 0), program!(clear 1)][ROW], &HashMap::new(), &mut []);
+    }
+
+    fn load(&mut self, w: [&[ByteLine; QUADS]; 2]) {
+        let [w0, w1] = w.map(|w| bytemuck::cast_slice(w));
+        self.registers.run(program!(load), &HashMap::from([("w0", w0), ("w1", w1)]), &mut []);
+    }
+
+    fn add<const ROW: usize>(&mut self, x: &RowTile, first: usize) {
         assert!(first + QUADS <= LANES, "a row of a tile has sixteen quads");
-        let program = match (ROWS, STEPS) {
-            (1, 1) => program!(1 x 1),
-            (1, 2) => program!(1 x 2),
-            (2, 1) => program!(2 x 1),
-            (2, 2) => program!(2 x 2),
-            _ => panic!("there is no program for {ROWS} tiles and {STEPS} steps"),
-        };
-        PROGRAMS.set(PROGRAMS.get() + 1);
-        let x = x.map(|x| &x.as_flattened().as_flattened()[4 * first..]);
-        let w = w.map(|w| bytemuck::cast_slice(w.as_flattened()));
-        let mut memory = HashMap::from([("x0", x[0]), ("w0", w[0]), ("w1", w[1])]);
-        memory.extend(x.get(1).map(|x| ("x1", *x)));
-        self.registers.run(program, &memory, bytemuck::cast_slice_mut(sums.as_flattened_mut()));
+        PRODUCTS.set(PRODUCTS.get() + 1);
+        let memory = HashMap::from([("x", &x.as_flattened()[4 * first..])]);
+        self.registers.run([program!(add 0), program!(add 1)][ROW], &memory, &mut []);
+    }
+
+    fn store<const ROW: usize>(&self, sums: &mut [TileSums; 2]) {
+        let mut registers = self.registers.clone();
+        registers.run([program!(store 0), program!(store 1)][ROW], &HashMap::new(), bytemuck::cast_slice_mut(sums));
     }
 }
 
@@ -92,6 +90,7 @@ impl<const QUADS: usize> Tiles<QUADS> for ModelTiles<QUADS> {
 type Data = [[u8; LINE]; MAX_ROWS];
 
 /// State of the tile registers.
+#[derive(Clone)]
 struct Registers {
     /// Number of rows, and of bytes of a row, of each tile.
     sizes: [[usize; 2]; TILES],
@@ -211,7 +210,19 @@ mod tests {
         let mut sums = [[[[-1; LANES]; LANES]; 2]; ROWS];
         // SAFETY: there are no other tiles of this thread.
         let mut tiles = unsafe { unit.configure::<QUADS>() };
-        tiles.multiply(x.each_ref(), first, w.each_ref(), &mut sums);
+        tiles.clear::<0>();
+        tiles.clear::<1>();
+        for step in 0..STEPS {
+            tiles.load(w.each_ref().map(|w| &w[step]));
+            tiles.add::<0>(&x[0][step], first);
+            if ROWS > 1 {
+                tiles.add::<1>(&x[ROWS - 1][step], first);
+            }
+        }
+        tiles.store::<0>(&mut sums[0]);
+        if ROWS > 1 {
+            tiles.store::<1>(&mut sums[ROWS - 1]);
+        }
         for (x, sums) in x.iter().zip(&sums) {
             for (w, sums) in w.iter().zip(sums) {
                 for (row, sums) in sums.iter().enumerate() {
@@ -233,7 +244,7 @@ mod tests {
         }
     }
 
-    /// Compares all programs with plain arithmetic.
+    /// Compares all steps with plain arithmetic.
     fn check_all<M: MatrixUnit>(unit: M) {
         check::<M, 16, 1, 1>(unit, 0);
         check::<M, 16, 2, 1>(unit, 0);
@@ -250,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_multiply_exactly() {
+    fn steps_multiply_exactly() {
         check_all(Model);
         assert!(!Model::is_configured());
         #[cfg(all(target_arch = "x86_64", feature = "amx"))]

@@ -50,43 +50,29 @@ impl TileConfig {
     }
 }
 
-/// Text of the program that multiplies one or two tiles of activations with two panels of weights, over one or two
-/// consecutive tiles of inputs: `program!(rows x steps)`. Its operands are the addresses `x0`, `x1`, `w0`, `w1` and `sums`,
-/// and the stride of their rows. A program writes all registers that it reads, so that nothing but the configuration passes
-/// from one to the next.
+/// Text of the steps of [`Tiles`](crate::arch::Tiles), whose operands are the addresses `w0`, `w1`, `x` and `sums`, and the
+/// stride of their rows. A step reads registers that steps before it wrote: no other code uses these registers.
 macro_rules! program {
-    ($rows:tt x 1) => { concat!(program!(clear $rows), program!(step $rows "0"), program!(store $rows)) };
-    ($rows:tt x 2) => {
-        concat!(program!(clear $rows), program!(step $rows "0"), program!(step $rows "1024"), program!(store $rows))
+    (clear 0) => {
+        "tilezero tmm0\ntilezero tmm1\n"
     };
-    (clear 1) => { "tilezero tmm0\ntilezero tmm1\n" };
-    (clear 2) => { concat!(program!(clear 1), "tilezero tmm2\ntilezero tmm3\n") };
-    (step 1 $at:literal) => {
-        concat!(
-            "tileloadd tmm4, [{x0} + {stride}*1 + ", $at, "]\n",
-            "tileloadd tmm6, [{w0} + {stride}*1 + ", $at, "]\n",
-            "tdpbsud tmm0, tmm4, tmm6\n",
-            "tileloadd tmm7, [{w1} + {stride}*1 + ", $at, "]\n",
-            "tdpbsud tmm1, tmm4, tmm7\n",
-        )
+    (clear 1) => {
+        "tilezero tmm2\ntilezero tmm3\n"
     };
-    (step 2 $at:literal) => {
-        concat!(
-            program!(step 1 $at),
-            "tileloadd tmm5, [{x1} + {stride}*1 + ", $at, "]\n",
-            "tdpbsud tmm2, tmm5, tmm6\n",
-            "tdpbsud tmm3, tmm5, tmm7\n",
-        )
+    (load) => {
+        "tileloadd tmm6, [{w0} + {stride}*1 + 0]\ntileloadd tmm7, [{w1} + {stride}*1 + 0]\n"
     };
-    (store 1) => {
+    (add 0) => {
+        "tileloadd tmm4, [{x} + {stride}*1 + 0]\ntdpbsud tmm0, tmm4, tmm6\ntdpbsud tmm1, tmm4, tmm7\n"
+    };
+    (add 1) => {
+        "tileloadd tmm5, [{x} + {stride}*1 + 0]\ntdpbsud tmm2, tmm5, tmm6\ntdpbsud tmm3, tmm5, tmm7\n"
+    };
+    (store 0) => {
         "tilestored [{sums} + {stride}*1 + 0], tmm0\ntilestored [{sums} + {stride}*1 + 1024], tmm1\n"
     };
-    (store 2) => {
-        concat!(
-            program!(store 1),
-            "tilestored [{sums} + {stride}*1 + 2048], tmm2\n",
-            "tilestored [{sums} + {stride}*1 + 3072], tmm3\n",
-        )
+    (store 1) => {
+        "tilestored [{sums} + {stride}*1 + 0], tmm2\ntilestored [{sums} + {stride}*1 + 1024], tmm3\n"
     };
 }
 
