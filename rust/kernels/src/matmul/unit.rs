@@ -311,17 +311,14 @@ impl<S: Dot, const P: usize, const PARTS: usize, const T: usize> ComputedSums<'_
     #[inline(always)]
     fn add<const R: usize, const ROWS: usize>(&self, simd: S, to: &mut [[[[f32; LANES]; P]; R]], first: usize) {
         let (t, first) = (first / LANES, first % LANES);
-        let of_rows = |words: &'_ [i32; LANES]| *words[first..].first_chunk::<ROWS>().expect("rows of a tile");
-        let scales = of_rows(self.scales[t]);
+        let scales = rows_from::<_, ROWS>(self.scales[t], first);
         let to: &mut [_; ROWS] = to[t][first..].first_chunk_mut().expect("rows of a tile");
         let (mut starts, mut sums_of_x) = ([scales; PARTS], [scales; PARTS]);
         let mut computed = [[&[[0; LANES]; ROWS]; PANELS]; PARTS];
         for part in 0..PARTS {
-            starts[part] = of_rows(self.starts[t][part]);
-            sums_of_x[part] = of_rows(self.sums_of_x[t][part]);
-            for p in 0..PANELS {
-                computed[part][p] = self.sums[part][t][p][first..].first_chunk().expect("rows of a tile");
-            }
+            starts[part] = rows_from::<_, ROWS>(self.starts[t][part], first);
+            sums_of_x[part] = rows_from::<_, ROWS>(self.sums_of_x[t][part], first);
+            computed[part] = self.sums[part][t].each_ref().map(|sums| rows_from(sums, first));
         }
         for r in 0..ROWS {
             let saved = to[r][self.panel..].first_chunk_mut().expect("a pair of panels");
@@ -343,6 +340,12 @@ impl<S: Dot, const P: usize, const PARTS: usize, const T: usize> ComputedSums<'_
             store_row(simd, &sums, saved);
         }
     }
+}
+
+/// Returns N rows of a tile from row `first` on.
+#[inline(always)]
+fn rows_from<T, const N: usize>(rows: &[T; LANES], first: usize) -> &[T; N] {
+    rows[first..].first_chunk().expect("rows of a tile")
 }
 
 /// Returns whether groups have offsets.
