@@ -235,11 +235,32 @@ def test_matrices_that_predictions_depend_on_get_more_bits(tmp_path: Path) -> No
         assert bytes_[down.format(0).removesuffix(".weight")] > bytes_[down.format(1).removesuffix(".weight")]
 
 
+BITS = r"bits must be a number from 2\.\d\d to 8\.\d\d for this model and these formats,"
+"""Beginning of the error for bits that no formats have."""
+
+
+def test_allocation_chooses_from_the_given_formats() -> None:
+    case, formats = GOLDEN / "llama", ["int4", "int3", "int8"]
+    allocation = allocate_bits(case, 6, formats=formats)
+    assert allocation.bits <= 6
+    assert {matrix.format for matrix in allocation.matrices} == {"int3", "int4", "int8"}
+    assert sum(m.loss for m in allocate_bits(case, 6).matrices) < sum(m.loss for m in allocation.matrices)
+    expected = "formats must be some of trellis2, int2, trellis3, int3, trellis4, int4, int5, int6, int8, got"
+    for wrong, shown in ([], "''"), (["int4", "q4_0"], "'int4,q4_0'"):
+        with pytest.raises(InvalidParameterError, match=f"{expected} {shown}"):
+            allocate_bits(case, 6, formats=wrong)
+    for names in (4, [4]):
+        with pytest.raises(InvalidParameterError, match="formats must be a sequence of names, got"):
+            allocate_bits(case, 6, formats=names)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(
+        InvalidParameterError, match=r"bits must be a number from 8\.\d\d to 8\.\d\d for this model and"
+    ):
+        allocate_bits(None, 4, formats=["int8"])
+
+
 def test_bits_out_of_range_are_refused_before_anything_is_measured() -> None:
     calls: list[int] = []
-    with pytest.raises(
-        InvalidParameterError, match=r"bits must be a number from 2\.\d\d to 8\.\d\d for this model, got 2"
-    ):
+    with pytest.raises(InvalidParameterError, match=f"{BITS} got 2"):
         allocate_bits(None, 2, calibrate=[list(range(64))], progress=lambda done, _: calls.append(done))
     assert not calls
 
@@ -264,13 +285,9 @@ def test_allocation_of_embedded_model(tmp_path: Path) -> None:
     for matrix in allocation.matrices:
         least, most = errors[matrix.format]
         assert least < matrix.error < most, matrix
-    with pytest.raises(
-        InvalidParameterError, match=r"bits must be a number from 2\.\d\d to 8\.\d\d for this model, got 2.0$"
-    ):
+    with pytest.raises(InvalidParameterError, match=rf"{BITS} got 2.0$"):
         allocate_bits(None, 2)
-    with pytest.raises(
-        InvalidParameterError, match=r"bits must be a number from 2\.\d\d to 8\.\d\d for this model, got 9.0$"
-    ):
+    with pytest.raises(InvalidParameterError, match=rf"{BITS} got 9.0$"):
         allocate_bits(None, 9)
     with pytest.raises(InvalidParameterError, match="bits must be a number > 0 and <= 32, got nan"):
         allocate_bits(None, float("nan"))
@@ -301,6 +318,7 @@ def test_quantize_command_saves_and_applies_recipes(tmp_path: Path, capsys: pyte
         (["--bits", "6", "--recipe", str(recipe)], "--bits cannot be used with --recipe"),
         (["--bits", "6", "--format", "int8"], "--format cannot be used with --bits"),
         (["--report"], "--report needs --bits"),
+        (["--formats", "int4,int8"], "--formats needs --bits"),
         (["--recipe", str(recipe), "--save-recipe", "x"], "--save-recipe needs --bits"),
         (["--bits", "2"], "bits must be a number from "),
     ]:

@@ -433,23 +433,25 @@ def allocate_bits(
     weights: str | None,
     options: str,
     bits: float,
+    formats: list[str] | None = None,
     calibration: list[list[int]] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
     """Chooses a format for each matrix, so that the estimated loss is least with at most `bits` per weight.
 
+    `formats` are those to choose from; None for all.
     With `calibration`, sequences of token ids over which the model runs, the errors are those of calibrated matrices.
     Returns JSON: "matrices", each with "tensor", "format", "weights", "bytes", "error" and "loss"; and "bytes" and
     "weights" of all matrices, with those that are not quantized.
 
-    Raises InvalidParameterError for bits that no formats have; ModelFileError, ConfigError, InsufficientMemoryError,
-    KeyboardInterrupt.
+    Raises InvalidParameterError for unknown formats and for bits that they do not have; ModelFileError, ConfigError,
+    InsufficientMemoryError, KeyboardInterrupt.
     """
 
-def check_bits(spec: str, weights: str | None, options: str, bits: float) -> None:
-    """Checks the `bits` of `allocate_bits`. Reads only the headers of a checkpoint.
+def check_bits(spec: str, weights: str | None, options: str, bits: float, formats: list[str] | None = None) -> None:
+    """Checks the `bits` and `formats` of `allocate_bits`. Reads only the headers of a checkpoint.
 
-    Raises InvalidParameterError for bits that no formats have; ModelFileError, ConfigError.
+    Raises InvalidParameterError for unknown formats and for bits that they do not have; ModelFileError, ConfigError.
     """
 
 def measure(spec: str, weights: str | None, options: str) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from ferrule._api.calibration import TOKENS, Calibration, calibration_sequences
 from ferrule._api.quantization import unpacked_files
 from ferrule._api.recipe import Recipe
 from ferrule._params.options import EngineOptions
 from ferrule._validation import check_number
+from ferrule.errors import InvalidParameterError
 
 
 @dataclass(frozen=True)
@@ -56,19 +58,43 @@ class BitAllocation:
         return Recipe({matrix.tensor: matrix.format for matrix in self.matrices})
 
 
-def check_bits(model: str | os.PathLike[str] | None, bits: float, *, revision: str | None = None) -> None:
+def check_bits(
+    model: str | os.PathLike[str] | None,
+    bits: float,
+    *,
+    formats: Sequence[str] | None = None,
+    revision: str | None = None,
+) -> None:
     """Raises the errors of `allocate_bits` that show without reading weights, such as for bits that no formats have."""
     from ferrule import _native
 
     bits = check_number("bits", bits, 0, 32, above_low=True)
     files = unpacked_files(model, revision)
-    _native.check_bits(files.spec_json, os.fspath(files.path), EngineOptions().to_json(), bits)
+    _native.check_bits(files.spec_json, os.fspath(files.path), EngineOptions().to_json(), bits, _names(formats))
+
+
+def _names(formats: object) -> list[str] | None:
+    """Returns the names of formats.
+
+    Raises InvalidParameterError if they are not a string or a sequence of strings.
+    """
+    if formats is None:
+        return None
+    if isinstance(formats, str):
+        return [formats]
+    if isinstance(formats, Sequence):
+        names = cast("Sequence[object]", formats)
+        strings = [name for name in names if isinstance(name, str)]
+        if len(strings) == len(names):
+            return strings
+    raise InvalidParameterError("formats", cast("object", formats), "a sequence of names")
 
 
 def allocate_bits(
     model: str | os.PathLike[str] | None,
     bits: float,
     *,
+    formats: Sequence[str] | None = None,
     revision: str | None = None,
     threads: int | None = None,
     calibrate: Calibration | None = None,
@@ -76,6 +102,10 @@ def allocate_bits(
     progress: Callable[[int, int], None] | None = None,
 ) -> BitAllocation:
     """Chooses a format for each matrix of a model, from trellis2 to int8, with at most `bits` per weight in total.
+
+    `formats` are the names of those to choose from, by default all: int2, int3, int4, int5, int6, int8, trellis2,
+    trellis3 and trellis4. Without the trellis formats, models decode faster and quantization takes less time, with a
+    larger loss.
 
     The formats minimize an estimate of the loss: the sum of the KL divergences that the errors of each matrix cause.
     The relative squared error is measured on a sample of its rows, and the divergence for an error with noise of four
@@ -88,8 +118,8 @@ def allocate_bits(
     calibrated matrices, as their inputs weigh them. This takes the time of a calibration in addition. Without any text,
     `generate_calibration` returns such data.
 
-    Raises InvalidParameterError for bits that no formats have and for a packed model; and the errors of loading one and
-    of reading `calibrate`.
+    Raises InvalidParameterError for unknown formats, for bits that they do not have, and for a packed model; and the
+    errors of loading one and of reading `calibrate`.
     """
     from ferrule import _native
 
@@ -97,7 +127,9 @@ def allocate_bits(
     files = unpacked_files(model, revision)
     options = EngineOptions(threads=threads).to_json()
     sequences = None if calibrate is None else calibration_sequences(calibrate, files, calibration_tokens)
-    text = _native.allocate_bits(files.spec_json, os.fspath(files.path), options, bits, sequences, progress)
+    text = _native.allocate_bits(
+        files.spec_json, os.fspath(files.path), options, bits, _names(formats), sequences, progress
+    )
     found = json.loads(text)
     matrices = tuple(AllocatedMatrix(**matrix) for matrix in found["matrices"])
     return BitAllocation(matrices, found["bytes"], found["weights"])

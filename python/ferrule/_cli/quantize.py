@@ -23,6 +23,11 @@ _SHARED = ("revision", "threads", "calibrate", "calibration_tokens")
 """Settings of both the allocation and the quantization."""
 
 
+def _names(_context: click.Context, _parameter: click.Parameter, text: str | None) -> list[str] | None:
+    """Returns names separated by commas."""
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
 @click.command(
     "quantize",
     cls=Command,
@@ -57,6 +62,12 @@ _SHARED = ("revision", "threads", "calibrate", "calibration_tokens")
     metavar="FLOAT",
     help="Bits per weight of all matrices together; chooses trellis2 to int8 for each by calibrated errors "
     "(default: none).",
+)
+@click.option(
+    "--formats",
+    callback=_names,
+    metavar="NAME,NAME,...",
+    help="Formats from which --bits chooses (default: all). Without trellis2 to trellis4, models decode faster.",
 )
 @click.option(
     "--recipe",
@@ -117,7 +128,7 @@ def command(model: str | None, output: Path, **settings: Any) -> None:
     needs --format.
     """
     _check_combinations(settings)
-    bits, save, report = (settings.pop(name) for name in ("bits", "save_recipe", "report"))
+    bits, formats, save, report = (settings.pop(name) for name in ("bits", "formats", "save_recipe", "report"))
     revision = settings["revision"]
     name = settings["format"] or "int4"
     if bits is not None or settings["self_calibrate"]:
@@ -132,14 +143,15 @@ def command(model: str | None, output: Path, **settings: Any) -> None:
                 calibrates=settings["sparsity"] is None,  # any format can be pruned with calibration
             )
             if bits is not None:
-                check_bits(model, bits, revision=revision)
+                check_bits(model, bits, formats=formats, revision=revision)
             if settings["recipe"] is not None:
                 Recipe.read(settings["recipe"])
             checked_pruning(settings["sparsity"], settings["pruning"], format=name, calibrates=True)
     _generate_calibration(model, settings, needed=settings.pop("self_calibrate"), chooses=bits is not None)
     if bits is not None:
         with load_status(model, revision, label="measuring errors") as progress:
-            allocation = allocate_bits(model, bits, progress=progress, **{key: settings[key] for key in _SHARED})
+            shared = {key: settings[key] for key in _SHARED}
+            allocation = allocate_bits(model, bits, formats=formats, progress=progress, **shared)
         settings["recipe"] = allocation.recipe()
         name = f"{allocation.bits:.2f} bits per weight"
         if save is not None:
@@ -170,8 +182,10 @@ def _check_combinations(settings: dict[str, Any]) -> None:
         raise click.UsageError("--pruning needs --sparsity")
     if settings["self_calibrate"] and settings["calibrate"] is not None:
         raise click.UsageError("--self-calibrate cannot be used with --calibrate")
-    if settings["bits"] is None and (settings["save_recipe"] is not None or settings["report"]):
-        raise click.UsageError(f"{'--report' if settings['save_recipe'] is None else '--save-recipe'} needs --bits")
+    if settings["bits"] is None:
+        for name in ("save_recipe", "report", "formats"):
+            if settings[name]:
+                raise click.UsageError(f"--{name.replace('_', '-')} needs --bits")
 
 
 def _generate_calibration(model: str | None, settings: dict[str, Any], *, needed: bool | None, chooses: bool) -> None:

@@ -29,7 +29,7 @@ mod transformer;
 mod weights;
 
 pub use adapter::{Adapter, AdapterConfig, AdapterError, AdapterLoader, TensorError};
-pub use allocation::{AllocatedMatrix, Allocation, AllocationError, allocate_bits, check_bits};
+pub use allocation::{AllocatedMatrix, Allocation, AllocationError, BitBudget, allocate_bits, check_bits};
 pub use batch::{
     Batch, BatchQueue, Capabilities, ClassifierInfo, ForwardError, GroupKind, KvGroup, LanguageModel, LogitRows,
     SequenceChunk,

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use ferrule_formats::PackedFile as Opened;
-use ferrule_kernels::{Sparsity, SparsityError};
-use ferrule_model::{Pruning, PruningMethod, Recipe, open_packed};
+use ferrule_kernels::{Format, Sparsity, SparsityError};
+use ferrule_model::{BitBudget, Pruning, PruningMethod, Recipe, open_packed};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 
@@ -61,37 +61,60 @@ fn read_pruning(sparsity: &str, method: &str) -> PyResult<Pruning> {
     })
 }
 
-/// Chooses a format for each matrix, so that the estimated loss is least with `bits` per weight; returns JSON.
+/// Chooses a format of some for each matrix, so that the estimated loss is least with `bits` per weight; returns JSON.
 #[pyfunction]
-#[pyo3(signature = (spec, weights, options, bits, calibration=None, progress=None))]
+#[pyo3(signature = (spec, weights, options, bits, formats=None, calibration=None, progress=None))]
+#[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn allocate_bits(
     py: Python<'_>,
     spec: &str,
     weights: Option<&str>,
     options: &str,
     bits: f64,
+    formats: Option<Vec<String>>,
     calibration: Option<Vec<Vec<u32>>>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<String> {
     let model = LoadArguments::read(spec, weights, options)?;
+    let formats = read_formats(formats)?;
     let isa = errors::chosen_isa()?;
     let interrupt = Interrupt::new();
     let mut report = reporter(progress, &interrupt);
     let allocated = py.detach(|| {
         let _guard = fork::hold_off_forks();
         let builder = model.builder().isa(isa).cancel(&interrupt.cancel).progress(&mut report);
-        builder.allocate_bits(bits, calibration.as_deref())
+        builder.allocate_bits(BitBudget { bits, formats: &formats }, calibration.as_deref())
     });
     let allocated = allocated.map_err(|error| interrupt.build_error(&error))?;
     interrupt.settle(py);
     to_json(&allocated)
 }
 
-/// Checks the bits per weight of `allocate_bits` without reading any weights.
+/// Checks the bits per weight and the formats of `allocate_bits` without reading any weights.
 #[pyfunction]
-pub(crate) fn check_bits(spec: &str, weights: Option<&str>, options: &str, bits: f64) -> PyResult<()> {
+#[pyo3(signature = (spec, weights, options, bits, formats=None))]
+pub(crate) fn check_bits(
+    spec: &str,
+    weights: Option<&str>,
+    options: &str,
+    bits: f64,
+    formats: Option<Vec<String>>,
+) -> PyResult<()> {
     let model = LoadArguments::read(spec, weights, options)?;
-    model.builder().check_bits(bits).map_err(|error| errors::build_error(&error))
+    let formats = read_formats(formats)?;
+    model.builder().check_bits(BitBudget { bits, formats: &formats }).map_err(|error| errors::build_error(&error))
+}
+
+/// Reads the names of the formats of an allocation; `None` for all of them.
+fn read_formats(names: Option<Vec<String>>) -> PyResult<Vec<Format>> {
+    let all = Recipe::FORMATS;
+    let Some(names) = names else { return Ok(all.to_vec()) };
+    let unknown = names.iter().find(|name| all.iter().all(|format| format.name() != **name));
+    if names.is_empty() || unknown.is_some() {
+        let known: Vec<_> = all.iter().map(|format| format.name()).collect();
+        return Err(errors::invalid("formats", names.join(","), format!("some of {}", known.join(", "))));
+    }
+    Ok(all.iter().copied().filter(|format| names.iter().any(|name| name == format.name())).collect())
 }
 
 /// A packed file whose header has been read. Tensors are read on demand.

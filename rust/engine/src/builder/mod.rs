@@ -24,9 +24,9 @@ use ferrule_kernels::arch::{Isa, IsaError};
 use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Cancel, Exec, Pool, machine};
 use ferrule_model::{
-    Allocation, AllocationError, LoadError, LoadOptions, MatrixFormats, ModelSpec, Pipeline, PipelineError, Progress,
-    PrunedShare, Pruning, Quantization, Recipe, Source, Stage, StageLink, StagePart, Transformer, WeightFiles,
-    check_memory, divide_layers,
+    Allocation, AllocationError, BitBudget, LoadError, LoadOptions, MatrixFormats, ModelSpec, Pipeline, PipelineError,
+    Progress, PrunedShare, Pruning, Quantization, Recipe, Source, Stage, StageLink, StagePart, Transformer,
+    WeightFiles, check_memory, divide_layers,
 };
 
 use crate::parameter::Checked;
@@ -409,12 +409,16 @@ impl<'a> EngineBuilder<'a> {
         Ok(())
     }
 
-    /// Chooses a format for each matrix, so that the estimated loss is least with `bits` per weight; with the errors of
-    /// calibrated matrices, if there are token sequences for calibration. See [`ferrule_model::allocate_bits`].
+    /// Chooses a format for each matrix, so that the estimated loss is least within a budget; with the errors of calibrated
+    /// matrices, if there are token sequences for calibration. See [`ferrule_model::allocate_bits`].
     ///
     /// # Errors
-    /// The errors of [`EngineBuilder::build`], also for `bits` that no formats have.
-    pub fn allocate_bits(self, bits: f64, calibration: Option<&[Vec<u32>]>) -> Result<Allocation, BuildError> {
+    /// The errors of [`EngineBuilder::build`], also for bits that the formats do not have.
+    pub fn allocate_bits(
+        self,
+        budget: BitBudget<'_>,
+        calibration: Option<&[Vec<u32>]>,
+    ) -> Result<Allocation, BuildError> {
         let Self { model: ModelFiles { spec, weights }, options, isa, cancel, progress, .. } = self;
         options.check(spec.max_position_embeddings)?;
         check_calibration(calibration, &spec)?;
@@ -425,18 +429,18 @@ impl<'a> EngineBuilder<'a> {
         let exec = Exec { isa, pool: &pool, cancel: cancel.unwrap_or(&no_cancel) };
         let mut ignored = |_, _| ();
         let progress = progress.unwrap_or(&mut ignored);
-        let budget = (bits, calibration);
+        let budget = (budget, calibration);
         ferrule_model::allocate_bits(&spec, files.source(false), budget, exec, progress).map_err(allocation_error)
     }
 
-    /// Checks `bits` of [`Self::allocate_bits`] without reading any weights.
+    /// Checks the budget of [`Self::allocate_bits`] without reading any weights.
     ///
     /// # Errors
-    /// The errors of [`EngineBuilder::build`], also for `bits` that no formats have.
-    pub fn check_bits(self, bits: f64) -> Result<(), BuildError> {
+    /// The errors of [`EngineBuilder::build`], also for bits that the formats do not have.
+    pub fn check_bits(self, budget: BitBudget<'_>) -> Result<(), BuildError> {
         let Self { model: ModelFiles { spec, weights }, .. } = self;
         let files = WeightFiles::open(weights.as_deref(), &spec, true)?;
-        ferrule_model::check_bits(&spec, files.source(false), bits).map_err(allocation_error)
+        ferrule_model::check_bits(&spec, files.source(false), budget).map_err(allocation_error)
     }
 }
 
@@ -444,7 +448,7 @@ fn allocation_error(error: AllocationError) -> BuildError {
     match error {
         AllocationError::Load(error) => error.into(),
         AllocationError::Bits { bits, least, most } => {
-            let requirement = format!("a number from {least:.2} to {most:.2} for this model");
+            let requirement = format!("a number from {least:.2} to {most:.2} for this model and these formats");
             InvalidParameterError::new("bits", bits, requirement).into()
         }
     }

@@ -31,11 +31,17 @@ use kinds::class;
 use survey::Survey;
 use tensors::{Tensor, Tensors};
 
-/// Number of formats of a recipe.
-const FORMATS: usize = Recipe::FORMATS.len();
-
 /// Work of measuring the growth of the loss, relative to that of surveying the errors, for progress.
 const PROBE_WORK: f64 = 2.0;
+
+/// What an allocation may choose.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BitBudget<'a> {
+    /// Maximum number of bits per weight.
+    pub bits: f64,
+    /// Formats of the matrices, some of [`Recipe::FORMATS`] in their order.
+    pub formats: &'a [Format],
+}
 
 /// Formats of all quantized matrices.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -79,7 +85,7 @@ pub enum AllocationError {
     #[error(transparent)]
     Load(#[from] LoadError),
     /// A number of bits per weight that no formats have.
-    #[error("bits must be a number from {least:.2} to {most:.2} for this model, got {bits}")]
+    #[error("bits must be a number from {least:.2} to {most:.2} for this model and these formats, got {bits}")]
     Bits {
         /// Requested bits per weight.
         bits: f64,
@@ -90,8 +96,8 @@ pub enum AllocationError {
     },
 }
 
-/// Chooses a format of [`Recipe::FORMATS`] for each matrix of a source, so that the estimated loss is least and all
-/// matrices together have at most `bits` per weight. Memory holds one layer twice in bf16, or the embedding and the lm_head.
+/// Chooses a format for each matrix of a source, so that the estimated loss is least and all matrices together fit the
+/// budget. Memory holds one layer twice in bf16, or the embedding and the lm_head.
 ///
 /// With `sequences` of tokens, the model runs over them as in [`crate::calibrate_into`], and the errors are those of
 /// calibrated matrices.
@@ -101,15 +107,15 @@ pub enum AllocationError {
 /// no formats have are refused before any weights are read.
 ///
 /// # Panics
-/// If a sequence exceeds the model's positions, or a token the vocabulary.
+/// If a sequence exceeds the model's positions, or a token the vocabulary, or if there are no formats.
 pub fn allocate_bits(
     spec: &ModelSpec,
     source: Source<'_>,
-    (bits, sequences): (f64, Option<&[Vec<u32>]>),
+    (budget, sequences): (BitBudget<'_>, Option<&[Vec<u32>]>),
     exec: Exec<'_>,
     progress: Progress<'_>,
 ) -> Result<Allocation, AllocationError> {
-    let (loader, mut tensors, budget) = begin(spec, source, bits)?;
+    let (loader, mut tensors, bytes) = begin(spec, source, budget)?;
     let mut probed = probe::tokens(spec, sequences);
     probe::check_memory(spec, source, &probed)?;
     if let Some(sequences) = sequences {
@@ -135,11 +141,11 @@ pub fn allocate_bits(
     let Tensors { list: mut tensors, fixed, size, .. } = tensors;
     estimate_losses(&mut tensors, spec.layers.len(), &growths);
 
-    let groups = group_choices(&tensors);
-    let chosen = choose(&groups.values().cloned().collect::<Vec<_>>(), budget - fixed);
+    let groups = group_choices(&tensors, budget.formats.len());
+    let chosen = choose(&groups.values().cloned().collect::<Vec<_>>(), bytes - fixed);
     let chosen: BTreeMap<_, _> = groups.into_keys().zip(chosen).collect();
-    let matrices: Vec<_> =
-        join_bands(tensors, &chosen).into_iter().map(|(tensor, format)| tensor.allocated(format)).collect();
+    let joined = join_bands(tensors, &chosen).into_iter();
+    let matrices: Vec<_> = joined.map(|(tensor, format)| tensor.allocated(format, budget.formats)).collect();
     let bytes = fixed + matrices.iter().map(|matrix| matrix.bytes).sum::<u64>();
     Ok(Allocation { matrices, bytes, weights: size.numbers })
 }
@@ -148,32 +154,32 @@ pub fn allocate_bits(
 ///
 /// # Errors
 /// [`AllocationError`] for bits that no formats have, also if the source is packed already.
-pub fn check_bits(spec: &ModelSpec, source: Source<'_>, bits: f64) -> Result<(), AllocationError> {
-    begin(spec, source, bits).map(|_| ())
+pub fn check_bits(spec: &ModelSpec, source: Source<'_>, budget: BitBudget<'_>) -> Result<(), AllocationError> {
+    begin(spec, source, budget).map(|_| ())
 }
 
-/// Returns the loader of a source, its tensors, and the budget in bytes for `bits` per weight.
+/// Returns the loader of a source, its tensors, and the budget in bytes.
 fn begin<'a>(
     spec: &'a ModelSpec,
     source: Source<'a>,
-    bits: f64,
+    budget: BitBudget<'a>,
 ) -> Result<(Loader<'a>, Tensors<'a>, u64), AllocationError> {
     refuse_packed(source)?;
     // Any quantization with integer formats says which matrices are quantized.
     let loader = Loader::new(spec, source, Quantization::PLAIN);
-    let mut tensors = Tensors::new(spec);
+    let mut tensors = Tensors::new(spec, budget.formats);
     loader.without_vectors().weights(&mut tensors)?;
-    let budget = budget_of(&tensors, bits)?;
-    Ok((loader, tensors, budget))
+    let bytes = bytes_of(&tensors, budget.bits)?;
+    Ok((loader, tensors, bytes))
 }
 
 /// Returns the budget in bytes for `bits` per weight.
-fn budget_of(tensors: &Tensors<'_>, bits: f64) -> Result<u64, AllocationError> {
+fn bytes_of(tensors: &Tensors<'_>, bits: f64) -> Result<u64, AllocationError> {
     let Tensors { list, fixed, size, .. } = tensors;
     let bytes_in = |format: usize| fixed + list.iter().map(|tensor| tensor.choices[format].bytes).sum::<u64>();
     let bits_of = |bytes: u64| (bytes as f64 * 8.0 / size.numbers as f64 * 100.0).ceil() / 100.0;
     let narrowest = bytes_in(0);
-    let [least, most] = [narrowest, bytes_in(FORMATS - 1)].map(bits_of);
+    let [least, most] = [narrowest, bytes_in(tensors.formats.len() - 1)].map(bits_of);
     let budget = (bits * size.numbers as f64 / 8.0) as u64;
     if bits <= most && budget >= narrowest { Ok(budget) } else { Err(AllocationError::Bits { bits, least, most }) }
 }
@@ -216,11 +222,11 @@ fn join_bands(tensors: Vec<Tensor>, chosen: &BTreeMap<usize, usize>) -> Vec<(Ten
     joined
 }
 
-/// Returns the choices of each group of tensors that need the same format.
-fn group_choices(tensors: &[Tensor]) -> BTreeMap<usize, Vec<Choice>> {
+/// Returns the choices of each group of tensors that need the same format. `formats` is the number of formats.
+fn group_choices(tensors: &[Tensor], formats: usize) -> BTreeMap<usize, Vec<Choice>> {
     let mut groups = BTreeMap::<usize, Vec<Choice>>::new();
     for Tensor { group, choices, .. } in tensors {
-        let sums = groups.entry(*group).or_insert_with(|| vec![Choice::default(); FORMATS]);
+        let sums = groups.entry(*group).or_insert_with(|| vec![Choice::default(); formats]);
         for (sum, choice) in sums.iter_mut().zip(choices) {
             sum.bytes += choice.bytes;
             sum.loss += choice.loss;
@@ -239,17 +245,19 @@ mod tests {
     fn formats(name: impl Fn(usize) -> String) -> BTreeMap<String, &'static str> {
         const SHAPE: [usize; 2] = [64, 256];
         let add = |tensor: &mut Tensor, role: &str| {
-            tensor.add(vec![kind(role)], SHAPE);
-            let errors = Errors { squares: 1.0, errors: [1e-1, 1e-1, 1e-2, 1e-2, 1e-3, 1e-3, 1e-4, 1e-5, 1e-6] };
+            tensor.add(vec![kind(role)], SHAPE, Recipe::FORMATS);
+            let errors = vec![1e-1, 1e-1, 1e-2, 1e-2, 1e-3, 1e-3, 1e-4, 1e-5, 1e-6];
+            let errors = Errors { squares: 1.0, errors };
             tensor.kinds.get_mut(&kind(role)).unwrap().add(&errors);
         };
-        let mut tensors = vec![Tensor::new("q", None, 0)];
+        let count = Recipe::FORMATS.len();
+        let mut tensors = vec![Tensor::new("q", None, 0, count)];
         add(&mut tensors[0], "layers.0.attention.q.weight");
         for expert in 0..4 {
             let name = name(expert);
             let index = tensors.iter().position(|tensor| tensor.name == name).unwrap_or(tensors.len());
             if index == tensors.len() {
-                tensors.push(Tensor::new(&name, None, index));
+                tensors.push(Tensor::new(&name, None, index, count));
             }
             add(&mut tensors[index], &format!("layers.0.ffn.experts.{expert}.output.weight"));
         }
@@ -258,7 +266,7 @@ mod tests {
         estimate_losses(&mut tensors, 8, &growths);
         let losses = tensors.iter().map(|tensor| tensor.choices[0].loss);
         assert!((losses.sum::<f64>() - 2e-1).abs() < 1e-9);
-        let groups: Vec<_> = group_choices(&tensors).into_values().collect();
+        let groups: Vec<_> = group_choices(&tensors, count).into_values().collect();
         // Enough for trellis3 in the projection or in one of the experts.
         let budget =
             groups.iter().map(|choices| choices[0].bytes).sum::<u64>() + groups[0][2].bytes - groups[0][0].bytes;
@@ -267,7 +275,7 @@ mod tests {
             .into_iter()
             .map(|tensor| {
                 let format = chosen[&tensor.group];
-                tensor.allocated(format)
+                tensor.allocated(format, Recipe::FORMATS)
             })
             .map(|each| (each.tensor, each.format.name()))
             .collect()

@@ -2,12 +2,11 @@
 
 use std::ops::Range;
 
-use ferrule_kernels::{Exec, InputStatistics, PackedMatrix, RowSource};
+use ferrule_kernels::{Exec, Format, InputStatistics, PackedMatrix, RowSource};
 
 use super::kinds::{bands, is_of_tokens};
 use super::tensors::{Errors, Tensors};
 use crate::calibrate::Target;
-use crate::recipe::Recipe;
 use crate::spec::ModelSpec;
 use crate::weights::{LoadError, MatrixPlan, MatrixSize, Packer, Site};
 
@@ -89,10 +88,12 @@ impl Survey<'_, '_> {
         let count = rows.min(if is_of_tokens(role) { SAMPLE_ROWS_OF_BAND } else { SAMPLE_ROWS });
         let sampled = (0..count).map(|row| first + band.start + row * rows / count).collect();
         let sample = Sample { source: plan, rows: sampled };
+        let formats = self.tensors.formats;
         let (tensor, kinds) = self.tensors.of_band(role, band.start)?;
         // Rows that are read as inputs are not weighed by the inputs of the lm_head.
         for (kind, statistics) in kinds.into_iter().zip([statistics, None]) {
-            let errors = sample.errors(&self.exec, plan.columns, statistics)?.scaled(rows as f64 / count as f64);
+            let errors =
+                sample.errors(&self.exec, (plan.columns, formats), statistics)?.scaled(rows as f64 / count as f64);
             if !errors.are_finite() {
                 return Err(LoadError::NotQuantizable { tensor: self.spec.tensor(role)?.names[0].clone() });
             }
@@ -119,14 +120,14 @@ impl Sample<'_> {
     fn errors(
         &self,
         exec: &Exec<'_>,
-        columns: usize,
+        (columns, formats): (usize, &[Format]),
         statistics: Option<&InputStatistics>,
     ) -> Result<Errors, LoadError> {
         let mut exact = vec![0.0; self.rows.len() * columns];
         self.read_rows(0, columns, &mut exact);
         let squares = exact.iter().map(|weight| f64::from(*weight).powi(2)).sum();
-        let mut all = Errors { squares, ..Errors::default() };
-        for (format, error) in Recipe::FORMATS.iter().zip(&mut all.errors) {
+        let mut all = Errors { squares, errors: vec![0.0; formats.len()] };
+        for (format, error) in formats.iter().zip(&mut all.errors) {
             let rows = (*format, self.rows.len());
             let calibrated = match statistics {
                 Some(statistics) => PackedMatrix::calibrated_error(exec, rows, columns, self, statistics)?,
@@ -159,6 +160,7 @@ mod tests {
     use ferrule_kernels::{Cancel, Pool};
 
     use super::*;
+    use crate::recipe::Recipe;
 
     /// Rows of one number.
     struct Constant(f32);
@@ -174,7 +176,9 @@ mod tests {
         let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
         let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
         for (number, finite) in [(0.0, true), (0.5, true), (f32::NAN, false), (f32::NEG_INFINITY, false)] {
-            let errors = Sample { source: &Constant(number), rows: vec![0, 3] }.errors(&exec, 100, None).unwrap();
+            let errors = Sample { source: &Constant(number), rows: vec![0, 3] }
+                .errors(&exec, (100, Recipe::FORMATS), None)
+                .unwrap();
             assert_eq!(errors.are_finite(), finite, "{number}");
             assert!(!finite || errors.relative(0) < 1e-1, "{errors:?}");
         }

@@ -6,14 +6,14 @@ use std::ops::Range;
 use ferrule_kernels::Format;
 use ferrule_kernels::arch::LANES;
 
+use super::AllocatedMatrix;
 use super::budget::Choice;
 use super::kinds::{as_inputs, bands, is_of_tokens, kind, kind_of_band};
-use super::{AllocatedMatrix, FORMATS};
-use crate::recipe::{Recipe, rows_name, tensor_name};
+use crate::recipe::{rows_name, tensor_name};
 use crate::spec::ModelSpec;
 use crate::weights::{LoadError, MatrixPlan, MatrixSize, Packer, Site};
 
-/// A tensor, some of its rows, or several tensors whose rows are one role, with size and loss in each of [`Recipe::FORMATS`].
+/// A tensor, some of its rows, or several tensors whose rows are one role, with size and loss in each format.
 pub(super) struct Tensor {
     pub name: String,
     /// Rows, and the number of rows of the whole tensor, if their formats are chosen in bands.
@@ -23,22 +23,23 @@ pub(super) struct Tensor {
     weights: u64,
     /// Errors of its rows by [`kind`].
     pub kinds: BTreeMap<String, Errors>,
-    pub choices: [Choice; FORMATS],
+    pub choices: Vec<Choice>,
 }
 
 impl Tensor {
-    pub fn new(name: &str, rows: Option<(Range<usize>, usize)>, group: usize) -> Self {
-        let choices = [Choice::default(); FORMATS];
+    /// Creates a tensor without rows. `formats` is the number of formats.
+    pub fn new(name: &str, rows: Option<(Range<usize>, usize)>, group: usize, formats: usize) -> Self {
+        let choices = vec![Choice::default(); formats];
         Self { name: name.to_owned(), rows, group, weights: 0, kinds: BTreeMap::new(), choices }
     }
 
     /// Adds rows of some kinds, whose errors are not known yet.
-    pub fn add(&mut self, kinds: Vec<String>, [rows, columns]: [usize; 2]) {
+    pub fn add(&mut self, kinds: Vec<String>, [rows, columns]: [usize; 2], formats: &[Format]) {
         self.weights += rows as u64 * columns as u64;
         for kind in kinds {
             self.kinds.entry(kind).or_default();
         }
-        for (choice, format) in self.choices.iter_mut().zip(Recipe::FORMATS) {
+        for (choice, format) in self.choices.iter_mut().zip(formats) {
             choice.bytes += MatrixSize::of(*format, rows, columns).bytes;
         }
     }
@@ -55,12 +56,12 @@ impl Tensor {
         }
     }
 
-    /// Returns the tensor in a format of [`Recipe::FORMATS`].
-    pub fn allocated(self, chosen: usize) -> AllocatedMatrix {
+    /// Returns the tensor in `formats[chosen]`.
+    pub fn allocated(self, chosen: usize, formats: &[Format]) -> AllocatedMatrix {
         let Choice { bytes, loss } = self.choices[chosen];
         let mut errors = Errors::default();
         self.kinds.values().for_each(|kind| errors.add(kind));
-        let (format, error): (Format, _) = (Recipe::FORMATS[chosen], errors.relative(chosen));
+        let (format, error) = (formats[chosen], errors.relative(chosen));
         let tensor = match &self.rows {
             Some((rows, all)) if rows.len() < *all => rows_name(&self.name, rows),
             _ => self.name,
@@ -74,18 +75,19 @@ impl Tensor {
 pub(super) struct Errors {
     /// Sum of the squared weights.
     pub squares: f64,
-    /// Sum of the squared errors in each of [`Recipe::FORMATS`].
-    pub errors: [f64; FORMATS],
+    /// Sum of the squared errors in each format; none before any weights are added.
+    pub errors: Vec<f64>,
 }
 
 impl Errors {
     pub fn add(&mut self, other: &Self) {
         self.squares += other.squares;
-        self.errors.iter_mut().zip(other.errors).for_each(|(sum, error)| *sum += error);
+        self.errors.resize(self.errors.len().max(other.errors.len()), 0.0);
+        self.errors.iter_mut().zip(&other.errors).for_each(|(sum, error)| *sum += error);
     }
 
     pub fn scaled(self, scale: f64) -> Self {
-        Self { squares: self.squares * scale, errors: self.errors.map(|error| error * scale) }
+        Self { squares: self.squares * scale, errors: self.errors.into_iter().map(|error| error * scale).collect() }
     }
 
     pub fn are_finite(&self) -> bool {
@@ -111,6 +113,8 @@ fn band_kinds(role: &str, first: usize) -> Vec<String> {
 /// Lists the tensors that are quantized, in the order of the model.
 pub(super) struct Tensors<'a> {
     spec: &'a ModelSpec,
+    /// Formats from which one is chosen for each, narrowest first.
+    pub formats: &'a [Format],
     pub list: Vec<Tensor>,
     /// Indices in `list` by name and first row.
     indices: BTreeMap<(String, usize), usize>,
@@ -122,9 +126,9 @@ pub(super) struct Tensors<'a> {
 }
 
 impl<'a> Tensors<'a> {
-    pub fn new(spec: &'a ModelSpec) -> Self {
+    pub fn new(spec: &'a ModelSpec, formats: &'a [Format]) -> Self {
         let (list, indices, size) = (Vec::new(), BTreeMap::new(), MatrixSize::default());
-        Self { spec, list, indices, size, fixed: 0, sites: Vec::new() }
+        Self { spec, formats, list, indices, size, fixed: 0, sites: Vec::new() }
     }
 
     /// Returns the tensor that has the band of a role's rows which begins at `first`, and its kinds there: as a matrix and,
@@ -148,9 +152,9 @@ impl<'a> Tensors<'a> {
             let index = *self.indices.entry((name.clone(), band.start)).or_insert(next);
             if index == next {
                 let band = (band.len() < rows).then(|| (band.clone(), rows));
-                self.list.push(Tensor::new(&name, band, index));
+                self.list.push(Tensor::new(&name, band, index, self.formats.len()));
             }
-            self.list[index].add(band_kinds(role, band.start), [band.len(), columns]);
+            self.list[index].add(band_kinds(role, band.start), [band.len(), columns], self.formats);
             index
         };
         Ok(bands(role, rows).into_iter().map(add).collect())
