@@ -245,13 +245,13 @@ impl MatrixKernel for TileProducts {
         let w = black_box([[ByteLine([3; LINE]); LANES]; 2]);
         let mut sums = [[[[0; LANES]; LANES]; 2]; 2];
         // SAFETY: these are the only tiles of this thread: kernels with a unit do not run each other.
-        let mut tiles = unsafe { unit.configure::<LANES>() };
+        let mut tiles = unsafe { unit.configure() };
         tiles.clear::<0>();
         tiles.clear::<1>();
         for _ in 0..self.0 {
             tiles.load(w.each_ref());
-            tiles.add::<0>(&x[0], 0);
-            tiles.add::<1>(&x[1], 0);
+            tiles.add::<0>(&x[0]);
+            tiles.add::<1>(&x[1]);
         }
         tiles.store::<0>(&mut sums[0]);
         tiles.store::<1>(&mut sums[1]);

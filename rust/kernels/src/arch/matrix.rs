@@ -22,14 +22,14 @@ pub trait MatrixUnit: Copy + Send + Sync + 'static {
     /// Offset of the bytes of weights from their values; see [`Dot::WEIGHT_BIAS`].
     const WEIGHT_BIAS: u8;
 
-    /// Tiles for products over `QUADS` quads of inputs; a quad is four inputs.
-    type Tiles<const QUADS: usize>: Tiles<QUADS>;
+    /// Tiles of a thread.
+    type Tiles: Tiles;
 
     /// Configures the tiles of this thread.
     ///
     /// # Safety
     /// A thread has one configuration at a time: tiles that this thread configured before must not be used again.
-    unsafe fn configure<const QUADS: usize>(self) -> Self::Tiles<QUADS>;
+    unsafe fn configure(self) -> Self::Tiles;
 }
 
 /// Configured tiles of a thread, which are released when this is dropped: two panels of weights, and the sums of the
@@ -37,20 +37,17 @@ pub trait MatrixUnit: Copy + Send + Sync + 'static {
 ///
 /// Each step is a few instructions, so that the vectors of the same thread can work between them: the processor looks
 /// too little ahead to do both at a time where one follows the other.
-pub trait Tiles<const QUADS: usize> {
+pub trait Tiles {
     /// Sets the sums of tile `ROW` of activations, which is 0 or 1, to zero.
     fn clear<const ROW: usize>(&mut self);
 
-    /// Loads two panels of weights, bytes that are stored [`MatrixUnit::WEIGHT_BIAS`] above their values: sixteen columns, a
-    /// line for each quad (N16K4).
-    fn load(&mut self, w: [&[ByteLine; QUADS]; 2]);
+    /// Loads weights of two panels for 64 inputs, bytes that are stored [`MatrixUnit::WEIGHT_BIAS`] above their values: sixteen
+    /// columns, a line for each four inputs (N16K4).
+    fn load(&mut self, w: [&[ByteLine; LANES]; 2]);
 
-    /// Adds the products of a tile of activations, signed bytes, with the loaded weights to the sums of tile `ROW`, over
-    /// `QUADS` quads from quad `first` of its rows on. The bias is not subtracted, as in [`Dot::dot`].
-    ///
-    /// # Panics
-    /// If a row of a tile ends before the last quad.
-    fn add<const ROW: usize>(&mut self, x: &RowTile, first: usize);
+    /// Adds the products of a tile of activations, signed bytes, with the loaded weights to the sums of tile `ROW`. The bias is
+    /// not subtracted, as in [`Dot::dot`].
+    fn add<const ROW: usize>(&mut self, x: &RowTile);
 
     /// Stores the sums of tile `ROW`.
     fn store<const ROW: usize>(&self, sums: &mut [TileSums; 2]);

@@ -61,10 +61,11 @@ pub(super) fn multiply(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>]) -> Resu
 
 fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Scratch<i32>) -> Result<(), PoolError> {
     let task_sizes = TaskSizes::new(parts, TASKS_PER_THREAD * exec.pool.threads());
-    let has_unit = exec.isa.has_matrix_unit();
     let mut inputs: Vec<Input<'_>> = Vec::with_capacity(parts.len());
     let plan = parts.iter_mut().map(|part| {
         let &mut Part { x, m, n, k, weights: bands, in_cache, ref mut out } = part;
+        let without_factors = bands.iter().all(|(format, _)| matches!(format, Quantized::Integer(_)));
+        let has_unit = exec.isa.has_matrix_unit() && without_factors;
         let (rows, by_codes) = exec.isa.run_dot(TileRows { m, has_unit });
         let mut by_basis = [None; Basis::ALL.len()];
         for (format, _) in bands {
@@ -138,26 +139,30 @@ pub(crate) struct BandTask<'a, 'o> {
     out: &'a mut Tile<'o, f32>,
 }
 
-impl BandTask<'_, '_> {
+impl<'a, 'o> BandTask<'a, 'o> {
     /// Multiplies with weights in an integer format.
     pub(crate) fn integer<F: Unpack>(self) {
-        self.run::<Integer<F>>();
+        let exec = self.exec;
+        match self.rows {
+            Rows::OnUnit => exec.isa.run_matrix(self.panels::<Integer<F>>()).expect("plans with a unit have one"),
+            Rows::Few(_) | Rows::Many(_) => exec.isa.run_dot(self.panels::<Integer<F>>()),
+        }
     }
 
     /// Multiplies with weights in a grouped format.
     pub(crate) fn grouped<F: GroupedFormat>(self) {
-        self.run::<Grouped<F>>();
+        self.exec.isa.run_dot(self.panels::<Grouped<F>>());
     }
 
     /// Multiplies with weights in a sparse format.
     pub(crate) fn sparse<F: SparseFormat>(self) {
-        self.run::<Sparse<F>>();
+        self.exec.isa.run_dot(self.panels::<Sparse<F>>());
     }
 
-    fn run<W: Weights>(self) {
-        let Self { exec, x, k, band, in_cache, panels, rows, out } = self;
+    fn panels<W: Weights>(self) -> Panels<'a, 'o, W> {
+        let Self { x, k, band, in_cache, panels, rows, out, .. } = self;
         let first_column = out.columns().start;
-        let panels = Panels::<W> {
+        Panels {
             x,
             cols: k,
             blocks: blocks(k),
@@ -171,10 +176,6 @@ impl BandTask<'_, '_> {
             rows,
             out,
             weights: PhantomData,
-        };
-        match rows {
-            Rows::OnUnit => exec.isa.run_matrix(panels).expect("plans with tiles of a unit have one"),
-            Rows::Few(_) | Rows::Many(_) => exec.isa.run_dot(panels),
         }
     }
 }

@@ -146,7 +146,6 @@ impl<const HALVES: bool, const OFFSETS: bool, const SMALL: bool, const LINES: us
         assert!(factors.unpacked_lines() == LINES, "groups need a line for each quad and each factor");
         Some(factors)
     };
-    const HAS_QUAD_LINES: bool = true;
 
     type Block<'a> = &'a [[ByteLine; LINES]; BLOCK_PAIRS];
     type Pair<'a, S: Dot> = &'a [ByteLine; LINES];
@@ -164,11 +163,6 @@ impl<const HALVES: bool, const OFFSETS: bool, const SMALL: bool, const LINES: us
     #[inline(always)]
     fn pair<'a, S: Dot>(_: S, block: Self::Block<'a>, index: usize) -> Self::Pair<'a, S> {
         &block[index]
-    }
-
-    #[inline(always)]
-    fn quad_lines<'a>(block: Self::Block<'a>) -> &'a [ByteLine] {
-        block.as_flattened()
     }
 
     #[inline(always)]

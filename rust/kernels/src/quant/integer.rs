@@ -84,8 +84,7 @@ pub trait Unpack: Send + Sync + 'static {
         load_block_scale(simd, scales, index)
     }
 
-    /// Returns the lines of a block if they hold a quad each: those of all its quads, and in each group the lines of its
-    /// factors after them. Matrix units multiply such lines.
+    /// Returns the lines of a block if they hold a quad each. Matrix units multiply such lines.
     fn quad_lines<'a>(_block: Self::Block<'a>) -> &'a [ByteLine] {
         unreachable!("weights are packed")
     }

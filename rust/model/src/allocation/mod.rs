@@ -22,7 +22,6 @@ use serde::{Serialize, Serializer};
 
 use crate::calibrate;
 use crate::quantization::Quantization;
-use crate::recipe::Recipe;
 use crate::spec::ModelSpec;
 use crate::weights::{LoadError, Loader, Progress, Source, refuse_packed};
 use budget::{Choice, choose};
@@ -39,7 +38,7 @@ const PROBE_WORK: f64 = 2.0;
 pub struct BitBudget<'a> {
     /// Maximum number of bits per weight.
     pub bits: f64,
-    /// Formats of the matrices, some of [`Recipe::FORMATS`] in their order.
+    /// Formats of the matrices, some of [`Recipe::FORMATS`](crate::Recipe::FORMATS) in their order.
     pub formats: &'a [Format],
 }
 
@@ -57,7 +56,7 @@ pub struct Allocation {
 /// The format of one matrix.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AllocatedMatrix {
-    /// Name of the tensor, with the range of rows if they are not all, as in a [`Recipe`].
+    /// Name of the tensor, with the range of rows if they are not all, as in a [`Recipe`](crate::Recipe).
     pub tensor: String,
     /// Format.
     #[serde(serialize_with = "name")]
@@ -240,6 +239,7 @@ mod tests {
     use super::kinds::kind;
     use super::tensors::Errors;
     use super::*;
+    use crate::recipe::Recipe;
 
     /// Allocates the formats of four experts and of the projection to queries; `name` names the tensor of an expert.
     fn formats(name: impl Fn(usize) -> String) -> BTreeMap<String, &'static str> {

@@ -82,7 +82,7 @@ mod unit {
     pub struct AmxInt8(());
 
     /// Configured tiles of this thread.
-    pub struct AmxTiles<const QUADS: usize> {
+    pub struct AmxTiles {
         /// The configuration belongs to the thread.
         not_send: PhantomData<*mut ()>,
     }
@@ -90,11 +90,11 @@ mod unit {
     impl MatrixUnit for AmxInt8 {
         const WEIGHT_BIAS: u8 = 128;
 
-        type Tiles<const QUADS: usize> = AmxTiles<QUADS>;
+        type Tiles = AmxTiles;
 
         #[inline(always)]
-        unsafe fn configure<const QUADS: usize>(self) -> AmxTiles<QUADS> {
-            let config: &TileConfig = const { &TileConfig::new(QUADS) };
+        unsafe fn configure(self) -> AmxTiles {
+            let config: &TileConfig = const { &TileConfig::new() };
             // SAFETY: `self` exists only where detection found the instruction and got the permission; it reads the
             // configuration, which is valid.
             unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, preserves_flags, readonly)) };
@@ -102,7 +102,7 @@ mod unit {
         }
     }
 
-    impl<const QUADS: usize> Drop for AmxTiles<QUADS> {
+    impl Drop for AmxTiles {
         #[inline(always)]
         fn drop(&mut self) {
             // SAFETY: the machine has the instruction, because these tiles were configured. It changes no other register.
@@ -115,7 +115,7 @@ mod unit {
         ($program:expr, $($operand:tt)*) => { asm!($program, $($operand)*, options(nostack, preserves_flags)) };
     }
 
-    impl<const QUADS: usize> Tiles<QUADS> for AmxTiles<QUADS> {
+    impl Tiles for AmxTiles {
         #[inline(always)]
         fn clear<const ROW: usize>(&mut self) {
             // SAFETY: these tiles are configured in this thread.
@@ -129,8 +129,8 @@ mod unit {
         }
 
         #[inline(always)]
-        fn load(&mut self, w: [&[ByteLine; QUADS]; 2]) {
-            // SAFETY: these tiles are configured in this thread. The tiles of weights have `QUADS` rows.
+        fn load(&mut self, w: [&[ByteLine; LANES]; 2]) {
+            // SAFETY: these tiles are configured in this thread. The program reads sixteen lines of each panel.
             unsafe {
                 step!(program!(load), w0 = in(reg) w[0], w1 = in(reg) w[1], stride = in(reg) LINE,
                     out("tmm6") _, out("tmm7") _);
@@ -138,12 +138,9 @@ mod unit {
         }
 
         #[inline(always)]
-        fn add<const ROW: usize>(&mut self, x: &RowTile, first: usize) {
-            assert!(first + QUADS <= LANES, "a row of a tile has sixteen quads");
-            // SAFETY: these tiles are configured in this thread. The program reads `QUADS` quads of each row from quad `first`
-            // on, of which a row has enough.
+        fn add<const ROW: usize>(&mut self, x: &RowTile) {
+            // SAFETY: these tiles are configured in this thread. The program reads a tile.
             unsafe {
-                let x = x.as_ptr().cast::<u8>().add(4 * first);
                 match const { ROW } {
                     0 => step!(program!(add 0), x = in(reg) x, stride = in(reg) LINE,
                         out("tmm0") _, out("tmm1") _, out("tmm4") _),

@@ -43,40 +43,39 @@ impl Model {
 impl MatrixUnit for Model {
     const WEIGHT_BIAS: u8 = 128;
 
-    type Tiles<const QUADS: usize> = ModelTiles<QUADS>;
+    type Tiles = ModelTiles;
 
-    unsafe fn configure<const QUADS: usize>(self) -> ModelTiles<QUADS> {
+    unsafe fn configure(self) -> ModelTiles {
         assert!(!IS_CONFIGURED.replace(true), "the tiles of this thread are in use");
-        ModelTiles { registers: Registers::configured(&TileConfig::new(QUADS)), not_send: PhantomData }
+        ModelTiles { registers: Registers::configured(&TileConfig::new()), not_send: PhantomData }
     }
 }
 
 /// Tile registers of a thread.
-pub struct ModelTiles<const QUADS: usize> {
+pub struct ModelTiles {
     registers: Registers,
     not_send: PhantomData<*mut ()>,
 }
 
-impl<const QUADS: usize> Drop for ModelTiles<QUADS> {
+impl Drop for ModelTiles {
     fn drop(&mut self) {
         IS_CONFIGURED.set(false);
     }
 }
 
-impl<const QUADS: usize> Tiles<QUADS> for ModelTiles<QUADS> {
+impl Tiles for ModelTiles {
     fn clear<const ROW: usize>(&mut self) {
         self.registers.run([program!(clear 0), program!(clear 1)][ROW], &HashMap::new(), &mut []);
     }
 
-    fn load(&mut self, w: [&[ByteLine; QUADS]; 2]) {
+    fn load(&mut self, w: [&[ByteLine; LANES]; 2]) {
         let [w0, w1] = w.map(|w| bytemuck::cast_slice(w));
         self.registers.run(program!(load), &HashMap::from([("w0", w0), ("w1", w1)]), &mut []);
     }
 
-    fn add<const ROW: usize>(&mut self, x: &RowTile, first: usize) {
-        assert!(first + QUADS <= LANES, "a row of a tile has sixteen quads");
+    fn add<const ROW: usize>(&mut self, x: &RowTile) {
         PRODUCTS.set(PRODUCTS.get() + 1);
-        let memory = HashMap::from([("x", &x.as_flattened()[4 * first..])]);
+        let memory = HashMap::from([("x", x.as_flattened())]);
         self.registers.run([program!(add 0), program!(add 1)][ROW], &memory, &mut []);
     }
 
@@ -202,21 +201,21 @@ mod tests {
     }
 
     /// Compares the products of a unit with sums in plain arithmetic.
-    fn check<M: MatrixUnit, const QUADS: usize, const ROWS: usize, const STEPS: usize>(unit: M, first: usize) {
+    fn check<M: MatrixUnit, const ROWS: usize, const STEPS: usize>(unit: M) {
         let x = from_fn(|tile| from_fn(|step| from_fn(|row| bytes(1000 * tile + 100 * step + row))));
         let w =
             from_fn(|panel| from_fn(|step| from_fn(|quad| ByteLine(bytes(5000 + 1000 * panel + 100 * step + quad)))));
-        let (x, w): ([[RowTile; STEPS]; ROWS], [[[ByteLine; QUADS]; STEPS]; 2]) = (x, w);
+        let (x, w): ([[RowTile; STEPS]; ROWS], [[[ByteLine; LANES]; STEPS]; 2]) = (x, w);
         let mut sums = [[[[-1; LANES]; LANES]; 2]; ROWS];
         // SAFETY: there are no other tiles of this thread.
-        let mut tiles = unsafe { unit.configure::<QUADS>() };
+        let mut tiles = unsafe { unit.configure() };
         tiles.clear::<0>();
         tiles.clear::<1>();
         for step in 0..STEPS {
             tiles.load(w.each_ref().map(|w| &w[step]));
-            tiles.add::<0>(&x[0][step], first);
+            tiles.add::<0>(&x[0][step]);
             if ROWS > 1 {
-                tiles.add::<1>(&x[ROWS - 1][step], first);
+                tiles.add::<1>(&x[ROWS - 1][step]);
             }
         }
         tiles.store::<0>(&mut sums[0]);
@@ -229,15 +228,12 @@ mod tests {
                     for (column, sum) in sums.iter().enumerate() {
                         let mut exact = 0;
                         for (x, w) in x.iter().zip(w) {
-                            for input in 0..4 * QUADS {
+                            for input in 0..LINE {
                                 let weight = i32::from(w[input / 4].0[4 * column + input % 4]);
-                                exact += i32::from(x[row][4 * first + input].cast_signed()) * weight;
+                                exact += i32::from(x[row][input].cast_signed()) * weight;
                             }
                         }
-                        assert_eq!(
-                            *sum, exact,
-                            "row {row}, column {column}, {QUADS} quads from {first} on, {STEPS} steps"
-                        );
+                        assert_eq!(*sum, exact, "row {row}, column {column}, {STEPS} steps");
                     }
                 }
             }
@@ -246,18 +242,10 @@ mod tests {
 
     /// Compares all steps with plain arithmetic.
     fn check_all<M: MatrixUnit>(unit: M) {
-        check::<M, 16, 1, 1>(unit, 0);
-        check::<M, 16, 2, 1>(unit, 0);
-        check::<M, 16, 1, 2>(unit, 0);
-        check::<M, 16, 2, 2>(unit, 0);
-        for first in [0, 8] {
-            check::<M, 8, 1, 1>(unit, first);
-            check::<M, 8, 2, 1>(unit, first);
-        }
-        for first in [0, 4, 8, 12] {
-            check::<M, 4, 1, 1>(unit, first);
-            check::<M, 4, 2, 1>(unit, first);
-        }
+        check::<M, 1, 1>(unit);
+        check::<M, 2, 1>(unit);
+        check::<M, 1, 2>(unit);
+        check::<M, 2, 2>(unit);
     }
 
     #[test]
@@ -283,21 +271,17 @@ mod tests {
     #[test]
     #[should_panic(expected = "sizes of the tiles of a product")]
     fn products_of_other_sizes_are_refused() {
-        let mut registers = Registers::configured(&TileConfig::new(8));
+        let mut config = TileConfig::new();
+        config.rows[6] = 8;
+        let mut registers = Registers::configured(&config);
         registers.run("tdpbsud tmm0, tmm6, tmm4", &HashMap::new(), &mut []);
     }
 
     #[test]
     #[should_panic(expected = "17 rows of 64 bytes")]
     fn tiles_beyond_the_palette_are_refused() {
-        let mut config = TileConfig::new(16);
+        let mut config = TileConfig::new();
         config.rows[3] = 17;
         Registers::configured(&config);
-    }
-
-    #[test]
-    #[should_panic(expected = "a row of a tile has sixteen quads")]
-    fn quads_beyond_a_row_are_refused() {
-        check::<Model, 8, 1, 1>(Model, 9);
     }
 }

@@ -1,19 +1,13 @@
 //! Programs of the matrix unit, and the configuration that they need. Their text is assembled for machines with AMX, and
 //! interpreted by the software model of the instructions in tests.
 
-use crate::arch::LANES;
+use crate::arch::{LANES, LINE};
 
 /// Palette of eight tiles of up to sixteen rows of 64 bytes.
 pub(super) const PALETTE: u8 = 1;
 
 /// Number of tile registers. Sums are in the first four, `[row][panel]`, activations in two and weights in two.
 pub(super) const TILES: usize = 8;
-
-/// First register with activations.
-const FIRST_X: usize = 4;
-
-/// First register with weights.
-const FIRST_W: usize = 6;
 
 /// Operand of `ldtilecfg` (Intel SDM, volume 1, section "TILECFG"). A tile that is not used has no rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -32,18 +26,11 @@ pub(super) struct TileConfig {
 const _: () = assert!(size_of::<TileConfig>() == 64);
 
 impl TileConfig {
-    /// Returns the configuration for products over `quads` quads of inputs.
-    pub(super) const fn new(quads: usize) -> Self {
-        assert!(quads > 0 && quads <= LANES, "a tile has one to sixteen quads");
+    /// Returns the configuration of whole tiles.
+    pub(super) const fn new() -> Self {
         let (mut row_bytes, mut rows, mut tile) = ([0; 16], [0; 16], 0);
         while tile < TILES {
-            row_bytes[tile] = (4 * LANES) as u16;
-            rows[tile] = LANES as u8;
-            if tile >= FIRST_W {
-                rows[tile] = quads as u8;
-            } else if tile >= FIRST_X {
-                row_bytes[tile] = (4 * quads) as u16;
-            }
+            (row_bytes[tile], rows[tile]) = (LINE as u16, LANES as u8);
             tile += 1;
         }
         Self { palette: PALETTE, start_row: 0, reserved: [0; 14], row_bytes, rows }
