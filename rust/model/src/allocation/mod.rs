@@ -33,7 +33,7 @@ use tensors::{Tensor, Tensors};
 /// Work of measuring the growth of the loss, relative to that of surveying the errors, for progress.
 const PROBE_WORK: f64 = 2.0;
 
-/// What an allocation may choose.
+/// Limits of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BitBudget<'a> {
     /// Maximum number of bits per weight.
