@@ -246,7 +246,7 @@ def test_allocation_chooses_from_the_given_formats() -> None:
     assert {matrix.format for matrix in allocation.matrices} == {"int3", "int4", "int8"}
     assert sum(m.loss for m in allocate_bits(case, 6).matrices) < sum(m.loss for m in allocation.matrices)
     expected = "formats must be some of trellis2, int2, trellis3, int3, trellis4, int4, int5, int6, int8, got"
-    for wrong, shown in ([], "''"), (["int4", "q4_0"], "'int4,q4_0'"):
+    for wrong, shown in ([], "''"), (["int4", "q4_0"], "'q4_0'"):
         with pytest.raises(InvalidParameterError, match=f"{expected} {shown}"):
             allocate_bits(case, 6, formats=wrong)
     for names in (4, [4]):
@@ -308,6 +308,9 @@ def test_quantize_command_saves_and_applies_recipes(tmp_path: Path, capsys: pyte
     again = tmp_path / "again"
     assert main(["quantize", model, "--recipe", str(recipe), "-o", str(again)]) == 0
     assert (out / WEIGHTS).read_bytes() == (again / WEIGHTS).read_bytes()
+    few = ["--formats", "int8, int4", "--save-recipe", str(tmp_path / "few.toml"), "-o", str(tmp_path / "few")]
+    assert main(["quantize", model, "--bits", "6", *few]) == 0
+    assert set(Recipe.read(tmp_path / "few.toml").formats.values()) <= {"int4", "int8"}
     capsys.readouterr()
     # The output is checked before anything is measured or written.
     arguments = ["quantize", model, "--bits", "2", "--save-recipe", str(tmp_path / "new.toml"), "-o", str(out)]
@@ -321,6 +324,7 @@ def test_quantize_command_saves_and_applies_recipes(tmp_path: Path, capsys: pyte
         (["--formats", "int4,int8"], "--formats needs --bits"),
         (["--recipe", str(recipe), "--save-recipe", "x"], "--save-recipe needs --bits"),
         (["--bits", "2"], "bits must be a number from "),
+        (["--bits", "6", "--formats", "int4,q4_0"], "formats must be some of "),
     ]:
         assert main(["quantize", model, "-o", str(tmp_path / "wrong"), *wrong]) == 2
         assert message in capsys.readouterr().err

@@ -103,8 +103,8 @@ def allocate_bits(
 ) -> BitAllocation:
     """Chooses a format for each matrix of a model, from trellis2 to int8, with at most `bits` per weight in total.
 
-    `formats` are the names of those to choose from, by default all: int2, int3, int4, int5, int6, int8, trellis2,
-    trellis3 and trellis4. Without the trellis formats, models decode faster and quantization takes less time, with a
+    `formats` names the formats to choose from; by default all: int2, int3, int4, int5, int6, int8, trellis2, trellis3
+    and trellis4. Without the trellis formats, models decode faster and quantization takes less time, with a
     larger loss.
 
     The formats minimize an estimate of the loss: the sum of the KL divergences that the errors of each matrix cause.
@@ -128,7 +128,13 @@ def allocate_bits(
     options = EngineOptions(threads=threads).to_json()
     sequences = None if calibrate is None else calibration_sequences(calibrate, files, calibration_tokens)
     text = _native.allocate_bits(
-        files.spec_json, os.fspath(files.path), options, bits, _names(formats), sequences, progress
+        files.spec_json,
+        os.fspath(files.path),
+        options,
+        bits,
+        formats=_names(formats),
+        calibration=sequences,
+        progress=progress,
     )
     found = json.loads(text)
     matrices = tuple(AllocatedMatrix(**matrix) for matrix in found["matrices"])

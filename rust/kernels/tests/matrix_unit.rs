@@ -7,10 +7,10 @@ mod dense;
 
 use dense::{packed, packed_bands, whole, with_exec};
 use ferrule_kernels::arch::{Isa, Model};
-use ferrule_kernels::{Exec, Format, PackedMatrix, matmul};
+use ferrule_kernels::{Exec, Format, PackedMatrix, Product, matmul, matmul_each};
 
 /// Numbers of rows: those without the unit, less and more than a tile and a pair of tiles, and more than a task.
-const ROWS: [usize; 9] = [1, 12, 13, 15, 16, 17, 33, 48, 530];
+const ROWS: [usize; 9] = [1, 15, 16, 17, 32, 33, 48, 520, 530];
 
 /// Returns activations of different sizes.
 fn activations(m: usize, k: usize) -> Vec<f32> {
@@ -26,7 +26,7 @@ fn product(exec: &Exec<'_>, x: &[f32], w: &PackedMatrix) -> Vec<u32> {
 
 /// Returns whether the unit multiplies weights in a format: not if their groups have factors.
 fn is_on_unit(format: Format) -> bool {
-    format.is_integer() && format.stored_block().is_none()
+    format.is_integer() && (format.stored_block().is_none() || format == Format::Int8Sparse)
 }
 
 /// Compares the products of the first rows of some activations with those of all of them without the unit.
@@ -73,8 +73,25 @@ fn a_matrix_unit_changes_no_bits_of_several_formats() {
 }
 
 #[test]
+fn a_matrix_unit_changes_no_bits_of_products_that_share_activations() {
+    let Some([vnni, model]) = Isa::vnni_and_model() else { return };
+    // The unit multiplies the first matrix alone, whose tiles of activations are others.
+    let (x, bands) = (activations(48, 256), [vec![(Format::Int8, 48)], vec![(Format::Int8, 16), (Format::Q4K, 32)]]);
+    for order in [[0, 1], [1, 0]] {
+        let weights = order.map(|index: usize| with_exec(vnni, 1, |exec| packed_bands(exec, &bands[index], 256, 5)));
+        let mut outputs = [(); 2].map(|()| vec![f32::NAN; 48 * 48]);
+        let mut products: Vec<_> = weights.iter().zip(&mut outputs).map(|(w, out)| Product { x: &x, w, out }).collect();
+        with_exec(model, 1, |exec| matmul_each(exec, &mut products)).unwrap();
+        for (w, out) in weights.iter().zip(outputs) {
+            let out: Vec<_> = out.into_iter().map(f32::to_bits).collect();
+            assert!(out == with_exec(vnni, 1, |exec| product(exec, &x, w)), "{order:?}");
+        }
+    }
+}
+
+#[test]
 fn a_matrix_unit_changes_no_bits_of_several_tasks_of_rows() {
-    for format in [Format::Int4, Format::Q8_0] {
+    for format in [Format::Int4, Format::Trellis3] {
         check_format(format, 70, 128, &activations(530, 128));
     }
 }
@@ -82,7 +99,7 @@ fn a_matrix_unit_changes_no_bits_of_several_tasks_of_rows() {
 /// Numbers that are not finite make the sums of their rows NaN, and change nothing else.
 #[test]
 fn a_matrix_unit_changes_no_bits_beside_numbers_that_are_not_finite() {
-    for format in [Format::Int8, Format::Int4, Format::Q4_1] {
+    for format in [Format::Int8, Format::Int4, Format::Trellis2] {
         let mut x = activations(33, 256);
         (x[3 * 256 + 9], x[20 * 256 + 255], x[32 * 256]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
         check_format(format, 40, 256, &x);

@@ -61,7 +61,8 @@ fn read_pruning(sparsity: &str, method: &str) -> PyResult<Pruning> {
     })
 }
 
-/// Chooses a format of some for each matrix, so that the estimated loss is least with `bits` per weight; returns JSON.
+/// Chooses one of the given formats for each matrix, so that the estimated loss is least with `bits` per weight; returns
+/// JSON.
 #[pyfunction]
 #[pyo3(signature = (spec, weights, options, bits, formats=None, calibration=None, progress=None))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
@@ -110,9 +111,9 @@ fn read_formats(names: Option<Vec<String>>) -> PyResult<Vec<Format>> {
     let all = Recipe::FORMATS;
     let Some(names) = names else { return Ok(all.to_vec()) };
     let unknown = names.iter().find(|name| all.iter().all(|format| format.name() != **name));
-    if names.is_empty() || unknown.is_some() {
+    if let Some(wrong) = unknown.map(String::as_str).or(names.is_empty().then_some("")) {
         let known: Vec<_> = all.iter().map(|format| format.name()).collect();
-        return Err(errors::invalid("formats", names.join(","), format!("some of {}", known.join(", "))));
+        return Err(errors::invalid("formats", wrong, format!("some of {}", known.join(", "))));
     }
     Ok(all.iter().copied().filter(|format| names.iter().any(|name| name == format.name())).collect())
 }

@@ -35,18 +35,18 @@ pub trait MatrixUnit: Copy + Send + Sync + 'static {
 /// Configured tiles of a thread, which are released when this is dropped: two panels of weights, and the sums of the
 /// products of up to two tiles of activations with them.
 ///
-/// Each step is a few instructions, so that the vectors of the same thread can work between them: the processor looks
-/// too little ahead to do both at a time where one follows the other.
+/// Each step is a few instructions, so that vector code of the same thread can run between them: out-of-order execution does
+/// not reach far enough to overlap a long run of one with a long run of the other.
 pub trait Tiles {
     /// Sets the sums of tile `ROW` of activations, which is 0 or 1, to zero.
     fn clear<const ROW: usize>(&mut self);
 
-    /// Loads weights of two panels for 64 inputs, bytes that are stored [`MatrixUnit::WEIGHT_BIAS`] above their values: sixteen
-    /// columns, a line for each four inputs (N16K4).
+    /// Loads weights of two panels for 64 inputs, bytes that are stored [`MatrixUnit::WEIGHT_BIAS`] above their values:
+    /// sixteen columns, a line for each four inputs (N16K4).
     fn load(&mut self, w: [&[ByteLine; LANES]; 2]);
 
-    /// Adds the products of a tile of activations, signed bytes, with the loaded weights to the sums of tile `ROW`. The bias is
-    /// not subtracted, as in [`Dot::dot`].
+    /// Adds the products of a tile of activations, signed bytes, with the loaded weights to the sums of tile `ROW`. The bias
+    /// is not subtracted, as in [`Dot::dot`].
     fn add<const ROW: usize>(&mut self, x: &RowTile);
 
     /// Stores the sums of tile `ROW`.

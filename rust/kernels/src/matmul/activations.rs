@@ -136,9 +136,10 @@ pub(super) struct Input<'a> {
 }
 
 impl Input<'_> {
-    /// Returns whether both are the same rows in memory, in the same basis.
+    /// Returns whether both are the same rows in memory, in the same basis and the same tiles.
     pub fn is_same(&self, other: &Self) -> bool {
-        std::ptr::eq(self.x, other.x) && self.k == other.k && self.basis == other.basis
+        let layout = |input: &Self| (input.k, input.basis, input.tile_rows, input.on_unit);
+        std::ptr::eq(self.x, other.x) && layout(self) == layout(other)
     }
 
     /// Returns the number of blocks of all tiles, the units of parallel work: even a single tile occupies all threads.

@@ -10,7 +10,7 @@
 //!   and all rows use the unpacked weights. Integer formats are unpacked in registers. With sixteen registers, the streams
 //!   of codes with sub-scales take turns block by block.
 //! - With many rows, a block of weights is unpacked once into the cache and multiplied with one register tile after the
-//!   other, or by a matrix unit where there is one.
+//!   other. Where there is a matrix unit, it multiplies matrices without formats whose groups have factors.
 //! - Without an instruction that sums products of bytes in 32 bits, codes are multiplied as they are stored, for any number
 //!   of rows, in partial sums of 16 bits, which are then multiplied by the sub-scales. With such an instruction, one or two
 //!   rows are multiplied in that way with weights that have sub-scales: unpacking them would take longer.
@@ -64,8 +64,8 @@ fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Sc
     let mut inputs: Vec<Input<'_>> = Vec::with_capacity(parts.len());
     let plan = parts.iter_mut().map(|part| {
         let &mut Part { x, m, n, k, weights: bands, in_cache, ref mut out } = part;
-        let without_factors = bands.iter().all(|(format, _)| matches!(format, Quantized::Integer(_)));
-        let has_unit = exec.isa.has_matrix_unit() && without_factors;
+        let has_factors = bands.iter().any(|(format, _)| Basis::of(*format) == Basis::Plain);
+        let has_unit = exec.isa.has_matrix_unit() && !has_factors;
         let (rows, by_codes) = exec.isa.run_dot(TileRows { m, has_unit });
         let mut by_basis = [None; Basis::ALL.len()];
         for (format, _) in bands {
@@ -142,21 +142,32 @@ pub(crate) struct BandTask<'a, 'o> {
 impl<'a, 'o> BandTask<'a, 'o> {
     /// Multiplies with weights in an integer format.
     pub(crate) fn integer<F: Unpack>(self) {
-        let exec = self.exec;
-        match self.rows {
-            Rows::OnUnit => exec.isa.run_matrix(self.panels::<Integer<F>>()).expect("plans with a unit have one"),
-            Rows::Few(_) | Rows::Many(_) => exec.isa.run_dot(self.panels::<Integer<F>>()),
-        }
+        self.run::<Integer<F>>();
     }
 
     /// Multiplies with weights in a grouped format.
     pub(crate) fn grouped<F: GroupedFormat>(self) {
-        self.exec.isa.run_dot(self.panels::<Grouped<F>>());
+        self.run_without_unit::<Grouped<F>>();
     }
 
     /// Multiplies with weights in a sparse format.
     pub(crate) fn sparse<F: SparseFormat>(self) {
-        self.exec.isa.run_dot(self.panels::<Sparse<F>>());
+        if const { F::Unpacked::FACTORS.is_some() } {
+            return self.run_without_unit::<Sparse<F>>();
+        }
+        self.run::<Sparse<F>>();
+    }
+
+    fn run<W: Weights>(self) {
+        let exec = self.exec;
+        match self.rows {
+            Rows::OnUnit => exec.isa.run_matrix(self.panels::<W>()).expect("plans with tiles of a unit have one"),
+            Rows::Few(_) | Rows::Many(_) => exec.isa.run_dot(self.panels::<W>()),
+        }
+    }
+
+    fn run_without_unit<W: Weights>(self) {
+        self.exec.isa.run_dot(self.panels::<W>());
     }
 
     fn panels<W: Weights>(self) -> Panels<'a, 'o, W> {

@@ -150,8 +150,8 @@ impl Rows {
 /// Numbers of rows with a specialized kernel; other numbers are padded with rows of zeros.
 const FEW_ROWS: [usize; 7] = [1, 2, 4, 6, 8, 12, 16];
 
-/// Returns the largest number of rows that are one tile: that whose accumulators fit the registers. So many rows are not
-/// faster on a matrix unit (`cargo bench -p ferrule-kernels --bench matmul -- int8 int4 q4_k 16`).
+/// Returns the largest number of rows that are one tile: that whose accumulators fit the registers. A matrix unit is not
+/// used for them: it hardly is faster with 17 rows (`benches/record/2026-11-29-intel-amx/matmul-amx.txt`).
 const fn few_rows<S: Dot>() -> usize {
     let accumulators = S::BYTE_TILE_ROWS * S::BYTE_TILE_PANELS;
     if accumulators < FEW_ROWS[FEW_ROWS.len() - 1] { S::BYTE_TILE_ROWS } else { FEW_ROWS[FEW_ROWS.len() - 1] }
@@ -160,7 +160,7 @@ const fn few_rows<S: Dot>() -> usize {
 /// Kernel that returns the tiles of `m` rows, and whether codes are multiplied, by basis.
 pub(super) struct TileRows {
     pub m: usize,
-    /// Whether there is a matrix unit.
+    /// Whether a matrix unit multiplies many rows.
     pub has_unit: bool,
 }
 

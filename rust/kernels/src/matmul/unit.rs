@@ -6,8 +6,8 @@
 //! Two tiles of rows are multiplied with two panels at a time, so that each tile that the unit loads is used twice. While
 //! the unit computes, vectors add the sums that it computed before.
 //!
-//! Formats whose groups have factors are multiplied without the unit: their sums are of so few products that adding them
-//! takes longer than the products, and q4_k was slower (`benches/record/2026-11-29-intel-amx/matmul-amx.txt`).
+//! Formats whose groups have factors are multiplied without the unit: their sums are of 16 or 32 products, and adding them
+//! takes longer than the products. q4_k was not faster (`benches/record/2026-11-29-intel-amx/matmul-amx.txt`).
 
 use std::marker::PhantomData;
 
@@ -125,7 +125,7 @@ impl<M, U: Unpack, const R: usize, const P: usize> UnitTiles<'_, '_, M, U, R, P>
                     simd.prefetch(weights.wrapping_add(line).cast());
                 }
             }
-            // Writing to outputs that are not in the cache took two fifths of the time.
+            // Outputs are rarely in the cache: without this, their first writes stall.
             if let Some((out, columns)) = &mut self.pass.out {
                 let each = (T * LANES).div_ceil(steps);
                 let next = (tile + T) * LANES + step * each;
@@ -233,7 +233,8 @@ struct ComputedSums<'c, S: Dot, const P: usize, const T: usize> {
 }
 
 impl<S: Dot, const P: usize, const T: usize> ComputedSums<'_, S, P, T> {
-    /// Adds ROWS rows from row `first` on, all of one tile, to the sums of their tiles: `sums += computed * (factor * scale)`.
+    /// Adds ROWS rows from row `first` on, all of one tile, to the sums of their tiles:
+    /// `sums += computed * (factor * scale)`.
     #[inline(always)]
     fn add<const R: usize, const ROWS: usize>(&self, simd: S, to: &mut [[[[f32; LANES]; P]; R]], first: usize) {
         let (t, first) = (first / LANES, first % LANES);

@@ -152,7 +152,10 @@ pub fn allocate_bits(
 /// Checks the bits per weight of an allocation without reading any weights.
 ///
 /// # Errors
-/// [`AllocationError`] for bits that no formats have, also if the source is packed already.
+/// [`AllocationError`] for bits that the formats do not have, also if the source is packed already.
+///
+/// # Panics
+/// If there are no formats.
 pub fn check_bits(spec: &ModelSpec, source: Source<'_>, budget: BitBudget<'_>) -> Result<(), AllocationError> {
     begin(spec, source, budget).map(|_| ())
 }

@@ -110,7 +110,8 @@ mod unit {
         }
     }
 
-    /// Runs a step. Registers keep what a step wrote until the next one: the compiler never uses tiles.
+    /// Runs a step. Rust does not promise that registers keep their contents between blocks of assembly. Tiles do: compilers
+    /// use them for AMX intrinsics alone, which this process does not have while tiles are configured.
     macro_rules! step {
         ($program:expr, $($operand:tt)*) => { asm!($program, $($operand)*, options(nostack, preserves_flags)) };
     }
@@ -130,7 +131,7 @@ mod unit {
 
         #[inline(always)]
         fn load(&mut self, w: [&[ByteLine; LANES]; 2]) {
-            // SAFETY: these tiles are configured in this thread. The program reads sixteen lines of each panel.
+            // SAFETY: these tiles are configured in this thread. The step reads sixteen lines of each panel.
             unsafe {
                 step!(program!(load), w0 = in(reg) w[0], w1 = in(reg) w[1], stride = in(reg) LINE,
                     out("tmm6") _, out("tmm7") _);
@@ -139,7 +140,7 @@ mod unit {
 
         #[inline(always)]
         fn add<const ROW: usize>(&mut self, x: &RowTile) {
-            // SAFETY: these tiles are configured in this thread. The program reads a tile.
+            // SAFETY: these tiles are configured in this thread. The step reads a tile.
             unsafe {
                 match const { ROW } {
                     0 => step!(program!(add 0), x = in(reg) x, stride = in(reg) LINE,
@@ -153,7 +154,7 @@ mod unit {
 
         #[inline(always)]
         fn store<const ROW: usize>(&self, sums: &mut [TileSums; 2]) {
-            // SAFETY: these tiles are configured in this thread. The program writes two tiles of sums, with rows of 64 bytes
+            // SAFETY: these tiles are configured in this thread. The step writes two tiles of sums, with rows of 64 bytes
             // that follow each other.
             unsafe {
                 match const { ROW } {

@@ -1,4 +1,4 @@
-//! Programs of the matrix unit, and the configuration that they need. Their text is assembled for machines with AMX, and
+//! Steps of the matrix unit, and the configuration that they need. Their text is assembled for machines with AMX, and
 //! interpreted by the software model of the instructions in tests.
 
 use crate::arch::{LANES, LINE};
