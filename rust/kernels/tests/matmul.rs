@@ -7,7 +7,7 @@ mod rotation;
 
 use std::io::Write as _;
 
-use dense::{Noise, noise, packed, packed_bands, pool, whole, with_exec};
+use dense::{Noise, noise, pack, packed, packed_bands, pool, whole, with_exec};
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::{Cancel, Exec, Format, PackedMatrix, PoolError, RowSource, matmul};
 use guard::Guarded;
@@ -71,7 +71,7 @@ fn check_against_oracle(exec: &Exec<'_>, format: Format, m: usize, n: usize, k: 
         let source = Noise { formats: &[(format, n)], seed: 1, first: 0 };
         values.chunks_exact_mut(k).enumerate().for_each(|(row, values)| source.read_row(row, values));
         let source = Dense { cols, values: padded(&values, k) };
-        let w = PackedMatrix::pack(exec, &[(format, n)], cols, &source).unwrap();
+        let w = pack(exec, &[(format, n)], cols, &source);
         let x = padded(&x, k);
         let x = x.chunks(cols).flat_map(|row| quantized(&rotated(row), BLOCK)).collect();
         (x, w, cols, 1.0 / BLOCK as f64)
@@ -125,7 +125,7 @@ fn extremes_are_exact() {
                 if format.is_integer() { signs.chunks(K).flat_map(restored).collect() } else { signs }
             };
             let source = Dense { cols: K, values: signs(32, 2.0) };
-            let w = PackedMatrix::pack(exec, &[(format, 32)], K, &source).unwrap();
+            let w = pack(exec, &[(format, 32)], K, &source);
             let mut row = vec![0.0; K];
             for m in [1, 4, 32] {
                 let x = signs(m, 127.0);
@@ -248,7 +248,7 @@ fn formats_in_one_matrix_have_the_bits_of_separate_matrices() {
             let mut first = 0;
             for (format, rows) in formats {
                 let part = Noise { formats: &[(format, rows)], seed: 6, first };
-                let alone = product(exec, &x, &PackedMatrix::pack(exec, part.formats, K, &part).unwrap());
+                let alone = product(exec, &x, &pack(exec, part.formats, K, &part));
                 for (together, alone) in together.chunks(57).zip(alone.chunks(rows)) {
                     assert_eq!(together[first..][..rows], *alone, "{format:?} {isa:?}");
                 }
@@ -281,7 +281,7 @@ fn non_finite_inputs_give_nan() {
                 assert!(out[..20].iter().all(|y| y.is_finite()) && out[20..].iter().all(|y| y.is_nan()));
                 let mut source = Dense { cols: K, values: noise(20 * K, 8) };
                 source.values[3 * K + 5] = bad;
-                let w = PackedMatrix::pack(exec, &[(format, 20)], K, &source).unwrap();
+                let w = pack(exec, &[(format, 20)], K, &source);
                 let out = product(exec, &noise(K, 7), &w);
                 for (row, y) in out.iter().enumerate() {
                     assert_eq!(y.is_finite(), row != 3, "row {row}");

@@ -101,9 +101,15 @@ pub fn with_exec<T>(isa: Isa, threads: usize, work: impl FnOnce(&Exec<'_>) -> T)
     work(&Exec { isa, pool: &pool(threads), cancel: &Cancel::new() })
 }
 
+/// Packs a matrix with the fastest instruction set: all of them quantize to the same bits, and the search for the codes of a
+/// trellis format takes most of the time of a test.
+pub fn pack(exec: &Exec<'_>, formats: &[(Format, usize)], k: usize, source: &dyn RowSource) -> PackedMatrix {
+    PackedMatrix::pack(&Exec { isa: Isa::best(), ..*exec }, formats, k, source).unwrap()
+}
+
 /// Packs a matrix of [`Noise`]. `k` must be a whole number of stored blocks of the formats.
 pub fn packed_bands(exec: &Exec<'_>, formats: &[(Format, usize)], k: usize, seed: u64) -> PackedMatrix {
-    PackedMatrix::pack(exec, formats, k, &Noise { formats, seed, first: 0 }).unwrap()
+    pack(exec, formats, k, &Noise { formats, seed, first: 0 })
 }
 
 pub fn packed(exec: &Exec<'_>, format: Format, n: usize, k: usize, seed: u64) -> PackedMatrix {
