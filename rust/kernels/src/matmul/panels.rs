@@ -151,7 +151,7 @@ impl Rows {
 const FEW_ROWS: [usize; 7] = [1, 2, 4, 6, 8, 12, 16];
 
 /// Returns the largest number of rows that are one tile: that whose accumulators fit the registers. A matrix unit is not
-/// used for them: it hardly is faster with 17 rows (`benches/record/2026-11-29-intel-amx/matmul-amx.txt`).
+/// used for them: it is hardly faster with 17 rows (`benches/record/2026-11-29-intel-amx/matmul-amx.txt`).
 const fn few_rows<S: Dot>() -> usize {
     let accumulators = S::BYTE_TILE_ROWS * S::BYTE_TILE_PANELS;
     if accumulators < FEW_ROWS[FEW_ROWS.len() - 1] { S::BYTE_TILE_ROWS } else { FEW_ROWS[FEW_ROWS.len() - 1] }

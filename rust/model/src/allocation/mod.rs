@@ -80,7 +80,7 @@ fn name<S: Serializer>(format: &Format, serializer: S) -> Result<S::Ok, S::Error
 /// Bits could not be allocated.
 #[derive(Debug, thiserror::Error)]
 pub enum AllocationError {
-    /// The weights cannot be read.
+    /// Error of reading the weights.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// A number of bits per weight that no formats have.

@@ -5,7 +5,7 @@
 
 #[cfg(debug_assertions)]
 mod model;
-mod program;
+mod steps;
 
 #[cfg(debug_assertions)]
 pub use model::Model;
@@ -19,7 +19,7 @@ mod unit {
     use std::marker::PhantomData;
     use std::sync::LazyLock;
 
-    use super::program::{PALETTE, TILES, TileConfig, program};
+    use super::steps::{PALETTE, TILES, TileConfig, step_text};
     use crate::arch::matrix::{MatrixUnit, RowTile, TileSums, Tiles, WithUnit};
     use crate::arch::{Avx512Vnni, ByteLine, LANES, LINE};
 
@@ -111,9 +111,9 @@ mod unit {
     }
 
     /// Runs a step. Rust does not promise that registers keep their contents between blocks of assembly. Tiles do: compilers
-    /// use them for AMX intrinsics alone, which this process does not have while tiles are configured.
-    macro_rules! step {
-        ($program:expr, $($operand:tt)*) => { asm!($program, $($operand)*, options(nostack, preserves_flags)) };
+    /// use them for AMX intrinsics alone, and kernels have none.
+    macro_rules! run_step {
+        ($text:expr, $($operand:tt)*) => { asm!($text, $($operand)*, options(nostack, preserves_flags)) };
     }
 
     impl Tiles for AmxTiles {
@@ -122,8 +122,8 @@ mod unit {
             // SAFETY: these tiles are configured in this thread.
             unsafe {
                 match const { ROW } {
-                    0 => step!(program!(clear 0), out("tmm0") _, out("tmm1") _),
-                    1 => step!(program!(clear 1), out("tmm2") _, out("tmm3") _),
+                    0 => run_step!(step_text!(clear 0), out("tmm0") _, out("tmm1") _),
+                    1 => run_step!(step_text!(clear 1), out("tmm2") _, out("tmm3") _),
                     _ => const { assert!(ROW < 2, "there are the sums of two tiles") },
                 }
             }
@@ -133,7 +133,7 @@ mod unit {
         fn load(&mut self, w: [&[ByteLine; LANES]; 2]) {
             // SAFETY: these tiles are configured in this thread. The step reads sixteen lines of each panel.
             unsafe {
-                step!(program!(load), w0 = in(reg) w[0], w1 = in(reg) w[1], stride = in(reg) LINE,
+                run_step!(step_text!(load), w0 = in(reg) w[0], w1 = in(reg) w[1], stride = in(reg) LINE,
                     out("tmm6") _, out("tmm7") _);
             }
         }
@@ -143,9 +143,9 @@ mod unit {
             // SAFETY: these tiles are configured in this thread. The step reads a tile.
             unsafe {
                 match const { ROW } {
-                    0 => step!(program!(add 0), x = in(reg) x, stride = in(reg) LINE,
+                    0 => run_step!(step_text!(add 0), x = in(reg) x, stride = in(reg) LINE,
                         out("tmm0") _, out("tmm1") _, out("tmm4") _),
-                    1 => step!(program!(add 1), x = in(reg) x, stride = in(reg) LINE,
+                    1 => run_step!(step_text!(add 1), x = in(reg) x, stride = in(reg) LINE,
                         out("tmm2") _, out("tmm3") _, out("tmm5") _),
                     _ => const { assert!(ROW < 2, "there are the sums of two tiles") },
                 }
@@ -158,8 +158,8 @@ mod unit {
             // that follow each other.
             unsafe {
                 match const { ROW } {
-                    0 => step!(program!(store 0), sums = in(reg) sums, stride = in(reg) LINE),
-                    1 => step!(program!(store 1), sums = in(reg) sums, stride = in(reg) LINE),
+                    0 => run_step!(step_text!(store 0), sums = in(reg) sums, stride = in(reg) LINE),
+                    1 => run_step!(step_text!(store 1), sums = in(reg) sums, stride = in(reg) LINE),
                     _ => const { assert!(ROW < 2, "there are the sums of two tiles") },
                 }
             }

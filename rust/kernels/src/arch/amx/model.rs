@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::marker::PhantomData;
 
-use super::program::{PALETTE, TILES, TileConfig, program};
+use super::steps::{PALETTE, TILES, TileConfig, step_text};
 use crate::arch::matrix::{MatrixUnit, RowTile, TileSums, Tiles};
 use crate::arch::{ByteLine, LANES, LINE};
 
@@ -65,23 +65,23 @@ impl Drop for ModelTiles {
 
 impl Tiles for ModelTiles {
     fn clear<const ROW: usize>(&mut self) {
-        self.registers.run([program!(clear 0), program!(clear 1)][ROW], &HashMap::new(), &mut []);
+        self.registers.run([step_text!(clear 0), step_text!(clear 1)][ROW], &HashMap::new(), &mut []);
     }
 
     fn load(&mut self, w: [&[ByteLine; LANES]; 2]) {
         let [w0, w1] = w.map(|w| bytemuck::cast_slice(w));
-        self.registers.run(program!(load), &HashMap::from([("w0", w0), ("w1", w1)]), &mut []);
+        self.registers.run(step_text!(load), &HashMap::from([("w0", w0), ("w1", w1)]), &mut []);
     }
 
     fn add<const ROW: usize>(&mut self, x: &RowTile) {
         PRODUCTS.set(PRODUCTS.get() + 1);
         let memory = HashMap::from([("x", x.as_flattened())]);
-        self.registers.run([program!(add 0), program!(add 1)][ROW], &memory, &mut []);
+        self.registers.run([step_text!(add 0), step_text!(add 1)][ROW], &memory, &mut []);
     }
 
     fn store<const ROW: usize>(&self, sums: &mut [TileSums; 2]) {
         let mut registers = self.registers.clone();
-        registers.run([program!(store 0), program!(store 1)][ROW], &HashMap::new(), bytemuck::cast_slice_mut(sums));
+        registers.run([step_text!(store 0), step_text!(store 1)][ROW], &HashMap::new(), bytemuck::cast_slice_mut(sums));
     }
 }
 
@@ -109,13 +109,13 @@ impl Registers {
             assert!(rows <= MAX_ROWS && bytes <= LINE && (rows == 0) == (bytes == 0), "{rows} rows of {bytes} bytes");
             [rows, bytes]
         };
-        // Whatever the registers held before: a program must write them first.
+        // Whatever the registers held before: steps must write them first.
         Self { sizes: from_fn(size), data: [[[0xa5; LINE]; MAX_ROWS]; TILES] }
     }
 
-    /// Runs a program. Its operands are parts of `memory`, and `sums`, which it may write.
-    fn run(&mut self, program: &str, memory: &HashMap<&str, &[u8]>, sums: &mut [u8]) {
-        for line in program.lines() {
+    /// Runs a step, given its text. Its operands are parts of `memory`, and `sums`, which it may write.
+    fn run(&mut self, text: &str, memory: &HashMap<&str, &[u8]>, sums: &mut [u8]) {
+        for line in text.lines() {
             let (name, operands) = line.split_once(' ').expect("an instruction and its operands");
             let operands: Vec<_> = operands.split(", ").collect();
             match (name, &operands[..]) {

@@ -39,7 +39,7 @@ impl TileConfig {
 
 /// Text of the steps of [`Tiles`](crate::arch::Tiles), whose operands are the addresses `w0`, `w1`, `x` and `sums`, and the
 /// stride of their rows. A step reads registers that steps before it wrote: no other code uses these registers.
-macro_rules! program {
+macro_rules! step_text {
     (clear 0) => {
         "tilezero tmm0\ntilezero tmm1\n"
     };
@@ -63,4 +63,4 @@ macro_rules! program {
     };
 }
 
-pub(super) use program;
+pub(super) use step_text;
