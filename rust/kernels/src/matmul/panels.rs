@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::slice;
 
 use super::activations::{Activations, Basis};
-use super::tile::{MAX_TILE_PANELS, Micro, Prefetch, Stream, TileInput, UNPACKED_BLOCKS};
+use super::tile::{MAX_TILE_PANELS, Micro, Next, Stream, TileInput, UNPACKED_BLOCKS};
 use super::tile::{codes, in_order, in_turn, multiplies_codes};
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE};
 use crate::disjoint::Tile;
@@ -375,7 +375,7 @@ impl<W: Weights, U: Unpack, const R: usize, const P: usize> DotKernel for Stream
                 simd.prefetch(block_scales[0].as_ptr().cast::<u8>().wrapping_add(byte));
             }
             let (end, in_cache) = (of.panel_lines, of.in_cache);
-            let prefetch = Prefetch::Weights(Stream { end, skip: (P - 1) * end, in_cache });
+            let prefetch = Stream { end, skip: (P - 1) * end, in_cache };
             if const { in_turn::<S, U>(R) } {
                 let mut sums = [[[[0.0; LANES]; 1]; R]; P];
                 for block in 0..of.blocks {
@@ -462,7 +462,7 @@ impl<U: Unpack, const R: usize, const P: usize> DotKernel for RowTiles<'_, '_, U
                 }
                 next_blocks = &x.tile::<R>(index + 1)[blocks.clone()];
             }
-            let prefetch = Prefetch::Next {
+            let prefetch = Next {
                 lines: weights_ahead,
                 count: next_lines,
                 each: next_lines.div_ceil(blocks.len() * BLOCK_PAIRS),
