@@ -52,6 +52,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> None:
+    """Exempts the objects of imported modules and earlier tests from collections, which would visit them each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def ray_cluster(own_cache: None) -> Iterator[str]:
     """Address of a Ray cluster on this host with two CPUs."""
@@ -191,12 +198,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if WAITING.match(item.path.relative_to(Path(__file__).parent).as_posix()):
             item.add_marker(pytest.mark.flaky(reruns=1))
-
-
-def pytest_collection_finish() -> None:
-    """Exempts the objects of all imported modules from garbage collection, where each collection would visit them."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
