@@ -9,6 +9,7 @@ pub(crate) mod float;
 mod grouped;
 pub(crate) mod integer;
 mod panels;
+mod prefetch;
 pub(crate) mod sparse;
 mod tile;
 mod unit;

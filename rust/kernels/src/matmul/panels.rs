@@ -12,7 +12,8 @@ use std::ops::Range;
 use std::slice;
 
 use super::activations::{Activations, Basis};
-use super::tile::{MAX_TILE_PANELS, Micro, Next, Stream, TileInput, UNPACKED_BLOCKS};
+use super::prefetch::{Next, Stream};
+use super::tile::{MAX_TILE_PANELS, Micro, TileInput, UNPACKED_BLOCKS};
 use super::tile::{codes, in_order, in_turn, multiplies_codes};
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE};
 use crate::disjoint::Tile;

@@ -7,7 +7,8 @@ use std::ops::Range;
 
 use super::activations::{GroupOfRows, group_word};
 use super::panels::{MAX_STREAMS, Multiplier, Panels, Pass, UnpackedWeights, Weights, multiply_unpacked, write};
-use super::tile::{Stream, UNPACKED_BLOCKS, prefetch_stream};
+use super::prefetch::{Stream, prefetch_stream};
+use super::tile::UNPACKED_BLOCKS;
 use super::unroll::unroll;
 use crate::arch::{ByteLine, Dot, DotKernel, LANES};
 use crate::quant::grouped::GROUP;

@@ -1,23 +1,14 @@
-//! Register tile of the integer matmul, and its software prefetch.
+//! Register tile of the integer matmul.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::activations::{BlockOfRows, GroupOfRows, GroupsOfRows, StartsOfRows, group_word};
-use super::unroll::{filled, unroll};
-use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE, Simd};
+use super::prefetch::Prefetch;
+use super::unroll::unroll;
+use crate::arch::{ByteLine, Dot, DotKernel, LANES, Simd};
 use crate::quant::grouped::{self, Factors};
 use crate::quant::integer::{self, BLOCK, BLOCK_PAIRS, BlockScales, Codes, GROUP, PAIR_QUADS, Unpack};
-
-/// Distance of the prefetch of weights into the L1 cache, in lines.
-const PREFETCH_LINES: usize = 32;
-
-/// Distances of the prefetch of weights in two steps, in lines: into the L2 cache, and from there into the L1 cache. More
-/// lines can be on the way to the L2 cache than to the L1 cache: with one row, int4 reads 5 % faster than in one step
-/// (`cargo bench -p ferrule-kernels --bench matmul -- int4 1`). Weights that are in the last-level cache are prefetched in
-/// the second step alone, since the first one makes their products 3 to 7 % slower (`-- small q4_1 q8_0 int4 1`).
-const FAR_LINES: usize = 64;
-const NEAR_LINES: usize = 20;
 
 /// Number of blocks that are unpacked at a time for many rows: 32 KiB for four panels, which fit most L1 caches.
 pub(super) const UNPACKED_BLOCKS: usize = 4;
@@ -37,169 +28,6 @@ const PREFETCH_FIRST_ROWS: usize = 16;
 
 /// Number of rows whose integers take half of sixteen registers, so that their sums do not fit beside weights.
 const FILLING_ROWS: usize = 4;
-
-/// Layout of the panels that are read after each other.
-#[derive(Clone, Copy)]
-pub(super) struct Stream {
-    /// Number of lines of a panel.
-    pub end: usize,
-    /// Number of lines from there to the next panel of the stream.
-    pub skip: usize,
-    /// Whether the weights probably are in the last-level cache.
-    pub in_cache: bool,
-}
-
-/// Memory that is prefetched while a tile of R rows is computed, since it is needed next. A tile is compiled for each kind:
-/// with a choice in every place the compiler would optimize the code of both.
-pub(super) trait Prefetch<const R: usize> {
-    /// Prefetches a share at part `index` of a block and panel `p`; `of_block` are the block's lines of a panel. The shares
-    /// are small, since the processor stalls when more prefetches are outstanding than the cache can track.
-    fn issue<S: Simd, U: Unpack>(
-        &self,
-        simd: S,
-        block: usize,
-        of_block: &Range<usize>,
-        index: usize,
-        p: usize,
-        lines: &[ByteLine],
-    );
-}
-
-/// Weights of the panels themselves, which come from memory in as many streams as there are panels side by side.
-impl<const R: usize> Prefetch<R> for Stream {
-    #[inline(always)]
-    fn issue<S: Simd, U: Unpack>(
-        &self,
-        simd: S,
-        _block: usize,
-        of_block: &Range<usize>,
-        index: usize,
-        _p: usize,
-        lines: &[ByteLine],
-    ) {
-        if const { waits_for_memory::<U>(R) } {
-            let each = part_lines::<U>();
-            let more = of_block.len().saturating_sub(BLOCK_PAIRS * each);
-            let first = of_block.start + index * each + if index > 0 { more } else { 0 };
-            prefetch_stream(simd, lines, first..first + each, *self);
-            if index == 0 {
-                prefetch_stream(simd, lines, first + each..first + each + more, *self);
-            }
-            return;
-        }
-        let each = of_block.len().div_ceil(BLOCK_PAIRS);
-        for line in 0..each {
-            let line = of_block.start + index * each + line + PREFETCH_LINES;
-            let line = if line < self.end { line } else { line + self.skip };
-            simd.prefetch(lines.as_ptr().wrapping_add(line).cast());
-        }
-    }
-}
-
-/// Weights that are multiplied after these, and the next tile, which multiplies the same weights.
-pub(super) struct Next<'a, const R: usize> {
-    /// `count` lines of weights for each panel, `each` of them with each part of a block.
-    pub lines: [*const ByteLine; MAX_TILE_PANELS],
-    pub count: usize,
-    pub each: usize,
-    /// Index of the first block that is multiplied.
-    pub first: usize,
-    /// Activations of the next tile.
-    pub blocks: &'a [BlockOfRows<R>],
-    /// Addresses of the rows of its sums, and of its outputs if they are written next.
-    pub rows: [Option<[*const f32; R]>; 2],
-}
-
-impl<const R: usize> Prefetch<R> for Next<'_, R> {
-    #[inline(always)]
-    fn issue<S: Simd, U: Unpack>(
-        &self,
-        simd: S,
-        block: usize,
-        _of_block: &Range<usize>,
-        index: usize,
-        p: usize,
-        _lines: &[ByteLine],
-    ) {
-        let block = block - self.first;
-        let line = (block * BLOCK_PAIRS + index) * self.each;
-        for line in line..(line + self.each).min(self.count) {
-            simd.prefetch(self.lines[p].wrapping_add(line).cast());
-        }
-        if p > 0 {
-            return;
-        }
-        if let Some(block) = self.blocks.get(block) {
-            let part = size_of_val(block) / BLOCK_PAIRS;
-            for byte in (0..part).step_by(LINE) {
-                simd.prefetch(block.as_ptr().cast::<u8>().wrapping_add(index * part + byte));
-            }
-        }
-        // The rows of this block's share; of each row as many panels as a block has parts.
-        const { assert!(MAX_TILE_PANELS <= BLOCK_PAIRS) }
-        for rows in self.rows.iter().flatten() {
-            unroll!(r in 0..R {
-                if r % UNPACKED_BLOCKS == block {
-                    simd.prefetch(rows[r].wrapping_add(index * LANES).cast());
-                }
-            });
-        }
-    }
-}
-
-/// Returns the number of lines that each part of a block has at least. The compiler sees that it is a constant and unrolls
-/// the loops over the lines: where it did not, prefetching int6 took as many instructions as multiplying it.
-#[inline(always)]
-fn part_lines<U: Unpack>() -> usize {
-    // Two blocks may share lines.
-    U::first_line(2) / (2 * BLOCK_PAIRS)
-}
-
-/// Prefetches as many lines as are `multiplied` at the same time, [`NEAR_LINES`] after them, and [`FAR_LINES`] after them
-/// unless they are in the last-level cache.
-#[inline(always)]
-pub(super) fn prefetch_stream<S: Simd>(
-    simd: S,
-    lines: &[ByteLine],
-    multiplied: Range<usize>,
-    Stream { end, skip, in_cache }: Stream,
-) {
-    let mut ahead = [multiplied.start + NEAR_LINES, multiplied.start + FAR_LINES];
-    for line in &mut ahead {
-        *line = if *line < end { *line } else { *line + skip };
-    }
-    let [near, far] = ahead.map(|line| lines.as_ptr().wrapping_add(line));
-    prefetch_lines::<S, false>(simd, near, multiplied.len());
-    if !in_cache {
-        prefetch_lines::<S, true>(simd, far, multiplied.len());
-    }
-}
-
-/// Prefetches `count` lines, into the L2 cache if `FAR`. In most places the compiler knows the count; for up to eight it need
-/// not unroll a loop there.
-#[inline(always)]
-fn prefetch_lines<S: Simd, const FAR: bool>(simd: S, lines: *const ByteLine, count: usize) {
-    macro_rules! prefetch {
-        ($line:ident) => {{
-            let line = lines.wrapping_add($line).cast();
-            if FAR { simd.prefetch_far(line) } else { simd.prefetch(line) }
-        }};
-    }
-    unroll!(line in [0 1 2 3 4 5 6 7] {
-        if line < count {
-            prefetch!(line);
-        }
-    });
-    for line in 8..count {
-        prefetch!(line);
-    }
-}
-
-/// Returns whether a product with `rows` rows waits for memory more than for the processor, so that a prefetch in two steps
-/// is faster: one row does, several where weights need not be unpacked.
-pub(super) const fn waits_for_memory<U: Unpack>(rows: usize) -> bool {
-    rows == 1 || rows <= 8 && !U::EXPANDS && U::BY_CODES.is_none() && U::FACTORS.is_none()
-}
 
 /// Activations of a tile in some blocks.
 pub(super) struct TileInput<'a, const R: usize> {
@@ -239,17 +67,15 @@ impl<U: Unpack, N: Prefetch<R>, const R: usize, const P: usize> DotKernel for Mi
         let Self { x, block_scales, lines, first_block, prefetch, sums: saved, .. } = self;
         let TileInput { x, starts: group_starts, blocks, cols, .. } = x;
         let first = blocks.start;
-        let mut sums = filled![filled![simd.splat(0.0); P]; R];
+        let mut sums = [[simd.splat(0.0); P]; R];
         if blocks.start > 0 {
             unroll!(r in 0..R { load_row(simd, &saved[r], &mut sums[r]) });
         }
         for (block, [scales, starts, quads @ ..]) in blocks.zip(x) {
-            let mut integers = filled![filled![simd.splat_i32(0); P]; R];
+            let mut integers = [[simd.splat_i32(0); P]; R];
             if const { codes::<S, U>(R).is_none() } {
-                unroll!(r in 0..R { integers[r] = filled![simd.splat_i32(starts[r]); P] });
+                unroll!(r in 0..R { integers[r] = [simd.splat_i32(starts[r]); P] });
             }
-            let here = U::first_line(block)..U::first_line(block + 1);
-            // Not `filled!`: with AVX2, int4 with one row took a twentieth longer.
             let mut at = [U::block(lines[0], block - first_block); P];
             unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
             let quads = quads.as_chunks::<PAIR_QUADS>().0.iter();
@@ -260,31 +86,31 @@ impl<U: Unpack, N: Prefetch<R>, const R: usize, const P: usize> DotKernel for Mi
                     // The sub-scales of one panel after the other: those of all panels fill registers, which took a twelfth of
                     // the time of int4 and int6 in the cache.
                     unroll!(p in 0..P {
-                        prefetch.issue::<S, U>(simd, block, &here, index, p, lines[p]);
+                        prefetch.issue::<S, U>(simd, block, index, p, lines[p]);
                         let pair = U::pair(simd, at[p], index);
                         add_codes::<S, U, R, P>(simd, &mut integers, pair, p, 0, quads, &starts[0]);
                         add_codes::<S, U, R, P>(simd, &mut integers, pair, p, 1, quads, &starts[1]);
                     });
                 } else if const { U::EXPANDS } {
                     unroll!(p in 0..P {
-                        prefetch.issue::<S, U>(simd, block, &here, index, p, lines[p]);
+                        prefetch.issue::<S, U>(simd, block, index, p, lines[p]);
                         add_pair::<S, U, R, P>(simd, &mut integers, U::pair(simd, at[p], index), p, quads);
                     });
                 } else {
-                    let mut pairs = filled![U::pair(simd, at[0], index); P];
+                    let mut pairs = [U::pair(simd, at[0], index); P];
                     unroll!(p in 0..P { pairs[p] = U::pair(simd, at[p], index) });
                     if const { R >= PREFETCH_FIRST_ROWS } {
-                        unroll!(p in 0..P { prefetch.issue::<S, U>(simd, block, &here, index, p, lines[p]) });
+                        unroll!(p in 0..P { prefetch.issue::<S, U>(simd, block, index, p, lines[p]) });
                     }
                     unroll!(q in [0 1 2 3 4 5 6 7] {
                         add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q]);
                         if const { R < PREFETCH_FIRST_ROWS } && q % 2 == 1 && q / 2 < P {
-                            prefetch.issue::<S, U>(simd, block, &here, index, q / 2, lines[q / 2]);
+                            prefetch.issue::<S, U>(simd, block, index, q / 2, lines[q / 2]);
                         }
                     });
                 }
             }
-            let mut block_scale = filled![simd.splat(0.0); P];
+            let mut block_scale = [simd.splat(0.0); P];
             unroll!(p in 0..P { block_scale[p] = U::block_scale(simd, block_scales[p], block, at[p]) });
             unroll!(r in 0..R {
                 add_scaled(simd, &mut sums[r], &integers[r], &block_scale, f32::from_bits(scales[r].cast_unsigned()));
@@ -311,8 +137,7 @@ impl<U: Unpack, N: Prefetch<R>, const R: usize, const P: usize> Micro<'_, U, N, 
             local = *saved;
         }
         for (block, [_, _, quads @ ..]) in blocks.zip(x) {
-            let here = U::first_line(block)..U::first_line(block + 1);
-            let mut at = filled![U::block(lines[0], block - first_block); P];
+            let mut at = [U::block(lines[0], block - first_block); P];
             unroll!(p in 0..P { at[p] = U::block(lines[p], block - first_block) });
             let (quads, words) = (quads.as_chunks::<PAIR_QUADS>().0, &groups[block - first]);
             let mut starts = &[[[0; R]; 2]; BLOCK_PAIRS];
@@ -325,7 +150,7 @@ impl<U: Unpack, N: Prefetch<R>, const R: usize, const P: usize> Micro<'_, U, N, 
                     let x = Group { quads, words, starts, index: $index };
                     let sums = if in_registers { &mut local } else { in_memory(saved) };
                     add_group::<S, U, R, P>(simd, sums, &at, x);
-                    unroll!(p in 0..P { prefetch.issue::<S, U>(simd, block, &here, $index, p, lines[p]) });
+                    unroll!(p in 0..P { prefetch.issue::<S, U>(simd, block, $index, p, lines[p]) });
                 }};
             }
             // With constant indices the shifts of sub-scales are constant too, and scales are widened once for a block.
@@ -449,7 +274,7 @@ fn add_quad<'a, S: Dot, U: Unpack, const R: usize, const P: usize>(
     index: usize,
     quad: &[i32; R],
 ) {
-    let mut weights = filled![simd.splat_byte(0); P];
+    let mut weights = [simd.splat_byte(0); P];
     unroll!(p in 0..P { weights[p] = U::quad(simd, pairs[p], index) });
     unroll!(r in 0..R { add_products(simd, &mut integers[r], &weights, quad[r]) });
 }
@@ -470,7 +295,7 @@ fn add_pair<S: Dot, U: Unpack, const R: usize, const P: usize>(
     p: usize,
     quads: &[[i32; R]; PAIR_QUADS],
 ) {
-    let mut odd = filled![simd.splat_i32(0); R];
+    let mut odd = [simd.splat_i32(0); R];
     unroll!(q in [0 1 2 3 4 5 6 7] {
         let weights = U::quad(simd, pair, q);
         unroll!(r in 0..R {
@@ -493,7 +318,7 @@ fn add_codes<S: Dot, U: Unpack, const R: usize, const P: usize>(
     starts: &[i32; R],
 ) {
     let (first, scale) = (group * GROUP / 4, U::scale(simd, pair, group));
-    let mut codes = filled![simd.splat_byte(0); GROUP / 4];
+    let mut codes = [simd.splat_byte(0); GROUP / 4];
     unroll!(q in [0 1 2 3] { codes[q] = U::codes(simd, pair, first + q) });
     let integers = if const { integers_fill_registers::<S>(R) } { in_memory(integers) } else { integers };
     unroll!(r in 0..R {
@@ -527,17 +352,17 @@ fn add_group<S: Dot, U: Unpack, const R: usize, const P: usize>(
     x: Group<'_, R>,
 ) {
     let quads = if const { R >= READ_ROWS } { in_own_register(x.quads) } else { x.quads };
-    let mut pairs = filled![U::pair(simd, at[0], x.index); P];
+    let mut pairs = [U::pair(simd, at[0], x.index); P];
     unroll!(p in 0..P { pairs[p] = U::pair(simd, at[p], x.index) });
     if const { halves::<U>() } {
         unroll!(half in [0 1] {
-            let mut integers = filled![filled![simd.splat_i32(0); P]; R];
+            let mut integers = [[simd.splat_i32(0); P]; R];
             if const { codes::<S, U>(R).is_some() } {
                 unroll!(p in 0..P {
                     add_codes::<S, U, R, P>(simd, &mut integers, pairs[p], p, half, quads, &x.starts[half]);
                 });
             } else {
-                unroll!(r in 0..R { integers[r] = filled![simd.splat_i32(x.words[group_word::HALF_STARTS + half][r]); P] });
+                unroll!(r in 0..R { integers[r] = [simd.splat_i32(x.words[group_word::HALF_STARTS + half][r]); P] });
                 unroll!(q in [0 1 2 3] {
                     let quad = half * (GROUP / 4) + q;
                     add_quad::<S, U, R, P>(simd, &mut integers, &pairs, quad, &quads[quad]);
@@ -546,7 +371,7 @@ fn add_group<S: Dot, U: Unpack, const R: usize, const P: usize>(
             add_integers::<S, U, R, P>(simd, sums, &integers, &pairs, half, &x.words[group_word::SCALE]);
         });
     } else {
-        let mut integers = filled![filled![simd.splat_i32(0); P]; R];
+        let mut integers = [[simd.splat_i32(0); P]; R];
         if const { codes::<S, U>(R).is_some() } {
             unroll!(half in [0 1] {
                 unroll!(p in 0..P {
@@ -554,7 +379,7 @@ fn add_group<S: Dot, U: Unpack, const R: usize, const P: usize>(
                 });
             });
         } else {
-            unroll!(r in 0..R { integers[r] = filled![simd.splat_i32(x.words[group_word::START][r]); P] });
+            unroll!(r in 0..R { integers[r] = [simd.splat_i32(x.words[group_word::START][r]); P] });
             unroll!(q in [0 1 2 3 4 5 6 7] { add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q]) });
         }
         add_integers::<S, U, R, P>(simd, sums, &integers, &pairs, 0, &x.words[group_word::SCALE]);
@@ -579,7 +404,7 @@ fn add_offset<S: Dot, U: Unpack, const R: usize, const P: usize>(
     index: usize,
     of_activations: &[i32; R],
 ) {
-    let mut offset = filled![simd.splat(0.0); P];
+    let mut offset = [simd.splat(0.0); P];
     unroll!(p in 0..P { offset[p] = U::factor(simd, pairs[p], index) });
     unroll!(r in 0..R { add_product(simd, &mut sums[r], &offset, of_activations[r]) });
 }
@@ -594,7 +419,7 @@ fn add_integers<S: Dot, U: Unpack, const R: usize, const P: usize>(
     half: usize,
     scales: &[i32; R],
 ) {
-    let mut factor = filled![simd.splat(0.0); P];
+    let mut factor = [simd.splat(0.0); P];
     unroll!(p in 0..P { factor[p] = U::factor(simd, pairs[p], half) });
     unroll!(r in 0..R { add_factored(simd, &mut sums[r], &integers[r], &factor, scales[r]) });
 }
@@ -608,7 +433,7 @@ fn add_factored<S: Simd, const P: usize>(
     factor: &[S::F32; P],
     scale: i32,
 ) {
-    let mut row = filled![simd.splat(0.0); P];
+    let mut row = [simd.splat(0.0); P];
     load_row(simd, sums, &mut row);
     add_scaled(simd, &mut row, integers, factor, f32::from_bits(scale.cast_unsigned()));
     store_row(simd, &row, sums);

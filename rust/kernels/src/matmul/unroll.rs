@@ -1,7 +1,5 @@
 //! Loops that are unrolled in the source.
 
-use std::mem::MaybeUninit;
-
 /// Loop over `0..N`, for a constant parameter `N` of at most sixteen, or over a list of numbers, that is unrolled in the
 /// source. The sums of a tile are an array, which gets into registers only if every index is a constant early on; the
 /// optimizer's own unrolling may come too late for that.
@@ -30,26 +28,4 @@ impl<const I: usize, const N: usize> Below<I, N> {
     pub const TRUE: bool = I < N;
 }
 
-/// Array of copies, `filled![value; N]`; see [`copies`].
-macro_rules! filled {
-    ($value:expr; $n:expr) => {
-        $crate::matmul::unroll::copies::<_, { $n }>($value)
-    };
-}
-
-/// Returns an array of at most sixteen copies of `value`. For `[value; N]` the compiler generates a loop, which takes it longer
-/// to optimize, and whose unrolling may come too late for the registers: with it, q4_k with one row took a sixth longer
-/// (`FERRULE_ISA=avx512vnni cargo bench -p ferrule-kernels --bench matmul -- q4_k 1`).
-#[inline(always)]
-pub(crate) fn copies<T: Copy, const N: usize>(value: T) -> [T; N] {
-    const { assert!(N <= 16) }
-    let mut array = MaybeUninit::<[T; N]>::uninit();
-    let first: *mut T = array.as_mut_ptr().cast();
-    // SAFETY: the array has N elements, all of which are written.
-    unsafe {
-        unroll!(i in 0..N { first.add(i).write(value) });
-        array.assume_init()
-    }
-}
-
-pub(crate) use {filled, unroll};
+pub(crate) use unroll;
