@@ -193,20 +193,22 @@ fn calibrated_errors_are_those_of_the_packed_rows() {
 
 #[test]
 fn calibration_reduces_the_error_of_correlated_inputs() {
-    for isa in Isa::available() {
-        for format in FORMATS {
-            for cols in [128, 192, 200, 256, 300, 640] {
-                exec(2, isa, |exec| {
-                    let (x, weights) = (inputs(1, 1500, cols, 12), random(9, 40 * cols));
-                    let statistics = statistics(exec, &x, cols, 1500);
+    for cols in [128, 192, 200, 256, 300, 640] {
+        let (x, weights) = (inputs(1, 1500, cols, 12), random(9, 40 * cols));
+        // Scalar code takes seconds for the widest matrix in trellis formats.
+        let isas = Isa::available().into_iter().filter(|isa| cols < 300 || isa.name() == Isa::best().name());
+        for isa in isas {
+            exec(2, isa, |exec| {
+                let statistics = statistics(exec, &x, cols, 1500);
+                for format in FORMATS {
                     let [plain, calibrated] = [None, statistics.as_ref()].map(|statistics| {
                         output_error(&weights, &packed(exec, format, &weights, cols, statistics), &x[..200 * cols])
                     });
                     // Most errors can be kept out of 12 directions in 128 inputs.
                     let name = (isa.name(), format.name(), cols);
                     assert!(calibrated < 0.2 * plain, "{name:?}: {calibrated} of {plain}");
-                });
-            }
+                }
+            });
         }
     }
 }
@@ -231,7 +233,7 @@ fn calibration_does_not_increase_the_error_of_uncorrelated_inputs() {
 #[test]
 fn threads_and_chunks_change_no_bit() {
     let cols = 700;
-    let (x, weights) = (inputs(3, 900, cols, 20), random(8, 200 * cols));
+    let (x, weights) = (inputs(3, 900, cols, 20), random(8, 100 * cols));
     for format in FORMATS {
         let bytes = |threads, chunk| {
             exec(threads, Isa::best(), |exec| {
@@ -241,7 +243,7 @@ fn threads_and_chunks_change_no_bit() {
             })
         };
         let once = bytes(1, 900);
-        for (threads, chunk) in [(2, 900), (3, 7), (1, 256), (8, 300)] {
+        for (threads, chunk) in [(2, 256), (3, 7), (8, 900)] {
             assert!(bytes(threads, chunk) == once, "{}: {threads} threads, {chunk} rows", format.name());
         }
     }

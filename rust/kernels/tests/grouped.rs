@@ -212,11 +212,9 @@ fn packed_rows_are_as_large_as_stored_ones() {
         let stored = format.stored_block().unwrap().row_bytes(1024) as u64;
         assert_eq!(PackedMatrix::bytes_for(format, 48, 1024), Some(48 * stored), "{format:?}");
         assert_eq!(PackedMatrix::bytes_for(format, usize::MAX, usize::MAX), None);
-        with_exec(Isa::best(), 1, |exec| {
-            let cols = whole(&[(format, 20)], 900);
-            let matrix = packed(exec, format, 20, cols, 1);
-            assert_eq!(Some(matrix.bytes() as u64), PackedMatrix::bytes_for(format, 20, cols));
-        });
+        let cols = whole(&[(format, 20)], 900);
+        let matrix = packed(format, 20, cols, 1);
+        assert_eq!(Some(matrix.bytes() as u64), PackedMatrix::bytes_for(format, 20, cols));
     }
 }
 
@@ -285,7 +283,7 @@ fn bands_have_the_bits_of_separate_matrices() {
         let x = noise(m * K, 5);
         with_exec(isa, 2, |exec| {
             let mut together = Guarded::new(&vec![f32::NAN; m * rows]);
-            matmul(exec, &x, &packed_bands(exec, &formats, K, 6), &mut together).unwrap();
+            matmul(exec, &x, &packed_bands(&formats, K, 6), &mut together).unwrap();
             let mut first = 0;
             for part in formats.chunks(1) {
                 let n = part[0].1;
@@ -305,9 +303,9 @@ fn bands_have_the_bits_of_separate_matrices() {
 #[test]
 fn formats_share_activations() {
     let x = noise(2 * 256, 1);
+    let weights = [Format::Int4, Format::Q4K].map(|format| packed(format, 20, 256, 2));
     for isa in Isa::available() {
         with_exec(isa, 1, |exec| {
-            let weights = [Format::Int4, Format::Q4K].map(|format| packed(exec, format, 20, 256, 2));
             let mut out = [[f32::NAN; 40]; 2];
             let mut products: Vec<_> = weights.iter().zip(&mut out).map(|(w, out)| Product { x: &x, w, out }).collect();
             matmul_each(exec, &mut products).unwrap();
@@ -328,7 +326,7 @@ fn non_finite_activations_give_nan() {
                 let mut x = noise(2 * 512, 7);
                 x[512 + 300] = bad;
                 let mut out = [0.0; 40];
-                matmul(exec, &x, &packed(exec, format, 20, 512, 8), &mut out).unwrap();
+                matmul(exec, &x, &packed(format, 20, 512, 8), &mut out).unwrap();
                 assert!(out[..20].iter().all(|y| y.is_finite()) && out[20..].iter().all(|y| y.is_nan()));
             });
         }
@@ -367,5 +365,5 @@ fn zero_points_out_of_range_are_refused() {
 #[test]
 #[should_panic(expected = "number of inputs must be a multiple of 256 for q4_k, got 300")]
 fn rows_of_partial_blocks_are_refused() {
-    with_exec(Isa::best(), 1, |exec| packed(exec, Format::Q4K, 16, 300, 1));
+    packed(Format::Q4K, 16, 300, 1);
 }

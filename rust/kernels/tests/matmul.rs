@@ -55,44 +55,56 @@ fn quantized(x: &[f32], inputs: usize) -> Vec<f32> {
     x.chunks(inputs).flat_map(block).collect()
 }
 
-/// Checks each output against f64, within the error bound of a chain of k roundings. `k` is rounded up to whole stored
-/// blocks.
-fn check_against_oracle(exec: &Exec<'_>, format: Format, m: usize, n: usize, k: usize) {
-    let k = whole(&[(format, n)], k);
-    let w = packed(exec, format, n, k, 1);
-    let x = noise(m * k, 2);
-    let out = product(exec, &x, &w);
+/// Returns each output in f64 with the error bound of a chain of k roundings. `w` is [`Noise`] with seed 1.
+fn expected(format: Format, x: &[f32], w: &PackedMatrix) -> Vec<(f64, f64)> {
+    let (n, k) = (w.rows(), w.cols());
     // Rotation mixes the padding of a short block into its weights, and `read_row` returns only `k` of them, so the oracle
     // packs padded rows.
     let is_rotated = format.is_integer() && format.stored_block().is_none();
-    let (x, w, cols, scale) = if is_rotated {
-        let cols = k.next_multiple_of(HALF);
+    let cols = if is_rotated { k.next_multiple_of(HALF) } else { k };
+    let repacked = (cols != k).then(|| {
         let mut values = vec![0.0; n * k];
         let source = Noise { formats: &[(format, n)], seed: 1, first: 0 };
         values.chunks_exact_mut(k).enumerate().for_each(|(row, values)| source.read_row(row, values));
-        let source = Dense { cols, values: padded(&values, k) };
-        let w = pack(exec, &[(format, n)], cols, &source);
-        let x = padded(&x, k);
-        let x = x.chunks(cols).flat_map(|row| quantized(&rotated(row), BLOCK)).collect();
-        (x, w, cols, 1.0 / BLOCK as f64)
+        pack(&[(format, n)], cols, &Dense { cols, values: padded(&values, k) })
+    });
+    let w = repacked.as_ref().unwrap_or(w);
+    let (x, scale) = if is_rotated {
+        let x = padded(x, k).chunks(cols).flat_map(|row| quantized(&rotated(row), BLOCK)).collect();
+        (x, 1.0 / BLOCK as f64)
     } else if format.is_integer() {
-        (quantized(&x, if format == Format::Int8Sparse { BLOCK } else { GROUP }), w, k, 1.0)
+        (quantized(x, if format == Format::Int8Sparse { BLOCK } else { GROUP }), 1.0)
     } else {
-        (x, w, k, 1.0)
+        (x.to_vec(), 1.0)
     };
+    let mut expected = vec![(0.0, 0.0); x.len() / cols * n];
     let mut row = vec![0.0; cols];
     for column in 0..n {
         w.read_row(column, &mut row);
         if is_rotated {
             row = rotated(&row);
         }
-        for (x, out) in x.chunks(cols).zip(out.chunks(n)) {
+        for (x, expected) in x.chunks(cols).zip(expected.chunks_mut(n)) {
             let terms = || x.iter().zip(&row).map(|(x, w)| f64::from(*x) * f64::from(*w) * scale);
-            let (exact, magnitude) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
+            let (exact, magnitude) = (terms().sum(), terms().map(f64::abs).sum::<f64>());
             // Without FMA there are two roundings per input: (1 + eps / 2)^(2k) - 1 < 2 k eps.
-            let bound = 2.0 * cols as f64 * f64::from(f32::EPSILON) * magnitude;
-            let error = (f64::from(out[column]) - exact).abs();
-            assert!(error <= bound, "{m}x{n}x{k} {format:?} {:?}: {error} > {bound}", exec.isa);
+            expected[column] = (exact, 2.0 * cols as f64 * f64::from(f32::EPSILON) * magnitude);
+        }
+    }
+    expected
+}
+
+/// Checks products on every instruction set against f64. `k` is rounded up to whole stored blocks.
+fn check_against_oracle(format: Format, m: usize, n: usize, k: usize, threads: usize) {
+    let k = whole(&[(format, n)], k);
+    let w = packed(format, n, k, 1);
+    let x = noise(m * k, 2);
+    let expected = expected(format, &x, &w);
+    for isa in Isa::available() {
+        let out = with_exec(isa, threads, |exec| product(exec, &x, &w));
+        for (out, (exact, bound)) in out.iter().zip(&expected) {
+            let error = (f64::from(*out) - exact).abs();
+            assert!(error <= *bound, "{m}x{n}x{k} {format:?} {isa:?}: {error} > {bound}");
         }
     }
 }
@@ -102,10 +114,8 @@ proptest! {
 
     #[test]
     fn products_agree_with_the_oracle(m in 1usize..=40, n in 1usize..=150, k in 1usize..=300, threads in 1usize..=3) {
-        for isa in Isa::available() {
-            for format in Format::ALL {
-                with_exec(isa, threads, |exec| check_against_oracle(exec, *format, m, n, k));
-            }
+        for format in Format::ALL {
+            check_against_oracle(*format, m, n, k, threads);
         }
     }
 }
@@ -114,32 +124,27 @@ proptest! {
 #[test]
 fn extremes_are_exact() {
     const K: usize = 256 + HALF;
-    let formats = || Format::ALL.iter().copied().filter(|format| format.stored_block().is_none());
-    for (isa, format) in Isa::available().into_iter().flat_map(|isa| formats().map(move |format| (isa, format))) {
-        with_exec(isa, 1, |exec| {
-            // Rows of one sign; rows whose signs alternate with every input, or with every second input.
-            let sign =
-                |row: usize, input: usize| [1.0, -1.0, [1.0, -1.0][input % 2], [1.0, -1.0][input / 2 % 2]][row % 4];
-            let signs = |rows: usize, size: f32| {
-                let signs: Vec<f32> = (0..rows * K).map(|i| size * sign(i / K, i % K)).collect();
-                if format.is_integer() { signs.chunks(K).flat_map(restored).collect() } else { signs }
-            };
-            let source = Dense { cols: K, values: signs(32, 2.0) };
-            let w = pack(exec, &[(format, 32)], K, &source);
-            let mut row = vec![0.0; K];
-            for m in [1, 4, 32] {
-                let x = signs(m, 127.0);
-                let out = product(exec, &x, &w);
-                for column in 0..32 {
-                    w.read_row(column, &mut row);
-                    for (x, out) in x.chunks(K).zip(out.chunks(32)) {
-                        let exact: f64 = x.iter().zip(&row).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
-                        let error = (f64::from(out[column]) - exact).abs();
-                        assert!(error <= 1e-5 * exact.abs() + 1e-2, "{format:?} {isa:?}: {} {exact}", out[column]);
-                    }
+    for format in Format::ALL.iter().copied().filter(|format| format.stored_block().is_none()) {
+        // Rows of one sign; rows whose signs alternate with every input, or with every second input.
+        let sign = |row: usize, input: usize| [1.0, -1.0, [1.0, -1.0][input % 2], [1.0, -1.0][input / 2 % 2]][row % 4];
+        let signs = |rows: usize, size: f32| {
+            let signs: Vec<f32> = (0..rows * K).map(|i| size * sign(i / K, i % K)).collect();
+            if format.is_integer() { signs.chunks(K).flat_map(restored).collect() } else { signs }
+        };
+        let w = pack(&[(format, 32)], K, &Dense { cols: K, values: signs(32, 2.0) });
+        let mut row = vec![0.0; K];
+        for (isa, m) in Isa::available().into_iter().flat_map(|isa| [1, 4, 32].map(|m| (isa, m))) {
+            let x = signs(m, 127.0);
+            let out = with_exec(isa, 1, |exec| product(exec, &x, &w));
+            for column in 0..32 {
+                w.read_row(column, &mut row);
+                for (x, out) in x.chunks(K).zip(out.chunks(32)) {
+                    let exact: f64 = x.iter().zip(&row).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+                    let error = (f64::from(out[column]) - exact).abs();
+                    assert!(error <= 1e-5 * exact.abs() + 1e-2, "{format:?} {isa:?}: {} {exact}", out[column]);
                 }
             }
-        });
+        }
     }
 }
 
@@ -157,9 +162,9 @@ fn chain(isa: Isa, x: &[f32], w: &[f32]) -> f32 {
 #[test]
 fn float_products_are_batch_invariant_chains_over_k() {
     let x = noise(100 * K, 3);
-    for isa in Isa::available() {
-        for format in Format::ALL.iter().filter(|format| !format.is_integer()) {
-            let w = with_exec(isa, 1, |exec| packed(exec, *format, N, K, 4));
+    for format in Format::ALL.iter().filter(|format| !format.is_integer()) {
+        let w = packed(*format, N, K, 4);
+        for isa in Isa::available() {
             let mut row = vec![0.0; K];
             let mut expected = vec![0.0; 100 * N];
             for column in 0..N {
@@ -197,11 +202,11 @@ fn bands() -> Vec<Vec<(Format, usize)>> {
 
 #[test]
 fn quantized_products_are_batch_invariant() {
-    for isa in Isa::available() {
-        for formats in bands() {
-            let k = whole(&formats, K);
-            let x = noise(100 * k, 3);
-            let w = with_exec(isa, 2, |exec| packed_bands(exec, &formats, k, 4));
+    for formats in bands() {
+        let k = whole(&formats, K);
+        let x = noise(100 * k, 3);
+        let w = packed_bands(&formats, k, 4);
+        for isa in Isa::available() {
             let alone: Vec<f32> = with_exec(isa, 1, |exec| x.chunks(k).flat_map(|x| product(exec, x, &w)).collect());
             for threads in 1..=3 {
                 for m in ROWS {
@@ -217,23 +222,24 @@ fn quantized_products_are_batch_invariant() {
 /// Rows that end with a half block, or within one, for every tile height. Nothing behind their panels is read.
 #[test]
 fn half_blocks_agree_with_the_oracle_in_batches_of_any_size() {
-    let formats: Vec<_> = Format::ALL.iter().copied().filter(|format| format.stored_block().is_none()).collect();
-    for (isa, format) in Isa::available().into_iter().flat_map(|isa| formats.iter().map(move |format| (isa, *format))) {
+    for format in Format::ALL.iter().copied().filter(|format| format.stored_block().is_none()) {
         for k in [8, 64, 72, 192, 320, 576, 584] {
-            with_exec(isa, 2, |exec| {
-                for m in [1, 40] {
-                    check_against_oracle(exec, format, m, N, k);
-                }
-                let packed = packed(exec, format, N, k, 1);
-                let w = guarded(&[(format, N)], k, packed.buffers());
-                let x = noise(100 * k, 2);
-                let alone: Vec<f32> = x.chunks(k).flat_map(|x| product(exec, x, &w)).collect();
-                for m in ROWS {
-                    let out = product(exec, &x[..m * k], &w);
-                    let same = out.iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits());
-                    assert!(same, "{m} rows of {k}, {format:?}, {isa:?}");
-                }
-            });
+            for m in [1, 40] {
+                check_against_oracle(format, m, N, k, 2);
+            }
+            let packed = packed(format, N, k, 1);
+            let w = guarded(&[(format, N)], k, packed.buffers());
+            let x = noise(100 * k, 2);
+            for isa in Isa::available() {
+                with_exec(isa, 2, |exec| {
+                    let alone: Vec<f32> = x.chunks(k).flat_map(|x| product(exec, x, &w)).collect();
+                    for m in ROWS {
+                        let out = product(exec, &x[..m * k], &w);
+                        let same = out.iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits());
+                        assert!(same, "{m} rows of {k}, {format:?}, {isa:?}");
+                    }
+                });
+            }
         }
     }
 }
@@ -244,11 +250,11 @@ fn formats_in_one_matrix_have_the_bits_of_separate_matrices() {
     for isa in Isa::available() {
         with_exec(isa, 2, |exec| {
             let formats = [(Format::Int5, 16), (Format::Int3, 16), (Format::Int6, 16), (Format::Int8, 9)];
-            let together = product(exec, &x, &packed_bands(exec, &formats, K, 6));
+            let together = product(exec, &x, &packed_bands(&formats, K, 6));
             let mut first = 0;
             for (format, rows) in formats {
                 let part = Noise { formats: &[(format, rows)], seed: 6, first };
-                let alone = product(exec, &x, &pack(exec, part.formats, K, &part));
+                let alone = product(exec, &x, &pack(part.formats, K, &part));
                 for (together, alone) in together.chunks(57).zip(alone.chunks(rows)) {
                     assert_eq!(together[first..][..rows], *alone, "{format:?} {isa:?}");
                 }
@@ -272,21 +278,24 @@ fn non_finite_inputs_give_nan() {
         Format::Trellis3,
         Format::Trellis2,
     ];
-    for (isa, format) in Isa::available().into_iter().flat_map(|isa| formats.map(move |format| (isa, format))) {
+    for format in formats {
+        let finite = packed(format, 20, K, 8);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            with_exec(isa, 1, |exec| {
-                let mut x = noise(2 * K, 7);
-                x[K + 700] = bad;
-                let out = product(exec, &x, &packed(exec, format, 20, K, 8));
-                assert!(out[..20].iter().all(|y| y.is_finite()) && out[20..].iter().all(|y| y.is_nan()));
-                let mut source = Dense { cols: K, values: noise(20 * K, 8) };
-                source.values[3 * K + 5] = bad;
-                let w = pack(exec, &[(format, 20)], K, &source);
-                let out = product(exec, &noise(K, 7), &w);
-                for (row, y) in out.iter().enumerate() {
-                    assert_eq!(y.is_finite(), row != 3, "row {row}");
-                }
-            });
+            let mut x = noise(2 * K, 7);
+            x[K + 700] = bad;
+            let mut source = Dense { cols: K, values: noise(20 * K, 8) };
+            source.values[3 * K + 5] = bad;
+            let w = pack(&[(format, 20)], K, &source);
+            for isa in Isa::available() {
+                with_exec(isa, 1, |exec| {
+                    let out = product(exec, &x, &finite);
+                    assert!(out[..20].iter().all(|y| y.is_finite()) && out[20..].iter().all(|y| y.is_nan()));
+                    let out = product(exec, &noise(K, 7), &w);
+                    for (row, y) in out.iter().enumerate() {
+                        assert_eq!(y.is_finite(), row != 3, "row {row}");
+                    }
+                });
+            }
         }
     }
 }
@@ -299,7 +308,7 @@ fn outliers_affect_only_their_own_blocks() {
     let is_outlier = |channel: usize| channel.is_multiple_of(k / 5) && channel < k / 5 * 5;
     let x: Vec<f32> = noise(k, 10).iter().enumerate().map(|(i, x)| if is_outlier(i) { 300.0 } else { *x }).collect();
     with_exec(Isa::best(), 2, |exec| {
-        let w = packed(exec, Format::Int8, n, k, 9);
+        let w = packed(Format::Int8, n, k, 9);
         let out = product(exec, &x, &w);
         let (mut row, mut missed, mut missed_by_row, mut all) = (vec![0.0; k], 0.0, 0.0, 0.0);
         for (out, index) in out.iter().zip(0..) {
@@ -323,7 +332,7 @@ fn long_chains_continue_across_k_blocks() {
     let x = noise(2 * k, 5);
     for isa in Isa::available() {
         with_exec(isa, 2, |exec| {
-            let w = packed(exec, Format::F16, 17, k, 6);
+            let w = packed(Format::F16, 17, k, 6);
             let both = product(exec, &x, &w);
             assert_eq!(both[..17], product(exec, &x[..k], &w));
             assert_eq!(both[17..], product(exec, &x[k..], &w));
@@ -357,13 +366,10 @@ fn expected_isas() -> Vec<&'static str> {
 
 #[test]
 fn every_instruction_set_of_this_machine_is_exercised() {
-    let mut exercised = Vec::new();
-    for isa in Isa::available() {
-        for format in Format::ALL {
-            with_exec(isa, 2, |exec| check_against_oracle(exec, *format, 14, 37, 41));
-        }
-        exercised.push(isa.name());
+    for format in Format::ALL {
+        check_against_oracle(*format, 14, 37, 41, 2);
     }
+    let exercised: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
     // Written to stdout directly, because the test runner captures `println`; CI logs show the instruction sets.
     writeln!(std::io::stdout(), "\nexercised ISAs: {}", exercised.join(", ")).unwrap();
     assert_eq!(exercised, expected_isas());
@@ -373,7 +379,7 @@ fn every_instruction_set_of_this_machine_is_exercised() {
 fn cancelling_is_an_error() {
     let (pool, cancel) = (pool(2), Cancel::new());
     let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
-    let w = packed(&exec, Format::Bf16, 100, 10, 1);
+    let w = packed(Format::Bf16, 100, 10, 1);
     cancel.cancel();
     assert_eq!(matmul(&exec, &[1.0; 10], &w, &mut [0.0; 100]), Err(PoolError::Cancelled));
 }
@@ -382,7 +388,7 @@ fn cancelling_is_an_error() {
 #[should_panic(expected = "x must have 10 elements (2 rows of 5), got 9")]
 fn activations_of_the_wrong_length_are_refused() {
     with_exec(Isa::best(), 1, |exec| {
-        let w = packed(exec, Format::F32, 3, 5, 1);
+        let w = packed(Format::F32, 3, 5, 1);
         let _ = matmul(exec, &[0.0; 9], &w, &mut [0.0; 6]);
     });
 }
@@ -390,10 +396,10 @@ fn activations_of_the_wrong_length_are_refused() {
 #[test]
 fn empty_products_are_supported() {
     with_exec(Isa::best(), 2, |exec| {
-        let w = packed(exec, Format::F32, 17, 5, 1);
+        let w = packed(Format::F32, 17, 5, 1);
         matmul(exec, &[], &w, &mut []).unwrap();
         for format in Format::ALL {
-            let w = packed(exec, *format, 17, 0, 1);
+            let w = packed(*format, 17, 0, 1);
             let mut out = [f32::NAN; 40 * 17];
             matmul(exec, &[], &w, &mut out).unwrap();
             assert_eq!(out, [0.0; 40 * 17]);

@@ -35,25 +35,27 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Checks that the products in `formats(n)[index]` have the same bits when batched and alone.
-fn check(isa: Isa, threads: usize, shapes: &[Shape], index: usize) {
+/// Checks that the products in `formats(n)[index]` have the same bits when batched and alone, on every instruction set.
+fn check(threads: usize, shapes: &[Shape], index: usize) {
     let shapes = shapes.iter().map(|&(m, n, k, x)| (m, n, whole(&formats(n)[index], k), x)).collect::<Vec<_>>();
-    let packed = |&(_, n, k, _): &Shape| with_exec(isa, 1, |exec| packed_bands(exec, &formats(n)[index], k, n as u64));
+    let packed = |&(_, n, k, _): &Shape| packed_bands(&formats(n)[index], k, n as u64);
     let weights: Vec<_> = shapes.iter().map(packed).collect();
     // All slices of one activation vector start at the same address, so the length must distinguish them as well.
     let activations = [noise(60 * 512, 1), noise(60 * 512, 2)].map(|values| Guarded::new(&values));
     let inputs: Vec<&[f32]> = shapes.iter().map(|(m, _, k, x)| &activations[*x][..m * k]).collect();
-    let alone = inputs.iter().zip(&weights).zip(&shapes).map(|((x, w), (m, n, ..))| {
-        let mut out = vec![f32::NAN; m * n];
-        with_exec(isa, 1, |exec| matmul(exec, x, w, &mut out)).unwrap();
-        out
-    });
-    let mut together: Vec<_> = shapes.iter().map(|(m, n, ..)| Guarded::new(&vec![f32::NAN; m * n])).collect();
-    let products = inputs.iter().zip(&weights).zip(&mut together).map(|((x, w), out)| Product { x, w, out });
-    let mut products: Vec<_> = products.collect();
-    with_exec(isa, threads, |exec| matmul_each(exec, &mut products)).unwrap();
-    for (together, alone) in together.iter().zip(alone) {
-        assert_eq!(bits(together), bits(&alone), "{shapes:?} in {:?}, {isa:?}", formats(0)[index]);
+    for isa in Isa::available() {
+        let alone = inputs.iter().zip(&weights).zip(&shapes).map(|((x, w), (m, n, ..))| {
+            let mut out = vec![f32::NAN; m * n];
+            with_exec(isa, 1, |exec| matmul(exec, x, w, &mut out)).unwrap();
+            out
+        });
+        let mut together: Vec<_> = shapes.iter().map(|(m, n, ..)| Guarded::new(&vec![f32::NAN; m * n])).collect();
+        let products = inputs.iter().zip(&weights).zip(&mut together).map(|((x, w), out)| Product { x, w, out });
+        let mut products: Vec<_> = products.collect();
+        with_exec(isa, threads, |exec| matmul_each(exec, &mut products)).unwrap();
+        for (together, alone) in together.iter().zip(alone) {
+            assert_eq!(bits(together), bits(&alone), "{shapes:?} in {:?}, {isa:?}", formats(0)[index]);
+        }
     }
 }
 
@@ -62,10 +64,8 @@ proptest! {
 
     #[test]
     fn batched_products_have_the_bits_of_single_products(shapes in shapes(), threads in 1usize..=4) {
-        for isa in Isa::available() {
-            for index in 0..formats(0).len() {
-                check(isa, threads, &shapes, index);
-            }
+        for index in 0..formats(0).len() {
+            check(threads, &shapes, index);
         }
     }
 }
@@ -76,16 +76,14 @@ fn large_batched_products_have_the_bits_of_single_products() {
     let mut shapes = vec![(1, 700, 300, 0), (30, 700, 300, 1), (30, 90, 300, 1), (0, 90, 300, 1), (40, 40, 256, 0)];
     // The same slice as above with another number of rows.
     shapes.push((60, 40, 150, 1));
-    for isa in Isa::available() {
-        for index in 0..formats(0).len() {
-            check(isa, 3, &shapes, index);
-        }
+    for index in 0..formats(0).len() {
+        check(3, &shapes, index);
     }
 }
 
 /// Computes two products in `format`.
 fn two(exec: &Exec<'_>, format: Format) -> Result<(), PoolError> {
-    let w = with_exec(exec.isa, 1, |exec| packed(exec, format, 100, 10, 1));
+    let w = packed(format, 100, 10, 1);
     let (mut first, mut second) = ([0.0; 100], [0.0; 200]);
     let first = Product { x: &[1.0; 10], w: &w, out: &mut first };
     matmul_each(exec, &mut [first, Product { x: &[1.0; 20], w: &w, out: &mut second }])
@@ -119,9 +117,9 @@ fn a_panic_is_an_error() {
 
 #[test]
 fn empty_products_are_supported() {
+    let (w, no_inputs) = (packed(Format::Int8, 17, 5, 1), packed(Format::F32, 3, 0, 1));
     with_exec(Isa::best(), 2, |exec| {
         matmul_each(exec, &mut []).unwrap();
-        let (w, no_inputs) = (packed(exec, Format::Int8, 17, 5, 1), packed(exec, Format::F32, 3, 0, 1));
         let (mut out, mut zeros) = ([f32::NAN; 17], [f32::NAN; 6]);
         let products = &mut [
             Product { x: &[], w: &no_inputs, out: &mut zeros },
@@ -137,7 +135,7 @@ fn empty_products_are_supported() {
 #[should_panic(expected = "x must have 10 elements (2 rows of 5), got 9")]
 fn activations_of_the_wrong_length_are_refused() {
     with_exec(Isa::best(), 1, |exec| {
-        let w = packed(exec, Format::F32, 3, 5, 1);
+        let w = packed(Format::F32, 3, 5, 1);
         let first = Product { x: &[0.0; 5], w: &w, out: &mut [0.0; 3] };
         let _ = matmul_each(exec, &mut [first, Product { x: &[0.0; 9], w: &w, out: &mut [0.0; 6] }]);
     });
@@ -148,7 +146,7 @@ fn products_of_different_families_have_the_bits_of_separate_calls() {
     let x = noise(2 * 256, 3);
     with_exec(Isa::best(), 2, |exec| {
         let formats = [Format::F16, Format::Int4, Format::F32, Format::Q4K, Format::F16];
-        let weights = formats.map(|format| packed(exec, format, 20, 256, 4));
+        let weights = formats.map(|format| packed(format, 20, 256, 4));
         let mut out = [[f32::NAN; 40]; 5];
         let mut products: Vec<_> = weights.iter().zip(&mut out).map(|(w, out)| Product { x: &x, w, out }).collect();
         matmul_each(exec, &mut products).unwrap();

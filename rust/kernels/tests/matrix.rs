@@ -7,7 +7,7 @@ mod rotation;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use dense::{packed, packed_bands, whole, with_exec};
+use dense::{Noise, packed_bands, whole, with_exec};
 use ferrule_kernels::arch::{ByteLine, Isa};
 use ferrule_kernels::{
     AllocError, BufferError, BytesOwner, Cancel, Exec, Format, LAYOUT_VERSION, PackError, PackedMatrix, Pool,
@@ -247,7 +247,7 @@ fn matrices_are_restored_from_shared_memory_and_from_copies() {
     let all = Format::ALL.iter().map(|format| vec![(*format, 37)]);
     for formats in all.chain([vec![(Format::Int4, 32), (Format::Int6, 21)]]) {
         let cols = whole(&formats, 301);
-        let packed = with_exec(Isa::best(), 1, |exec| packed_bands(exec, &formats, cols, 3));
+        let packed = packed_bands(&formats, cols, 3);
         let buffers: Vec<_> = packed.buffers().collect();
         let sizes = formats.iter().flat_map(|&(format, rows)| PackedMatrix::buffer_bytes(format, rows, cols).unwrap());
         assert_eq!(sizes.collect::<Vec<_>>(), buffers.iter().map(|buffer| buffer.len()).collect::<Vec<_>>());
@@ -273,7 +273,7 @@ fn panels_are_the_rows_of_the_whole() {
     let all = Format::ALL.iter().map(|format| vec![(*format, 53)]);
     for formats in all.chain([vec![(Format::Int4, 32), (Format::Int6, 21)]]) {
         let cols = whole(&formats, 301);
-        let packed = with_exec(Isa::best(), 1, |exec| packed_bands(exec, &formats, cols, 3));
+        let packed = packed_bands(&formats, cols, 3);
         let shared = PackedMatrix::shared(&formats, cols, shared_buffers(&packed)).unwrap();
         let rows = rows_of(&packed);
         for panels in [0..4, 0..1, 1..3, 3..4, 2..2] {
@@ -383,7 +383,8 @@ fn the_layout_matches_its_version() {
     for isa in Isa::available() {
         let hashes = |cols: usize, formats: &[Format]| {
             let hash_of = |format: &Format| {
-                let matrix = with_exec(isa, 1, |exec| packed(exec, *format, 37, cols, 11));
+                let source = Noise { formats: &[(*format, 37)], seed: 11, first: 0 };
+                let matrix = with_exec(isa, 2, |exec| PackedMatrix::pack(exec, source.formats, cols, &source)).unwrap();
                 (format.name(), hash(matrix.buffers().flatten()))
             };
             formats.iter().map(hash_of).collect::<Vec<_>>()

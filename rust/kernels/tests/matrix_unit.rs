@@ -3,9 +3,10 @@
 
 #![cfg(all(debug_assertions, target_arch = "x86_64", feature = "avx512vnni"))]
 
+#[allow(dead_code, reason = "of the module that tests share")]
 mod dense;
 
-use dense::{packed, packed_bands, whole, with_exec};
+use dense::{packed_bands, whole, with_exec};
 use ferrule_kernels::arch::{Isa, Model};
 use ferrule_kernels::{Exec, Format, PackedMatrix, Product, matmul, matmul_each};
 
@@ -29,27 +30,21 @@ fn is_on_unit(format: Format) -> bool {
     format.is_integer() && (format.stored_block().is_none() || format == Format::Int8Sparse)
 }
 
-/// Compares the products of the first rows of some activations with those of all of them without the unit.
-fn check(formats: &[Format], pack: impl FnOnce(&Exec<'_>) -> PackedMatrix, x: &[f32]) {
+/// Compares products of the first activations with those of all of them without the unit.
+fn check(bands: &[(Format, usize)], k: usize, x: &[f32]) {
     let Some([vnni, model]) = Isa::vnni_and_model() else { return };
     let units = [model].into_iter().chain(Isa::named("amx"));
-    let w = with_exec(vnni, 1, pack);
-    let k = w.cols();
+    let w = packed_bands(bands, k, 5);
     let expected = with_exec(vnni, 2, |exec| product(exec, x, &w));
     for (isa, m) in units.flat_map(|isa| ROWS.map(|m| (isa, m))).filter(|(_, m)| m * k <= x.len()) {
         with_exec(isa, 1, |exec| {
             let same = product(exec, &x[..m * k], &w) == expected[..m * w.rows()];
-            assert!(same, "{m} rows of {k}, {formats:?}, {}", isa.name());
+            assert!(same, "{m} rows of {k}, {bands:?}, {}", isa.name());
         });
-        let is_on_model = isa.name() == model.name() && m > 16 && formats.iter().copied().all(is_on_unit);
+        let is_on_model = isa.name() == model.name() && m > 16 && bands.iter().all(|(format, _)| is_on_unit(*format));
         assert_eq!(Model::take_products() > 0, is_on_model, "the unit multiplies {m} rows");
         assert!(!Model::is_configured(), "tiles are released");
     }
-}
-
-/// Compares the products with `n` rows of weights in one format.
-fn check_format(format: Format, n: usize, k: usize, x: &[f32]) {
-    check(&[format], |exec| packed(exec, format, n, k, 5), x);
 }
 
 #[test]
@@ -58,7 +53,7 @@ fn a_matrix_unit_changes_no_bits() {
         // Half a block, a half block at the end, and more blocks than are unpacked at once.
         for k in [40, 328, 1033] {
             let k = whole(&[(*format, 83)], k);
-            check_format(*format, 83, k, &activations(48, k));
+            check(&[(*format, 83)], k, &activations(48, k));
         }
     }
 }
@@ -68,7 +63,7 @@ fn a_matrix_unit_changes_no_bits_of_several_formats() {
     for other in [Format::Q4K, Format::Trellis3] {
         let bands = [(Format::Int8, 48), (other, 16), (Format::Int4, 16), (Format::Int6, 35)];
         let k = whole(&bands, 600);
-        check(&bands.map(|(format, _)| format), |exec| packed_bands(exec, &bands, k, 5), &activations(33, k));
+        check(&bands, k, &activations(33, k));
     }
 }
 
@@ -78,7 +73,7 @@ fn a_matrix_unit_changes_no_bits_of_products_that_share_activations() {
     // The unit multiplies the first matrix alone, whose tiles of activations are others.
     let (x, bands) = (activations(48, 256), [vec![(Format::Int8, 48)], vec![(Format::Int8, 16), (Format::Q4K, 32)]]);
     for order in [[0, 1], [1, 0]] {
-        let weights = order.map(|index: usize| with_exec(vnni, 1, |exec| packed_bands(exec, &bands[index], 256, 5)));
+        let weights = order.map(|index: usize| packed_bands(&bands[index], 256, 5));
         let mut outputs = [(); 2].map(|()| vec![f32::NAN; 48 * 48]);
         let mut products: Vec<_> = weights.iter().zip(&mut outputs).map(|(w, out)| Product { x: &x, w, out }).collect();
         with_exec(model, 1, |exec| matmul_each(exec, &mut products)).unwrap();
@@ -92,7 +87,7 @@ fn a_matrix_unit_changes_no_bits_of_products_that_share_activations() {
 #[test]
 fn a_matrix_unit_changes_no_bits_of_several_tasks_of_rows() {
     for format in [Format::Int4, Format::Trellis3] {
-        check_format(format, 70, 128, &activations(530, 128));
+        check(&[(format, 70)], 128, &activations(530, 128));
     }
 }
 
@@ -102,6 +97,6 @@ fn a_matrix_unit_changes_no_bits_beside_numbers_that_are_not_finite() {
     for format in [Format::Int8, Format::Int4, Format::Trellis2] {
         let mut x = activations(33, 256);
         (x[3 * 256 + 9], x[20 * 256 + 255], x[32 * 256]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
-        check_format(format, 40, 256, &x);
+        check(&[(format, 40)], 256, &x);
     }
 }

@@ -103,15 +103,15 @@ pub fn with_exec<T>(isa: Isa, threads: usize, work: impl FnOnce(&Exec<'_>) -> T)
 
 /// Packs a matrix with the fastest instruction set: all of them quantize to the same bits, and the search for the codes of a
 /// trellis format takes most of the time of a test.
-pub fn pack(exec: &Exec<'_>, formats: &[(Format, usize)], k: usize, source: &dyn RowSource) -> PackedMatrix {
-    PackedMatrix::pack(&Exec { isa: Isa::best(), ..*exec }, formats, k, source).unwrap()
+pub fn pack(formats: &[(Format, usize)], k: usize, source: &dyn RowSource) -> PackedMatrix {
+    with_exec(Isa::best(), 2, |exec| PackedMatrix::pack(exec, formats, k, source)).unwrap()
 }
 
 /// Packs a matrix of [`Noise`]. `k` must be a whole number of stored blocks of the formats.
-pub fn packed_bands(exec: &Exec<'_>, formats: &[(Format, usize)], k: usize, seed: u64) -> PackedMatrix {
-    pack(exec, formats, k, &Noise { formats, seed, first: 0 })
+pub fn packed_bands(formats: &[(Format, usize)], k: usize, seed: u64) -> PackedMatrix {
+    pack(formats, k, &Noise { formats, seed, first: 0 })
 }
 
-pub fn packed(exec: &Exec<'_>, format: Format, n: usize, k: usize, seed: u64) -> PackedMatrix {
-    packed_bands(exec, &[(format, n)], k, seed)
+pub fn packed(format: Format, n: usize, k: usize, seed: u64) -> PackedMatrix {
+    packed_bands(&[(format, n)], k, seed)
 }
