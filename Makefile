@@ -13,6 +13,9 @@ INSTALL := $(MATURIN) develop --quiet --no-default-features --features "pyo3/abi
 # rustup installs here, and only new shells have it in PATH.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
+# Options of maturin for the wheel, which has all instruction sets by default.
+DIST_FLAGS ?= --release
+
 # Files whose language is checked.
 PROSE := *.md docs examples benches fuzz tools tests scripts .ci Makefile pyproject.toml zensical.toml rust python
 
@@ -77,9 +80,8 @@ docs: $(VENV)/ready ## build the documentation site in target/site; warnings are
 	$(BIN)/zensical build --strict --clean
 
 dist: $(VENV)/ready ## build dist/*.tar.gz and dist/*.whl, and test the wheel in a new venv without a Rust toolchain
-	@# DIST_FEATURES replaces the default features of the wheel, which are all instruction sets.
 	rm -f dist/*.tar.gz dist/*.whl
-	$(MATURIN) build --release --sdist --out dist $(and $(DIST_FEATURES),--no-default-features --features "$(DIST_FEATURES)")
+	$(MATURIN) build $(DIST_FLAGS) --sdist --out dist
 	scripts/try-wheel $(PYTHON) dist/*.whl
 
 MIRI := RUST_BACKTRACE=0 PROPTEST_CASES=8 MIRIFLAGS=-Zmiri-disable-isolation \
