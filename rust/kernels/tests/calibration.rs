@@ -27,6 +27,16 @@ fn statistics(exec: &Exec<'_>, x: &[f32], cols: usize, chunk: usize) -> Option<I
     hessian.statistics(exec).unwrap()
 }
 
+/// Returns the statistics of inputs with the errors of their outputs.
+fn statistics_with_errors(exec: &Exec<'_>, x: &[f32], errors: &[f32], cols: usize, chunk: usize) -> InputStatistics {
+    let outputs = errors.len() / (x.len() / cols);
+    let mut hessian = Hessian::zeroed(cols, Basis::Rotated).unwrap().with_errors(outputs).unwrap();
+    for (x, errors) in x.chunks(chunk * cols).zip(errors.chunks(chunk * outputs)) {
+        hessian.add_with_errors(exec, x, errors).unwrap();
+    }
+    hessian.statistics(exec).unwrap().unwrap()
+}
+
 /// Packs a matrix in one format, calibrated if `inputs` is given.
 fn packed(
     exec: &Exec<'_>,
@@ -147,6 +157,104 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
+    /// The weights that are quantized are those of a naive implementation: `W + V H^-1` in the rotated basis.
+    #[test]
+    fn corrected_weights_minimize_the_errors_of_outputs(case in case()) {
+        let Case { rows, cols, more, seed } = case;
+        let n = cols.next_multiple_of(HALF);
+        let x = inputs(seed, n + more, cols, 9);
+        let (weights, errors) = (random(seed ^ 77, rows * cols), random(seed ^ 5, (n + more) * rows));
+        let inverse = inverse(damped_hessian(rotated_rows(&x, cols, n), n), n);
+        let scale = rotated_rows(&x, cols, n).flatten().map(|x| x * x).sum::<f64>() / n as f64;
+        // Rows of V, and of the corrected weights.
+        let mut sums = vec![0.0; rows * n];
+        for (x, errors) in rotated_rows(&x, cols, n).zip(errors.chunks_exact(rows)) {
+            for (sums, error) in sums.chunks_exact_mut(n).zip(errors) {
+                sums.iter_mut().zip(&x).for_each(|(sum, x)| *sum += f64::from(*error) * x / scale);
+            }
+        }
+        let found = exec(2, Isa::best(), |exec| {
+            let statistics = statistics_with_errors(exec, &x, &errors, cols, 100);
+            packed(exec, Format::Int8, &weights, cols, Some(&statistics))
+        });
+        let mut back = vec![0.0; cols];
+        for (row, (weights, sums)) in weights.chunks_exact(cols).zip(sums.chunks_exact(n)).enumerate() {
+            let mut whole = vec![0.0; n];
+            whole[..cols].copy_from_slice(weights);
+            let mut target: Vec<f64> = rotated(&whole).into_iter().map(f64::from).collect();
+            for (j, target) in target.iter_mut().enumerate() {
+                let change = sums.iter().enumerate().map(|(k, sum)| sum * inverse[k * n + j]).sum::<f64>();
+                *target += change * BLOCK as f64;
+            }
+            found.read_row(row, &mut back);
+            whole[..cols].copy_from_slice(&back);
+            // The outputs of the quantized weights are those of the target on the inputs that were seen.
+            let back: Vec<f64> = rotated(&whole).into_iter().map(f64::from).collect();
+            let [mut error, mut size] = [0.0; 2];
+            for x in rotated_rows(&x, cols, n) {
+                let product = |row: &[f64]| row.iter().zip(&x).map(|(weight, x)| weight * x).sum::<f64>();
+                size += product(&target).powi(2);
+                error += (product(&target) - product(&back)).powi(2);
+            }
+            prop_assert!(error < 1e-3 * size, "row {row}: {error} of {size}");
+        }
+    }
+}
+
+/// Weights corrected for inputs with errors have less error of their outputs.
+#[test]
+fn correction_reduces_the_error_that_inputs_cause() {
+    const ROWS: usize = 37;
+    for isa in Isa::available() {
+        for cols in [64, 200, 640] {
+            exec(2, isa, |exec| {
+                let (exact, weights) = (inputs(1, 1500, cols, 40), random(9, ROWS * cols));
+                // Errors that are correlated with the inputs, as those of matrices with too small weights are.
+                let noise = random(3, exact.len());
+                let x: Vec<_> = exact.iter().zip(&noise).map(|(x, noise)| 0.9 * x + 0.05 * noise).collect();
+                let product = |weights: &[f32], x: &[f32]| -> f32 { weights.iter().zip(x).map(|(w, x)| w * x).sum() };
+                let outputs = |x: &[f32]| -> Vec<f32> {
+                    let rows = x.chunks_exact(cols);
+                    rows.flat_map(|x| weights.chunks_exact(cols).map(move |row| product(row, x))).collect()
+                };
+                let (wanted, found) = (outputs(&exact), outputs(&x));
+                let errors: Vec<_> = wanted.iter().zip(&found).map(|(wanted, found)| wanted - found).collect();
+                let plain = statistics(exec, &x, cols, 1500).unwrap();
+                let corrected = statistics_with_errors(exec, &x, &errors, cols, 1500);
+                let [plain, corrected] = [plain, corrected].map(|statistics| {
+                    let packed = packed(exec, Format::Int6, &weights, cols, Some(&statistics));
+                    let mut out = vec![0.0; wanted.len()];
+                    let mut back = vec![0.0; cols];
+                    for row in 0..ROWS {
+                        packed.read_row(row, &mut back);
+                        for (x, out) in x.chunks_exact(cols).zip(out.chunks_exact_mut(ROWS)) {
+                            out[row] = product(&back, x);
+                        }
+                    }
+                    wanted.iter().zip(&out).map(|(wanted, out)| f64::from(wanted - out).powi(2)).sum::<f64>()
+                });
+                assert!(corrected < 0.5 * plain, "{}, {cols}: {corrected} of {plain}", isa.name());
+            });
+        }
+    }
+}
+
+/// A correction takes as many rows as there are inputs.
+#[test]
+fn few_rows_correct_nothing() {
+    exec(2, Isa::best(), |exec| {
+        let (cols, rows) = (200, 21);
+        let (x, weights) = (inputs(3, 100, cols, 5), random(8, rows * cols));
+        let plain = statistics(exec, &x, cols, 100).unwrap();
+        let corrected = statistics_with_errors(exec, &x, &random(2, 100 * rows), cols, 100);
+        let [plain, corrected] = [plain, corrected].map(|it| packed(exec, Format::Int4, &weights, cols, Some(&it)));
+        assert!(plain.buffers().eq(corrected.buffers()));
+    });
+}
+
 const FORMATS: [Format; 9] = [
     Format::Trellis2,
     Format::Int2,
@@ -246,6 +354,23 @@ fn threads_and_chunks_change_no_bit() {
         for (threads, chunk) in [(2, 256), (3, 7), (8, 900)] {
             assert!(bytes(threads, chunk) == once, "{}: {threads} threads, {chunk} rows", format.name());
         }
+    }
+}
+
+#[test]
+fn threads_and_chunks_change_no_bit_of_corrected_weights() {
+    let (cols, rows) = (700, 150);
+    let (x, weights, errors) = (inputs(3, 900, cols, 20), random(8, rows * cols), random(9, 900 * rows));
+    let bytes = |threads, chunk| {
+        exec(threads, Isa::best(), |exec| {
+            let statistics = statistics_with_errors(exec, &x, &errors, cols, chunk);
+            let packed = packed(exec, Format::Int4, &weights, cols, Some(&statistics));
+            packed.buffers().flatten().copied().collect::<Vec<u8>>()
+        })
+    };
+    let once = bytes(1, 900);
+    for (threads, chunk) in [(2, 900), (3, 7), (1, 256), (8, 300)] {
+        assert!(bytes(threads, chunk) == once, "{threads} threads, {chunk} rows");
     }
 }
 

@@ -9,7 +9,7 @@
 //! rank updates in f32.
 
 use super::rank_update::{DEPTH, PANEL, Sign, rank_update};
-use super::{Basis, Hessian, padded};
+use super::{Basis, Correction, Hessian, padded};
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::memory::PageSlice;
@@ -42,6 +42,8 @@ pub struct InputStatistics {
     pub(crate) importance: Vec<f32>,
     /// Factor of the Hessian for error feedback; `None` if there were fewer rows than inputs.
     pub(crate) factor: Option<HessianFactor>,
+    /// Correction of the weights, if there is a factor and the Hessian had errors of outputs.
+    pub(crate) correction: Option<Correction>,
 }
 
 impl InputStatistics {
@@ -69,6 +71,11 @@ pub(crate) struct HessianFactor {
 }
 
 impl HessianFactor {
+    /// Returns the number of inputs, padded to whole half blocks.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
     /// Returns the rows of the inverse of diagonal super-block `index` of R, one for each input.
     pub fn inverse(&self, index: usize) -> std::slice::ChunksExact<'_, f32> {
         let width = (self.size - index * SUPER).min(SUPER);
@@ -122,9 +129,9 @@ impl Hessian {
         if self.rows < size as u64 {
             let share = self.rows as f32 / size as f32;
             let importance = diagonal.map(|x| share * x + (1.0 - share)).collect();
-            return Ok(Some(InputStatistics { cols, basis, importance, factor: None }));
+            return Ok(Some(InputStatistics { cols, basis, importance, factor: None, correction: None }));
         }
-        let Self { mut sums, pending, .. } = self;
+        let Self { mut sums, pending, errors, .. } = self;
         let scaled = Tiles::row_blocks(&mut sums, size, 1);
         exec.run(size, |row| {
             let mut tile = scaled.take(row);
@@ -134,11 +141,13 @@ impl Hessian {
         })?;
         drop(scaled);
         let factor = factor(exec, sums, size, pending)?;
+        let correction = errors.map(|errors| errors.correction(exec, &factor, scale)).transpose()?;
         let importance = (0..size).map(|input| {
             let diagonal = factor.row(input)[input];
             diagonal * diagonal
         });
-        Ok(Some(InputStatistics { cols, basis, importance: importance.collect(), factor: Some(factor) }))
+        let importance = importance.collect();
+        Ok(Some(InputStatistics { cols, basis, importance, factor: Some(factor), correction }))
     }
 }
 

@@ -6,7 +6,7 @@ use crate::arch::{LANES, Simd};
 use crate::quant::integer::{self, HALF, SUPER};
 
 /// Number of later inputs that are corrected at a time, with sums in registers.
-const CORRECTED: usize = 8;
+pub(super) const CORRECTED: usize = 8;
 
 /// Number of later inputs whose elements of R are copied together. The copy is contiguous, while rows of R are often a
 /// power of two apart and map to the same cache sets.
@@ -20,7 +20,7 @@ pub(crate) struct Feedback {
     /// Weights, padded to whole half blocks of inputs.
     pub weights: Vec<Column>,
     /// Correction of each input by the errors of earlier super-blocks: `-e R`.
-    corrections: Vec<Column>,
+    pub corrections: Vec<Column>,
 }
 
 impl Feedback {
@@ -45,6 +45,12 @@ impl Feedback {
                 subtract(simd, &mut targets[k..], &[simd.load(corrections)], &[&inverse[k..]]);
             }
         }
+    }
+}
+
+impl AsMut<Feedback> for Feedback {
+    fn as_mut(&mut self) -> &mut Feedback {
+        self
     }
 }
 

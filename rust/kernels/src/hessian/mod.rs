@@ -7,6 +7,7 @@
 //!
 //! Every element is summed in a fixed order, independent of the number of threads.
 
+mod correction;
 mod factor;
 pub(crate) mod feedback;
 mod norms;
@@ -19,6 +20,8 @@ use crate::quant::integer::{BLOCK, padded};
 use crate::quant::rotation;
 use crate::{Exec, PoolError};
 
+pub(crate) use correction::Correction;
+use correction::OutputErrors;
 pub(crate) use factor::HessianFactor;
 pub use factor::{CalibrationError, InputStatistics};
 pub use norms::InputNorms;
@@ -49,6 +52,8 @@ pub struct Hessian {
     pending: PageSlice<f32>,
     /// Number of pending rows.
     filled: usize,
+    /// Errors of the outputs, if the weights are corrected for them.
+    errors: Option<OutputErrors>,
 }
 
 impl Hessian {
@@ -60,7 +65,27 @@ impl Hessian {
         let size = padded(cols);
         let sums = PageSlice::zeroed_in_huge_pages(size.checked_mul(size).ok_or(AllocError { bytes: u64::MAX })?)?;
         let pending = PageSlice::zeroed_in_huge_pages(size.checked_mul(DEPTH).ok_or(AllocError { bytes: u64::MAX })?)?;
-        Ok(Self { cols, basis, rows: 0, sums, pending, filled: 0 })
+        Ok(Self { cols, basis, rows: 0, sums, pending, filled: 0, errors: None })
+    }
+
+    /// Adds sums for the errors of `outputs` outputs, which [`Hessian::add_with_errors`] receives. The statistics then
+    /// correct the weights of these outputs.
+    ///
+    /// # Errors
+    /// [`AllocError`] if allocation fails.
+    ///
+    /// # Panics
+    /// If the basis is plain, or rows were added before.
+    pub fn with_errors(self, outputs: usize) -> Result<Self, AllocError> {
+        assert!(self.basis == Basis::Rotated && self.rows == 0, "only an empty Hessian of rotated inputs has errors");
+        let errors = OutputErrors::zeroed(outputs, padded(self.cols))?;
+        Ok(Self { errors: Some(errors), ..self })
+    }
+
+    /// Returns the bytes of memory that [`Hessian::with_errors`] adds, or `None` if they overflow.
+    #[must_use]
+    pub fn bytes_of_errors(cols: usize, outputs: usize) -> Option<u64> {
+        OutputErrors::bytes_for(outputs, padded(cols))
     }
 
     /// Returns the bytes of memory of a Hessian for `cols` inputs, or `None` if they overflow.
@@ -82,8 +107,27 @@ impl Hessian {
     /// [`PoolError`] if the run was cancelled or a task panicked. The Hessian is then invalid.
     ///
     /// # Panics
-    /// If `x` is not a whole number of rows.
+    /// If `x` is not a whole number of rows, or the Hessian has sums for errors.
     pub fn add(&mut self, exec: &Exec<'_>, x: &[f32]) -> Result<(), PoolError> {
+        assert!(self.errors.is_none(), "the errors of outputs are missing");
+        self.add_rows(exec, x, &[])
+    }
+
+    /// Adds the rows of `x: [rows, cols]` with the errors of their outputs, `[rows, outputs]`: the exact outputs minus
+    /// those that the weights compute from `x`.
+    ///
+    /// # Errors
+    /// Same as [`Hessian::add`].
+    ///
+    /// # Panics
+    /// If `x` and `errors` do not have the same whole number of rows, or the Hessian has no sums for errors.
+    pub fn add_with_errors(&mut self, exec: &Exec<'_>, x: &[f32], errors: &[f32]) -> Result<(), PoolError> {
+        let outputs = self.errors.as_ref().expect("a Hessian with sums for errors").outputs;
+        assert_eq!(x.len() / self.cols * outputs, errors.len(), "inputs and errors must have as many rows");
+        self.add_rows(exec, x, errors)
+    }
+
+    fn add_rows(&mut self, exec: &Exec<'_>, x: &[f32], mut errors: &[f32]) -> Result<(), PoolError> {
         assert!(
             x.len().is_multiple_of(self.cols),
             "{} elements are not a whole number of rows of {}",
@@ -96,6 +140,11 @@ impl Hessian {
             let (now, later) = left.split_at(room.min(left.len()));
             left = later;
             let (first, count) = (self.filled, now.len() / self.cols);
+            if let Some(of_outputs) = &mut self.errors {
+                let (now, later) = errors.split_at(count * of_outputs.outputs);
+                errors = later;
+                of_outputs.add(exec, now, first)?;
+            }
             let blocks = Tiles::row_blocks(&mut self.pending, DEPTH * PANEL, BLOCK_PANELS);
             exec.run(blocks.len(), |block| {
                 let (cols, basis, panels) = (self.cols, self.basis, blocks.take(block));
@@ -114,6 +163,9 @@ impl Hessian {
     fn flush(&mut self, exec: &Exec<'_>) -> Result<(), PoolError> {
         let size = padded(self.cols);
         rank_update(exec, &mut self.sums, size, size, &self.pending, self.filled, Sign::Plus)?;
+        if let Some(errors) = &mut self.errors {
+            errors.flush(exec, &self.pending, self.filled)?;
+        }
         self.filled = 0;
         Ok(())
     }

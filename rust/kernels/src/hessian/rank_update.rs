@@ -1,8 +1,8 @@
 //! Symmetric rank-k updates (BLAS `syrk`): `C += A^T A` and `C -= A^T A`, where A has few rows. Only the upper triangle
-//! of C is computed.
+//! of C is computed. Updates with two matrices, `C += A^T B`, compute all of C.
 //!
-//! A is stored in panels of columns, so that a tile of C reads contiguous memory. An element of C is updated once, by
-//! the sum over all rows of A from the first to the last.
+//! A and B are stored in panels of columns, so that a tile of C reads contiguous memory. An element of C is updated
+//! once, by the sum over all rows of A from the first to the last.
 
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::{Tile, Tiles};
@@ -41,13 +41,31 @@ pub(super) fn rank_update(
     let upper: Vec<_> = (0..side).flat_map(|down| (down..side).map(move |across| (down, across))).collect();
     exec.run(upper.len(), |task| {
         let (down, across) = upper[task];
-        exec.isa.run(Update { a, depth, sign, tile: tiles.take(down * side + across) });
+        exec.isa.run(Update { a, b: a, depth, sign, tile: tiles.take(down * side + across) });
+    })
+}
+
+/// Adds `A^T B` to `c: [rows][columns]`, with the first `depth` rows of `a: [rows / PANEL][DEPTH][PANEL]` and
+/// `b: [columns / PANEL][DEPTH][PANEL]`.
+pub(super) fn product_update(
+    exec: &Exec<'_>,
+    c: &mut [f32],
+    columns: usize,
+    (a, b): (&[f32], &[f32]),
+    depth: usize,
+) -> Result<(), PoolError> {
+    let tiles = Tiles::new(c, columns, 0..columns, TILE, TILE);
+    exec.run(tiles.len(), |task| {
+        exec.isa.run(Update { a, b, depth, sign: Sign::Plus, tile: tiles.take(task) });
     })
 }
 
 /// One tile of C.
 struct Update<'a> {
+    /// Panels of the rows of C.
     a: &'a [f32],
+    /// Panels of the columns of C.
+    b: &'a [f32],
     depth: usize,
     sign: Sign,
     tile: Tile<'a, f32>,
@@ -75,7 +93,7 @@ impl Update<'_> {
         for column in (0..columns.len()).step_by(P * LANES) {
             for row in (0..rows.len()).step_by(R) {
                 let [left, right] = [rows.start + row, columns.start + column];
-                let lines = panel(self.a, left).iter().zip(panel(self.a, right)).take(self.depth);
+                let lines = panel(self.a, left).iter().zip(panel(self.b, right)).take(self.depth);
                 let mut sums = [[simd.splat(0.0); P]; R];
                 for (left_line, right_line) in lines {
                     let left: &[f32; R] = left_line[left % PANEL..].first_chunk().expect("within a panel");

@@ -122,13 +122,14 @@ impl PackedMatrix {
     }
 
     /// Packs a matrix like [`PackedMatrix::pack`], but quantizes integer formats by GPTQ with the statistics of
-    /// calibration inputs.
+    /// calibration inputs, which may correct the weights before.
     ///
     /// # Errors
     /// Same as [`PackedMatrix::pack`].
     ///
     /// # Panics
-    /// Same as [`PackedMatrix::pack`], and if the statistics have another number of inputs.
+    /// Same as [`PackedMatrix::pack`], and if the statistics have another number of inputs, or a correction for another
+    /// number of rows.
     pub fn pack_calibrated(
         exec: &Exec<'_>,
         formats: &[(Format, usize)],
@@ -151,7 +152,7 @@ impl PackedMatrix {
     /// Same as [`PackedMatrix::pack`].
     ///
     /// # Panics
-    /// If the statistics have another number of inputs.
+    /// If the statistics have another number of inputs, or a correction for another number of rows.
     pub fn calibrated_error(
         exec: &Exec<'_>,
         (format, rows): (Format, usize),
@@ -193,6 +194,10 @@ impl PackedMatrix {
         let mut packed = Self::zeroed(formats, cols)?;
         let mut losses = vec![[0.0; LANES]; packed.rows.div_ceil(LANES)];
         let Self { rows, bands, .. } = &mut packed;
+        let correction = statistics.correction.as_ref();
+        if let Some(correction) = correction {
+            assert_eq!(correction.outputs, *rows, "the correction must be of as many rows as the matrix has");
+        }
         let caller = thread::current().id();
         // A task takes seconds for thousands of columns. The caller alone polls, as between tasks.
         let is_cancelled = || match thread::current().id() == caller {
@@ -211,7 +216,12 @@ impl PackedMatrix {
                 let each = each.zip(block_scales.contiguous().chunks_exact_mut(band.panel_scales));
                 let calibrated = each.map(|((panel, lines), block_scales)| {
                     let values = Source { source, cols }.numbers(panel * LANES..*rows);
-                    CalibratedPanel::new(exec.isa, &values, block_scales, bytemuck::cast_slice_mut(lines))
+                    let mut calibrated =
+                        CalibratedPanel::new(exec.isa, &values, block_scales, bytemuck::cast_slice_mut(lines));
+                    if let Some(correction) = correction {
+                        correction.add_to(panel, calibrated.weights_mut());
+                    }
+                    calibrated
                 });
                 let mut calibrated: Vec<_> = calibrated.collect();
                 format.pack_calibrated(exec.isa, statistics, &mut calibrated, &is_cancelled);

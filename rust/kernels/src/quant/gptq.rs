@@ -53,6 +53,11 @@ impl<'a> CalibratedPanel<'a> {
         Self { feedback, block_scales, lines, groups, residuals, loss: [0.0; LANES] }
     }
 
+    /// Returns the rotated weights, `[inputs][row]`.
+    pub fn weights_mut(&mut self) -> &mut [Column] {
+        &mut self.feedback.weights
+    }
+
     /// Stores codes and sub-scales in the output lines, and sums up the loss.
     #[inline(always)]
     fn finish<S: Simd, F: IntegerFormat>(&mut self, simd: S) {
