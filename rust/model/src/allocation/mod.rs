@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use ferrule_kernels::{Exec, Format};
 use serde::{Serialize, Serializer};
 
-use crate::calibrate;
+use crate::calibrate::{self, Sequences};
 use crate::quantization::Quantization;
 use crate::spec::ModelSpec;
 use crate::weights::{LoadError, Loader, Progress, Source, refuse_packed};
@@ -118,6 +118,7 @@ pub fn allocate_bits(
     let mut probed = probe::tokens(spec, sequences);
     probe::check_memory(spec, source, &probed)?;
     if let Some(sequences) = sequences {
+        let sequences = Sequences { tokens: sequences, corrects: false };
         calibrate::check_memory(spec, source, &loader, sequences, exec.pool.threads())?;
     }
     let surveyed = tensors.size.bytes as f64;

@@ -3,14 +3,22 @@
 //!
 //! The model is processed layer by layer. A layer is loaded in f32 and runs over all tokens; the Hessians of the inputs
 //! of its linear layers say what quantization errors cost. Its matrices are quantized with them, and the quantized
-//! layer computes the inputs of the next one, so that later layers compensate for earlier errors.
+//! layer computes the inputs of the next one.
 //!
-//! Memory holds the hidden states of all tokens, one layer in f32 and quantized, and as many Hessians as fit. If not
-//! all fit, the layer runs again for the remaining ones.
+//! Each matrix corrects the errors of those before it, in the layer and in earlier ones (GPTAQ,
+//! <https://arxiv.org/abs/2504.02692>). The layer runs up to each linear layer once, with the quantized matrices before
+//! it, and records the inputs. The layer of the exact model runs on the hidden states of the exact model before, and
+//! what the outputs should be follows from its inputs. Matrices of routed experts are not corrected, and are recorded
+//! together with the f32 matrices of the others. Pruned matrices are not corrected, but have the inputs of the
+//! quantized model.
+//!
+//! Memory holds the hidden states of all tokens in both models, one layer in f32 and quantized, and the Hessian of a
+//! linear layer, or as many of those of experts as fit. If not all fit, the layer runs again for the remaining ones.
 
 mod inputs;
 mod output;
 mod pass;
+mod recorder;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,12 +34,13 @@ use crate::quantization::Quantization;
 use crate::recipe::MatrixFormats;
 use crate::spec::ModelSpec;
 use crate::weights::{
-    LoadError, Loader, Measure, Pack, PackedOutput, Packer, Progress, Source, check_recipe, refuse_packed,
+    LoadError, Loader, Measure, Pack, PackedOutput, Packer, Progress, Source, TokenTable, check_recipe, refuse_packed,
 };
 use inputs::{CalibratedSite, CalibratedSites, LayerInputs};
 pub(crate) use output::Target;
 use output::{Calibrated, Output};
 pub(crate) use pass::{Pass, State};
+use recorder::ERROR_ROWS;
 
 /// Shares of a layer's work, for progress: running it in f32, quantizing it, and running it quantized. Measured with 16,384
 /// tokens and int4 on SmolLM2-135M (0.61, 0.13, 0.26) and the embedded model (0.62, 0.10, 0.28). The share
@@ -60,7 +69,7 @@ pub fn calibrate_into<'a>(
     let formats = formats.into();
     let loader = Loader::new(spec, source, formats);
     check_recipe(spec, &loader, formats)?;
-    check_memory(spec, source, &loader, sequences, exec.pool.threads())?;
+    check_memory(spec, source, &loader, Sequences { tokens: sequences, corrects: true }, exec.pool.threads())?;
     let file = PackedOutput::create(path, &loader, formats.quantization, metadata, |loader, survey| {
         walk(loader, spec, survey)
     })?;
@@ -80,6 +89,7 @@ pub(crate) fn calibrate<T: Target>(
     target: &mut T,
 ) -> Result<(), LoadError> {
     let floats = Loader::new(spec, source, Quantization::F32);
+    let all = Sequences { tokens: sequences, corrects: T::CORRECTS };
     // A tied embedding is packed last, when the inputs of the lm_head are known; until then it is used uncalibrated.
     let embedding = match spec.has_tied_lm_head() {
         true => loader.embedding(&mut in_memory(exec, &mut |_, _| ()))?,
@@ -87,25 +97,28 @@ pub(crate) fn calibrate<T: Target>(
     };
     let tables = loader.tables(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?;
     let streams = loader.streams(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?;
+    let mut exact = T::CORRECTS.then(|| exact_state(spec, source, sequences, &tables, exec)).transpose()?;
     let mut pass = Pass::new(exec, spec, sequences, &embedding, &tables, streams.as_ref())?;
     drop(embedding);
     for (index, layer_spec) in spec.layers.iter().enumerate() {
-        let mut wanted = CalibratedSites::default();
+        let mut wanted = CalibratedSites::new(all.feedback());
         loader.without_vectors().layer(&mut wanted, index, layer_spec, &[])?;
         let [before, packing, after] = SHARES.map(|share| share * wanted.bytes as f64);
         let layer = floats.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec, &[])?;
         // Use half of the memory that will be left, because other programs may need some meanwhile.
-        let beside = beside_hessians(spec, index, &wanted, sequences, exec.pool.threads());
+        let beside = beside_hessians(spec, index, &wanted, all, exec.pool.threads());
         let room = machine::available_memory().saturating_sub(beside) / 2;
-        let mut inputs = LayerInputs::new(&mut pass, &layer, index, wanted.linears, room, before);
+        let mut inputs = LayerInputs::new((&mut pass, exact.as_mut()), (&layer, index), wanted.linears, room, before);
         let mut calibrated = Calibrated::new(exec, target, &mut inputs);
         calibrated.share = packing / wanted.bytes as f64;
         let packed = loader.layer(&mut calibrated, index, layer_spec, &[])?;
+        inputs.finish()?;
         drop(layer);
         let each = after / sequences.len() as f64;
         pass.advance(&packed, index, &mut || target.advance(each))?;
     }
 
+    drop(exact);
     let mut rows = pass.take_hidden(streams.as_ref())?;
     norm_in_place(&exec, loader.final_norm()?.as_ref(), &mut rows, spec.hidden_size)?;
     let mut inputs = hessian(&exec, &rows, spec.hidden_size)?;
@@ -116,6 +129,46 @@ pub(crate) fn calibrate<T: Target>(
     }
     drop(rows);
     after_projection(loader, spec, &mut Calibrated::new(exec, target, &mut inputs))
+}
+
+/// The sequences of a calibration.
+#[derive(Clone, Copy)]
+pub(crate) struct Sequences<'a> {
+    pub tokens: &'a [Vec<u32>],
+    /// Whether the exact model runs over them too, and matrices are corrected for the errors of those before.
+    pub corrects: bool,
+}
+
+impl Sequences<'_> {
+    /// Returns the number of all tokens.
+    fn count(&self) -> usize {
+        self.tokens.iter().map(Vec::len).sum()
+    }
+
+    /// Returns the number of tokens of the longest sequence.
+    fn longest(&self) -> usize {
+        self.tokens.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
+    /// Returns the number of all tokens, if matrices are corrected.
+    fn feedback(&self) -> Option<usize> {
+        self.corrects.then(|| self.count())
+    }
+}
+
+/// Returns the hidden states of the exact model before the first layer. "Exact" means with an embedding in bf16, which
+/// has a thousandth of the squared error of int6 and takes half of the memory of f32.
+fn exact_state(
+    spec: &ModelSpec,
+    source: Source<'_>,
+    sequences: &[Vec<u32>],
+    tables: &[TokenTable],
+    exec: Exec<'_>,
+) -> Result<State, LoadError> {
+    let loader = Loader::new(spec, source, Quantization::BF16);
+    let embedding = loader.embedding(&mut in_memory(exec, &mut |_, _| ()))?;
+    let streams = loader.streams(&mut in_memory(exec, &mut |_, _| ()))?;
+    Ok(Pass::new(exec, spec, sequences, &embedding, tables, streams.as_ref())?.state)
 }
 
 /// Loads everything in the order in which it is written.
@@ -159,11 +212,13 @@ pub(crate) fn check_memory(
     spec: &ModelSpec,
     source: Source<'_>,
     loader: &Loader<'_>,
-    sequences: &[Vec<u32>],
+    sequences: Sequences<'_>,
     threads: usize,
 ) -> Result<(), LoadError> {
     let floats = Loader::new(spec, source, Quantization::F32);
-    let (needs, available) = (needs(spec, &floats, loader, sequences, threads)?, machine::available_memory());
+    let exact = Loader::new(spec, source, Quantization::BF16);
+    let needs = needs(spec, [&floats, &exact], loader, sequences, threads)?;
+    let available = machine::available_memory();
     if needs > available {
         let what = "calibration, with the hidden states of its tokens, a layer in f32 and quantized, and Hessians of its inputs,";
         return Err(LoadError::Memory { what, needs, available });
@@ -171,24 +226,31 @@ pub(crate) fn check_memory(
     Ok(())
 }
 
-/// Returns the peak memory in bytes on `threads` threads, with the Hessian of one linear layer.
+/// Returns the peak memory in bytes on `threads` threads, with the Hessian of one linear layer. `floats` loads layers
+/// in f32, and `exact` the embedding of the exact model.
 fn needs(
     spec: &ModelSpec,
-    floats: &Loader<'_>,
+    [floats, exact]: [&Loader<'_>; 2],
     loader: &Loader<'_>,
-    sequences: &[Vec<u32>],
+    sequences: Sequences<'_>,
     threads: usize,
 ) -> Result<u64, LoadError> {
-    let tokens = sequences.iter().map(Vec::len).sum::<usize>();
+    let tokens = sequences.count();
     let (streams, narrow) = (float_bytes(tokens, spec.streams_width()), float_bytes(tokens, spec.embedding_width()));
     let hessian = |columns: usize| {
         let bytes = Hessian::bytes_for(columns).unwrap_or(u64::MAX);
         bytes.saturating_add(PackedMatrix::calibration_bytes(columns, threads))
     };
-    let (floats, loader) = (floats.without_vectors(), loader.without_vectors());
+    let [floats, exact] = [floats, exact].map(Loader::without_vectors);
+    let loader = loader.without_vectors();
 
     let mut embedding = Measure::default();
     loader.embedding(&mut embedding)?;
+    if sequences.corrects {
+        // The exact embedding is read while that of the quantized model is in memory.
+        exact.embedding(&mut embedding)?;
+        exact.streams(&mut embedding)?;
+    }
     let mut ends = Measure::default();
     loader.streams(&mut ends)?;
     let mut output = Measure::default();
@@ -197,7 +259,7 @@ fn needs(
     let of_inputs = hessian(spec.hidden_size).max(hessian(spec.embedding_width()));
     let mut most = embedding.bytes.max(output.bytes.saturating_add(narrow).saturating_add(of_inputs));
     for (index, layer_spec) in spec.layers.iter().enumerate() {
-        let (mut layer, mut wanted) = (Measure::default(), CalibratedSites::default());
+        let (mut layer, mut wanted) = (Measure::default(), CalibratedSites::new(sequences.feedback()));
         floats.layer(&mut layer, index, layer_spec, &[])?;
         loader.layer(&mut wanted, index, layer_spec, &[])?;
         let of_inputs = wanted.linears.iter().map(CalibratedSite::recorded_bytes).max().unwrap_or(0);
@@ -205,34 +267,47 @@ fn needs(
         most = most.max(layer.bytes.saturating_add(of_inputs).saturating_add(beside));
     }
     let embedding = if spec.reads_embedding(0) { float_bytes(tokens, spec.hidden_size) } else { 0 };
-    Ok(most.saturating_add(streams).saturating_add(embedding).saturating_add(ends.bytes))
+    let models = if sequences.corrects { 2 } else { 1 };
+    let hidden = streams.saturating_add(embedding).saturating_mul(models);
+    Ok(most.saturating_add(hidden).saturating_add(ends.bytes))
 }
 
-/// Returns the bytes that a layer needs besides its f32 weights and their Hessians: its quantized weights, the weights that
-/// are being quantized or pruned, the activations of the longest sequence including a copy of its hidden states, and the
-/// sequence memory, which is that of all sequences where layers share keys and values.
+/// Returns the bytes that a layer needs besides its f32 weights and their Hessians: its quantized weights, the weights
+/// that are being quantized or pruned, the activations of the longest sequence including a copy of its hidden states,
+/// and the sequence memory, which is that of all sequences where layers share keys and values. If matrices are
+/// corrected, also copies of the quantized weights, the sequence memory of the exact model, and its inputs of a linear
+/// layer.
 fn beside_hessians(
     spec: &ModelSpec,
     index: usize,
     wanted: &CalibratedSites,
-    sequences: &[Vec<u32>],
+    sequences: Sequences<'_>,
     threads: usize,
 ) -> u64 {
-    let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
+    let longest = sequences.longest();
     let pages = |group: &KvGroup| if group.is_state() { 2 } else { longest.div_ceil(PAGE_TOKENS) };
     let bytes = |layout: MemoryLayout| {
         let groups = layout.groups.iter().map(|group| group.page_bytes.saturating_mul(pages(group) as u64));
         groups.fold(0, u64::saturating_add)
     };
-    let held = pass::held_memory(spec, index, sequences.len()).into_iter();
+    let held = pass::held_memory(spec, index, sequences.tokens.len()).into_iter();
     let widest = wanted.linears.iter().map(|linear| linear.columns).max().unwrap_or(0);
     let memory = held.map(|(layout, held)| bytes(layout).saturating_mul(held as u64)).fold(0, u64::saturating_add);
+    let models = if sequences.corrects { 2 } else { 1 };
+    let of_errors = wanted.linears.iter().filter(|linear| linear.corrects).map(|linear| {
+        let parts = float_bytes(longest.min(ERROR_ROWS), linear.columns.saturating_add(linear.outputs));
+        // Inputs of the exact model, and its residual stream.
+        float_bytes(longest, linear.columns.saturating_add(spec.streams_width())).saturating_add(parts)
+    });
+    let of_errors = of_errors.max().unwrap_or(0);
     wanted
         .bytes
+        .saturating_add(wanted.replaced_bytes)
+        .saturating_add(of_errors)
         .saturating_add(wanted.pruned_bytes)
         .saturating_add(PackedMatrix::calibration_bytes(widest, threads))
         .saturating_add(buffer_bytes(spec, longest, 0))
-        .saturating_add(memory)
+        .saturating_add(memory.saturating_mul(models))
 }
 
 pub(crate) fn float_bytes(rows: usize, width: usize) -> u64 {
@@ -255,13 +330,17 @@ mod tests {
         change(&mut json);
         let spec = ModelSpec::from_json(&json.to_string()).unwrap();
         let load = |quantization| Loader::new(&spec, Source::Random, quantization);
-        needs(&spec, &load(Quantization::F32), &load(Quantization::named("int4").unwrap()), sequences, threads).unwrap()
+        let int4 = Quantization::named("int4").unwrap();
+        let [floats, exact, loader] = [Quantization::F32, Quantization::BF16, int4].map(load);
+        let sequences = Sequences { tokens: sequences, corrects: true };
+        needs(&spec, [&floats, &exact], &loader, sequences, threads).unwrap()
     }
 
     #[test]
     fn peak_memory_grows_with_every_size() {
         let plain = needs_of(|_| (), &[vec![1; 64]]);
-        let hidden = 64 * 64 * 4;
+        // Of the exact and the quantized model.
+        let hidden = 2 * 64 * 64 * 4;
         assert_eq!(needs_of(|_| (), &[vec![1; 64], vec![1; 64]]), plain + hidden, "only one runs at a time");
         let longer = needs_of(|_| (), &[vec![1; 128]]);
         let keys_and_values = 64 * 2 * 2 * 16 * 4;

@@ -7,6 +7,9 @@ use crate::weights::{LoadError, MatrixPlan, PackedOutput, Packer, Progress, Site
 
 /// Receives each matrix of a model that runs over calibration data.
 pub(crate) trait Target {
+    /// Whether matrices are corrected for the errors of those that were packed before.
+    const CORRECTS: bool;
+
     /// Packs a matrix, with the statistics of its inputs where they are known. Layers compute the inputs of the next one
     /// with the packed matrices.
     fn pack(
@@ -34,6 +37,8 @@ pub(super) struct Output<'a> {
 }
 
 impl Target for Output<'_> {
+    const CORRECTS: bool = true;
+
     fn pack(
         &mut self,
         exec: &Exec<'_>,
@@ -81,8 +86,9 @@ impl<T: Target> Packer for Calibrated<'_, T> {
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<PackedMatrix, LoadError> {
         let Self { exec, target, inputs, .. } = self;
-        let recorded = match CalibratedSite::of(&plan) {
-            Some(CalibratedSite { site, .. }) => inputs.take(site, &mut |bytes| target.advance(bytes))?,
+        let site = CalibratedSite::of(&plan, None).map(|it| it.site);
+        let recorded = match site {
+            Some(site) => inputs.take(site, &mut |bytes| target.advance(bytes))?,
             None => None,
         };
         let statistics = recorded.map_or(Ok(None), |recorded| recorded.statistics(exec));
@@ -91,6 +97,10 @@ impl<T: Target> Packer for Calibrated<'_, T> {
             CalibrationError::Pool(error) => error.into(),
         })?;
         let matrix = target.pack(exec, &plan, statistics.as_ref())?;
+        drop(statistics);
+        if let Some(site) = site {
+            inputs.packed(site, &matrix)?;
+        }
         plan.release();
         target.advance(self.share * matrix.bytes() as f64);
         Ok(matrix)

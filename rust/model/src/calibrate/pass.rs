@@ -7,6 +7,7 @@ use std::ops::Range;
 use ferrule_kernels::kv::{KvFormat, PAGE_TOKENS, PageId};
 use ferrule_kernels::{Exec, PoolError, Scratch, machine};
 
+use super::recorder::{Recorder, Run};
 use crate::batch::{Batch, LogitRows, SequenceChunk};
 use crate::layer::{AdapterBuffers, AdapterRows, LayerBuffers, Observer, RaggedRows, run_layer};
 use crate::memory::{Memory, MemoryLayout};
@@ -16,6 +17,13 @@ use crate::spec::{LayerSpec, ModelSpec};
 use crate::streams::{StreamEndBuffers, StreamEnds, StreamsSpec};
 use crate::transformer::embed;
 use crate::weights::{Embedding, Layer, LoadError, TokenTable, release_tokens};
+
+/// State of the exact model, while its sequences run through a layer before those of the quantized model.
+pub(super) struct Exact<'a> {
+    pub state: &'a mut State,
+    /// Whether the state afterwards is that after the layer.
+    pub advances: bool,
+}
 
 /// All sequences between two layers, with what running a layer needs.
 pub(crate) struct Pass<'a> {
@@ -35,7 +43,7 @@ pub(crate) struct Pass<'a> {
 #[derive(Default)]
 pub(crate) struct State {
     /// Hidden states of all sequences, concatenated: `[tokens, hidden_size]`, or all residual streams side by side.
-    hidden: Vec<f32>,
+    pub(super) hidden: Vec<f32>,
     /// Hidden states before the first layer, if a mixer reads them: `[tokens, hidden_size]`.
     embedding: Vec<f32>,
     /// Memory of layers whose keys and values others read, by the layer that writes them: one per sequence.
@@ -128,24 +136,62 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Runs layer `index` with an observer of its linear layers; the hidden states stay unchanged.
-    pub fn observe(
+    /// Runs all sequences through layer `index` with a recorder of its linear layers, and those of the exact model
+    /// before. The hidden states stay unchanged, except that those of the exact model may advance.
+    pub(super) fn observe(
         &mut self,
-        layer: &Layer,
-        index: usize,
-        observer: &dyn Observer,
+        layer: (&Layer, usize),
+        mut exact: Option<Exact<'_>>,
+        recorder: &Recorder<'_>,
         each: &mut dyn FnMut(),
     ) -> Result<(), LoadError> {
-        let width = self.spec.streams_width();
-        let mut memory = self.memory(index)?;
+        let mut memory = self.memory(layer.1)?;
+        let mut of_exact = None;
+        if let Some(Exact { state, .. }) = &mut exact {
+            std::mem::swap(&mut self.state, state);
+            of_exact = Some(self.memory(layer.1)?);
+            std::mem::swap(&mut self.state, state);
+        }
         for (number, (tokens, rows)) in self.places().enumerate() {
-            let mut hidden = self.state.hidden[rows.clone()].to_vec();
-            let memory = memory.of_sequence(number);
-            self.run((index, layer), tokens, memory, Some(observer), rows.start / width, &mut hidden)?;
+            let tokens = tokens.len();
+            if let (Some(Exact { state, advances }), Some(memory)) = (&mut exact, &mut of_exact) {
+                std::mem::swap(&mut self.state, state);
+                recorder.begin(Run { tokens, is_exact: true, stops: !*advances });
+                let hidden = self.recorded_run(layer, number, memory.of_sequence(number), recorder)?;
+                if *advances {
+                    self.state.hidden[rows].copy_from_slice(&hidden);
+                }
+                std::mem::swap(&mut self.state, state);
+            }
+            recorder.begin(Run { tokens, is_exact: false, stops: true });
+            self.recorded_run(layer, number, memory.of_sequence(number), recorder)?;
             each();
         }
-        self.keep(index, memory);
+        self.keep(layer.1, memory);
+        if let (Some(Exact { state, .. }), Some(memory)) = (&mut exact, of_exact) {
+            std::mem::swap(&mut self.state, state);
+            self.keep(layer.1, memory);
+            std::mem::swap(&mut self.state, state);
+        }
         Ok(())
+    }
+
+    /// Runs sequence `number` through a layer with a recorder, and returns its hidden states.
+    fn recorded_run(
+        &mut self,
+        (layer, index): (&Layer, usize),
+        number: usize,
+        memory: &mut LayerMemory,
+        recorder: &Recorder<'_>,
+    ) -> Result<Vec<f32>, LoadError> {
+        let (tokens, rows) = self.places().nth(number).expect("a sequence");
+        let mut hidden = self.state.hidden[rows.clone()].to_vec();
+        let first_row = rows.start / self.spec.streams_width();
+        match self.run((index, layer), tokens, memory, Some(recorder), first_row, &mut hidden) {
+            Err(PoolError::Cancelled) if recorder.is_done() => {}
+            result => result?,
+        }
+        Ok(hidden)
     }
 
     /// Takes the hidden states after the last layer: `[tokens, hidden_size]`.
@@ -242,9 +288,9 @@ impl<'a> Pass<'a> {
             adapters: AdapterRows::new(&[], adapters).observed(observer),
             places: &[],
         };
-        run_layer(&pass, (&spec.layers[index], layer), &layout.places[index], memory, hidden, buffers)?;
+        let result = run_layer(&pass, (&spec.layers[index], layer), &layout.places[index], memory, hidden, buffers);
         release_tokens(tables, tokens);
-        Ok(())
+        result
     }
 }
 

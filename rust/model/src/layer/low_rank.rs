@@ -10,7 +10,7 @@ use std::ops::Range;
 use ferrule_kernels::elementwise::add_scaled_columns;
 use ferrule_kernels::{Exec, PackedMatrix, PoolError, Product, RowsMut, Scratch, matmul_each};
 
-use super::{Observer, linear};
+use super::{Observer, StreamRows, linear_each};
 use crate::adapter::{Adapter, HeadsLowRank, LowRank};
 use crate::batch::{Batch, SequenceChunk};
 use crate::weights::Linear;
@@ -58,17 +58,37 @@ pub(crate) struct AdapterRows<'a> {
     buffers: &'a RefCell<Buffers>,
     /// Additions that belong to the block and apply to all rows, by site.
     own: Option<&'a BTreeMap<usize, Vec<LowRank>>>,
-    pub(crate) observer: Option<&'a dyn Observer>,
+    observer: Option<&'a dyn Observer>,
+    /// Residual stream of all rows of the batch, if the outputs of the mixer are added to it as they are.
+    stream: Option<StreamRows<'a>>,
 }
 
 impl<'a> AdapterRows<'a> {
     pub fn new(runs: &'a [AdapterRun<'a>], buffers: &'a RefCell<Buffers>) -> Self {
-        Self { runs, skipped: 0, buffers, own: None, observer: None }
+        Self { runs, skipped: 0, buffers, own: None, observer: None, stream: None }
     }
 
     /// Returns the same adapters with an observer.
     pub fn observed(self, observer: Option<&'a dyn Observer>) -> Self {
         Self { observer, ..self }
+    }
+
+    /// Returns the same adapters with the residual stream that the outputs of the mixer are added to.
+    pub fn with_stream(self, stream: Option<StreamRows<'a>>) -> Self {
+        Self { stream, ..self }
+    }
+
+    /// Shows the observer the rows that enter a linear layer whose outputs are not those of the mixer.
+    pub fn observe(self, exec: &Exec<'_>, layer: &Linear, x: &[f32]) -> Result<(), PoolError> {
+        self.observer.map_or(Ok(()), |observer| observer.see(exec, layer, x, None))
+    }
+
+    /// Returns the matrix of a linear layer, or the replacement that the observer has for it.
+    pub fn matrix<'m>(self, layer: &'m Linear) -> &'m PackedMatrix
+    where
+        'a: 'm,
+    {
+        self.observer.and_then(|observer| observer.replacement(layer.site)).unwrap_or(&layer.weight)
     }
 
     /// Returns the same adapters with the additions of a block.
@@ -99,8 +119,26 @@ pub(crate) fn adapted(
     x: &[f32],
     out: &mut [f32],
 ) -> Result<(), PoolError> {
-    adapters.observer.map_or(Ok(()), |observer| observer.see(exec, map.site, x))?;
-    linear(exec, map, x, out)?;
+    adapters.observe(exec, map, x)?;
+    linear_each(exec, &[map], &mut [Product { x, w: adapters.matrix(map), out }])?;
+    add_adapters(exec, map, adapters, x, out)
+}
+
+/// Computes the outputs of a mixer as [`adapted`] does.
+pub(crate) fn adapted_output(
+    exec: &Exec<'_>,
+    map: &Linear,
+    adapters: AdapterRows<'_>,
+    x: &[f32],
+    out: &mut [f32],
+) -> Result<(), PoolError> {
+    let stream = adapters.stream.filter(|stream| stream.width == map.outputs);
+    let (Some(observer), Some(stream)) = (adapters.observer, stream) else {
+        return adapted(exec, map, adapters, x, out);
+    };
+    let rows = &stream.rows[adapters.skipped * stream.width..][..out.len()];
+    observer.see(exec, map, x, Some(StreamRows { rows, ..stream }))?;
+    linear_each(exec, &[map], &mut [Product { x, w: adapters.matrix(map), out }])?;
     add_adapters(exec, map, adapters, x, out)
 }
 

@@ -6,11 +6,11 @@ mod rows;
 
 use ferrule_kernels::elementwise::{add_scaled, scale};
 use ferrule_kernels::norm::{layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
-use ferrule_kernels::{Exec, PoolError, RowsMut, Scratch};
+use ferrule_kernels::{Exec, PackedMatrix, PoolError, RowsMut, Scratch};
 
 pub(crate) use linear::{gather_columns, linear, linear_each, look_up, read_rows};
 pub(crate) use low_rank::{
-    AdapterRows, Buffers as AdapterBuffers, HeadSide, adapted, adapter_runs, add_adapters, add_to_heads,
+    AdapterRows, Buffers as AdapterBuffers, HeadSide, adapted, adapted_output, adapter_runs, add_adapters, add_to_heads,
 };
 pub(crate) use rows::{RaggedRows, for_rows};
 
@@ -18,12 +18,26 @@ use crate::memory::{Memory, Place};
 use crate::mixers::{MixerBuffers, MixerPass};
 use crate::spec::{BlockInput, BlockSpec, LayerSpec, NormSpec};
 use crate::streams::{StreamBuffers, StreamMix};
-use crate::weights::{BlockUse, Layer, Norm};
+use crate::weights::{BlockUse, Layer, Linear, Norm};
 
-/// Observes the inputs of linear layers.
+/// Observes the inputs of linear layers, and replaces their matrices.
 pub(crate) trait Observer {
-    /// Receives the rows that enter the linear layer of number `site`.
-    fn see(&self, exec: &Exec<'_>, site: usize, x: &[f32]) -> Result<(), PoolError>;
+    /// Receives the rows that enter a linear layer, with those of the residual stream that its outputs are added to, if
+    /// they are. An error ends the forward pass.
+    fn see(&self, exec: &Exec<'_>, layer: &Linear, x: &[f32], stream: Option<StreamRows<'_>>) -> Result<(), PoolError>;
+
+    /// Returns the matrix with which linear layer `site` is computed, if it is not its own.
+    fn replacement(&self, site: usize) -> Option<&PackedMatrix>;
+}
+
+/// Rows of a residual stream that the outputs of a mixer are added to.
+#[derive(Clone, Copy)]
+pub(crate) struct StreamRows<'a> {
+    /// `[rows, width]`
+    pub rows: &'a [f32],
+    pub width: usize,
+    /// Factor of the stream in the sum, relative to that of the outputs.
+    pub scale: f32,
 }
 
 /// Buffers of a layer, reused from layer to layer and from step to step.
@@ -105,6 +119,8 @@ fn run_blocks(
         let ((first, _), _) = together[0];
         let columns = first.input.columns(width);
         let source = gather(pass, first.input, hidden, output, gathered)?;
+        let is_taken = groups.peek().is_some_and(|next| next[0].0.0.input.takes_output());
+        let stream = StreamRows { rows: &*hidden, width, scale: 1.0 };
         let mut input = source;
         let mut updates = Vec::with_capacity(together.len());
         for (&((spec, used), places), BlockBuffers { normed, scaled, update }) in together.iter().zip(&mut *buffers) {
@@ -115,12 +131,15 @@ fn run_blocks(
             input = normed.unwrap_or(input);
             let scaled = scaled_or_same(&pass.exec, input, spec.input_scale, scaled)?;
             let update = update.take(hidden.len());
-            let pass = MixerPass { places, adapters: pass.adapters.with_own(&used.low_rank), ..*pass };
+            let is_added = together.len() == 1 && !is_taken && !spec.residual_after_norm;
+            let is_added = is_added && used.block.post_norm.is_none();
+            let stream = StreamRows { scale: spec.stream_scale / spec.residual_scale, ..stream };
+            let adapters = pass.adapters.with_own(&used.low_rank).with_stream(is_added.then_some(stream));
+            let pass = MixerPass { places, adapters, ..*pass };
             spec.mixer.run(&used.block.mixer, &pass, memory, scaled, mixers, update)?;
             updates.push((normed, update));
         }
         let ((_, first), _) = together[0];
-        let is_taken = groups.peek().is_some_and(|next| next[0].0.0.input.takes_output());
         // Outputs are added to the stream, or to the first output if their sum has a norm.
         let mut sum: Option<&mut [f32]> = None;
         for (((spec, used), _), (normed, update)) in together.iter().zip(updates) {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::convolution::Convolution;
 use super::{At, Mixer, MixerPass};
-use crate::layer::{adapted, norm_heads};
+use crate::layer::{adapted, adapted_output, norm_heads};
 use crate::limits::{SpecError, finite, require, size};
 use crate::memory::{Memory, MemoryNeed};
 use crate::rope::RopeSpec;
@@ -310,7 +310,7 @@ impl Mixer for DeltaNetSpec {
 
         norm_heads(exec, &weights.norm, RowsMut::new(mixed, self.values(), 0), value_heads, value_dim)?;
         apply_gate(exec, mixed, self.values(), gate, self.gate.into())?;
-        adapted(exec, &weights.output, pass.adapters, mixed, out)
+        adapted_output(exec, &weights.output, pass.adapters, mixed, out)
     }
 }
 

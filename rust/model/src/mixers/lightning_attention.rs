@@ -9,7 +9,7 @@ use ferrule_kernels::{PackedMatrix, PoolError, Rows, Scratch};
 use serde::{Deserialize, Serialize};
 
 use super::{At, Mixer, MixerPass};
-use crate::layer::{adapted, norm_in_place};
+use crate::layer::{adapted, adapted_output, norm_in_place};
 use crate::limits::{SpecError, require, size};
 use crate::memory::{Memory, MemoryNeed};
 use crate::rope::RopeSpec;
@@ -144,6 +144,6 @@ impl Mixer for LightningAttentionSpec {
 
         norm_in_place(exec, Some(&weights.norm), mixed, inner)?;
         apply_gate(exec, mixed, inner, Rows::new(gate, inner, 0), Activation::Sigmoid)?;
-        adapted(exec, &weights.output, pass.adapters, mixed, out)
+        adapted_output(exec, &weights.output, pass.adapters, mixed, out)
     }
 }

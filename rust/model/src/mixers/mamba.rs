@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::convolution::Convolution;
 use super::{At, Mixer, MixerPass};
-use crate::layer::{adapted, for_rows, norm_heads};
+use crate::layer::{adapted, adapted_output, for_rows, norm_heads};
 use crate::limits::{SpecError, size};
 use crate::memory::{Memory, MemoryNeed};
 use crate::rope::RopeSpec;
@@ -196,6 +196,6 @@ impl Mixer for MambaSpec {
         let (segments, states) = pass.states(memory, 0);
         selective_scan(exec, inputs, &weights.scan, segments, states, mixed)?;
         apply_gate(exec, mixed, channels, Rows::new(projected, 2 * channels, channels), Activation::Silu)?;
-        adapted(exec, &weights.output, pass.adapters, mixed, out)
+        adapted_output(exec, &weights.output, pass.adapters, mixed, out)
     }
 }

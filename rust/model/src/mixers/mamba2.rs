@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::convolution::Convolution;
 use super::{At, Mixer, MixerPass};
-use crate::layer::{adapted, for_rows, norm_heads};
+use crate::layer::{adapted, adapted_output, for_rows, norm_heads};
 use crate::limits::{SpecError, finite, require, size};
 use crate::memory::{Memory, MemoryNeed};
 use crate::rope::RopeSpec;
@@ -247,6 +247,6 @@ impl Mixer for Mamba2Spec {
         if self.norm_before_gate {
             apply_gate(exec, mixed, inner, view(0), Activation::Silu)?;
         }
-        adapted(exec, &weights.output, pass.adapters, mixed, out)
+        adapted_output(exec, &weights.output, pass.adapters, mixed, out)
     }
 }

@@ -9,7 +9,7 @@ use ferrule_kernels::{PackedMatrix, PoolError, RowsMut, Scratch};
 use serde::{Deserialize, Serialize};
 
 use super::{At, Mixer, MixerPass, TableColumns};
-use crate::layer::{adapted, for_rows, norm_heads, scale_unless_one};
+use crate::layer::{adapted, adapted_output, for_rows, norm_heads, scale_unless_one};
 use crate::limits::{SpecError, finite, size};
 use crate::memory::Memory;
 use crate::rope::RopeSpec;
@@ -134,6 +134,6 @@ impl Mixer for PerLayerEmbeddingSpec {
                 *gate *= (stored * self.table_scale + projected) * self.sum_scale;
             }
         })?;
-        adapted(exec, &weights.output, pass.adapters, gates, out)
+        adapted_output(exec, &weights.output, pass.adapters, gates, out)
     }
 }

@@ -4,7 +4,7 @@ use ferrule_kernels::PoolError;
 use serde::{Deserialize, Serialize};
 
 use super::{At, Mixer, MixerPass};
-use crate::layer::adapted;
+use crate::layer::adapted_output;
 use crate::limits::SpecError;
 use crate::memory::Memory;
 use crate::rope::RopeSpec;
@@ -52,6 +52,6 @@ impl Mixer for ProjectionSpec {
         (): &mut (),
         out: &mut [f32],
     ) -> Result<(), PoolError> {
-        adapted(&pass.exec, weights, pass.adapters, x, out)
+        adapted_output(&pass.exec, weights, pass.adapters, x, out)
     }
 }

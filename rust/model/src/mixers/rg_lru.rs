@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::convolution::Convolution;
 use super::{At, Mixer, MixerPass};
-use crate::layer::{adapted, for_rows};
+use crate::layer::{adapted, adapted_output, for_rows};
 use crate::limits::{SpecError, require, size};
 use crate::memory::{Memory, MemoryNeed};
 use crate::rope::RopeSpec;
@@ -197,6 +197,6 @@ impl Mixer for RgLruSpec {
         let (segments, states) = pass.states(memory, 0);
         selective_scan(exec, [inputs, steps, one, one], &weights.scan, segments, states, mixed)?;
         apply_gate(exec, mixed, channels, gate, self.activation.into())?;
-        adapted(exec, &weights.output, pass.adapters, mixed, out)
+        adapted_output(exec, &weights.output, pass.adapters, mixed, out)
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::token_shift::TokenShift;
 use super::{At, Mixer, MixerPass};
-use crate::layer::adapted;
+use crate::layer::{adapted, adapted_output};
 use crate::limits::{SpecError, require, size};
 use crate::memory::{Memory, MemoryNeed};
 use crate::rope::RopeSpec;
@@ -119,6 +119,6 @@ impl Mixer for RwkvTimeMixSpec {
         let (segments, states) = pass.states(memory, self.hidden_size);
         wkv(exec, [k, v], &weights.wkv, segments, states, mixed)?;
         apply_gate(exec, mixed, channels, receptance, Activation::Sigmoid)?;
-        adapted(exec, &weights.output, pass.adapters, mixed, out)
+        adapted_output(exec, &weights.output, pass.adapters, mixed, out)
     }
 }

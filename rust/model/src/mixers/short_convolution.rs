@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::convolution::Convolution;
 use super::{At, Mixer, MixerPass};
-use crate::layer::adapted;
+use crate::layer::{adapted, adapted_output};
 use crate::limits::{SpecError, require};
 use crate::memory::{Memory, MemoryNeed};
 use crate::rope::RopeSpec;
@@ -107,6 +107,6 @@ impl Mixer for ShortConvolutionSpec {
         let gated = gated.take(rows * channels);
         let (segments, states) = pass.states(memory, 0);
         causal_convolution(&pass.exec, x, &convolution, segments, states, gated)?;
-        adapted(&pass.exec, &weights.output, pass.adapters, gated, out)
+        adapted_output(&pass.exec, &weights.output, pass.adapters, gated, out)
     }
 }

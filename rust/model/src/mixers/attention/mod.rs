@@ -14,7 +14,7 @@ use ferrule_kernels::{PackedMatrix, PoolError, Rows, RowsMut, Scratch};
 use serde::{Deserialize, Serialize};
 
 use super::{At, Mixer, MixerPass};
-use crate::layer::{adapted, for_rows, gather_columns, norm_in_place};
+use crate::layer::{adapted, adapted_output, for_rows, gather_columns, norm_in_place};
 use crate::limits::{SpecError, finite, positive, require, size};
 use crate::memory::{Memory, MemoryNeed, Place};
 use crate::rope::{RopeRows, RopeSpec};
@@ -363,7 +363,7 @@ impl Mixer for AttentionSpec {
             self.apply_gates(pass, gates, mixed)?;
         }
         norm_in_place(&pass.exec, weights.output_norm.as_ref(), mixed, self.output_columns())?;
-        adapted(&pass.exec, &weights.output, pass.adapters, mixed, out)
+        adapted_output(&pass.exec, &weights.output, pass.adapters, mixed, out)
     }
 }
 

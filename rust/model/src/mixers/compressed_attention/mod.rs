@@ -20,7 +20,7 @@ use ferrule_kernels::{PackedMatrix, PoolError, Rows, RowsMut, Scratch};
 use serde::{Deserialize, Serialize};
 
 use super::{At, Mixer, MixerPass};
-use crate::layer::{adapted, for_rows, norm_heads};
+use crate::layer::{adapted, adapted_output, for_rows, norm_heads};
 use crate::limits::{SpecError, finite, require, size};
 use crate::memory::{Memory, MemoryNeed, Place};
 use crate::rope::{RopeRows, RopeSpec};
@@ -489,7 +489,7 @@ impl CompressedAttentionSpec {
                 row[number * rank..][..rank].copy_from_slice(y);
             }
         }
-        adapted(exec, &weights.output, pass.adapters, low, out)
+        adapted_output(exec, &weights.output, pass.adapters, low, out)
     }
 }
 

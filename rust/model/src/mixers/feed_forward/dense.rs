@@ -4,7 +4,7 @@ use ferrule_kernels::activation::{Activation, Gating, activate, gated};
 use ferrule_kernels::{Exec, Format, PackedMatrix, PoolError, Scratch};
 use serde::{Deserialize, Serialize};
 
-use crate::layer::{AdapterRows, adapted, for_rows, norm_in_place};
+use crate::layer::{AdapterRows, adapted, adapted_output, for_rows, norm_in_place};
 use crate::limits::{SpecError, finite, require, size};
 use crate::memory::Memory;
 use crate::mixers::{At, Mixer, MixerPass};
@@ -244,7 +244,7 @@ fn run(
         let inner = buffers.inner.take(x.len() / width * inner_rows);
         adapted(exec, &weights.inner, adapters, x, inner)?;
         let activated = activate_inner(exec, weights, spec, inner, &mut buffers.activated)?;
-        adapted(exec, &weights.down, adapters, activated, out)?;
+        adapted_output(exec, &weights.down, adapters, activated, out)?;
     }
     Ok(())
 }

@@ -498,9 +498,9 @@ impl<'a> Products<'a> {
     }
 
     fn push(&mut self, layer: &'a Linear, x: &'a [f32], out: &'a mut [f32]) -> Result<(), PoolError> {
-        self.adapters.observer.map_or(Ok(()), |observer| observer.see(self.exec, layer.site, x))?;
+        self.adapters.observe(self.exec, layer, x)?;
         self.layers.push(layer);
-        self.products.push(Product { x, w: &layer.weight, out });
+        self.products.push(Product { x, w: self.adapters.matrix(layer), out });
         Ok(())
     }
 
