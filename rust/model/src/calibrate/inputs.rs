@@ -388,7 +388,8 @@ mod tests {
                 let mut inputs =
                     LayerInputs::new((&mut *other, Some(&mut exact.state)), (layer, 0), linears, u64::MAX, 1.0);
                 let loader = Loader::new(spec, Source::Random, Quantization::named("int8").unwrap());
-                let mut packer = Calibrated::new(exec, &mut InMemory, &mut inputs);
+                let mut target = InMemory;
+                let mut packer = Calibrated::new(exec, &mut target, &mut inputs);
                 let packed = loader.layer(&mut packer, 0, &spec.layers[0], &[]).unwrap();
                 inputs.finish().unwrap();
                 assert_eq!(other.state.hidden, before[1]);
@@ -423,7 +424,7 @@ mod tests {
             for zeros in [false, true] {
                 let mut inputs =
                     LayerInputs::new((&mut *other, Some(&mut exact.state)), (layer, 0), linears.clone(), u64::MAX, 1.0);
-                let mut has_inputs = |site, inputs: &mut LayerInputs<'_, '_>| {
+                let has_inputs = |site, inputs: &mut LayerInputs<'_, '_>| {
                     let recorded = inputs.take(site, &mut |_| ()).unwrap().unwrap();
                     recorded.statistics(&exec).unwrap().is_some()
                 };
