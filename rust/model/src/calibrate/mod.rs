@@ -42,10 +42,14 @@ use output::{Calibrated, Output};
 pub(crate) use pass::{Pass, State};
 use recorder::ERROR_ROWS;
 
-/// Shares of a layer's work, for progress: running it in f32, quantizing it, and running it quantized. Measured with 16,384
-/// tokens and int4 on SmolLM2-135M (0.61, 0.13, 0.26) and the embedded model (0.62, 0.10, 0.28). The share
-/// of quantizing is larger in wide layers, where each weight takes longer.
+/// Shares of a layer's work, for progress: running it in f32, quantizing it, and running it quantized. Measured with
+/// 16,384 tokens and int4 on SmolLM2-135M (0.61, 0.13, 0.26) and the embedded model (0.62, 0.10, 0.28). The share of
+/// quantizing is larger in wide layers, where each weight takes longer.
 const SHARES: [f64; 3] = [0.6, 0.15, 0.25];
+
+/// [`SHARES`] where matrices are corrected, which takes 2.4 times as long, almost all of it in f32, on the embedded
+/// model (`benches/record/2026-11-29-amd-epyc-zen3`).
+const CORRECTED_SHARES: [f64; 3] = [0.83, 0.06, 0.11];
 
 /// Packs the weights of a source into a file, as [`crate::pack_into`] does, but quantized for the inputs that they get
 /// from `sequences` of tokens, each starting at position 0. Floating-point matrices are the same as without
@@ -103,7 +107,8 @@ pub(crate) fn calibrate<T: Target>(
     for (index, layer_spec) in spec.layers.iter().enumerate() {
         let mut wanted = CalibratedSites::new(all.feedback());
         loader.without_vectors().layer(&mut wanted, index, layer_spec, &[])?;
-        let [before, packing, after] = SHARES.map(|share| share * wanted.bytes as f64);
+        let shares = if T::CORRECTS { CORRECTED_SHARES } else { SHARES };
+        let [before, packing, after] = shares.map(|share| share * wanted.bytes as f64);
         let layer = floats.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec, &[])?;
         // Use half of the memory that will be left, because other programs may need some meanwhile.
         let beside = beside_hessians(spec, index, &wanted, all, exec.pool.threads());
