@@ -98,6 +98,11 @@ pub(crate) struct Correction {
 }
 
 impl Correction {
+    /// Returns whether no change is NaN or infinite.
+    pub fn is_finite(&self) -> bool {
+        self.columns.iter().all(|change| change.is_finite())
+    }
+
     /// Adds the change to the rotated weights of panel `index`.
     pub fn add_to(&self, index: usize, weights: &mut [Column]) {
         let columns = self.columns[index * LANES * self.size..].as_chunks::<LANES>().0;

@@ -142,6 +142,9 @@ impl Hessian {
         drop(scaled);
         let factor = factor(exec, sums, size, pending)?;
         let correction = errors.map(|errors| errors.correction(exec, &factor, scale)).transpose()?;
+        if correction.as_ref().is_some_and(|correction| !correction.is_finite()) {
+            return Err(CalibrationError::NotFinite);
+        }
         let importance = (0..size).map(|input| {
             let diagonal = factor.row(input)[input];
             diagonal * diagonal

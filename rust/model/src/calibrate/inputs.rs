@@ -106,16 +106,19 @@ impl CalibratedSite {
     /// Returns the linear layer of a plan, if its matrix is packed with statistics of its inputs. A matrix that several
     /// layers use is packed for the inputs of the first.
     ///
-    /// `feedback` is the number of calibration tokens, if matrices are corrected for the errors of others. Those of
+    /// `correction_tokens` is the number of calibration tokens, if matrices are corrected for the errors of others. Those of
     /// routed experts are not, because the router of the exact model may choose others; and fewer tokens than inputs
     /// correct nothing.
-    pub fn of(plan: &MatrixPlan<'_>, feedback: Option<usize>) -> Option<Self> {
+    pub fn of(plan: &MatrixPlan<'_>, correction_tokens: Option<usize>) -> Option<Self> {
         let site = plan.site.filter(|_| !plan.is_again)?;
         let (wanted, columns) = (plan.wanted_inputs()?, plan.columns);
         let outputs = plan.bands.iter().map(|(_, rows)| rows).sum();
-        let is_replaced = feedback.is_some() && !plan.name.contains(".experts.");
-        let has_tokens = feedback.is_some_and(|tokens| tokens >= columns);
-        let corrects = is_replaced && has_tokens && wanted == WantedInputs::Hessian(Basis::Rotated);
+        let is_replaced = correction_tokens.is_some() && !plan.name.contains(".experts.");
+        let has_tokens = correction_tokens.is_some_and(|tokens| tokens >= columns);
+        // Stored formats are not calibrated.
+        let is_rotated = wanted == WantedInputs::Hessian(Basis::Rotated)
+            && plan.bands.iter().all(|(format, _)| format.stored_block().is_none());
+        let corrects = is_replaced && has_tokens && is_rotated;
         Some(Self { site, columns, outputs, wanted, is_replaced, corrects })
     }
 
@@ -137,7 +140,7 @@ impl CalibratedSite {
 #[derive(Default)]
 pub(super) struct CalibratedSites {
     /// Number of calibration tokens, if matrices are corrected for the errors of others.
-    pub feedback: Option<usize>,
+    pub correction_tokens: Option<usize>,
     /// Linear layers in the order of packing.
     pub linears: Vec<CalibratedSite>,
     /// Bytes of all matrices.
@@ -150,8 +153,8 @@ pub(super) struct CalibratedSites {
 }
 
 impl CalibratedSites {
-    pub fn new(feedback: Option<usize>) -> Self {
-        Self { feedback, ..Self::default() }
+    pub fn new(correction_tokens: Option<usize>) -> Self {
+        Self { correction_tokens, ..Self::default() }
     }
 }
 
@@ -160,7 +163,7 @@ impl Packer for CalibratedSites {
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
         let size = plan.size();
-        if let Some(site) = CalibratedSite::of(&plan, self.feedback) {
+        if let Some(site) = CalibratedSite::of(&plan, self.correction_tokens) {
             self.linears.push(site);
             self.replaced_bytes = self.replaced_bytes.saturating_add(if site.is_replaced { size.bytes } else { 0 });
         }

@@ -5,12 +5,13 @@
 //! of its linear layers say what quantization errors cost. Its matrices are quantized with them, and the quantized
 //! layer computes the inputs of the next one.
 //!
-//! Each matrix corrects the errors of those before it, in the layer and in earlier ones (GPTAQ,
-//! <https://arxiv.org/abs/2504.02692>). The layer runs up to each linear layer once, with the quantized matrices before
-//! it, and records the inputs. The layer of the exact model runs on the hidden states of the exact model before, and
-//! what the outputs should be follows from its inputs. Matrices of routed experts are not corrected, and are recorded
-//! together with the f32 matrices of the others. Pruned matrices are not corrected, but have the inputs of the
-//! quantized model.
+//! A matrix corrects the errors of those before it, in the layer and in earlier ones (GPTAQ,
+//! <https://arxiv.org/abs/2504.02692>). The layer runs up to each linear layer once, with the matrices that are quantized
+//! already, and records the inputs. The layer of the exact model runs on the hidden states of the exact model before, and
+//! what the outputs should be follows from its inputs. Not corrected are matrices of routed experts, which compute in f32
+//! while the layer runs, pruned matrices, per-head matrices of latent attention, and all of a model that uses blocks
+//! several times. A matrix that is stored before one that computes its inputs, such as the output of an attention with an
+//! output gate, does not see the errors of the other.
 //!
 //! Memory holds the hidden states of all tokens in both models, one layer in f32 and quantized, and the Hessian of a
 //! linear layer, or as many of those of experts as fit. If not all fit, the layer runs again for the remaining ones.
@@ -73,7 +74,8 @@ pub fn calibrate_into<'a>(
     let formats = formats.into();
     let loader = Loader::new(spec, source, formats);
     check_recipe(spec, &loader, formats)?;
-    check_memory(spec, source, &loader, Sequences { tokens: sequences, corrects: true }, exec.pool.threads())?;
+    let all = Sequences { tokens: sequences, corrects: corrects(spec, &loader, sequences)? };
+    check_memory(spec, source, &loader, all, exec.pool.threads())?;
     let file = PackedOutput::create(path, &loader, formats.quantization, metadata, |loader, survey| {
         walk(loader, spec, survey)
     })?;
@@ -93,7 +95,7 @@ pub(crate) fn calibrate<T: Target>(
     target: &mut T,
 ) -> Result<(), LoadError> {
     let floats = Loader::new(spec, source, Quantization::F32);
-    let all = Sequences { tokens: sequences, corrects: T::CORRECTS };
+    let all = Sequences { tokens: sequences, corrects: T::CORRECTS && corrects(spec, loader, sequences)? };
     // A tied embedding is packed last, when the inputs of the lm_head are known; until then it is used uncalibrated.
     let embedding = match spec.has_tied_lm_head() {
         true => loader.embedding(&mut in_memory(exec, &mut |_, _| ()))?,
@@ -101,13 +103,13 @@ pub(crate) fn calibrate<T: Target>(
     };
     let tables = loader.tables(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?;
     let streams = loader.streams(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?;
-    let mut exact = T::CORRECTS.then(|| exact_state(spec, source, sequences, &tables, exec)).transpose()?;
+    let mut exact = all.corrects.then(|| exact_state(spec, source, sequences, &tables, exec)).transpose()?;
     let mut pass = Pass::new(exec, spec, sequences, &embedding, &tables, streams.as_ref())?;
     drop(embedding);
     for (index, layer_spec) in spec.layers.iter().enumerate() {
-        let mut wanted = CalibratedSites::new(all.feedback());
+        let mut wanted = CalibratedSites::new(all.correction_tokens());
         loader.without_vectors().layer(&mut wanted, index, layer_spec, &[])?;
-        let shares = if T::CORRECTS { CORRECTED_SHARES } else { SHARES };
+        let shares = if all.corrects { CORRECTED_SHARES } else { SHARES };
         let [before, packing, after] = shares.map(|share| share * wanted.bytes as f64);
         let layer = floats.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec, &[])?;
         // Use half of the memory that will be left, because other programs may need some meanwhile.
@@ -147,7 +149,7 @@ pub(crate) struct Sequences<'a> {
 impl Sequences<'_> {
     /// Returns the number of all tokens.
     fn count(&self) -> usize {
-        self.tokens.iter().map(Vec::len).sum()
+        count(self.tokens)
     }
 
     /// Returns the number of tokens of the longest sequence.
@@ -156,9 +158,26 @@ impl Sequences<'_> {
     }
 
     /// Returns the number of all tokens, if matrices are corrected.
-    fn feedback(&self) -> Option<usize> {
+    fn correction_tokens(&self) -> Option<usize> {
         self.corrects.then(|| self.count())
     }
+}
+
+fn count(sequences: &[Vec<u32>]) -> usize {
+    sequences.iter().map(Vec::len).sum()
+}
+
+/// Returns whether matrices are corrected for the errors of those before: at least one is calibrated in a format that
+/// allows it, and no block is used several times, each time with other errors.
+fn corrects(spec: &ModelSpec, loader: &Loader<'_>, sequences: &[Vec<u32>]) -> Result<bool, LoadError> {
+    let mut wanted = CalibratedSites::new(Some(count(sequences)));
+    for (index, layer) in spec.layers.iter().enumerate() {
+        if layer.blocks.iter().any(|block| block.weights_of.is_some()) {
+            return Ok(false);
+        }
+        loader.without_vectors().layer(&mut wanted, index, layer, &[])?;
+    }
+    Ok(wanted.linears.iter().any(|linear| linear.corrects))
 }
 
 /// Returns the hidden states of the exact model before the first layer. "Exact" means with an embedding in bf16, which
@@ -264,7 +283,7 @@ fn needs(
     let of_inputs = hessian(spec.hidden_size).max(hessian(spec.embedding_width()));
     let mut most = embedding.bytes.max(output.bytes.saturating_add(narrow).saturating_add(of_inputs));
     for (index, layer_spec) in spec.layers.iter().enumerate() {
-        let (mut layer, mut wanted) = (Measure::default(), CalibratedSites::new(sequences.feedback()));
+        let (mut layer, mut wanted) = (Measure::default(), CalibratedSites::new(sequences.correction_tokens()));
         floats.layer(&mut layer, index, layer_spec, &[])?;
         loader.layer(&mut wanted, index, layer_spec, &[])?;
         let of_inputs = wanted.linears.iter().map(CalibratedSite::recorded_bytes).max().unwrap_or(0);

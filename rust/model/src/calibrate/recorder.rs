@@ -12,8 +12,8 @@ use crate::weights::{Linear, LoadError};
 /// Number of rows whose errors are computed at a time.
 pub(super) const ERROR_ROWS: usize = 256;
 
-/// Share of the error of the residual stream that a matrix corrects whose outputs are added to it. A matrix cannot tell
-/// all of that error from its inputs, and what it learns by heart is not in other texts.
+/// Share of the error of the residual stream that a matrix corrects whose outputs are added to it. Correcting all of it
+/// overfits the calibration text (`benches/record/2026-11-29-amd-epyc-zen3/allocation-correction.txt`).
 const STREAM_SHARE: f32 = 0.5;
 
 /// Records the inputs of some linear layers. Each sequence runs through the layer of the exact model first, if weights
@@ -115,12 +115,13 @@ impl Record {
             let seen = self.seen + rows.start;
             let x = &x[rows.start * columns..rows.end * columns];
             let differences = differences.take(x.len());
-            let pairs = exact.inputs[seen * columns..].iter().zip(x);
+            let pairs = exact.inputs[seen * columns..][..x.len()].iter().zip(x);
             differences.iter_mut().zip(pairs).for_each(|(difference, (exact, x))| *difference = exact - x);
             let errors = errors.take(rows.len() * outputs);
             matmul(exec, differences, &layer.weight, errors)?;
             if let Some(StreamRows { rows: stream, scale, .. }) = stream {
-                let pairs = exact.stream[seen * outputs..].iter().zip(&stream[rows.start * outputs..]);
+                let exact = exact.stream[seen * outputs..][..errors.len()].iter();
+                let pairs = exact.zip(&stream[rows.start * outputs..]);
                 for (error, (exact, stream)) in errors.iter_mut().zip(pairs) {
                     *error += STREAM_SHARE * scale * (exact - stream);
                 }
@@ -136,6 +137,8 @@ impl Observer for Recorder<'_> {
         if let Some(record) = self.records.borrow_mut().get_mut(&layer.site) {
             match (self.run.get().is_exact, &mut record.exact) {
                 (true, Some(exact)) => {
+                    let tokens = self.run.get().tokens;
+                    exact.inputs.reserve_exact((tokens * layer.weight.cols()).saturating_sub(exact.inputs.len()));
                     exact.inputs.extend_from_slice(x);
                     exact.stream.extend_from_slice(stream.map_or(&[], |stream| stream.rows));
                 }
@@ -144,7 +147,7 @@ impl Observer for Recorder<'_> {
             }
             record.seen += x.len() / layer.weight.cols();
         }
-        // No other error ends a forward pass without a report of what is wrong.
+        // `Cancelled` ends the forward pass early.
         if self.is_done() { Err(PoolError::Cancelled) } else { Ok(()) }
     }
 

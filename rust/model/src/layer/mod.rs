@@ -22,11 +22,11 @@ use crate::weights::{BlockUse, Layer, Linear, Norm};
 
 /// Observes the inputs of linear layers, and replaces their matrices.
 pub(crate) trait Observer {
-    /// Receives the rows that enter a linear layer, with those of the residual stream that its outputs are added to, if
-    /// they are. An error ends the forward pass.
+    /// Receives the rows that enter a linear layer. `stream` has those of the residual stream, if the outputs are added to
+    /// it. An error ends the forward pass.
     fn see(&self, exec: &Exec<'_>, layer: &Linear, x: &[f32], stream: Option<StreamRows<'_>>) -> Result<(), PoolError>;
 
-    /// Returns the matrix with which linear layer `site` is computed, if it is not its own.
+    /// Returns the matrix that replaces that of linear layer `site`, if there is one.
     fn replacement(&self, site: usize) -> Option<&PackedMatrix>;
 }
 
@@ -132,7 +132,8 @@ fn run_blocks(
             let scaled = scaled_or_same(&pass.exec, input, spec.input_scale, scaled)?;
             let update = update.take(hidden.len());
             let is_added = together.len() == 1 && !is_taken && !spec.residual_after_norm;
-            let is_added = is_added && used.block.post_norm.is_none();
+            let is_added = is_added && used.block.post_norm.is_none() && used.block.joint_norm.is_none();
+            let is_added = is_added && spec.residual_scale != 0.0;
             let stream = StreamRows { scale: spec.stream_scale / spec.residual_scale, ..stream };
             let adapters = pass.adapters.with_own(&used.low_rank).with_stream(is_added.then_some(stream));
             let pass = MixerPass { places, adapters, ..*pass };
