@@ -78,9 +78,16 @@ impl<'a> AdapterRows<'a> {
         Self { stream, ..self }
     }
 
-    /// Shows the observer the rows that enter a linear layer whose outputs are not those of the mixer.
-    pub fn observe(self, exec: &Exec<'_>, layer: &Linear, x: &[f32]) -> Result<(), PoolError> {
-        self.observer.map_or(Ok(()), |observer| observer.see(exec, layer, x, None))
+    /// Shows the observer the rows that enter a linear layer, with those of the residual stream that its outputs are added
+    /// to.
+    pub fn observe(
+        self,
+        exec: &Exec<'_>,
+        layer: &Linear,
+        x: &[f32],
+        stream: Option<StreamRows<'_>>,
+    ) -> Result<(), PoolError> {
+        self.observer.map_or(Ok(()), |observer| observer.see(exec, layer, x, stream))
     }
 
     /// Returns the matrix of a linear layer, or the replacement that the observer has for it.
@@ -119,9 +126,7 @@ pub(crate) fn adapted(
     x: &[f32],
     out: &mut [f32],
 ) -> Result<(), PoolError> {
-    adapters.observe(exec, map, x)?;
-    linear_each(exec, &[map], &mut [Product { x, w: adapters.matrix(map), out }])?;
-    add_adapters(exec, map, adapters, x, out)
+    adapted_to_stream(exec, map, adapters, (x, None), out)
 }
 
 /// Computes the outputs of a mixer as [`adapted`] does.
@@ -132,12 +137,23 @@ pub(crate) fn adapted_output(
     x: &[f32],
     out: &mut [f32],
 ) -> Result<(), PoolError> {
-    let stream = adapters.stream.filter(|stream| stream.width == map.outputs);
-    let (Some(observer), Some(stream)) = (adapters.observer, stream) else {
-        return adapted(exec, map, adapters, x, out);
-    };
-    let rows = &stream.rows[adapters.skipped * stream.width..][..out.len()];
-    observer.see(exec, map, x, Some(StreamRows { rows, ..stream }))?;
+    let stream = adapters.observer.and(adapters.stream).filter(|stream| stream.width == map.outputs);
+    let stream = stream.map(|stream| {
+        let rows = &stream.rows[adapters.skipped * stream.width..][..out.len()];
+        StreamRows { rows, ..stream }
+    });
+    adapted_to_stream(exec, map, adapters, (x, stream), out)
+}
+
+/// Same as [`adapted`], for outputs that are added to rows of the residual stream, or to none.
+fn adapted_to_stream(
+    exec: &Exec<'_>,
+    map: &Linear,
+    adapters: AdapterRows<'_>,
+    (x, stream): (&[f32], Option<StreamRows<'_>>),
+    out: &mut [f32],
+) -> Result<(), PoolError> {
+    adapters.observe(exec, map, x, stream)?;
     linear_each(exec, &[map], &mut [Product { x, w: adapters.matrix(map), out }])?;
     add_adapters(exec, map, adapters, x, out)
 }

@@ -131,9 +131,9 @@ fn run_blocks(
             input = normed.unwrap_or(input);
             let scaled = scaled_or_same(&pass.exec, input, spec.input_scale, scaled)?;
             let update = update.take(hidden.len());
-            let is_added = together.len() == 1 && !is_taken && !spec.residual_after_norm;
-            let is_added = is_added && used.block.post_norm.is_none() && used.block.joint_norm.is_none();
-            let is_added = is_added && spec.residual_scale != 0.0;
+            let has_norm =
+                used.block.post_norm.is_some() || used.block.joint_norm.is_some() || spec.residual_after_norm;
+            let is_added = together.len() == 1 && !is_taken && !has_norm && spec.residual_scale != 0.0;
             let stream = StreamRows { scale: spec.stream_scale / spec.residual_scale, ..stream };
             let adapters = pass.adapters.with_own(&used.low_rank).with_stream(is_added.then_some(stream));
             let pass = MixerPass { places, adapters, ..*pass };

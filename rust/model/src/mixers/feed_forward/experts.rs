@@ -498,7 +498,7 @@ impl<'a> Products<'a> {
     }
 
     fn push(&mut self, layer: &'a Linear, x: &'a [f32], out: &'a mut [f32]) -> Result<(), PoolError> {
-        self.adapters.observe(self.exec, layer, x)?;
+        self.adapters.observe(self.exec, layer, x, None)?;
         self.layers.push(layer);
         self.products.push(Product { x, w: self.adapters.matrix(layer), out });
         Ok(())
