@@ -145,7 +145,7 @@ pub(super) struct CalibratedSites {
     pub linears: Vec<CalibratedSite>,
     /// Bytes of all matrices.
     pub bytes: u64,
-    /// Bytes of the matrices that replace those in f32.
+    /// Bytes of the matrices that replace those of the exact layer.
     pub replaced_bytes: u64,
     /// Bytes of the largest matrix in f32 that is pruned: one at a time is.
     pub pruned_bytes: u64,
@@ -187,7 +187,7 @@ pub(super) struct LayerInputs<'a, 's> {
     pass: &'a mut Pass<'s>,
     /// Hidden states of the exact model before the layer, if matrices are corrected.
     exact: Option<&'a mut State>,
-    /// The layer in f32.
+    /// The layer of the exact model.
     layer: &'a Layer,
     /// Index of the layer.
     index: usize,
@@ -293,6 +293,7 @@ mod tests {
 
     use super::super::in_memory;
     use super::super::output::{Calibrated, Target};
+    use super::super::pass::Hidden;
     use super::*;
     use crate::quantization::Quantization;
     use crate::random::RandomMatrix;
@@ -362,7 +363,11 @@ mod tests {
         fn advance(&mut self, _bytes: f64) {}
     }
 
-    /// Calls `test` with a layer in f32 and sequences before it, in the exact model and in another, and with the linear
+    fn hidden_of(pass: &Pass<'_>) -> Vec<f32> {
+        pass.state.hidden.clone().widened()
+    }
+
+    /// Calls `test` with an exact layer and sequences before it, in the exact model and in another, and with the linear
     /// layers that are calibrated.
     fn with_layer(test: impl FnOnce(&ModelSpec, Exec<'_>, &Layer, [&mut Pass<'_>; 2], Vec<CalibratedSite>)) {
         let spec = ModelSpec::from_json(&specs::llama(96, 1).to_string()).unwrap();
@@ -376,7 +381,10 @@ mod tests {
         let layer = floats.layer(&mut in_memory(exec, &mut |_, _| ()), 0, &spec.layers[0], &[]).unwrap();
         let pass = || Pass::new(exec, &spec, &sequences, &embedding, &[], None).unwrap();
         let (mut exact, mut other) = (pass(), pass());
-        other.state.hidden.iter_mut().step_by(4).for_each(|x| *x *= 0.6);
+        let mut changed = hidden_of(&other);
+        changed.iter_mut().step_by(4).for_each(|x| *x *= 0.6);
+        other.state.hidden = Hidden::F32(changed);
+        exact.state.hidden.narrow();
         test(&spec, exec, &layer, [&mut exact, &mut other], wanted.linears);
     }
 
@@ -395,11 +403,11 @@ mod tests {
                 let mut packer = Calibrated::new(exec, &mut target, &mut inputs);
                 let packed = loader.layer(&mut packer, 0, &spec.layers[0], &[]).unwrap();
                 inputs.finish().unwrap();
-                assert_eq!(other.state.hidden, before[1]);
+                assert!(other.state.hidden == before[1], "hidden states before the layer");
                 other.advance(&packed, 0, &mut || ()).unwrap();
-                let changes = [&*exact, &*other].map(|pass| &pass.state.hidden);
-                let changes = changes.into_iter().zip(&before).map(|(after, before)| {
-                    after.iter().zip(before).map(|(after, before)| after - before).collect::<Vec<_>>()
+                let changes = [&*exact, &*other].map(hidden_of);
+                let changes = changes.iter().zip(&before).map(|(after, before)| {
+                    after.iter().zip(before.clone().widened()).map(|(after, before)| after - before).collect::<Vec<_>>()
                 });
                 let changes: Vec<_> = changes.collect();
                 changes[0].iter().zip(&changes[1]).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>()

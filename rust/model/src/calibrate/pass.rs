@@ -6,6 +6,8 @@ use std::ops::Range;
 
 use ferrule_kernels::kv::{KvFormat, PAGE_TOKENS, PageId};
 use ferrule_kernels::{Exec, PoolError, Scratch, machine};
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
 
 use super::recorder::{Recorder, Run};
 use crate::batch::{Batch, LogitRows, SequenceChunk};
@@ -42,12 +44,65 @@ pub(crate) struct Pass<'a> {
 /// Hidden states and memories of all sequences between two layers.
 #[derive(Default)]
 pub(crate) struct State {
-    /// Hidden states of all sequences, concatenated: `[tokens, hidden_size]`, or all residual streams side by side.
-    pub(super) hidden: Vec<f32>,
+    pub(super) hidden: Hidden,
     /// Hidden states before the first layer, if a mixer reads them: `[tokens, hidden_size]`.
     embedding: Vec<f32>,
     /// Memory of layers whose keys and values others read, by the layer that writes them: one per sequence.
     shared: BTreeMap<usize, Vec<LayerMemory>>,
+}
+
+/// Hidden states of all sequences, concatenated: `[tokens, hidden_size]`, or all residual streams side by side.
+#[derive(Clone, PartialEq)]
+pub(super) enum Hidden {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
+
+impl Default for Hidden {
+    fn default() -> Self {
+        Self::F32(Vec::new())
+    }
+}
+
+impl Hidden {
+    /// Rounds all, and all that are written later, to bf16, in half of the memory.
+    pub fn narrow(&mut self) {
+        if let Self::F32(hidden) = self {
+            let mut narrow = vec![bf16::ZERO; hidden.len()];
+            narrow.convert_from_f32_slice(hidden);
+            *self = Self::Bf16(narrow);
+        }
+    }
+
+    /// Returns those at `place`.
+    pub fn read(&self, place: Range<usize>) -> Vec<f32> {
+        match self {
+            Self::F32(hidden) => hidden[place].to_vec(),
+            Self::Bf16(hidden) => widened(&hidden[place]),
+        }
+    }
+
+    /// Replaces those at `place`.
+    pub fn write(&mut self, place: Range<usize>, rows: &[f32]) {
+        match self {
+            Self::F32(hidden) => hidden[place].copy_from_slice(rows),
+            Self::Bf16(hidden) => hidden[place].convert_from_f32_slice(rows),
+        }
+    }
+
+    /// Returns all.
+    pub fn widened(self) -> Vec<f32> {
+        match self {
+            Self::F32(hidden) => hidden,
+            Self::Bf16(hidden) => widened(&hidden),
+        }
+    }
+}
+
+fn widened(narrow: &[bf16]) -> Vec<f32> {
+    let mut wide = vec![0.0; narrow.len()];
+    narrow.convert_to_f32_slice(&mut wide);
+    wide
 }
 
 impl<'a> Pass<'a> {
@@ -68,13 +123,14 @@ impl<'a> Pass<'a> {
             sequences,
             tables,
             pages: longest.div_ceil(PAGE_TOKENS),
-            state: State { hidden: vec![0.0; tokens * spec.streams_width()], ..State::default() },
+            state: State::default(),
             ropes: Vec::new(),
             buffers: LayerBuffers::default(),
             adapters: RefCell::default(),
         };
         let (mut narrow, mut embedded, mut ends) =
             (Scratch::default(), Scratch::default(), StreamEndBuffers::default());
+        let mut all = vec![0.0; tokens * spec.streams_width()];
         for (tokens, rows) in pass.places() {
             let chunk = [chunk(tokens, &[])];
             let adapters = AdapterRows::new(&[], &pass.adapters);
@@ -85,12 +141,13 @@ impl<'a> Pass<'a> {
             }
             match (&spec.streams, streams) {
                 (Some(spec), Some(weights)) => {
-                    let (hidden, all) = ((&*hidden, pass.spec.hidden_size), &mut pass.state.hidden[rows]);
-                    spec.ends.begin(&exec, weights, adapters, hidden, &mut ends, all)?;
+                    let hidden = (&*hidden, pass.spec.hidden_size);
+                    spec.ends.begin(&exec, weights, adapters, hidden, &mut ends, &mut all[rows])?;
                 }
-                _ => pass.state.hidden[rows].copy_from_slice(hidden),
+                _ => all[rows].copy_from_slice(hidden),
             }
         }
+        pass.state.hidden = Hidden::F32(all);
         Ok(pass)
     }
 
@@ -124,14 +181,13 @@ impl<'a> Pass<'a> {
     /// Runs all sequences through layer `index`; calls `each` after each of them.
     pub fn advance(&mut self, layer: &Layer, index: usize, each: &mut dyn FnMut()) -> Result<(), LoadError> {
         let width = self.spec.streams_width();
-        let mut hidden = std::mem::take(&mut self.state.hidden);
         let mut memory = self.memory(index)?;
         for (number, (tokens, rows)) in self.places().enumerate() {
-            let memory = memory.of_sequence(number);
-            self.run((index, layer), tokens, memory, None, rows.start / width, &mut hidden[rows])?;
+            let (memory, mut hidden) = (memory.of_sequence(number), self.state.hidden.read(rows.clone()));
+            self.run((index, layer), tokens, memory, None, rows.start / width, &mut hidden)?;
+            self.state.hidden.write(rows, &hidden);
             each();
         }
-        self.state.hidden = hidden;
         self.keep(index, memory);
         Ok(())
     }
@@ -159,7 +215,7 @@ impl<'a> Pass<'a> {
                 recorder.begin(Run { tokens, is_exact: true, stops: !*advances });
                 let hidden = self.recorded_run(layer, number, memory.of_sequence(number), recorder)?;
                 if *advances {
-                    self.state.hidden[rows].copy_from_slice(&hidden);
+                    self.state.hidden.write(rows, &hidden);
                 }
                 std::mem::swap(&mut self.state, state);
             }
@@ -185,7 +241,7 @@ impl<'a> Pass<'a> {
         recorder: &Recorder<'_>,
     ) -> Result<Vec<f32>, LoadError> {
         let (tokens, rows) = self.places().nth(number).expect("a sequence");
-        let mut hidden = self.state.hidden[rows.clone()].to_vec();
+        let mut hidden = self.state.hidden.read(rows.clone());
         let first_row = rows.start / self.spec.streams_width();
         match self.run((index, layer), tokens, memory, Some(recorder), first_row, &mut hidden) {
             Err(PoolError::Cancelled) if recorder.is_done() => {}
@@ -197,15 +253,14 @@ impl<'a> Pass<'a> {
     /// Takes the hidden states after the last layer: `[tokens, hidden_size]`.
     pub fn take_hidden(&mut self, streams: Option<&StreamEnds>) -> Result<Vec<f32>, LoadError> {
         let (Some(StreamsSpec { ends, .. }), Some(weights)) = (&self.spec.streams, streams) else {
-            return Ok(std::mem::take(&mut self.state.hidden));
+            return Ok(std::mem::take(&mut self.state.hidden).widened());
         };
-        let (width, all_width) = (self.spec.hidden_size, self.spec.streams_width());
-        let (mut all, mut buffers) =
-            (Vec::with_capacity(self.state.hidden.len() / all_width * width), StreamEndBuffers::default());
+        let (width, tokens) = (self.spec.hidden_size, self.sequences.iter().map(Vec::len).sum::<usize>());
+        let (mut all, mut buffers) = (Vec::with_capacity(tokens * width), StreamEndBuffers::default());
         for (tokens, rows) in self.places() {
             let mut hidden = vec![0.0; tokens.len() * width];
-            let (streams, adapters) = ((&self.state.hidden[rows], width), AdapterRows::new(&[], &self.adapters));
-            ends.end(&self.exec, weights, adapters, streams, &mut buffers, &mut hidden)?;
+            let (streams, adapters) = (self.state.hidden.read(rows), AdapterRows::new(&[], &self.adapters));
+            ends.end(&self.exec, weights, adapters, (&streams, width), &mut buffers, &mut hidden)?;
             all.append(&mut hidden);
         }
         Ok(all)
