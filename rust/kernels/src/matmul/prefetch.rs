@@ -15,8 +15,8 @@ const PREFETCH_LINES: usize = 32;
 /// lines can be on the way to the L2 cache than to the L1 cache: with one row, int4 reads 5 % faster than in one step
 /// (`cargo bench -p ferrule-kernels --bench matmul -- int4 1`). Weights that are in the last-level cache are prefetched in
 /// the second step alone, since the first one makes their products 3 to 7 % slower (`-- small q4_1 q8_0 int4 1`).
-const FAR_LINES: usize = 48;
-const NEAR_LINES: usize = 12;
+const FAR_LINES: usize = 64;
+const NEAR_LINES: usize = 20;
 
 /// Layout of the panels that are read after each other.
 #[derive(Clone, Copy)]
