@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from conftest import TINY
 from ferrule import LLM, InsufficientMemoryError, InvalidParameterError, TokenizerError, _native, quantize
@@ -135,6 +136,23 @@ def test_weights_are_independent_of_thread_count(family: str, quantization: str,
         for threads in (1, 2, 5)
     }
     assert len(files) == 1
+
+
+@pytest.mark.parametrize("narrow", ["o_proj", "q_proj"])
+def test_matrices_in_f16_are_calibrated_as_those_in_f32(narrow: str, tmp_path: Path) -> None:
+    """The queries are a part of one matrix with keys and values, which stay in f32."""
+    stored = load_file(GOLDEN / "llama" / "model.safetensors")
+    halves = {name: tensor.astype(np.float16) if narrow in name else tensor for name, tensor in stored.items()}
+    weights = {}
+    for dtype in (np.float16, np.float32):
+        model = tmp_path / dtype.__name__
+        shutil.copytree(GOLDEN / "llama", model)
+        save_file(
+            {name: t.astype(dtype) if narrow in name else t for name, t in halves.items()}, model / "model.safetensors"
+        )
+        sequences = random_sequences(read_model_files(model).spec.vocab_size, 7, 60)
+        weights[dtype] = tensors(quantize(model, tmp_path / f"{model.name}-int8", format="int8", calibrate=sequences))
+    assert weights[np.float16] == weights[np.float32]
 
 
 def test_progress_reaches_total(tmp_path: Path) -> None:

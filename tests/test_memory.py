@@ -153,7 +153,7 @@ def test_peak_memory_of_quantizing(llama: Path) -> None:
 
 
 def test_peak_memory_of_calibrating(tmp_path: Path) -> None:
-    """All layers at once would be 134 MB in f32, and the Hessians of their inputs 190 MB."""
+    """All layers at once would be 67 MB in bf16, and the Hessians of their inputs 190 MB."""
     peak, needs = figures_of(CALIBRATING, model_in(tmp_path, SMALL), "int4")
     assert needs / 2 < peak < needs + OTHER_HESSIANS + (16 << 20)
 

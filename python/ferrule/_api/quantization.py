@@ -63,8 +63,9 @@ def quantize(
 
     `calibrate` is a text file, of which at most `calibration_tokens` tokens are read, or a list of token id sequences,
     such as that of `generate_calibration`. The model runs over them, and GPTQ reduces the error of the integer formats.
-    Calibration takes much longer, and needs memory for one layer in f32 and the hidden states of the tokens. The result
-    is bitwise reproducible on one instruction set.
+    Calibration takes much longer, and needs memory for one layer in full precision, the Hessian of a linear layer, and
+    the hidden states of the tokens in the exact and the quantized model. The result is bitwise reproducible on one
+    instruction set.
 
     `sparsity`, a share of zeros or "2:4", sets weights of the linear layers to zero. `pruning` chooses them: sparsegpt,
     wanda or magnitude (default sparsegpt with `calibrate`, else magnitude). Embeddings, the lm_head, routers, norms and

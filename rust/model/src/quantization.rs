@@ -36,6 +36,9 @@ impl Quantization {
     /// Full precision.
     pub(crate) const F32: Self = Self::row("f32", [F32, F32, F32]);
 
+    /// Full precision in the least memory: matrices that are stored in bf16 or f16 keep that format, others get f32.
+    pub(crate) const EXACT: Self = Self { name: "exact", as_stored: true, ..Self::F32 };
+
     /// Selection of `auto` for encoders: int8 lowers the cosine with f32 below 0.9995.
     pub(crate) const BF16: Self = Self::row("bf16", [Bf16, Bf16, Bf16]);
 
@@ -107,6 +110,9 @@ impl Quantization {
 
     /// Returns the format of a stored matrix with `columns` columns, for which the table says `usual`.
     pub(crate) fn of_stored(self, usual: Format, view: &View<'_>, columns: usize) -> Format {
+        if self == Self::EXACT {
+            return self.of_lookup(view);
+        }
         if !self.as_stored || !usual.is_integer() {
             return usual;
         }

@@ -20,7 +20,7 @@ use ferrule_kernels::{Exec, PackedMatrix, Scratch, machine};
 use super::growth::Growth;
 use super::kinds::{as_inputs, bands, class, is_of_tokens, kind, kind_of_band};
 use super::noise::{NOISES, Noise, NoisyRows, noises};
-use crate::calibrate::{EXACT, Pass, State, float_bytes};
+use crate::calibrate::{Pass, State, float_bytes};
 use crate::layer::{AdapterBuffers, AdapterRows, norm_in_place};
 use crate::lm_head::{LmHeadWeights, apply_lm_head};
 use crate::quantization::Quantization;
@@ -70,7 +70,7 @@ pub(super) fn predicted_tokens(
     if spec.lm_head.is_none() {
         return Ok(sequences.to_vec());
     }
-    let (exact, layers) = (Loader::new(spec, source, EXACT), spec.layers.len());
+    let (exact, layers) = (Loader::new(spec, source, Quantization::BF16), spec.layers.len());
     let tables = exact.tables(&mut Noisy::new(exec, None, layers))?;
     let ends = Ends { spec, sequences, exec, loader: &exact, tables: &tables };
     let mut pass = ends.begin(Noisy::new(exec, None, layers))?;
@@ -114,7 +114,7 @@ pub(super) fn measure(
     exec: Exec<'_>,
     advance: &mut dyn FnMut(f64),
 ) -> Result<BTreeMap<String, Growth>, LoadError> {
-    let exact = Loader::new(spec, source, EXACT);
+    let exact = Loader::new(spec, source, Quantization::BF16);
     // Any quantization with integer formats says which matrices are quantized.
     let integer = Loader::new(spec, source, Quantization::PLAIN).without_vectors();
     let layers = spec.layers.len();
@@ -259,7 +259,7 @@ fn raise_zeros(factors: &mut BTreeMap<String, Growth>) {
 
 /// Checks that the peak memory of [`measure`] is available.
 pub(super) fn check_memory(spec: &ModelSpec, source: Source<'_>, sequences: &[Vec<u32>]) -> Result<(), LoadError> {
-    let loader = Loader::new(spec, source, EXACT).without_vectors();
+    let loader = Loader::new(spec, source, Quantization::BF16).without_vectors();
     let tokens = sequences.iter().map(Vec::len).sum::<usize>();
     let mut embedding = Measure::default();
     loader.embedding(&mut embedding)?;

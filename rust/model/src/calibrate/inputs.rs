@@ -145,7 +145,7 @@ pub(super) struct CalibratedSites {
     pub linears: Vec<CalibratedSite>,
     /// Bytes of all matrices.
     pub bytes: u64,
-    /// Bytes of the matrices that replace those of the exact layer.
+    /// Bytes of the matrices that replace those in full precision.
     pub replaced_bytes: u64,
     /// Bytes of the largest matrix in f32 that is pruned: one at a time is.
     pub pruned_bytes: u64,
@@ -187,7 +187,7 @@ pub(super) struct LayerInputs<'a, 's> {
     pass: &'a mut Pass<'s>,
     /// Hidden states of the exact model before the layer, if matrices are corrected.
     exact: Option<&'a mut State>,
-    /// The layer of the exact model.
+    /// The layer in full precision.
     layer: &'a Layer,
     /// Index of the layer.
     index: usize,
@@ -364,10 +364,10 @@ mod tests {
     }
 
     fn hidden_of(pass: &Pass<'_>) -> Vec<f32> {
-        pass.state.hidden.clone().widened()
+        pass.state.hidden.clone().into_f32()
     }
 
-    /// Calls `test` with an exact layer and sequences before it, in the exact model and in another, and with the linear
+    /// Calls `test` with a layer in f32 and sequences before it, in the exact model and in another, and with the linear
     /// layers that are calibrated.
     fn with_layer(test: impl FnOnce(&ModelSpec, Exec<'_>, &Layer, [&mut Pass<'_>; 2], Vec<CalibratedSite>)) {
         let spec = ModelSpec::from_json(&specs::llama(96, 1).to_string()).unwrap();
@@ -407,7 +407,11 @@ mod tests {
                 other.advance(&packed, 0, &mut || ()).unwrap();
                 let changes = [&*exact, &*other].map(hidden_of);
                 let changes = changes.iter().zip(&before).map(|(after, before)| {
-                    after.iter().zip(before.clone().widened()).map(|(after, before)| after - before).collect::<Vec<_>>()
+                    after
+                        .iter()
+                        .zip(before.clone().into_f32())
+                        .map(|(after, before)| after - before)
+                        .collect::<Vec<_>>()
                 });
                 let changes: Vec<_> = changes.collect();
                 changes[0].iter().zip(&changes[1]).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>()

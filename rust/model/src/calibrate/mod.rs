@@ -1,20 +1,20 @@
 //! Calibrated quantization (GPTQ, <https://arxiv.org/abs/2210.17323>): the model runs over a text, and every matrix is
 //! quantized for the inputs that it gets.
 //!
-//! The model is processed layer by layer. A layer is loaded in bf16 and runs over all tokens; the Hessians of the inputs
-//! of its linear layers say what quantization errors cost. Its matrices are quantized with them, and the quantized
+//! The model is processed layer by layer. A layer is loaded in full precision and runs over all tokens; the Hessians of
+//! the inputs of its linear layers say what quantization errors cost. Its matrices are quantized with them, and the quantized
 //! layer computes the inputs of the next one.
 //!
 //! A matrix corrects the errors of those before it, in the layer and in earlier ones (GPTAQ,
 //! <https://arxiv.org/abs/2504.02692>). The layer runs up to each linear layer once, with the matrices that are quantized
 //! already, and records the inputs. The layer of the exact model runs on the hidden states of the exact model before, and
 //! what the outputs should be follows from its inputs. Not corrected are matrices of routed experts, which compute in
-//! bf16 while the layer runs, pruned matrices, per-head matrices of latent attention, and all of a model that uses blocks
+//! full precision while the layer runs, pruned matrices, per-head matrices of latent attention, and all of a model that uses blocks
 //! several times. A matrix that is stored before one that computes its inputs, such as the output of an attention with an
 //! output gate, does not see the errors of the other.
 //!
-//! Memory holds the hidden states of all tokens in both models, one layer in bf16 and quantized, and the Hessian of a
-//! linear layer, or as many of those of experts as fit. If not all fit, the layer runs again for the remaining ones.
+//! Memory holds the hidden states of all tokens in both models, one layer in full precision and quantized, and the Hessian
+//! of a linear layer, or as many of those of experts as fit. If not all fit, the layer runs again for the remaining ones.
 
 mod inputs;
 mod output;
@@ -43,16 +43,12 @@ use output::{Calibrated, Output};
 pub(crate) use pass::{Pass, State};
 use recorder::ERROR_ROWS;
 
-/// The exact model has weights in bf16, which has a thousandth of the squared error of int6 and takes half of the memory of
-/// f32.
-pub(crate) const EXACT: Quantization = Quantization::BF16;
-
-/// Shares of a layer's work, for progress: running it in bf16, quantizing it, and running it quantized. Measured with
+/// Shares of a layer's work, for progress: running it in f32, quantizing it, and running it quantized. Measured with
 /// 16,384 tokens and int4 on SmolLM2-135M (0.61, 0.13, 0.26) and the embedded model (0.62, 0.10, 0.28). The share of
 /// quantizing is larger in wide layers, where each weight takes longer.
 const SHARES: [f64; 3] = [0.6, 0.15, 0.25];
 
-/// [`SHARES`] where matrices are corrected, which takes 2.4 times as long, almost all of it in bf16, on the embedded
+/// [`SHARES`] where matrices are corrected, which takes 2.4 times as long, almost all of it in f32, on the embedded
 /// model (`benches/record/2026-11-29-amd-epyc-zen3`).
 const CORRECTED_SHARES: [f64; 3] = [0.83, 0.06, 0.11];
 
@@ -98,7 +94,7 @@ pub(crate) fn calibrate<T: Target>(
     exec: Exec<'_>,
     target: &mut T,
 ) -> Result<(), LoadError> {
-    let exact_loader = Loader::new(spec, source, EXACT);
+    let floats = Loader::new(spec, source, Quantization::EXACT);
     let all = Sequences { tokens: sequences, corrects: T::CORRECTS && corrects(spec, loader, sequences)? };
     // A tied embedding is packed last, when the inputs of the lm_head are known; until then it is used uncalibrated.
     let embedding = match spec.has_tied_lm_head() {
@@ -107,7 +103,7 @@ pub(crate) fn calibrate<T: Target>(
     };
     let tables = loader.tables(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?;
     let streams = loader.streams(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?;
-    let mut exact = all.corrects.then(|| exact_state(spec, &exact_loader, sequences, &tables, exec)).transpose()?;
+    let mut exact = all.corrects.then(|| exact_state(spec, source, sequences, &tables, exec)).transpose()?;
     let mut pass = Pass::new(exec, spec, sequences, &embedding, &tables, streams.as_ref())?;
     drop(embedding);
     for (index, layer_spec) in spec.layers.iter().enumerate() {
@@ -115,7 +111,7 @@ pub(crate) fn calibrate<T: Target>(
         loader.without_vectors().layer(&mut wanted, index, layer_spec, &[])?;
         let shares = if all.corrects { CORRECTED_SHARES } else { SHARES };
         let [before, packing, after] = shares.map(|share| share * wanted.bytes as f64);
-        let layer = exact_loader.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec, &[])?;
+        let layer = floats.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec, &[])?;
         // Use half of the memory that will be left, because other programs may need some meanwhile.
         let beside = beside_hessians(spec, index, &wanted, all, exec.pool.threads());
         let room = machine::available_memory().saturating_sub(beside) / 2;
@@ -184,14 +180,16 @@ fn corrects(spec: &ModelSpec, loader: &Loader<'_>, sequences: &[Vec<u32>]) -> Re
     Ok(wanted.linears.iter().any(|linear| linear.corrects))
 }
 
-/// Returns the hidden states of the exact model before the first layer.
+/// Returns the hidden states of the exact model before the first layer, in f16. "Exact" means with an embedding in bf16,
+/// which has less than a hundredth of the squared error of int6 and takes half of the memory of f32.
 fn exact_state(
     spec: &ModelSpec,
-    loader: &Loader<'_>,
+    source: Source<'_>,
     sequences: &[Vec<u32>],
     tables: &[TokenTable],
     exec: Exec<'_>,
 ) -> Result<State, LoadError> {
+    let loader = Loader::new(spec, source, Quantization::BF16);
     let embedding = loader.embedding(&mut in_memory(exec, &mut |_, _| ()))?;
     let streams = loader.streams(&mut in_memory(exec, &mut |_, _| ()))?;
     let mut state = Pass::new(exec, spec, sequences, &embedding, tables, streams.as_ref())?.state;
@@ -243,20 +241,22 @@ pub(crate) fn check_memory(
     sequences: Sequences<'_>,
     threads: usize,
 ) -> Result<(), LoadError> {
-    let needs = needs(spec, &Loader::new(spec, source, EXACT), loader, sequences, threads)?;
+    let floats = Loader::new(spec, source, Quantization::EXACT);
+    let exact = Loader::new(spec, source, Quantization::BF16);
+    let needs = needs(spec, [&floats, &exact], loader, sequences, threads)?;
     let available = machine::available_memory();
     if needs > available {
-        let what = "calibration, with the hidden states of its tokens, a layer in bf16 and quantized, and Hessians of its inputs,";
+        let what = "calibration, with the hidden states of its tokens, a layer in full precision and quantized, and Hessians of its inputs,";
         return Err(LoadError::Memory { what, needs, available });
     }
     Ok(())
 }
 
-/// Returns the peak memory in bytes on `threads` threads, with the Hessian of one linear layer. `exact` loads the exact
-/// model.
+/// Returns the peak memory in bytes on `threads` threads, with the Hessian of one linear layer. `floats` loads layers
+/// in full precision, and `exact` the embedding of the exact model.
 fn needs(
     spec: &ModelSpec,
-    exact: &Loader<'_>,
+    [floats, exact]: [&Loader<'_>; 2],
     loader: &Loader<'_>,
     sequences: Sequences<'_>,
     threads: usize,
@@ -267,7 +267,8 @@ fn needs(
         let bytes = Hessian::bytes_for(columns).unwrap_or(u64::MAX);
         bytes.saturating_add(PackedMatrix::calibration_bytes(columns, threads))
     };
-    let (exact, loader) = (exact.without_vectors(), loader.without_vectors());
+    let [floats, exact] = [floats, exact].map(Loader::without_vectors);
+    let loader = loader.without_vectors();
 
     let mut embedding = Measure::default();
     loader.embedding(&mut embedding)?;
@@ -285,20 +286,20 @@ fn needs(
     let mut most = embedding.bytes.max(output.bytes.saturating_add(narrow).saturating_add(of_inputs));
     for (index, layer_spec) in spec.layers.iter().enumerate() {
         let (mut layer, mut wanted) = (Measure::default(), CalibratedSites::new(sequences.correction_tokens()));
-        exact.layer(&mut layer, index, layer_spec, &[])?;
+        floats.layer(&mut layer, index, layer_spec, &[])?;
         loader.layer(&mut wanted, index, layer_spec, &[])?;
         let of_inputs = wanted.linears.iter().map(CalibratedSite::recorded_bytes).max().unwrap_or(0);
         let beside = beside_hessians(spec, index, &wanted, sequences, threads);
         most = most.max(layer.bytes.saturating_add(of_inputs).saturating_add(beside));
     }
     let embedding = if spec.reads_embedding(0) { float_bytes(tokens, spec.hidden_size) } else { 0 };
-    // Those of the exact model are in bf16.
+    // The hidden states of the exact model are in f16, apart from those before the first layer.
     let of_exact = if sequences.corrects { (streams / 2).saturating_add(embedding) } else { 0 };
     let hidden = streams.saturating_add(embedding).saturating_add(of_exact);
     Ok(most.saturating_add(hidden).saturating_add(ends.bytes))
 }
 
-/// Returns the bytes that a layer needs besides its bf16 weights and their Hessians: its quantized weights, the weights
+/// Returns the bytes that a layer needs besides its weights in full precision and their Hessians: its quantized weights, the weights
 /// that are being quantized or pruned, the activations of the longest sequence including a copy of its hidden states,
 /// and the sequence memory, which is that of all sequences where layers share keys and values. If matrices are
 /// corrected, also copies of the quantized weights, the sequence memory of the exact model, and its inputs of a linear
@@ -357,9 +358,9 @@ mod tests {
         let spec = ModelSpec::from_json(&json.to_string()).unwrap();
         let load = |quantization| Loader::new(&spec, Source::Random, quantization);
         let int4 = Quantization::named("int4").unwrap();
-        let [exact, loader] = [EXACT, int4].map(load);
+        let [floats, exact, loader] = [Quantization::EXACT, Quantization::BF16, int4].map(load);
         let sequences = Sequences { tokens: sequences, corrects: true };
-        needs(&spec, &exact, &loader, sequences, threads).unwrap()
+        needs(&spec, [&floats, &exact], &loader, sequences, threads).unwrap()
     }
 
     #[test]
@@ -375,8 +376,8 @@ mod tests {
             json["layers"][1]["blocks"][1]["mixer"]["intermediate_size"] = json!(1 << 12)
         };
         let wide = needs_of(inner, &[vec![1; 64]]);
-        let (exact, quantized) = (3 * 64 * (1 << 12) * 2, 3 * 64 * (1 << 12) / 2);
-        assert!(wide > Hessian::bytes_for(1 << 12).unwrap() + exact + quantized, "{wide}: with the Hessian");
+        let (floats, quantized) = (3 * 64 * (1 << 12) * 4, 3 * 64 * (1 << 12) / 2);
+        assert!(wide > Hessian::bytes_for(1 << 12).unwrap() + floats + quantized, "{wide}: with the Hessian");
         // Four panels of each thread: 64 bytes a column for the weights, corrections, residuals and codes.
         let panels = needs_of_threads(inner, &[vec![1; 64]], 3) - wide;
         assert!(panels > 2 * 4 * 4 * 64 * (1 << 12), "{panels}: with the panels of two more threads");

@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use ferrule_kernels::kv::{KvFormat, PAGE_TOKENS, PageId};
 use ferrule_kernels::{Exec, PoolError, Scratch, machine};
-use half::bf16;
-use half::slice::HalfFloatSliceExt;
+use half::f16;
 
+use super::count;
 use super::recorder::{Recorder, Run};
 use crate::batch::{Batch, LogitRows, SequenceChunk};
 use crate::layer::{AdapterBuffers, AdapterRows, LayerBuffers, Observer, RaggedRows, run_layer};
@@ -55,8 +55,13 @@ pub(crate) struct State {
 #[derive(Clone, PartialEq)]
 pub(super) enum Hidden {
     F32(Vec<f32>),
-    Bf16(Vec<bf16>),
+    /// f16 of the values times [`F16_SCALE`].
+    F16(Vec<f16>),
 }
+
+/// Factor with which f16 holds hidden states up to a million, more than models have, and those above a thousandth to eleven
+/// bits.
+const F16_SCALE: f32 = 1.0 / 16.0;
 
 impl Default for Hidden {
     fn default() -> Self {
@@ -65,44 +70,44 @@ impl Default for Hidden {
 }
 
 impl Hidden {
-    /// Rounds all, and all that are written later, to bf16, in half of the memory.
+    /// Rounds the hidden states to f16, which takes half of the memory; later ones are rounded when they are written.
     pub fn narrow(&mut self) {
         if let Self::F32(hidden) = self {
-            let mut narrow = vec![bf16::ZERO; hidden.len()];
-            narrow.convert_from_f32_slice(hidden);
-            *self = Self::Bf16(narrow);
+            *self = Self::F16(hidden.iter().copied().map(to_f16).collect());
         }
     }
 
-    /// Returns those at `place`.
-    pub fn read(&self, place: Range<usize>) -> Vec<f32> {
+    /// Returns the hidden states in `range`.
+    pub fn read(&self, range: Range<usize>) -> Vec<f32> {
         match self {
-            Self::F32(hidden) => hidden[place].to_vec(),
-            Self::Bf16(hidden) => widened(&hidden[place]),
+            Self::F32(hidden) => hidden[range].to_vec(),
+            Self::F16(hidden) => hidden[range].iter().copied().map(from_f16).collect(),
         }
     }
 
-    /// Replaces those at `place`.
-    pub fn write(&mut self, place: Range<usize>, rows: &[f32]) {
+    /// Replaces the hidden states in `range`.
+    pub fn write(&mut self, range: Range<usize>, rows: &[f32]) {
         match self {
-            Self::F32(hidden) => hidden[place].copy_from_slice(rows),
-            Self::Bf16(hidden) => hidden[place].convert_from_f32_slice(rows),
+            Self::F32(hidden) => hidden[range].copy_from_slice(rows),
+            Self::F16(hidden) => hidden[range].iter_mut().zip(rows).for_each(|(to, from)| *to = to_f16(*from)),
         }
     }
 
-    /// Returns all.
-    pub fn widened(self) -> Vec<f32> {
+    /// Returns all hidden states.
+    pub fn into_f32(self) -> Vec<f32> {
         match self {
             Self::F32(hidden) => hidden,
-            Self::Bf16(hidden) => widened(&hidden),
+            Self::F16(hidden) => hidden.into_iter().map(from_f16).collect(),
         }
     }
 }
 
-fn widened(narrow: &[bf16]) -> Vec<f32> {
-    let mut wide = vec![0.0; narrow.len()];
-    narrow.convert_to_f32_slice(&mut wide);
-    wide
+fn to_f16(value: f32) -> f16 {
+    f16::from_f32((value * F16_SCALE).clamp(f16::MIN.to_f32(), f16::MAX.to_f32()))
+}
+
+fn from_f16(value: f16) -> f32 {
+    value.to_f32() / F16_SCALE
 }
 
 impl<'a> Pass<'a> {
@@ -115,7 +120,7 @@ impl<'a> Pass<'a> {
         tables: &'a [TokenTable],
         streams: Option<&StreamEnds>,
     ) -> Result<Self, LoadError> {
-        let tokens = sequences.iter().map(Vec::len).sum::<usize>();
+        let tokens = count(sequences);
         let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
         let mut pass = Self {
             exec,
@@ -253,9 +258,9 @@ impl<'a> Pass<'a> {
     /// Takes the hidden states after the last layer: `[tokens, hidden_size]`.
     pub fn take_hidden(&mut self, streams: Option<&StreamEnds>) -> Result<Vec<f32>, LoadError> {
         let (Some(StreamsSpec { ends, .. }), Some(weights)) = (&self.spec.streams, streams) else {
-            return Ok(std::mem::take(&mut self.state.hidden).widened());
+            return Ok(std::mem::take(&mut self.state.hidden).into_f32());
         };
-        let (width, tokens) = (self.spec.hidden_size, self.sequences.iter().map(Vec::len).sum::<usize>());
+        let (width, tokens) = (self.spec.hidden_size, count(self.sequences));
         let (mut all, mut buffers) = (Vec::with_capacity(tokens * width), StreamEndBuffers::default());
         for (tokens, rows) in self.places() {
             let mut hidden = vec![0.0; tokens.len() * width];
@@ -413,5 +418,24 @@ fn chunk<'a>(tokens: &'a [u32], pages: &'a [Vec<PageId>]) -> SequenceChunk<'a> {
         features: &[],
         logits: LogitRows::None,
         adapter: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn narrow_hidden_states_are_those_written_to_eleven_bits() {
+        let mut hidden = Hidden::F32(vec![0.0, 0.1, -3.0, 1e5, 0.5, 7.0]);
+        hidden.narrow();
+        let written = [-1e-3, 6e5, 1e-9];
+        hidden.write(2..5, &written);
+        let (read, expected) = (hidden.read(1..6), [0.1, -1e-3, 6e5, 1e-9, 7.0]);
+        for (read, expected) in read.iter().zip(expected) {
+            assert!((read - expected).abs() <= expected.abs() / 2048.0 + 1e-6, "{read} for {expected}");
+        }
+        hidden.write(0..2, &[f32::MAX, f32::MIN]);
+        assert!(hidden.into_f32().iter().all(|x| x.is_finite()));
     }
 }

@@ -58,6 +58,10 @@ impl<'a> WeightSource<'a> for CheckpointWeights<'a> {
                 stored.push((Stored::View(view), format));
             }
         }
+        // A floating-point format is the only one of its matrix, and f32 holds all of them.
+        if stored.iter().any(|(_, format)| !format.is_integer() && *format != stored[0].1) {
+            stored.iter_mut().for_each(|(_, format)| *format = Format::F32);
+        }
         Ok(MatrixPlan::new(name, stored, columns))
     }
 
