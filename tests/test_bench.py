@@ -97,7 +97,7 @@ def test_decode_step_reads_and_writes_the_states_of_all_sequences(
     assert record["decode_step_bytes"] == record["weight_bytes_per_token"] + 3 * (18 * 16 + 2 * 1000)
     assert main(["bench", "--prompt", "16", "--gen", "4", "--repeat", "1"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "speed of reading weights and KV cache, reading and writing states / read bandwidth" in shown
+    assert "weights and KV cache, reading and writing states / read bandwidth, 20.0 GB/s" in shown
 
 
 PUBLISHED_SHAPES = {

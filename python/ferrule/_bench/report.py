@@ -38,7 +38,7 @@ def show_model(record: Record) -> None:
     out.print(_points(points, fraction))
     ceilings = {name: statistics.median(point[name] for point in points) for name in CEILINGS}
     legend = _table("", "", header=False)
-    legend.columns[1].justify = "left"
+    legend.columns[1].justify, legend.columns[1].no_wrap = "left", False
     read = f"{_rounded(ceilings['read_gbps'])} GB/s"
     memory = "KV cache, reading and writing states" if record["state_bytes"] else "KV cache"
     for name, meaning in (
