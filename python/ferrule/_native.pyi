@@ -415,12 +415,14 @@ def pack(
     progress: Callable[[int, int], None] | None = None,
     recipe: tuple[str, list[tuple[str, str]]] | None = None,
     pruning: tuple[str, str] | None = None,
+    kept_layers: str | None = None,
 ) -> None:
     """Packs the weights of a checkpoint directory or a GGUF file, or random weights, into the file `path`.
 
     `calibration` is sequences of token ids over which the model runs, to reduce the error of integer formats (GPTQ).
     `recipe` is a name for errors, and patterns of tensor names with their formats, the last one of which counts.
     `pruning` is the sparsity of the layers, 2:4 or a share of zeros, and the method: magnitude, wanda or sparsegpt.
+    `kept_layers` is a folder that keeps the layers that a calibration has finished: the same call continues after them.
     `spec`, `options` and `progress` are those of an Engine. `metadata` is written into the file in addition to its own
     metadata. The file is replaced atomically; a failure leaves an existing file unchanged.
 

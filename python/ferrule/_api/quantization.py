@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,8 @@ _MAX_COPY_BYTES = 1 << 30
 """Maximum size of a file to copy."""
 _OLD = ".old"
 """Suffix of a directory that is being overwritten."""
+_KEPT = ".layers"
+"""Suffix of a directory with the layers that an interrupted calibration has finished."""
 
 
 def quantize(
@@ -59,7 +64,8 @@ def quantize(
     The directory includes the configuration, tokenizer and chat template of the model, of a GGUF file those that its
     metadata has. It loads like any other model, but only as `format`. Weights are packed one matrix at a time, so that
     they need not fit into memory. The directory is written atomically; `overwrite` replaces a directory that `quantize`
-    wrote before. `progress` is called with the bytes packed so far and the bytes in total.
+    wrote before. With `calibrate`, finished layers are kept beside `output` until all are: the same call continues
+    after them if it was interrupted. `progress` is called with the bytes packed so far and the bytes in total.
 
     `calibrate` is a text file, of which at most `calibration_tokens` tokens are read, or a list of token id sequences,
     such as that of `generate_calibration`. The model runs over them, and GPTQ reduces the error of the integer formats.
@@ -109,10 +115,17 @@ def quantize(
             config = read_json_object(files.path / _CONFIG)
         config = {**config, "quantization_config": packed}
         (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        weights = folder / WEIGHTS
-        _pack(files, weights, name, options, calibration=sequences, recipe=recipe, pruning=pruned, progress=progress)
-        _replace(target, folder, overwrite=overwrite)
+        packing = _Packing(files, name, options, sequences, recipe, pruned)
+        with _kept_layers(target, packing) as kept:
+            packing.write(folder / WEIGHTS, kept, progress)
+            _replace(target, folder, overwrite=overwrite)
     return target
+
+
+def kept_layers(output: str | os.PathLike[str]) -> list[Path]:
+    """Returns the folders with the layers that unfinished calls of `quantize` keep for `output`."""
+    target = Path(output).expanduser().resolve()
+    return sorted(target.parent.glob(f".{target.name}.*{_KEPT}"))
 
 
 def unpacked_files(model: str | os.PathLike[str] | None, revision: str | None) -> ModelFiles:
@@ -158,25 +171,88 @@ def pruned_share(path: Path) -> str:
     return _native.PackedFile(str(path / WEIGHTS)).metadata["pruned"]
 
 
-def _pack(
-    files: ModelFiles,
-    path: Path,
-    name: str,
-    options: EngineOptions,
-    *,
-    calibration: list[list[int]] | None,
-    recipe: Recipe | None,
-    pruning: tuple[str, str] | None,
-    progress: Callable[[int, int], None] | None,
-) -> None:
-    from ferrule import _native
+@dataclass(frozen=True)
+class _Packing:
+    """Everything that determines the weights of a packed model."""
 
-    spec, source = files.spec_json, os.fspath(files.path)
-    metadata = {"model": name, "source": source_digest(files.path, spec, options.quantization)}
-    if pruning is not None:
-        metadata |= dict(zip(("sparsity", "pruning"), pruning, strict=True))
-    rules = None if recipe is None else (recipe.name, list(recipe.formats.items()))
-    _native.pack(spec, source, options.to_json(), os.fspath(path), metadata, calibration, progress, rules, pruning)
+    files: ModelFiles
+    name: str
+    options: EngineOptions
+    calibration: list[list[int]] | None
+    recipe: Recipe | None
+    pruning: tuple[str, str] | None
+
+    def write(self, path: Path, kept: Path | None, progress: Callable[[int, int], None] | None) -> None:
+        """Packs the weights into a file; `kept` has the layers that an interrupted call has finished."""
+        from ferrule import _native
+
+        spec, source = self.files.spec_json, os.fspath(self.files.path)
+        metadata = {"model": self.name, "source": self._source()}
+        if self.pruning is not None:
+            metadata |= dict(zip(("sparsity", "pruning"), self.pruning, strict=True))
+        rules = None if self.recipe is None else (self.recipe.name, list(self.recipe.formats.items()))
+        _native.pack(
+            spec,
+            source,
+            self.options.to_json(),
+            os.fspath(path),
+            metadata,
+            self.calibration,
+            progress,
+            rules,
+            self.pruning,
+            None if kept is None else os.fspath(kept),
+        )
+
+    def digest(self) -> str:
+        """Returns the digest of everything that determines the weights."""
+        from ferrule import _native
+
+        formats = None if self.recipe is None else self.recipe.formats
+        what = (self._source(), _native.isa(), formats, self.pruning, self.calibration)
+        return hashlib.blake2b(json.dumps(what).encode(), digest_size=8).hexdigest()
+
+    def _source(self) -> str:
+        return source_digest(self.files.path, self.files.spec_json, self.options.quantization)
+
+
+@contextmanager
+def _kept_layers(target: Path, packing: _Packing) -> Generator[Path | None]:
+    """Yields the folder beside `target` that keeps finished layers until all are finished; None without calibration.
+
+    None too if another process packs the same. Folders that other calibrations for `target` left are removed.
+    """
+    if packing.calibration is None:
+        yield None
+        return
+    folder = target.with_name(f".{target.name}.{packing.digest()}{_KEPT}")
+    for other in kept_layers(target):
+        if other != folder and (lock := _locked(other)) is not None:
+            shutil.rmtree(other, ignore_errors=True)
+            os.close(lock)
+    folder.mkdir(exist_ok=True)
+    lock = _locked(folder)
+    if lock is None:
+        yield None
+        return
+    try:
+        yield folder
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        with suppress(OSError):  # it is not empty, or removed
+            folder.rmdir()
+        os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """Locks a folder, and returns its handle, or None if another process has locked it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
 
 
 def _check_target(target: Path, source: Path, *, overwrite: bool) -> None:

@@ -13,7 +13,7 @@ from ferrule._api.calibration import TOKENS
 from ferrule._api.generated_calibration import GENERATED_TOKENS, generate_calibration
 from ferrule._api.info import size_text
 from ferrule._api.pruning import METHODS, checked_pruning, default_method
-from ferrule._api.quantization import FORMATS, checked_paths, pruned_share, quantize
+from ferrule._api.quantization import FORMATS, checked_paths, kept_layers, pruned_share, quantize
 from ferrule._api.recipe import Recipe
 from ferrule._cli.help import Command, options
 from ferrule._cli.model import LOADING, engine_rows, load_status, model_argument
@@ -124,8 +124,9 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
 def command(model: str | None, output: Path, **settings: Any) -> None:
     """Quantize and pack the weights of MODEL into DIR, with all other files of the model.
 
-    DIR is created at the end, complete or not at all. --format, --bits and --recipe exclude each other, and --sparsity
-    needs --format.
+    DIR is created at the end, complete or not at all. Calibration keeps finished layers beside DIR, and the same
+    command continues after them if it was interrupted. --format, --bits and --recipe exclude each other, and
+    --sparsity needs --format.
     """
     _check_combinations(settings)
     bits, formats, save, report = (settings.pop(name) for name in ("bits", "formats", "save_recipe", "report"))
@@ -163,8 +164,15 @@ def command(model: str | None, output: Path, **settings: Any) -> None:
     elif settings["sparsity"] is not None:
         method = settings["pruning"] or default_method(calibrates=settings["calibrate"] is not None)
         name += f", {settings['sparsity']} sparse ({method})"
-    with load_status(model, revision, label="quantizing") as progress:
-        written = quantize(model, output, progress=progress, **settings)
+    try:
+        with load_status(model, revision, label="quantizing") as progress:
+            written = quantize(model, output, progress=progress, **settings)
+    except KeyboardInterrupt:
+        for folder in kept_layers(output):
+            layers = len(list(folder.glob("*.safetensors")))
+            kept = "1 finished layer" if layers == 1 else f"{layers} finished layers"
+            print(f"{folder} keeps {kept}; the same command continues after that", file=sys.stderr)
+        raise
     size = size_text(sum(path.stat().st_size for path in written.rglob("*") if path.is_file()))
     print(f"{written}: {name}, {size}", file=sys.stderr)
     if settings["sparsity"] is not None:

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ferrule_engine::{BuildError, EngineBuilder, EngineOptions, Request, SamplingParams};
 use ferrule_kernels::Cancel;
-use ferrule_model::{LanguageModel, ModelSpec, Quantization};
+use ferrule_model::{Calibration, LanguageModel, ModelSpec, Quantization};
 
 #[path = "../examples/generate.rs"]
 #[expect(dead_code, reason = "tests call the example's function, not its main")]
@@ -98,8 +98,9 @@ fn errors_name_the_option() {
 #[test]
 fn invalid_calibration_sequences_are_refused() {
     let pack = |sequences: &[Vec<u32>]| {
+        let calibration = Some(Calibration { sequences, kept_layers: None });
         let error =
-            builder().pack(Path::new("never written"), &Default::default(), Some(sequences), None, None).unwrap_err();
+            builder().pack(Path::new("never written"), &Default::default(), calibration, None, None).unwrap_err();
         let BuildError::Parameter(error) = error else { panic!("{error}") };
         error.field
     };

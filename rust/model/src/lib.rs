@@ -34,7 +34,7 @@ pub use batch::{
     Batch, BatchQueue, Capabilities, ClassifierInfo, ForwardError, GroupKind, KvGroup, LanguageModel, LogitRows,
     SequenceChunk,
 };
-pub use calibrate::calibrate_into;
+pub use calibrate::{Calibration, calibrate_into};
 pub use features::Features;
 pub use limits::SpecError;
 pub use mixers::{

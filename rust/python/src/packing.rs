@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ferrule_formats::PackedFile as Opened;
 use ferrule_kernels::{Format, Sparsity, SparsityError};
-use ferrule_model::{BitBudget, Pruning, PruningMethod, Recipe, open_packed};
+use ferrule_model::{BitBudget, Calibration, Pruning, PruningMethod, Recipe, open_packed};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 
@@ -19,6 +19,7 @@ use crate::parameters::to_json;
 #[pyfunction]
 #[pyo3(signature = (
     spec, weights, options, path, metadata, calibration=None, progress=None, recipe=None, pruning=None,
+    kept_layers=None,
 ))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn pack(
@@ -32,6 +33,7 @@ pub(crate) fn pack(
     progress: Option<Py<PyAny>>,
     recipe: Option<(String, Vec<(String, String)>)>,
     pruning: Option<(String, String)>,
+    kept_layers: Option<&str>,
 ) -> PyResult<()> {
     let model = LoadArguments::read(spec, weights, options)?;
     let recipe = recipe.map(|(name, rules)| Recipe::new(&name, rules)).transpose();
@@ -43,7 +45,9 @@ pub(crate) fn pack(
     let packed = py.detach(|| {
         let _guard = fork::hold_off_forks();
         let builder = model.builder().isa(isa).cancel(&interrupt.cancel).progress(&mut report);
-        builder.pack(Path::new(path), &metadata, calibration.as_deref(), recipe.as_ref(), pruning)
+        let kept_layers = kept_layers.map(Path::new);
+        let calibration = calibration.as_deref().map(|sequences| Calibration { sequences, kept_layers });
+        builder.pack(Path::new(path), &metadata, calibration, recipe.as_ref(), pruning)
     });
     packed.map_err(|error| interrupt.build_error(&error))?;
     interrupt.settle(py);

@@ -24,9 +24,9 @@ use ferrule_kernels::arch::{Isa, IsaError};
 use ferrule_kernels::kv::KvFormat;
 use ferrule_kernels::{Cancel, Exec, Pool, machine};
 use ferrule_model::{
-    Allocation, AllocationError, BitBudget, LoadError, LoadOptions, MatrixFormats, ModelSpec, Pipeline, PipelineError,
-    Progress, PrunedShare, Pruning, Quantization, Recipe, Source, Stage, StageLink, StagePart, Transformer,
-    WeightFiles, check_memory, divide_layers,
+    Allocation, AllocationError, BitBudget, Calibration, LoadError, LoadOptions, MatrixFormats, ModelSpec, Pipeline,
+    PipelineError, Progress, PrunedShare, Pruning, Quantization, Recipe, Source, Stage, StageLink, StagePart,
+    Transformer, WeightFiles, check_memory, divide_layers,
 };
 
 use crate::parameter::Checked;
@@ -365,7 +365,7 @@ impl<'a> EngineBuilder<'a> {
         Ok(info::measure(&self.model.spec, self.model.weights.as_deref(), &self.options, isa)?)
     }
 
-    /// Packs the weights into the file `path`. `calibration` is sequences of tokens, over which the model runs to reduce
+    /// Packs the weights into the file `path`. `calibration` has sequences of tokens, over which the model runs to reduce
     /// the error of integer formats (GPTQ). `recipe` replaces formats of single matrices, and `pruning` sets weights
     /// to zero before they are packed. `metadata` is written into the file, and with `pruning` which matrices it fits.
     ///
@@ -376,13 +376,13 @@ impl<'a> EngineBuilder<'a> {
         self,
         path: &Path,
         metadata: &BTreeMap<String, String>,
-        calibration: Option<&[Vec<u32>]>,
+        calibration: Option<Calibration<'_>>,
         recipe: Option<&Recipe>,
         pruning: Option<Pruning>,
     ) -> Result<(), BuildError> {
         let Self { model: ModelFiles { spec, weights }, options, isa, cancel, progress, .. } = self;
         options.check(spec.max_position_embeddings)?;
-        check_calibration(calibration, &spec)?;
+        check_calibration(calibration.map(|it| it.sequences), &spec)?;
         let no_cancel = Cancel::new();
         let isa = isa.map_or_else(Isa::from_environment, Ok)?;
         let files = WeightFiles::open(weights.as_deref(), &spec, true)?;
@@ -401,8 +401,8 @@ impl<'a> EngineBuilder<'a> {
         let metadata = &metadata;
         match calibration {
             None => ferrule_model::pack_into(path, &spec, source, formats, metadata, exec, progress)?,
-            Some(sequences) => {
-                let calibrated = (formats, sequences);
+            Some(calibration) => {
+                let calibrated = (formats, calibration);
                 ferrule_model::calibrate_into(path, &spec, source, calibrated, metadata, exec, progress)?;
             }
         }

@@ -259,11 +259,7 @@ impl<'a, 's> LayerInputs<'a, 's> {
     /// Runs the exact model through the layer, unless it did already.
     pub fn finish(self) -> Result<(), LoadError> {
         let Self { pass, exact, layer, index, is_advanced: false, .. } = self else { return Ok(()) };
-        let Some(exact) = exact else { return Ok(()) };
-        std::mem::swap(&mut pass.state, exact);
-        pass.advance(layer, index, &mut || ())?;
-        std::mem::swap(&mut pass.state, exact);
-        Ok(())
+        exact.map_or(Ok(()), |exact| pass.advance_exact(exact, layer, index))
     }
 }
 

@@ -15,8 +15,10 @@
 //!
 //! Memory holds the hidden states of all tokens in both models, one layer in full precision and quantized, and the Hessian
 //! of a linear layer, or as many of those of experts as fit. If not all fit, the layer runs again for the remaining ones.
+//! Finished layers may be kept in files, from which a call continues that was interrupted.
 
 mod inputs;
+mod kept;
 mod output;
 mod pass;
 mod recorder;
@@ -38,6 +40,7 @@ use crate::weights::{
     LoadError, Loader, Measure, Pack, PackedOutput, Packer, Progress, Source, TokenTable, check_recipe, refuse_packed,
 };
 use inputs::{CalibratedSite, CalibratedSites, LayerInputs};
+use kept::{Finished, KeptLayers};
 pub(crate) use output::Target;
 use output::{Calibrated, Output};
 pub(crate) use pass::{Pass, State};
@@ -52,9 +55,19 @@ const SHARES: [f64; 3] = [0.6, 0.15, 0.25];
 /// model (`benches/record/2026-11-29-amd-epyc-zen3`).
 const CORRECTED_SHARES: [f64; 3] = [0.83, 0.06, 0.11];
 
+/// What weights are calibrated with.
+#[derive(Clone, Copy, Debug)]
+pub struct Calibration<'a> {
+    /// Sequences of tokens, each starting at position 0.
+    pub sequences: &'a [Vec<u32>],
+    /// Folder that keeps the matrices of finished layers: with it, the same call continues after them if it was
+    /// interrupted. It must be empty before the first call, and the caller removes it.
+    pub kept_layers: Option<&'a Path>,
+}
+
 /// Packs the weights of a source into a file, as [`crate::pack_into`] does, but quantized for the inputs that they get
-/// from `sequences` of tokens, each starting at position 0. Floating-point matrices are the same as without
-/// calibration. On one instruction set, the same text gives the same file for any number of threads.
+/// from the sequences of a calibration. Floating-point matrices are the same as without calibration. On one instruction
+/// set, the same text gives the same file for any number of threads, also if a call continues after an interrupted one.
 ///
 /// # Errors
 /// [`LoadError`], also if the source is packed already; a file that was at `path` is then left as it was.
@@ -65,7 +78,7 @@ pub fn calibrate_into<'a>(
     path: &Path,
     spec: &'a ModelSpec,
     source: Source<'a>,
-    (formats, sequences): (impl Into<MatrixFormats<'a>>, &[Vec<u32>]),
+    (formats, Calibration { sequences, kept_layers }): (impl Into<MatrixFormats<'a>>, Calibration<'_>),
     metadata: &BTreeMap<String, String>,
     exec: Exec<'_>,
     progress: Progress<'_>,
@@ -79,7 +92,8 @@ pub fn calibrate_into<'a>(
     let file = PackedOutput::create(path, &loader, formats.quantization, metadata, |loader, survey| {
         walk(loader, spec, survey)
     })?;
-    let mut output = Output { done: 0.0, file, progress };
+    let kept = kept_layers.map(|folder| KeptLayers::new(folder, formats.quantization));
+    let mut output = Output { done: 0.0, file, kept, progress };
     calibrate(spec, source, &loader, sequences, exec, &mut output)?;
     output.file.finish()
 }
@@ -111,15 +125,35 @@ pub(crate) fn calibrate<T: Target>(
         loader.without_vectors().layer(&mut wanted, index, layer_spec, &[])?;
         let shares = if all.corrects { CORRECTED_SHARES } else { SHARES };
         let [before, packing, after] = shares.map(|share| share * wanted.bytes as f64);
+        let share = packing / wanted.bytes as f64;
         let layer = floats.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec, &[])?;
-        // Use half of the memory that will be left, because other programs may need some meanwhile.
-        let beside = beside_hessians(spec, index, &wanted, all, exec.pool.threads());
-        let room = machine::available_memory().saturating_sub(beside) / 2;
-        let mut inputs = LayerInputs::new((&mut pass, exact.as_mut()), (&layer, index), wanted.linears, room, before);
-        let mut calibrated = Calibrated::new(exec, target, &mut inputs);
-        calibrated.share = packing / wanted.bytes as f64;
-        let packed = loader.layer(&mut calibrated, index, layer_spec, &[])?;
-        inputs.finish()?;
+        let finished = target.kept().and_then(|kept| kept.open(index));
+        let packed = if let Some(file) = &finished {
+            let mut finished = Finished { exec, target: &mut *target, file, share, sites: Vec::new() };
+            let packed = loader.layer(&mut finished, index, layer_spec, &[])?;
+            if let Some(exact) = &mut exact {
+                pass.advance_exact(exact, &layer, index)?;
+            }
+            target.advance(before);
+            packed
+        } else {
+            if let Some(kept) = target.kept() {
+                kept.begin(loader, index, layer_spec)?;
+            }
+            // Use half of the memory that will be left, because other programs may need some meanwhile.
+            let beside = beside_hessians(spec, index, &wanted, all, exec.pool.threads());
+            let room = machine::available_memory().saturating_sub(beside) / 2;
+            let mut inputs =
+                LayerInputs::new((&mut pass, exact.as_mut()), (&layer, index), wanted.linears, room, before);
+            let mut calibrated = Calibrated::new(exec, target, &mut inputs);
+            calibrated.share = share;
+            let packed = loader.layer(&mut calibrated, index, layer_spec, &[])?;
+            inputs.finish()?;
+            if let Some(kept) = target.kept() {
+                kept.finish()?;
+            }
+            packed
+        };
         drop(layer);
         let each = after / sequences.len() as f64;
         pass.advance(&packed, index, &mut || target.advance(each))?;

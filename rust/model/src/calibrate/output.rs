@@ -3,6 +3,7 @@
 use ferrule_kernels::{CalibrationError, Exec, InputStatistics, PackedMatrix};
 
 use super::inputs::{CalibratedSite, Inputs};
+use super::kept::KeptLayers;
 use crate::weights::{LoadError, MatrixPlan, PackedOutput, Packer, Progress, Site, TokenTable};
 
 /// Receives each matrix of a model that runs over calibration data.
@@ -19,6 +20,11 @@ pub(crate) trait Target {
         statistics: Option<&InputStatistics>,
     ) -> Result<PackedMatrix, LoadError>;
 
+    /// Returns where finished layers are kept, if they are.
+    fn kept(&mut self) -> Option<&mut KeptLayers> {
+        None
+    }
+
     /// Receives a table, which stays where it is.
     fn table(&mut self, _name: &str, _table: &TokenTable) -> Result<(), LoadError> {
         Ok(())
@@ -33,6 +39,7 @@ pub(super) struct Output<'a> {
     /// Work that is done, in bytes of packed matrices.
     pub done: f64,
     pub file: PackedOutput,
+    pub kept: Option<KeptLayers>,
     pub progress: Progress<'a>,
 }
 
@@ -51,8 +58,13 @@ impl Target for Output<'_> {
         };
         if !plan.is_again {
             self.file.write(plan, &matrix)?;
+            self.kept.as_mut().map_or(Ok(()), |kept| kept.write(plan, &matrix))?;
         }
         Ok(matrix)
+    }
+
+    fn kept(&mut self) -> Option<&mut KeptLayers> {
+        self.kept.as_mut()
     }
 
     fn table(&mut self, name: &str, table: &TokenTable) -> Result<(), LoadError> {

@@ -197,6 +197,14 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
+    /// Runs all sequences of the exact model through layer `index`.
+    pub fn advance_exact(&mut self, exact: &mut State, layer: &Layer, index: usize) -> Result<(), LoadError> {
+        std::mem::swap(&mut self.state, exact);
+        let advanced = self.advance(layer, index, &mut || ());
+        std::mem::swap(&mut self.state, exact);
+        advanced
+    }
+
     /// Runs all sequences through layer `index` with a recorder of its linear layers, and those of the exact model
     /// before. The hidden states stay unchanged, except that those of the exact model may advance.
     pub(super) fn observe(

@@ -317,7 +317,8 @@ mod tests {
         let out = model.path.with_extension("again.safetensors");
         assert!(matches!(model.pack(&out, source), Err(LoadError::PackedAlready { file }) if file == model.path));
         let (int4, cancel, sequences) = (Quantization::named(INT4).unwrap(), Cancel::new(), [vec![1, 2, 3]]);
-        let (what, exec) = ((int4, &sequences[..]), model.exec(&cancel));
+        let calibration = crate::Calibration { sequences: &sequences, kept_layers: None };
+        let (what, exec) = ((int4, calibration), model.exec(&cancel));
         let calibrated = crate::calibrate_into(&out, &model.spec, source, what, &BTreeMap::new(), exec, &mut |_, _| ());
         assert!(matches!(calibrated, Err(LoadError::PackedAlready { .. })));
         assert!(!out.exists() && std::fs::read(&model.path).unwrap() == before);
