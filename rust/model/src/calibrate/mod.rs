@@ -55,7 +55,7 @@ const SHARES: [f64; 3] = [0.6, 0.15, 0.25];
 /// model (`benches/record/2026-11-29-amd-epyc-zen3`).
 const CORRECTED_SHARES: [f64; 3] = [0.83, 0.06, 0.11];
 
-/// What weights are calibrated with.
+/// Text of a calibration, and the folder of its finished layers.
 #[derive(Clone, Copy, Debug)]
 pub struct Calibration<'a> {
     /// Sequences of tokens, each starting at position 0.
