@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ferrule import quantize
-from ferrule._api.quantization import kept_layers
+from ferrule import Recipe, quantize
+from ferrule._api.kept_layers import folders
 from ferrule._cli import main
 from ferrule._loading import WEIGHTS, read_model_files
 
@@ -37,23 +39,29 @@ def interrupt_at(share: float) -> Callable[[int, int], None]:
     return progress
 
 
-def interrupted(model: Path, output: Path, share: float = 0.8) -> list[Path]:
+def interrupted(model: Path, output: Path, share: float = 0.8, **options: Any) -> list[Path]:
     """Interrupts a calibration, and returns the files of its finished layers."""
-    with pytest.raises(KeyboardInterrupt):
-        quantize(model, output, calibrate=sequences(model), progress=interrupt_at(share))
+    with pytest.raises(KeyboardInterrupt) as error:
+        quantize(model, output, calibrate=sequences(model), progress=interrupt_at(share), **options)
     assert not output.exists()
-    [folder] = kept_layers(output)
+    [folder] = folders(output)
+    assert any(str(folder) in note for note in error.value.__notes__)
     return sorted(folder.iterdir())
 
 
 @pytest.mark.parametrize(
-    "model",
-    [GOLDEN / "llama", GOLDEN / "mixtral", *(VARIANTS / name for name in ("gemma3n", "deepseek_v4", "zamba2"))],
-    ids=lambda path: path.name,
+    ("model", "options"),
+    [
+        *((GOLDEN / name, {}) for name in ("llama", "mixtral")),
+        *((VARIANTS / name, {}) for name in ("gemma3n", "deepseek_v4", "zamba2")),
+        (GOLDEN / "llama", {"format": "int8", "sparsity": "2:4"}),
+        (GOLDEN / "llama", {"recipe": Recipe({"*.q_proj": "trellis3", "*.up_proj": "int3"}, base="int8")}),
+    ],
+    ids=["llama", "mixtral", "gemma3n", "deepseek_v4", "zamba2", "sparse", "recipe"],
 )
-def test_continued_calibration_gives_the_same_file(model: Path, tmp_path: Path) -> None:
-    whole = quantize(model, tmp_path / "whole", calibrate=sequences(model))
-    layers = interrupted(model, tmp_path / "out")
+def test_continued_calibration_gives_the_same_file(model: Path, options: dict[str, Any], tmp_path: Path) -> None:
+    whole = quantize(model, tmp_path / "whole", calibrate=sequences(model), **options)
+    layers = interrupted(model, tmp_path / "out", **options)
     assert layers
     assert len(layers) < len(read_model_files(model).spec.layers)
     states = {path: path.stat().st_mtime_ns for path in layers}
@@ -62,10 +70,10 @@ def test_continued_calibration_gives_the_same_file(model: Path, tmp_path: Path) 
     def progress(_done: int, _total: int) -> None:
         seen.append({path: path.stat().st_mtime_ns for path in layers})
 
-    out = quantize(model, tmp_path / "out", calibrate=sequences(model), progress=progress)
+    out = quantize(model, tmp_path / "out", calibrate=sequences(model), progress=progress, **options)
     assert (out / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
     assert all(state == states for state in seen), "finished layers are not written again"
-    assert not kept_layers(out)
+    assert not folders(out)
 
 
 def test_damaged_layers_are_calibrated_again(tmp_path: Path) -> None:
@@ -79,15 +87,38 @@ def test_damaged_layers_are_calibrated_again(tmp_path: Path) -> None:
     assert (out / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
 
 
-def test_layers_of_another_calibration_are_removed(tmp_path: Path) -> None:
+def test_layers_of_another_calibration_are_removed_by_a_complete_one(tmp_path: Path) -> None:
     model = GOLDEN / "llama"
     [folder] = {path.parent for path in interrupted(model, tmp_path / "out")}
     other = sequences(model)[:4]
     with pytest.raises(KeyboardInterrupt):
-        quantize(model, tmp_path / "out", calibrate=other, progress=interrupt_at(0.8))
-    assert not folder.exists()
-    quantize(model, tmp_path / "out")
-    assert kept_layers(tmp_path / "out"), "a call without calibration leaves them"
+        quantize(model, tmp_path / "out", calibrate=other, progress=interrupt_at(0))
+    assert folders(tmp_path / "out") == [folder]
+    quantize(model, tmp_path / "out", calibrate=other)
+    assert not folders(tmp_path / "out")
+
+
+def test_folders_of_other_outputs_are_left_alone(tmp_path: Path) -> None:
+    model, digest = GOLDEN / "llama", "0123456789abcdef"
+    names = (f".a.b.{digest}.layers", f".a1.{digest}.layers", ".a.notes.layers", ".a.b.1-2.old", f".a.{digest}.layers")
+    for name in names:
+        (tmp_path / name).mkdir()
+    for output in ("a", "a[1]"):
+        quantize(model, tmp_path / output, calibrate=sequences(model))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {*names[:-1], "a", "a[1]"}
+
+
+def test_layers_that_cannot_be_written_are_not_kept(tmp_path: Path) -> None:
+    model = GOLDEN / "llama"
+    whole = quantize(model, tmp_path / "whole", calibrate=sequences(model))
+
+    def progress(_done: int, _total: int) -> None:
+        for folder in folders(tmp_path / "out"):
+            shutil.rmtree(folder)
+
+    out = quantize(model, tmp_path / "out", calibrate=sequences(model), progress=progress)
+    assert (out / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
 
 
 def test_layers_that_another_process_writes_are_left_alone(tmp_path: Path) -> None:
@@ -111,15 +142,15 @@ def test_a_killed_process_leaves_its_finished_layers(tmp_path: Path) -> None:
         "kill = lambda done, total: done > 0.8 * total and os.kill(os.getpid(), signal.SIGKILL)\n"
         f"quantize({str(model)!r}, sys.argv[1], calibrate={sequences(model)}, progress=kill)"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "out")], check=False)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "out")], check=False, timeout=300)
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
-    [folder] = kept_layers(tmp_path / "out")
+    [folder] = folders(tmp_path / "out")
     assert list(folder.glob("*.safetensors"))
     whole = quantize(model, tmp_path / "whole", calibrate=sequences(model))
     out = quantize(model, tmp_path / "out", calibrate=sequences(model))
     assert (out / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
-    assert not kept_layers(out)
+    assert not folders(out)
 
 
 def test_command_names_the_layers_that_it_keeps(
@@ -128,10 +159,9 @@ def test_command_names_the_layers_that_it_keeps(
     model, output = GOLDEN / "llama", tmp_path / "out"
 
     def stopped(*_: object, **__: object) -> None:
-        interrupted(model, output)
-        raise KeyboardInterrupt
+        quantize(model, output, calibrate=sequences(model), progress=interrupt_at(0.8))
 
     monkeypatch.setattr("ferrule._cli.quantize.quantize", stopped)
     assert main(["quantize", str(model), "-o", str(output)]) == 130
-    [folder] = kept_layers(output)
+    [folder] = folders(output)
     assert f"{folder} keeps 2 finished layers; the same command continues after that" in capsys.readouterr().err

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ferrule._api.calibration import TOKENS, Calibration, calibration_sequences
+from ferrule._api.kept_layers import kept_layers
 from ferrule._api.pruning import checked_pruning
 from ferrule._api.recipe import Recipe
 from ferrule._loading import EMBEDDED, PACKED_METHOD, WEIGHTS, ModelFiles, find_model, read_model_files
@@ -37,8 +38,6 @@ _MAX_COPY_BYTES = 1 << 30
 """Maximum size of a file to copy."""
 _OLD = ".old"
 """Suffix of a directory that is being overwritten."""
-_KEPT = ".layers"
-"""Suffix of a directory with the layers that an interrupted calibration has finished."""
 
 
 def quantize(
@@ -116,16 +115,11 @@ def quantize(
         config = {**config, "quantization_config": packed}
         (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         packing = _Packing(files, name, options, sequences, recipe, pruned)
-        with _kept_layers(target, packing) as kept:
+        keeping = nullcontext() if sequences is None else kept_layers(target, packing.digest())
+        with keeping as kept:
             packing.write(folder / WEIGHTS, kept, progress)
             _replace(target, folder, overwrite=overwrite)
     return target
-
-
-def kept_layers(output: str | os.PathLike[str]) -> list[Path]:
-    """Returns the folders with the layers that unfinished calls of `quantize` keep for `output`."""
-    target = Path(output).expanduser().resolve()
-    return sorted(target.parent.glob(f".{target.name}.*{_KEPT}"))
 
 
 def unpacked_files(model: str | os.PathLike[str] | None, revision: str | None) -> ModelFiles:
@@ -208,51 +202,12 @@ class _Packing:
         """Returns the digest of everything that determines the weights."""
         from ferrule import _native
 
-        formats = None if self.recipe is None else self.recipe.formats
+        formats = None if self.recipe is None else list(self.recipe.formats.items())
         what = (self._source(), _native.isa(), formats, self.pruning, self.calibration)
         return hashlib.blake2b(json.dumps(what).encode(), digest_size=8).hexdigest()
 
     def _source(self) -> str:
         return source_digest(self.files.path, self.files.spec_json, self.options.quantization)
-
-
-@contextmanager
-def _kept_layers(target: Path, packing: _Packing) -> Generator[Path | None]:
-    """Yields the folder beside `target` that keeps finished layers until all are finished; None without calibration.
-
-    None too if another process packs the same. Folders that other calibrations for `target` left are removed.
-    """
-    if packing.calibration is None:
-        yield None
-        return
-    folder = target.with_name(f".{target.name}.{packing.digest()}{_KEPT}")
-    for other in kept_layers(target):
-        if other != folder and (lock := _locked(other)) is not None:
-            shutil.rmtree(other, ignore_errors=True)
-            os.close(lock)
-    folder.mkdir(exist_ok=True)
-    lock = _locked(folder)
-    if lock is None:
-        yield None
-        return
-    try:
-        yield folder
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        with suppress(OSError):  # it is not empty, or removed
-            folder.rmdir()
-        os.close(lock)
-
-
-def _locked(folder: Path) -> int | None:
-    """Locks a folder, and returns its handle, or None if another process has locked it."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        return None
-    return handle
 
 
 def _check_target(target: Path, source: Path, *, overwrite: bool) -> None:
@@ -347,8 +302,11 @@ def _replace(target: Path, folder: Path, *, overwrite: bool) -> None:
             old.rename(target)
         raise
     _sync(target.parent)
-    for replaced in target.parent.glob(f".{target.name}.*{_OLD}"):
-        shutil.rmtree(replaced, ignore_errors=True)
+    # As `temporary_directory` names them.
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.\d+-\d+{re.escape(_OLD)}")
+    for replaced in target.parent.iterdir():
+        if pattern.fullmatch(replaced.name):
+            shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

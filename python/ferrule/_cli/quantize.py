@@ -13,7 +13,7 @@ from ferrule._api.calibration import TOKENS
 from ferrule._api.generated_calibration import GENERATED_TOKENS, generate_calibration
 from ferrule._api.info import size_text
 from ferrule._api.pruning import METHODS, checked_pruning, default_method
-from ferrule._api.quantization import FORMATS, checked_paths, kept_layers, pruned_share, quantize
+from ferrule._api.quantization import FORMATS, checked_paths, pruned_share, quantize
 from ferrule._api.recipe import Recipe
 from ferrule._cli.help import Command, options
 from ferrule._cli.model import LOADING, engine_rows, load_status, model_argument
@@ -167,11 +167,9 @@ def command(model: str | None, output: Path, **settings: Any) -> None:
     try:
         with load_status(model, revision, label="quantizing") as progress:
             written = quantize(model, output, progress=progress, **settings)
-    except KeyboardInterrupt:
-        for folder in kept_layers(output):
-            layers = len(list(folder.glob("*.safetensors")))
-            kept = "1 finished layer" if layers == 1 else f"{layers} finished layers"
-            print(f"{folder} keeps {kept}; the same command continues after that", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        for note in getattr(error, "__notes__", ()):
+            print(note, file=sys.stderr)
         raise
     size = size_text(sum(path.stat().st_size for path in written.rglob("*") if path.is_file()))
     print(f"{written}: {name}, {size}", file=sys.stderr)

@@ -1,5 +1,5 @@
-//! Layers that an interrupted calibration has finished: the matrices of each are in a packed file, and the same calibration
-//! continues after them. They compute the hidden states of the next layer again.
+//! Layers that an interrupted calibration has finished: the matrices of each are in a packed file, and the same
+//! calibration continues after them. They compute the hidden states of the next layer again.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -31,22 +31,24 @@ impl KeptLayers {
         (0..file.names().len()).all(|tensor| file.verify(tensor).is_ok()).then_some(file)
     }
 
-    /// Begins the file of a layer.
-    pub fn begin(&mut self, loader: &Loader<'_>, index: usize, layer: &LayerSpec) -> Result<(), LoadError> {
+    /// Begins the file of a layer. A layer whose file cannot be written, as on a full disk, is not kept.
+    pub fn begin(&mut self, loader: &Loader<'_>, index: usize, layer: &LayerSpec) {
         let walk = |loader: &Loader<'_>, tensors: &mut _| loader.layer(tensors, index, layer, &[]).map(drop);
-        let file = PackedOutput::create(&self.path(index), loader, self.quantization, &BTreeMap::new(), walk)?;
-        self.file = Some(file);
-        Ok(())
+        self.file = PackedOutput::create(&self.path(index), loader, self.quantization, &BTreeMap::new(), walk).ok();
     }
 
     /// Writes a matrix, if it is in a layer.
-    pub fn write(&mut self, plan: &MatrixPlan<'_>, matrix: &PackedMatrix) -> Result<(), LoadError> {
-        self.file.as_mut().map_or(Ok(()), |file| file.write(plan, matrix))
+    pub fn write(&mut self, plan: &MatrixPlan<'_>, matrix: &PackedMatrix) {
+        if let Some(file) = &mut self.file
+            && file.write(plan, matrix).is_err()
+        {
+            self.file = None;
+        }
     }
 
     /// Finishes the file of the layer.
-    pub fn finish(&mut self) -> Result<(), LoadError> {
-        self.file.take().map_or(Ok(()), PackedOutput::finish)
+    pub fn finish(&mut self) {
+        self.file.take().and_then(|file| file.finish().ok());
     }
 
     fn path(&self, index: usize) -> PathBuf {

@@ -2,20 +2,20 @@
 //! quantized for the inputs that it gets.
 //!
 //! The model is processed layer by layer. A layer is loaded in full precision and runs over all tokens; the Hessians of
-//! the inputs of its linear layers say what quantization errors cost. Its matrices are quantized with them, and the quantized
-//! layer computes the inputs of the next one.
+//! the inputs of its linear layers say what quantization errors cost. Its matrices are quantized with them, and the
+//! quantized layer computes the inputs of the next one.
 //!
 //! A matrix corrects the errors of those before it, in the layer and in earlier ones (GPTAQ,
 //! <https://arxiv.org/abs/2504.02692>). The layer runs up to each linear layer once, with the matrices that are quantized
 //! already, and records the inputs. The layer of the exact model runs on the hidden states of the exact model before, and
 //! what the outputs should be follows from its inputs. Not corrected are matrices of routed experts, which compute in
-//! full precision while the layer runs, pruned matrices, per-head matrices of latent attention, and all of a model that uses blocks
-//! several times. A matrix that is stored before one that computes its inputs, such as the output of an attention with an
-//! output gate, does not see the errors of the other.
+//! full precision while the layer runs, pruned matrices, per-head matrices of latent attention, and all of a model that
+//! uses blocks several times. A matrix that is stored before one that computes its inputs, such as the output of an
+//! attention with an output gate, does not see the errors of the other.
 //!
-//! Memory holds the hidden states of all tokens in both models, one layer in full precision and quantized, and the Hessian
-//! of a linear layer, or as many of those of experts as fit. If not all fit, the layer runs again for the remaining ones.
-//! Finished layers may be kept in files, from which a call continues that was interrupted.
+//! Memory holds the hidden states of all tokens in both models, one layer in full precision and quantized, and the
+//! Hessian of a linear layer, or as many of those of experts as fit. If not all fit, the layer runs again for the
+//! remaining ones. Finished layers may be kept in files, from which a call continues that was interrupted.
 
 mod inputs;
 mod kept;
@@ -126,20 +126,19 @@ pub(crate) fn calibrate<T: Target>(
         let shares = if all.corrects { CORRECTED_SHARES } else { SHARES };
         let [before, packing, after] = shares.map(|share| share * wanted.bytes as f64);
         let share = packing / wanted.bytes as f64;
-        let layer = floats.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec, &[])?;
-        let finished = target.kept().and_then(|kept| kept.open(index));
-        let packed = if let Some(file) = &finished {
-            let mut finished = Finished { exec, target: &mut *target, file, share, sites: Vec::new() };
-            let packed = loader.layer(&mut finished, index, layer_spec, &[])?;
+        let load = || floats.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec, &[]);
+        let packed = if let Some(file) = &target.kept().and_then(|kept| kept.open(index)) {
             if let Some(exact) = &mut exact {
-                pass.advance_exact(exact, &layer, index)?;
+                pass.advance_exact(exact, &load()?, index)?;
             }
             target.advance(before);
-            packed
+            let mut finished = Finished { exec, target: &mut *target, file, share, sites: Vec::new() };
+            loader.layer(&mut finished, index, layer_spec, &[])?
         } else {
             if let Some(kept) = target.kept() {
-                kept.begin(loader, index, layer_spec)?;
+                kept.begin(loader, index, layer_spec);
             }
+            let layer = load()?;
             // Use half of the memory that will be left, because other programs may need some meanwhile.
             let beside = beside_hessians(spec, index, &wanted, all, exec.pool.threads());
             let room = machine::available_memory().saturating_sub(beside) / 2;
@@ -150,11 +149,10 @@ pub(crate) fn calibrate<T: Target>(
             let packed = loader.layer(&mut calibrated, index, layer_spec, &[])?;
             inputs.finish()?;
             if let Some(kept) = target.kept() {
-                kept.finish()?;
+                kept.finish();
             }
             packed
         };
-        drop(layer);
         let each = after / sequences.len() as f64;
         pass.advance(&packed, index, &mut || target.advance(each))?;
     }
@@ -280,7 +278,8 @@ pub(crate) fn check_memory(
     let needs = needs(spec, [&floats, &exact], loader, sequences, threads)?;
     let available = machine::available_memory();
     if needs > available {
-        let what = "calibration, with the hidden states of its tokens, a layer in full precision and quantized, and Hessians of its inputs,";
+        let what = "calibration, with the hidden states of its tokens, a layer in full precision and quantized, and \
+                    Hessians of its inputs,";
         return Err(LoadError::Memory { what, needs, available });
     }
     Ok(())
@@ -333,9 +332,9 @@ fn needs(
     Ok(most.saturating_add(hidden).saturating_add(ends.bytes))
 }
 
-/// Returns the bytes that a layer needs besides its weights in full precision and their Hessians: its quantized weights, the weights
-/// that are being quantized or pruned, the activations of the longest sequence including a copy of its hidden states,
-/// and the sequence memory, which is that of all sequences where layers share keys and values. If matrices are
+/// Returns the bytes that a layer needs besides its weights in full precision and their Hessians: its quantized weights,
+/// the weights that are being quantized or pruned, the activations of the longest sequence including a copy of its hidden
+/// states, and the sequence memory, which is that of all sequences where layers share keys and values. If matrices are
 /// corrected, also copies of the quantized weights, the sequence memory of the exact model, and its inputs of a linear
 /// layer.
 fn beside_hessians(

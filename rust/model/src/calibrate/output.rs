@@ -58,7 +58,9 @@ impl Target for Output<'_> {
         };
         if !plan.is_again {
             self.file.write(plan, &matrix)?;
-            self.kept.as_mut().map_or(Ok(()), |kept| kept.write(plan, &matrix))?;
+            if let Some(kept) = &mut self.kept {
+                kept.write(plan, &matrix);
+            }
         }
         Ok(matrix)
     }

@@ -59,8 +59,8 @@ pub(super) enum Hidden {
     F16(Vec<f16>),
 }
 
-/// Factor with which f16 holds hidden states up to a million, more than models have, and those above a thousandth to eleven
-/// bits.
+/// Factor with which f16 holds hidden states up to a million; larger ones are clamped. Those above a thousandth have
+/// eleven bits.
 const F16_SCALE: f32 = 1.0 / 16.0;
 
 impl Default for Hidden {
