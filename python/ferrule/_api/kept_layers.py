@@ -19,7 +19,7 @@ def kept_layers(target: Path, digest: str) -> Generator[Path | None]:
 
     `digest` identifies the calibration, in 16 hexadecimal digits. Yields None if another process uses the folder. An
     exception gets a note that names the folder, if there are finished layers. If there is none, the folders of all
-    calibrations for `target` are removed, but for those that other processes use.
+    calibrations for `target` are removed, except those that other processes use.
 
     Raises OSError if the folder cannot be created.
     """
