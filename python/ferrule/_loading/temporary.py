@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ABANDONED = 10.0
@@ -48,13 +48,27 @@ def _remove_abandoned(parent: Path, prefix: str) -> None:
         try:
             if time.time() - folder.stat().st_mtime < ABANDONED:
                 continue
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:  # removed meanwhile, or of another user
+        except OSError:  # removed meanwhile
             continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while another process writes it
-            shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            continue
-        finally:
+        with locked_directory(folder) as is_abandoned:
+            if is_abandoned:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def locked_directory(folder: Path) -> Generator[bool]:
+    """Locks a directory while the context is active, without waiting.
+
+    Yields False if that fails: another process has locked or removed it, or it is a link, a file, or of another user.
+    """
+    handle: int | None = None
+    is_locked = False
+    try:
+        with suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_locked = True
+        yield is_locked
+    finally:
+        if handle is not None:
             os.close(handle)

@@ -46,13 +46,13 @@ use output::{Calibrated, Output};
 pub(crate) use pass::{Pass, State};
 use recorder::ERROR_ROWS;
 
-/// Shares of a layer's work, for progress: running it in f32, quantizing it, and running it quantized. Measured with
-/// 16,384 tokens and int4 on SmolLM2-135M (0.61, 0.13, 0.26) and the embedded model (0.62, 0.10, 0.28). The share of
-/// quantizing is larger in wide layers, where each weight takes longer.
+/// Shares of a layer's work, for progress: running it in full precision, quantizing it, and running it quantized. Measured
+/// in f32 with 16,384 tokens and int4 on SmolLM2-135M (0.61, 0.13, 0.26) and the embedded model (0.62, 0.10, 0.28). The
+/// share of quantizing is larger in wide layers, where each weight takes longer.
 const SHARES: [f64; 3] = [0.6, 0.15, 0.25];
 
-/// [`SHARES`] where matrices are corrected, which takes 2.4 times as long, almost all of it in f32, on the embedded
-/// model (`benches/record/2026-11-29-amd-epyc-zen3`).
+/// [`SHARES`] where matrices are corrected, which takes 2.4 times as long, almost all of it in full precision, on the
+/// embedded model (`benches/record/2026-11-29-amd-epyc-zen3`).
 const CORRECTED_SHARES: [f64; 3] = [0.83, 0.06, 0.11];
 
 /// Text of a calibration, and the folder of its finished layers.
@@ -108,7 +108,7 @@ pub(crate) fn calibrate<T: Target>(
     exec: Exec<'_>,
     target: &mut T,
 ) -> Result<(), LoadError> {
-    let floats = Loader::new(spec, source, Quantization::EXACT);
+    let exact_layers = Loader::new(spec, source, Quantization::EXACT);
     let all = Sequences { tokens: sequences, corrects: T::CORRECTS && corrects(spec, loader, sequences)? };
     // A tied embedding is packed last, when the inputs of the lm_head are known; until then it is used uncalibrated.
     let embedding = match spec.has_tied_lm_head() {
@@ -126,7 +126,7 @@ pub(crate) fn calibrate<T: Target>(
         let shares = if all.corrects { CORRECTED_SHARES } else { SHARES };
         let [before, packing, after] = shares.map(|share| share * wanted.bytes as f64);
         let share = packing / wanted.bytes as f64;
-        let load = || floats.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec, &[]);
+        let load = || exact_layers.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec, &[]);
         let packed = if let Some(file) = &target.kept().and_then(|kept| kept.open(index)) {
             if let Some(exact) = &mut exact {
                 pass.advance_exact(exact, &load()?, index)?;
@@ -273,9 +273,9 @@ pub(crate) fn check_memory(
     sequences: Sequences<'_>,
     threads: usize,
 ) -> Result<(), LoadError> {
-    let floats = Loader::new(spec, source, Quantization::EXACT);
-    let exact = Loader::new(spec, source, Quantization::BF16);
-    let needs = needs(spec, [&floats, &exact], loader, sequences, threads)?;
+    let [layers, embedding] =
+        [Quantization::EXACT, Quantization::BF16].map(|quantization| Loader::new(spec, source, quantization));
+    let needs = needs(spec, [&layers, &embedding], loader, sequences, threads)?;
     let available = machine::available_memory();
     if needs > available {
         let what = "calibration, with the hidden states of its tokens, a layer in full precision and quantized, and \
@@ -285,11 +285,11 @@ pub(crate) fn check_memory(
     Ok(())
 }
 
-/// Returns the peak memory in bytes on `threads` threads, with the Hessian of one linear layer. `floats` loads layers
-/// in full precision, and `exact` the embedding of the exact model.
+/// Returns the peak memory in bytes on `threads` threads, with the Hessian of one linear layer. The first two
+/// loaders are those of the exact model, of its layers and of its embedding.
 fn needs(
     spec: &ModelSpec,
-    [floats, exact]: [&Loader<'_>; 2],
+    [exact_layers, exact_embedding]: [&Loader<'_>; 2],
     loader: &Loader<'_>,
     sequences: Sequences<'_>,
     threads: usize,
@@ -300,15 +300,15 @@ fn needs(
         let bytes = Hessian::bytes_for(columns).unwrap_or(u64::MAX);
         bytes.saturating_add(PackedMatrix::calibration_bytes(columns, threads))
     };
-    let [floats, exact] = [floats, exact].map(Loader::without_vectors);
+    let [exact_layers, exact_embedding] = [exact_layers, exact_embedding].map(Loader::without_vectors);
     let loader = loader.without_vectors();
 
     let mut embedding = Measure::default();
     loader.embedding(&mut embedding)?;
     if sequences.corrects {
         // The exact embedding is read while that of the quantized model is in memory.
-        exact.embedding(&mut embedding)?;
-        exact.streams(&mut embedding)?;
+        exact_embedding.embedding(&mut embedding)?;
+        exact_embedding.streams(&mut embedding)?;
     }
     let mut ends = Measure::default();
     loader.streams(&mut ends)?;
@@ -319,7 +319,7 @@ fn needs(
     let mut most = embedding.bytes.max(output.bytes.saturating_add(narrow).saturating_add(of_inputs));
     for (index, layer_spec) in spec.layers.iter().enumerate() {
         let (mut layer, mut wanted) = (Measure::default(), CalibratedSites::new(sequences.correction_tokens()));
-        floats.layer(&mut layer, index, layer_spec, &[])?;
+        exact_layers.layer(&mut layer, index, layer_spec, &[])?;
         loader.layer(&mut wanted, index, layer_spec, &[])?;
         let of_inputs = wanted.linears.iter().map(CalibratedSite::recorded_bytes).max().unwrap_or(0);
         let beside = beside_hessians(spec, index, &wanted, sequences, threads);
@@ -391,9 +391,9 @@ mod tests {
         let spec = ModelSpec::from_json(&json.to_string()).unwrap();
         let load = |quantization| Loader::new(&spec, Source::Random, quantization);
         let int4 = Quantization::named("int4").unwrap();
-        let [floats, exact, loader] = [Quantization::EXACT, Quantization::BF16, int4].map(load);
+        let [layers, embedding, loader] = [Quantization::EXACT, Quantization::BF16, int4].map(load);
         let sequences = Sequences { tokens: sequences, corrects: true };
-        needs(&spec, [&floats, &exact], &loader, sequences, threads).unwrap()
+        needs(&spec, [&layers, &embedding], &loader, sequences, threads).unwrap()
     }
 
     #[test]
@@ -409,8 +409,8 @@ mod tests {
             json["layers"][1]["blocks"][1]["mixer"]["intermediate_size"] = json!(1 << 12)
         };
         let wide = needs_of(inner, &[vec![1; 64]]);
-        let (floats, quantized) = (3 * 64 * (1 << 12) * 4, 3 * 64 * (1 << 12) / 2);
-        assert!(wide > Hessian::bytes_for(1 << 12).unwrap() + floats + quantized, "{wide}: with the Hessian");
+        let (exact, quantized) = (3 * 64 * (1 << 12) * 4, 3 * 64 * (1 << 12) / 2);
+        assert!(wide > Hessian::bytes_for(1 << 12).unwrap() + exact + quantized, "{wide}: with the Hessian");
         // Four panels of each thread: 64 bytes a column for the weights, corrections, residuals and codes.
         let panels = needs_of_threads(inner, &[vec![1; 64]], 3) - wide;
         assert!(panels > 2 * 4 * 4 * 64 * (1 << 12), "{panels}: with the panels of two more threads");
