@@ -3,6 +3,7 @@
 mod cache;
 mod cgroup;
 mod nodes;
+mod streams;
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -10,6 +11,7 @@ use std::path::Path;
 
 use crate::pool::affinity;
 use cgroup::{Cgroup, Controller};
+pub use streams::reads_one_stream;
 
 /// Returns the number of processors that this process may use: the minimum of its affinity mask and its cgroup CPU
 /// quota. A quota is rounded down, as in [`std::thread::available_parallelism`]: with 1.5 processors, a second thread

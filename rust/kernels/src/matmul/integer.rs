@@ -8,7 +8,7 @@
 //!
 //! - With few rows, each weight is read once, from memory: panels are streams of memory, each with its software prefetch,
 //!   and all rows use the unpacked weights. Integer formats are unpacked in registers. With sixteen registers, the streams
-//!   of codes with sub-scales take turns block by block.
+//!   of codes with sub-scales take turns block by block. Some machines read panels one after the other, as one stream.
 //! - With many rows, a block of weights is unpacked once into the cache and multiplied with one register tile after the
 //!   other. Where there is a matrix unit, it multiplies matrices without formats whose groups have factors.
 //! - Without an instruction that sums products of bytes in 32 bits, codes are multiplied as they are stored, for any number
@@ -63,7 +63,7 @@ fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Sc
     let task_sizes = TaskSizes::new(parts, TASKS_PER_THREAD * exec.pool.threads());
     let mut inputs: Vec<Input<'_>> = Vec::with_capacity(parts.len());
     let plan = parts.iter_mut().map(|part| {
-        let &mut Part { x, m, n, k, weights: bands, in_cache, ref mut out } = part;
+        let &mut Part { x, m, n, k, weights: bands, in_cache, one_stream, ref mut out } = part;
         let has_factors = bands.iter().any(|(format, _)| Basis::of(*format) == Basis::Plain);
         let has_unit = exec.isa.has_matrix_unit() && !has_factors;
         let (rows, by_codes) = exec.isa.run_dot(TileRows { m, has_unit });
@@ -83,13 +83,13 @@ fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Sc
         let task_rows = m.min(MAX_TASK_ROWS / rows.tile_rows() * rows.tile_rows());
         let task_panels = task_sizes.panels(k, MAX_STREAMS, MAX_TASK_PANELS);
         let tiles = Tiles::new(out, n, 0..n, task_rows, task_panels * LANES);
-        Plan { bands, in_cache, k, inputs: by_basis, rows, tiles }
+        Plan { bands, in_cache, one_stream, k, inputs: by_basis, rows, tiles }
     });
     let plans: Vec<_> = plan.collect();
     let inputs = Activations::quantize_each(exec, &inputs, buffer)?;
     let reads = |product: usize, task| plans[product].reads(task);
     exec.run_each_reading(plans.iter().map(|plan| plan.tiles.len()), reads, |product, task| {
-        let &Plan { bands, in_cache, k, inputs: by_basis, rows, ref tiles } = &plans[product];
+        let &Plan { bands, in_cache, one_stream, k, inputs: by_basis, rows, ref tiles } = &plans[product];
         // Tasks that follow each other share their weights.
         let mut out = tiles.take_column_major(task);
         let panels = out.columns().start / LANES..out.columns().end.div_ceil(LANES);
@@ -97,7 +97,8 @@ fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Sc
             let panels = panels.start.max(band.panels.start)..panels.end.min(band.panels.end);
             if !panels.is_empty() {
                 let input = by_basis[Basis::of(*format) as usize].expect("there are activations for each band");
-                let task = BandTask { exec, x: &inputs[input], k, band, in_cache, panels, rows, out: &mut out };
+                let task =
+                    BandTask { exec, x: &inputs[input], k, band, in_cache, one_stream, panels, rows, out: &mut out };
                 match format {
                     Quantized::Integer(format) => format.multiply(task),
                     Quantized::Grouped(format) => format.multiply(task),
@@ -111,6 +112,7 @@ fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Sc
 struct Plan<'a> {
     bands: &'a [(Quantized, Band)],
     in_cache: bool,
+    one_stream: bool,
     k: usize,
     /// Indices of its activations in each basis, which other products may share.
     inputs: [Option<usize>; Basis::ALL.len()],
@@ -133,6 +135,7 @@ pub(crate) struct BandTask<'a, 'o> {
     k: usize,
     band: &'a Band,
     in_cache: bool,
+    one_stream: bool,
     /// Panels of the matrix.
     panels: Range<usize>,
     rows: Rows,
@@ -171,7 +174,7 @@ impl<'a, 'o> BandTask<'a, 'o> {
     }
 
     fn panels<W: Weights>(self) -> Panels<'a, 'o, W> {
-        let Self { x, k, band, in_cache, panels, rows, out, .. } = self;
+        let Self { x, k, band, in_cache, one_stream, panels, rows, out, .. } = self;
         let first_column = out.columns().start;
         Panels {
             x,
@@ -182,6 +185,7 @@ impl<'a, 'o> BandTask<'a, 'o> {
             lines: bytemuck::cast_slice(band.data(panels.start)),
             panel_lines: band.panel_bytes / size_of::<ByteLine>(),
             in_cache,
+            one_stream,
             column: panels.start * LANES - first_column,
             end: (panels.end * LANES - first_column).min(out.columns().len()),
             rows,
@@ -255,6 +259,45 @@ impl<F: Unpack> DotKernel for UnpackBlocks<'_, F> {
             for (pair, to) in to.as_chunks_mut::<PAIR_QUADS>().0.iter_mut().enumerate().take(pairs(cols, block)) {
                 let pair = F::pair(simd, packed, pair);
                 unroll!(q in [0 1 2 3 4 5 6 7] { simd.store_bytes(F::quad(simd, pair, q), &mut to[q].0) });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use super::*;
+    use crate::arch::Isa;
+    use crate::matrix::Bands;
+    use crate::{Cancel, Format, PackedMatrix, Pool};
+
+    /// Which order is used depends on the machine, so other tests see one of them.
+    #[test]
+    fn products_do_not_depend_on_the_order_in_which_panels_are_read() {
+        let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
+        // Six panels, the last incomplete.
+        let n = 5 * LANES + 3;
+        for isa in Isa::available() {
+            let exec = Exec { isa, pool: &pool, cancel: &cancel };
+            for format in Format::ALL.iter().copied().filter(|format| format.is_integer()) {
+                // A half block at the end, where the format allows it.
+                let k = if format.stored_block().is_some() { 512 } else { 320 };
+                let w = PackedMatrix::random(&exec, &[(format, n)], k, 1).unwrap();
+                let Bands::Quantized(bands) = w.bands() else { panic!("quantized weights") };
+                for m in [1, 2, 4, 6] {
+                    let x: Vec<f32> = (0..m * k).map(|i| (i * 37 % 251) as f32 / 125.0 - 1.0).collect();
+                    let products = [false, true].map(|one_stream| {
+                        let (mut out, x) = (vec![0.0; m * n], x.as_slice());
+                        let weights = &bands[..];
+                        let part = Part { x, m, n, k, weights, in_cache: false, one_stream, out: &mut out };
+                        multiply(&exec, &mut [part]).unwrap();
+                        out
+                    });
+                    assert!(products[0].iter().any(|x| *x != 0.0), "{format:?}");
+                    assert_eq!(products[0], products[1], "{} {} with {m} rows", isa.name(), format.name());
+                }
             }
         }
     }

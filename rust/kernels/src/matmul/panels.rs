@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::slice;
 
 use super::activations::{Activations, Basis};
-use super::prefetch::{Next, Stream};
+use super::prefetch::{Next, Streams};
 use super::tile::{MAX_TILE_PANELS, Micro, TileInput, UNPACKED_BLOCKS};
 use super::tile::{codes, in_order, in_turn, multiplies_codes};
 use crate::arch::{ByteLine, Dot, DotKernel, LANES, LINE};
@@ -21,7 +21,7 @@ use crate::memory::Scratch;
 use crate::quant::grouped::MAX_UNPACKED_BLOCK_LINES;
 use crate::quant::integer::{BLOCK_PAIRS, BlockScales, Unpack};
 
-/// Maximum number of panels that are read side by side. Reading four streams at once is much faster than one.
+/// Maximum number of panels that are read side by side. Where one stream is not the fastest, four are much faster.
 pub(super) const MAX_STREAMS: usize = 4;
 
 /// Maximum number of lines that are unpacked of a panel.
@@ -194,6 +194,8 @@ pub(super) struct Panels<'a, 'o, W> {
     pub panel_lines: usize,
     /// Whether the weights probably are in the last-level cache.
     pub in_cache: bool,
+    /// Whether panels are read one after the other where there are few rows.
+    pub one_stream: bool,
     /// Columns of `out` that the panels compute: the first, and the one after the last.
     pub column: usize,
     pub end: usize,
@@ -230,6 +232,12 @@ impl<W: Weights> DotKernel for Panels<'_, '_, W> {
             Rows::OnUnit => unreachable!("tiles of a matrix unit"),
         }
     }
+}
+
+/// Returns the largest number of rows for which panels are read one after the other on machines that read one stream faster:
+/// unpacking weights whose groups have factors, or that are expanded, takes too long for more.
+const fn one_stream_rows<U: Unpack>() -> usize {
+    if U::FACTORS.is_some() || U::EXPANDS { 2 } else { 6 }
 }
 
 /// Returns how many panels are read side by side for a number of rows: as many as fit the registers.
@@ -281,10 +289,13 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
     #[inline(always)]
     pub fn streams<S: Dot, U: Unpack, const R: usize>(&mut self, simd: S) {
         let format = PhantomData::<U>;
+        if const { R <= one_stream_rows::<U>() } && self.one_stream {
+            return enter::<S, U, _>(simd, SideBySide::<_, _, R, 1> { of: self, format });
+        }
         match const { unpacked_streams::<S, U>(R) } {
-            4 => enter::<S, U, _>(simd, Streams::<_, _, R, 4> { of: self, format }),
-            2 => enter::<S, U, _>(simd, Streams::<_, _, R, 2> { of: self, format }),
-            _ => enter::<S, U, _>(simd, Streams::<_, _, R, 1> { of: self, format }),
+            4 => enter::<S, U, _>(simd, SideBySide::<_, _, R, 4> { of: self, format }),
+            2 => enter::<S, U, _>(simd, SideBySide::<_, _, R, 2> { of: self, format }),
+            _ => enter::<S, U, _>(simd, SideBySide::<_, _, R, 1> { of: self, format }),
         }
     }
 
@@ -353,17 +364,18 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
 }
 
 /// Product of all panels, P at a time side by side, with one tile of R rows.
-pub(super) struct Streams<'s, 'a, 'o, W, U, const R: usize, const P: usize> {
+pub(super) struct SideBySide<'s, 'a, 'o, W, U, const R: usize, const P: usize> {
     pub of: &'s mut Panels<'a, 'o, W>,
     pub format: PhantomData<U>,
 }
 
-impl<W: Weights, U: Unpack, const R: usize, const P: usize> DotKernel for Streams<'_, '_, '_, W, U, R, P> {
+impl<W: Weights, U: Unpack, const R: usize, const P: usize> DotKernel for SideBySide<'_, '_, '_, W, U, R, P> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Dot>(self, simd: S) {
         let Self { of, .. } = self;
+        let prefetch = &Streams::<P> { end: of.panel_lines, in_cache: of.in_cache };
         let (count, cols) = (of.count(), of.cols);
         let x = of.x.tile::<R>(0);
         let starts = if const { codes::<S, U>(R).is_some() } { of.x.starts(0) } else { &[] };
@@ -375,8 +387,6 @@ impl<W: Weights, U: Unpack, const R: usize, const P: usize> DotKernel for Stream
             for byte in (bytes..2 * bytes).step_by(LINE) {
                 simd.prefetch(block_scales[0].as_ptr().cast::<u8>().wrapping_add(byte));
             }
-            let (end, in_cache) = (of.panel_lines, of.in_cache);
-            let prefetch = Stream { end, skip: (P - 1) * end, in_cache };
             if const { in_turn::<S, U>(R) } {
                 let mut sums = [[[[0.0; LANES]; 1]; R]; P];
                 for block in 0..of.blocks {
@@ -386,7 +396,7 @@ impl<W: Weights, U: Unpack, const R: usize, const P: usize> DotKernel for Stream
                         let x = slice::from_ref(in_order(&x[block]));
                         let x = TileInput { x, starts, groups, blocks: block..block + 1, cols };
                         let (block_scales, lines, sums) = ([block_scales[p]], [lines[p]], &mut sums[p]);
-                        let (prefetch, format) = (&prefetch, PhantomData::<U>);
+                        let format = PhantomData::<U>;
                         Micro { x, block_scales, lines, first_block: 0, prefetch, sums, format }.run(simd);
                     }
                 }
@@ -398,7 +408,7 @@ impl<W: Weights, U: Unpack, const R: usize, const P: usize> DotKernel for Stream
             } else {
                 let mut sums = [[[0.0; LANES]; P]; R];
                 let x = TileInput { x, starts, groups, blocks: 0..of.blocks, cols };
-                let (prefetch, sums_of, format) = (&prefetch, &mut sums, PhantomData::<U>);
+                let (sums_of, format) = (&mut sums, PhantomData::<U>);
                 Micro { x, block_scales, lines, first_block: 0, prefetch, sums: sums_of, format }.run(simd);
                 let columns = of.column..of.end.min(of.column + P * LANES);
                 write(&sums, of.out, 0, &columns);

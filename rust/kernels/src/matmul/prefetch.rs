@@ -8,25 +8,33 @@ use super::unroll::unroll;
 use crate::arch::{ByteLine, LANES, LINE, Simd};
 use crate::quant::integer::{BLOCK_PAIRS, Unpack};
 
-/// Distance of the prefetch of weights into the L1 cache, in lines.
-const PREFETCH_LINES: usize = 32;
+/// Number of lines that are prefetched ahead in all streams together, into the L1 cache. Fewer would not cover the latency of
+/// memory (`benches/record/2026-11-29-amd-epyc-zen5/matmul-one-stream.txt`).
+const AHEAD: usize = 128;
 
 /// Distances of the prefetch of weights in two steps, in lines: into the L2 cache, and from there into the L1 cache. More
-/// lines can be on the way to the L2 cache than to the L1 cache: with one row, int4 reads 5 % faster than in one step
-/// (`cargo bench -p ferrule-kernels --bench matmul -- int4 1`). Weights that are in the last-level cache are prefetched in
-/// the second step alone, since the first one makes their products 3 to 7 % slower (`-- small q4_1 q8_0 int4 1`).
+/// lines can be on the way to the L2 cache than to the L1 cache: with one row and four streams, int4 reads 5 % faster than
+/// in one step (`cargo bench -p ferrule-kernels --bench matmul -- int4 1`). Weights that are in the last-level cache are
+/// prefetched in the second step alone, since the first one makes their products 3 to 7 % slower (`-- small q4_1 q8_0
+/// int4 1`).
 const FAR_LINES: usize = 64;
 const NEAR_LINES: usize = 20;
 
-/// Layout of the panels that are read after each other.
+/// P panels side by side, each followed by others: P streams of memory.
 #[derive(Clone, Copy)]
-pub(super) struct Stream {
+pub(super) struct Streams<const P: usize> {
     /// Number of lines of a panel.
     pub end: usize,
-    /// Number of lines from there to the next panel of the stream.
-    pub skip: usize,
     /// Whether the weights probably are in the last-level cache.
     pub in_cache: bool,
+}
+
+impl<const P: usize> Streams<P> {
+    /// Returns the line of a stream given its index in a panel if that went on: past the panel, that of the next one.
+    #[inline(always)]
+    fn line(self, index: usize) -> usize {
+        if index < self.end { index } else { index + (P - 1) * self.end }
+    }
 }
 
 /// Memory that is prefetched while a tile of R rows is computed, since it is needed next. A tile is compiled for each kind:
@@ -37,29 +45,39 @@ pub(super) trait Prefetch<const R: usize> {
     fn issue<S: Simd, U: Unpack>(&self, simd: S, block: usize, index: usize, p: usize, lines: &[ByteLine]);
 }
 
-/// Weights of the panels themselves, which come from memory in as many streams as there are panels side by side.
-impl<const R: usize> Prefetch<R> for Stream {
+/// Weights of the panels themselves, which come from memory.
+impl<const R: usize, const P: usize> Prefetch<R> for Streams<P> {
     #[inline(always)]
     fn issue<S: Simd, U: Unpack>(&self, simd: S, block: usize, index: usize, _p: usize, lines: &[ByteLine]) {
         let of_block = U::first_line(block)..U::first_line(block + 1);
-        if const { waits_for_memory::<U>(R) } {
-            let each = part_lines::<U>();
-            let more = of_block.len().saturating_sub(BLOCK_PAIRS * each);
-            let first = of_block.start + index * each + if index > 0 { more } else { 0 };
-            prefetch_stream(simd, lines, first..first + each, *self);
-            if index == 0 {
-                // The compiler does not know how many there are, and comparisons would take longer than a loop.
-                for line in first + each..first + each + more {
-                    prefetch_stream(simd, lines, line..line + 1, *self);
-                }
+        if const { P == 1 || waits_for_memory::<U>(R) } {
+            let (of_part, more) = part_lines::<U>(&of_block, index);
+            self.prefetch(simd, lines, of_part);
+            for line in more {
+                self.prefetch(simd, lines, line..line + 1);
             }
             return;
         }
         let each = of_block.len().div_ceil(BLOCK_PAIRS);
         for line in 0..each {
-            let line = of_block.start + index * each + line + PREFETCH_LINES;
-            let line = if line < self.end { line } else { line + self.skip };
+            let line = self.line(of_block.start + index * each + line + AHEAD / P);
             simd.prefetch(lines.as_ptr().wrapping_add(line).cast());
+        }
+    }
+}
+
+impl<const P: usize> Streams<P> {
+    /// Prefetches as many lines as are `multiplied` at the same time: of one stream those [`AHEAD`] of them, of several those
+    /// [`NEAR_LINES`] after them, and [`FAR_LINES`] after them unless they are in the last-level cache.
+    #[inline(always)]
+    pub fn prefetch<S: Simd>(self, simd: S, lines: &[ByteLine], multiplied: Range<usize>) {
+        let at = |ahead: usize| lines.as_ptr().wrapping_add(self.line(multiplied.start + ahead));
+        if const { P == 1 } {
+            return prefetch_lines::<S, false>(simd, at(AHEAD), multiplied.len());
+        }
+        prefetch_lines::<S, false>(simd, at(NEAR_LINES), multiplied.len());
+        if !self.in_cache {
+            prefetch_lines::<S, true>(simd, at(FAR_LINES), multiplied.len());
         }
     }
 }
@@ -107,32 +125,16 @@ impl<const R: usize> Prefetch<R> for Next<'_, R> {
     }
 }
 
-/// Returns the number of lines that each part of a block has at least. The compiler sees that it is a constant and drops
-/// the comparisons with it: where it did not, prefetching int6 took as many instructions as multiplying it.
+/// Returns the lines of part `index` of a block, as many as each part has at least, and those that part 0 has besides. The
+/// compiler sees that the number of the first is a constant and drops the comparisons with it: where it did not, prefetching
+/// int6 took as many instructions as multiplying it. It does not know that of the others, which take a loop.
 #[inline(always)]
-fn part_lines<U: Unpack>() -> usize {
+fn part_lines<U: Unpack>(of_block: &Range<usize>, index: usize) -> (Range<usize>, Range<usize>) {
     // Two blocks may share lines.
-    U::first_line(2) / (2 * BLOCK_PAIRS)
-}
-
-/// Prefetches as many lines as are `multiplied` at the same time, [`NEAR_LINES`] after them, and [`FAR_LINES`] after them
-/// unless they are in the last-level cache.
-#[inline(always)]
-pub(super) fn prefetch_stream<S: Simd>(
-    simd: S,
-    lines: &[ByteLine],
-    multiplied: Range<usize>,
-    Stream { end, skip, in_cache }: Stream,
-) {
-    let mut ahead = [multiplied.start + NEAR_LINES, multiplied.start + FAR_LINES];
-    for line in &mut ahead {
-        *line = if *line < end { *line } else { *line + skip };
-    }
-    let [near, far] = ahead.map(|line| lines.as_ptr().wrapping_add(line));
-    prefetch_lines::<S, false>(simd, near, multiplied.len());
-    if !in_cache {
-        prefetch_lines::<S, true>(simd, far, multiplied.len());
-    }
+    let each = U::first_line(2) / (2 * BLOCK_PAIRS);
+    let more = of_block.len().saturating_sub(BLOCK_PAIRS * each);
+    let first = of_block.start + index * each + if index > 0 { more } else { 0 };
+    (first..first + each, first + each..first + each + if index > 0 { 0 } else { more })
 }
 
 /// Prefetches `count` lines, into the L2 cache if `FAR`. Up to eight need no loop where the compiler knows the count: with
@@ -155,7 +157,7 @@ fn prefetch_lines<S: Simd, const FAR: bool>(simd: S, lines: *const ByteLine, cou
     }
 }
 
-/// Returns whether a product with `rows` rows waits for memory more than for the processor, so that a prefetch in two steps
+/// Returns whether a product of several panels with `rows` rows waits for memory more than for the processor, so that a prefetch in two steps
 /// is faster: one row does, several where weights need not be unpacked.
 const fn waits_for_memory<U: Unpack>(rows: usize) -> bool {
     rows == 1 || rows <= 8 && !U::EXPANDS && U::BY_CODES.is_none() && U::FACTORS.is_none()

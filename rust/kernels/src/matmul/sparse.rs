@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::activations::{GroupOfRows, group_word};
 use super::panels::{MAX_STREAMS, Multiplier, Panels, Pass, UnpackedWeights, Weights, multiply_unpacked, write};
-use super::prefetch::{Stream, prefetch_stream};
+use super::prefetch::Streams;
 use super::tile::UNPACKED_BLOCKS;
 use super::unroll::unroll;
 use crate::arch::{ByteLine, Dot, DotKernel, LANES};
@@ -107,9 +107,15 @@ impl<F: SparseFormat> FewRows<'_, '_, '_, F> {
     where
         F: Selects,
     {
-        simd.vectorize_dot(Select::<F, R> { of: self.0 });
+        if const { R <= ONE_STREAM_ROWS } && self.0.one_stream {
+            return simd.vectorize_dot(Select::<F, R, 1> { of: self.0 });
+        }
+        simd.vectorize_dot(Select::<F, R, MAX_STREAMS> { of: self.0 });
     }
 }
+
+/// Maximum number of rows for which panels may be read one after the other: with more, activations are gathered again for each.
+const ONE_STREAM_ROWS: usize = 2;
 
 /// Sixteen activations of a row, which are selected by their indices.
 type Table = [u8; LANES];
@@ -117,21 +123,22 @@ type Table = [u8; LANES];
 /// Number of tables of a unit of two groups.
 const TABLES: usize = 2 * GROUP / LANES;
 
-/// Product of all panels, some at a time side by side, with one tile of R rows, whose activations are selected.
-struct Select<'s, 'a, 'o, F, const R: usize> {
+/// Product of all panels, P at a time side by side, with one tile of R rows, whose activations are selected.
+struct Select<'s, 'a, 'o, F, const R: usize, const P: usize> {
     of: &'s mut Panels<'a, 'o, Sparse<F>>,
 }
 
-impl<F: Selects, const R: usize> DotKernel for Select<'_, '_, '_, F, R> {
+impl<F: Selects, const R: usize, const P: usize> DotKernel for Select<'_, '_, '_, F, R, P> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Dot>(self, simd: S) {
         let Self { of } = self;
         let (count, x, groups) = (of.count(), of.x.tile::<R>(0), of.x.groups::<R>(0));
-        for first in (0..count).step_by(MAX_STREAMS) {
-            let (_, lines) = of.panels::<MAX_STREAMS>(first, count - 1);
-            let mut sums = [[[[0.0; LANES]; 1]; R]; MAX_STREAMS];
+        let streams = Streams::<P> { end: of.panel_lines, in_cache: of.in_cache };
+        for first in (0..count).step_by(P) {
+            let (_, lines) = of.panels::<P>(first, count - 1);
+            let mut sums = [[[[0.0; LANES]; 1]; R]; P];
             for (block, ([_, _, quads @ ..], groups)) in x.iter().zip(groups).enumerate() {
                 let block_lines = F::first_line(block + 1) - F::first_line(block);
                 let quads = quads.as_chunks::<{ GROUP / 2 }>().0.iter().zip(groups.as_chunks::<2>().0);
@@ -140,10 +147,8 @@ impl<F: Selects, const R: usize> DotKernel for Select<'_, '_, '_, F, R> {
                     let tables = tables(quads);
                     let first_line = F::first_line(block) + half * block_lines / 2;
                     let multiplied = first_line..first_line + block_lines.div_ceil(2);
-                    let (end, in_cache) = (of.panel_lines, of.in_cache);
-                    let stream = Stream { end, skip: (MAX_STREAMS - 1) * end, in_cache };
                     for (lines, sums) in lines.iter().zip(&mut sums) {
-                        prefetch_stream(simd, lines, multiplied.clone(), stream);
+                        streams.prefetch(simd, lines, multiplied.clone());
                         add_unit::<S, F, R>(simd, lines, unit, &tables, groups, sums);
                     }
                 }
