@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -190,11 +191,23 @@ def model_with(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs a failed test of WAITING once more, since a busy machine can starve it.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds an option to divide the tests among processes."""
+    parser.addoption("--share", default="0/1", help="run share K of N alone, as K/N: each test is in one of N shares")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Selects the tests of --share, and runs a failed test of WAITING once more, since a busy machine can starve it.
 
     The report shows its first traceback below RERUN: a test or a part of ferrule to mend.
     """
+    share, shares = map(int, str(config.getoption("share")).split("/"))
+    by_share: list[list[pytest.Item]] = [[] for _ in range(shares)]
+    for item in items:
+        by_share[crc32(item.nodeid.encode()) % shares].append(item)
+    items[:] = by_share.pop(share)
+    if others := [item for items in by_share for item in items]:
+        config.hook.pytest_deselected(items=others)
     for item in items:
         if WAITING.match(item.path.relative_to(Path(__file__).parent).as_posix()):
             item.add_marker(pytest.mark.flaky(reruns=1))

@@ -64,8 +64,7 @@ FORMATS = [("f32", "auto"), ("bf16", "auto"), ("bf16", "int8"), ("int8", "auto")
 def models_and_formats(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[str, tuple[str, str], int]]:
     """Gives each model with each pair of formats, and a number that alternates over both.
 
-    With FERRULE_ISA, which selects another instruction set than the default one, each model has one of the pairs, so
-    that the kernels of each format and the operations of each architecture run on every instruction set.
+    With FERRULE_ISA, which selects another instruction set than the default one, each model has one of the pairs.
     """
     for number, model in enumerate(MODELS):
         for other, formats in enumerate(pairs):
