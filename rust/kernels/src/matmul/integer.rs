@@ -273,7 +273,7 @@ mod tests {
     use crate::matrix::Bands;
     use crate::{Cancel, Format, PackedMatrix, Pool};
 
-    /// Which order is used depends on the machine, so other tests see one of them.
+    /// The order depends on the machine, so other tests see one of both.
     #[test]
     fn products_do_not_depend_on_the_order_in_which_panels_are_read() {
         let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
