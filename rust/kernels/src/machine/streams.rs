@@ -1,4 +1,4 @@
-//! How many streams of memory a thread should read.
+//! Number of streams of memory that a thread should read.
 
 use std::sync::LazyLock;
 
