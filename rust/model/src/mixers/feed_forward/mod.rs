@@ -2,6 +2,7 @@
 
 mod dense;
 mod experts;
+mod gradient;
 mod router;
 
 pub use dense::{ClampSpec, DenseSpec, XieluSpec};
