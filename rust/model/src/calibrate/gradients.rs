@@ -217,7 +217,7 @@ fn logit_rows(spec: &ModelSpec) -> usize {
     (MAX_LOGITS / spec.vocab_size).clamp(1, MAX_LOGIT_ROWS)
 }
 
-/// What computes logits from the hidden states after the last layer.
+/// Weights that compute logits from the hidden states after the last layer.
 struct Output<'a> {
     spec: &'a ModelSpec,
     head: LmHeadSpec,

@@ -146,7 +146,7 @@ pub(crate) trait Mixer {
         _gradient: &[f32],
         _see: &mut SeeGradients<'_>,
     ) -> Result<Vec<f32>, LoadError> {
-        unreachable!("only mixers that have gradients are asked for them")
+        unreachable!("this mixer has no gradient")
     }
 }
 
