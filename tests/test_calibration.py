@@ -123,11 +123,10 @@ def llm_logits(model: Path, prompt: list[int], quantization: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("family", ["llama", "mixtral", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3"])
 def test_weights_are_independent_of_thread_count(family: str, quantization: str, tmp_path: Path) -> None:
-    """Llama has enough tokens for gradients."""
     model = GOLDEN / family
-    sequences = random_sequences(read_model_files(model).spec.vocab_size, 10, 60)
+    sequences = random_sequences(read_model_files(model).spec.vocab_size, 7, 60)
     files = {
         (
             quantize(model, tmp_path / str(threads), format=quantization, calibrate=sequences, threads=threads)

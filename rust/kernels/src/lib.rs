@@ -38,7 +38,7 @@ pub mod scan;
 pub const ARITHMETIC_VERSION: u32 = 6;
 
 pub use cancel::Cancel;
-pub use hessian::{Basis, CalibrationError, Hessian, InputNorms, InputStatistics, OutputGradients, OutputStatistics};
+pub use hessian::{Basis, CalibrationError, Hessian, InputNorms, InputStatistics};
 pub use matmul::{Product, matmul, matmul_each};
 pub use matrix::{BufferError, LAYOUT_VERSION, PackError, PackedMatrix, RowSource};
 pub use memory::{AllocError, BytesOwner, Scratch, SharedBytes};

@@ -13,8 +13,8 @@ use std::time::Duration;
 use descent::Cost;
 use ferrule_kernels::arch::Isa;
 use ferrule_kernels::{
-    Basis, CalibrationError, Cancel, Exec, Format, Hessian, InputStatistics, OutputGradients, PackError, PackedMatrix,
-    Pool, PoolError, RowSource,
+    Basis, CalibrationError, Cancel, Exec, Format, Hessian, InputStatistics, PackError, PackedMatrix, Pool, PoolError,
+    RowSource,
 };
 use hessian::{Case, Weights, case, damped_hessian, exec, inputs, inverse, padded_rows, random, upper_cholesky};
 use proptest::prelude::*;
@@ -238,50 +238,6 @@ fn correction_reduces_the_error_that_inputs_cause() {
                 });
                 assert!(corrected < 0.5 * plain, "{}, {cols}: {corrected} of {plain}", isa.name());
             });
-        }
-    }
-}
-
-/// Rows compensate the errors of those before where gradients of their outputs are correlated, in each band separately.
-#[test]
-fn rows_compensate_the_errors_of_others() {
-    const ROWS: usize = 80;
-    let cols = 192;
-    let (x, weights, gradients) = (inputs(1, 400, cols, 20), random(9, ROWS * cols), inputs(5, 500, ROWS, 12));
-    for isa in Isa::available() {
-        for bands in [vec![(Format::Int4, ROWS)], vec![(Format::Int3, 32), (Format::Trellis3, ROWS - 32)]] {
-            let pack = |threads: usize, compensates: bool| {
-                exec(threads, isa, |exec| {
-                    let mut statistics = statistics(exec, &x, cols, 400).unwrap();
-                    if compensates {
-                        let rows: Vec<_> = bands.iter().map(|(_, rows)| *rows).collect();
-                        let mut sums = OutputGradients::zeroed(&rows, 32).unwrap();
-                        sums.add(exec, &gradients).unwrap();
-                        statistics.set_outputs(sums.statistics(exec).unwrap());
-                    }
-                    let source = Weights(&weights, cols);
-                    PackedMatrix::pack_calibrated(exec, &bands, cols, &source, &statistics).unwrap()
-                })
-            };
-            // The squares of the changes of the loss by the errors of all outputs.
-            let cost = |packed: &PackedMatrix| {
-                let mut errors = vec![0.0; ROWS * cols];
-                for (row, errors) in errors.chunks_exact_mut(cols).enumerate() {
-                    packed.read_row(row, errors);
-                    errors.iter_mut().zip(&weights[row * cols..]).for_each(|(error, weight)| *error -= weight);
-                }
-                let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
-                let mut sum = 0.0;
-                for x in x.chunks_exact(cols) {
-                    let outputs: Vec<_> = errors.chunks_exact(cols).map(|row| product(row, x) as f32).collect();
-                    sum += gradients.chunks_exact(ROWS).map(|g| product(g, &outputs).powi(2)).sum::<f64>();
-                }
-                sum
-            };
-            let (plain, compensated) = (pack(1, false), pack(1, true));
-            let [before, after] = [&plain, &compensated].map(cost);
-            assert!(after < 0.7 * before, "{} {bands:?}: {after} of {before}", isa.name());
-            assert!(compensated.buffers().eq(pack(3, true).buffers()), "{} with three threads", isa.name());
         }
     }
 }

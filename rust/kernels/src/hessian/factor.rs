@@ -9,7 +9,7 @@
 //! rank updates in f32.
 
 use super::rank_update::{DEPTH, PANEL, Sign, rank_update};
-use super::{Basis, Correction, Hessian, OutputStatistics, padded};
+use super::{Basis, Correction, Hessian, padded};
 use crate::arch::{Kernel, LANES, Simd};
 use crate::disjoint::{Tile, Tiles};
 use crate::memory::PageSlice;
@@ -44,8 +44,6 @@ pub struct InputStatistics {
     pub(crate) factor: Option<HessianFactor>,
     /// Correction of the weights, if there is a factor and the Hessian had errors of outputs.
     pub(crate) correction: Option<Correction>,
-    /// Statistics of the outputs' gradients, if they are known.
-    pub(crate) outputs: Option<OutputStatistics>,
 }
 
 impl InputStatistics {
@@ -131,14 +129,7 @@ impl Hessian {
         if self.rows < size as u64 {
             let share = self.rows as f32 / size as f32;
             let importance = diagonal.map(|x| share * x + (1.0 - share)).collect();
-            return Ok(Some(InputStatistics {
-                cols,
-                basis,
-                importance,
-                factor: None,
-                correction: None,
-                outputs: None,
-            }));
+            return Ok(Some(InputStatistics { cols, basis, importance, factor: None, correction: None }));
         }
         let Self { mut sums, pending, errors, .. } = self;
         let scaled = Tiles::row_blocks(&mut sums, size, 1);
@@ -159,7 +150,7 @@ impl Hessian {
             diagonal * diagonal
         });
         let importance = importance.collect();
-        Ok(Some(InputStatistics { cols, basis, importance, factor: Some(factor), correction, outputs: None }))
+        Ok(Some(InputStatistics { cols, basis, importance, factor: Some(factor), correction }))
     }
 }
 
@@ -221,7 +212,7 @@ fn diagonal_factor(h: &[f32], size: usize, inputs: &[usize]) -> Vec<f64> {
 }
 
 /// Returns the inverse of an upper triangular matrix `r: [width][width]`.
-pub(super) fn inverse(r: &[f64], width: usize) -> Vec<f32> {
+fn inverse(r: &[f64], width: usize) -> Vec<f32> {
     // Transposed, so that dot products read contiguous memory: row k is column k of the inverse.
     let mut transposed = vec![0.0; width * width];
     for (k, column) in transposed.chunks_exact_mut(width).enumerate() {

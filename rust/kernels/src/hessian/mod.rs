@@ -11,7 +11,6 @@ mod correction;
 mod factor;
 pub(crate) mod feedback;
 mod norms;
-mod outputs;
 mod rank_update;
 
 use crate::arch::{Kernel, LANES, Simd};
@@ -26,8 +25,6 @@ use correction::OutputErrors;
 pub(crate) use factor::HessianFactor;
 pub use factor::{CalibrationError, InputStatistics};
 pub use norms::InputNorms;
-pub(crate) use outputs::CompensateRows;
-pub use outputs::{OutputGradients, OutputStatistics};
 use rank_update::{DEPTH, PANEL, Sign, rank_update};
 
 /// Number of panels in a block of inputs.

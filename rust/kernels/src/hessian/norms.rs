@@ -37,13 +37,6 @@ impl InputNorms {
         }
         let mut importance: Vec<_> = self.sums.iter().map(|sum| (sum / mean) as f32).collect();
         importance.resize(padded(cols), 0.0);
-        Ok(Some(InputStatistics {
-            cols,
-            basis: Basis::Plain,
-            importance,
-            factor: None,
-            correction: None,
-            outputs: None,
-        }))
+        Ok(Some(InputStatistics { cols, basis: Basis::Plain, importance, factor: None, correction: None }))
     }
 }

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
-use std::{slice, thread};
+use std::thread;
 
 use super::PackedMatrix;
 use crate::arch::LANES;
 use crate::disjoint::Tiles;
-use crate::hessian::{Basis, CompensateRows, InputStatistics};
+use crate::hessian::{Basis, InputStatistics};
 use crate::memory::AllocError;
 use crate::quant::integer::{BlockScales, GROUP, HALF, SUPER};
 use crate::quant::rotation::SHRINK;
@@ -205,10 +205,7 @@ impl PackedMatrix {
             false => exec.cancel.is_cancelled(),
         };
         for (format, (_, band)) in integer.into_iter().zip(bands.each_mut()) {
-            let task_panels = match &statistics.outputs {
-                Some(outputs) => outputs.part_panels(band.panels.len()),
-                None => (band.panels.len() / (TASKS_PER_THREAD * exec.pool.threads())).clamp(1, MAX_TASK_PANELS),
-            };
+            let task_panels = (band.panels.len() / (TASKS_PER_THREAD * exec.pool.threads())).clamp(1, MAX_TASK_PANELS);
             let panels = Tiles::row_blocks(band.data.owned(), band.panel_bytes, task_panels);
             let block_scales = Tiles::row_blocks(band.block_scales.owned(), band.panel_scales, task_panels);
             let losses = Tiles::row_blocks(&mut losses[band.panels.clone()], 1, task_panels);
@@ -226,37 +223,14 @@ impl PackedMatrix {
                     }
                     calibrated
                 });
-                let mut losses = losses.take(index);
-                let losses = losses.contiguous().iter_mut();
-                let pack = |panels: &mut [CalibratedPanel<'_>]| {
-                    format.pack_calibrated(exec.isa, statistics, panels, &is_cancelled);
-                };
-                let Some(factor) = statistics.outputs.as_ref().and_then(|outputs| outputs.part(first * LANES)) else {
-                    let mut left = calibrated.zip(losses).peekable();
-                    while left.peek().is_some() {
-                        let (mut panels, losses): (Vec<_>, Vec<_>) = left.by_ref().take(MAX_TASK_PANELS).unzip();
-                        pack(&mut panels);
-                        losses.into_iter().zip(&panels).for_each(|(loss, panel)| *loss = panel.loss);
-                    }
-                    return;
-                };
-                // Errors of the panels before.
-                let mut errors = Vec::new();
-                for (mut panel, loss) in calibrated.zip(losses) {
-                    let mut error = panel.weights_mut().to_vec();
-                    exec.isa.run(CompensateRows { factor, errors: &errors, weights: panel.weights_mut() });
-                    pack(slice::from_mut(&mut panel));
-                    if is_cancelled() {
-                        return;
-                    }
-                    *loss = panel.loss;
-                    let packed = panel.packed_weights(exec.isa, format, cols);
-                    for (error, packed) in error.as_flattened_mut().iter_mut().zip(packed.as_flattened()) {
-                        // Weights that are not finite must not spread.
-                        *error = if error.is_finite() { *error - packed } else { 0.0 };
-                    }
-                    errors.push(error);
-                }
+                let mut calibrated: Vec<_> = calibrated.collect();
+                format.pack_calibrated(exec.isa, statistics, &mut calibrated, &is_cancelled);
+                losses
+                    .take(index)
+                    .contiguous()
+                    .iter_mut()
+                    .zip(&calibrated)
+                    .for_each(|(loss, panel)| *loss = panel.loss);
             })?;
         }
         if exec.cancel.is_cancelled() {

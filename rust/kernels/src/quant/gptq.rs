@@ -11,7 +11,6 @@
 use std::marker::PhantomData;
 
 use super::descent;
-use super::family::IntegerPanels;
 use super::integer::{BLOCK_GROUPS, BlockScales, GROUP, IntegerFormat, SUPER};
 use super::quantize::{Grid, Rotate, not_finite};
 use crate::arch::{ByteLine, Isa, Kernel, LANES, Simd};
@@ -57,17 +56,6 @@ impl<'a> CalibratedPanel<'a> {
     /// Returns the rotated weights, `[inputs][row]`.
     pub fn weights_mut(&mut self) -> &mut [Column] {
         &mut self.feedback.weights
-    }
-
-    /// Returns the quantized weights of a packed panel of `cols` inputs, rotated.
-    pub fn packed_weights(&self, isa: Isa, format: &dyn IntegerPanels, cols: usize) -> Vec<Column> {
-        let mut rows = vec![0.0; LANES * cols];
-        for (lane, row) in rows.chunks_exact_mut(cols).enumerate() {
-            format.read_row(self.block_scales, bytemuck::cast_slice(self.lines), lane, row);
-        }
-        let Feedback { mut weights, .. } = Feedback::new(&rows);
-        isa.run(Rotate(&mut weights));
-        weights
     }
 
     /// Stores codes and sub-scales in the output lines, and sums up the loss.

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ferrule_kernels::arch::LANES;
 use ferrule_kernels::{
-    AllocError, Basis, CalibrationError, Exec, Hessian, InputNorms, InputStatistics, OutputGradients, PackError,
-    PackedMatrix, PoolError, machine,
+    AllocError, Basis, CalibrationError, Exec, Hessian, InputNorms, InputStatistics, PackError, PackedMatrix,
+    PoolError, machine,
 };
 
 use super::float_bytes;
@@ -19,11 +19,6 @@ pub(super) trait Inputs {
     /// Returns what was recorded of linear layer `site`, which is packed next. Calls `work` with the work that was done for
     /// it, in bytes of packed matrices.
     fn take(&mut self, site: usize, work: &mut dyn FnMut(f64)) -> Result<Option<Recorded>, LoadError>;
-
-    /// Returns what was recorded of the gradients of the outputs of linear layer `site`.
-    fn take_gradients(&mut self, _site: usize) -> Option<OutputGradients> {
-        None
-    }
 
     /// Receives the packed matrix of linear layer `site`.
     fn packed(&mut self, _site: usize, _matrix: &PackedMatrix) -> Result<(), LoadError> {
@@ -84,7 +79,7 @@ pub(super) fn zeroed(cols: usize, basis: Basis) -> Result<Hessian, LoadError> {
     Hessian::zeroed(cols, basis).map_err(too_large)
 }
 
-pub(super) fn too_large(AllocError { bytes }: AllocError) -> LoadError {
+fn too_large(AllocError { bytes }: AllocError) -> LoadError {
     LoadError::Memory {
         what: "calibration, for the Hessian of a linear layer's inputs,",
         needs: bytes,
@@ -93,15 +88,13 @@ pub(super) fn too_large(AllocError { bytes }: AllocError) -> LoadError {
 }
 
 /// A linear layer that is calibrated.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct CalibratedSite {
     pub site: usize,
     /// Number of inputs.
     pub columns: usize,
     /// Number of outputs.
     pub outputs: usize,
-    /// Numbers of outputs of each band.
-    pub bands: Vec<usize>,
     pub wanted: WantedInputs,
     /// Whether the packed matrix computes the inputs of the linear layers that are packed after it.
     pub is_replaced: bool,
@@ -126,8 +119,7 @@ impl CalibratedSite {
         let is_rotated = wanted == WantedInputs::Hessian(Basis::Rotated)
             && plan.bands.iter().all(|(format, _)| format.stored_block().is_none());
         let corrects = is_replaced && has_tokens && is_rotated;
-        let bands = plan.bands.iter().map(|(_, rows)| *rows).collect();
-        Some(Self { site, columns, outputs, bands, wanted, is_replaced, corrects })
+        Some(Self { site, columns, outputs, wanted, is_replaced, corrects })
     }
 
     /// Returns the bytes that recording the inputs takes.
@@ -172,8 +164,8 @@ impl Packer for CalibratedSites {
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<MatrixSize, LoadError> {
         let size = plan.size();
         if let Some(site) = CalibratedSite::of(&plan, self.correction_tokens) {
-            self.replaced_bytes = self.replaced_bytes.saturating_add(if site.is_replaced { size.bytes } else { 0 });
             self.linears.push(site);
+            self.replaced_bytes = self.replaced_bytes.saturating_add(if site.is_replaced { size.bytes } else { 0 });
         }
         if plan.pruning.is_some() {
             let rows = plan.bands.iter().map(|(_, rows)| rows).sum();
@@ -212,8 +204,6 @@ pub(super) struct LayerInputs<'a, 's> {
     work: f64,
     /// Whether `exact` has the hidden states after the layer.
     is_advanced: bool,
-    /// Gradients of the outputs of linear layers, by site.
-    gradients: BTreeMap<usize, OutputGradients>,
 }
 
 impl<'a, 's> LayerInputs<'a, 's> {
@@ -222,7 +212,6 @@ impl<'a, 's> LayerInputs<'a, 's> {
         (pass, exact): (&'a mut Pass<'s>, Option<&'a mut State>),
         (layer, index): (&'a Layer, usize),
         linears: Vec<CalibratedSite>,
-        gradients: BTreeMap<usize, OutputGradients>,
         room: u64,
         work: f64,
     ) -> Self {
@@ -240,7 +229,6 @@ impl<'a, 's> LayerInputs<'a, 's> {
             room,
             work,
             is_advanced: false,
-            gradients,
         }
     }
 
@@ -281,10 +269,6 @@ impl Inputs for LayerInputs<'_, '_> {
             self.record(work)?;
         }
         Ok(self.recorded.remove(&site))
-    }
-
-    fn take_gradients(&mut self, site: usize) -> Option<OutputGradients> {
-        self.gradients.remove(&site)
     }
 
     fn packed(&mut self, site: usize, matrix: &PackedMatrix) -> Result<(), LoadError> {
@@ -337,8 +321,7 @@ mod tests {
         let three = Hessian::bytes_for(64).unwrap() + Hessian::bytes_for(96).unwrap();
         let found = [(u64::MAX, 3), (three, 6), (0, 12)].map(|(room, runs)| {
             let (mut done, mut advanced) = (0, 0.0);
-            let mut inputs =
-                LayerInputs::new((&mut pass, None), (&layer, 0), wanted.linears.clone(), BTreeMap::new(), room, 100.0);
+            let mut inputs = LayerInputs::new((&mut pass, None), (&layer, 0), wanted.linears.clone(), room, 100.0);
             let mut packed = Vec::new();
             for &CalibratedSite { site, columns, .. } in &wanted.linears {
                 let work = &mut |bytes| (done, advanced) = (done + 1, advanced + bytes);
@@ -406,18 +389,11 @@ mod tests {
         with_layer(|spec, exec, layer, [exact, other], linears| {
             assert!(linears.iter().all(|linear| linear.is_replaced && linear.corrects));
             let before = [&*exact, &*other].map(|pass| pass.state.hidden.clone());
-            let plain: Vec<_> =
-                linears.iter().map(|linear| CalibratedSite { corrects: false, ..linear.clone() }).collect();
+            let plain: Vec<_> = linears.iter().map(|linear| CalibratedSite { corrects: false, ..*linear }).collect();
             let errors = [plain, linears].map(|linears| {
                 (exact.state.hidden, other.state.hidden) = before.clone().into();
-                let mut inputs = LayerInputs::new(
-                    (&mut *other, Some(&mut exact.state)),
-                    (layer, 0),
-                    linears,
-                    BTreeMap::new(),
-                    u64::MAX,
-                    1.0,
-                );
+                let mut inputs =
+                    LayerInputs::new((&mut *other, Some(&mut exact.state)), (layer, 0), linears, u64::MAX, 1.0);
                 let loader = Loader::new(spec, Source::Random, Quantization::named("int8").unwrap());
                 let mut target = InMemory;
                 let mut packer = Calibrated::new(exec, &mut target, &mut inputs);
@@ -455,16 +431,10 @@ mod tests {
         }
 
         with_layer(|_, exec, layer, [exact, other], linears| {
-            let (first, second) = (linears[0].clone(), linears[1].clone());
+            let (first, second) = (linears[0], linears[1]);
             for zeros in [false, true] {
-                let mut inputs = LayerInputs::new(
-                    (&mut *other, Some(&mut exact.state)),
-                    (layer, 0),
-                    linears.clone(),
-                    BTreeMap::new(),
-                    u64::MAX,
-                    1.0,
-                );
+                let mut inputs =
+                    LayerInputs::new((&mut *other, Some(&mut exact.state)), (layer, 0), linears.clone(), u64::MAX, 1.0);
                 let has_inputs = |site, inputs: &mut LayerInputs<'_, '_>| {
                     let recorded = inputs.take(site, &mut |_| ()).unwrap().unwrap();
                     recorded.statistics(&exec).unwrap().is_some()

@@ -13,14 +13,10 @@
 //! uses blocks several times. A matrix that is stored before one that computes its inputs, such as the output of an
 //! attention with an output gate, does not see the errors of the other.
 //!
-//! In models whose gradients can be computed (`gradients`), later rows of a matrix compensate the errors of earlier ones,
-//! as far as their outputs change the predictions of the exact model in the same way.
-//!
-//! Memory holds the hidden states of all tokens in both models, gradients of some of them, one layer in full precision and quantized, and the
+//! Memory holds the hidden states of all tokens in both models, one layer in full precision and quantized, and the
 //! Hessian of a linear layer, or as many of those of experts as fit. If not all fit, the layer runs again for the
 //! remaining ones. Finished layers may be kept in files, from which a call continues that was interrupted.
 
-mod gradients;
 mod inputs;
 mod kept;
 mod output;
@@ -43,7 +39,6 @@ use crate::spec::ModelSpec;
 use crate::weights::{
     LoadError, Loader, Measure, Pack, PackedOutput, Packer, Progress, Source, TokenTable, check_recipe, refuse_packed,
 };
-use gradients::{GradientBytes, Gradients};
 use inputs::{CalibratedSite, CalibratedSites, LayerInputs};
 use kept::{Finished, KeptLayers};
 pub(crate) use output::Target;
@@ -59,9 +54,6 @@ const SHARES: [f64; 3] = [0.6, 0.15, 0.25];
 /// [`SHARES`] where matrices are corrected, which takes 2.4 times as long, almost all of it in full precision, on the
 /// embedded model (`benches/record/2026-11-29-amd-epyc-zen3`).
 const CORRECTED_SHARES: [f64; 3] = [0.83, 0.06, 0.11];
-
-/// Share of the work of all layers that computing gradients takes, before the first layer: that of the embedded model.
-const GRADIENTS_SHARE: f64 = 0.4;
 
 /// Text of a calibration, and the folder of its finished layers.
 #[derive(Clone, Copy, Debug)]
@@ -125,13 +117,6 @@ pub(crate) fn calibrate<T: Target>(
     };
     let tables = loader.tables(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?;
     let streams = loader.streams(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?;
-    let (mut gradients, mut layers_share) = (None, 1.0);
-    let mut is_kept = |index| target.kept().is_some_and(|kept| kept.open(index).is_some());
-    if all.corrects && !(0..spec.layers.len()).all(&mut is_kept) {
-        let share = GRADIENTS_SHARE * layer_bytes(spec, loader)? as f64;
-        gradients = Gradients::new(exec, spec, source, (sequences, &tables), &mut |part| target.advance(part * share))?;
-        layers_share -= if gradients.is_some() { GRADIENTS_SHARE } else { 0.0 };
-    }
     let mut exact = all.corrects.then(|| exact_state(spec, source, sequences, &tables, exec)).transpose()?;
     let mut pass = Pass::new(exec, spec, sequences, &embedding, &tables, streams.as_ref())?;
     drop(embedding);
@@ -139,7 +124,7 @@ pub(crate) fn calibrate<T: Target>(
         let mut wanted = CalibratedSites::new(all.correction_tokens());
         loader.without_vectors().layer(&mut wanted, index, layer_spec, &[])?;
         let shares = if all.corrects { CORRECTED_SHARES } else { SHARES };
-        let [before, packing, after] = shares.map(|share| layers_share * share * wanted.bytes as f64);
+        let [before, packing, after] = shares.map(|share| share * wanted.bytes as f64);
         let share = packing / wanted.bytes as f64;
         let load = || exact_layers.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec, &[]);
         let packed = if let Some(file) = &target.kept().and_then(|kept| kept.open(index)) {
@@ -154,23 +139,11 @@ pub(crate) fn calibrate<T: Target>(
                 kept.begin(loader, index, layer_spec);
             }
             let layer = load()?;
-            let of_outputs = match (&gradients, &exact) {
-                (Some(gradients), Some(exact)) => {
-                    gradients.of_layer(&mut pass, exact, (&layer, index), &wanted.linears)?
-                }
-                _ => BTreeMap::new(),
-            };
             // Use half of the memory that will be left, because other programs may need some meanwhile.
             let beside = beside_hessians(spec, index, &wanted, all, exec.pool.threads());
             let room = machine::available_memory().saturating_sub(beside) / 2;
-            let mut inputs = LayerInputs::new(
-                (&mut pass, exact.as_mut()),
-                (&layer, index),
-                wanted.linears,
-                of_outputs,
-                room,
-                before,
-            );
+            let mut inputs =
+                LayerInputs::new((&mut pass, exact.as_mut()), (&layer, index), wanted.linears, room, before);
             let mut calibrated = Calibrated::new(exec, target, &mut inputs);
             calibrated.share = share;
             let packed = loader.layer(&mut calibrated, index, layer_spec, &[])?;
@@ -239,15 +212,6 @@ fn corrects(spec: &ModelSpec, loader: &Loader<'_>, sequences: &[Vec<u32>]) -> Re
     Ok(wanted.linears.iter().any(|linear| linear.corrects))
 }
 
-/// Returns the bytes of the packed matrices of all layers.
-fn layer_bytes(spec: &ModelSpec, loader: &Loader<'_>) -> Result<u64, LoadError> {
-    let mut measure = Measure::default();
-    for (index, layer) in spec.layers.iter().enumerate() {
-        loader.without_vectors().layer(&mut measure, index, layer, &[])?;
-    }
-    Ok(measure.bytes)
-}
-
 /// Returns the hidden states of the exact model before the first layer, in f16. "Exact" means with an embedding in bf16,
 /// which has less than a hundredth of the squared error of int6 and takes half of the memory of f32.
 fn exact_state(
@@ -314,7 +278,7 @@ pub(crate) fn check_memory(
     let needs = needs(spec, [&layers, &embedding], loader, sequences, threads)?;
     let available = machine::available_memory();
     if needs > available {
-        let what = "calibration, with the hidden states of its tokens and gradients, a layer in full precision and quantized, and \
+        let what = "calibration, with the hidden states of its tokens, a layer in full precision and quantized, and \
                     Hessians of its inputs,";
         return Err(LoadError::Memory { what, needs, available });
     }
@@ -352,7 +316,6 @@ fn needs(
     loader.lm_head_projection(&mut output)?;
     after_projection(&loader, spec, &mut output)?;
     let of_inputs = hessian(spec.hidden_size).max(hessian(spec.embedding_width()));
-    let gradients = GradientBytes::new(spec, &exact_embedding, sequences)?;
     let mut most = embedding.bytes.max(output.bytes.saturating_add(narrow).saturating_add(of_inputs));
     for (index, layer_spec) in spec.layers.iter().enumerate() {
         let (mut layer, mut wanted) = (Measure::default(), CalibratedSites::new(sequences.correction_tokens()));
@@ -360,25 +323,13 @@ fn needs(
         loader.layer(&mut wanted, index, layer_spec, &[])?;
         let of_inputs = wanted.linears.iter().map(CalibratedSite::recorded_bytes).max().unwrap_or(0);
         let beside = beside_hessians(spec, index, &wanted, sequences, threads);
-        let mut of_layer = of_inputs;
-        let mut beside = layer.bytes.saturating_add(beside);
-        if let Some(gradients) = &gradients {
-            let running = gradients.running(&wanted.linears);
-            of_layer = of_layer.saturating_add(gradients.errors(&wanted.linears, threads)).max(running);
-            beside = beside.saturating_add(gradients.sums(&wanted.linears));
-            let computing = [embedding.bytes, layer.bytes, running];
-            most = most.max(computing.into_iter().fold(gradients.computing, u64::saturating_add));
-        }
-        most = most.max(beside.saturating_add(of_layer));
+        most = most.max(layer.bytes.saturating_add(of_inputs).saturating_add(beside));
     }
     let embedding = if spec.reads_embedding(0) { float_bytes(tokens, spec.hidden_size) } else { 0 };
     // The hidden states of the exact model are in f16, apart from those before the first layer.
     let of_exact = if sequences.corrects { (streams / 2).saturating_add(embedding) } else { 0 };
     let hidden = streams.saturating_add(embedding).saturating_add(of_exact);
-    Ok(most
-        .saturating_add(hidden)
-        .saturating_add(ends.bytes)
-        .saturating_add(gradients.map_or(0, |gradients| gradients.held)))
+    Ok(most.saturating_add(hidden).saturating_add(ends.bytes))
 }
 
 /// Returns the bytes that a layer needs besides its weights in full precision and their Hessians: its quantized weights,
@@ -443,15 +394,6 @@ mod tests {
         let [layers, embedding, loader] = [Quantization::EXACT, Quantization::BF16, int4].map(load);
         let sequences = Sequences { tokens: sequences, corrects: true };
         needs(&spec, [&layers, &embedding], &loader, sequences, threads).unwrap()
-    }
-
-    #[test]
-    fn gradients_take_memory_where_they_are_known() {
-        let sequences = vec![vec![1; 64]; 40];
-        let known = needs_of(|_| (), &sequences);
-        let unknown = needs_of(|json| json["layers"][1]["blocks"][0]["mixer"]["sinks"] = json!(true), &sequences);
-        let gradients = 2 * 40 * 64 * 64 * size_of::<half::bf16>() as u64;
-        assert!(known >= unknown + gradients, "{known}, {unknown} without");
     }
 
     #[test]

@@ -100,21 +100,16 @@ impl<T: Target> Packer for Calibrated<'_, T> {
 
     fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<PackedMatrix, LoadError> {
         let Self { exec, target, inputs, .. } = self;
-        let site = CalibratedSite::of(&plan, None).map(|of_plan| of_plan.site);
+        let site = CalibratedSite::of(&plan, None).map(|it| it.site);
         let recorded = match site {
             Some(site) => inputs.take(site, &mut |bytes| target.advance(bytes))?,
             None => None,
         };
         let statistics = recorded.map_or(Ok(None), |recorded| recorded.statistics(exec));
-        let failed = |error| match error {
+        let statistics = statistics.map_err(|error| match error {
             CalibrationError::NotFinite => LoadError::NotFinite { role: plan.name.clone() },
             CalibrationError::Pool(error) => error.into(),
-        };
-        let mut statistics = statistics.map_err(failed)?;
-        let gradients = site.and_then(|site| inputs.take_gradients(site));
-        if let (Some(of_inputs), Some(gradients)) = (&mut statistics, gradients) {
-            of_inputs.set_outputs(gradients.statistics(exec).map_err(failed)?);
-        }
+        })?;
         let matrix = target.pack(exec, &plan, statistics.as_ref())?;
         drop(statistics);
         if let Some(site) = site {

@@ -11,11 +11,9 @@ use half::f16;
 use super::count;
 use super::recorder::{Recorder, Run};
 use crate::batch::{Batch, LogitRows, SequenceChunk};
-use crate::layer::{
-    AdapterBuffers, AdapterRows, LayerBuffers, Observer, RaggedRows, SeeGradients, layer_gradient, run_layer,
-};
-use crate::memory::{Memory, MemoryLayout, Place};
-use crate::mixers::{MixerBuffers, MixerPass};
+use crate::layer::{AdapterBuffers, AdapterRows, LayerBuffers, Observer, RaggedRows, run_layer};
+use crate::memory::{Memory, MemoryLayout};
+use crate::mixers::MixerPass;
 use crate::rope::RopeRows;
 use crate::spec::{LayerSpec, ModelSpec};
 use crate::streams::{StreamEndBuffers, StreamEnds, StreamsSpec};
@@ -282,7 +280,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Returns the tokens of each sequence, with the range of its hidden states.
-    pub(super) fn places(&self) -> impl Iterator<Item = (&'a [u32], Range<usize>)> + use<'a> {
+    fn places(&self) -> impl Iterator<Item = (&'a [u32], Range<usize>)> + use<'a> {
         let width = self.spec.streams_width();
         self.sequences.iter().scan(0, move |first, tokens| {
             let rows = *first..*first + tokens.len() * width;
@@ -333,52 +331,15 @@ impl<'a> Pass<'a> {
         Ok(LayerMemory { layout, memory, pages })
     }
 
-    /// Turns the gradient with respect to the hidden states of sequence `number` after a layer into that with respect to
-    /// those before, which are `hidden`.
-    pub(super) fn gradient(
-        &mut self,
-        (layer, index): (&Layer, usize),
-        number: usize,
-        hidden: &[f32],
-        gradient: &mut [f32],
-        see: &mut SeeGradients<'_>,
-    ) -> Result<(), LoadError> {
-        let (tokens, rows) = self.places().nth(number).expect("a sequence");
-        let (mut memory, mut buffers) = (self.new_memory(index)?, MixerBuffers::default());
-        let first_row = rows.start / self.spec.streams_width();
-        self.with_mixer_pass(index, tokens, (&mut memory, None, first_row), |pass, places, memory, _, layer_spec| {
-            let memory = (memory, &mut buffers);
-            layer_gradient(pass, (layer_spec, layer), places, memory, hidden, gradient, see)
-        })
-    }
-
     fn run(
         &mut self,
         (index, layer): (usize, &Layer),
         tokens: &[u32],
-        memory: &mut LayerMemory,
+        LayerMemory { layout, memory, pages }: &mut LayerMemory,
         observer: Option<&dyn Observer>,
         first_row: usize,
         hidden: &mut [f32],
     ) -> Result<(), PoolError> {
-        self.with_mixer_pass(
-            index,
-            tokens,
-            (memory, observer, first_row),
-            |pass, places, memory, buffers, layer_spec| {
-                run_layer(pass, (layer_spec, layer), places, memory, hidden, buffers)
-            },
-        )
-    }
-
-    /// Calls `run` with what layer `index` needs to run over a sequence.
-    fn with_mixer_pass<T>(
-        &mut self,
-        index: usize,
-        tokens: &[u32],
-        (LayerMemory { layout, memory, pages }, observer, first_row): (&mut LayerMemory, Option<&dyn Observer>, usize),
-        run: impl FnOnce(&MixerPass<'_>, &[Vec<Place>], &mut Memory, &mut LayerBuffers, &LayerSpec) -> T,
-    ) -> T {
         let Self { exec, spec, ropes, buffers, adapters, tables, state: State { embedding, .. }, .. } = self;
         let chunk = [chunk(tokens, pages)];
         let embedding_place = first_row * spec.hidden_size..(first_row + tokens.len()) * spec.hidden_size;
@@ -395,7 +356,7 @@ impl<'a> Pass<'a> {
             adapters: AdapterRows::new(&[], adapters).observed(observer),
             places: &[],
         };
-        let result = run(&pass, &layout.places[index], memory, buffers, &spec.layers[index]);
+        let result = run_layer(&pass, (&spec.layers[index], layer), &layout.places[index], memory, hidden, buffers);
         release_tokens(tables, tokens);
         result
     }

@@ -1,6 +1,5 @@
 //! The forward pass of one layer: its residual blocks, and what all mixers share.
 
-mod gradient;
 mod linear;
 mod low_rank;
 mod rows;
@@ -9,9 +8,6 @@ use ferrule_kernels::elementwise::{add_scaled, scale};
 use ferrule_kernels::norm::{layer_norm, layer_norm_heads, rms_norm, rms_norm_heads};
 use ferrule_kernels::{Exec, PackedMatrix, PoolError, RowsMut, Scratch};
 
-pub(crate) use gradient::{
-    SeeGradients, TRANSPOSED_ROWS, has_gradient, layer_gradient, linear_gradient, norm_gradient,
-};
 pub(crate) use linear::{gather_columns, linear, linear_each, look_up, read_rows};
 pub(crate) use low_rank::{
     AdapterRows, Buffers as AdapterBuffers, HeadSide, adapted, adapted_output, adapter_runs, add_adapters, add_to_heads,

@@ -46,7 +46,7 @@ pub use rwkv_channel_mix::RwkvChannelMixSpec;
 pub use rwkv_time_mix::RwkvTimeMixSpec;
 pub use short_convolution::ShortConvolutionSpec;
 
-use crate::layer::{AdapterRows, RaggedRows, SeeGradients};
+use crate::layer::{AdapterRows, RaggedRows};
 use crate::limits::SpecError;
 use crate::memory::{Memory, MemoryNeed, Place};
 use crate::rope::RopeSpec;
@@ -127,27 +127,6 @@ pub(crate) trait Mixer {
         buffers: &mut Self::Buffers,
         out: &mut [f32],
     ) -> Result<(), PoolError>;
-
-    /// Returns whether [`Mixer::gradient`] is implemented for this spec.
-    fn has_gradient(&self) -> bool {
-        false
-    }
-
-    /// Returns the gradient of a loss with respect to the input `x` of one whole sequence, from that with respect to the
-    /// output: `[rows, hidden_size]` each. Calls `see` with each linear layer and the gradients of its outputs.
-    ///
-    /// # Panics
-    /// If it is not implemented.
-    fn gradient(
-        &self,
-        _weights: &Self::Weights<PackedMatrix>,
-        _pass: &MixerPass<'_>,
-        _x: &[f32],
-        _gradient: &[f32],
-        _see: &mut SeeGradients<'_>,
-    ) -> Result<Vec<f32>, LoadError> {
-        unreachable!("this mixer has no gradient")
-    }
 }
 
 /// Columns of some of [`crate::ModelSpec::tables`].
@@ -316,28 +295,6 @@ macro_rules! mixers {
                 match (self, weights) {
                     $((Self::$name(spec), MixerWeights::$name(weights)) => {
                         spec.run(weights, pass, memory, x, &mut buffers.$buffers, out)
-                    })*
-                    _ => unreachable!("weights are loaded as the spec says"),
-                }
-            }
-
-            /// Returns whether gradients can be computed.
-            pub(crate) fn has_gradient(&self) -> bool {
-                match self { $(Self::$name(spec) => spec.has_gradient(),)* }
-            }
-
-            /// Returns the gradient of a loss with respect to `x`.
-            pub(crate) fn gradient(
-                &self,
-                weights: &MixerWeights,
-                pass: &MixerPass<'_>,
-                x: &[f32],
-                gradient: &[f32],
-                see: &mut SeeGradients<'_>,
-            ) -> Result<Vec<f32>, LoadError> {
-                match (self, weights) {
-                    $((Self::$name(spec), MixerWeights::$name(weights)) => {
-                        spec.gradient(weights, pass, x, gradient, see)
                     })*
                     _ => unreachable!("weights are loaded as the spec says"),
                 }

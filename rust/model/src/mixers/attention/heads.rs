@@ -38,9 +38,9 @@ pub struct HeadProjections {
 pub(crate) struct Heads<M = PackedMatrix> {
     /// Rows: all query heads; all key heads, and all value heads unless the values are the keys, unless keys and values
     /// are another layer's.
-    pub(super) qkv: Linear<M>,
+    qkv: Linear<M>,
     /// Norms of queries and, unless they are another layer's, of keys.
-    pub(super) norms: Vec<Norm>,
+    norms: Vec<Norm>,
     /// Norm of each value head.
     v_norm: Option<Norm>,
 }

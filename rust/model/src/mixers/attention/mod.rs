@@ -1,6 +1,5 @@
 //! Softmax attention: multi-head with grouped keys and values (MHA, GQA, MQA), or multi-head latent (MLA).
 
-mod gradient;
 mod heads;
 mod indexer;
 mod latent;
@@ -15,7 +14,7 @@ use ferrule_kernels::{PackedMatrix, PoolError, Rows, RowsMut, Scratch};
 use serde::{Deserialize, Serialize};
 
 use super::{At, Mixer, MixerPass};
-use crate::layer::{SeeGradients, adapted, adapted_output, for_rows, gather_columns, norm_in_place};
+use crate::layer::{adapted, adapted_output, for_rows, gather_columns, norm_in_place};
 use crate::limits::{SpecError, finite, positive, require, size};
 use crate::memory::{Memory, MemoryNeed, Place};
 use crate::rope::{RopeRows, RopeSpec};
@@ -365,21 +364,6 @@ impl Mixer for AttentionSpec {
         }
         norm_in_place(&pass.exec, weights.output_norm.as_ref(), mixed, self.output_columns())?;
         adapted_output(&pass.exec, &weights.output, pass.adapters, mixed, out)
-    }
-
-    fn has_gradient(&self) -> bool {
-        self.is_plain()
-    }
-
-    fn gradient(
-        &self,
-        weights: &Attention,
-        pass: &MixerPass<'_>,
-        x: &[f32],
-        gradient: &[f32],
-        see: &mut SeeGradients<'_>,
-    ) -> Result<Vec<f32>, LoadError> {
-        self.gradient_of(weights, pass, x, gradient, see)
     }
 }
 

@@ -4,7 +4,7 @@ use ferrule_kernels::activation::{Activation, Gating, activate, gated};
 use ferrule_kernels::{Exec, Format, PackedMatrix, PoolError, Scratch};
 use serde::{Deserialize, Serialize};
 
-use crate::layer::{AdapterRows, SeeGradients, adapted, adapted_output, for_rows, norm_in_place};
+use crate::layer::{AdapterRows, adapted, adapted_output, for_rows, norm_in_place};
 use crate::limits::{SpecError, finite, require, size};
 use crate::memory::Memory;
 use crate::mixers::{At, Mixer, MixerPass};
@@ -221,21 +221,6 @@ impl Mixer for DenseSpec {
         out: &mut [f32],
     ) -> Result<(), PoolError> {
         run(&pass.exec, weights, self, pass.adapters, x, buffers, out)
-    }
-
-    fn has_gradient(&self) -> bool {
-        self.is_plain()
-    }
-
-    fn gradient(
-        &self,
-        weights: &Dense,
-        pass: &MixerPass<'_>,
-        x: &[f32],
-        gradient: &[f32],
-        see: &mut SeeGradients<'_>,
-    ) -> Result<Vec<f32>, LoadError> {
-        self.gradient_of(&pass.exec, weights, x, gradient, see)
     }
 }
 

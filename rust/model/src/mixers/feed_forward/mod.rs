@@ -2,7 +2,6 @@
 
 mod dense;
 mod experts;
-mod gradient;
 mod router;
 
 pub use dense::{ClampSpec, DenseSpec, XieluSpec};
