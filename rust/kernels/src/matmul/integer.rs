@@ -29,6 +29,7 @@ use super::unroll::unroll;
 use super::{Part, TaskSizes};
 use crate::arch::{ByteLine, Dot, DotKernel, LANES};
 use crate::disjoint::{Tile, Tiles};
+use crate::machine::reads_one_stream;
 use crate::matrix::Band;
 use crate::memory::Scratch;
 use crate::quant::integer::{BLOCK_QUADS, PAIR_QUADS, Unpack, Unpacked, blocks, pairs};
@@ -54,16 +55,22 @@ pub(super) type QuantizedPart<'a> = Part<'a, &'a [(Quantized, Band)]>;
 /// Multiplies with weights in quantized formats.
 pub(super) fn multiply(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>]) -> Result<(), PoolError> {
     let mut buffer = QUANTIZED.take();
-    let result = multiply_in(exec, parts, &mut buffer);
+    let result = multiply_in(exec, parts, reads_one_stream(), &mut buffer);
     QUANTIZED.set(buffer);
     result
 }
 
-fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Scratch<i32>) -> Result<(), PoolError> {
+/// Multiplies with weights whose panels are read one after the other where there are few rows, if `one_stream`.
+fn multiply_in(
+    exec: &Exec<'_>,
+    parts: &mut [QuantizedPart<'_>],
+    one_stream: bool,
+    buffer: &mut Scratch<i32>,
+) -> Result<(), PoolError> {
     let task_sizes = TaskSizes::new(parts, TASKS_PER_THREAD * exec.pool.threads());
     let mut inputs: Vec<Input<'_>> = Vec::with_capacity(parts.len());
     let plan = parts.iter_mut().map(|part| {
-        let &mut Part { x, m, n, k, weights: bands, in_cache, one_stream, ref mut out } = part;
+        let &mut Part { x, m, n, k, weights: bands, in_cache, ref mut out } = part;
         let has_factors = bands.iter().any(|(format, _)| Basis::of(*format) == Basis::Plain);
         let has_unit = exec.isa.has_matrix_unit() && !has_factors;
         let (rows, by_codes) = exec.isa.run_dot(TileRows { m, has_unit });
@@ -83,13 +90,13 @@ fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Sc
         let task_rows = m.min(MAX_TASK_ROWS / rows.tile_rows() * rows.tile_rows());
         let task_panels = task_sizes.panels(k, MAX_STREAMS, MAX_TASK_PANELS);
         let tiles = Tiles::new(out, n, 0..n, task_rows, task_panels * LANES);
-        Plan { bands, in_cache, one_stream, k, inputs: by_basis, rows, tiles }
+        Plan { bands, in_cache, k, inputs: by_basis, rows, tiles }
     });
     let plans: Vec<_> = plan.collect();
     let inputs = Activations::quantize_each(exec, &inputs, buffer)?;
     let reads = |product: usize, task| plans[product].reads(task);
     exec.run_each_reading(plans.iter().map(|plan| plan.tiles.len()), reads, |product, task| {
-        let &Plan { bands, in_cache, one_stream, k, inputs: by_basis, rows, ref tiles } = &plans[product];
+        let &Plan { bands, in_cache, k, inputs: by_basis, rows, ref tiles } = &plans[product];
         // Tasks that follow each other share their weights.
         let mut out = tiles.take_column_major(task);
         let panels = out.columns().start / LANES..out.columns().end.div_ceil(LANES);
@@ -112,7 +119,6 @@ fn multiply_in(exec: &Exec<'_>, parts: &mut [QuantizedPart<'_>], buffer: &mut Sc
 struct Plan<'a> {
     bands: &'a [(Quantized, Band)],
     in_cache: bool,
-    one_stream: bool,
     k: usize,
     /// Indices of its activations in each basis, which other products may share.
     inputs: [Option<usize>; Basis::ALL.len()],
@@ -273,7 +279,7 @@ mod tests {
     use crate::matrix::Bands;
     use crate::{Cancel, Format, PackedMatrix, Pool};
 
-    /// The order depends on the machine, so other tests see one of both.
+    /// The order depends on the machine, so other tests see only one of them.
     #[test]
     fn products_do_not_depend_on_the_order_in_which_panels_are_read() {
         let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
@@ -291,8 +297,8 @@ mod tests {
                     let products = [false, true].map(|one_stream| {
                         let (mut out, x) = (vec![0.0; m * n], x.as_slice());
                         let weights = &bands[..];
-                        let part = Part { x, m, n, k, weights, in_cache: false, one_stream, out: &mut out };
-                        multiply(&exec, &mut [part]).unwrap();
+                        let part = Part { x, m, n, k, weights, in_cache: false, out: &mut out };
+                        multiply_in(&exec, &mut [part], one_stream, &mut Scratch::default()).unwrap();
                         out
                     });
                     assert!(products[0].iter().any(|x| *x != 0.0), "{format:?}");

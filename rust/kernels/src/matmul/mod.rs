@@ -16,7 +16,6 @@ mod unit;
 pub(crate) mod unroll;
 
 use crate::arch::LANES;
-use crate::machine::reads_one_stream;
 use crate::matrix::{Bands, PackedMatrix};
 use crate::{Exec, PoolError};
 
@@ -56,8 +55,6 @@ pub(crate) struct Part<'a, W> {
     weights: W,
     /// Whether the weights probably are in the last-level cache.
     in_cache: bool,
-    /// Whether panels are read one after the other where there are few rows.
-    one_stream: bool,
     out: &'a mut [f32],
 }
 
@@ -120,14 +117,9 @@ pub fn matmul_each(exec: &Exec<'_>, products: &mut [Product<'_>]) -> Result<(), 
             out.fill(0.0);
         } else if !out.is_empty() {
             let in_cache = w.record_read();
-            let one_stream = reads_one_stream();
             match w.bands() {
-                Bands::Float(format, band) => {
-                    float.push(Part { x, m, n, k, weights: (*format, band), in_cache, one_stream, out });
-                }
-                Bands::Quantized(bands) => {
-                    quantized.push(Part { x, m, n, k, weights: &bands[..], in_cache, one_stream, out });
-                }
+                Bands::Float(format, band) => float.push(Part { x, m, n, k, weights: (*format, band), in_cache, out }),
+                Bands::Quantized(bands) => quantized.push(Part { x, m, n, k, weights: &bands[..], in_cache, out }),
             }
         }
     }

@@ -67,7 +67,7 @@ impl<const R: usize, const P: usize> Prefetch<R> for Streams<P> {
 }
 
 impl<const P: usize> Streams<P> {
-    /// Prefetches as many lines as are `multiplied` at the same time: of one stream those [`AHEAD`] of them, of several those
+    /// Prefetches as many lines as are `multiplied` at the same time: [`AHEAD`] after them if there is one stream, else
     /// [`NEAR_LINES`] after them, and [`FAR_LINES`] after them unless they are in the last-level cache.
     #[inline(always)]
     pub fn prefetch<S: Simd>(self, simd: S, lines: &[ByteLine], multiplied: Range<usize>) {
@@ -157,8 +157,8 @@ fn prefetch_lines<S: Simd, const FAR: bool>(simd: S, lines: *const ByteLine, cou
     }
 }
 
-/// Returns whether a product of several panels with `rows` rows waits for memory more than for the processor, so that a prefetch in two steps
-/// is faster: one row does, several where weights need not be unpacked.
+/// Returns whether a product of several panels with `rows` rows waits for memory more than for the processor, so that a
+/// prefetch in two steps is faster: one row does, several where weights need not be unpacked.
 const fn waits_for_memory<U: Unpack>(rows: usize) -> bool {
     rows == 1 || rows <= 8 && !U::EXPANDS && U::BY_CODES.is_none() && U::FACTORS.is_none()
 }

@@ -114,7 +114,8 @@ impl<F: SparseFormat> FewRows<'_, '_, '_, F> {
     }
 }
 
-/// Maximum number of rows for which panels may be read one after the other: with more, activations are gathered again for each.
+/// Maximum number of rows for which panels may be read one after the other: the activations of more rows would be gathered
+/// again for each panel.
 const ONE_STREAM_ROWS: usize = 2;
 
 /// Sixteen activations of a row, which are selected by their indices.
