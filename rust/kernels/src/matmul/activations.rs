@@ -310,17 +310,25 @@ impl DotKernel for QuantizeBlocks<'_> {
     }
 }
 
-/// Quantizes a block by its largest magnitude and returns the scale and the codes.
+/// Returns 0, or NaN if there is an infinity or a NaN. It is added to scales: products with it are NaN too, not some number.
+#[inline(always)]
+fn not_finite<S: Simd, const N: usize>(simd: S, x: [S::F32; N]) -> f32 {
+    let mut sum = simd.splat(0.0);
+    for x in x {
+        sum = simd.mul_add(x, simd.splat(0.0), sum);
+    }
+    simd.reduce_add(sum)
+}
+
+/// Quantizes finite numbers by their largest magnitude and returns the scale and the codes.
 #[inline(always)]
 fn quantize<S: Simd, const N: usize>(simd: S, x: [S::F32; N]) -> (f32, [S::I32; N]) {
-    let (mut largest, mut not_finite) = (simd.splat(0.0), simd.splat(0.0));
+    let mut largest = simd.splat(0.0);
     for x in x {
         largest = simd.max(simd.max(x, simd.sub(simd.splat(0.0), x)), largest);
-        // 0, or NaN from an infinity or a NaN: products with it are NaN too, not some number.
-        not_finite = simd.mul_add(x, simd.splat(0.0), not_finite);
     }
     let largest = simd.reduce_max(largest);
-    let scale = largest / 127.0 + simd.reduce_add(not_finite);
+    let scale = largest / 127.0;
     let inverse = simd.splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
     let mut codes = [simd.splat_i32(0); N];
     for (code, x) in codes.iter_mut().zip(x) {
@@ -363,6 +371,7 @@ fn quantize_block<'a, S: Dot>(
     words: impl Iterator<Item = &'a mut i32>,
 ) -> [[i8; LANES]; BLOCK / LANES] {
     let (scale, codes) = quantize(simd, x);
+    let scale = scale + not_finite(simd, x);
     let mut sums = simd.splat_i32(0);
     for codes in codes {
         sums = simd.add_i32(sums, codes);
@@ -378,15 +387,31 @@ fn quantize_groups<'a, S: Dot>(
     x: &[[f32; LANES]; BLOCK / LANES],
     mut words: impl Iterator<Item = &'a mut i32>,
 ) -> [[i8; LANES]; BLOCK / LANES] {
-    let mut of_block = [[0; LANES]; BLOCK / LANES];
-    for (x, of_group) in x.as_chunks::<HALVES>().0.iter().zip(of_block.as_chunks_mut().0) {
-        let (scale, codes) = quantize(simd, simd.load_vectors(x));
-        let (first, second) = (sum(simd, codes[0]), sum(simd, codes[1]));
-        let sums = [first.wrapping_add(second), first, second];
+    let (mut of_block, mut scales) = ([[0; LANES]; BLOCK / LANES], [0.0; BLOCK_PAIRS]);
+    let groups = x.as_chunks::<HALVES>().0;
+    for ((x, of_group), scale) in groups.iter().zip(of_block.as_chunks_mut().0).zip(&mut scales) {
+        let codes;
+        (*scale, codes) = quantize(simd, simd.load_vectors(x));
+        *of_group = narrow(simd, codes);
+    }
+    if not_finite(simd, simd.load_vectors(x)) != 0.0 {
+        for (x, scale) in groups.iter().zip(&mut scales) {
+            *scale += not_finite(simd, simd.load_vectors(x));
+        }
+    }
+    // Of each half, four lanes have sums of four codes. Lanes of one vector are added for all groups at once, as adding the
+    // lanes of many vectors takes long.
+    let mut quads = [[0; LANES]; BLOCK / LINE];
+    for (codes, sums) in bytemuck::cast_ref::<_, [[u8; LINE]; BLOCK / LINE]>(&of_block).iter().zip(&mut quads) {
+        simd.store_i32(simd.dot(simd.splat_i32(0), simd.splat_byte(1), simd.load_bytes(codes)), sums);
+    }
+    let halves = quads.as_flattened().as_chunks::<{ LANES / 4 }>().0.as_chunks::<HALVES>().0;
+    for (scale, [first, second]) in scales.into_iter().zip(halves) {
+        let [first, second] = [first, second].map(|[a, b, c, d]| a + b + c + d);
+        let sums = [first + second, first, second];
         write(&mut words, [scale.to_bits().cast_signed()]);
         write(&mut words, sums.map(start::<S>));
-        write(&mut words, sums.map(|sum| (sum.wrapping_neg() as f32 * scale).to_bits().cast_signed()));
-        *of_group = narrow(simd, codes);
+        write(&mut words, sums.map(|sum| (-sum as f32 * scale).to_bits().cast_signed()));
     }
     of_block
 }

@@ -24,6 +24,7 @@ pub(super) struct Grouped<F>(PhantomData<F>);
 impl<F: GroupedFormat> Weights for Grouped<F> {
     const BLOCKS: usize = UNPACKED_BLOCKS;
     const BLOCK_LINES: usize = BLOCK_PAIRS * grouped::unpacked_lines::<F>();
+    const HAS_FACTORS: bool = true;
 
     #[inline(always)]
     fn first_line(index: usize) -> usize {

@@ -207,6 +207,7 @@ struct Integer<F>(PhantomData<F>);
 impl<F: Unpack> Weights for Integer<F> {
     const BLOCKS: usize = UNPACKED_BLOCKS;
     const BLOCK_LINES: usize = BLOCK_QUADS;
+    const HAS_FACTORS: bool = false;
 
     #[inline(always)]
     fn first_line(index: usize) -> usize {

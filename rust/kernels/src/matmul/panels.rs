@@ -47,6 +47,8 @@ pub(super) trait Weights: Sized + 'static {
     const BLOCKS: usize;
     /// Number of lines of one unpacked block.
     const BLOCK_LINES: usize;
+    /// Whether groups of weights have factors.
+    const HAS_FACTORS: bool;
 
     /// Returns the index of the first line of block `index` of a panel.
     fn first_line(index: usize) -> usize;
@@ -222,16 +224,23 @@ impl<W: Weights> DotKernel for Panels<'_, '_, W> {
             Rows::Many(_) => {
                 macro_rules! many {
                     ($($r:literal x $p:literal)*) => {
-                        $(if const { $r == S::BYTE_TILE_ROWS && $p == S::BYTE_TILE_PANELS } {
+                        $(if const { $r == S::BYTE_TILE_ROWS && $p == tile_panels::<S, W>() } {
                             self.many_rows::<S, Vectors, $r, $p>(simd, Vectors);
                         })*
                     };
                 }
-                many!(2 x 1  4 x 1  6 x 1  6 x 4);
+                many!(2 x 1  4 x 1  6 x 1  6 x 2  6 x 4);
             }
             Rows::OnUnit => unreachable!("tiles of a matrix unit"),
         }
     }
+}
+
+/// Returns the number of panels of a tile of many rows. Where groups have factors, it is half as many: the sums of a tile are
+/// read and written after each group, and with fewer of them the processor multiplies the next group meanwhile
+/// (`benches/record/2026-11-30-amd-epyc-zen5/matmul-factors.txt`).
+const fn tile_panels<S: Dot, W: Weights>() -> usize {
+    if W::HAS_FACTORS && S::BYTE_TILE_PANELS > 1 { S::BYTE_TILE_PANELS / 2 } else { S::BYTE_TILE_PANELS }
 }
 
 /// Returns the largest number of rows for which panels are read one after the other on machines that read one stream faster:

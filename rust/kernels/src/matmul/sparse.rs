@@ -21,6 +21,7 @@ pub(super) struct Sparse<F>(PhantomData<F>);
 impl<F: SparseFormat> Weights for Sparse<F> {
     const BLOCKS: usize = UNPACKED_BLOCKS;
     const BLOCK_LINES: usize = F::UNPACKED_BLOCK_LINES;
+    const HAS_FACTORS: bool = F::Unpacked::FACTORS.is_some();
 
     #[inline(always)]
     fn first_line(index: usize) -> usize {

@@ -213,6 +213,11 @@ pub(super) const fn halves<U: Unpack>() -> bool {
     matches!(U::FACTORS, Some(Factors { halves: true, .. }))
 }
 
+/// Returns whether groups, or their halves, have offsets.
+const fn has_offsets<U: Unpack>() -> bool {
+    matches!(U::FACTORS, Some(Factors { offsets: true, .. }))
+}
+
 /// Returns the same reference, whose target the compiler must assume to be visible elsewhere, so that it stays in memory.
 /// Otherwise the compiler would assign the sums of large tiles to more registers than there are and spill them, which took
 /// half of the time.
@@ -382,17 +387,39 @@ fn add_group<S: Dot, U: Unpack, const R: usize, const P: usize>(
             unroll!(r in 0..R { integers[r] = [simd.splat_i32(x.words[group_word::START][r]); P] });
             unroll!(q in [0 1 2 3 4 5 6 7] { add_quad::<S, U, R, P>(simd, &mut integers, &pairs, q, &quads[q]) });
         }
+        if const { has_offsets::<U>() } {
+            return add_integers_and_offset::<S, U, R, P>(simd, sums, &integers, &pairs, x.words);
+        }
         add_integers::<S, U, R, P>(simd, sums, &integers, &pairs, 0, &x.words[group_word::SCALE]);
     }
-    match const { U::FACTORS } {
-        Some(Factors { halves: false, offsets: true }) => {
-            add_offset::<S, U, R, P>(simd, sums, &pairs, 1, &x.words[group_word::SUM]);
-        }
-        Some(Factors { halves: true, offsets: true }) => {
-            unroll!(half in [0 1] { add_offset::<S, U, R, P>(simd, sums, &pairs, 2 + half, &x.words[group_word::HALF_SUMS + half]) });
-        }
-        _ => {}
+    if const { halves::<U>() && has_offsets::<U>() } {
+        unroll!(half in [0 1] { add_offset::<S, U, R, P>(simd, sums, &pairs, 2 + half, &x.words[group_word::HALF_SUMS + half]) });
     }
+}
+
+/// Adds the integers of a group times their factors and the scales of the activations, and the products of the offset with
+/// sums of activations: sums in memory are read and written once for both.
+#[inline(always)]
+fn add_integers_and_offset<S: Dot, U: Unpack, const R: usize, const P: usize>(
+    simd: S,
+    sums: &mut [[[f32; LANES]; P]; R],
+    integers: &[[S::I32; P]; R],
+    pairs: &[U::Pair<'_, S>; P],
+    words: &GroupOfRows<R>,
+) {
+    let (mut factor, mut offset) = ([simd.splat(0.0); P], [simd.splat(0.0); P]);
+    unroll!(p in 0..P {
+        factor[p] = U::factor(simd, pairs[p], 0);
+        offset[p] = U::factor(simd, pairs[p], 1);
+    });
+    unroll!(r in 0..R {
+        let mut row = [simd.splat(0.0); P];
+        load_row(simd, &sums[r], &mut row);
+        add_scaled(simd, &mut row, &integers[r], &factor, f32::from_bits(words[group_word::SCALE][r].cast_unsigned()));
+        let of_activations = simd.splat(f32::from_bits(words[group_word::SUM][r].cast_unsigned()));
+        add_product(simd, &mut row, &offset, of_activations);
+        store_row(simd, &row, &mut sums[r]);
+    });
 }
 
 /// Adds the products of factor `index`, an offset, with sums of activations.
@@ -406,7 +433,12 @@ fn add_offset<S: Dot, U: Unpack, const R: usize, const P: usize>(
 ) {
     let mut offset = [simd.splat(0.0); P];
     unroll!(p in 0..P { offset[p] = U::factor(simd, pairs[p], index) });
-    unroll!(r in 0..R { add_product(simd, &mut sums[r], &offset, of_activations[r]) });
+    unroll!(r in 0..R {
+        let mut row = [simd.splat(0.0); P];
+        load_row(simd, &sums[r], &mut row);
+        add_product(simd, &mut row, &offset, simd.splat(f32::from_bits(of_activations[r].cast_unsigned())));
+        store_row(simd, &row, &mut sums[r]);
+    });
 }
 
 /// Adds the integers of a group, or of its half `half`, times their factors and the scales of the activations.
@@ -439,11 +471,10 @@ fn add_factored<S: Simd, const P: usize>(
     store_row(simd, &row, sums);
 }
 
-/// Computes `sums += values * scale`, where `scale` holds the bits of an f32 and sums are in memory.
+/// Computes `sums += values * factor`.
 #[inline(always)]
-fn add_product<S: Simd, const P: usize>(simd: S, sums: &mut [[f32; LANES]; P], values: &[S::F32; P], scale: i32) {
-    let scale = simd.splat(f32::from_bits(scale.cast_unsigned()));
-    unroll!(p in 0..P { simd.store(simd.mul_add(values[p], scale, simd.load(&sums[p])), &mut sums[p]) });
+fn add_product<S: Simd, const P: usize>(simd: S, sums: &mut [S::F32; P], values: &[S::F32; P], factor: S::F32) {
+    unroll!(p in 0..P { sums[p] = simd.mul_add(values[p], factor, sums[p]) });
 }
 
 /// Computes `sums += integers * (block_scale * scale)`.
