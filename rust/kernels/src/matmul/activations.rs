@@ -399,8 +399,7 @@ fn quantize_groups<'a, S: Dot>(
             *scale += not_finite(simd, simd.load_vectors(x));
         }
     }
-    // Of each half, four lanes have sums of four codes. Lanes of one vector are added for all groups at once, as adding the
-    // lanes of many vectors takes long.
+    // A lane has the sum of four codes, and four lanes are a half. Adding the lanes of a vector for each half takes longer.
     let mut quads = [[0; LANES]; BLOCK / LINE];
     for (codes, sums) in bytemuck::cast_ref::<_, [[u8; LINE]; BLOCK / LINE]>(&of_block).iter().zip(&mut quads) {
         simd.store_i32(simd.dot(simd.splat_i32(0), simd.splat_byte(1), simd.load_bytes(codes)), sums);

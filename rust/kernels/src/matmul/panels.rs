@@ -236,9 +236,8 @@ impl<W: Weights> DotKernel for Panels<'_, '_, W> {
     }
 }
 
-/// Returns the number of panels of a tile of many rows. Where groups have factors, it is half as many: the sums of a tile are
-/// read and written after each group, and with fewer of them the processor multiplies the next group meanwhile
-/// (`benches/record/2026-11-30-amd-epyc-zen5/matmul-factors.txt`).
+/// Returns the number of panels of a tile of many rows. Where groups have factors, the sums of a tile are read and written
+/// after each group, and half as many panels are faster (`benches/record/2026-11-30-amd-epyc-zen5/matmul-factors.txt`).
 const fn tile_panels<S: Dot, W: Weights>() -> usize {
     if W::HAS_FACTORS && S::BYTE_TILE_PANELS > 1 { S::BYTE_TILE_PANELS / 2 } else { S::BYTE_TILE_PANELS }
 }
