@@ -135,11 +135,11 @@ def test_calibration_uses_the_formats_of_a_recipe(tmp_path: Path) -> None:
         ('base = "int4"\n[formats]\n"a.b" = 4', 'format of "a.b" must be a string, got 4'),
         (
             'base = "int4"\n[formats]\n"*" = "int7"',
-            'format of "*" must be one of trellis2, int2, trellis3, int3, trellis4, int4, int5, int6, int8, got "int7"',
+            'format of "*" must be one of trellis2, int2, trellis3, int3, trellis4, int4, trellis5, int5, int6, int8, got "int7"',
         ),
         (
             'base = "int4"\n[formats]\n"*" = "bf16"',
-            'format of "*" must be one of trellis2, int2, trellis3, int3, trellis4, int4, int5, int6, int8, got "bf16"',
+            'format of "*" must be one of trellis2, int2, trellis3, int3, trellis4, int4, trellis5, int5, int6, int8, got "bf16"',
         ),
         ('base = "int4"\n[formats]\n"*" = "int8"\n"x.*" = "int8"', '"x.*" must match a quantized matrix of the model'),
         ('base = "int4"\n[formats]\n"*norm*" = "int8"', '"*norm*" must match a quantized matrix of the model'),
@@ -245,7 +245,7 @@ def test_allocation_chooses_from_the_given_formats() -> None:
     assert allocation.bits <= 6
     assert {matrix.format for matrix in allocation.matrices} == {"int3", "int4", "int8"}
     assert sum(m.loss for m in allocate_bits(case, 6).matrices) < sum(m.loss for m in allocation.matrices)
-    expected = "formats must be some of trellis2, int2, trellis3, int3, trellis4, int4, int5, int6, int8, got"
+    expected = "formats must be some of trellis2, int2, trellis3, int3, trellis4, int4, trellis5, int5, int6, int8, got"
     for wrong, shown in ([], "''"), (["int4", "q4_0"], "'q4_0'"):
         with pytest.raises(InvalidParameterError, match=f"{expected} {shown}"):
             allocate_bits(case, 6, formats=wrong)
@@ -278,6 +278,7 @@ def test_allocation_of_embedded_model(tmp_path: Path) -> None:
         "int3": (1e-2, 5e-2),
         "trellis4": (1e-3, 2e-2),
         "int4": (1e-3, 2e-2),
+        "trellis5": (5e-4, 5e-3),
         "int5": (5e-4, 5e-3),
         "int6": (5e-5, 1e-3),
         "int8": (1e-6, 1e-4),

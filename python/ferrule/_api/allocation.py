@@ -23,7 +23,7 @@ class AllocatedMatrix:
     tensor: str
     """Name of the tensor, without `.weight`; with the rows, as in a `Recipe`, if they are only some of the tensor's."""
     format: str
-    """Format: int2, int3, int4, int5, int6, int8, trellis2, trellis3 or trellis4."""
+    """Format: int2, int3, int4, int5, int6, int8, or trellis2 to trellis5."""
     weights: int
     """Number of weights."""
     bytes: int
@@ -103,9 +103,8 @@ def allocate_bits(
 ) -> BitAllocation:
     """Chooses a format for each matrix of a model, from trellis2 to int8, with at most `bits` per weight in total.
 
-    `formats` names the formats to choose from; by default all: int2, int3, int4, int5, int6, int8, trellis2, trellis3
-    and trellis4. Without the trellis formats, models decode faster and quantization takes less time, with a
-    larger loss.
+    `formats` names the formats to choose from; by default all: int2, int3, int4, int5, int6, int8, and trellis2 to
+    trellis5. Without the trellis formats, models decode faster and quantization takes less time, with a larger loss.
 
     The formats minimize an estimate of the loss: the sum of the KL divergences that the errors of each matrix cause.
     The relative squared error is measured on a sample of its rows, and the divergence for an error with noise of four

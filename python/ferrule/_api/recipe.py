@@ -31,7 +31,7 @@ class Recipe:
     """
 
     formats: Mapping[str, str]
-    """Format (int2, int3, int4, int5, int6, int8, trellis2, trellis3 or trellis4) by tensor name, with or without
+    """Format (int2, int3, int4, int5, int6, int8, or trellis2 to trellis5) by tensor name, with or without
     `.weight`. `*` stands for any characters, and `[first:end]` at the end of a name limits the format to these rows;
     both bounds are multiples of 16, or the end is that of the tensor. Of all names that match a row of a tensor, the
     last one counts."""

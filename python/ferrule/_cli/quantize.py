@@ -67,7 +67,7 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
     "--formats",
     callback=_names,
     metavar="NAME,NAME,...",
-    help="Formats from which --bits chooses (default: all). Without trellis2 to trellis4, models decode faster.",
+    help="Formats from which --bits chooses (default: all). Without trellis2 to trellis5, models decode faster.",
 )
 @click.option(
     "--recipe",

@@ -255,13 +255,14 @@ fn few_rows_correct_nothing() {
     });
 }
 
-const FORMATS: [Format; 9] = [
+const FORMATS: [Format; 10] = [
     Format::Trellis2,
     Format::Int2,
     Format::Trellis3,
     Format::Int3,
     Format::Trellis4,
     Format::Int4,
+    Format::Trellis5,
     Format::Int5,
     Format::Int6,
     Format::Int8,

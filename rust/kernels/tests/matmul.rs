@@ -274,6 +274,7 @@ fn non_finite_inputs_give_nan() {
         Format::Int4,
         Format::Int3,
         Format::Int2,
+        Format::Trellis5,
         Format::Trellis4,
         Format::Trellis3,
         Format::Trellis2,

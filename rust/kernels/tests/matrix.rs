@@ -122,6 +122,7 @@ fn short_blocks_come_back_quantized() {
         (Format::Int4, 0.2),
         (Format::Int3, 0.4),
         (Format::Int2, 0.6),
+        (Format::Trellis5, 0.1),
         (Format::Trellis4, 0.15),
         (Format::Trellis3, 0.25),
         (Format::Trellis2, 0.45),
@@ -188,6 +189,7 @@ fn sizes_are_checked() {
         (Format::Int4, 77),
         (Format::Int3, 57),
         (Format::Int2, 39),
+        (Format::Trellis5, 90),
         (Format::Trellis4, 72),
         (Format::Trellis3, 54),
         (Format::Trellis2, 36),
@@ -344,6 +346,7 @@ fn the_layout_matches_its_version() {
         ("q5_0", 0x0b77_68ce_8728_0d85),
         ("q5_k", 0x3cd4_fc71_3dc4_2ae4),
         ("int5", 0xbbc2_ba8e_a9f4_16f9),
+        ("trellis5", 0xa528_33e1_d074_4b45),
         ("int8_2of4", 0xb5a9_3300_699f_0338),
         ("int8_sparse", 0x3ec1_6d20_e60d_7e52),
         ("q4_1", 0xc1f3_c562_7521_d25b),
@@ -354,7 +357,7 @@ fn the_layout_matches_its_version() {
         ("int4", 0x746e_6a80_2394_9f75),
         ("iq4_xs", 0xdd8c_3273_d878_da3d),
         ("mxfp4", 0x5604_54ee_4e59_478b),
-        ("trellis4", 0x64c8_edce_3004_4b49),
+        ("trellis4", 0xc75c_020b_da6d_0a8a),
         ("q3_k", 0xdaa8_a0b1_e3e6_cfdb),
         ("iq3_s", 0x9f1f_36e4_fcb8_6900),
         ("int4_2of4", 0x995c_14cb_fe24_1240),
@@ -373,10 +376,11 @@ fn the_layout_matches_its_version() {
         ("int8", 0x1219_947e_8b07_3dbd),
         ("int6", 0x0017_eddb_cffc_09c6),
         ("int5", 0x4afd_94ab_a298_ccc7),
+        ("trellis5", 0x3a41_ad4f_7201_6c31),
         ("int4", 0x471e_3b2e_6770_5aa6),
         ("int3", 0xb32d_f46f_543b_b511),
         ("int2", 0x3a78_9ef9_1608_dbf1),
-        ("trellis4", 0x34bf_7202_6ccd_461d),
+        ("trellis4", 0x2f58_79d0_1cb5_9f69),
         ("trellis3", 0xd598_f046_8102_f495),
         ("trellis2", 0xee15_5492_8c65_4342),
     ];
@@ -390,7 +394,7 @@ fn the_layout_matches_its_version() {
             formats.iter().map(hash_of).collect::<Vec<_>>()
         };
         let halves: Vec<Format> = pinned_halves.iter().map(|(name, _)| Format::named(name).unwrap()).collect();
-        assert_eq!(LAYOUT_VERSION, 3, "update the hashes for the new version");
+        assert_eq!(LAYOUT_VERSION, 4, "update the hashes for the new version");
         let message = format!("{}: the layout has changed; increment LAYOUT_VERSION", isa.name());
         assert_eq!(hashes(768, Format::ALL), pinned, "{message}");
         assert_eq!(hashes(576, &halves), pinned_halves, "{message}");

@@ -139,6 +139,7 @@ impl Recipe {
         Format::Int3,
         Format::Trellis4,
         Format::Int4,
+        Format::Trellis5,
         Format::Int5,
         Format::Int6,
         Format::Int8,
@@ -430,7 +431,7 @@ mod tests {
         let message = recipe(&[("l.*", "bf16")]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "r.toml: format of \"l.*\" must be one of trellis2, int2, trellis3, int3, trellis4, int4, int5, int6, int8, got \"bf16\""
+            "r.toml: format of \"l.*\" must be one of trellis2, int2, trellis3, int3, trellis4, int4, trellis5, int5, int6, int8, got \"bf16\""
         );
         let recipe = recipe(&[("l.*", "int6"), ("k.*", "int6")]).unwrap();
         let message = recipe.check(&[&tensor("l.0.up.weight")]).unwrap_err().to_string();

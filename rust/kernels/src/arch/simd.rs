@@ -200,7 +200,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn splat_quad(self, quad: [i8; 4]) -> Self::Bytes;
     /// Copies byte i to all four bytes of lane i.
     fn spread(self, from: &[u8; LANES]) -> Self::Bytes;
-    /// Looks up each byte of `indices`, 0..=15, in the table.
+    /// Looks up the lowest four bits of each byte of `indices` in the table. The highest bit of the bytes is zero.
     fn lookup(self, table: &[u8; LANES], indices: Self::Bytes) -> Self::Bytes;
     /// Looks up each byte of `indices`, 0..=15, among the sixteen bytes of four lanes that it is in.
     fn shuffle(self, bytes: Self::Bytes, indices: Self::Bytes) -> Self::Bytes;

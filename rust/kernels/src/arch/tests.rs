@@ -31,7 +31,7 @@ impl DotKernel for Everything<'_> {
             simd.shift_left::<2>(b),
             simd.mul_pairs(a, b),
             simd.spread(sixteen),
-            simd.lookup(sixteen, simd.and(a, simd.splat_byte(0x0f))),
+            simd.lookup(sixteen, simd.and(a, simd.splat_byte(0x7f))),
             simd.shuffle(b, simd.and(a, simd.splat_byte(0x0f))),
             simd.gather(&table[..8], a),
             pairs[0],

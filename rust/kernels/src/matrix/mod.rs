@@ -23,7 +23,7 @@ const BLOCK_SCALES_BYTES: usize = size_of::<BlockScales>();
 /// Version of the memory layout of packed matrices, which is the same on all instruction sets: panels of sixteen rows,
 /// the lines of each format, little-endian block scales, the input rotation of integer formats. Increment it with every
 /// change; packed files of another version are packed again.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 
 /// Shared buffer that does not match the matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

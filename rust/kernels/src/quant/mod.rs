@@ -55,6 +55,7 @@ pub(crate) mod trellis;
 mod trellis2;
 mod trellis3;
 mod trellis4;
+mod trellis5;
 mod trellis_descent;
 mod trellis_gptq;
 mod two_bit_scales;
@@ -73,7 +74,7 @@ pub use self::{iq2_s::Iq2S, iq2_xs::Iq2Xs, iq2_xxs::Iq2Xxs, iq3_s::Iq3S, iq3_xxs
 pub use self::{iq2_s::Iq2SBlock, iq2_xs::Iq2XsBlock, iq2_xxs::Iq2XxsBlock, iq3_s::Iq3SBlock, iq3_xxs::Iq3XxsBlock};
 pub use self::{iq4_nl::Iq4Nl, iq4_xs::Iq4Xs, mxfp4::Mxfp4, q2_k::Q2K, q3_k::Q3K, q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K};
 pub use self::{q5_0::Q5_0, q5_1::Q5_1, q5_k::Q5K, q6_k::Q6K, q8_0::Q8_0, u4::U4, u8::U8};
-pub use self::{trellis2::Trellis2, trellis3::Trellis3, trellis4::Trellis4};
+pub use self::{trellis2::Trellis2, trellis3::Trellis3, trellis4::Trellis4, trellis5::Trellis5};
 pub(crate) use descent::ROWS_INPUT_BYTES;
 pub(crate) use family::{Family, Quantized};
 pub(crate) use gptq::{CalibratedPanel, PANEL_INPUT_BYTES, PackCalibrated};
@@ -176,6 +177,7 @@ format_registry! {
     "q5_0" => grouped Q5_0,
     "q5_k" => grouped Q5K,
     "int5" => integer Int5,
+    "trellis5" => integer Trellis5,
     "int8_2of4" => sparse Int8TwoOfFour,
     "int8_sparse" => sparse Int8Sparse,
     "q4_1" => grouped Q4_1,

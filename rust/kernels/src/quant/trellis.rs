@@ -3,10 +3,11 @@
 //!
 //! A *chain* is a sequence of inputs of one row: every fourth one, so the symbols of a chain are at one place of successive
 //! quads. A weight is an entry of a small table that the symbols of its input and of those before it in the chain select,
-//! plus an entry that its own symbol selects. A chain of one symbol per input reaches more weights than there are symbols,
-//! and [`viterbi`](super::viterbi) finds a sequence with little error, one *segment* of a chain after the other. The idea of
-//! weights that overlapping windows of bits select is that of QTIP (<https://arxiv.org/abs/2406.11235>). Tables were found by
-//! random changes that decrease the error of normally distributed weights.
+//! plus an entry that its own symbol selects; a fifth bit of a symbol is the sign of the sum. A chain of one symbol per input
+//! reaches more weights than there are symbols, and [`viterbi`](super::viterbi) finds a sequence with little error, one
+//! *segment* of a chain after the other. The idea of weights that overlapping windows of bits select is that of QTIP
+//! (<https://arxiv.org/abs/2406.11235>). Tables were found by random changes that decrease the error of normally distributed
+//! weights.
 //!
 //! Tables of sixteen bytes are looked up in registers, and the symbols before those of a quad are in the lines before, at
 //! the same place, so a chain needs no moves between lanes. There are no sub-scales: [`integer`](super::integer) describes
@@ -24,6 +25,9 @@ pub const CHAINS: usize = 4;
 
 /// Number of inputs of a segment: those of a chain in a half block.
 pub const SEGMENT: usize = HALF / CHAINS;
+
+/// Number of inputs after a segment at which the search looks ahead. One takes as much time as one of the segment.
+pub const AHEAD: usize = SEGMENT;
 
 /// Number of bits of a state: the symbols on which a weight depends besides its own. Of the earliest one, it may be the
 /// lowest bits alone.
@@ -51,7 +55,8 @@ pub fn descent_segments(size: usize) -> impl Iterator<Item = [usize; SEGMENT]> {
 }
 
 /// Description of a format by its tables. The weight of symbol x after a state of symbols x1 (the latest), x2 and so on is
-/// `BY_INDEX[x ^ BY_LATEST[x1] ^ BY_EARLIER[y]] + BY_SYMBOL[x]`, where y are the bits of the state above x1. Before the
+/// `BY_INDEX[x ^ BY_LATEST[x1] ^ BY_EARLIER[y]] + BY_SYMBOL[x]`, where y are the bits of the state above x1. If symbols have
+/// five bits, x, x1 and so on are their lowest four, and the weight is negated where the fifth bit is set. Before the
 /// first symbol of a chain there are those of the start.
 pub trait Trellis: Send + Sync + 'static {
     /// Symbols.
@@ -74,9 +79,6 @@ pub trait Trellis: Send + Sync + 'static {
 
     /// Standard deviation of the weights for which the tables are made: normally distributed ones.
     const DEVIATION: f32;
-
-    /// Number of inputs after a segment at which the search looks ahead: one takes as much time as one of the segment.
-    const AHEAD: usize;
 }
 
 /// Integer format of a description.
@@ -100,11 +102,20 @@ impl<T: Trellis> Trellised<T> {
     /// Number of bits of a symbol.
     pub const BITS: usize = <T::Symbols as BitPlanes>::BITS;
 
-    /// Number of symbols.
-    pub const SYMBOLS: usize = 1 << Self::BITS;
+    /// Number of bits of a symbol without its sign.
+    pub const UNSIGNED_BITS: usize = if Self::IS_SIGNED { Self::BITS - 1 } else { Self::BITS };
+
+    /// Whether symbols have a sign.
+    pub const IS_SIGNED: bool = {
+        assert!(Self::BITS <= 5);
+        Self::BITS == 5
+    };
+
+    /// Number of symbols without their signs.
+    pub const SYMBOLS: usize = 1 << Self::UNSIGNED_BITS;
 
     /// Number of symbols of which a state has a part.
-    const MEMORY: usize = STATE_BITS.div_ceil(Self::BITS);
+    const MEMORY: usize = STATE_BITS.div_ceil(Self::UNSIGNED_BITS);
 
     /// Number of lines of a block.
     const BLOCK_LINES: usize = BLOCK_PAIRS * Self::BITS;
@@ -112,18 +123,20 @@ impl<T: Trellis> Trellised<T> {
     /// Returns the state before an input. `symbol` returns the symbol of an earlier one.
     pub fn state(input: usize, symbol: impl Fn(usize) -> usize) -> usize {
         let before = (1..=Self::MEMORY).map(|steps| match input.checked_sub(CHAINS * steps) {
-            Some(before) => symbol(before),
+            Some(before) => symbol(before) % Self::SYMBOLS,
             None => usize::from(T::START[steps - 1 - input / CHAINS]),
         });
-        let state = before.enumerate().fold(0, |state, (steps, symbol)| state | symbol << (steps * Self::BITS));
-        state % STATES
+        let before = before.enumerate();
+        before.fold(0, |state, (steps, symbol)| state | symbol << (steps * Self::UNSIGNED_BITS)) % STATES
     }
 
     /// Returns the weight of `symbol` in a state.
     pub fn weight(state: usize, symbol: usize) -> i32 {
-        let [latest, earlier] = [state % Self::SYMBOLS, state >> Self::BITS];
+        let [latest, earlier] = [state % Self::SYMBOLS, state >> Self::UNSIGNED_BITS];
+        let (is_negative, symbol) = (symbol >= Self::SYMBOLS, symbol % Self::SYMBOLS);
         let index = symbol ^ usize::from(T::BY_LATEST[latest] ^ T::BY_EARLIER[earlier]);
-        i32::from(T::BY_INDEX[index]) + i32::from(T::BY_SYMBOL[symbol])
+        let weight = i32::from(T::BY_INDEX[index]) + i32::from(T::BY_SYMBOL[symbol]);
+        if is_negative { -weight } else { weight }
     }
 
     /// Returns the root mean square of the weights of uniformly distributed symbols.
@@ -168,8 +181,9 @@ impl<T: Trellis> Trellised<T> {
         Self::weight(Self::state(input, symbol), symbol(input))
     }
 
-    /// Returns the terms of the indices with the bias of an instruction set.
-    const fn biased_terms(bias: u8) -> [u8; LANES] {
+    /// Returns the terms of the indices, with the bias of an instruction set unless weights are negated after it.
+    const fn terms(bias: u8) -> [u8; LANES] {
+        let bias = if Self::IS_SIGNED { 0 } else { bias };
         let mut terms = [0; LANES];
         let mut index = 0;
         while index < LANES {
@@ -253,7 +267,12 @@ impl<T: Trellis> Unpack for Trellised<T> {
         }
         let flips = simd.xor(simd.lookup(&T::BY_LATEST, latest), simd.lookup(&T::BY_EARLIER, earlier));
         let place = simd.xor(symbol, flips);
-        let term = simd.lookup(&const { Self::biased_terms(S::WEIGHT_BIAS) }, place);
-        simd.sub_bytes(term, simd.lookup(&const { Self::negated_terms() }, symbol))
+        let term = simd.lookup(&const { Self::terms(S::WEIGHT_BIAS) }, place);
+        let weight = simd.sub_bytes(term, simd.lookup(&const { Self::negated_terms() }, symbol));
+        if const { !Self::IS_SIGNED } {
+            return weight;
+        }
+        let sign = simd.and(planes::shift(simd, symbol, Self::UNSIGNED_BITS, 0), simd.splat_byte(1));
+        simd.sub_bytes(simd.negate(weight, sign), simd.splat_byte(const { 0u8.wrapping_sub(S::WEIGHT_BIAS) }))
     }
 }

@@ -17,5 +17,4 @@ impl Trellis for TwoBits {
     const BY_SYMBOL: [i8; 16] = [0, -2, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     const START: [u8; 3] = [0, 3, 1];
     const DEVIATION: f32 = 49.5;
-    const AHEAD: usize = 16;
 }

@@ -17,5 +17,4 @@ impl Trellis for ThreeBits {
     const BY_SYMBOL: [i8; 16] = [5, -7, 29, -28, -1, -1, -21, 19, 0, 0, 0, 0, 0, 0, 0, 0];
     const START: [u8; 3] = [5, 6, 0];
     const DEVIATION: f32 = 42.5;
-    const AHEAD: usize = 16;
 }

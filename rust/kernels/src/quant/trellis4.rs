@@ -11,11 +11,10 @@ pub type Trellis4 = Trellised<FourBits>;
 
 impl Trellis for FourBits {
     type Symbols = Bits<4>;
-    const BY_LATEST: [u8; 16] = [11, 14, 0, 4, 10, 3, 15, 3, 9, 6, 4, 7, 2, 13, 7, 12];
-    const BY_EARLIER: [u8; 16] = [5, 15, 3, 9, 5, 15, 3, 9, 5, 15, 3, 9, 5, 15, 3, 9];
-    const BY_INDEX: [i8; 16] = [-39, 16, 23, 9, 3, -2, -50, 30, -80, -16, 82, 39, -22, 50, -30, -9];
-    const BY_SYMBOL: [i8; 16] = [19, 37, 20, -14, 4, 26, 10, 2, -21, -28, 15, -47, -4, 11, -2, -8];
-    const START: [u8; 3] = [6, 3, 0];
+    const BY_LATEST: [u8; 16] = [2, 6, 8, 7, 9, 12, 0, 11, 13, 2, 14, 4, 1, 8, 1, 10];
+    const BY_EARLIER: [u8; 16] = [3, 4, 1, 6, 3, 4, 1, 6, 3, 4, 1, 6, 3, 4, 1, 6];
+    const BY_INDEX: [i8; 16] = [29, -28, -34, 58, 19, -53, -14, 11, -81, -2, 40, -42, -22, 5, -63, -8];
+    const BY_SYMBOL: [i8; 16] = [13, 45, -3, -1, -8, 5, 69, 21, -46, -10, 35, 9, 2, 29, 17, 8];
+    const START: [u8; 3] = [15, 0, 0];
     const DEVIATION: f32 = 38.0;
-    const AHEAD: usize = 8;
 }

@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use super::gptq::CalibratedPanel;
 use super::integer::{BlockScales, GROUP, HALF, SUPER};
 use super::quantize::not_finite;
-use super::trellis::{CHAINS, SEGMENT, Trellis, Trellised, by_segment};
+use super::trellis::{AHEAD, CHAINS, SEGMENT, Trellis, Trellised, by_segment};
 use super::trellis_descent;
 use super::viterbi::{SegmentCost, Viterbi};
 use crate::arch::{ByteLine, Isa, Kernel, LANES, Simd};
@@ -52,7 +52,7 @@ impl<T: Trellis> Kernel for PackTrellis<'_, '_, T> {
         let size = panels.first().map_or(0, |panel| panel.residuals.len());
         let mut viterbi = Viterbi::<S, T>::new(simd);
         for first in (0..size).step_by(SUPER) {
-            let block = SuperBlock::new::<T>(statistics, first, size);
+            let block = SuperBlock::new(statistics, first, size);
             // A loop rather than a closure: closures are compiled without the instruction set unless they are inlined.
             for panel in &mut *panels {
                 if is_cancelled() {
@@ -100,7 +100,7 @@ struct SuperBlock<'a> {
 
 impl<'a> SuperBlock<'a> {
     /// Creates the super-block from input `first` of `size` on.
-    fn new<T: Trellis>(statistics: Option<&'a InputStatistics>, first: usize, size: usize) -> Self {
+    fn new(statistics: Option<&'a InputStatistics>, first: usize, size: usize) -> Self {
         let factor = statistics.and_then(|statistics| statistics.factor.as_ref());
         let width = (size - first).min(SUPER);
         let next = first + width;
@@ -112,7 +112,7 @@ impl<'a> SuperBlock<'a> {
         };
         let (rows, next_rows) = (rows(first), rows(next));
         let costs = (0..width).step_by(SEGMENT).map(|segment| {
-            let places: Vec<usize> = Self::places::<T>(segment, inputs.len()).collect();
+            let places: Vec<usize> = Self::places(segment, inputs.len()).collect();
             if factor.is_none() {
                 let importance = |place| statistics.map_or(1.0, |statistics| statistics.importance[inputs[place]]);
                 let diagonal = places.into_iter().map(|place| importance(place).sqrt());
@@ -131,9 +131,9 @@ impl<'a> SuperBlock<'a> {
 
     /// Returns the places of the inputs of a segment, which starts at place `segment`, and of those to look ahead at: those of
     /// the same chain in the next half block.
-    fn places<T: Trellis>(segment: usize, end: usize) -> impl Iterator<Item = usize> {
+    fn places(segment: usize, end: usize) -> impl Iterator<Item = usize> {
         let next = (segment + HALF).min(end);
-        (segment..segment + SEGMENT).chain(next..end.min(next + T::AHEAD))
+        (segment..segment + SEGMENT).chain(next..end.min(next + AHEAD))
     }
 
     /// Quantizes the super-block of a panel and replaces its weights by their errors.
@@ -207,7 +207,7 @@ impl<'a> SuperBlock<'a> {
         let mut loss = simd.splat(0.0);
         for (index, cost) in self.costs.iter().enumerate() {
             let (first, states) = (index * SEGMENT, &mut states[index % CHAINS]);
-            let now: Vec<Column> = Self::places::<T>(first, left.len()).map(|place| left[place]).collect();
+            let now: Vec<Column> = Self::places(first, left.len()).map(|place| left[place]).collect();
             let symbols = to.symbols[first..].first_chunk_mut().expect("a segment");
             viterbi.search(&now, (states, None), cost, symbols);
             for k in 0..SEGMENT {

@@ -10,7 +10,7 @@
 
 use std::marker::PhantomData;
 
-use super::trellis::{SEGMENT, STATES, Trellis, Trellised};
+use super::trellis::{AHEAD, SEGMENT, STATES, Trellis, Trellised};
 use crate::arch::{LANES, Simd};
 use crate::hessian::feedback::Column;
 
@@ -44,7 +44,7 @@ impl SegmentCost {
 /// Search with its buffers.
 pub struct Viterbi<S, T> {
     pub simd: S,
-    /// Weights without their scale, `[state][symbol]`.
+    /// Weights without their scale, `[state][symbol without its sign]`.
     weights: Vec<Column>,
     /// Loss of the survivor of each state, and its residual of the last input.
     losses: Vec<Column>,
@@ -53,14 +53,14 @@ pub struct Viterbi<S, T> {
     /// Corrections by survivors, those of input k in lane `k % WINDOW`.
     corrections: Vec<[f32; WINDOW]>,
     next_corrections: Vec<[f32; WINDOW]>,
-    /// State before each state of a survivor, `[input][state]`.
+    /// State before each state of a survivor, `[input][state]`, plus [`STATES`] if the symbol between them is negative.
     origins: Vec<[i8; LANES]>,
     trellis: PhantomData<T>,
 }
 
 impl<S: Simd, T: Trellis> Viterbi<S, T> {
     const SYMBOLS: usize = Trellised::<T>::SYMBOLS;
-    const BITS: usize = Trellised::<T>::BITS;
+    const IS_SIGNED: bool = Trellised::<T>::IS_SIGNED;
 
     /// Number of values of the part of a state that stays in the next one, and number of vectors of states.
     const KEPT: usize = STATES / Self::SYMBOLS;
@@ -68,7 +68,7 @@ impl<S: Simd, T: Trellis> Viterbi<S, T> {
 
     /// Number of states whose next states share a vector.
     const SHARING: usize = {
-        assert!(STATES <= i8::MAX as usize + 1 && Self::KEPT * Self::SYMBOLS >= LANES);
+        assert!(2 * STATES <= i8::MAX as usize + 1 && Self::KEPT * Self::SYMBOLS >= LANES);
         LANES / Self::SYMBOLS
     };
 
@@ -85,7 +85,7 @@ impl<S: Simd, T: Trellis> Viterbi<S, T> {
             residuals: columns,
             corrections: vec![[0.0; WINDOW]; STATES],
             next_corrections: vec![[0.0; WINDOW]; STATES],
-            origins: vec![[0; LANES]; Self::VECTORS * (SEGMENT + T::AHEAD)],
+            origins: vec![[0; LANES]; Self::VECTORS * (SEGMENT + AHEAD)],
             trellis: PhantomData,
         }
     }
@@ -113,10 +113,11 @@ impl<S: Simd, T: Trellis> Viterbi<S, T> {
             }
             let mut state = ends.map_or_else(|| self.best(), |ends| ends[row]);
             for (input, origins) in self.origins.chunks_exact(Self::VECTORS).take(targets.len()).enumerate().rev() {
+                let origin = usize::from(origins.as_flattened()[state].cast_unsigned());
                 if let Some(symbols) = symbols.get_mut(input) {
-                    symbols[row] = (state % Self::SYMBOLS) as u8;
+                    symbols[row] = (state % Self::SYMBOLS + origin / STATES * Self::SYMBOLS) as u8;
                 }
-                state = usize::from(origins.as_flattened()[state].cast_unsigned());
+                state = origin % STATES;
             }
         }
     }
@@ -124,9 +125,11 @@ impl<S: Simd, T: Trellis> Viterbi<S, T> {
     /// Returns the weights of symbols after states, which become those after the symbols.
     pub fn weights(&self, states: &mut [usize; LANES], symbols: &[u8; LANES]) -> Column {
         std::array::from_fn(|row| {
-            let at = states[row] << Self::BITS | usize::from(symbols[row]);
+            let symbol = usize::from(symbols[row]);
+            let at = states[row] * Self::SYMBOLS + symbol % Self::SYMBOLS;
             states[row] = at % STATES;
-            self.weights.as_flattened()[at]
+            let weight = self.weights.as_flattened()[at];
+            if symbol < Self::SYMBOLS { weight } else { -weight }
         })
     }
 
@@ -150,10 +153,18 @@ impl<S: Simd, T: Trellis> Viterbi<S, T> {
             for oldest in 0..Self::SYMBOLS {
                 let from = oldest * Self::KEPT + vector * Self::SHARING;
                 let target = Self::by_state(simd, |state| target - self.corrections[from + state][input % WINDOW]);
-                let error = simd.sub(target, simd.load(&self.weights[from / Self::SHARING]));
+                let weight = simd.load(&self.weights[from / Self::SHARING]);
+                let (mut error, mut origin) = (simd.sub(target, weight), simd.splat((oldest * Self::KEPT) as f32));
+                if const { Self::IS_SIGNED } {
+                    let (square, other) = (simd.mul(error, error), simd.add(target, weight));
+                    let other_square = simd.mul(other, other);
+                    let negative = simd.splat((oldest * Self::KEPT + STATES) as f32);
+                    origin = simd.select_greater(square, other_square, negative, origin);
+                    error = simd.select_greater(square, other_square, other, error);
+                }
                 let tried = simd.mul(error, diagonal);
                 let loss = simd.add(Self::by_state(simd, |state| losses[from + state]), simd.mul(tried, tried));
-                best = simd.select_greater(least, loss, simd.splat((oldest * Self::KEPT) as f32), best);
+                best = simd.select_greater(least, loss, origin, best);
                 residual = simd.select_greater(least, loss, tried, residual);
                 least = simd.select_greater(least, loss, loss, least);
             }
@@ -187,7 +198,7 @@ impl<S: Simd, T: Trellis> Viterbi<S, T> {
         let origins = self.origins[input * Self::VECTORS..][..Self::VECTORS].as_flattened();
         let survivors = origins.iter().zip(self.residuals.as_flattened());
         for ((origin, residual), to) in survivors.zip(&mut self.next_corrections) {
-            let before = simd.load(&self.corrections[usize::from(origin.cast_unsigned())]);
+            let before = simd.load(&self.corrections[usize::from(origin.cast_unsigned()) % STATES]);
             let correction = simd.mul(simd.splat(*residual), window);
             simd.store(simd.add(simd.select_lanes(lane, zero, before), correction), to);
         }
@@ -207,6 +218,7 @@ mod tests {
     use super::super::trellis2::TwoBits as Two;
     use super::super::trellis3::ThreeBits as Three;
     use super::super::trellis4::FourBits as Four;
+    use super::super::trellis5::FiveBits as Five;
     use super::*;
     use crate::arch::{Isa, Kernel};
 
@@ -224,12 +236,14 @@ mod tests {
     struct Naive<'a> {
         inverse: &'a dyn Fn(usize, usize) -> f64,
         weight: &'a dyn Fn(usize, usize) -> f64,
+        /// Number of symbols, and of those without their signs.
         symbols: usize,
+        unsigned: usize,
     }
 
     impl Naive<'_> {
         fn next(&self, state: usize, symbol: usize) -> usize {
-            (state * self.symbols + symbol) % STATES
+            (state * self.unsigned + symbol % self.unsigned) % STATES
         }
 
         /// Returns the sum of the squares of the residuals of symbols.
@@ -295,7 +309,8 @@ mod tests {
             true => 1.0 + 0.5 * factors[row],
             false => correlation * factors[row * SEGMENT + column],
         };
-        let naive = Naive { inverse: &inverse, weight: &weight, symbols: Trellised::<T>::SYMBOLS };
+        let (symbols, unsigned) = (1 << Trellised::<T>::BITS, Trellised::<T>::SYMBOLS);
+        let naive = Naive { inverse: &inverse, weight: &weight, symbols, unsigned };
         let cost = SegmentCost::of_inverse(SEGMENT, |row, column| inverse(row, column) as f32);
         let values = random(2, SEGMENT * LANES);
         let target = |k: usize, row: usize| (values[k * LANES + row] * 80.0) as f32;
@@ -331,6 +346,7 @@ mod tests {
             check::<Two>(correlation);
             check::<Three>(correlation);
             check::<Four>(correlation);
+            check::<Five>(correlation);
         }
     }
 
@@ -338,7 +354,8 @@ mod tests {
     #[test]
     fn the_search_looks_ahead() {
         let weight = |state, symbol| f64::from(Trellised::<Three>::weight(state, symbol));
-        let naive = Naive { inverse: &|row, column| f64::from(u8::from(row == column)), weight: &weight, symbols: 8 };
+        let inverse = |row, column| f64::from(u8::from(row == column));
+        let naive = Naive { inverse: &inverse, weight: &weight, symbols: 8, unsigned: 8 };
         let (values, length) = (random(3, 2 * SEGMENT), SEGMENT + 8);
         let targets: Vec<Column> = values[..length].iter().map(|value| [(80.0 * value) as f32; LANES]).collect();
         let cost = SegmentCost { diagonal: vec![1.0; length], windows: None };
