@@ -31,6 +31,8 @@ pytestmark = pytest.mark.native
 
 GOLDEN = Path(__file__).parent / "golden" / "logits"
 PROMPT = list(range(7, 40))
+FORMATS = "trellis2, int2, trellis3, int3, trellis4, int4, trellis5, int5, int6, int8"
+"""Names in errors."""
 
 
 def matrices(path: Path) -> set[str]:
@@ -135,11 +137,11 @@ def test_calibration_uses_the_formats_of_a_recipe(tmp_path: Path) -> None:
         ('base = "int4"\n[formats]\n"a.b" = 4', 'format of "a.b" must be a string, got 4'),
         (
             'base = "int4"\n[formats]\n"*" = "int7"',
-            'format of "*" must be one of trellis2, int2, trellis3, int3, trellis4, int4, trellis5, int5, int6, int8, got "int7"',
+            f'format of "*" must be one of {FORMATS}, got "int7"',
         ),
         (
             'base = "int4"\n[formats]\n"*" = "bf16"',
-            'format of "*" must be one of trellis2, int2, trellis3, int3, trellis4, int4, trellis5, int5, int6, int8, got "bf16"',
+            f'format of "*" must be one of {FORMATS}, got "bf16"',
         ),
         ('base = "int4"\n[formats]\n"*" = "int8"\n"x.*" = "int8"', '"x.*" must match a quantized matrix of the model'),
         ('base = "int4"\n[formats]\n"*norm*" = "int8"', '"*norm*" must match a quantized matrix of the model'),
@@ -245,7 +247,7 @@ def test_allocation_chooses_from_the_given_formats() -> None:
     assert allocation.bits <= 6
     assert {matrix.format for matrix in allocation.matrices} == {"int3", "int4", "int8"}
     assert sum(m.loss for m in allocate_bits(case, 6).matrices) < sum(m.loss for m in allocation.matrices)
-    expected = "formats must be some of trellis2, int2, trellis3, int3, trellis4, int4, trellis5, int5, int6, int8, got"
+    expected = f"formats must be some of {FORMATS}, got"
     for wrong, shown in ([], "''"), (["int4", "q4_0"], "'q4_0'"):
         with pytest.raises(InvalidParameterError, match=f"{expected} {shown}"):
             allocate_bits(case, 6, formats=wrong)
