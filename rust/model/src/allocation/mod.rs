@@ -250,7 +250,7 @@ mod tests {
         const SHAPE: [usize; 2] = [64, 256];
         let add = |tensor: &mut Tensor, role: &str| {
             tensor.add(vec![kind(role)], SHAPE, Recipe::FORMATS);
-            let errors = vec![1e-1, 1e-1, 1e-2, 1e-2, 1e-3, 1e-3, 1e-4, 1e-5, 1e-6];
+            let errors = vec![1e-1, 1e-1, 1e-2, 1e-2, 1e-3, 1e-3, 1e-4, 1e-4, 1e-5, 1e-6];
             let errors = Errors { squares: 1.0, errors };
             tensor.kinds.get_mut(&kind(role)).unwrap().add(&errors);
         };
