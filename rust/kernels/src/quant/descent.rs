@@ -261,9 +261,12 @@ mod tests {
             let statistics = hessian.statistics(&exec).unwrap().unwrap();
             let all: [Losses; 5] = [losses::<Int2>, losses::<Int3>, losses::<Int4>, losses::<Int5>, losses::<Int6>];
             all.into_iter().for_each(|losses| check(isa, &rows, &statistics, losses, 0.03));
-            let all: [Losses; 2] = [trellis_losses::<TwoBits>, trellis_losses::<ThreeBits>];
-            all.into_iter().for_each(|losses| check(isa, &rows, &statistics, losses, 0.01));
-            let all: [Losses; 2] = [trellis_losses::<FourBits>, trellis_losses::<FiveBits>];
+            let all: [Losses; 4] = [
+                trellis_losses::<TwoBits>,
+                trellis_losses::<ThreeBits>,
+                trellis_losses::<FourBits>,
+                trellis_losses::<FiveBits>,
+            ];
             all.into_iter().for_each(|losses| check(isa, &rows, &statistics, losses, 0.01));
         }
     }
