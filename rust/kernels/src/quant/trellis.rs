@@ -103,7 +103,7 @@ impl<T: Trellis> Trellised<T> {
     pub const BITS: usize = <T::Symbols as BitPlanes>::BITS;
 
     /// Number of bits of a symbol without its sign.
-    pub const UNSIGNED_BITS: usize = if Self::IS_SIGNED { Self::BITS - 1 } else { Self::BITS };
+    const UNSIGNED_BITS: usize = if Self::IS_SIGNED { Self::BITS - 1 } else { Self::BITS };
 
     /// Whether symbols have a sign.
     pub const IS_SIGNED: bool = {
