@@ -13,8 +13,8 @@ use crate::arch::{LANES, Simd};
 use crate::hessian::HessianFactor;
 use crate::hessian::feedback::Column;
 
-/// Number of sweeps over all segments. A second one makes a difference of 0.8 %.
-pub(super) const SWEEPS: usize = 1;
+/// Number of sweeps over all segments.
+pub(super) const SWEEPS: usize = 2;
 
 /// Segments share the functions of [`descent`](super::descent) with groups.
 const _: () = assert!(SEGMENT == GROUP);

@@ -18,7 +18,7 @@ use crate::hessian::feedback::{Column, correct, subtract};
 use crate::hessian::{HessianFactor, InputStatistics};
 
 /// Block scales that are tried, relative to the one with which targets have the variance for which the tables are made.
-const SCALE_RATIOS: [f32; 3] = [0.95, 1.0, 1.05];
+const SCALE_RATIOS: [f32; 5] = [0.9, 0.95, 1.0, 1.05, 1.1];
 
 /// Lower bound of divisors. All block scales are larger.
 pub(super) const TINY: f32 = 1e-30;
