@@ -13,6 +13,10 @@
 //! uses blocks several times. A matrix that is stored before one that computes its inputs, such as the output of an
 //! attention with an output gate, does not see the errors of the other.
 //!
+//! The inputs of an `lm_head` are those after all layers. An embedding that is tied to it is quantized for those of the exact
+//! model, which runs to the end first, so that the layers correct the errors that the embedding has; without corrections, it
+//! is quantized last.
+//!
 //! Memory holds the hidden states of all tokens in both models, one layer in full precision and quantized, and the
 //! Hessian of a linear layer, or as many of those of experts as fit. If not all fit, the layer runs again for the
 //! remaining ones. Finished layers may be kept in files, from which a call continues that was interrupted.
@@ -36,8 +40,10 @@ use crate::needs::buffer_bytes;
 use crate::quantization::Quantization;
 use crate::recipe::MatrixFormats;
 use crate::spec::ModelSpec;
+use crate::streams::StreamEnds;
 use crate::weights::{
-    LoadError, Loader, Measure, Pack, PackedOutput, Packer, Progress, Source, TokenTable, check_recipe, refuse_packed,
+    Linear, LoadError, Loader, Measure, Pack, PackedOutput, Packer, Progress, Source, TokenTable, check_recipe,
+    refuse_packed,
 };
 use inputs::{CalibratedSite, CalibratedSites, LayerInputs};
 use kept::{Finished, KeptLayers};
@@ -54,6 +60,14 @@ const SHARES: [f64; 3] = [0.6, 0.15, 0.25];
 /// [`SHARES`] where matrices are corrected, which takes 2.4 times as long, almost all of it in full precision, on the
 /// embedded model (`benches/record/2026-11-29-amd-epyc-zen3`).
 const CORRECTED_SHARES: [f64; 3] = [0.83, 0.06, 0.11];
+
+/// Cost of errors of a tied embedding as inputs of the first layer, in relation to the mean cost of such errors as weights of
+/// the lm_head. The divergence of the embedded model is least from 0.3 to 0.6
+/// (`benches/record/2026-11-30-intel-avx512vnni/allocation-search.txt`).
+const EMBEDDING_COST: f64 = 0.6;
+
+/// Share of running the exact model to the end in the work of quantizing a tied embedding before the layers.
+const EXACT_PASS_SHARE: f64 = 0.5;
 
 /// Text of a calibration, and the folder of its finished layers.
 #[derive(Clone, Copy, Debug)]
@@ -90,7 +104,7 @@ pub fn calibrate_into<'a>(
     let all = Sequences { tokens: sequences, corrects: corrects(spec, &loader, sequences)? };
     check_memory(spec, source, &loader, all, exec.pool.threads())?;
     let file = PackedOutput::create(path, &loader, formats.quantization, metadata, |loader, survey| {
-        walk(loader, spec, survey)
+        walk(loader, spec, all, survey)
     })?;
     let kept = kept_layers.map(|folder| KeptLayers::new(folder, formats.quantization));
     let mut output = Output { done: 0.0, file, kept, progress };
@@ -110,14 +124,26 @@ pub(crate) fn calibrate<T: Target>(
 ) -> Result<(), LoadError> {
     let exact_layers = Loader::new(spec, source, Quantization::EXACT);
     let all = Sequences { tokens: sequences, corrects: T::CORRECTS && corrects(spec, loader, sequences)? };
-    // A tied embedding is packed last, when the inputs of the lm_head are known; until then it is used uncalibrated.
-    let embedding = match spec.has_tied_lm_head() {
-        true => loader.embedding(&mut in_memory(exec, &mut |_, _| ()))?,
-        false => loader.embedding(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?,
+    let embedding = if !all.embedding_is_first(spec) {
+        // Used uncalibrated until the inputs of the lm_head are known.
+        loader.embedding(&mut in_memory(exec, &mut |_, _| ()))?
+    } else if spec.has_tied_lm_head() {
+        let mut size = Measure::default();
+        loader.without_vectors().embedding(&mut size)?;
+        let each = EXACT_PASS_SHARE * size.bytes as f64 / (spec.layers.len() * sequences.len()) as f64;
+        let mut inputs = exact_head_inputs(spec, source, sequences, exec, &mut || target.advance(each))?;
+        let mut calibrated = Calibrated::new(exec, target, &mut inputs);
+        calibrated.share = 1.0 - EXACT_PASS_SHARE;
+        loader.embedding(&mut calibrated)?
+    } else {
+        loader.embedding(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?
     };
     let tables = loader.tables(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?;
     let streams = loader.streams(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?;
-    let mut exact = all.corrects.then(|| exact_state(spec, source, sequences, &tables, exec)).transpose()?;
+    let mut exact = match all.corrects {
+        true => Some(exact_pass(spec, source, sequences, &tables, exec)?.0.state),
+        false => None,
+    };
     let mut pass = Pass::new(exec, spec, sequences, &embedding, &tables, streams.as_ref())?;
     drop(embedding);
     for (index, layer_spec) in spec.layers.iter().enumerate() {
@@ -158,16 +184,11 @@ pub(crate) fn calibrate<T: Target>(
     }
 
     drop(exact);
-    let mut rows = pass.take_hidden(streams.as_ref())?;
-    norm_in_place(&exec, loader.final_norm()?.as_ref(), &mut rows, spec.hidden_size)?;
-    let mut inputs = hessian(&exec, &rows, spec.hidden_size)?;
-    if let Some(projection) = loader.lm_head_projection(&mut Calibrated::new(exec, target, &mut inputs))? {
-        let mut narrow = vec![0.0; rows.len() / spec.hidden_size * spec.embedding_width()];
-        linear(&exec, &projection, &rows, &mut narrow)?;
-        inputs = hessian(&exec, &narrow, spec.embedding_width())?;
-    }
-    drop(rows);
-    after_projection(loader, spec, &mut Calibrated::new(exec, target, &mut inputs))
+    let hidden = pass.take_hidden(streams.as_ref())?;
+    let mut inputs = head_inputs(spec, loader, exec, hidden, |inputs| {
+        loader.lm_head_projection(&mut Calibrated::new(exec, target, inputs))
+    })?;
+    after_projection(loader, spec, all, &mut Calibrated::new(exec, target, &mut inputs))
 }
 
 /// The sequences of a calibration.
@@ -187,6 +208,12 @@ impl Sequences<'_> {
     /// Returns the number of tokens of the longest sequence.
     fn longest(&self) -> usize {
         self.tokens.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
+    /// Returns whether the embedding is packed before the layers. One that is tied to the lm_head is packed after them
+    /// unless they correct its errors.
+    fn embedding_is_first(&self, spec: &ModelSpec) -> bool {
+        self.corrects || !spec.has_tied_lm_head()
     }
 
     /// Returns the number of all tokens, if matrices are corrected.
@@ -212,26 +239,71 @@ fn corrects(spec: &ModelSpec, loader: &Loader<'_>, sequences: &[Vec<u32>]) -> Re
     Ok(wanted.linears.iter().any(|linear| linear.corrects))
 }
 
-/// Returns the hidden states of the exact model before the first layer, in f16. "Exact" means with an embedding in bf16,
-/// which has less than a hundredth of the squared error of int6 and takes half of the memory of f32.
-fn exact_state(
-    spec: &ModelSpec,
+/// Returns the exact model before the first layer, with hidden states in f16, and its streams. "Exact" means with an
+/// embedding in bf16, which has less than a hundredth of the squared error of int6 and takes half of the memory of f32.
+fn exact_pass<'a>(
+    spec: &'a ModelSpec,
     source: Source<'_>,
-    sequences: &[Vec<u32>],
-    tables: &[TokenTable],
-    exec: Exec<'_>,
-) -> Result<State, LoadError> {
+    sequences: &'a [Vec<u32>],
+    tables: &'a [TokenTable],
+    exec: Exec<'a>,
+) -> Result<(Pass<'a>, Option<StreamEnds>), LoadError> {
     let loader = Loader::new(spec, source, Quantization::BF16);
     let embedding = loader.embedding(&mut in_memory(exec, &mut |_, _| ()))?;
     let streams = loader.streams(&mut in_memory(exec, &mut |_, _| ()))?;
-    let mut state = Pass::new(exec, spec, sequences, &embedding, tables, streams.as_ref())?.state;
-    state.hidden.narrow();
-    Ok(state)
+    let mut pass = Pass::new(exec, spec, sequences, &embedding, tables, streams.as_ref())?;
+    pass.state.hidden.narrow();
+    Ok((pass, streams))
+}
+
+/// Runs the exact model to the end, and returns the Hessian of the inputs of its lm_head. Calls `each` after each sequence
+/// of a layer.
+fn exact_head_inputs(
+    spec: &ModelSpec,
+    source: Source<'_>,
+    sequences: &[Vec<u32>],
+    exec: Exec<'_>,
+    each: &mut dyn FnMut(),
+) -> Result<Option<Hessian>, LoadError> {
+    let loader = Loader::new(spec, source, Quantization::EXACT);
+    let tables = loader.tables(&mut in_memory(exec, &mut |_, _| ()))?;
+    let (mut pass, streams) = exact_pass(spec, source, sequences, &tables, exec)?;
+    for (index, layer_spec) in spec.layers.iter().enumerate() {
+        let layer = loader.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec, &[])?;
+        pass.advance(&layer, index, each)?;
+    }
+    let hidden = pass.take_hidden(streams.as_ref())?;
+    head_inputs(spec, &loader, exec, hidden, |_| loader.lm_head_projection(&mut in_memory(exec, &mut |_, _| ())))
+}
+
+/// Returns the Hessian of the inputs of the lm_head, given the hidden states after all layers. `projection` loads the
+/// projection before the lm_head, given the Hessian of its inputs.
+fn head_inputs(
+    spec: &ModelSpec,
+    loader: &Loader<'_>,
+    exec: Exec<'_>,
+    mut hidden: Vec<f32>,
+    projection: impl FnOnce(&mut Option<Hessian>) -> Result<Option<Linear>, LoadError>,
+) -> Result<Option<Hessian>, LoadError> {
+    norm_in_place(&exec, loader.final_norm()?.as_ref(), &mut hidden, spec.hidden_size)?;
+    let is_tied = spec.has_tied_lm_head();
+    let mut inputs = hessian(&exec, &hidden, spec.hidden_size, is_tied && spec.embedding.width.is_none())?;
+    if let Some(projection) = projection(&mut inputs)? {
+        let mut narrow = vec![0.0; hidden.len() / spec.hidden_size * spec.embedding_width()];
+        linear(&exec, &projection, &hidden, &mut narrow)?;
+        inputs = hessian(&exec, &narrow, spec.embedding_width(), is_tied)?;
+    }
+    Ok(inputs)
 }
 
 /// Loads everything in the order in which it is written.
-fn walk<P: Packer>(loader: &Loader<'_>, spec: &ModelSpec, packer: &mut P) -> Result<(), LoadError> {
-    if !spec.has_tied_lm_head() {
+fn walk<P: Packer>(
+    loader: &Loader<'_>,
+    spec: &ModelSpec,
+    sequences: Sequences<'_>,
+    packer: &mut P,
+) -> Result<(), LoadError> {
+    if sequences.embedding_is_first(spec) {
         loader.embedding(packer)?;
     }
     loader.tables(packer)?;
@@ -241,13 +313,18 @@ fn walk<P: Packer>(loader: &Loader<'_>, spec: &ModelSpec, packer: &mut P) -> Res
     }
     loader.final_norm()?;
     loader.lm_head_projection(packer)?;
-    after_projection(loader, spec, packer)
+    after_projection(loader, spec, sequences, packer)
 }
 
 /// Loads what is written after the projection before the lm_head, starting with the lm_head.
-fn after_projection<P: Packer>(loader: &Loader<'_>, spec: &ModelSpec, packer: &mut P) -> Result<(), LoadError> {
+fn after_projection<P: Packer>(
+    loader: &Loader<'_>,
+    spec: &ModelSpec,
+    sequences: Sequences<'_>,
+    packer: &mut P,
+) -> Result<(), LoadError> {
     loader.lm_head(packer)?;
-    if spec.has_tied_lm_head() {
+    if !sequences.embedding_is_first(spec) {
         loader.embedding(packer)?;
     }
     loader.classifier(packer)?;
@@ -259,9 +336,21 @@ fn in_memory<'a>(exec: Exec<'a>, progress: Progress<'a>) -> Pack<'a> {
     Pack { exec, done: 0, total: 0, progress, sites: Vec::new() }
 }
 
-fn hessian(exec: &Exec<'_>, rows: &[f32], cols: usize) -> Result<Option<Hessian>, LoadError> {
+/// Returns the Hessian of the inputs of a matrix, `rows: [rows, cols]`. If the matrix is an embedding too, the errors of its
+/// rows in all directions cost as well.
+fn hessian(exec: &Exec<'_>, rows: &[f32], cols: usize, is_embedding: bool) -> Result<Option<Hessian>, LoadError> {
     let mut hessian = inputs::zeroed(cols, Basis::Rotated)?;
     hessian.add(exec, rows)?;
+    if is_embedding {
+        let squares = rows.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+        let deviation = (EMBEDDING_COST * squares / cols as f64).sqrt() as f32;
+        let mut direction = vec![0.0; cols];
+        for input in 0..cols {
+            direction[input] = deviation;
+            hessian.add(exec, &direction)?;
+            direction[input] = 0.0;
+        }
+    }
     Ok(Some(hessian))
 }
 
@@ -314,7 +403,8 @@ fn needs(
     loader.streams(&mut ends)?;
     let mut output = Measure::default();
     loader.lm_head_projection(&mut output)?;
-    after_projection(&loader, spec, &mut output)?;
+    // A tied embedding is packed with such a Hessian too, before the layers or after them.
+    after_projection(&loader, spec, Sequences { corrects: false, ..sequences }, &mut output)?;
     let of_inputs = hessian(spec.hidden_size).max(hessian(spec.embedding_width()));
     let mut most = embedding.bytes.max(output.bytes.saturating_add(narrow).saturating_add(of_inputs));
     for (index, layer_spec) in spec.layers.iter().enumerate() {
@@ -376,10 +466,65 @@ pub(crate) fn float_bytes(rows: usize, width: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
+
+    use ferrule_kernels::arch::Isa;
+    use ferrule_kernels::{Cancel, InputStatistics, Pool};
     use serde_json::json;
 
     use super::*;
     use crate::specs;
+    use crate::weights::MatrixPlan;
+
+    /// Packs matrices, and keeps their names and whether their inputs are known.
+    #[derive(Default)]
+    struct Packed {
+        matrices: Vec<(String, bool)>,
+        bytes: f64,
+        done: f64,
+    }
+
+    impl Target for Packed {
+        const CORRECTS: bool = true;
+
+        fn pack(
+            &mut self,
+            exec: &Exec<'_>,
+            plan: &MatrixPlan<'_>,
+            statistics: Option<&InputStatistics>,
+        ) -> Result<PackedMatrix, LoadError> {
+            self.matrices.push((plan.name.clone(), statistics.is_some()));
+            let matrix = match statistics {
+                Some(statistics) => plan.pack_calibrated(exec, statistics)?,
+                None => plan.pack(exec)?,
+            };
+            self.bytes += matrix.bytes() as f64;
+            Ok(matrix)
+        }
+
+        fn advance(&mut self, bytes: f64) {
+            self.done += bytes;
+        }
+    }
+
+    #[test]
+    fn a_tied_embedding_is_packed_before_the_layers_if_they_correct_its_errors() {
+        let spec = ModelSpec::from_json(&specs::llama(96, 2).to_string()).unwrap();
+        let loader = Loader::new(&spec, Source::Random, Quantization::named("int4").unwrap());
+        let (pool, cancel) = (Pool::new(NonZeroUsize::new(2).unwrap()), Cancel::new());
+        let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
+        // Fewer tokens than inputs correct nothing.
+        for (length, corrects) in [(200, true), (20, false)] {
+            let sequences = [0, 1].map(|first| (0..length).map(|i| (first + i * i) % 96).collect::<Vec<u32>>());
+            let mut packed = Packed::default();
+            calibrate(&spec, Source::Random, &loader, &sequences, exec, &mut packed).unwrap();
+            let is_embedding = |(name, _): &(String, bool)| name.starts_with("embedding");
+            let at = packed.matrices.iter().position(is_embedding).unwrap();
+            assert_eq!(at, if corrects { 0 } else { packed.matrices.len() - 1 }, "{:?}", packed.matrices);
+            assert!(packed.matrices.iter().all(|(_, has_statistics)| *has_statistics), "{:?}", packed.matrices);
+            assert!((packed.done / packed.bytes - 1.0).abs() < 1e-9, "{} of {}", packed.done, packed.bytes);
+        }
+    }
 
     fn needs_of(change: impl FnOnce(&mut serde_json::Value), sequences: &[Vec<u32>]) -> u64 {
         needs_of_threads(change, sequences, 1)
