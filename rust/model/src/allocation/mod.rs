@@ -117,9 +117,10 @@ pub fn allocate_bits(
     let (loader, mut tensors, bytes) = begin(spec, source, budget)?;
     let mut probed = probe::tokens(spec, sequences);
     probe::check_memory(spec, source, &probed)?;
-    if let Some(sequences) = sequences {
-        let sequences = Sequences { tokens: sequences, corrects: false };
-        calibrate::check_memory(spec, source, &loader, sequences, exec.pool.threads())?;
+    // The matrices that the survey packs have almost no errors.
+    let calibration = sequences.map(|sequences| Sequences { tokens: sequences, corrects: false });
+    if let Some(calibration) = calibration {
+        calibrate::check_memory(spec, source, &loader, calibration, exec.pool.threads())?;
     }
     let surveyed = tensors.size.bytes as f64;
     let total = surveyed * (1.0 + PROBE_WORK);
@@ -129,9 +130,9 @@ pub fn allocate_bits(
         progress(f64::min(done, total) as u64, total as u64);
     };
     let mut survey = Survey { spec, exec, tensors: &mut tensors, advance: &mut advance, sites: Vec::new() };
-    match sequences {
+    match calibration {
         None => drop(loader.without_vectors().weights(&mut survey)?),
-        Some(sequences) => calibrate::calibrate(spec, source, &loader, sequences, exec, &mut survey)?,
+        Some(calibration) => calibrate::calibrate(spec, source, &loader, calibration, exec, &mut survey)?,
     }
     if sequences.is_none() {
         probed = probe::predicted_tokens(spec, source, &probed, exec)?;

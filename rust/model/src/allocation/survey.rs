@@ -44,9 +44,6 @@ impl Packer for Survey<'_, '_> {
 }
 
 impl Target for Survey<'_, '_> {
-    /// The packed matrices have almost no errors.
-    const CORRECTS: bool = false;
-
     fn pack(
         &mut self,
         exec: &Exec<'_>,

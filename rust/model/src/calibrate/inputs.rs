@@ -345,8 +345,6 @@ mod tests {
     struct InMemory;
 
     impl Target for InMemory {
-        const CORRECTS: bool = true;
-
         fn pack(
             &mut self,
             exec: &Exec<'_>,

@@ -13,9 +13,8 @@
 //! uses blocks several times. A matrix that is stored before one that computes its inputs, such as the output of an
 //! attention with an output gate, does not see the errors of the other.
 //!
-//! The inputs of an `lm_head` are those after all layers. An embedding that is tied to it is quantized for those of the exact
-//! model, which runs to the end first, so that the layers correct the errors that the embedding has; without corrections, it
-//! is quantized last.
+//! An embedding that is tied to the `lm_head` is quantized before the layers, so that they correct its errors. For the inputs
+//! of the `lm_head`, the exact model runs to its end first. If no matrix is corrected, the embedding is quantized last.
 //!
 //! Memory holds the hidden states of all tokens in both models, one layer in full precision and quantized, and the
 //! Hessian of a linear layer, or as many of those of experts as fit. If not all fit, the layer runs again for the
@@ -66,8 +65,9 @@ const CORRECTED_SHARES: [f64; 3] = [0.83, 0.06, 0.11];
 /// (`benches/record/2026-11-30-intel-avx512vnni/allocation-search.txt`).
 const EMBEDDING_COST: f64 = 0.6;
 
-/// Share of running the exact model to the end in the work of quantizing a tied embedding before the layers.
-const EXACT_PASS_SHARE: f64 = 0.5;
+/// Share of running the exact model to its end, for the inputs of a tied lm_head, in the work of all layers, for progress. By
+/// [`SHARES`] it takes 0.6 of the time of a calibration without corrections, and corrected layers take 2.4 times as long.
+const EXACT_PASS_SHARE: f64 = 0.2;
 
 /// Text of a calibration, and the folder of its finished layers.
 #[derive(Clone, Copy, Debug)]
@@ -108,33 +108,29 @@ pub fn calibrate_into<'a>(
     })?;
     let kept = kept_layers.map(|folder| KeptLayers::new(folder, formats.quantization));
     let mut output = Output { done: 0.0, file, kept, progress };
-    calibrate(spec, source, &loader, sequences, exec, &mut output)?;
+    calibrate(spec, source, &loader, all, exec, &mut output)?;
     output.file.finish()
 }
 
-/// Runs the model over `sequences` of tokens and gives each matrix that `loader` loads to `target`, with the statistics of
-/// its inputs. `source` is that of the loader.
+/// Runs the model over `all` sequences and gives each matrix that `loader` loads to `target`, with the statistics of its
+/// inputs. `source` is that of the loader.
 pub(crate) fn calibrate<T: Target>(
     spec: &ModelSpec,
     source: Source<'_>,
     loader: &Loader<'_>,
-    sequences: &[Vec<u32>],
+    all: Sequences<'_>,
     exec: Exec<'_>,
     target: &mut T,
 ) -> Result<(), LoadError> {
-    let exact_layers = Loader::new(spec, source, Quantization::EXACT);
-    let all = Sequences { tokens: sequences, corrects: T::CORRECTS && corrects(spec, loader, sequences)? };
+    let (exact_layers, sequences) = (Loader::new(spec, source, Quantization::EXACT), all.tokens);
+    let mut share_of_layers = 1.0;
     let embedding = if !all.embedding_is_first(spec) {
         // Used uncalibrated until the inputs of the lm_head are known.
         loader.embedding(&mut in_memory(exec, &mut |_, _| ()))?
     } else if spec.has_tied_lm_head() {
-        let mut size = Measure::default();
-        loader.without_vectors().embedding(&mut size)?;
-        let each = EXACT_PASS_SHARE * size.bytes as f64 / (spec.layers.len() * sequences.len()) as f64;
-        let mut inputs = exact_head_inputs(spec, source, sequences, exec, &mut || target.advance(each))?;
-        let mut calibrated = Calibrated::new(exec, target, &mut inputs);
-        calibrated.share = 1.0 - EXACT_PASS_SHARE;
-        loader.embedding(&mut calibrated)?
+        share_of_layers -= EXACT_PASS_SHARE;
+        let mut inputs = Some(exact_head_inputs(spec, source, loader, sequences, exec, target)?);
+        loader.embedding(&mut Calibrated::new(exec, target, &mut inputs))?
     } else {
         loader.embedding(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?
     };
@@ -150,7 +146,7 @@ pub(crate) fn calibrate<T: Target>(
         let mut wanted = CalibratedSites::new(all.correction_tokens());
         loader.without_vectors().layer(&mut wanted, index, layer_spec, &[])?;
         let shares = if all.corrects { CORRECTED_SHARES } else { SHARES };
-        let [before, packing, after] = shares.map(|share| share * wanted.bytes as f64);
+        let [before, packing, after] = shares.map(|share| share_of_layers * share * wanted.bytes as f64);
         let share = packing / wanted.bytes as f64;
         let load = || exact_layers.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec, &[]);
         let packed = if let Some(file) = &target.kept().and_then(|kept| kept.open(index)) {
@@ -184,11 +180,19 @@ pub(crate) fn calibrate<T: Target>(
     }
 
     drop(exact);
-    let hidden = pass.take_hidden(streams.as_ref())?;
-    let mut inputs = head_inputs(spec, loader, exec, hidden, |inputs| {
-        loader.lm_head_projection(&mut Calibrated::new(exec, target, inputs))
-    })?;
-    after_projection(loader, spec, all, &mut Calibrated::new(exec, target, &mut inputs))
+    let mut rows = final_rows(spec, loader, exec, &mut pass, streams.as_ref())?;
+    let mut inputs = spec.embedding.width.map(|_| hessian(&exec, &rows, spec.hidden_size)).transpose()?;
+    if let Some(projection) = loader.lm_head_projection(&mut Calibrated::new(exec, target, &mut inputs))? {
+        rows = projected(spec, exec, &projection, &rows)?;
+    }
+    let is_last = !all.embedding_is_first(spec);
+    let mut inputs = match spec.has_tied_lm_head() && !is_last {
+        false => Some(hessian(&exec, &rows, spec.embedding_width())?),
+        true if rows.iter().all(|x| x.is_finite()) => None,
+        true => return Err(LoadError::NotFinite { role: "lm_head".to_owned() }),
+    };
+    drop(rows);
+    after_projection(loader, spec, is_last, &mut Calibrated::new(exec, target, &mut inputs))
 }
 
 /// The sequences of a calibration.
@@ -256,44 +260,60 @@ fn exact_pass<'a>(
     Ok((pass, streams))
 }
 
-/// Runs the exact model to the end, and returns the Hessian of the inputs of its lm_head. Calls `each` after each sequence
-/// of a layer.
-fn exact_head_inputs(
+/// Runs the exact model to its end, and returns the Hessian of the inputs of its lm_head, in which errors in all directions
+/// cost something too, because the first layer reads the rows of the matrix as well.
+fn exact_head_inputs<T: Target>(
     spec: &ModelSpec,
     source: Source<'_>,
+    loader: &Loader<'_>,
     sequences: &[Vec<u32>],
     exec: Exec<'_>,
-    each: &mut dyn FnMut(),
-) -> Result<Option<Hessian>, LoadError> {
-    let loader = Loader::new(spec, source, Quantization::EXACT);
-    let tables = loader.tables(&mut in_memory(exec, &mut |_, _| ()))?;
+    target: &mut T,
+) -> Result<Hessian, LoadError> {
+    let exact = Loader::new(spec, source, Quantization::EXACT);
+    let tables = exact.tables(&mut in_memory(exec, &mut |_, _| ()))?;
     let (mut pass, streams) = exact_pass(spec, source, sequences, &tables, exec)?;
     for (index, layer_spec) in spec.layers.iter().enumerate() {
-        let layer = loader.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec, &[])?;
-        pass.advance(&layer, index, each)?;
+        let mut size = Measure::default();
+        loader.without_vectors().layer(&mut size, index, layer_spec, &[])?;
+        let each = EXACT_PASS_SHARE * size.bytes as f64 / sequences.len() as f64;
+        let layer = exact.layer(&mut in_memory(exec, &mut |_, _| ()), index, layer_spec, &[])?;
+        pass.advance(&layer, index, &mut || target.advance(each))?;
     }
-    let hidden = pass.take_hidden(streams.as_ref())?;
-    head_inputs(spec, &loader, exec, hidden, |_| loader.lm_head_projection(&mut in_memory(exec, &mut |_, _| ())))
+    let mut rows = final_rows(spec, &exact, exec, &mut pass, streams.as_ref())?;
+    if let Some(projection) = exact.lm_head_projection(&mut in_memory(exec, &mut |_, _| ()))? {
+        rows = projected(spec, exec, &projection, &rows)?;
+    }
+    let width = spec.embedding_width();
+    let mut inputs = hessian(&exec, &rows, width)?;
+    let squares = rows.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+    let mut direction = vec![0.0; width];
+    for input in 0..width {
+        direction[input] = (EMBEDDING_COST * squares / width as f64).sqrt() as f32;
+        inputs.add(&exec, &direction)?;
+        direction[input] = 0.0;
+    }
+    Ok(inputs)
 }
 
-/// Returns the Hessian of the inputs of the lm_head, given the hidden states after all layers. `projection` loads the
-/// projection before the lm_head, given the Hessian of its inputs.
-fn head_inputs(
+/// Returns the hidden states after the final norm: `[tokens, hidden_size]`.
+fn final_rows(
     spec: &ModelSpec,
     loader: &Loader<'_>,
     exec: Exec<'_>,
-    mut hidden: Vec<f32>,
-    projection: impl FnOnce(&mut Option<Hessian>) -> Result<Option<Linear>, LoadError>,
-) -> Result<Option<Hessian>, LoadError> {
-    norm_in_place(&exec, loader.final_norm()?.as_ref(), &mut hidden, spec.hidden_size)?;
-    let is_tied = spec.has_tied_lm_head();
-    let mut inputs = hessian(&exec, &hidden, spec.hidden_size, is_tied && spec.embedding.width.is_none())?;
-    if let Some(projection) = projection(&mut inputs)? {
-        let mut narrow = vec![0.0; hidden.len() / spec.hidden_size * spec.embedding_width()];
-        linear(&exec, &projection, &hidden, &mut narrow)?;
-        inputs = hessian(&exec, &narrow, spec.embedding_width(), is_tied)?;
-    }
-    Ok(inputs)
+    pass: &mut Pass<'_>,
+    streams: Option<&StreamEnds>,
+) -> Result<Vec<f32>, LoadError> {
+    let mut rows = pass.take_hidden(streams)?;
+    norm_in_place(&exec, loader.final_norm()?.as_ref(), &mut rows, spec.hidden_size)?;
+    Ok(rows)
+}
+
+/// Projects rows after the final norm to the width of the lm_head's rows.
+fn projected(spec: &ModelSpec, exec: Exec<'_>, projection: &Linear, rows: &[f32]) -> Result<Vec<f32>, LoadError> {
+    let mut narrow = vec![0.0; rows.len() / spec.hidden_size * spec.embedding_width()];
+    linear(&exec, projection, rows, &mut narrow)?;
+    Ok(narrow)
 }
 
 /// Loads everything in the order in which it is written.
@@ -313,18 +333,19 @@ fn walk<P: Packer>(
     }
     loader.final_norm()?;
     loader.lm_head_projection(packer)?;
-    after_projection(loader, spec, sequences, packer)
+    after_projection(loader, spec, !sequences.embedding_is_first(spec), packer)
 }
 
-/// Loads what is written after the projection before the lm_head, starting with the lm_head.
+/// Loads what is written after the projection before the lm_head, starting with the lm_head, and with the embedding if it is
+/// written last.
 fn after_projection<P: Packer>(
     loader: &Loader<'_>,
     spec: &ModelSpec,
-    sequences: Sequences<'_>,
+    embedding_is_last: bool,
     packer: &mut P,
 ) -> Result<(), LoadError> {
     loader.lm_head(packer)?;
-    if !sequences.embedding_is_first(spec) {
+    if embedding_is_last && spec.has_tied_lm_head() {
         loader.embedding(packer)?;
     }
     loader.classifier(packer)?;
@@ -336,22 +357,11 @@ fn in_memory<'a>(exec: Exec<'a>, progress: Progress<'a>) -> Pack<'a> {
     Pack { exec, done: 0, total: 0, progress, sites: Vec::new() }
 }
 
-/// Returns the Hessian of the inputs of a matrix, `rows: [rows, cols]`. If the matrix is an embedding too, the errors of its
-/// rows in all directions cost as well.
-fn hessian(exec: &Exec<'_>, rows: &[f32], cols: usize, is_embedding: bool) -> Result<Option<Hessian>, LoadError> {
+/// Returns the Hessian of the inputs of a matrix, `rows: [rows, cols]`.
+fn hessian(exec: &Exec<'_>, rows: &[f32], cols: usize) -> Result<Hessian, LoadError> {
     let mut hessian = inputs::zeroed(cols, Basis::Rotated)?;
     hessian.add(exec, rows)?;
-    if is_embedding {
-        let squares = rows.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
-        let deviation = (EMBEDDING_COST * squares / cols as f64).sqrt() as f32;
-        let mut direction = vec![0.0; cols];
-        for input in 0..cols {
-            direction[input] = deviation;
-            hessian.add(exec, &direction)?;
-            direction[input] = 0.0;
-        }
-    }
-    Ok(Some(hessian))
+    Ok(hessian)
 }
 
 /// Checks that the peak memory of [`calibrate`] on `threads` threads is available.
@@ -404,7 +414,7 @@ fn needs(
     let mut output = Measure::default();
     loader.lm_head_projection(&mut output)?;
     // A tied embedding is packed with such a Hessian too, before the layers or after them.
-    after_projection(&loader, spec, Sequences { corrects: false, ..sequences }, &mut output)?;
+    after_projection(&loader, spec, true, &mut output)?;
     let of_inputs = hessian(spec.hidden_size).max(hessian(spec.embedding_width()));
     let mut most = embedding.bytes.max(output.bytes.saturating_add(narrow).saturating_add(of_inputs));
     for (index, layer_spec) in spec.layers.iter().enumerate() {
@@ -485,8 +495,6 @@ mod tests {
     }
 
     impl Target for Packed {
-        const CORRECTS: bool = true;
-
         fn pack(
             &mut self,
             exec: &Exec<'_>,
@@ -513,11 +521,11 @@ mod tests {
         let loader = Loader::new(&spec, Source::Random, Quantization::named("int4").unwrap());
         let (pool, cancel) = (Pool::new(NonZeroUsize::new(2).unwrap()), Cancel::new());
         let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
-        // Fewer tokens than inputs correct nothing.
-        for (length, corrects) in [(200, true), (20, false)] {
-            let sequences = [0, 1].map(|first| (0..length).map(|i| (first + i * i) % 96).collect::<Vec<u32>>());
+        let sequences = [0, 1].map(|first| (0..200).map(|i| (first + i * i) % 96).collect::<Vec<u32>>());
+        for corrects in [true, false] {
             let mut packed = Packed::default();
-            calibrate(&spec, Source::Random, &loader, &sequences, exec, &mut packed).unwrap();
+            let all = Sequences { tokens: &sequences, corrects };
+            calibrate(&spec, Source::Random, &loader, all, exec, &mut packed).unwrap();
             let is_embedding = |(name, _): &(String, bool)| name.starts_with("embedding");
             let at = packed.matrices.iter().position(is_embedding).unwrap();
             assert_eq!(at, if corrects { 0 } else { packed.matrices.len() - 1 }, "{:?}", packed.matrices);

@@ -8,9 +8,6 @@ use crate::weights::{LoadError, MatrixPlan, PackedOutput, Packer, Progress, Site
 
 /// Receives each matrix of a model that runs over calibration data.
 pub(crate) trait Target {
-    /// Whether matrices are corrected for the errors of those that were packed before.
-    const CORRECTS: bool;
-
     /// Packs a matrix, with the statistics of its inputs where they are known. Layers compute the inputs of the next one
     /// with the packed matrices.
     fn pack(
@@ -44,8 +41,6 @@ pub(super) struct Output<'a> {
 }
 
 impl Target for Output<'_> {
-    const CORRECTS: bool = true;
-
     fn pack(
         &mut self,
         exec: &Exec<'_>,
