@@ -308,7 +308,7 @@ fn calibration_reduces_the_error_of_correlated_inputs() {
             exec(2, isa, |exec| {
                 let statistics = statistics(exec, &x, cols, 1500);
                 // Scalar code takes seconds for wide matrices in trellis formats.
-                let is_quick = cols < 200 || isa.name() == Isa::best().name();
+                let is_quick = cols < 300 || isa.name() == Isa::best().name();
                 for format in FORMATS.into_iter().filter(|format| is_quick || !format.name().starts_with("trellis")) {
                     let [plain, calibrated] = [None, statistics.as_ref()].map(|statistics| {
                         output_error(&weights, &packed(exec, format, &weights, cols, statistics), &x[..200 * cols])

@@ -13,7 +13,7 @@ use crate::arch::{LANES, Simd};
 use crate::hessian::HessianFactor;
 use crate::hessian::feedback::Column;
 
-/// Number of sweeps over all segments.
+/// Number of sweeps over all segments (`benches/record/2026-11-30-intel-avx512vnni/allocation-search.txt`).
 pub(super) const SWEEPS: usize = 2;
 
 /// Segments share the functions of [`descent`](super::descent) with groups.

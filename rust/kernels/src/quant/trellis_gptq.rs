@@ -17,7 +17,8 @@ use crate::arch::{ByteLine, Isa, Kernel, LANES, Simd};
 use crate::hessian::feedback::{Column, correct, subtract};
 use crate::hessian::{HessianFactor, InputStatistics};
 
-/// Block scales that are tried, relative to the one with which targets have the variance for which the tables are made.
+/// Block scales that are tried, relative to the one with which targets have the variance for which the tables are made
+/// (`benches/record/2026-11-30-intel-avx512vnni/allocation-search.txt`).
 const SCALE_RATIOS: [f32; 5] = [0.9, 0.95, 1.0, 1.05, 1.1];
 
 /// Lower bound of divisors. All block scales are larger.

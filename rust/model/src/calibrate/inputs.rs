@@ -288,8 +288,9 @@ mod tests {
     use ferrule_kernels::{Cancel, Format, Pool, RowSource};
 
     use super::super::in_memory;
-    use super::super::output::{Calibrated, Target};
+    use super::super::output::Calibrated;
     use super::super::pass::Hidden;
+    use super::super::tests::Packed;
     use super::*;
     use crate::quantization::Quantization;
     use crate::random::RandomMatrix;
@@ -341,22 +342,6 @@ mod tests {
         assert!(found.iter().all(|packed| *packed == found[0]));
     }
 
-    /// Packs matrices and keeps nothing.
-    struct InMemory;
-
-    impl Target for InMemory {
-        fn pack(
-            &mut self,
-            exec: &Exec<'_>,
-            plan: &MatrixPlan<'_>,
-            statistics: Option<&InputStatistics>,
-        ) -> Result<PackedMatrix, LoadError> {
-            plan.pack_calibrated(exec, statistics.expect("statistics"))
-        }
-
-        fn advance(&mut self, _bytes: f64) {}
-    }
-
     fn hidden_of(pass: &Pass<'_>) -> Vec<f32> {
         pass.state.hidden.clone().into_f32()
     }
@@ -393,10 +378,11 @@ mod tests {
                 let mut inputs =
                     LayerInputs::new((&mut *other, Some(&mut exact.state)), (layer, 0), linears, u64::MAX, 1.0);
                 let loader = Loader::new(spec, Source::Random, Quantization::named("int8").unwrap());
-                let mut target = InMemory;
+                let mut target = Packed::default();
                 let mut packer = Calibrated::new(exec, &mut target, &mut inputs);
                 let packed = loader.layer(&mut packer, 0, &spec.layers[0], &[]).unwrap();
                 inputs.finish().unwrap();
+                assert!(target.matrices.iter().all(|(_, has_statistics)| *has_statistics), "{:?}", target.matrices);
                 assert!(other.state.hidden == before[1], "hidden states before the layer");
                 other.advance(&packed, 0, &mut || ()).unwrap();
                 let changes = [&*exact, &*other].map(hidden_of);

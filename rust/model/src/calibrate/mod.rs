@@ -136,10 +136,8 @@ pub(crate) fn calibrate<T: Target>(
     };
     let tables = loader.tables(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?;
     let streams = loader.streams(&mut Calibrated::new(exec, target, &mut None::<Hessian>))?;
-    let mut exact = match all.corrects {
-        true => Some(exact_pass(spec, source, sequences, &tables, exec)?.0.state),
-        false => None,
-    };
+    let exact = all.corrects.then(|| exact_pass(spec, source, sequences, &tables, exec)).transpose()?;
+    let mut exact = exact.map(|(pass, _)| pass.state);
     let mut pass = Pass::new(exec, spec, sequences, &embedding, &tables, streams.as_ref())?;
     drop(embedding);
     for (index, layer_spec) in spec.layers.iter().enumerate() {
@@ -186,6 +184,7 @@ pub(crate) fn calibrate<T: Target>(
         rows = projected(spec, exec, &projection, &rows)?;
     }
     let is_last = !all.embedding_is_first(spec);
+    // The matrix of a tied lm_head may be packed already; its inputs are only checked then.
     let mut inputs = match spec.has_tied_lm_head() && !is_last {
         false => Some(hessian(&exec, &rows, spec.embedding_width())?),
         true if rows.iter().all(|x| x.is_finite()) => None,
@@ -287,9 +286,10 @@ fn exact_head_inputs<T: Target>(
     let width = spec.embedding_width();
     let mut inputs = hessian(&exec, &rows, width)?;
     let squares = rows.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+    let length = (EMBEDDING_COST * squares / width as f64).sqrt() as f32;
     let mut direction = vec![0.0; width];
     for input in 0..width {
-        direction[input] = (EMBEDDING_COST * squares / width as f64).sqrt() as f32;
+        direction[input] = length;
         inputs.add(&exec, &direction)?;
         direction[input] = 0.0;
     }
@@ -413,7 +413,7 @@ fn needs(
     loader.streams(&mut ends)?;
     let mut output = Measure::default();
     loader.lm_head_projection(&mut output)?;
-    // A tied embedding is packed with such a Hessian too, before the layers or after them.
+    // A tied embedding is packed with the Hessian of the inputs of the lm_head, before the layers or after them.
     after_projection(&loader, spec, true, &mut output)?;
     let of_inputs = hessian(spec.hidden_size).max(hessian(spec.embedding_width()));
     let mut most = embedding.bytes.max(output.bytes.saturating_add(narrow).saturating_add(of_inputs));
@@ -488,7 +488,7 @@ mod tests {
 
     /// Packs matrices, and keeps their names and whether their inputs are known.
     #[derive(Default)]
-    struct Packed {
+    pub(super) struct Packed {
         matrices: Vec<(String, bool)>,
         bytes: f64,
         done: f64,
