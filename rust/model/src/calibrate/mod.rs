@@ -489,7 +489,7 @@ mod tests {
     /// Packs matrices, and keeps their names and whether their inputs are known.
     #[derive(Default)]
     pub(super) struct Packed {
-        matrices: Vec<(String, bool)>,
+        pub(super) matrices: Vec<(String, bool)>,
         bytes: f64,
         done: f64,
     }
