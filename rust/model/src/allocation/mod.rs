@@ -4,13 +4,15 @@
 //! theorem of HIGGS, <https://arxiv.org/abs/2411.17525>), and faster where they are large. [`survey`] measures the errors
 //! in each format, on a sample of the rows, and [`probe`] how the loss grows with the error of each class of matrices, on
 //! tokens that the model predicts. The rows of an embedding or lm_head get formats in bands of tokens, by how much the
-//! model predicts them. With calibration data, the tokens are from it, and the errors are those of calibrated quantization,
+//! model predicts them ([`predictions`]). With calibration data, the tokens are from it, and the errors are those of calibrated quantization,
 //! as the inputs of the matrix weigh them.
 
 mod budget;
+mod ends;
 mod growth;
 mod kinds;
 mod noise;
+mod predictions;
 mod probe;
 mod survey;
 mod tensors;
@@ -27,11 +29,15 @@ use crate::weights::{LoadError, Loader, Progress, Source, refuse_packed};
 use budget::{Choice, choose};
 use growth::Growth;
 use kinds::class;
+use predictions::{Predictions, read_tokens};
 use survey::Survey;
 use tensors::{Tensor, Tensors};
 
 /// Work of measuring the growth of the loss, relative to that of surveying the errors, for progress.
 const PROBE_WORK: f64 = 2.0;
+
+/// Work of predicting tokens from others, relative to that of surveying the errors, for progress.
+const PREDICTION_WORK: f64 = 0.2;
 
 /// Limits of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -115,15 +121,16 @@ pub fn allocate_bits(
     progress: Progress<'_>,
 ) -> Result<Allocation, AllocationError> {
     let (loader, mut tensors, bytes) = begin(spec, source, budget)?;
-    let mut probed = probe::tokens(spec, sequences);
-    probe::check_memory(spec, source, &probed)?;
+    let mut read = read_tokens(spec, sequences);
+    probe::check_memory(spec, source, &read)?;
     // The matrices that the survey packs have almost no errors.
     let calibration = sequences.map(|sequences| Sequences { tokens: sequences, corrects: false });
     if let Some(calibration) = calibration {
         calibrate::check_memory(spec, source, &loader, calibration, exec.pool.threads())?;
     }
     let surveyed = tensors.size.bytes as f64;
-    let total = surveyed * (1.0 + PROBE_WORK);
+    let predictions = if sequences.is_some() { 1.0 } else { 2.0 };
+    let total = surveyed * (1.0 + predictions * PREDICTION_WORK + PROBE_WORK);
     let mut done = 0.0;
     let mut advance = |bytes: f64| {
         done += bytes;
@@ -134,11 +141,18 @@ pub fn allocate_bits(
         None => drop(loader.without_vectors().weights(&mut survey)?),
         Some(calibration) => calibrate::calibrate(spec, source, &loader, calibration, exec, &mut survey)?,
     }
-    if sequences.is_none() {
-        probed = probe::predicted_tokens(spec, source, &probed, exec)?;
+    let mut predict = |read: &[Vec<u32>]| {
+        Predictions::of(spec, source, read, exec, &mut |share| advance(share * PREDICTION_WORK * surveyed))
+    };
+    let mut predictions = predict(&read)?;
+    // Without a text, the model reads tokens that it predicts after random ones.
+    if sequences.is_none() && spec.lm_head.is_some() {
+        read = predictions.draw(&read);
+        predictions = predict(&read)?;
     }
-    let measured_on = (&probed[..], sequences.is_some());
-    let growths = probe::measure(spec, source, measured_on, exec, &mut |share| advance(share * PROBE_WORK * surveyed))?;
+    let (shares, measured_on) = (predictions.shares(), (&probe::tokens(&read)[..], sequences.is_some()));
+    let growths =
+        probe::measure(spec, source, measured_on, &shares, exec, &mut |share| advance(share * PROBE_WORK * surveyed))?;
     let Tensors { list: mut tensors, fixed, size, .. } = tensors;
     estimate_losses(&mut tensors, spec.layers.len(), &growths);
 

@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use ferrule_kernels::RowSource;
+use ferrule_kernels::{Exec, PackedMatrix, RowSource};
 
+use super::kinds::{class, kind};
 use crate::random::RandomMatrix;
+use crate::weights::{LoadError, MatrixPlan, Packer, Site};
 
 /// Squared errors of noise, relative to the squared weights: those of int4 and int2 without calibration.
 pub(super) const NOISES: [f64; 2] = [0.006, 0.1];
@@ -63,6 +65,44 @@ impl RowSource for NoisyRows<'_> {
             let factor = share * (mean_square * columns).sqrt();
             out.iter_mut().zip(added).for_each(|(weight, added)| *weight = kept * *weight + factor * added);
         }
+    }
+}
+
+/// Packs the matrices of a model in bf16, those of one class with noise.
+pub(super) struct Noisy<'a> {
+    exec: Exec<'a>,
+    noise: Option<&'a Noise>,
+    /// Number of layers of the model.
+    layers: usize,
+    sites: Vec<Site>,
+}
+
+impl<'a> Noisy<'a> {
+    pub fn new(exec: Exec<'a>, noise: Option<&'a Noise>, layers: usize) -> Self {
+        Self { exec, noise, layers, sites: Vec::new() }
+    }
+}
+
+impl Packer for Noisy<'_> {
+    type Matrix = PackedMatrix;
+
+    fn pack(&mut self, plan: MatrixPlan<'_>) -> Result<PackedMatrix, LoadError> {
+        let mut first = 0;
+        let mut noise = Vec::new();
+        for (role, rows) in &plan.roles {
+            if let Some(found) = self.noise.filter(|noise| class(&kind(role), self.layers) == noise.class) {
+                noise.push((first..first + rows, RandomMatrix::new(role, *rows), found.factors()));
+            }
+            first += rows;
+        }
+        let rows = NoisyRows { exact: &plan, noise };
+        let matrix = PackedMatrix::pack(&self.exec, &plan.bands, plan.columns, &rows)?;
+        plan.release();
+        Ok(matrix)
+    }
+
+    fn sites(&mut self) -> &mut Vec<Site> {
+        &mut self.sites
     }
 }
 
