@@ -17,9 +17,13 @@ use crate::quant::integer::{GROUP, SUPER};
 use crate::quant::trellis::{SEGMENT, by_segment, descent_segments};
 use crate::{Exec, PoolError};
 
-/// Damping that is added to the diagonal, as a fraction of its mean (as in GPTQ). It prevents large errors in directions
-/// that the calibration data does not contain.
+/// Least damping that is added to the diagonal, as a fraction of its mean (as in GPTQ). It prevents large errors in
+/// directions that the calibration data does not contain.
 const DAMPING: f32 = 0.01;
+
+/// Damping for each input per row: the fewer rows, the less they say of other texts
+/// (`benches/record/2026-11-30-amd-epyc-zen5/calibration-shrinkage.txt`).
+const DAMPING_BY_INPUTS: f32 = 0.5;
 
 /// Reason that statistics could not be computed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -131,17 +135,19 @@ impl Hessian {
             let importance = diagonal.map(|x| share * x + (1.0 - share)).collect();
             return Ok(Some(InputStatistics { cols, basis, importance, factor: None, correction: None }));
         }
+        let inputs_per_row = size as f32 / self.rows as f32;
+        let damping = DAMPING.max(DAMPING_BY_INPUTS * inputs_per_row);
         let Self { mut sums, pending, errors, .. } = self;
         let scaled = Tiles::row_blocks(&mut sums, size, 1);
         exec.run(size, |row| {
             let mut tile = scaled.take(row);
             let elements = tile.contiguous();
             elements[row..].iter_mut().for_each(|x| *x *= scale);
-            elements[row] += DAMPING;
+            elements[row] += damping;
         })?;
         drop(scaled);
         let factor = factor(exec, sums, size, pending)?;
-        let correction = errors.map(|errors| errors.correction(exec, &factor, scale)).transpose()?;
+        let correction = errors.map(|errors| errors.correction(exec, &factor, scale, inputs_per_row)).transpose()?;
         if correction.as_ref().is_some_and(|correction| !correction.is_finite()) {
             return Err(CalibrationError::NotFinite);
         }

@@ -93,10 +93,11 @@ pub fn upper_cholesky(a: &[f64], n: usize) -> Vec<f64> {
     u
 }
 
-/// Returns the Hessian of rows `[n]`, scaled to a mean diagonal of 1 and damped as in GPTQ.
+/// Returns the Hessian of rows `[n]`, scaled to a mean diagonal of 1 and damped as in GPTQ, more if there are few rows.
 pub fn damped_hessian(rows: impl Iterator<Item = Vec<f64>>, n: usize) -> Vec<f64> {
-    let mut sums = vec![0.0; n * n];
+    let (mut sums, mut count) = (vec![0.0; n * n], 0);
     for x in rows {
+        count += 1;
         for i in 0..n {
             for j in 0..n {
                 sums[i * n + j] += x[i] * x[j];
@@ -105,7 +106,8 @@ pub fn damped_hessian(rows: impl Iterator<Item = Vec<f64>>, n: usize) -> Vec<f64
     }
     let mean = (0..n).map(|i| sums[i * n + i]).sum::<f64>() / n as f64;
     sums.iter_mut().for_each(|sum| *sum /= mean);
-    (0..n).for_each(|i| sums[i * n + i] += 0.01);
+    let damping = f64::max(0.01, 0.5 * n as f64 / f64::from(count));
+    (0..n).for_each(|i| sums[i * n + i] += damping);
     sums
 }
 
